@@ -1,0 +1,70 @@
+# Two commands for a fresh machine: `make up` runs the main job, `make test` installs what the tests need and passes them.
+# Everything Python lands in .venv and .tools inside this directory; scripts/system-packages adds Debian packages when root.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help up demo test lint format bench lock clean
+
+PYTHON ?= python3
+UV_VERSION := 0.13.7
+UV := .tools/bin/uv
+export UV_PYTHON_DOWNLOADS := never
+export UV_PROJECT_ENVIRONMENT := .venv
+# Compiled at install: where Python may not write bytecode itself, every command would compile its imports anew.
+export UV_COMPILE_BYTECODE := 1
+RUN := $(UV) run --frozen --no-sync
+
+help:
+	@echo 'make up      run Stoker here: the live view of the GPUs that are there, or of simulated ones'
+	@echo 'make demo    the same on simulated GPUs with simulated work'
+	@echo 'make test    install what the tests need, lint, check types and boundaries, run every test'
+	@echo 'make lint    ruff, mypy and import-linter only'
+	@echo 'make bench   measure, as ratios against peers in the same run'
+
+$(UV):
+	@scripts/system-packages venv
+	@$(PYTHON) -m venv .tools
+	@.tools/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+# What running needs, and what developing needs. The stamps make the second `make` instant.
+.venv/.run-stamp: $(UV) pyproject.toml uv.lock
+	@$(UV) sync --frozen --quiet --no-dev --inexact --python $(PYTHON)
+	@.venv/bin/python -m compileall -q src
+	@touch $@
+
+.venv/.dev-stamp: $(UV) pyproject.toml uv.lock
+	@$(UV) sync --frozen --quiet --all-extras --python $(PYTHON)
+	@.venv/bin/python -m compileall -q src
+	@touch $@ .venv/.run-stamp
+
+up: .venv/.run-stamp
+	@scripts/up
+
+demo: .venv/.run-stamp
+	@.venv/bin/stoker demo
+
+lint: .venv/.dev-stamp
+	@$(RUN) ruff format --check .
+	@$(RUN) ruff check .
+	@$(RUN) mypy
+	@$(RUN) lint-imports --no-cache
+
+format: .venv/.dev-stamp
+	@$(RUN) ruff format .
+	@$(RUN) ruff check --fix .
+
+test: .venv/.dev-stamp
+	@scripts/system-packages test
+	@$(MAKE) --no-print-directory lint
+	@$(RUN) pytest -n auto --dist worksteal
+
+bench: .venv/.dev-stamp
+	@scripts/system-packages test
+	@$(RUN) python -m bench
+
+lock: $(UV)
+	@$(UV) lock
+
+clean:
+	@rm -rf .venv .tools .cache dist build bench/results

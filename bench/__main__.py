@@ -1,0 +1,15 @@
+"""`make bench`: what Stoker costs, as ratios against peers in the same run; `python -m bench NAME…` runs some."""
+
+import sys
+
+from bench import looks, startup
+
+BENCHES = {"looks": looks.main, "startup": startup.main}
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:] or list(BENCHES)
+    if unknown := [name for name in chosen if name not in BENCHES]:
+        sys.exit(f"no such benchmark: {', '.join(unknown)} (there are: {', '.join(BENCHES)})")
+    missed = sum(BENCHES[name]() for name in chosen)
+    print(f"\n{missed} promise(s) missed" if missed else "\nall promises kept")
+    sys.exit(1 if missed else 0)

@@ -1,0 +1,124 @@
+"""Readers of the same eight mock GPUs, each a program of its own: `python -m bench.contestants NAME LOOKS EVERY`.
+
+Each looks so many times at a steady rhythm and prints the processor seconds that one look cost it and all that it
+started, and the memory it then held.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+Look = Callable[[], object]
+
+
+def ours() -> tuple[Look, list[int]]:
+    from stoker.gpus.prober import Prober
+
+    prober = Prober("nvml")
+    prober.look()
+    assert prober._helper is not None  # noqa: SLF001 - its processor time is ours too
+    return prober.look, [prober._helper.pid]  # noqa: SLF001
+
+
+def bare() -> tuple[Look, list[int]]:
+    """The same driver calls through nvidia-ml-py's own functions, and nothing else."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    seen = [int((time.time() - 1) * 1e6)] * len(handles)
+
+    def look() -> object:
+        found = []
+        for place, handle in enumerate(handles):
+            try:
+                _kind, samples = pynvml.nvmlDeviceGetSamples(handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, seen[place])
+                seen[place] = max(sample.timeStamp for sample in samples)
+                peak = max(sample.sampleValue.uiVal for sample in samples)
+            except pynvml.NVMLError:
+                peak = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+            energy = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+            power = pynvml.nvmlDeviceGetPowerUsage(handle)
+            temperature = pynvml.nvmlDeviceGetTemperature(handle, 0)
+            processes = [(p.pid, p.usedGpuMemory) for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            processes += [(p.pid, p.usedGpuMemory) for p in pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)]
+            try:
+                used = {s.pid: s.smUtil for s in pynvml.nvmlDeviceGetProcessUtilization(handle, seen[place])}
+            except pynvml.NVMLError:
+                used = {}
+            found.append((peak, memory.used, memory.total, energy, power, temperature, processes, used))
+        return found
+
+    return look, []
+
+
+def nvitop() -> tuple[Look, list[int]]:
+    from nvitop import Device
+
+    devices = Device.all()
+
+    def look() -> object:
+        return [
+            (d.gpu_utilization(), d.memory_used(), d.memory_total(), d.power_usage(), d.temperature(), d.processes())
+            for d in devices
+        ]
+
+    return look, []
+
+
+def gpustat() -> tuple[Look, list[int]]:
+    from gpustat import new_query
+
+    return new_query, []
+
+
+def spawned() -> tuple[Look, list[int]]:
+    """The seeds' way: one `nvidia-smi` per sample, here a stand-in in C that asks no driver and prints at once."""
+    command = os.environ["BENCH_NVIDIA_SMI"]
+
+    def look() -> object:
+        query = "--query-gpu=uuid,utilization.gpu,memory.used,memory.total,power.draw"
+        return subprocess.run([command, query, "--format=csv"], capture_output=True, check=True).stdout.splitlines()
+
+    return look, []
+
+
+CONTESTANTS = {"ours": ours, "bare": bare, "nvitop": nvitop, "gpustat": gpustat, "spawned": spawned}
+
+
+def processor_seconds(helpers: list[int]) -> float:
+    """Of this process, its ended children and its living helpers, to the nanosecond."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    living = sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in ("self", *helpers))
+    return living / 1e9 + ended.ru_utime + ended.ru_stime
+
+
+def memory(pids: list[int]) -> tuple[float, float]:
+    """MiB: resident in the first, and of all together with shared pages counted once."""
+    rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() for pid in pids]
+    fields = [{line.split(":")[0]: int(line.split()[1]) for line in rollup[1:]} for rollup in rollups]
+    return fields[0]["Rss"] / 1024, sum(field["Pss"] for field in fields) / 1024
+
+
+def main() -> None:
+    name, looks, every = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    look, helpers = CONTESTANTS[name]()
+    look()
+    due = time.monotonic()
+    before = processor_seconds(helpers)
+    for _ in range(looks):
+        due += every
+        time.sleep(max(due - time.monotonic(), 0))
+        look()
+    spent = processor_seconds(helpers) - before
+    resident, together = memory([os.getpid(), *helpers])
+    print(spent / looks, resident, together)
+
+
+if __name__ == "__main__":
+    main()

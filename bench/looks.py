@@ -1,0 +1,78 @@
+"""What one look at eight GPUs costs, beside a bare nvidia-ml-py loop, nvitop, gpustat and spawning `nvidia-smi`."""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.table import Promise, print_promises
+from tests.support.mock_nvml import MockMachine
+
+GPUS = 8
+PROCESSES_PER_GPU = 2
+ROUNDS = 3
+# At the rhythm of a real watcher, so that caches are as cold as they are there; fewer for those that sleep inside.
+LOOKS = {"ours": 20, "bare": 20, "nvitop": 20, "gpustat": 5, "spawned": 20}
+EVERY = 1.0
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as directory:
+        place = Path(directory)
+        stand_in = place / "nvidia-smi"
+        subprocess.run(["cc", "-O2", "-o", stand_in, Path(__file__).with_name("nvidia_smi.c")], check=True)
+        machine, sleepers = _machine(place)
+        environment = {**os.environ, **machine.environment(), "BENCH_NVIDIA_SMI": str(stand_in)}
+        try:
+            results = {name: _run(name, environment) for name in LOOKS}
+        finally:
+            for sleeper in sleepers:
+                sleeper.kill()
+                sleeper.wait()
+    return _report(results)
+
+
+def _machine(place: Path) -> tuple[MockMachine, list[subprocess.Popen[bytes]]]:
+    machine = MockMachine.create(place / "state", gpus=GPUS)
+    sleepers = [subprocess.Popen(["sleep", "3600"]) for _ in range(GPUS * PROCESSES_PER_GPU)]
+    for index, gpu in enumerate(machine.gpus):
+        gpu.utilization = 90
+        gpu.memory_used = 40 * 2**30
+        gpu.energy_integrates = True
+        for sleeper in sleepers[index * PROCESSES_PER_GPU :][:PROCESSES_PER_GPU]:
+            gpu.add_process(sleeper.pid, memory=20 * 2**30, sm=45)
+    return machine, sleepers
+
+
+def _run(name: str, environment: dict[str, str]) -> tuple[float, float, float]:
+    """Median over the rounds of: processor seconds per look, MiB resident, MiB with its helper."""
+    rounds = []
+    for _ in range(ROUNDS):
+        command = [sys.executable, "-W", "ignore", "-m", "bench.contestants", name, str(LOOKS[name]), str(EVERY)]
+        out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        rounds.append([float(word) for word in out.split()])
+    seconds, resident, together = (statistics.median(column) for column in zip(*rounds, strict=True))
+    return seconds, resident, together
+
+
+def _report(results: dict[str, tuple[float, float, float]]) -> int:
+    print(f"\nOne look a second at {GPUS} mock GPUs with {PROCESSES_PER_GPU} processes each, median of {ROUNDS} runs")
+    print(f"  {'reader':10} {'ms/look':>8} {'ours ÷ it':>10} {'MiB':>6}")
+    cost = results["ours"][0]
+    for name, (seconds, resident, _together) in results.items():
+        print(f"  {name:10} {seconds * 1000:8.3f} {cost / seconds:10.2f} {resident:6.1f}")
+    _, resident, together = results["ours"]
+    return print_promises(
+        "Looking",
+        [
+            Promise("ours ÷ bare nvidia-ml-py loop", cost / results["bare"][0], 2.0),
+            Promise("ours ÷ nvitop's Device API", cost / results["nvitop"][0], 1.0),
+            Promise("ours ÷ gpustat", cost / results["gpustat"][0], 1.0),
+            Promise("ours ÷ spawning nvidia-smi", cost / results["spawned"][0], 1.0),
+            Promise("share of a core at one look a second", cost / EVERY * 100, 0.3, "%"),
+            Promise("memory of a watching process", resident, 25.0, "MiB"),
+            Promise("memory with its helper, shared pages once", together, 25.0, "MiB"),
+        ],
+    )

@@ -1,0 +1,19 @@
+"""The command line: one module per verb, imported only when that verb is typed."""
+
+import sys
+
+
+def main() -> None:
+    """The `stoker` command."""
+    if sys.argv[1:] == ["--version"]:
+        # Answered before anything is imported: it is what scripts and completion call most.
+        from stoker import __version__
+
+        sys.stdout.write(f"stoker {__version__}\n")
+        return
+    from stoker.cli.early import helper_for
+
+    early = helper_for(sys.argv[1:])
+    from stoker.cli.app import run
+
+    sys.exit(run(sys.argv[1:], early))

@@ -1,0 +1,82 @@
+"""The `stoker` command group, and how every verb ends: a code, and one sentence when something was wrong."""
+
+import importlib
+import os
+import sys
+from typing import Final
+
+import click
+
+from stoker import __version__
+from stoker.errors import StokerError
+from stoker.gpus.helper_process import HelperProcess
+
+# The verbs in the order in which a newcomer meets them, each with its one line of help: the module behind a verb is
+# imported when it is typed, not to print this list.
+VERBS: Final = {
+    "gpus": "Show what this machine's GPUs are doing.",
+    "record": "Write readings over time to a file.",
+    "sim": "Try things on simulated GPUs.",
+    "demo": "Watch simulated GPUs at simulated work.",
+}
+OWN_FAILURE: Final = 125
+INTERRUPTED: Final = 130
+
+
+class Verbs(click.Group):
+    """A group whose commands are modules of this package, each exporting `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"stoker.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)  # noqa: S101 - a verb without a command is a mistake of ours
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="stoker %(version)s")
+@click.option("--config", metavar="FILE", help="Read settings from FILE instead of stoker.toml.")
+@click.option("--debug", is_flag=True, help="Show tracebacks, and what the helper process prints.")
+def stoker(config: str | None, debug: bool) -> None:
+    """Keeps GPUs busy, and notices when they are not."""
+    if config is not None:
+        os.environ["STOKER_CONFIG"] = config
+    if debug:
+        os.environ["STOKER_DEBUG"] = "1"
+
+
+def run(arguments: list[str], early: HelperProcess | None = None) -> int:
+    """Runs one command line and gives its exit code. No traceback reaches a person who did not ask for it."""
+    try:
+        result = stoker.main(arguments, prog_name="stoker", standalone_mode=False, obj=early)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except StokerError as error:
+        _say(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone (`| head`): nothing more to say, and nothing wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("STOKER_DEBUG"):
+            raise
+        _say(f"internal error: {type(error).__name__}: {error} (run with --debug and report the traceback)")
+        return OWN_FAILURE
+    return result if isinstance(result, int) else 0
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"stoker: {sentence}\n")

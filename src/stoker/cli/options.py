@@ -1,0 +1,82 @@
+"""Options that several verbs share, and the types of what people write in them."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import click
+
+from stoker.errors import BadInputError
+from stoker.gpus.helper_process import HelperProcess
+from stoker.gpus.prober import Prober
+from stoker.settings import load_settings
+from stoker.units import parse_duration, parse_fraction, parse_memory
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Unit(click.ParamType[Any]):
+    """A parameter that `parse` understands; its errors are already sentences."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except BadInputError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _positive_duration(text: str) -> float:
+    seconds = parse_duration(text)
+    if seconds <= 0:
+        raise BadInputError(f"{text!r} must be longer than nothing")
+    return seconds
+
+
+DURATION = _Unit("duration", _positive_duration)
+MEMORY = _Unit("memory", parse_memory)
+FRACTION = _Unit("percentage", parse_fraction)
+
+
+def source_options(command: F) -> F:
+    """`--source` and `--deadline`, for verbs that read GPUs."""
+    command = click.option(
+        "--source",
+        metavar="SOURCE",
+        help="auto, nvml, nvidia-smi, drm or sim:4 (default: STOKER_GPUS, then auto).",
+    )(command)
+    return click.option(
+        "--deadline", type=DURATION, metavar="DURATION", help="How long one look may take (default: 5s)."
+    )(command)
+
+
+def open_prober(source: str | None, deadline: float | None) -> Prober:
+    """A prober as the flags, the environment and the configuration file ask for it, in that order."""
+    settings = load_settings()
+    early = click.get_current_context().find_object(HelperProcess)
+    return Prober(source or settings.gpus, deadline=deadline or _positive_duration(settings.deadline), helper=early)
+
+
+class SteadyRhythm:
+    """Beats at a steady distance, the first one after one distance, for a while or for ever.
+
+    Work that took long shortens the wait for the next beat; beats that were missed are not made up for.
+    """
+
+    def __init__(self, every: float, duration: float | None = None) -> None:
+        self._every = every
+        self._duration = duration
+
+    def __iter__(self) -> Iterator[None]:
+        begun = due = time.monotonic()
+        while True:
+            due = max(due + self._every, time.monotonic())
+            if self._duration is not None and due - begun > self._duration:
+                return
+            time.sleep(max(due - time.monotonic(), 0))
+            yield

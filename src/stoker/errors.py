@@ -1,0 +1,18 @@
+"""The errors a person reads: one sentence that says what is wrong, where, and what to do."""
+
+
+class StokerError(Exception):
+    """Shown to the person as it is, without a traceback; `exit_code` becomes the command's."""
+
+    exit_code = 1
+
+    def __init__(self, sentence: str, *, exit_code: int | None = None) -> None:
+        super().__init__(sentence)
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+
+class BadInputError(StokerError):
+    """What the person typed or wrote in a file cannot be meant."""
+
+    exit_code = 2

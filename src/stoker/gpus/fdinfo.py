@@ -1,0 +1,302 @@
+"""What processes do on DRM GPUs, as the kernel counts it for every open device file in /proc/PID/fdinfo."""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from stoker.gpus.model import Maybe, Unknown, known
+from stoker.gpus.who import inside_pid_namespace
+
+NEEDS_TWO_LOOKS: Final = "needs two looks"
+OTHER_USERS: Final = "processes of other users cannot be seen without root"
+OUTSIDE: Final = "processes outside this container cannot be seen"
+UNCOUNTED: Final = "the driver does not count engine time per process"
+NO_MEMORY: Final = "the driver does not report memory per process"
+ROCM_UNCOUNTED: Final = "work through ROCm is not counted per process"
+
+# A share of which parts may be missing is only a lower bound. It is told when it is above what the highest
+# threshold in use calls idle (70 %), so that nobody's work is taken for idleness because it was out of sight.
+SURELY_BUSY: Final = 0.8
+# An engine class is at most some dozens of rings (64 on the largest boards): a counter that ran faster than
+# all of them together is garbage, or was not the work of this span.
+MOST_RINGS: Final = 64
+# fdinfo and sysfs files are a page or two; whatever is longer than this is none of them.
+MOST_BYTES: Final = 2**20
+
+PCI_ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+_NUMBER: Final = re.compile(r"([0-9]{1,20})(?:\s+(\S+))?")
+_NANOSECONDS: Final[dict[str | None, int]] = {None: 1, "ns": 1}
+_CYCLES: Final[dict[str | None, int]] = {None: 1}
+_BYTES: Final[dict[str | None, int]] = {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def contents(path: str) -> str:
+    """The text of a small kernel file. Plain system calls: a look reads hundreds of these."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = part = os.read(descriptor, 2**16)
+        while part and len(text) < MOST_BYTES:
+            part = os.read(descriptor, 2**16)
+            text += part
+    finally:
+        os.close(descriptor)
+    return text.decode("ascii", "replace")
+
+
+class Engine(NamedTuple):
+    """How long one class of engines has worked for a client since the client began."""
+
+    busy: int
+    """Nanoseconds, or cycles when `total` is there."""
+    total: int | None
+    """The cycles that the GPU's clock has counted at that moment."""
+    capacity: int
+    """How many identical engines the class has."""
+
+
+class Client(NamedTuple):
+    """One open device file, as its fdinfo describes it."""
+
+    pdev: str | None
+    id: str | None
+    counted: bool
+    """Whether all of its engine time is told: some drivers cannot count it, and a file can be cut short."""
+    engines: Mapping[str, Engine]
+    memory: Maybe[int]
+
+
+NOTHING_TOLD: Final = Client(None, None, False, {}, Unknown(NO_MEMORY))
+
+
+def parse(text: str) -> Client:
+    """Reads what the kernel calls DRM client usage stats; what cannot be read in it counts as not there."""
+    # A last line without its end was cut: half of a number is a wrong number.
+    whole, _, cut = text.rpartition("\n")
+    fields: dict[str, str] = {}
+    for line in whole.split("\n"):
+        key, colon, value = line.partition(":")
+        if colon and key.startswith("drm-"):
+            fields[key[4:]] = value.strip()
+    engines = _engines(fields)
+    readable = {name: engine for name, engine in engines.items() if engine is not None}
+    # amdgpu writes a line for an engine only after its first use; the others write all of theirs, or none if
+    # the firmware schedules and they cannot count.
+    counting = bool(engines) or (fields.get("driver") == "amdgpu" and "client-id" in fields)
+    counted = counting and not cut and len(readable) == len(engines)
+    pdev = fields.get("pdev", "").lower()
+    address = pdev if PCI_ADDRESS.fullmatch(pdev) else None
+    return Client(address, fields.get("client-id"), counted, readable, _memory(fields))
+
+
+def _engines(fields: Mapping[str, str]) -> dict[str, Engine | None]:
+    """The engines by name, None for one whose numbers make no sense."""
+    engines: dict[str, Engine | None] = {}
+    for key, value in fields.items():
+        kind, _, name = key.partition("-")
+        capacity = _number(fields.get(f"engine-capacity-{name}", ""), _CYCLES) or 1
+        if kind == "engine" and not name.startswith("capacity-"):
+            busy = _number(value, _NANOSECONDS)
+            engines[name] = None if busy is None else Engine(busy, None, capacity)
+        elif kind == "cycles" and f"engine-{name}" not in fields:
+            busy = _number(value, _CYCLES)
+            total = _number(fields.get(f"total-cycles-{name}", ""), _CYCLES)
+            engines[name] = None if busy is None or total is None else Engine(busy, total, capacity)
+    return engines
+
+
+def _memory(fields: Mapping[str, str]) -> Maybe[int]:
+    # A GPU's own memory is "vram" to amdgpu and xe, "local" to i915; an integrated GPU works in the system's.
+    for regions in (("vram", "local"), ("system",)):
+        for kind in ("resident", "total", "memory"):
+            prefixes = tuple(f"{kind}-{region}" for region in regions)
+            amounts = [_number(value, _BYTES) for key, value in fields.items() if key.startswith(prefixes)]
+            readable = [amount for amount in amounts if amount is not None]
+            if readable and len(readable) == len(amounts):
+                return sum(readable)
+    return Unknown(NO_MEMORY)
+
+
+def _number(text: str, units: Mapping[str | None, int]) -> int | None:
+    match = _NUMBER.fullmatch(text)
+    if match is None or match[2] not in units:
+        return None
+    return int(match[1]) * units[match[2]]
+
+
+class Holding(NamedTuple):
+    """A process that has a GPU's device file open."""
+
+    pid: int
+    node: str
+    """The name of the device file: renderD128, card0."""
+    client: Client
+
+
+class Survey(NamedTuple):
+    """Who holds GPU device files, in the order of their pids."""
+
+    holdings: tuple[Holding, ...]
+    rocm: frozenset[int]
+    """The processes that can compute through ROCm's own device, which fdinfo does not count."""
+    unseen: str | None
+    """Why there may be more processes than these."""
+
+
+def survey(root: Path, asleep: Collection[str]) -> Survey:
+    """Looks through the open files of all processes, leaving alone those of the nodes in `asleep`.
+
+    Reading the fdinfo of a sleeping GPU can wake it.
+    """
+    proc = str(root / "proc")
+    try:
+        with os.scandir(proc) as entries:
+            pids = sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
+    except OSError as error:
+        return Survey((), frozenset(), f"/proc cannot be read: {complaint(error)}")
+    unseen = OUTSIDE if inside_pid_namespace(root) else None
+    if 1 not in pids:
+        unseen = OTHER_USERS  # /proc is mounted so that it does not even list them.
+    holdings: list[Holding] = []
+    rocm: set[int] = set()
+    for pid in pids:
+        try:
+            devices = _open_devices(f"{proc}/{pid}/fd")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # It ended just now.
+        except PermissionError:
+            unseen = OTHER_USERS
+            continue
+        except OSError as error:
+            unseen = f"the open files of process {pid} cannot be read: {complaint(error)}"
+            continue
+        for descriptor, device in devices:
+            if device == "/dev/kfd":
+                rocm.add(pid)
+            elif (node := device.removeprefix("/dev/dri/")) not in asleep:
+                client = _client(f"{proc}/{pid}/fdinfo/{descriptor}")
+                if client is not None:
+                    holdings.append(Holding(pid, node, client))
+    return Survey(tuple(holdings), frozenset(rocm), unseen)
+
+
+def _open_devices(directory: str) -> list[tuple[str, str]]:
+    """The descriptors in a /proc/PID/fd that are open on a GPU, each with its device."""
+    devices = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            try:
+                device = os.readlink(entry.path)  # noqa: PTH115 - a Path for every open file costs too much
+            except OSError:
+                continue  # It was closed just now.
+            if device.startswith("/dev/dri/") or device == "/dev/kfd":
+                devices.append((entry.name, device))
+    return devices
+
+
+def _client(path: str) -> Client | None:
+    try:
+        return parse(contents(path))
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # It was closed just now.
+    except OSError:
+        return NOTHING_TOLD
+
+
+class Busy(NamedTuple):
+    """The share of a span in which the busiest class of engines worked, as a fraction of 1."""
+
+    share: float
+    gap: str | None
+    """Why it may have worked more than that."""
+
+    def told(self) -> Maybe[float]:
+        """The share, unless what is missing in it could make an idle GPU of a busy one."""
+        return self.share if self.gap is None or self.share >= SURELY_BUSY else Unknown(self.gap)
+
+
+class Work(NamedTuple):
+    """What one client had done over a span: the share of each class of engines."""
+
+    engines: Mapping[str, float]
+    gap: str | None
+    """Why it may have been more than that."""
+
+
+def busiest(works: Iterable[Work], gap: str | None = None) -> Busy:
+    """What several clients did together; `gap` is a reason for doubt that is not theirs."""
+    engines: dict[str, float] = {}
+    for work in works:
+        gap = work.gap or gap
+        for name, share in work.engines.items():
+            engines[name] = engines.get(name, 0.0) + share
+    # Clocks are not read at the same instant and rings of one class overlap: a little more than all is all.
+    return Busy(min(1.0, max(engines.values(), default=0.0)), gap)
+
+
+class Ledger:
+    """The counters of the look before, by card and client: all that is remembered from look to look."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, dict[str, dict[str, Engine]]] = {}
+
+    def forget(self, card: str) -> None:
+        self._before.pop(card, None)
+
+    def began(self, card: str) -> bool:
+        """Whether there is a look before this one to compare with."""
+        return card in self._before
+
+    def work(self, card: str, clients: Mapping[str, Client], span: float) -> dict[str, Work]:
+        """What the clients of a card did since it was last looked at, and remembers their counters."""
+        before = self._before.get(card)
+        self._before[card] = {
+            name: _caught_up((before or {}).get(name, {}), client.engines) for name, client in clients.items()
+        }
+        if before is None or span <= 0:
+            return dict.fromkeys(clients, Work({}, NEEDS_TWO_LOOKS))
+        clocks = {name: engine.total for engines in before.values() for name, engine in engines.items()}
+        return {name: _work(client, before.get(name, {}), clocks, span) for name, client in clients.items()}
+
+
+def _caught_up(before: Mapping[str, Engine], now: Mapping[str, Engine]) -> dict[str, Engine]:
+    """The counters as they stand: one that went backwards must catch up with itself before it counts on."""
+    kept = dict(before)
+    for name, engine in now.items():
+        kept[name] = engine._replace(busy=max(engine.busy, before[name].busy)) if name in before else engine
+    return kept
+
+
+def _work(client: Client, before: Mapping[str, Engine], clocks: Mapping[str, int | None], span: float) -> Work:
+    complete = client.counted and before.keys() <= client.engines.keys()
+    engines, gap = {}, None if complete else UNCOUNTED
+    for name, engine in client.engines.items():
+        # A client that was not there before began since: all of its time belongs to this span.
+        start = before.get(name, Engine(0, clocks.get(name), engine.capacity))
+        share = _share(start, engine, span)
+        if known(share):
+            engines[name] = share
+        else:
+            gap = share.reason
+    return Work(engines, gap)
+
+
+def _share(before: Engine, now: Engine, span: float) -> Maybe[float]:
+    if now.total is None:
+        possible = span * 1e9
+    elif before.total is None:
+        return Unknown(NEEDS_TWO_LOOKS)
+    else:
+        possible = now.total - before.total
+        if possible <= 0:
+            return Unknown("the GPU's own clock did not advance since the look before")
+    share = max(0, now.busy - before.busy) / (possible * now.capacity)
+    if share > MOST_RINGS:
+        return Unknown("the driver counted more engine time than there can have been")
+    return share
+
+
+def complaint(error: OSError) -> str:
+    """What went wrong, as part of a sentence."""
+    return (error.strerror or type(error).__name__).lower()

@@ -1,0 +1,84 @@
+"""The helper process that alone touches the driver: it may block or die there, the prober that asks it does not."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.gpus.choice import open_chosen
+from stoker.gpus.frame import ASK, frame
+from stoker.gpus.model import Choice, Gpu, Look, Unknown
+from stoker.gpus.source import AbsentError, Source
+from stoker.gpus.wire import Answer
+
+CHANNEL: Final = 0
+_NO_GPUS: Final[tuple[Gpu, ...]] = ()
+
+
+def main() -> None:
+    """Answers asks on the socket at standard input until it is closed, which is how the prober says goodbye."""
+    _name, spec, root = sys.argv
+    # A terminal's Ctrl-C is for the program in front of the person; this one goes when its prober goes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    reader = _Reader(spec, Path(root))
+    encode = msgspec.msgpack.Encoder().encode
+    try:
+        while os.read(CHANNEL, 1) == ASK:
+            _write(frame(encode(reader.answer())))
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the prober is gone
+    finally:
+        reader.close()
+
+
+def _write(message: bytes) -> None:
+    view = memoryview(message)
+    while view:
+        view = view[os.write(CHANNEL, view) :]
+
+
+class _Reader:
+    """A source that is opened at the first ask, so that a driver that blocks at its opening is guarded too."""
+
+    def __init__(self, spec: str, root: Path) -> None:
+        self._spec = spec
+        self._root = root
+        self._source: Source | None = None
+        self._sent: tuple[Gpu, ...] | None = None
+
+    def answer(self) -> Answer:
+        choices: tuple[Choice, ...] = ()
+        try:
+            if self._source is None:
+                self._source, choices = open_chosen(self._spec, self._root)
+            look = self._source.look()
+        except AbsentError as absent:
+            return Answer(None, absent=str(absent))
+        except StokerError as error:
+            look = self._failed(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever broke here, the watcher must hear "unknown", not lose its reader
+            look = self._failed(f"Stoker's own reader failed: {type(error).__name__}: {error}")
+        if not look.gpus:
+            return Answer(look, choices=choices)
+        if look.gpus == self._sent and not choices:
+            return Answer(msgspec.structs.replace(look, gpus=_NO_GPUS), same_gpus=True)
+        self._sent = look.gpus
+        return Answer(look, choices=choices)
+
+    def _failed(self, reason: str) -> Look:
+        name = self._source.name if self._source else self._spec
+        return Look(name, time.monotonic(), time.time(), (), (), problem=Unknown(reason))
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+
+
+if __name__ == "__main__":
+    main()

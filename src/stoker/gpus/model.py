@@ -1,0 +1,131 @@
+"""The words of this room: a `Gpu`, what it did (`Reading`), and a `Look` at all of them at once.
+
+Every field of a reading may be `Unknown`, with the reason in words. Zero is a value, not an absence: test with
+`known(...)`, never by truth.
+"""
+
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+T = TypeVar("T")
+
+Vendor = Literal["nvidia", "amd", "intel", "sim"]
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """A value that could not be had, and why. The reason is part of a sentence: no capital, no full stop."""
+
+    reason: str
+
+
+Maybe: TypeAlias = T | Unknown
+
+
+def known(value: T | Unknown) -> "TypeIs[T]":
+    return not isinstance(value, Unknown)
+
+
+class Gpu(msgspec.Struct, frozen=True, array_like=True):
+    """One device. The uuid is its identity; the index is only what a person types."""
+
+    uuid: str
+    index: int
+    name: Maybe[str]
+    vendor: Vendor
+    minor: Maybe[int]
+    """The N of its device node /dev/nvidiaN (or card number): neither NVML's order nor CUDA's."""
+    memory: Maybe[int]
+    bus: Maybe[str]
+    """PCI address such as 0000:65:00.0."""
+    parent: str | None = None
+    """For a MIG device: the uuid of the GPU that it is a slice of."""
+
+
+class Utilization(NamedTuple):
+    """The share of time in which at least one kernel ran, as fractions of 1, since the look before."""
+
+    peak: float
+    mean: float
+    samples: int
+    """How many driver samples this is made of: 1 means that it may have missed a burst."""
+
+
+class Process(msgspec.Struct, frozen=True, array_like=True):
+    """A process that holds a context or memory on a GPU. Its identity is pid plus start time, never pid alone."""
+
+    pid: int
+    started: Maybe[int]
+    """Start time in clock ticks since boot, field 22 of /proc/PID/stat."""
+    name: Maybe[str]
+    user: Maybe[str]
+    memory: Maybe[int]
+    utilization: Maybe[float]
+
+
+class Pipes(NamedTuple):
+    """What the parts of the chip did since the look before (GPM, Hopper and newer), as fractions of 1.
+
+    A spinning collective holds the SMs at 100 % while these stay near zero.
+    """
+
+    graphics: Maybe[float]
+    sm: Maybe[float]
+    tensor: Maybe[float]
+    dram: Maybe[float]
+
+
+class Reading(msgspec.Struct, frozen=True, array_like=True):
+    """What one GPU did over the stretch of time since the look before."""
+
+    uuid: str
+    span: float
+    """Seconds that this reading speaks for."""
+    utilization: Maybe[Utilization]
+    memory_used: Maybe[int]
+    memory_total: Maybe[int]
+    power: Maybe[float]
+    """Watts: the mean over the span where there is an energy counter, else the driver's own figure."""
+    power_limit: Maybe[float]
+    energy: Maybe[float]
+    """Joules since the driver was loaded, where there is a counter."""
+    temperature: Maybe[float]
+    """Degrees Celsius."""
+    processes: Maybe[tuple[Process, ...]]
+    pipes: Maybe[Pipes]
+
+    @classmethod
+    def unknown(cls, uuid: str, reason: str, *, span: float = 0.0) -> "Reading":
+        """A reading of which nothing is known, for one reason."""
+        why = Unknown(reason)
+        return cls(uuid, span, why, why, why, why, why, why, why, why, why)
+
+
+class Look(msgspec.Struct, frozen=True, array_like=True):
+    """All GPUs of the machine at one moment, in the order of their indices: `readings[i]` is of `gpus[i]`."""
+
+    source: str
+    at: float
+    """Monotonic seconds: what decisions are made with."""
+    wall: float
+    """Seconds since the epoch: for people."""
+    gpus: tuple[Gpu, ...]
+    readings: tuple[Reading, ...]
+    problem: Unknown | None = None
+    """Why the machine as a whole could not be read. `gpus` may then be empty without meaning "no GPUs"."""
+    note: str | None = None
+    """Something true of all readings that a person should be told once, such as pids of another namespace."""
+
+
+class Choice(msgspec.Struct, frozen=True, array_like=True):
+    """Why a source was taken or left when several were tried."""
+
+    source: str
+    taken: bool
+    reason: str
+
+
+NOT_SUPPORTED: Final = "not supported by this GPU"

@@ -1,0 +1,407 @@
+"""NVIDIA GPUs as the `nvidia-smi` command tells of them: the source for where NVML itself cannot be used.
+
+What it cannot see: bursts between two looks (there is one driver sample in each), energy, and processes that
+only draw. A query that is stuck in the driver blocks the look: the prober's deadline guards against that.
+Should a signal end this process while it waits, its nvidia-smi goes on alone until the driver lets it end.
+"""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from stoker.gpus import plausible
+from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
+from stoker.gpus.source import AbsentError, Source
+from stoker.gpus.who import People
+
+T = TypeVar("T")
+
+_GPUS: Final = (
+    "--query-gpu=index,uuid,name,pci.bus_id,"
+    "utilization.gpu,memory.used,memory.total,power.draw,enforced.power.limit,temperature.gpu"
+)
+_PROCESSES: Final = "--query-compute-apps=gpu_uuid,pid,used_memory"
+_FORMAT: Final = "--format=csv,noheader,nounits"
+
+# A machine full of GPUs answers in a few kilobytes; more than this is not an answer.
+_MOST_OUTPUT: Final = 2**20
+# Enough for a healthy nvidia-smi to leave; one that is stuck in the driver does not leave in minutes either.
+_SECONDS_TO_LEAVE: Final = 1.0
+# A sentence is quoted to a person, not a page.
+_MOST_QUOTED: Final = 200
+_MIB: Final = 2**20
+_MOST_MEMORY: Final = 2**50
+
+# What nvidia-smi documents as "the NVIDIA driver is not loaded" and "the NVML library could not be found".
+_NO_DRIVER_CODES: Final = (9, 12)
+_NO_DRIVER: Final = re.compile(
+    r"couldn't communicate with the NVIDIA driver|Driver Not Loaded|couldn't find libnvidia-ml"
+)
+_NO_DEVICES: Final = re.compile(r"No devices were found", re.IGNORECASE)
+_NO_PROCESSES: Final = re.compile(r"No running .*processes found", re.IGNORECASE)
+
+_INDEX: Final = re.compile(r"[0-9]{1,4}")
+_NUMBER: Final = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
+_REFUSAL: Final = re.compile(r"\[.*\]|N/A|ERR!|", re.IGNORECASE)
+_BUS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+_START_OF_ROW: Final = re.compile(r"([0-9]{1,4}), *(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:,|$)")
+_PROCESS: Final = re.compile(r"([^,\s]+) *, *([^,]*),([^,]*)")
+_MINOR: Final = re.compile(r"^Device Minor:\s*([0-9]{1,9})\s*$", re.MULTILINE)
+
+_NOT_TOLD: Final = Unknown("nvidia-smi does not tell it")
+_NO_MINOR: Final = Unknown("the driver's files do not tell this GPU's device number")
+
+
+def open_source(root: Path = Path("/"), command: str = "nvidia-smi") -> Source:
+    """The GPUs that `nvidia-smi` lists; AbsentError where there is no such command, driver or GPU."""
+    asker = _Asker(command)
+    try:
+        answer = asker.ask(_GPUS)
+    except FileNotFoundError:
+        raise AbsentError(f"{command} is not on PATH") from None
+    except OSError as problem:
+        raise AbsentError(f"{command} cannot be started: {problem.strerror}") from None
+    finally:
+        asker.close()
+    rows, _ = _parse(answer.text)
+    if not rows:
+        if _NO_DEVICES.search(answer.text):
+            raise AbsentError(f"{command} found no GPU")
+        if answer.code in _NO_DRIVER_CODES or _NO_DRIVER.search(answer.text):
+            raise AbsentError(f"there is no NVIDIA driver at work here: {_failure(answer)}")
+    return NvidiaSmiSource(root, asker, rows)
+
+
+class NvidiaSmiSource:
+    """Asks nvidia-smi anew at each look, and remembers which GPUs there were."""
+
+    name = "nvidia-smi"
+
+    def __init__(self, root: Path, asker: "_Asker", rows: "list[_Row]") -> None:
+        self._root = root
+        self._asker = asker
+        self._people = People(root)
+        self._gpus: dict[str, Gpu] = {}
+        for row in rows:
+            self._recognise(row)
+        self._looked = time.monotonic()
+
+    def look(self) -> Look:
+        self._people.refresh()
+        answer = self._ask(_GPUS)
+        at, wall = time.monotonic(), time.time()
+        span, self._looked = at - self._looked, at
+        if isinstance(answer, Unknown):
+            return self._blind(answer, at, wall, span)
+        rows, strays = _parse(answer.text)
+        if not rows or answer.code < 0:
+            return self._blind(Unknown(_failure(answer)), at, wall, span)
+
+        complaint = _complaint(answer, strays)
+        missing = "missing from nvidia-smi's list" + (f", which {complaint}" if complaint else "")
+        seen = {gpu.uuid: row for row in rows if (gpu := self._recognise(row))}
+        processes = self._processes(seen)
+        gpus = self._in_order()
+        readings = tuple(
+            _reading(seen[gpu.uuid], gpu.uuid, span, processes[gpu.uuid])
+            if gpu.uuid in seen
+            else Reading.unknown(gpu.uuid, missing, span=span)
+            for gpu in gpus
+        )
+        notes = [self._people.note, f"nvidia-smi {complaint}." if complaint else None]
+        return Look(self.name, at, wall, gpus, readings, note=" ".join(filter(None, notes)) or None)
+
+    def close(self) -> None:
+        self._asker.close()
+        self._people.close()
+
+    def _ask(self, query: str) -> "_Answer | Unknown":
+        try:
+            return self._asker.ask(query)
+        except _EarlierError:
+            return Unknown("an earlier nvidia-smi has not ended yet")
+        except OSError as problem:
+            return Unknown(f"nvidia-smi cannot be started: {problem.strerror}")
+
+    def _blind(self, problem: Unknown, at: float, wall: float, span: float) -> Look:
+        gpus = self._in_order()
+        readings = tuple(Reading.unknown(gpu.uuid, problem.reason, span=span) for gpu in gpus)
+        return Look(self.name, at, wall, gpus, readings, problem, self._people.note)
+
+    def _in_order(self) -> tuple[Gpu, ...]:
+        return tuple(sorted(self._gpus.values(), key=lambda gpu: gpu.index))
+
+    def _recognise(self, row: "_Row") -> Gpu | None:
+        """The GPU that a row is about. It keeps the index under which it was first seen."""
+        bus = _bus(row.bus)
+        if not row.uuid:
+            # A sick GPU may not tell who it is, but it is still in its slot.
+            in_slot = [gpu for gpu in self._gpus.values() if gpu.bus == bus] if isinstance(bus, str) else []
+            return in_slot[0] if in_slot else None
+        gpu = Gpu(row.uuid, row.number, _name(row.name), "nvidia", self._minor(bus), _memory_total(row), bus)
+        before = self._gpus.get(row.uuid, gpu)
+        self._gpus[row.uuid] = Gpu(
+            uuid=row.uuid,
+            index=before.index,
+            name=_settled(before.name, gpu.name),
+            vendor="nvidia",
+            minor=_settled(before.minor, gpu.minor),
+            memory=_settled(before.memory, gpu.memory),
+            bus=_settled(before.bus, gpu.bus),
+        )
+        return self._gpus[row.uuid]
+
+    def _minor(self, bus: Maybe[str]) -> Maybe[int]:
+        if isinstance(bus, Unknown):
+            return bus
+        try:
+            text = (self._root / "proc/driver/nvidia/gpus" / bus / "information").read_text(errors="replace")
+        except OSError:
+            return _NO_MINOR
+        match = _MINOR.search(text)
+        return int(match[1]) if match else _NO_MINOR
+
+    def _processes(self, seen: "Mapping[str, _Row]") -> dict[str, Maybe[tuple[Process, ...]]]:
+        """The processes on each GPU; unknown on all when a line cannot be placed, for it may be of any."""
+        answer = self._ask(_PROCESSES)
+        if isinstance(answer, Unknown):
+            return dict.fromkeys(seen, answer)
+        if answer.code != 0:
+            return dict.fromkeys(seen, Unknown(_failure(answer)))
+        found: dict[str, Maybe[tuple[Process, ...]]] = dict.fromkeys(seen, ())
+        for line in answer.text.splitlines():
+            if not line.strip() or _NO_PROCESSES.search(line):
+                continue
+            match = _PROCESS.fullmatch(line.strip())
+            if not match or match[1] not in seen:
+                return dict.fromkeys(seen, Unknown(f"nvidia-smi said: {_quoted(line)}"))
+            uuid, others = match[1], found[match[1]]
+            pid = _number(match[2], _pid)
+            if isinstance(pid, Unknown):
+                found[uuid] = Unknown(f"nvidia-smi said: {_quoted(line)}")
+            elif not isinstance(others, Unknown):
+                memory = _memory_used(match[3], _memory_total(seen[uuid]))
+                found[uuid] = (*others, self._people.process(pid, memory, _NOT_TOLD))
+        return found
+
+
+class _Row(NamedTuple):
+    """One line about a GPU, its fields as they were written."""
+
+    number: int
+    uuid: str
+    """Empty when the GPU did not tell it."""
+    fault: str | None
+    """Why nothing in this row can be believed."""
+    name: str
+    bus: str
+    utilization: str
+    memory_used: str
+    memory_total: str
+    power: str
+    power_limit: str
+    temperature: str
+
+
+def _parse(text: str) -> tuple[list[_Row], list[str]]:
+    """The rows about GPUs, and whatever else was said."""
+    rows: list[_Row] = []
+    strays: list[str] = []
+    for line in text.splitlines(keepends=True):
+        row = _parse_row(line)
+        if row is not None:
+            rows.append(row)
+        elif line.strip():
+            strays.append(line)
+    return rows, strays
+
+
+def _parse_row(line: str) -> _Row | None:
+    """The row of a line; with a fault where only the beginning makes sense."""
+    # A name may hold commas: what comes before it is counted from the left, what comes after from the right.
+    left = line.split(",", 2)
+    right = left[-1].rsplit(",", 7)
+    if line.endswith("\n") and len(left) == 3 and len(right) == 8:
+        number, uuid, bus = left[0].strip(), left[1].strip(), right[1].strip()
+        if _INDEX.fullmatch(number) and (_BUS.fullmatch(bus) or _REFUSAL.fullmatch(bus)):
+            if _REFUSAL.fullmatch(uuid):
+                return _Row(int(number), "", f"nvidia-smi said {uuid or 'nothing'} for its uuid", *right)
+            return _Row(int(number), uuid, None, *right)
+    start = _START_OF_ROW.match(line.strip())
+    if not start:
+        return None
+    fault = f"nvidia-smi's line about it makes no sense: {_quoted(line)}"
+    return _Row(int(start[1]), start[2], fault, *[""] * 8)
+
+
+def _reading(row: _Row, uuid: str, span: float, processes: Maybe[tuple[Process, ...]]) -> Reading:
+    if row.fault:
+        return Reading.unknown(uuid, row.fault, span=span)
+    total = _memory_total(row)
+    return Reading(
+        uuid=uuid,
+        span=span,
+        utilization=_number(row.utilization, _one_sample),
+        memory_used=_memory_used(row.memory_used, total),
+        memory_total=total,
+        power=_number(row.power, plausible.watts),
+        power_limit=_number(row.power_limit, plausible.watts),
+        energy=_NOT_TOLD,
+        temperature=_number(row.temperature, plausible.celsius),
+        processes=processes,
+        pipes=_NOT_TOLD,
+    )
+
+
+def _number(text: str, judge: Callable[[float], Maybe[T]]) -> Maybe[T]:
+    """A number that was written, if it can be true."""
+    written = text.strip()
+    return judge(float(written)) if _NUMBER.fullmatch(written) else _refused(written)
+
+
+def _refused(text: str) -> Unknown:
+    return Unknown(f"nvidia-smi said {_quoted(text) or 'nothing'}")
+
+
+def _one_sample(percent: float) -> Maybe[Utilization]:
+    share = plausible.fraction(percent)
+    return share if isinstance(share, Unknown) else Utilization(peak=share, mean=share, samples=1)
+
+
+def _memory_total(row: _Row) -> Maybe[int]:
+    return _number(row.memory_total, lambda mib: plausible.memory_total(int(mib * _MIB)))
+
+
+def _memory_used(text: str, total: Maybe[int]) -> Maybe[int]:
+    # Where the GPU's own size is unknown (unified memory), a blank value must still not pass for an amount.
+    most = _MOST_MEMORY if isinstance(total, Unknown) else total
+    return _number(text, lambda mib: plausible.memory_used(int(mib * _MIB), most))
+
+
+def _pid(value: float) -> Maybe[int]:
+    return int(value) if value > 0 and value.is_integer() else Unknown(f"{value:g} is not a pid")
+
+
+def _settled(before: Maybe[T], now: Maybe[T]) -> Maybe[T]:
+    """What a GPU is does not change: once known, it stays known while the GPU is too sick to tell."""
+    return now if isinstance(before, Unknown) else before
+
+
+def _name(text: str) -> Maybe[str]:
+    return _refused(text) if _REFUSAL.fullmatch(text.strip()) else _quoted(text)
+
+
+def _bus(text: str) -> Maybe[str]:
+    """The PCI address as the kernel writes it: nvidia-smi pads the domain to eight digits."""
+    match = _BUS.fullmatch(text.strip())
+    return f"{int(match[1], 16):04x}:{match[2].lower()}" if match else _refused(text)
+
+
+def _failure(answer: "_Answer") -> str:
+    """Why an answer is none."""
+    if answer.code < 0:
+        return f"nvidia-smi was killed by signal {-answer.code}"
+    said = next((f"said: {_quoted(line)}" for line in answer.text.splitlines() if line.strip()), "said nothing")
+    return f"nvidia-smi failed with exit code {answer.code} and {said}" if answer.code else f"nvidia-smi {said}"
+
+
+def _complaint(answer: "_Answer", strays: list[str]) -> str | None:
+    """What was wrong with an answer that can be used all the same, such as a warning of a corrupt infoROM."""
+    ended = f"exit code {answer.code}" if answer.code else ""
+    if strays:
+        return f"also said: {_quoted(strays[0])}" + (f" ({ended})" if ended else "")
+    return f"ended with {ended}" if ended else None
+
+
+def _quoted(text: str) -> str:
+    words = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(words.split()).rstrip(".")[:_MOST_QUOTED]
+
+
+class _Answer(NamedTuple):
+    """What the command said. The code is negative when a signal ended it."""
+
+    text: str
+    code: int
+
+
+class _EarlierError(Exception):
+    """The command before has not ended, so no other is started: two would be stuck where one is."""
+
+
+class _Asker:
+    """Runs nvidia-smi, one at a time."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._child: int | None = None
+
+    def ask(self, query: str) -> _Answer:
+        """The answer to a query, for which this waits; OSError when the command cannot be started."""
+        if self._child is not None:
+            if _exit_code(self._child, os.WNOHANG) is None:
+                raise _EarlierError
+            self._child = None
+        reading, writing = os.pipe()
+        try:
+            try:
+                self._child = self._start(query, writing)
+            finally:
+                os.close(writing)
+            text = _read_to_end(reading)
+        finally:
+            os.close(reading)
+        code = _exit_code(self._child, 0)
+        self._child = None
+        return _Answer(text, code or 0)
+
+    def close(self) -> None:
+        """Ask a command that is still running to end. One that is stuck in the driver outlives this."""
+        if self._child is None or _exit_code(self._child, os.WNOHANG) is not None:
+            self._child = None
+            return
+        # Never SIGKILL: a client that was killed inside the driver has frozen a GPU until the next boot.
+        os.kill(self._child, signal.SIGTERM)
+        deadline = time.monotonic() + _SECONDS_TO_LEAVE
+        while _exit_code(self._child, os.WNOHANG) is None:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.005)
+        self._child = None
+
+    def _start(self, query: str, output: int) -> int:
+        return os.posix_spawnp(
+            self._command,
+            [self._command, query, _FORMAT],
+            {**os.environ, "LC_ALL": "C"},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_DUP2, output, 2),
+            ],
+            # Whatever the caller blocks or ignores, the command can be ended and notices a closed pipe.
+            setsigmask=(),
+            setsigdef=(signal.SIGTERM, signal.SIGPIPE),
+        )
+
+
+def _exit_code(child: int, options: int) -> int | None:
+    """How a child ended, negative for a signal; None while it runs."""
+    try:
+        pid, status = os.waitpid(child, options)
+    except ChildProcessError:
+        return 0  # It ended unrecorded: some launchers leave SIGCHLD ignored, and then the kernel keeps no code.
+    return os.waitstatus_to_exitcode(status) if pid else None
+
+
+def _read_to_end(descriptor: int) -> str:
+    chunks: list[bytes] = []
+    size = 0
+    while size < _MOST_OUTPUT and (chunk := os.read(descriptor, 2**16)):
+        chunks.append(chunk)
+        size += len(chunk)
+    return b"".join(chunks).decode(errors="replace")

@@ -1,0 +1,254 @@
+"""One NVIDIA device, or one MIG slice of one: what it is, and what it did since the look before."""
+
+import ctypes
+import struct
+from typing import Final
+
+import pynvml
+
+from stoker.gpus import plausible
+from stoker.gpus.model import Gpu, Maybe, Pipes, Process, Reading, Unknown, Utilization, known
+from stoker.gpus.nvml import library
+from stoker.gpus.nvml.gpm import GpmMeter
+from stoker.gpus.nvml.processes import ProcessLists
+
+# nvmlSample_t: a timestamp in µs and an 8-byte union, of which utilization uses the low four bytes.
+_SAMPLE: Final = struct.Struct("=QI4x")
+# The driver's ring was measured at 100 utilization samples; room for twice that in one call.
+_RING: Final = 256
+# What the first look speaks for, having no look before it: the driver's own longest averaging period.
+FIRST_SPAN: Final = 1.0
+# Below this an energy difference is mostly the counter's own step.
+_SHORTEST_POWER_SPAN: Final = 0.5
+# A power limit changes when an administrator changes it.
+_LIMIT_EVERY: Final = 60.0
+_MICRO: Final = 1_000_000
+
+
+class DeviceFunctions:
+    """The driver's calls and the buffers of a look, shared by all devices: they are read one after the other."""
+
+    def __init__(self) -> None:
+        self.get_samples = library.function("nvmlDeviceGetSamples")
+        self.get_rates = library.function("nvmlDeviceGetUtilizationRates")
+        self.get_memory_2 = library.function("nvmlDeviceGetMemoryInfo_v2")
+        self.get_memory_1 = library.function("nvmlDeviceGetMemoryInfo")
+        self.get_energy = library.function("nvmlDeviceGetTotalEnergyConsumption")
+        self.get_power = library.function("nvmlDeviceGetPowerUsage")
+        self.get_limit = library.function("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit")
+        self.get_temperature = library.function("nvmlDeviceGetTemperature")
+        self.samples = ctypes.create_string_buffer(_SAMPLE.size * _RING)
+        self.samples_view = memoryview(self.samples)
+        self.count = ctypes.c_uint()
+        self.value_type = ctypes.c_uint()
+        self.number = ctypes.c_uint()
+        self.long_number = ctypes.c_ulonglong()
+        self.rates = pynvml.c_nvmlUtilization_t()
+        self.memory_2 = pynvml.c_nvmlMemory_v2_t()
+        self.memory_1 = pynvml.c_nvmlMemory_t()
+
+
+class _GoneError(Exception):
+    """The GPU is lost or needs a reset: nothing else that it says counts."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(library.reason(code))
+
+
+class Device:
+    """A handle and what must be remembered between two looks at it."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        handle: object,
+        functions: DeviceFunctions,
+        processes: ProcessLists,
+        meter: GpmMeter | None,
+    ) -> None:
+        self.gpu = gpu
+        self._handle = handle
+        self._functions = functions
+        self._lists = processes
+        self._meter = meter
+        self._never: dict[str, Unknown] = {}
+        self._samples_seen = 0
+        self._processes_seen = 0
+        self._read_at: float | None = None
+        self._energy: tuple[float, float] | None = None
+        self._limit: Maybe[float] = Unknown("not asked yet")
+        self._limit_at: float | None = None
+
+    def read(self, at: float, wall: float) -> Reading:
+        span = FIRST_SPAN if self._read_at is None else at - self._read_at
+        if self._read_at is None:
+            self._samples_seen = self._processes_seen = int((wall - FIRST_SPAN) * _MICRO)
+        self._read_at = at
+        try:
+            return self._read(at, wall, span)
+        except _GoneError as gone:
+            # The next good answer starts afresh: what happened meanwhile was seen by nobody.
+            self._read_at = self._energy = None
+            return Reading.unknown(self.gpu.uuid, str(gone), span=span)
+
+    def _read(self, at: float, wall: float, span: float) -> Reading:
+        pipes: Maybe[Pipes] = self._meter.read(at) if self._meter else _NO_GPM
+        used, total = self._memory()
+        energy, power = self._power(at)
+        return Reading(
+            uuid=self.gpu.uuid,
+            span=span,
+            utilization=self._utilization(wall, pipes),
+            memory_used=used,
+            memory_total=total,
+            power=power,
+            power_limit=self._power_limit(at),
+            energy=energy,
+            temperature=self._temperature(),
+            processes=self._processes(),
+            pipes=pipes,
+        )
+
+    def _utilization(self, wall: float, pipes: Maybe[Pipes]) -> Maybe[Utilization]:
+        seen = self._buffered(wall)
+        if seen is None:
+            seen = self._rate()
+        if isinstance(seen, Unknown) and known(pipes) and known(pipes.graphics):
+            # On MIG only GPM tells. It is the exact mean since the look before, so a burst shows in it too.
+            return Utilization(pipes.graphics, pipes.graphics, 1)
+        return seen
+
+    def _buffered(self, wall: float) -> Maybe[Utilization] | None:
+        """Every sample that the driver took since the look before; None when it has none and must be asked now."""
+        if "samples" in self._never:
+            return None
+        functions = self._functions
+        functions.count.value = _RING
+        code = functions.get_samples(
+            self._handle,
+            pynvml.NVML_GPU_UTILIZATION_SAMPLES,
+            ctypes.c_ulonglong(self._samples_seen),
+            ctypes.byref(functions.value_type),
+            ctypes.byref(functions.count),
+            functions.samples,
+        )
+        if code != library.SUCCESS:
+            self._remember("samples", code)
+            self._heal_clock(wall)
+            return None
+        count = functions.count.value
+        if not count:
+            # An idle GPU's ring runs dry: neither zero nor unknown, so ask the other way.
+            self._heal_clock(wall)
+            return None
+        stamps, values = zip(*_SAMPLE.iter_unpack(functions.samples_view[: _SAMPLE.size * count]), strict=True)
+        self._samples_seen = max(stamps)
+        peak = plausible.fraction(max(values))
+        if isinstance(peak, Unknown):
+            return peak
+        return Utilization(peak, sum(values) / (100 * count), count)
+
+    def _heal_clock(self, wall: float) -> None:
+        """Samples carry wall-clock times: after the clock was set back, "newer than the last" would wait for ever."""
+        now = int(wall * _MICRO)
+        if self._samples_seen > now + _MICRO:
+            self._samples_seen = self._processes_seen = now - _MICRO
+
+    def _rate(self) -> Maybe[Utilization]:
+        if never := self._never.get("rates"):
+            return never
+        rates = self._functions.rates
+        code = self._functions.get_rates(self._handle, ctypes.byref(rates))
+        if code != library.SUCCESS:
+            return self._remember("rates", code)
+        value = plausible.fraction(rates.gpu)
+        return Utilization(value, value, 1) if known(value) else value
+
+    def _memory(self) -> tuple[Maybe[int], Maybe[int]]:
+        """Used and total. The second form of the call does not count what the driver reserves as used."""
+        functions = self._functions
+        answer = functions.memory_2
+        if "memory 2" in self._never:
+            code = library.FUNCTION_NOT_FOUND
+        else:
+            answer.version = pynvml.nvmlMemory_v2
+            code = functions.get_memory_2(self._handle, ctypes.byref(answer))
+        if code in {library.FUNCTION_NOT_FOUND, library.ARGUMENT_VERSION_MISMATCH}:
+            self._remember("memory 2", code)
+            answer = functions.memory_1
+            code = functions.get_memory_1(self._handle, ctypes.byref(answer))
+        if code != library.SUCCESS:
+            failed = self._failed(code)
+            return failed, failed
+        if not answer.total:
+            shared = Unknown("this GPU shares the machine's memory and has none of its own")
+            return shared, shared
+        total = plausible.memory_total(answer.total)
+        return plausible.memory_used(answer.used, total), total
+
+    def _power(self, at: float) -> tuple[Maybe[float], Maybe[float]]:
+        """The energy counter in joules, and the mean power since the look before."""
+        functions = self._functions
+        energy: Maybe[float]
+        if never := self._never.get("energy"):
+            energy = never
+        else:
+            code = functions.get_energy(self._handle, ctypes.byref(functions.long_number))
+            energy = functions.long_number.value / 1000 if code == library.SUCCESS else self._remember("energy", code)
+        before = self._energy
+        if known(energy):
+            if before is None or energy < before[1]:
+                self._energy = (at, energy)
+            elif at - before[0] >= _SHORTEST_POWER_SPAN:
+                self._energy = (at, energy)
+                return energy, plausible.watts((energy - before[1]) / (at - before[0]))
+        return energy, self._power_now()
+
+    def _power_now(self) -> Maybe[float]:
+        if never := self._never.get("power"):
+            return never
+        number = self._functions.number
+        code = self._functions.get_power(self._handle, ctypes.byref(number))
+        if code != library.SUCCESS:
+            return self._remember("power", code)
+        return plausible.watts(number.value / 1000)
+
+    def _power_limit(self, at: float) -> Maybe[float]:
+        if self._limit_at is None or at - self._limit_at >= _LIMIT_EVERY:
+            number = self._functions.number
+            code = self._functions.get_limit(self._handle, ctypes.byref(number))
+            self._limit = plausible.watts(number.value / 1000) if code == library.SUCCESS else self._failed(code)
+            self._limit_at = at
+        return self._limit
+
+    def _temperature(self) -> Maybe[float]:
+        if never := self._never.get("temperature"):
+            return never
+        number = self._functions.number
+        code = self._functions.get_temperature(self._handle, 0, ctypes.byref(number))
+        if code != library.SUCCESS:
+            return self._remember("temperature", code)
+        return plausible.celsius(number.value)
+
+    def _processes(self) -> Maybe[tuple[Process, ...]]:
+        processes, self._processes_seen = self._lists.read(self._handle, self._processes_seen)
+        return processes
+
+    def _remember(self, what: str, code: int) -> Unknown:
+        """An answer that will never come is asked for once."""
+        failed = self._failed(code)
+        if code in library.NEVER:
+            self._never[what] = failed
+        return failed
+
+    def _failed(self, code: int) -> Unknown:
+        if code in library.GONE:
+            raise _GoneError(code)
+        return library.unknown(code)
+
+    def close(self) -> None:
+        if self._meter:
+            self._meter.close()
+
+
+_NO_GPM: Final = Unknown("only Hopper and newer GPUs tell")

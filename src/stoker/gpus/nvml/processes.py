@@ -1,0 +1,139 @@
+"""Who is on one NVIDIA GPU: the driver's process lists and per-process utilization, joined by pid."""
+
+import ctypes
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from stoker.gpus.model import Maybe, Process, Unknown
+from stoker.gpus.nvml import library
+from stoker.gpus.plausible import fraction
+from stoker.gpus.who import People
+
+# nvmlProcessInfo_t: pid, memory, GPU instance, compute instance. Drivers 535.43 to 535.85 had eight bytes more.
+_INFO = struct.Struct("=I4xQII")
+_INFO_535 = struct.Struct("=I4xQIIQ")
+# nvmlProcessUtilizationSample_t: pid, timestamp, SM, memory, encoder, decoder.
+_UTILIZATION = struct.Struct("=I4xQIIII")
+_NO_MEMORY: Final = 2**64 - 1
+_MPS_SERVER: Final = "nvidia-cuda-mps-server"
+_FIRST_CAPACITY: Final = 128
+
+
+class _Table:
+    """A C array that is filled by the driver, kept from call to call and grown when it was too small."""
+
+    def __init__(self, row: struct.Struct) -> None:
+        self.row = row
+        self.count = ctypes.c_uint(0)
+        self._grow(_FIRST_CAPACITY)
+
+    def _grow(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.buffer = ctypes.create_string_buffer(self.row.size * capacity)
+        self.view = memoryview(self.buffer)
+
+    def make_room(self) -> None:
+        """After INSUFFICIENT_SIZE: what the driver asked for, and half as much again for those that come meanwhile."""
+        self._grow(max(self.count.value, self.capacity) * 3 // 2)
+
+    def rows(self) -> Iterable[tuple[int, ...]]:
+        return self.row.iter_unpack(self.view[: self.row.size * self.count.value])
+
+
+def info_layout() -> struct.Struct:
+    """The layout of a process list's rows in this driver: it shows by which functions the library has."""
+    long_rows = (
+        library.has("nvmlDeviceGetComputeRunningProcesses_v3")
+        and library.has("nvmlDeviceGetConfComputeMemSizeInfo")
+        and not library.has("nvmlDeviceGetRunningProcessDetailList")
+    )
+    return _INFO_535 if long_rows else _INFO
+
+
+class ProcessLists:
+    """The processes of the GPUs of one machine; one instance serves all devices, one after the other."""
+
+    def __init__(self, people: People) -> None:
+        self._people = people
+        self._compute = library.function(
+            "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"
+        )
+        self._graphics = library.function(
+            "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"
+        )
+        self._mps = library.function("nvmlDeviceGetMPSComputeRunningProcesses_v3")
+        self._utilization = library.function("nvmlDeviceGetProcessUtilization")
+        self._infos = _Table(info_layout())
+        self._samples = _Table(_UTILIZATION)
+
+    def read(self, handle: object, last_seen: int) -> tuple[Maybe[tuple[Process, ...]], int]:
+        """The processes on a device, and the newest timestamp among their utilization samples."""
+        memory: dict[int, Maybe[int]] = {}
+        code = self._list(self._compute, handle, memory)
+        if code == library.SUCCESS:
+            code = self._list(self._graphics, handle, memory)
+            if code in library.NEVER:
+                code = library.SUCCESS
+        if code != library.SUCCESS:
+            return library.unknown(code), last_seen
+        if not memory:
+            return (), last_seen
+        people = self._people
+        if any(people.name(pid) == _MPS_SERVER for pid in memory):
+            # Clients of the MPS server stand in a list of their own.
+            self._list(self._mps, handle, memory)
+        used, newest = self._used(handle, last_seen)
+        if isinstance(used, Unknown):
+            return tuple(people.process(pid, memory[pid], used) for pid in memory), newest
+        if people.doubts_pids and not used.keys() <= memory.keys():
+            # Newer drivers number the list as this container does and the samples as the host does.
+            elsewhere = Unknown("the driver numbers utilization by the host's pids, which cannot be matched here")
+            return tuple(people.process(pid, memory[pid], used.get(pid, elsewhere)) for pid in memory), newest
+        return tuple(people.process(pid, memory[pid], used.get(pid, 0.0)) for pid in memory), newest
+
+    def _list(self, function: library.Function, handle: object, memory: dict[int, Maybe[int]]) -> int:
+        table = self._infos
+        code = _fill(function, table, handle)
+        if code == library.SUCCESS:
+            for pid, used, *_ in table.rows():
+                amount: Maybe[int] = used if used != _NO_MEMORY else Unknown("the driver does not tell it per process")
+                already = memory.get(pid)
+                if already is None or isinstance(already, Unknown):
+                    memory[pid] = amount
+                elif not isinstance(amount, Unknown):
+                    memory[pid] = max(already, amount)
+        return code
+
+    def _used(self, handle: object, last_seen: int) -> tuple[Maybe[dict[int, Maybe[float]]], int]:
+        """Mean SM utilization by pid since `last_seen`. The driver lists only those that did something."""
+        table = self._samples
+        table.count.value = table.capacity
+        code = self._utilization(handle, table.buffer, ctypes.byref(table.count), ctypes.c_ulonglong(last_seen))
+        if code == library.INSUFFICIENT_SIZE:
+            table.make_room()
+            table.count.value = table.capacity
+            code = self._utilization(handle, table.buffer, ctypes.byref(table.count), ctypes.c_ulonglong(last_seen))
+        if code == library.NOT_FOUND:
+            return {}, last_seen
+        if code != library.SUCCESS:
+            return library.unknown(code), last_seen
+        seen: dict[int, list[int]] = {}
+        newest = last_seen
+        for pid, stamp, sm, *_ in table.rows():
+            seen.setdefault(pid, []).append(sm)
+            newest = max(newest, stamp)
+        # Drivers have leaked garbage beside zombies: one absurd sample makes that process unknown, no other.
+        return {pid: fraction(max(sms) if max(sms) > 100 else sum(sms) / len(sms)) for pid, sms in seen.items()}, newest
+
+
+def _fill(function: library.Function, table: _Table, handle: object) -> int:
+    """Fills a process list. It may grow between two calls, so a table that was too small is tried again."""
+    code = library.INSUFFICIENT_SIZE
+    for _ in range(4):
+        table.count.value = table.capacity
+        code = function(handle, ctypes.byref(table.count), table.buffer)
+        if code != library.INSUFFICIENT_SIZE:
+            return code
+        table.make_room()
+    return code

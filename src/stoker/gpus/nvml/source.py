@@ -1,0 +1,185 @@
+"""All NVIDIA devices of the machine through NVML, initialised once and read at every look."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pynvml
+
+from stoker.gpus.kernel import gpus_of_kernel
+from stoker.gpus.model import Gpu, Look, Reading, Unknown, known
+from stoker.gpus.nvml import library
+from stoker.gpus.nvml.device import Device, DeviceFunctions
+from stoker.gpus.nvml.gpm import GpmMeter
+from stoker.gpus.nvml.processes import ProcessLists
+from stoker.gpus.source import AbsentError, Source
+from stoker.gpus.who import People
+
+Answer = TypeVar("Answer")
+
+# A failed initialisation is tried again, but not at every look: on a sick driver each try can cost seconds.
+_RETRY_EVERY: Final = 5.0
+
+
+class _LostDevice:
+    """A device whose handle could not be had: it stays in the list, with the reason."""
+
+    def __init__(self, gpu: Gpu, place: int, why: str) -> None:
+        self.gpu = gpu
+        self.place = place
+        self._why = why
+
+    def read(self, at: float, wall: float) -> Reading:  # noqa: ARG002 - the signature of Device.read
+        return Reading.unknown(self.gpu.uuid, self._why)
+
+    def close(self) -> None:
+        pass
+
+
+class NvmlSource:
+    """Unknown at init is a state of its own: the kernel's list of GPUs, each unknown, until NVML answers."""
+
+    name = "nvml"
+
+    def __init__(self, root: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._monotonic = monotonic
+        self._people = People(root)
+        self._devices: tuple[Device | _LostDevice, ...] = ()
+        self._gpus: tuple[Gpu, ...] = ()
+        self._lost_places: tuple[int, ...] = ()
+        self._problem: Unknown | None = None
+        self._tried_at = monotonic()
+        self._initialise()
+
+    def look(self) -> Look:
+        at, wall = self._monotonic(), time.time()
+        if self._problem and at - self._tried_at >= _RETRY_EVERY:
+            self._tried_at = at
+            self._initialise_again()
+        if self._problem:
+            readings = tuple(Reading.unknown(gpu.uuid, self._problem.reason) for gpu in self._gpus)
+            return Look(self.name, at, wall, self._gpus, readings, problem=self._problem)
+        if self._lost_places and at - self._tried_at >= _RETRY_EVERY:
+            self._tried_at = at
+            self._take_back()
+        self._people.refresh()
+        readings = tuple([device.read(at, wall) for device in self._devices])
+        return Look(self.name, at, wall, self._gpus, readings, note=self._people.note)
+
+    def _take_back(self) -> None:
+        """A GPU that was lost when the others were opened may have been reset since: then all are opened anew."""
+        for place in self._lost_places:
+            try:
+                pynvml.nvmlDeviceGetHandleByIndex(place)
+            except pynvml.NVMLError:
+                continue
+            for device in self._devices:
+                device.close()
+            self._initialise_again()
+            return
+
+    def _initialise_again(self) -> None:
+        with contextlib.suppress(AbsentError):  # the driver was unloaded meanwhile: what was known stays, unknown
+            self._initialise()
+
+    def _initialise(self) -> None:
+        try:
+            pynvml.nvmlInit()
+            self._devices = tuple(self._open_devices())
+        except pynvml.NVMLError as error:
+            if error.value in library.NOTHING_HERE:
+                raise AbsentError(library.reason(error.value)) from None
+            self._problem = library.unknown(error.value)
+            self._gpus = self._gpus or gpus_of_kernel(self._root)
+            return
+        if not self._devices:
+            raise AbsentError("the NVIDIA driver is loaded but knows no GPU")
+        self._gpus = tuple(device.gpu for device in self._devices)
+        self._lost_places = tuple(device.place for device in self._devices if isinstance(device, _LostDevice))
+        self._problem = None
+
+    def _open_devices(self) -> Iterator[Device | _LostDevice]:
+        functions = DeviceFunctions()
+        processes = ProcessLists(self._people)
+        index = 0
+        for place in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(place)
+                uuid = pynvml.nvmlDeviceGetUUID(handle)
+            except pynvml.NVMLError as error:
+                yield self._lost(place, index, error)
+                index += 1
+                continue
+            slices = list(_mig_slices(handle))
+            if not slices:
+                meter = GpmMeter.where_offered(handle)
+                gpu = _describe(handle, handle, uuid, index, parent=None)
+                yield Device(gpu, handle, functions, processes, meter)
+                index += 1
+            # A GPU that is cut into MIG slices runs nothing itself: its slices are the devices.
+            for part in slices:
+                gpu = _describe(part, handle, pynvml.nvmlDeviceGetUUID(part), index, parent=uuid)
+                instance = _ask(pynvml.nvmlDeviceGetGpuInstanceId, part)
+                meter = GpmMeter.where_offered(handle, instance) if known(instance) else None
+                yield Device(gpu, part, functions, processes, meter)
+                index += 1
+
+    def _lost(self, place: int, index: int, error: Any) -> _LostDevice:
+        of_kernel = gpus_of_kernel(self._root)
+        why = library.unknown(error.value)
+        if place < len(of_kernel):
+            told = of_kernel[place]
+            gpu = Gpu(told.uuid, index, told.name, "nvidia", told.minor, why, told.bus)
+        else:
+            gpu = Gpu(f"GPU-lost-{place}", index, why, "nvidia", why, why, why)
+        return _LostDevice(gpu, place, why.reason)
+
+    def close(self) -> None:
+        self._people.close()
+        for device in self._devices:
+            device.close()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def open_source(root: Path = Path("/")) -> Source:
+    return NvmlSource(root)
+
+
+def _mig_slices(handle: object) -> Iterator[Any]:
+    """The MIG devices that a GPU is cut into; none where MIG is off or unheard of."""
+    try:
+        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
+        if current != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return
+        for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with contextlib.suppress(pynvml.NVMLError_NotFound):
+                yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+    except pynvml.NVMLError:
+        return
+
+
+def _describe(handle: object, physical: object, uuid: str, index: int, *, parent: str | None) -> Gpu:
+    memory = _ask(lambda device: int(pynvml.nvmlDeviceGetMemoryInfo(device).total), handle)
+    bus = _ask(lambda device: str(pynvml.nvmlDeviceGetPciInfo(device).busId), physical)
+    return Gpu(
+        uuid=uuid,
+        index=index,
+        name=_ask(pynvml.nvmlDeviceGetName, handle),
+        vendor="nvidia",
+        minor=_ask(pynvml.nvmlDeviceGetMinorNumber, physical),
+        memory=memory,
+        # NVML pads the PCI domain to eight digits; the kernel writes four.
+        bus=bus[-12:].lower() if known(bus) else bus,
+        parent=parent,
+    )
+
+
+def _ask(call: Callable[[Any], Answer], handle: object) -> Answer | Unknown:
+    try:
+        return call(handle)
+    except pynvml.NVMLError as error:
+        return library.unknown(error.value)

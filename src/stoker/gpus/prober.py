@@ -1,0 +1,170 @@
+"""The guarded way to read GPUs: looks come from a helper process, and each has a deadline.
+
+A call into a sick driver can block for minutes in an uninterruptible sleep. It then blocks the helper; the prober
+answers "unknown" when the deadline is over, starts no second helper, asks no second question, and takes up again by
+itself when the driver answers.
+"""
+
+import os
+import select
+import time
+from typing import Final
+
+import msgspec
+
+from stoker.gpus.choice import check_spec
+from stoker.gpus.helper_process import HelperProcess
+from stoker.gpus.model import Choice, Gpu, Look, Reading, Unknown
+from stoker.gpus.source import AbsentError
+from stoker.gpus.wire import Answer
+
+# Longer than a healthy driver ever takes (a cold NVML initialisation without persistence mode: up to 2 s), shorter
+# than a person waits for a sentence.
+DEFAULT_DEADLINE: Final = 5.0
+# A helper that dies at once is not started again faster than this.
+_RESTART_EVERY: Final = 1.0
+
+
+class Prober:
+    """Looks at this machine's GPUs. `look()` waits; `ask()`, `fileno()` and `answer()` serve an event loop.
+
+    At most one helper process and one question are ever outstanding. Not for use from several threads.
+    """
+
+    def __init__(
+        self,
+        spec: str = "auto",
+        *,
+        deadline: float = DEFAULT_DEADLINE,
+        root: str | None = None,
+        helper: HelperProcess | None = None,
+    ) -> None:
+        """`helper` is one that was started beforehand; it is used if it reads what is wanted here."""
+        check_spec(spec)
+        self.spec = spec
+        self.deadline = deadline
+        self.choices: tuple[Choice, ...] = ()
+        self._root = root or os.environ.get("STOKER_ROOT", "/")
+        self._source = spec
+        self._gpus: tuple[Gpu, ...] = ()
+        self._decode = msgspec.msgpack.Decoder(Answer).decode
+        self._poll = select.poll()
+        self._helper = helper if helper and helper.spec == spec else None
+        if self._helper is not None:
+            self._poll.register(self._helper.fileno(), select.POLLIN)
+        self._started_at: float | None = None
+        self._asked_at: float | None = None
+        self._given_up = False
+
+    def look(self) -> Look:
+        """One look, within the deadline. Raises `AbsentError` when there is nothing to look at here."""
+        self.ask()
+        while (look := self.answer()) is None:
+            self._poll.poll(max(self.remaining(), 0) * 1000)
+        return look
+
+    def ask(self) -> None:
+        """Asks for a look, unless one is outstanding already. Never blocks."""
+        if self._given_up:
+            self._discard_late_answer()
+        if self._asked_at is not None:
+            return
+        helper = self._living_helper()
+        if helper is not None:
+            helper.ask()
+            self._asked_at = time.monotonic()
+
+    def fileno(self) -> int:
+        """Readable when an answer may have come; -1 while there is no helper."""
+        return self._helper.fileno() if self._helper and self._helper.death is None else -1
+
+    def remaining(self) -> float:
+        """Seconds until the outstanding look is given up."""
+        return self.deadline if self._asked_at is None else self._asked_at + self.deadline - time.monotonic()
+
+    def answer(self) -> Look | None:
+        """The look that was asked for, unknown once its deadline is over, None before that. Never blocks."""
+        helper = self._helper
+        if helper is None:
+            return self._unknown("the helper that reads the GPUs could not be started")
+        message = helper.receive() if helper.death is None else None
+        if message is not None:
+            self._asked_at = None
+            return self._understood(message)
+        if helper.death is not None:
+            self._asked_at = None
+            return self._unknown(f"the helper that reads the GPUs {helper.death}; it is started again")
+        if self._asked_at is None or self.remaining() > 0:
+            return None
+        if self._given_up:
+            return self._unknown(f"the driver has not answered for {time.monotonic() - self._asked_at:.0f} s")
+        self._given_up = True
+        return self._unknown(f"the driver did not answer in {self.deadline:g} s")
+
+    def close(self) -> None:
+        """Says goodbye to the helper. One that is blocked in the driver is left to end by itself."""
+        if self._helper is not None and self._helper.death is None:
+            self._helper.dismiss(busy=self._asked_at is not None)
+        self._helper = None
+        self._asked_at = None
+
+    def leave(self) -> None:
+        """For a program that is about to end: says goodbye without waiting to see an idle helper go."""
+        if self._asked_at is None and self._helper is not None:
+            self._helper.release()
+            self._helper = None
+        self.close()
+
+    def __enter__(self) -> "Prober":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _living_helper(self) -> HelperProcess | None:
+        helper = self._helper
+        if helper is not None and helper.death is None:
+            return helper
+        now = time.monotonic()
+        too_soon = self._started_at is not None and now - self._started_at < _RESTART_EVERY
+        if too_soon or (helper is not None and not helper.reaped_within(0.0)):
+            return None
+        self._started_at = now
+        try:
+            self._helper = HelperProcess(self.spec, self._root)
+        except OSError:
+            return None
+        self._poll = select.poll()
+        self._poll.register(self._helper.fileno(), select.POLLIN)
+        return self._helper
+
+    def _discard_late_answer(self) -> None:
+        """An answer that came after its deadline speaks of a time that was already called unknown."""
+        message = self._helper.receive() if self._helper and self._helper.death is None else None
+        if message is not None or (self._helper and self._helper.death is not None):
+            self._asked_at = None
+            self._given_up = False
+        if message is not None:
+            try:
+                self._understood(message)
+            except AbsentError:
+                return
+
+    def _understood(self, message: bytes) -> Look:
+        answer = self._decode(message)
+        if answer.absent is not None or answer.look is None:
+            raise AbsentError(answer.absent or "the helper that reads the GPUs found nothing")
+        if answer.choices:
+            self.choices = answer.choices
+        look = answer.look
+        self._source = look.source
+        if answer.same_gpus:
+            return msgspec.structs.replace(look, gpus=self._gpus)
+        if look.problem and not look.gpus:
+            return self._unknown(look.problem.reason)
+        self._gpus = look.gpus
+        return look
+
+    def _unknown(self, reason: str) -> Look:
+        readings = tuple(Reading.unknown(gpu.uuid, reason) for gpu in self._gpus)
+        return Look(self._source, time.monotonic(), time.time(), self._gpus, readings, problem=Unknown(reason))

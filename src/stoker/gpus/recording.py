@@ -1,0 +1,234 @@
+"""Readings over time in a file: one line per look, append-safe, whole up to the last line after any crash.
+
+The format is documented in docs/recordings.md. Every session begins with a header line; every look is one line,
+written in one call; a cell that is the same as in the line before is null. A line that was cut short by a crash is
+passed over by the reader and cannot spoil the ones that a later session appends.
+"""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from stoker.errors import BadInputError, StokerError
+from stoker.gpus.model import Gpu, Look, Pipes, Process, Reading, Unknown, Utilization
+
+FORMAT: Final = "stoker readings"
+VERSION: Final = 1
+# The fields of a reading in the order of a row's cells; the uuid is told by the row's place.
+_FIELDS: Final = tuple(name for name in Reading.__struct_fields__ if name != "uuid")
+_DIGITS: Final = {"span": 3, "power": 1, "power_limit": 1, "energy": 1, "temperature": 0}
+_DAMAGED: Final = Unknown("the recording is damaged before this look")
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The first line of a session."""
+
+    format: str
+    version: int
+    host: str
+    boot: str
+    """Monotonic times of different boots cannot be compared."""
+    source: str
+    gpus: tuple[Gpu, ...]
+
+
+class _Line(msgspec.Struct, frozen=True, array_like=True):
+    wall: float
+    at: float
+    rows: list[Any]
+    problem: str | None = None
+    note: str | None = None
+
+
+class RecordingWriter:
+    """Appends looks to a file. One writer at a time; a second one is refused."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._gpus: tuple[Gpu, ...] | None = None
+        self._before: list[list[Any]] = []
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StokerError(f"cannot write to {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            raise StokerError(f"{path} is being written by another recorder: choose another file") from None
+        self._mend()
+
+    def append(self, look: Look) -> None:
+        """Writes one look; it is in the file's hands when this returns."""
+        if look.gpus != self._gpus:
+            self._begin_session(look)
+        cells = [_cells(reading) for reading in look.readings]
+        rows = [_changed(new, old) for new, old in zip(cells, self._before, strict=True)]
+        self._before = cells
+        problem = look.problem.reason if look.problem else None
+        line = _Line(round(look.wall, 3), round(look.at, 3), rows, problem, look.note)
+        self._write(msgspec.json.encode(line))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _mend(self) -> None:
+        """Ends a line that a crash cut short, so that what follows stands on its own."""
+        size = os.fstat(self._descriptor).st_size
+        if not size:
+            return
+        if not _is_recording(os.pread(self._descriptor, 64, 0)):
+            os.close(self._descriptor)
+            raise BadInputError(f"{self._path} exists and is not a recording of readings: choose another file")
+        if os.pread(self._descriptor, 1, size - 1) != b"\n":
+            os.write(self._descriptor, b"\n")
+
+    def _begin_session(self, look: Look) -> None:
+        boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+        header = Header(FORMAT, VERSION, socket.gethostname(), boot, look.source, look.gpus)
+        self._write(msgspec.json.encode(header))
+        self._gpus = look.gpus
+        self._before = [[] for _ in look.gpus]
+
+    def _write(self, body: bytes) -> None:
+        line = body + b"\n"
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            raise StokerError(f"the recording {self._path} cannot be continued: {error.strerror}") from None
+        if written != len(line):
+            raise StokerError(f"the recording {self._path} cannot be continued: the disk is full")
+
+
+class RecordingReader:
+    """The looks of a recording, in order, with times that go on across sessions and reboots."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.damaged = 0
+        """How many lines could not be understood, after a full pass."""
+
+    def __iter__(self) -> Iterator[Look]:
+        session: _Session | None = None
+        last: Look | None = None
+        self.damaged = 0
+        for raw in self._lines():
+            try:
+                if raw.startswith(b"{"):
+                    session = _Session(msgspec.json.decode(raw, type=Header), last)
+                    continue
+                line = msgspec.json.decode(raw, type=_Line)
+                if session is None:
+                    raise msgspec.ValidationError("a look before any header")
+                last = session.look(line)
+            except (msgspec.DecodeError, ValueError):
+                self.damaged += 1
+                if session is not None:
+                    session.forget()
+                continue
+            yield last
+
+    def _lines(self) -> Iterator[bytes]:
+        try:
+            with self._path.open("rb") as file:
+                first = file.readline()
+                if not _is_recording(first):
+                    raise BadInputError(f"{self._path} is not a recording of readings")
+                _refuse_newer(first, self._path)
+                yield first
+                yield from file
+        except OSError as error:
+            raise BadInputError(f"the recording {self._path} cannot be read: {error.strerror}") from None
+
+
+class _Session:
+    """The lines under one header: fills in what was written as unchanged, and joins its clock to the one before."""
+
+    def __init__(self, header: Header, last: Look | None) -> None:
+        self._header = header
+        self._last = last
+        self._shift: float | None = None if last else 0.0
+        self._cells: list[list[Any]] = [[_DAMAGED] * len(_FIELDS) for _ in header.gpus]
+
+    def look(self, line: _Line) -> Look:
+        if self._shift is None and self._last is not None:
+            # The wall clock tells how long nobody recorded; it may have been set back meanwhile.
+            self._shift = self._last.at + max(line.wall - self._last.wall, 0.0) - line.at
+        readings = [self._reading(place, row) for place, row in enumerate(line.rows)]
+        if len(readings) != len(self._header.gpus):
+            raise ValueError("not one row per GPU")
+        return Look(
+            self._header.source,
+            line.at + (self._shift or 0.0),
+            line.wall,
+            self._header.gpus,
+            tuple(readings),
+            Unknown(line.problem) if line.problem is not None else None,
+            line.note,
+        )
+
+    def _reading(self, place: int, row: list[Any]) -> Reading:
+        if len(row) != len(_FIELDS):
+            raise ValueError("a row of another length")
+        cells = [
+            old if new is None else _decoded(name, new)
+            for name, new, old in zip(_FIELDS, row, self._cells[place], strict=True)
+        ]
+        if isinstance(cells[0], Unknown):
+            cells[0] = 0.0
+        self._cells[place] = cells
+        return Reading(self._header.gpus[place].uuid, *cells)
+
+    def forget(self) -> None:
+        """After a damaged line, "unchanged" means nothing."""
+        self._cells = [[_DAMAGED] * len(_FIELDS) for _ in self._header.gpus]
+
+
+_SHAPES: Final[dict[str, Any]] = {
+    "utilization": Utilization,
+    "processes": tuple[Process, ...],
+    "pipes": Pipes,
+    "memory_used": int,
+    "memory_total": int,
+}
+
+
+def _decoded(name: str, cell: Any) -> Any:
+    if isinstance(cell, str):
+        return Unknown(cell)
+    return msgspec.convert(cell, _SHAPES.get(name, float))
+
+
+def _cells(reading: Reading) -> list[Any]:
+    return [_encoded(name, getattr(reading, name)) for name in _FIELDS]
+
+
+def _encoded(name: str, value: Any) -> Any:
+    if isinstance(value, Unknown):
+        return value.reason
+    if isinstance(value, Utilization):
+        return [round(value.peak, 4), round(value.mean, 4), value.samples]
+    return round(value, _DIGITS[name]) if name in _DIGITS else value
+
+
+def _changed(new: list[Any], old: list[Any]) -> list[Any]:
+    return [None if cell == before else cell for cell, before in zip(new, old, strict=True)] if old else new
+
+
+def _is_recording(start: bytes) -> bool:
+    return start.startswith(b'{"format":"' + FORMAT.encode() + b'"')
+
+
+def _refuse_newer(first: bytes, path: Path) -> None:
+    try:
+        version = msgspec.json.decode(first, type=Header).version
+    except msgspec.DecodeError:
+        return
+    if version > VERSION:
+        raise BadInputError(f"{path} was recorded by a newer Stoker (format {version}): upgrade to read it")

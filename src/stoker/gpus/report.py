@@ -1,0 +1,99 @@
+"""A look as JSON for other programs: stable, documented in docs/json.md, null where a value is unknown."""
+
+from typing import Any
+
+import msgspec
+
+from stoker.gpus.model import Gpu, Look, Process, Reading, Unknown, known
+from stoker.gpus.state import state_of
+
+
+def look_as_json(look: Look) -> bytes:
+    """A list of objects, one per GPU, indented for people."""
+    return msgspec.json.format(msgspec.json.encode(gpus_of(look)), indent=2)
+
+
+def look_as_line(look: Look) -> bytes:
+    """One line: the time, the source, and the same list."""
+    return msgspec.json.encode({"time": round(look.wall, 3), "source": look.source, "gpus": gpus_of(look)})
+
+
+def gpus_of(look: Look) -> list[dict[str, Any]]:
+    """What is known of each GPU. A machine that could not be read is one unknown entry, never an empty list.
+
+    An empty list would make "all GPUs are idle" true.
+    """
+    if look.problem and not look.gpus:
+        why = look.problem
+        nothing = Gpu(uuid="", index=-1, name=why, vendor="nvidia", minor=why, memory=why, bus=why)
+        entry = _entry(nothing, Reading.unknown("", why.reason))
+        return [{**entry, "index": None, "uuid": None, "vendor": None}]
+    return [_entry(gpu, reading) for gpu, reading in zip(look.gpus, look.readings, strict=True)]
+
+
+def _entry(gpu: Gpu, reading: Reading) -> dict[str, Any]:
+    state, reason = state_of(reading)
+    utilization = reading.utilization
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "name": _or_null(gpu.name),
+        "vendor": gpu.vendor,
+        "minor": _or_null(gpu.minor),
+        "parent": gpu.parent,
+        "state": state,
+        "reason": reason,
+        "utilization": utilization.mean if known(utilization) else None,
+        "utilization_peak": utilization.peak if known(utilization) else None,
+        "utilization_samples": utilization.samples if known(utilization) else None,
+        "seconds": round(reading.span, 3),
+        "memory_used": _or_null(reading.memory_used),
+        "memory_total": _or_null(reading.memory_total),
+        "power_watts": _or_null(reading.power),
+        "power_limit_watts": _or_null(reading.power_limit),
+        "energy_joules": _or_null(reading.energy),
+        "temperature_celsius": _or_null(reading.temperature),
+        "processes": [_process(p) for p in reading.processes] if known(reading.processes) else None,
+        "pipes": _pipes(reading),
+        "unknown": _reasons(gpu, reading),
+    }
+
+
+def _process(process: Process) -> dict[str, Any]:
+    return {
+        "pid": process.pid,
+        "name": _or_null(process.name),
+        "user": _or_null(process.user),
+        "memory": _or_null(process.memory),
+        "utilization": _or_null(process.utilization),
+        "started": _or_null(process.started),
+    }
+
+
+def _pipes(reading: Reading) -> dict[str, float | None] | None:
+    pipes = reading.pipes
+    if not known(pipes):
+        return None
+    return {name: _or_null(getattr(pipes, name)) for name in ("graphics", "sm", "tensor", "dram")}
+
+
+def _reasons(gpu: Gpu, reading: Reading) -> dict[str, str]:
+    """Why each null is null."""
+    fields = {
+        "name": gpu.name,
+        "minor": gpu.minor,
+        "utilization": reading.utilization,
+        "memory_used": reading.memory_used,
+        "memory_total": reading.memory_total,
+        "power_watts": reading.power,
+        "power_limit_watts": reading.power_limit,
+        "energy_joules": reading.energy,
+        "temperature_celsius": reading.temperature,
+        "processes": reading.processes,
+        "pipes": reading.pipes,
+    }
+    return {name: value.reason for name, value in fields.items() if isinstance(value, Unknown)}
+
+
+def _or_null(value: Any) -> Any:
+    return None if isinstance(value, Unknown) else value

@@ -1,0 +1,15 @@
+"""Simulated GPUs: a source like any other, processes that occupy its memory and time, faults on demand."""
+
+from stoker.gpus.sim.machine import Machine, Shape, parse_shape
+from stoker.gpus.sim.process import SimulatedOutOfMemoryError, SimulatedProcess
+from stoker.gpus.sim.source import SimulatedSource, open_source
+
+__all__ = [
+    "Machine",
+    "Shape",
+    "SimulatedOutOfMemoryError",
+    "SimulatedProcess",
+    "SimulatedSource",
+    "open_source",
+    "parse_shape",
+]

@@ -1,0 +1,203 @@
+"""What is wrong with a simulated machine on purpose: the ways in which real drivers fail, on demand."""
+
+import math
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.gpus import plausible
+from stoker.gpus.model import NOT_SUPPORTED, Gpu, Maybe, Process, Reading, Unknown, known
+from stoker.gpus.sim.machine import Machine
+from stoker.units import format_duration, parse_duration
+
+FaultKind = Literal["lost", "unsupported", "hang", "absurd", "absent"]
+Field = Literal["utilization", "memory", "power", "processes", "temperature"]
+
+KINDS: Final[tuple[FaultKind, ...]] = get_args(FaultKind)
+FIELDS: Final[tuple[Field, ...]] = get_args(Field)
+
+LOST: Final = "GPU is lost"
+ABSENT: Final = "the simulated machine has a fault: its GPUs are absent"
+UNREADABLE: Final = "the simulated machine's faults.json cannot be read"
+# What a driver leaves in a field that it did not fill: all bits set.
+_BLANK_32: Final = 2**32 - 1
+_BLANK_64: Final = 2**64 - 1
+
+
+class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that is wrong, with one GPU or with all of them."""
+
+    kind: FaultKind
+    since: float
+    """Monotonic seconds."""
+    gpu: int | None = None
+    """None: every GPU."""
+    field: Field | None = None
+    """Only of `unsupported` and `absurd`."""
+    seconds: float | None = None
+    """Only of `hang`: how long every look blocks; None: until the fault is over."""
+    until: float | None = None
+    """When it ends by itself."""
+
+    def active(self, now: float) -> bool:
+        # One that seems to begin in the future is from before a reboot, when the clock began anew.
+        return self.since <= now < (math.inf if self.until is None else self.until)
+
+    def touches(self, gpu: int) -> bool:
+        return self.gpu is None or self.gpu == gpu
+
+    def __str__(self) -> str:
+        what = {
+            "lost": "lost",
+            "unsupported": f"{self.field} not supported",
+            "hang": "every look hangs" + (f" for {format_duration(self.seconds)}" if self.seconds else ""),
+            "absurd": f"{self.field} absurd",
+            "absent": "absent",
+        }[self.kind]
+        return f"{'every GPU' if self.gpu is None else f'GPU {self.gpu}'}: {what}"
+
+
+def parse_fault(kind: str, argument: str | None, gpu: int | None, now: float, lasts: float | None) -> Fault:
+    """A fault as people ask for it: `lost`, `unsupported power`, `absurd memory`, `hang 30s`, `absent`."""
+    until = None if lasts is None else now + lasts
+    match kind:
+        case "lost":
+            _no_argument(kind, argument)
+            return Fault("lost", now, gpu, until=until)
+        case "absent":
+            _no_argument(kind, argument)
+            if gpu is not None:
+                raise BadInputError("absent is a fault of the whole machine: leave --gpu out, or use lost")
+            return Fault("absent", now, until=until)
+        case "hang":
+            seconds = None if argument is None else parse_duration(argument)
+            return Fault("hang", now, gpu, seconds=seconds, until=until)
+        case "unsupported":
+            return Fault("unsupported", now, gpu, _field(kind, argument), until=until)
+        case "absurd":
+            return Fault("absurd", now, gpu, _field(kind, argument), until=until)
+    raise BadInputError(f"{kind!r} is not a fault: choose {', '.join(KINDS)}")
+
+
+def _no_argument(kind: str, argument: str | None) -> None:
+    if argument is not None:
+        raise BadInputError(f"{kind} takes no {argument!r}: it is about the GPU as a whole")
+
+
+def _field(kind: str, argument: str | None) -> Field:
+    for field in FIELDS:
+        if argument == field:
+            return field
+    raise BadInputError(f"say which field is {kind}: {', '.join(FIELDS)}")
+
+
+def read_faults(machine: Machine, now: float) -> tuple[Fault, ...] | Unknown:
+    """The faults that the machine has now; unknown when its file is broken."""
+    try:
+        content = (machine.directory / "faults.json").read_bytes()
+    except FileNotFoundError:
+        return ()
+    except OSError:
+        return Unknown(UNREADABLE)
+    try:
+        faults = msgspec.json.decode(content, type=tuple[Fault, ...])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Unknown(UNREADABLE)
+    return tuple(fault for fault in faults if fault.active(now))
+
+
+def add_fault(machine: Machine, fault: Fault) -> None:
+    """Breaks the machine in one more way; the same fault again replaces the one before."""
+    with machine.locked():
+        there = _readable(machine)
+        others = [one for one in there if (one.kind, one.gpu, one.field) != (fault.kind, fault.gpu, fault.field)]
+        _write(machine, (*others, fault))
+
+
+def clear_faults(machine: Machine, kind: str | None = None, gpu: int | None = None) -> tuple[Fault, ...]:
+    """Mends the machine, or only faults of a kind or of a GPU, and gives what was mended."""
+    if kind is not None and kind not in KINDS:
+        raise BadInputError(f"{kind!r} is not a fault: choose {', '.join(KINDS)}")
+    with machine.locked():
+        there = _readable(machine)
+        mended = tuple(one for one in there if kind in (None, one.kind) and gpu in (None, one.gpu))
+        _write(machine, tuple(one for one in there if one not in mended))
+    return mended
+
+
+def _readable(machine: Machine) -> tuple[Fault, ...]:
+    faults = read_faults(machine, machine.clock())
+    return () if isinstance(faults, Unknown) else faults
+
+
+def _write(machine: Machine, faults: tuple[Fault, ...]) -> None:
+    machine.replace(machine.directory / "faults.json", msgspec.json.encode(faults))
+
+
+def faulty_gpu(gpu: Gpu, faults: tuple[Fault, ...]) -> Gpu:
+    """The device as a driver with these faults describes it."""
+    if any(fault.kind == "unsupported" and fault.field == "memory" for fault in faults if fault.touches(gpu.index)):
+        return msgspec.structs.replace(gpu, memory=Unknown(NOT_SUPPORTED))
+    return gpu
+
+
+def faulty_reading(gpu: Gpu, reading: Reading, faults: tuple[Fault, ...]) -> Reading:
+    """The reading as a driver with these faults gives it."""
+    for fault in faults:
+        if not fault.touches(gpu.index):
+            continue
+        if fault.kind == "lost":
+            return Reading.unknown(reading.uuid, LOST, span=reading.span)
+        if fault.kind == "unsupported" and fault.field is not None:
+            reading = _without(reading, fault.field)
+        elif fault.kind == "absurd" and fault.field is not None:
+            reading = _absurd(reading, fault.field)
+    return reading
+
+
+def _without(reading: Reading, field: Field) -> Reading:
+    why = Unknown(NOT_SUPPORTED)
+    replace = msgspec.structs.replace
+    match field:
+        case "utilization":
+            processes = _each(reading.processes, utilization=why)
+            return replace(reading, utilization=why, processes=processes)
+        case "memory":
+            return replace(reading, memory_used=why, memory_total=why, processes=_each(reading.processes, memory=why))
+        case "power":
+            return replace(reading, power=why, power_limit=why, energy=why)
+        case "temperature":
+            return replace(reading, temperature=why)
+        case "processes":
+            return replace(reading, processes=why)
+
+
+def _absurd(reading: Reading, field: Field) -> Reading:
+    """Blank values in the place of real ones, believed as little as those of a real driver are."""
+    replace = msgspec.structs.replace
+    percent = plausible.fraction(_BLANK_32)
+    used = plausible.memory_used(_BLANK_64, reading.memory_total)
+    match field:
+        case "utilization":
+            return replace(reading, utilization=_never(percent))
+        case "memory":
+            return replace(reading, memory_used=used)
+        case "power":
+            blank = plausible.watts(_BLANK_32 / 1000)
+            return replace(reading, power=blank, energy=_never(blank))
+        case "temperature":
+            return replace(reading, temperature=plausible.celsius(_BLANK_32))
+        case "processes":
+            return replace(reading, processes=_each(reading.processes, memory=used, utilization=percent))
+
+
+def _never(value: Maybe[float]) -> Unknown:
+    """For values that no check lets through."""
+    return value if isinstance(value, Unknown) else Unknown("the driver reported a blank value")
+
+
+def _each(processes: Maybe[tuple[Process, ...]], **changes: Maybe[int] | Maybe[float]) -> Maybe[tuple[Process, ...]]:
+    if not known(processes):
+        return processes
+    return tuple(msgspec.structs.replace(process, **changes) for process in processes)

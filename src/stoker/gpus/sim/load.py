@@ -1,0 +1,404 @@
+"""What a process does on simulated GPUs: phases, scripts made of them, and sums over time. No clock, no I/O.
+
+Everything a reader wants is a difference of two running totals (`work`, `effort`), so that a look after a
+second and a look after a day cost the same and neither misses a burst.
+"""
+
+import math
+import re
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.units import (
+    format_duration,
+    format_memory,
+    format_percent,
+    parse_duration,
+    parse_fraction,
+    parse_memory,
+)
+
+Kind = Literal["busy", "idle", "spin", "grow", "burst"]
+# Checked when a file is read: one that was edited by hand must not stop a reader.
+_Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0)]
+_Bytes = Annotated[int, msgspec.Meta(ge=0)]
+
+# What a training at full steam shows; also what `stoker sim load` does when nothing else is asked for.
+DEFAULT_UTILIZATION: Final = 0.9
+# A deadlocked collective spins on every SM and computes nothing: boards seen in that state drew about a fifth
+# of the way from idle to their limit while reporting 100 %.
+SPIN_POWER: Final = 0.2
+# A reader may look back as far as a driver's buffer reaches (100 samples at 6 Hz); what ended before that is
+# folded into the running totals.
+HISTORY: Final = 20.0
+# Growing memory is claimed in steps: often enough to look smooth and to fail near the right moment, seldom
+# enough that a load of hours costs nothing.
+GROW_EVERY: Final = 0.1
+GROW_BY: Final = 64 * 2**20
+
+_MEMORY_WORD: Final = re.compile(r"[\d.]+\s*[a-z]*b", re.IGNORECASE)
+_FORMS: Final[dict[Kind, str]] = {
+    "busy": "busy 90% 30s",
+    "idle": "idle 20s",
+    "spin": "spin 60s",
+    "grow": "grow 2GiB 20GiB 30s",
+    "burst": "burst 80% 0.5s/10s 60s",
+}
+
+
+class Phase(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A stretch in which a process treats its GPU in one way."""
+
+    kind: Kind
+    seconds: _Seconds | None = None
+    """None: for ever."""
+    utilization: _Fraction = 0.0
+    power: _Fraction = 0.0
+    """The share of the way from the board's idle draw to its limit."""
+    memory: _Bytes | None = None
+    """What the process holds from the start of the phase; None: what it held before."""
+    memory_end: _Bytes | None = None
+    """Only of `grow`: what it holds at the end."""
+    burst: _Seconds | None = None
+    """Only of `burst`: active for this many seconds at the start of every `period`."""
+    period: _Seconds | None = None
+
+    @property
+    def length(self) -> float:
+        return math.inf if self.seconds is None else self.seconds
+
+    def active(self, elapsed: float) -> float:
+        """Seconds, of the first `elapsed` of the phase, in which it asked anything of the GPU."""
+        if self.burst is None or self.period is None:
+            return elapsed
+        whole, rest = divmod(elapsed, self.period)
+        return whole * self.burst + min(rest, self.burst)
+
+    def memory_at(self, elapsed: float) -> int | None:
+        if self.memory is None or self.memory_end is None or self.seconds is None:
+            return self.memory
+        share = min(1.0, elapsed / self.seconds)
+        return round(self.memory + (self.memory_end - self.memory) * share)
+
+    def __str__(self) -> str:
+        words: list[str] = [self.kind]
+        if self.memory is not None:
+            words.append(format_memory(self.memory).replace(" ", ""))
+        if self.memory_end is not None:
+            words.append(format_memory(self.memory_end).replace(" ", ""))
+        if self.kind in ("busy", "grow", "burst"):
+            words.append(format_percent(self.utilization))
+        if self.burst is not None and self.period is not None:
+            words.append(f"{_exactly(self.burst)}/{_exactly(self.period)}")
+        if self.seconds is not None:
+            words.append(_exactly(self.seconds))
+        return " ".join(words)
+
+
+def _exactly(seconds: float) -> str:
+    """A duration as people read it, but no short one as nothing."""
+    return f"{seconds:g}s" if seconds < 10 else format_duration(seconds)
+
+
+def busy(
+    utilization: float = DEFAULT_UTILIZATION,
+    seconds: float | None = None,
+    *,
+    power: float | None = None,
+    memory: int | None = None,
+) -> Phase:
+    """Steady work; it draws power in proportion unless told otherwise."""
+    share = utilization if power is None else power
+    return Phase("busy", seconds, _fraction(utilization), _fraction(share), memory)
+
+
+def idle(seconds: float | None = None, *, memory: int | None = None) -> Phase:
+    return Phase("idle", seconds, memory=memory)
+
+
+def spin(seconds: float | None = None, *, memory: int | None = None) -> Phase:
+    """100 % that computes nothing: the signature of a deadlocked collective."""
+    return Phase("spin", seconds, 1.0, SPIN_POWER, memory)
+
+
+def grow(memory: int, memory_end: int, seconds: float, *, utilization: float = DEFAULT_UTILIZATION) -> Phase:
+    """Work whose memory grows, or shrinks, steadily."""
+    return Phase("grow", seconds, _fraction(utilization), utilization, memory, memory_end)
+
+
+def burst(
+    utilization: float,
+    active: float,
+    period: float,
+    seconds: float | None = None,
+    *,
+    memory: int | None = None,
+) -> Phase:
+    """Short work again and again, such as a server that is asked now and then."""
+    if not 0 < active <= period:
+        raise BadInputError(
+            f"a burst of {format_duration(active)} does not fit into every {format_duration(period)}: "
+            "write it like 0.5s/10s"
+        )
+    return Phase("burst", seconds, _fraction(utilization), utilization, memory, burst=active, period=period)
+
+
+def _fraction(value: float) -> float:
+    if not 0 <= value <= 1:
+        raise BadInputError(f"{value:g} is out of range: a utilization or a share of power is between 0 and 1")
+    return value
+
+
+def parse_phase(text: str) -> Phase:
+    """A phase as people write it: `busy 90% 30s`, `grow 2GiB 20GiB 30s`, `burst 80% 0.5s/10s 60s`.
+
+    The order after the kind is free; percentages need their %, memory its B; without a duration: for ever.
+    """
+    kind, *words = text.split() or [""]
+    if kind not in _FORMS:
+        raise BadInputError(f"{text!r} is not a phase of a load: it begins with {', '.join(_FORMS)}")
+    said = _Words(text, words)
+    example = _FORMS[kind]
+    phase: Phase
+    match kind:
+        case "busy":
+            said.at_most(example, percents=1, memories=1, durations=1)
+            phase = busy(said.utilization(), said.seconds(), memory=said.memory())
+        case "idle":
+            said.at_most(example, memories=1, durations=1)
+            phase = idle(said.seconds(), memory=said.memory())
+        case "spin":
+            said.at_most(example, memories=1, durations=1)
+            phase = spin(said.seconds(), memory=said.memory())
+        case "grow":
+            said.at_most(example, percents=1, memories=2, durations=1)
+            if len(said.memories) != 2 or not said.durations:
+                raise BadInputError(f"{text!r} does not say from how much to how much and how long: write {example!r}")
+            first, last = said.memories
+            phase = grow(first, last, said.durations[0], utilization=said.utilization())
+        case _:
+            said.at_most(example, percents=1, memories=1, durations=1, rhythms=1)
+            if not said.rhythms:
+                raise BadInputError(f"{text!r} does not say how long and how often: write {example!r}")
+            phase = burst(said.utilization(), *said.rhythms[0], said.seconds(), memory=said.memory())
+    if phase.seconds == 0:
+        raise BadInputError(f"{text!r} lasts no time: leave the phase out or give it a duration")
+    return phase
+
+
+class _Words:
+    """The words of a phase sorted by what they are."""
+
+    def __init__(self, text: str, words: list[str]) -> None:
+        self.text = text
+        self.percents: list[float] = []
+        self.memories: list[int] = []
+        self.durations: list[float] = []
+        self.rhythms: list[tuple[float, float]] = []
+        for word in words:
+            if word.endswith("%"):
+                self.percents.append(parse_fraction(word))
+            elif "/" in word:
+                active, _, period = word.partition("/")
+                self.rhythms.append((parse_duration(active), parse_duration(period)))
+            elif _MEMORY_WORD.fullmatch(word):
+                self.memories.append(parse_memory(word))
+            else:
+                self.durations.append(parse_duration(word))
+
+    def at_most(
+        self, example: str, *, percents: int = 0, memories: int = 0, durations: int = 0, rhythms: int = 0
+    ) -> None:
+        if (
+            len(self.percents) > percents
+            or len(self.memories) > memories
+            or len(self.durations) > durations
+            or len(self.rhythms) > rhythms
+        ):
+            raise BadInputError(f"{self.text!r} says too much for a phase of its kind: write it like {example!r}")
+
+    def utilization(self) -> float:
+        return self.percents[0] if self.percents else DEFAULT_UTILIZATION
+
+    def memory(self) -> int | None:
+        return self.memories[0] if self.memories else None
+
+    def seconds(self) -> float | None:
+        return self.durations[0] if self.durations else None
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Running totals, in seconds of a fully used GPU."""
+
+    work: float = 0.0
+    """What the driver would count as utilization."""
+    effort: float = 0.0
+    """What the board would draw power for."""
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(self.work + other.work, self.effort + other.effort)
+
+    def __sub__(self, other: "Totals") -> "Totals":
+        return Totals(self.work - other.work, self.effort - other.effort)
+
+    def __mul__(self, times: float) -> "Totals":
+        return Totals(self.work * times, self.effort * times)
+
+
+class Script(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Phases one after the other from a moment on; after the last, nothing, unless it repeats."""
+
+    start: float
+    """Monotonic seconds."""
+    phases: Annotated[tuple[Phase, ...], msgspec.Meta(min_length=1)]
+    repeat: bool = False
+
+    @property
+    def cycle(self) -> float:
+        return math.fsum(phase.length for phase in self.phases)
+
+    @property
+    def end(self) -> float:
+        return math.inf if self.repeat else self.start + self.cycle
+
+    def totals(self, at: float) -> Totals:
+        """Running totals from the start of the script until `at`."""
+        cycles, elapsed = self._position(at)
+        total = self._within(elapsed)
+        return total + self._within(self.cycle) * cycles if cycles else total
+
+    def _position(self, at: float) -> tuple[int, float]:
+        """How many whole cycles are over at a moment, and how far the present one is."""
+        elapsed = max(0.0, at - self.start)
+        cycle = self.cycle
+        if self.repeat and 0 < cycle < math.inf:
+            cycles, rest = divmod(elapsed, cycle)
+            return int(cycles), rest
+        return 0, min(elapsed, cycle)
+
+    def _within(self, elapsed: float) -> Totals:
+        """Totals of the first `elapsed` seconds of one cycle."""
+        work = effort = 0.0
+        for phase in self.phases:
+            if elapsed <= 0:
+                break
+            active = phase.active(min(elapsed, phase.length))
+            work += phase.utilization * active
+            effort += phase.power * active
+            elapsed -= phase.length
+        return Totals(work, effort)
+
+    def phase_at(self, at: float) -> tuple[Phase, float] | None:
+        """The phase that runs at a moment and how long it has; None before the start and after the end."""
+        if not self.start <= at < self.end:
+            return None
+        _, elapsed = self._position(at)
+        for phase in self.phases:
+            if elapsed < phase.length:
+                return phase, elapsed
+            elapsed -= phase.length
+        # Rounding can leave a cycle that is just over by a hair: it is still in its last phase.
+        return self.phases[-1], self.phases[-1].length
+
+    def memory_at(self, at: float) -> int | None:
+        """What the script wants held at a moment; None while it has not said."""
+        cycles, elapsed = self._position(at)
+        wanted = self._memory_within(self.cycle) if cycles else None
+        now = self._memory_within(elapsed)
+        return wanted if now is None else now
+
+    def _memory_within(self, elapsed: float) -> int | None:
+        wanted: int | None = None
+        for phase in self.phases:
+            if elapsed < 0:
+                break
+            said = phase.memory_at(min(elapsed, phase.length))
+            wanted = wanted if said is None else said
+            elapsed -= phase.length
+        return wanted
+
+    def next_memory_change(self, at: float) -> float:
+        """The moment at which what the script wants held may next differ; infinity when it never will."""
+        if all(phase.memory is None for phase in self.phases):
+            return math.inf
+        running = self.phase_at(at)
+        if running is None:
+            return self.start if at < self.start else math.inf
+        phase, elapsed = running
+        # Rounding must not make a boundary of this very moment: whoever waits for the next change would never pass.
+        boundary = max(at + (phase.length - elapsed), math.nextafter(at, math.inf))
+        if phase.memory is None or phase.memory_end is None or phase.memory == phase.memory_end:
+            return boundary
+        rate = abs(phase.memory_end - phase.memory) / phase.length
+        return min(boundary, at + max(GROW_EVERY, GROW_BY / rate))
+
+
+class Use(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one process holds and does on one GPU, from when it attached to when it let go."""
+
+    number: int
+    """Tells apart the uses of one process."""
+    gpu: int
+    """The index within the machine, whatever the process calls it."""
+    start: float
+    memory: _Bytes = 0
+    context: _Bytes = 0
+    """Held from attaching to the end, as a CUDA context is."""
+    scripts: tuple[Script, ...] = ()
+    """In order; each one lasts until the next begins."""
+    before: Totals = Totals()
+    """The totals of older scripts that are no longer listed."""
+    ended: float | None = None
+
+    def held(self) -> int:
+        return 0 if self.ended is not None else self.memory + self.context
+
+    def totals(self, at: float) -> Totals:
+        """Running totals since the process attached."""
+        until = at if self.ended is None else min(at, self.ended)
+        total = self.before
+        for script, replaced in self._stretches():
+            total += script.totals(min(until, replaced))
+        return total
+
+    def phase_at(self, at: float) -> Phase | None:
+        """What runs on the GPU at a moment; None when nothing does."""
+        for script, replaced in self._stretches():
+            if script.start <= at < replaced and (self.ended is None or at < self.ended):
+                running = script.phase_at(at)
+                return running[0] if running else None
+        return None
+
+    def _stretches(self) -> list[tuple[Script, float]]:
+        replaced = [script.start for script in self.scripts[1:]]
+        return list(zip(self.scripts, [*replaced, math.inf], strict=True)) if self.scripts else []
+
+    def with_script(self, script: Script) -> "Use":
+        """The use after a new script took over; those that nobody can ask about any more are folded away."""
+        kept = [*self.scripts, script]
+        before = self.before
+        while len(kept) > 1 and kept[1].start < script.start - HISTORY:
+            oldest = kept.pop(0)
+            before += oldest.totals(kept[0].start)
+        return msgspec.structs.replace(self, scripts=tuple(kept), before=before)
+
+
+class Load(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything one process does on the machine. Its identity is pid plus start time, never pid alone."""
+
+    pid: int
+    started: int
+    uses: tuple[Use, ...] = ()
+
+    def lately(self, now: float) -> "Load":
+        """The load without uses that ended too long ago for anybody to ask."""
+        kept = (use for use in self.uses if use.ended is None or 0 <= now - use.ended <= HISTORY)
+        return msgspec.structs.replace(self, uses=tuple(kept))
+
+    def with_use(self, use: Use) -> "Load":
+        """The load with this use in the place of the one of the same number, or added."""
+        others = (one for one in self.uses if one.number != use.number)
+        return msgspec.structs.replace(self, uses=tuple(sorted((*others, use), key=lambda one: one.number)))

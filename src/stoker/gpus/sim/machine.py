@@ -1,0 +1,277 @@
+"""A simulated machine: its GPUs, and the directory through which the processes on it know of each other.
+
+The directory holds one file for each process that uses the machine (`loads/PID-STARTTIME.json`), the `lock`
+under which they are changed, and `faults.json`. A process is there as long as /proc says so, never because of
+its file: one that was killed gives its memory back at once. Readers take no lock and change nothing.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from stoker.errors import BadInputError, StokerError
+from stoker.gpus.model import Gpu
+from stoker.gpus.sim.load import HISTORY, Load, Use
+from stoker.units import format_memory, parse_memory
+
+DEFAULT_GPUS: Final = 4
+DEFAULT_MEMORY: Final = 24 * 2**30
+# More than any machine sold; a slip of the finger should not make a table of ten thousand lines.
+MOST_GPUS: Final = 64
+MOST_MEMORY: Final = 2**40
+# A GPU's device number must not pass for its index: whoever mixes the two up should find nothing.
+FIRST_MINOR: Final = 10
+# The lock is held for a millisecond; whoever waits this long waits for a process that was stopped in it.
+LOCK_PATIENCE: Final = 30.0
+_LOCK_POLL: Final = 0.002
+
+_SHAPE: Final = re.compile(r"(\d{1,6})(?:x(.+))?")
+_LOAD_NAME: Final = re.compile(r"(\d+)-(\d+)\.json")
+_PREFIX: Final = "sim"
+_UNITS: Final = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """How many GPUs a simulated machine has, and how much memory each."""
+
+    count: int
+    memory: int
+
+    def __str__(self) -> str:
+        return f"{self.count}x{_exact_memory(self.memory)}"
+
+
+def _exact_memory(amount: int) -> str:
+    """The amount in the largest unit that writes it without loss: two shapes never share a name."""
+    return next(f"{amount // size}{unit}" for unit, size in _UNITS if amount % size == 0)
+
+
+def parse_shape(argument: str) -> Shape:
+    """The shape in what follows `sim:`: `4`, `2x24GiB`, either with `@DIR` behind it; nothing means `4`."""
+    return _parse(argument)[0]
+
+
+def _parse(argument: str) -> tuple[Shape, str | None]:
+    written, at, directory = argument.strip().partition("@")
+    if at and not directory:
+        raise BadInputError(f"'sim:{argument}' names no directory after the @: write it like sim:4@/tmp/machine")
+    if not written:
+        return Shape(DEFAULT_GPUS, DEFAULT_MEMORY), directory or None
+    match = _SHAPE.fullmatch(written)
+    if not match:
+        raise BadInputError(f"'sim:{argument}' is not a simulated machine: write it like sim:4 or sim:2x24GiB")
+    count = int(match[1])
+    memory = parse_memory(match[2]) if match[2] else DEFAULT_MEMORY
+    if not 1 <= count <= MOST_GPUS:
+        raise BadInputError(f"'sim:{argument}' asks for {count} GPUs: a simulated machine has 1 to {MOST_GPUS}")
+    if not 1 <= memory <= MOST_MEMORY:
+        raise BadInputError(f"'sim:{argument}' asks for GPUs with {memory} bytes: each has at least 1 and at most 1TiB")
+    return Shape(count, memory), directory or None
+
+
+def state_directory(environment: Mapping[str, str]) -> Path:
+    """Where simulated machines live when their spec does not say."""
+    if said := environment.get("STOKER_SIM_DIR"):
+        return Path(said)
+    if home := environment.get("STOKER_HOME"):
+        return Path(home) / "sim"
+    state = environment.get("XDG_STATE_HOME") or Path(environment.get("HOME") or Path.home()) / ".local" / "state"
+    return Path(state) / "stoker" / "sim"
+
+
+def is_simulated(spec: str) -> bool:
+    """Whether a source spec, such as the value of STOKER_GPUS, means simulated GPUs."""
+    return spec == _PREFIX or spec.startswith(f"{_PREFIX}:")
+
+
+class Machine:
+    """One simulated machine. All processes that name the same directory and shape share it."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        directory: Path,
+        *,
+        root: Path = Path("/"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.shape = shape
+        self.directory = directory.expanduser().absolute() / str(shape)
+        self.root = root
+        self.proc = root / "proc"
+        self.clock = clock
+        self.gpus = tuple(_gpu(shape, index) for index in range(shape.count))
+        self._decode = msgspec.json.Decoder(Load).decode
+
+    @classmethod
+    def find(cls, spec: str, environment: Mapping[str, str]) -> "Machine":
+        """The machine of a spec, with or without the `sim:` in front."""
+        argument = spec[len(_PREFIX) :].removeprefix(":") if is_simulated(spec) else spec
+        shape, directory = _parse(argument)
+        return cls(shape, Path(directory) if directory else state_directory(environment))
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str]) -> "Machine":
+        """The machine that STOKER_GPUS names."""
+        spec = environment.get("STOKER_GPUS", "")
+        if not is_simulated(spec):
+            raise StokerError("STOKER_GPUS names no simulated machine: set it like STOKER_GPUS=sim:4")
+        return cls.find(spec, environment)
+
+    @property
+    def loads_directory(self) -> Path:
+        return self.directory / "loads"
+
+    # Reading: no lock, nothing changed
+
+    def loads(self) -> tuple["Found", ...]:
+        """Every load that has a file, of the living and of the dead, in the order of pids."""
+        try:
+            names = [path.name for path in self.loads_directory.iterdir()]
+        except FileNotFoundError:
+            return ()
+        matches = [match for name in names if (match := _LOAD_NAME.fullmatch(name))]
+        found = [self._found(match[0], int(match[1]), int(match[2])) for match in matches]
+        return tuple(sorted((one for one in found if one is not None), key=lambda one: one.identity))
+
+    def _found(self, name: str, pid: int, started: int) -> "Found | None":
+        path = self.loads_directory / name
+        state = process_state(self.proc, pid, started)
+        try:
+            load = self._decode(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return Found(path, (pid, started), state, None)
+        return Found(path, (pid, started), state, load)
+
+    def held(self, gpu: int, loads: tuple["Found", ...]) -> int:
+        """Bytes that living processes hold on a GPU."""
+        return sum(use.held() for found in loads for use in found.present_uses() if use.gpu == gpu)
+
+    # Changing: only under the lock
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[tuple["Found", ...]]:
+        """Holds the machine still, and gives the loads that are left after the dead were cleared away."""
+        try:
+            self.loads_directory.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StokerError(
+                f"the simulated machine in {self.directory} cannot be used ({error.strerror}): "
+                "set STOKER_SIM_DIR to a directory that can be written"
+            ) from error
+        try:
+            self._take(file)
+            yield self._sweep(self.clock())
+        finally:
+            os.close(file)
+
+    def _take(self, file: int) -> None:
+        patience = time.monotonic() + LOCK_PATIENCE
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > patience:
+                    raise StokerError(
+                        f"another process holds {self.directory / 'lock'} and does not let go: "
+                        "end it (fuser names it) and try again"
+                    ) from None
+                time.sleep(_LOCK_POLL)
+            else:
+                return
+
+    def _sweep(self, now: float) -> tuple["Found", ...]:
+        # Files are only written under the lock, so these are of writers that were killed.
+        for half in self.loads_directory.glob("*.new"):
+            half.unlink(missing_ok=True)
+        kept = []
+        for found in self.loads():
+            if found.matters(now):
+                kept.append(found)
+            else:
+                found.path.unlink(missing_ok=True)
+        return tuple(kept)
+
+    def write(self, load: Load) -> None:
+        """Puts down what a process does now. Call it only under the lock."""
+        self.replace(self.loads_directory / f"{load.pid}-{load.started}.json", msgspec.json.encode(load))
+
+    def replace(self, path: Path, content: bytes) -> None:
+        """Readers see the old content or the new, never a part. Call it only under the lock."""
+        new = path.with_name(f"{path.name}.new")
+        new.write_bytes(content)
+        new.replace(path)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A load as it lies in the directory, with what /proc says of its process."""
+
+    path: Path
+    identity: tuple[int, int]
+    """Pid and start time."""
+    state: str | None
+    """The letter of /proc/PID/stat; None when that process is no more."""
+    load: Load | None
+    """None when the file cannot be read."""
+
+    @property
+    def alive(self) -> bool:
+        return self.state is not None
+
+    @property
+    def stopped(self) -> bool:
+        return self.state in ("T", "t")
+
+    def present_uses(self) -> Iterator[Use]:
+        """Uses that hold something now."""
+        if self.alive and self.load is not None:
+            yield from (use for use in self.load.uses if use.ended is None)
+
+    def matters(self, now: float) -> bool:
+        """Whether the file is of use: its process lives, or let go so lately that a look may ask."""
+        if self.load is None:
+            return self.alive
+        ends = [use.ended for use in self.load.uses]
+        return (self.alive and None in ends) or any(end is not None and 0 <= now - end <= HISTORY for end in ends)
+
+
+def process_state(proc: Path, pid: int, started: int) -> str | None:
+    """The state letter of a process that is this one and still runs; a zombie has given everything back."""
+    found = read_stat(proc, pid)
+    if found is None or found[1] != started or found[0] in ("Z", "X", "x"):
+        return None
+    return found[0]
+
+
+def read_stat(proc: Path, pid: int) -> tuple[str, int] | None:
+    """State letter and start time, in clock ticks since boot, of whatever process has this pid."""
+    try:
+        stat = (proc / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    # The command may hold spaces and parentheses; what follows its last parenthesis cannot.
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    return (fields[0].decode(), int(fields[19])) if len(fields) > 19 else None
+
+
+def _gpu(shape: Shape, index: int) -> Gpu:
+    return Gpu(
+        uuid=f"GPU-51000000-0000-4000-8000-{index:012x}",
+        index=index,
+        name=f"Simulated {format_memory(shape.memory)}",
+        vendor="sim",
+        minor=index + FIRST_MINOR,
+        memory=shape.memory,
+        # A PCI domain that no real machine uses: nothing of it is to be found in sysfs.
+        bus=f"5100:{index + 1:02x}:00.0",
+    )

@@ -1,0 +1,220 @@
+"""A process on a simulated GPU, from its own side: what a simulated trainer calls in the place of CUDA."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from stoker.errors import BadInputError, StokerError
+from stoker.gpus.model import Gpu
+from stoker.gpus.sim.load import Load, Phase, Script, Use, busy
+from stoker.gpus.sim.machine import Found, Machine, read_stat
+from stoker.gpus.visible import visible_gpus
+
+# The longest single sleep: nothing happens then, it only keeps the number within what the kernel takes.
+_LONGEST_SLEEP: Final = 86_400.0
+
+
+class SimulatedOutOfMemoryError(StokerError, RuntimeError):
+    """What was asked for does not fit. Worded as PyTorch's, because programs recognise OOM by its words."""
+
+    def __init__(self, requested: int, gpu: int, total: int, free: int) -> None:
+        super().__init__(
+            f"CUDA out of memory. Tried to allocate {_as_torch(requested)}. "
+            f"GPU {gpu} has a total capacity of {_as_torch(total)} of which {_as_torch(free)} is free."
+        )
+        self.requested = requested
+        self.free = free
+
+
+def _as_torch(amount: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if amount >= size:
+            return f"{amount / size:.2f} {unit}"
+    return f"{amount} bytes"
+
+
+class SimulatedProcess:
+    """This process on one simulated GPU. Attach again for a second one; leaving gives everything back.
+
+    with SimulatedProcess.attach(gpu=0) as gpu:
+        gpu.allocate(8 * 2**30)
+        gpu.work(utilization=0.9)
+    """
+
+    def __init__(self, machine: Machine, gpu: Gpu, index: int, load: Load, number: int) -> None:
+        self.machine = machine
+        self.gpu = gpu
+        self.index = index
+        """What this process calls the GPU: its place among those that CUDA_VISIBLE_DEVICES leaves."""
+        self._identity = (load.pid, load.started)
+        self._number = number
+
+    @classmethod
+    def attach(
+        cls,
+        gpu: int = 0,
+        *,
+        context: int = 0,
+        machine: Machine | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Opens a GPU, counted as CUDA counts: within CUDA_VISIBLE_DEVICES. `context` is held all along."""
+        surroundings = os.environ if environment is None else environment
+        there = Machine.of_environment(surroundings) if machine is None else machine
+        device = _visible(there, gpu, surroundings)
+        pid = os.getpid()
+        stat = read_stat(there.proc, pid)
+        if stat is None:
+            raise StokerError(f"{there.proc}/{pid}/stat cannot be read: simulated GPUs need /proc to tell who is alive")
+        with there.locked() as loads:
+            now = there.clock()
+            mine = (_load_of(loads, (pid, stat[1])) or Load(pid, stat[1])).lately(now)
+            number = 1 + max((use.number for use in mine.uses), default=0)
+            _ensure_fits(there, loads, device, gpu, context)
+            there.write(mine.with_use(Use(number, device.index, now, context=context)))
+        return cls(there, device, gpu, mine, number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    # Memory
+
+    @property
+    def memory(self) -> int:
+        """Bytes that this process holds here, its context not counted."""
+        return self._use(self.machine.loads()).memory
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes that nobody holds."""
+        return self.machine.shape.memory - self.machine.held(self.gpu.index, self.machine.loads())
+
+    def allocate(self, amount: int) -> None:
+        """Takes memory, or raises `SimulatedOutOfMemoryError` and takes none."""
+        if amount < 0:
+            raise ValueError(f"cannot allocate {amount} bytes")
+        self._change_memory(lambda held: held + amount)
+
+    def free(self, amount: int) -> None:
+        if amount < 0:
+            raise ValueError(f"cannot free {amount} bytes")
+        self._change_memory(lambda held: held - amount)
+
+    def hold(self, amount: int) -> None:
+        """Takes or frees so much that `amount` is held."""
+        self._change_memory(lambda _held: amount)
+
+    def _change_memory(self, wanted: Callable[[int], int]) -> None:
+        with self.machine.locked() as loads:
+            use = self._use(loads)
+            memory = wanted(use.memory)
+            if memory < 0:
+                raise ValueError(f"cannot hold {memory} bytes: only {use.memory} are held")
+            _ensure_fits(self.machine, loads, self.gpu, self.index, memory - use.memory)
+            self._write(loads, msgspec.structs.replace(use, memory=memory))
+
+    # Work
+
+    def work(self, utilization: float, power: float | None = None, *, seconds: float | None = None) -> None:
+        """Keeps the GPU this busy from now on, or for so many seconds; returns at once, like a kernel launch.
+
+        `power` is the share of the way from the idle draw to the limit: as `utilization` when left out.
+        """
+        self.play((busy(utilization, seconds, power=power),))
+
+    def play(self, phases: Sequence[Phase], *, repeat: bool = False, start: float | None = None) -> Script:
+        """Begins a script of phases in the place of what was done before. `follow` claims their memory."""
+        script = Script(self.machine.clock() if start is None else start, tuple(phases), repeat)
+        with self.machine.locked() as loads:
+            self._write(loads, self._use(loads).with_script(script))
+        return script
+
+    def detach(self) -> None:
+        """Gives everything back. What was done stays known for a while to those who look seldom."""
+        if os.getpid() != self._identity[0]:
+            return  # a forked child leaves its parent's GPU alone
+        if not self.machine.loads_directory.exists():
+            return  # the machine was cleared away before us: nothing is held, and nothing to be made anew
+        with self.machine.locked() as loads:
+            use = self._use_if_attached(loads)
+            if use is not None:
+                self._write(loads, msgspec.structs.replace(use, memory=0, context=0, ended=self.machine.clock()))
+
+    def _use_if_attached(self, loads: tuple[Found, ...]) -> Use | None:
+        mine = _load_of(loads, self._identity)
+        uses = mine.uses if mine else ()
+        return next((use for use in uses if use.number == self._number and use.ended is None), None)
+
+    def _use(self, loads: tuple[Found, ...]) -> Use:
+        if os.getpid() != self._identity[0]:
+            raise StokerError("a forked process cannot use its parent's simulated GPU: let it attach by itself")
+        use = self._use_if_attached(loads)
+        if use is None:
+            raise StokerError(
+                f"this process is not attached to GPU {self.index} of the simulated machine in "
+                f"{self.machine.directory}: it has detached, or the directory was cleared under it"
+            )
+        return use
+
+    def _write(self, loads: tuple[Found, ...], use: Use) -> None:
+        mine = _load_of(loads, self._identity) or Load(*self._identity)
+        self.machine.write(mine.with_use(use))
+
+
+def follow(processes: Sequence[SimulatedProcess], script: Script, until: float = math.inf) -> None:
+    """Claims memory as the phases of a script ask for it and sleeps in between, to its end or `until`."""
+    clock = processes[0].machine.clock
+    end = min(script.end, until)
+    held: int | None = None
+    while True:
+        now = clock()
+        wanted = script.memory_at(min(now, end))
+        if wanted is not None and wanted != held:
+            for process in processes:
+                process.hold(wanted)
+            held = wanted
+        if now >= end:
+            return
+        pause = min(script.next_memory_change(now), end) - clock()
+        time.sleep(min(max(0.0, pause), _LONGEST_SLEEP))
+
+
+def _visible(machine: Machine, gpu: int, environment: Mapping[str, str]) -> Gpu:
+    visible = visible_gpus(machine.gpus, environment)
+    if 0 <= gpu < len(visible):
+        return visible[gpu]
+    said = environment.get("CUDA_VISIBLE_DEVICES")
+    if said is None:
+        raise BadInputError(f"there is no GPU {gpu}: the simulated machine has {len(visible)}, counted from 0")
+    raise BadInputError(
+        f"there is no GPU {gpu}: CUDA_VISIBLE_DEVICES={said!r} leaves {len(visible)} of {len(machine.gpus)} simulated "
+        "GPUs visible, counted from 0"
+    )
+
+
+def _load_of(loads: tuple[Found, ...], identity: tuple[int, int]) -> Load | None:
+    for found in loads:
+        if found.identity == identity:
+            return found.load
+    return None
+
+
+def _ensure_fits(machine: Machine, loads: tuple[Found, ...], gpu: Gpu, index: int, more: int) -> None:
+    if more <= 0:
+        return
+    for found in loads:
+        if found.load is None:
+            raise StokerError(f"{found.path} cannot be read, so what is free cannot be told: remove it")
+    free = machine.shape.memory - machine.held(gpu.index, loads)
+    if more > free:
+        raise SimulatedOutOfMemoryError(more, index, machine.shape.memory, free)

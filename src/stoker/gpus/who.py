@@ -1,0 +1,229 @@
+"""Who a pid is: name, user and start time of a process that a driver reports, in or out of a container."""
+
+import os
+import pwd
+import select
+from pathlib import Path
+from typing import Final, Literal
+
+from stoker.gpus.model import Maybe, Process, Unknown
+
+# The inode of the first pid namespace is fixed in the kernel (PROC_PID_INIT_INO): any other is a container's.
+INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
+# Far above what holds GPUs at one time, far below the usual limit of 1024 open files.
+MOST_PIDFDS: Final = 256
+
+NOT_HERE: Final = "no process with this pid is visible here"
+OUTSIDE: Final = "this pid is numbered outside this container, so it cannot be matched to a process here"
+UNPROVEN: Final = "the open files of this pid cannot be read, so it may as well be numbered outside this container"
+OUTSIDE_NOTE: Final = (
+    "The GPU driver numbers processes as the machine outside this container does, so processes on the GPUs "
+    "have no name or user here; a container started with --pid=host sees them."
+)
+
+# The start time is field 22 of /proc/PID/stat; the first one after the name is number 3.
+_STARTED_AFTER_NAME: Final = 22 - 3
+
+
+def inside_pid_namespace(root: Path = Path("/")) -> bool:
+    """Whether pids here are numbered differently from those of the machine itself."""
+    try:
+        return str((root / "proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE
+    except OSError:
+        return False  # A kernel without pid namespaces has no such file.
+
+
+class _Known:
+    """What is remembered of one pid."""
+
+    __slots__ = ("asked", "name", "pidfd", "started", "ticks", "user")
+
+    def __init__(
+        self, ticks: int | None, started: Maybe[int], name: Maybe[str], user: Maybe[str], pidfd: int | None
+    ) -> None:
+        self.ticks = ticks  # The real start time, also of a process that is not shown as the one meant.
+        self.started = started
+        self.name = name
+        self.user = user
+        self.pidfd = pidfd
+        self.asked = 0
+
+    @classmethod
+    def stranger(cls, ticks: int | None, reason: str, pidfd: int | None) -> "_Known":
+        why = Unknown(reason)
+        return cls(ticks, why, why, why, pidfd)
+
+
+class People:
+    """Names, users and start times of pids, cached for as long as each process lives.
+
+    A pid that is known costs a dictionary lookup; all ends of processes together cost one `poll` per refresh.
+    `pids_from` says whose numbering the pids are in: a driver's, which in a container may be that of the
+    machine outside, or that of this very /proc, which needs no proof.
+    """
+
+    def __init__(self, root: Path = Path("/"), *, pids_from: Literal["driver", "proc"] = "driver") -> None:
+        self.note: str | None = None
+        """One sentence for a person, once a pid turned out to be numbered outside this container."""
+        self._proc = str(root / "proc")
+        self._devices = root / "dev"
+        self.doubts_pids = pids_from == "driver" and inside_pid_namespace(root)
+        self._pidfds_mean_proc = root == Path("/") and _proc_is_ours()
+        self._proven: set[int] = set()
+        """Pids that once belonged to a holder of a GPU here: when they are gone, they ended."""
+        self._known: dict[int, _Known] = {}
+        self._watched: dict[int, int] = {}
+        """The pid of each pidfd."""
+        self._unwatched: set[int] = set()
+        self._poll = select.poll()
+        self._round = 0
+
+    def refresh(self) -> None:
+        """Forget the processes that ended since: to be called once, at the start of each look."""
+        for pidfd, _ in self._poll.poll(0):
+            self._forget(self._watched[pidfd])
+        if self._unwatched:
+            self._refresh_unwatched()
+        if len(self._watched) >= MOST_PIDFDS:
+            self._make_room()
+        self._round += 1
+
+    def process(self, pid: int, memory: Maybe[int], utilization: Maybe[float]) -> Process:
+        """The process with this pid, with what the driver says of it."""
+        known = self._known.get(pid)
+        if known is None:
+            known = self._meet(pid)
+        known.asked = self._round
+        return Process(pid, known.started, known.name, known.user, memory, utilization)
+
+    def name(self, pid: int) -> Maybe[str]:
+        return (self._known.get(pid) or self._meet(pid)).name
+
+    def close(self) -> None:
+        for pid in list(self._known):
+            self._forget(pid)
+
+    def _meet(self, pid: int) -> _Known:
+        # The pidfd comes first: should the pid change hands in between, the pidfd's end makes us look again.
+        pidfd = self._pidfd(pid)
+        known = self._introduce(pid, pidfd)
+        self._known[pid] = known
+        if pidfd is None:
+            self._unwatched.add(pid)
+        else:
+            self._watched[pidfd] = pid
+            self._poll.register(pidfd, select.POLLIN)
+        return known
+
+    def _introduce(self, pid: int, pidfd: int | None) -> _Known:
+        try:
+            name, ticks = read_stat(f"{self._proc}/{pid}/stat")
+            user = _user_name(Path(self._proc, str(pid)).stat().st_uid)
+        except (OSError, ValueError):
+            if not self.doubts_pids or pid in self._proven:
+                return _Known.stranger(None, NOT_HERE, pidfd)
+            self.note = OUTSIDE_NOTE
+            return _Known.stranger(None, OUTSIDE, pidfd)
+        if self.doubts_pids:
+            try:
+                holds = holds_nvidia_device(Path(self._proc, str(pid)), self._devices)
+            except OSError:
+                return _Known.stranger(ticks, UNPROVEN, pidfd)
+            if not holds:
+                # True for as long as it lives: the driver named this number while it held no GPU.
+                self.note = OUTSIDE_NOTE
+                return _Known.stranger(ticks, OUTSIDE, pidfd)
+            self._proven.add(pid)
+        return _Known(ticks, ticks, name, user, pidfd)
+
+    def _pidfd(self, pid: int) -> int | None:
+        if not self._pidfds_mean_proc or len(self._watched) >= MOST_PIDFDS:
+            return None
+        try:
+            return os.pidfd_open(pid)
+        except (
+            OSError,
+            AttributeError,
+        ):  # The attribute is missing where Python was built for an old kernel.
+            return None
+
+    def _refresh_unwatched(self) -> None:
+        for pid in list(self._unwatched):
+            known = self._known[pid]
+            if known.asked < self._round or known.ticks is None or known.ticks != self._ticks_now(pid):
+                self._forget(pid)
+
+    def _ticks_now(self, pid: int) -> int | None:
+        try:
+            return read_stat(f"{self._proc}/{pid}/stat")[1]
+        except (OSError, ValueError):
+            return None
+
+    def _make_room(self) -> None:
+        for pid in list(self._watched.values()):
+            if self._known[pid].asked < self._round:
+                self._forget(pid)
+
+    def _forget(self, pid: int) -> None:
+        known = self._known.pop(pid)
+        if known.pidfd is None:
+            self._unwatched.discard(pid)
+        else:
+            self._poll.unregister(known.pidfd)
+            del self._watched[known.pidfd]
+            os.close(known.pidfd)
+
+
+def read_stat(path: str) -> tuple[str, int]:
+    """The name and the start time, in clock ticks since boot, from a /proc/PID/stat."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # A short name and fifty numbers: one read has it all.
+        line = os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+    # The name itself may hold spaces and parentheses, nothing after it does.
+    before, bracket, after = line.rpartition(b")")
+    fields = after.split()
+    if not bracket or len(fields) <= _STARTED_AFTER_NAME:
+        raise ValueError(f"{path} is not the stat file of a process")
+    name = before.partition(b"(")[2].decode(errors="replace")
+    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return printable, int(fields[_STARTED_AFTER_NAME])
+
+
+def holds_nvidia_device(process: Path, devices: Path) -> bool:
+    """Whether the process of this /proc/PID has an NVIDIA device open; OSError when that cannot be seen."""
+    nodes = [devices / "nvidiactl", *devices.glob("nvidia[0-9]*")]
+    numbers = {number for node in nodes if (number := _device_number(node))}
+    for link in (process / "fd").iterdir():
+        try:
+            # Only what is named like such a node is asked further: asking can block on a dead network disk.
+            nvidia = link.readlink().name.startswith("nvidia")
+        except OSError:
+            continue  # It was closed just now.
+        if nvidia and _device_number(link) in numbers:
+            return True
+    return False
+
+
+def _device_number(path: Path) -> int:
+    try:
+        return path.stat().st_rdev
+    except OSError:
+        return 0
+
+
+def _proc_is_ours() -> bool:
+    """Whether /proc numbers processes as `pidfd_open` does: a host's /proc inside a container does not."""
+    try:
+        return str(Path("/proc/self").readlink()) == str(os.getpid())
+    except OSError:
+        return False
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

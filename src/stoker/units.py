@@ -1,0 +1,79 @@
+"""Durations, memory sizes and percentages as people write and read them: `90s`, `8GiB`, `20%`."""
+
+import math
+import re
+
+from stoker.errors import BadInputError
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {
+    "b": 1,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in `90s`, `1h30m`, `250ms` or a bare number of seconds."""
+    written = text.strip().lower()
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", written):
+        return float(written)
+    parts = _DURATION_PART.findall(written)
+    if not parts or "".join(number + unit for number, unit in parts) != written:
+        raise BadInputError(f"{text!r} is not a duration: write it like 90s, 5m or 1h30m")
+    return math.fsum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def parse_memory(text: str) -> int:
+    """Bytes in `8GiB`, `512M` (binary, as GPU people mean it) or `8GB` (decimal)."""
+    match = _MEMORY.fullmatch(text.strip().lower())
+    if not match or match[2] not in _BYTES:
+        raise BadInputError(f"{text!r} is not an amount of memory: write it like 8GiB or 512MiB")
+    return int(float(match[1]) * _BYTES[match[2]])
+
+
+def parse_fraction(text: str) -> float:
+    """A fraction between 0 and 1 from `20%` or `0.2`; a bare 1 could mean either, so it is refused."""
+    written = text.strip()
+    try:
+        if written.endswith("%"):
+            value = float(written[:-1]) / 100
+        else:
+            value = float(written)
+            if value >= 1:
+                raise BadInputError(f"{text!r} is not clear as a percentage: write {written}% or 0.{written}")
+    except ValueError:
+        raise BadInputError(f"{text!r} is not a percentage: write it like 20% or 0.2") from None
+    if not 0 <= value <= 1:
+        raise BadInputError(f"{text!r} is out of range: a percentage is between 0% and 100%")
+    return value
+
+
+def format_duration(seconds: float) -> str:
+    """`0.5s`, `42s`, `5m`, `1h05m`, `2d03h`: two units at the most, as a person would say it."""
+    if seconds < 10 and seconds != int(seconds):
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    for big, small, unit, below in ((60, 1, "m", "s"), (3600, 60, "h", "m"), (86400, 3600, "d", "h")):
+        if whole < big * (60 if unit != "h" else 24) or unit == "d":
+            rest = whole % big // small
+            return f"{whole // big}{unit}{rest:02d}{below}" if rest else f"{whole // big}{unit}"
+    raise AssertionError("unreachable: days take any number")
+
+
+def format_memory(amount: int) -> str:
+    """`0 B`, `512 MiB`, `7.9 GiB`, `80 GiB`."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if amount >= size:
+            value = amount / size
+            return f"{value:.1f} {unit}" if value < 10 and unit in ("GiB", "TiB") else f"{value:.0f} {unit}"
+    return f"{amount} B"
+
+
+def format_percent(fraction: float) -> str:
+    return f"{fraction * 100:.0f}%"

@@ -1,0 +1,60 @@
+"""`stoker record` as a person types it."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+from stoker.gpus.model import known
+from stoker.gpus.recording import RecordingReader
+from tests.support.command import stoker, stoker_command
+from tests.support.mock_nvml import MockMachine
+from tests.support.waiting import wait_for
+
+
+def test_readings_are_recorded_for_as_long_as_asked(nvidia: MockMachine, tmp_path: Path) -> None:
+    nvidia.gpus[1].utilization = 66
+    done = stoker("record", str(tmp_path / "r"), "--every", "50ms", "--for", "500ms")
+    assert done.code == 0
+    assert "recording 2 GPU(s)" in done.err
+    looks = list(RecordingReader(tmp_path / "r"))
+    assert 8 <= len(looks) <= 11
+    for look in looks:
+        assert known(look.readings[1].utilization)
+        assert look.readings[1].utilization.peak == 0.66
+
+
+def test_a_recording_goes_on_where_a_killed_one_stopped(nvidia: MockMachine, tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    recorder = subprocess.Popen([stoker_command(), "record", str(path), "--every", "20ms"], stderr=subprocess.DEVNULL)
+    wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") > 5)
+    recorder.kill()
+    recorder.wait()
+    before = len(list(RecordingReader(path)))
+    assert stoker("record", str(path), "--every", "20ms", "--for", "100ms").code == 0
+    reader = RecordingReader(path)
+    times = [look.at for look in reader]
+    assert len(times) > before
+    assert times == sorted(times)
+
+
+def test_ctrl_c_ends_it_well(nvidia: MockMachine, tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    recorder = subprocess.Popen(
+        [stoker_command(), "record", str(path), "--every", "20ms"], stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") > 3)
+    recorder.send_signal(signal.SIGINT)
+    _out, err = recorder.communicate(timeout=10)
+    assert recorder.returncode == 0
+    assert "recorded" in err
+
+
+def test_what_cannot_be_written_is_a_sentence(nvidia: MockMachine, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine\n")
+    other = stoker("record", str(tmp_path / "notes.txt"), "--for", "1s")
+    assert (other.code, "is not a recording" in other.err) == (2, True)
+    assert (tmp_path / "notes.txt").read_text() == "mine\n"
+    nowhere = stoker("record", str(tmp_path / "no" / "r"), "--for", "1s")
+    assert (nowhere.code, "No such file" in nowhere.err) == (1, True)
+    full = stoker("record", "/dev/full", "--for", "1s")
+    assert (full.code, "No space left" in full.err) == (1, True)

@@ -1,0 +1,31 @@
+"""Fixtures that several tiers share."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.mock_nvml import MockMachine
+
+
+@pytest.fixture(autouse=True)
+def _a_machine_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes what belongs to the person who runs it."""
+    for variable in [name for name in os.environ if name.startswith(("STOKER_", "CUDA_", "MOCK_NVML"))]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "stoker-home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    # The commands of this installation, before any other of the same name.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MockMachine]:
+    """A machine with two NVIDIA GPUs, which every process started from here sees."""
+    machine = MockMachine.create(tmp_path / "nvml-state", gpus=2)
+    for name, value in machine.environment().items():
+        monkeypatch.setenv(name, value)
+    yield machine
+    machine.clear_faults()  # helpers that hang in it must be able to leave

@@ -1,0 +1,282 @@
+"""The `nvml` source on the mock driver: real nvidia-ml-py, real ctypes, real structures."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.gpus.model import Gpu, Look, Pipes, Reading, Unknown, Utilization, known
+from stoker.gpus.prober import Prober
+from tests.support.mock_nvml import MockMachine, Samples
+
+GIB = 2**30
+
+
+@pytest.fixture
+def prober(nvidia: MockMachine) -> Iterator[Prober]:
+    with Prober("nvml") as prober:
+        yield prober
+
+
+@pytest.fixture
+def somebody() -> Iterator[int]:
+    """A real process that a mock GPU may list."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def test_devices_are_described(nvidia: MockMachine, prober: Prober) -> None:
+    first, second = prober.look().gpus
+    mock = nvidia.gpus[0]
+    assert first == Gpu(
+        uuid=mock.uuid,
+        index=0,
+        name=mock.name,
+        vendor="nvidia",
+        minor=mock.minor,
+        memory=mock.memory_total,
+        bus=mock.pci_bus_id[-12:].lower(),
+    )
+    assert second.index == 1
+    assert mock.minor != 0
+
+
+def test_a_reading_has_what_the_driver_said(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
+    gpu = nvidia.gpus[1]
+    gpu.utilization = 37
+    gpu.memory_used = 20 * GIB
+    gpu.temperature = 61
+    gpu.power_mw = 351_000
+    gpu.add_process(somebody, memory=8 * GIB, sm=33)
+    reading = prober.look().readings[1]
+    assert known(reading.utilization)
+    assert reading.utilization.peak == 0.37
+    assert reading.utilization.mean == pytest.approx(0.37)
+    assert reading.memory_used == 20 * GIB
+    assert reading.memory_total == gpu.memory_total
+    assert reading.temperature == 61
+    assert reading.power == 351
+    assert reading.power_limit == gpu.enforced_limit_mw / 1000
+    assert known(reading.processes)
+    (process,) = reading.processes
+    assert (process.pid, process.name, process.memory) == (somebody, "sleep", 8 * GIB)
+    assert process.utilization == pytest.approx(0.33)
+    with open(f"/proc/{somebody}/stat") as stat:  # noqa: PTH123 - a file of /proc
+        assert process.started == int(stat.read().rpartition(")")[2].split()[19])
+
+
+def test_a_burst_between_two_looks_is_seen_where_plain_rates_miss_it(nvidia: MockMachine, prober: Prober) -> None:
+    gpu = nvidia.gpus[0]
+    gpu.utilization = 0
+    gpu.set_samples([])
+    prober.look()
+    rates_before = _plain_rate()
+    # The burst: three samples of work, long over when anybody looks again.
+    gpu.set_samples([(0.005, 0), (0.02, 97), (0.03, 95), (0.04, 96), (0.06, 0)])
+    utilization = prober.look().readings[0].utilization
+    assert known(utilization)
+    assert utilization.peak == 0.97
+    assert utilization.samples >= 4
+    assert (rates_before, _plain_rate()) == (0, 0)
+
+
+def _plain_rate() -> int:
+    """What a reader of utilization rates sees at this moment."""
+    program = (
+        "import pynvml; pynvml.nvmlInit();"
+        "print(pynvml.nvmlDeviceGetUtilizationRates(pynvml.nvmlDeviceGetHandleByIndex(0)).gpu)"
+    )
+    return int(subprocess.check_output([sys.executable, "-c", program]))
+
+
+def test_each_sample_is_counted_once(nvidia: MockMachine, prober: Prober) -> None:
+    gpu = nvidia.gpus[0]
+    gpu.set_samples([(0.1, 80)])
+    first = prober.look().readings[0].utilization
+    gpu.utilization = 0
+    second = prober.look().readings[0].utilization
+    assert first == Utilization(0.8, 0.8, 1)
+    assert second == Utilization(0.0, 0.0, 1)  # the ring has nothing new: asked the other way
+
+
+def test_a_dry_ring_is_asked_the_other_way_and_is_neither_zero_nor_unknown(nvidia: MockMachine, prober: Prober) -> None:
+    nvidia.gpus[0].samples_mode = Samples.EMPTY
+    nvidia.gpus[0].utilization = 42
+    assert prober.look().readings[0].utilization == Utilization(0.42, 0.42, 1)
+
+
+def test_after_the_clock_was_set_back_samples_are_seen_again(nvidia: MockMachine, prober: Prober) -> None:
+    gpu = nvidia.gpus[0]
+    gpu.set_samples([(-3600.0, 10)])  # a sample stamped an hour ahead, as before the clock was corrected
+    prober.look()
+    gpu.set_samples([(0.1, 66)])
+    prober.look()
+    gpu.set_samples([(0.05, 77)])
+    utilization = prober.look().readings[0].utilization
+    assert known(utilization)
+    assert utilization.peak == 0.77
+
+
+def test_power_is_the_energy_used_since_the_look_before(nvidia: MockMachine, prober: Prober) -> None:
+    gpu = nvidia.gpus[0]
+    gpu.energy_integrates = False
+    gpu.energy_mj = 1_000_000
+    gpu.power_mw = 999_000  # what the driver says of this instant is not what it used meanwhile
+    first = prober.look()
+    time.sleep(max(0.0, first.at + 0.6 - time.monotonic()))  # the energy counter needs half a second to mean something
+    gpu.energy_mj = 1_000_000 + 120_000
+    second = prober.look()
+    reading = second.readings[0]
+    assert reading.energy == 1120
+    assert reading.power == pytest.approx(120 / (second.at - first.at))
+
+
+def test_a_mig_gpu_is_listed_as_its_slices_and_what_mig_does_not_tell_is_unknown(
+    nvidia: MockMachine, prober: Prober
+) -> None:
+    parent = nvidia.gpus[0]
+    parts = [parent.add_mig(), parent.add_mig()]
+    look = prober.look()
+    assert [gpu.uuid for gpu in look.gpus] == [parts[0].uuid, parts[1].uuid, nvidia.gpus[1].uuid]
+    assert [gpu.index for gpu in look.gpus] == [0, 1, 2]
+    assert look.gpus[0].parent == parent.uuid
+    assert look.gpus[0].memory == parts[0].memory_total
+    assert isinstance(look.readings[0].utilization, Unknown)
+    assert known(look.readings[0].memory_used)
+    assert known(look.readings[2].utilization)
+
+
+def test_gpm_tells_the_utilization_of_a_mig_slice(nvidia: MockMachine, prober: Prober) -> None:
+    parent = nvidia.gpus[0]
+    part = parent.add_mig()
+    parent.gpm_supported = part.gpm_supported = 1
+    for device in (parent, part):
+        device.set_gpm(graphics=64, sm=50, tensor=25, dram=12)
+    first = prober.look()
+    assert isinstance(first.readings[0].utilization, Unknown)  # GPM needs two looks
+    time.sleep(max(0.0, first.at + 0.15 - time.monotonic()))  # and a tenth of a second between them
+    reading = prober.look().readings[0]
+    assert reading.utilization == Utilization(0.64, 0.64, 1)
+    assert reading.pipes == Pipes(0.64, 0.5, 0.25, 0.12)
+
+
+def test_nvml_is_initialised_once_whatever_the_number_of_looks(nvidia: MockMachine, prober: Prober) -> None:
+    for _ in range(5):
+        prober.look()
+    assert nvidia.calls("nvmlInitWithFlags") == 1
+    assert nvidia.calls("nvmlDeviceGetUUID") == 2
+
+
+def test_what_is_not_supported_is_asked_for_once(nvidia: MockMachine, prober: Prober) -> None:
+    nvidia.fault("nvmlDeviceGetTotalEnergyConsumption", code=3)
+    for _ in range(4):
+        assert isinstance(prober.look().readings[0].energy, Unknown)
+    assert nvidia.calls("nvmlDeviceGetTotalEnergyConsumption") == 2  # one for each GPU
+
+
+def test_an_older_driver_without_the_newer_calls_is_read_all_the_same(
+    nvidia: MockMachine, prober: Prober, somebody: int
+) -> None:
+    for function in (
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetSamples",
+        "nvmlDeviceGetTotalEnergyConsumption",
+        "nvmlDeviceGetProcessUtilization",
+    ):
+        nvidia.fault(function, code=13)
+    gpu = nvidia.gpus[0]
+    gpu.utilization = 12
+    gpu.memory_used = GIB
+    gpu.add_process(somebody, memory=GIB)
+    reading = prober.look().readings[0]
+    assert reading.utilization == Utilization(0.12, 0.12, 1)
+    assert reading.memory_used == GIB + gpu.memory_reserved  # the older call counts what the driver reserves
+    assert known(reading.power)
+    assert known(reading.processes)
+    assert isinstance(reading.processes[0].utilization, Unknown)
+
+
+def test_processes_of_compute_and_graphics_are_one_list(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
+    gpu = nvidia.gpus[0]
+    gpu.add_process(somebody, memory=GIB, kind="compute")
+    gpu.add_process(somebody, memory=2 * GIB, kind="graphics")
+    gpu.add_process(os.getpid(), memory=None, kind="graphics")
+    processes = prober.look().readings[0].processes
+    assert known(processes)
+    assert [(p.pid, known(p.memory)) for p in processes] == [(somebody, True), (os.getpid(), False)]
+    assert processes[0].memory == 2 * GIB
+
+
+def test_more_processes_than_room_was_made_for(nvidia: MockMachine, prober: Prober) -> None:
+    nvidia.fault("nvmlDeviceGetComputeRunningProcesses_v3", code=7, times=2)
+    nvidia.gpus[0].add_process(os.getpid())
+    processes = prober.look().readings[0].processes
+    assert known(processes)
+    assert [p.pid for p in processes] == [os.getpid()]
+
+
+def test_a_process_that_ended_is_listed_without_a_name(nvidia: MockMachine, prober: Prober) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    nvidia.gpus[0].add_process(ended.pid)
+    processes = prober.look().readings[0].processes
+    assert known(processes)
+    assert isinstance(processes[0].name, Unknown)
+
+
+def test_absurd_utilization_of_one_process_touches_no_other(nvidia: MockMachine, prober: Prober, somebody: int) -> None:
+    gpu = nvidia.gpus[0]
+    gpu.add_process(somebody, sm=40)
+    gpu.add_process(os.getpid(), sm=4_000_000)
+    processes = prober.look().readings[0].processes
+    assert known(processes)
+    by_pid = {p.pid: p.utilization for p in processes}
+    assert by_pid[somebody] == pytest.approx(0.4)
+    assert isinstance(by_pid[os.getpid()], Unknown)
+
+
+def test_a_gpu_that_comes_back_starts_afresh(nvidia: MockMachine, prober: Prober) -> None:
+    prober.look()
+    nvidia.fault("*", code=16, gpu=0)
+    lost, other = _readings(prober.look())
+    assert isinstance(lost.utilization, Unknown)
+    assert known(other.utilization)
+    nvidia.clear_faults()
+    back, _ = _readings(prober.look())
+    assert known(back.utilization)
+
+
+def test_a_gpu_that_was_lost_at_the_opening_is_taken_back_after_its_reset(nvidia: MockMachine) -> None:
+    nvidia.fault("nvmlDeviceGetHandleByIndex_v2", code=15, gpu=1)
+    program = """
+import sys
+from pathlib import Path
+from stoker.gpus.nvml.source import NvmlSource
+clock = [100.0]
+source = NvmlSource(Path("/"), lambda: clock[0])
+for later in (1, 20, 20):
+    look = source.look()
+    print([type(reading.utilization).__name__ for reading in look.readings], flush=True)
+    sys.stdin.readline()
+    clock[0] += later
+"""
+    reader = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "['Utilization', 'Unknown']\n"
+    reader.stdin.write("\n")
+    reader.stdin.flush()
+    assert reader.stdout.readline() == "['Utilization', 'Unknown']\n"
+    nvidia.clear_faults()
+    out, _ = reader.communicate("\n\n")
+    assert out == "['Utilization', 'Utilization']\n"
+
+
+def _readings(look: Look) -> tuple[Reading, Reading]:
+    first, second = look.readings
+    return first, second

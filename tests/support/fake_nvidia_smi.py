@@ -1,0 +1,84 @@
+"""A stand-in for the `nvidia-smi` executable: a shell script that says what a test told it to say."""
+
+import os
+from pathlib import Path
+
+_SCRIPT = """#!/bin/sh
+cd '{folder}' || exit 99
+case "$1" in
+    --query-gpu=*) part=gpus ;;
+    --query-compute-apps=*) part=apps ;;
+    *) echo "unexpected: $*"; exit 2 ;;
+esac
+echo "$LC_ALL $*" >> calls
+echo $$ > $part.pid
+if [ -p $part.stuck ]; then read line < $part.stuck; fi
+[ -f $part.err ] && cat $part.err >&2
+[ -f $part.out ] && cat $part.out
+[ -f $part.signal ] && kill -s "$(cat $part.signal)" $$
+exit "$(cat $part.code)"
+"""
+
+
+def uuid(number: int) -> str:
+    """The full uuid of the n-th pretended GPU."""
+    return f"GPU-{number:08x}-1111-2222-3333-444444444444"
+
+
+def gpu_line(
+    number: int,
+    *,
+    name: str = "NVIDIA A100-SXM4-80GB",
+    bus: str | None = None,
+    utilization: str = "37",
+    memory: str = "1024, 81920",
+    power: str = "250.50, 400.00",
+    temperature: str = "45",
+    identity: str | None = None,
+) -> str:
+    """A line of `--query-gpu`, healthy but for what is given."""
+    address = bus if bus is not None else f"00000000:{number + 1:02X}:00.0"
+    who = identity if identity is not None else uuid(number)
+    return f"{number}, {who}, {name}, {address}, {utilization}, {memory}, {power}, {temperature}\n"
+
+
+class FakeNvidiaSmi:
+    """The script in a folder of its own, and what it says next."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        script = folder / "nvidia-smi"
+        script.write_text(_SCRIPT.format(folder=folder))
+        script.chmod(0o755)
+        self.lists_gpus(gpu_line(0), gpu_line(1))
+        self.lists_processes()
+
+    @property
+    def path(self) -> str:
+        """A PATH on which this nvidia-smi is found first."""
+        return f"{self.folder}:{os.environ['PATH']}"
+
+    def lists_gpus(self, *lines: str, code: int = 0, signal: str = "", errors: str = "") -> None:
+        self._says("gpus", lines, code, signal, errors)
+
+    def lists_processes(self, *lines: str, code: int = 0, signal: str = "", errors: str = "") -> None:
+        self._says("apps", lines, code, signal, errors)
+
+    def gets_stuck(self) -> None:
+        """From now on a query for GPUs blocks until it is ended, as it does inside a sick driver."""
+        os.mkfifo(self.folder / "gpus.stuck")
+
+    def recovers(self) -> None:
+        (self.folder / "gpus.stuck").unlink()
+
+    def calls(self) -> list[str]:
+        """What it was called with so far, each with its LC_ALL before."""
+        return (self.folder / "calls").read_text().splitlines()
+
+    def _says(self, part: str, lines: tuple[str, ...], code: int, signal: str, errors: str) -> None:
+        (self.folder / f"{part}.out").write_text("".join(lines))
+        (self.folder / f"{part}.code").write_text(str(code))
+        for suffix, content in (("signal", signal), ("err", errors)):
+            file = self.folder / f"{part}.{suffix}"
+            file.write_text(content) if content else file.unlink(missing_ok=True)

@@ -1,0 +1,586 @@
+"""The drm source against machines made of plain files: what processes do on the GPUs."""
+
+import errno
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.gpus.fdinfo import SURELY_BUSY, Busy, Client, Engine, Ledger, busiest, parse
+from stoker.gpus.model import Unknown, Utilization, known
+from tests.support.fake_drm import (
+    Clock,
+    FakeMachine,
+    Refusals,
+    close_to,
+    fdinfo,
+    first_reading,
+    next_reading,
+    peak,
+    processes,
+    reason,
+    source_of,
+    watching_opens,
+)
+
+SECOND = 10**9
+OTHER_USERS = "processes of other users cannot be seen without root"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> FakeMachine:
+    return FakeMachine(tmp_path)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
+    return Refusals(monkeypatch)
+
+
+# Intel: engine time
+
+
+def test_intel_needs_two_looks(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, engine_render=f"{5 * SECOND} ns")
+    source = source_of(machine, clock)
+    reading = source.look().readings[0]
+    assert reason(reading.utilization) == "needs two looks"
+    assert reason(processes(reading)[50].utilization) == "needs two looks"
+    machine.client(50, card, 7, engine_render=f"{9 * SECOND} ns")
+    assert peak(next_reading(source, clock)) == pytest.approx(0.4)
+
+
+def test_an_intel_gpu_without_clients_is_idle_once_there_are_two_looks(machine: FakeMachine, clock: Clock) -> None:
+    machine.intel()
+    machine.on_the_host()
+    source = source_of(machine, clock)
+    assert reason(source.look().readings[0].utilization) == "needs two looks"
+    reading = next_reading(source, clock)
+    assert reading.utilization == Utilization(0.0, 0.0, 1)
+    assert reading.processes == ()
+
+
+def test_two_looks_at_the_same_instant_say_nothing(machine: FakeMachine, clock: Clock) -> None:
+    machine.intel()
+    source = source_of(machine, clock)
+    source.look()
+    assert reason(source.look().readings[0].utilization) == "needs two looks"
+
+
+def test_the_busiest_class_of_engines_decides(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, engine_render="0 ns", engine_copy="0 ns")
+    machine.client(51, card, 8, engine_render="0 ns", engine_copy="0 ns")
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(50, card, 7, engine_render=f"{2 * SECOND} ns", engine_copy=f"{4 * SECOND} ns")
+    machine.client(51, card, 8, engine_render=f"{3 * SECOND} ns", engine_copy="0 ns")
+    reading = next_reading(source, clock)
+    assert peak(reading) == pytest.approx(0.5)
+    assert close_to(processes(reading)[50].utilization, 0.4)
+    assert close_to(processes(reading)[51].utilization, 0.3)
+
+
+def test_a_class_of_several_engines_is_full_only_when_all_are(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, engine_video="0 ns", engine_capacity_video=2)
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(50, card, 7, engine_video=f"{10 * SECOND} ns", engine_capacity_video=2)
+    assert peak(next_reading(source, clock)) == pytest.approx(0.5)
+
+
+def test_xe_counts_in_cycles_of_its_own_clock(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, driver="xe", cycles_rcs=100, total_cycles_rcs=1_000)
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(50, card, 7, driver="xe", cycles_rcs=350, total_cycles_rcs=2_000)
+    assert peak(next_reading(source, clock)) == pytest.approx(0.25)
+
+
+def test_xe_cycles_of_a_class_of_several_engines_are_shared_among_them(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, cycles_ccs=100, total_cycles_ccs=1_000, engine_capacity_ccs=4)
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(50, card, 7, cycles_ccs=2_100, total_cycles_ccs=2_000, engine_capacity_ccs=4)
+    assert peak(next_reading(source, clock)) == pytest.approx(0.5)
+
+
+def test_a_new_xe_client_is_measured_by_the_clock_that_the_others_showed(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, cycles_rcs=0, total_cycles_rcs=1_000)
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(50, card, 7, cycles_rcs=0, total_cycles_rcs=2_000)
+    machine.client(51, card, 8, cycles_rcs=600, total_cycles_rcs=2_000)
+    assert peak(next_reading(source, clock)) == pytest.approx(0.6)
+
+
+def test_a_new_xe_client_alone_is_not_idle_but_unknown(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(51, card, 8, cycles_rcs=600, total_cycles_rcs=2_000)
+    assert reason(next_reading(source, clock).utilization) == "needs two looks"
+
+
+def test_a_clock_that_was_reset_leaves_one_look_unknown(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, cycles_rcs=500, total_cycles_rcs=9_000)
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(50, card, 7, cycles_rcs=500, total_cycles_rcs=100)
+    assert "clock did not advance" in reason(next_reading(source, clock).utilization)
+    machine.client(50, card, 7, cycles_rcs=900, total_cycles_rcs=1_100)
+    assert peak(next_reading(source, clock)) == pytest.approx(0.4)
+
+
+def test_a_client_that_came_since_counts_from_its_beginning(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(50, card, 7, engine_render=f"{7 * SECOND} ns")
+    assert peak(next_reading(source, clock)) == pytest.approx(0.7)
+
+
+def test_a_client_that_vanished_takes_nothing_away_from_the_others(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, engine_render=f"{100 * SECOND} ns")
+    machine.client(51, card, 8, engine_render="0 ns")
+    source = source_of(machine, clock)
+    source.look()
+    machine.end(50)
+    machine.client(51, card, 8, engine_render=f"{3 * SECOND} ns")
+    reading = next_reading(source, clock)
+    assert peak(reading) == pytest.approx(0.3)
+    assert list(processes(reading)) == [51]
+
+
+def test_a_counter_that_goes_backwards_counts_on_from_its_highest(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    source = source_of(machine, clock)
+    shares = []
+    for seconds in (20, 24, 21, 23, 27):
+        machine.client(50, card, 7, engine_render=f"{seconds * SECOND} ns")
+        clock.advance(10)
+        reading = source.look().readings[0]
+        shares.append(round(peak(reading), 3) if known(reading.utilization) else None)
+    assert shares == [None, 0.4, 0.0, 0.0, 0.3]
+
+
+def test_more_than_all_is_all(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, engine_render="0 ns")
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(50, card, 7, engine_render=f"{int(10.4 * SECOND)} ns")
+    assert peak(next_reading(source, clock)) == 1.0
+
+
+def test_a_count_beyond_all_engines_is_not_believed(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, engine_render="0 ns")
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(50, card, 7, engine_render="18446744073709551615 ns")
+    assert "more engine time than there can have been" in reason(next_reading(source, clock).utilization)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},  # i915 where the firmware schedules, or an old kernel.
+        {"engine_render": "lots"},
+        {"engine_render": "5 fortnights"},
+        {"engine_render": "0 ns", "engine_copy": "-3 ns"},
+        {"cycles_rcs": "5"},  # Without the clock beside it.
+    ],
+)
+def test_a_client_whose_work_is_not_counted_keeps_the_gpu_from_being_called_idle(
+    machine: FakeMachine, clock: Clock, keys: dict[str, object]
+) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, **keys)
+    source = source_of(machine, clock)
+    source.look()
+    reading = next_reading(source, clock)
+    assert reason(reading.utilization) == "the driver does not count engine time per process"
+    assert not known(processes(reading)[50].utilization)
+
+
+def test_a_new_client_whose_file_is_cut_short_is_not_taken_for_idle(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    source = source_of(machine, clock)
+    source.look()
+    info = machine.client(50, card, 7, engine_copy="0 ns", engine_render=f"{9 * SECOND} ns")
+    info.write_text(info.read_text()[:-6])
+    assert not known(next_reading(source, clock).utilization)
+
+
+def test_a_file_that_was_cut_short_is_not_taken_for_idleness(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    info = machine.client(50, card, 7, engine_copy="0 ns", engine_render="0 ns")
+    source = source_of(machine, clock)
+    source.look()
+    whole = fdinfo(card, 7, engine_copy="0 ns", engine_render=f"{9 * SECOND} ns")
+    info.write_text(whole[:-6])
+    assert not known(next_reading(source, clock).utilization)
+    info.write_text(fdinfo(card, 7, engine_copy="0 ns"))
+    assert not known(next_reading(source, clock).utilization)
+    info.write_text(whole)
+    assert peak(next_reading(source, clock)) == pytest.approx(0.9)
+
+
+# What cannot be seen
+
+
+def test_an_idle_intel_gpu_is_unknown_while_other_users_are_out_of_sight(
+    machine: FakeMachine, clock: Clock, refusals: Refusals
+) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, engine_render="0 ns")
+    machine.process(60, "secret")
+    refusals.refuse(machine.root / "proc/60/fd", errno.EACCES)
+    source = source_of(machine, clock)
+    source.look()
+    reading = next_reading(source, clock)
+    assert reason(reading.utilization) == OTHER_USERS
+    # A little of our own work does not make theirs idle either.
+    machine.client(50, card, 7, engine_render=f"{SECOND // 2} ns")
+    reading = next_reading(source, clock)
+    assert reason(reading.utilization) == OTHER_USERS
+    assert close_to(processes(reading)[50].utilization, 0.05)
+
+
+def test_a_busy_intel_gpu_is_known_to_be_busy_whoever_is_out_of_sight(
+    machine: FakeMachine, clock: Clock, refusals: Refusals
+) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, engine_render="0 ns")
+    machine.process(60, "secret")
+    refusals.refuse(machine.root / "proc/60/fd", errno.EACCES)
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(50, card, 7, engine_render=f"{9 * SECOND} ns")
+    assert peak(next_reading(source, clock)) == pytest.approx(0.9)
+
+
+def test_amd_utilization_is_of_the_whole_gpu_and_known_whoever_is_out_of_sight(
+    machine: FakeMachine, clock: Clock, refusals: Refusals
+) -> None:
+    machine.amd(gpu_busy_percent=3)
+    machine.process(60, "secret")
+    refusals.refuse(machine.root / "proc/60/fd", errno.EACCES)
+    look = source_of(machine, clock).look()
+    assert peak(look.readings[0]) == 0.03
+    assert reason(look.readings[0].processes) == OTHER_USERS
+    assert look.note is not None
+    assert OTHER_USERS in look.note
+
+
+def test_processes_that_are_seen_are_listed_beside_those_that_are_not(
+    machine: FakeMachine, clock: Clock, refusals: Refusals
+) -> None:
+    card = machine.amd()
+    machine.client(50, card, 7, driver="amdgpu")
+    machine.process(60, "secret")
+    refusals.refuse(machine.root / "proc/60/fd", errno.EACCES)
+    look = source_of(machine, clock).look()
+    assert list(processes(look.readings[0])) == [50]
+    assert look.note is not None
+
+
+def test_a_machine_that_is_seen_in_full_has_no_note(machine: FakeMachine, clock: Clock) -> None:
+    machine.amd()
+    machine.on_the_host()
+    assert source_of(machine, clock).look().note is None
+
+
+def test_a_proc_that_hides_processes_is_known_by_the_lack_of_the_first(machine: FakeMachine, clock: Clock) -> None:
+    machine.intel()
+    machine.end(1)
+    machine.process(50)
+    source = source_of(machine, clock)
+    source.look()
+    assert reason(next_reading(source, clock).utilization) == OTHER_USERS
+
+
+def test_inside_a_container_an_idle_intel_gpu_is_unknown(machine: FakeMachine, clock: Clock) -> None:
+    machine.intel()
+    machine.in_container()
+    source = source_of(machine, clock)
+    source.look()
+    reading = next_reading(source, clock)
+    assert reason(reading.utilization) == "processes outside this container cannot be seen"
+    assert reason(reading.processes) == "processes outside this container cannot be seen"
+
+
+def test_without_proc_processes_are_unknown_and_the_rest_is_read(
+    machine: FakeMachine, clock: Clock, refusals: Refusals
+) -> None:
+    machine.amd(gpu_busy_percent=8)
+    machine.intel(1, "0000:04:00.0")
+    refusals.refuse(machine.root / "proc", errno.EACCES)
+    source = source_of(machine, clock)
+    source.look()
+    clock.advance(1)
+    amd, intel = source.look().readings
+    assert peak(amd) == 0.08
+    for value in (amd.processes, intel.processes, intel.utilization):
+        assert reason(value) == "/proc cannot be read: permission denied"
+
+
+def test_our_own_shortage_of_descriptors_is_not_taken_for_idleness(
+    machine: FakeMachine, clock: Clock, refusals: Refusals
+) -> None:
+    machine.intel()
+    machine.process(60)
+    refusals.refuse(machine.root / "proc/60/fd", errno.EMFILE)
+    source = source_of(machine, clock)
+    source.look()
+    reading = next_reading(source, clock)
+    assert "process 60 cannot be read: too many open files" in reason(reading.utilization)
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO])
+def test_a_holder_whose_figures_are_refused_is_listed_without_them(
+    machine: FakeMachine, clock: Clock, refusals: Refusals, error: int
+) -> None:
+    card = machine.intel()
+    info = machine.client(50, card, 7, engine_render="0 ns")
+    refusals.refuse(info, error)
+    source = source_of(machine, clock)
+    source.look()
+    reading = next_reading(source, clock)
+    assert not known(reading.utilization)
+    assert not known(processes(reading)[50].memory)
+
+
+@pytest.mark.parametrize("gone", ["fd", "fdinfo"])
+@pytest.mark.parametrize("error", [errno.ENOENT, errno.ESRCH])
+def test_a_process_that_ends_while_it_is_looked_at_is_not_a_problem(
+    machine: FakeMachine, clock: Clock, refusals: Refusals, gone: str, error: int
+) -> None:
+    card = machine.intel()
+    info = machine.client(50, card, 7, engine_render="0 ns")
+    refusals.refuse(info if gone == "fdinfo" else info.parent.parent / "fd", error)
+    source = source_of(machine, clock)
+    source.look()
+    reading = next_reading(source, clock)
+    assert reading.processes == ()
+    assert reading.utilization == Utilization(0.0, 0.0, 1)
+
+
+# Processes
+
+
+def test_a_process_has_its_name_start_and_memory(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.amd()
+    machine.process(50, "train me")
+    machine.client(50, card, 7, driver="amdgpu", memory_vram="2048 KiB", memory_gtt="4 MiB")
+    process = processes(first_reading(machine, clock))[50]
+    assert (process.name, process.started, process.memory) == ("train me", 500, 2 * 2**20)
+
+
+def test_files_that_are_no_gpu_s_are_not_opened(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.amd()
+    ours = machine.client(50, card, 7, driver="amdgpu")
+    plain = machine.hold(50, 4, "/home/me/data.bin")
+    socket = machine.hold(50, 5, "socket:[4711]")
+    source = source_of(machine, clock)
+    with watching_opens(ours, plain, socket) as opened:
+        source.look()
+        assert opened.names() == {"3"}
+
+
+def test_a_client_that_is_open_many_times_is_counted_once(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    for descriptor in (3, 4, 5):
+        machine.client(50, card, 7, descriptor, engine_render="0 ns", resident_local0="6 MiB")
+    source = source_of(machine, clock)
+    source.look()
+    for descriptor in (3, 4, 5):
+        keys = {"engine_render": f"{3 * SECOND} ns", "resident_local0": "6 MiB"}
+        machine.client(50, card, 7, descriptor, **keys)
+    reading = next_reading(source, clock)
+    assert peak(reading) == pytest.approx(0.3)
+    assert processes(reading)[50].memory == 6 * 2**20
+    assert close_to(processes(reading)[50].utilization, 0.3)
+
+
+def test_a_client_that_is_shared_is_counted_with_one_process_and_the_other_is_still_named(
+    machine: FakeMachine, clock: Clock
+) -> None:
+    card = machine.intel()
+    for pid in (50, 9):
+        machine.client(pid, card, 7, engine_render="0 ns", resident_local0="6 MiB")
+    source = source_of(machine, clock)
+    source.look()
+    for pid in (50, 9):
+        machine.client(pid, card, 7, engine_render=f"{3 * SECOND} ns", resident_local0="6 MiB")
+    reading = next_reading(source, clock)
+    found = processes(reading)
+    assert peak(reading) == pytest.approx(0.3)
+    assert found[9].memory == 6 * 2**20
+    assert reason(found[50].memory) == "counted with process 9, which shares it"
+    assert not known(found[50].utilization)
+
+
+def test_the_same_client_number_on_two_cards_is_two_clients(machine: FakeMachine, clock: Clock) -> None:
+    cards = [machine.intel(0, "0000:03:00.0"), machine.intel(1, "0000:04:00.0")]
+    for number, card in enumerate(cards):
+        machine.client(50, card, 7, 3 + number, engine_render="0 ns", resident_local0=f"{number + 1} MiB")
+    source = source_of(machine, clock)
+    source.look()
+    for number, card in enumerate(cards):
+        keys = {
+            "engine_render": f"{(number + 1) * SECOND} ns",
+            "resident_local0": f"{number + 1} MiB",
+        }
+        machine.client(50, card, 7, 3 + number, **keys)
+    clock.advance(10)
+    readings = source.look().readings
+    assert [round(peak(reading), 3) for reading in readings] == [0.1, 0.2]
+    assert [processes(reading)[50].memory for reading in readings] == [2**20, 2 * 2**20]
+
+
+def test_a_process_with_several_clients_holds_the_sum(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.client(50, card, 7, 3, engine_render="0 ns", resident_local0="1 MiB")
+    machine.client(50, card, 8, 4, engine_render="0 ns", resident_local0="512 KiB")
+    source = source_of(machine, clock)
+    source.look()
+    machine.client(50, card, 7, 3, engine_render=f"{SECOND} ns", resident_local0="1 MiB")
+    machine.client(50, card, 8, 4, engine_render=f"{2 * SECOND} ns", resident_local0="512 KiB")
+    process = processes(next_reading(source, clock))[50]
+    assert process.memory == 2**20 + 2**19
+    assert close_to(process.utilization, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"memory_vram": "12 KiB"}, 12 * 1024),
+        ({"memory_vram": "12"}, 12),
+        ({"total_vram": "9 MiB", "memory_vram": "12 KiB"}, 9 * 2**20),
+        ({"resident_vram0": "5 MiB", "total_vram0": "9 MiB", "resident_system": "70 MiB"}, 5 * 2**20),
+        ({"resident_vram0": "5 MiB", "resident_vram1": "6 MiB"}, 11 * 2**20),
+        ({"resident_vram0": "junk", "total_vram0": "9 MiB"}, 9 * 2**20),
+        ({"resident_vram0": "junk", "resident_vram1": "1 MiB", "total_vram0": "9 MiB"}, 9 * 2**20),
+        ({"resident_local0": "2 MiB", "resident_stolen_local0": "1 MiB"}, 2 * 2**20),
+        ({"resident_system0": "3 MiB", "total_system0": "4 MiB"}, 3 * 2**20),
+        ({"total_system0": "4 MiB"}, 4 * 2**20),
+        ({"resident_vram0": "0", "total_vram0": "9 MiB"}, 0),
+    ],
+)
+def test_memory_is_what_is_resident_in_the_gpu_s_own_memory_first(
+    machine: FakeMachine, clock: Clock, keys: dict[str, object], expected: int
+) -> None:
+    machine.client(50, machine.intel(), 7, engine_render="0 ns", **keys)
+    assert processes(first_reading(machine, clock))[50].memory == expected
+
+
+def test_memory_that_is_not_told_or_cannot_be_is_unknown(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.amd(mem_info_vram_total=16 * 2**30)
+    machine.client(50, card, 7, driver="amdgpu")
+    machine.client(51, card, 8, driver="amdgpu", memory_vram="99999999999 MiB")
+    found = processes(first_reading(machine, clock))
+    assert reason(found[50].memory) == "the driver does not report memory per process"
+    assert "more than the GPU has" in reason(found[51].memory)
+
+
+def test_a_process_of_an_old_driver_is_found_by_the_node_it_holds(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.intel()
+    machine.hold(50, 3, f"/dev/dri/{card.node}", "pos:\t0\nflags:\t02\n")
+    machine.hold(51, 3, "/dev/dri/card0", "drm-pdev:\tsomewhere\n")
+    machine.hold(52, 3, "/dev/dri/renderD200", "pos:\t0\n")
+    assert sorted(processes(first_reading(machine, clock))) == [50, 51]
+
+
+def test_what_the_kernel_says_of_a_file_goes_before_the_name_of_its_node(machine: FakeMachine, clock: Clock) -> None:
+    """A container may have given the node any name."""
+    first, second = machine.amd(0, "0000:03:00.0"), machine.amd(1, "0000:04:00.0")
+    machine.hold(50, 3, f"/dev/dri/{first.node}", fdinfo(second, 7, driver="amdgpu"))
+    readings = source_of(machine, clock).look().readings
+    assert [list(processes(reading)) for reading in readings] == [[], [50]]
+
+
+def test_an_amd_process_that_has_not_yet_worked_is_idle(machine: FakeMachine, clock: Clock) -> None:
+    """amdgpu lists an engine only after its first use."""
+    card = machine.amd()
+    machine.client(50, card, 7, driver="amdgpu", memory_vram="1 MiB")
+    source = source_of(machine, clock)
+    source.look()
+    assert processes(next_reading(source, clock))[50].utilization == 0.0
+
+
+def test_a_rocm_process_is_not_called_idle_for_what_is_not_counted(machine: FakeMachine, clock: Clock) -> None:
+    card = machine.amd(gpu_busy_percent=99)
+    machine.client(50, card, 7, driver="amdgpu", memory_vram="1 MiB")
+    machine.hold(50, 4, "/dev/kfd")
+    source = source_of(machine, clock)
+    source.look()
+    process = processes(next_reading(source, clock))[50]
+    assert reason(process.utilization) == "work through ROCm is not counted per process"
+    assert process.memory == 2**20
+
+
+# Whatever the files say
+
+KEYS = st.sampled_from(
+    [
+        "driver",
+        "pdev",
+        "client-id",
+        "engine-render",
+        "engine-capacity-render",
+        "cycles-rcs",
+        "total-cycles-rcs",
+        "resident-vram0",
+        "total-system0",
+        "memory-vram",
+        "engine-",
+        "cycles-",
+        "-",
+    ]
+)
+VALUES = st.sampled_from(["0", "5 ns", "3 KiB", "amdgpu", "-1", "", " ", "9" * 30, "5 ns extra"]) | st.text(max_size=8)
+
+
+@given(lines=st.lists(st.tuples(KEYS, VALUES)), cut=st.integers(0, 200))
+def test_any_fdinfo_is_read_into_numbers_that_can_be(lines: list[tuple[str, str]], cut: int) -> None:
+    client = parse("".join(f"drm-{key}:\t{value}\n" for key, value in lines)[:cut])
+    assert not known(client.memory) or client.memory >= 0
+    for engine in client.engines.values():
+        assert engine.busy >= 0
+        assert engine.capacity > 0
+
+
+@given(counts=st.lists(st.integers(0, 10**9), min_size=2, max_size=20))
+def test_however_a_counter_wavers_its_shares_add_up_to_its_rise(counts: list[int]) -> None:
+    """A step back is made up for, never counted twice."""
+    ledger = Ledger()
+    total = 0.0
+    for count in counts:
+        client = Client("p", "1", True, {"render": Engine(count, None, 1)}, 0)
+        total += ledger.work("card", {"1": client}, span=1.0)["1"].engines.get("render", 0.0)
+    assert total == pytest.approx((max(counts) - counts[0]) / 1e9)
+
+
+@given(share=st.floats(0, 1), gap=st.none() | st.just("why"))
+def test_a_lower_bound_is_told_only_when_no_idle_threshold_lies_above_it(share: float, gap: str | None) -> None:
+    told = Busy(share, gap).told()
+    assert told == share if gap is None or share >= SURELY_BUSY else told == Unknown("why")
+
+
+def test_no_clients_at_all_are_no_work() -> None:
+    assert busiest([]) == Busy(0.0, None)

@@ -1,0 +1,199 @@
+"""Faults of simulated GPUs: what each one takes away from a look, and how it ends."""
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import BadInputError
+from stoker.gpus.model import NOT_SUPPORTED, Look, Maybe, Reading, Unknown, known
+from stoker.gpus.sim.faults import FIELDS, Field, add_fault, clear_faults, parse_fault, read_faults
+from stoker.gpus.sim.load import busy
+from tests.support.sim_world import GIB, SimWorld
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> SimWorld:
+    """A machine with a busy process on its first GPU."""
+    world = SimWorld(tmp_path)
+    world.run(7, [busy(0.9)])
+    world.now += 10
+    return world
+
+
+def break_it(
+    world: SimWorld, kind: str, argument: str | None = None, gpu: int | None = None, lasts: float | None = None
+) -> None:
+    add_fault(world.machine, parse_fault(kind, argument, gpu, world.now, lasts))
+
+
+def look(world: SimWorld) -> Look:
+    return world.source().look()
+
+
+def part(reading: Reading, field: Field) -> Maybe[object]:
+    return reading.memory_used if field == "memory" else getattr(reading, field)
+
+
+def test_of_a_lost_gpu_nothing_is_known_and_the_others_go_on(world: SimWorld) -> None:
+    break_it(world, "lost", gpu=0)
+    lost, fine = look(world).readings
+    why = Unknown("GPU is lost")
+    assert (lost.utilization, lost.memory_used, lost.power, lost.processes) == (why, why, why, why)
+    assert known(fine.utilization)
+
+
+def test_a_fault_without_a_gpu_is_of_all(world: SimWorld) -> None:
+    break_it(world, "lost")
+    assert all(isinstance(reading.memory_total, Unknown) for reading in look(world).readings)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_an_unsupported_field_is_unknown_and_the_rest_is_not(world: SimWorld, field: Field) -> None:
+    break_it(world, "unsupported", field, gpu=0)
+    reading, other = look(world).readings
+    for each in FIELDS:
+        assert known(part(reading, each)) == (each != field)
+        assert known(part(other, each))
+    assert part(reading, field) == Unknown(NOT_SUPPORTED)
+
+
+def test_without_memory_neither_the_gpu_nor_its_processes_have_any(world: SimWorld) -> None:
+    break_it(world, "unsupported", "memory", gpu=0)
+    seen = look(world)
+    assert [known(gpu.memory) for gpu in seen.gpus] == [False, True]
+    processes = seen.readings[0].processes
+    assert known(processes)
+    assert processes[0].memory == Unknown(NOT_SUPPORTED)
+
+
+@pytest.mark.parametrize("field", ["utilization", "memory", "power", "temperature"])
+def test_an_absurd_value_is_unknown_and_says_that_the_driver_reported_it(world: SimWorld, field: Field) -> None:
+    break_it(world, "absurd", field, gpu=0)
+    value = part(look(world).readings[0], field)
+    assert isinstance(value, Unknown)
+    assert "the driver reported" in value.reason
+
+
+def test_absurd_processes_are_there_but_what_is_said_of_them_is_not_believed(world: SimWorld) -> None:
+    break_it(world, "absurd", "processes", gpu=0)
+    processes = look(world).readings[0].processes
+    assert known(processes)
+    assert processes[0].pid == 7
+    assert not known(processes[0].memory)
+    assert not known(processes[0].utilization)
+
+
+def test_an_absent_machine_is_a_problem_without_gpus(world: SimWorld) -> None:
+    break_it(world, "absent")
+    seen = look(world)
+    assert seen.problem is not None
+    assert (seen.gpus, seen.readings) == ((), ())
+
+
+def test_a_hang_blocks_a_look_for_its_time_and_then_lets_it_see(world: SimWorld) -> None:
+    break_it(world, "hang", "30s")
+    seen = look(world)
+    assert world.slept == pytest.approx(30.0)
+    assert known(seen.readings[0].utilization)
+
+
+def test_a_hang_without_a_time_lasts_until_the_fault_is_over(world: SimWorld) -> None:
+    break_it(world, "hang", lasts=45.0)
+    look(world)
+    assert world.slept == pytest.approx(45.0, abs=0.1)
+
+
+def test_a_hang_ends_within_a_moment_of_being_cleared(world: SimWorld) -> None:
+    break_it(world, "hang")
+    source = world.source()
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 10:
+            clear_faults(world.machine)
+
+    source._sleep = nap
+    source.look()
+    assert len(naps) == 10
+    assert max(naps) <= 0.05
+
+
+def test_a_fault_ends_by_itself(world: SimWorld) -> None:
+    break_it(world, "lost", gpu=0, lasts=30.0)
+    world.now += 29
+    assert not known(look(world).readings[0].utilization)
+    world.now += 2
+    assert known(look(world).readings[0].utilization)
+
+
+def test_a_fault_from_before_a_reboot_is_over(world: SimWorld) -> None:
+    break_it(world, "lost")
+    world.now = 5.0
+    assert read_faults(world.machine, world.now) == ()
+
+
+def test_the_same_fault_again_replaces_the_one_before(world: SimWorld) -> None:
+    break_it(world, "hang", "30s")
+    break_it(world, "hang", "1s")
+    look(world)
+    assert world.slept == pytest.approx(1.0)
+
+
+def test_faults_are_mended_all_at_once_or_by_kind_or_by_gpu(world: SimWorld) -> None:
+    def start() -> None:
+        clear_faults(world.machine)
+        break_it(world, "lost", gpu=0)
+        break_it(world, "lost", gpu=1)
+        break_it(world, "absurd", "power", gpu=1)
+
+    def left() -> list[str]:
+        faults = read_faults(world.machine, world.now)
+        assert not isinstance(faults, Unknown)
+        return [str(fault) for fault in faults]
+
+    start()
+    clear_faults(world.machine, "lost")
+    assert left() == ["GPU 1: power absurd"]
+    start()
+    clear_faults(world.machine, gpu=1)
+    assert left() == ["GPU 0: lost"]
+    start()
+    assert len(clear_faults(world.machine)) == 3
+    assert left() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"[{", b"\xff", b"{}", b'[{"kind": "strange", "since": 0}]'])
+def test_a_broken_file_of_faults_is_a_problem_until_it_is_cleared(world: SimWorld, content: bytes) -> None:
+    (world.machine.directory / "faults.json").write_bytes(content)
+    seen = look(world)
+    assert seen.problem is not None
+    assert "faults.json" in seen.problem.reason
+    clear_faults(world.machine)
+    assert look(world).readings[0].memory_used == GIB
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "gpu"),
+    [
+        ("broken", None, None),
+        ("lost", "power", None),
+        ("absent", None, 1),
+        ("absent", "power", None),
+        ("unsupported", None, None),
+        ("unsupported", "colour", None),
+        ("absurd", None, None),
+        ("hang", "soon", None),
+    ],
+)
+def test_a_fault_that_cannot_be_meant_is_refused_in_one_sentence(
+    kind: str, argument: str | None, gpu: int | None
+) -> None:
+    with pytest.raises(BadInputError) as refused:
+        parse_fault(kind, argument, gpu, 0.0, None)
+    assert "\n" not in str(refused.value)
+
+
+def test_clearing_a_kind_that_does_not_exist_is_refused(world: SimWorld) -> None:
+    with pytest.raises(BadInputError):
+        clear_faults(world.machine, "broken")

@@ -1,0 +1,140 @@
+"""The shape of a simulated machine, where it lives, and who is on it."""
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import BadInputError, StokerError
+from stoker.gpus.sim import Machine, Shape, parse_shape
+from stoker.gpus.sim.load import Use
+from stoker.gpus.sim.machine import is_simulated, state_directory
+from tests.support.sim_world import SimWorld
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("argument", "shape"),
+    [
+        ("4", Shape(4, 24 * GIB)),
+        ("", Shape(4, 24 * GIB)),
+        ("2x24GiB", Shape(2, 24 * GIB)),
+        ("1x512MiB", Shape(1, 512 * 2**20)),
+        ("8x80G@/tmp/somewhere", Shape(8, 80 * GIB)),
+    ],
+)
+def test_a_shape_is_understood_as_people_write_it(argument: str, shape: Shape) -> None:
+    assert parse_shape(argument) == shape
+
+
+@pytest.mark.parametrize(
+    "argument", ["x", "0", "65", "2x", "2x0GiB", "2x2TiB", "2xmuch", "-1", "4@", "2 x 24GiB x", "9" * 5000]
+)
+def test_a_shape_that_cannot_be_is_refused_in_one_sentence(argument: str) -> None:
+    with pytest.raises(BadInputError) as refused:
+        parse_shape(argument)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_gpus_are_the_same_in_every_process_and_no_number_passes_for_another(tmp_path: Path) -> None:
+    one = Machine(Shape(12, 24 * GIB), tmp_path)
+    other = Machine(Shape(12, 24 * GIB), tmp_path / "elsewhere")
+    assert one.gpus == other.gpus
+    assert [gpu.index for gpu in one.gpus] == list(range(12))
+    assert len({gpu.uuid for gpu in one.gpus}) == len({gpu.bus for gpu in one.gpus}) == 12
+    assert all(gpu.minor != gpu.index for gpu in one.gpus)
+    assert one.gpus[0].name == "Simulated 24 GiB"
+    assert [len(part) for part in one.gpus[11].uuid.removeprefix("GPU-").split("-")] == [8, 4, 4, 4, 12]
+
+
+@pytest.mark.parametrize(
+    ("environment", "directory"),
+    [
+        ({"STOKER_SIM_DIR": "/a", "STOKER_HOME": "/b", "XDG_STATE_HOME": "/c", "HOME": "/d"}, "/a"),
+        ({"STOKER_HOME": "/b", "XDG_STATE_HOME": "/c", "HOME": "/d"}, "/b/sim"),
+        ({"XDG_STATE_HOME": "/c", "HOME": "/d"}, "/c/stoker/sim"),
+        ({"HOME": "/d"}, "/d/.local/state/stoker/sim"),
+    ],
+)
+def test_machines_live_where_the_environment_says(environment: dict[str, str], directory: str) -> None:
+    assert state_directory(environment) == Path(directory)
+    assert Machine.find("sim:2x24GiB", environment).directory == Path(directory) / "2x24GiB"
+
+
+def test_a_directory_in_the_spec_wins_and_each_shape_has_its_own(tmp_path: Path) -> None:
+    environment = {"STOKER_SIM_DIR": "/a"}
+    machine = Machine.find(f"sim:4@{tmp_path}", environment)
+    assert machine.directory == tmp_path / "4x24GiB"
+    assert Machine.find(f"4x1.5GiB@{tmp_path}", environment).directory == tmp_path / "4x1536MiB"
+
+
+def test_only_sim_means_simulated() -> None:
+    assert is_simulated("sim")
+    assert is_simulated("sim:2")
+    assert not is_simulated("simple")
+    assert not is_simulated("auto")
+
+
+def test_a_program_without_a_simulated_machine_is_told_how_to_get_one() -> None:
+    with pytest.raises(StokerError, match="STOKER_GPUS=sim:4"):
+        Machine.of_environment({"STOKER_GPUS": "nvml"})
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> SimWorld:
+    return SimWorld(tmp_path)
+
+
+def test_only_the_living_hold_memory(world: SimWorld) -> None:
+    for pid, state in ((1, "R"), (2, "Z"), (3, "T"), (4, "X")):
+        world.process(pid, state=state)
+        world.load(pid, Use(1, 0, 0.0, memory=GIB))
+    world.load(5, Use(1, 0, 0.0, memory=GIB))
+    assert world.machine.held(0, world.machine.loads()) == 2 * GIB
+
+
+def test_a_reused_pid_does_not_inherit_the_memory_of_the_process_before(world: SimWorld) -> None:
+    world.process(1, started=99)
+    world.load(1, Use(1, 0, 0.0, memory=GIB))
+    assert world.machine.held(0, world.machine.loads()) == 0
+
+
+def test_memory_is_counted_for_its_own_gpu(world: SimWorld) -> None:
+    world.process(1)
+    world.load(1, Use(1, 0, 0.0, memory=GIB), Use(2, 1, 0.0, memory=2 * GIB, context=7))
+    loads = world.machine.loads()
+    assert [world.machine.held(gpu, loads) for gpu in (0, 1)] == [GIB, 2 * GIB + 7]
+
+
+def test_the_files_of_the_dead_are_removed_by_whoever_holds_the_lock(world: SimWorld) -> None:
+    world.process(1)
+    world.load(1, Use(1, 0, 0.0))
+    world.load(2, Use(1, 0, 0.0))
+    (world.machine.loads_directory / "3-50.json.new").write_text("{")
+    (world.machine.loads_directory / "4-50.json").write_text("not json")
+    with world.machine.locked() as loads:
+        assert [found.identity for found in loads] == [(1, 50)]
+    assert [path.name for path in world.machine.loads_directory.iterdir()] == ["1-50.json"]
+
+
+def test_who_let_go_in_order_is_remembered_for_a_while_and_then_forgotten(world: SimWorld) -> None:
+    world.load(2, Use(1, 0, 0.0, ended=world.now))
+    world.now += 10
+    with world.machine.locked() as loads:
+        assert len(loads) == 1
+    world.now += 60
+    with world.machine.locked() as loads:
+        assert loads == ()
+
+
+def test_a_directory_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    machine = Machine(Shape(2, 24 * GIB), tmp_path / "file")
+    with pytest.raises(StokerError, match="STOKER_SIM_DIR"), machine.locked():
+        pass
+
+
+def test_a_machine_that_nobody_used_yet_is_read_without_making_anything(tmp_path: Path) -> None:
+    machine = Machine(Shape(2, 24 * GIB), tmp_path / "new")
+    assert machine.loads() == ()
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,83 @@
+"""Durations, sizes and percentages as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import BadInputError
+from stoker.units import (
+    format_duration,
+    format_memory,
+    parse_duration,
+    parse_fraction,
+    parse_memory,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("5m", 300),
+        ("2h", 7200),
+        ("1h30m", 5400),
+        ("250ms", 0.25),
+        ("1.5h", 5400),
+        ("3", 3),
+        ("1d", 86400),
+    ],
+)
+def test_a_duration_is_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "m", "-5s", "5x", "5 m", "1h30", "soon", "1e3s", "٣s"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(BadInputError, match="90s, 5m or 1h30m"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("8GiB", 8 * 2**30),
+        ("8GB", 8 * 10**9),
+        ("512MiB", 512 * 2**20),
+        ("1.5g", 1536 * 2**20),
+        ("24 GiB", 24 * 2**30),
+    ],
+)
+def test_an_amount_of_memory_is_read(text: str, amount: int) -> None:
+    assert parse_memory(text) == amount
+
+
+@pytest.mark.parametrize("text", ["", "8", "GiB", "-1GiB", "8 apples"])
+def test_memory_without_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(BadInputError, match="8GiB"):
+        parse_memory(text)
+
+
+@pytest.mark.parametrize(("text", "value"), [("20%", 0.2), ("0.2", 0.2), ("0", 0), ("100%", 1), ("0.5 %", 0.005)])
+def test_a_percentage_is_read(text: str, value: float) -> None:
+    assert parse_fraction(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["20", "1", "101%", "-1%", "a lot", "nan", "nan%", "inf"])
+def test_a_percentage_that_could_mean_two_things_or_none_is_refused(text: str) -> None:
+    with pytest.raises(BadInputError):
+        parse_fraction(text)
+
+
+@given(st.integers(min_value=0, max_value=400 * 86400))
+def test_a_duration_that_we_print_can_be_typed_back(seconds: int) -> None:
+    # Two units at the most are printed, so what is below the smaller one is lost.
+    lost = 3600 if seconds >= 86400 else 60 if seconds >= 3600 else 1
+    assert 0 <= seconds - parse_duration(format_duration(seconds)) < lost
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0 B"), (512 * 2**20, "512 MiB"), (int(7.9 * 2**30), "7.9 GiB"), (80 * 2**30, "80 GiB")],
+)
+def test_memory_is_printed_short(amount: int, text: str) -> None:
+    assert format_memory(amount) == text

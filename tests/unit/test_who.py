@@ -1,0 +1,349 @@
+"""Who a pid is: real processes of this machine, made-up /proc trees, and a real pid namespace."""
+
+import errno
+import json
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.gpus import who
+from stoker.gpus.model import Process, Unknown
+from stoker.gpus.who import People, inside_pid_namespace, read_stat
+
+NOBODY = 2**22 + 1  # One above the highest pid that Linux can give.
+NOT_HERE = Unknown("no process with this pid is visible here")
+OUTSIDE = Unknown("this pid is numbered outside this container, so it cannot be matched to a process here")
+
+
+@pytest.fixture
+def people() -> Iterator[People]:
+    those = People()
+    yield those
+    those.close()
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for sleeper in started:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def sleeper(started: list[subprocess.Popen[bytes]]) -> int:
+    # Popen returns after the exec succeeded, so the process has its own name by then.
+    started.append(subprocess.Popen(["sleep", "60"]))
+    return started[-1].pid
+
+
+def end(started: list[subprocess.Popen[bytes]], pid: int) -> None:
+    (one,) = [each for each in started if each.pid == pid]
+    one.kill()
+    one.wait()
+
+
+def identity(people: People, pid: int) -> tuple[object, object, object]:
+    process = people.process(pid, 0, 0.0)
+    return process.started, process.name, process.user
+
+
+def open_pidfds() -> int:
+    links = list(Path("/proc/self/fd").iterdir())
+    # The listing's own descriptor was in the list and is closed by now.
+    return sum("pidfd" in str(link.readlink()) for link in links if link.is_symlink())
+
+
+def fake_process(root: Path, pid: int, *, name: str = "train", started: int = 1000) -> None:
+    folder = root / "proc" / str(pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = " ".join(["S", *(str(n) for n in range(4, 22)), str(started), "0", "0"])
+    (folder / "stat").write_text(f"{pid} ({name}) {numbers}\n")
+
+
+def fake_namespace(root: Path) -> None:
+    (root / "proc/self/ns").mkdir(parents=True)
+    (root / "proc/self/ns/pid").symlink_to("pid:[4026532758]")
+
+
+def test_a_process_has_its_name_user_and_start_time(people: People, sleepers: list[subprocess.Popen[bytes]]) -> None:
+    pid = sleeper(sleepers)
+    started = int(Path(f"/proc/{pid}/stat").read_text().split()[21])
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    assert people.process(pid, 7, 0.5) == Process(pid, started, "sleep", me, 7, 0.5)
+
+
+def test_what_the_driver_says_is_passed_on_anew_each_time(people: People) -> None:
+    people.process(os.getpid(), 7, 0.5)
+    process = people.process(os.getpid(), 0, Unknown("no samples"))
+    assert process.memory == 0
+    assert process.utilization == Unknown("no samples")
+
+
+@pytest.mark.parametrize("name", ["a b", "x) S 1 (y", "((", "))", "\x1b[31m!"])
+def test_odd_names_are_told_whole_and_without_control_characters(people: People, tmp_path: Path, name: str) -> None:
+    # A process is called after its script, not after the shell that reads it.
+    (tmp_path / name).write_text("#!/bin/sh\nread line\n")
+    (tmp_path / name).chmod(0o755)
+    with subprocess.Popen([tmp_path / name], stdin=subprocess.PIPE) as odd:
+        process = people.process(odd.pid, 0, 0.0)
+        assert process.name == name.replace("\x1b", "?")
+        assert process.started == int(Path(f"/proc/{odd.pid}/stat").read_text().split()[-31])
+
+
+def test_a_pid_without_a_process_is_unknown(people: People) -> None:
+    assert identity(people, NOBODY) == (NOT_HERE, NOT_HERE, NOT_HERE)
+    assert people.note is None
+
+
+def test_a_user_without_an_entry_is_told_by_number(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert people.process(os.getpid(), 0, 0.0).user == str(os.geteuid())
+
+
+def test_a_process_that_ended_is_forgotten_at_the_next_refresh(
+    people: People, sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    pid, other = sleeper(sleepers), sleeper(sleepers)
+    before = identity(people, pid), identity(people, other)
+    people.refresh()
+    assert (identity(people, pid), identity(people, other)) == before
+    end(sleepers, pid)
+    people.refresh()
+    assert identity(people, pid) == (NOT_HERE, NOT_HERE, NOT_HERE)
+    assert identity(people, other) == before[1]
+
+
+def test_a_pid_that_had_no_process_is_asked_for_again_after_a_refresh(tmp_path: Path) -> None:
+    people = People(tmp_path)
+    assert people.process(77, 0, 0.0).name == NOT_HERE
+    fake_process(tmp_path, 77)
+    people.refresh()
+    assert people.process(77, 0, 0.0).name == "train"
+
+
+def test_a_known_process_is_not_read_again(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity(people, os.getpid())
+
+    def forbidden(*_: object) -> NoReturn:
+        raise AssertionError("a file was opened")
+
+    monkeypatch.setattr(os, "open", forbidden)
+    for _ in range(3):
+        people.refresh()
+        assert identity(people, os.getpid()) == before
+
+
+def test_a_pid_that_changed_hands_is_another_process(tmp_path: Path) -> None:
+    fake_process(tmp_path, 77, name="mine", started=1000)
+    people = People(tmp_path)
+    assert identity(people, 77)[:2] == (1000, "mine")
+    people.refresh()
+    assert identity(people, 77)[:2] == (1000, "mine")
+    fake_process(tmp_path, 77, name="theirs", started=2000)
+    people.refresh()
+    assert identity(people, 77)[:2] == (2000, "theirs")
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
+def test_ends_are_noticed_where_pidfds_cannot_be_had(
+    monkeypatch: pytest.MonkeyPatch, sleepers: list[subprocess.Popen[bytes]], code: int
+) -> None:
+    def refused(pid: int, flags: int = 0) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    people = People()
+    pid = sleeper(sleepers)
+    before = identity(people, pid)
+    people.refresh()
+    assert identity(people, pid) == before
+    assert before[1] == "sleep"
+    end(sleepers, pid)
+    people.refresh()
+    assert identity(people, pid) == (NOT_HERE, NOT_HERE, NOT_HERE)
+
+
+def test_pidfds_are_held_up_to_a_bound_and_all_closed(
+    monkeypatch: pytest.MonkeyPatch, sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    monkeypatch.setattr(who, "MOST_PIDFDS", 2)
+    before = open_pidfds()
+    people = People()
+    pids = [sleeper(sleepers) for _ in range(3)]
+    assert [people.process(pid, 0, 0.0).name for pid in pids] == ["sleep"] * 3
+    assert open_pidfds() - before == 2
+    for pid in pids:
+        end(sleepers, pid)
+    people.refresh()
+    assert [people.process(pid, 0, 0.0).name for pid in pids] == [NOT_HERE] * 3
+    people.close()
+    assert open_pidfds() == before
+
+
+def test_processes_that_left_the_gpus_make_room_for_new_ones(
+    monkeypatch: pytest.MonkeyPatch, sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    monkeypatch.setattr(who, "MOST_PIDFDS", 2)
+    before = open_pidfds()
+    people = People()
+    left, stayed, came = (sleeper(sleepers) for _ in range(3))
+    people.process(left, 0, 0.0)
+    people.process(stayed, 0, 0.0)
+    people.refresh()
+    people.process(stayed, 0, 0.0)
+    people.refresh()  # One look without it: `left` gave up its place.
+    assert open_pidfds() - before == 1
+    people.process(came, 0, 0.0)
+    assert open_pidfds() - before == 2
+    people.close()
+
+
+@settings(max_examples=50)
+@given(
+    name=st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), max_size=15),
+    started=st.integers(0, 2**63),
+)
+def test_any_name_and_start_time_can_be_read_back(
+    tmp_path_factory: pytest.TempPathFactory, name: str, started: int
+) -> None:
+    root = tmp_path_factory.getbasetemp() / "any-name"
+    fake_process(root, 5, name=name, started=started)
+    shown = "".join(letter if letter.isprintable() else "?" for letter in name)
+    assert read_stat(f"{root}/proc/5/stat") == (shown, started)
+
+
+@pytest.mark.parametrize("text", ["", "12", "12 (cut) S 1 2", "no brackets here at all"])
+def test_a_stat_file_that_makes_no_sense_is_unknown(tmp_path: Path, text: str) -> None:
+    fake_process(tmp_path, 12)
+    (tmp_path / "proc/12/stat").write_text(text)
+    assert People(tmp_path).process(12, 0, 0.0).started == NOT_HERE
+
+
+def test_the_first_pid_namespace_is_told_from_all_others(tmp_path: Path) -> None:
+    assert not inside_pid_namespace(tmp_path)
+    fake_namespace(tmp_path)
+    assert inside_pid_namespace(tmp_path)
+    (tmp_path / "proc/self/ns/pid").unlink()
+    (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
+    assert not inside_pid_namespace(tmp_path)
+
+
+class TestInsideANamespace:
+    """A /proc tree that says it is a container's; /dev/zero stands in for the GPU's device node."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        fake_namespace(tmp_path)
+        (tmp_path / "dev").mkdir()
+        (tmp_path / "dev/nvidia0").symlink_to("/dev/zero")
+        for pid in (31, 32):
+            fake_process(tmp_path, pid)
+            (tmp_path / f"proc/{pid}/fd").mkdir()
+        (tmp_path / "proc/31/fd/7").symlink_to(tmp_path / "dev/nvidia0")
+        (tmp_path / "proc/32/fd/0").symlink_to("/dev/null")
+        (tmp_path / "proc/32/fd/9").symlink_to("/gone/nvidia0")
+        return tmp_path
+
+    def test_a_process_that_holds_the_gpu_is_believed(self, root: Path) -> None:
+        people = People(root)
+        assert people.process(31, 0, 0.0).name == "train"
+        assert people.note is None
+
+    def test_a_process_that_only_shares_the_number_is_not_blamed(self, root: Path) -> None:
+        people = People(root)
+        for _ in range(2):
+            assert identity(people, 32) == (OUTSIDE, OUTSIDE, OUTSIDE)
+            people.refresh()
+        assert people.note is not None
+        assert "--pid=host" in people.note
+
+    def test_a_file_that_is_only_named_like_a_device_is_no_proof(self, root: Path) -> None:
+        (root / "nvidia.log").write_text("")
+        (root / "proc/32/fd/3").symlink_to(root / "nvidia.log")
+        assert People(root).process(32, 0, 0.0).name == OUTSIDE
+
+    def test_a_believed_process_that_ended_is_not_taken_for_an_outsider(self, root: Path) -> None:
+        people = People(root)
+        people.process(31, 0, 0.0)
+        (root / "proc/31/stat").unlink()
+        people.refresh()
+        assert people.process(31, 0, 0.0).name == NOT_HERE
+        assert people.note is None
+
+    def test_a_number_that_nobody_has_here_is_numbered_outside(self, root: Path) -> None:
+        people = People(root)
+        assert identity(people, 645400) == (OUTSIDE, OUTSIDE, OUTSIDE)
+        assert people.note is not None
+
+    def test_a_process_whose_files_are_hidden_is_unknown_without_a_claim(self, root: Path) -> None:
+        (root / "proc/31/fd/7").unlink()
+        (root / "proc/31/fd").rmdir()
+        people = People(root)
+        name = people.process(31, 0, 0.0).name
+        assert isinstance(name, Unknown)
+        assert "open files" in name.reason
+        assert people.note is None
+
+    def test_pids_that_were_found_in_proc_need_no_proof(self, root: Path) -> None:
+        assert People(root, pids_from="proc").process(32, 0, 0.0).name == "train"
+
+
+IN_A_CONTAINER = """
+import json, os, subprocess, sys
+from pathlib import Path
+from stoker.gpus.model import Unknown
+from stoker.gpus.who import People, inside_pid_namespace
+
+root = Path(sys.argv[1])
+device = os.open(root / "dev/nvidia0", os.O_RDONLY)
+holder = subprocess.Popen(["sleep", "60"], pass_fds=[device])
+bystander = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
+people = People(root)
+
+def told(pid):
+    process = people.process(pid, 0, 0.0)
+    return [v.reason if isinstance(v, Unknown) else v for v in (process.name, process.user)]
+
+said = {"inside": inside_pid_namespace(), "holder": told(holder.pid), "note before": people.note}
+said |= {"bystander": told(bystander.pid), "outsider": told(int(sys.argv[2])), "note after": people.note}
+holder.kill(), holder.wait(), bystander.kill(), bystander.wait()
+people.refresh()
+said["ended holder"] = told(holder.pid)
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 and "CI" not in os.environ, reason="making a namespace and a device node takes root"
+)
+def test_in_a_real_pid_namespace_only_holders_of_the_device_are_named(
+    tmp_path: Path, sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    outsider = sleeper(sleepers)
+    (tmp_path / "dev").mkdir()
+    # The numbers of /dev/null: a bystander that has the real one open is still no holder of this node.
+    os.mknod(tmp_path / "dev/nvidia0", 0o20666, os.makedev(1, 3))
+    (tmp_path / "proc").symlink_to("/proc")
+    unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    inside = [sys.executable, "-c", IN_A_CONTAINER, str(tmp_path), str(outsider)]
+    done = subprocess.run([*unshare, *inside], check=True, capture_output=True, text=True, timeout=60)
+    said = json.loads(done.stdout)
+    assert said["inside"] is True
+    assert said["holder"] == ["sleep", pwd.getpwuid(0).pw_name]
+    assert said["note before"] is None
+    assert said["bystander"] == [OUTSIDE.reason] * 2
+    assert said["outsider"] == [OUTSIDE.reason] * 2
+    assert said["ended holder"] == [NOT_HERE.reason] * 2
+    assert "outside this container" in said["note after"]
