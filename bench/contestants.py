@@ -43,7 +43,6 @@ def bare() -> tuple[Look, list[int]]:
                 peak = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
             energy = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-            power = pynvml.nvmlDeviceGetPowerUsage(handle)
             temperature = pynvml.nvmlDeviceGetTemperature(handle, 0)
             processes = [(p.pid, p.usedGpuMemory) for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
             processes += [(p.pid, p.usedGpuMemory) for p in pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)]
@@ -51,7 +50,7 @@ def bare() -> tuple[Look, list[int]]:
                 used = {s.pid: s.smUtil for s in pynvml.nvmlDeviceGetProcessUtilization(handle, seen[place])}
             except pynvml.NVMLError:
                 used = {}
-            found.append((peak, memory.used, memory.total, energy, power, temperature, processes, used))
+            found.append((peak, memory.used, memory.total, energy, temperature, processes, used))
         return found
 
     return look, []

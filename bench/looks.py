@@ -14,7 +14,7 @@ GPUS = 8
 PROCESSES_PER_GPU = 2
 ROUNDS = 3
 # At the rhythm of a real watcher, so that caches are as cold as they are there; fewer for those that sleep inside.
-LOOKS = {"ours": 20, "bare": 20, "nvitop": 20, "gpustat": 5, "spawned": 20}
+LOOKS = {"ours": 15, "bare": 15, "nvitop": 15, "gpustat": 5, "spawned": 15}
 EVERY = 1.0
 
 

@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
     """The file's settings with the environment's over them. A file that was named must be there."""
     named = path is not None or "STOKER_CONFIG" in environment
-    settings = _read(path or config_path(environment), must_exist=named)
+    settings = _read(path or Path(config_path(environment)), must_exist=named)
     changes = {
         field: environment[variable]
         for field, variable in (("gpus", "STOKER_GPUS"), ("deadline", "STOKER_DEADLINE"))

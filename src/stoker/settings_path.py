@@ -1,12 +1,12 @@
-"""Where `stoker.toml` is."""
+"""Where `stoker.toml` is. It is asked before anything is imported, so it imports nothing itself."""
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
-def config_path(environment: Mapping[str, str] = os.environ) -> Path:
+def config_path(environment: "Mapping[str, str]") -> str:
     if chosen := environment.get("STOKER_CONFIG"):
-        return Path(chosen)
-    base = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".config"
-    return Path(base) / "stoker" / "stoker.toml"
+        return chosen
+    base = environment.get("XDG_CONFIG_HOME") or f"{environment.get('HOME', '')}/.config"
+    return f"{base}/stoker/stoker.toml"

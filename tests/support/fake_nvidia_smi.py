@@ -70,7 +70,14 @@ class FakeNvidiaSmi:
         os.mkfifo(self.folder / "gpus.stuck")
 
     def recovers(self) -> None:
-        (self.folder / "gpus.stuck").unlink()
+        """Lets a query that is stuck go on, and the next ones not get stuck."""
+        stuck = self.folder / "gpus.stuck"
+        if stuck.exists():
+            # Opened for both, a pipe can be written to whether or not somebody waits at the other end.
+            pipe = os.open(stuck, os.O_RDWR)
+            os.write(pipe, b"\n")
+            stuck.unlink()
+            os.close(pipe)
 
     def calls(self) -> list[str]:
         """What it was called with so far, each with its LC_ALL before."""

@@ -32,10 +32,11 @@ LOST = (
 
 
 @pytest.fixture
-def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvidiaSmi:
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvidiaSmi]:
     fake = FakeNvidiaSmi(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.path)
-    return fake
+    yield fake
+    fake.recovers()
 
 
 @pytest.fixture
@@ -530,11 +531,12 @@ class TestACommandThatHangs:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
-    def test_it_can_be_ended_though_the_caller_holds_signals_back(
+    def test_it_can_be_ended_though_the_caller_blocks_and_ignores_signals(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
     ) -> None:
         source = opened()
         smi.gets_stuck()
+        handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
             with interrupted_while_stuck(smi):
@@ -542,6 +544,7 @@ class TestACommandThatHangs:
             source.close()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.signal(signal.SIGTERM, handler)
         with pytest.raises(ProcessLookupError):
             os.kill(int((smi.folder / "gpus.pid").read_text()), 0)
 

@@ -63,6 +63,7 @@ class TestCuda:
             ("none", []),
             ("all", []),
             ("4", []),
+            ("9" * 5000, []),
             ("0,2,-1,1", [0, 2]),
             ("0,4,1", [0]),
             ("0,,1", [0]),
@@ -85,6 +86,10 @@ class TestCuda:
     )
     def test_the_variable_is_read_as_cuda_reads_it(self, value: str, expected: list[int]) -> None:
         assert seen(FOUR, CUDA_VISIBLE_DEVICES=value) == expected
+
+    @pytest.mark.parametrize("value", ["", " ", "G", "GPU", "1", "-1"])
+    def test_the_only_gpu_of_a_machine_must_be_named_as_well(self, value: str) -> None:
+        assert seen(FOUR[:1], CUDA_VISIBLE_DEVICES=value) == []
 
     def test_numbers_count_in_the_order_of_indices(self) -> None:
         assert seen(tuple(reversed(FOUR)), CUDA_VISIBLE_DEVICES="0,3") == [0, 3]

@@ -156,6 +156,29 @@ def test_a_pid_that_changed_hands_is_another_process(tmp_path: Path) -> None:
     assert identity(people, 77)[:2] == (2000, "theirs")
 
 
+def test_a_process_that_left_the_gpus_is_not_looked_after_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_process(tmp_path, 77)
+    people = People(tmp_path)
+    people.process(77, 0, 0.0)
+    people.refresh()
+    people.refresh()
+
+    def forbidden(path: str) -> NoReturn:
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr(who, "read_stat", forbidden)
+    people.refresh()
+
+
+def test_the_name_can_be_asked_for_alone(people: People, sleepers: list[subprocess.Popen[bytes]]) -> None:
+    pid = sleeper(sleepers)
+    assert people.name(pid) == "sleep"
+    assert people.name(pid) == people.process(pid, 0, 0.0).name
+    assert people.name(NOBODY) == NOT_HERE
+
+
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
 def test_ends_are_noticed_where_pidfds_cannot_be_had(
     monkeypatch: pytest.MonkeyPatch, sleepers: list[subprocess.Popen[bytes]], code: int

@@ -16,12 +16,13 @@ from stoker.gpus.model import Choice, Gpu, Look, Unknown
 from stoker.gpus.source import AbsentError, Source
 from stoker.gpus.wire import Answer
 
-CHANNEL: Final = 0
+ASKED: Final = 0
+TOLD: Final = 1
 _NO_GPUS: Final[tuple[Gpu, ...]] = ()
 
 
 def main() -> None:
-    """Answers asks on the socket at standard input until it is closed, which is how the prober says goodbye."""
+    """Answers the asks on standard input until it is closed, which is how the prober says goodbye."""
     _name, spec, root = sys.argv
     # A terminal's Ctrl-C is for the program in front of the person; this one goes when its prober goes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -29,9 +30,9 @@ def main() -> None:
     reader = _Reader(spec, Path(root))
     encode = msgspec.msgpack.Encoder().encode
     try:
-        while os.read(CHANNEL, 1) == ASK:
+        while os.read(ASKED, 1) == ASK:
             _write(frame(encode(reader.answer())))
-    except (BrokenPipeError, ConnectionResetError):
+    except BrokenPipeError:
         pass  # the prober is gone
     finally:
         reader.close()
@@ -40,7 +41,7 @@ def main() -> None:
 def _write(message: bytes) -> None:
     view = memoryview(message)
     while view:
-        view = view[os.write(CHANNEL, view) :]
+        view = view[os.write(TOLD, view) :]
 
 
 class _Reader:

@@ -1,92 +1,72 @@
-"""The helper process as its prober sees it: started, asked, heard, buried. Nothing here blocks."""
+"""The helper process as its prober sees it: asked, heard, buried. Nothing here blocks."""
 
 import contextlib
 import os
 import select
-import signal
-import socket
-import sys
 from typing import Final
 
 from stoker.gpus.frame import ASK, HEADER
+from stoker.gpus.spawn import Spawned
 
 # How long a helper gets to leave by itself before it is asked to by SIGTERM. Never SIGKILL: drivers have been seen to
 # freeze after one of their clients was killed in the middle of a call.
 _GOODBYE: Final = 0.5
-_PROGRAM: Final = "from stoker.gpus.helper import main; main()"
 _CHUNK: Final = 1 << 18
 
 
 class HelperProcess:
-    """One child and the socket to it. `death` is None while it lives, then says how it went."""
+    """One child and the pipes to it. `death` is None while it lives, then says how it went."""
 
-    def __init__(self, spec: str, root: str) -> None:
-        ours, theirs = socket.socketpair()
-        quiet = () if os.environ.get("STOKER_DEBUG") else ((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),)
-        try:
-            # A session of its own: what the terminal signals to the person's programs is not for the reader.
-            self.pid = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-P", "-c", _PROGRAM, spec, root],
-                os.environ,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
-                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-                    *quiet,
-                ],
-                setsid=True,
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        self.spec = spec
+    def __init__(self, spawned: Spawned) -> None:
         self.death: str | None = None
-        self._channel = ours
+        self._spawned = spawned
         self._received = bytearray()
+        os.set_blocking(spawned.answers, False)
+
+    @property
+    def pid(self) -> int:
+        return self._spawned.pid
 
     def fileno(self) -> int:
-        return self._channel.fileno()
+        return self._spawned.answers
 
     def ask(self) -> None:
-        with contextlib.suppress(OSError):  # a helper that is gone is noticed when its answer is collected
-            self._channel.send(ASK)
+        with contextlib.suppress(BrokenPipeError):  # a helper that is gone is noticed when its answer is collected
+            os.write(self._spawned.questions, ASK)
 
     def receive(self) -> bytes | None:
         """A whole message, or None while there is none; notices when the helper is gone."""
         while self.death is None:
             try:
-                piece = self._channel.recv(_CHUNK)
+                piece = os.read(self._spawned.answers, _CHUNK)
             except BlockingIOError:
-                break
-            except ConnectionResetError:
-                piece = b""
+                return None
             if not piece:
                 self._bury()
+                return None
+            if not self._received and len(piece) == HEADER.size + HEADER.unpack_from(piece)[0]:
+                return piece[HEADER.size :]
             self._received += piece
-            if len(piece) < _CHUNK:
-                break
-        return self._message()
+            if (message := self._assembled()) is not None:
+                return message
+        return None
 
-    def _message(self) -> bytes | None:
+    def _assembled(self) -> bytes | None:
+        """The message that came in several pieces, once it is whole."""
         if len(self._received) < HEADER.size:
             return None
-        (length,) = HEADER.unpack_from(self._received)
-        ends = HEADER.size + length
+        ends = HEADER.size + HEADER.unpack_from(self._received)[0]
         if len(self._received) < ends:
             return None
         message = bytes(memoryview(self._received)[HEADER.size : ends])
-        del self._received[:ends]
+        self._received.clear()
         return message
 
     def _bury(self) -> None:
-        self._channel.close()
+        self.release()
         self.death = "ended"
-        if self.reaped_within(_GOODBYE):
-            return
-        self.death = "is stuck in the driver on its way out"
+        if not self.reaped_within(_GOODBYE):
+            self.death = "is stuck in the driver on its way out"
 
     def reaped_within(self, seconds: float) -> bool:
         """Whether the child has ended within this time; it is then reaped and `death` says how it went."""
@@ -105,21 +85,29 @@ class HelperProcess:
             return True
         finally:
             os.close(descriptor)
-        if ended is not None and ended.si_code == os.CLD_EXITED:
-            self.death = f"ended with code {ended.si_status}"
-        elif ended is not None:
-            self.death = f"was killed by {signal.Signals(ended.si_status).name}"
+        self.death = _how(ended)
         return True
 
     def release(self) -> None:
-        """Closes the channel, at which the helper ends by itself."""
-        self._channel.close()
+        """Closes the pipes, at which a helper that is not blocked ends by itself."""
+        os.close(self._spawned.questions)
+        os.close(self._spawned.answers)
 
     def dismiss(self, *, busy: bool) -> None:
         """Says goodbye. A busy helper may be blocked in the driver: it is asked at once, and then left alone."""
         self.release()
         if self.reaped_within(0.0 if busy else _GOODBYE):
             return
+        import signal
+
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
         self.reaped_within(_GOODBYE)
+
+
+def _how(ended: os.waitid_result | None) -> str:
+    if ended is None or ended.si_code == os.CLD_EXITED:
+        return f"ended with code {ended.si_status if ended else '?'}"
+    import signal
+
+    return f"was killed by {signal.Signals(ended.si_status).name}"

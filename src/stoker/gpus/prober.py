@@ -16,6 +16,7 @@ from stoker.gpus.choice import check_spec
 from stoker.gpus.helper_process import HelperProcess
 from stoker.gpus.model import Choice, Gpu, Look, Reading, Unknown
 from stoker.gpus.source import AbsentError
+from stoker.gpus.spawn import Spawned
 from stoker.gpus.wire import Answer
 
 # Longer than a healthy driver ever takes (a cold NVML initialisation without persistence mode: up to 2 s), shorter
@@ -37,9 +38,9 @@ class Prober:
         *,
         deadline: float = DEFAULT_DEADLINE,
         root: str | None = None,
-        helper: HelperProcess | None = None,
+        spawned: Spawned | None = None,
     ) -> None:
-        """`helper` is one that was started beforehand; it is used if it reads what is wanted here."""
+        """`spawned` is a helper that was started beforehand; it is used if it reads what is wanted here."""
         check_spec(spec)
         self.spec = spec
         self.deadline = deadline
@@ -49,12 +50,12 @@ class Prober:
         self._gpus: tuple[Gpu, ...] = ()
         self._decode = msgspec.msgpack.Decoder(Answer).decode
         self._poll = select.poll()
-        self._helper = helper if helper and helper.spec == spec else None
-        if self._helper is not None:
-            self._poll.register(self._helper.fileno(), select.POLLIN)
+        self._helper: HelperProcess | None = None
         self._started_at: float | None = None
         self._asked_at: float | None = None
         self._given_up = False
+        if spawned is not None and spawned.spec == spec:
+            self._employ(spawned)
 
     def look(self) -> Look:
         """One look, within the deadline. Raises `AbsentError` when there is nothing to look at here."""
@@ -131,9 +132,12 @@ class Prober:
             return None
         self._started_at = now
         try:
-            self._helper = HelperProcess(self.spec, self._root)
+            return self._employ(Spawned(self.spec, self._root))
         except OSError:
             return None
+
+    def _employ(self, spawned: Spawned) -> HelperProcess:
+        self._helper = HelperProcess(spawned)
         self._poll = select.poll()
         self._poll.register(self._helper.fileno(), select.POLLIN)
         return self._helper

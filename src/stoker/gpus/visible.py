@@ -75,9 +75,9 @@ def _chosen_by_cuda(physical: Sequence[_Physical], entries: Sequence[str]) -> Se
     chosen: list[Gpu] = []
     find: Callable[[Sequence[_Physical], str], Gpu | None] | None = None
     for entry in entries:
-        kind = _cuda_number if _CUDA_NUMBER.match(entry.strip()) else _cuda_uuid
-        find = find or kind
-        gpu = find(physical, entry.strip()) if find is kind else None
+        # The first entry decides: to numbers a uuid is invalid, and the other way round.
+        find = find or (_cuda_number if _CUDA_NUMBER.match(entry.strip()) else _cuda_uuid)
+        gpu = find(physical, entry.strip())
         if gpu is None:
             break
         if gpu in chosen:

@@ -67,6 +67,7 @@ class People:
         """One sentence for a person, once a pid turned out to be numbered outside this container."""
         self._proc = str(root / "proc")
         self._devices = root / "dev"
+        # Whether pids are believed only of processes that can be seen to hold a GPU.
         self.doubts_pids = pids_from == "driver" and inside_pid_namespace(root)
         self._pidfds_mean_proc = root == Path("/") and _proc_is_ours()
         self._proven: set[int] = set()
@@ -97,6 +98,7 @@ class People:
         return Process(pid, known.started, known.name, known.user, memory, utilization)
 
     def name(self, pid: int) -> Maybe[str]:
+        """The name alone, for whoever must know what a process is before listing it."""
         return (self._known.get(pid) or self._meet(pid)).name
 
     def close(self) -> None:
@@ -141,16 +143,14 @@ class People:
             return None
         try:
             return os.pidfd_open(pid)
-        except (
-            OSError,
-            AttributeError,
-        ):  # The attribute is missing where Python was built for an old kernel.
+        # Python has no such function where it was built for an old kernel.
+        except (OSError, AttributeError):
             return None
 
     def _refresh_unwatched(self) -> None:
         for pid in list(self._unwatched):
             known = self._known[pid]
-            if known.asked < self._round or known.ticks is None or known.ticks != self._ticks_now(pid):
+            if known.asked < self._round or known.ticks != self._ticks_now(pid):
                 self._forget(pid)
 
     def _ticks_now(self, pid: int) -> int | None:

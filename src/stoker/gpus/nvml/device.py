@@ -14,6 +14,11 @@ from stoker.gpus.nvml.processes import ProcessLists
 
 # nvmlSample_t: a timestamp in µs and an 8-byte union, of which utilization uses the low four bytes.
 _SAMPLE: Final = struct.Struct("=QI4x")
+# nvmlMemory_v2_t: version, total, reserved, free, used. nvmlMemory_t: total, free, used.
+# nvmlUtilization_t: GPU, memory controller.
+_MEMORY_2: Final = struct.Struct("=I4xQQQQ")
+_MEMORY_1: Final = struct.Struct("=QQQ")
+_RATES: Final = struct.Struct("=II")
 # The driver's ring was measured at 100 utilization samples; room for twice that in one call.
 _RING: Final = 256
 # What the first look speaks for, having no look before it: the driver's own longest averaging period.
@@ -39,13 +44,17 @@ class DeviceFunctions:
         self.get_temperature = library.function("nvmlDeviceGetTemperature")
         self.samples = ctypes.create_string_buffer(_SAMPLE.size * _RING)
         self.samples_view = memoryview(self.samples)
+        self.since = ctypes.c_ulonglong()
         self.count = ctypes.c_uint()
-        self.value_type = ctypes.c_uint()
         self.number = ctypes.c_uint()
         self.long_number = ctypes.c_ulonglong()
-        self.rates = pynvml.c_nvmlUtilization_t()
-        self.memory_2 = pynvml.c_nvmlMemory_v2_t()
-        self.memory_1 = pynvml.c_nvmlMemory_t()
+        self.memory = ctypes.create_string_buffer(_MEMORY_2.size)
+        self.rates = ctypes.create_string_buffer(_RATES.size)
+        # Pointers to the buffers, made once: a look passes dozens of them.
+        self.to_count = ctypes.byref(self.count)
+        self.to_value_type = ctypes.byref(ctypes.c_uint())
+        self.to_number = ctypes.byref(self.number)
+        self.to_long_number = ctypes.byref(self.long_number)
 
 
 class _GoneError(Exception):
@@ -124,12 +133,13 @@ class Device:
             return None
         functions = self._functions
         functions.count.value = _RING
+        functions.since.value = self._samples_seen
         code = functions.get_samples(
             self._handle,
             pynvml.NVML_GPU_UTILIZATION_SAMPLES,
-            ctypes.c_ulonglong(self._samples_seen),
-            ctypes.byref(functions.value_type),
-            ctypes.byref(functions.count),
+            functions.since,
+            functions.to_value_type,
+            functions.to_count,
             functions.samples,
         )
         if code != library.SUCCESS:
@@ -158,33 +168,33 @@ class Device:
         if never := self._never.get("rates"):
             return never
         rates = self._functions.rates
-        code = self._functions.get_rates(self._handle, ctypes.byref(rates))
+        code = self._functions.get_rates(self._handle, rates)
         if code != library.SUCCESS:
             return self._remember("rates", code)
-        value = plausible.fraction(rates.gpu)
+        value = plausible.fraction(_RATES.unpack(rates)[0])
         return Utilization(value, value, 1) if known(value) else value
 
     def _memory(self) -> tuple[Maybe[int], Maybe[int]]:
         """Used and total. The second form of the call does not count what the driver reserves as used."""
         functions = self._functions
-        answer = functions.memory_2
-        if "memory 2" in self._never:
-            code = library.FUNCTION_NOT_FOUND
-        else:
-            answer.version = pynvml.nvmlMemory_v2
-            code = functions.get_memory_2(self._handle, ctypes.byref(answer))
+        total = used = 0
+        code = library.FUNCTION_NOT_FOUND
+        if "memory 2" not in self._never:
+            _MEMORY_2.pack_into(functions.memory, 0, pynvml.nvmlMemory_v2, 0, 0, 0, 0)
+            code = functions.get_memory_2(self._handle, functions.memory)
+            _version, total, _reserved, _free, used = _MEMORY_2.unpack(functions.memory)
         if code in {library.FUNCTION_NOT_FOUND, library.ARGUMENT_VERSION_MISMATCH}:
             self._remember("memory 2", code)
-            answer = functions.memory_1
-            code = functions.get_memory_1(self._handle, ctypes.byref(answer))
+            code = functions.get_memory_1(self._handle, functions.memory)
+            total, _free, used = _MEMORY_1.unpack_from(functions.memory)
         if code != library.SUCCESS:
             failed = self._failed(code)
             return failed, failed
-        if not answer.total:
+        if not total:
             shared = Unknown("this GPU shares the machine's memory and has none of its own")
             return shared, shared
-        total = plausible.memory_total(answer.total)
-        return plausible.memory_used(answer.used, total), total
+        plausible_total = plausible.memory_total(total)
+        return plausible.memory_used(used, plausible_total), plausible_total
 
     def _power(self, at: float) -> tuple[Maybe[float], Maybe[float]]:
         """The energy counter in joules, and the mean power since the look before."""
@@ -193,7 +203,7 @@ class Device:
         if never := self._never.get("energy"):
             energy = never
         else:
-            code = functions.get_energy(self._handle, ctypes.byref(functions.long_number))
+            code = functions.get_energy(self._handle, functions.to_long_number)
             energy = functions.long_number.value / 1000 if code == library.SUCCESS else self._remember("energy", code)
         before = self._energy
         if known(energy):
@@ -208,7 +218,7 @@ class Device:
         if never := self._never.get("power"):
             return never
         number = self._functions.number
-        code = self._functions.get_power(self._handle, ctypes.byref(number))
+        code = self._functions.get_power(self._handle, self._functions.to_number)
         if code != library.SUCCESS:
             return self._remember("power", code)
         return plausible.watts(number.value / 1000)
@@ -216,7 +226,7 @@ class Device:
     def _power_limit(self, at: float) -> Maybe[float]:
         if self._limit_at is None or at - self._limit_at >= _LIMIT_EVERY:
             number = self._functions.number
-            code = self._functions.get_limit(self._handle, ctypes.byref(number))
+            code = self._functions.get_limit(self._handle, self._functions.to_number)
             self._limit = plausible.watts(number.value / 1000) if code == library.SUCCESS else self._failed(code)
             self._limit_at = at
         return self._limit
@@ -225,7 +235,7 @@ class Device:
         if never := self._never.get("temperature"):
             return never
         number = self._functions.number
-        code = self._functions.get_temperature(self._handle, 0, ctypes.byref(number))
+        code = self._functions.get_temperature(self._handle, 0, self._functions.to_number)
         if code != library.SUCCESS:
             return self._remember("temperature", code)
         return plausible.celsius(number.value)

@@ -26,6 +26,7 @@ class _Table:
     def __init__(self, row: struct.Struct) -> None:
         self.row = row
         self.count = ctypes.c_uint(0)
+        self.to_count = ctypes.byref(self.count)
         self._grow(_FIRST_CAPACITY)
 
     def _grow(self, capacity: int) -> None:
@@ -66,6 +67,7 @@ class ProcessLists:
         self._utilization = library.function("nvmlDeviceGetProcessUtilization")
         self._infos = _Table(info_layout())
         self._samples = _Table(_UTILIZATION)
+        self._since = ctypes.c_ulonglong()
 
     def read(self, handle: object, last_seen: int) -> tuple[Maybe[tuple[Process, ...]], int]:
         """The processes on a device, and the newest timestamp among their utilization samples."""
@@ -108,12 +110,8 @@ class ProcessLists:
     def _used(self, handle: object, last_seen: int) -> tuple[Maybe[dict[int, Maybe[float]]], int]:
         """Mean SM utilization by pid since `last_seen`. The driver lists only those that did something."""
         table = self._samples
-        table.count.value = table.capacity
-        code = self._utilization(handle, table.buffer, ctypes.byref(table.count), ctypes.c_ulonglong(last_seen))
-        if code == library.INSUFFICIENT_SIZE:
-            table.make_room()
-            table.count.value = table.capacity
-            code = self._utilization(handle, table.buffer, ctypes.byref(table.count), ctypes.c_ulonglong(last_seen))
+        self._since.value = last_seen
+        code = _fill(lambda device, count, rows: self._utilization(device, rows, count, self._since), table, handle)
         if code == library.NOT_FOUND:
             return {}, last_seen
         if code != library.SUCCESS:
@@ -132,7 +130,7 @@ def _fill(function: library.Function, table: _Table, handle: object) -> int:
     code = library.INSUFFICIENT_SIZE
     for _ in range(4):
         table.count.value = table.capacity
-        code = function(handle, ctypes.byref(table.count), table.buffer)
+        code = function(handle, table.to_count, table.buffer)
         if code != library.INSUFFICIENT_SIZE:
             return code
         table.make_room()
