@@ -12,14 +12,14 @@ _BYTES = {
     "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
-_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
+_DURATION_PART = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(ms|[smhd])")
+_MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]+)")
 
 
 def parse_duration(text: str) -> float:
     """Seconds in `90s`, `1h30m`, `250ms` or a bare number of seconds."""
     written = text.strip().lower()
-    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", written):
+    if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", written):
         return float(written)
     parts = _DURATION_PART.findall(written)
     if not parts or "".join(number + unit for number, unit in parts) != written:

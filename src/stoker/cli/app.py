@@ -9,7 +9,7 @@ import click
 
 from stoker import __version__
 from stoker.errors import StokerError
-from stoker.gpus.spawn import Spawned
+from stoker.gpus.spawn import Helper
 
 # The verbs in the order in which a newcomer meets them, each with its one line of help: the module behind a verb is
 # imported when it is typed, not to print this list.
@@ -53,7 +53,7 @@ def stoker(config: str | None, debug: bool) -> None:
         os.environ["STOKER_DEBUG"] = "1"
 
 
-def run(arguments: list[str], early: Spawned | None = None) -> int:
+def run(arguments: list[str], early: Helper | None = None) -> int:
     """Runs one command line and gives its exit code. No traceback reaches a person who did not ask for it."""
     try:
         result = stoker.main(arguments, prog_name="stoker", standalone_mode=False, obj=early)

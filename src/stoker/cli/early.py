@@ -6,11 +6,11 @@ command line loading its own: done side by side, they wait once. So this module 
 
 import os
 
-from stoker.gpus.spawn import Spawned
+from stoker.gpus.spawn import Helper, spawned
 from stoker.settings_path import config_path
 
 
-def helper_for(arguments: list[str]) -> Spawned | None:
+def helper_for(arguments: list[str]) -> Helper | None:
     """A helper for `stoker gpus` when it is plain which source it will ask; None leaves it to the prober."""
     if arguments[:1] != ["gpus"] or any(word.startswith(("--source", "-h", "--help")) for word in arguments):
         return None
@@ -18,6 +18,6 @@ def helper_for(arguments: list[str]) -> Spawned | None:
     if spec not in {"auto", "nvml", "nvidia-smi", "drm"} or os.access(config_path(os.environ), os.F_OK):
         return None
     try:
-        return Spawned(spec, os.environ.get("STOKER_ROOT", "/"))
+        return spawned(spec, os.environ.get("STOKER_ROOT", "/"))
     except OSError:
         return None

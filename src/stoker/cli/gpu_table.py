@@ -4,37 +4,35 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stoker.cli.screen import console
 from stoker.gpus.model import Gpu, Look, Maybe, Reading, known
 from stoker.gpus.state import State, describe, state_of, title
 from stoker.units import format_memory, format_percent
 
 _COLOURS: Final[dict[State, str]] = {"busy": "green", "idle": "yellow", "unknown": "red"}
 _BAR: Final = 10
-# Where the output is no terminal it has no width: wide enough that nothing is cut.
-_PLAIN_WIDTH: Final = 200
 _FULL_FROM: Final = 0.9
 
 
 def print_look(look: Look) -> None:
-    console = _console()
-    console.print(table_of(look))
+    console().print(table_of(look))
 
 
 def show_live(looks: Iterator[Look], every: float) -> None:
     """The table, redrawn at every look; where there is no terminal, one table after the other."""
-    console = _console()
-    if not console.is_terminal:
+    screen = console()
+    if not screen.is_terminal:
         for look in looks:
-            console.print(live_view(look))
+            screen.print(live_view(look))
             sys.stdout.flush()
         return
     from rich.live import Live
 
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    with Live(console=screen, screen=True, auto_refresh=False) as live:
         for look in looks:
             live.update(live_view(look, f"every {every:g} s, Ctrl-C ends"), refresh=True)
 
@@ -113,8 +111,3 @@ def _clock(wall: float) -> str:
     import time
 
     return time.strftime("%H:%M:%S", time.localtime(wall))
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)

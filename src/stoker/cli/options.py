@@ -8,7 +8,7 @@ import click
 
 from stoker.errors import BadInputError
 from stoker.gpus.prober import Prober
-from stoker.gpus.spawn import Spawned
+from stoker.gpus.spawn import Helper
 from stoker.settings import load_settings
 from stoker.units import parse_duration, parse_fraction, parse_memory
 
@@ -58,8 +58,8 @@ def source_options(command: F) -> F:
 def open_prober(source: str | None, deadline: float | None) -> Prober:
     """A prober as the flags, the environment and the configuration file ask for it, in that order."""
     settings = load_settings()
-    early = click.get_current_context().find_object(Spawned)
-    return Prober(source or settings.gpus, deadline=deadline or _positive_duration(settings.deadline), spawned=early)
+    early = click.get_current_context().find_object(Helper)
+    return Prober(source or settings.gpus, deadline=deadline or _positive_duration(settings.deadline), early=early)
 
 
 class SteadyRhythm:

@@ -22,8 +22,13 @@ _NO_GPUS: Final[tuple[Gpu, ...]] = ()
 
 
 def main() -> None:
-    """Answers the asks on standard input until it is closed, which is how the prober says goodbye."""
+    """The helper as a program."""
     _name, spec, root = sys.argv
+    serve(spec, root)
+
+
+def serve(spec: str, root: str) -> None:
+    """Answers the asks on standard input until it is closed, which is how the prober says goodbye."""
     # A terminal's Ctrl-C is for the program in front of the person; this one goes when its prober goes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))

@@ -6,7 +6,7 @@ import select
 from typing import Final
 
 from stoker.gpus.frame import ASK, HEADER
-from stoker.gpus.spawn import Spawned
+from stoker.gpus.spawn import Helper
 
 # How long a helper gets to leave by itself before it is asked to by SIGTERM. Never SIGKILL: drivers have been seen to
 # freeze after one of their clients was killed in the middle of a call.
@@ -17,28 +17,28 @@ _CHUNK: Final = 1 << 18
 class HelperProcess:
     """One child and the pipes to it. `death` is None while it lives, then says how it went."""
 
-    def __init__(self, spawned: Spawned) -> None:
+    def __init__(self, helper: Helper) -> None:
         self.death: str | None = None
-        self._spawned = spawned
+        self._helper = helper
         self._received = bytearray()
-        os.set_blocking(spawned.answers, False)
+        os.set_blocking(helper.answers, False)
 
     @property
     def pid(self) -> int:
-        return self._spawned.pid
+        return self._helper.pid
 
     def fileno(self) -> int:
-        return self._spawned.answers
+        return self._helper.answers
 
     def ask(self) -> None:
         with contextlib.suppress(BrokenPipeError):  # a helper that is gone is noticed when its answer is collected
-            os.write(self._spawned.questions, ASK)
+            os.write(self._helper.questions, ASK)
 
     def receive(self) -> bytes | None:
         """A whole message, or None while there is none; notices when the helper is gone."""
         while self.death is None:
             try:
-                piece = os.read(self._spawned.answers, _CHUNK)
+                piece = os.read(self._helper.answers, _CHUNK)
             except BlockingIOError:
                 return None
             if not piece:
@@ -90,8 +90,8 @@ class HelperProcess:
 
     def release(self) -> None:
         """Closes the pipes, at which a helper that is not blocked ends by itself."""
-        os.close(self._spawned.questions)
-        os.close(self._spawned.answers)
+        os.close(self._helper.questions)
+        os.close(self._helper.answers)
 
     def dismiss(self, *, busy: bool) -> None:
         """Says goodbye. A busy helper may be blocked in the driver: it is asked at once, and then left alone."""

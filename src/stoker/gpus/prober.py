@@ -8,6 +8,7 @@ itself when the driver answers.
 import os
 import select
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -16,7 +17,7 @@ from stoker.gpus.choice import check_spec
 from stoker.gpus.helper_process import HelperProcess
 from stoker.gpus.model import Choice, Gpu, Look, Reading, Unknown
 from stoker.gpus.source import AbsentError
-from stoker.gpus.spawn import Spawned
+from stoker.gpus.spawn import Helper, spawned
 from stoker.gpus.wire import Answer
 
 # Longer than a healthy driver ever takes (a cold NVML initialisation without persistence mode: up to 2 s), shorter
@@ -38,9 +39,10 @@ class Prober:
         *,
         deadline: float = DEFAULT_DEADLINE,
         root: str | None = None,
-        spawned: Spawned | None = None,
+        start: Callable[[str, str], Helper] = spawned,
+        early: Helper | None = None,
     ) -> None:
-        """`spawned` is a helper that was started beforehand; it is used if it reads what is wanted here."""
+        """`early` is a helper that was started beforehand; it is used if it reads what is wanted here."""
         check_spec(spec)
         self.spec = spec
         self.deadline = deadline
@@ -54,8 +56,9 @@ class Prober:
         self._started_at: float | None = None
         self._asked_at: float | None = None
         self._given_up = False
-        if spawned is not None and spawned.spec == spec:
-            self._employ(spawned)
+        self._start = start
+        if early is not None and early.spec == spec:
+            self._employ(early)
 
     def look(self) -> Look:
         """One look, within the deadline. Raises `AbsentError` when there is nothing to look at here."""
@@ -132,12 +135,12 @@ class Prober:
             return None
         self._started_at = now
         try:
-            return self._employ(Spawned(self.spec, self._root))
+            return self._employ(self._start(self.spec, self._root))
         except OSError:
             return None
 
-    def _employ(self, spawned: Spawned) -> HelperProcess:
-        self._helper = HelperProcess(spawned)
+    def _employ(self, helper: Helper) -> HelperProcess:
+        self._helper = HelperProcess(helper)
         self._poll = select.poll()
         self._poll.register(self._helper.fileno(), select.POLLIN)
         return self._helper

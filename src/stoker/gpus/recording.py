@@ -75,6 +75,11 @@ class RecordingWriter:
         line = _Line(round(look.wall, 3), round(look.at, 3), rows, problem, look.note)
         self._write(msgspec.json.encode(line))
 
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.fstat(self._descriptor).st_size
+
     def close(self) -> None:
         os.close(self._descriptor)
 

@@ -1,4 +1,8 @@
-"""The start of the helper process, with as few imports as can be: it comes before everything else."""
+"""The start of the helper process, with as few imports as can be: it may come before everything else.
+
+Two ways: `spawned` starts a fresh interpreter, which is safe in any program, also one with threads and open CUDA
+devices. `forked` shares the memory of its parent, which must be small, of one thread, and without devices: a supervisor.
+"""
 
 import os
 import sys
@@ -6,33 +10,69 @@ import sys
 PROGRAM = "from stoker.gpus.helper import main; main()"
 
 
-class Spawned:
-    """A helper that was started: its pid, and the pipe ends for questions and answers."""
+class Helper:
+    """A helper that was started: its pid, the source it reads, and our ends of the pipes to it."""
 
     __slots__ = ("answers", "pid", "questions", "spec")
 
-    def __init__(self, spec: str, root: str) -> None:
-        """Starts it, in a session of its own: what a terminal signals to a person's programs is not for it."""
-        asked, self.questions = os.pipe()
-        self.answers, told = os.pipe()
+    def __init__(self, spec: str, pid: int, questions: int, answers: int) -> None:
         self.spec = spec
-        quiet = () if os.environ.get("STOKER_DEBUG") else ((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),)
-        try:
-            self.pid = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-P", "-c", PROGRAM, spec, root],
-                os.environ,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, asked, 0),
-                    (os.POSIX_SPAWN_DUP2, told, 1),
-                    *quiet,
-                ],
-                setsid=True,
-            )
-        except OSError:
-            os.close(self.questions)
-            os.close(self.answers)
-            raise
-        finally:
-            os.close(asked)
-            os.close(told)
+        self.pid = pid
+        self.questions = questions
+        self.answers = answers
+
+
+def spawned(spec: str, root: str) -> Helper:
+    """A helper in an interpreter and a session of its own: what a terminal signals to programs is not for it."""
+    asked, questions = os.pipe()
+    answers, told = os.pipe()
+    quiet = () if os.environ.get("STOKER_DEBUG") else ((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),)
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-P", "-c", PROGRAM, spec, root],
+            os.environ,
+            file_actions=[(os.POSIX_SPAWN_DUP2, asked, 0), (os.POSIX_SPAWN_DUP2, told, 1), *quiet],
+            setsid=True,
+        )
+    except OSError:
+        os.close(questions)
+        os.close(answers)
+        raise
+    finally:
+        os.close(asked)
+        os.close(told)
+    return Helper(spec, pid, questions, answers)
+
+
+def forked(spec: str, root: str) -> Helper:
+    """The same as a fork of this process."""
+    asked, questions = os.pipe()
+    answers, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become_helper(asked, told, spec, root)
+    os.close(asked)
+    os.close(told)
+    return Helper(spec, pid, questions, answers)
+
+
+def _become_helper(asked: int, told: int, spec: str, root: str) -> None:
+    """Never returns: whatever happens, the child must not go on as its parent."""
+    code = 1
+    try:
+        import signal
+
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.dup2(asked, 0)
+        os.dup2(told, 1)
+        if not os.environ.get("STOKER_DEBUG"):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        from stoker.gpus.helper import serve
+
+        serve(spec, root)
+        code = 0
+    finally:
+        os._exit(code)

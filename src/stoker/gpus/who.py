@@ -21,6 +21,8 @@ OUTSIDE_NOTE: Final = (
     "have no name or user here; a container started with --pid=host sees them."
 )
 
+# Newer PyTorch renames its process: a person knows it as what they started.
+_ALSO_CALLED: Final = {"pt_main_thread": "python"}
 # The start time is field 22 of /proc/PID/stat; the first one after the name is number 3.
 _STARTED_AFTER_NAME: Final = 22 - 3
 
@@ -136,7 +138,7 @@ class People:
                 self.note = OUTSIDE_NOTE
                 return _Known.stranger(ticks, OUTSIDE, pidfd)
             self._proven.add(pid)
-        return _Known(ticks, ticks, name, user, pidfd)
+        return _Known(ticks, ticks, _ALSO_CALLED.get(name, name), user, pidfd)
 
     def _pidfd(self, pid: int) -> int | None:
         if not self._pidfds_mean_proc or len(self._watched) >= MOST_PIDFDS:
