@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,9 @@ def command(every: float, duration: float | None) -> int:
     """Watch four simulated GPUs at simulated work: no GPU is needed, and none is touched."""
     from stoker.cli.gpu_table import show_live
 
+    # Whoever ends it, and how: the simulated programs end with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
     sys.stderr.write("stoker: these GPUs are simulated; `stoker gpus` reads real ones\n")
     with tempfile.TemporaryDirectory(prefix="stoker-demo-") as directory:
         machine = f"sim:4@{directory}"
