@@ -2,9 +2,9 @@
 
 import sys
 
-from bench import looks, startup
+from bench import looks, startup, supervisor
 
-BENCHES = {"looks": looks.main, "startup": startup.main}
+BENCHES = {"looks": looks.main, "startup": startup.main, "supervisor": supervisor.main}
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(BENCHES)

@@ -21,12 +21,10 @@ EVERY = 1.0
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as directory:
         place = Path(directory)
-        stand_in = place / "nvidia-smi"
-        subprocess.run(["cc", "-O2", "-o", stand_in, Path(__file__).with_name("nvidia_smi.c")], check=True)
-        machine, sleepers = _machine(place)
-        environment = {**os.environ, **machine.environment(), "BENCH_NVIDIA_SMI": str(stand_in)}
+        machine, sleepers = mock_machine(place)
+        environment = {**os.environ, **machine.environment(), "BENCH_NVIDIA_SMI": str(compiled_stand_in(place))}
         try:
-            results = {name: _run(name, environment) for name in LOOKS}
+            results = {name: run_contestant(name, environment) for name in LOOKS}
         finally:
             for sleeper in sleepers:
                 sleeper.kill()
@@ -34,7 +32,13 @@ def main() -> int:
     return _report(results)
 
 
-def _machine(place: Path) -> tuple[MockMachine, list[subprocess.Popen[bytes]]]:
+def compiled_stand_in(place: Path) -> Path:
+    command = place / "nvidia-smi"
+    subprocess.run(["cc", "-O2", "-o", command, Path(__file__).with_name("nvidia_smi.c")], check=True)
+    return command
+
+
+def mock_machine(place: Path) -> tuple[MockMachine, list[subprocess.Popen[bytes]]]:
     machine = MockMachine.create(place / "state", gpus=GPUS)
     sleepers = [subprocess.Popen(["sleep", "3600"]) for _ in range(GPUS * PROCESSES_PER_GPU)]
     for index, gpu in enumerate(machine.gpus):
@@ -46,7 +50,7 @@ def _machine(place: Path) -> tuple[MockMachine, list[subprocess.Popen[bytes]]]:
     return machine, sleepers
 
 
-def _run(name: str, environment: dict[str, str]) -> tuple[float, float, float]:
+def run_contestant(name: str, environment: dict[str, str]) -> tuple[float, float, float]:
     """Median over the rounds of: processor seconds per look, MiB resident, MiB with its helper."""
     rounds = []
     for _ in range(ROUNDS):

@@ -17,12 +17,13 @@ RUNS = 15
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as directory:
         machine = MockMachine.create(Path(directory) / "state", gpus=8)
-        environment = {**os.environ, **machine.environment()}
+        environment = {**os.environ, **machine.environment(), "STOKER_HOME": f"{directory}/home"}
         stoker = str(Path(sys.executable).with_name("stoker"))
         commands = {
             "python -c pass": [sys.executable, "-c", "pass"],
             "stoker --version": [stoker, "--version"],
             "stoker gpus --json": [stoker, "gpus", "--json"],
+            "stoker run -- true": [stoker, "run", "--", "true"],
         }
         times: dict[str, list[float]] = {name: [] for name in commands}
         # Taken in turns, so that what else the machine does falls on all of them.
@@ -39,6 +40,7 @@ def main() -> int:
         [
             Promise("stoker --version", medians["stoker --version"] / floor, 5.0),
             Promise("stoker gpus --json", medians["stoker gpus --json"] / floor, 10.0),
+            Promise("stoker run -- true", medians["stoker run -- true"] / floor, 10.0),
         ],
     )
 

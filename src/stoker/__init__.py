@@ -1,3 +1,26 @@
 """Stoker keeps GPUs busy, and notices when they are not."""
 
-__version__ = "0.1.0"
+__all__ = ["Sentinel", "SentinelState", "__version__", "get_gpu_usage"]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stoker.dropin.usage import get_gpu_usage
+    from stoker.verdicts.sentinel import Sentinel, SentinelState
+    from stoker.version import __version__
+else:
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name when it is asked for: whoever wants one does not pay for the others."""
+        if name == "get_gpu_usage":
+            from stoker.dropin.usage import get_gpu_usage
+
+            return get_gpu_usage
+        if name in {"Sentinel", "SentinelState"}:
+            from stoker.verdicts import sentinel
+
+            return getattr(sentinel, name)
+        if name == "__version__":
+            from stoker.version import __version__
+
+            return __version__
+        raise AttributeError(f"module 'stoker' has no attribute {name!r}")

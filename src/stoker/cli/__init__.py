@@ -7,7 +7,7 @@ def main() -> None:
     """The `stoker` command."""
     if sys.argv[1:] == ["--version"]:
         # Answered before anything is imported: it is what scripts and completion call most.
-        from stoker import __version__
+        from stoker.version import __version__
 
         sys.stdout.write(f"stoker {__version__}\n")
         return

@@ -7,16 +7,22 @@ from typing import Final
 
 import click
 
-from stoker import __version__
 from stoker.errors import StokerError
 from stoker.gpus.spawn import Helper
+from stoker.version import __version__
 
 # The verbs in the order in which a newcomer meets them, each with its one line of help: the module behind a verb is
 # imported when it is typed, not to print this list.
 VERBS: Final = {
     "gpus": "Show what this machine's GPUs are doing.",
+    "run": "Launch a command, and stop it when its GPUs stay idle.",
+    "runs": "List runs: what each does or what became of it.",
+    "show": "Show one run, and why it was stopped.",
+    "snooze": "Leave a run alone for a while.",
     "record": "Write readings over time to a file.",
+    "replay": "Try a rule on recorded readings.",
     "sim": "Try things on simulated GPUs.",
+    "watch": "Watch GPUs, and act when they stay idle.",
     "demo": "Watch simulated GPUs at simulated work.",
 }
 OWN_FAILURE: Final = 125

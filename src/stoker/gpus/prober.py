@@ -60,6 +60,11 @@ class Prober:
         if early is not None and early.spec == spec:
             self._employ(early)
 
+    @property
+    def helper(self) -> int | None:
+        """The pid of the helper process while there is one."""
+        return self._helper.pid if self._helper is not None else None
+
     def look(self) -> Look:
         """One look, within the deadline. Raises `AbsentError` when there is nothing to look at here."""
         self.ask()

@@ -1,7 +1,7 @@
 """The start of the helper process, with as few imports as can be: it may come before everything else.
 
 Two ways: `spawned` starts a fresh interpreter, which is safe in any program, also one with threads and open CUDA
-devices. `forked` shares the memory of its parent, which must be small, of one thread, and without devices: a supervisor.
+devices. `forked` shares the memory of its parent, which must be of one thread and without devices: a supervisor.
 """
 
 import os

@@ -1,62 +1,84 @@
-"""How busy some GPUs are, as one number: the mean over the devices of their peaks since the last time it was asked."""
+"""How busy some GPUs are, as one number: the mean over the devices of their peaks since the look before."""
 
 import contextlib
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
+from typing import Final
 
-from stoker.gpus.model import Look, known
-from stoker.gpus.prober import DEFAULT_DEADLINE, Prober
+from stoker.gpus.model import Gpu, Look, Reading, known
+from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
+
+# Longer than a look takes, shorter than a person waits for a program that is done.
+_CLOSING: Final = 0.5
+
+
+def mean_usage(look: Look, device_ids: Collection[int] | None = None) -> float:
+    """A fraction of 1, over the GPUs with these indices, or over all when none is named. NaN when it is not known."""
+    peaks = [r.utilization.peak if known(r.utilization) else math.nan for r in _chosen(look, device_ids)]
+    return math.fsum(peaks) / len(peaks) if peaks else math.nan
+
+
+def why_unknown(look: Look, device_ids: Collection[int] | None = None) -> str | None:
+    """Why `mean_usage` is NaN, as part of a sentence; None when it is not."""
+    chosen = _chosen(look, device_ids)
+    if look.problem is not None:
+        return look.problem.reason
+    if not chosen:
+        return "there is no such GPU here" if look.gpus else "there is no GPU here"
+    return next((r.utilization.reason for r in chosen if not known(r.utilization)), None)
+
+
+def chosen_gpus(look: Look, device_ids: Collection[int] | None = None) -> list[Gpu]:
+    """The GPUs with these indices that are here, or all when none is named."""
+    return [gpu for gpu in look.gpus if not device_ids or gpu.index in device_ids]
+
+
+def _chosen(look: Look, device_ids: Collection[int] | None) -> list[Reading]:
+    uuids = {gpu.uuid for gpu in chosen_gpus(look, device_ids)}
+    return [reading for reading in look.readings if reading.uuid in uuids]
 
 
 class UsageMeter:
     """A prober for programs that only want the number. It may be shared by threads, and a fork starts its own."""
 
-    def __init__(self, spec: str = "auto", *, deadline: float = DEFAULT_DEADLINE) -> None:
-        self._spec = spec
-        self._deadline = deadline
-        self._begin()
+    def __init__(self, open_prober: Callable[[], Prober]) -> None:
+        """`open_prober` is called when the number is wanted for the first time, and again in a forked process."""
+        self._open_prober = open_prober
+        self._prober: Prober | None = None
+        self._one_at_a_time = threading.Lock()
         os.register_at_fork(after_in_child=self._forked)
 
-    def usage(self, device_ids: Sequence[int] | None = None) -> float:
-        """A fraction between 0 and 1, or NaN when any of these GPUs is unknown, or none of them is here."""
+    def usage(self, device_ids: Collection[int] | None = None) -> float:
+        """What `mean_usage` says now, and NaN where there is no GPU at all."""
         with self._one_at_a_time:
+            if self._prober is None:
+                self._prober = self._open_prober()
             try:
                 look = self._prober.look()
             except AbsentError:
                 return math.nan
         return mean_usage(look, device_ids)
 
-    def present(self) -> frozenset[int]:
-        """The indices of the GPUs that are here. Raises `AbsentError` when none is, with what was tried."""
-        with self._one_at_a_time:
-            return frozenset(gpu.index for gpu in self._prober.look().gpus)
-
     def close(self) -> None:
-        with self._one_at_a_time:
-            self._prober.close()
-
-    def _begin(self) -> None:
-        self._one_at_a_time = threading.Lock()
-        self._prober = Prober(self._spec, deadline=self._deadline)
+        """Says goodbye to the helper, unless another thread is asking it: it then goes when this process does."""
+        if self._one_at_a_time.acquire(timeout=_CLOSING):
+            try:
+                if self._prober is not None:
+                    self._prober.close()
+            finally:
+                self._one_at_a_time.release()
 
     def _forked(self) -> None:
         """The helper belongs to the process that started it, and so do its answers."""
-        inherited = self._prober
-        idle = self._one_at_a_time.acquire(blocking=False) and inherited.remaining() >= inherited.deadline
-        if idle:
-            # Only closes this process's ends of the pipes. With a question outstanding it would also signal the
-            # helper, which is not ours to end: the pipes then stay open as long as this process lives.
-            with contextlib.suppress(OSError):
-                inherited.leave()
-        self._begin()
-
-
-def mean_usage(look: Look, device_ids: Sequence[int] | None = None) -> float:
-    """The mean over the GPUs with these indices, over all of them when none is named."""
-    wanted = set(device_ids or ())
-    chosen = [r for gpu, r in zip(look.gpus, look.readings, strict=True) if not wanted or gpu.index in wanted]
-    peaks = [reading.utilization.peak if known(reading.utilization) else math.nan for reading in chosen]
-    return math.fsum(peaks) / len(peaks) if peaks else math.nan
+        inherited, self._prober = self._prober, None
+        nobody_asks = self._one_at_a_time.acquire(blocking=False)
+        self._one_at_a_time = threading.Lock()
+        if inherited is None or not nobody_asks or inherited.remaining() < inherited.deadline:
+            # With a question outstanding, a goodbye would also signal the helper, which is not ours to end. The pipes
+            # to it then stay open as long as this process lives.
+            return
+        with contextlib.suppress(OSError):
+            inherited.leave()

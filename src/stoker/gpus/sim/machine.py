@@ -19,6 +19,7 @@ import msgspec
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Gpu
 from stoker.gpus.sim.load import HISTORY, Load, Use
+from stoker.places import state_home
 from stoker.units import format_memory, parse_memory
 
 DEFAULT_GPUS: Final = 4
@@ -80,10 +81,7 @@ def state_directory(environment: Mapping[str, str]) -> Path:
     """Where simulated machines live when their spec does not say."""
     if said := environment.get("STOKER_SIM_DIR"):
         return Path(said)
-    if home := environment.get("STOKER_HOME"):
-        return Path(home) / "sim"
-    state = environment.get("XDG_STATE_HOME") or Path(environment.get("HOME") or Path.home()) / ".local" / "state"
-    return Path(state) / "stoker" / "sim"
+    return state_home(environment) / "sim"
 
 
 def is_simulated(spec: str) -> bool:

@@ -1,0 +1,88 @@
+"""What a supervisor costs the training beside it, and what it does to the speed of its output."""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from bench.contestants import memory
+from bench.looks import compiled_stand_in, mock_machine, run_contestant
+from bench.table import Promise, print_promises
+
+MINUTE = 60
+WARM_UP = 4.0
+THROUGHPUT_RUNS = 7
+
+
+def main() -> int:
+    stoker = str(Path(sys.executable).with_name("stoker"))
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as directory:
+        place = Path(directory)
+        environment = {**os.environ, "STOKER_HOME": str(place / "home")}
+        promises = [_speed_of_output(stoker, environment)]
+        machine, sleepers = mock_machine(place)
+        environment |= machine.environment()
+        environment["BENCH_NVIDIA_SMI"] = str(compiled_stand_in(place))
+        try:
+            promises += _cost_of_watching(stoker, environment)
+        finally:
+            for sleeper in sleepers:
+                sleeper.kill()
+                sleeper.wait()
+    return print_promises("Supervising", promises)
+
+
+def _speed_of_output(stoker: str, environment: dict[str, str]) -> Promise:
+    bare = ["sh", "-c", "head -c 2G /dev/zero | cat"]
+    times: dict[str, list[float]] = {"bare": [], "run": []}
+    for _ in range(THROUGHPUT_RUNS):
+        for name, command in (("bare", bare), ("run", [stoker, "run", "--", *bare])):
+            begun = time.perf_counter()
+            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+            times[name].append(time.perf_counter() - begun)
+    # The fastest of each: what else the machine did can only have slowed them.
+    ratio = min(times["run"]) / min(times["bare"])
+    print(f"\n2 GiB through a pipe: bare {min(times['bare']):.3f} s, under stoker run {min(times['run']):.3f} s")
+    print(f"  medians: bare {statistics.median(times['bare']):.3f} s, run {statistics.median(times['run']):.3f} s")
+    return Promise("2 GiB of output, stoker run ÷ bare, start-up included", ratio, 1.03)
+
+
+def _cost_of_watching(stoker: str, environment: dict[str, str]) -> list[Promise]:
+    options = ["--every", "1s", "--for", "1h", "--gpus", "all"]
+    process = subprocess.Popen([stoker, "run", *options, "--", "sleep", "3600"], env=environment)
+    try:
+        time.sleep(WARM_UP)
+        watchers = _watchers(process.pid)
+        before, begun = _seconds(watchers), time.monotonic()
+        time.sleep(MINUTE)
+        share = (_seconds(watchers) - before) / (time.monotonic() - begun)
+        resident, together = memory(watchers)
+    finally:
+        process.terminate()
+        process.wait()
+    seconds, spawner, _ = run_contestant("spawned", environment)
+    print(f"\nA minute of `stoker run --every 1s` on 8 mock GPUs: {share * 100:.2f} % of a core,")
+    print(f"  {resident:.1f} MiB resident in the supervisor, {together:.1f} MiB with its helpers (shared pages once)")
+    print(
+        f"  the seeds' way, a spawn per sample: {seconds * 100:.2f} % of a core, {spawner:.1f} MiB beside its children"
+    )
+    return [
+        Promise("share of a core at --every 1s", share * 100, 0.5, "%"),
+        Promise("memory with its helpers, shared pages once", together, 30.0, "MiB"),
+        Promise("processor time ÷ the seeds' way", share / seconds, 1.0),
+    ]
+
+
+def _watchers(supervisor: int) -> list[int]:
+    """The supervisor and its helpers, without the job."""
+    children = psutil.Process(supervisor).children(recursive=True)
+    return [supervisor, *(child.pid for child in children if child.name() != "sleep")]
+
+
+def _seconds(pids: list[int]) -> float:
+    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9

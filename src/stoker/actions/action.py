@@ -1,0 +1,81 @@
+"""What every action can do: describe itself, refuse at the start what could not work later, and act."""
+
+from typing import Final, Protocol, runtime_checkable
+
+import msgspec
+
+from stoker.errors import StokerError
+
+# As with GNU timeout: Stoker itself failed, whatever the GPUs did.
+ACTION_FAILED: Final = 125
+
+
+class ActionError(StokerError):
+    """An action that cannot be done, or could not: one sentence."""
+
+    exit_code = ACTION_FAILED
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known at the moment of acting."""
+
+    reason: str
+    """`GPU 0 and GPU 1 stayed below 1% for 30m`."""
+    rule: str
+    """The rule in words: `all GPUs below 1% for 30m`."""
+    idle_gpus: tuple[str, ...]
+    """The uuids of the GPUs that were idle for the whole window."""
+    idle_for: float
+    """Seconds."""
+    host: str
+
+    def environment(self) -> dict[str, str]:
+        """The facts as variables for a command."""
+        return {
+            "STOKER_EVENT": "idle",
+            "STOKER_REASON": self.reason,
+            "STOKER_RULE": self.rule,
+            "STOKER_GPUS_IDLE": ",".join(self.idle_gpus),
+            "STOKER_IDLE_SECONDS": f"{self.idle_for:.0f}",
+            "STOKER_HOST": self.host,
+        }
+
+
+class Action(Protocol):
+    """One thing to do when GPUs are idle. Implementations say that they are one by inheriting from it."""
+
+    patience: float
+    """Seconds after which the watcher stops waiting for `act`, calls it failed and goes on to the next action."""
+
+    def describe(self) -> str:
+        """What it does, as the end of a sentence that begins with "it will"."""
+        ...
+
+    def prepare(self) -> tuple[str, ...]:
+        """Called once, at the start. Raises `ActionError` for what would not work later.
+
+        What it returns are sentences that a person should read beforehand.
+        """
+        ...
+
+    def act(self, facts: Facts) -> None:
+        """Does it, and waits for it. Runs outside the main thread. Raises `ActionError` when it did not work."""
+        ...
+
+
+@runtime_checkable
+class Lasting(Protocol):
+    """An action that starts something which would be left running when the watcher is told to end meanwhile."""
+
+    def abandon(self) -> None:
+        """Takes it back. Called while `act` is under way in another thread."""
+        ...
+
+
+@runtime_checkable
+class Messenger(Protocol):
+    """An action that can also tell people what is not an idle verdict: a warning, readings that stay unknown."""
+
+    def tell(self, host: str, sentence: str) -> None:
+        """Raises `ActionError` when it did not work."""
+        ...

@@ -1,0 +1,60 @@
+"""The GPUs that are watched: what a person chose, refused where the rule could never be fulfilled with it."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.gpus.model import Look
+from stoker.verdicts.idle import IdleRule
+from stoker.verdicts.policy import Policy
+from stoker.verdicts.scope import MachineScope
+from stoker.verdicts.verdict import Activity
+
+
+class Watched:
+    """Chosen for good at the first look that could be read, and checked then."""
+
+    def __init__(self, chosen: str, policy: Policy, environment: Mapping[str, str]) -> None:
+        self._chosen = chosen
+        self._policy = policy
+        self._scope = MachineScope(chosen, environment)
+        self._checked = False
+
+    def activities(self, look: Look) -> list[Activity]:
+        """Raises `BadInputError`, at the first look that could be read, for a choice that cannot be meant."""
+        activities = self._scope.activities(look)
+        if not self._checked and look.problem is None:
+            self._check(activities)
+            self._checked = True
+        return activities
+
+    def _check(self, activities: Sequence[Activity]) -> None:
+        if not activities:
+            raise BadInputError(f"--gpus {self._chosen}: there is no such GPU here")
+        required = self._policy.require
+        if isinstance(required, int) and required > len(activities):
+            raise BadInputError(f"--require {required} can never be: only {len(activities)} GPU(s) are watched")
+
+
+class IdleGpus:
+    """Which of the GPUs were idle for the whole window: each is judged by the same rule, alone."""
+
+    def __init__(self, policy: Policy, begun: float) -> None:
+        self._policy = msgspec.structs.replace(policy, require="all", arm_above=None, arm_for=0.0)
+        self._begun = begun
+        self._rules: dict[str, IdleRule] = {}
+
+    def observe(self, at: float, activities: Sequence[Activity]) -> tuple[str, ...]:
+        """The uuids of those that are."""
+        idle: list[str] = []
+        for activity in activities:
+            rule = self._rules.setdefault(activity.uuid, IdleRule(self._policy, self._begun))
+            if rule.observe(at, [activity]).word == "idle":
+                idle.append(activity.uuid)
+        return tuple(idle)
+
+    def start_over(self, at: float) -> None:
+        """After acting: only what is idle from now on counts."""
+        self._begun = max(at - self._policy.after, self._begun)
+        self._rules.clear()

@@ -1,0 +1,233 @@
+"""The loop of `stoker watch`: looks, judges, tells what is new, acts in order, and ends or starts over."""
+
+import functools
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from stoker.actions.action import ACTION_FAILED, Action, Facts, Lasting, Messenger
+from stoker.actions.deed import Deed
+from stoker.actions.news import Newsroom
+from stoker.actions.systemd import ServiceManager
+from stoker.actions.wakeup import Wakeup
+from stoker.actions.watched import IdleGpus, Watched
+from stoker.gpus.lookout import LONGEST_WAIT, Lookout
+from stoker.gpus.model import Look, Unknown
+from stoker.gpus.prober import Prober
+from stoker.gpus.source import AbsentError
+from stoker.units import format_duration, format_percent
+from stoker.verdicts.idle import IdleRule
+from stoker.verdicts.policy import Policy
+from stoker.verdicts.verdict import Verdict
+
+# As with GNU timeout: it ended because time was up.
+IDLE: Final = 124
+_SIGNALLED: Final = 128
+# How long a message that is only information may take before nobody waits for it any more.
+_TELLING_PATIENCE: Final = 60.0
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asked the watcher for, beside the policy and the GPUs."""
+
+    actions: tuple[Action, ...]
+    host: str
+    repeat: bool = False
+    dry_run: bool = False
+    idle_exit_code: int = IDLE
+
+    def in_words(self) -> str:
+        return ", then ".join(action.describe() for action in self.actions)
+
+
+def say(sentence: str) -> None:
+    """To stderr. A log that nobody reads any more (a closed pipe, a full disk) does not end the watching."""
+    try:
+        sys.stderr.write(f"stoker: {sentence}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+
+
+class Watcher:
+    """Everything that is waited for is waited for in one place, so a driver, a command or a server delays nothing."""
+
+    def __init__(
+        self,
+        prober: Prober,
+        watched: Watched,
+        policy: Policy,
+        orders: Orders,
+        service: ServiceManager,
+        *,
+        tell: Callable[[str], None] = say,
+    ) -> None:
+        begun = time.monotonic()
+        self._prober = prober
+        self._watched = watched
+        self._policy = policy
+        self._orders = orders
+        self._service = service
+        self._say = tell
+        self._rule = IdleRule(policy, begun)
+        self._idle_gpus = IdleGpus(policy, begun)
+        self._newsroom = Newsroom(policy, orders.in_words())
+        self._lookout = Lookout(prober, policy.every, first=min(policy.every, LONGEST_WAIT))
+        self._wakeup = Wakeup()
+        self._code: int | None = None
+        self._pending: deque[Action] = deque()
+        self._facts: Facts | None = None
+        self._action: Action | None = None
+        self._deed: Deed | None = None
+        self._messages: list[Deed] = []
+        self._failed = False
+
+    def run(self, first: Look) -> int:
+        """Watches from this first look on; the exit code."""
+        with self._wakeup:
+            self._say(self._in_words([activity.label for activity in self._watched.activities(first)]))
+            self._service.ready(f"watching: {self._policy.in_words()}")
+            self._take(first)
+            while self._code is None:
+                self._wait()
+                self._turn()
+            self._service.stopping()
+        return self._code
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._wakeup.fileno(), select.POLLIN)
+        due = [message.deadline for message in self._messages]
+        if (ping := self._service.keep_alive(time.monotonic())) is not None:
+            due.append(ping)
+        if self._deed is not None:
+            due.append(self._deed.deadline)
+        else:
+            due.append(self._lookout.due())
+            if self._lookout.fileno() >= 0:
+                poll.register(self._lookout.fileno(), select.POLLIN)
+        # Rounded up: a sleep that ends a fraction of a millisecond early would only be slept again.
+        poll.poll(max(min(due) - time.monotonic(), 0.0) * 1000 + 1)
+
+    def _turn(self) -> None:
+        self._wakeup.clear()
+        self._read_messages()
+        if self._wakeup.signal is not None:
+            self._end_by_signal(self._wakeup.signal)
+        elif self._deed is not None:
+            if self._deed.over:
+                self._finish_deed(self._deed)
+        elif (look := self._step()) is not None:
+            self._take(look)
+
+    def _step(self) -> Look | None:
+        try:
+            return self._lookout.step()
+        except AbsentError as absent:
+            # It was there at the start: a driver that was unloaded meanwhile is unknown, not idle.
+            return Look(self._prober.spec, time.monotonic(), time.time(), (), (), problem=Unknown(str(absent)))
+
+    def _take(self, look: Look) -> None:
+        activities = self._watched.activities(look)
+        verdict = self._rule.observe(look.at, activities)
+        if look.problem is not None and not activities:
+            verdict = verdict._replace(reason=look.problem.reason)
+        idle = self._idle_gpus.observe(look.at, activities)
+        for news in self._newsroom.hear(verdict, activities):
+            self._say(news.sentence)
+            if news.urgent and not self._orders.dry_run:
+                self._send_messages(news.sentence)
+        self._service.status(f"{verdict.word}: {verdict.reason}")
+        if verdict.word == "idle":
+            self._fire(verdict, idle)
+        else:
+            self._lookout.no_later_than(self._rule.due())
+
+    # Acting
+
+    def _fire(self, verdict: Verdict, idle: Sequence[str]) -> None:
+        self._say(verdict.reason)
+        if self._orders.dry_run:
+            self._say(f"dry run: would now {self._orders.in_words()}")
+            self._conclude()
+            return
+        self._facts = Facts(
+            reason=verdict.reason,
+            rule=self._policy.in_words(),
+            idle_gpus=tuple(idle),
+            idle_for=verdict.idle_for,
+            host=self._orders.host,
+        )
+        self._pending.extend(self._orders.actions)
+        self._begin_deed()
+
+    def _begin_deed(self) -> None:
+        if not self._pending or self._facts is None:
+            self._conclude()
+            return
+        action, facts = self._pending.popleft(), self._facts
+        self._say(f"now: {action.describe()}")
+        self._service.status(f"acting: {action.describe()}")
+        self._action = action
+        self._deed = Deed(functools.partial(action.act, facts), action.patience, self._wakeup.ring)
+
+    def _finish_deed(self, deed: Deed) -> None:
+        if deed.failure is not None:
+            self._failed = True
+            self._say(f"failed: {deed.failure}")
+        self._action = self._deed = None
+        self._begin_deed()
+
+    def _conclude(self) -> None:
+        if not self._orders.repeat:
+            self._code = ACTION_FAILED if self._failed else self._orders.idle_exit_code
+            return
+        now = time.monotonic()
+        self._rule.rearm(now)
+        self._idle_gpus.start_over(now)
+        self._newsroom.start_over()
+        self._failed = False
+        self._say("watching again")
+
+    def _end_by_signal(self, number: int) -> None:
+        under_way: object = self._action
+        if isinstance(under_way, Lasting):
+            under_way.abandon()
+        self._code = _SIGNALLED + number
+
+    # Messages that are not actions
+
+    def _send_messages(self, sentence: str) -> None:
+        for messenger in self._orders.actions:
+            if isinstance(messenger, Messenger):
+                telling = functools.partial(messenger.tell, self._orders.host, sentence)
+                self._messages.append(Deed(telling, _TELLING_PATIENCE, self._wakeup.ring))
+
+    def _read_messages(self) -> None:
+        over = [message for message in self._messages if message.over]
+        self._messages = [message for message in self._messages if message not in over]
+        for message in over:
+            if message.failure is not None:
+                self._say(message.failure)
+
+    # Words
+
+    def _in_words(self, labels: Sequence[str]) -> str:
+        which = ", ".join(labels) if labels else "GPUs that cannot be read yet"
+        conditions = []
+        if self._policy.after:
+            conditions.append(f"the window begins in {format_duration(self._policy.after)}")
+        if self._policy.arm_above is not None:
+            length = f" for {format_duration(self._policy.arm_for)}" if self._policy.arm_for else ""
+            conditions.append(f"armed once a GPU was at {format_percent(self._policy.arm_above)} or more{length}")
+        if self._orders.repeat:
+            conditions.append("again and again")
+        if self._orders.dry_run:
+            conditions.append("dry run: nothing is done")
+        more = f" ({'; '.join(conditions)})" if conditions else ""
+        return f"watching {which}: {self._policy.in_words()}, then {self._orders.in_words()}{more}"

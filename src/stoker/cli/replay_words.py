@@ -1,0 +1,138 @@
+"""What a replay found, in the sentences that the terminal and the page both show."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from stoker.units import format_duration, format_percent
+from stoker.verdicts.policy import Policy
+from stoker.verdicts.replay import SOON, Firing, Replay, Stretch
+
+_HOUR = 3600.0
+
+
+def gpu_hours(seconds: float) -> str:
+    """`0`, `0.25`, `41.6`, `1,344`: as exact as a person needs it."""
+    hours = seconds / _HOUR
+    if hours >= 100:
+        return f"{hours:,.0f}"
+    return f"{hours:.1f}" if hours >= 10 else f"{hours:.2f}".rstrip("0").rstrip(".") or "0"
+
+
+def local_time(wall: float) -> str:
+    """`Tue 2026-11-10 03:14:05`, where the reader is."""
+    return datetime.fromtimestamp(wall).astimezone().strftime("%a %Y-%m-%d %H:%M:%S")
+
+
+def time_zone(wall: float) -> str:
+    return datetime.fromtimestamp(wall).astimezone().strftime("%Z")
+
+
+def period(replay: Replay) -> str:
+    length = format_duration(replay.ended.at - replay.begun.at)
+    return (
+        f"{local_time(replay.begun.wall)} to {local_time(replay.ended.wall)} {time_zone(replay.ended.wall)} ({length})"
+    )
+
+
+def rule(policy: Policy) -> str:
+    """The policy in words, with what it waits for."""
+    conditions = [policy.in_words()]
+    if policy.after:
+        conditions.append(f"not in the first {format_duration(policy.after)}")
+    if policy.arm_above is not None:
+        length = f" for {format_duration(policy.arm_for)}" if policy.arm_for else ""
+        conditions.append(f"armed once a GPU was at {format_percent(policy.arm_above)} or more{length}")
+    return ", ".join(conditions)
+
+
+def what_came_after(firing: Firing) -> str:
+    """What the GPUs did after a firing, and what that means for the stop that did not happen."""
+    after = format_duration(firing.idle_after)
+    if not firing.resumed:
+        return f"idle for another {after}, to the end of the recording"
+    who = f" by {firing.resumed_by}" if firing.resumed_by else ""
+    if firing.same_process:
+        return f"used again after {after}{who}, which had been there all along"
+    if firing.idle_after <= SOON:
+        return f"used again after only {after}{who}"
+    return f"idle for another {after}, then used again{who}"
+
+
+def also_working(firing: Firing) -> str | None:
+    if not firing.working:
+        return None
+    names = firing.working
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{listed} {'was' if len(names) == 1 else 'were'} at work at that moment"
+
+
+def count_of(number: int, noun: str) -> str:
+    """`1 GPU`, `3 GPUs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def times(number: int) -> str:
+    return {0: "not once", 1: "once", 2: "twice"}.get(number, f"{number:,} times")
+
+
+def outcome(replay: Replay) -> str:
+    """The answer in one sentence."""
+    recorded, idle = gpu_hours(replay.totals.recorded), gpu_hours(replay.totals.idle)
+    if not replay.firings:
+        return f"The rule would not have fired; {idle} of {recorded} GPU-hours were idle."
+    return (
+        f"The rule would have fired {times(len(replay.firings))} and saved {gpu_hours(replay.totals.saved)} of the "
+        f"{idle} idle GPU-hours, out of {recorded} recorded."
+    )
+
+
+def cost(replay: Replay) -> str | None:
+    """What would have been lost by it; None where it would have done nothing."""
+    if not replay.firings:
+        return None
+    soon = format_duration(SOON)
+    if not replay.hits:
+        return (
+            "No stop would have hit work that came back: "
+            f"never did the same process go on, and never were the GPUs used again within {soon}."
+        )
+    if len(replay.firings) == 1:
+        return f"The stop would have hit work that came back: {what_came_after(replay.firings[0])}."
+    wrongly = gpu_hours(sum(firing.saved for firing in replay.firings if firing.hit_work))
+    return (
+        f"{replay.hits:,} of the {len(replay.firings):,} stops would have hit work that came back, because the same "
+        f"process went on or the GPUs were used again within {soon}: {wrongly} of the "
+        f"{gpu_hours(replay.totals.saved)} GPU-hours."
+    )
+
+
+def warnings(replay: Replay) -> str | None:
+    in_vain = sum(not warned.fired for warned in replay.warnings)
+    if not in_vain:
+        return None
+    also = "also " if replay.firings else ""
+    return f"It would {also}have warned {times(in_vain)} in vain: the window was never full."
+
+
+def blind_spots(replay: Replay) -> list[str]:
+    """What the recording does not tell, each in a sentence."""
+    sentences = []
+    if replay.unknown:
+        sentences.append(f"Unknown for {_in_all(replay.unknown)}: {_longest(replay.unknown).reason}.")
+    if replay.gaps:
+        sentences.append(f"Not recorded for {_in_all(replay.gaps)}.")
+    return sentences
+
+
+def _in_all(stretches: Sequence[Stretch]) -> str:
+    """`50m20s from …` for one of them; for many, how long together and which was the longest."""
+    longest = _longest(stretches)
+    this = f"{format_duration(longest.seconds)} from {local_time(longest.begun.wall)}"
+    if len(stretches) == 1:
+        return this
+    together = format_duration(sum(stretch.seconds for stretch in stretches))
+    return f"{together} in {len(stretches):,} stretches, the longest for {this}"
+
+
+def _longest(stretches: Sequence[Stretch]) -> Stretch:
+    return max(stretches, key=lambda stretch: stretch.seconds)

@@ -1,0 +1,59 @@
+"""`stoker runs`: the runs that are remembered here, newest first."""
+
+import shlex
+import sys
+import time
+
+import click
+
+from stoker.places import state_home
+from stoker.runs.record import Records
+from stoker.runs.summary import Summary, in_a_word, summary_of
+from stoker.units import format_duration
+
+
+@click.command("runs")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.option("--all", "everything", is_flag=True, help="All that are remembered, not only the newest 20.")
+def command(as_json: bool, everything: bool) -> int:
+    """List runs: what each does or what became of it."""
+    records = list(Records(state_home()).newest_first())
+    shown = records if everything else records[:20]
+    summaries = [summary_of(record) for record in shown]
+    if as_json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(summaries), indent=2).decode() + "\n")
+        return 0
+    if not summaries:
+        sys.stdout.write("no runs yet: `stoker run -- COMMAND` makes one\n")
+        return 0
+    _print(summaries)
+    if len(records) > len(shown):
+        sys.stdout.write(f"and {len(records) - len(shown)} more: --all shows them\n")
+    return 0
+
+
+def _print(summaries: list[Summary]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from stoker.cli.screen import console
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("run")
+    table.add_column("started")
+    table.add_column("for", justify="right")
+    table.add_column("what")
+    table.add_column("exit", justify="right")
+    table.add_column("command", overflow="ellipsis", no_wrap=True, ratio=1)
+    for summary in summaries:
+        table.add_row(
+            summary.id,
+            time.strftime("%m-%d %H:%M", time.localtime(summary.started)),
+            format_duration(round(summary.seconds)),
+            in_a_word(summary),
+            "" if summary.exit_code is None else str(summary.exit_code),
+            Text(shlex.join(summary.command)),
+        )
+    console().print(table)

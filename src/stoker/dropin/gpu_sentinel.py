@@ -1,0 +1,215 @@
+"""`gpu_sentinel`: armed by activity on the GPUs, it ends, shuts down or reboots when the activity stops."""
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from stoker.actions.action import Action, Facts
+from stoker.dropin.arguments import fraction, whole
+from stoker.dropin.looks import steady_looks
+from stoker.errors import BadInputError, StokerError
+from stoker.gpus.model import Look
+from stoker.gpus.usage import chosen_gpus, mean_usage, why_unknown
+from stoker.units import format_percent
+from stoker.verdicts.sentinel import Sentinel, SentinelState
+
+# A tick is a second: the options count seconds.
+TICK: Final = 1.0
+INTERRUPTED: Final = 130
+FAILED: Final = 1
+
+
+class Options(NamedTuple):
+    arm_duration: int
+    arm_threshold: float
+    kill_duration: int
+    kill_threshold: float
+    kill_action: str
+    gpu_devices: tuple[int, ...]
+
+
+def main() -> None:
+    """The `gpu_sentinel` command."""
+    try:
+        code = Watch(parse(sys.argv[1:])).run()
+    except StokerError as error:
+        _complain(str(error))
+        code = error.exit_code if isinstance(error, BadInputError) else FAILED
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+class Watch:
+    """The sentinel with a look at the GPUs for every tick."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._action = _power(options.kill_action)
+        self._done = False
+        self._watched: tuple[str, ...] = ()
+        self._unknown: str | None = None
+        self._checked = False
+
+    def run(self) -> int:
+        options = self._options
+        if self._action is not None:
+            # Now, not when the machine has been idle for hours and nobody is there to read it.
+            for sentence in self._action.prepare():
+                _complain(sentence)
+        sentinel = Sentinel(
+            arm_duration=options.arm_duration,
+            arm_threshold=options.arm_threshold,
+            kill_duration=options.kill_duration,
+            kill_threshold=options.kill_threshold,
+            kill_fn=self._kill,
+        )
+        self._announce()
+        for look in steady_looks(TICK):
+            self._tell_what_is_wrong(look)
+            self._watched = tuple(gpu.uuid for gpu in chosen_gpus(look, options.gpu_devices))
+            self._tick(sentinel, mean_usage(look, options.gpu_devices))
+            if self._done:
+                return 0
+        raise AssertionError("unreachable: looks never end")
+
+    def _tick(self, sentinel: Sentinel, usage: float) -> None:
+        before = sentinel.state
+        try:
+            sentinel.tick(usage)
+        except StokerError as error:
+            # The machine is still idle and still costs money: it is tried again after as long a time.
+            _complain(f"{self._options.kill_action} failed: {error}")
+        if sentinel.state is not before and sentinel.state is SentinelState.ARMED:
+            _say(
+                f"GPU Sentinel is armed: {self._options.kill_action} follows when GPU usage is {self._idle_in_words()}"
+            )
+
+    def _kill(self) -> None:
+        _say(f"GPU usage was {self._idle_in_words()}: {self._options.kill_action}")
+        if self._action is not None:
+            self._action.act(self._facts())
+        self._done = True
+
+    def _facts(self) -> Facts:
+        words = f"the mean GPU usage was {self._idle_in_words()}"
+        return Facts(
+            reason=words,
+            rule=words,
+            idle_gpus=self._watched,
+            idle_for=float(self._options.kill_duration),
+            host=platform.node(),
+        )
+
+    def _announce(self) -> None:
+        options = self._options
+        _say(
+            "Starting GPU Sentinel: it will be armed when the mean GPU usage is above "
+            f"{format_percent(options.arm_threshold)} for {options.arm_duration} seconds"
+        )
+        chosen = ", ".join(map(str, options.gpu_devices))
+        _say(f"Monitoring GPUs {chosen}" if chosen else "Monitoring all GPUs")
+
+    def _idle_in_words(self) -> str:
+        return f"below {format_percent(self._options.kill_threshold)} for {self._options.kill_duration} seconds"
+
+    def _tell_what_is_wrong(self, look: Look) -> None:
+        """Once, not every second."""
+        if look.gpus and not self._checked:
+            self._checked = True
+            self._check_devices({gpu.index for gpu in look.gpus})
+        unknown = why_unknown(look, self._options.gpu_devices)
+        if unknown is not None and unknown != self._unknown:
+            _complain(f"GPU usage is unknown: {unknown}")
+        self._unknown = unknown
+
+    def _check_devices(self, present: set[int]) -> None:
+        missing = [index for index in self._options.gpu_devices if index not in present]
+        if not missing:
+            return
+        sentence = f"there is no GPU {', '.join(map(str, missing))} here: this machine has {_listed(present)}"
+        if len(missing) == len(self._options.gpu_devices):
+            raise BadInputError(sentence)
+        _complain(f"{sentence}; the others are watched")
+
+
+def _power(kill_action: str) -> Action | None:
+    if kill_action == "end_process":
+        return None
+    from stoker.actions.catalogue import means_of, parse_action
+
+    return parse_action(kill_action, means_of(os.environ))
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    parser = argparse.ArgumentParser(
+        prog="gpu_sentinel",
+        description="Waits until the GPUs are in use, and then until they no longer are, and acts.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--arm_duration",
+        "--arm-duration",
+        type=whole(0),
+        default=30,
+        help="How many seconds of activity to wait before arming the sentinel.",
+    )
+    parser.add_argument(
+        "--arm_threshold",
+        "--arm-threshold",
+        type=fraction(zero=True, one=False),
+        default=0.8,
+        help="What level of utilization is considered activity",
+    )
+    parser.add_argument(
+        "--kill_duration",
+        "--kill-duration",
+        type=whole(1),
+        default=30,
+        help="How many seconds of inactivity to wait before running the kill function.",
+    )
+    parser.add_argument(
+        "--kill_threshold",
+        "--kill-threshold",
+        type=fraction(zero=False, one=True),
+        default=0.7,
+        help="What level of utilization is considered inactivity",
+    )
+    parser.add_argument(
+        "--kill_action",
+        "--kill-action",
+        choices=["end_process", "shutdown", "reboot"],
+        default="end_process",
+        help="What to do when the kill trigger is hit",
+    )
+    parser.add_argument(
+        "--gpu_devices",
+        "--gpu-devices",
+        type=whole(0),
+        nargs="*",
+        default=[],
+        help="Which GPU devices to average (empty for all)",
+    )
+    given = vars(parser.parse_args(arguments))
+    return Options(**(given | {"gpu_devices": tuple(given["gpu_devices"])}))
+
+
+def _listed(indices: set[int]) -> str:
+    return ", ".join(map(str, sorted(indices)))
+
+
+def _say(sentence: str) -> None:
+    # At once, also into a pipe: somebody may wait for it.
+    sys.stdout.write(f"{sentence}\n")
+    sys.stdout.flush()
+
+
+def _complain(sentence: str) -> None:
+    sys.stderr.write(f"gpu_sentinel: {sentence}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Looks for a drop-in: one after the other at a steady rhythm, and never an exception where the original had one."""
+
+import contextlib
+import select
+import time
+from collections.abc import Iterator
+
+from stoker.gpus.lookout import Lookout
+from stoker.gpus.model import Look, Unknown
+from stoker.gpus.prober import Prober
+from stoker.gpus.source import AbsentError
+from stoker.gpus.spawn import forked
+from stoker.settings import load_settings
+from stoker.units import parse_duration
+
+
+def open_prober() -> Prober:
+    """A prober as the environment and the configuration file ask for it."""
+    settings = load_settings()
+    # These programs are small and of one thread: a forked helper shares their memory.
+    return Prober(settings.gpus, deadline=parse_duration(settings.deadline), start=forked)
+
+
+def steady_looks(every: float) -> Iterator[Look]:
+    """For a program that has nothing else to wait for."""
+    with contextlib.closing(open_prober()) as prober:
+        lookout = Lookout(prober, every)
+        while True:
+            poll = select.poll()
+            if lookout.fileno() >= 0:
+                poll.register(lookout.fileno(), select.POLLIN)
+            poll.poll(max(lookout.due() - time.monotonic(), 0) * 1000)
+            look = look_come(lookout)
+            if look is not None:
+                yield look
+
+
+def look_come(lookout: Lookout) -> Look | None:
+    """The look if it has come. A machine without GPUs is one that cannot be read: a driver may be loaded late."""
+    try:
+        return lookout.step()
+    except AbsentError as absent:
+        return Look("none", time.monotonic(), time.time(), (), (), problem=Unknown(str(absent)))

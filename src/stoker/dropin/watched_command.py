@@ -1,0 +1,153 @@
+"""The command under `gpu_idle_timeout`: launched, watched, killed with all that it started when its GPUs are idle."""
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from stoker.dropin.idle_watch import PROGRAM, IdleWatch
+from stoker.dropin.looks import look_come, open_prober
+from stoker.gpus.lookout import Lookout
+from stoker.runs.guardian import Ended, Failed, Gone, Guardian, Program, Started, exit_code, launch
+from stoker.runs.ladder import stop
+from stoker.runs.processes import Identity, send, stat
+from stoker.runs.signals import Received, SignalStream
+
+KILLED: Final = 1
+# What says "end" to a program, and what schedulers announce an end with.
+FORWARDED: Final = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+# What the original gives to signal handlers before it kills.
+HANDLERS_TIME: Final = 3.0
+
+
+class WatchedCommand:
+    """Everything that is waited for is waited for in one place: a driver that hangs delays readings alone."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        watch: IdleWatch,
+        log: logging.Logger,
+        signum: signal.Signals | None,
+        *,
+        children: bool,
+    ) -> None:
+        """`signum` is sent before the kill if there is one, with `children` to all processes of the command."""
+        self._command = command
+        self._watch = watch
+        self._log = log
+        self._signum = signum
+        self._children = children
+        self._interrupts = 0
+
+    def run(self) -> int:
+        """The exit code that the whole program ends with."""
+        with contextlib.ExitStack() as goodbye:
+            prober = open_prober()
+            goodbye.callback(prober.leave)
+            prober.ask()  # the driver's library is loaded while the command is
+            signals = goodbye.enter_context(SignalStream(FORWARDED))
+            guardian = launch(
+                Program(self._command, os.environ, mask=signals.original),
+                helpers=lambda: () if prober.helper is None else (prober.helper,),
+            )
+            goodbye.callback(guardian.finish)
+            return self._until_ended(guardian, signals, Lookout(prober, self._watch.look_every))
+
+    def _until_ended(self, guardian: Guardian, signals: SignalStream, lookout: Lookout) -> int:
+        while True:
+            if (code := self._hear(guardian)) is not None:
+                return code
+            for received in signals.read():
+                if (code := self._pass_on(received, guardian)) is not None:
+                    return code
+            look = look_come(lookout)
+            idle = self._watch.observe(look) if look is not None else ()
+            if idle:
+                return self._kill_idle(guardian, idle)
+            _wait(guardian, signals, lookout)
+
+    def _hear(self, guardian: Guardian) -> int | None:
+        while (news := guardian.news()) is not None:
+            if isinstance(news, Failed):
+                sys.stderr.write(f"{PROGRAM}: cannot run {self._command[0]!r}: {news.why}\n")
+                return news.exit_code
+            if isinstance(news, Started):
+                self._watch.announce()
+            if isinstance(news, Ended):
+                self._end_the_rest(guardian)
+                return exit_code(news.status)
+            if isinstance(news, Gone):
+                self._log.error("the process that guards the command was killed from outside. Killing process.")
+                return self._kill(guardian)
+        return None
+
+    def _end_the_rest(self, guardian: Guardian) -> None:
+        if left := guardian.members():
+            self._log.warning("the command ended and left %d process(es) behind, ending them.", len(left))
+            stop(guardian, signal.SIGTERM, HANDLERS_TIME)
+
+    def _pass_on(self, received: Received, guardian: Guardian) -> int | None:
+        if received.signal == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                # A second Ctrl-C means now, whatever the command makes of the first.
+                stop(guardian, signal.SIGKILL, 0.0)
+                return 128 + signal.SIGINT
+        # What a terminal says to all in front of it, the command has heard already.
+        if not received.from_kernel and not guardian.owns(received.sender):
+            guardian.signal(received.signal)
+        return None
+
+    def _kill_idle(self, guardian: Guardian, idle: Sequence[str]) -> int:
+        self._log.error("%s Killing process.", self._watch.idle_in_words(idle))
+        if self._signum is not None:
+            self._signal_first(self._signum, guardian)
+        return self._kill(guardian)
+
+    def _signal_first(self, signum: signal.Signals, guardian: Guardian) -> None:
+        job = () if guardian.job is None else (guardian.job,)
+        for member in _deepest_first(guardian.members()) if self._children else job:
+            self._log.info("Sending signal %s to process %d", signum.name, member.pid)
+            send(member, signum)
+        poll = select.poll()
+        poll.register(guardian.fileno(), select.POLLIN)
+        ends = time.monotonic() + HANDLERS_TIME
+        while not guardian.empty and (left := ends - time.monotonic()) > 0:
+            poll.poll(left * 1000)
+            guardian.attend()
+
+    def _kill(self, guardian: Guardian) -> int:
+        if guardian.members():
+            self._log.error("process still alive, maybe hung, killing.")
+        for survivor in stop(guardian, signal.SIGKILL, 0.0).survivors:
+            self._log.error("could not be killed: %s", survivor)
+        return KILLED
+
+
+def _wait(guardian: Guardian, signals: SignalStream, lookout: Lookout) -> None:
+    poll = select.poll()
+    for descriptor in (guardian.fileno(), signals.fileno(), lookout.fileno()):
+        if descriptor >= 0:
+            poll.register(descriptor, select.POLLIN)
+    poll.poll(max(lookout.due() - time.monotonic(), 0) * 1000)
+
+
+def _deepest_first(members: Iterable[Identity]) -> list[Identity]:
+    """Children before their parents, which might otherwise start new ones."""
+    parents = {member.pid: found.parent for member in members if (found := stat(member.pid))}
+
+    def depth(member: Identity) -> int:
+        steps, pid = 0, member.pid
+        while (pid := parents.get(pid, 0)) in parents and steps < len(parents):
+            steps += 1
+        return steps
+
+    return sorted(members, key=depth, reverse=True)

@@ -1,0 +1,1 @@
+"""One supervised process tree: launched, contained, stopped, swept."""

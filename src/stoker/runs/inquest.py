@@ -1,0 +1,99 @@
+"""The inquest into a run that is being stopped: questions its processes while they live, then writes the report.
+
+Imported only then: a supervisor that lives beside a training for days has no need of it before.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.gpus.model import Maybe, Unknown, known
+from stoker.runs.evidence import Evidence
+from stoker.runs.journal import Journal
+from stoker.runs.members import read_members
+from stoker.runs.record import Record, Status
+from stoker.runs.report import brief, render
+from stoker.runs.signals import SignalStream
+from stoker.runs.stacks import collect_stacks
+from stoker.runs.transcript import output_tail
+
+# The job was idle for minutes or hours: a few seconds for its explanation cost nobody anything.
+PATIENCE: Final = 10.0
+# The chart shows what came before the window too: that is where it went wrong.
+WINDOWS_SHOWN: Final = 1.5
+_OUTPUT: Final = 1
+_ERRORS: Final = 2
+
+
+class Inquest:
+    """Evidence of one run, gathered in two steps: before the stop and after it."""
+
+    def __init__(self, record: Record, status: Status, journal: Journal) -> None:
+        self._record = record
+        spec = record.spec()
+        window = spec.policy.window * WINDOWS_SHOWN
+        self._evidence = Evidence(
+            run=spec.id,
+            command=spec.command,
+            directory=spec.directory,
+            host=spec.host,
+            user=spec.user,
+            started=spec.started,
+            ended=time.time(),
+            ending=status.ending or "signal",
+            sentence=status.sentence,
+            policy=spec.policy.in_words(),
+            exit="being stopped",
+            looks=journal.recent(window),
+            window=window,
+            below=spec.policy.below,
+            judged=status.used or None,
+            used=status.used,
+            output=_last_output(),
+            driver=_driver(),
+        )
+
+    def question(self, pids: Sequence[int], *, hurry: SignalStream) -> None:
+        """Asks every process where it is, for a bounded time; a Ctrl-C meanwhile cuts it short."""
+        members = read_members(pids)
+        stacks = collect_stacks(pids, deadline=PATIENCE, enough=lambda: bool(hurry.read()))
+        self._evidence = msgspec.structs.replace(self._evidence, members=members, stacks=stacks)
+        # Written now as well: should the stop itself be cut short, what was learned is there.
+        self._write()
+
+    def close_without_finding(self) -> None:
+        """The stop was called off: there is nothing to explain."""
+        self._record.report.unlink(missing_ok=True)
+
+    def publish(self, how: str, left: Sequence[str]) -> None:
+        """Completes the report with how the stop went, and tells the person in brief."""
+        self._evidence = msgspec.structs.replace(self._evidence, exit=how, left=left, ended=time.time())
+        written = self._write()
+        sys.stderr.write(brief(self._evidence, str(self._record.report) if written else None) + "\n")
+
+    def _write(self) -> bool:
+        try:
+            self._record.write_report(render(self._evidence))
+        except StokerError as error:
+            sys.stderr.write(f"stoker: {error}\n")
+            return False
+        return True
+
+
+def _last_output() -> Maybe[str]:
+    """What it wrote last, where that went to a file; a terminal or a pipe keeps nothing."""
+    out = output_tail(_OUTPUT)
+    return out if known(out) else output_tail(_ERRORS)
+
+
+def _driver() -> Maybe[str]:
+    """The kernel module's own word; it needs no driver call, which might block."""
+    try:
+        with open("/proc/driver/nvidia/version", encoding="utf-8") as version:  # noqa: PTH123 - a file of /proc
+            return version.readline().strip()
+    except OSError:
+        return Unknown("there is no NVIDIA kernel driver here")

@@ -1,0 +1,60 @@
+"""What a run's GPUs did, kept on disk as it happens: the window of a report is read back from there.
+
+A supervisor lives beside a training for days, so it holds no readings in memory. A disk that is full or gone costs the
+run its readings, never the job.
+"""
+
+import contextlib
+import time
+from pathlib import Path
+
+from stoker.errors import StokerError
+from stoker.gpus.model import Look
+from stoker.gpus.recording import RecordingReader, RecordingWriter
+from stoker.runs.record import MOST_READINGS, Record
+
+
+class Journal:
+    """The readings of one run: the newest part, and one older part of the same size."""
+
+    def __init__(self, record: Record) -> None:
+        self._path = record.readings
+        self._writer: RecordingWriter | None = None
+        self.failure: str | None = None
+        """Why nothing is written any more, once that happened."""
+
+    def append(self, look: Look) -> None:
+        if self.failure is not None:
+            return
+        try:
+            if self._writer is None:
+                self._writer = RecordingWriter(self._path)
+            self._writer.append(look)
+            if self._writer.size > MOST_READINGS:
+                self._turn_over()
+        except (StokerError, OSError) as error:
+            self.failure = str(error)
+            self.close()
+
+    def recent(self, seconds: float) -> list[Look]:
+        """The looks of the last so many seconds, oldest first."""
+        since = time.monotonic() - seconds
+        looks: list[Look] = []
+        for part in (_older(self._path), self._path):
+            with contextlib.suppress(StokerError):
+                # Times of one run are of one boot, so they are this process's own.
+                looks += [look for look in RecordingReader(part) if look.at >= since]
+        return looks
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _turn_over(self) -> None:
+        self.close()
+        self._path.replace(_older(self._path))
+
+
+def _older(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")

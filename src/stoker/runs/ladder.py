@@ -1,0 +1,193 @@
+"""The way a process tree is stopped: asked, given time, frozen, killed, and looked at until nothing is left."""
+
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, Protocol
+
+from stoker.runs.processes import Identity, describe, is_alive, send
+from stoker.runs.signals import SignalStream
+from stoker.runs.tree import Tree
+
+# A killed process that held GPUs or very much memory takes seconds to be taken apart by the kernel; one that takes
+# longer than this is blocked in a driver, and waiting on does not help.
+PATIENCE: Final = 30.0
+# A tree that forks faster than it can be stopped is killed as it runs after this time.
+_FREEZING: Final = 1.0
+# How soon after a kill it is looked whether somebody was missed, doubled from look to look.
+_FIRST_RETRY: Final = 0.002
+_LAST_RETRY: Final = 0.25
+# Whoever waits for zombies collects them within a millisecond, unless he is stopped himself.
+_COLLECTING: Final = 0.5
+# Signals by which a person at the terminal says "now".
+_HURRYING: Final = (signal.SIGINT, signal.SIGQUIT)
+
+
+class Outcome(NamedTuple):
+    """How a stop went."""
+
+    asked: int
+    """Processes that were sent the signal."""
+    killed: int
+    """Processes that did not end by themselves."""
+    survivors: tuple[str, ...]
+    """Who is left, described."""
+    seconds: float
+    signal: int
+
+    def in_words(self) -> str:
+        if not self.asked and not self.killed and not self.survivors:
+            return "nothing was left to stop"
+        name = signal.Signals(self.signal).name
+        asked = f"{_processes(self.asked)} got {name}"
+        killed = (
+            f", {_processes(self.killed)} had to be killed" if self.killed and self.signal != signal.SIGKILL else ""
+        )
+        if self.survivors:
+            return f"{asked}{killed}; left after {self.seconds:.1f} s: {'; '.join(self.survivors)}"
+        return f"{asked}{killed}; all gone after {self.seconds:.1f} s"
+
+
+class Ladder:
+    """One stop, step by step, for an event loop.
+
+    `step()` is to be called whenever something happened to the tree and when `timeout()` seconds are over, until it
+    returns True. It never waits.
+    """
+
+    def __init__(
+        self, tree: Tree, *, signum: int = signal.SIGTERM, grace: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Asks every member at once: like a terminal and `timeout`, and unlike a main process alone, which may be a
+        shell that passes nothing on."""
+        self.phase: Literal["asked", "killing", "over"] = "asked"
+        self._tree = tree
+        self._signum = signum
+        self._clock = clock
+        self._began = clock()
+        self._until = self._began + grace
+        self._retry = _FIRST_RETRY
+        self._killed: set[Identity] = set()
+        self._survivors: list[Identity] = []
+        self._asked = 0
+        if signum != signal.SIGKILL:
+            self._ask()
+        else:
+            self._until = self._began
+
+    def timeout(self) -> float:
+        """Seconds until `step()` is due whatever happens."""
+        return 0.0 if self.phase == "over" else max(self._until - self._clock(), 0.0)
+
+    def hurry(self) -> None:
+        """No more grace: the next step kills."""
+        if self.phase == "asked":
+            self._until = self._clock()
+
+    def step(self) -> bool:
+        """Does what is due; True when the stop is over."""
+        if self.phase == "over":
+            return True
+        members, settled = self._tree.census()
+        if settled and not members:
+            return self._finish([])
+        if self.phase == "asked":
+            if self._clock() < self._until:
+                return False
+            self.phase = "killing"
+            self._give_up = self._clock() + PATIENCE
+        elif self._clock() < self._until and self._killed.issuperset(members):
+            return False
+        return self._kill(members)
+
+    def outcome(self) -> Outcome:
+        descriptions = [describe(survivor) for survivor in self._survivors]
+        left = tuple(str(description) for description in descriptions if description)
+        return Outcome(self._asked, len(self._killed), left, self._clock() - self._began, self._signum)
+
+    def members_killed(self) -> frozenset[Identity]:
+        return frozenset(self._killed)
+
+    def _ask(self) -> None:
+        for member in self._tree.census().members:
+            self._asked += send(member, self._signum)
+            # One that is stopped can only end when it goes on.
+            send(member, signal.SIGCONT)
+
+    def _kill(self, members: list[Identity]) -> bool:
+        self._killed.update(members)
+        self._tree.kill()
+        frozen = self._freeze()
+        self._killed.update(frozen)
+        untouchable = {member for member in frozen if not send(member, signal.SIGKILL) and is_alive(member)}
+        now = self._clock()
+        if (frozen and untouchable.issuperset(frozen)) or now > self._give_up:
+            return self._finish([member for member in frozen if is_alive(member)])
+        self._until = now + self._retry
+        self._retry = min(self._retry * 2, _LAST_RETRY)
+        return False
+
+    def _freeze(self) -> list[Identity]:
+        """Stops everyone, so that the kill finds a tree that stands still: nobody forks, nobody mourns."""
+        frozen: set[Identity] = set()
+        ends = self._clock() + _FREEZING
+        while True:
+            members, settled = self._tree.census()
+            fresh = [member for member in members if member not in frozen]
+            if (settled and not fresh) or self._clock() > ends:
+                return [*frozen, *fresh]
+            for member in fresh:
+                send(member, signal.SIGSTOP)
+                frozen.add(member)
+
+    def _finish(self, survivors: list[Identity]) -> bool:
+        self._survivors = survivors
+        self.phase = "over"
+        return True
+
+
+class Watched(Tree, Protocol):
+    """A tree that says when something happened to it."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is known that nothing is left, not even a zombie."""
+
+    def fileno(self) -> int: ...
+
+    def attend(self) -> None:
+        """Takes note of what happened, so that `fileno()` is no longer readable."""
+
+
+def stop(tree: Watched, signum: int, grace: float, *, hurry: SignalStream | None = None) -> Outcome:
+    """The whole stop, waiting for it. A Ctrl-C that is read from `hurry` meanwhile ends the grace."""
+    ladder = Ladder(tree, signum=signum, grace=grace)
+    poll = select.poll()
+    poll.register(tree.fileno(), select.POLLIN)
+    if hurry is not None:
+        poll.register(hurry.fileno(), select.POLLIN)
+    while not ladder.step():
+        # Rounded up: a poll that ends a moment too early only makes another round.
+        poll.poll(ladder.timeout() * 1000 + 1)
+        tree.attend()
+        if hurry is not None and _hurried(hurry, tree):
+            ladder.hurry()
+    outcome = ladder.outcome()
+    ends = time.monotonic() + _COLLECTING
+    while not outcome.survivors and not tree.empty and poll.poll(max(ends - time.monotonic(), 0) * 1000):
+        tree.attend()
+    return outcome
+
+
+def _hurried(signals: SignalStream, tree: Tree) -> bool:
+    """Whether a person wants it over now. A job that signals its own group in its last moments is no person."""
+    wishes = [received for received in signals.read() if received.signal in _HURRYING]
+    if not wishes:
+        return False
+    members = {member.pid for member in tree.census().members}
+    return any(wish.sender not in members for wish in wishes)
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"

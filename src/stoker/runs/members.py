@@ -1,0 +1,258 @@
+"""The processes of a run as /proc shows them: who they are, and what they wait for in the kernel.
+
+Everything here answers at once, also for a process that hangs in a driver: what takes the lock of another process's
+memory (its command line) is read by threads that are left behind when they are late.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from stoker.gpus.model import Maybe, Unknown, known
+
+T = TypeVar("T")
+
+# Reading a command line takes microseconds; whoever needs longer waits for a lock that a hung process holds.
+LATE: Final = 0.5
+# Enough to tell two commands apart; some programs put megabytes there.
+MOST_COMMAND: Final = 4096
+# A process with more threads than this is told by these alone: looking is to stay a matter of milliseconds.
+MOST_THREADS: Final = 512
+
+BLOCKED: Final = "blocked in the kernel (often the GPU driver or a file system)"
+_STATES: Final = {
+    "R": "running",
+    "S": "sleeping",
+    "D": BLOCKED,
+    "T": "stopped by a signal (SIGCONT lets it go on)",
+    "t": "stopped by a debugger",
+    "Z": "ended, but its parent has not collected it",
+    "X": "ended",
+    "I": "idle in the kernel",
+}
+_FROZEN: Final = ("freezer", "refrigerator")
+_ENDED: Final = frozenset("ZX")
+_CANNOT_BE_PAUSED: Final = frozenset("DTt")
+
+# The calls that hung programs wait in, by number: only the kernel's headers have the whole table.
+_CALLS: Final[dict[str, dict[int, str]]] = {
+    "x86_64": {
+        0: "read", 1: "write", 7: "poll", 16: "ioctl", 17: "pread64", 19: "readv", 20: "writev", 23: "select",
+        34: "pause", 35: "nanosleep", 42: "connect", 43: "accept", 44: "sendto", 45: "recvfrom", 46: "sendmsg",
+        47: "recvmsg", 61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync", 128: "rt_sigtimedwait", 130: "rt_sigsuspend",
+        202: "futex", 208: "io_getevents", 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 257: "openat",
+        270: "pselect6", 271: "ppoll", 281: "epoll_pwait", 288: "accept4", 426: "io_uring_enter",
+    },
+    "aarch64": {
+        4: "io_getevents", 22: "epoll_pwait", 25: "fcntl", 29: "ioctl", 32: "flock", 56: "openat", 63: "read",
+        64: "write", 65: "readv", 66: "writev", 67: "pread64", 72: "pselect6", 73: "ppoll", 82: "fsync", 95: "waitid",
+        98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 133: "rt_sigsuspend", 137: "rt_sigtimedwait",
+        202: "accept", 203: "connect", 206: "sendto", 207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 242: "accept4",
+        260: "wait4", 426: "io_uring_enter",
+    },
+}  # fmt: skip
+_ON_A_FILE: Final = frozenset({
+    "read", "write", "ioctl", "pread64", "readv", "writev", "connect", "accept", "accept4", "sendto", "recvfrom",
+    "sendmsg", "recvmsg", "fcntl", "flock", "fsync",
+})  # fmt: skip
+_SELECTS: Final = frozenset({"select", "pselect6"})
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a run at one moment. Its identity is pid plus start time."""
+
+    pid: int
+    parent: int
+    started: int
+    """Start time in clock ticks since boot, field 22 of /proc/PID/stat."""
+    state: str
+    """The kernel's letter: R, S, D, T, Z and so on."""
+    name: str
+    command: Maybe[str]
+    cpu: float
+    """Seconds of processor time so far, user and system."""
+    threads: int
+    memory: int
+    """Resident bytes."""
+    blocked: int = 0
+    """How many of its threads are in uninterruptible sleep."""
+    place: Maybe[str] = Unknown("the kernel does not tell")
+    """The kernel function in which its main thread waits, or a blocked one if there is one."""
+    call: Maybe[str] = Unknown("the kernel does not tell")
+    """The system call that the same thread is in, with the file it is about: `read of /dev/pts/3`."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in _ENDED
+
+    def in_words(self) -> str:
+        """`sleeping in futex (futex_do_wait)`, as a person would say what it is doing."""
+        return f"{self._state_in_words()}{self._where_in_words()}"
+
+    def _state_in_words(self) -> str:
+        if known(self.place) and any(word in self.place for word in _FROZEN):
+            return "frozen by its control group"
+        if self.blocked and self.threads > 1:
+            return f"{self.blocked} of its {self.threads} threads {BLOCKED}"
+        return _STATES.get(self.state, f"in state {self.state}")
+
+    def _where_in_words(self) -> str:
+        if known(self.call):
+            return f" in {self.call} ({self.place})" if known(self.place) else f" in {self.call}"
+        return f" in {self.place}" if known(self.place) else ""
+
+
+def read_members(pids: Iterable[int], *, proc: str = "/proc") -> list[Member]:
+    """The processes with these pids, in this order; those that ended meanwhile are left out."""
+    members = [member for pid in pids if (member := _read_member(proc, pid))]
+    commands = answers_in_time(lambda pid: read_command(pid, proc=proc), [member.pid for member in members])
+    hangs = Unknown("the process hangs in the kernel and does not let it be read")
+    return [msgspec.structs.replace(member, command=commands.get(member.pid, hangs)) for member in members]
+
+
+def read_command(pid: int, *, proc: str = "/proc") -> Maybe[str]:
+    """The command line with spaces between the arguments. Waits for as long as a hung process locks its memory."""
+    try:
+        words = _read(f"{proc}/{pid}/cmdline", MOST_COMMAND)
+    except OSError:
+        return Unknown("it cannot be read")
+    if not words:
+        return Unknown("it has none")
+    return words.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+
+
+def answers_in_time(ask: Callable[[int], T], pids: Iterable[int]) -> dict[int, T]:
+    """What `ask` says of each pid; those for which it got stuck are missing and cost `LATE` seconds together."""
+    answers: dict[int, T] = {}
+
+    def answer(pid: int) -> None:
+        answers[pid] = ask(pid)
+
+    started: list[threading.Thread] = []
+    for pid in pids:
+        thread = threading.Thread(target=answer, args=(pid,), name=f"reader of {pid}", daemon=True)
+        with contextlib.suppress(RuntimeError):  # A machine full of processes has no thread left to give.
+            thread.start()
+            started.append(thread)
+    ends = time.monotonic() + LATE
+    for thread in started:
+        thread.join(max(0.0, ends - time.monotonic()))
+    return dict(answers)
+
+
+def cannot_be_paused(pid: int, *, proc: str = "/proc") -> bool:
+    """Whether a debugger that stops all threads of this process would itself have to wait."""
+    return any(state in _CANNOT_BE_PAUSED for _, state in _thread_states(proc, pid))
+
+
+def has_ended(pid: int, *, proc: str = "/proc") -> bool:
+    """Whether nothing of it is left but its exit code, or not even that."""
+    try:
+        return _fields(f"{proc}/{pid}/stat")[1] in _ENDED
+    except (OSError, ValueError):
+        return True
+
+
+def _read_member(proc: str, pid: int) -> Member | None:
+    folder = f"{proc}/{pid}"
+    try:
+        name, state, *rest = _fields(f"{folder}/stat")
+        parent, user, system, threads, started, resident = (int(rest[place]) for place in (0, 10, 11, 16, 18, 20))
+    except (OSError, ValueError, IndexError):
+        return None
+    blocked = [thread for thread, letter in _thread_states(proc, pid) if letter == "D"]
+    told = f"{folder}/task/{blocked[0]}" if blocked else folder
+    ticks = os.sysconf("SC_CLK_TCK")
+    return Member(
+        pid=pid,
+        parent=parent,
+        started=started,
+        state=state,
+        name=name,
+        command=Unknown("it was not read"),
+        cpu=(user + system) / ticks,
+        threads=threads,
+        memory=max(resident, 0) * os.sysconf("SC_PAGE_SIZE"),
+        blocked=len(blocked),
+        place=_place(told),
+        call=_call(told, folder),
+    )
+
+
+def _fields(path: str) -> list[str]:
+    """The name, the state and what follows it in a /proc/PID/stat."""
+    # The name itself may hold spaces and parentheses, nothing after it does.
+    before, bracket, after = _read(path, 4096).decode(errors="replace").rpartition(")")
+    if not bracket or not after.split():
+        raise ValueError(f"{path} is not the stat file of a process")
+    return [before.partition("(")[2], *after.split()]
+
+
+def _thread_states(proc: str, pid: int) -> list[tuple[str, str]]:
+    """The id and the state letter of each thread, the main one first."""
+    found: list[tuple[str, str]] = []
+    try:
+        threads = [entry.name for entry in os.scandir(f"{proc}/{pid}/task")]
+    except OSError:
+        return found
+    for thread in sorted(threads, key=lambda thread: (thread != str(pid), len(thread), thread))[:MOST_THREADS]:
+        try:
+            found.append((thread, _fields(f"{proc}/{pid}/task/{thread}/stat")[1]))
+        except (OSError, ValueError):
+            continue  # It ended just now.
+    return found
+
+
+def _place(folder: str) -> Maybe[str]:
+    try:
+        told = _read(f"{folder}/wchan", 256).decode(errors="replace").strip()
+    except OSError:
+        return Unknown("the kernel does not tell")
+    return told if told not in ("", "0") else Unknown("it waits in no kernel function, or this user may not know")
+
+
+def _call(folder: str, process: str) -> Maybe[str]:
+    try:
+        number, *arguments = _read(f"{folder}/syscall", 256).decode(errors="replace").split()
+    except (OSError, ValueError):
+        return Unknown("this user may not know")
+    if not number.isdigit():
+        return Unknown("it is not in a system call")  # `running`, or -1 after a fault
+    name = _CALLS.get(os.uname().machine, {}).get(int(number), f"system call {number}")
+    first = _number(arguments[0]) if arguments else None
+    if name in _SELECTS and first == 1:
+        return f"{name} of {_target(process, 0)}"  # it is about descriptors below 1: standard input alone
+    return f"{name} of {_target(process, first)}" if name in _ON_A_FILE and first is not None else name
+
+
+def _number(hexadecimal: str) -> int | None:
+    try:
+        return int(hexadecimal, 16)
+    except ValueError:
+        return None
+
+
+def _target(process: str, descriptor: int) -> str:
+    """What a file descriptor stands for; following the link would touch the file, which may hang, so it is not."""
+    try:
+        target = str(Path(f"{process}/fd/{descriptor}").readlink())
+    except OSError:
+        return f"descriptor {descriptor}"
+    kind = target.partition(":[")[0]
+    # The number of a pipe or a socket means nothing to a person.
+    shown = {"pipe": "a pipe", "socket": "a socket"}.get(kind, target)
+    return f"{shown} (its standard input)" if descriptor == 0 else shown
+
+
+def _read(path: str, most: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)

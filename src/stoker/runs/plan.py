@@ -1,0 +1,49 @@
+"""What a person wants run, and under which conditions it is to be stopped."""
+
+import signal
+from typing import Final
+
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.gpus.prober import DEFAULT_DEADLINE
+from stoker.verdicts.policy import Policy
+
+# What a training needs to write a checkpoint when it is asked to end; systemd waits longer, impatient people less.
+DEFAULT_GRACE: Final = 30.0
+# GNU timeout's code for "was stopped because its time was over".
+IDLE_EXIT_CODE: Final = 124
+# The GPUs that the job sees, narrowed to those that it uses.
+OF_THE_JOB: Final = "job"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One command and the rule it runs under."""
+
+    command: tuple[str, ...]
+    policy: Policy = Policy()
+    gpus: str = OF_THE_JOB
+    """`job` (those it sees, narrowed to those it uses), `mine` (only those it uses), `visible`, `all`, `0,2`, uuids."""
+    signal_name: str = "TERM"
+    grace: float = DEFAULT_GRACE
+    max_time: float | None = None
+    dry_run: bool = False
+    idle_exit_code: int = IDLE_EXIT_CODE
+    source: str = "auto"
+    deadline: float = DEFAULT_DEADLINE
+    directory: str | None = None
+
+    @property
+    def signal_number(self) -> signal.Signals:
+        return parse_signal(self.signal_name)
+
+
+def parse_signal(text: str) -> signal.Signals:
+    """`TERM`, `SIGTERM` or `15`."""
+    word = text.strip().upper()
+    try:
+        if word.isdigit():
+            return signal.Signals(int(word))
+        return signal.Signals[word if word.startswith("SIG") else f"SIG{word}"]
+    except (KeyError, ValueError):
+        raise BadInputError(f"{text!r} is not a signal: write a name such as TERM or INT") from None

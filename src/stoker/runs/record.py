@@ -1,0 +1,229 @@
+"""The record of a run on disk: what was asked for, what is the case, what was read, and why it ended.
+
+One directory per run, below `runs/` in the state directory:
+
+    spec.json      what was asked for; written once, before anything is started
+    status.json    what is the case; replaced atomically at every change
+    readings       every look, in the format of `stoker record`; one older part of it as `readings.1`
+    snooze.json    until when somebody wants it left alone, when somebody does
+    report.md      why it was stopped
+"""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from stoker.errors import BadInputError, StokerError
+from stoker.gpus.who import read_stat
+from stoker.verdicts.policy import Policy
+
+# Enough to look back over weeks of experiments; a record is mostly its readings, a few MiB at the most.
+MOST_RECORDS: Final = 200
+OLDEST_RECORD: Final = 60 * 86400.0
+# Two of these at five seconds between looks are more than a week of eight GPUs.
+MOST_READINGS: Final = 16 * 2**20
+
+Ending = Literal["by itself", "idle", "time limit", "signal", "could not start", "supervisor killed"]
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for."""
+
+    id: str
+    command: tuple[str, ...]
+    directory: str
+    host: str
+    user: str
+    boot: str
+    supervisor: int
+    supervisor_started: int
+    """Start time of the supervisor in clock ticks since boot: with its pid, its identity."""
+    started: float
+    """Seconds since the epoch."""
+    policy: Policy
+    gpus: str
+    signal: str
+    grace: float
+    max_time: float | None
+    dry_run: bool
+    idle_exit_code: int
+
+
+class Status(msgspec.Struct, kw_only=True):
+    """What is the case."""
+
+    state: Literal["starting", "running", "stopping", "ended"] = "starting"
+    job: int | None = None
+    containment: str = ""
+    verdict: str = "waiting"
+    reason: str = ""
+    progress: float = 0.0
+    used: tuple[str, ...] = ()
+    """The uuids of the GPUs on which it was seen."""
+    ending: Ending | None = None
+    sentence: str = ""
+    """Why it ended, in a sentence."""
+    exit_code: int | None = None
+    ended: float | None = None
+    left: tuple[str, ...] = ()
+    """What outlived the stop, in words."""
+
+
+class Snooze(msgspec.Struct, frozen=True):
+    """Somebody wants the run left alone for a while."""
+
+    until: float
+    """Monotonic seconds: what the supervisor goes by."""
+    wall: float
+    """Seconds since the epoch: for people."""
+    by: str
+
+
+class Record:
+    """The directory of one run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def id(self) -> str:
+        return self.directory.name
+
+    @property
+    def readings(self) -> Path:
+        return self.directory / "readings"
+
+    @property
+    def report(self) -> Path:
+        return self.directory / "report.md"
+
+    def spec(self) -> Spec:
+        return _read(self.directory / "spec.json", Spec)
+
+    def status(self) -> Status:
+        try:
+            return _read(self.directory / "status.json", Status)
+        except StokerError:
+            return Status()
+
+    def snooze(self) -> Snooze | None:
+        try:
+            snooze = _read(self.directory / "snooze.json", Snooze)
+        except StokerError:
+            return None
+        return snooze if snooze.until > time.monotonic() else None
+
+    def write_spec(self, spec: Spec) -> None:
+        _replace(self.directory / "spec.json", spec)
+
+    def write_status(self, status: Status) -> None:
+        _replace(self.directory / "status.json", status)
+
+    def write_snooze(self, snooze: Snooze | None) -> None:
+        if snooze is None:
+            (self.directory / "snooze.json").unlink(missing_ok=True)
+        else:
+            _replace(self.directory / "snooze.json", snooze)
+
+    def write_report(self, text: str) -> None:
+        _replace_text(self.report, text.encode())
+
+    def is_alive(self, spec: Spec) -> bool:
+        """Whether its supervisor still runs."""
+        if spec.boot != boot_id():
+            return False
+        try:
+            _name, started = read_stat(f"/proc/{spec.supervisor}/stat")
+        except (OSError, ValueError):
+            return False
+        return started == spec.supervisor_started
+
+
+class Records:
+    """All runs that are remembered here."""
+
+    def __init__(self, home: Path) -> None:
+        self._directory = home / "runs"
+
+    def create(self) -> Record:
+        """A fresh record with an id of its own."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            while True:
+                directory = self._directory / os.urandom(4).hex()
+                try:
+                    directory.mkdir(mode=0o700)
+                except FileExistsError:
+                    continue
+                return Record(directory)
+        except OSError as error:
+            raise StokerError(
+                f"the run's record cannot be written to {self._directory}: {error.strerror} "
+                "(STOKER_HOME names another place)",
+                exit_code=125,
+            ) from None
+
+    def newest_first(self) -> Iterator[Record]:
+        with contextlib.suppress(OSError):
+            entries = [(entry.stat().st_mtime, entry.name) for entry in os.scandir(self._directory) if entry.is_dir()]
+            for _time, name in sorted(entries, reverse=True):
+                if (self._directory / name / "spec.json").exists():
+                    yield Record(self._directory / name)
+
+    def find(self, name: str) -> Record:
+        """The run with this id, or a beginning of it that no other has."""
+        found = [record for record in self.newest_first() if record.id.startswith(name)]
+        if not found:
+            raise BadInputError(f"there is no run {name!r} here: `stoker runs` lists them")
+        if len(found) > 1:
+            raise BadInputError(
+                f"{name!r} fits {len(found)} runs ({', '.join(r.id for r in found[:4])}): write more of it"
+            )
+        return found[0]
+
+    def prune(self) -> None:
+        """Forgets ended runs that are too many or too old. One that lives is never touched."""
+        too_old = time.time() - OLDEST_RECORD
+        for place, record in enumerate(self.newest_first()):
+            with contextlib.suppress(OSError, StokerError):
+                spec = record.spec()
+                if (place >= MOST_RECORDS or spec.started < too_old) and not record.is_alive(spec):
+                    shutil.rmtree(record.directory)
+
+
+def boot_id() -> str:
+    """Monotonic times and pids mean something only within one boot."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise StokerError(f"{path} cannot be read: {error}") from None
+
+
+def _replace(path: Path, value: msgspec.Struct) -> None:
+    _replace_text(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def _replace_text(path: Path, body: bytes) -> None:
+    """A reader sees the old file or the new one, never half of one."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_bytes(body)
+        fresh.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise StokerError(f"{path} cannot be written: {error.strerror}", exit_code=125) from None

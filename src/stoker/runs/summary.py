@@ -1,0 +1,97 @@
+"""A run as people and programs are told of it: one object, the same in the table, on the screen and as JSON."""
+
+import time
+from typing import Any, Final, Literal
+
+import msgspec
+
+from stoker.runs.record import Record
+
+State = Literal["starting", "running", "stopping", "ended", "lost"]
+
+
+_ENDED: Final = {
+    "idle": "stopped, idle",
+    "time limit": "stopped, time limit",
+    "signal": "stopped",
+    "by itself": "ended",
+}
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """What is known of a run now. The fields are documented in docs/json.md."""
+
+    id: str
+    state: State
+    command: tuple[str, ...]
+    directory: str
+    user: str
+    host: str
+    started: float
+    ended: float | None
+    seconds: float
+    pid: int | None
+    verdict: str
+    reason: str
+    progress: float
+    snoozed_until: float | None
+    policy: dict[str, Any]
+    gpus: str
+    used: tuple[str, ...]
+    dry_run: bool
+    containment: str
+    ending: str | None
+    sentence: str
+    exit_code: int | None
+    left: tuple[str, ...]
+    report: str | None
+    record: str
+
+
+def summary_of(record: Record) -> Summary:
+    spec, status = record.spec(), record.status()
+    alive = record.is_alive(spec)
+    state: State = status.state if alive or status.state == "ended" else "lost"
+    snooze = record.snooze() if alive else None
+    ended = status.ended
+    sentence = status.sentence
+    if state == "lost":
+        sentence = "Its supervisor is gone without a word, as when the machine went down."
+    return Summary(
+        id=spec.id,
+        state=state,
+        command=spec.command,
+        directory=spec.directory,
+        user=spec.user,
+        host=spec.host,
+        started=spec.started,
+        ended=ended,
+        seconds=max((ended if ended is not None else time.time()) - spec.started, 0.0),
+        pid=status.job if alive else None,
+        verdict=status.verdict,
+        reason=status.reason,
+        progress=status.progress,
+        snoozed_until=snooze.wall if snooze else None,
+        policy=msgspec.structs.asdict(spec.policy),
+        gpus=spec.gpus,
+        used=status.used,
+        dry_run=spec.dry_run,
+        containment=status.containment,
+        ending=status.ending,
+        sentence=sentence,
+        exit_code=status.exit_code,
+        left=status.left,
+        report=str(record.report) if record.report.exists() else None,
+        record=str(record.directory),
+    )
+
+
+def in_a_word(summary: Summary) -> str:
+    """What became of it, or what it is doing: for a column of a table."""
+    if summary.state == "lost":
+        return "lost"
+    if summary.state == "ended":
+        return _ENDED.get(summary.ending or "", summary.ending or "ended")
+    if summary.snoozed_until is not None:
+        return "snoozed"
+    return summary.verdict if summary.state == "running" else summary.state

@@ -1,0 +1,419 @@
+"""One run from its launch to its end: starts the command, watches its GPUs, passes signals on, stops it, says why."""
+
+import contextlib
+import os
+import pwd
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.gpus.lookout import Lookout
+from stoker.gpus.model import Look, known
+from stoker.gpus.prober import Prober
+from stoker.gpus.source import AbsentError
+from stoker.gpus.spawn import forked
+from stoker.gpus.state import describe
+from stoker.gpus.visible import select_gpus
+from stoker.gpus.who import read_stat
+from stoker.places import state_home
+from stoker.runs.guardian import Aftermath, Ended, Failed, Gone, Guardian, Program, Stopped, exit_code, launch
+from stoker.runs.journal import Journal
+from stoker.runs.ladder import Outcome, stop
+from stoker.runs.plan import OF_THE_JOB, Plan
+from stoker.runs.record import Ending, Record, Records, Spec, Status, boot_id
+from stoker.runs.signals import Received, SignalStream
+from stoker.units import format_duration
+from stoker.verdicts.idle import IdleRule
+from stoker.verdicts.scope import JobScope, MachineScope
+from stoker.verdicts.verdict import Activity, Verdict
+
+# A signal that says "end", whoever sends it, is for the job. The user signals too: schedulers announce with them.
+FORWARDED: Final = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+# Commands that are over before this never pay for a GPU helper.
+FIRST_LOOK: Final = 1.0
+# Where there is no GPU, look again from time to time: drivers are loaded late on freshly booted machines.
+ABSENT_RETRY: Final = 60.0
+# A person is told when nothing could be read for this long.
+TELL_UNKNOWN_AFTER: Final = 300.0
+# How old the progress in the status on disk may be; changes of the verdict are written at once.
+STATUS_EVERY: Final = 10.0
+# The driver takes seconds to clear the memory of a large job; who holds it longer than this is named.
+MEMORY_PATIENCE: Final = 15.0
+MEMORY_POLL: Final = 0.2
+OWN_FAILURE: Final = 125
+
+
+def supervise(plan: Plan) -> int:
+    """Runs the plan and gives the exit code that the whole command ends with."""
+    records = Records(state_home())
+    prober = Prober(plan.source, deadline=plan.deadline, start=forked)
+    _check_gpus(plan, prober)
+    record = records.create()
+    _name, ticks = read_stat("/proc/self/stat")
+    record.write_spec(
+        Spec(
+            id=record.id,
+            command=plan.command,
+            directory=plan.directory or os.getcwd(),  # noqa: PTH109 - a name that was removed is still told
+            host=socket.gethostname(),
+            user=_user(),
+            boot=boot_id(),
+            supervisor=os.getpid(),
+            supervisor_started=ticks,
+            started=time.time(),
+            policy=plan.policy,
+            gpus=plan.gpus,
+            signal=plan.signal_name,
+            grace=plan.grace,
+            max_time=plan.max_time,
+            dry_run=plan.dry_run,
+            idle_exit_code=plan.idle_exit_code,
+        )
+    )
+    records.prune()
+    return Supervisor(plan, record, prober, os.environ).run()
+
+
+class Supervisor:
+    """Runs one plan. Everything that is waited for is waited for in one place, so nothing delays anything else."""
+
+    def __init__(self, plan: Plan, record: Record, prober: Prober, environment: Mapping[str, str]) -> None:
+        self._plan = plan
+        self._record = record
+        self._environment = {**environment, "STOKER_RUN": record.id, "STOKER_RUN_DIR": str(record.directory)}
+        self._prober = prober
+        self._journal = Journal(record)
+        self._status = Status()
+        self._begun = time.monotonic()
+        self._noted_at = self._begun
+        self._rule = IdleRule(plan.policy, self._begun)
+        self._lookout = Lookout(prober, plan.policy.every, first=min(plan.policy.every, FIRST_LOOK))
+        self._scope = _scope_of(plan, environment)
+        self._signals = SignalStream(FORWARDED)
+        self._guardian: Guardian
+        self._interrupts = 0
+        self._told: set[str] = set()
+        self._snoozed_until: float | None = None
+
+    def run(self) -> int:
+        """The exit code that the whole command ends with."""
+        with contextlib.ExitStack() as goodbye:
+            goodbye.callback(self._signals.close)
+            goodbye.callback(self._journal.close)
+            goodbye.callback(self._prober.leave)
+            self._guardian = self._launch()
+            goodbye.callback(self._guardian.finish)
+            self._note(state="running", job=self._guardian.job and self._guardian.job.pid)
+            code = None
+            while code is None:
+                self._wait()
+                code = self._round()
+            return code
+
+    def _launch(self) -> Guardian:
+        program = Program(
+            self._plan.command,
+            self._environment,
+            directory=self._plan.directory,
+            mask=self._signals.original,
+        )
+        guardian = launch(
+            program,
+            signum=self._plan.signal_number,
+            grace=self._plan.grace,
+            orphaned=self._orphaned,
+            helpers=self._helpers,
+        )
+        self._status = msgspec.structs.replace(self._status, containment=guardian.containment)
+        return guardian
+
+    def _helpers(self) -> tuple[int, ...]:
+        """Children of this process that are not the job's."""
+        return () if self._prober.helper is None else (self._prober.helper,)
+
+    # The loop
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._signals.fileno(), select.POLLIN)
+        poll.register(self._guardian.fileno(), select.POLLIN)
+        if self._lookout.fileno() >= 0:
+            poll.register(self._lookout.fileno(), select.POLLIN)
+        due = self._lookout.due()
+        if self._plan.max_time is not None and "time limit" not in self._told:
+            due = min(due, self._begun + self._plan.max_time)
+        poll.poll(max(due - time.monotonic(), 0) * 1000)
+
+    def _round(self) -> int | None:
+        """Whatever there is to do now; the exit code once the run is over."""
+        for received in self._signals.read():
+            if (code := self._heed(received)) is not None:
+                return code
+        code = self._hear_guardian()
+        if code is None:
+            code = self._watch()
+        return self._check_time() if code is None else code
+
+    def _hear_guardian(self) -> int | None:
+        while (news := self._guardian.news()) is not None:
+            if isinstance(news, Failed):
+                return self._could_not_start(news)
+            if isinstance(news, Ended):
+                return self._ended_by_itself(exit_code(news.status))
+            if isinstance(news, Gone):
+                return self._guardian_gone()
+            if isinstance(news, Stopped):
+                # As a shell does for its jobs: what stopped the job stops the one who waits for it, until both go on.
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return None
+
+    def _heed(self, received: Received) -> int | None:
+        """Passes a signal on, unless the job has it already or sent it itself."""
+        if received.signal == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                # A second Ctrl-C means now, whatever the job makes of the first.
+                return self._stop_at_once("Ctrl-C was pressed twice.", code=128 + signal.SIGINT)
+        if not received.from_kernel and not self._guardian.owns(received.sender):
+            self._guardian.signal(received.signal)
+        return None
+
+    # Watching
+
+    def _watch(self) -> int | None:
+        try:
+            look = self._lookout.step()
+        except AbsentError as absent:
+            self._tell("absent", f"{absent}; the command runs, but whether it is idle cannot be seen")
+            self._lookout.postpone(ABSENT_RETRY)
+            return None
+        if look is None:
+            return None
+        self._keep(look)
+        self._read_snooze()
+        verdict = self._rule.observe(look.at, self._activities(look))
+        self._lookout.no_later_than(self._rule.due())
+        self._note_verdict(verdict)
+        if verdict.word == "idle":
+            return self._idle(verdict)
+        self._warn(verdict)
+        return None
+
+    def _keep(self, look: Look) -> None:
+        self._journal.append(look)
+        if self._journal.failure is not None:
+            self._tell("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
+
+    def _activities(self, look: Look) -> list[Activity]:
+        if isinstance(self._scope, MachineScope):
+            return self._scope.activities(look)
+        return self._scope.activities(look, _Owned(self._guardian))
+
+    def _read_snooze(self) -> None:
+        """Asked before every verdict: a job that says "leave me alone" is heard at once."""
+        snooze = self._record.snooze()
+        until = snooze.until if snooze else None
+        if until == self._snoozed_until:
+            return
+        ended_early = until is None and self._snoozed_until is not None and self._snoozed_until > time.monotonic()
+        self._snoozed_until = until
+        if until is not None:
+            self._rule.snooze(until)
+        elif ended_early:
+            self._rule.snooze(time.monotonic())
+
+    def _idle(self, verdict: Verdict) -> int | None:
+        if self._plan.dry_run:
+            self._tell("dry run", f"would stop the job now: {verdict.reason} (dry run: it goes on)")
+            return None
+        return self._stop("idle", f"{verdict.reason}.", code=self._plan.idle_exit_code)
+
+    def _warn(self, verdict: Verdict) -> None:
+        policy = self._plan.policy
+        if verdict.progress == 0.0:
+            self._told -= {"warned", "dry run"}
+        elif policy.warn_at is not None and verdict.progress >= policy.warn_at:
+            left = format_duration(policy.window - verdict.idle_for)
+            self._tell("warned", f"{verdict.reason}; the job is stopped in {left} unless it works or is snoozed")
+        if verdict.unknown_for == 0.0:
+            self._told.discard("unknown")
+        elif verdict.unknown_for >= TELL_UNKNOWN_AFTER:
+            self._tell("unknown", f"unknown for {format_duration(verdict.unknown_for)}: {verdict.reason}")
+
+    def _check_time(self) -> int | None:
+        limit = self._plan.max_time
+        if limit is None or time.monotonic() < self._begun + limit:
+            return None
+        if self._plan.dry_run:
+            self._tell("time limit", f"would stop the job now: it has run for {format_duration(limit)} (dry run)")
+            return None
+        sentence = f"It had run for {format_duration(limit)}, which was its time limit."
+        return self._stop("time limit", sentence, code=self._plan.idle_exit_code)
+
+    # Endings
+
+    def _could_not_start(self, failed: Failed) -> int:
+        sentence = f"cannot run {self._plan.command[0]!r}: {failed.why}"
+        _say(sentence)
+        return self._over("could not start", f"{sentence}.", failed.exit_code)
+
+    def _ended_by_itself(self, code: int) -> int:
+        if left := self._guardian.members():
+            _say(f"the command ended and left {len(left)} process(es) behind: they are stopped")
+            self._take_down(self._plan.grace)
+        return self._over("by itself", f"It ended by itself with code {code}.", code)
+
+    def _guardian_gone(self) -> int:
+        """Somebody killed the process between us and the job: what it had started is ours now, and is stopped."""
+        sentence = "The process that guards the job was killed from outside, so the job was stopped."
+        _say(sentence)
+        self._take_down(self._plan.grace)
+        return self._over("signal", sentence, OWN_FAILURE)
+
+    def _stop_at_once(self, sentence: str, *, code: int) -> int:
+        """No report, no grace: a person is waiting."""
+        self._note(state="stopping", ending="signal", sentence=sentence)
+        outcome = self._take_down(0.0)
+        self._note(left=outcome.survivors)
+        _say(f"{sentence.rstrip('.')}: {outcome.in_words()}")
+        return self._over("signal", sentence, code)
+
+    def _stop(self, ending: Ending, sentence: str, *, code: int) -> int | None:
+        """The report first, while there is something to report on; then the signal, the grace, and the kill.
+
+        Returns None when it was called off: a snooze that comes before the first signal is in time.
+        """
+        from stoker.runs.inquest import Inquest
+
+        self._note(state="stopping", ending=ending, sentence=sentence)
+        inquest = Inquest(self._record, self._status, self._journal)
+        inquest.question([member.pid for member in self._guardian.members()], hurry=self._signals)
+        if ending == "idle" and self._record.snooze() is not None:
+            inquest.close_without_finding()
+            self._note(state="running", ending=None, sentence="")
+            return None
+        outcome = self._take_down(self._plan.grace)
+        left = (*outcome.survivors, *self._gpus_still_held())
+        self._note(left=left)
+        inquest.publish(f"{outcome.in_words()}; exit code {code}", left)
+        return self._over(ending, sentence, code)
+
+    def _take_down(self, grace: float) -> Outcome:
+        return stop(self._guardian, self._plan.signal_number, grace, hurry=self._signals)
+
+    def _gpus_still_held(self) -> tuple[str, ...]:
+        """Waits until the driver has taken the memory back, and names who still holds some if it does not."""
+        if not self._status.used:
+            return ()
+        ends = time.monotonic() + MEMORY_PATIENCE
+        while True:
+            try:
+                look = self._prober.look()
+            except AbsentError as absent:
+                return (f"whether the GPU memory came back cannot be seen: {absent}",)
+            if look.problem:
+                return (f"whether the GPU memory came back cannot be seen: {look.problem.reason}",)
+            holders = self._holders(look)
+            if not holders or time.monotonic() > ends or self._signals.read():
+                return holders
+            time.sleep(MEMORY_POLL)
+
+    def _holders(self, look: Look) -> tuple[str, ...]:
+        """Who of the job still holds one of its GPUs: a process that the driver lists and that is ours, or gone."""
+        found: list[str] = []
+        for gpu, reading in zip(look.gpus, look.readings, strict=True):
+            if gpu.uuid not in self._status.used or not known(reading.processes):
+                continue
+            found += [
+                f"GPU {gpu.index} is still held by {describe(process)}"
+                for process in reading.processes
+                if not known(process.started) or self._guardian.owns(process.pid)
+            ]
+        return tuple(found)
+
+    def _over(self, ending: Ending, sentence: str, code: int) -> int:
+        self._note(state="ended", ending=ending, sentence=sentence, exit_code=code, ended=time.time())
+        return code
+
+    def _orphaned(self, aftermath: Aftermath) -> None:
+        """Called in the guardian when this process was killed: the job was stopped, and somebody should read why."""
+        self._note(
+            state="ended",
+            ending="supervisor killed",
+            sentence=f"Stoker itself was killed, so the job was stopped: {aftermath.words}.",
+            exit_code=None if aftermath.status is None else exit_code(aftermath.status),
+            left=aftermath.survivors,
+            ended=time.time(),
+        )
+
+    # Telling
+
+    def _note(self, **changes: Any) -> None:
+        """Changes the status on disk. A disk that is full costs the run its record, never the job."""
+        self._status = msgspec.structs.replace(self._status, **changes)
+        try:
+            self._record.write_status(self._status)
+        except StokerError as error:
+            self._tell("record", f"{error}; the job goes on")
+
+    def _note_verdict(self, verdict: Verdict) -> None:
+        used = tuple(sorted(self._scope.used)) if isinstance(self._scope, JobScope) else self._status.used
+        now = time.monotonic()
+        changed = (verdict.word, used) != (self._status.verdict, self._status.used)
+        if changed or now - self._noted_at > STATUS_EVERY or verdict.word == "idle":
+            self._noted_at = now
+            self._note(verdict=verdict.word, reason=verdict.reason, progress=round(verdict.progress, 3), used=used)
+
+    def _tell(self, what: str, sentence: str) -> None:
+        """Says something once, until it is over and comes again."""
+        if what not in self._told:
+            self._told.add(what)
+            _say(sentence)
+
+
+class _Owned:
+    """The pids of a job, for a membership test: asked only for those that hold a GPU."""
+
+    def __init__(self, guardian: Guardian) -> None:
+        self._guardian = guardian
+
+    def __contains__(self, pid: object) -> bool:
+        return isinstance(pid, int) and self._guardian.owns(pid)
+
+
+def _scope_of(plan: Plan, environment: Mapping[str, str]) -> JobScope | MachineScope:
+    if plan.gpus in {OF_THE_JOB, "mine"}:
+        return JobScope(environment, _user(), only_used=plan.gpus == "mine")
+    return MachineScope(plan.gpus, environment)
+
+
+def _check_gpus(plan: Plan, prober: Prober) -> None:
+    """GPUs that were typed must be there; where nothing can be read now, that is told later."""
+    if plan.gpus in {OF_THE_JOB, "mine", "visible", "all"}:
+        return
+    with contextlib.suppress(AbsentError):
+        look = prober.look()
+        if look.gpus:
+            select_gpus(look.gpus, plan.gpus)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _say(sentence: str) -> None:
+    with contextlib.suppress(OSError):  # a terminal that is gone must not take the supervisor with it
+        sys.stderr.write(f"stoker: {sentence}\n")
+        sys.stderr.flush()

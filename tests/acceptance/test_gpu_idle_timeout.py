@@ -1,0 +1,564 @@
+"""`gpu_idle_timeout` as a person types it: the transcripts of the original, and what it never does."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import psutil
+import pytest
+
+from tests.support.mock_nvml import MockMachine
+from tests.support.waiting import wait_for
+
+COMMAND = (sys.executable, "-m", "stoker.dropin.gpu_idle_timeout")
+LINE = re.compile(
+    r"(?P<time>[0-9-]{10} [0-9:]{8},[0-9]{3}): (?P<rest>(INFO|DEBUG|WARNING|ERROR): gpu_idle_timeout: .*)"
+)
+A, B = "GPU-a5b02c30-9c95-cb81-e41e-ca204d57aa3b", "GPU-b805d632-775b-c673-fe68-26b26996cd09"
+NOT_SUPPORTED = 3
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def log(self) -> list[str]:
+        """The log without its times; every line must be one."""
+        return [rest for _, rest in timed(self.err)]
+
+
+def timed(log: str) -> list[tuple[float, str]]:
+    """The lines with the seconds since the first of them."""
+    matches = [LINE.fullmatch(line) for line in log.splitlines()]
+    assert all(matches), log
+    times = [datetime.strptime(match["time"], "%Y-%m-%d %H:%M:%S,%f") for match in matches if match]  # noqa: DTZ007 - as logged
+    return [((at - times[0]).total_seconds(), match["rest"]) for at, match in zip(times, matches, strict=True) if match]
+
+
+def idle_timeout(*arguments: str, program: Sequence[str] = COMMAND, **environment: str) -> Ended:
+    """Runs it to its end, with a standard input that stays open and silent."""
+    silent, open_end = os.pipe()
+    try:
+        done = subprocess.run(
+            [*program, *arguments],
+            env={**os.environ, **environment},
+            stdin=silent,
+            capture_output=True,
+            text=True,
+            timeout=40,
+            check=False,
+        )
+    finally:
+        os.close(silent)
+        os.close(open_end)
+    assert "Traceback" not in done.stderr, done.stderr
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+# The transcripts
+
+# The whole program but for the GPUs, of which it is told what to see, and for the time between two looks.
+DRIVER = """
+import json, logging, os, sys, time
+from stoker.dropin import gpu_idle_timeout, watched_command
+from stoker.gpus.model import Look, Unknown
+from tests.support.looks import a_gpu, a_reading
+
+SCRIPT = json.loads(os.environ["SCRIPT"])
+BEGUN = 1_700_000_000.0
+now = 0.0
+
+class ScriptedLookout:
+    def __init__(self, prober, every):
+        self._every = every
+        self._looks = [[0.0] * len(SCRIPT["samples"][0])] * SCRIPT["before"] + SCRIPT["samples"]
+        self._taken = 0
+
+    def fileno(self):
+        return -1
+
+    def due(self):
+        return time.monotonic()
+
+    def step(self):
+        global now
+        now = self._taken * self._every
+        percents = self._looks[self._taken]
+        self._taken += 1
+        gpus = tuple(a_gpu(place, uuid=uuid) for place, uuid in enumerate(SCRIPT["uuids"]))
+        readings = tuple(a_reading(g, p / 100, span=self._every) for g, p in zip(gpus, percents))
+        return Look("test", now, BEGUN + now, gpus, readings)
+
+def at_this_time(*arguments, **more):
+    record = logging.LogRecord(*arguments, **more)
+    record.created, record.msecs = BEGUN + now, 0.0
+    return record
+
+logging.setLogRecordFactory(at_this_time)
+watched_command.Lookout = ScriptedLookout
+gpu_idle_timeout.main()
+"""
+
+
+def scripted(arguments: str, samples: Sequence[tuple[int, int]], *, before: int) -> Ended:
+    """Runs it with these percents as samples; `before` is how many looks come before the first one that counts."""
+    script = {"uuids": [A, B], "samples": samples, "before": before}
+    program = (sys.executable, "-c", DRIVER)
+    return idle_timeout(
+        *arguments.split(),
+        program=program,
+        SCRIPT=msgspec.json.encode(script).decode(),
+        STOKER_GPUS="sim:1",
+        PYTHONPATH=f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}",
+    )
+
+
+FIRST_TRANSCRIPT = """
+2024-03-15 11:04:29,052: INFO: gpu_idle_timeout: Starting GPU idle watcher: threshhold_percentage=50%, sample_freq=6, num_samples=5, delay_samples=3, window_size=30
+2024-03-15 11:04:35,055: INFO: gpu_idle_timeout: waiting for delay samples. 12 seconds left
+2024-03-15 11:04:41,061: INFO: gpu_idle_timeout: waiting for delay samples. 6 seconds left
+2024-03-15 11:04:47,084: DEBUG: gpu_idle_timeout: GPU-a5b02c30-9c95-cb81-e41e-ca204d57aa3b usage 0%
+2024-03-15 11:04:47,084: DEBUG: gpu_idle_timeout: GPU-b805d632-775b-c673-fe68-26b26996cd09 usage 0%
+2024-03-15 11:04:53,111: DEBUG: gpu_idle_timeout: GPU-a5b02c30-9c95-cb81-e41e-ca204d57aa3b usage 0%
+2024-03-15 11:04:53,111: DEBUG: gpu_idle_timeout: GPU-b805d632-775b-c673-fe68-26b26996cd09 usage 0%
+2024-03-15 11:04:59,135: DEBUG: gpu_idle_timeout: GPU-a5b02c30-9c95-cb81-e41e-ca204d57aa3b usage 0%
+2024-03-15 11:04:59,136: DEBUG: gpu_idle_timeout: GPU-b805d632-775b-c673-fe68-26b26996cd09 usage 0%
+2024-03-15 11:05:05,157: DEBUG: gpu_idle_timeout: GPU-a5b02c30-9c95-cb81-e41e-ca204d57aa3b usage 0%
+2024-03-15 11:05:05,157: DEBUG: gpu_idle_timeout: GPU-b805d632-775b-c673-fe68-26b26996cd09 usage 0%
+2024-03-15 11:05:11,182: DEBUG: gpu_idle_timeout: GPU-a5b02c30-9c95-cb81-e41e-ca204d57aa3b usage 0%
+2024-03-15 11:05:11,183: DEBUG: gpu_idle_timeout: GPU-b805d632-775b-c673-fe68-26b26996cd09 usage 0%
+2024-03-15 11:05:11,183: ERROR: gpu_idle_timeout: usage for all GPUs: ['GPU-a5b02c30-9c95-cb81-e41e-ca204d57aa3b', 'GPU-b805d632-775b-c673-fe68-26b26996cd09'] was below threshhold 50% for last 30 seconds. Killing process.
+2024-03-15 11:05:11,183: ERROR: gpu_idle_timeout: process still alive, maybe hung, killing.
+"""  # noqa: E501 - as it was written
+
+
+def test_the_first_transcript_of_the_original_line_by_line_and_second_by_second() -> None:
+    done = scripted("-t 50 -s 6 -n 5 -d 3 -x grep foo", [(0, 0)] * 5, before=3)
+    # The original falls behind by some hundredths at every sample.
+    expected = [(round(at / 6) * 6.0, rest) for at, rest in timed(FIRST_TRANSCRIPT.strip())]
+    assert timed(done.err) == expected
+    assert done.code == 1
+
+
+def test_the_determined_example_busy_then_hanging_is_killed_seven_samples_later() -> None:
+    busy = [(37, 19), (68, 70), (38, 100), (70, 63), (55, 55)]
+    hanging = [(0, 1)] * 7
+    done = scripted("-t 20 -s 3 -n 7 -d 1 -x python3 -c input()", busy + hanging, before=1)
+    start = (
+        "INFO: gpu_idle_timeout: Starting GPU idle watcher: threshhold_percentage=20%, sample_freq=3, num_samples=7, "
+        "delay_samples=1, window_size=21"
+    )
+    expected = [(0.0, start)]
+    for place, (first, second) in enumerate(busy + hanging, start=1):
+        expected.append((place * 3.0, f"DEBUG: gpu_idle_timeout: {A} usage {first}%"))
+        expected.append((place * 3.0, f"DEBUG: gpu_idle_timeout: {B} usage {second}%"))
+    words = f"usage for all GPUs: ['{A}', '{B}'] was below threshhold 20% for last 21 seconds. Killing process."
+    expected.append((36.0, f"ERROR: gpu_idle_timeout: {words}"))
+    expected.append((36.0, "ERROR: gpu_idle_timeout: process still alive, maybe hung, killing."))
+    assert timed(done.err) == expected
+    assert done.code == 1
+
+
+def test_a_real_run_has_the_lines_and_the_timing_of_the_original(nvidia: MockMachine) -> None:
+    first, second = (gpu.uuid for gpu in nvidia.gpus)
+    done = idle_timeout("-t", "50", "-s", "1", "-n", "2", "-d", "2", "-x", "grep", "foo")
+    lines = timed(done.err)
+    words = f"usage for all GPUs: ['{first}', '{second}'] was below threshhold 50% for last 2 seconds. Killing process."
+    start = "threshhold_percentage=50%, sample_freq=1, num_samples=2, delay_samples=2, window_size=2"
+    assert [rest.replace(": gpu_idle_timeout", "") for _, rest in lines] == [
+        f"INFO: Starting GPU idle watcher: {start}",
+        "INFO: waiting for delay samples. 1 seconds left",
+        f"DEBUG: {first} usage 0%",
+        f"DEBUG: {second} usage 0%",
+        f"DEBUG: {first} usage 0%",
+        f"DEBUG: {second} usage 0%",
+        f"ERROR: {words}",
+        "ERROR: process still alive, maybe hung, killing.",
+    ]
+    assert [int(at + 0.2) for at, _ in lines] == [0, 1, 2, 2, 3, 3, 3, 3]
+    assert done.code == 1
+
+
+def test_a_real_job_that_works_and_then_hangs_is_killed_n_samples_later(nvidia: MockMachine, tmp_path: Path) -> None:
+    for gpu in nvidia.gpus:
+        gpu.utilization = 60
+    ready = tmp_path / "ready"
+    with running("-t", "50", "-s", "1", "-n", "2", "-d", "0", "-x", "sh", "-c", f"touch {ready}; cat") as job:
+        wait_for(ready.exists)
+        wait_for(lambda: job.err.count("usage 60%") >= 6, named="three samples at work")
+        assert job.process.poll() is None
+        for gpu in nvidia.gpus:
+            gpu.utilization = 0
+        assert job.process.wait(20) == 1
+    samples = [line.rpartition(" ")[2] for line in Ended(0, "", job.err).log if "usage" in line and "DEBUG" in line]
+    # The sample during which it stopped working still has work in it.
+    assert samples[-4:] == ["0%"] * 4
+    assert samples.count("0%") == 4
+
+
+class Running:
+    """It, while it runs, with its output in files."""
+
+    def __init__(self, folder: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._out, self._err = folder / "stdout", folder / "stderr"
+        self._silent, self._open_end = os.pipe()
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [*COMMAND, *arguments], env={**os.environ, **environment}, stdin=self._silent, stdout=out, stderr=err
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._silent)
+        os.close(self._open_end)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        assert "Traceback" not in self.err
+
+
+@pytest.fixture(autouse=True)
+def _a_folder_to_run_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def running(*arguments: str, **environment: str) -> Running:
+    return Running(Path.cwd(), arguments, environment)
+
+
+QUICK = ("-t", "50", "-s", "1", "-n", "1", "-d", "1")
+
+
+def test_without_debug_no_reading_is_logged(nvidia: MockMachine) -> None:
+    done = idle_timeout(*QUICK, "cat")
+    assert [line.split(":")[0] for line in done.log] == ["INFO", "ERROR", "ERROR"]
+
+
+# The command
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])
+def test_the_commands_own_code_and_output_pass_through(nvidia: MockMachine, script: str, code: int) -> None:
+    done = idle_timeout("sh", "-c", f"echo out; {script}")
+    assert (done.code, done.out) == (code, "out\n")
+    assert len(done.log) == 1
+
+
+def test_a_command_that_is_not_there_or_not_executable_is_said_in_a_sentence(nvidia: MockMachine) -> None:
+    assert idle_timeout("no-such-command") == Ended(
+        127, "", "gpu_idle_timeout: cannot run 'no-such-command': there is no such command\n"
+    )
+    done = idle_timeout("/etc/passwd")
+    assert done.code == 126
+    assert done.err.startswith("gpu_idle_timeout: cannot run '/etc/passwd': ")
+
+
+def test_options_after_the_first_word_of_the_command_are_the_commands(nvidia: MockMachine) -> None:
+    assert idle_timeout("echo", "-x", "-t", "5").out == "-x -t 5\n"
+    assert idle_timeout("-s", "9", "--", "echo", "-x", "--", "y").out == "-x -- y\n"
+
+
+ESCAPING = """
+import os, signal, sys, time
+def note(): open(sys.argv[1], "a").write(f"{os.getpid()}\\n")
+for way in ("child", "session", "double"):
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if way != "child":
+            os.setsid()
+        if way == "double" and os.fork():
+            os._exit(0)
+        note()
+        time.sleep(600)
+note()
+while len(open(sys.argv[1]).readlines()) < 4: time.sleep(0.01)
+if len(sys.argv) == 2: time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("ends_by_itself", [False, True])
+def test_nothing_that_the_command_started_survives_it(nvidia: MockMachine, ends_by_itself: bool) -> None:
+    words = ["done"] if ends_by_itself else []
+    done = idle_timeout(*QUICK, sys.executable, "-c", ESCAPING, "pids", *words)
+    pids = [int(line) for line in Path("pids").read_text().split()]
+    assert len(pids) == 4
+    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+    assert done.code == (0 if ends_by_itself else 1)
+    if ends_by_itself:
+        assert "left 3 process(es) behind" in done.log[-1]
+
+
+def test_killed_itself_it_leaves_no_command_behind(nvidia: MockMachine) -> None:
+    with running("sh", "-c", "echo $$ > pid; exec sleep 600") as job:
+        wait_for(lambda: Path("pid").exists() and Path("pid").read_text().endswith("\n"), named="the command's start")
+        pid = int(Path("pid").read_text())
+        job.process.kill()
+        job.process.wait()
+        wait_for(lambda: not psutil.pid_exists(pid), named="the command's end")
+
+
+def test_when_its_guardian_is_killed_the_command_is_too_and_somebody_says_so(nvidia: MockMachine) -> None:
+    with running("sh", "-c", "echo $$ $PPID > pids; exec sleep 600") as job:
+        wait_for(lambda: Path("pids").exists() and Path("pids").read_text().endswith("\n"), named="the command's start")
+        command, guardian = map(int, Path("pids").read_text().split())
+        assert guardian != job.process.pid
+        os.kill(guardian, signal.SIGKILL)
+        assert job.process.wait(20) == 1
+        assert not psutil.pid_exists(command)
+        assert "the process that guards the command was killed from outside" in job.err
+
+
+def test_signals_reach_the_command_and_its_answer_is_the_code(nvidia: MockMachine) -> None:
+    script = "trap 'echo heard; exit 9' TERM; touch ready; while :; do sleep 0.05; done"
+    with running("sh", "-c", script) as job:
+        wait_for(Path("ready").exists)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.process.wait(20) == 9
+        assert job.out == "heard\n"
+
+
+def test_a_second_interrupt_is_obeyed_at_once(nvidia: MockMachine) -> None:
+    script = "import signal, time; signal.signal(2, lambda *_: print('no', flush=True)); print('ready', flush=True)\n"
+    with running(sys.executable, "-c", f"{script}while True: time.sleep(1)") as job:
+        wait_for(lambda: "ready" in job.out)
+        job.process.send_signal(signal.SIGINT)
+        wait_for(lambda: "no" in job.out)
+        job.process.send_signal(signal.SIGINT)
+        assert job.process.wait(20) == 130
+
+
+# A signal before the kill
+
+TALKER = "import os, signal, sys, time\ndef end(*_): os.write(1, b'ended politely\\n'); sys.exit()\n"
+
+
+def test_a_signal_may_be_sent_first(nvidia: MockMachine) -> None:
+    program = f"{TALKER}signal.signal(signal.SIGTERM, end)\ntime.sleep(600)"
+    done = idle_timeout(*QUICK, "--signal-name", "SIGTERM", sys.executable, "-c", program)
+    assert (done.code, done.out) == (1, "ended politely\n")
+    assert re.fullmatch(r"INFO: gpu_idle_timeout: Sending signal SIGTERM to process \d+", done.log[-1])
+
+
+def test_a_command_that_ignores_the_signal_is_killed_three_seconds_later(nvidia: MockMachine) -> None:
+    done = idle_timeout(*QUICK, "--signal-name", "TERM", "sh", "-c", "trap '' TERM; cat")
+    (asked, _), (killed, words) = timed(done.err)[-2:]
+    assert 2.5 < killed - asked < 5
+    assert words == "ERROR: gpu_idle_timeout: process still alive, maybe hung, killing."
+    assert done.code == 1
+
+
+def test_children_are_signalled_before_their_parents(nvidia: MockMachine) -> None:
+    program = (
+        f"{TALKER}signal.signal(signal.SIGQUIT, end)\nif os.fork() == 0: os.fork()\n"
+        "os.write(1, f'{os.getpid()} {os.getppid()}\\n'.encode())\ntime.sleep(600)"
+    )
+    done = idle_timeout(*QUICK, "--signal-children", sys.executable, "-c", program)
+    told = [line.split() for line in done.out.splitlines() if line[0].isdigit()]
+    parents = {int(pid): int(parent) for pid, parent in told}
+    order = [int(line.rpartition(" ")[2]) for line in done.log if "Sending signal SIGQUIT to process" in line]
+    assert sorted(order) == sorted(parents)
+    assert len(order) == 3
+    for pid in order:
+        assert parents[pid] not in order[: order.index(pid)]
+    assert done.out.count("ended politely") == 3
+    assert "still alive" not in done.err
+
+
+# Which GPUs
+
+
+def test_all_waits_for_every_gpu_and_any_for_one(nvidia: MockMachine) -> None:
+    nvidia.gpus[0].utilization = 90
+    patient = idle_timeout(*QUICK, "sh", "-c", "sleep 1.5; exit 5")
+    assert patient.code == 5
+    done = idle_timeout(*QUICK, "-a", "any", "cat")
+    assert done.code == 1
+    assert f"usage for any GPUs: ['{nvidia.gpus[1].uuid}'] was below threshhold 50%" in done.err
+
+
+# Unknown is never idle
+
+
+def test_usage_that_is_not_available_never_kills(nvidia: MockMachine) -> None:
+    for gpu in nvidia.gpus:
+        gpu.gpm_supported = 0
+    for function in ("nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"):
+        nvidia.fault(function, code=NOT_SUPPORTED)
+    done = idle_timeout(*QUICK, "sh", "-c", "sleep 2.3; exit 5")
+    assert done.code == 5
+    assert [line for line in done.log if "usage unknown" in line] == [
+        f"WARNING: gpu_idle_timeout: {gpu.uuid} usage unknown: not supported by this GPU" for gpu in nvidia.gpus
+    ]
+
+
+def test_no_gpu_at_all_never_kills() -> None:
+    done = idle_timeout(*QUICK, "sh", "-c", "sleep 2.3; exit 5", STOKER_ROOT=str(Path.cwd()))
+    assert done.code == 5
+    (line,) = [line for line in done.log if "unknown" in line]
+    assert line.startswith("WARNING: gpu_idle_timeout: usage unknown: no GPU was found (nvml: ")
+
+
+def test_a_driver_that_hangs_never_kills_and_delays_nothing_else(nvidia: MockMachine) -> None:
+    nvidia.fault("nvmlDeviceGetSamples", hang=60)
+    begun = time.monotonic()
+    done = idle_timeout(*QUICK, "sh", "-c", "sleep 1.2; exit 5", STOKER_DEADLINE="300ms")
+    assert done.code == 5
+    assert time.monotonic() - begun < 5
+    assert any("usage unknown: the driver" in line for line in done.log)
+    nvidia.clear_faults()
+
+
+# The help and the mistakes
+
+
+HELP = """
+usage: gpu_idle_timeout [-h] [-t THRESHHOLD_PERCENTAGE] [-s SAMPLE_FREQ] [-n NUM_SAMPLES] [-d DELAY_SAMPLES]
+Launches a process and terminates when GPU usage drops below threshhold during sample window.
+  exec_command_and_args
+                        Command and arguments to execute
+  -h, --help            show this help message and exit
+  -t THRESHHOLD_PERCENTAGE, --threshhold-percentage THRESHHOLD_PERCENTAGE
+                        Threshhold in percentage of GPU usage which triggers a failure. Must be greater than 0. (default: 1)
+  -s SAMPLE_FREQ, --sample-freq SAMPLE_FREQ
+                        How frequently, in seconds, to sample the GPU usage. Must be greater than 0. (default: 5)
+  -n NUM_SAMPLES, --num-samples NUM_SAMPLES
+                        Number of samples in window used to evaluate GPU usage. Must be greater than 0. (default: 60)
+  -d DELAY_SAMPLES, --delay-samples DELAY_SAMPLES
+                        Number of samples to delay before evaluating GPU usage. (default: 12)
+  -a ALL_OR_ANY, --all_or_any ALL_OR_ANY
+                        Whether to verify that all or any of the GPUs have the specified threshold. Must be either all or any (default: all)
+  --signal-children     Whether to signal the children of the process first. (default: False)
+  -x, --debug           Enable debug logging (reports GPU readings each sample period). (default: False)
+"""  # noqa: E501 - as it was written
+
+
+def test_the_help_has_the_words_of_the_original_in_their_order() -> None:
+    done = idle_timeout("--help", COLUMNS="400")
+    assert done.code == 0
+    place = 0
+    for words in HELP.strip("\n").splitlines():
+        assert words in done.out[place:]
+        place = done.out.index(words, place)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("-t 0", "argument -t/--threshhold-percentage: must be greater than 0, not 0"),
+        ("-t 101", "argument -t/--threshhold-percentage: must be 100 at the most, not 101"),
+        ("-s 0", "argument -s/--sample-freq: must be greater than 0, not 0"),
+        ("-s 0.5", "argument -s/--sample-freq: '0.5' is not a whole number"),
+        ("-n -3", "argument -n/--num-samples: must be greater than 0, not -3"),
+        ("-d -1", "argument -d/--delay-samples: must be greater than -1, not -1"),
+        ("-a most", "argument -a/--all_or_any: invalid choice: 'most'"),
+        ("--signal-name SIGNOTHING", "argument --signal-name: 'SIGNOTHING' is not a signal"),
+        ("--frequency 3", "argument"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments: str, words: str) -> None:
+    done = idle_timeout(*arguments.split(), "touch", "started")
+    assert done.code == 2
+    assert words in done.err.splitlines()[-1]
+    assert not Path("started").exists()
+
+
+# Without a command: the Determined task around it
+
+
+class Master:
+    """A Determined master that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.refusals = 0
+        master = self
+
+        class Answers(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer(200)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                refused = master.refusals > 0
+                master.refusals -= refused
+                master.asked.append(self.path)
+                self._answer(404 if refused else 200)
+
+            def _answer(self, code: int) -> None:
+                self.send_response(code)
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *_: Any) -> None:
+                """Not into the test's output."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        self.environment = {
+            "DET_MASTER": f"http://127.0.0.1:{self.server.server_port}",
+            "DET_SESSION_TOKEN": "token",
+            "DET_TASK_TYPE": "NOTEBOOK",
+            "DET_TASK_ID": "5c902731",
+        }
+
+
+@pytest.fixture
+def master() -> Iterator[Master]:
+    master = Master()
+    thread = threading.Thread(target=master.server.serve_forever)
+    thread.start()
+    yield master
+    master.server.shutdown()
+    thread.join()
+    master.server.server_close()
+
+
+def test_without_a_command_it_ends_the_determined_task_around_it_once(nvidia: MockMachine, master: Master) -> None:
+    nvidia.gpus[0].utilization = 90
+    done = idle_timeout("-t", "50", "-s", "1", "-n", "2", "-d", "1", "-a", "any", "-x", **master.environment)
+    assert master.asked == ["/api/v1/notebooks/5c902731/kill"]
+    assert done.code == 1
+    assert done.log[0].startswith("INFO: gpu_idle_timeout: Starting GPU idle watcher: threshhold_percentage=50%")
+    words = f"usage for any GPUs: ['{nvidia.gpus[1].uuid}'] was below threshhold 50% for last 2 seconds."
+    assert done.log[-1] == f"ERROR: gpu_idle_timeout: {words}"
+
+
+def test_a_task_that_could_not_be_ended_is_tried_again_after_another_window(
+    nvidia: MockMachine, master: Master
+) -> None:
+    master.refusals = 1
+    done = idle_timeout(*QUICK, **master.environment)
+    assert master.asked == ["/api/v1/notebooks/5c902731/kill"] * 2
+    assert sum("was below threshhold" in line for line in done.log) == 2
+    assert any("answered 404" in line for line in done.log)
+    assert done.code == 1
+
+
+def test_outside_determined_it_says_so_at_once_and_does_nothing(nvidia: MockMachine) -> None:
+    done = idle_timeout("-t", "50", "-s", "30", "-n", "6", "-d", "2", "-a", "any", "-x")
+    assert done.code == 1
+    assert done.err.startswith("gpu_idle_timeout: ")
+    assert "not the inside of a Determined task" in done.err
+    assert len(done.err.splitlines()) == 1
+    assert nvidia.calls() == 0

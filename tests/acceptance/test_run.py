@@ -1,0 +1,389 @@
+"""`stoker run` as a person types it: everything passes through, and idle GPUs end it, with an explanation."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from tests.support.command import Finished, stoker, stoker_command
+from tests.support.waiting import wait_for
+
+QUICK = ("--after", "0s", "--every", "100ms", "--for", "600ms", "--below", "5%", "--grace", "5s")
+# Long enough for another `stoker` command to be started meanwhile, on a busy machine too.
+PATIENT = ("--after", "0s", "--every", "100ms", "--for", "3s", "--below", "5%", "--grace", "5s")
+LOAD = ("stoker", "sim", "load", "--gpu", "0", "--memory", "2GiB")
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STOKER_GPUS", f"sim:2x8GiB@{tmp_path}/machine")
+
+
+def run(*arguments: str, timeout: float = 60.0) -> Finished:
+    return stoker("run", *arguments, timeout=timeout)
+
+
+def newest_run() -> dict[str, object]:
+    found: dict[str, object] = stoker("show", "--json").json()
+    return found
+
+
+# Passing through
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["true"], 0),
+        (["sh", "-c", "exit 7"], 7),
+        (["sh", "-c", "kill -9 $$"], 137),
+        (["sh", "-c", "kill -TERM $$"], 143),
+        (["no-such-command-anywhere"], 127),
+        (["/etc/passwd"], 126),
+        (["/"], 126),
+    ],
+)
+def test_the_code_is_the_commands_own_as_with_gnu_timeout(command: list[str], code: int) -> None:
+    done = run("--", *command)
+    assert done.code == code, done.err
+    expected = subprocess.run(["timeout", "60", *command], capture_output=True, check=False).returncode
+    assert code == (expected if expected >= 0 else 128 - expected)
+
+
+def test_input_output_and_arguments_pass_through_untouched() -> None:
+    script = "import sys; d = sys.stdin.buffer.read(); sys.stdout.buffer.write(d); sys.stderr.write(repr(sys.argv[1:]))"
+    done = subprocess.run(
+        [stoker_command(), "run", "--", sys.executable, "-c", script, "--for", "a b", "--", "-x", ""],
+        input=bytes(range(256)) * 1000,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, bytes(range(256)) * 1000)
+    assert done.stderr.decode() == "['--for', 'a b', '--', '-x', '']"
+
+
+def test_the_job_has_the_terminal_as_if_it_had_been_typed(tmp_path: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        script = "import sys, os; print(sys.stdin.isatty(), os.tcgetpgrp(0) == os.getpgrp()); print('got', input())"
+        os.execv(stoker_command(), ["stoker", "run", "--", sys.executable, "-c", script])
+    os.write(terminal, b"hello\n")
+    seen = _read_all(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert b"True True" in seen
+    assert b"got hello" in seen
+
+
+def _read_all(terminal: int) -> bytes:
+    seen = b""
+    try:
+        while piece := os.read(terminal, 65536):
+            seen += piece
+    except OSError:
+        pass  # how a terminal says that its last user left
+    return seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
+def test_a_signal_to_stoker_reaches_the_job_once(number: signal.Signals, tmp_path: Path) -> None:
+    script = (
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: (print('got it', flush=True), setattr(sys, 'got', True)))\n"
+        "print('ready', flush=True)\n"
+        "while not hasattr(sys, 'got'): signal.pause()\n"
+        "time.sleep(0.3); sys.exit(5)\n"
+    )
+    process = subprocess.Popen(
+        [stoker_command(), "run", "--", sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (5, "got it\n")
+
+
+def test_ctrl_c_on_a_terminal_is_delivered_once_and_a_second_one_is_obeyed_at_once() -> None:
+    script = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('interrupt', flush=True))\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(60)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(stoker_command(), ["stoker", "run", "--", sys.executable, "-c", script])
+    seen = b""
+    while b"ready" not in seen:
+        seen += os.read(terminal, 65536)
+    os.write(terminal, b"\x03")
+    while b"interrupt" not in seen:
+        seen += os.read(terminal, 65536)
+    begun = time.monotonic()
+    os.write(terminal, b"\x03")
+    seen += _read_all(terminal)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == 130
+    assert time.monotonic() - begun < 3
+    assert seen.count(b"interrupt") <= 2
+
+
+# Stopping
+
+
+def test_a_job_whose_gpus_go_idle_is_stopped_with_its_children_and_explained(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    inner = " ".join([*LOAD, "--phase", "'busy 90% 1s'", "--phase", "'idle 60s'"])
+    done = run(*QUICK, "--", "sh", "-c", f"(setsid sleep 300 & echo $! > {pids}); {inner}")
+    assert done.code == 124, done.err
+    assert "GPU 0 stayed below 5% for 0.6s" in done.err
+    summary = newest_run()
+    assert (summary["state"], summary["ending"], summary["exit_code"]) == ("ended", "idle", 124)
+    assert summary["left"] == []
+    report = Path(str(summary["report"])).read_text()
+    assert "GPU 0 stayed below 5% for 0.6s" in report
+    assert "sim load" in report
+    assert not psutil.pid_exists(int(pids.read_text()))
+
+
+def test_a_job_that_works_is_left_alone() -> None:
+    done = run(*QUICK, "--", *LOAD, "--utilization", "90%", "--for", "2s")
+    assert done.code == 0, done.err
+
+
+def test_short_bursts_between_looks_are_work() -> None:
+    options = ("--after", "0s", "--every", "1s", "--for", "1500ms", "--below", "5%")
+    done = run(*options, "--", *LOAD, "--phase", "burst 80% 0.3s/1s 4s")
+    assert done.code == 0, done.err
+
+
+def test_the_idle_exit_code_can_be_chosen() -> None:
+    assert run(*QUICK, "--idle-exit-code", "99", "--", "sleep", "60").code == 99
+
+
+def test_a_dry_run_says_when_and_does_nothing() -> None:
+    done = run(*QUICK, "--dry-run", "--", "sh", "-c", "sleep 2; exit 3")
+    assert done.code == 3
+    assert done.err.count("would stop the job now") == 1
+
+
+def test_a_time_limit_stops_a_busy_job() -> None:
+    done = run("--max-time", "800ms", "--", *LOAD, "--utilization", "90%")
+    assert done.code == 124
+    assert newest_run()["ending"] == "time limit"
+
+
+def test_a_warning_comes_before_the_stop() -> None:
+    done = run(*QUICK, "--warn-at", "50%", "--", "sleep", "60")
+    warning = done.err.index("unless it works or is snoozed")
+    assert warning < done.err.index("stayed below 5% for 0.6s", warning + 1)
+
+
+def test_nothing_is_done_before_real_activity_when_arming_is_asked_for() -> None:
+    armed = ("--arm-above", "50%", "--arm-for", "300ms")
+    never = run(*QUICK, *armed, "--", "sleep", "2")
+    assert never.code == 0
+    after = run(*QUICK, *armed, "--", *LOAD, "--phase", "busy 90% 1s", "--phase", "idle 60s")
+    assert after.code == 124
+
+
+def test_the_start_up_delay_holds() -> None:
+    options = [word if word != "0s" else "60s" for word in QUICK]
+    assert run(*options, "--", "sleep", "1.5").code == 0
+
+
+# Unknown is never idle
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [["lost"], ["unsupported", "utilization"], ["absurd", "utilization"], ["hang", "60"], ["absent"]],
+    ids=" ".join,
+)
+def test_a_gpu_that_cannot_be_read_stops_nothing(fault: list[str]) -> None:
+    assert stoker("sim", "fault", *fault).code == 0
+    done = run(*QUICK, "--deadline", "200ms", "--", "sleep", "2.5")
+    stoker("sim", "fault", "--clear")
+    assert done.code == 0, done.err
+    assert done.seconds < 8
+
+
+def test_a_hung_driver_delays_neither_signals_nor_the_end_of_the_job() -> None:
+    stoker("sim", "fault", "hang", "60")
+    process = subprocess.Popen([stoker_command(), "run", *QUICK, "--", "sleep", "60"])
+    wait_for(_running_job)
+    begun = time.monotonic()
+    process.terminate()
+    assert process.wait(timeout=10) == 143
+    assert time.monotonic() - begun < 2
+    stoker("sim", "fault", "--clear")
+
+
+def _running_job() -> dict[str, object] | None:
+    runs = [r for r in stoker("runs", "--json").json() if r["state"] == "running" and r["verdict"] == "unknown"]
+    return runs[0] if runs else None
+
+
+def test_without_any_gpu_the_command_runs_and_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STOKER_GPUS", "auto")
+    monkeypatch.setenv("STOKER_ROOT", str(tmp_path))
+    done = run(*QUICK, "--", "sleep", "1.5")
+    assert done.code == 0
+    assert "whether it is idle cannot be seen" in done.err
+
+
+# Shared machines
+
+
+@pytest.fixture
+def somebody_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another person's load on GPU 0, busy all the time, on a machine that both may use."""
+    if os.geteuid() != 0 and not os.environ.get("CI"):
+        pytest.skip("needs root to be another person")
+    # Everything is imported before it becomes that person, who may not read this installation.
+    program = (
+        "import os; from stoker.cli import app, sim; import stoker.gpus.sim, stoker.gpus.sim.faults, stoker.settings;"
+        "os.umask(0); os.setgid(65534); os.setuid(65534);"
+        "app.run(['sim', 'load', '--gpu', '0', '--memory', '1GiB', '--utilization', '95%'])"
+    )
+    with tempfile.TemporaryDirectory(prefix="stoker-shared-") as shared:
+        Path(shared).chmod(0o777)
+        monkeypatch.setenv("STOKER_GPUS", f"sim:2x8GiB@{shared}")
+        environment = {**os.environ, "XDG_CONFIG_HOME": "/nonexistent"}
+        load = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+        assert load.stdout is not None
+        with load.stdout:
+            assert "pid" in load.stdout.readline()
+        yield
+        load.kill()
+        load.wait()
+
+
+def test_another_persons_load_on_the_same_gpu_does_not_save_an_idle_job(somebody_else: None) -> None:
+    done = run(*QUICK, "--", *LOAD, "--phase", "busy 4% 300ms", "--phase", "idle 60s")
+    assert done.code == 124, done.err
+
+
+def test_another_persons_idle_gpu_does_not_doom_a_busy_job() -> None:
+    done = run(*QUICK, "--require", "any", "--", *LOAD, "--utilization", "80%", "--for", "2s")
+    assert done.code == 0, done.err  # GPU 1 is idle, but the job does not use it
+
+
+# Snooze
+
+
+def test_a_job_can_say_that_it_will_be_quiet_on_purpose() -> None:
+    done = run(*PATIENT, "--", "sh", "-c", "stoker snooze 20s && sleep 5")
+    assert done.code == 0, done.err
+
+
+def test_after_a_snooze_the_window_begins_anew_and_the_run_is_stopped() -> None:
+    done = run(*PATIENT, "--", "sh", "-c", "stoker snooze 1s; sleep 60")
+    assert done.code == 124
+    assert done.seconds > 4
+
+
+def test_a_snooze_is_shown_wherever_the_run_is_shown() -> None:
+    process = subprocess.Popen([stoker_command(), "run", *PATIENT, "--", "sh", "-c", "stoker snooze 60s; sleep 60"])
+    found = wait_for(lambda: [r for r in stoker("runs", "--json").json() if r["snoozed_until"]])[0]
+    assert "snoozed" in stoker("runs").out
+    assert "snoozed      until" in stoker("show", found["id"]).out
+    assert "watched again" in stoker("snooze", "--end", environment={"STOKER_RUN": found["id"]}).out
+    assert process.wait(timeout=20) == 124
+
+
+# When Stoker itself dies
+
+
+def test_killing_stoker_does_not_leave_the_job_unwatched(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    process = subprocess.Popen(
+        [stoker_command(), "run", "--grace", "2s", "--", "sh", "-c", f"setsid sleep 300 & echo $! $$ > {pids}; wait"]
+    )
+    wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    process.kill()
+    process.wait()
+    for pid in map(int, pids.read_text().split()):
+        wait_for(lambda pid=pid: not psutil.pid_exists(pid), named="the end of the job")  # type: ignore[misc]  # a default argument is the usual way to bind
+    summary = wait_for(lambda: (s := newest_run())["state"] == "ended" and s)
+    assert isinstance(summary, dict)
+    assert summary["ending"] == "supervisor killed"
+
+
+# Bad input
+
+
+BAD = [
+    (["--for", "-5s", "--", "true"], "--for"),
+    (["--for", "0s", "--", "true"], "longer than nothing"),
+    (["--below", "0%", "--", "true"], "--below 0%"),
+    (["--below", "101%", "--", "true"], "between 0% and 100%"),
+    (["--below", "20", "--", "true"], "write 20% or"),
+    (["--for", "1s", "--every", "10s", "--", "true"], "shorter than --every"),
+    (["--gpus", "7", "--", "true"], "7"),
+    (["--gpus", "GPU-nope", "--", "true"], "GPU-nope"),
+    (["--signal", "NOPE", "--", "true"], "is not a signal"),
+    (["--require", "0", "--", "true"], "--require"),
+    (["--arm-for", "5s", "--", "true"], "--arm-for needs --arm-above"),
+    (["--warn-at", "100%", "--", "true"], "--warn-at"),
+    (["--source", "cuda", "--", "true"], "is not a source"),
+    (["--frobnicate", "--", "true"], "--frobnicate"),
+    ([], "there is no command to run"),
+    (["--"], "there is no command to run"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD, ids=[" ".join(words) or "nothing" for words, _ in BAD])
+def test_bad_input_is_one_sentence_and_125_and_starts_nothing(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    trace = tmp_path / "started"
+    done = run(*[word.replace("true", f"touch {trace}") for word in arguments])
+    assert (done.code, done.out) == (125, "")
+    assert sentence in done.err
+    assert not trace.exists()
+    assert stoker("runs", "--json").json() == []
+
+
+def test_a_record_that_cannot_be_written_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = stoker("run", "--", "touch", str(tmp_path / "started"), environment={"STOKER_HOME": str(tmp_path / "file")})
+    assert (done.code, "STOKER_HOME" in done.err) == (125, True)
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_disk_that_fills_up_costs_the_record_not_the_job(tmp_path: Path) -> None:
+    if os.geteuid() != 0 and not os.environ.get("CI"):
+        pytest.skip("needs root for a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True)
+    try:
+        fill = f"head -c 100000 /dev/zero > {disk}/fill 2>/dev/null; sleep 1.5; exit 6"
+        done = stoker("run", *QUICK[:4], "--for", "60s", "--", "sh", "-c", fill, environment={"STOKER_HOME": str(disk)})
+        assert done.code == 6, done.err
+        assert "No space left" in done.err
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_runs_and_show_tell_what_became_of_it() -> None:
+    assert "no runs yet" in stoker("runs").out
+    run("--", "sh", "-c", "exit 4")
+    listing = stoker("runs").out
+    assert "ended" in listing
+    assert "sh -c 'exit 4'" in listing
+    shown = stoker("show")
+    assert "with code 4" in shown.out
+    assert stoker("show", "zzzz").code == 2
+    assert msgspec.json.decode(stoker("show", "--json").out)["exit_code"] == 4

@@ -1,0 +1,75 @@
+"""Messages to people by apprise, to a receiver on loopback."""
+
+import sys
+
+import pytest
+
+from stoker.actions.action import ActionError, Facts
+from stoker.actions.notify import Notify
+from stoker.errors import BadInputError
+from tests.support.http_receiver import Answer, Receiver
+
+# One of apprise's many plug-ins imports a module that Python is about to drop.
+pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
+
+FACTS = Facts(
+    reason="GPU 0 stayed below 1% for 30m", rule="all GPUs below 1% for 30m", idle_gpus=(), idle_for=1800, host="node7"
+)
+
+
+def test_the_message_says_where_and_why() -> None:
+    with Receiver().listening() as receiver:
+        action = Notify(f"json://127.0.0.1:{receiver.port}/hook")
+        assert action.prepare() == ()
+        assert receiver.asked == []
+        action.act(FACTS)
+        [asked] = receiver.asked
+        assert asked.json()["title"] == "node7: GPUs are idle"
+        assert asked.json()["message"] == "GPU 0 stayed below 1% for 30m (rule: all GPUs below 1% for 30m)."
+
+
+def test_warnings_can_be_told_too() -> None:
+    with Receiver().listening() as receiver:
+        action = Notify(f"json://127.0.0.1:{receiver.port}/hook")
+        action.prepare()
+        action.tell("node7", "GPU 0 cannot be read")
+        [asked] = receiver.asked
+        assert asked.json()["message"] == "GPU 0 cannot be read."
+
+
+def test_a_message_that_is_not_delivered_is_a_failure_that_keeps_the_url_secret(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with Receiver(Answer(403)).listening() as receiver:
+        action = Notify(f"json://alice:hunter22@127.0.0.1:{receiver.port}/t0psecret?token=s3same")
+        action.prepare()
+        with pytest.raises(ActionError) as failed:
+            action.act(FACTS)
+    sentence = str(failed.value)
+    assert sentence.startswith("the message by json:// was not delivered")
+    assert "403" in sentence
+    shown = sentence + action.describe() + "".join(capfd.readouterr())
+    for secret in ("alice", "hunter22", "t0psecret", "s3same", str(receiver.port)):
+        assert secret not in shown
+
+
+def test_a_receiver_that_is_not_there_is_a_failure() -> None:
+    with Receiver().listening() as receiver:
+        url = f"json://127.0.0.1:{receiver.port}/hook"
+    action = Notify(url)
+    action.prepare()
+    with pytest.raises(ActionError, match="was not delivered"):
+        action.act(FACTS)
+
+
+@pytest.mark.parametrize("url", ["nonsense://t0psecret", "t0psecret", "json:/t0psecret"])
+def test_a_url_that_apprise_does_not_know_is_refused_at_the_start(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadInputError, match="is not one that apprise understands") as refused:
+        Notify(url).prepare()
+    assert "t0psecret" not in str(refused.value) + "".join(capfd.readouterr())
+
+
+def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    with pytest.raises(ActionError, match=r"pip install 'stoker\[notify\]'"):
+        Notify("json://127.0.0.1/hook").prepare()

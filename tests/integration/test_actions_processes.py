@@ -1,0 +1,248 @@
+"""Stopping processes and running commands, with real ones."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.actions.action import ActionError, Facts
+from stoker.actions.command import Command
+from stoker.actions.stop import Stop
+from stoker.runs.processes import Identity, identify, is_alive
+from tests.support.waiting import wait_for
+
+FACTS = Facts(
+    reason="GPU 0 and GPU 1 stayed below 1% for 30m",
+    rule="all GPUs below 1% for 30m",
+    idle_gpus=("GPU-a", "GPU-b"),
+    idle_for=1800.4,
+    host="node7",
+)
+
+
+class Started:
+    """Processes of a test, which do not outlive it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._seen: list[Identity] = []
+
+    def shell(self, script: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(["sh", "-c", script], cwd=self._directory, start_new_session=True)
+        self._processes.append(process)
+        return process
+
+    def identity(self, file: str) -> Identity:
+        """Of the process that wrote its pid into this file."""
+        path = self._directory / file
+        text = wait_for(lambda: path.read_text().strip() if path.exists() else None, named=f"a pid in {file}")
+        found = identify(int(text))
+        assert found is not None
+        self._seen.append(found)
+        return found
+
+    def clear(self) -> None:
+        for one in self._seen:
+            if is_alive(one):
+                os.kill(one.pid, signal.SIGKILL)
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    processes = Started(tmp_path)
+    yield processes
+    processes.clear()
+
+
+def prepared(pid: int, grace: float = 10.0) -> Stop:
+    action = Stop(pid, grace=grace)
+    assert action.prepare() == ()
+    return action
+
+
+def test_a_process_and_all_that_it_started_are_asked_to_end(started: Started, tmp_path: Path) -> None:
+    root = started.shell(
+        "setsid sh -c 'trap \"echo bye > said; exit\" TERM; echo $$ > child; while :; do sleep 0.05; done' & wait"
+    )
+    child = started.identity("child")
+    action = prepared(root.pid)
+    assert action.describe() == f"stop process {root.pid} (sh) and all that it started"
+    action.act(FACTS)
+    assert root.wait(1) == -signal.SIGTERM
+    assert not is_alive(child)
+    assert (tmp_path / "said").read_text() == "bye\n"
+
+
+def test_who_ignores_it_is_killed_after_the_grace(started: Started) -> None:
+    root = started.shell("trap '' TERM; echo $$ > root; while :; do sleep 0.05; done")
+    started.identity("root")
+    begun = time.monotonic()
+    prepared(root.pid, grace=0.3).act(FACTS)
+    assert 0.3 <= time.monotonic() - begun < 5
+    assert root.wait(1) == -signal.SIGKILL
+
+
+def test_a_stopped_process_ends_within_its_grace(started: Started) -> None:
+    root = started.shell("echo $$ > root; while :; do sleep 0.05; done")
+    started.identity("root")
+    action = prepared(root.pid)
+    root.send_signal(signal.SIGSTOP)
+    action.act(FACTS)
+    assert root.wait(1) == -signal.SIGTERM
+
+
+def test_a_pid_that_was_given_to_somebody_else_is_left_alone(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = started.shell("echo $$ > root; while :; do sleep 0.05; done")
+    now = started.identity("root")
+    action = Stop(root.pid, grace=0.1)
+    # When the watching began, an older process had this number.
+    older = Identity(now.pid, now.started - 100)
+    with monkeypatch.context() as patch:
+        patch.setattr("stoker.actions.stop.identify", lambda _pid: older)
+        patch.setattr("stoker.actions.stop.is_alive", lambda _who: True)
+        action.prepare()
+    action.act(FACTS)
+    assert is_alive(now)
+
+
+def test_a_process_that_ended_by_itself_is_no_failure(started: Started) -> None:
+    root = started.shell("exec sleep 100")
+    action = prepared(root.pid)
+    root.kill()
+    root.wait()
+    action.act(FACTS)
+
+
+def test_a_pid_of_nobody_is_refused_at_the_start(started: Started) -> None:
+    ended = started.shell("exit 0")
+    ended.wait()
+    with pytest.raises(ActionError, match=f"there is no process {ended.pid} to stop"):
+        Stop(ended.pid, grace=1).prepare()
+
+
+def test_a_process_of_another_user_is_refused_at_the_start(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = started.shell("exec sleep 100")
+
+    def refuse(_pid: int, _signal: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stoker.actions.stop.os.kill", refuse)
+        with pytest.raises(ActionError, match=rf"process {root.pid} belongs to \w+ and may not be stopped from here"):
+            Stop(root.pid, grace=1).prepare()
+
+
+def test_stopping_the_tree_that_one_belongs_to_spares_oneself(started: Started, tmp_path: Path) -> None:
+    program = (
+        "import sys; from stoker.actions.stop import Stop; from stoker.actions.action import Facts; import os\n"
+        "stop = Stop(os.getppid(), grace=5); stop.prepare()\n"
+        "stop.act(Facts(reason='', rule='', idle_gpus=(), idle_for=0, host=''))\n"
+        "open('over', 'w').write('over')\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    root = started.shell(f"{sys.executable} program.py & sleep 100 & wait")
+    assert root.wait(10) == -signal.SIGTERM
+    wait_for((tmp_path / "over").exists, named="the end of the one that stopped")
+
+
+def command(line: str, timeout: float = 10.0, **environment: str) -> Command:
+    whole = {"PATH": os.environ["PATH"], **environment}
+    action = Command(line, timeout=timeout, environment=whole, late_grace=0.2)
+    assert action.prepare() == ()
+    return action
+
+
+def test_a_command_finds_the_facts_in_variables(tmp_path: Path) -> None:
+    line = f"env | grep ^STOKER_ | sort > {tmp_path}/facts; env | grep -c NOTIFY_SOCKET > {tmp_path}/socket"
+    with pytest.raises(ActionError, match="ended with code 1"):  # grep -c counts to nothing
+        command(line, NOTIFY_SOCKET="/run/systemd/notify").act(FACTS)
+    assert (tmp_path / "facts").read_text().splitlines() == [
+        "STOKER_EVENT=idle",
+        "STOKER_GPUS_IDLE=GPU-a,GPU-b",
+        "STOKER_HOST=node7",
+        "STOKER_IDLE_SECONDS=1800",
+        "STOKER_REASON=GPU 0 and GPU 1 stayed below 1% for 30m",
+        "STOKER_RULE=all GPUs below 1% for 30m",
+    ]
+    assert (tmp_path / "socket").read_text() == "0\n"
+
+
+def test_output_of_a_command_is_passed_through(capfd: pytest.CaptureFixture[str]) -> None:
+    command("echo out; echo err >&2; cat").act(FACTS)
+    assert capfd.readouterr() == ("out\n", "err\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [("exit 3", "the command of exec ended with code 3"), ("kill -9 $$", "the command of exec was ended by SIGKILL")],
+)
+def test_a_command_that_fails_is_a_failed_action(line: str, sentence: str) -> None:
+    with pytest.raises(ActionError, match=sentence):
+        command(line).act(FACTS)
+
+
+def test_a_late_command_is_ended_with_all_that_it_started(started: Started, tmp_path: Path) -> None:
+    line = f"cd {tmp_path}; (trap '' TERM; sh -c 'echo $PPID > child; exec sleep 100' & while :; do wait; done) & wait"
+    with pytest.raises(ActionError, match=r"was ended because it took longer than 0\.3s"):
+        command(line, timeout=0.3).act(FACTS)
+    assert not is_alive_now(tmp_path / "child")
+
+
+def test_a_command_under_way_is_ended_when_the_watcher_must_end(tmp_path: Path) -> None:
+    action = command(f"echo $$ > {tmp_path}/pid; sleep 100")
+    failures: list[str] = []
+
+    def act() -> None:
+        try:
+            action.act(FACTS)
+        except ActionError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+    action.abandon()
+    thread.join(5)
+    assert failures == ["the command of exec was ended by SIGKILL"]
+    assert not is_alive_now(tmp_path / "pid")
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("no-such-program --now", "there is no no-such-program here"),
+        ("/no/such/program", "there is no /no/such/program here"),
+        ("if then", "the shell does not understand the command of exec"),
+        ("echo 'open", "the shell does not understand the command of exec"),
+    ],
+)
+def test_a_command_that_could_never_run_is_refused_at_the_start(line: str, sentence: str) -> None:
+    with pytest.raises(ActionError, match=sentence):
+        command(line)
+
+
+@pytest.mark.parametrize("line", ["if true; then echo yes; fi", "A=1 env", "(exit 0)", "[ 1 = 1 ]", "exit 0", "'true'"])
+def test_whatever_a_shell_can_run_is_accepted(line: str) -> None:
+    command(line).act(FACTS)
+
+
+def test_without_a_shell_there_is_no_exec() -> None:
+    with pytest.raises(ActionError, match="there is no sh on PATH"):
+        Command("true", timeout=1, environment={"PATH": "/nowhere"}).prepare()
+
+
+def is_alive_now(file: Path) -> bool:
+    found = identify(int(file.read_text()))
+    return found is not None and is_alive(found)

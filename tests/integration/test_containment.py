@@ -1,0 +1,25 @@
+"""Nothing of a job survives its stop, whatever it does to get away, and nobody else is touched."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.escapes import ESCAPES, build
+from tests.support.overseer import ROOT
+
+TIMES = 100
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled() -> None:
+    build()
+
+
+@pytest.mark.parametrize("means", ["cgroup", "descent"])
+@pytest.mark.parametrize("way", ESCAPES)
+def test_nothing_is_left_and_no_bystander_is_signalled(way: str, means: str) -> None:
+    command = [sys.executable, "-m", "tests.support.many_escapes", way, str(TIMES), means]
+    # In a session of its own, so that a test runner in front of a terminal is no part of the experiment.
+    tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
+    assert (tried.stdout, tried.stderr, tried.returncode) == ("", "", 0)

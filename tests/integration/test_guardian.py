@@ -1,0 +1,353 @@
+"""A job under its guardian: started as if typed, heard of, and stopped also when somebody kills the supervisor."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.runs.processes import exit_code, stat
+from tests.support.escapes import Holders, build
+from tests.support.overseer import Overseer
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def holders() -> Iterator[Holders]:
+    """A pipe that every process of the job holds."""
+    holders = Holders()
+    yield holders
+    holders.close()
+
+
+def escaping(way: str, holders: Holders, **orders: object) -> Overseer:
+    """An overseer of a program that takes this way to escape, once it has."""
+    overseer = Overseer(
+        str(build()),
+        way,
+        str(holders.writer),
+        popen={"pass_fds": [holders.writer], "start_new_session": True},
+        **orders,
+    )
+    holders.let_go()
+    return overseer
+
+
+# Started as if typed
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137), ("kill $$", 143)])
+def test_the_end_of_the_command_is_told_with_its_status(script: str, code: int) -> None:
+    with Overseer("sh", "-c", script) as overseer:
+        assert overseer.hear("started") > 0
+        assert exit_code(overseer.hear("ended")) == code
+        assert overseer.hear("empty")
+
+
+def test_the_command_reads_and_writes_what_its_caller_has(tmp_path: Path) -> None:
+    script = "read word; echo $word $WORD; pwd; cat /dev/fd/$DESCRIPTOR"
+    reader, writer = os.pipe()
+    os.write(writer, b"from the caller's pipe\n")
+    os.close(writer)
+    environment = {"PATH": os.environ["PATH"], "WORD": "there", "DESCRIPTOR": str(reader)}
+    output = tmp_path / "output"
+    output.write_text("before\n")
+    with Overseer(
+        "sh", "-c", script, environment=environment, directory=str(tmp_path), output=str(output),
+        popen={"pass_fds": [reader]},
+    ) as overseer:  # fmt: skip
+        assert overseer.process.stdin is not None
+        overseer.process.stdin.write(b"hello\n")
+        overseer.process.stdin.flush()
+        overseer.hear("finished")
+    os.close(reader)
+    assert output.read_text() == f"before\nhello there\n{tmp_path}\nfrom the caller's pipe\n"
+
+
+def test_the_command_finds_signals_as_its_caller_left_them(tmp_path: Path) -> None:
+    """Blocked and ignored ones, as under nohup, and without what Stoker or Python do to their own."""
+    reader = str(tmp_path / "read-signals")
+    Path(reader).write_text("grep -E 'Sig(Blk|Ign)' /proc/self/status\n")
+
+    def as_nohup_does() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+
+    bare = subprocess.run(["sh", reader], capture_output=True, text=True, check=True, preexec_fn=as_nohup_does).stdout
+    output = tmp_path / "output"
+    with Overseer("sh", reader, output=str(output), popen={"preexec_fn": as_nohup_does}) as overseer:
+        overseer.hear("finished")
+    assert output.read_text() == bare
+    assert f"{1 << (signal.SIGUSR2 - 1):016x}" in bare, "the caller's own settings are what is compared"
+
+
+def test_the_command_shares_group_and_session_so_that_a_terminal_reaches_it() -> None:
+    with Overseer("sleep", "60", popen={"start_new_session": True}) as overseer:
+        job = stat(overseer.hear("started"))
+        assert job is not None
+        assert (job.group, job.session) == (overseer.process.pid, overseer.process.pid)
+        overseer.order_stop("SIGTERM", 5)
+        overseer.hear("finished")
+
+
+def test_a_session_of_its_own_is_given_when_asked_for() -> None:
+    with Overseer("sleep", "60", session=True) as overseer:
+        job = overseer.hear("started")
+        found = stat(job)
+        assert found is not None
+        assert (found.group, found.session) == (job, job)
+        overseer.order_stop("SIGTERM", 5)
+        overseer.hear("finished")
+
+
+def test_a_script_that_names_no_interpreter_is_read_by_sh(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text('exit "$1"\n')
+    script.chmod(0o755)
+    with Overseer(str(script), "5") as overseer:
+        assert exit_code(overseer.hear("ended")) == 5
+
+
+def _nothing(_place: Path) -> None:
+    pass
+
+
+def _not_executable(place: Path) -> None:
+    place.write_text("exit 0\n")
+
+
+def _directory(place: Path) -> None:
+    place.mkdir()
+
+
+def _without_interpreter(place: Path) -> None:
+    place.write_text("#!/no/such/interpreter\n")
+    place.chmod(0o755)
+
+
+def _binary(place: Path) -> None:
+    place.write_bytes(b"\x7fELF\0\0\0\0garbage")
+    place.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("make", "number", "code", "words"),
+    [
+        (_nothing, errno.ENOENT, 127, "no such"),
+        (_not_executable, errno.EACCES, 126, "chmod"),
+        (_directory, errno.EISDIR, 126, "directory"),
+        (_without_interpreter, errno.ENOENT, 126, "interpreter"),
+        (_binary, errno.ENOEXEC, 126, "not a program"),
+    ],
+)
+@pytest.mark.parametrize("searched", [True, False], ids=["on the path", "by its place"])
+def test_a_command_that_cannot_run_says_why(
+    make: object, number: int, code: int, words: str, searched: bool, tmp_path: Path
+) -> None:
+    assert callable(make)
+    make(tmp_path / "the-command")
+    command = "the-command" if searched else str(tmp_path / "the-command")
+    with Overseer(command, environment={"PATH": f"/no/such/place:{tmp_path}"}) as overseer:
+        failed = overseer.hear("failed")
+        overseer.hear("finished")
+    assert (failed["errno"], failed["exit_code"]) == (number, code)
+    assert words in failed["why"]
+
+
+def test_a_missing_directory_is_not_blamed_on_the_command(tmp_path: Path) -> None:
+    with Overseer("true", directory=str(tmp_path / "missing")) as overseer:
+        failed = overseer.hear("failed")
+    assert failed["exit_code"] == 125
+    assert "directory" in failed["why"]
+
+
+def test_a_command_that_may_not_be_run_hides_none_further_along_the_path(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "the-command").write_text("exit 4\n")
+    (tmp_path / "second/the-command").chmod(0o755)
+    with Overseer("the-command", environment={"PATH": f"{tmp_path}/first:{tmp_path}/second"}) as overseer:
+        assert exit_code(overseer.hear("ended")) == 4
+
+
+# Heard of
+
+
+def test_what_the_command_leaves_behind_is_waited_for_until_it_is_gone() -> None:
+    with Overseer("sh", "-c", "(setsid sleep 60 &) ; exit 7") as overseer:
+        assert exit_code(overseer.hear("ended")) == 7
+        with pytest.raises(AssertionError, match="did not say"):
+            overseer.hear("empty", deadline=0.1)
+        overseer.order_stop("SIGTERM", 5)
+        assert overseer.hear("outcome")["asked"] == 1
+
+
+def test_a_command_that_stops_itself_is_told() -> None:
+    with Overseer("sh", "-c", "kill -TSTP $$; exit 3") as overseer:
+        job = overseer.hear("started")
+        assert overseer.hear("stopped") == signal.SIGTSTP
+        os.kill(job, signal.SIGCONT)
+        assert exit_code(overseer.hear("ended")) == 3
+
+
+def test_a_supervisor_that_was_stopped_with_its_job_goes_on_with_it() -> None:
+    with Overseer("sleep", "60") as overseer:
+        job = overseer.hear("started")
+        for pid in (overseer.process.pid, job):
+            os.kill(pid, signal.SIGSTOP)
+            _wait_until_stopped(pid)
+        os.kill(job, signal.SIGCONT)
+        wait_for(lambda: _state(overseer.process.pid) != "T", named="the supervisor's going on")
+
+
+def test_a_signal_is_told_with_where_it_came_from() -> None:
+    script = "trap : USR1; kill -USR1 0; read line"
+    with Overseer("sh", "-c", script, popen={"start_new_session": True}) as overseer:
+        assert overseer.hear("signal") == {"number": signal.SIGUSR1, "from_kernel": False, "from_job": True}
+        overseer.process.send_signal(signal.SIGHUP)
+        assert overseer.hear("signal") == {"number": signal.SIGHUP, "from_kernel": False, "from_job": False}
+
+
+# Stopped
+
+
+def test_a_stop_kills_only_who_does_not_end_when_asked(holders: Holders) -> None:
+    with escaping("subreaper", holders) as overseer:
+        holders.wait_until_ready(2)
+        overseer.order_stop("SIGTERM", 0.05)
+        outcome = overseer.hear("outcome")
+        assert (outcome["asked"], outcome["killed"], outcome["survivors"]) == (2, 2, [])
+        assert exit_code(outcome["status"]) == 137
+        assert not holders.anyone_left()
+
+
+def test_a_stop_waits_no_longer_than_the_job_takes(holders: Holders) -> None:
+    with escaping("setsid", holders) as overseer:
+        holders.wait_until_ready(2)
+        overseer.order_stop("SIGTERM", 60)
+        outcome = overseer.hear("outcome", deadline=10)
+        assert (outcome["asked"], outcome["killed"]) == (2, 0)
+        assert exit_code(outcome["status"]) == 143
+
+
+def test_ctrl_c_ends_the_grace(tmp_path: Path) -> None:
+    script = "trap 'touch asked' TERM; touch ready; while :; do sleep 60; done"
+    with Overseer("sh", "-c", script, directory=str(tmp_path)) as overseer:
+        wait_for((tmp_path / "ready").exists, named="the job's readiness")
+        overseer.order_stop("SIGTERM", 60)
+        wait_for((tmp_path / "asked").exists, named="the first signal")
+        overseer.process.send_signal(signal.SIGINT)
+        assert overseer.hear("outcome", deadline=10)["killed"] > 0
+
+
+# The supervisor or the guardian is killed
+
+
+@pytest.mark.parametrize("cgroup", [True, False], ids=["cgroup", "descent"])
+@pytest.mark.parametrize("way", ["setsid", "subreaper"])
+def test_a_killed_supervisor_takes_its_job_along(holders: Holders, tmp_path: Path, way: str, cgroup: bool) -> None:
+    told = tmp_path / "told"
+    with escaping(way, holders, orphaned=str(told), grace=0.05, cgroup=cgroup) as overseer:
+        holders.wait_until_ready(2)
+        overseer.process.kill()
+        aftermath = _last_word(told)
+    assert not holders.anyone_left()
+    assert exit_code(aftermath["status"]) == (143 if way == "setsid" else 137)
+    assert aftermath["survivors"] == []
+
+
+def test_a_kill_of_the_whole_group_leaves_nothing_of_the_job_either(holders: Holders, tmp_path: Path) -> None:
+    """It takes the supervisor and the command at once, and would leave whoever has a session of his own."""
+    told = tmp_path / "told"
+    with escaping("setsid", holders, orphaned=str(told)) as overseer:
+        holders.wait_until_ready(2)
+        os.killpg(overseer.process.pid, signal.SIGKILL)
+        aftermath = _last_word(told)
+    assert not holders.anyone_left()
+    assert exit_code(aftermath["status"]) == 137
+
+
+def test_a_supervisor_killed_after_the_end_of_its_job_is_told_of_too(tmp_path: Path) -> None:
+    """Between the end of the job and the last line of its record there is time to be killed in."""
+    told = tmp_path / "told"
+    program = (
+        "import os, signal; from pathlib import Path; from stoker.runs.guardian import Program, launch\n"
+        f"told = Path({str(told)!r})\n"
+        "g = launch(Program(['true'], os.environ), orphaned=lambda aftermath: told.write_text(str(aftermath.status)))\n"
+        "while not g.empty: g.attend()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=False)
+    assert _last_word(told) == 0
+
+
+@pytest.mark.parametrize("cgroup", [True, False], ids=["cgroup", "descent"])
+def test_a_killed_guardian_loses_nothing_of_the_job(holders: Holders, cgroup: bool) -> None:
+    helper = ["sh", "-c", "(sleep 60 &) ; read never; exec sleep 60"]
+    with escaping("setsid", holders, helper=helper, cgroup=cgroup) as overseer:
+        helper_pid = overseer.hear("helper")
+        guardian = overseer.hear("guardian")
+        job = overseer.hear("started")
+        holders.wait_until_ready(2)
+        os.kill(guardian, signal.SIGKILL)
+        members = overseer.hear("gone")
+        assert job in members
+        assert helper_pid not in members
+        assert len(members) == 2
+        os.kill(job, signal.SIGKILL)
+        assert exit_code(overseer.hear("ended")) == 137, "the status of the job is still learned"
+        overseer.order_stop("SIGTERM", 5)
+        assert overseer.hear("outcome")["asked"] == 1
+        assert not holders.anyone_left()
+        assert "guardian was killed" in overseer.hear("finished")["containment"]
+        assert overseer.hear("helper_status") == -signal.SIGTERM, "the helper was left alone"
+
+
+def test_a_guardian_that_was_stopped_does_not_keep_the_supervisor(holders: Holders) -> None:
+    with escaping("setsid", holders) as overseer:
+        guardian = overseer.hear("guardian")
+        holders.wait_until_ready(2)
+        os.kill(guardian, signal.SIGSTOP)
+        _wait_until_stopped(guardian)
+        overseer.order_stop("SIGKILL", 0)
+        assert overseer.hear("outcome")["survivors"] == []
+        assert not holders.anyone_left()
+
+
+def test_the_guardian_holds_no_pipe_open() -> None:
+    """Whoever reads what the caller writes elsewhere must see its end when caller and job are done with it."""
+    reader, writer = os.pipe()
+    with Overseer("sh", "-c", f"exec {writer}>&-; read line", popen={"pass_fds": [writer]}) as overseer:
+        os.close(writer)
+        guardian = overseer.hear("guardian")
+        overseer.hear("started")
+        links = [link.readlink() for link in wait_for(lambda: _descriptors(guardian), named="the guardian's pipes")]
+        assert Path(f"pipe:[{os.fstat(reader).st_ino}]") not in links
+    os.close(reader)
+
+
+def _descriptors(guardian: int) -> list[Path]:
+    """Once it has let go of what is not its own: its three, two pipes and where it hears signals."""
+    descriptors = list(Path(f"/proc/{guardian}/fd").iterdir())
+    return descriptors if len(descriptors) <= 6 else []
+
+
+def _state(pid: int) -> str:
+    found = stat(pid)
+    return found.state if found else ""
+
+
+def _wait_until_stopped(pid: int) -> None:
+    wait_for(lambda: _state(pid) == "T", named="the stop")
+
+
+def _last_word(told: Path) -> Any:
+    """What the guardian wrote when its supervisor was killed."""
+    text = wait_for(lambda: told.read_text() if told.exists() else None, named="the guardian's last word")
+    return json.loads(text)

@@ -1,0 +1,457 @@
+"""Real processes that hang, and what is found out about them from outside."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.gpus.model import Unknown, known
+from stoker.runs import members, stacks
+from stoker.runs.members import Member, read_members
+from stoker.runs.stacks import Frame, Stack, Thread, collect_stacks
+from tests.support.waiting import wait_for
+
+LOCKED = """
+import threading
+def take_the_lock(lock):
+    lock.acquire()
+lock = threading.Lock()
+lock.acquire()
+print("ready", flush=True)
+take_the_lock(lock)
+"""
+SLEEPING = """
+import time
+def nap():
+    print("ready", flush=True)
+    time.sleep(1000)
+nap()
+"""
+WORKERS = """
+import multiprocessing
+def work(started, tasks):
+    started.release()
+    tasks.recv()
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    started, pipes = spawn.Semaphore(0), [spawn.Pipe() for _ in range(2)]
+    children = [spawn.Process(target=work, args=(started, pipe[0])) for pipe in pipes]
+    for child in children:
+        child.start()
+    for child in children:
+        started.acquire()
+    print("ready", flush=True)
+    children[0].join()
+"""
+# The parent of a posix_spawn cannot be interrupted until the child has opened its files, and a pipe opens only when
+# somebody is at the other end: a real uninterruptible sleep, without a driver.
+UNINTERRUPTIBLE = """
+import os, sys
+def stuck():
+    print("ready", flush=True)
+    opens = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=[opens])
+stuck()
+"""
+HAVING_WORKED = """
+import time
+while time.process_time() < 0.1:
+    pass
+print("ready", flush=True)
+time.sleep(1000)
+"""
+ASKING = """
+print("ready", flush=True)
+input("continue? ")
+"""
+
+PYTHON = sys.executable  # which some tests pretend to be another
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a Python program and waits until it has got to where it hangs; ends it with all that it started."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(program: str, *arguments: str, stdin: int = subprocess.DEVNULL) -> int:
+        script = tmp_path / f"train{len(started)}.py"
+        script.write_text(program)
+        process = subprocess.Popen(
+            [PYTHON, str(script), *arguments],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process.pid
+
+    yield run
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture
+def py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a script in the place of py-spy."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def write(script: str) -> None:
+        program = folder / "py-spy"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+
+    return write
+
+
+def stack_of(pid: int, deadline: float = 20.0) -> Stack:
+    return collect_stacks([pid], deadline=deadline)[0]
+
+
+def threads_of(stack: Stack) -> tuple[Thread, ...]:
+    assert known(stack.threads), stack.threads
+    return stack.threads
+
+
+def reason(stack: Stack) -> str:
+    assert isinstance(stack.threads, Unknown), stack.threads
+    return stack.threads.reason
+
+
+def waiting_member(pid: int) -> Member:
+    """The process once it has come to rest: `ready` is said a moment before it hangs."""
+
+    def resting() -> Member | None:
+        member = read_members([pid])[0]
+        return member if member.state in "SDT" and known(member.call) and "write" not in member.call else None
+
+    return wait_for(resting, named="the process's rest")
+
+
+def wait_for_call(pid: int, function: str) -> tuple[Thread, ...]:
+    """Its threads, once the innermost call of its own code is in this function."""
+
+    def arrived() -> tuple[Thread, ...] | None:
+        threads = threads_of(stack_of(pid))
+        return threads if any(frame.own and frame.function == function for frame in threads[0].frames) else None
+
+    return wait_for(arrived, named=f"the call of {function}")
+
+
+class TestPythonProcesses:
+    def test_a_process_that_waits_for_a_lock_shows_the_line_that_takes_it(self, start: Start) -> None:
+        frame = wait_for_call(start(LOCKED), "take_the_lock")[0].frames[0]
+        assert (frame.function, frame.line, frame.own) == ("take_the_lock", 4, True)
+        assert frame.file.endswith("train0.py")
+
+    def test_a_process_that_sleeps_shows_where_and_that_it_sleeps(self, start: Start) -> None:
+        pid = start(SLEEPING)
+        assert [frame.function for frame in wait_for_call(pid, "nap")[0].frames] == ["nap", "<module>"]
+        assert "sleep" in waiting_member(pid).in_words()
+
+    def test_every_process_of_a_tree_has_its_own_stack_in_the_order_asked_for(self, start: Start) -> None:
+        parent = start(WORKERS)
+        children = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+        found = collect_stacks([parent, *children], deadline=20)
+        assert [stack.pid for stack in found] == [parent, *children]
+        functions = [{frame.function for thread in threads_of(stack) for frame in thread.frames} for stack in found]
+        assert "<module>" in functions[0]
+        # Two workers and the helper that multiprocessing starts for itself.
+        assert sum("work" in names for names in functions[1:]) == 2
+        assert len(children) == 3
+
+    def test_calls_of_the_standard_library_are_not_taken_for_the_persons_own(self, start: Start) -> None:
+        parent = start(WORKERS)
+
+        def joining() -> tuple[Frame, ...] | None:
+            frames = threads_of(stack_of(parent))[0].frames
+            return frames if any(frame.function.endswith("join") for frame in frames) else None
+
+        *inner, outermost = wait_for(joining, named="the wait for the first worker")
+        assert outermost.own
+        assert [frame.own for frame in inner] == [False] * len(inner)
+        assert {frame.short_file.partition("/")[0] for frame in inner} == {"multiprocessing"}
+
+    def test_a_stopped_process_is_read_nevertheless(self, start: Start) -> None:
+        pid = start(SLEEPING)
+        wait_for_call(pid, "nap")
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: read_members([pid])[0].state == "T", named="the stop")
+        assert threads_of(stack_of(pid))[0].frames[0].function == "nap"
+        assert "SIGCONT" in read_members([pid])[0].in_words()
+
+    def test_a_process_that_cannot_be_interrupted_is_read_at_once(self, start: Start, tmp_path: Path) -> None:
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        pid = start(UNINTERRUPTIBLE, str(pipe))
+        wait_for(lambda: read_members([pid])[0].state == "D", named="the uninterruptible sleep")
+        begun = time.monotonic()
+        assert threads_of(stack_of(pid))[0].frames[0].function == "stuck"
+        # A debugger that pauses threads would have waited for this one for as long as it was allowed to.
+        assert time.monotonic() - begun < stacks.PATIENCE
+        member = read_members([pid])[0]
+        assert member.blocked == 1
+        assert "blocked in the kernel (often the GPU driver" in member.in_words()
+
+
+class TestOtherProcesses:
+    def test_a_program_that_is_not_python_says_so_and_what_it_waits_for(self) -> None:
+        process = subprocess.Popen(["sleep", "1000"])
+        try:
+            wait_for(lambda: read_members([process.pid])[0].name == "sleep", named="the start of sleep")
+            assert reason(stack_of(process.pid)) == "not a Python process"
+            assert "nanosleep" in waiting_member(process.pid).in_words()
+        finally:
+            process.kill()
+            process.wait()
+
+    def test_a_process_that_ended_and_one_that_nobody_collected(self) -> None:
+        process = subprocess.Popen(["true"])
+        wait_for(lambda: read_members([process.pid])[0].state == "Z", named="the end")
+        assert "ended" in reason(stack_of(process.pid))
+        assert "its parent has not collected it" in read_members([process.pid])[0].in_words()
+        process.wait()
+        assert "ended" in reason(stack_of(process.pid))
+        assert read_members([process.pid]) == []
+
+    def test_a_process_that_asks_a_person_is_seen_to_read_from_the_terminal(self, start: Start) -> None:
+        ours, theirs = pty.openpty()
+        try:
+            pid = start(ASKING, stdin=theirs)
+            terminal = os.ttyname(theirs)
+            call = waiting_member(pid).call
+            assert known(call)
+            assert call.startswith("read of ")
+            assert terminal in call
+        finally:
+            os.close(ours)
+            os.close(theirs)
+
+
+class TestMembers:
+    def test_numbers_and_names_of_a_process(self, start: Start) -> None:
+        pid = start(HAVING_WORKED, "--epochs", "3")
+        member = read_members([pid])[0]
+        assert (member.pid, member.parent, member.threads) == (pid, os.getpid(), 1)
+        assert known(member.command)
+        assert member.command.endswith("train0.py --epochs 3")
+        assert 0.05 < member.cpu < 10
+        assert 2**20 < member.memory < 2**30
+        assert member.started > 0
+
+    def test_processes_that_are_gone_are_left_out_and_the_order_is_kept(self, start: Start) -> None:
+        first, second = start(SLEEPING), start(SLEEPING)
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        assert [member.pid for member in read_members([second, gone.pid, first])] == [second, first]
+
+    def test_a_name_with_parentheses_is_not_misread(self, tmp_path: Path) -> None:
+        a_fake_process(tmp_path, 7, name="a) R (b")
+        member = read_members([7], proc=str(tmp_path))[0]
+        assert (member.name, member.state, member.parent) == ("a) R (b", "S", 1)
+
+    def test_a_command_line_that_hangs_costs_its_process_only_that(self, tmp_path: Path) -> None:
+        a_fake_process(tmp_path, 7)
+        a_fake_process(tmp_path, 8)
+        stuck = tmp_path / "7/cmdline"
+        stuck.unlink()
+        os.mkfifo(stuck)  # opening it blocks, as reading that of a process blocks whose memory is locked
+        begun = time.monotonic()
+        hung, healthy = read_members([7, 8], proc=str(tmp_path))
+        assert time.monotonic() - begun < members.LATE + 1
+        assert isinstance(hung.command, Unknown)
+        assert "hangs in the kernel" in hung.command.reason
+        assert healthy.command == "python train.py"
+        os.close(os.open(stuck, os.O_RDWR))  # the thread that was left behind goes
+        wait_for(lambda: not any(thread.name == "reader of 7" for thread in threading.enumerate()), named="its end")
+
+    def test_a_machine_without_a_thread_to_spare_still_tells_the_rest(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pid = start(SLEEPING)
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        member = read_members([pid])[0]
+        assert isinstance(member.command, Unknown)
+        assert member.name == "python"
+
+    def test_one_thread_in_the_gpu_driver_is_found_among_others(self, tmp_path: Path) -> None:
+        a_fake_process(tmp_path, 7, threads={7: "S", 8: "S", 9: "D"})
+        (tmp_path / "7/task/9/wchan").write_text("os_acquire_rwlock_write")
+        (tmp_path / "7/task/9/syscall").write_text("16 0x3 0x0")
+        (tmp_path / "7/fd").mkdir()
+        (tmp_path / "7/fd/3").symlink_to("/dev/nvidia0")
+        member = read_members([7], proc=str(tmp_path))[0]
+        assert member.blocked == 1
+        assert member.in_words().startswith("1 of its 3 threads blocked in the kernel")
+        if os.uname().machine == "x86_64":
+            assert member.in_words().endswith("in ioctl of /dev/nvidia0 (os_acquire_rwlock_write)")
+
+    def test_a_frozen_control_group_is_told(self, tmp_path: Path) -> None:
+        a_fake_process(tmp_path, 7)
+        (tmp_path / "7/wchan").write_text("do_freezer_trap")
+        assert read_members([7], proc=str(tmp_path))[0].in_words().startswith("frozen by its control group")
+
+
+class TestWithoutPySpy:
+    def test_not_installed_says_what_to_install(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        pid = start(SLEEPING)
+        monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+        monkeypatch.setenv("PATH", "/nonexistent:")
+        assert reason(stack_of(pid)) == "py-spy is not installed: pip install 'stoker[report]'"
+
+    def test_the_one_beside_python_is_taken_before_that_on_path(
+        self, py_spy: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        py_spy("true")
+        beside = stacks.find_py_spy()
+        monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+        assert stacks.find_py_spy() == beside == str(tmp_path / "bin/py-spy")
+        (tmp_path / "bin/py-spy").chmod(0o644)
+        assert stacks.find_py_spy() is None
+
+    def test_one_that_cannot_be_started_is_told(
+        self, start: Start, py_spy: Callable[[str], None], tmp_path: Path
+    ) -> None:
+        py_spy("")
+        (tmp_path / "bin/py-spy").write_text("#!/nonexistent/interpreter\n")
+        assert "could not be started" in reason(stack_of(start(SLEEPING)))
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("said", "told"),
+        [
+            ("Permission Denied: Try running again with elevated permissions", "no permission to read its memory"),
+            ("Error: Failed to suspend\\nCaused by: Operation not permitted (os error 1)", "--cap-add SYS_PTRACE"),
+            ("Error: Unsupported version of Python: 3.99.0", "does not know this version of Python"),
+            ("Error: Failed to find python version from target process", "pip install -U py-spy"),
+            ("Error: the moon is full\\n\\nStack backtrace:\\n 0: main", "py-spy failed: the moon is full"),
+            ("", "py-spy ended without a word"),
+        ],
+    )
+    def test_each_failure_has_its_words(
+        self, start: Start, py_spy: Callable[[str], None], said: str, told: str
+    ) -> None:
+        py_spy(f"printf '{said}' >&2; exit 1")
+        assert told in reason(stack_of(start(SLEEPING)))
+
+    @pytest.mark.parametrize(
+        ("scope", "told"),
+        [
+            ("0", "another user's"),
+            ("1", "kernel.yama.ptrace_scope is 1; an administrator allows it with sysctl kernel.yama.ptrace_scope=0"),
+            ("2", "kernel.yama.ptrace_scope is 2"),
+            ("3", "until the next boot"),
+            (None, "--cap-add SYS_PTRACE"),
+        ],
+    )
+    def test_a_refusal_names_the_setting_that_is_in_the_way(
+        self, py_spy: Callable[[str], None], tmp_path: Path, scope: str | None, told: str
+    ) -> None:
+        py_spy("echo 'Permission Denied: try sudo' >&2; exit 1")
+        a_fake_process(tmp_path, 7)
+        (tmp_path / "7/exe").symlink_to("/usr/bin/python3.11")
+        if scope is not None:
+            (tmp_path / "sys/kernel/yama").mkdir(parents=True)
+            (tmp_path / "sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
+        assert told in reason(collect_stacks([7], deadline=5, proc=str(tmp_path))[0])
+
+    def test_what_cannot_be_paused_is_asked_again_without_a_pause(
+        self, start: Start, py_spy: Callable[[str], None]
+    ) -> None:
+        py_spy(
+            'case "$*" in *--nonblocking*) ;; *) echo "Error: Failed to suspend process" >&2; exit 1 ;; esac\n'
+            "printf 'Python v3.11\\n\\nThread 1 (idle): \"MainThread\"\\n    f (/home/me/a.py:3)\\n'"
+        )
+        assert threads_of(stack_of(start(SLEEPING)))[0].frames[0].function == "f"
+
+    def test_one_that_hangs_only_when_pausing_is_given_up_early_enough_to_ask_again(
+        self, start: Start, py_spy: Callable[[str], None]
+    ) -> None:
+        py_spy(
+            'case "$*" in *--nonblocking*) ;; *) exec sleep 1000 ;; esac\n'
+            "printf 'Python v3.11\\n\\nThread 1 (idle): \"MainThread\"\\n    f (/home/me/a.py:3)\\n'"
+        )
+        assert threads_of(stack_of(start(SLEEPING), deadline=1.5))[0].frames[0].function == "f"
+
+    def test_one_that_hangs_is_ended_at_the_deadline_and_nothing_of_it_is_left(
+        self, start: Start, py_spy: Callable[[str], None], tmp_path: Path
+    ) -> None:
+        py_spy(f"echo $$ >> '{tmp_path}/pids'; exec sleep 1000")
+        pids = [start(SLEEPING) for _ in range(6)]
+        begun = time.monotonic()
+        found = collect_stacks(pids, deadline=0.5)
+        assert time.monotonic() - begun < 0.5 + 1.5
+        assert all(isinstance(stack.threads, Unknown) for stack in found)
+        assert {reason(stack) for stack in found} <= {stacks.TIMED_OUT, stacks.NO_TIME_LEFT}
+        asked = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert asked
+        assert not [pid for pid in asked if Path(f"/proc/{pid}").exists()]
+
+    def test_endless_output_ends(self, start: Start, py_spy: Callable[[str], None]) -> None:
+        py_spy("exec yes")
+        assert reason(stack_of(start(SLEEPING))) == "py-spy failed: y"
+
+    def test_no_more_than_a_few_are_asked_at_once(self, py_spy: Callable[[str], None], tmp_path: Path) -> None:
+        gate = tmp_path / "gate"
+        os.mkfifo(gate)
+        py_spy(f"echo begun >> '{tmp_path}/log'; read line < '{gate}'; echo ended >> '{tmp_path}/log'")
+        for pid in range(100, 110):
+            a_fake_process(tmp_path, pid)
+            (tmp_path / f"{pid}/exe").symlink_to("/usr/bin/python3.11")
+        (tmp_path / "log").touch()
+        asking = threading.Thread(
+            target=lambda: collect_stacks(range(100, 110), deadline=30, proc=str(tmp_path)), daemon=True
+        )
+        asking.start()
+        log = (tmp_path / "log").read_text
+        wait_for(lambda: log().count("begun") == stacks.AT_ONCE, named="the first round")
+        writer = os.open(gate, os.O_RDWR)
+        while asking.is_alive():
+            assert log().count("begun") - log().count("ended") <= stacks.AT_ONCE
+            os.write(writer, b"\n")
+            asking.join(0.02)
+        os.close(writer)
+        assert log().count("begun") == 10
+
+    def test_whoever_is_in_a_hurry_gets_what_is_there(self, start: Start, py_spy: Callable[[str], None]) -> None:
+        py_spy("exec sleep 1000")
+        begun = time.monotonic()
+        found = collect_stacks([start(SLEEPING)], deadline=60, enough=lambda: time.monotonic() > begun + 0.1)
+        assert time.monotonic() - begun < 5
+        assert reason(found[0]) == stacks.TIMED_OUT
+
+
+def a_fake_process(proc: Path, pid: int, *, name: str = "python", threads: dict[int, str] | None = None) -> None:
+    """A process in a pretended /proc."""
+    for thread, state in (threads or {pid: "S"}).items():
+        folder = proc / f"{pid}/task/{thread}"
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(stat_line(thread, name, state, len(threads or [1])))
+    (proc / f"{pid}/stat").write_text(stat_line(pid, name, "S", len(threads or [1])))
+    (proc / f"{pid}/cmdline").write_bytes(b"python\0train.py\0")
+
+
+def stat_line(pid: int, name: str, state: str, threads: int) -> str:
+    before_threads = " ".join(["1", *["0"] * 15])
+    return f"{pid} ({name}) {state} {before_threads} {threads} 0 4242 0 100 {' '.join(['0'] * 20)}\n"

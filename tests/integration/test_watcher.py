@@ -1,0 +1,167 @@
+"""The loop of `stoker watch` with GPUs and actions that are made up, in real time."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+import pytest
+
+from stoker.actions.action import Action, ActionError, Facts, Messenger
+from stoker.actions.systemd import ServiceManager
+from stoker.actions.watched import Watched
+from stoker.actions.watcher import Orders, Watcher
+from stoker.gpus.model import Look, Maybe, Unknown
+from stoker.gpus.prober import Prober
+from stoker.gpus.source import AbsentError
+from stoker.verdicts.policy import Policy
+from tests.support.looks import a_look
+
+POLICY = Policy(window=0.1, every=0.02, after=0.0, warn_at=None)
+
+
+class Scripted(Prober):
+    """Answers every look at once: with a utilization, with unknown, or with the driver gone; the last one for ever."""
+
+    def __init__(self, *script: Maybe[float] | AbsentError) -> None:
+        super().__init__("sim:1")
+        self._script: Iterator[Maybe[float] | AbsentError] = _held(script)
+        self.looks = 0
+
+    def ask(self) -> None:
+        self.looks += 1
+
+    def fileno(self) -> int:
+        return -1
+
+    def answer(self) -> Look:
+        now = next(self._script)
+        if isinstance(now, AbsentError):
+            raise now
+        return a_look(now, at=time.monotonic(), span=POLICY.every)
+
+
+def _held(script: Iterable[Maybe[float] | AbsentError]) -> Iterator[Maybe[float] | AbsentError]:
+    last: Maybe[float] | AbsentError = 0.0
+    for last in script:
+        yield last
+    while True:
+        yield last
+
+
+class Scribe(Action):
+    """Writes down what it was told, and does with it what a test wants."""
+
+    patience = 5.0
+
+    def __init__(self, name: str, log: list[str], work: Callable[[Facts], None] = lambda _facts: None) -> None:
+        self._name = name
+        self._log = log
+        self._work = work
+
+    def describe(self) -> str:
+        return f"do {self._name}"
+
+    def prepare(self) -> tuple[str, ...]:
+        return ()
+
+    def act(self, facts: Facts) -> None:
+        self._log.append(self._name)
+        self._work(facts)
+
+
+class Telling(Scribe, Messenger):
+    def tell(self, host: str, sentence: str) -> None:
+        self._log.append(f"{host}: {sentence}")
+
+
+def watch(prober: Scripted, *actions: Action, policy: Policy = POLICY, **orders: bool) -> tuple[int, list[str]]:
+    """The exit code, and what was said."""
+    said: list[str] = []
+    whole = Orders(actions=actions, host="node7", **orders)
+    watcher = Watcher(prober, Watched("all", policy, {}), policy, whole, ServiceManager({}), tell=said.append)
+    return watcher.run(prober.answer()), said
+
+
+def test_an_action_that_hangs_is_told_and_the_next_is_done() -> None:
+    log: list[str] = []
+    never = threading.Event()
+
+    def hang(_facts: Facts) -> None:
+        never.wait()
+
+    stuck = Scribe("stuck", log, hang)
+    stuck.patience = 0.2
+    code, said = watch(Scripted(0.0), stuck, Scribe("next", log))
+    never.set()
+    assert (code, log) == (125, ["stuck", "next"])
+    assert "failed: it was not over after 0.2s" in said
+
+
+def test_a_defect_in_an_action_does_not_stop_the_others() -> None:
+    log: list[str] = []
+
+    def broken(_facts: Facts) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    code, said = watch(Scripted(0.0), Scribe("broken", log, broken), Scribe("next", log))
+    assert (code, log) == (125, ["broken", "next"])
+    assert "failed: internal error: ZeroDivisionError: division by zero" in said
+
+
+def test_actions_know_why() -> None:
+    heard: list[Facts] = []
+    code, _said = watch(Scripted(0.0), Scribe("it", [], heard.append))
+    assert code == 124
+    [facts] = heard
+    assert facts.reason == "GPU 0 stayed below 1% for 0.1s"
+    assert facts.rule == "all GPUs below 1% for 0.1s"
+    assert facts.idle_gpus == ("GPU-00000000",)
+    assert facts.idle_for >= 0.1
+    assert facts.host == "node7"
+
+
+@pytest.mark.parametrize("trouble", [Unknown("the GPU is lost"), AbsentError("the driver is not loaded")])
+def test_a_gpu_that_cannot_be_read_is_not_idle_however_long(trouble: Unknown | AbsentError) -> None:
+    log: list[str] = []
+    prober = Scripted(0.0, *[trouble] * 12, 0.0)
+    code, _said = watch(prober, Scribe("it", log))
+    assert (code, log) == (124, ["it"])
+    # Twelve looks that saw nothing, and a whole window of looks after them.
+    assert prober.looks >= 12 + POLICY.window / POLICY.every
+
+
+def test_who_asked_for_messages_gets_the_warning_too() -> None:
+    log: list[str] = []
+    policy = msgspec.structs.replace(POLICY, warn_at=0.5)
+    code, said = watch(Scripted(0.0), Telling("tell", log), policy=policy)
+    assert code == 124
+    [warning] = [entry for entry in log if entry.startswith("node7: ")]
+    assert "unless that changes, in 0.0s: do tell" in warning or "unless that changes, in 0.1s: do tell" in warning
+    assert warning.removeprefix("node7: ") in said
+
+
+def test_a_warning_that_cannot_be_delivered_is_told() -> None:
+    class Mute(Telling):
+        def tell(self, host: str, sentence: str) -> None:
+            raise ActionError(f"{host} was not told that {sentence}")
+
+    policy = msgspec.structs.replace(POLICY, window=0.3, warn_at=0.1)
+    code, said = watch(Scripted(0.0), Mute("tell", []), policy=policy)
+    assert code == 124
+    assert any(line.startswith("node7 was not told that GPU 0 stayed below 1%") for line in said)
+
+
+def test_a_dry_run_tells_nobody_else_and_does_nothing() -> None:
+    log: list[str] = []
+    policy = msgspec.structs.replace(POLICY, warn_at=0.1)
+    code, said = watch(Scripted(0.0), Telling("tell", log), policy=policy, dry_run=True)
+    assert (code, log) == (124, [])
+    assert said[-1] == "dry run: would now do tell"
+
+
+def test_the_last_look_comes_when_the_window_is_over_not_at_the_next_beat() -> None:
+    policy = msgspec.structs.replace(POLICY, every=0.45, window=0.5)
+    heard: list[Facts] = []
+    watch(Scripted(0.0), Scribe("it", [], heard.append), policy=policy)
+    assert 0.5 <= heard[0].idle_for < 0.85  # beats are at 0.45 and 0.9

@@ -1,0 +1,164 @@
+"""Lets one way to escape be tried many times under one supervisor, and says what went wrong: nothing when all is well.
+
+`python -m tests.support.many_escapes WAY TIMES cgroup|descent`, as a process of its own: a supervisor is
+single-threaded and adopts orphans, and a test runner is neither.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stoker.runs.guardian import Guardian, Program, launch
+from stoker.runs.ladder import stop
+from stoker.runs.processes import Census, Identity, children, identify, send
+from tests.support.escapes import ESCAPES, Escape, Holders, build
+
+# Long enough for a program that obeys to end, short enough to be waited for a hundred times.
+GRACE_OF_THE_OBEDIENT = 10.0
+GRACE_OF_THE_DEAF = 0.01
+
+
+class Bystander:
+    """A process in the same process group and session, child of the same parent, that is none of the job's."""
+
+    def __init__(self) -> None:
+        holders = Holders()
+        asked, self._ask = os.pipe()
+        self._told, tell = os.pipe()
+        self.pid = os.posix_spawn(
+            build(),
+            ["escapes", "bystander", str(holders.writer)],
+            {},
+            file_actions=[(os.POSIX_SPAWN_DUP2, asked, 0), (os.POSIX_SPAWN_DUP2, tell, 1)],
+        )
+        os.close(asked)
+        os.close(tell)
+        holders.let_go()
+        holders.wait_until_ready(1)
+        holders.close()
+
+    def dismiss(self) -> None:
+        os.close(self._ask)
+        os.close(self._told)
+        os.waitpid(self.pid, 0)
+
+    def troubles(self) -> list[str]:
+        """What was done to it. It ends here."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        if pid and not os.WIFSTOPPED(status):
+            return [f"a bystander was killed (wait status {status})"]
+        if pid:
+            os.kill(self.pid, signal.SIGKILL)
+        os.close(self._ask)
+        received = os.read(self._told, 4096).decode()
+        os.close(self._told)
+        os.waitpid(self.pid, 0)
+        stopped = ["a bystander was stopped"] if pid else []
+        return stopped + ([f"a bystander was sent the signals {received}"] if received else [])
+
+
+class Haunted:
+    """A job whose first counts still name a process that has ended, and whose pid is somebody else's by now."""
+
+    def __init__(self, guardian: Guardian, ghost: Identity) -> None:
+        self._guardian = guardian
+        self._ghost = ghost
+        self._sightings = 6
+        self.fileno = guardian.fileno
+        self.attend = guardian.attend
+        self.kill = guardian.kill
+
+    @property
+    def empty(self) -> bool:
+        return self._guardian.empty
+
+    def census(self) -> Census:
+        found = self._guardian.census()
+        if self._sightings == 0:
+            return found
+        self._sightings -= 1
+        return Census([*found.members, self._ghost], found.settled)
+
+
+def main() -> None:
+    way, times, means = sys.argv[1:]
+    escape = ESCAPES[way]
+    bystanders = [Bystander(), Bystander()]
+    troubles: list[str] = []
+    for number in range(int(times)):
+        found = attempt(escape, means, bystanders, reuse=way.startswith("pid reused"))
+        troubles += [f"try {number + 1}: {trouble}" for trouble in found]
+        if troubles:
+            break
+    for bystander in bystanders:
+        troubles += bystander.troubles()
+    sys.stdout.write("\n".join(troubles))
+
+
+def attempt(escape: Escape, means: str, bystanders: list[Bystander], *, reuse: bool) -> list[str]:
+    with launched(escape, means) as (guardian, holders):
+        extra = []
+        if reuse:
+            ghost, heir = reused_pid(guardian)
+            extra.append(heir)
+            if send(ghost, signal.SIGKILL):
+                return ["a signal for a process that had ended was sent"]
+            outcome = stop(Haunted(guardian, ghost), signal.SIGTERM, GRACE_OF_THE_DEAF)
+        else:
+            grace = GRACE_OF_THE_DEAF if escape.deaf else GRACE_OF_THE_OBEDIENT
+            outcome = stop(guardian, signal.SIGTERM, grace)
+        troubles = [f"it says that {survivor} is left" for survivor in outcome.survivors]
+        if holders.anyone_left():
+            troubles.append(f"somebody is left, though it says: {outcome.in_words()}")
+    if guardian.cgroup and guardian.cgroup.path.exists():
+        troubles.append("its cgroup is left")
+    others = {bystander.pid for bystander in [*bystanders, *extra]}
+    if left := set(children(os.getpid())) - others:
+        troubles.append(f"the children {left} are left")
+    return troubles + [trouble for bystander in extra for trouble in bystander.troubles()]
+
+
+@contextmanager
+def launched(escape: Escape, means: str) -> Iterator[tuple[Guardian, Holders]]:
+    holders = Holders()
+    environment = {**os.environ, "ESCAPES": str(build()), "PIPE": str(holders.writer)}
+    program = Program(["sh", "-c", escape.command], environment)
+    guardian = launch(program, contain_cgroup=means == "cgroup")
+    holders.let_go()
+    try:
+        holders.wait_until_ready(escape.ready)
+        yield guardian, holders
+    finally:
+        guardian.finish()
+        holders.close()
+
+
+def reused_pid(guardian: Guardian) -> tuple[Identity, Bystander]:
+    """A member that has ended, and a bystander that has its pid now."""
+    job = guardian.job
+    ghost = next(member for member in guardian.members() if member != job)
+    send(ghost, signal.SIGKILL)
+    ends = time.monotonic() + 10
+    while identify(ghost.pid) == ghost:
+        if time.monotonic() > ends:
+            raise AssertionError("a killed member was not collected")
+    while True:
+        try:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(ghost.pid - 1))
+        except OSError:
+            # Only root chooses pids. Everybody can misremember when a process was started.
+            heir = Bystander()
+            return Identity(heir.pid, ghost.started - 1), heir
+        heir = Bystander()
+        # Start times are told in hundredths of a second, and pids that are chosen come back faster than that.
+        if heir.pid == ghost.pid and identify(heir.pid) != ghost:
+            return ghost, heir
+        heir.dismiss()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""A bare supervisor in a process of its own, for tests: launches one program and says all it hears, a line each.
+
+`Overseer(command, ...)` is a test's hold on it. It leaves when the job is gone.
+"""
+
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.runs.guardian import Aftermath, Empty, Ended, Failed, Gone, News, Program, Started, Stopped, launch
+from stoker.runs.ladder import stop
+from stoker.runs.signals import SignalStream
+
+HEARD: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+ROOT: Final = Path(__file__).parents[2]
+
+
+class Overseer:
+    """The test's side. Orders are those of `_Supervisor`; `popen` goes to `subprocess.Popen`."""
+
+    def __init__(self, *command: str, popen: dict[str, Any] | None = None, **orders: object) -> None:
+        heard, self._tell = os.pipe()
+        order = json.dumps({"command": command, "orders": heard, **orders})
+        options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT, **(popen or {})}
+        options["pass_fds"] = [heard, *options.get("pass_fds", ())]
+        self.process = subprocess.Popen([sys.executable, "-m", "tests.support.overseer", order], **options)
+        os.close(heard)
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        if self.process.stdout is not None:
+            threading.Thread(target=self._read, daemon=True).start()
+
+    def hear(self, word: str, *, deadline: float = 10.0) -> Any:
+        """What it says of this, when it does; lines of the job itself and of other things are passed over."""
+        ends = time.monotonic() + deadline
+        while True:
+            try:
+                line = self._lines.get(timeout=max(ends - time.monotonic(), 0))
+            except queue.Empty:
+                raise AssertionError(f"the overseer did not say {word!r} within {deadline:g} s") from None
+            if not line:
+                raise AssertionError(f"the overseer left without saying {word!r}")
+            if line.startswith(b"{") and word in (said := json.loads(line)):
+                return said[word]
+
+    def order_stop(self, signal_name: str, grace: float) -> None:
+        os.write(self._tell, f"{signal_name} {grace}".encode())
+
+    def __enter__(self) -> "Overseer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._tell)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        try:
+            for line in self.process.stdout:
+                self._lines.put(line)
+        except ValueError:
+            return  # The test closed it.
+        self._lines.put(b"")
+
+
+class _Supervisor:
+    """`command`, and as wanted `environment`, `directory`, `session`, `grace`, `cgroup`, `output` (a file), `orphaned`
+    (a file that is written when this process is killed), `helper` (a command that is started here after the launch)."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._order = order
+        self._orders: int = order["orders"]
+        os.set_inheritable(self._orders, False)
+        self._helpers: list[subprocess.Popen[bytes]] = []
+        self._signals = SignalStream(HEARD)
+        output = order.get("output")
+        program = Program(
+            order["command"],
+            order.get("environment", os.environ),
+            directory=order.get("directory"),
+            output=os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if output else None,
+            session=order.get("session", False),
+            mask=self._signals.original,
+        )
+        self._guardian = launch(
+            program,
+            grace=order.get("grace", 10.0),
+            orphaned=self._orphaned,
+            helpers=lambda: {helper.pid for helper in self._helpers},
+            contain_cgroup=order.get("cgroup", True),
+        )
+        if order.get("helper"):
+            self._helpers.append(subprocess.Popen(order["helper"], start_new_session=True))
+            say(helper=self._helpers[0].pid)
+        say(guardian=self._guardian.pid)
+
+    def run(self) -> None:
+        poll = select.poll()
+        for source in (self._guardian, self._signals, self._orders):
+            poll.register(source, select.POLLIN)
+        over = False
+        while not over:
+            ready = dict(poll.poll())
+            if self._orders in ready:
+                poll.unregister(self._orders)
+                self._obey(os.read(self._orders, 4096).decode().split())
+            for received in self._signals.read():
+                from_job = self._guardian.owns(received.sender)
+                say(signal={"number": received.signal, "from_kernel": received.from_kernel, "from_job": from_job})
+            while (news := self._guardian.news()) is not None:
+                self._repeat(news)
+            over = self._guardian.empty
+        self._guardian.finish()
+        say(finished={"status": self._guardian.status, "containment": self._guardian.containment})
+        for helper in self._helpers:
+            helper.terminate()
+            say(helper_status=helper.wait())
+
+    def _obey(self, words: list[str]) -> None:
+        if words:
+            outcome = stop(self._guardian, getattr(signal, words[0]), float(words[1]), hurry=self._signals)
+            say(outcome={**outcome._asdict(), "words": outcome.in_words(), "status": self._guardian.status})
+
+    def _repeat(self, news: News) -> None:
+        match news:
+            case Started(job):
+                say(started=job.pid)
+            case Failed():
+                say(failed=news._asdict())
+            case Ended(status):
+                say(ended=status)
+            case Stopped(signum):
+                say(stopped=signum)
+            case Gone():
+                say(gone=[member.pid for member in self._guardian.members()])
+            case Empty():
+                say(empty=True)
+
+    def _orphaned(self, aftermath: Aftermath) -> None:
+        if self._order.get("orphaned"):
+            Path(self._order["orphaned"]).write_text(json.dumps(aftermath._asdict()))
+
+
+def say(**what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _Supervisor(json.loads(sys.argv[1])).run()

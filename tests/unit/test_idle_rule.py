@@ -1,0 +1,628 @@
+"""The idle rule, held against what a GPU really did: second by second, by brute force, at any rhythm of looks."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from stoker.errors import BadInputError
+from stoker.gpus.model import Maybe, Unknown
+from stoker.verdicts.idle import IdleRule
+from stoker.verdicts.policy import Policy, Require
+from stoker.verdicts.verdict import Activity, Verdict
+
+BELOW = 0.1
+HIDDEN = Unknown("the driver did not answer in 5 s")
+# What one GPU did in each second, one entry per second: how busy it was, or that nobody could tell.
+Seconds = tuple[Maybe[float], ...]
+
+
+def an_activity(peak: Maybe[float], gpu: int = 0, span: float = 1.0) -> Activity:
+    return Activity(f"GPU-{gpu}", f"GPU {gpu}", span, peak)
+
+
+def is_idle(value: Maybe[float]) -> bool:
+    return not isinstance(value, Unknown) and value < BELOW
+
+
+# The world: GPUs that did something in every second, and somebody who looks at them now and then
+
+
+class World(NamedTuple):
+    """GPUs over time. Second n is the time from `begun + n` to `begun + n + 1`."""
+
+    begun: float
+    gpus: tuple[Seconds, ...]
+
+    @property
+    def length(self) -> int:
+        return len(self.gpus[0])
+
+    def activities(self, since: int, until: int) -> list[Activity]:
+        """What a look at second `until` sees when the look before it was at `since`."""
+        return [
+            an_activity(_peak(seconds[max(since, 0) : until]), number, float(until - since))
+            for number, seconds in enumerate(self.gpus)
+        ]
+
+
+def _peak(seconds: Seconds) -> Maybe[float]:
+    """What a source makes of a stretch of time: unknown if any of it is, else the highest."""
+    peak: Maybe[float] = 0.0
+    for value in seconds:
+        if isinstance(value, Unknown) or isinstance(peak, Unknown):
+            return HIDDEN
+        peak = max(peak, value)
+    return peak
+
+
+class Seen(NamedTuple):
+    second: int
+    since: int
+    verdict: Verdict
+
+
+def watch(world: World, policy: Policy, moments: Sequence[int]) -> list[Seen]:
+    """All verdicts of a rule that looks in these seconds, whatever is due in between."""
+    rule = IdleRule(policy, world.begun)
+    seen = []
+    since = moments[0] - 1
+    for second in moments:
+        verdict = rule.observe(world.begun + second, world.activities(since, second))
+        seen.append(Seen(second, since, verdict))
+        since = second
+    return seen
+
+
+def watch_steadily(world: World, policy: Policy, every: int, phase: int = 1) -> Iterator[Seen]:
+    """The verdicts of a watcher that looks every so often, and at the moment when the rule is due."""
+    rule = IdleRule(policy, world.begun)
+    since, second = phase - 1, phase
+    while second <= world.length:
+        yield Seen(second, since, rule.observe(world.begun + second, world.activities(since, second)))
+        due = rule.due()
+        since = second
+        second += every
+        if due is not None:
+            second = min(second, max(int(due - world.begun), since + 1))
+
+
+def first_firing(seen: Iterator[Seen]) -> int | None:
+    return next((one.second for one in seen if one.verdict.word == "idle"), None)
+
+
+def required(policy: Policy, gpus: int) -> int:
+    match policy.require:
+        case "all":
+            return gpus
+        case "any":
+            return 1
+        case number:
+            return min(number, gpus)
+
+
+# Brute force: what is true of the world, asked of every second anew
+
+
+def idle_gpus(world: World, second: int, window: int) -> int:
+    """How many GPUs were really idle in each of the `window` seconds before `second`."""
+    if second - window < 0:
+        return 0
+    return sum(all(map(is_idle, seconds[second - window : second])) for seconds in world.gpus)
+
+
+def fulfilled_at(world: World, policy: Policy) -> int | None:
+    """The first second at which somebody who sees everything all the time would fire."""
+    window, after = int(policy.window), int(policy.after)
+    for second in range(after + window, world.length + 1):
+        if idle_gpus(world, second, window) >= required(policy, len(world.gpus)):
+            return second
+    return None
+
+
+def armed_at(world: World, policy: Policy, moments: Sequence[int]) -> int | None:
+    """The first look at which every look back to some other one, `arm_for` earlier, saw activity."""
+    if policy.arm_above is None:
+        return -1
+    level = policy.arm_above
+    peaks = [
+        [a.peak for a in world.activities(s, m)] for s, m in zip([moments[0] - 1, *moments], moments, strict=False)
+    ]
+    for end, last in enumerate(moments):
+        for start in range(end, -1, -1):
+            if not any(not isinstance(peak, Unknown) and peak >= level for peak in peaks[start]):
+                break
+            if last - moments[start] >= policy.arm_for:
+                return last
+            if start and moments[start] - moments[start - 1] > policy.longest_gap:
+                break
+    return None
+
+
+# Strategies: times are whole seconds after a beginning that floats can hold exactly, however large
+
+BEGINNINGS = st.sampled_from([0.0, 0.25, 1000.5, 1e6, 1e9, 1e9 + 0.75])
+LEVELS: st.SearchStrategy[Maybe[float]] = st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.099, BELOW, 0.5, 1.0, HIDDEN])
+REQUIRES: st.SearchStrategy[Require] = st.sampled_from(["all", "any", 1, 2, 3])
+
+
+@st.composite
+def seconds_of_a_gpu(
+    draw: st.DrawFn, length: int, levels: st.SearchStrategy[Maybe[float]] = LEVELS, longest: int = 60
+) -> Seconds:
+    seconds: list[Maybe[float]] = []
+    while len(seconds) < length:
+        seconds += [draw(levels)] * draw(st.integers(1, longest))
+    return tuple(seconds[:length])
+
+
+@st.composite
+def worlds(draw: st.DrawFn, levels: st.SearchStrategy[Maybe[float]] = LEVELS) -> World:
+    length = draw(st.integers(60, 240))
+    count = draw(st.integers(1, 3))
+    return World(draw(BEGINNINGS), tuple(draw(seconds_of_a_gpu(length, levels)) for _ in range(count)))
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    every = draw(st.integers(1, 4))
+    arm_above = draw(st.sampled_from([None, None, 0.05, 0.5]))
+    return Policy(
+        below=BELOW,
+        window=float(draw(st.integers(every, 60))),
+        after=float(draw(st.sampled_from([0, 0, 7, 50]))),
+        every=float(every),
+        require=draw(REQUIRES),
+        arm_above=arm_above,
+        arm_for=0.0 if arm_above is None else float(draw(st.sampled_from([0, 1, 10]))),
+    )
+
+
+@st.composite
+def looks_at(draw: st.DrawFn, world: World) -> list[int]:
+    """Seconds at which somebody looked: mostly often, now and then after a hole."""
+    steps = st.one_of(st.integers(1, 8), st.sampled_from([1, 2, 30, 60]))
+    moments = [draw(st.integers(1, 3))]
+    while (following := moments[-1] + draw(steps)) <= world.length:
+        moments.append(following)
+    return moments
+
+
+# Never: what must not happen, whatever the looks
+
+
+@given(st.data(), worlds(), policies())
+@settings(max_examples=250)
+def test_it_never_fires_unless_every_second_of_the_window_was_seen_to_be_idle(
+    data: st.DataObject, world: World, policy: Policy
+) -> None:
+    moments = data.draw(looks_at(world))
+    for seen in watch(world, policy, moments):
+        if seen.verdict.word == "idle":
+            assert idle_gpus(world, seen.second, int(policy.window)) >= required(policy, len(world.gpus))
+            assert seen.second - policy.window >= policy.after
+
+
+@given(st.data(), worlds(), policies())
+@settings(max_examples=250)
+def test_a_gap_restarts_the_window(data: st.DataObject, world: World, policy: Policy) -> None:
+    moments = data.draw(looks_at(world))
+    gap_ended = 0
+    for seen in watch(world, policy, moments):
+        if seen.second - seen.since > policy.longest_gap:
+            gap_ended = seen.second
+        if seen.verdict.word == "idle":
+            assert seen.second - gap_ended >= policy.window
+
+
+@given(st.data(), worlds(), policies())
+@settings(max_examples=300)
+def test_it_fires_only_when_armed_and_arms_as_soon_as_it_may(data: st.DataObject, world: World, policy: Policy) -> None:
+    moments = data.draw(looks_at(world))
+    armed = armed_at(world, policy, moments)
+    for seen in watch(world, policy, moments):
+        if seen.second >= policy.after:
+            assert (seen.verdict.word == "arming") == (armed is None or seen.second < armed)
+
+
+@given(worlds(st.just(HIDDEN)), policies(), st.integers(1, 20))
+def test_unknown_alone_never_fires_and_is_told_with_its_length(world: World, policy: Policy, every: int) -> None:
+    for seen in watch_steadily(world, policy, every):
+        assert seen.verdict.word in {"unknown", "waiting", "arming"}
+        assert (seen.verdict.idle_for, seen.verdict.progress) == (0.0, 0.0)
+        assert seen.verdict.unknown_for == seen.second - 1
+
+
+@given(BEGINNINGS, st.integers(2, 100), st.integers(26, 5000))
+def test_time_that_was_unknown_is_not_idle_afterwards_whatever_span_the_next_reading_claims(
+    begun: float, unknown: int, claimed: int
+) -> None:
+    """A driver that hung for long answers with a reading that spans all of the time in which it hung."""
+    rule = IdleRule(Policy(below=BELOW, window=20.0, after=0.0, every=1.0), begun)
+    for second in range(unknown):
+        rule.observe(begun + second, [an_activity(HIDDEN)])
+    verdict = rule.observe(begun + unknown, [an_activity(0.0, span=float(claimed))])
+    assert verdict.word == "waiting"
+    assert verdict.idle_for <= 1.0
+
+
+@pytest.mark.parametrize("claimed", [26.0, 3600.0, -5.0])
+def test_the_first_reading_vouches_for_no_more_than_a_look_can_see(claimed: float) -> None:
+    rule = IdleRule(Policy(below=BELOW, window=20.0, after=0.0, every=5.0), 0.0)
+    assert rule.observe(5000.0, [an_activity(0.0, span=claimed)]).idle_for == 0.0
+    rule.observe(5001.0, [an_activity(0.5)])
+    assert rule.observe(5002.0, [an_activity(0.0, span=min(claimed, 0.5))]).idle_for == min(max(claimed, 0.0), 0.5)
+
+
+@pytest.mark.parametrize(("distance", "idle_for"), [(25.0, 26.0), (25.25, 0.0)])
+def test_looks_may_be_three_times_as_far_apart_as_asked_and_the_deadline_of_two(
+    distance: float, idle_for: float
+) -> None:
+    rule = IdleRule(Policy(below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
+    rule.observe(100.0, [an_activity(0.0)])
+    assert rule.observe(100.0 + distance, [an_activity(0.0)]).idle_for == idle_for
+
+
+@pytest.mark.parametrize("peak", [float("nan"), -0.5, float("inf")])
+def test_what_cannot_be_a_utilization_is_not_idle(peak: float) -> None:
+    rule = IdleRule(Policy(below=BELOW, window=2.0, after=0.0, every=1.0), 0.0)
+    words = [rule.observe(float(second), [an_activity(peak)]).word for second in range(1, 60)]
+    assert set(words) == {"busy"}
+
+
+def test_time_that_runs_backwards_is_a_gap() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    *_, backwards = [rule.observe(float(second), [an_activity(0.0)]) for second in (100, 101, 102, 103, 50)]
+    assert backwards.idle_for == 0.0
+    assert rule.observe(60.0, [an_activity(0.0)]).word == "idle"
+
+
+# Always: what must happen, and when
+
+
+@given(worlds(), st.integers(1, 12), st.integers(1, 12), st.integers(0, 40), st.sampled_from([0.0, 7.0]), REQUIRES)
+@settings(max_examples=300)
+def test_it_fires_within_one_look_after_the_window_is_full_of_idle(
+    world: World, every: int, phase: int, more: int, after: float, require: Require
+) -> None:
+    window = every + more
+    policy = Policy(below=BELOW, window=float(window), after=after, every=float(every), require=require)
+    lasting = (0.0,) * (window + every + phase)
+    world = World(world.begun, tuple(seconds + lasting for seconds in world.gpus))
+    fulfilled = fulfilled_at(world, policy)
+    assert fulfilled is not None
+    # To be seen, the same GPUs must stay idle for one look more than the window.
+    assume(idle_gpus(world, fulfilled + max(every, phase), window + every) >= required(policy, len(world.gpus)))
+    fired = first_firing(watch_steadily(world, policy, every, phase))
+    assert fired is not None
+    assert fulfilled <= fired <= fulfilled + max(every, phase)
+
+
+@given(
+    BEGINNINGS,
+    st.lists(st.tuples(st.integers(1, 25), st.sampled_from([BELOW, 0.7, HIDDEN]), st.integers(1, 9)), max_size=6),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    REQUIRES,
+)
+@settings(max_examples=300)
+def test_the_answer_is_the_same_at_any_rhythm_of_looks(
+    begun: float, prelude: list[tuple[int, Maybe[float], int]], quick: int, slow: int, require: Require
+) -> None:
+    """Idle stretches too short to fire, each broken by something, and then one that is long enough for both."""
+    quick, slow = sorted((quick, slow))
+    window = 30
+    busy: list[Maybe[float]] = [0.5]
+    for idle, breaker, length in prelude:
+        busy += [0.0] * idle + [breaker] * length
+    lasting: list[Maybe[float]] = [0.0] * (window + slow)
+    world = World(begun, (tuple(busy + lasting), tuple([0.0] * len(busy) + lasting)))
+    policy = Policy(below=BELOW, window=float(window), after=0.0, every=1.0, require=require)
+    one = first_firing(watch_steadily(world, policy, quick))
+    other = first_firing(watch_steadily(world, policy, slow))
+    assert one is not None
+    assert other is not None
+    assert abs(one - other) <= slow
+
+
+@given(
+    st.floats(0, 2e9),
+    st.lists(st.floats(0.001, 15.0), min_size=1, max_size=20),
+    st.floats(1.0, 5000.0),
+    st.floats(0.0, 100.0),
+)
+def test_due_is_the_exact_moment_from_which_on_it_fires(
+    begun: float, steps: list[float], window: float, after: float
+) -> None:
+    policy = Policy(below=BELOW, window=window, after=after, every=1.0)
+
+    def at_the_end() -> tuple[IdleRule, float]:
+        rule, now = IdleRule(policy, begun), begun
+        for step in steps:
+            now += step
+            if rule.observe(now, [an_activity(0.0, span=step)]).word == "idle":
+                assume(False)
+        return rule, now
+
+    rule, now = at_the_end()
+    due = rule.due()
+    assert due is not None
+    assume(0 < due - now <= policy.longest_gap)
+    assert rule.observe(due, [an_activity(0.0)]).word == "idle"
+    rule, now = at_the_end()
+    just_before = max(now, due - max(1e-6, due * 1e-15))
+    assume(just_before < due)
+    assert rule.observe(just_before, [an_activity(0.0)]).word == "waiting"
+    assert rule.due() == due
+
+
+def test_nothing_is_due_while_too_few_are_idle_nor_once_it_has_been_said() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
+    assert rule.due() is None
+    rule.observe(1.0, [an_activity(0.0, 0), an_activity(0.5, 1)])
+    assert rule.due() is None
+    rule.observe(2.0, [an_activity(0.0, 0), an_activity(0.0, 1)])
+    assert rule.due() == 4.0
+    assert rule.observe(4.0, [an_activity(0.0, 0), an_activity(0.0, 1)]).word == "idle"
+    assert rule.due() is None
+
+
+def test_the_due_moment_counts_the_start_up_delay_and_a_snooze() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=30.0, after=100.0, every=1.0), 1000.0)
+    rule.observe(1001.0, [an_activity(0.0)])
+    assert rule.due() == 1130.0
+    rule.snooze(1500.0)
+    assert rule.due() is None
+    rule.observe(1002.0, [an_activity(0.0)])
+    assert rule.due() == 1530.0
+
+
+# Which GPUs count may change
+
+
+def test_gpus_that_leave_the_scope_no_longer_hold_it_up() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    for second in range(1, 9):
+        rule.observe(float(second), [an_activity(0.0, 0), an_activity(0.9, 1)])
+    verdict = rule.observe(10.0, [an_activity(0.0, 0)])
+    assert (verdict.word, verdict.reason) == ("idle", "GPU 0 stayed below 10% for 10s")
+
+
+def test_a_gpu_that_joins_the_scope_has_its_whole_window_before_it() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    for second in range(1, 9):
+        rule.observe(float(second), [an_activity(0.0, 0)])
+    verdicts = [rule.observe(float(second), [an_activity(0.0, 0), an_activity(0.0, 1)]).word for second in range(9, 20)]
+    assert verdicts == ["waiting"] * 9 + ["idle"] * 2
+
+
+def test_a_gpu_that_left_and_came_back_starts_again() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    for second in range(1, 9):
+        rule.observe(float(second), [an_activity(0.0, 0)])
+    rule.observe(9.0, [an_activity(0.5, 1)])
+    assert rule.observe(10.0, [an_activity(0.0, 0)]).idle_for == 1.0
+
+
+def test_no_gpu_at_all_is_unknown_and_forgets_what_was_idle() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
+    rule.observe(1.0, [an_activity(0.0)])
+    verdicts = [rule.observe(float(second), []) for second in range(2, 20)]
+    assert {(verdict.word, verdict.reason) for verdict in verdicts} == {("unknown", "there is no GPU to judge by")}
+    assert verdicts[-1].unknown_for == 17.0
+    assert rule.observe(20.0, [an_activity(0.0)]).idle_for == 1.0
+
+
+def test_more_gpus_required_than_there_are_means_all_of_them() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=3.0, after=0.0, every=1.0, require=4), 0.0)
+    words = [rule.observe(float(s), [an_activity(0.0, 0), an_activity(0.0, 1)]).word for s in range(1, 5)]
+    assert words == ["waiting", "waiting", "idle", "idle"]
+    unknown = IdleRule(Policy(below=BELOW, window=3.0, after=0.0, every=1.0, require=4), 0.0)
+    assert unknown.observe(1.0, [an_activity(HIDDEN, 0), an_activity(0.0, 1)]).word == "unknown"
+
+
+# Snooze and starting over
+
+
+@given(st.integers(1, 29), st.integers(1, 200), st.integers(1, 5))
+def test_a_snooze_is_kept_to_its_end_and_then_a_whole_window(asked: int, length: int, every: int) -> None:
+    policy = Policy(below=BELOW, window=30.0, after=0.0, every=float(every))
+    rule = IdleRule(policy, 0.0)
+    until = asked + length
+    fired = []
+    for second in range(every, until + 30 + every, every):
+        if second - every < asked <= second:
+            rule.snooze(float(until))
+        if rule.observe(float(second), [an_activity(0.0, span=float(every))]).word == "idle":
+            fired.append(second)
+    assert fired
+    assert fired[0] >= until + 30
+
+
+def test_a_snooze_can_be_taken_back() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule.observe(1.0, [an_activity(0.0)])
+    rule.snooze(1000.0)
+    assert rule.observe(2.0, [an_activity(0.0)]).reason == "snoozed for another 16m38s"
+    rule.snooze(2.0)
+    assert rule.observe(3.0, [an_activity(0.0)]).word == "waiting"
+    assert rule.observe(12.0, [an_activity(0.0)]).word == "idle"
+
+
+def test_a_snooze_survives_starting_over() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule.snooze(100.0)
+    rule.rearm(5.0)
+    assert rule.observe(6.0, [an_activity(0.5)]).reason == "snoozed for another 1m34s"
+
+
+def test_neither_a_snooze_nor_starting_over_shortens_the_start_up_delay() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=10.0, after=100.0, every=1.0), 0.0)
+    rule.snooze(20.0)
+    rule.rearm(30.0)
+    rule.observe(39.0, [an_activity(0.5)])
+    assert rule.observe(40.0, [an_activity(0.0)]).reason == "start-up delay: the window begins in 1m"
+
+
+def drive(rule: IdleRule, *stretches: tuple[int, Maybe[float]]) -> list[int]:
+    """Looks once a second and starts over after every firing; the seconds in which it fired."""
+    fired = []
+    second = 0
+    for length, peak in stretches:
+        for _ in range(length):
+            second += 1
+            if rule.observe(float(second), [an_activity(peak)]).word == "idle":
+                fired.append(second)
+                rule.rearm(float(second))
+    return fired
+
+
+def test_after_starting_over_it_fires_once_for_each_time_the_gpus_were_used() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    assert drive(rule, (300, 0.0), (1, 0.5), (300, 0.0), (20, HIDDEN), (300, 0.0)) == [10, 311]
+
+
+def test_after_starting_over_it_must_be_armed_again() -> None:
+    policy = Policy(below=BELOW, window=10.0, after=0.0, every=1.0, arm_above=0.5, arm_for=5.0)
+    fired = drive(IdleRule(policy, 0.0), (50, 0.0), (6, 0.9), (50, 0.0), (3, 0.9), (50, 0.0), (6, 0.5), (50, 0.0))
+    assert fired == [66, 175]
+
+
+def test_while_it_is_spent_it_says_so_and_nothing_is_due() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
+    drive(rule, (6, 0.0))
+    assert rule.spent
+    verdict = rule.observe(7.0, [an_activity(0.0)])
+    assert (verdict.word, verdict.reason) == ("arming", "it has fired: not armed until the GPUs are used again")
+    assert rule.due() is None
+    rule.observe(8.0, [an_activity(0.2)])
+    assert not rule.spent
+
+
+@pytest.mark.parametrize(
+    ("require", "fired"),
+    [
+        # GPU 0 is idle all the time but for second 30; GPU 1 works from then on until second 60.
+        ("any", {5: "GPU 0", 35: "GPU 0", 65: "GPU 0 and GPU 1"}),
+        ("all", {5: "GPU 0 and GPU 1", 65: "GPU 0 and GPU 1"}),
+        (2, {5: "GPU 0 and GPU 1", 65: "GPU 0 and GPU 1"}),
+    ],
+)
+def test_a_gpu_that_was_told_of_is_not_told_of_again_before_it_was_used(
+    require: Require, fired: dict[int, str]
+) -> None:
+    rule = IdleRule(Policy(below=BELOW, window=5.0, after=0.0, every=1.0, require=require), 0.0)
+    reasons = {}
+    for second in range(1, 120):
+        activities = [
+            an_activity(0.8 if second == 30 else 0.0, 0),
+            an_activity(0.9 if 30 <= second <= 60 or (require == "any" and second < 30) else 0.0, 1),
+        ]
+        verdict = rule.observe(float(second), activities)
+        if verdict.word == "idle":
+            reasons[second] = verdict.reason.split(" stayed")[0]
+            rule.rearm(float(second))
+    assert reasons == fired
+
+
+@given(worlds(), st.integers(1, 5), st.integers(0, 10), REQUIRES)
+@settings(max_examples=200)
+def test_every_firing_tells_of_a_gpu_that_was_used_since_the_last_one(
+    world: World, every: int, more: int, require: Require
+) -> None:
+    policy = Policy(below=BELOW, window=float(every + more), after=0.0, every=float(every), require=require)
+    rule = IdleRule(policy, world.begun)
+    told: set[str] = set()
+    for second in range(1, world.length + 1, every):
+        activities = world.activities(second - every, second)
+        told -= {a.uuid for a in activities if not isinstance(a.peak, Unknown) and a.peak >= BELOW}
+        at = world.begun + second
+        if rule.observe(at, activities).word == "idle":
+            idle = set(rule.idle_gpus(at))
+            assert len(idle) >= required(policy, len(world.gpus))
+            assert idle - told
+            told |= idle
+            rule.rearm(at)
+        assert rule.spent == (len(told) == len(world.gpus))
+
+
+def test_where_all_must_be_idle_it_is_enough_that_one_was_used_meanwhile() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
+    fired = []
+    for second in range(1, 60):
+        activities = [an_activity(0.8 if second in {20, 21} else 0.0, 0), an_activity(0.0, 1)]
+        due = rule.due()
+        if rule.observe(float(second), activities).word == "idle":
+            assert due == second
+            fired.append(second)
+            rule.rearm(float(second))
+    assert fired == [5, 26]
+
+
+def test_the_gpus_that_were_idle_for_the_whole_window_are_told_apart() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=5.0, after=0.0, every=1.0, require="any"), 0.0)
+    for second in range(1, 6):
+        rule.observe(float(second), [an_activity(0.0, 0), an_activity(0.0 if second > 2 else 0.5, 1)])
+    assert rule.idle_gpus(5.0) == ("GPU-0",)
+    assert rule.idle_gpus(7.0) == ("GPU-0", "GPU-1")
+
+
+# The sentences that a person reads
+
+FOUR = [an_activity(0.0, gpu) for gpu in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("activities", "word", "reason"),
+    [
+        ([an_activity(0.0)], "waiting", "GPU 0 stayed below 10% for 1m of 30m"),
+        ([an_activity(0.0), an_activity(0.87, 3)], "busy", "GPU 3 was at 87%"),
+        ([an_activity(0.1)], "busy", "GPU 0 was at 10%"),
+        ([an_activity(0.0), an_activity(HIDDEN, 1)], "unknown", f"GPU 1 is unknown: {HIDDEN.reason}"),
+        ([an_activity(HIDDEN), an_activity(HIDDEN, 1)], "unknown", f"GPU 0 and GPU 1 are unknown: {HIDDEN.reason}"),
+        # What nobody can see makes no difference where another is surely busy.
+        ([an_activity(0.5), an_activity(HIDDEN, 1)], "busy", "GPU 0 was at 50%"),
+        (FOUR[:3], "waiting", "GPU 0, GPU 1 and GPU 2 stayed below 10% for 1m of 30m"),
+        ([*FOUR, an_activity(0.0, 4)], "waiting", "all 5 GPUs stayed below 10% for 1m of 30m"),
+    ],
+)
+def test_each_verdict_says_why(activities: list[Activity], word: str, reason: str) -> None:
+    rule = IdleRule(Policy(below=BELOW, after=0.0), 0.0)
+    spans = [a._replace(span=5.0) for a in activities]
+    *_, verdict = [rule.observe(float(second), spans) for second in range(5, 61, 5)]
+    assert (verdict.word, verdict.reason) == (word, reason)
+
+
+def test_the_sentence_names_those_that_were_idle_and_no_other() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=30.0, after=0.0, every=1.0, require=2), 0.0)
+    before = [an_activity(0.0, 0), an_activity(0.9, 1), an_activity(0.0, 2), an_activity(1.0, 3)]
+    after = [an_activity(0.0, 0), an_activity(0.0, 1), an_activity(0.0, 2), an_activity(1.0, 3)]
+    *_, verdict = [rule.observe(float(second), before if second < 20 else after) for second in range(1, 31)]
+    assert (verdict.word, verdict.progress, verdict.idle_for) == ("idle", 1.0, 30.0)
+    assert verdict.reason == "GPU 0 and GPU 2 stayed below 10% for 30s"
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (Policy(), "start-up delay: the window begins in 9m59s"),
+        (Policy(after=0.0, arm_above=0.5), "not armed: no GPU has been at 50% or more yet"),
+        (Policy(after=0.0, arm_above=0.5, arm_for=300.0), "not armed: no GPU has been at 50% or more for 5m yet"),
+    ],
+)
+def test_waiting_and_arming_say_what_for(policy: Policy, reason: str) -> None:
+    assert IdleRule(policy, 0.0).observe(1.0, [an_activity(0.0)]).reason == reason
+
+
+def test_a_burst_between_two_looks_is_not_taken_for_long_activity() -> None:
+    policy = Policy(below=BELOW, window=60.0, after=0.0, every=60.0, arm_above=0.5, arm_for=60.0)
+    rule = IdleRule(policy, 0.0)
+    peaks = {60.0: 1.0, 120.0: 0.0, 180.0: 0.0}
+    assert {rule.observe(at, [an_activity(peak, span=60.0)]).word for at, peak in peaks.items()} == {"arming"}
+
+
+def test_a_policy_that_cannot_be_meant_is_refused() -> None:
+    with pytest.raises(BadInputError, match="shorter than --every"):
+        IdleRule(Policy(window=1.0, every=10.0), 0.0)

@@ -1,0 +1,90 @@
+"""A policy: what can be meant, what cannot, and how it reads."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import BadInputError
+from stoker.verdicts.policy import Policy
+
+
+def test_the_defaults_can_be_meant() -> None:
+    Policy().check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"below": 0.0}, "--below 0% would never or always be idle"),
+        ({"below": -0.1}, "--below -10% would"),
+        ({"below": 1.01}, "--below 101% would"),
+        ({"below": float("nan")}, "--below"),
+        ({"every": 0.0}, "longer than nothing"),
+        ({"window": 0.0}, "longer than nothing"),
+        ({"window": -60.0}, "longer than nothing"),
+        ({"window": 1.0, "every": 10.0}, "--for 1s is shorter than --every 10s"),
+        ({"after": -1.0}, "cannot be negative"),
+        ({"arm_above": 0.5, "arm_for": -1.0}, "cannot be negative"),
+        ({"arm_above": 0.0}, "--arm-above 0% is not a level of activity"),
+        ({"arm_above": 1.5}, "--arm-above 150% is not a level of activity"),
+        ({"arm_for": 10.0}, "--arm-for needs --arm-above"),
+        ({"warn_at": 0.0}, "--warn-at must be between"),
+        ({"warn_at": 1.0}, "--warn-at must be between"),
+        ({"require": 0}, "--require must be all, any or a number"),
+        ({"require": -2}, "--require must be all, any or a number"),
+        ({"window": float("inf")}, "lengths of time that end"),
+        ({"window": float("nan")}, "lengths of time that end"),
+        ({"every": float("nan")}, "lengths of time that end"),
+        ({"after": float("inf")}, "lengths of time that end"),
+        ({"arm_above": 0.5, "arm_for": float("nan")}, "lengths of time that end"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadInputError, match=sentence) as caught:
+        msgspec.structs.replace(Policy(), **changes).check()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"below": 1.0},
+        {"below": 0.001},
+        {"window": 5.0},
+        {"after": 0.0},
+        {"warn_at": None},
+        {"arm_above": 1.0},
+        {"arm_above": 0.5, "arm_for": 300.0},
+        {"require": "any"},
+        {"require": 1},
+    ],
+)
+def test_what_is_at_the_edge_can_still_be_meant(changes: dict[str, Any]) -> None:
+    msgspec.structs.replace(Policy(), **changes).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "all GPUs below 1% for 30m"),
+        ({"require": "any", "below": 0.2}, "any GPU below 20% for 30m"),
+        ({"require": 1, "window": 90.0}, "at least 1 GPU below 1% for 1m30s"),
+        ({"require": 4, "window": 7200.0}, "at least 4 GPUs below 1% for 2h"),
+    ],
+)
+def test_it_reads_as_a_person_would_say_it(changes: dict[str, Any], words: str) -> None:
+    assert msgspec.structs.replace(Policy(), **changes).in_words() == words
+
+
+@given(st.floats(0.01, 1000))
+def test_a_look_that_took_its_deadline_is_no_gap_but_three_missing_ones_and_a_deadline_are(every: float) -> None:
+    gap = Policy(every=every).longest_gap
+    assert every + 5.0 < gap < 4 * every + 10.0
+
+
+def test_it_comes_back_from_a_record_as_it_was() -> None:
+    policy = Policy(require=2, arm_above=0.5, arm_for=60.0, warn_at=None)
+    assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy

@@ -1,0 +1,479 @@
+"""A policy tried on recorded looks: when it fires, what that saves, what it costs; and how that is drawn."""
+
+import re
+from collections.abc import Iterable, Sequence
+from html.parser import HTMLParser
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.cli import replay_words as words
+from stoker.cli.replay_page import page_of
+from stoker.cli.timeline import Timeline
+from stoker.gpus.model import Look, Maybe, Process, Unknown, Utilization
+from stoker.verdicts.idle import IdleRule
+from stoker.verdicts.policy import Policy
+from stoker.verdicts.replay import Firing, Replay, replay, rhythm_of
+from stoker.verdicts.scope import MachineScope
+from tests.support.looks import a_gpu, a_look, a_process
+
+MINUTE, HOUR = 60.0, 3600.0
+WALL = 1_790_000_000.0
+BELOW = 0.1
+LOST = Unknown("the GPU is lost")
+
+
+def a_policy(**changes: Any) -> Policy:
+    return msgspec.structs.replace(Policy(below=BELOW, window=10 * MINUTE, after=0.0, every=MINUTE), **changes)
+
+
+def look_at(minute: float, utilizations: Sequence[Maybe[float]], processes: tuple[Process, ...] = ()) -> Look:
+    look = a_look(*utilizations, at=minute * MINUTE, wall=WALL + minute * MINUTE, span=MINUTE)
+    readings = tuple(msgspec.structs.replace(reading, processes=processes) for reading in look.readings)
+    return msgspec.structs.replace(look, readings=readings)
+
+
+def minutes(*stretches: tuple[int, Maybe[float]]) -> list[Look]:
+    """Looks at one GPU once a minute: so many minutes at this utilization each, held by one process all along."""
+    values = [value for count, value in stretches for _ in range(count)]
+    return [look_at(float(minute), [value], (a_process(),)) for minute, value in enumerate(values)]
+
+
+def played(looks: Iterable[Look], chosen: str = "all", **changes: Any) -> Replay:
+    return replay(looks, a_policy(**changes), MachineScope(chosen, {}))
+
+
+def summary(found: Replay) -> list[tuple[float, float, bool]]:
+    """The minute of each firing, how many minutes were idle after it, and whether the GPUs were used again."""
+    return [(firing.moment.at / MINUTE, firing.idle_after / MINUTE, firing.resumed) for firing in found.firings]
+
+
+# When it fires
+
+
+def test_each_idle_stretch_fires_once_however_long_it_is() -> None:
+    found = played(minutes((30, 0.9), (100, 0.0), (5, 0.9), (9, 0.0), (5, 0.9), (60, 0.0)))
+    assert summary(found) == [(39.0, 90.0, True), (158.0, 50.0, False)]
+
+
+def test_a_firing_says_why_when_and_since_when() -> None:
+    firing = played(minutes((30, 0.9), (100, 0.0))).firings[0]
+    assert firing.reason == "GPU 0 stayed below 10% for 10m"
+    assert firing.moment.wall == WALL + 39 * MINUTE
+    assert firing.moment.at - firing.window_from.at == 10 * MINUTE
+    assert firing.gpus == (a_gpu().uuid,)
+
+
+def test_a_replay_fires_when_a_watcher_would() -> None:
+    looks = minutes((7, 0.3), (20, 0.0), (3, LOST), (25, 0.05), (1, 0.1), (12, 0.0))
+    rule = IdleRule(a_policy(), looks[0].at)
+    scope = MachineScope("all", {})
+    fired = []
+    for look in looks:
+        if rule.observe(look.at, scope.activities(look)).word == "idle":
+            fired.append(look.at)
+            rule.rearm(look.at)
+    assert [firing.moment.at for firing in played(looks).firings] == fired
+    assert len(fired) == 2
+
+
+def test_the_start_up_delay_counts_from_the_first_look() -> None:
+    looks = minutes((100, 0.0))
+    assert summary(played(looks, after=HOUR)) == [(70.0, 29.0, False)]
+
+
+def test_arming_is_part_of_the_rule() -> None:
+    found = played(minutes((60, 0.0), (10, 0.9), (60, 0.0)), arm_above=0.5, arm_for=5 * MINUTE)
+    assert [minute for minute, _after, _resumed in summary(found)] == [79.0]
+
+
+def test_only_the_chosen_gpus_are_judged() -> None:
+    looks = [look_at(float(minute), [0.9, 0.0, 0.9]) for minute in range(30)]
+    found = played(looks, "1")
+    assert [gpu.index for gpu in found.gpus] == [1]
+    assert len(found.firings) == 1
+    assert found.totals.recorded == 29 * MINUTE
+
+
+# What it saves
+
+
+def test_saved_is_what_was_idle_from_the_firing_until_the_gpus_were_used_again() -> None:
+    found = played(minutes((30, 0.9), (100, 0.0), (30, 0.9)))
+    assert found.totals.saved == 90 * MINUTE
+    assert found.totals.idle == 100 * MINUTE
+    assert found.totals.recorded == 159 * MINUTE
+
+
+def test_time_that_nobody_saw_is_neither_saved_nor_idle() -> None:
+    looks = minutes((40, 0.0), (20, LOST), (40, 0.0))
+    found = played(looks)
+    assert found.totals.unknown == 20 * MINUTE
+    assert found.totals.saved == (29 + 40) * MINUTE
+    hole = [look for look in looks if not 60 < look.at / MINUTE < 90]
+    found = played(hole)
+    assert [(gap.begun.at, gap.ended.at) for gap in found.gaps] == [(60 * MINUTE, 90 * MINUTE)]
+    assert found.totals.recorded == (60 + 9) * MINUTE
+
+
+def test_every_gpu_counts_for_itself() -> None:
+    looks = [look_at(float(minute), [0.0, 0.0, 0.0 if minute < 50 else 0.9]) for minute in range(60)]
+    found = played(looks)
+    # Nothing is saved any more from the moment at which one of them is used again.
+    assert found.totals.saved == 3 * 39 * MINUTE
+    assert found.totals.idle == (3 * 49 + 2 * 10) * MINUTE
+
+
+def test_where_any_gpu_may_be_idle_only_that_one_is_saved_and_who_worked_is_told() -> None:
+    looks = [look_at(float(minute), [0.0, 0.9 if minute < 40 else 0.0, 0.9]) for minute in range(100)]
+    first, second = played(looks, require="any").firings
+    assert (first.moment.at / MINUTE, first.gpus, first.working) == (10.0, (a_gpu(0).uuid,), ("GPU 1", "GPU 2"))
+    assert first.saved == 89 * MINUTE
+    # The second one is about the GPU that went idle later, and does not count the first one's time again.
+    assert (second.moment.at / MINUTE, second.gpus, second.working) == (49.0, (a_gpu(1).uuid,), ("GPU 2",))
+    assert second.saved == 50 * MINUTE
+    assert words.also_working(first) == "GPU 1 and GPU 2 were at work at that moment"
+    assert words.also_working(second) == "GPU 2 was at work at that moment"
+
+
+# What it costs
+
+
+def after_a_firing(back: int, returning: Maybe[tuple[Process, ...]], held: Maybe[tuple[Process, ...]]) -> Firing:
+    """Idle for `back` minutes after the firing, then used again by `returning`; `held` is there until then."""
+    looks = [look_at(float(minute), [0.0]) for minute in range(back + 11)] + [look_at(float(back + 11), [0.9])]
+    processes: list[Any] = [held] * (back + 11) + [returning]
+    changed = [
+        msgspec.structs.replace(look, readings=(msgspec.structs.replace(look.readings[0], processes=there),))
+        for look, there in zip(looks, processes, strict=True)
+    ]
+    (firing,) = played(changed).firings
+    assert firing.idle_after == back * MINUTE
+    return firing
+
+
+SAME, OTHER = a_process(1, utilization=0.9), a_process(2, user="bob", utilization=0.9)
+NO_TELLING = Unknown("no permission")
+
+
+@pytest.mark.parametrize(
+    ("back", "returning", "held", "hit", "sentence"),
+    [
+        (60, (SAME,), (SAME,), True, "used again after 1h by alice's python (pid 1), which had been there all along"),
+        (60, (OTHER,), (SAME,), False, "idle for another 1h, then used again by bob's python (pid 2)"),
+        (60, (OTHER,), (), False, "idle for another 1h, then used again by bob's python (pid 2)"),
+        (60, NO_TELLING, (SAME,), False, "idle for another 1h, then used again"),
+        (60, (SAME,), NO_TELLING, False, "idle for another 1h, then used again by alice's python (pid 1)"),
+        (10, (OTHER,), (SAME,), True, "used again after only 10m by bob's python (pid 2)"),
+        (5, NO_TELLING, NO_TELLING, True, "used again after only 5m"),
+        # Both are there, and the one that did something is the one that came back.
+        (
+            60,
+            (a_process(2, user="bob", utilization=0.0), SAME),
+            (SAME,),
+            True,
+            "used again after 1h by alice's python (pid 1), which had been there all along",
+        ),
+        (60, (a_process(1, utilization=0.0), OTHER), (SAME,), False, "idle for another 1h, then used again by bob's "),
+        # The pid of a process that ended, given to another one.
+        (60, (a_process(1, started=99, utilization=0.9),), (SAME,), False, "idle for another 1h, then used again"),
+    ],
+)
+def test_a_stop_hits_work_when_the_same_process_goes_on_or_somebody_is_soon_there_again(
+    back: int, returning: Maybe[tuple[Process, ...]], held: Maybe[tuple[Process, ...]], hit: bool, sentence: str
+) -> None:
+    firing = after_a_firing(back, returning, held)
+    assert firing.hit_work is hit
+    assert words.what_came_after(firing).startswith(sentence)
+
+
+def test_idleness_up_to_the_end_of_the_recording_hit_nobody() -> None:
+    found = played(minutes((30, 0.0)))
+    assert found.hits == 0
+    assert words.what_came_after(found.firings[0]) == "idle for another 19m, to the end of the recording"
+
+
+# What else is told
+
+
+def test_warnings_that_came_to_nothing_are_told_apart() -> None:
+    found = played(minutes((7, 0.0), (1, 0.9), (20, 0.0), (1, 0.9), (8, 0.0)))
+    assert [(warned.moment.at / MINUTE, warned.fired) for warned in found.warnings] == [
+        (5.0, False),
+        (12.0, True),
+        (33.0, False),
+    ]
+    assert words.warnings(found) == "It would also have warned twice in vain: the window was never full."
+    assert played(minutes((30, 0.0)), warn_at=None).warnings == ()
+
+
+def test_unknown_stretches_are_joined_by_their_reason() -> None:
+    found = played(minutes((5, 0.0), (3, LOST), (5, Unknown("asleep")), (2, 0.5), (1, LOST)))
+    assert [(s.reason, s.begun.at / MINUTE, s.ended.at / MINUTE) for s in found.unknown] == [
+        ("GPU 0: the GPU is lost", 4.0, 7.0),
+        ("GPU 0: asleep", 7.0, 12.0),
+        ("GPU 0: the GPU is lost", 14.0, 15.0),
+    ]
+
+
+def test_a_machine_that_could_not_be_read_is_unknown_for_that_reason() -> None:
+    why = Unknown("the driver did not answer in 5 s")
+    looks = minutes((20, 0.0))
+    blind = [msgspec.structs.replace(look, gpus=(), readings=(), problem=why) for look in looks[10:]]
+    found = played([*looks[:10], *blind])
+    assert [stretch.reason for stretch in found.unknown] == [why.reason]
+    assert found.firings == ()
+    only_blind = played(blind)
+    assert (only_blind.gpus, only_blind.totals.recorded) == ((), 0.0)
+    assert [stretch.reason for stretch in only_blind.unknown] == [why.reason]
+
+
+def test_the_rhythm_is_the_usual_distance_between_looks() -> None:
+    times = [0.0, 5.0, 10.0, 15.0, 3600.0, 3605.0, 3605.0]
+    assert rhythm_of([a_look(0.0, at=at) for at in times]) == 5.0
+    assert rhythm_of([a_look(0.0)]) == 5.0
+
+
+def test_nothing_to_replay_is_an_error_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="no look"):
+        played([])
+
+
+LEVELS: st.SearchStrategy[Maybe[float]] = st.sampled_from([0.0, 0.0, 0.05, 0.1, 0.8, LOST])
+TRACES = st.lists(
+    st.tuples(st.sampled_from([1, 1, 1, 2, 60]), st.integers(1, 25), st.lists(LEVELS, min_size=2, max_size=2)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def a_trace(stretches: list[tuple[int, int, list[Maybe[float]]]]) -> list[Look]:
+    """Stretches of looks at two GPUs: minutes between looks, how many looks, and what the GPUs did."""
+    looks, minute = [], 0
+    for distance, count, levels in stretches:
+        for _ in range(count):
+            minute += distance
+            looks.append(look_at(float(minute), levels, (a_process(),)))
+    return looks
+
+
+@given(TRACES, st.sampled_from(["all", "any", 2]))
+def test_the_sums_always_add_up(stretches: list[tuple[int, int, list[Maybe[float]]]], require: Any) -> None:
+    looks = a_trace(stretches)
+    found = played(looks, require=require)
+    totals = found.totals
+    assert 0 <= totals.saved <= totals.idle <= totals.recorded - totals.unknown
+    assert totals.saved == sum(firing.saved for firing in found.firings)
+    seen = sum(later.at - earlier.at for earlier, later in pairwise(looks) if later.at - earlier.at <= 190.0)
+    assert totals.recorded == pytest.approx(2 * seen)
+    assert found.ended.at - found.begun.at == pytest.approx(seen + sum(gap.seconds for gap in found.gaps))
+    assert [firing.moment.at for firing in found.firings] == sorted(firing.moment.at for firing in found.firings)
+    for firing in found.firings:
+        assert firing.gpus
+        assert 0 <= firing.saved <= firing.idle_after * len(firing.gpus)
+        assert firing.moment.at - firing.window_from.at >= 10 * MINUTE
+
+
+# In words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0"), (900.0, "0.25"), (3600.0, "1"), (3600.0 * 12.34, "12.3"), (3600.0 * 1344.2, "1,344")],
+)
+def test_gpu_hours_are_as_exact_as_a_person_needs(seconds: float, text: str) -> None:
+    assert words.gpu_hours(seconds) == text
+
+
+def test_the_answer_is_a_sentence_and_so_is_its_cost() -> None:
+    quiet = played(minutes((30, 0.9), (9, 0.0)))
+    assert words.outcome(quiet) == "The rule would not have fired; 0.15 of 0.63 GPU-hours were idle."
+    assert words.cost(quiet) is None
+    once = played(minutes((30, 0.9), (70, 0.0)))
+    assert words.outcome(once) == (
+        "The rule would have fired once and saved 1 of the 1.17 idle GPU-hours, out of 1.65 recorded."
+    )
+    assert words.cost(once) == (
+        "No stop would have hit work that came back: never did the same process go on, and never were the GPUs used "
+        "again within 10m."
+    )
+    hit = played(minutes((71, 0.0), (1, 0.9)))
+    assert words.cost(hit) == (
+        "The stop would have hit work that came back: used again after 1h by alice's python (pid 4242), which had been "
+        "there all along."
+    )
+    often = played(minutes((71, 0.0), (1, 0.9), (71, 0.0)))
+    assert words.cost(often) == (
+        "1 of the 2 stops would have hit work that came back, because the same process went on or the GPUs were used "
+        "again within 10m: 1 of the 2.02 GPU-hours."
+    )
+
+
+def test_what_nobody_saw_is_told_with_the_longest_of_it() -> None:
+    looks = minutes((5, 0.0), (3, LOST), (5, 0.0), (20, LOST), (3, 0.0))
+    found = played([look for look in looks if not 33 <= look.at / MINUTE <= 34] + [look_at(120.0, [0.0])])
+    unknown, unrecorded = words.blind_spots(found)
+    assert re.fullmatch(
+        r"Unknown for 23m in 2 stretches, the longest for 20m from .*: GPU 0: the GPU is lost\.", unknown
+    )
+    assert re.fullmatch(r"Not recorded for 1h25m from \w\w\w \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.", unrecorded)
+
+
+def test_the_rule_reads_with_all_its_conditions() -> None:
+    policy = a_policy(after=HOUR, arm_above=0.5, arm_for=5 * MINUTE)
+    assert words.rule(policy) == (
+        "all GPUs below 10% for 10m, not in the first 1h, armed once a GPU was at 50% or more for 5m"
+    )
+
+
+# Drawn
+
+
+def followed(looks: Sequence[Look], longest_gap: float = 190.0) -> Timeline:
+    timeline = Timeline(longest_gap)
+    assert list(timeline.following(looks)) == looks
+    return timeline
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 400), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=200),
+    st.integers(1, 50),
+)
+def test_no_burst_and_no_pause_vanishes_from_the_drawing(steps: list[tuple[int, float, float]], points: int) -> None:
+    looks, at = [], 0.0
+    for distance, one, other in steps:
+        at += distance
+        peak, mean = max(one, other), min(one, other)
+        look = a_look(0.0, at=at, span=float(distance))
+        used = msgspec.structs.replace(look.readings[0], utilization=Utilization(peak, mean, 6))
+        looks.append(msgspec.structs.replace(look, readings=(used,)))
+    timeline = followed(looks)
+    begun, ended = looks[0].at, max(looks[-1].at, looks[0].at + 1.0)
+    drawn = timeline.drawn([a_gpu().uuid], begun, ended, points)
+    assert len(drawn.bins) == points
+    for look, (_distance, one, other) in zip(looks, steps, strict=True):
+        place = min(int((look.at - begun) / (ended - begun) * points), points - 1)
+        point = drawn.bins[place]
+        assert point is not None
+        assert point.low - 0.0001 <= max(one, other) <= point.high + 0.0001
+        assert point.mean <= point.high
+    assert not any(drawn.unknown)
+
+
+def test_what_is_unknown_and_what_was_not_recorded_are_drawn_differently() -> None:
+    looks = [look for look in minutes((10, 0.5), (10, LOST), (20, 0.5)) if not 25 < look.at / MINUTE < 35]
+    drawn = followed(looks).drawn([a_gpu().uuid], 0.0, 40 * MINUTE, 40)
+    assert [place for place, unknown in enumerate(drawn.unknown) if unknown] == list(range(9, 20))
+    nothing = [place for place, point in enumerate(drawn.bins) if point is None and not drawn.unknown[place]]
+    assert nothing == list(range(26, 35))
+
+
+def test_several_gpus_are_drawn_by_the_highest_and_unknown_where_any_is() -> None:
+    looks = [look_at(0.0, [0.1, 0.7]), look_at(1.0, [0.4, 0.2]), look_at(2.0, [0.4, LOST]), look_at(3.0, [0.0, 0.0])]
+    drawn = followed(looks).drawn([a_gpu(0).uuid, a_gpu(1).uuid], 0.0, 4 * MINUTE, 4)
+    assert [point.high if point else None for point in drawn.bins] == [0.7, 0.4, 0.0, 0.0]
+    assert drawn.unknown == [False, True, True, False]
+
+
+def test_a_gpu_that_comes_later_or_leaves_is_unknown_before_and_after() -> None:
+    looks = [look_at(0.0, [0.5]), look_at(1.0, [0.5, 0.5]), look_at(2.0, [0.5]), look_at(3.0, [0.5])]
+    drawn = followed(looks).drawn([a_gpu(1).uuid], 0.0, 3 * MINUTE, 3)
+    assert drawn.unknown == [True, True, True]
+    assert [point is None for point in drawn.bins] == [False, False, True]
+
+
+class Outline(HTMLParser):
+    """The tags and words of a page; fails on tags that do not match."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in {"meta", "br", "path"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"] and data.strip():
+            self.words.append(data.strip())
+
+    def classed(self, kind: str) -> list[dict[str, str | None]]:
+        return [attrs for _tag, attrs in self.tags if kind in (attrs.get("class") or "").split()]
+
+
+def drawn_page(looks: Sequence[Look], name: str = "trace", **changes: Any) -> Outline:
+    timeline = followed(looks)
+    return Outline(page_of(played(looks, **changes), timeline, name))
+
+
+def test_the_page_shows_each_gpu_the_window_and_the_firing_point() -> None:
+    looks = [look_at(float(minute), [0.9 if minute < 40 else 0.0, 0.0]) for minute in range(100)]
+    page = drawn_page(looks)
+    text = " ".join(page.words)
+    assert "The rule would have fired once" in text
+    assert "idle is below 10%" in text
+    assert "GPU 0 and GPU 1 stayed below 10% for 10m." in text
+    # Both GPUs, and once more from close by.
+    assert [attrs["style"] for attrs in page.classed("fire")][:2] == ["left:49.49%", "left:49.49%"]
+    assert [attrs["style"] for attrs in page.classed("window")][:2] == ["left:39.39%;width:10.1%"] * 2
+    assert len(page.classed("fire")) == len(page.classed("mean")) == 3
+    (mark,) = [attrs for tag, attrs in page.tags if tag == "a"]
+    assert mark["href"] == "#firing-1"
+    assert [attrs["id"] for attrs in page.classed("firing")] == ["firing-1"]
+
+
+def test_the_page_loads_nothing_and_runs_nothing() -> None:
+    page = drawn_page(minutes((30, 0.0)))
+    assert not {tag for tag, _attrs in page.tags} & {"script", "link", "img", "iframe", "object", "base", "form"}
+    for _tag, attrs in page.tags:
+        assert not any(name.startswith("on") or name in {"src", "srcset"} for name in attrs)
+        assert (attrs.get("href") or "#").startswith("#")
+
+
+def test_whatever_names_hold_is_text_on_the_page() -> None:
+    evil = "<script>alert('&\"')</script>"
+    process = a_process(name=evil, user=evil, utilization=0.9)
+    lost = Unknown(evil)
+    looks = []
+    for minute, level in enumerate([0.0] * 20 + [lost] * 5 + [0.9] * 5):
+        look = look_at(float(minute), [level], (process,))
+        looks.append(msgspec.structs.replace(look, gpus=(a_gpu(name=evil),)))
+    page = drawn_page(looks, evil)
+    assert "script" not in {tag for tag, _attrs in page.tags}
+    assert sum(evil in text for text in page.words) >= 4
+
+
+def test_a_page_stays_small_whatever_the_recording() -> None:
+    busy_and_idle = [
+        look_at(float(minute), [(minute // 20 % 2) * 0.9 + 0.001 * (minute % 7)]) for minute in range(9000)
+    ]
+    timeline = followed(busy_and_idle)
+    found = played(busy_and_idle)
+    assert len(found.firings) == 225
+    text = page_of(found, timeline, "long")
+    assert len(text) < 500_000
+    page = Outline(text)
+    assert "And 25 more: --json has them all." in page.words
+    for _tag, attrs in page.tags:
+        assert len(re.findall("[hV]", attrs.get("d") or "")) <= 2 * 2 * 1000 + 2
+
+
+def test_a_recording_of_one_look_or_of_nothing_readable_can_be_drawn() -> None:
+    assert "The rule would not have fired" in " ".join(drawn_page([look_at(0.0, [0.5])]).words)
+    blind = msgspec.structs.replace(look_at(0.0, []), problem=LOST)
+    assert "the GPU is lost" in " ".join(drawn_page([blind]).words)

@@ -1,0 +1,745 @@
+"""The report of a run, as the person reads it who has to do something about it."""
+
+import os
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from stoker.gpus.model import Look, Maybe, Unknown, known
+from stoker.runs.evidence import Evidence
+from stoker.runs.hints import hints
+from stoker.runs.markdown import prose
+from stoker.runs.members import Member
+from stoker.runs.report import brief, render
+from stoker.runs.stacks import NOT_INSTALLED, NOT_PYTHON, Frame, Stack, Thread, parse_dump
+from stoker.runs.transcript import harmless, output_tail
+from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
+
+SITE = "/opt/conda/lib/python3.11/site-packages"
+STDLIB = "/opt/conda/lib/python3.11"
+QUEUE_GET = f"get {STDLIB}/multiprocessing/queues.py:103"
+WORKER_LOOP = f"_worker_loop {SITE}/torch/utils/data/_utils/worker.py:275"
+LOADER = f"_next_data {SITE}/torch/utils/data/dataloader.py:1327"
+ALL_REDUCE = f"all_reduce {SITE}/torch/distributed/distributed_c10d.py:2501"
+TRAIN = "main /home/alice/bert/train.py:30"
+
+
+def a_frame(text: str) -> Frame:
+    """From `function /file:line`."""
+    function, _, place = text.partition(" ")
+    file, _, line = place.rpartition(":")
+    return Frame(function, file, int(line))
+
+
+def a_thread(*frames: str, name: str = "MainThread", status: str = "idle") -> Thread:
+    return Thread(name, status, tuple(a_frame(frame) for frame in frames))
+
+
+def a_stack(pid: int, *frames: str, status: str = "idle") -> Stack:
+    return Stack(pid, (a_thread(*frames, status=status),))
+
+
+def a_member(pid: int = 101, parent: int = 1, **changes: Any) -> Member:
+    member = Member(
+        pid=pid,
+        parent=parent,
+        started=77,
+        state="S",
+        name="python",
+        command="/opt/conda/bin/python /home/alice/bert/train.py --lr 1e-4",
+        cpu=5000.0,
+        threads=1,
+        memory=3 * GIB,
+        place="futex_do_wait",
+        call="futex",
+    )
+    return msgspec.structs.replace(member, **changes)
+
+
+def an_evidence(**changes: Any) -> Evidence:
+    evidence = Evidence(
+        run="3f9a12bc",
+        command=("python", "train.py", "--lr", "1e-4"),
+        directory="/home/alice/bert",
+        host="node7",
+        user="alice",
+        started=1_790_000_000.0,
+        ended=1_790_007_000.0,
+        ending="idle",
+        sentence="GPU 0 and GPU 1 stayed below 1% for 30m.",
+        policy="all GPUs below 1% for 30m",
+        exit="stopped by SIGTERM after 3s, exit code 124",
+        looks=[quiet_look(at) for at in range(0, 1801, 60)],
+        window=1800.0,
+        below=0.01,
+        members=[a_member()],
+        stacks=[a_stack(101, TRAIN)],
+        used=(a_gpu(0).uuid, a_gpu(1).uuid),
+    )
+    return msgspec.structs.replace(evidence, **changes)
+
+
+def quiet_look(at: float, *pids: int) -> Look:
+    """Two idle GPUs with these processes on the first."""
+    gpus = (a_gpu(0), a_gpu(1))
+    processes = tuple(a_process(pid, memory=40 * GIB) for pid in pids)
+    readings = (a_reading(gpus[0], span=60.0, processes=processes), a_reading(gpus[1], span=60.0))
+    return Look("nvml", float(at), 0.0, gpus, readings)
+
+
+def busy_looks() -> list[Look]:
+    return [a_look(0.9, 0.9, at=float(at)) for at in range(10)]
+
+
+def titles(evidence: Evidence) -> list[str]:
+    return [hint.title for hint in hints(evidence)]
+
+
+def steps(evidence: Evidence) -> str:
+    return "\n".join(step for hint in hints(evidence) for step in hint.steps)
+
+
+def tokens(markdown: str) -> list[Token]:
+    return MarkdownIt("commonmark").enable("table").parse(markdown)
+
+
+def headings(markdown: str) -> list[str]:
+    parsed = tokens(markdown)
+    return [parsed[place + 1].content for place, token in enumerate(parsed) if token.type == "heading_open"]
+
+
+def blocks(markdown: str) -> list[str]:
+    return [token.content for token in tokens(markdown) if token.type == "fence"]
+
+
+def section(markdown: str, title: str) -> str:
+    return markdown.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+class TestFirstSight:
+    def test_the_rule_that_fired_is_the_first_sentence(self) -> None:
+        lines = [line for line in render(an_evidence()).splitlines() if line]
+        assert lines[:3] == [
+            "# Stopped: its GPUs were idle",
+            "**GPU 0 and GPU 1 stayed below 1% for 30m.**",
+            "Run `3f9a12bc` on `node7`, after 1h56m: stopped by SIGTERM after 3s, exit code 124.",
+        ]
+
+    def test_conclusions_read_as_sentences(self) -> None:
+        advice = section(render(an_evidence(stacks=[a_stack(101, LOADER, TRAIN)])), "What to do next")
+        assert "1. **It waits for data.**\n   - " in advice
+        assert "2. **Was it quiet on purpose?**\n   - " in advice
+
+    def test_what_to_do_comes_before_the_proof(self) -> None:
+        assert headings(render(an_evidence()))[:7] == [
+            "Stopped: its GPUs were idle",
+            "What to do next",
+            "The GPUs",
+            "The processes",
+            "Where they were",
+            "Process 101 (`python`)",
+            "The last output",
+        ]
+
+    def test_a_dry_run_does_not_say_that_anything_was_stopped(self) -> None:
+        assert headings(render(an_evidence(dry_run=True)))[0] == "Not stopped (dry run): its GPUs were idle"
+
+    def test_a_name_that_was_given_to_it_is_shown(self) -> None:
+        assert "Run `3f9a12bc` (`bert-base`) on" in render(an_evidence(name="bert-base"))
+
+    def test_no_line_of_a_block_is_too_wide_for_a_phone_held_sideways(self) -> None:
+        deep = [f"{'f' * 70}{n} /home/alice/{'x' * 70}.py:{n}" for n in range(40)]
+        long = a_member(command=f"python {'--option ' * 100}")
+        page = render(an_evidence(members=[long], stacks=[a_stack(101, *deep)]))
+        assert max(len(line) for block in blocks(page)[:3] for line in block.splitlines()) <= 90
+
+    def test_the_facts_are_all_there(self) -> None:
+        facts = section(render(an_evidence(driver="570.86", snoozes=["30m at 14:02 by alice"])), "Facts")
+        for fact in ("python train.py --lr 1e-4", "/home/alice/bert", "node7", "alice", "570.86", "`nvml`", "14:02"):
+            assert fact in facts
+        assert "2026-" in facts
+
+    def test_gpus_are_told_with_what_they_hold(self) -> None:
+        looks = [quiet_look(1.0, 101)]
+        gpus = section(render(an_evidence(looks=looks)), "The GPUs")
+        assert "GPU 0: Test GPU, 1.0 GiB of 80 GiB in use, held by alice's python (pid 101)" in gpus
+
+    def test_only_the_gpus_that_the_rule_went_by_are_told(self) -> None:
+        gpus = section(render(an_evidence(judged=(a_gpu(1).uuid,))), "The GPUs")
+        assert "GPU 1" in gpus
+        assert "GPU 0" not in gpus
+
+    def test_work_of_others_on_the_same_gpu_is_explained(self) -> None:
+        sentence = "also that of others"
+        assert sentence in render(an_evidence(looks=[*busy_looks(), quiet_look(100.0, 101, 999)]))
+        # Work from before the window is the run's own, and others who do nothing are no contradiction.
+        assert sentence not in render(an_evidence(looks=[*busy_looks(), quiet_look(100.0, 101)]))
+        assert sentence not in render(an_evidence(looks=[quiet_look(100.0, 101, 999)]))
+
+    @pytest.mark.parametrize(
+        ("looks", "told"),
+        [
+            ([], "There are no readings."),
+            ([a_look(problem=Unknown("the driver did not answer"))], "could not be read: the driver did not answer"),
+        ],
+    )
+    def test_missing_readings_are_told(self, looks: list[Look], told: str) -> None:
+        assert told in section(render(an_evidence(looks=looks)), "The GPUs")
+
+    def test_a_run_of_which_nothing_was_left_has_a_report_too(self) -> None:
+        page = render(an_evidence(ending="by itself", members=[], stacks=[], looks=[], exit="exit code 1"))
+        assert "None was left to look at." in page
+        assert "No process was there to ask." in page
+
+
+class TestAdviceFromStacks:
+    @pytest.mark.parametrize(
+        ("frames", "title"),
+        [
+            ([f"interaction {STDLIB}/pdb.py:400", TRAIN], "waits for a person"),
+            ([LOADER, TRAIN], "waits for data"),
+            ([ALL_REDUCE, TRAIN], "collective"),
+            ([f"init_process_group {SITE}/torch/distributed/distributed_c10d.py:1", TRAIN], "other ranks to join"),
+            ([f"get {STDLIB}/queue.py:171", TRAIN], "another thread or process to hand it something"),
+            ([f"Connection._recv {STDLIB}/multiprocessing/connection.py:395", TRAIN], "hand it something"),
+            ([f"readinto {STDLIB}/socket.py:705", f"get {SITE}/requests/api.py:73", TRAIN], "waits for the network"),
+            ([f"_acquire {SITE}/filelock/_unix.py:42", TRAIN], "waits for a lock file"),
+            ([f"wait {SITE}/torch/utils/file_baton.py:42", TRAIN], "waits for a lock file"),
+            ([f"Condition.wait {STDLIB}/threading.py:327", TRAIN], "waits for a lock"),
+            ([f"Popen.wait {STDLIB}/subprocess.py:1264", TRAIN], "a program that it started"),
+            ([f"BaseProcess.join {STDLIB}/multiprocessing/process.py:149", TRAIN], "threads or child processes to end"),
+            ([f"_shutdown {STDLIB}/threading.py:1553"], "The program was over, but did not exit"),
+            ([f"save {SITE}/torch/serialization.py:850", TRAIN], "checkpoint"),
+            ([f"compile_fx {SITE}/torch/_inductor/compile_fx.py:9", TRAIN], "compiling"),
+            ([f"select {STDLIB}/selectors.py:468", f"start {SITE}/ipykernel/kernelapp.py:7"], "notebook"),
+        ],
+    )
+    def test_each_kind_of_waiting_has_its_own(self, frames: list[str], title: str) -> None:
+        assert title in titles(an_evidence(stacks=[a_stack(101, *frames)]))[0]
+
+    def test_it_names_the_persons_own_line_as_they_know_it(self) -> None:
+        assert "`main (train.py:30)` (pid 101)" in steps(an_evidence(stacks=[a_stack(101, LOADER, TRAIN)]))
+
+    def test_a_file_of_ones_own_with_a_telling_name_is_no_sign(self) -> None:
+        own = "wait /home/alice/bert/torch/utils/data/dataloader.py:3"
+        assert not [title for title in titles(an_evidence(stacks=[a_stack(101, own)])) if "data" in title]
+
+    def test_the_rank_that_is_somewhere_else_is_named(self) -> None:
+        stacks = [
+            a_stack(101, ALL_REDUCE, TRAIN),
+            a_stack(102, ALL_REDUCE, TRAIN),
+            a_stack(103, "validate /home/alice/bert/evaluate.py:99", TRAIN),
+        ]
+        evidence = an_evidence(members=[a_member(pid) for pid in (101, 102, 103)], stacks=stacks)
+        assert "collective" in titles(evidence)[0]
+        assert "pid 103 is somewhere else**: in `validate (evaluate.py:99)`" in hints(evidence)[0].steps[0]
+        assert "2 processes: 101 and 102" in steps(evidence)
+
+    def test_workers_that_wait_while_the_program_waits_for_them_point_at_a_lost_one(self) -> None:
+        stacks = [a_stack(101, LOADER, TRAIN), *(a_stack(pid, QUEUE_GET, WORKER_LOOP) for pid in (102, 103))]
+        assert "All 2 data loader workers wait for work" in steps(an_evidence(stacks=stacks))
+
+    def test_workers_inside_the_dataset_point_at_its_line(self) -> None:
+        fetch = f"fetch {SITE}/torch/utils/data/_utils/fetch.py:51"
+        stacks = [
+            a_stack(101, LOADER, TRAIN),
+            a_stack(102, "read /home/alice/bert/data.py:7", fetch, WORKER_LOOP),
+            a_stack(103, QUEUE_GET, WORKER_LOOP),
+        ]
+        told = steps(an_evidence(stacks=stacks))
+        assert "1 of 2 data loader workers are inside the dataset's own code" in told
+        assert "`read (data.py:7)` (pid 102)" in told
+
+    @pytest.mark.parametrize(
+        "helper",
+        [
+            [f"main {STDLIB}/multiprocessing/resource_tracker.py:227", "<module> <string>:1"],
+            [QUEUE_GET, f"worker {STDLIB}/multiprocessing/pool.py:114"],
+            [f"_invoke_run {SITE}/torch/distributed/elastic/agent/server/api.py:900"],
+        ],
+    )
+    def test_a_librarys_helper_that_waits_for_work_is_no_sign(self, helper: list[str]) -> None:
+        evidence = an_evidence(stacks=[a_stack(102, *helper), a_stack(101, LOADER, TRAIN)])
+        assert titles(evidence) == ["It waits for data", "Was it quiet on purpose?"]
+
+    def test_a_pool_worker_in_the_persons_code_is_a_sign(self) -> None:
+        frames = [
+            f"read {STDLIB}/socket.py:1",
+            "fetch /home/alice/x.py:2",
+            f"worker {STDLIB}/multiprocessing/pool.py:114",
+        ]
+        assert titles(an_evidence(stacks=[a_stack(101, *frames)]))[0] == "It waits for the network"
+
+    @pytest.mark.parametrize(
+        ("call", "title"),
+        [("clock_nanosleep", "It sleeps"), ("futex", "a lock or for a call"), ("recvfrom of a socket", "the network")],
+    )
+    def test_where_the_calls_say_nothing_the_kernel_does(self, call: str, title: str) -> None:
+        evidence = an_evidence(members=[a_member(call=call)])
+        assert title in titles(evidence)[0]
+        assert "main (train.py:30)" in steps(evidence)
+
+    def test_a_healthy_run_that_reached_its_time_limit_is_not_told_that_it_hung(self) -> None:
+        blocked = a_member(state="D", blocked=1, place="io_schedule")
+        evidence = an_evidence(
+            ending="time limit", looks=busy_looks(), members=[blocked], stacks=[a_stack(101, LOADER, TRAIN)]
+        )
+        assert titles(evidence) == ["It needed more time than it was given"]
+
+    def test_one_whose_gpus_were_quiet_at_its_time_limit_is(self) -> None:
+        evidence = an_evidence(ending="time limit", stacks=[a_stack(101, LOADER, TRAIN)])
+        assert titles(evidence) == ["It waits for data", "It needed more time than it was given"]
+
+    def test_one_whose_gpus_could_not_be_read_is_not(self) -> None:
+        looks = [a_look(Unknown("no answer"))]
+        evidence = an_evidence(ending="time limit", looks=looks, stacks=[a_stack(101, LOADER, TRAIN)])
+        assert titles(evidence) == ["It needed more time than it was given"]
+
+
+class TestOtherAdvice:
+    @pytest.mark.parametrize(
+        ("where", "told"),
+        [
+            ({"place": "os_acquire_rwlock_write", "call": "ioctl of /dev/nvidia0"}, "dmesg | grep -i -e xid"),
+            ({"place": "rpc_wait_bit_killable"}, "file system that is slow or gone"),
+            ({"place": Unknown("not told")}, "Mostly that is the GPU driver"),
+        ],
+    )
+    def test_a_process_blocked_in_the_kernel_comes_first(self, where: dict[str, Any], told: str) -> None:
+        evidence = an_evidence(members=[a_member(state="D", blocked=1, **where)], stacks=[a_stack(101, LOADER)])
+        assert titles(evidence)[0] == "It is blocked in the kernel"
+        assert told in hints(evidence)[0].steps[1]
+
+    def test_one_that_reads_from_the_terminal_waits_for_a_person(self) -> None:
+        evidence = an_evidence(members=[a_member(call="read of /dev/pts/3 (its standard input)")])
+        assert titles(evidence)[0] == "It waits for a person at the keyboard"
+
+    @pytest.mark.parametrize("question", ["Overwrite? [y/N] ", "(Pdb) ", "Password:", ">>> "])
+    def test_a_last_line_that_is_a_question_waits_for_a_person(self, question: str) -> None:
+        evidence = an_evidence(output=f"epoch 1\n{question}")
+        assert titles(evidence)[0] == "It waits for a person at the keyboard"
+        assert question.strip() in steps(evidence)
+
+    def test_a_paused_process_says_how_to_let_it_go_on(self) -> None:
+        assert "kill -CONT" in steps(an_evidence(members=[a_member(state="T")]))
+
+    def test_what_is_left_comes_before_everything(self) -> None:
+        evidence = an_evidence(left=["python (pid 105) holds 3 GiB on GPU 0"], members=[a_member(state="D", blocked=1)])
+        assert titles(evidence)[:2] == ["Something of it is still there", "It is blocked in the kernel"]
+        assert "pid 105" in hints(evidence)[0].steps[0]
+
+    def test_a_run_that_never_reached_a_gpu_is_told_so(self) -> None:
+        assert "It never used a GPU" in titles(an_evidence(used=()))
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"used": ("GPU-00000000",)},
+            {"looks": [quiet_look(1.0, 101)]},
+            {"looks": [a_look(0.0, note="pids are numbered outside this container")]},
+            {"looks": [Look("x", 1.0, 0.0, (a_gpu(),), (a_reading(processes=Unknown("no permission")),))]},
+            {"looks": [Look("x", 1.0, 0.0, (a_gpu(),), (a_reading(processes=(a_process(9, started=Unknown("?")),)),))]},
+            {"looks": []},
+            {"members": []},
+        ],
+    )
+    def test_one_of_which_that_is_not_certain_is_not(self, changes: dict[str, Any]) -> None:
+        assert "It never used a GPU" not in titles(an_evidence(**{"used": (), **changes}))
+
+    def test_memory_that_is_held_for_nothing_is_added_up(self) -> None:
+        evidence = an_evidence(looks=[quiet_look(1.0, 101, 999)])
+        assert "It holds GPU memory and computes nothing" in titles(evidence)
+        assert "It holds 40 GiB on GPU 0:" in steps(evidence)
+
+    def test_work_on_the_cpu_is_not_called_a_hang(self) -> None:
+        evidence = an_evidence(members=[a_member(state="R")], stacks=[a_stack(101, TRAIN, status="active+gil")])
+        assert titles(evidence)[0] == "It was working on the CPU, so it may not hang at all"
+        assert "snooze" in steps(evidence)
+
+    @pytest.mark.parametrize(
+        ("output", "title"),
+        [
+            ("torch.OutOfMemoryError: CUDA out of memory. Tried", "memory that ran out"),
+            ("OSError: [Errno 28] No space left on device", "full disk"),
+            ("DataLoader worker (pid 5) is killed by signal: Bus error.", "shared memory"),
+            ("[rank1]:[E] Watchdog caught collective operation timeout", "NCCL"),
+            ("NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus", "error of the GPU"),
+            ("Traceback (most recent call last):\n  File\nValueError: nan in `loss`\n", "an error in it"),
+        ],
+    )
+    def test_an_error_in_the_output_is_pointed_at(self, output: str, title: str) -> None:
+        evidence = an_evidence(output=f"epoch 1\n{output}\nmore", stacks=[], members=[])
+        assert title in titles(evidence)[0]
+        assert output.splitlines()[-1] in steps(evidence)
+
+    @pytest.mark.parametrize(
+        ("reason", "told"),
+        [(NOT_INSTALLED, "pip install 'stoker[report]'"), ("no permission to read its memory", "PYTHONFAULTHANDLER=1")],
+    )
+    def test_missing_stacks_say_how_to_have_them_next_time(self, reason: str, told: str) -> None:
+        assert told in steps(an_evidence(stacks=[Stack(101, Unknown(reason)), Stack(102, Unknown(NOT_PYTHON))]))
+
+    def test_programs_that_are_not_python_are_no_missing_stacks(self) -> None:
+        evidence = an_evidence(stacks=[Stack(101, Unknown(NOT_PYTHON))])
+        assert "Where it hung in its code is not known" not in titles(evidence)
+
+    def test_a_kill_from_outside_points_at_memory(self) -> None:
+        evidence = an_evidence(ending="by itself", exit="ended by SIGKILL, exit code 137", members=[], stacks=[])
+        assert titles(evidence) == ["It was killed from outside"]
+
+    def test_there_are_never_more_than_a_person_reads_and_never_none(self) -> None:
+        everything = an_evidence(
+            left=["x"],
+            members=[a_member(state="D", blocked=1), a_member(102, state="T"), a_member(103, state="R")],
+            output="CUDA out of memory\n(Pdb) ",
+            stacks=[a_stack(101, LOADER), a_stack(102, ALL_REDUCE)],
+        )
+        assert len(titles(everything)) == 5
+        assert titles(an_evidence(ending="signal", members=[], stacks=[], looks=[])) == [
+            "Nothing here calls for anything"
+        ]
+
+
+class TestProcesses:
+    def test_children_stand_below_their_parents_with_what_they_cost(self) -> None:
+        members = [
+            a_member(101),
+            a_member(103, 102, command="sleep 5", name="sleep", state="D", cpu=2.0, memory=2 * 2**20),
+            a_member(102, 101, command=Unknown("it has none"), name="worker"),
+        ]
+        rows = blocks(render(an_evidence(members=members)))[1].splitlines()
+        assert rows[1].split() == ["101", "S", "1h23m", "3.0G", "python", "train.py", "--lr", "1e-4"]
+        assert [
+            row[row.index(word) - 2 : row.index(word)]
+            for row, word in zip(rows[2:], ("[worker]", "sleep"), strict=True)
+        ] == [
+            "└ ",
+            "└ ",
+        ]
+        assert rows[3].index("sleep") > rows[2].index("[worker]")
+        assert rows[3].split()[:4] == ["103", "D", "2s", "2M"]
+
+    def test_parents_in_a_circle_are_each_told_once(self) -> None:
+        members = [a_member(101, 102), a_member(102, 101), a_member(103, 103)]
+        rows = blocks(render(an_evidence(members=members)))[1].splitlines()
+        assert sorted(row.split()[0] for row in rows[1:]) == ["101", "102", "103"]
+
+    def test_a_crowd_is_cut_and_counted(self) -> None:
+        members = [a_member(101), *(a_member(pid, 101) for pid in range(200, 1200))]
+        rows = blocks(render(an_evidence(members=members)))[1].splitlines()
+        assert len(rows) < 50
+        assert rows[-1] == "… and 961 more"
+
+
+class TestStacks:
+    def test_processes_with_the_same_stack_are_told_once(self) -> None:
+        members = [a_member(pid) for pid in (101, 102, 103)]
+        stacks = [a_stack(pid, LOADER, TRAIN) for pid in (101, 102, 103)]
+        told = section(render(an_evidence(members=members, stacks=stacks)), "Where they were")
+        assert "### 3 processes (`python`): 101, 102 and 103" in told
+        assert told.count("dataloader.py") == 1
+
+    def test_own_calls_are_marked_and_the_way_there_is_not_told(self) -> None:
+        start = [f"BaseProcess._bootstrap {STDLIB}/multiprocessing/process.py:314", "<module> <string>:1"]
+        told = blocks(render(an_evidence(stacks=[a_stack(101, QUEUE_GET, TRAIN, *start)])))[2]
+        assert told.splitlines() == [
+            "MainThread (idle)",
+            "  get (multiprocessing/queues.py:103)",
+            "> main (train.py:30)",
+        ]
+
+    def test_an_own_call_deep_below_a_library_is_not_cut_off(self) -> None:
+        frames = [*(f"f{n} {SITE}/torch/x.py:{n}" for n in range(40)), TRAIN]
+        told = blocks(render(an_evidence(stacks=[a_stack(101, *frames)])))[2].splitlines()
+        assert told[-2:] == ["  … 28 more", "> main (train.py:30)"]
+        assert len(told) < 20
+
+    def test_what_was_left_out_of_an_endless_recursion_is_counted(self) -> None:
+        thread = Thread("MainThread", "idle", tuple(a_frame(f"f {SITE}/x.py:{n}") for n in range(60)), cut=940)
+        told = blocks(render(an_evidence(stacks=[Stack(101, (thread,))])))[2].splitlines()
+        assert told[-1] == "  … 988 more"
+
+    def test_threads_that_do_the_same_are_told_once_and_the_main_one_first(self) -> None:
+        pool = [a_thread(f"get {STDLIB}/queue.py:1", name=f"pool-{n}") for n in range(8)]
+        busy = a_thread("crunch /home/alice/bert/x.py:1", name="cruncher", status="active")
+        told = blocks(render(an_evidence(stacks=[Stack(101, (a_thread(TRAIN), *pool, busy))])))[2].splitlines()
+        assert [line for line in told if not line.startswith((" ", ">"))] == [
+            "MainThread (idle)",
+            "cruncher (active)",
+            "8 threads: pool-0, pool-1 and 6 more",
+        ]
+
+    def test_helpers_come_last(self) -> None:
+        tracker = a_stack(102, f"main {STDLIB}/multiprocessing/resource_tracker.py:227")
+        page = render(an_evidence(members=[], stacks=[tracker, a_stack(101, LOADER, TRAIN)]))
+        assert headings(page)[5:7] == ["Process 101", "Process 102"]
+
+    def test_processes_without_a_stack_say_why_and_what_they_do(self) -> None:
+        members = [a_member(101), a_member(104, 101, name="sleep", call="clock_nanosleep", place="hrtimer_nanosleep")]
+        stacks = [a_stack(101, TRAIN), Stack(104, Unknown(NOT_PYTHON))]
+        told = section(render(an_evidence(members=members, stacks=stacks)), "Where they were")
+        assert "- 104 (`sleep`): sleeping in clock_nanosleep (hrtimer_nanosleep); not a Python process" in told
+
+    def test_what_py_spy_prints_is_understood(self) -> None:
+        printed = (
+            'Process 7: python -c import time\nThread 1 (idle): "no thread"\n'
+            "Python v3.11.7 (/usr/bin/python3.11)\n\n"
+            'Thread 8 (active+gil): "feeder (1)"\n    run (/home/a b/(x).py:12)\n'
+            'Thread 7 (idle): "MainThread"\n    <lambda> (train.py:3)\n    <module> (train.py:9)\n'
+            "Thread 0x7F (idle)\n"
+        )
+        main, feeder, nameless = parse_dump(printed)
+        assert (main.name, [frame.line for frame in main.frames]) == ("MainThread", [3, 9])
+        assert (feeder.name, feeder.status) == ("feeder (1)", "active+gil")
+        assert feeder.frames == (Frame("run", "/home/a b/(x).py", 12),)
+        assert (nameless.name, nameless.frames) == ("", ())
+
+
+class TestOutput:
+    @pytest.mark.parametrize(
+        ("written", "shown"),
+        [
+            ("\x1b[1;32mgreen\x1b[0m", "green"),
+            ("\x1b]0;title\x07text", "text"),
+            ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+            ("\x9b31mred", "red"),
+            (" 10%|#  |\r 50%|## |\r100%|###|", "100%|###|"),
+            ("100%|###|\r\n", "100%|###|\n"),
+            ("spin |\b/\b-", "spin -"),
+            ("a\x00b\x07c\x7f", "abc"),
+            ("a\tb", "a   b"),
+            ("caf\u00e9 \u2713", "caf\u00e9 \u2713"),
+            ("evil\u202etxt", "eviltxt"),
+            ("broken \x1b[31", "broken "),
+            ("half \udce9", "half ?"),
+            ("1\n\n\n\n\n2", "1\n\n2"),
+        ],
+    )
+    def test_what_steers_a_terminal_is_taken_out(self, written: str, shown: str) -> None:
+        assert harmless(written).rstrip() == shown.rstrip()
+
+    def test_a_fence_in_the_output_does_not_end_the_block(self) -> None:
+        page = render(an_evidence(output="before\n````\n# not a heading\n~~~\nafter"))
+        assert blocks(page)[-1] == "before\n````\n# not a heading\n~~~\nafter\n"
+        assert headings(page)[-1] == "Facts"
+
+    @pytest.mark.parametrize(
+        ("output", "told"),
+        [
+            (Unknown("it went to a terminal, so it is not kept"), "Not here: it went to a terminal"),
+            (" \n", "It wrote nothing."),
+        ],
+    )
+    def test_no_output_is_told(self, output: Maybe[str], told: str) -> None:
+        assert told in section(render(an_evidence(output=output)), "The last output")
+
+
+class TestOutputTail:
+    def test_the_last_lines_of_a_file(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text("".join(f"line {n}\n" for n in range(100)))
+        assert output_tail(log, lines=3) == "line 97\nline 98\nline 99"
+        assert output_tail(str(log), lines=1) == "line 99"
+
+    def test_of_a_huge_file_only_the_end_is_read(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        with log.open("wb") as file:
+            file.truncate(10 * 2**40)  # ten tebibytes of nothing
+            file.seek(0, os.SEEK_END)
+            file.write(b"\nthe end\n")
+        tail = output_tail(log)
+        assert known(tail)
+        assert tail.endswith("the end")
+        assert len(tail) < 1000
+
+    def test_a_line_without_end_is_cut(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_text("x" * 10**6)
+        tail = output_tail(tmp_path / "log")
+        assert known(tail)
+        assert 100 < len(tail) < 1000
+
+    def test_a_piece_of_a_line_is_not_shown_as_one(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_text("x" * 100_000 + "\n" + "y" * 10 + "\n")
+        assert output_tail(tmp_path / "log") == "y" * 10
+
+    def test_a_descriptor_that_is_only_for_writing_keeps_its_place(self, tmp_path: Path) -> None:
+        descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+        try:
+            os.write(descriptor, b"one\ntwo\n")
+            assert output_tail(descriptor) == "one\ntwo"
+            os.write(descriptor, b"three\n")
+            assert (tmp_path / "log").read_text() == "one\ntwo\nthree\n"
+        finally:
+            os.close(descriptor)
+
+    def test_bytes_that_are_no_text_do_not_hinder(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_bytes(b"caf\xe9\x00\n\x1b[31mred\x1b[0m\n")
+        assert output_tail(tmp_path / "log") == "caf\ufffd\nred"
+
+    def test_a_pipe_and_a_terminal_are_named(self) -> None:
+        reader, writer = os.pipe()
+        ours, theirs = os.openpty()
+        try:
+            assert output_tail(writer) == Unknown("it went to a pipe, so it is not kept")
+            assert output_tail(theirs) == Unknown("it went to a terminal, so it is not kept")
+            assert output_tail("/dev/null") == Unknown("it went to /dev/null, so it is not kept")
+        finally:
+            for descriptor in (reader, writer, ours, theirs):
+                os.close(descriptor)
+
+    def test_a_missing_file_and_a_closed_descriptor_are_told(self, tmp_path: Path) -> None:
+        for nowhere in (tmp_path / "none", 9999):
+            tail = output_tail(nowhere)
+            assert isinstance(tail, Unknown)
+            assert "no such file" in tail.reason
+
+    def test_an_empty_file_is_empty_not_unknown(self, tmp_path: Path) -> None:
+        (tmp_path / "log").touch()
+        assert output_tail(tmp_path / "log") == ""
+
+
+class TestBrief:
+    def test_it_says_what_why_and_where_to_read_on(self) -> None:
+        evidence = an_evidence(stacks=[a_stack(101, LOADER, TRAIN)])
+        assert brief(evidence, "/home/alice/.local/state/stoker/runs/3f9a12bc/report.md").splitlines() == [
+            "stoker: run 3f9a12bc: GPU 0 and GPU 1 stayed below 1% for 30m; stopped by SIGTERM after 3s, exit code 124",
+            "  it was in main (train.py:30)",
+            "  perhaps: It waits for data",
+            "  perhaps: Was it quiet on purpose?",
+            "  report: /home/alice/.local/state/stoker/runs/3f9a12bc/report.md",
+        ]
+
+    def test_it_stays_short_however_much_there_is_to_say(self) -> None:
+        stacks = [a_stack(pid, f"f{pid} /home/alice/{'x' * 300}.py:{pid}") for pid in range(100, 200)]
+        evidence = an_evidence(stacks=stacks, left=["y" * 500] * 50, sentence="z" * 500, exit="w" * 500)
+        lines = brief(evidence, "/a/report.md").splitlines()
+        assert len(lines) <= 8
+        assert max(map(len, lines)) <= 170
+        assert "still there: yyy" in "\n".join(lines)
+        assert lines[-1] == "  report: /a/report.md"
+
+
+nasty = st.one_of(
+    st.text(max_size=60),
+    st.text(alphabet="`~#*_-<>[]()!|\\&;:\x1b\r\n\t\x00\x9b\u2028ab1. ", max_size=40),
+    st.sampled_from(
+        ["```", "~~~\n# x", "<script>alert(1)</script>", "[a](javascript:b)", "\x1b[2J", "| a |\n|---|", "&lt;"]
+    ),
+)
+frames = st.builds(Frame, nasty, nasty, st.integers(0, 10**6))
+threads = st.builds(Thread, nasty, nasty, st.lists(frames, max_size=4).map(tuple), st.integers(0, 5))
+maybe = st.one_of(nasty, nasty.map(Unknown))
+some_members = st.builds(
+    a_member,
+    st.integers(1, 6),
+    st.integers(1, 6),
+    state=st.one_of(st.sampled_from("RSDTZ"), nasty),
+    name=nasty,
+    command=maybe,
+    blocked=st.integers(0, 2),
+    place=maybe,
+    call=maybe,
+)
+some_stacks = st.builds(
+    Stack, st.integers(1, 6), st.one_of(nasty.map(Unknown), st.lists(threads, max_size=3).map(tuple))
+)
+evidences = st.builds(
+    an_evidence,
+    run=nasty,
+    name=st.none() | nasty,
+    command=st.lists(nasty, max_size=3).map(tuple),
+    directory=nasty,
+    host=nasty,
+    user=nasty,
+    started=st.floats(allow_nan=False, allow_infinity=False),
+    ended=st.floats(0, 2e9),
+    ending=st.sampled_from(["idle", "time limit", "signal", "by itself", "could not start", "supervisor killed"]),
+    sentence=nasty,
+    policy=nasty,
+    exit=nasty,
+    dry_run=st.booleans(),
+    looks=st.lists(
+        st.one_of(
+            st.builds(lambda why: a_look(problem=Unknown(why)), nasty),
+            st.builds(lambda why, note: a_look(0.0, Unknown(why), note=note), nasty, st.none() | nasty),
+            st.builds(
+                lambda who, name: Look(
+                    name, 1.0, 0.0, (a_gpu(name=name),), (a_reading(processes=(a_process(2, name=who, user=who),)),)
+                ),
+                nasty,
+                nasty,
+            ),
+        ),
+        max_size=3,
+    ),
+    members=st.lists(some_members, max_size=4),
+    stacks=st.lists(some_stacks, max_size=4),
+    output=maybe,
+    driver=maybe,
+    left=st.lists(nasty, max_size=3),
+    snoozes=st.lists(nasty, max_size=2),
+)
+SECTIONS = ["What to do next", "The GPUs", "The processes", "Where they were", "The last output", "Facts"]
+
+
+def is_harmless(text: str) -> bool:
+    """Whether nothing in it steers a terminal or turns the direction of writing, and a file can be written with it."""
+    text.encode()
+    marks = re.compile("[\u2028-\u202e\u2066-\u2069]")
+    return not marks.search(text) and all(unicodedata.category(letter) != "Cc" or letter == "\n" for letter in text)
+
+
+@settings(max_examples=150, deadline=None)
+@given(evidences)
+def test_no_text_whatever_breaks_the_page(evidence: Evidence) -> None:
+    page = render(evidence)
+    assert is_harmless(page)
+    parsed = tokens(page)
+    kinds = {token.type for token in parsed} | {child.type for token in parsed for child in token.children or ()}
+    assert not kinds & {
+        "html_block",
+        "html_inline",
+        "link_open",
+        "image",
+        "table_open",
+        "code_block",
+        "hr",
+        "blockquote_open",
+    }
+    levels = {"h1": 0, "h2": 0, "h3": 0}
+    for token in parsed:
+        if token.type == "heading_open":
+            levels[token.tag] += 1
+    assert (levels["h1"], levels["h2"]) == (1, len(SECTIONS))
+    assert [title for title in headings(page) if title in SECTIONS] == SECTIONS
+    # A fence that was left open would have swallowed the end of the page.
+    assert any(token.type == "inline" and token.content.startswith("stoker: ") for token in parsed)
+    told = brief(evidence, "/a/report.md")
+    assert is_harmless(told)
+    assert len(told.splitlines()) <= 8
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("570.86.15 on node_7", "570.86.15 on node_7"),
+        ("1. x", r"1\. x"),
+        ("12) x", r"12\) x"),
+        ("# x", r"\# x"),
+        ("- x", r"\- x"),
+        ("*a* `b` <c> [d](e)", r"\*a\* \`b\` \<c\> \[d\](e)"),
+        ("__init__ in a_b", r"\_\_init\_\_ in a_b"),
+        ("two\nlines", "two lines"),
+    ],
+)
+def test_only_what_would_be_markup_is_escaped(text: str, written: str) -> None:
+    assert prose(text) == written
+    assert tokens(written)[1].content == written  # one paragraph, nothing else

@@ -1,0 +1,108 @@
+"""The record of a run: found, whole at every moment, pruned, and never mistaken for a living one."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import BadInputError, StokerError
+from stoker.gpus.who import read_stat
+from stoker.runs.record import MOST_RECORDS, OLDEST_RECORD, Record, Records, Snooze, Spec, Status, boot_id
+from stoker.runs.summary import in_a_word, summary_of
+from stoker.verdicts.policy import Policy
+
+
+def a_spec(record: Record, *, alive: bool = False, started: float | None = None) -> Spec:
+    _name, ticks = read_stat("/proc/self/stat")
+    return Spec(
+        id=record.id,
+        command=("python", "train.py"),
+        directory="/home/alice",
+        host="box",
+        user="alice",
+        boot=boot_id(),
+        supervisor=os.getpid(),
+        supervisor_started=ticks if alive else ticks + 1,
+        started=time.time() if started is None else started,
+        policy=Policy(),
+        gpus="job",
+        signal="TERM",
+        grace=30.0,
+        max_time=None,
+        dry_run=False,
+        idle_exit_code=124,
+    )
+
+
+def written(records: Records, *, alive: bool = False, started: float | None = None) -> Record:
+    record = records.create()
+    record.write_spec(a_spec(record, alive=alive, started=started))
+    return record
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    record = written(Records(tmp_path))
+    record.write_status(Status(state="ended", ending="idle", exit_code=124, sentence="GPU 0 stayed below 1% for 30m."))
+    again = Records(tmp_path).find(record.id)
+    assert again.spec() == a_spec(record, started=again.spec().started)
+    assert (again.status().ending, again.status().exit_code) == ("idle", 124)
+
+
+def test_a_run_is_found_by_a_beginning_of_its_id_that_no_other_has(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    for name in ("ab12cd34", "ab99ff00"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        record = Record(tmp_path / "runs" / name)
+        record.write_spec(a_spec(record))
+    assert records.find("ab1").id == "ab12cd34"
+    with pytest.raises(BadInputError, match="fits 2 runs"):
+        records.find("ab")
+    with pytest.raises(BadInputError, match="no run 'ff'"):
+        records.find("ff")
+
+
+def test_a_run_whose_supervisor_is_gone_is_lost_even_if_its_pid_lives_on_as_another(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    lost, living = written(records), written(records, alive=True)
+    for record in (lost, living):
+        record.write_status(Status(state="running", verdict="busy"))
+    assert in_a_word(summary_of(lost)) == "lost"
+    assert in_a_word(summary_of(living)) == "busy"
+
+
+def test_a_snooze_is_over_when_its_time_is(tmp_path: Path) -> None:
+    record = written(Records(tmp_path), alive=True)
+    record.write_status(Status(state="running", verdict="waiting"))
+    record.write_snooze(Snooze(time.monotonic() + 60, time.time() + 60, "alice"))
+    assert in_a_word(summary_of(record)) == "snoozed"
+    record.write_snooze(Snooze(time.monotonic() - 1, time.time() - 1, "alice"))
+    assert record.snooze() is None
+
+
+def test_pruning_forgets_the_old_and_the_many_but_never_one_that_lives(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    living = written(records, alive=True, started=time.time() - 2 * OLDEST_RECORD)
+    old = written(records, started=time.time() - 2 * OLDEST_RECORD)
+    many = [written(records) for _ in range(MOST_RECORDS + 3)]
+    for age, record in enumerate([*reversed(many), old, living]):
+        os.utime(record.directory, (time.time() - age, time.time() - age))
+    records.prune()
+    left = {record.id for record in records.newest_first()}
+    assert living.id in left
+    assert old.id not in left
+    assert {record.id for record in many[3:]} <= left
+    assert not {record.id for record in many[:3]} & left
+
+
+def test_a_half_written_status_is_no_crash(tmp_path: Path) -> None:
+    record = written(Records(tmp_path))
+    (record.directory / "status.json").write_text('{"state": "run')
+    assert record.status().state == "starting"
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StokerError, match="STOKER_HOME names another place") as caught:
+        Records(tmp_path / "file").create()
+    assert caught.value.exit_code == 125

@@ -1,0 +1,148 @@
+"""The rule that counts samples: who is idle, and what never counts as idle."""
+
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.gpus.model import Look, Maybe, Unknown, known
+from stoker.verdicts.samples import Percents, Sample, SampleGatherer, SamplesRule
+from tests.support.looks import a_gpu, a_look, a_reading
+
+UNKNOWN = Unknown("the driver did not answer")
+PERCENTS = st.one_of(st.integers(0, 100), st.just(UNKNOWN))
+
+
+def fed(rule: SamplesRule, *samples: Percents) -> list[tuple[str, ...]]:
+    return [rule.observe(sample) for sample in samples]
+
+
+def is_below(percent: Maybe[int], threshold: int) -> bool:
+    return known(percent) and percent < threshold
+
+
+@given(
+    readings=st.lists(st.tuples(PERCENTS, PERCENTS), max_size=30),
+    threshold=st.integers(1, 100),
+    samples=st.integers(1, 6),
+    require=st.sampled_from(["all", "any"]),
+)
+def test_it_fires_exactly_when_the_last_n_samples_were_all_below(
+    readings: list[tuple[Maybe[int], Maybe[int]]],
+    threshold: int,
+    samples: int,
+    require: Literal["all", "any"],
+) -> None:
+    rule = SamplesRule(threshold, samples, require)
+    for taken, (a, b) in enumerate(readings, start=1):
+        fired = rule.observe({"a": a, "b": b})
+        window = readings[max(taken - samples, 0) : taken]
+        idle = [
+            name
+            for place, name in enumerate("ab")
+            if len(window) == samples and all(is_below(s[place], threshold) for s in window)
+        ]
+        expected = idle if require == "any" or len(idle) == 2 else []
+        assert list(fired) == expected
+
+
+def test_nothing_is_said_before_n_samples_are_in() -> None:
+    assert fed(SamplesRule(50, 3), {"a": 0}, {"a": 0}, {"a": 0}, {"a": 0}) == [(), (), ("a",), ("a",)]
+
+
+def test_at_the_threshold_is_not_below_it() -> None:
+    assert fed(SamplesRule(50, 1), {"a": 50}, {"a": 49}) == [(), ("a",)]
+
+
+def test_one_sample_above_starts_the_window_again() -> None:
+    idle: Percents = {"a": 0}
+    assert fed(SamplesRule(1, 2), idle, {"a": 1}, idle, idle) == [(), (), (), ("a",)]
+
+
+def test_an_unknown_sample_starts_the_window_again() -> None:
+    idle: Percents = {"a": 0}
+    assert fed(SamplesRule(1, 2), idle, {"a": UNKNOWN}, idle, idle) == [(), (), (), ("a",)]
+
+
+def test_all_waits_for_every_gpu_and_any_names_the_idle_ones() -> None:
+    sample: Percents = {"a": 0, "b": 90, "c": 0, "d": UNKNOWN}
+    assert SamplesRule(50, 1, "all").observe(sample) == ()
+    assert SamplesRule(50, 1, "any").observe(sample) == ("a", "c")
+
+
+@pytest.mark.parametrize("require", ["all", "any"])
+def test_no_gpu_at_all_is_not_idle(require: Literal["all", "any"]) -> None:
+    assert fed(SamplesRule(50, 1, require), {}, {}) == [(), ()]
+
+
+@pytest.mark.parametrize("require", ["all", "any"])
+def test_a_gpu_that_disappears_starts_the_window_again(require: Literal["all", "any"]) -> None:
+    both: Percents = {"a": 0, "b": 90}
+    left: Percents = {"a": 0}
+    assert fed(SamplesRule(50, 3, require), both, both, left, left, left) == [(), (), (), (), ("a",)]
+
+
+def test_a_gpu_that_appears_must_be_idle_for_a_whole_window_too() -> None:
+    one: Percents = {"a": 0}
+    two: Percents = {"a": 0, "b": 0}
+    assert fed(SamplesRule(50, 2), one, two, two) == [(), (), ("a", "b")]
+
+
+def gathered(*looks: Look, longest_gap: float = 60.0) -> Sample:
+    gatherer = SampleGatherer(longest_gap)
+    for look in looks:
+        gatherer.add(look)
+    return gatherer.take()
+
+
+@pytest.mark.parametrize(
+    ("fraction", "percent"), [(0.0, 0), (0.07, 7), (0.29, 29), (0.004, 1), (0.195, 20), (0.5, 50), (1.0, 100)]
+)
+def test_usage_is_in_whole_percents_and_a_little_is_not_none(fraction: float, percent: int) -> None:
+    assert gathered(a_look(fraction)).percents == {"GPU-00000000": percent}
+
+
+def test_the_highest_of_several_looks_counts() -> None:
+    sample = gathered(a_look(0.1, 0.0, at=10), a_look(0.9, 0.2, at=20), a_look(0.0, 0.1, at=30))
+    assert list(sample.percents.values()) == [90, 20]
+
+
+def test_one_unknown_look_makes_the_sample_unknown() -> None:
+    orders: list[list[Maybe[float]]] = [[0.0, UNKNOWN, 0.0], [UNKNOWN, 0.0, 0.0], [0.0, 0.0, UNKNOWN]]
+    for order in orders:
+        looks = [a_look(used, at=10 * place) for place, used in enumerate(order)]
+        assert gathered(*looks).percents == {"GPU-00000000": UNKNOWN}
+
+
+def test_each_sample_begins_with_nothing() -> None:
+    gatherer = SampleGatherer(60)
+    gatherer.add(a_look(0.9, at=10))
+    gatherer.take()
+    gatherer.add(a_look(0.1, at=20))
+    assert gatherer.take().percents == {"GPU-00000000": 10}
+
+
+def test_a_hole_between_looks_is_unknown_not_idle() -> None:
+    gatherer = SampleGatherer(30)
+    gatherer.add(a_look(0.0, at=10))
+    gatherer.take()
+    gatherer.add(a_look(0.0, at=3610))
+    assert gatherer.take().percents == {"GPU-00000000": Unknown("nobody looked for 1h")}
+    gatherer.add(a_look(0.0, at=3620))
+    assert gatherer.take().percents == {"GPU-00000000": 0}
+
+
+def test_a_machine_that_cannot_be_read_is_a_sample_without_gpus_and_with_the_reason() -> None:
+    nothing = a_look(problem=UNKNOWN)
+    assert gathered(nothing) == Sample({}, UNKNOWN.reason)
+    assert gathered(a_look(0.0, at=10), nothing) == Sample({}, UNKNOWN.reason)
+    assert gathered(nothing, a_look(0.0)).percents == {"GPU-00000000": Unknown("it was not there all the time")}
+
+
+def test_a_gpu_that_was_not_there_all_the_time_is_unknown() -> None:
+    first, second = a_gpu(0), a_gpu(1)
+    one = a_look(gpus=(first,), readings=(a_reading(first),))
+    both = a_look(gpus=(first, second), readings=(a_reading(first), a_reading(second)))
+    assert gathered(one, both).percents == {first.uuid: 0, second.uuid: Unknown("it was not there all the time")}
+    assert gathered(both, one).percents == {first.uuid: 0}  # and the rule notices that it is gone
