@@ -75,6 +75,12 @@ static void storm_on_term(int signum)
     storm(3);
 }
 
+static void say_asked(int signum)
+{
+    (void)signum;
+    say_ready();
+}
+
 /* Doubles, again and again, up to 2 to the given power. */
 static void breed(int generations)
 {
@@ -194,6 +200,9 @@ int main(int argc, char **argv)
         sit();
     } else if (!strcmp(way, "storm-on-term")) {
         signal(SIGTERM, storm_on_term);
+        sit();
+    } else if (!strcmp(way, "says-when-asked")) {
+        signal(SIGTERM, say_asked);
         sit();
     } else if (!strcmp(way, "breed"))
         breed(atoi(argv[3]));

@@ -34,8 +34,8 @@ class Overseer:
         self.process = subprocess.Popen([sys.executable, "-m", "tests.support.overseer", order], **options)
         os.close(heard)
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        if self.process.stdout is not None:
-            threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def hear(self, word: str, *, deadline: float = 10.0) -> Any:
         """What it says of this, when it does; lines of the job itself and of other things are passed over."""
@@ -61,23 +61,23 @@ class Overseer:
             self.process.kill()
         self.process.wait()
         os.close(self._tell)
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self._reader.join(timeout=10)
+        assert not self._reader.is_alive(), "somebody outlived the overseer: its output is still held"
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        try:
-            for line in self.process.stdout:
+        with self.process.stdout as lines:
+            for line in lines:
                 self._lines.put(line)
-        except ValueError:
-            return  # The test closed it.
         self._lines.put(b"")
 
 
 class _Supervisor:
     """`command`, and as wanted `environment`, `directory`, `session`, `grace`, `cgroup`, `output` (a file), `orphaned`
-    (a file that is written when this process is killed), `helper` (a command that is started here after the launch)."""
+    (a file that is written when this process is killed), `let_go` (descriptors that only the job is to hold), `helper`
+    (a command that is started here after the launch, in a session of its own)."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = order
@@ -101,6 +101,8 @@ class _Supervisor:
             helpers=lambda: {helper.pid for helper in self._helpers},
             contain_cgroup=order.get("cgroup", True),
         )
+        for descriptor in order.get("let_go", ()):
+            os.close(descriptor)
         if order.get("helper"):
             self._helpers.append(subprocess.Popen(order["helper"], start_new_session=True))
             say(helper=self._helpers[0].pid)
@@ -125,8 +127,9 @@ class _Supervisor:
         self._guardian.finish()
         say(finished={"status": self._guardian.status, "containment": self._guardian.containment})
         for helper in self._helpers:
-            helper.terminate()
-            say(helper_status=helper.wait())
+            say(helper_left_alone=helper.poll() is None)
+            os.killpg(helper.pid, signal.SIGKILL)
+            helper.wait()
 
     def _obey(self, words: list[str]) -> None:
         if words:

@@ -15,20 +15,21 @@ from stoker.units import parse_duration, parse_fraction, parse_memory
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Unit(click.ParamType[Any]):
-    """A parameter that `parse` understands; its errors are already sentences."""
+class Typed(click.ParamType[Any]):
+    """A value that `parse` understands. Its error becomes one sentence, without click's usage lines around it."""
 
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
         self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002 - click's signature
         if not isinstance(value, str):
             return value
         try:
             return self._parse(value)
         except BadInputError as error:
-            self.fail(str(error), param, ctx)
+            option = param.opts[0] if param is not None else self.name
+            raise BadInputError(f"{option}: {error}") from None
 
 
 def _positive_duration(text: str) -> float:
@@ -38,9 +39,9 @@ def _positive_duration(text: str) -> float:
     return seconds
 
 
-DURATION = _Unit("duration", _positive_duration)
-MEMORY = _Unit("memory", parse_memory)
-FRACTION = _Unit("percentage", parse_fraction)
+DURATION = Typed("duration", _positive_duration)
+MEMORY = Typed("memory", parse_memory)
+FRACTION = Typed("percentage", parse_fraction)
 
 
 def source_options(command: F) -> F:

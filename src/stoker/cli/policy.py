@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from stoker.cli.options import Typed
 from stoker.errors import BadInputError
 from stoker.units import format_duration, format_percent, parse_duration, parse_fraction
 from stoker.verdicts.policy import Policy, Require
@@ -18,23 +19,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _OFF: Final = "off"
 # Ten years: no machine runs that long, and float arithmetic stays exact far below it.
 _LONGEST: Final = 10 * 365 * 86400.0
-
-
-class Typed(click.ParamType[Any]):
-    """A value that `parse` understands. Its error becomes one sentence, without click's usage lines around it."""
-
-    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002 - click's signature
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except BadInputError as error:
-            option = param.opts[0] if param is not None else self.name
-            raise BadInputError(f"{option}: {error}") from None
 
 
 def _parse_length(text: str) -> float:

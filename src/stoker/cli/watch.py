@@ -16,8 +16,8 @@ from stoker.actions.notify import Notify
 from stoker.actions.systemd import ServiceManager, unit_text
 from stoker.actions.watched import Watched
 from stoker.actions.watcher import IDLE, Orders, Watcher, say
-from stoker.cli.options import open_prober, source_options
-from stoker.cli.policy import LENGTH, Typed, policy_from, policy_options
+from stoker.cli.options import Typed, open_prober, source_options
+from stoker.cli.policy import LENGTH, policy_from, policy_options
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.source import AbsentError
 from stoker.units import format_duration

@@ -16,13 +16,9 @@ from stoker.gpus.lookout import Lookout
 from stoker.runs.guardian import Ended, Failed, Gone, Guardian, Program, Started, exit_code, launch
 from stoker.runs.ladder import stop
 from stoker.runs.processes import Identity, send, stat
-from stoker.runs.signals import Received, SignalStream
+from stoker.runs.signals import FORWARDED, Received, SignalStream
 
 KILLED: Final = 1
-# What says "end" to a program, and what schedulers announce an end with.
-FORWARDED: Final = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
-)  # fmt: skip
 # What the original gives to signal handlers before it kills.
 HANDLERS_TIME: Final = 3.0
 

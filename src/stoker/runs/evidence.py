@@ -36,6 +36,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The readings of the window, oldest first."""
     window: float = 0.0
     """Seconds that the chart goes back."""
+    idle_window: float | None = None
+    """Seconds at the end of it that the rule went by; None: all."""
     below: float | None = None
     """The utilization below which a GPU counted as idle."""
     judged: Collection[str] | None = None
@@ -80,8 +82,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return any(process.pid not in own for processes in told for process in processes)
 
     def peak(self) -> float | None:
-        """The highest utilization in the window on the GPUs that the rule went by; None when none was seen."""
-        readings = [reading for look in self.looks for reading in look.readings]
+        """The highest utilization in the window that the rule went by, on its GPUs; None when none was seen."""
+        since = self.looks[-1].at - self.idle_window if self.looks and self.idle_window is not None else 0.0
+        # A look speaks for the time before it: the one at the very beginning tells of what came before the window.
+        readings = [reading for look in self.looks if look.at > since for reading in look.readings]
         seen = [r.utilization for r in readings if self.judged is None or r.uuid in self.judged]
         return max((utilization.peak for utilization in seen if known(utilization)), default=None)
 

@@ -32,7 +32,8 @@ _ERRORS: Final = 2
 class Inquest:
     """Evidence of one run, gathered in two steps: before the stop and after it."""
 
-    def __init__(self, record: Record, status: Status, journal: Journal) -> None:
+    def __init__(self, record: Record, status: Status, journal: Journal, judged: frozenset[str] | None) -> None:
+        """`judged` are the uuids of the GPUs that the rule went by, where the run was seen on none; None: all."""
         self._record = record
         spec = record.spec()
         window = spec.policy.window * WINDOWS_SHOWN
@@ -50,8 +51,9 @@ class Inquest:
             exit="being stopped",
             looks=journal.recent(window),
             window=window,
+            idle_window=spec.policy.window,
             below=spec.policy.below,
-            judged=status.used or None,
+            judged=status.used or judged,
             used=status.used,
             output=_last_output(),
             driver=_driver(),

@@ -18,7 +18,7 @@ from stoker.runs.ladder import stop
 from stoker.runs.processes import Census, identify, stat
 from stoker.runs.signals import SignalStream
 from stoker.runs.spawn import CannotStartError, Program, start
-from stoker.runs.syscalls import become_subreaper, die_with_parent, set_name
+from stoker.runs.syscalls import become_subreaper, hear_of_death_of_parent, set_name
 from stoker.runs.tree import Offspring
 
 # What is told to the supervisor, each as one message of fixed size: a kind and two numbers.
@@ -26,6 +26,8 @@ STARTED, FAILED, ENDED, STOPPED, EMPTY = range(5)
 MESSAGE: Final = struct.Struct("=Bqq")
 # The only order there is. The end of the pipe without it means that the supervisor died.
 RELEASE: Final = b"r"
+# What the kernel sends when the supervisor dies: this one makes also a guardian go on that somebody had stopped.
+_BEREAVED: Final = signal.SIGCONT
 
 
 class Aftermath(NamedTuple):
@@ -55,7 +57,7 @@ class Keeper:
 
     def __init__(self, charge: Charge) -> None:
         self._charge = charge
-        self._signals = SignalStream([signal.SIGCHLD, signal.SIGTERM])
+        self._signals = SignalStream([signal.SIGCHLD, _BEREAVED])
         self._tree = Offspring(os.getpid(), charge.cgroup)
         self._job = 0
         self._status: int | None = None
@@ -69,14 +71,13 @@ class Keeper:
         """Starts the job and stays until it is released, or until the supervisor died and nothing is left."""
         set_name("stoker-guard")
         become_subreaper()
-        die_with_parent(signal.SIGTERM)
+        hear_of_death_of_parent(_BEREAVED)
         try:
-            self._job = start(self._charge.program, self._charge.cgroup)
+            # In between: the job belongs to the supervisor's session, with its terminal, and this process to none.
+            self._job = start(self._charge.program, self._charge.cgroup, withdraw=os.setsid)
         except CannotStartError as error:
             self._tell(FAILED, error.stage, error.number)
             return
-        # Only now: the job belongs to the supervisor's session, with its terminal, and this process to none.
-        os.setsid()
         self._close_all_but_own()
         # It cannot be gone: nobody else collects it.
         who = identify(self._job)

@@ -174,10 +174,17 @@ def stop(tree: Watched, signum: int, grace: float, *, hurry: SignalStream | None
         if hurry is not None and _hurried(hurry, tree):
             ladder.hurry()
     outcome = ladder.outcome()
-    ends = time.monotonic() + _COLLECTING
-    while not outcome.survivors and not tree.empty and poll.poll(max(ends - time.monotonic(), 0) * 1000):
-        tree.attend()
+    if not outcome.survivors:
+        _wait_until_collected(tree)
     return outcome
+
+
+def _wait_until_collected(tree: Watched) -> None:
+    poll = select.poll()
+    poll.register(tree.fileno(), select.POLLIN)
+    ends = time.monotonic() + _COLLECTING
+    while not tree.empty and poll.poll(max(ends - time.monotonic(), 0) * 1000):
+        tree.attend()
 
 
 def _hurried(signals: SignalStream, tree: Tree) -> bool:

@@ -8,6 +8,10 @@ from typing import Final, NamedTuple
 
 from stoker.runs.syscalls import signal_descriptor
 
+# A signal that says "end", whoever sends it, is for the job. The user signals too: schedulers announce with them.
+FORWARDED: Final = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
 # <asm-generic/siginfo.h>: sent by the kernel itself, for a terminal to its whole foreground group.
 _FROM_KERNEL: Final = 0x80
 # struct signalfd_siginfo is 128 bytes: number, errno, code, pid, uid, and more that is not read here.

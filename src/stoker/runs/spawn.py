@@ -1,10 +1,11 @@
 """The start of the user's command: as if it had been typed, and with the reason in words when it cannot be started."""
 
+import contextlib
 import errno
 import os
 import signal
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
@@ -19,6 +20,7 @@ _NOT_FOUND: Final = 127
 # Where the start failed. In this order on the wire.
 _DIRECTORY, _SEARCH, _EXECUTE, _INTERPRETER, _OTHER = range(5)
 _OUTCOME: Final = struct.Struct("=ii")
+_GO: Final = b"g"
 
 # What a shell searches when PATH is not set at all.
 _DEFAULT_PATH: Final = "/bin:/usr/bin"
@@ -67,10 +69,13 @@ class CannotStartError(Exception):
         self.number = number
 
 
-def start(program: Program, cgroup: Cgroup | None) -> int:
-    """Starts it as a child of this process, inside the cgroup if there is one, and returns its pid."""
+def start(program: Program, cgroup: Cgroup | None, withdraw: Callable[[], None]) -> int:
+    """Starts it as a child of this process, inside the cgroup if there is one, and returns its pid.
+
+    `withdraw` is called here after the fork and before the command begins.
+    """
     try:
-        return _start(program, cgroup)
+        return _start(program, cgroup, withdraw)
     except OSError as error:
         raise CannotStartError(_OTHER, error.errno or errno.EINVAL) from error
 
@@ -90,24 +95,35 @@ def failure(stage: int, number: int) -> Failed:
     return Failed(number, _NOT_FOUND if missing else _NOT_EXECUTABLE, words.get(stage) or _WORDS.get(number, why))
 
 
-def _start(program: Program, cgroup: Cgroup | None) -> int:
-    told, tell = os.pipe()
-    try:
+def _start(program: Program, cgroup: Cgroup | None, withdraw: Callable[[], None]) -> int:
+    with contextlib.ExitStack() as pipes:
+        wait, go = _pipe(pipes)
+        told, tell = _pipe(pipes)
         pid = _fork(cgroup)
         if pid == 0:
-            _become(program, tell)
+            os.close(go)
+            _become(program, wait, tell)
+        withdraw()
+        os.write(go, _GO)
         os.close(tell)
-        tell = -1
         # Comes to its end when the command begins.
         outcome = os.read(told, _OUTCOME.size)
-    finally:
-        os.close(told)
-        if tell >= 0:
-            os.close(tell)
     if outcome:
         os.waitpid(pid, 0)
         raise CannotStartError(*_OUTCOME.unpack(outcome))
     return pid
+
+
+def _pipe(until: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        until.callback(_close, end)
+    return ends
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)  # Closed before, where the other end waits for that.
 
 
 def _fork(cgroup: Cgroup | None) -> int:
@@ -127,10 +143,12 @@ def _fork(cgroup: Cgroup | None) -> int:
     return pid
 
 
-def _become(program: Program, tell: int) -> NoReturn:
+def _become(program: Program, wait: int, tell: int) -> NoReturn:
     """The child's part: from the fork to the command."""
     stage = _OTHER
     try:
+        if os.read(wait, 1) != _GO:
+            raise CannotStartError(_OTHER, errno.ESRCH)  # Whoever was to look after it is dead.
         if program.session:
             os.setsid()
         if program.output is not None:

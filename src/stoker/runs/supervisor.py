@@ -28,16 +28,12 @@ from stoker.runs.journal import Journal
 from stoker.runs.ladder import Outcome, stop
 from stoker.runs.plan import OF_THE_JOB, Plan
 from stoker.runs.record import Ending, Record, Records, Spec, Status, boot_id
-from stoker.runs.signals import Received, SignalStream
+from stoker.runs.signals import FORWARDED, Received, SignalStream
 from stoker.units import format_duration
 from stoker.verdicts.idle import IdleRule
 from stoker.verdicts.scope import JobScope, MachineScope
 from stoker.verdicts.verdict import Activity, Verdict
 
-# A signal that says "end", whoever sends it, is for the job. The user signals too: schedulers announce with them.
-FORWARDED: Final = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
-)  # fmt: skip
 # Commands that are over before this never pay for a GPU helper.
 FIRST_LOOK: Final = 1.0
 # Where there is no GPU, look again from time to time: drivers are loaded late on freshly booted machines.
@@ -100,6 +96,7 @@ class Supervisor:
         self._scope = _scope_of(plan, environment)
         self._signals = SignalStream(FORWARDED)
         self._guardian: Guardian
+        self._judged: frozenset[str] | None = None
         self._interrupts = 0
         self._told: set[str] = set()
         self._snoozed_until: float | None = None
@@ -200,7 +197,9 @@ class Supervisor:
             return None
         self._keep(look)
         self._read_snooze()
-        verdict = self._rule.observe(look.at, self._activities(look))
+        activities = self._activities(look)
+        self._judged = frozenset(activity.uuid for activity in activities) or None
+        verdict = self._rule.observe(look.at, activities)
         self._lookout.no_later_than(self._rule.due())
         self._note_verdict(verdict)
         if verdict.word == "idle":
@@ -295,7 +294,7 @@ class Supervisor:
         from stoker.runs.inquest import Inquest
 
         self._note(state="stopping", ending=ending, sentence=sentence)
-        inquest = Inquest(self._record, self._status, self._journal)
+        inquest = Inquest(self._record, self._status, self._journal, self._judged)
         inquest.question([member.pid for member in self._guardian.members()], hurry=self._signals)
         if ending == "idle" and self._record.snooze() is not None:
             inquest.close_without_finding()

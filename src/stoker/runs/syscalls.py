@@ -28,8 +28,8 @@ def become_subreaper() -> None:
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent(signum: int) -> None:
-    """From now on the death of the parent sends this signal here. The parent may be dead already: look after it."""
+def hear_of_death_of_parent(signum: int) -> None:
+    """From now on the death of the parent sends this signal here. It may be dead already: look at getppid after it."""
     _prctl(_SET_DEATH_SIGNAL, signum)
 
 
