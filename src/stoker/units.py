@@ -76,4 +76,6 @@ def format_memory(amount: int) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    return f"{fraction * 100:.0f}%"
+    """`37%`, and `0.5%` where whole percents would say something else."""
+    percent = fraction * 100
+    return f"{percent:.1f}".removesuffix(".0") + "%" if percent < 10 else f"{percent:.0f}%"

@@ -1,11 +1,15 @@
 """A job under its guardian: started as if typed, heard of, and stopped also when somebody kills the supervisor."""
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +213,60 @@ def test_a_signal_is_told_with_where_it_came_from() -> None:
         assert overseer.hear("signal") == {"number": signal.SIGHUP, "from_kernel": False, "from_job": False}
 
 
+# At a terminal that has no shell, as in a container or a window of its own
+
+
+@pytest.fixture
+def terminal() -> Iterator["Terminal"]:
+    terminal = Terminal()
+    yield terminal
+    terminal.hang_up()
+
+
+class Terminal:
+    """What is typed here comes to whoever was started with `popen`."""
+
+    def __init__(self) -> None:
+        self._keyboard, self._screen = os.openpty()
+        self.popen = {"stdin": self._screen, "start_new_session": True, "preexec_fn": self._take}
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._keyboard, keys)
+
+    def hang_up(self) -> None:
+        for end in (self._screen, self._keyboard):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+    def _take(self) -> None:
+        fcntl.ioctl(self._screen, termios.TIOCSCTTY, 0)
+
+
+def test_ctrl_c_reaches_the_job_and_is_told_as_such(terminal: Terminal) -> None:
+    with Overseer("sh", "-c", "trap 'exit 5' INT; read line", popen=terminal.popen) as overseer:
+        job = overseer.hear("started")
+        wait_for(lambda: _catches(job, signal.SIGINT), named="the trap")
+        terminal.type(b"\x03")
+        assert overseer.hear("signal") == {"number": signal.SIGINT, "from_kernel": True, "from_job": False}
+        assert exit_code(overseer.hear("ended")) == 5
+
+
+def test_ctrl_z_stops_nothing_where_nobody_could_continue_it(terminal: Terminal) -> None:
+    """The guardian is the job's parent, and yet no shell: the kernel must not take it for one."""
+    with Overseer("sh", "-c", "trap 'exit 5' INT; read line", popen=terminal.popen) as overseer:
+        job = overseer.hear("started")
+        wait_for(lambda: _catches(job, signal.SIGINT), named="the trap")
+        terminal.type(b"\x1a\x03")
+        assert exit_code(overseer.hear("ended")) == 5
+
+
+def test_a_terminal_that_goes_away_tells_only_the_leader_of_its_session(terminal: Terminal) -> None:
+    with Overseer("sleep", "60", popen=terminal.popen) as overseer:
+        overseer.hear("started")
+        terminal.hang_up()
+        assert overseer.hear("signal") == {"number": signal.SIGHUP, "from_kernel": False, "from_job": False}
+
+
 # Stopped
 
 
@@ -229,6 +287,13 @@ def test_a_stop_waits_no_longer_than_the_job_takes(holders: Holders) -> None:
         outcome = overseer.hear("outcome", deadline=10)
         assert (outcome["asked"], outcome["killed"]) == (2, 0)
         assert exit_code(outcome["status"]) == 143
+
+
+def test_a_stopped_process_is_made_to_go_on_so_that_it_can_end(holders: Holders) -> None:
+    with escaping("stopped", holders) as overseer:
+        holders.wait_until_ready(2)
+        overseer.order_stop("SIGTERM", 60)
+        assert overseer.hear("outcome", deadline=10)["killed"] == 0
 
 
 def test_ctrl_c_ends_the_grace(holders: Holders) -> None:
@@ -304,6 +369,25 @@ def test_a_killed_guardian_loses_nothing_of_the_job(holders: Holders, cgroup: bo
         overseer.process.wait(timeout=10)
 
 
+def test_a_guardian_killed_while_the_job_begins_loses_nothing_either() -> None:
+    """The job can run before its guardian has said so."""
+    program = (
+        "import os, select, signal\n"
+        "from stoker.runs import keeper\n"
+        "from stoker.runs.guardian import Gone, Program, launch\n"
+        "from stoker.runs.ladder import stop\n"
+        "keeper.Keeper._close_all_but_own = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "guardian = launch(Program(['sleep', '60'], os.environ))\n"
+        "assert select.select([guardian], [], [], 10)[0], 'nothing calls for attention'\n"
+        "assert isinstance(guardian.news(), Gone)\n"
+        "outcome = stop(guardian, signal.SIGTERM, 10)\n"
+        "guardian.finish()\n"
+        "print(outcome.asked, outcome.killed, guardian.empty)"
+    )
+    tried = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert tried.stdout == "1 0 True\n"
+
+
 def test_a_guardian_that_was_stopped_does_not_keep_the_supervisor(holders: Holders) -> None:
     with escaping("setsid", holders) as overseer:
         guardian = overseer.hear("guardian")
@@ -336,6 +420,11 @@ def _descriptors(guardian: int) -> list[Path]:
 def _state(pid: int) -> str:
     found = stat(pid)
     return found.state if found else ""
+
+
+def _catches(pid: int, signum: int) -> bool:
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return caught is not None and bool(int(caught[1], 16) & 1 << (signum - 1))
 
 
 def _wait_until_stopped(pid: int) -> None:

@@ -12,7 +12,7 @@ from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
 def test_a_burst_between_looks_is_busy_even_when_the_mean_is_zero() -> None:
     reading = a_reading(utilization=0.0)
     reading = msgspec.structs.replace(reading, utilization=Utilization(0.9, 0.004, 30))
-    assert state_of(reading) == ("busy", "utilization 0%, peak 90% over the last 1s")
+    assert state_of(reading) == ("busy", "utilization 0.4%, peak 90% over the last 1s")
 
 
 def test_zero_is_idle_and_names_who_holds_memory() -> None:

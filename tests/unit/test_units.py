@@ -8,6 +8,7 @@ from stoker.errors import BadInputError
 from stoker.units import (
     format_duration,
     format_memory,
+    format_percent,
     parse_duration,
     parse_fraction,
     parse_memory,
@@ -81,3 +82,8 @@ def test_a_duration_that_we_print_can_be_typed_back(seconds: int) -> None:
 )
 def test_memory_is_printed_short(amount: int, text: str) -> None:
     assert format_memory(amount) == text
+
+
+@pytest.mark.parametrize(("fraction", "text"), [(0, "0%"), (0.005, "0.5%"), (0.01, "1%"), (0.374, "37%"), (1, "100%")])
+def test_a_percentage_is_printed_so_that_it_means_the_same(fraction: float, text: str) -> None:
+    assert format_percent(fraction) == text

@@ -68,11 +68,11 @@ class Stopped(NamedTuple):
     signal: int
 
 
-class Empty(NamedTuple):
+class Empty:
     """Nothing of the job is left."""
 
 
-class Gone(NamedTuple):
+class Gone:
     """The guardian was killed. What it looked after is looked after here from now on, and news of it go on coming."""
 
 
@@ -190,8 +190,8 @@ class Guardian:
 
     def wait_for_start(self, patience: float) -> None:
         """Waits until the command runs or is known not to. That is news all the same."""
-        if self._epoll.poll(patience) and (first := self.news()):
-            self._tell(first)
+        if self._epoll.poll(patience):
+            self._listen()
 
     def fileno(self) -> int:
         return self._epoll.fileno()

@@ -37,16 +37,15 @@ class Outcome(NamedTuple):
     signal: int
 
     def in_words(self) -> str:
-        if not self.asked and not self.killed and not self.survivors:
-            return "nothing was left to stop"
-        name = signal.Signals(self.signal).name
-        asked = f"{_processes(self.asked)} got {name}"
-        killed = (
-            f", {_processes(self.killed)} had to be killed" if self.killed and self.signal != signal.SIGKILL else ""
-        )
+        deeds = []
+        if self.asked:
+            deeds.append(f"{_processes(self.asked)} got {signal.Signals(self.signal).name}")
+        if self.killed:
+            deeds.append(f"{_processes(self.killed)} had to be killed" if self.asked else _were_killed(self.killed))
+        done = ", ".join(deeds) or "there was nothing to stop"
         if self.survivors:
-            return f"{asked}{killed}; left after {self.seconds:.1f} s: {'; '.join(self.survivors)}"
-        return f"{asked}{killed}; all gone after {self.seconds:.1f} s"
+            return f"{done}; left after {self.seconds:.1f} s: {', '.join(self.survivors)}"
+        return f"{done}; all gone after {self.seconds:.1f} s" if deeds else done
 
 
 class Ladder:
@@ -194,6 +193,10 @@ def _hurried(signals: SignalStream, tree: Tree) -> bool:
         return False
     members = {member.pid for member in tree.census().members}
     return any(wish.sender not in members for wish in wishes)
+
+
+def _were_killed(count: int) -> str:
+    return f"{_processes(count)} {'was' if count == 1 else 'were'} killed"
 
 
 def _processes(count: int) -> str:

@@ -69,7 +69,7 @@ class Description(NamedTuple):
     state: str
 
     def __str__(self) -> str:
-        return f"{self.name} (pid {self.identity.pid}), {self.state}"
+        return f"{self.name} (pid {self.identity.pid}, {self.state})"
 
 
 class Census(NamedTuple):

@@ -31,8 +31,12 @@ class Received(NamedTuple):
 
     @property
     def from_kernel(self) -> bool:
-        """Whether a terminal sent it to its whole foreground group: the job has it already."""
-        return self.code == _FROM_KERNEL
+        """Whether the kernel sent it, for a terminal, to the whole group in front: the job has it already.
+
+        When a terminal goes away only the leader of its session is told. Is that this process, then nobody else was.
+        """
+        told_alone = self.signal == signal.SIGHUP and os.getsid(0) == os.getpid()
+        return self.code == _FROM_KERNEL and not told_alone
 
 
 class SignalStream:

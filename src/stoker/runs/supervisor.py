@@ -200,6 +200,8 @@ class Supervisor:
         activities = self._activities(look)
         self._judged = frozenset(activity.uuid for activity in activities) or None
         verdict = self._rule.observe(look.at, activities)
+        if look.problem and not activities:
+            verdict = verdict._replace(reason=look.problem.reason)
         self._lookout.no_later_than(self._rule.due())
         self._note_verdict(verdict)
         if verdict.word == "idle":

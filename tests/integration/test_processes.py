@@ -1,0 +1,191 @@
+"""Real processes by pid and start time: who descends from whom, and a signal that hits nobody else."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.runs import processes
+from stoker.runs.processes import (
+    Identity,
+    census,
+    children,
+    descendants,
+    descends,
+    describe,
+    exit_code,
+    identify,
+    is_alive,
+    send,
+    stat,
+)
+from stoker.runs.signals import SignalStream
+from tests.support.waiting import wait_for
+
+# A process with two threads, each of which starts a child, which starts one too.
+FAMILY = """
+import subprocess, threading
+script = "sleep 60 & echo $! $$; wait"
+start = lambda: started.append(subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True))
+started = []
+start()
+thread = threading.Thread(target=lambda: (start(), stay.wait()))
+stay = threading.Event()
+thread.start()
+while len(started) < 2: pass
+print(*[child.stdout.readline().strip() for child in started], flush=True)
+input()
+"""
+
+
+class Family:
+    """A process with its children and grandchildren."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-S", "-E", "-c", FAMILY]
+        self.root = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.root.stdout is not None
+        self.pids = {int(word) for word in self.root.stdout.readline().split()}
+
+
+@pytest.fixture
+def family() -> Iterator[Family]:
+    family = Family()
+    yield family
+    for pid in family.pids:
+        os.kill(pid, signal.SIGKILL)
+    family.root.kill()
+    family.root.communicate()
+
+
+@pytest.fixture
+def child() -> Iterator[Identity]:
+    """A process that stops or dies of any signal."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        who = identify(process.pid)
+        assert who is not None
+        yield who
+        process.kill()
+
+
+@pytest.fixture(params=["listed", "scanned", "too many threads"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ways in which a kernel lets children be found."""
+    if request.param == "scanned":
+        monkeypatch.setattr(processes, "_kernel_lists_children", lambda: False)
+    if request.param == "too many threads":
+        monkeypatch.setattr(processes, "_MOST_THREADS", 2)
+
+
+@pytest.mark.usefixtures("way")
+def test_descendants_are_found_whichever_thread_started_them(family: Family) -> None:
+    assert {member.pid for member in descendants(family.root.pid)} == family.pids
+    assert census([family.root.pid]).settled
+    assert all(descends(pid, family.root.pid) for pid in family.pids)
+    assert not descends(family.root.pid, family.root.pid)
+
+
+@pytest.mark.usefixtures("way")
+def test_whoever_is_excluded_is_so_with_all_that_came_from_it(family: Family) -> None:
+    excluded = children(family.root.pid)[0]
+    left = family.pids - {excluded} - {member.pid for member in descendants(excluded)}
+    assert len(left) == 2
+    assert {member.pid for member in descendants(family.root.pid, exclude={excluded})} == left
+
+
+@pytest.mark.usefixtures("way")
+def test_a_zombie_does_not_count() -> None:
+    before = {member.pid for member in descendants(os.getpid())}
+    process = subprocess.Popen(["true"])
+    wait_for(lambda: (found := stat(process.pid)) is not None and found.over, named="the zombie")
+    assert {member.pid for member in descendants(os.getpid())} == before
+    assert process.pid in children(os.getpid())
+    who = identify(process.pid)
+    assert who is not None
+    assert not is_alive(who)
+    process.wait()
+
+
+def test_a_signal_reaches_the_process_that_is_meant(child: Identity) -> None:
+    assert send(child, signal.SIGTERM)
+    wait_for(lambda: not is_alive(child), named="its end")
+
+
+@pytest.mark.parametrize("pidfds", [True, False], ids=["pidfd", "no pidfd"])
+def test_a_pid_that_was_given_to_another_process_is_left_alone(
+    child: Identity, pidfds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not pidfds:
+        monkeypatch.setattr(os, "pidfd_open", _not_in_this_kernel)
+    forebear = Identity(child.pid, child.started - 1)
+    assert not send(forebear, signal.SIGKILL)
+    assert not is_alive(forebear)
+    assert describe(forebear) is None
+    assert is_alive(child)
+    assert send(child, signal.SIGKILL)
+    wait_for(lambda: not is_alive(child), named="its end")
+
+
+def test_a_process_that_was_never_there_gets_nothing() -> None:
+    gone = subprocess.Popen(["true"])
+    who = identify(gone.pid)
+    gone.wait()
+    assert who is not None
+    assert not send(who, signal.SIGKILL)
+    assert identify(gone.pid) != who
+    assert not descends(gone.pid, os.getpid())
+
+
+def test_a_name_cannot_forge_what_is_read_of_a_process() -> None:
+    name = ") Z 1 1 \n(1"
+    program = f"import ctypes, sys; ctypes.CDLL(None).prctl(15, {name!r}.encode()); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        wait_for(
+            lambda: (waiting := stat(process.pid)) is not None and waiting.state == "S", named="its wait for input"
+        )
+        found = stat(process.pid)
+        assert found is not None
+        assert (found.parent, found.over) == (os.getpid(), False)
+        description = str(describe(found.identity))
+        assert description == f") Z 1 1 ?(1 (pid {process.pid}, sleeping)"
+        process.communicate()
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (3 << 8, 3), (9, 137), (2, 130), (11 | 0x80, 139)])
+def test_a_wait_status_becomes_the_code_that_a_shell_gives(status: int, code: int) -> None:
+    assert exit_code(status) == code
+
+
+def test_signals_wait_to_be_read_and_do_what_they_did_before_once_closed() -> None:
+    program = """if True:
+        import os, select, signal
+        from stoker.runs.signals import SignalStream
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+        stream = SignalStream([signal.SIGTERM, signal.SIGINT])
+        assert stream.original == {signal.SIGUSR2}
+        assert stream.read() == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert select.select([stream], [], [], 10)[0]
+        came = {(received.signal, received.sender, received.user, received.from_kernel) for received in stream.read()}
+        assert came == {(signum, os.getpid(), os.getuid(), False) for signum in (signal.SIGTERM, signal.SIGINT)}, came
+        stream.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.stderr, ended.returncode) == ("", -signal.SIGTERM)
+
+
+def test_a_stream_that_nobody_signalled_is_not_readable() -> None:
+    with SignalStream([signal.SIGUSR1]) as stream:
+        assert select.select([stream], [], [], 0)[0] == []
+
+
+def _not_in_this_kernel(_pid: int) -> int:
+    raise OSError(38, os.strerror(38))

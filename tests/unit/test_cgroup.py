@@ -1,0 +1,84 @@
+"""Where a job's cgroup is made, in the layouts that machines have."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stoker.runs.cgroup import Cgroup, NoCgroupError, locate
+from stoker.runs.processes import identify
+
+UNIFIED = "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
+HYBRID = """\
+31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"""
+CONTAINER = "30 24 0:26 /docker/abc /sys/fs/cgroup ro - cgroup2 cgroup rw"
+STRANGE = r"30 24 0:26 / /mnt/a\040place rw - cgroup2 none rw"
+
+
+@pytest.mark.parametrize(
+    ("memberships", "mounts", "place"),
+    [
+        ("0::/user.slice/session-1.scope\n", UNIFIED, "/sys/fs/cgroup/user.slice/session-1.scope"),
+        ("0::/\n", UNIFIED, "/sys/fs/cgroup"),
+        ("4:memory:/x\n0::/\n", HYBRID, "/sys/fs/cgroup/unified"),
+        ("0::/docker/abc\n", CONTAINER, "/sys/fs/cgroup"),
+        ("0::/docker/abc/inner\n", CONTAINER, "/sys/fs/cgroup/inner"),
+        ("0::/jobs\n", STRANGE, "/mnt/a place/jobs"),
+    ],
+)
+def test_the_cgroup_of_this_process_is_found_wherever_it_is_mounted(memberships: str, mounts: str, place: str) -> None:
+    assert locate(memberships, mounts) == Path(place)
+
+
+@pytest.mark.parametrize(
+    ("memberships", "mounts", "words"),
+    [
+        ("4:memory:/x\n", HYBRID, "not mounted"),
+        ("0::/\n", "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw", "not mounted"),
+        ("0::/docker/other\n", CONTAINER, "outside"),
+        ("0::/docker/abcdef\n", CONTAINER, "outside"),
+    ],
+)
+def test_where_there_is_none_it_says_why(memberships: str, mounts: str, words: str) -> None:
+    with pytest.raises(NoCgroupError, match=words):
+        locate(memberships, mounts)
+
+
+def test_a_place_that_offers_no_kill_is_left_as_it_was(tmp_path: Path) -> None:
+    with pytest.raises(NoCgroupError, match=r"cgroup\.kill"):
+        Cgroup.create(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_may_not_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NoCgroupError, match="no such file"):
+        Cgroup.create(tmp_path / "missing")
+
+
+def test_what_killed_runs_left_behind_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    ours, theirs, abandoned = (
+        f"stoker-{me.pid}-{me.started}-0",
+        "something-1-1-0",
+        f"stoker-{me.pid}-{me.started - 1}-0",
+    )
+    for name in (ours, theirs, f"{abandoned}/made-by-the-job"):
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(NoCgroupError):
+        Cgroup.create(tmp_path)
+    assert {left.name for left in tmp_path.iterdir()} == {ours, theirs}
+
+
+def test_cgroups_that_the_job_made_below_its_own_count_and_go_with_it(tmp_path: Path) -> None:
+    (tmp_path / "job/inner/deeper").mkdir(parents=True)
+    for place, pids in (("job", "10\n0\n"), ("job/inner", ""), ("job/inner/deeper", "11\n12\n")):
+        (tmp_path / place / "cgroup.procs").write_text(pids)
+    job = Cgroup(tmp_path / "job")
+    assert sorted(job.pids()) == [10, 11, 12]
+    for file in tmp_path.rglob("cgroup.procs"):
+        file.unlink()
+    assert job.remove()
+    assert not (tmp_path / "job").exists()

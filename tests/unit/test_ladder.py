@@ -1,0 +1,137 @@
+"""The steps of a stop, with a tree and a clock that the test holds."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from stoker.runs import ladder as ladder_module
+from stoker.runs.ladder import PATIENCE, Ladder, Outcome
+from stoker.runs.processes import Census, Description, Identity
+
+FIRST, SECOND = Identity(1_000_001, 5), Identity(1_000_002, 6)
+
+
+class World:
+    """Processes that are only in the mind; `obey` says what a signal does to one of them."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.alive = [FIRST, SECOND]
+        self.sent: list[tuple[Identity, int]] = []
+        self.settled = True
+        self.obey: Callable[[Identity, int], bool] = lambda _who, signum: signum == signal.SIGKILL
+        self.permitted = True
+
+    def census(self) -> Census:
+        return Census(list(self.alive), self.settled)
+
+    def kill(self) -> bool:
+        return False
+
+    def send(self, who: Identity, signum: int) -> bool:
+        if who not in self.alive or not self.permitted:
+            return False
+        self.sent.append((who, signum))
+        if self.obey(who, signum):
+            self.alive.remove(who)
+        return True
+
+    def signals(self) -> list[int]:
+        return [signum for _, signum in self.sent]
+
+    def ladder(self, *, grace: float = 10.0, signum: int = signal.SIGTERM) -> Ladder:
+        return Ladder(self, signum=signum, grace=grace, clock=lambda: self.now)
+
+    def climb_down(self, ladder: Ladder) -> Outcome:
+        while not ladder.step():
+            self.now += ladder.timeout()
+        return ladder.outcome()
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+    monkeypatch.setattr(ladder_module, "send", world.send)
+    monkeypatch.setattr(ladder_module, "is_alive", lambda who: who in world.alive)
+    monkeypatch.setattr(ladder_module, "describe", lambda who: Description(who, 1, "trainer", "blocked in the kernel"))
+    return world
+
+
+def test_everybody_is_asked_at_once_and_nobody_killed_before_the_grace_is_over(world: World) -> None:
+    ladder = world.ladder(grace=10)
+    assert world.sent == [
+        (FIRST, signal.SIGTERM), (FIRST, signal.SIGCONT), (SECOND, signal.SIGTERM), (SECOND, signal.SIGCONT),
+    ]  # fmt: skip
+    world.now += 9.9
+    assert not ladder.step()
+    assert signal.SIGKILL not in world.signals()
+    world.now += 0.1
+    ladder.step()
+    assert world.signals()[4:] == [signal.SIGSTOP, signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL]
+    assert ladder.step()
+
+
+def test_who_ends_when_asked_is_not_killed(world: World) -> None:
+    world.obey = lambda _who, signum: signum == signal.SIGTERM
+    outcome = world.climb_down(world.ladder())
+    assert (outcome.asked, outcome.killed, outcome.survivors, outcome.seconds) == (2, 0, (), 0.0)
+    assert outcome.in_words() == "2 processes got SIGTERM; all gone after 0.0 s"
+
+
+def test_hurry_ends_the_grace(world: World) -> None:
+    ladder = world.ladder(grace=1000)
+    assert ladder.timeout() == 1000
+    ladder.hurry()
+    assert ladder.timeout() == 0
+    outcome = world.climb_down(ladder)
+    assert outcome.killed == 2
+    assert outcome.seconds < 1
+    assert "2 processes got SIGTERM, 2 processes had to be killed" in outcome.in_words()
+
+
+def test_a_stop_by_sigkill_asks_nobody_first(world: World) -> None:
+    outcome = world.climb_down(world.ladder(signum=signal.SIGKILL, grace=1000))
+    assert world.signals() == [signal.SIGSTOP, signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL]
+    assert outcome.in_words() == "2 processes were killed; all gone after 0.0 s"
+
+
+def test_a_process_that_cannot_be_killed_is_named_when_patience_is_over(world: World) -> None:
+    world.obey = lambda who, signum: who == FIRST and signum == signal.SIGKILL
+    outcome = world.climb_down(world.ladder(grace=0))
+    assert outcome.survivors == ("trainer (pid 1000002, blocked in the kernel)",)
+    assert PATIENCE <= outcome.seconds < PATIENCE + 1
+    assert outcome.in_words().endswith("left after 30.0 s: trainer (pid 1000002, blocked in the kernel)")
+
+
+def test_a_process_of_somebody_else_is_named_at_once(world: World) -> None:
+    world.permitted = False
+    outcome = world.climb_down(world.ladder(grace=0))
+    assert len(outcome.survivors) == 2
+    assert outcome.seconds < 1
+
+
+def test_a_tree_that_changes_too_fast_to_be_read_is_not_called_empty(world: World) -> None:
+    world.alive = []
+    world.settled = False
+    ladder = world.ladder(grace=10)
+    assert not ladder.step()
+    world.settled = True
+    assert ladder.step()
+
+
+def test_who_was_born_during_the_kill_is_killed_too(world: World) -> None:
+    def obey(who: Identity, signum: int) -> bool:
+        if who == FIRST and signum == signal.SIGKILL:
+            world.alive.append(Identity(1_000_003, 7))
+        return signum == signal.SIGKILL
+
+    world.obey = obey
+    outcome = world.climb_down(world.ladder(grace=0))
+    assert world.alive == []
+    assert outcome.killed == 3
+
+
+def test_a_tree_that_is_gone_already_needs_nothing(world: World) -> None:
+    world.alive = []
+    assert world.climb_down(world.ladder()).in_words() == "there was nothing to stop"
