@@ -13,10 +13,12 @@ import psutil
 from bench.contestants import memory
 from bench.looks import compiled_stand_in, mock_machine, run_contestant
 from bench.table import Promise, print_promises
+from stoker.gpus.recording import RecordingReader
 
 MINUTE = 60
 WARM_UP = 4.0
 THROUGHPUT_RUNS = 7
+LATENESS_TRIALS = 5
 
 
 def main() -> int:
@@ -24,7 +26,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as directory:
         place = Path(directory)
         environment = {**os.environ, "STOKER_HOME": str(place / "home")}
-        promises = [_speed_of_output(stoker, environment)]
+        promises = [_speed_of_output(stoker, environment), _lateness(stoker, environment, place)]
         machine, sleepers = mock_machine(place)
         environment |= machine.environment()
         environment["BENCH_NVIDIA_SMI"] = str(compiled_stand_in(place))
@@ -50,6 +52,32 @@ def _speed_of_output(stoker: str, environment: dict[str, str]) -> Promise:
     print(f"\n2 GiB through a pipe: bare {min(times['bare']):.3f} s, under stoker run {min(times['run']):.3f} s")
     print(f"  medians: bare {statistics.median(times['bare']):.3f} s, run {statistics.median(times['run']):.3f} s")
     return Promise("2 GiB of output, stoker run ÷ bare, start-up included", ratio, 1.03)
+
+
+def _lateness(stoker: str, environment: dict[str, str], place: Path) -> Promise:
+    """From the end of the window to the first signal, for a Python job whose stack is asked for before."""
+    every, window = 1.0, 2.0
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print(time.monotonic(), flush=True), sys.exit(0)))\n"
+        "time.sleep(60)\n"
+    )
+    late = []
+    for trial in range(LATENESS_TRIALS):
+        home = place / f"lateness-{trial}"
+        options = ["--after", "0s", "--every", f"{every}s", "--for", f"{window}s", "--source", f"sim:2@{home}"]
+        out = subprocess.run(
+            [stoker, "run", *options, "--", sys.executable, "-c", program],
+            env={**environment, "STOKER_HOME": str(home)}, check=False, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+        (readings,) = home.glob("runs/*/readings")
+        first = next(iter(RecordingReader(readings)))
+        idle_since = first.at - first.readings[0].span
+        late.append(float(out) - (idle_since + window))
+    print(
+        f"\nFrom the end of the window to the first signal: {max(late):.2f} s at the worst of {len(late)}, a look is {every:g} s"
+    )
+    return Promise("first signal after the end of the window ÷ a look", max(late) / every, 1.0)
 
 
 def _cost_of_watching(stoker: str, environment: dict[str, str]) -> list[Promise]:

@@ -151,6 +151,33 @@ def test_ctrl_c_on_a_terminal_is_delivered_once_and_a_second_one_is_obeyed_at_on
     assert b"Ctrl-C was pressed twice" in seen
 
 
+def test_job_control_works_as_if_the_command_had_been_typed() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["PS1"] = "prompt> "
+        os.execvp("bash", ["bash", "--norc", "--noediting", "-i"])
+    counting = "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done"
+    _await(terminal, b"prompt> ")
+    os.write(terminal, f"{stoker_command()} run -- sh -c '{counting}'\n".encode())
+    _await(terminal, b"tick 3\r")
+    os.write(terminal, b"\x1a")
+    assert b"Stopped" in _await(terminal, b"prompt> ")
+    os.write(terminal, b"fg\n")
+    _await(terminal, b"tick 9\r")
+    os.write(terminal, b"\x03")
+    _await(terminal, b"prompt> ")
+    os.write(terminal, b"echo code $?; exit\n")
+    assert b"code 130" in _read_all(terminal)
+    os.waitpid(pid, 0)
+
+
+def _await(terminal: int, text: bytes) -> bytes:
+    seen = b""
+    while text not in seen:
+        seen += os.read(terminal, 65536)
+    return seen
+
+
 # Stopping
 
 
@@ -290,6 +317,21 @@ def test_another_persons_load_on_the_same_gpu_does_not_save_an_idle_job(somebody
 def test_another_persons_idle_gpu_does_not_doom_a_busy_job() -> None:
     done = run(*QUICK, "--require", "any", "--", *LOAD, "--utilization", "80%", "--for", "2s")
     assert done.code == 0, done.err  # GPU 1 is idle, but the job does not use it
+
+
+def test_with_mine_only_gpus_that_the_job_uses_can_doom_it() -> None:
+    never = run(*QUICK, "--gpus", "mine", "--", "sleep", "2")
+    assert never.code == 0, never.err
+    used = run(*QUICK, "--gpus", "mine", "--", *LOAD, "--phase", "busy 90% 500ms", "--phase", "idle 60s")
+    assert used.code == 124, used.err
+
+
+def test_a_chosen_gpu_is_judged_whoever_uses_it() -> None:
+    with subprocess.Popen([*LOAD, "--utilization", "90%"], stdout=subprocess.DEVNULL) as load:
+        busy = run(*QUICK, "--gpus", "0", "--", "sleep", "2")
+        idle = run(*QUICK, "--gpus", "1", "--", "sleep", "60")
+        load.kill()
+    assert (busy.code, idle.code) == (0, 124)
 
 
 # Snooze

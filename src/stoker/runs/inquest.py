@@ -21,8 +21,10 @@ from stoker.runs.signals import SignalStream
 from stoker.runs.stacks import collect_stacks
 from stoker.runs.transcript import output_tail
 
-# The job was idle for minutes or hours: a few seconds for its explanation cost nobody anything.
-PATIENCE: Final = 10.0
+# The questions take one look's time at the most, so that the first signal is no later than that; but as long as
+# py-spy needs on a busy machine, and never so long that a person wonders.
+SHORTEST_PATIENCE: Final = 1.0
+LONGEST_PATIENCE: Final = 10.0
 # The chart shows what came before the window too: that is where it went wrong.
 WINDOWS_SHOWN: Final = 1.5
 _OUTPUT: Final = 1
@@ -36,6 +38,7 @@ class Inquest:
         """`judged` are the uuids of the GPUs that the rule went by, where the run was seen on none; None: all."""
         self._record = record
         spec = record.spec()
+        self._every = spec.policy.every
         window = spec.policy.window * WINDOWS_SHOWN
         self._evidence = Evidence(
             run=spec.id,
@@ -61,8 +64,9 @@ class Inquest:
 
     def question(self, pids: Sequence[int], *, hurry: SignalStream) -> None:
         """Asks every process where it is, for a bounded time; a Ctrl-C meanwhile cuts it short."""
+        patience = min(max(self._every, SHORTEST_PATIENCE), LONGEST_PATIENCE)
         members = read_members(pids)
-        stacks = collect_stacks(pids, deadline=PATIENCE, enough=lambda: bool(hurry.read()))
+        stacks = collect_stacks(pids, deadline=patience, enough=lambda: bool(hurry.read()))
         self._evidence = msgspec.structs.replace(self._evidence, members=members, stacks=stacks)
         # Written now as well: should the stop itself be cut short, what was learned is there.
         self._write()
