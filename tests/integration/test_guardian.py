@@ -86,6 +86,15 @@ def test_the_command_finds_signals_as_its_caller_left_them(tmp_path: Path) -> No
     assert f"{1 << (signal.SIGUSR2 - 1):016x}" in bare, "the caller's own settings are what is compared"
 
 
+def test_a_caller_that_ignores_the_ends_of_children_loses_no_status() -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    with Overseer("sh", "-c", "exit 3", popen={"preexec_fn": ignore}) as overseer:
+        assert exit_code(overseer.hear("ended")) == 3
+        assert overseer.hear("finished")["status"] == 3 << 8
+
+
 def test_the_command_shares_group_and_session_so_that_a_terminal_reaches_it() -> None:
     with Overseer("sleep", "60", popen={"start_new_session": True}) as overseer:
         job = stat(overseer.hear("started"))

@@ -78,7 +78,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "scanned":
         monkeypatch.setattr(processes, "_kernel_lists_children", lambda: False)
     if request.param == "too many threads":
-        monkeypatch.setattr(processes, "_MOST_THREADS", 2)
+        monkeypatch.setattr(processes, "_worthwhile_threads", lambda: 2)
 
 
 @pytest.mark.usefixtures("way")

@@ -22,12 +22,15 @@ class World:
         self.settled = True
         self.obey: Callable[[Identity, int], bool] = lambda _who, signum: signum == signal.SIGKILL
         self.permitted = True
+        self.has_cgroup = False
 
     def census(self) -> Census:
         return Census(list(self.alive), self.settled)
 
     def kill(self) -> bool:
-        return False
+        if self.has_cgroup:
+            self.alive = []
+        return self.has_cgroup
 
     def send(self, who: Identity, signum: int) -> bool:
         if who not in self.alive or not self.permitted:
@@ -94,6 +97,13 @@ def test_a_stop_by_sigkill_asks_nobody_first(world: World) -> None:
     outcome = world.climb_down(world.ladder(signum=signal.SIGKILL, grace=1000))
     assert world.signals() == [signal.SIGSTOP, signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL]
     assert outcome.in_words() == "2 processes were killed; all gone after 0.0 s"
+
+
+def test_a_tree_with_a_cgroup_is_killed_at_one_blow(world: World) -> None:
+    world.has_cgroup = True
+    outcome = world.climb_down(world.ladder(grace=0))
+    assert outcome.killed == 2
+    assert world.signals() == [signal.SIGTERM, signal.SIGCONT] * 2
 
 
 def test_a_process_that_cannot_be_killed_is_named_when_patience_is_over(world: World) -> None:

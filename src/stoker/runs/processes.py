@@ -8,12 +8,11 @@ import signal
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
-# Reading the children of one thread costs about as much as reading the stat of one process. A training can have
-# thousands of threads: past this many, one look at every process of the machine is cheaper than asking each thread.
-_MOST_THREADS: Final = 256
 # Two walks that agree end a census at once. A tree that forks without rest never lets them agree: it is called
 # unsettled after this many, and whoever needs certainty asks again.
 _MOST_WALKS: Final = 20
+# Never worth counting: in a container, or on a small machine.
+_FEW_THREADS: Final = 64
 # Ancestors can die while they are climbed; the next try sees who adopted the process.
 _CLIMBS: Final = 5
 
@@ -219,13 +218,10 @@ def _walk(roots: list[int], exclude: Collection[int]) -> dict[int, Stat | None]:
     if not _kernel_lists_children():
         return _walk_everyone(roots, exclude)
     found: dict[int, Stat | None] = {}
-    threads_read = 0
-    waiting: list[tuple[int, list[str]]] = [(root, _thread_ids(root)) for root in roots]
+    waiting = [(root, _thread_ids(root)) for root in roots]
+    threads_left = _worthwhile_threads()
     while waiting:
         pid, threads = waiting.pop()
-        threads_read += len(threads)
-        if threads_read > _MOST_THREADS:
-            return _walk_everyone(roots, exclude)
         for child in _listed_children(pid, threads):
             if child in found or child in exclude:
                 continue
@@ -234,8 +230,20 @@ def _walk(roots: list[int], exclude: Collection[int]) -> dict[int, Stat | None]:
                 continue
             found[child] = one
             if one is not None and not one.over:
+                threads_left -= one.threads
+                if threads_left < 0:
+                    return _walk_everyone(roots, exclude)
                 waiting.append((child, [str(child)] if one.threads == 1 else _thread_ids(child)))
     return found
+
+
+def _worthwhile_threads() -> int:
+    """How many threads may be asked for their children before it is cheaper to look at every process there is.
+
+    One costs about as much as the other. A training can have thousands of threads, a machine thousands of processes;
+    the kernel counts the latter in the links of /proc.
+    """
+    return max(os.stat("/proc").st_nlink, _FEW_THREADS)  # noqa: PTH116 - asked for with every walk
 
 
 def _walk_everyone(roots: list[int], exclude: Collection[int]) -> dict[int, Stat | None]:
