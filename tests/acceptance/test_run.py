@@ -196,6 +196,21 @@ def test_a_job_whose_gpus_go_idle_is_stopped_with_its_children_and_explained(tmp
     assert not psutil.pid_exists(int(pids.read_text()))
 
 
+def test_a_training_that_saves_when_asked_to_end_still_has_its_workers(tmp_path: Path) -> None:
+    script = f"""
+import signal, subprocess, sys, time
+worker = subprocess.Popen(["sleep", "300"])
+def save(*_):
+    time.sleep(0.5)
+    open({str(tmp_path / "saved")!r}, "w").write("whole" if worker.poll() is None else "its worker was gone")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+time.sleep(300)
+"""
+    assert run(*QUICK, "--", sys.executable, "-c", script).code == 124
+    assert (tmp_path / "saved").read_text() == "whole"
+
+
 def test_a_job_that_works_is_left_alone() -> None:
     done = run(*QUICK, "--", *LOAD, "--utilization", "90%", "--for", "2s")
     assert done.code == 0, done.err

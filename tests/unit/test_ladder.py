@@ -43,8 +43,8 @@ class World:
     def signals(self) -> list[int]:
         return [signum for _, signum in self.sent]
 
-    def ladder(self, *, grace: float = 10.0, signum: int = signal.SIGTERM) -> Ladder:
-        return Ladder(self, signum=signum, grace=grace, clock=lambda: self.now)
+    def ladder(self, *, grace: float = 10.0, signum: int = signal.SIGTERM, first: Identity | None = None) -> Ladder:
+        return Ladder(self, signum=signum, grace=grace, first=first, clock=lambda: self.now)
 
     def climb_down(self, ladder: Ladder) -> Outcome:
         while not ladder.step():
@@ -73,6 +73,40 @@ def test_everybody_is_asked_at_once_and_nobody_killed_before_the_grace_is_over(w
     ladder.step()
     assert world.signals()[4:] == [signal.SIGSTOP, signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL]
     assert ladder.step()
+
+
+def test_the_main_process_is_asked_alone_and_the_others_once_it_has_ended(world: World) -> None:
+    ladder = world.ladder(first=FIRST)
+    assert world.sent == [(FIRST, signal.SIGTERM), (FIRST, signal.SIGCONT)]
+    world.now += 2
+    assert not ladder.step()
+    assert len(world.sent) == 2
+    world.alive.remove(FIRST)
+    assert not ladder.step()
+    assert world.sent[2:] == [(SECOND, signal.SIGTERM), (SECOND, signal.SIGCONT)]
+    world.now += 7.9
+    assert not ladder.step()
+    assert signal.SIGKILL not in world.signals()
+    world.now += 0.2
+    assert world.climb_down(ladder).killed == 1
+
+
+def test_a_main_process_that_does_not_end_leaves_the_others_half_of_the_grace(world: World) -> None:
+    ladder = world.ladder(grace=10, first=FIRST)
+    assert ladder.timeout() == 5
+    world.now += 5
+    assert not ladder.step()
+    assert (SECOND, signal.SIGTERM) in world.sent
+    assert world.signals().count(signal.SIGTERM) == 2
+    assert ladder.timeout() == 5
+    assert world.climb_down(ladder).killed == 2
+
+
+def test_hurry_skips_asking_the_others(world: World) -> None:
+    ladder = world.ladder(first=FIRST)
+    ladder.hurry()
+    assert ladder.timeout() == 0
+    assert world.climb_down(ladder).killed == 2
 
 
 def test_who_ends_when_asked_is_not_killed(world: World) -> None:

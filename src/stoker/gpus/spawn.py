@@ -34,6 +34,7 @@ def spawned(spec: str, root: str) -> Helper:
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, asked, 0), (os.POSIX_SPAWN_DUP2, told, 1), *quiet],
             setsid=True,
+            setsigmask=(),
         )
     except OSError:
         os.close(questions)

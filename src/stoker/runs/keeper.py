@@ -109,7 +109,8 @@ class Keeper:
 
     def _orphaned(self) -> None:
         self._talking = False
-        outcome = stop(self, self._charge.signum, self._charge.grace)
+        job = identify(self._job) if self._status is None else None
+        outcome = stop(self, self._charge.signum, self._charge.grace, first=job)
         self.attend()
         if self._charge.cgroup is not None:
             self._charge.cgroup.remove()

@@ -15,6 +15,8 @@ from stoker.runs.tree import Tree
 PATIENCE: Final = 30.0
 # A tree that forks faster than it can be stopped is killed as it runs after this time.
 _FREEZING: Final = 1.0
+# A main process that neither ends nor passes the signal on must leave the others time to end by themselves.
+_FIRST_SHARE: Final = 0.5
 # How soon after a kill it is looked whether somebody was missed, doubled from look to look.
 _FIRST_RETRY: Final = 0.002
 _LAST_RETRY: Final = 0.25
@@ -56,11 +58,20 @@ class Ladder:
     """
 
     def __init__(
-        self, tree: Tree, *, signum: int = signal.SIGTERM, grace: float, clock: Callable[[], float] = time.monotonic
+        self,
+        tree: Tree,
+        *,
+        signum: int = signal.SIGTERM,
+        grace: float,
+        first: Identity | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Asks every member at once: like a terminal and `timeout`, and unlike a main process alone, which may be a
-        shell that passes nothing on."""
-        self.phase: Literal["asked", "killing", "over"] = "asked"
+        """Asks `first` alone, and everybody else when it has ended or half of the grace is over.
+
+        A training that writes a checkpoint when it is asked to end still needs its data loaders for that; a shell
+        that passes nothing on ends at once, and then the rest is asked. Without `first` everybody is asked at once.
+        """
+        self.phase: Literal["first asked", "asked", "killing", "over"] = "asked"
         self._tree = tree
         self._signum = signum
         self._clock = clock
@@ -70,18 +81,27 @@ class Ladder:
         self._killed: set[Identity] = set()
         self._survivors: list[Identity] = []
         self._asked = 0
-        if signum != signal.SIGKILL:
-            self._ask()
-        else:
+        self._first = first
+        self._rest_from = self._began
+        if signum == signal.SIGKILL:
             self._until = self._began
+        elif first is not None and grace > 0 and self._ask([first]):
+            self.phase = "first asked"
+            self._rest_from = self._began + grace * _FIRST_SHARE
+        else:
+            self._ask(self._tree.census().members)
 
     def timeout(self) -> float:
         """Seconds until `step()` is due whatever happens."""
-        return 0.0 if self.phase == "over" else max(self._until - self._clock(), 0.0)
+        if self.phase == "over":
+            return 0.0
+        due = self._rest_from if self.phase == "first asked" else self._until
+        return max(due - self._clock(), 0.0)
 
     def hurry(self) -> None:
         """No more grace: the next step kills."""
-        if self.phase == "asked":
+        if self.phase in {"first asked", "asked"}:
+            self.phase = "asked"
             self._until = self._clock()
 
     def step(self) -> bool:
@@ -91,6 +111,11 @@ class Ladder:
         members, settled = self._tree.census()
         if settled and not members:
             return self._finish([])
+        if self.phase == "first asked":
+            if self._first in members and self._clock() < self._rest_from:
+                return False
+            self.phase = "asked"
+            self._ask([member for member in members if member != self._first])
         if self.phase == "asked":
             if self._clock() < self._until:
                 return False
@@ -108,11 +133,15 @@ class Ladder:
     def members_killed(self) -> frozenset[Identity]:
         return frozenset(self._killed)
 
-    def _ask(self) -> None:
-        for member in self._tree.census().members:
-            self._asked += send(member, self._signum)
+    def _ask(self, members: list[Identity]) -> int:
+        """How many of them could be."""
+        asked = 0
+        for member in members:
+            asked += send(member, self._signum)
             # One that is stopped can only end when it goes on.
             send(member, signal.SIGCONT)
+        self._asked += asked
+        return asked
 
     def _kill(self, members: list[Identity]) -> bool:
         self._killed.update(members)
@@ -159,9 +188,11 @@ class Watched(Tree, Protocol):
         """Takes note of what happened, so that `fileno()` is no longer readable."""
 
 
-def stop(tree: Watched, signum: int, grace: float, *, hurry: SignalStream | None = None) -> Outcome:
+def stop(
+    tree: Watched, signum: int, grace: float, *, first: Identity | None = None, hurry: SignalStream | None = None
+) -> Outcome:
     """The whole stop, waiting for it. A Ctrl-C that is read from `hurry` meanwhile ends the grace."""
-    ladder = Ladder(tree, signum=signum, grace=grace)
+    ladder = Ladder(tree, signum=signum, grace=grace, first=first)
     poll = select.poll()
     poll.register(tree.fileno(), select.POLLIN)
     if hurry is not None:

@@ -46,6 +46,7 @@ STATUS_EVERY: Final = 10.0
 MEMORY_PATIENCE: Final = 15.0
 MEMORY_POLL: Final = 0.2
 OWN_FAILURE: Final = 125
+_FROM_TERMINAL: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 def supervise(plan: Plan) -> int:
@@ -168,9 +169,9 @@ class Supervisor:
                 return self._ended_by_itself(exit_code(news.status))
             if isinstance(news, Gone):
                 return self._guardian_gone()
-            if isinstance(news, Stopped):
-                # As a shell does for its jobs: what stopped the job stops the one who waits for it, until both go on.
-                os.kill(os.getpid(), signal.SIGSTOP)
+            if isinstance(news, Stopped) and news.signal in _FROM_TERMINAL:
+                # What a terminal stopped is stopped as a whole: the shell then shows its prompt.
+                os.kill(os.getpid(), signal.SIGTSTP)
         return None
 
     def _heed(self, received: Received) -> int | None:
@@ -309,7 +310,8 @@ class Supervisor:
         return self._over(ending, sentence, code)
 
     def _take_down(self, grace: float) -> Outcome:
-        return stop(self._guardian, self._plan.signal_number, grace, hurry=self._signals)
+        job = self._guardian.job if self._guardian.status is None else None
+        return stop(self._guardian, self._plan.signal_number, grace, first=job, hurry=self._signals)
 
     def _gpus_still_held(self) -> tuple[str, ...]:
         """Waits until the driver has taken the memory back, and names who still holds some if it does not."""
@@ -347,6 +349,9 @@ class Supervisor:
 
     def _orphaned(self, aftermath: Aftermath) -> None:
         """Called in the guardian when this process was killed: the job was stopped, and somebody should read why."""
+        self._status = self._record.status()
+        if self._status.state == "ended":
+            return  # it was killed after its last word
         self._note(
             state="ended",
             ending="supervisor killed",
