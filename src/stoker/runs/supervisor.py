@@ -35,7 +35,7 @@ from stoker.verdicts.scope import JobScope, MachineScope
 from stoker.verdicts.verdict import Activity, Verdict
 
 # Commands that are over before this never pay for a GPU helper.
-FIRST_LOOK: Final = 1.0
+FIRST_LOOK: Final = 3.0
 # Where there is no GPU, look again from time to time: drivers are loaded late on freshly booted machines.
 ABSENT_RETRY: Final = 60.0
 # A person is told when nothing could be read for this long.
