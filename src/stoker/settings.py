@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where readings come from: auto, nvml, nvidia-smi, drm, sim:4."""
     deadline: str = "5s"
     """How long one look may take before it counts as unknown."""
+    run: dict[str, Any] = {}
+    """Options of `stoker run` as on its command line, without the dashes: `for = "20m"`."""
+    watch: dict[str, Any] = {}
+    """The same for `stoker watch`."""
 
 
 def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:

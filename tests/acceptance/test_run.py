@@ -390,6 +390,40 @@ def test_killing_stoker_does_not_leave_the_job_unwatched(tmp_path: Path) -> None
     assert summary["ending"] == "supervisor killed"
 
 
+# Settings
+
+
+def test_the_rule_comes_from_flag_then_variable_then_file(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text('[run]\nafter = "0s"\nevery = "100ms"\nfor = "600ms"\nidle-exit-code = 77\n')
+    configured = stoker("--config", str(tmp_path / "my.toml"), "run", "--", "sleep", "60")
+    assert configured.code == 77, configured.err
+    patient = {"STOKER_FOR": "60s"}
+    over_file = stoker("--config", str(tmp_path / "my.toml"), "run", "--", "sleep", "2", environment=patient)
+    assert over_file.code == 0, over_file.err
+    flag = stoker(
+        "--config", str(tmp_path / "my.toml"), "run", "--for", "500ms", "--", "sleep", "60", environment=patient
+    )
+    assert flag.code == 77
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('[run]\nfro = "5m"', "did you mean 'for'?"),
+        ('[run]\nfor = "soon"', "'soon' is not a duration"),
+        ('[run]\nfor = "1s"\nevery = "10s"', "shorter than --every"),
+        ("run = 5", "run"),
+    ],
+)
+def test_a_mistake_in_the_configured_rule_is_named_before_anything_starts(
+    text: str, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "my.toml").write_text(text)
+    done = stoker("--config", str(tmp_path / "my.toml"), "run", "--", "touch", str(tmp_path / "started"))
+    assert (done.code, sentence in done.err) == (125, True), done.err
+    assert not (tmp_path / "started").exists()
+
+
 # Bad input
 
 

@@ -7,7 +7,8 @@ from typing import Final
 
 import click
 
-from stoker.errors import StokerError
+from stoker.cli.defaults import CONFIGURABLE, defaults_from_file
+from stoker.errors import BadInputError, StokerError
 from stoker.gpus.spawn import Helper
 from stoker.version import __version__
 
@@ -51,12 +52,20 @@ class Verbs(click.Group):
 @click.version_option(__version__, message="stoker %(version)s")
 @click.option("--config", metavar="FILE", help="Read settings from FILE instead of stoker.toml.")
 @click.option("--debug", is_flag=True, help="Show tracebacks, and what the helper process prints.")
-def stoker(config: str | None, debug: bool) -> None:
+@click.pass_context
+def stoker(context: click.Context, config: str | None, debug: bool) -> None:
     """Keeps GPUs busy, and notices when they are not."""
     if config is not None:
         os.environ["STOKER_CONFIG"] = config
     if debug:
         os.environ["STOKER_DEBUG"] = "1"
+    verb = context.invoked_subcommand
+    if verb in CONFIGURABLE and (command := stoker.get_command(context, verb)) is not None:
+        try:
+            context.default_map = {verb: defaults_from_file(verb, command)}
+        except BadInputError as error:
+            # Every other code of `stoker run` is the command's own.
+            raise StokerError(str(error), exit_code=OWN_FAILURE if verb == "run" else error.exit_code) from None
 
 
 def run(arguments: list[str], early: Helper | None = None) -> int:

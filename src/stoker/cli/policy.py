@@ -96,6 +96,7 @@ def _options(defaults: Policy) -> list[Callable[[F], F]]:
     return [
         click.option(
             "--below",
+            envvar="STOKER_BELOW",
             type=SHARE,
             default=defaults.below,
             metavar="PERCENT",
@@ -104,6 +105,7 @@ def _options(defaults: Policy) -> list[Callable[[F], F]]:
         click.option(
             "--for",
             "window",
+            envvar="STOKER_FOR",
             type=LENGTH,
             default=defaults.window,
             metavar="DURATION",
@@ -111,6 +113,7 @@ def _options(defaults: Policy) -> list[Callable[[F], F]]:
         ),
         click.option(
             "--after",
+            envvar="STOKER_AFTER",
             type=LENGTH,
             default=defaults.after,
             metavar="DURATION",
@@ -118,6 +121,7 @@ def _options(defaults: Policy) -> list[Callable[[F], F]]:
         ),
         click.option(
             "--every",
+            envvar="STOKER_EVERY",
             type=LENGTH,
             default=defaults.every,
             metavar="DURATION",
@@ -125,6 +129,7 @@ def _options(defaults: Policy) -> list[Callable[[F], F]]:
         ),
         click.option(
             "--require",
+            envvar="STOKER_REQUIRE",
             type=Typed("number of GPUs", _parse_require),
             default=defaults.require,
             metavar="all|any|N",
@@ -132,6 +137,7 @@ def _options(defaults: Policy) -> list[Callable[[F], F]]:
         ),
         click.option(
             "--arm-above",
+            envvar="STOKER_ARM_ABOVE",
             type=SHARE,
             default=defaults.arm_above,
             metavar="PERCENT",
@@ -139,6 +145,7 @@ def _options(defaults: Policy) -> list[Callable[[F], F]]:
         ),
         click.option(
             "--arm-for",
+            envvar="STOKER_ARM_FOR",
             type=LENGTH,
             default=defaults.arm_for,
             metavar="DURATION",
@@ -146,6 +153,7 @@ def _options(defaults: Policy) -> list[Callable[[F], F]]:
         ),
         click.option(
             "--warn-at",
+            envvar="STOKER_WARN_AT",
             type=Typed("percentage", _parse_warn_at),
             default=_OFF if defaults.warn_at is None else defaults.warn_at,
             metavar="PERCENT|off",
