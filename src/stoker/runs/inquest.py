@@ -71,10 +71,6 @@ class Inquest:
         # Written now as well: should the stop itself be cut short, what was learned is there.
         self._write()
 
-    def close_without_finding(self) -> None:
-        """The stop was called off: there is nothing to explain."""
-        self._record.report.unlink(missing_ok=True)
-
     def publish(self, how: str, left: Sequence[str]) -> None:
         """Completes the report with how the stop went, and tells the person in brief."""
         self._evidence = msgspec.structs.replace(self._evidence, exit=how, left=left, ended=time.time())

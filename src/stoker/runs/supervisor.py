@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -190,12 +190,16 @@ class Supervisor:
     def _watch(self) -> int | None:
         try:
             look = self._lookout.step()
+            return None if look is None else self._judge(look)
         except AbsentError as absent:
             self._tell("absent", f"{absent}; the command runs, but whether it is idle cannot be seen")
             self._lookout.postpone(ABSENT_RETRY)
-            return None
-        if look is None:
-            return None
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must never cost somebody's job
+            self._tell("failed", f"{_in_words(error)}; the command goes on, and is looked at again in a minute")
+            self._lookout.postpone(ABSENT_RETRY)
+        return None
+
+    def _judge(self, look: Look) -> int | None:
         self._keep(look)
         self._read_snooze()
         activities = self._activities(look)
@@ -297,17 +301,29 @@ class Supervisor:
         from stoker.runs.inquest import Inquest
 
         self._note(state="stopping", ending=ending, sentence=sentence)
-        inquest = Inquest(self._record, self._status, self._journal, self._judged)
-        inquest.question([member.pid for member in self._guardian.members()], hurry=self._signals)
+        inquest: Inquest | None = None
+        with self._explaining():
+            inquest = Inquest(self._record, self._status, self._journal, self._judged)
+            inquest.question([member.pid for member in self._guardian.members()], hurry=self._signals)
         if ending == "idle" and self._record.snooze() is not None:
-            inquest.close_without_finding()
+            self._record.report.unlink(missing_ok=True)
             self._note(state="running", ending=None, sentence="")
             return None
         outcome = self._take_down(self._plan.grace)
         left = (*outcome.survivors, *self._gpus_still_held())
         self._note(left=left)
-        inquest.publish(f"{outcome.in_words()}; exit code {code}", left)
+        if inquest is not None:
+            with self._explaining():
+                inquest.publish(f"{outcome.in_words()}; exit code {code}", left)
         return self._over(ending, sentence, code)
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """An explanation that fails must not keep a job from being stopped: what was decided is done."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stop goes on
+            _say(f"the report is incomplete: {_in_words(error)}")
 
     def _take_down(self, grace: float) -> Outcome:
         job = self._guardian.job if self._guardian.status is None else None
@@ -417,6 +433,10 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) if isinstance(error, StokerError) else f"internal error: {type(error).__name__}: {error}"
 
 
 def _say(sentence: str) -> None:
