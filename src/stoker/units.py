@@ -44,7 +44,7 @@ def parse_fraction(text: str) -> float:
         else:
             value = float(written)
             if value >= 1:
-                raise BadInputError(f"{text!r} is not clear as a percentage: write {written}% or 0.{written}")
+                raise BadInputError(f"{text!r} is not clear as a percentage: write {written}% or, say, 0.2")
     except ValueError:
         raise BadInputError(f"{text!r} is not a percentage: write it like 20% or 0.2") from None
     if not 0 <= value <= 1:

@@ -72,6 +72,20 @@ def test_input_output_and_arguments_pass_through_untouched() -> None:
     assert done.stderr.decode() == "['--for', 'a b', '--', '-x', '']"
 
 
+def test_a_directory_that_was_removed_is_no_reason_not_to_run(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f"cd {gone} && rmdir {gone} && exec {stoker_command()} run -- sh -c 'exit 8'"
+    assert subprocess.run(["sh", "-c", script], capture_output=True, check=False).returncode == 8
+
+
+def test_a_run_within_a_run_is_a_run_of_its_own() -> None:
+    done = run("--", "stoker", "run", "--", "sh", "-c", "echo $STOKER_RUN; exit 5")
+    assert done.code == 5
+    inner, outer = sorted(stoker("runs", "--json").json(), key=lambda found: len(found["command"]))
+    assert done.out.strip() == inner["id"] != outer["id"]
+
+
 def test_the_job_has_the_terminal_as_if_it_had_been_typed(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
@@ -432,7 +446,7 @@ BAD = [
     (["--for", "0s", "--", "true"], "longer than nothing"),
     (["--below", "0%", "--", "true"], "--below 0%"),
     (["--below", "101%", "--", "true"], "between 0% and 100%"),
-    (["--below", "20", "--", "true"], "write 20% or"),
+    (["--below", "20", "--", "true"], "write 20%"),
     (["--for", "1s", "--every", "10s", "--", "true"], "shorter than --every"),
     (["--gpus", "7", "--", "true"], "7"),
     (["--gpus", "GPU-nope", "--", "true"], "GPU-nope"),

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -60,7 +61,7 @@ def supervise(plan: Plan) -> int:
         Spec(
             id=record.id,
             command=plan.command,
-            directory=plan.directory or os.getcwd(),  # noqa: PTH109 - a name that was removed is still told
+            directory=plan.directory or _here(),
             host=socket.gethostname(),
             user=_user(),
             boot=boot_id(),
@@ -426,6 +427,14 @@ def _check_gpus(plan: Plan, prober: Prober) -> None:
         look = prober.look()
         if look.gpus:
             select_gpus(look.gpus, plan.gpus)
+
+
+def _here() -> str:
+    """A directory that was removed meanwhile is no reason not to run: a shell would run the command there too."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return "(removed)"
 
 
 def _user() -> str:
