@@ -275,6 +275,7 @@ def test_bad_input_is_one_sentence_and_code_2(nvidia: MockMachine, arguments: li
     done = stoker("gpus", *arguments)
     assert (done.code, done.out) == (2, "")
     assert sentence in done.err
+    assert done.err.count("\n") == 1
 
 
 def test_settings_come_from_flag_then_variable_then_file(nvidia: MockMachine, tmp_path: Path) -> None:

@@ -469,6 +469,7 @@ def test_bad_input_is_one_sentence_and_125_and_starts_nothing(
     done = run(*[word.replace("true", f"touch {trace}") for word in arguments])
     assert (done.code, done.out) == (125, "")
     assert sentence in done.err
+    assert done.err.count("\n") == 1
     assert not trace.exists()
     assert stoker("runs", "--json").json() == []
 

@@ -17,13 +17,13 @@ from stoker.version import __version__
 VERBS: Final = {
     "gpus": "Show what this machine's GPUs are doing.",
     "run": "Launch a command, and stop it when its GPUs stay idle.",
+    "watch": "Watch GPUs, and act when they stay idle.",
     "runs": "List runs: what each does or what became of it.",
     "show": "Show one run, and why it was stopped.",
     "snooze": "Leave a run alone for a while.",
     "record": "Write readings over time to a file.",
     "replay": "Try a rule on recorded readings.",
     "sim": "Try things on simulated GPUs.",
-    "watch": "Watch GPUs, and act when they stay idle.",
     "demo": "Watch simulated GPUs at simulated work.",
 }
 OWN_FAILURE: Final = 125
@@ -73,12 +73,8 @@ def run(arguments: list[str], early: Helper | None = None) -> int:
     try:
         result = stoker.main(arguments, prog_name="stoker", standalone_mode=False, obj=early)
         sys.stdout.flush()
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except StokerError as error:
-        _say(str(error))
-        return error.exit_code
+    except (click.ClickException, StokerError) as error:
+        return _refused(error)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except BrokenPipeError:
@@ -91,6 +87,18 @@ def run(arguments: list[str], early: Helper | None = None) -> int:
         _say(f"internal error: {type(error).__name__}: {error} (run with --debug and report the traceback)")
         return OWN_FAILURE
     return result if isinstance(result, int) else 0
+
+
+def _refused(error: click.ClickException | StokerError) -> int:
+    """One sentence, and the code that goes with it."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+    elif isinstance(error, click.ClickException):
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "stoker"
+        _say(f"{error.format_message().rstrip('.')} (`{command} --help` shows what there is)")
+    else:
+        _say(str(error))
+    return error.exit_code
 
 
 def _say(sentence: str) -> None:

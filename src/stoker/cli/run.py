@@ -20,9 +20,8 @@ class _RunCommand(click.Command):
         try:
             return super().make_context(*arguments, **extra)
         except click.UsageError as error:
-            raise StokerError(
-                f"{error.format_message()} (stoker run --help shows all)", exit_code=OWN_FAILURE
-            ) from None
+            sentence = f"{error.format_message().rstrip('.')} (`stoker run --help` shows what there is)"
+            raise StokerError(sentence, exit_code=OWN_FAILURE) from None
         except BadInputError as error:
             raise StokerError(str(error), exit_code=OWN_FAILURE) from None
 
