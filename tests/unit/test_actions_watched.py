@@ -2,11 +2,10 @@
 
 import pytest
 
-from stoker.actions.watched import IdleGpus, Watched
+from stoker.actions.watched import Watched
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Unknown
 from stoker.verdicts.policy import Policy
-from stoker.verdicts.verdict import Activity
 from tests.support.looks import a_look
 
 
@@ -46,15 +45,3 @@ def test_a_gpu_that_is_lost_later_is_no_mistake_of_the_person() -> None:
     assert labels(watched, a_look(0.0, 0.0)) == ["GPU 0", "GPU 1"]
     after = watched.activities(a_look(0.0))
     assert [activity.label for activity in after if isinstance(activity.peak, Unknown)] == ["GPU 1"]
-
-
-def test_only_gpus_that_were_idle_for_the_whole_window_are_called_idle() -> None:
-    policy = Policy(window=10, every=1, after=0, require="any", arm_above=0.9)
-    idle = IdleGpus(policy, 0.0)
-    for second in range(1, 11):
-        late = 0.5 if second < 8 else 0.0
-        found = idle.observe(float(second), [Activity("A", "GPU 0", 1.0, 0.0), Activity("B", "GPU 1", 1.0, late)])
-        assert found == (("A",) if second == 10 else ())
-    idle.start_over(10.0)
-    assert idle.observe(19.0, [Activity("A", "GPU 0", 9.0, 0.0)]) == ()
-    assert idle.observe(20.0, [Activity("A", "GPU 0", 1.0, 0.0)]) == ("A",)

@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look
-from stoker.verdicts.idle import IdleRule
 from stoker.verdicts.policy import Policy
 from stoker.verdicts.scope import MachineScope
 from stoker.verdicts.verdict import Activity
@@ -35,26 +32,3 @@ class Watched:
         required = self._policy.require
         if isinstance(required, int) and required > len(activities):
             raise BadInputError(f"--require {required} can never be: only {len(activities)} GPU(s) are watched")
-
-
-class IdleGpus:
-    """Which of the GPUs were idle for the whole window: each is judged by the same rule, alone."""
-
-    def __init__(self, policy: Policy, begun: float) -> None:
-        self._policy = msgspec.structs.replace(policy, require="all", arm_above=None, arm_for=0.0)
-        self._begun = begun
-        self._rules: dict[str, IdleRule] = {}
-
-    def observe(self, at: float, activities: Sequence[Activity]) -> tuple[str, ...]:
-        """The uuids of those that are."""
-        idle: list[str] = []
-        for activity in activities:
-            rule = self._rules.setdefault(activity.uuid, IdleRule(self._policy, self._begun))
-            if rule.observe(at, [activity]).word == "idle":
-                idle.append(activity.uuid)
-        return tuple(idle)
-
-    def start_over(self, at: float) -> None:
-        """After acting: only what is idle from now on counts."""
-        self._begun = max(at - self._policy.after, self._begun)
-        self._rules.clear()

@@ -15,7 +15,7 @@ from stoker.actions.deed import Deed
 from stoker.actions.news import Newsroom
 from stoker.actions.systemd import ServiceManager
 from stoker.actions.wakeup import Wakeup
-from stoker.actions.watched import IdleGpus, Watched
+from stoker.actions.watched import Watched
 from stoker.gpus.lookout import LONGEST_WAIT, Lookout
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
@@ -75,7 +75,6 @@ class Watcher:
         self._service = service
         self._say = tell
         self._rule = IdleRule(policy, begun)
-        self._idle_gpus = IdleGpus(policy, begun)
         self._newsroom = Newsroom(policy, orders.in_words())
         self._lookout = Lookout(prober, policy.every, first=min(policy.every, LONGEST_WAIT))
         self._wakeup = Wakeup()
@@ -137,14 +136,13 @@ class Watcher:
         verdict = self._rule.observe(look.at, activities)
         if look.problem is not None and not activities:
             verdict = verdict._replace(reason=look.problem.reason)
-        idle = self._idle_gpus.observe(look.at, activities)
         for news in self._newsroom.hear(verdict, activities):
             self._say(news.sentence)
             if news.urgent and not self._orders.dry_run:
                 self._send_messages(news.sentence)
         self._service.status(f"{verdict.word}: {verdict.reason}")
         if verdict.word == "idle":
-            self._fire(verdict, idle)
+            self._fire(verdict, self._rule.idle_gpus(look.at))
         else:
             self._lookout.no_later_than(self._rule.due())
 
@@ -189,7 +187,6 @@ class Watcher:
             return
         now = time.monotonic()
         self._rule.rearm(now)
-        self._idle_gpus.start_over(now)
         self._newsroom.start_over()
         self._failed = False
         self._say("watching again")
