@@ -627,11 +627,3 @@ def test_a_burst_between_two_looks_is_not_taken_for_long_activity() -> None:
 def test_a_policy_that_cannot_be_meant_is_refused() -> None:
     with pytest.raises(BadInputError, match="shorter than --every"):
         IdleRule(Policy(window=1.0, every=10.0), 0.0)
-
-
-def test_only_gpus_that_were_idle_for_the_whole_window_are_named_for_the_actions() -> None:
-    rule = IdleRule(Policy(window=10, every=1, after=0, require="any"), 0.0)
-    for second in range(1, 11):
-        late = 0.5 if second < 8 else 0.0
-        rule.observe(float(second), [Activity("A", "GPU 0", 1.0, 0.0), Activity("B", "GPU 1", 1.0, late)])
-        assert rule.idle_gpus(float(second)) == (("A",) if second == 10 else ())

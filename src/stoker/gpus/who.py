@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from stoker.gpus.model import Maybe, Process, Unknown
+from stoker.procfs import STARTED, read_stat_fields
 
 # The inode of the first pid namespace is fixed in the kernel (PROC_PID_INIT_INO): any other is a container's.
 INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
@@ -23,8 +24,6 @@ OUTSIDE_NOTE: Final = (
 
 # Newer PyTorch renames its process: a person knows it as what they started.
 _ALSO_CALLED: Final = {"pt_main_thread": "python"}
-# The start time is field 22 of /proc/PID/stat; the first one after the name is number 3.
-_STARTED_AFTER_NAME: Final = 22 - 3
 
 
 def inside_pid_namespace(root: Path = Path("/")) -> bool:
@@ -178,20 +177,8 @@ class People:
 
 def read_stat(path: str) -> tuple[str, int]:
     """The name and the start time, in clock ticks since boot, from a /proc/PID/stat."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        # A short name and fifty numbers: one read has it all.
-        line = os.read(descriptor, 4096)
-    finally:
-        os.close(descriptor)
-    # The name itself may hold spaces and parentheses, nothing after it does.
-    before, bracket, after = line.rpartition(b")")
-    fields = after.split()
-    if not bracket or len(fields) <= _STARTED_AFTER_NAME:
-        raise ValueError(f"{path} is not the stat file of a process")
-    name = before.partition(b"(")[2].decode(errors="replace")
-    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
-    return printable, int(fields[_STARTED_AFTER_NAME])
+    name, fields = read_stat_fields(path)
+    return name, int(fields[STARTED])
 
 
 def holds_nvidia_device(process: Path, devices: Path) -> bool:

@@ -15,6 +15,16 @@ from typing import Final, TypeVar
 import msgspec
 
 from stoker.gpus.model import Maybe, Unknown, known
+from stoker.procfs import (
+    PARENT,
+    RESIDENT_PAGES,
+    STARTED,
+    STATE,
+    SYSTEM_TICKS,
+    THREADS,
+    USER_TICKS,
+    read_stat_fields,
+)
 
 T = TypeVar("T")
 
@@ -154,7 +164,7 @@ def cannot_be_paused(pid: int, *, proc: str = "/proc") -> bool:
 def has_ended(pid: int, *, proc: str = "/proc") -> bool:
     """Whether nothing of it is left but its exit code, or not even that."""
     try:
-        return _fields(f"{proc}/{pid}/stat")[1] in _ENDED
+        return _state(f"{proc}/{pid}/stat") in _ENDED
     except (OSError, ValueError):
         return True
 
@@ -162,9 +172,10 @@ def has_ended(pid: int, *, proc: str = "/proc") -> bool:
 def _read_member(proc: str, pid: int) -> Member | None:
     folder = f"{proc}/{pid}"
     try:
-        name, state, *rest = _fields(f"{folder}/stat")
-        parent, user, system, threads, started, resident = (int(rest[place]) for place in (0, 10, 11, 16, 18, 20))
-    except (OSError, ValueError, IndexError):
+        name, fields = read_stat_fields(f"{folder}/stat")
+        places = (PARENT, USER_TICKS, SYSTEM_TICKS, THREADS, STARTED, RESIDENT_PAGES)
+        parent, user, system, threads, started, resident = (int(fields[place]) for place in places)
+    except (OSError, ValueError):
         return None
     blocked = [thread for thread, letter in _thread_states(proc, pid) if letter == "D"]
     told = f"{folder}/task/{blocked[0]}" if blocked else folder
@@ -173,7 +184,7 @@ def _read_member(proc: str, pid: int) -> Member | None:
         pid=pid,
         parent=parent,
         started=started,
-        state=state,
+        state=fields[STATE].decode(),
         name=name,
         command=Unknown("it was not read"),
         cpu=(user + system) / ticks,
@@ -185,13 +196,9 @@ def _read_member(proc: str, pid: int) -> Member | None:
     )
 
 
-def _fields(path: str) -> list[str]:
-    """The name, the state and what follows it in a /proc/PID/stat."""
-    # The name itself may hold spaces and parentheses, nothing after it does.
-    before, bracket, after = _read(path, 4096).decode(errors="replace").rpartition(")")
-    if not bracket or not after.split():
-        raise ValueError(f"{path} is not the stat file of a process")
-    return [before.partition("(")[2], *after.split()]
+def _state(path: str) -> str:
+    """The state letter in a stat file."""
+    return read_stat_fields(path)[1][STATE].decode()
 
 
 def _thread_states(proc: str, pid: int) -> list[tuple[str, str]]:
@@ -203,7 +210,7 @@ def _thread_states(proc: str, pid: int) -> list[tuple[str, str]]:
         return found
     for thread in sorted(threads, key=lambda thread: (thread != str(pid), len(thread), thread))[:MOST_THREADS]:
         try:
-            found.append((thread, _fields(f"{proc}/{pid}/task/{thread}/stat")[1]))
+            found.append((thread, _state(f"{proc}/{pid}/task/{thread}/stat")))
         except (OSError, ValueError):
             continue  # It ended just now.
     return found

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
+from stoker.procfs import GROUP, PARENT, SESSION, STARTED, STATE, THREADS, read_stat_fields
+
 # Two walks that agree end a census at once. A tree that forks without rest never lets them agree: it is called
 # unsettled after this many, and whoever needs certainty asks again.
 _MOST_WALKS: Final = 20
@@ -80,20 +82,18 @@ class Census(NamedTuple):
 
 def stat(pid: int) -> Stat | None:
     """None when there is no such process."""
-    line = _read(f"/proc/{pid}/stat")
-    # The name may hold spaces and brackets, nothing after it does.
-    before, bracket, after = line.rpartition(b")")
-    fields = after.split(None, 20)
-    if not bracket or len(fields) < 20:
+    try:
+        name, fields = read_stat_fields(f"/proc/{pid}/stat")
+    except (OSError, ValueError):
         return None
     return Stat(
-        Identity(pid, int(fields[19])),
-        _printable(before.partition(b"(")[2]),
-        fields[0].decode(),
-        int(fields[1]),
-        int(fields[2]),
-        int(fields[3]),
-        int(fields[17]),
+        Identity(pid, int(fields[STARTED])),
+        name,
+        fields[STATE].decode(),
+        int(fields[PARENT]),
+        int(fields[GROUP]),
+        int(fields[SESSION]),
+        int(fields[THREADS]),
     )
 
 
@@ -306,7 +306,3 @@ def _read(path: str) -> bytes:
         return b""  # it ended while it was read
     finally:
         os.close(descriptor)
-
-
-def _printable(words: bytes) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in words.decode(errors="replace"))

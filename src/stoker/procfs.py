@@ -1,0 +1,31 @@
+"""The stat file of a process or thread in /proc, read once and split where it can be split."""
+
+import os
+
+# Fields after the name, which is the second of the file, counted from the state: see proc_pid_stat(5).
+STATE = 0
+PARENT = 1
+GROUP = 2
+SESSION = 3
+USER_TICKS = 11
+SYSTEM_TICKS = 12
+THREADS = 17
+STARTED = 19
+RESIDENT_PAGES = 21
+
+
+def read_stat_fields(path: str) -> tuple[str, list[bytes]]:
+    """The name, printable, and all that follows it. OSError when it is gone, ValueError when it is no such file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # A short name and fifty numbers: one read has it all.
+        line = os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+    # The name itself may hold spaces and brackets, nothing after it does.
+    before, bracket, after = line.rpartition(b")")
+    fields = after.split()
+    if not bracket or len(fields) <= RESIDENT_PAGES:
+        raise ValueError(f"{path} is not the stat file of a process")
+    name = before.partition(b"(")[2].decode(errors="replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in name), fields
