@@ -1,0 +1,77 @@
+"""Jobs that wait: the model, and the store in SQLite or PostgreSQL through one code path."""
+
+from stoker.errors import StokerError
+from stoker.queue import schema
+from stoker.queue.address import Address, PostgresAddress, SqliteAddress, queue_address
+from stoker.queue.driver import Driver, QueueAwayError
+from stoker.queue.model import Asked, Attempt, Job, NewJob, Outcome, Place, State, Worker
+from stoker.queue.store import Cancellation, Store, new_id
+
+__all__ = [
+    "Address",
+    "Asked",
+    "Attempt",
+    "Cancellation",
+    "Job",
+    "NewJob",
+    "Outcome",
+    "Place",
+    "PostgresAddress",
+    "QueueAwayError",
+    "SqliteAddress",
+    "State",
+    "Store",
+    "Worker",
+    "init_queue",
+    "new_id",
+    "open_queue",
+    "queue_address",
+]
+
+
+def open_queue(url: str | None = None) -> Store:
+    """The queue that is there, brought up to date when it is of an older version."""
+    driver = _driver(queue_address(url))
+    try:
+        version = driver.version()
+        if version is None:
+            raise StokerError(f"there is no queue at {driver.place}: `stoker queue init` creates it")
+        _bring_up_to_date(driver, version)
+    except BaseException:
+        driver.close()
+        raise
+    return Store(driver)
+
+
+def init_queue(url: str | None = None) -> Store:
+    """The queue there, created when there is none."""
+    driver = _driver(queue_address(url))
+    try:
+        version = driver.version()
+        if version is None:
+            driver.create()
+        _bring_up_to_date(driver, version or 0)
+    except BaseException:
+        driver.close()
+        raise
+    return Store(driver)
+
+
+def _bring_up_to_date(driver: Driver, version: int) -> None:
+    if version > schema.VERSION:
+        raise StokerError(
+            f"the queue {driver.place} is of version {version}, and this Stoker knows none after {schema.VERSION}: "
+            "upgrade Stoker here"
+        )
+    if version < schema.VERSION:
+        driver.migrate()
+
+
+def _driver(address: Address) -> Driver:
+    if isinstance(address, SqliteAddress):
+        from stoker.queue.sqlite import SqliteDriver
+
+        return SqliteDriver(address.path)
+    from stoker.queue.postgres import PostgresDriver
+
+    return PostgresDriver(address)

@@ -1,0 +1,50 @@
+"""What becomes of a job when an attempt at it ends: a pure decision."""
+
+from typing import Final
+
+import msgspec
+
+from stoker.queue.model import Job, Outcome, State
+
+# Longer than most outages of a file server or a licence server; waiting longer than that helps nobody.
+LONGEST_BACKOFF: Final = 3600.0
+# A job that takes its machine down each time must not take every machine down in turn, night after night.
+MOST_LOSSES: Final = 10
+
+
+class Consequence(msgspec.Struct, frozen=True):
+    """The job's next state; `delay` is how many seconds it then waits at least."""
+
+    state: State
+    sentence: str
+    retries_left: int
+    delay: float = 0.0
+
+
+def consequence(job: Job, outcome: Outcome, sentence: str, losses: int) -> Consequence:
+    """`losses` counts this attempt too when it was lost."""
+    left = job.retries_left
+    if outcome == "succeeded":
+        return Consequence("succeeded", sentence, left)
+    if job.cancel_requested is not None or outcome == "cancelled":
+        return Consequence("cancelled", sentence or "cancelled", left)
+    if outcome == "preempted":
+        return Consequence("queued", sentence or "made room for another job", left)
+    if outcome == "lost":
+        return _after_loss(job, sentence or "its worker was not heard of in time", losses)
+    if left <= 0:
+        return Consequence("failed", sentence, 0)
+    return Consequence("queued", sentence, left - 1, backoff(job.backoff, job.retries - left))
+
+
+def backoff(first: float, earlier: int) -> float:
+    """Seconds to wait before the next try, `earlier` retries having been made."""
+    return float(min(LONGEST_BACKOFF, first * 2.0 ** min(earlier, 60)))
+
+
+def _after_loss(job: Job, sentence: str, losses: int) -> Consequence:
+    if job.on_loss == "hold":
+        return Consequence("held", sentence, job.retries_left)
+    if losses >= MOST_LOSSES:
+        return Consequence("held", f"{sentence}, for the {losses}th time", job.retries_left)
+    return Consequence("queued", sentence, job.retries_left)

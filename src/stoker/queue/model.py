@@ -1,0 +1,140 @@
+"""What the queue holds: jobs, the attempts at them, and the workers that make those."""
+
+import math
+import re
+from typing import Final, Literal
+
+import msgspec
+
+from stoker.errors import BadInputError
+
+State = Literal["queued", "held", "running", "succeeded", "failed", "cancelled"]
+Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "lost"]
+Place = Literal["first", "last", "up", "down"]
+Order = Literal["newest", "queue"]
+
+ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")
+ID: Final = re.compile(r"[0-9a-f]{8}")
+# A name or a tag is one line of a table; more belongs in the command.
+LONGEST_LABEL: Final = 200
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asked for: the part of a job that they may edit."""
+
+    command: str | tuple[str, ...]
+    """Text for the shell, or the words of a command that needs none."""
+    directory: str = "/"
+    environment: dict[str, str] = {}
+    """What is added to the worker's own environment."""
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    gpus: int = 1
+    """How many; 0 for a job that needs none."""
+    memory: int | None = None
+    """Bytes wanted on each GPU."""
+    share: bool = False
+    """Whether it may share a GPU with others."""
+    priority: int = 0
+    after: tuple[str, ...] = ()
+    """Ids of jobs that must have succeeded."""
+    after_any: tuple[str, ...] = ()
+    """Ids of jobs that must have ended, however."""
+    retries: int = 0
+    backoff: float = 30.0
+    """Seconds before the first retry; each further one waits twice as long."""
+    time_limit: float | None = None
+    policy: dict[str, str | int | float | bool | None] = {}
+    """The idle policy it runs under, as `stoker run` takes it."""
+    preemptible: bool = False
+    on_loss: Literal["retry", "hold"] = "retry"
+    """What becomes of it when the machine that ran it is not heard of again."""
+    commit: str | None = None
+    dirty: bool | None = None
+    pin: bool = False
+    """Whether it runs from a snapshot of `commit`."""
+
+
+class NewJob(Asked, frozen=True, kw_only=True):
+    """A job to be submitted."""
+
+    id: str | None = None
+    """Chosen beforehand when other jobs of the same submission come after it."""
+    held: bool = False
+    origin: str | None = None
+    """Where it came from, such as a row of a sheet: the same origin becomes a job only once."""
+
+
+class Job(Asked, frozen=True, kw_only=True):
+    """A command in the queue, with what it needs and what became of it. Times are seconds since the epoch."""
+
+    id: str
+    state: State
+    position: float
+    submitted: float
+    started: float | None
+    ended: float | None
+    not_before: float
+    """It waits until then: the back-off of a retry."""
+    retries_left: int
+    attempts: int
+    attempt: str | None
+    """The id of the current attempt, or of the last one."""
+    exit_code: int | None
+    sentence: str
+    """Why it is as it is, for people."""
+    link: str
+    cancel_requested: float | None
+    origin: str | None
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try at a job: only who knows its id may write its outcome."""
+
+    id: str
+    job: str
+    worker: str
+    number: int
+    gpus: tuple[str, ...]
+    """Uuids of the GPUs it was given."""
+    started: float
+    lease_expires: float
+    ended: float | None = None
+    outcome: Outcome | None = None
+    """None while it runs."""
+    exit_code: int | None = None
+    sentence: str = ""
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that owns one machine's GPUs; every start of it has an id of its own."""
+
+    id: str
+    host: str
+    gpus: str
+    """What it says of its GPUs, as JSON."""
+    started: float
+    seen: float
+    paused: bool
+
+
+def check(asked: Asked) -> None:
+    """Refuses what cannot be meant."""
+    if not asked.command or (isinstance(asked.command, tuple) and not asked.command[0]):
+        raise BadInputError("a job needs a command: none was given")
+    for what, number in [("gpus", asked.gpus), ("retries", asked.retries)]:
+        if not 0 <= number < 2**31:
+            raise BadInputError(f"a job cannot have {what} of {number}: zero or a sensible number is meant")
+    if asked.memory is not None and not 0 <= asked.memory < 2**63:
+        raise BadInputError(f"a job cannot want {asked.memory} bytes of memory: zero or a sensible number is meant")
+    if abs(asked.priority) >= 2**31:
+        raise BadInputError(f"a priority of {asked.priority} is too far out: it fits in 32 bits")
+    for what, seconds in [("back-off", asked.backoff), ("time limit", asked.time_limit)]:
+        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+            raise BadInputError(f"a {what} of {seconds} s cannot be: zero or more is meant")
+    for what, label in [("name", asked.name), *(("tag", tag) for tag in asked.tags)]:
+        if len(label) > LONGEST_LABEL or any(ord(letter) < 32 for letter in label) or (what == "tag" and not label):
+            raise BadInputError(f"{label[:40]!r} cannot be a {what}: one line of at most {LONGEST_LABEL} letters can")
+    for needed in (*asked.after, *asked.after_any):
+        if not ID.fullmatch(needed):
+            raise BadInputError(f"a job cannot come after {needed!r}: that is not the id of a job")

@@ -1,0 +1,178 @@
+"""The queue in a PostgreSQL database: for many machines."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from stoker.errors import StokerError
+from stoker.queue import schema
+from stoker.queue.address import PostgresAddress
+from stoker.queue.driver import CollisionError, Parameters, QueueAwayError, Row
+from stoker.queue.statements import sections, translated
+
+if TYPE_CHECKING:
+    import psycopg
+
+# Two transactions that lock the same rows in another order are untied by PostgreSQL, at the cost of one of them.
+MOST_TRIES: Final = 10
+CONNECTION: Final[dict[str, Any]] = {
+    "connect_timeout": 10,
+    # Without it a machine that lost its network learns of that after a quarter of an hour.
+    "tcp_user_timeout": 20_000,
+    "application_name": "stoker",
+}
+
+T = TypeVar("T")
+_PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
+
+
+class PostgresDriver:
+    """One connection to the database, made again when it was lost, and one that listens when asked for changes."""
+
+    def __init__(self, address: PostgresAddress) -> None:
+        try:
+            import psycopg
+        except ImportError:
+            raise StokerError(
+                f"the queue {address} needs PostgreSQL's driver: `pip install 'stoker[postgres]'` brings it"
+            ) from None
+        self._psycopg = psycopg
+        self._address = address
+        own = sections("queries_postgres.sql") | sections("queries.sql")
+        self._statements = {
+            name: _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")) for name, text in translated(own, own).items()
+        }
+        self._connection: psycopg.Connection[Row] | None = None
+        self._listener: psycopg.Connection[Row] | None = None
+        self._heard = 0
+
+    @property
+    def place(self) -> str:
+        return str(self._address)
+
+    def transaction(self, work: Callable[[], T]) -> T:
+        errors = self._psycopg.errors
+        for tries_left in reversed(range(MOST_TRIES)):
+            try:
+                with self._explained(), self._connected().transaction():
+                    return work()
+            except (errors.DeadlockDetected, errors.SerializationFailure) as error:
+                if not tries_left:
+                    raise QueueAwayError(f"the queue {self._address} is too busy: try again") from error
+        raise AssertionError("unreachable")
+
+    def fetch(self, statement: str, parameters: Parameters) -> list[Row]:
+        return self.fetch_text(self._statements[statement], parameters)
+
+    def fetch_text(self, sql: str, parameters: Parameters) -> list[Row]:
+        with self._explained():
+            cursor = self._connected().execute(sql.encode(), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def many(self, statement: str, rows: Sequence[Parameters]) -> None:
+        with self._explained(), self._connected().cursor() as cursor:
+            cursor.executemany(self._statements[statement].encode(), rows)
+
+    def sql(self, statement: str) -> str:
+        return self._statements[statement]
+
+    def positions(self, count: int) -> list[float]:
+        return sorted(place for (place,) in self.fetch("positions", {"count": count}))
+
+    def announce(self) -> None:
+        self.fetch("announce", {})
+
+    def changes(self) -> object:
+        with self._explained():
+            if self._listener is None:
+                self._listener = self._connect()
+                self._listener.execute(self._statements["listen"].encode())
+                self._heard += 1  # what happened before is not known
+            self._heard += len(list(self._listener.notifies(timeout=0)))
+        return self._heard
+
+    def version(self) -> int | None:
+        if not self.fetch("is there a queue", {})[0][0]:
+            return None
+        try:
+            return int(self.fetch("read version", {})[0][0])
+        except (self._psycopg.errors.UndefinedColumn, IndexError, TypeError, ValueError):
+            raise StokerError(
+                f"the table stoker_queue in {self._address} is not of Stoker's making: use another database"
+            ) from None
+
+    def create(self) -> None:
+        """The database itself is made by whoever looks after the server."""
+
+    def migrate(self) -> None:
+        def step() -> None:
+            self.fetch("alone", {})
+            # Read again under the lock: another one may have been faster.
+            since = self.version() or 0
+            if since < schema.VERSION:
+                for statement in schema.steps("schema_postgres.sql", since):
+                    self._connected().execute(statement.encode())
+                self.fetch("write version", {"version": schema.VERSION})
+
+        self.transaction(step)
+
+    def close(self) -> None:
+        for connection in (self._connection, self._listener):
+            if connection is not None:
+                connection.close()
+        self._connection = self._listener = None
+
+    def _connected(self) -> "psycopg.Connection[Row]":
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    def _connect(self) -> "psycopg.Connection[Row]":
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            wanted = CONNECTION | conninfo_to_dict(self._address.url)
+        except self._psycopg.ProgrammingError as error:
+            raise StokerError(f"{self._address} is not the address of a database: {_last_line(error)}") from None
+        try:
+            connection = self._psycopg.connect(**wanted, autocommit=True)
+        except self._psycopg.Error as error:
+            raise self._why_not_connected(str(error)) from None
+        # Who waited for a row must then see it as it has become, whatever the server's own default is.
+        connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
+        return connection
+
+    def _why_not_connected(self, message: str) -> StokerError:
+        if "password" in message:
+            return StokerError(
+                f"the queue {self._address} refused the password: write the right one into STOKER_QUEUE, or ~/.pgpass"
+            )
+        if "does not exist" in message:
+            return StokerError(f"the queue {self._address} cannot be opened: {_last_line(message)}")
+        return QueueAwayError(f"the queue {self._address} cannot be reached: {_last_line(message)}")
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        errors = self._psycopg.errors
+        try:
+            yield
+        except errors.IntegrityError as error:
+            raise CollisionError(str(error)) from error
+        except errors.InsufficientPrivilege as error:
+            raise StokerError(f"the queue {self._address} may not be changed by this user: {error}") from error
+        except errors.UndefinedTable as error:
+            raise StokerError(f"{self._address} has no queue any more: `stoker queue init` creates it") from error
+        except errors.DiskFull as error:
+            raise QueueAwayError(f"the queue {self._address} cannot be written: its disk is full") from error
+        except (self._psycopg.OperationalError, self._psycopg.InterfaceError) as error:
+            if isinstance(error, (errors.DeadlockDetected, errors.SerializationFailure)):
+                raise
+            self.close()
+            raise QueueAwayError(f"the queue {self._address} went away: {_last_line(error)}") from error
+
+
+def _last_line(error: object) -> str:
+    """libpq tells every address it tried; the last line is why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Multiple connection" not in line]
+    return lines[-1].rsplit("FATAL:", 1)[-1].strip() if lines else "no reason given"

@@ -1,0 +1,290 @@
+Every statement of the queue. {now} is the database's own clock in seconds since the epoch; {each x} is the list in the
+JSON array :x; {job}, {fulfilled} and {open} are the first three pieces below. {locked x} and {skip_locked x} lock rows where
+the database knows how; in SQLite a transaction locks everything anyway. {by_queued}, {likely} and {surely} make each
+planner walk along the index of queued jobs and stop early, also before it has any statistics of the table.
+
+-- job --
+j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, j.not_before, j.retries_left,
+j.attempts, j.attempt, j.exit_code, j.sentence, j.link, j.cancel_requested, j.origin
+
+-- fulfilled --
+NOT EXISTS (
+    SELECT 1 FROM stoker_dependencies d JOIN stoker_jobs n ON n.id = d.needs
+    WHERE d.job_id = j.id
+      AND NOT (n.state = 'succeeded' OR (d.kind = 'any' AND n.state IN ('failed', 'cancelled')))
+  )
+
+-- open --
+NOT EXISTS (SELECT 1 FROM stoker_queue WHERE paused = 1)
+    AND NOT EXISTS (SELECT 1 FROM stoker_workers WHERE id = :worker AND paused = 1)
+
+-- taken ids --
+SELECT id FROM stoker_jobs WHERE id IN {each ids}
+
+-- taken origins --
+SELECT origin, id FROM stoker_jobs WHERE origin IN {each origins}
+
+-- insert job --
+INSERT INTO stoker_jobs
+  (id, origin, name, state, priority, position, gpus, spec, retries, retries_left, submitted)
+VALUES
+  (:id, :origin, :name, :state, :priority, :position, :gpus, :spec, :retries, :retries, {now})
+
+-- insert dependency --
+INSERT INTO stoker_dependencies (job_id, needs, kind) VALUES (:job, :needs, :kind)
+
+-- insert tag --
+INSERT INTO stoker_tags (tag, job_id) VALUES (:tag, :job)
+
+-- delete dependencies --
+DELETE FROM stoker_dependencies WHERE job_id = :job
+
+-- delete tags --
+DELETE FROM stoker_tags WHERE job_id = :job
+
+-- needed by needs --
+WITH RECURSIVE chain (id) AS (
+  SELECT needs FROM stoker_dependencies WHERE job_id IN {each needs}
+  UNION
+  SELECT d.needs FROM stoker_dependencies d JOIN chain ON d.job_id = chain.id
+)
+SELECT id FROM chain WHERE id = :job
+
+-- ready --
+SELECT {job} FROM stoker_jobs j {by_queued}
+WHERE j.state = 'queued' AND {likely} j.not_before <= {now} {surely} AND {fulfilled}
+ORDER BY j.priority DESC, j.position, j.submitted, j.id
+LIMIT :limit
+
+-- next wake --
+SELECT min(not_before) FROM stoker_jobs WHERE state = 'queued' AND not_before > {now}
+
+-- claim --
+UPDATE stoker_jobs
+SET state = 'running', attempt = :attempt, attempts = attempts + 1, started = {now}, ended = NULL, exit_code = NULL,
+    sentence = ''
+WHERE id = (
+  SELECT j.id FROM stoker_jobs j
+  WHERE j.id = :job AND j.state = 'queued' AND j.not_before <= {now} AND {fulfilled} AND {open}
+  {skip_locked j}
+)
+RETURNING id, attempts
+
+-- claim next --
+UPDATE stoker_jobs
+SET state = 'running', attempt = :attempt, attempts = attempts + 1, started = {now}, ended = NULL, exit_code = NULL,
+    sentence = ''
+WHERE id = (
+  SELECT j.id FROM stoker_jobs j {by_queued}
+  WHERE j.state = 'queued' AND {likely} j.not_before <= {now} AND j.gpus = :wanted {surely} AND {fulfilled} AND {open}
+  ORDER BY j.priority DESC, j.position, j.submitted, j.id
+  LIMIT 1
+  {skip_locked j}
+)
+RETURNING id, attempts
+
+-- insert attempt --
+INSERT INTO stoker_attempts (id, job_id, worker_id, number, gpus, started, lease_expires)
+VALUES (:attempt, :job, :worker, :number, :gpus, {now}, {now} + :lease)
+RETURNING started, lease_expires
+
+-- expired attempts --
+SELECT a.id FROM stoker_attempts a
+WHERE a.outcome IS NULL AND a.lease_expires < {now}
+ORDER BY a.lease_expires, a.id
+LIMIT 100
+{skip_locked a}
+
+-- renew --
+UPDATE stoker_attempts SET lease_expires = {now} + :lease
+WHERE id IN {each attempts} AND worker_id = :worker AND outcome IS NULL
+RETURNING id
+
+-- adopt --
+UPDATE stoker_attempts SET worker_id = :worker, lease_expires = {now} + :lease
+WHERE id IN {each attempts} AND outcome IS NULL
+RETURNING id
+
+-- end attempt --
+UPDATE stoker_attempts
+SET outcome = :outcome, exit_code = :exit_code, sentence = :sentence, ended = {now}
+WHERE id = :attempt AND outcome IS NULL
+RETURNING job_id
+
+-- job of attempt --
+SELECT {job} FROM stoker_jobs j WHERE j.id = :job AND j.attempt = :attempt AND j.state = 'running' {locked j}
+
+-- losses --
+SELECT count(*) FROM stoker_attempts WHERE job_id = :job AND outcome = 'lost'
+
+-- end job --
+UPDATE stoker_jobs
+SET state = :state, sentence = :sentence, retries_left = :retries_left, not_before = CASE WHEN :delay > 0 THEN {now} + :delay ELSE 0 END,
+    exit_code = :exit_code, cancel_requested = NULL,
+    ended = CASE WHEN :state IN ('succeeded', 'failed', 'cancelled') THEN {now} ELSE NULL END
+WHERE id = :job AND attempt = :attempt AND state = 'running'
+
+-- cancel --
+UPDATE stoker_jobs
+SET state = CASE WHEN state = 'running' THEN 'running' ELSE 'cancelled' END,
+    sentence = CASE WHEN state = 'running' THEN sentence ELSE 'cancelled before it started' END,
+    ended = CASE WHEN state = 'running' THEN ended ELSE {now} END,
+    cancel_requested = CASE WHEN state = 'running' THEN coalesce(cancel_requested, {now}) ELSE NULL END
+WHERE id IN {each ids} AND state IN ('queued', 'held', 'running')
+RETURNING id, state
+
+-- to be cancelled --
+SELECT a.id FROM stoker_attempts a JOIN stoker_jobs j ON j.attempt = a.id AND j.id = a.job_id
+WHERE a.worker_id = :worker AND a.outcome IS NULL AND j.state = 'running' AND j.cancel_requested IS NOT NULL
+
+-- hold --
+UPDATE stoker_jobs SET state = 'held', sentence = 'held' WHERE id IN {each ids} AND state = 'queued' RETURNING id
+
+-- release --
+UPDATE stoker_jobs SET state = 'queued', sentence = '' WHERE id IN {each ids} AND state = 'held' RETURNING id
+
+-- retry --
+UPDATE stoker_jobs
+SET state = 'queued', sentence = '', retries_left = retries, not_before = 0, ended = NULL, exit_code = NULL, link = ''
+WHERE id IN {each ids} AND (state IN ('succeeded', 'failed', 'cancelled') OR (state = 'queued' AND not_before > {now}))
+RETURNING id
+
+-- set priority --
+UPDATE stoker_jobs SET priority = :priority WHERE id IN {each ids} RETURNING id
+
+-- edit --
+UPDATE stoker_jobs
+SET name = :name, priority = :priority, gpus = :gpus, spec = :spec, retries = :retries, retries_left = :retries_left
+WHERE id = :id
+
+-- lock queue --
+SELECT paused FROM stoker_queue q {locked q}
+
+-- waiting job --
+SELECT j.priority, j.position FROM stoker_jobs j WHERE j.id = :id AND j.state IN ('queued', 'held')
+
+-- the one before --
+SELECT j.id, j.position FROM stoker_jobs j
+WHERE j.state IN ('queued', 'held') AND j.priority = :priority AND j.position < :position
+ORDER BY j.position DESC LIMIT 1
+
+-- the one behind --
+SELECT j.id, j.position FROM stoker_jobs j
+WHERE j.state IN ('queued', 'held') AND j.priority = :priority AND j.position > :position
+ORDER BY j.position LIMIT 1
+
+-- first position --
+SELECT min(position) FROM stoker_jobs WHERE state IN ('queued', 'held')
+
+-- set position --
+UPDATE stoker_jobs SET position = :position WHERE id = :id
+
+-- one job --
+SELECT {job} FROM stoker_jobs j WHERE j.id = :id
+
+-- job to change --
+SELECT {job} FROM stoker_jobs j WHERE j.id = :id {locked j}
+
+-- jobs by name --
+SELECT {job} FROM stoker_jobs j WHERE j.name = :name AND j.name <> '' ORDER BY j.submitted DESC, j.id LIMIT 5
+
+-- jobs by prefix --
+SELECT {job} FROM stoker_jobs j WHERE j.id >= :prefix AND j.id < :beyond ORDER BY j.id LIMIT 5
+
+-- all jobs --
+SELECT {job} FROM stoker_jobs j
+
+-- in these states --
+j.state IN {each states}
+
+-- in this state --
+j.state = :state
+
+-- with this tag --
+j.id IN (SELECT t.job_id FROM stoker_tags t WHERE t.tag = :tag)
+
+-- newest first --
+ORDER BY j.submitted DESC, j.position DESC LIMIT :limit OFFSET :offset
+
+-- in order --
+ORDER BY j.priority DESC, j.position, j.submitted, j.id LIMIT :limit OFFSET :offset
+
+-- counts --
+SELECT 'queued', count(*) FROM stoker_jobs WHERE state = 'queued' HAVING count(*) > 0
+UNION ALL
+SELECT state, count(*) FROM stoker_jobs WHERE state <> 'queued' GROUP BY state
+
+-- unfulfilled --
+SELECT n.id, n.state FROM stoker_dependencies d JOIN stoker_jobs n ON n.id = d.needs
+WHERE d.job_id = :job
+  AND NOT (n.state = 'succeeded' OR (d.kind = 'any' AND n.state IN ('failed', 'cancelled')))
+ORDER BY n.id
+
+-- clean --
+DELETE FROM stoker_jobs WHERE id IN (
+  SELECT j.id FROM stoker_jobs j
+  WHERE j.state IN {each states} AND j.ended < {now} - :age
+    AND NOT EXISTS (
+      SELECT 1 FROM stoker_dependencies d JOIN stoker_jobs w ON w.id = d.job_id
+      WHERE d.needs = j.id AND w.state IN ('queued', 'held', 'running')
+    )
+  LIMIT 1000
+)
+RETURNING id
+
+-- clean workers --
+DELETE FROM stoker_workers
+WHERE seen < {now} - :age
+  AND NOT EXISTS (SELECT 1 FROM stoker_attempts a WHERE a.worker_id = stoker_workers.id AND a.outcome IS NULL)
+
+-- attempts of job --
+SELECT id, job_id, worker_id, number, gpus, started, lease_expires, ended, outcome, exit_code, sentence
+FROM stoker_attempts WHERE job_id = :job ORDER BY number
+
+-- attempt --
+SELECT id, job_id, worker_id, number, gpus, started, lease_expires, ended, outcome, exit_code, sentence
+FROM stoker_attempts WHERE id = :attempt
+
+-- running attempts --
+SELECT id, job_id, worker_id, number, gpus, started, lease_expires, ended, outcome, exit_code, sentence
+FROM stoker_attempts WHERE outcome IS NULL ORDER BY started, id
+
+-- write log --
+INSERT INTO stoker_logs (attempt_id, tail)
+SELECT a.id, :tail FROM stoker_attempts a WHERE a.id = :attempt
+ON CONFLICT (attempt_id) DO UPDATE SET tail = excluded.tail
+RETURNING attempt_id
+
+-- read log --
+SELECT tail FROM stoker_logs WHERE attempt_id = :attempt
+
+-- set link --
+UPDATE stoker_jobs SET link = :link
+WHERE id = (SELECT job_id FROM stoker_attempts WHERE id = :attempt) AND attempt = :attempt
+RETURNING id
+
+-- heartbeat --
+INSERT INTO stoker_workers (id, host, gpus, started, seen, paused)
+VALUES (:worker, :host, :gpus, {now}, {now}, 0)
+ON CONFLICT (id) DO UPDATE SET host = excluded.host, gpus = excluded.gpus, seen = excluded.seen
+
+-- workers --
+SELECT id, host, gpus, started, seen, paused FROM stoker_workers ORDER BY host, started, id
+
+-- pause worker --
+UPDATE stoker_workers SET paused = :paused WHERE id = :worker RETURNING id
+
+-- pause queue --
+UPDATE stoker_queue SET paused = :paused RETURNING one
+
+-- paused --
+SELECT paused FROM stoker_queue
+
+-- clock --
+SELECT {now}
+
+-- read version --
+SELECT version FROM stoker_queue
+
+-- write version --
+UPDATE stoker_queue SET version = :version

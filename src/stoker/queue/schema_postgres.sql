@@ -1,0 +1,85 @@
+The queue in PostgreSQL. A queue of version n is brought up to date by the sections after n. Rows change several times
+in minutes: room beside them, and a vacuum that comes early, keep the dead ones from piling up.
+
+-- 1 --
+CREATE TABLE stoker_queue (
+  one INTEGER PRIMARY KEY CHECK (one = 1),
+  version INTEGER NOT NULL,
+  paused INTEGER NOT NULL
+);
+INSERT INTO stoker_queue VALUES (1, 1, 0);
+
+CREATE SEQUENCE stoker_positions;
+
+CREATE TABLE stoker_jobs (
+  id TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+  origin TEXT UNIQUE,
+  name TEXT NOT NULL,
+  state TEXT NOT NULL,
+  priority INTEGER NOT NULL,
+  position DOUBLE PRECISION NOT NULL,
+  gpus INTEGER NOT NULL,
+  retries INTEGER NOT NULL,
+  retries_left INTEGER NOT NULL,
+  attempts INTEGER NOT NULL DEFAULT 0,
+  attempt TEXT,
+  submitted DOUBLE PRECISION NOT NULL,
+  started DOUBLE PRECISION,
+  ended DOUBLE PRECISION,
+  not_before DOUBLE PRECISION NOT NULL DEFAULT 0,
+  cancel_requested DOUBLE PRECISION,
+  exit_code INTEGER,
+  sentence TEXT NOT NULL DEFAULT '',
+  link TEXT NOT NULL DEFAULT '',
+  spec TEXT NOT NULL
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitted, id) WHERE state = 'queued';
+CREATE INDEX stoker_jobs_submitted ON stoker_jobs (submitted, position);
+CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted) WHERE state <> 'queued';
+CREATE INDEX stoker_jobs_name ON stoker_jobs (name) WHERE name <> '';
+
+CREATE TABLE stoker_dependencies (
+  job_id TEXT COLLATE "C" NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  needs TEXT COLLATE "C" NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  kind TEXT NOT NULL,
+  PRIMARY KEY (job_id, needs, kind)
+);
+CREATE INDEX stoker_dependencies_needs ON stoker_dependencies (needs);
+
+CREATE TABLE stoker_tags (
+  tag TEXT NOT NULL,
+  job_id TEXT COLLATE "C" NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  PRIMARY KEY (tag, job_id)
+);
+CREATE INDEX stoker_tags_job ON stoker_tags (job_id);
+
+CREATE TABLE stoker_attempts (
+  id TEXT NOT NULL PRIMARY KEY,
+  job_id TEXT COLLATE "C" NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  worker_id TEXT NOT NULL,
+  number INTEGER NOT NULL,
+  gpus TEXT NOT NULL,
+  started DOUBLE PRECISION NOT NULL,
+  lease_expires DOUBLE PRECISION NOT NULL,
+  ended DOUBLE PRECISION,
+  outcome TEXT,
+  exit_code INTEGER,
+  sentence TEXT NOT NULL DEFAULT '',
+  UNIQUE (job_id, number)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX stoker_attempts_running ON stoker_attempts (lease_expires) WHERE outcome IS NULL;
+CREATE UNIQUE INDEX stoker_attempts_one ON stoker_attempts (job_id) WHERE outcome IS NULL;
+
+CREATE TABLE stoker_logs (
+  attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
+  tail TEXT NOT NULL
+);
+
+CREATE TABLE stoker_workers (
+  id TEXT NOT NULL PRIMARY KEY,
+  host TEXT NOT NULL,
+  gpus TEXT NOT NULL,
+  started DOUBLE PRECISION NOT NULL,
+  seen DOUBLE PRECISION NOT NULL,
+  paused INTEGER NOT NULL
+);

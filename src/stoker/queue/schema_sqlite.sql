@@ -1,0 +1,83 @@
+The queue in SQLite. A queue of version n is brought up to date by the sections after n.
+
+-- 1 --
+CREATE TABLE stoker_queue (
+  one INTEGER PRIMARY KEY CHECK (one = 1),
+  version INTEGER NOT NULL,
+  paused INTEGER NOT NULL,
+  position REAL NOT NULL
+);
+INSERT INTO stoker_queue VALUES (1, 1, 0, 0);
+
+CREATE TABLE stoker_jobs (
+  id TEXT NOT NULL PRIMARY KEY,
+  origin TEXT UNIQUE,
+  name TEXT NOT NULL,
+  state TEXT NOT NULL,
+  priority INTEGER NOT NULL,
+  position REAL NOT NULL,
+  gpus INTEGER NOT NULL,
+  retries INTEGER NOT NULL,
+  retries_left INTEGER NOT NULL,
+  attempts INTEGER NOT NULL DEFAULT 0,
+  attempt TEXT,
+  submitted REAL NOT NULL,
+  started REAL,
+  ended REAL,
+  not_before REAL NOT NULL DEFAULT 0,
+  cancel_requested REAL,
+  exit_code INTEGER,
+  sentence TEXT NOT NULL DEFAULT '',
+  link TEXT NOT NULL DEFAULT '',
+  spec TEXT NOT NULL
+);
+CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitted, id) WHERE state = 'queued';
+CREATE INDEX stoker_jobs_submitted ON stoker_jobs (submitted, position);
+CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted);
+CREATE INDEX stoker_jobs_name ON stoker_jobs (name) WHERE name <> '';
+
+CREATE TABLE stoker_dependencies (
+  job_id TEXT NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  needs TEXT NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  kind TEXT NOT NULL,
+  PRIMARY KEY (job_id, needs, kind)
+) WITHOUT ROWID;
+CREATE INDEX stoker_dependencies_needs ON stoker_dependencies (needs);
+
+CREATE TABLE stoker_tags (
+  tag TEXT NOT NULL,
+  job_id TEXT NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  PRIMARY KEY (tag, job_id)
+) WITHOUT ROWID;
+CREATE INDEX stoker_tags_job ON stoker_tags (job_id);
+
+CREATE TABLE stoker_attempts (
+  id TEXT NOT NULL PRIMARY KEY,
+  job_id TEXT NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,
+  worker_id TEXT NOT NULL,
+  number INTEGER NOT NULL,
+  gpus TEXT NOT NULL,
+  started REAL NOT NULL,
+  lease_expires REAL NOT NULL,
+  ended REAL,
+  outcome TEXT,
+  exit_code INTEGER,
+  sentence TEXT NOT NULL DEFAULT '',
+  UNIQUE (job_id, number)
+);
+CREATE INDEX stoker_attempts_running ON stoker_attempts (lease_expires) WHERE outcome IS NULL;
+CREATE UNIQUE INDEX stoker_attempts_one ON stoker_attempts (job_id) WHERE outcome IS NULL;
+
+CREATE TABLE stoker_logs (
+  attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
+  tail TEXT NOT NULL
+);
+
+CREATE TABLE stoker_workers (
+  id TEXT NOT NULL PRIMARY KEY,
+  host TEXT NOT NULL,
+  gpus TEXT NOT NULL,
+  started REAL NOT NULL,
+  seen REAL NOT NULL,
+  paused INTEGER NOT NULL
+);

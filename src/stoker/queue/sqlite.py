@@ -1,0 +1,155 @@
+"""The queue in a SQLite file: for one machine."""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from stoker.errors import StokerError
+from stoker.queue import schema
+from stoker.queue.driver import CollisionError, Parameters, QueueAwayError, Row
+from stoker.queue.statements import sections, translated
+
+# Transactions here take milliseconds; whoever waits this long waits for something that is stuck.
+BUSY_SECONDS: Final = 30.0
+
+T = TypeVar("T")
+
+
+class SqliteDriver:
+    """One connection to the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        own = sections("queries_sqlite.sql") | sections("queries.sql")
+        self._statements = translated(own, own)
+        self._connection: sqlite3.Connection | None = None
+
+    @property
+    def place(self) -> str:
+        return str(self._path)
+
+    def transaction(self, work: Callable[[], T]) -> T:
+        with self._explained():
+            self._connected().execute("BEGIN IMMEDIATE")
+            return self._until_commit(work)
+
+    def fetch(self, statement: str, parameters: Parameters) -> list[Row]:
+        return self.fetch_text(self._statements[statement], parameters)
+
+    def fetch_text(self, sql: str, parameters: Parameters) -> list[Row]:
+        with self._explained():
+            return self._connected().execute(sql, parameters).fetchall()
+
+    def many(self, statement: str, rows: Sequence[Parameters]) -> None:
+        with self._explained():
+            self._connected().executemany(self._statements[statement], rows)
+
+    def sql(self, statement: str) -> str:
+        return self._statements[statement]
+
+    def positions(self, count: int) -> list[float]:
+        places = [place for (place,) in self.fetch("positions", {"count": count})]
+        self.fetch("positions taken", {"count": count})
+        return places
+
+    def announce(self) -> None:
+        """Nothing to do: `PRAGMA data_version` tells the others."""
+
+    def changes(self) -> object:
+        with self._explained():
+            connection = self._connected()
+            # The first counts what other connections did, the second what this one did.
+            return connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
+
+    def version(self) -> int | None:
+        if not self._path.exists():
+            return None
+        if not self.fetch("is there a queue", {})[0][0]:
+            if not self.fetch("is there anything", {})[0][0]:
+                return None
+            raise StokerError(f"{self._path} is a database, but not a queue of Stoker's: STOKER_QUEUE names another")
+        try:
+            return int(self.fetch("read version", {})[0][0])
+        except (IndexError, TypeError, ValueError):
+            raise StokerError(f"{self._path} says no version, so it is not a queue that Stoker can read") from None
+
+    def create(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StokerError(f"the queue {self._path} cannot be created: {error.strerror}") from None
+        with self._explained():
+            # It stays with the file. Readers then never wait for the writer, nor it for them.
+            self._connected("rwc").execute("PRAGMA journal_mode = WAL").fetchone()
+
+    def migrate(self) -> None:
+        def step() -> None:
+            # Read again under the lock: another one may have been faster.
+            since = self.version() or 0
+            if since < schema.VERSION:
+                for statement in schema.steps("schema_sqlite.sql", since):
+                    self._connected().execute(statement)
+                self.fetch("write version", {"version": schema.VERSION})
+
+        with self._explained():
+            self._connected().execute("BEGIN EXCLUSIVE")
+            self._until_commit(step)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _until_commit(self, work: Callable[[], T]) -> T:
+        connection = self._connected()
+        try:
+            answer = work()
+            connection.execute("COMMIT")
+        except BaseException:
+            # SQLite has rolled back by itself when the disk is full or the file cannot be read.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return answer
+
+    def _connected(self, mode: str = "rw") -> sqlite3.Connection:
+        if self._connection is None:
+            connection = sqlite3.connect(
+                f"{self._path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=BUSY_SECONDS
+            )
+            # A power cut may undo the last commits, never the file; a crash of ours undoes nothing.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            self._connection = connection
+        return self._connection
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.IntegrityError as error:
+            raise CollisionError(str(error)) from error
+        except sqlite3.Error as error:
+            raise self._sentence(error) from error
+
+    def _sentence(self, error: sqlite3.Error) -> StokerError:
+        name = getattr(error, "sqlite_errorname", None) or ""
+        match name.split("_")[1:2]:
+            case ["BUSY" | "LOCKED"]:
+                return QueueAwayError(
+                    f"the queue {self._path} was locked by another process for {BUSY_SECONDS:g} s: try again"
+                )
+            case ["NOTADB"]:
+                return StokerError(f"{self._path} is not a queue, nor any SQLite file: STOKER_QUEUE names another")
+            case ["CORRUPT"]:
+                return StokerError(
+                    f"the queue {self._path} is damaged ({error}): restore a copy of it, "
+                    "or rescue what can be read by `sqlite3 FILE .recover`"
+                )
+            case ["FULL"]:
+                return QueueAwayError(f"the queue {self._path} cannot be written: its disk is full")
+            case ["CANTOPEN"] if not self._path.exists():
+                return StokerError(f"there is no queue at {self._path}: `stoker queue init` creates it")
+        return StokerError(f"the queue {self._path} cannot be used: {error}")

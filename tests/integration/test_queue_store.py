@@ -1,0 +1,788 @@
+"""What every store of the queue must do, asked of SQLite and of a real PostgreSQL alike."""
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import BadInputError, StokerError
+from stoker.queue import NewJob, Outcome, QueueAwayError, Store, init_queue, new_id, open_queue, schema, store
+from stoker.queue.address import PostgresAddress, SqliteAddress, queue_address
+from stoker.queue.store import LOG_TAIL
+from tests.support.postgres import PostgresServer
+from tests.support.waiting import wait_for
+
+LONG = 600.0
+OVER = -1.0
+"""A lease that has ended before it began: no test waits for one."""
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return str(tmp_path / "a place" / "queue.db")
+
+
+@pytest.fixture
+def queue(url: str) -> Iterator[Store]:
+    with init_queue(url) as opened:
+        yield opened
+
+
+def submit(queue: Store, *commands: str, **asked: object) -> list[str]:
+    return queue.submit([NewJob(command=command, **asked) for command in commands])  # type: ignore[arg-type]  # by name
+
+
+def run(queue: Store, job: str, outcome: Outcome, exit_code: int | None = None) -> None:
+    attempt = queue.claim(job, "w", [], LONG)
+    assert attempt is not None
+    assert queue.finish(attempt.id, outcome, exit_code)
+
+
+def ready(queue: Store) -> list[str]:
+    return [job.id for job in queue.ready()]
+
+
+def test_a_job_comes_back_as_it_was_submitted(queue: Store) -> None:
+    awkward = "echo 'it''s' \"quoted\" \\ %s %(x)s :name {id}\n\tsecond line \0 \r 🔥 ﷽"
+    (words,) = queue.submit(
+        [
+            NewJob(
+                command=("python", "train.py", awkward, ""),
+                directory="/srv/ünï",
+                environment={"A": "1=2", "EMPTY": ""},
+                name="the run 🔥",
+                tags=("a", "b:c"),
+                gpus=2,
+                memory=20 * 2**30,
+                share=True,
+                priority=-3,
+                retries=4,
+                backoff=1.5,
+                time_limit=3600.0,
+                policy={"idle": 0.2, "window": "5m", "all": True},
+                preemptible=True,
+                on_loss="hold",
+                commit="0" * 40,
+                dirty=False,
+                pin=True,
+                origin="sheet:1",
+            )
+        ]
+    )
+    job = queue.job(words)
+    assert job.command == ("python", "train.py", awkward, "")
+    assert (job.directory, job.environment, job.name) == ("/srv/ünï", {"A": "1=2", "EMPTY": ""}, "the run 🔥")
+    assert (job.tags, job.gpus, job.memory, job.share, job.priority) == (("a", "b:c"), 2, 20 * 2**30, True, -3)
+    assert (job.retries, job.retries_left, job.backoff, job.time_limit) == (4, 4, 1.5, 3600.0)
+    assert job.policy == {"idle": 0.2, "window": "5m", "all": True}
+    assert (job.preemptible, job.on_loss, job.commit, job.dirty, job.pin) == (True, "hold", "0" * 40, False, True)
+    assert (job.state, job.attempts, job.started, job.ended, job.exit_code) == ("queued", 0, None, None, None)
+    assert abs(job.submitted - queue.clock()) < 60
+
+
+def test_a_command_of_a_mebibyte_is_kept_whole(queue: Store) -> None:
+    command = "echo " + "ü" * 2**19
+    (job,) = submit(queue, command)
+    assert queue.job(job).command == command
+
+
+def test_ten_thousand_jobs_are_submitted_at_once_in_their_order(queue: Store) -> None:
+    ids = queue.submit([NewJob(command=f"echo {number}", tags=("sweep",)) for number in range(10_000)])
+    assert len(set(ids)) == 10_000
+    assert all(len(name) == 8 and int(name, 16) >= 0 for name in ids)
+    assert [job.id for job in queue.jobs(order="queue", limit=20_000)] == ids
+    assert queue.counts() == {"queued": 10_000}
+
+
+def test_an_id_that_is_taken_is_drawn_again(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = iter(["0000000a", "0000000a", "0000000a", "0000000b"])
+    monkeypatch.setattr(store, "new_id", lambda: next(draws))
+    assert submit(queue, "first") == ["0000000a"]
+    assert submit(queue, "second") == ["0000000b"]
+
+
+def test_one_bad_job_keeps_all_of_a_submission_out(queue: Store) -> None:
+    with pytest.raises(BadInputError, match="no such job"):
+        queue.submit([NewJob(command="good"), NewJob(command="bad", after=("deadbeef",))])
+    assert queue.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("job", "complaint"),
+    [
+        (NewJob(command=""), "needs a command"),
+        (NewJob(command=()), "needs a command"),
+        (NewJob(command="x", gpus=-1), "gpus of -1"),
+        (NewJob(command="x", gpus=2**40), "gpus of 1099511627776"),
+        (NewJob(command="x", retries=-1), "retries of -1"),
+        (NewJob(command="x", backoff=float("nan")), "back-off"),
+        (NewJob(command="x", time_limit=-5.0), "time limit"),
+        (NewJob(command="x", priority=2**40), "priority"),
+        (NewJob(command="x", name="two\nlines"), "cannot be a name"),
+        (NewJob(command="x", tags=("",)), "cannot be a tag"),
+        (NewJob(command="x", after=("nonsense",)), "not the id of a job"),
+        (NewJob(command="x", id="XYZ"), "eight hexadecimal digits"),
+        (NewJob(command="\udcff"), "UTF-8"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(queue: Store, job: NewJob, complaint: str) -> None:
+    with pytest.raises(BadInputError, match=complaint):
+        queue.submit([job])
+    assert queue.jobs() == []
+
+
+def test_the_same_origin_becomes_a_job_once(queue: Store, url: str) -> None:
+    row = NewJob(command="from a sheet", origin="sheet:7")
+    first = queue.submit([row, NewJob(command="other"), row])
+    with open_queue(url) as again:
+        assert again.submit([row]) == first[:1]
+    assert first[0] == first[2] != first[1]
+    assert len(queue.jobs()) == 2
+
+
+def test_jobs_of_one_submission_may_name_each_other_but_not_in_a_circle(queue: Store) -> None:
+    one, two = new_id(), new_id()
+    with pytest.raises(BadInputError, match="circle"):
+        queue.submit([NewJob(command="1", id=one, after=(two,)), NewJob(command="2", id=two, after_any=(one,))])
+    queue.submit([NewJob(command="2", id=two, after=(one,)), NewJob(command="1", id=one)])
+    assert ready(queue) == [one]
+
+
+def test_ready_jobs_come_by_priority_and_then_by_age(queue: Store) -> None:
+    old, young = submit(queue, "old", "young")
+    (urgent,) = submit(queue, "urgent", priority=5)
+    (lazy,) = submit(queue, "lazy", priority=-5)
+    assert ready(queue) == [urgent, old, young, lazy]
+    assert [job.id for job in queue.ready(2)] == [urgent, old]
+    queue.set_priority([lazy], 9)
+    assert ready(queue) == [lazy, urgent, old, young]
+    assert queue.job(lazy).priority == 9
+
+
+def test_a_job_waits_for_the_success_of_those_it_comes_after(queue: Store) -> None:
+    first, second = submit(queue, "first", "second")
+    (then,) = submit(queue, "then", after=(first,), after_any=(second,))
+    assert queue.claim(then, "w", [], LONG) is None
+    run(queue, second, "failed", 1)
+    assert queue.unfulfilled(then) == {first: "queued"}
+    run(queue, first, "failed", 1)
+    assert ready(queue) == []
+    assert queue.unfulfilled(then) == {first: "failed"}
+    queue.retry([first])
+    run(queue, first, "succeeded", 0)
+    assert ready(queue) == [then]
+    assert queue.unfulfilled(then) == {}
+
+
+def test_a_claim_is_given_once_and_says_what_it_gave(queue: Store) -> None:
+    (job,) = submit(queue, "train", gpus=1)
+    attempt = queue.claim(job, "w1", ["GPU-aa"], LONG)
+    assert attempt is not None
+    assert (attempt.job, attempt.worker, attempt.number, attempt.gpus) == (job, "w1", 1, ("GPU-aa",))
+    assert attempt.lease_expires - attempt.started == pytest.approx(LONG, abs=0.01)
+    assert queue.claim(job, "w2", ["GPU-bb"], LONG) is None
+    assert queue.attempts(job) == queue.running() == [attempt]
+    running = queue.job(job)
+    assert (running.state, running.attempt, running.attempts) == ("running", attempt.id, 1)
+    assert queue.claim("ffffffff", "w1", [], LONG) is None
+
+
+def test_the_next_claim_takes_the_first_job_that_wants_as_many_gpus(queue: Store) -> None:
+    (two,) = submit(queue, "two", gpus=2, priority=5)
+    (none,) = submit(queue, "none", gpus=0)
+    attempt = queue.claim_next("w", [], LONG)
+    assert attempt is not None
+    assert attempt.job == none
+    assert queue.claim_next("w", ["GPU-a"], LONG) is None
+    both = queue.claim_next("w", ["GPU-a", "GPU-b"], LONG)
+    assert both is not None
+    assert both.job == two
+
+
+def test_success_is_recorded_with_its_code_and_time(queue: Store) -> None:
+    (job,) = submit(queue, "x")
+    run(queue, job, "succeeded", 0)
+    done = queue.job(job)
+    assert (done.state, done.exit_code) == ("succeeded", 0)
+    assert done.started is not None
+    assert done.ended is not None
+    assert done.started <= done.ended
+    assert [(a.number, a.outcome, a.exit_code) for a in queue.attempts(job)] == [(1, "succeeded", 0)]
+
+
+def test_an_attempt_is_finished_once(queue: Store) -> None:
+    (job,) = submit(queue, "x")
+    attempt = queue.claim(job, "w", [], LONG)
+    assert attempt is not None
+    assert queue.finish(attempt.id, "failed", 3, "it said no")
+    before = queue.job(job)
+    assert not queue.finish(attempt.id, "succeeded", 0)
+    assert not queue.finish("0" * 32, "succeeded", 0)
+    assert queue.job(job) == before
+    assert (before.state, before.exit_code, before.sentence) == ("failed", 3, "it said no")
+
+
+def test_an_expired_lease_gives_the_job_away_once_and_its_late_finisher_is_refused(queue: Store) -> None:
+    (job,) = submit(queue, "x", retries=0)
+    late = queue.claim(job, "cut off", [], OVER)
+    assert late is not None
+    new = queue.claim(job, "w2", [], LONG)
+    assert new is not None
+    assert new.number == 2
+    assert queue.claim(job, "w3", [], LONG) is None
+    assert queue.renew([late.id], "cut off", LONG) == set()
+    assert not queue.finish(late.id, "succeeded", 0)
+    assert queue.job(job).state == "running"
+    assert queue.finish(new.id, "succeeded", 0)
+    assert [a.outcome for a in queue.attempts(job)] == ["lost", "succeeded"]
+
+
+def test_a_result_after_the_lease_counts_while_nobody_has_taken_the_job(queue: Store) -> None:
+    (job,) = submit(queue, "x")
+    attempt = queue.claim(job, "w", [], OVER)
+    assert attempt is not None
+    assert queue.finish(attempt.id, "succeeded", 0)
+    assert queue.sweep() == 0
+    assert queue.job(job).state == "succeeded"
+
+
+def test_a_renewed_lease_keeps_the_job(queue: Store) -> None:
+    ids = submit(queue, "kept", "lost")
+    attempt = queue.claim(ids[0], "w", [], OVER)
+    assert attempt is not None
+    assert queue.renew([attempt.id, "f" * 32], "w", LONG) == {attempt.id}
+    assert queue.renew([attempt.id], "another worker", LONG) == set()
+    assert queue.claim(ids[1], "w", [], OVER) is not None
+    assert queue.sweep() == 1
+    assert [queue.job(job).state for job in ids] == ["running", "queued"]
+
+
+def test_a_restarted_worker_adopts_what_still_runs(queue: Store) -> None:
+    ids = submit(queue, "runs", "ended")
+    runs, ended = (queue.claim(job, "old start", [], LONG) for job in ids)
+    assert runs is not None
+    assert ended is not None
+    queue.finish(ended.id, "succeeded", 0)
+    assert queue.adopt([runs.id, ended.id], "new start", LONG) == {runs.id}
+    assert queue.renew([runs.id], "old start", LONG) == set()
+    assert queue.renew([runs.id], "new start", LONG) == {runs.id}
+
+
+def test_a_lost_job_is_held_when_it_asked_for_that(queue: Store) -> None:
+    (job,) = submit(queue, "x", on_loss="hold")
+    queue.claim(job, "w", [], OVER)
+    assert queue.sweep() == 1
+    assert queue.job(job).state == "held"
+    assert "not heard of" in queue.job(job).sentence
+
+
+def test_a_job_that_is_lost_again_and_again_is_held(queue: Store) -> None:
+    (job,) = submit(queue, "takes its machine down")
+    lost = 0
+    while queue.claim(job, "w", [], OVER):
+        lost += 1
+        assert lost <= 10
+    assert lost == 10
+    assert queue.job(job).state == "held"
+
+
+def test_failures_are_retried_each_after_twice_the_time(queue: Store) -> None:
+    (job,) = submit(queue, "x", retries=2, backoff=100.0)
+    run(queue, job, "failed", 1)
+    waiting = queue.job(job)
+    assert (waiting.state, waiting.retries_left) == ("queued", 1)
+    assert waiting.not_before - queue.clock() == pytest.approx(100, abs=20)
+    assert queue.next_wake() == waiting.not_before
+    assert ready(queue) == []
+    assert queue.claim(job, "w", [], LONG) is None
+    queue._driver.fetch_text("UPDATE stoker_jobs SET not_before = 0", {})  # as if that time had passed
+    run(queue, job, "failed", 1)
+    assert queue.job(job).not_before - queue.clock() == pytest.approx(200, abs=20)
+    assert queue.retry([job]) == [job]
+    assert (ready(queue), queue.job(job).retries_left) == ([job], 2)
+
+
+def test_when_no_retry_is_left_the_last_failure_stands(queue: Store) -> None:
+    (job,) = submit(queue, "x", retries=2, backoff=0.0)
+    for _ in range(3):
+        run(queue, job, "failed", 9)
+    assert (queue.job(job).state, queue.job(job).exit_code, queue.job(job).attempts) == ("failed", 9, 3)
+    assert queue.next_wake() is None
+
+
+def test_a_preempted_job_keeps_its_retries_and_its_place(queue: Store) -> None:
+    first, second = submit(queue, "first", "second", preemptible=True, retries=1)
+    run(queue, first, "preempted")
+    back = queue.job(first)
+    assert (back.state, back.retries_left, back.attempts) == ("queued", 1, 1)
+    assert ready(queue) == [first, second]
+
+
+def test_a_queued_job_is_cancelled_at_once(queue: Store) -> None:
+    queued, held, done = submit(queue, "1", "2", "3")
+    queue.hold([held])
+    run(queue, done, "succeeded", 0)
+    result = queue.cancel([queued, held, done])
+    assert (sorted(result.cancelled), result.asked) == (sorted([queued, held]), [])
+    assert [queue.job(job).state for job in (queued, held, done)] == ["cancelled", "cancelled", "succeeded"]
+    assert queue.claim(queued, "w", [], LONG) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        ("cancelled", "cancelled"),
+        ("failed", "cancelled"),
+        ("preempted", "cancelled"),
+        ("lost", "cancelled"),
+        ("succeeded", "succeeded"),
+    ],
+)
+def test_a_running_job_is_asked_to_stop_and_its_supervisor_ends_it(queue: Store, outcome: Outcome, state: str) -> None:
+    job, other = submit(queue, "x", "y", retries=3)
+    attempt = queue.claim(job, "w", [], LONG)
+    assert attempt is not None
+    assert queue.to_be_cancelled("w") == set()
+    assert queue.cancel([job]).asked == [job]
+    assert queue.job(job).state == "running"
+    assert queue.to_be_cancelled("w") == {attempt.id}
+    assert queue.to_be_cancelled("another") == set()
+    assert queue.finish(attempt.id, outcome, 143)
+    assert queue.job(job).state == state
+    assert queue.to_be_cancelled("w") == set()
+    queue.retry([job])
+    assert queue.job(job).cancel_requested is None
+    assert ready(queue) == [job, other]
+
+
+def test_a_held_job_waits_for_its_release(queue: Store) -> None:
+    job, born_held = submit(queue, "x") + submit(queue, "y", held=True)
+    assert queue.hold([job, born_held]) == [job]
+    assert ready(queue) == []
+    assert sorted(queue.release([job, born_held])) == sorted([job, born_held])
+    assert ready(queue) == [job, born_held]
+
+
+def test_moving_changes_the_order_among_jobs_of_one_priority(queue: Store) -> None:
+    a, b, c, d = submit(queue, "a", "b", "c", "d")
+    (urgent,) = submit(queue, "urgent", priority=1)
+    queue.move([c], "first")
+    assert ready(queue) == [urgent, c, a, b, d]
+    queue.move([c], "down")
+    assert ready(queue) == [urgent, a, c, b, d]
+    queue.move([d], "up")
+    assert ready(queue) == [urgent, a, c, d, b]
+    queue.move([a], "last")
+    assert ready(queue) == [urgent, c, d, b, a]
+    queue.move([c], "up")
+    queue.move([a], "down")
+    assert ready(queue) == [urgent, c, d, b, a]
+    (late,) = submit(queue, "late")
+    assert ready(queue) == [urgent, c, d, b, a, late]
+
+
+def test_jobs_that_are_moved_together_keep_their_order(queue: Store) -> None:
+    a, b, c, d = submit(queue, "a", "b", "c", "d")
+    queue.move([d, c], "first")
+    assert ready(queue) == [c, d, a, b]
+    queue.move([c, d], "up")
+    assert ready(queue) == [c, d, a, b]
+    queue.move([d, a], "up")
+    assert ready(queue) == [d, a, c, b]
+    queue.move([a, d], "down")
+    assert ready(queue) == [c, d, a, b]
+    queue.move([d, c], "last")
+    assert ready(queue) == [a, b, c, d]
+
+
+def test_what_runs_is_not_moved(queue: Store) -> None:
+    a, b = submit(queue, "a", "b")
+    queue.claim(b, "w", [], LONG)
+    assert queue.move([b, "ffffffff"], "first") == []
+    assert ready(queue) == [a]
+
+
+def test_a_waiting_job_is_edited(queue: Store) -> None:
+    before, job = submit(queue, "before", "x", tags=("old",))
+    edited = queue.edit(job, {"command": ("y", "z"), "gpus": 0, "tags": ("new",), "after": (before,), "priority": 2})
+    assert queue.job(job) == edited
+    assert (edited.command, edited.gpus, edited.tags, edited.priority) == (("y", "z"), 0, ("new",), 2)
+    assert [found.id for found in queue.jobs(tag="new")] == [job]
+    assert [found.id for found in queue.jobs(tag="old")] == [before]
+    assert ready(queue) == [before]
+
+
+def test_edits_that_cannot_be_are_refused_and_change_nothing(queue: Store) -> None:
+    a, b = submit(queue, "a", "b")
+    (c,) = submit(queue, "c", after=(b,))
+    queue.edit(b, {"after": (a,)})
+    before = queue.jobs()
+    refused: list[tuple[dict[str, object], str]] = [
+        ({"after": (c,)}, "wait for itself"),
+        ({"after_any": (a,)}, "wait for itself"),
+        ({"after": ("ffffffff",)}, "no such job"),
+        ({"gpus": "many"}, "cannot be edited so"),
+        ({"state": "succeeded"}, "no 'state'"),
+        ({"command": ""}, "needs a command"),
+    ]
+    for changes, complaint in refused:
+        with pytest.raises(BadInputError, match=complaint):
+            queue.edit(a, changes)
+    assert queue.jobs() == before
+    queue.claim(a, "w", [], LONG)
+    with pytest.raises(BadInputError, match="is running"):
+        queue.edit(a, {"gpus": 2})
+    with pytest.raises(BadInputError, match="no job 'ffffffff'"):
+        queue.edit("ffffffff", {"gpus": 2})
+
+
+def test_a_job_is_found_by_id_name_or_the_beginning_of_its_id(queue: Store) -> None:
+    queue.submit(
+        [
+            NewJob(command="1", id="abc00001", name="baseline"),
+            NewJob(command="2", id="abc00002"),
+            NewJob(command="3", id="abd00000", name="twice"),
+            NewJob(command="4", id="ac000000", name="twice"),
+            NewJob(command="5", id="ffffffff"),
+        ]
+    )
+    assert queue.job("abc00002").command == "2"
+    assert queue.job("abd").command == "3"
+    assert queue.job("fffffff").command == "5"
+    assert queue.job("baseline").command == "1"
+    for ambiguous in ("abc", "twice"):
+        with pytest.raises(BadInputError, match="fits several jobs"):
+            queue.job(ambiguous)
+    for unknown in ("", "0", "abc00003", "base", "%", "'", "\0", "é", "\udcff"):
+        with pytest.raises(BadInputError, match="there is no job"):
+            queue.job(unknown)
+
+
+def test_jobs_are_listed_by_state_and_tag_newest_first(queue: Store) -> None:
+    a, b, c = submit(queue, "a", "b", "c", tags=("sweep",))
+    (d,) = submit(queue, "d")
+    run(queue, b, "failed", 1)
+    queue.hold([c])
+    assert [job.id for job in queue.jobs()] == [d, c, b, a]
+    assert [job.id for job in queue.jobs(limit=2, offset=1)] == [c, b]
+    assert [job.id for job in queue.jobs(["queued"])] == [d, a]
+    assert [job.id for job in queue.jobs(["queued", "held"], tag="sweep")] == [c, a]
+    assert [job.id for job in queue.jobs(["queued", "held"], order="queue")] == [a, c, d]
+    assert queue.jobs(tag="'; DROP TABLE stoker_jobs; --") == []
+    assert queue.counts() == {"queued": 2, "failed": 1, "held": 1}
+
+
+def test_cleaning_forgets_old_ended_jobs_but_none_that_others_wait_for(queue: Store) -> None:
+    old, needed, waits, failed = submit(queue, "old", "needed", "waits", "failed")
+    queue.edit(waits, {"after_any": (needed,)})
+    run(queue, failed, "failed", 1)
+    for job in (old, needed):
+        run(queue, job, "succeeded", 0)
+    assert queue.clean(3600.0) == 0
+    assert queue.clean(-1.0, ["succeeded"]) == 1
+    assert {job.id for job in queue.jobs()} == {needed, waits, failed}
+    assert queue.attempts(old) == []
+    queue.cancel([waits])
+    assert queue.clean(-1.0) == 3
+    assert queue.jobs() == []
+
+
+def test_the_end_of_the_output_is_kept_within_bounds(queue: Store) -> None:
+    (job,) = submit(queue, "x")
+    attempt = queue.claim(job, "w", [], LONG)
+    assert attempt is not None
+    assert queue.log(attempt.id) == ""
+    assert queue.write_log(attempt.id, "first\n")
+    assert queue.write_log(attempt.id, "a nul \0, half a letter \udcff, 🔥")
+    assert queue.log(attempt.id) == "a nul \ufffd, half a letter ?, 🔥"
+    queue.write_log(attempt.id, "x" * 10 + "ü" * LOG_TAIL)
+    kept = queue.log(attempt.id)
+    assert set(kept) == {"ü"}
+    assert len(kept.encode()) <= LOG_TAIL
+    assert not queue.write_log("f" * 32, "nobody's")
+
+
+def test_a_link_is_kept_from_the_current_attempt_only(queue: Store) -> None:
+    (job,) = submit(queue, "x")
+    old = queue.claim(job, "w", [], OVER)
+    new = queue.claim(job, "w", [], LONG)
+    assert old is not None
+    assert new is not None
+    assert queue.set_link(new.id, "https://wandb.ai/a/b/runs/c")
+    assert not queue.set_link(old.id, "https://elsewhere")
+    assert queue.job(job).link == "https://wandb.ai/a/b/runs/c"
+
+
+def test_a_paused_queue_and_a_paused_worker_claim_nothing(queue: Store) -> None:
+    (job,) = submit(queue, "x")
+    queue.heartbeat("w", "host", "[]")
+    queue.pause()
+    assert queue.paused()
+    assert queue.claim(job, "w", [], LONG) is None
+    queue.resume()
+    assert queue.pause_worker("w")
+    queue.heartbeat("w", "host", '["GPU-a"]')
+    assert [(worker.gpus, worker.paused) for worker in queue.workers()] == [('["GPU-a"]', True)]
+    assert queue.claim(job, "w", [], LONG) is None
+    assert queue.resume_worker("w")
+    assert not queue.pause_worker("unknown")
+    assert queue.claim(job, "w", [], LONG) is not None
+
+
+def test_a_change_by_another_is_noticed(queue: Store, url: str) -> None:
+    with open_queue(url) as other:
+        seen = queue.changes()
+        assert queue.changes() == seen
+        (job,) = submit(other, "x")
+        wait_for(lambda: queue.changes() != seen, named="the news of a submission")
+        seen = queue.changes()
+        run(other, job, "succeeded", 0)
+        wait_for(lambda: queue.changes() != seen, named="the news of an outcome")
+
+
+DRAIN = """
+import sys
+from stoker.queue import open_queue
+
+with open_queue(sys.argv[1]) as queue:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while jobs := queue.ready(8):
+        for job in jobs:
+            attempt = queue.claim(job.id, sys.argv[2], [], 600.0)
+            if attempt is not None:
+                assert queue.finish(attempt.id, "succeeded", 0)
+                print(job.id, flush=True)
+"""
+
+
+def test_eight_processes_drain_the_queue_and_no_job_is_taken_twice(queue: Store, url: str) -> None:
+    ids = submit(queue, *[f"echo {number}" for number in range(300)], gpus=0)
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", DRAIN, url, f"w{number}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(8)
+    ]
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+    taken = [line for worker in workers for line in worker.communicate(timeout=60)[0].split()]
+    assert [worker.returncode for worker in workers] == [0] * 8
+    assert sorted(taken) == sorted(ids)
+    assert queue.counts() == {"succeeded": 300}
+    assert {job.attempts for job in queue.jobs(limit=300)} == {1}
+
+
+def test_of_threads_that_want_an_expired_job_one_gets_it(queue: Store, url: str) -> None:
+    (job,) = submit(queue, "x")
+    assert queue.claim(job, "cut off", [], OVER)
+    together = threading.Barrier(6)
+    got: list[int] = []
+
+    def claim(number: int) -> None:
+        with open_queue(url) as own:
+            together.wait(timeout=30)
+            if own.claim(job, f"w{number}", [], LONG) or own.claim(job, f"w{number}", [], LONG):
+                got.append(number)
+
+    threads = [threading.Thread(target=claim, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(got) == 1
+    assert [attempt.outcome for attempt in queue.attempts(job)] == ["lost", None]
+
+
+def test_two_feeders_of_the_same_rows_make_each_a_job_once(queue: Store, url: str) -> None:
+    rows = [NewJob(command=f"row {number}", origin=f"sheet:{number}") for number in range(100)]
+    together = threading.Barrier(3)
+    answers: list[list[str]] = []
+
+    def feed() -> None:
+        with open_queue(url) as own:
+            together.wait(timeout=30)
+            answers.append([own.submit([row])[0] for row in rows])
+
+    threads = [threading.Thread(target=feed) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(answers) == 3
+    assert answers[0] == answers[1] == answers[2]
+    assert len(queue.jobs(limit=1000)) == 100
+
+
+def test_a_queue_that_is_not_there_is_not_made_by_opening_it(url: str) -> None:
+    with pytest.raises(StokerError, match=r"no queue at .*`stoker queue init`"):
+        open_queue(url)
+    with init_queue(url) as made:
+        (job,) = submit(made, "x")
+    with init_queue(url) as again, open_queue(url) as opened:
+        assert again.job(job) == opened.job(job)
+
+
+def test_a_queue_that_several_create_at_once_is_one(url: str) -> None:
+    together = threading.Barrier(6)
+    jobs: list[str] = []
+
+    def begin() -> None:
+        together.wait(timeout=30)
+        with init_queue(url) as own:
+            jobs.extend(submit(own, "x"))
+
+    threads = [threading.Thread(target=begin) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    with open_queue(url) as queue:
+        assert sorted(job.id for job in queue.jobs()) == sorted(jobs)
+    assert len(jobs) == 6
+
+
+def test_a_queue_of_a_newer_version_is_refused(queue: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "VERSION", 0)
+    for opening in (open_queue, init_queue):
+        with pytest.raises(StokerError, match="is of version 1, and this Stoker knows none after 0: upgrade"):
+            opening(url)
+
+
+def test_an_older_queue_is_migrated_once_while_others_use_it(
+    queue: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = submit(queue, "x")
+    monkeypatch.setattr(schema, "VERSION", 2)
+    monkeypatch.setattr(schema, "sections", lambda _file: {"2": "ALTER TABLE stoker_jobs ADD COLUMN novelty TEXT;"})
+    failures: list[StokerError] = []
+
+    def migrate() -> None:
+        try:
+            open_queue(url).close()
+        except StokerError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=migrate) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    run(queue, job, "succeeded", 0)
+    for thread in threads:
+        thread.join(timeout=60)
+    assert failures == []
+    assert submit(queue, "y")
+    assert queue.job(job).state == "succeeded"
+
+
+def test_a_file_that_is_no_queue_is_refused_and_left_alone(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database at all, but long enough to be read as one\n" * 50)
+    foreign = tmp_path / "foreign.db"
+    with sqlite3.connect(foreign) as connection:
+        connection.execute("CREATE TABLE songs (title)")
+    connection.close()
+    for path in (text, foreign):
+        before = path.read_bytes()
+        for opening in (open_queue, init_queue):
+            with pytest.raises(StokerError, match=f"{path.name} is .*not a queue"):
+                opening(str(path))
+        assert path.read_bytes() == before
+
+
+def test_a_damaged_file_is_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    with init_queue(str(path)) as queue:
+        submit(queue, *[f"echo {number}" for number in range(2000)])
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    path.write_bytes(data)
+    with pytest.raises(StokerError, match=r"queue\.db is damaged .*recover"):
+        open_queue(str(path)).jobs()
+
+
+def test_a_queue_where_nothing_can_be_written_is_said_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StokerError, match=r"cannot be created: (Not a directory|File exists)"):
+        init_queue(str(tmp_path / "file" / "queue.db"))
+
+
+def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
+    with init_queue(str(tmp_path / "queue.db")) as queue:
+        submit(queue, "kept")
+        pages = queue._driver.fetch_text("PRAGMA page_count", {})[0][0]
+        queue._driver.fetch_text(f"PRAGMA max_page_count = {pages}", {})
+        with pytest.raises(StokerError, match="disk is full"):
+            submit(queue, "x" * 2**20)
+        assert [job.command for job in queue.jobs()] == ["kept"]
+        assert submit(queue, "small")
+
+
+def test_a_wrong_password_is_named_and_not_shown(postgres_server: PostgresServer) -> None:
+    with pytest.raises(StokerError, match="refused the password") as refused:
+        open_queue(postgres_server.url("postgres", password="secret-guess"))
+    assert "secret-guess" not in str(refused.value)
+
+
+def test_a_database_that_does_not_exist_or_answer_is_named(postgres_server: PostgresServer) -> None:
+    with pytest.raises(StokerError, match='database "nowhere" does not exist'):
+        open_queue(postgres_server.url("nowhere"))
+    with pytest.raises(QueueAwayError, match="cannot be reached"):
+        open_queue("postgresql://stoker@127.0.0.1:1/nowhere")
+
+
+@pytest.mark.parametrize("do", [lambda queue, job: queue.job(job), lambda queue, _job: submit(queue, "another")])
+def test_a_connection_that_was_cut_is_made_again(
+    postgres_server: PostgresServer, postgres_url: str, do: Callable[[Store, str], object]
+) -> None:
+    with init_queue(postgres_url) as queue:
+        (job,) = submit(queue, "x")
+        postgres_server.administer(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'stoker'"
+        )
+        with pytest.raises(QueueAwayError, match="went away"):
+            do(queue, job)
+        do(queue, job)
+        assert queue.job(job).state == "queued"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("/srv/queue.db", "/srv/queue.db"),
+        ("queue.db", "queue.db"),
+        ("sqlite:///srv/queue.db", "/srv/queue.db"),
+        ("sqlite:////srv/queue.db", "/srv/queue.db"),
+        ("", "/home/of/stoker/queue.db"),
+    ],
+)
+def test_a_path_or_a_sqlite_url_names_a_file(text: str, path: str) -> None:
+    where = queue_address(None, {"STOKER_QUEUE": text, "STOKER_HOME": "/home/of/stoker"})
+    assert where == SqliteAddress(Path(path))
+
+
+def test_the_password_of_a_url_is_never_shown() -> None:
+    where = queue_address("postgresql://me:hush@host/db?password=hush&x=1", {})
+    assert isinstance(where, PostgresAddress)
+    assert "hush" in where.url
+    assert str(where) == "postgresql://me@host/db?password=…&x=1"
+    assert "hush" not in repr(where)
+
+
+@pytest.mark.parametrize("text", ["mysql://host/db", "sqlite:relative", "sqlite://relative", "postgresql:db"])
+def test_other_addresses_are_refused(text: str) -> None:
+    with pytest.raises(BadInputError, match="is not the address of a queue"):
+        queue_address(text, {})

@@ -1,0 +1,152 @@
+"""A real, private PostgreSQL for the tests: started once per session, a fresh database for each test."""
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import wait_for
+
+PASSWORD = "a password of the tests"
+# Nothing here must outlive the tests, so nothing is waited for until it is on the disk.
+SETTINGS = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=60", "shared_buffers=32MB")
+
+
+class PostgresServer:
+    """A server on a socket in a directory of its own."""
+
+    def __init__(self, programs: Path) -> None:
+        self._programs = programs
+        self.directory = Path(tempfile.mkdtemp(prefix="stoker-pg-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._names = itertools.count(1)
+
+    def start(self) -> None:
+        """Starts it, or starts it again after `kill`."""
+        if not (self.directory / "data").exists():
+            self._initialise()
+        settings = itertools.chain.from_iterable(("-c", setting) for setting in SETTINGS)
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *_unprivileged("--pdeathsig", "QUIT"),
+                    str(self._programs / "postgres"),
+                    *("-D", str(self.directory / "data"), "-k", str(self.directory), "-c", "listen_addresses="),
+                    *settings,
+                ],
+                cwd=self.directory,
+                stdout=log,
+                stderr=log,
+            )
+        wait_for(self._answers, deadline=30.0, named=f"PostgreSQL's start (see {self.directory / 'log'})")
+
+    def stop(self) -> None:
+        self._end(signal.SIGINT)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def kill(self) -> None:
+        """As if the machine had lost it: all connections break at once."""
+        self._end(signal.SIGQUIT)
+
+    def url(self, database: str, *, user: str = "stoker", password: str = PASSWORD) -> str:
+        return f"postgresql://{user}:{password.replace(' ', '%20')}@/{database}?host={self.directory}"
+
+    def create_database(self) -> str:
+        """The url of a fresh one."""
+        name = f"test_{next(self._names)}"
+        self.administer(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def administer(self, statement: str) -> None:
+        import psycopg
+
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _initialise(self) -> None:
+        secret = self.directory / "password"
+        secret.write_text(PASSWORD)
+        if os.geteuid() == 0:
+            owner = pwd.getpwnam("postgres")
+            for path in (self.directory, secret):
+                os.chown(path, owner.pw_uid, owner.pw_gid)
+        subprocess.run(
+            [
+                *_unprivileged(),
+                str(self._programs / "initdb"),
+                *("-D", str(self.directory / "data"), "-U", "stoker", "--pwfile", str(secret)),
+                *("--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"),
+            ],
+            cwd=self.directory,
+            check=True,
+            capture_output=True,
+        )
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        assert self._process is not None
+        assert self._process.poll() is None, (self.directory / "log").read_text()
+        with contextlib.suppress(psycopg.OperationalError):
+            self.administer("SELECT 1")
+            return True
+        return False
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(timeout=30)
+            self._process = None
+
+
+def _unprivileged(*options: str) -> list[str]:
+    """PostgreSQL refuses to run as root."""
+    if os.geteuid() == 0:
+        return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *options]
+    return ["setpriv", *options] if options else []
+
+
+def _programs() -> Path | None:
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    found = str(installed[-1]) if installed else shutil.which("initdb")
+    return Path(found).parent if found else None
+
+
+def _missing(what: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} is missing, and under CI nothing is skipped for that")
+    pytest.skip(f"{what} is missing: `make test` installs it where it may")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    if importlib.util.find_spec("psycopg") is None:
+        _missing("psycopg")
+    programs = _programs()
+    if programs is None:
+        _missing("PostgreSQL (Debian's package postgresql)")
+        raise AssertionError("unreachable")
+    server = PostgresServer(programs)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A database of the test's own."""
+    url = postgres_server.create_database()
+    yield url
+    name = url.split("/")[3].split("?")[0]
+    postgres_server.administer(f"DROP DATABASE {name} WITH (FORCE)")
