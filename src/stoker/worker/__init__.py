@@ -1,0 +1,1 @@
+"""Which job goes on which GPU, now: placement (pure) and the loop around it."""

@@ -1,0 +1,156 @@
+"""Why a job waits, in words: `waits for 2 GPUs with 20 GiB: GPU 0 is used by alice's python (pid 4242), …`."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, assert_never
+
+from stoker.units import format_memory, format_percent
+from stoker.worker.capacity import (
+    Busy,
+    Foreign,
+    Free,
+    Held,
+    Kept,
+    MemoryTaken,
+    Obstacle,
+    Stopping,
+    TooSmall,
+    Unreadable,
+)
+from stoker.worker.placement import CannotFit, NoGpusSeen, NoPlaceWithoutGpu, NotEnoughGpus, Reason
+
+# A GPU shared by many small jobs: the first few of them are enough to know whom to ask.
+_MOST_NAMES = 3
+
+
+def why_waiting(reason: Reason) -> str:
+    """A sentence without its subject, the job: no capital, no full stop."""
+    match reason:
+        case NotEnoughGpus(gpus=gpus, memory=memory, obstacles=obstacles):
+            return f"waits for {_wanted(gpus, memory)}: {_by_gpu(obstacles)}"
+        case CannotFit(gpus=gpus, memory=memory):
+            return f"can never start on this machine: it asks for {_wanted(gpus, memory)}, {_what_there_is(reason)}"
+        case NoGpusSeen(gpus=gpus, memory=memory, problem=problem):
+            return f"waits for {_wanted(gpus, memory)}: the GPUs of this machine cannot be read ({problem})"
+        case NoPlaceWithoutGpu(at_once=0):
+            return "can never start on this machine: it takes no jobs without a GPU"
+        case NoPlaceWithoutGpu(at_once=at_once):
+            running = "1 is running" if at_once == 1 else f"{at_once} are running"
+            return f"waits for another job without a GPU to end: {running}, which is as many as may"
+        case _:
+            assert_never(reason)
+
+
+class _Predicate(NamedTuple):
+    """What is said of one GPU, and of several at once."""
+
+    one: str
+    several: str
+
+
+def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]]) -> str:
+    """GPUs of which the same is true are named together."""
+    indices: dict[_Predicate, list[int]] = {}
+    for index, obstacle in obstacles:
+        indices.setdefault(_predicate(obstacle), []).append(index)
+    return ", ".join(
+        f"GPU {gpus[0]} {predicate.one}"
+        if len(gpus) == 1
+        else f"GPUs {_listed([str(gpu) for gpu in gpus])} {predicate.several}"
+        for predicate, gpus in indices.items()
+    )
+
+
+def _predicate(obstacle: Obstacle) -> _Predicate:
+    match obstacle:
+        case Foreign(processes=processes):
+            said = _being(f"used by {_some(processes)}")
+        case Unreadable(reason=reason):
+            said = _Predicate(f"cannot be read ({reason})", f"cannot be read ({reason})")
+        case TooSmall(usable=usable):
+            said = _having(f"only {format_memory(usable)}")
+        case Busy(peak=peak, free_below=free_below):
+            said = _being(
+                f"{format_percent(peak)} busy (free below {format_percent(free_below)}) with nobody seen there"
+            )
+        case MemoryTaken(used=used):
+            said = _having(f"{format_memory(used)} in use that nobody is seen to hold")
+        case Held():
+            said = _held(obstacle)
+        case Stopping(jobs=jobs):
+            said = _being(f"being freed ({_jobs(jobs)} {'is' if len(jobs) == 1 else 'are'} stopping)")
+        case Kept(job=job):
+            said = _being(f"kept for job {job}")
+        case Free():
+            said = _being("free")
+        case _:
+            assert_never(obstacle)
+    return said
+
+
+def _held(obstacle: Held) -> _Predicate:
+    if obstacle.left is not None:
+        left = f"{format_memory(obstacle.left)} left beside {_jobs(obstacle.jobs)}"
+        until = "" if obstacle.frees_in is None else f", more in at most {_rounded_up(obstacle.frees_in)}"
+        return _having(f"{left}{until}")
+    if obstacle.frees_in is not None:
+        until = f"in at most {_rounded_up(obstacle.frees_in)}"
+        return _Predicate(f"frees {until}", f"free {until}")
+    return _being(f"held by {_jobs(obstacle.jobs)}")
+
+
+def _being(what: str) -> _Predicate:
+    return _Predicate(f"is {what}", f"are {what}")
+
+
+def _having(what: str) -> _Predicate:
+    return _Predicate(f"has {what}", f"have {what}")
+
+
+def _wanted(gpus: int, memory: int | None) -> str:
+    count = "a GPU" if gpus == 1 else f"{gpus} GPUs"
+    return count if memory is None else f"{count} with {format_memory(memory)}"
+
+
+def _what_there_is(reason: CannotFit) -> str:
+    if reason.gpus_here == 0:
+        return "and there is none"
+    here = "there is only 1" if reason.gpus_here == 1 else f"there are only {reason.gpus_here}"
+    if reason.gpus_here < reason.gpus:
+        return f"and {here}"
+    if reason.large_enough:
+        return f"and only {reason.large_enough} of the {reason.gpus_here} here can give that much"
+    return f"and {_too_little(reason.memory or 0, reason.largest)}"
+
+
+def _too_little(wanted: int, largest: int) -> str:
+    """Rounded to the same number, the two would contradict each other: then the difference is told."""
+    if format_memory(wanted) == format_memory(largest):
+        return f"the largest can give {format_memory(wanted - largest)} less"
+    return f"the largest can give {format_memory(largest)}"
+
+
+def _jobs(jobs: Sequence[str]) -> str:
+    return f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {_some(jobs)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    if len(names) <= _MOST_NAMES + 1:
+        return _listed(names)
+    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def _rounded_up(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h`, `1 h 20 min`, `2 days`: never less than it is, since it says "at most"."""
+    if seconds <= 90:
+        return f"{max(1, math.ceil(seconds))} s"
+    minutes = math.ceil(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
+    return f"{math.ceil(minutes / (24 * 60))} days"

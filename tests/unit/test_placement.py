@@ -1,0 +1,744 @@
+"""Which job goes on which GPU: scenarios a person would recognise, and what holds for every machine and queue."""
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.gpus.model import Maybe, Unknown
+from stoker.worker.capacity import Foreign, Held, Holding, Kept, Rules, SeenGpu, Stopping, TooSmall, Unreadable, Want
+from stoker.worker.placement import CannotFit, Decision, NoGpusSeen, NoPlaceWithoutGpu, NotEnoughGpus, decide
+from stoker.worker.words import why_waiting
+
+GIB = 2**30
+NOW = 100_000.0
+HOUR = 3600.0
+RULES = Rules()
+
+
+def a_gpu(
+    index: int,
+    *,
+    total: Maybe[int] = 24 * GIB,
+    used: Maybe[int] = 0,
+    peak: Maybe[float] = 0.0,
+    foreigners: tuple[str, ...] = (),
+    problem: str | None = None,
+    obstructed_since: float | None = None,
+) -> SeenGpu:
+    return SeenGpu(f"GPU-{index}", index, total, used, peak, foreigners, problem, obstructed_since)
+
+
+def gpus(count: int) -> list[SeenGpu]:
+    return [a_gpu(index) for index in range(count)]
+
+
+def a_job(
+    name: str,
+    count: int = 1,
+    *,
+    order: int = 0,
+    memory: float | None = None,
+    shares: bool = False,
+    priority: int = 0,
+    preemptible: bool = False,
+    limit: float | None = None,
+) -> Want:
+    asked = None if memory is None else int(memory * GIB)
+    return Want(name, count, order, asked, shares, priority, preemptible, limit)
+
+
+def running(want: Want, *indices: int, since: float = NOW - HOUR, stopping: bool = False) -> Holding:
+    return Holding(want, tuple(f"GPU-{index}" for index in indices), since, used={}, stopping=stopping)
+
+
+def placed(decision: Decision) -> dict[str, list[int]]:
+    """The indices of the GPUs that each started job was given."""
+    return {start.job: [int(uuid.removeprefix("GPU-")) for uuid in start.gpus] for start in decision.start}
+
+
+def place(
+    seen: Sequence[SeenGpu], held: Sequence[Holding], *waiting: Want, rules: Rules = RULES, now: float = NOW
+) -> Decision:
+    return decide(seen, held, waiting, rules, now)
+
+
+def obstacles_of(decision: Decision, job: str) -> dict[int, object]:
+    reason = decision.waiting[job]
+    assert isinstance(reason, NotEnoughGpus)
+    return dict(reason.obstacles)
+
+
+# When a GPU is free
+
+
+def test_every_free_gpu_takes_the_next_job() -> None:
+    jobs = [a_job(name, order=order) for order, name in enumerate("abc")]
+    assert placed(place(gpus(2), [], *jobs)) == {"a": [0], "b": [1]}
+
+
+def test_a_gpu_that_a_job_of_ours_holds_is_not_free_even_while_the_job_still_loads() -> None:
+    decision = place(gpus(1), [running(a_job("loading"), 0, since=NOW)], a_job("next"))
+    assert decision.start == ()
+    assert obstacles_of(decision, "next") == {0: Held(("loading",), None, None)}
+
+
+def test_a_gpu_with_a_foreigner_is_left_alone() -> None:
+    seen = [a_gpu(0, foreigners=("alice's python (pid 4242)",)), a_gpu(1)]
+    assert placed(place(seen, [], a_job("a"))) == {"a": [1]}
+    decision = place(seen[:1], [], a_job("a", memory=1, shares=True))
+    assert obstacles_of(decision, "a") == {0: Foreign(("alice's python (pid 4242)",))}
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        a_gpu(0, problem="the driver did not answer"),
+        a_gpu(0, total=Unknown("the driver did not answer")),
+        a_gpu(0, used=Unknown("the driver did not answer")),
+        a_gpu(0, peak=Unknown("the driver did not answer")),
+    ],
+)
+def test_unknown_is_never_free(gpu: SeenGpu) -> None:
+    decision = place([gpu], [], a_job("a", memory=1, shares=True))
+    assert decision.start == ()
+    assert obstacles_of(decision, "a") == {0: Unreadable("the driver did not answer")}
+
+
+def test_a_gpu_that_works_though_nobody_is_seen_on_it_is_not_free() -> None:
+    assert place([a_gpu(0, peak=0.5)], [], a_job("a")).start == ()
+    assert placed(place([a_gpu(0, peak=0.49)], [], a_job("a"))) == {"a": [0]}
+    assert placed(place([a_gpu(0, peak=0.6)], [], a_job("a"), rules=Rules(free_below=0.7))) == {"a": [0]}
+
+
+def test_a_gpu_is_free_when_its_memory_is_really_back() -> None:
+    left_over = a_gpu(0, used=10 * GIB)
+    assert place([left_over], [], a_job("whole")).start == ()
+    assert placed(place([left_over], [], a_job("fits", memory=12))) == {"fits": [0]}
+    assert place([left_over], [], a_job("too-large", memory=15)).start == ()
+    assert placed(place([a_gpu(0, used=300 * 2**20)], [], a_job("whole"))) == {"whole": [0]}
+
+
+def test_the_work_of_our_own_job_does_not_keep_another_from_sharing_its_gpu() -> None:
+    seen = [a_gpu(0, used=8 * GIB, peak=1.0)]
+    first = msgspec.structs.replace(running(a_job("first", memory=8, shares=True), 0), used={"GPU-0": 8 * GIB})
+    assert placed(place(seen, [first], a_job("second", memory=8, shares=True))) == {"second": [0]}
+
+
+# Sharing
+
+
+def test_jobs_that_share_pack_by_the_memory_they_want_and_leave_whole_gpus_free() -> None:
+    jobs = [a_job(name, order=order, memory=10, shares=True) for order, name in enumerate("abc")]
+    assert placed(place(gpus(4), [], *jobs)) == {"a": [0], "b": [0], "c": [1]}
+
+
+def test_a_job_that_shares_goes_where_least_is_left() -> None:
+    held = [running(a_job("small", memory=4, shares=True), 0), running(a_job("large", memory=16, shares=True), 1)]
+    assert placed(place(gpus(3), held, a_job("new", memory=5, shares=True))) == {"new": [1]}
+
+
+def test_what_a_job_really_uses_counts_when_it_is_more_than_it_asked_for() -> None:
+    greedy = msgspec.structs.replace(running(a_job("greedy", memory=4, shares=True), 0), used={"GPU-0": 20 * GIB})
+    decision = place([a_gpu(0, used=20 * GIB)], [greedy], a_job("next", memory=8, shares=True))
+    assert decision.start == ()
+
+
+def test_where_nobody_can_tell_whose_the_memory_is_all_of_it_counts() -> None:
+    untold = msgspec.structs.replace(running(a_job("untold", memory=4, shares=True), 0), used=None)
+    assert place([a_gpu(0, used=20 * GIB)], [untold], a_job("next", memory=8, shares=True)).start == ()
+    assert placed(place([a_gpu(0, used=3 * GIB)], [untold], a_job("next", memory=8, shares=True))) == {"next": [0]}
+
+
+def test_a_job_that_shares_without_saying_how_much_takes_the_whole_gpu() -> None:
+    jobs = [a_job("a", shares=True), a_job("b", order=1, shares=True), a_job("c", order=2, memory=1, shares=True)]
+    assert placed(place(gpus(1), [], *jobs)) == {"a": [0]}
+
+
+def test_slots_put_as_many_jobs_on_each_gpu_and_spread_them() -> None:
+    jobs = [a_job(name, order=order) for order, name in enumerate("abcde")]
+    decision = place(gpus(2), [], *jobs, rules=Rules(slots_per_gpu=2))
+    assert placed(decision) == {"a": [0], "b": [1], "c": [0], "d": [1]}
+
+
+def test_slots_do_not_give_out_more_memory_than_there_is() -> None:
+    jobs = [a_job("a", memory=16), a_job("b", order=1, memory=16)]
+    assert placed(place(gpus(1), [], *jobs, rules=Rules(slots_per_gpu=2))) == {"a": [0]}
+
+
+def test_slots_fill_up_where_nobody_can_tell_whose_the_memory_is() -> None:
+    untold = msgspec.structs.replace(running(a_job("untold"), 0), used=None)
+    rules = Rules(slots_per_gpu=2)
+    assert placed(place([a_gpu(0, used=9 * GIB)], [untold], a_job("next"), rules=rules)) == {"next": [0]}
+
+
+def test_a_job_gets_the_smallest_gpu_that_will_do() -> None:
+    seen = [a_gpu(0, total=80 * GIB), a_gpu(1, total=24 * GIB), a_gpu(2, total=48 * GIB)]
+    jobs = [a_job("small"), a_job("large", order=1, memory=40)]
+    assert placed(place(seen, [], *jobs)) == {"small": [1], "large": [2]}
+
+
+# Order, and small jobs beside a big one
+
+
+def test_order_is_priority_then_age() -> None:
+    jobs = [a_job("young", order=3), a_job("old", order=1), a_job("urgent", order=9, priority=5)]
+    assert list(placed(place(gpus(2), [], *jobs))) == ["urgent", "old"]
+
+
+def test_a_gpu_is_kept_for_a_job_that_needs_two() -> None:
+    decision = place(gpus(2), [running(a_job("r"), 1)], a_job("big", 2), a_job("small", order=1))
+    assert decision.start == ()
+    assert obstacles_of(decision, "small")[0] == Kept("big")
+
+
+def test_a_small_job_slips_in_where_its_time_limit_ends_before_the_big_one_can_start() -> None:
+    held = [running(a_job("r", limit=2 * HOUR), 1)]  # an hour of it is over
+    big = a_job("big", 2)
+    assert placed(place(gpus(2), held, big, a_job("short", order=1, limit=HOUR))) == {"short": [0]}
+    assert place(gpus(2), held, big, a_job("long", order=1, limit=HOUR + 1)).start == ()
+    assert place(gpus(2), held, big, a_job("endless", order=1)).start == ()
+
+
+def test_without_a_bound_on_what_runs_no_time_limit_lets_a_job_slip_in() -> None:
+    decision = place(gpus(2), [running(a_job("r"), 1)], a_job("big", 2), a_job("short", order=1, limit=1.0))
+    assert decision.start == ()
+
+
+def test_a_small_job_slips_in_on_a_gpu_that_the_big_one_could_not_use() -> None:
+    seen = [a_gpu(0, total=80 * GIB), a_gpu(1, total=80 * GIB), a_gpu(2, total=8 * GIB)]
+    held = [running(a_job("r"), 0)]
+    assert placed(place(seen, held, a_job("big", 2, memory=40), a_job("small", order=1))) == {"small": [2]}
+
+
+def test_a_small_job_that_shares_slips_in_beside_what_is_kept() -> None:
+    held = [running(a_job("r"), 1)]
+    big = a_job("big", 2, memory=10, shares=True)
+    assert placed(place(gpus(2), held, big, a_job("fits", order=1, memory=10, shares=True))) == {"fits": [0]}
+    assert place(gpus(2), held, big, a_job("does-not", order=1, memory=18, shares=True)).start == ()
+
+
+def test_gpus_are_not_kept_for_ever_for_a_job_that_would_need_the_gpu_of_a_foreigner() -> None:
+    big, small = a_job("big", 2), a_job("small", order=1)
+    alice = ("alice's python (pid 4242)",)
+    just_came = [a_gpu(0), a_gpu(1, foreigners=alice, obstructed_since=NOW - 60)]
+    stays = [a_gpu(0), a_gpu(1, foreigners=alice, obstructed_since=NOW - 2 * HOUR)]
+    assert place(just_came, [], big, small).start == ()
+    assert placed(place(stays, [], big, small)) == {"small": [0]}
+
+
+def test_the_moment_in_which_memory_comes_back_does_not_let_a_small_job_ahead_of_a_big_one() -> None:
+    seen = [a_gpu(0), a_gpu(1, used=20 * GIB, obstructed_since=NOW - 1)]
+    assert place(seen, [], a_job("big", 2), a_job("small", order=1)).start == ()
+
+
+def test_a_job_that_can_never_fit_blocks_nobody() -> None:
+    jobs = [a_job("five", 5), a_job("huge", order=1, memory=100), a_job("small", order=2)]
+    decision = place(gpus(2), [], *jobs)
+    assert placed(decision) == {"small": [0]}
+    assert isinstance(decision.waiting["five"], CannotFit)
+    assert isinstance(decision.waiting["huge"], CannotFit)
+
+
+def test_a_gpu_of_unknown_size_may_be_large_enough() -> None:
+    seen = [a_gpu(0), a_gpu(1, total=Unknown("lost"))]
+    decision = place(seen, [], a_job("huge", memory=100))
+    assert obstacles_of(decision, "huge") == {0: TooSmall(24 * GIB), 1: Unreadable("lost")}
+
+
+def test_jobs_without_a_gpu_are_never_blocked_behind_jobs_that_wait_for_one() -> None:
+    jobs = [a_job("gpu"), a_job("cpu", 0, order=1), a_job("cpu2", 0, order=2), a_job("cpu3", 0, order=3)]
+    decision = place(gpus(1), [running(a_job("r"), 0)], *jobs, rules=Rules(cpu_jobs=2))
+    assert placed(decision) == {"cpu": [], "cpu2": []}
+    assert decision.waiting["cpu3"] == NoPlaceWithoutGpu(2)
+
+
+def test_a_machine_that_cannot_be_read_starts_only_jobs_without_a_gpu() -> None:
+    decision = decide([], [], [a_job("gpu"), a_job("cpu", 0, order=1)], RULES, NOW, problem="the driver did not answer")
+    assert placed(decision) == {"cpu": []}
+    assert decision.waiting["gpu"] == NoGpusSeen(1, None, "the driver did not answer")
+
+
+# Jobs that give way
+
+
+def test_preemptible_jobs_fill_what_is_left_whatever_their_priority() -> None:
+    jobs = [a_job("filler", priority=9, preemptible=True), a_job("normal", order=5)]
+    assert placed(place(gpus(1), [], *jobs)) == {"normal": [0]}
+    assert placed(place(gpus(2), [], *jobs)) == {"normal": [0], "filler": [1]}
+
+
+def test_preemptible_jobs_fill_what_is_kept_for_a_big_job() -> None:
+    held = [running(a_job("r"), 1)]
+    assert placed(place(gpus(2), held, a_job("big", 2), a_job("filler", order=1, preemptible=True))) == {"filler": [0]}
+
+
+def test_the_newest_gives_way() -> None:
+    held = [
+        running(a_job("old", preemptible=True), 0, since=NOW - 9),
+        running(a_job("new", preemptible=True), 1, since=NOW - 5),
+    ]
+    decision = place(gpus(2), held, a_job("normal"))
+    assert decision.preempt == ("new",)
+    assert obstacles_of(decision, "normal") == {0: Held(("old",), None, None), 1: Stopping(("new",))}
+
+
+def test_the_one_that_saved_its_work_last_gives_way() -> None:
+    saved = msgspec.structs.replace(running(a_job("saved", preemptible=True), 0, since=NOW - HOUR), at_stake=2.0)
+    held = [saved, running(a_job("unsaved", preemptible=True), 1, since=NOW - 60)]
+    assert place(gpus(2), held, a_job("normal")).preempt == ("saved",)
+
+
+def test_one_victim_on_two_gpus_is_better_than_two_victims() -> None:
+    held = [
+        running(a_job("wide", 2, preemptible=True), 0, 1, since=NOW - HOUR),
+        running(a_job("a", preemptible=True), 2, since=NOW - 2),
+        running(a_job("b", preemptible=True), 3, since=NOW - 1),
+    ]
+    assert place(gpus(4), held, a_job("normal", 2)).preempt == ("wide",)
+
+
+def test_where_many_share_the_gpu_is_cleared_that_fewest_have_to_leave() -> None:
+    held = [running(a_job(f"s{n}", memory=1, shares=True, preemptible=True), n % 2, since=float(n)) for n in range(40)]
+    held += [running(a_job(f"t{n}", memory=1, shares=True, preemptible=True), 2, since=float(n)) for n in range(5)]
+    assert sorted(place(gpus(3), held, a_job("normal")).preempt) == ["t0", "t1", "t2", "t3", "t4"]
+
+
+def test_nobody_gives_way_for_a_job_that_would_still_not_fit() -> None:
+    held = [running(a_job("filler", preemptible=True), 0), running(a_job("normal"), 1)]
+    assert place(gpus(2), held, a_job("big", 2)).preempt == ()
+
+
+def test_a_victim_is_named_once_and_nobody_else_while_it_stops() -> None:
+    stopping = running(a_job("a", preemptible=True), 0, stopping=True)
+    held = [stopping, running(a_job("b", preemptible=True), 1)]
+    assert place(gpus(2), held, a_job("normal")).preempt == ()
+    assert place(gpus(2), held, a_job("n1"), a_job("n2", order=1)).preempt == ("b",)
+
+
+def test_nobody_else_gives_way_while_the_victims_memory_comes_back() -> None:
+    seen = [a_gpu(0, used=20 * GIB), a_gpu(1)]
+    held = [running(a_job("b", preemptible=True), 1)]
+    assert place(seen, held, a_job("normal")).preempt == ()
+    for_long = [a_gpu(0, used=20 * GIB, obstructed_since=NOW - HOUR), a_gpu(1)]
+    assert place(for_long, held, a_job("normal")).preempt == ("b",)
+
+
+def test_what_a_victim_leaves_is_not_taken_by_another_filler() -> None:
+    seen = [a_gpu(0), a_gpu(1)]
+    held = [running(a_job("victim", preemptible=True), 0, stopping=True)]
+    decision = place(seen, held, a_job("normal", 2), a_job("filler", order=1, preemptible=True))
+    assert decision.start == ()
+    assert obstacles_of(decision, "filler")[1] == Kept("normal")
+
+
+def test_a_preemptible_job_without_a_gpu_gives_its_place_to_a_normal_one() -> None:
+    held = [
+        running(a_job("old", 0, preemptible=True), since=1.0),
+        running(a_job("new", 0, preemptible=True), since=2.0),
+    ]
+    rules = Rules(cpu_jobs=2)
+    assert place([], held, a_job("normal", 0), rules=rules).preempt == ("new",)
+    stopping = [held[0], msgspec.structs.replace(held[1], stopping=True)]
+    assert place([], stopping, a_job("normal", 0), rules=rules).preempt == ()
+
+
+# What holds for every machine and every queue
+
+TOTALS = [8 * GIB, 24 * GIB, 80 * GIB]
+
+
+@st.composite
+def wants(draw: st.DrawFn, prefix: str, count: int, *, bounded: bool = True) -> list[Want]:
+    return [
+        a_job(
+            f"{prefix}{order}",
+            draw(st.sampled_from([0, 1, 1, 1, 2, 2, 3, 4])),
+            order=order,
+            memory=draw(st.sampled_from([None, 0, 1, 4, 8, 23.5, 30])),
+            shares=draw(st.booleans()),
+            priority=draw(st.integers(-1, 1)),
+            preemptible=draw(st.booleans()),
+            limit=draw(st.sampled_from([None, 60.0, HOUR, 5 * HOUR])) if bounded else None,
+        )
+        for order in range(draw(st.integers(0, count)))
+    ]
+
+
+@st.composite
+def troubled(draw: st.DrawFn, gpu: SeenGpu, held: Sequence[Holding]) -> SeenGpu:
+    """The GPU with what its jobs use on it, and perhaps something that is nobody's of ours."""
+    ours = sum((holding.used or {}).get(gpu.uuid, 0) for holding in held)
+    gpu = msgspec.structs.replace(gpu, memory_used=ours, peak=draw(st.sampled_from([0.0, 1.0])) if ours else 0.0)
+    trouble = draw(st.sampled_from(["none", "none", "none", "foreigner", "unreadable", "memory", "busy", "baseline"]))
+    since = draw(st.sampled_from([None, NOW - 30, NOW - HOUR]))
+    changes: dict[str, dict[str, object]] = {
+        "none": {},
+        "foreigner": {"foreigners": ("alice's python (pid 4242)",), "obstructed_since": since},
+        "unreadable": {"memory_used": Unknown("the driver did not answer"), "obstructed_since": since},
+        "memory": {"memory_used": ours + 5 * GIB, "obstructed_since": since},
+        "busy": {"peak": 0.9, "obstructed_since": since},
+        "baseline": {"memory_used": ours + 200 * 2**20},
+    }
+    return msgspec.structs.replace(gpu, **changes[trouble])
+
+
+class World(msgspec.Struct):
+    seen: list[SeenGpu]
+    held: list[Holding]
+    waiting: list[Want]
+    rules: Rules
+
+    def decide(self) -> Decision:
+        return decide(self.seen, self.held, self.waiting, self.rules, NOW)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, slots: Sequence[int] = (1, 1, 2, 3), bounded: bool = True) -> World:
+    """A machine in the midst of its work: what runs was placed by earlier decisions, and some of it has ended."""
+    rules = Rules(slots_per_gpu=draw(st.sampled_from(slots)), cpu_jobs=2)
+    seen = [a_gpu(index, total=draw(st.sampled_from(TOTALS))) for index in range(draw(st.integers(1, 4)))]
+    earlier = draw(wants("r", 8, bounded=bounded))
+    by_job = {want.job: want for want in earlier}
+    held = [
+        Holding(
+            by_job[start.job],
+            start.gpus,
+            NOW - draw(st.sampled_from([1.0, 50.0, 2 * HOUR])),
+            used={uuid: draw(st.sampled_from([0, GIB, 6 * GIB])) for uuid in start.gpus},
+            stopping=draw(st.sampled_from([False, False, True])),
+        )
+        for start in decide(seen, [], earlier, rules, NOW).start
+        if draw(st.booleans())
+    ]
+    seen = [draw(troubled(gpu, held)) for gpu in seen]
+    return World(seen, held, draw(wants("w", 8, bounded=bounded)), rules)
+
+
+def after(world: World, decision: Decision, *, leave_out: Iterable[str] = ()) -> World:
+    """The world in which what was decided has been done."""
+    wanted = {want.job: want for want in world.waiting}
+    out = set(leave_out)
+    new = [Holding(wanted[s.job], s.gpus, NOW, used={}) for s in decision.start if s.job not in out]
+    held = [
+        msgspec.structs.replace(holding, stopping=holding.stopping or holding.want.job in decision.preempt)
+        for holding in world.held
+    ]
+    started = {start.job for start in decision.start}
+    return World(world.seen, held + new, [w for w in world.waiting if w.job not in started], world.rules)
+
+
+def rank(want: Want) -> tuple[bool, int, int]:
+    """The order that people are promised: normal jobs first, then priority, then age."""
+    return (want.preemptible, -want.priority, want.order)
+
+
+def on_gpu(world: World, uuid: str) -> list[Holding]:
+    return [holding for holding in world.held if uuid in holding.gpus]
+
+
+def amount(value: Maybe[int]) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_every_job_starts_or_has_a_sentence_that_says_why_not(world: World) -> None:
+    decision = world.decide()
+    started = [start.job for start in decision.start]
+    assert sorted([*started, *decision.waiting]) == sorted(want.job for want in world.waiting)
+    for reason in decision.waiting.values():
+        assert why_waiting(reason).startswith(("waits for ", "can never start on this machine: "))
+        assert "Unknown(" not in why_waiting(reason)
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_a_job_gets_as_many_different_gpus_as_it_asked_for(world: World) -> None:
+    wanted = {want.job: want.gpus for want in world.waiting}
+    for start in world.decide().start:
+        assert len(set(start.gpus)) == len(start.gpus) == wanted[start.job]
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_no_gpu_with_a_foreigner_or_an_unknown_is_ever_given(world: World) -> None:
+    bad = {gpu.uuid for gpu in world.seen if gpu.foreigners or isinstance(gpu.memory_used, Unknown)}
+    given_out = {uuid for start in world.decide().start for uuid in start.gpus}
+    assert not bad & given_out
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_never_more_memory_is_given_than_there_is(world: World) -> None:
+    decision = world.decide()
+    later = after(world, decision)
+    for gpu in world.seen:
+        if not any(gpu.uuid in start.gpus for start in decision.start):
+            continue
+        holders = on_gpu(later, gpu.uuid)
+        using = {h.want.job: (h.used or {}).get(gpu.uuid, 0) for h in holders}
+        reserved = sum(max(h.want.memory or 0, using[h.want.job]) for h in holders)
+        nobodys = amount(gpu.memory_used) - sum(using.values())
+        alone = len(holders) == 1 and nobodys <= 512 * 2**20  # may have all of a GPU, less what the driver keeps
+        assert reserved + (0 if alone else nobodys) <= amount(gpu.memory_total)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 9), max_size=20), st.lists(st.floats(0, 7), max_size=5), st.sampled_from([1, 4]))
+def test_jobs_that_share_never_get_more_memory_than_there_is(
+    asked: list[float], running_use: list[float], slots: int
+) -> None:
+    seen = [a_gpu(0, total=8 * GIB, used=int(sum(running_use) * GIB)), a_gpu(1, total=8 * GIB, used=GIB)]
+    held = [
+        msgspec.structs.replace(running(a_job(f"r{n}", memory=1, shares=True), 0), used={"GPU-0": int(use * GIB)})
+        for n, use in enumerate(running_use)
+    ]
+    jobs = [a_job(f"w{n}", order=n, memory=memory, shares=True) for n, memory in enumerate(asked)]
+    decision = place(seen, held, *jobs, rules=Rules(slots_per_gpu=slots))
+    on_each = [[asked[int(job[1:])] for job, on in placed(decision).items() if on == [index]] for index in (0, 1)]
+    if on_each[0]:
+        assert sum(on_each[0]) + sum(max(1.0, use) for use in running_use) <= 8
+    assert sum(on_each[1]) <= 7
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_jobs_that_did_not_ask_to_share_are_alone_unless_there_are_slots(world: World) -> None:
+    decision = world.decide()
+    later = after(world, decision)
+    for uuid in {uuid for start in decision.start for uuid in start.gpus}:
+        holders = on_gpu(later, uuid)
+        if world.rules.slots_per_gpu > 1:
+            assert len(holders) <= world.rules.slots_per_gpu
+        elif not all(h.want.shares and h.want.memory is not None for h in holders):
+            assert len(holders) == 1
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_no_more_jobs_without_a_gpu_than_may(world: World) -> None:
+    later = after(world, world.decide())
+    assert sum(1 for holding in later.held if not holding.gpus) <= world.rules.cpu_jobs
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_the_first_that_waits_could_not_have_started_in_place_of_those_behind_it(world: World) -> None:
+    decision = world.decide()
+    blocked = [want for want in sorted(world.waiting, key=rank) if want.job in decision.waiting and want.gpus]
+    blocked = [want for want in blocked if not isinstance(decision.waiting[want.job], CannotFit)]
+    if not blocked:
+        return
+    first = blocked[0]
+    behind = [want.job for want in world.waiting if rank(want) > rank(first)]
+    without_them = after(world, decision, leave_out=behind)
+    without_them.waiting = [first]
+    assert without_them.decide().start == ()
+
+
+@settings(deadline=None)
+@given(worlds(slots=[1], bounded=False))
+def test_nobody_starts_on_gpus_on_which_one_before_it_could_have_started(world: World) -> None:
+    """Where no time limit and no sharing makes a job behind another less of a delay to a third."""
+    world.waiting = [msgspec.structs.replace(want, shares=False) for want in world.waiting if want.gpus]
+    decision = world.decide()
+    wanted = {want.job: want for want in world.waiting}
+    for start in decision.start:
+        before = [
+            want
+            for want in world.waiting
+            if want.job in decision.waiting
+            and rank(want) < rank(wanted[start.job])
+            and want.preemptible == wanted[start.job].preemptible
+        ]
+        undone = after(world, decision, leave_out=[start.job])
+        undone.seen = [gpu for gpu in undone.seen if gpu.uuid in start.gpus]
+        for want in before:
+            undone.waiting = [want]
+            assert undone.decide().start == ()
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_deciding_again_changes_nothing(world: World) -> None:
+    decision = world.decide()
+    again = after(world, decision).decide()
+    assert again.start == ()
+    assert again.preempt == ()
+
+
+@settings(deadline=None)
+@given(worlds(), st.randoms(use_true_random=False))
+def test_the_order_in_which_things_are_listed_does_not_matter(world: World, chance: random.Random) -> None:
+    decision = world.decide()
+    for listed in (world.seen, world.held, world.waiting):
+        chance.shuffle(listed)
+    again = world.decide()
+    assert (again.start, sorted(again.preempt)) == (decision.start, sorted(decision.preempt))
+
+
+def settled(world: World, gone: set[str]) -> World:
+    """The world in which those jobs have ended and what they used has come back."""
+    held = [holding for holding in world.held if holding.want.job not in gone]
+    return World([after_leaving(world, gpu, gone) for gpu in world.seen], held, world.waiting, world.rules)
+
+
+def after_leaving(world: World, gpu: SeenGpu, gone: set[str]) -> SeenGpu:
+    if isinstance(gpu.memory_used, Unknown):
+        return gpu
+    holders = on_gpu(world, gpu.uuid)
+    freed = sum((holding.used or {}).get(gpu.uuid, 0) for holding in holders if holding.want.job in gone)
+    still_used = gpu.memory_used - freed
+    if all(holding.want.job in gone for holding in holders):
+        new = gpu.obstructed_since is None or NOW - gpu.obstructed_since <= world.rules.settles_within
+        peak = 0.0 if holders or new else gpu.peak
+        return msgspec.structs.replace(gpu, memory_used=0 if new else still_used, peak=peak)
+    return msgspec.structs.replace(gpu, memory_used=still_used)
+
+
+@settings(deadline=None, max_examples=200)
+@given(worlds())
+def test_victims_are_preemptible_and_no_more_than_the_job_needs_that_then_starts(world: World) -> None:
+    normal = [want for want in world.waiting if not want.preemptible]
+    if not normal:
+        return
+    world.waiting = normal[:1]
+    decision = world.decide()
+    stoppable = [h.want.job for h in world.held if h.want.preemptible and not h.stopping]
+    stopping = {h.want.job for h in world.held if h.stopping}
+    assert set(decision.preempt) <= set(stoppable)
+    if not decision.preempt:
+        return
+    assert [s.job for s in settled(world, stopping | set(decision.preempt)).decide().start] == [normal[0].job]
+    for fewer in combinations(stoppable, len(decision.preempt) - 1):
+        assert settled(world, stopping | set(fewer)).decide().start == ()
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_a_normal_job_waits_only_if_stopping_every_filler_would_not_help_or_is_being_done(world: World) -> None:
+    world.waiting = [want for want in world.waiting if not want.preemptible and want.gpus][:1]
+    decision = world.decide()
+    if decision.start or decision.preempt or not world.waiting:
+        return
+    fillers = {h.want.job for h in world.held if h.want.preemptible}
+    stopping = {h.want.job for h in world.held if h.stopping}
+    if settled(world, stopping).decide().start:
+        return  # it waits for what is coming free already
+    assert settled(world, stopping | fillers).decide().start == ()
+
+
+class Machine:
+    """A worker's life in fast motion: jobs end when their time has come, and decisions are carried out."""
+
+    GRACE = 5.0
+
+    def __init__(self, seen: list[SeenGpu], rules: Rules) -> None:
+        self.seen = seen
+        self.rules = rules
+        self.now = 0.0
+        self.held: list[Holding] = []
+        self.ends: dict[str, float] = {}
+
+    def turn(self, waiting: Sequence[Want], durations: dict[str, float]) -> list[str]:
+        decision = decide(self.seen, self.held, waiting, self.rules, self.now)
+        wanted = {want.job: want for want in waiting}
+        for start in decision.start:
+            self.held.append(Holding(wanted[start.job], start.gpus, self.now, used={}))
+            self.ends[start.job] = self.now + durations[start.job]
+        for victim in decision.preempt:
+            self.ends[victim] = min(self.ends[victim], self.now + self.GRACE)
+            self.held = [
+                msgspec.structs.replace(holding, stopping=True) if holding.want.job == victim else holding
+                for holding in self.held
+            ]
+        return [start.job for start in decision.start]
+
+    def until_something_ends(self) -> None:
+        self.now = min(self.ends[holding.want.job] for holding in self.held)
+        self.held = [holding for holding in self.held if self.ends[holding.want.job] > self.now]
+
+
+class Crowd:
+    """Small jobs without end, of every kind."""
+
+    def __init__(self, chance: random.Random, *, sharing: bool) -> None:
+        self._chance = chance
+        self._sharing = sharing
+        self._count = 0
+        self.durations: dict[str, float] = {}
+
+    def next(self) -> Want:
+        self._count += 1
+        name = f"small{self._count}"
+        duration = self._chance.choice([10.0, 60.0, 600.0])
+        self.durations[name] = duration
+        return a_job(
+            name,
+            order=self._count,
+            memory=self._chance.choice([2, 6, 11]) if self._sharing else None,
+            shares=self._sharing,
+            preemptible=self._chance.random() < 0.2,
+            limit=self._chance.choice([None, duration, 2 * duration]),
+        )
+
+
+def live_until_it_starts(machine: Machine, big: Want, crowd: Crowd, deadline: float) -> None:
+    """There are always five small jobs behind the big one, which must start by the deadline."""
+    waiting = [big]
+    crowd.durations[big.job] = 1.0
+    while machine.now <= deadline:
+        waiting += [crowd.next() for _ in range(6 - len(waiting))]
+        started = machine.turn(waiting, crowd.durations)
+        if big.job in started:
+            return
+        waiting = [want for want in waiting if want.job not in started]
+        machine.until_something_ends()
+    pytest.fail(f"the big job still waits at {machine.now}, after its deadline of {deadline}")
+
+
+def a_machine_full_of(crowd: Crowd, seen: list[SeenGpu]) -> Machine:
+    machine = Machine(seen, RULES)
+    for _ in range(3):  # jobs that began at different times
+        machine.turn([crowd.next() for _ in range(8)], crowd.durations)
+        machine.until_something_ends()
+    machine.turn([crowd.next() for _ in range(8)], crowd.durations)
+    return machine
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 5), st.data(), st.randoms(use_true_random=False))
+def test_a_big_job_starts_when_what_runs_has_ended_however_many_small_ones_come(
+    count: int, data: st.DataObject, chance: random.Random
+) -> None:
+    crowd = Crowd(chance, sharing=False)
+    machine = a_machine_full_of(crowd, gpus(count))
+    big = a_job("big", data.draw(st.integers(2, count)), order=-1)
+    last = max(h.ends if math.isfinite(h.ends) else machine.ends[h.want.job] for h in machine.held)
+    live_until_it_starts(machine, big, crowd, last + Machine.GRACE)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 3), st.data(), st.randoms(use_true_random=False))
+def test_a_job_that_wants_whole_gpus_is_not_starved_by_those_that_share(
+    count: int, data: st.DataObject, chance: random.Random
+) -> None:
+    crowd = Crowd(chance, sharing=True)
+    machine = a_machine_full_of(crowd, gpus(count))
+    big = a_job("big", data.draw(st.integers(1, count)), order=-1)
+    # Each GPU holds eleven small ones of 600 s at the most, and is kept empty of new ones once it is the emptiest.
+    live_until_it_starts(machine, big, crowd, machine.now + count * 11 * 1200.0)
+
+
+def test_a_long_queue_is_decided_job_by_job_in_its_order() -> None:
+    queue = [a_job(f"j{order}", 1 + order % 3, order=order, memory=1 + order % 7) for order in range(1000)]
+    decision = place(gpus(8), [], *reversed(queue))
+    assert list(placed(decision)) == ["j0", "j1", "j2", "j3"]
+    assert len(decision.waiting) == 996

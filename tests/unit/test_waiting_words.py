@@ -1,0 +1,110 @@
+"""Why a job waits, as the person who asks reads it."""
+
+import pytest
+
+from stoker.worker.capacity import (
+    Busy,
+    Foreign,
+    Free,
+    Held,
+    Kept,
+    MemoryTaken,
+    Obstacle,
+    Stopping,
+    TooSmall,
+    Unreadable,
+)
+from stoker.worker.placement import CannotFit, NoGpusSeen, NoPlaceWithoutGpu, NotEnoughGpus
+from stoker.worker.words import why_waiting
+
+GIB = 2**30
+HOUR = 3600.0
+
+
+def asks(gpus: int, memory: int | None = None) -> tuple[int, int | None]:
+    return gpus, memory
+
+
+def test_the_example_of_the_manual() -> None:
+    reason = NotEnoughGpus(
+        *asks(2, 20 * GIB),
+        ((0, Foreign(("alice's python (pid 4242)",))), (1, Held(("deadbeef",), 3 * HOUR, None))),
+    )
+    assert why_waiting(reason) == (
+        "waits for 2 GPUs with 20 GiB: GPU 0 is used by alice's python (pid 4242), GPU 1 frees in at most 3 h"
+    )
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "said"),
+    [
+        (Foreign(("bob's a (pid 1)", "eve's b (pid 2)")), "GPU 3 is used by bob's a (pid 1) and eve's b (pid 2)"),
+        (Unreadable("the driver did not answer"), "GPU 3 cannot be read (the driver did not answer)"),
+        (TooSmall(8 * GIB), "GPU 3 has only 8.0 GiB"),
+        (Busy(0.8, 0.5), "GPU 3 is 80% busy (free below 50%) with nobody seen there"),
+        (MemoryTaken(12 * GIB), "GPU 3 has 12 GiB in use that nobody is seen to hold"),
+        (Held(("deadbeef",), None, None), "GPU 3 is held by job deadbeef"),
+        (Held(("a", "b", "c", "d", "e"), None, None), "GPU 3 is held by jobs a, b, c and 2 others"),
+        (Held(("deadbeef",), None, 2 * GIB), "GPU 3 has 2.0 GiB left beside job deadbeef"),
+        (Held(("a", "b"), 600.0, 0), "GPU 3 has 0 B left beside jobs a and b, more in at most 10 min"),
+        (Stopping(("deadbeef",)), "GPU 3 is being freed (job deadbeef is stopping)"),
+        (Kept("deadbeef"), "GPU 3 is kept for job deadbeef"),
+        (Free(), "GPU 3 is free"),
+    ],
+)
+def test_each_thing_that_can_stand_in_the_way_is_told(obstacle: Obstacle, said: str) -> None:
+    assert why_waiting(NotEnoughGpus(*asks(1), ((3, obstacle),))) == f"waits for a GPU: {said}"
+
+
+def test_gpus_of_which_the_same_is_true_are_named_together() -> None:
+    held = Held(("deadbeef",), None, None)
+    reason = NotEnoughGpus(*asks(4), ((0, held), (1, Free()), (2, held), (3, held)))
+    assert why_waiting(reason) == "waits for 4 GPUs: GPUs 0, 2 and 3 are held by job deadbeef, GPU 1 is free"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.0, "1 s"),
+        (44.2, "45 s"),
+        (91.0, "2 min"),
+        (3541.0, "1 h"),
+        (4800.0, "1 h 20 min"),
+        (3 * HOUR + 0.5, "3 h 1 min"),
+        (72 * HOUR, "3 days"),
+        (72 * HOUR + 1, "4 days"),
+    ],
+)
+def test_at_most_is_never_less_than_it_is(seconds: float, said: str) -> None:
+    reason = NotEnoughGpus(*asks(1), ((0, Held(("deadbeef",), seconds, None)),))
+    assert why_waiting(reason).endswith(f"GPU 0 frees in at most {said}")
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (CannotFit(*asks(4), 2, 2, 24 * GIB), "it asks for 4 GPUs, and there are only 2"),
+        (CannotFit(*asks(1), 0, 0, 0), "it asks for a GPU, and there is none"),
+        (CannotFit(*asks(1, 80 * GIB), 2, 0, 24 * GIB), "asks for a GPU with 80 GiB, and the largest can give 24 GiB"),
+        (CannotFit(*asks(2, 40 * GIB), 4, 1, 48 * GIB), "and only 1 of the 4 here can give that much"),
+        (CannotFit(*asks(1, 24 * GIB), 1, 0, 24 * GIB - 12 * 2**20), "and the largest can give 12 MiB less"),
+        (NoPlaceWithoutGpu(0), "it takes no jobs without a GPU"),
+    ],
+)
+def test_a_job_that_can_never_start_here_says_what_is_missing(reason: CannotFit | NoPlaceWithoutGpu, said: str) -> None:
+    sentence = why_waiting(reason)
+    assert sentence.startswith("can never start on this machine: ")
+    assert sentence.endswith(said)
+
+
+def test_a_machine_that_cannot_be_read_is_said_to_be_so() -> None:
+    assert why_waiting(NoGpusSeen(*asks(2), "the driver did not answer")) == (
+        "waits for 2 GPUs: the GPUs of this machine cannot be read (the driver did not answer)"
+    )
+
+
+def test_a_job_without_a_gpu_waits_for_a_place() -> None:
+    assert why_waiting(NoPlaceWithoutGpu(1)) == (
+        "waits for another job without a GPU to end: 1 is running, which is as many as may"
+    )
+    assert "4 are running" in why_waiting(NoPlaceWithoutGpu(4))
