@@ -10,6 +10,7 @@ from stoker.cli.options import DURATION, SteadyRhythm, open_prober, source_optio
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Choice, Look
 from stoker.gpus.prober import Prober
+from stoker.gpus.spawn import forked
 
 
 @click.command("gpus")
@@ -35,7 +36,7 @@ def command(
         raise BadInputError("--json, --watch and --follow exclude each other: choose one")
     if every is not None and not (watch or follow):
         raise BadInputError("--every goes with --watch or --follow")
-    prober = open_prober(source, deadline)
+    prober = open_prober(source, deadline, start=forked)
     with contextlib.ExitStack() as goodbye:
         goodbye.callback(prober.leave)
         look = _narrowed(prober.look(), chosen)

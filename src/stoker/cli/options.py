@@ -8,7 +8,7 @@ import click
 
 from stoker.errors import BadInputError
 from stoker.gpus.prober import Prober
-from stoker.gpus.spawn import Helper
+from stoker.gpus.spawn import Helper, spawned
 from stoker.settings import load_settings
 from stoker.units import parse_duration, parse_fraction, parse_memory
 
@@ -56,11 +56,15 @@ def source_options(command: F) -> F:
     )(command)
 
 
-def open_prober(source: str | None, deadline: float | None) -> Prober:
-    """A prober as the flags, the environment and the configuration file ask for it, in that order."""
+def open_prober(source: str | None, deadline: float | None, start: Callable[[str, str], Helper] = spawned) -> Prober:
+    """A prober as the flags, the environment and the configuration file ask for it, in that order.
+
+    A verb that starts no threads may pass `start=forked`: the helper then shares its memory.
+    """
     settings = load_settings()
     early = click.get_current_context().find_object(Helper)
-    return Prober(source or settings.gpus, deadline=deadline or _positive_duration(settings.deadline), early=early)
+    seconds = deadline or _positive_duration(settings.deadline)
+    return Prober(source or settings.gpus, deadline=seconds, start=start, early=early)
 
 
 class SteadyRhythm:

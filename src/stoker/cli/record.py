@@ -10,6 +10,7 @@ import click
 from stoker.cli.gpus import looks_of
 from stoker.cli.options import DURATION, SteadyRhythm, open_prober, source_options
 from stoker.gpus.recording import RecordingWriter
+from stoker.gpus.spawn import forked
 from stoker.units import format_duration
 
 
@@ -22,7 +23,7 @@ def command(file: Path, every: float, duration: float | None, source: str | None
     """Append readings of all GPUs to FILE until Ctrl-C. What is in the file survives a crash at any moment."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     looks = 0
-    with open_prober(source, deadline) as prober:
+    with open_prober(source, deadline, start=forked) as prober:
         first = prober.look()
         with contextlib.closing(RecordingWriter(file)) as writer, contextlib.suppress(KeyboardInterrupt):
             sys.stderr.write(f"stoker: recording {len(first.gpus)} GPU(s) to {file}, every {format_duration(every)}\n")

@@ -50,6 +50,10 @@ def forked(spec: str, root: str) -> Helper:
     """The same as a fork of this process."""
     asked, questions = os.pipe()
     answers, told = os.pipe()
+    import gc
+
+    # What lives until now lives on in both: a collection that touched it would copy the pages that they share.
+    gc.freeze()
     pid = os.fork()
     if pid == 0:
         _become_helper(asked, told, spec, root)
