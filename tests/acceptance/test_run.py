@@ -72,6 +72,13 @@ def test_input_output_and_arguments_pass_through_untouched() -> None:
     assert done.stderr.decode() == "['--for', 'a b', '--', '-x', '']"
 
 
+def test_what_the_command_leaves_behind_is_stopped_when_it_ends() -> None:
+    done = run("--grace", "2s", "--", "sh", "-c", "setsid nohup sleep 300 >/dev/null 2>&1 & echo $!; exit 4")
+    assert done.code == 4
+    assert not psutil.pid_exists(int(done.out))
+    assert "left 1 process(es) behind: they are stopped" in done.err
+
+
 def test_a_directory_that_was_removed_is_no_reason_not_to_run(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
