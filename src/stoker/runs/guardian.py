@@ -26,17 +26,19 @@ from stoker.runs.keeper import (
     STARTED,
     STOPPED,
     Aftermath,
+    Beginning,
     Charge,
     Keeper,
 )
+from stoker.runs.output import OutputLog
 from stoker.runs.processes import Census, Identity, children, descends, exit_code, identify, send, stat
 from stoker.runs.spawn import Failed, Program, failure
 from stoker.runs.syscalls import become_subreaper
 from stoker.runs.tree import Offspring
 
 __all__ = [
-    "Aftermath", "Empty", "Ended", "Failed", "Gone", "Guardian", "News", "Program", "Started", "Stopped", "exit_code",
-    "launch",
+    "Aftermath", "Beginning", "Empty", "Ended", "Failed", "Gone", "Guardian", "News", "Program", "Started", "Stopped",
+    "exit_code", "launch", "prepare",
 ]  # fmt: skip
 
 # A command starts within milliseconds; on a network disk that hangs, its supervisor must not hang along.
@@ -95,6 +97,22 @@ def launch(
     `helpers` says which children of this process, started later than now and not yet collected, are not the job's; it
     matters once the guardian was killed. A helper that starts others should lead a session of its own.
     """
+    guardian = prepare(orphaned=orphaned, helpers=helpers, contain_cgroup=contain_cgroup)
+    guardian.begin(Beginning(program, signum, grace))
+    return guardian
+
+
+def prepare(
+    *,
+    orphaned: Callable[[Aftermath], None] | None = None,
+    helpers: Callable[[], Collection[int]] = frozenset,
+    contain_cgroup: bool = True,
+    keeps_output: bool = False,
+) -> "Guardian":
+    """A guardian that waits for what it is to start: `Guardian.begin` then costs one fork, the job's own.
+
+    `keeps_output` is for jobs whose output goes to a file of their own.
+    """
     # As GNU timeout does: whoever ignores the ends of children, and hands that down, is told of none.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     become_subreaper()
@@ -103,7 +121,8 @@ def launch(
     cgroup, containment = _contain(contain_cgroup)
     orders, order = os.pipe()
     report, tell = os.pipe()
-    charge = Charge(program, me, orders, tell, cgroup, signum, grace, orphaned)
+    output = os.pipe() if keeps_output else None
+    charge = Charge(me, orders, tell, cgroup, orphaned, output)
     # What lives until now lives for ever: the two processes then share its memory.
     gc.freeze()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
@@ -115,9 +134,7 @@ def launch(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(orders)
         os.close(tell)
-    guardian = Guardian(pid, order, report, cgroup, containment, _Others(strangers, helpers))
-    guardian.wait_for_start(_START_PATIENCE)
-    return guardian
+    return Guardian(pid, order, report, cgroup, containment, _Others(strangers, helpers), output)
 
 
 def _guard(charge: Charge) -> None:
@@ -158,7 +175,14 @@ class Guardian:
     """One launched job. `fileno()` is readable when `news()` has something to say."""
 
     def __init__(
-        self, pid: int, order: int, report: int, cgroup: Cgroup | None, containment: str, others: _Others
+        self,
+        pid: int,
+        order: int,
+        report: int,
+        cgroup: Cgroup | None,
+        containment: str,
+        others: _Others,
+        output: tuple[int, int] | None = None,
     ) -> None:
         self.pid = pid
         self.job: Identity | None = None
@@ -175,6 +199,9 @@ class Guardian:
         self.cgroup = cgroup
         """The job's own, where it has one."""
         self._others = others
+        self.output = output
+        """Both ends of the pipe that the jobs write to, where their output is kept."""
+        self._beginning: Beginning | None = None
         self._tree = Offspring(pid, cgroup)
         self._adopted: dict[int, Identity] | None = None
         """After the guardian's death: the members that are watched, by pidfd."""
@@ -188,9 +215,21 @@ class Guardian:
         self._epoll.register(self._bell, select.EPOLLIN)
         self._epoll.register(report, select.EPOLLIN)
 
-    def wait_for_start(self, patience: float) -> None:
-        """Waits until the command runs or is known not to. That is news all the same."""
-        if self._epoll.poll(patience):
+    @property
+    def reusable(self) -> bool:
+        """Whether nothing is left of the job and the guardian can start another."""
+        return self.empty and self._report is not None
+
+    def begin(self, beginning: Beginning) -> None:
+        """Starts a job, the first one or the next when nothing is left of the last.
+
+        Waits a moment until the command runs or is known not to. That is news all the same.
+        """
+        self.job, self.status, self.empty = None, None, False
+        self._beginning = beginning
+        with contextlib.suppress(BrokenPipeError):  # killed just now: news of that come
+            _write_all(self._order, beginning.order())
+        if self._epoll.poll(_START_PATIENCE):
             self._listen()
 
     def fileno(self) -> int:
@@ -237,12 +276,15 @@ class Guardian:
             self.attend()
         if self._adopted is not None:
             self._collect()
+            self._write_down()
             for pidfd in self._adopted:
                 os.close(pidfd)
         if self._report is not None:
             os.close(self._report)
         os.close(self._bell)
         self._epoll.close()
+        for end in self.output or ():
+            os.close(end)
         if self.cgroup is not None:
             self.cgroup.remove()
 
@@ -350,6 +392,16 @@ class Guardian:
             if member not in known and len(watched) < _MOST_PIDFDS:
                 self._watch(member, watched)
 
+    def _write_down(self) -> None:
+        """The last words of a job whose guardian was killed are still in the pipe."""
+        if self.output is None or self._beginning is None or self._beginning.log is None:
+            return
+        log = OutputLog(self._beginning.log, self._beginning.log_limit)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                log.write(os.read(self.output[0], 65536))
+        log.close()
+
     def _watch(self, member: Identity, watched: dict[int, Identity]) -> None:
         """Makes `fileno()` readable when it ends."""
         with contextlib.suppress(OSError, AttributeError):
@@ -368,6 +420,12 @@ class Guardian:
                 if self.job is not None and pid == self.job.pid and self.status is None:
                     self.status = status
                     self._tell(Ended(status))
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def _ends_within(child: int, seconds: float) -> bool:

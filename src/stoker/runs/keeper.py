@@ -2,10 +2,12 @@
 
 It waits for the job's end and for its orphans, and tells the supervisor. When the supervisor is killed it stops the job
 itself, so that nothing runs unwatched. It sits in a session of its own, so that neither a terminal nor a kill of the
-job's process group reaches it.
+job's process group reaches it. Where the job's output is kept it is the one that writes it down: it outlives the
+supervisor. When nothing is left of one job it can be given the next.
 """
 
 import contextlib
+import marshal
 import os
 import select
 import signal
@@ -15,6 +17,7 @@ from typing import Final, NamedTuple
 
 from stoker.runs.cgroup import Cgroup
 from stoker.runs.ladder import stop
+from stoker.runs.output import OutputLog
 from stoker.runs.processes import Census, identify, stat
 from stoker.runs.signals import SignalStream
 from stoker.runs.spawn import CannotStartError, Program, start
@@ -24,8 +27,13 @@ from stoker.runs.tree import Offspring
 # What is told to the supervisor, each as one message of fixed size: a kind and two numbers.
 STARTED, FAILED, ENDED, STOPPED, EMPTY = range(5)
 MESSAGE: Final = struct.Struct("=Bqq")
-# The only order there is. The end of the pipe without it means that the supervisor died.
+# The orders: leave, or begin the job that follows. The end of the pipe without one means that the supervisor died.
 RELEASE: Final = b"r"
+BEGIN: Final = b"b"
+_LENGTH: Final = struct.Struct("=I")
+_CHUNK: Final = 65536
+# A job that prints without end must not keep its guardian from everything else.
+_MOST_CHUNKS: Final = 16
 # What the kernel sends when the supervisor dies: this one makes also a guardian go on that somebody had stopped.
 _BEREAVED: Final = signal.SIGCONT
 
@@ -37,19 +45,46 @@ class Aftermath(NamedTuple):
     """The job's wait status; None when it could not be stopped."""
     survivors: tuple[str, ...]
     words: str
+    about: str = ""
+    """What the supervisor said the job is: the directory of its record."""
+
+
+class Beginning(NamedTuple):
+    """What a guardian is given to start."""
+
+    program: Program
+    signum: int
+    """How to stop it, and with how much grace, should the supervisor be killed."""
+    grace: float
+    about: str = ""
+    log: str | None = None
+    """The file that keeps its output, where the guardian was made to keep some."""
+    log_limit: int = 0
+
+    def order(self) -> bytes:
+        """As it goes through the pipe. Both ends are the same program, so they agree on the format."""
+        command, environment, *rest, mask = self.program
+        # Signals and the like are more than numbers to Python, but not to the pipe.
+        words = tuple(command), dict(environment), *rest, tuple(map(int, mask))
+        body = marshal.dumps((words, int(self.signum), *self[2:]))
+        return BEGIN + _LENGTH.pack(len(body)) + body
+
+    @classmethod
+    def from_order(cls, body: bytes) -> "Beginning":
+        words, *rest = marshal.loads(body)  # noqa: S302 - written by this very program
+        return cls(Program(*words), *rest)
 
 
 class Charge(NamedTuple):
-    """What a guardian is given to do."""
+    """What a guardian lives with."""
 
-    program: Program
     supervisor: int
     orders: int
     report: int
     cgroup: Cgroup | None
-    signum: int
-    grace: float
     orphaned: Callable[[Aftermath], None] | None
+    output: tuple[int, int] | None
+    """Both ends of the pipe that the jobs write to."""
 
 
 class Keeper:
@@ -59,34 +94,67 @@ class Keeper:
         self._charge = charge
         self._signals = SignalStream([signal.SIGCHLD, _BEREAVED])
         self._tree = Offspring(os.getpid(), charge.cgroup)
+        self._beginning: Beginning | None = None
         self._job = 0
         self._status: int | None = None
-        self.empty = False
+        self.empty = True
         self._talking = True
-        os.set_blocking(charge.orders, False)
+        self._withdrawn = False
+        self._log: OutputLog | None = None
         self._room = select.poll()
         self._room.register(charge.report, select.POLLOUT)
+        # Readable when a child ended or the job printed something.
+        self._happenings = select.epoll()
+        self._happenings.register(self._signals.fileno(), select.EPOLLIN)
+        if charge.output is not None:
+            os.set_blocking(charge.output[0], False)
+            self._happenings.register(charge.output[0], select.EPOLLIN)
 
     def keep(self) -> None:
-        """Starts the job and stays until it is released, or until the supervisor died and nothing is left."""
+        """Starts jobs and stays until it is released, or until the supervisor died and nothing is left."""
         set_name("stoker-guard")
         become_subreaper()
         hear_of_death_of_parent(_BEREAVED)
+        if self._charge.output is not None:
+            self._close_all_but_own()
+        while (order := self._next_order()) == BEGIN:
+            self._begin(Beginning.from_order(self._rest_of_order()))
+        if order == RELEASE:
+            # Whoever just ended would otherwise be a zombie on the supervisor's hands.
+            self.attend()
+        elif self._beginning is not None:
+            self._orphaned(self._beginning)
+
+    def _begin(self, beginning: Beginning) -> None:
+        self._beginning, self._status, self.empty = beginning, None, False
+        program = beginning.program
+        if self._charge.output is not None and beginning.log is not None:
+            self._log = OutputLog(beginning.log, beginning.log_limit)
+            program = program._replace(output=self._charge.output[1])
         try:
             # In between: the job belongs to the supervisor's session, with its terminal, and this process to none.
-            self._job = start(self._charge.program, self._charge.cgroup, withdraw=os.setsid)
+            self._job = start(program, self._charge.cgroup, withdraw=self._withdraw)
         except CannotStartError as error:
+            self.empty = True
+            self._beginning = None
             self._tell(FAILED, error.stage, error.number)
             return
-        self._close_all_but_own()
+        if self._charge.output is None:
+            # Not before: the job may have been given one of the supervisor's descriptors.
+            self._close_all_but_own()
         # It cannot be gone: nobody else collects it.
         who = identify(self._job)
         self._tell(STARTED, self._job, who.started if who else 0)
-        self._watch()
 
-    def _watch(self) -> None:
+    def _withdraw(self) -> None:
+        if not self._withdrawn:
+            self._withdrawn = True
+            os.setsid()
+
+    def _next_order(self) -> bytes:
+        """Looks after the job until there is one; nothing when the supervisor died."""
         poll = select.poll()
-        poll.register(self._signals.fileno(), select.POLLIN)
+        poll.register(self.fileno(), select.POLLIN)
         poll.register(self._charge.orders, select.POLLIN)
         # It stays also when nothing is left: a supervisor that is killed before it wrote that down needs it still.
         while True:
@@ -95,27 +163,31 @@ class Keeper:
             bereft = os.getppid() != self._charge.supervisor
             if bereft or self._charge.orders in dict(poll.poll()):
                 break
-        if self._released():
-            # Whoever just ended would otherwise be a zombie on the supervisor's hands.
-            self.attend()
-        else:
-            self._orphaned()
+        return b"" if bereft else os.read(self._charge.orders, 1)
 
-    def _released(self) -> bool:
-        try:
-            return os.read(self._charge.orders, 1) == RELEASE
-        except BlockingIOError:
-            return False
+    def _rest_of_order(self) -> bytes:
+        (length,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))
+        return self._read_exactly(length)
 
-    def _orphaned(self) -> None:
+    def _read_exactly(self, size: int) -> bytes:
+        """Waits for it: who sends an order sends all of it, or dies, and then the pipe comes to its end."""
+        parts = bytearray()
+        while len(parts) < size:
+            part = os.read(self._charge.orders, size - len(parts))
+            if not part:
+                os._exit(0)
+            parts += part
+        return bytes(parts)
+
+    def _orphaned(self, beginning: Beginning) -> None:
         self._talking = False
         job = identify(self._job) if self._status is None else None
-        outcome = stop(self, self._charge.signum, self._charge.grace, first=job)
+        outcome = stop(self, beginning.signum, beginning.grace, first=job)
         self.attend()
         if self._charge.cgroup is not None:
             self._charge.cgroup.remove()
         if self._charge.orphaned is not None:
-            self._charge.orphaned(Aftermath(self._status, outcome.survivors, outcome.in_words()))
+            self._charge.orphaned(Aftermath(self._status, outcome.survivors, outcome.in_words(), beginning.about))
 
     # What a ladder needs
 
@@ -126,16 +198,19 @@ class Keeper:
         return self._tree.kill()
 
     def fileno(self) -> int:
-        return self._signals.fileno()
+        return self._happenings.fileno()
 
     def attend(self) -> None:
-        """Collects every child that ended and tells what matters of it."""
+        """Writes down what the job printed, collects every child that ended and tells what matters of it."""
         self._signals.read()
+        self._write_down(_MOST_CHUNKS)
         while not self.empty:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
-                # Orphans come here, so no child means nobody at all.
+                # Orphans come here, so no child means nobody at all: what is in the pipe now is the last of it.
+                while self._write_down(_MOST_CHUNKS):
+                    pass
                 self.empty = True
                 self._tell(EMPTY)
                 return
@@ -154,6 +229,19 @@ class Keeper:
         elif self._room.poll(0):
             self._tell(STOPPED, os.WSTOPSIG(status))
 
+    def _write_down(self, most: int) -> bool:
+        """Moves output from the pipe to its file; whether there may be more."""
+        if self._charge.output is None:
+            return False
+        for _ in range(most):
+            try:
+                data = os.read(self._charge.output[0], _CHUNK)
+            except BlockingIOError:
+                return False
+            if self._log is not None:
+                self._log.write(data)
+        return True
+
     def _continue_supervisor(self) -> None:
         """Whatever makes the job go on makes its supervisor go on, should both have been stopped: it is to watch."""
         job = stat(self._job)
@@ -171,7 +259,8 @@ class Keeper:
 
     def _close_all_but_own(self) -> None:
         """Pipes of the supervisor and its caller must come to their end when those let go, not when this one does."""
-        own = {0, 1, 2, self._charge.orders, self._charge.report, self._signals.fileno()}
+        own = {0, 1, 2, self._charge.orders, self._charge.report, self._signals.fileno(), self.fileno()}
+        own.update(self._charge.output or ())
         # Listed, not counted through: in containers the limit of open files can be a thousand million.
         with os.scandir("/proc/self/fd") as entries:
             opened = {int(entry.name) for entry in entries}

@@ -15,6 +15,8 @@ DEFAULT_GRACE: Final = 30.0
 IDLE_EXIT_CODE: Final = 124
 # The GPUs that the job sees, narrowed to those that it uses.
 OF_THE_JOB: Final = "job"
+# No GPU is looked at: for a job that has none, or that is never to be stopped for idleness.
+UNWATCHED: Final = "none"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +25,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     policy: Policy = Policy()
     gpus: str = OF_THE_JOB
-    """`job` (those it sees, narrowed to those it uses), `mine` (only those it uses), `visible`, `all`, `0,2`, uuids."""
+    """`job` (those it sees, narrowed to those it uses), `mine` (only those it uses), `visible`, `all`, `0,2`, uuids,
+    or `none`: it is not watched."""
     signal_name: str = "TERM"
     grace: float = DEFAULT_GRACE
     max_time: float | None = None

@@ -29,7 +29,12 @@ OLDEST_RECORD: Final = 60 * 86400.0
 # Two of these at five seconds between looks are more than a week of eight GPUs.
 MOST_READINGS: Final = 16 * 2**20
 
-Ending = Literal["by itself", "idle", "time limit", "signal", "could not start", "supervisor killed"]
+Ending = Literal[
+    "by itself", "idle", "time limit", "signal", "could not start", "supervisor killed",
+    "cancelled", "preempted", "lease", "machine",
+]  # fmt: skip
+"""The last four are of jobs of the queue: somebody cancelled it, another job needed its GPUs, the queue could not be
+reached for so long that another machine may run it, this machine's Stoker was asked to end."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -149,19 +154,23 @@ class Record:
 class Records:
     """All runs that are remembered here."""
 
-    def __init__(self, home: Path) -> None:
-        self._directory = home / "runs"
+    def __init__(self, home: Path, room: Literal["runs", "attempts"] = "runs") -> None:
+        """`attempts` are the runs of jobs of the queue."""
+        self._directory = home / room
 
-    def create(self) -> Record:
-        """A fresh record with an id of its own."""
+    def create(self, name: str | None = None) -> Record:
+        """A fresh record, by this name or with an id of its own."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             while True:
-                directory = self._directory / os.urandom(4).hex()
+                directory = self._directory / (name or os.urandom(4).hex())
                 try:
                     directory.mkdir(mode=0o700)
                 except FileExistsError:
-                    continue
+                    if name is None:
+                        continue
+                    shutil.rmtree(directory)  # of another queue, or of one that was made anew
+                    directory.mkdir(mode=0o700)
                 return Record(directory)
         except OSError as error:
             raise StokerError(

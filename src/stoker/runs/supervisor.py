@@ -1,6 +1,7 @@
 """One run from its launch to its end: starts the command, watches its GPUs, passes signals on, stops it, says why."""
 
 import contextlib
+import math
 import os
 import pwd
 import select
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -24,10 +25,21 @@ from stoker.gpus.state import describe
 from stoker.gpus.visible import select_gpus
 from stoker.gpus.who import read_stat
 from stoker.places import state_home
-from stoker.runs.guardian import Aftermath, Ended, Failed, Gone, Guardian, Program, Stopped, exit_code, launch
+from stoker.runs.guardian import (
+    Aftermath,
+    Beginning,
+    Ended,
+    Failed,
+    Gone,
+    Guardian,
+    Program,
+    Stopped,
+    exit_code,
+    prepare,
+)
 from stoker.runs.journal import Journal
 from stoker.runs.ladder import Outcome, stop
-from stoker.runs.plan import OF_THE_JOB, Plan
+from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 from stoker.runs.record import Ending, Record, Records, Spec, Status, boot_id
 from stoker.runs.signals import FORWARDED, Received, SignalStream
 from stoker.units import format_duration
@@ -56,37 +68,107 @@ def supervise(plan: Plan) -> int:
     prober = Prober(plan.source, deadline=plan.deadline, start=forked)
     _check_gpus(plan, prober)
     record = records.create()
-    _name, ticks = read_stat("/proc/self/stat")
-    record.write_spec(
-        Spec(
-            id=record.id,
-            command=plan.command,
-            directory=plan.directory or _here(),
-            host=socket.gethostname(),
-            user=_user(),
-            boot=boot_id(),
-            supervisor=os.getpid(),
-            supervisor_started=ticks,
-            started=time.time(),
-            policy=plan.policy,
-            gpus=plan.gpus,
-            signal=plan.signal_name,
-            grace=plan.grace,
-            max_time=plan.max_time,
-            dry_run=plan.dry_run,
-            idle_exit_code=plan.idle_exit_code,
-        )
-    )
+    record.write_spec(spec_of(plan, record))
     records.prune()
-    return Supervisor(plan, record, prober, os.environ).run()
+    with SignalStream(FORWARDED) as signals:
+        guardian = prepare(orphaned=note_orphaned, helpers=lambda: helpers_of(prober))
+        try:
+            return Supervisor(plan, record, prober, os.environ, signals, guardian).run()
+        finally:
+            guardian.finish()
+
+
+def spec_of(plan: Plan, record: Record) -> Spec:
+    """What is written down of the plan before anything is started, with this process as its supervisor."""
+    _name, ticks = read_stat("/proc/self/stat")
+    return Spec(
+        id=record.id,
+        command=plan.command,
+        directory=plan.directory or _here(),
+        host=socket.gethostname(),
+        user=_user(),
+        boot=boot_id(),
+        supervisor=os.getpid(),
+        supervisor_started=ticks,
+        started=time.time(),
+        policy=plan.policy,
+        gpus=plan.gpus,
+        signal=plan.signal_name,
+        grace=plan.grace,
+        max_time=plan.max_time,
+        dry_run=plan.dry_run,
+        idle_exit_code=plan.idle_exit_code,
+    )
+
+
+def helpers_of(prober: Prober) -> tuple[int, ...]:
+    """Children of this process that are not the job's."""
+    return () if prober.helper is None else (prober.helper,)
+
+
+def note_orphaned(aftermath: Aftermath) -> None:
+    """Called in the guardian when the supervisor was killed: the job was stopped, and somebody should read why."""
+    record = Record(Path(aftermath.about))
+    status = record.status()
+    if status.state == "ended":
+        return  # it was killed after its last word
+    with contextlib.suppress(StokerError):
+        record.write_status(
+            msgspec.structs.replace(
+                status,
+                state="ended",
+                ending="supervisor killed",
+                sentence=f"Stoker itself was killed, so the job was stopped: {aftermath.words}.",
+                exit_code=None if aftermath.status is None else exit_code(aftermath.status),
+                left=aftermath.survivors,
+                ended=time.time(),
+            )
+        )
+
+
+class Order(NamedTuple):
+    """Somebody wants the job stopped."""
+
+    ending: Ending
+    sentence: str
+    code: int
+
+
+class Company(Protocol):
+    """Whoever else has a say in a run: for a job of the queue, its worker and its lease."""
+
+    def fileno(self) -> int:
+        """Readable when `attend` has something to do."""
+
+    def due(self) -> float:
+        """When to call `attend` at the latest, in monotonic seconds."""
+
+    def attend(self) -> Order | None:
+        """Hears what there is. Never blocks."""
+
+    def heed(self, received: Received) -> Order | None:
+        """What a signal to the supervisor means; None: it is for the job."""
+
+    def over(self, status: Status) -> None:
+        """Called the moment the run is over: what comes after is tidying up."""
 
 
 class Supervisor:
     """Runs one plan. Everything that is waited for is waited for in one place, so nothing delays anything else."""
 
-    def __init__(self, plan: Plan, record: Record, prober: Prober, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        record: Record,
+        prober: Prober,
+        environment: Mapping[str, str],
+        signals: SignalStream,
+        guardian: Guardian,
+        company: Company | None = None,
+    ) -> None:
         self._plan = plan
         self._record = record
+        self._company = company
         self._environment = {**environment, "STOKER_RUN": record.id, "STOKER_RUN_DIR": str(record.directory)}
         self._prober = prober
         self._journal = Journal(record)
@@ -94,23 +176,27 @@ class Supervisor:
         self._begun = time.monotonic()
         self._noted_at = self._begun
         self._rule = IdleRule(plan.policy, self._begun)
-        self._lookout = Lookout(prober, plan.policy.every, first=min(plan.policy.every, FIRST_LOOK))
+        watched = plan.gpus != UNWATCHED
+        first = min(plan.policy.every, FIRST_LOOK) if watched else math.inf
+        self._lookout = Lookout(prober, plan.policy.every, first=first)
         self._scope = _scope_of(plan, environment)
-        self._signals = SignalStream(FORWARDED)
-        self._guardian: Guardian
+        self._signals = signals
+        self._guardian = guardian
         self._judged: frozenset[str] | None = None
         self._interrupts = 0
         self._told: set[str] = set()
         self._snoozed_until: float | None = None
 
-    def run(self) -> int:
-        """The exit code that the whole command ends with."""
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    def run(self, log: str | None = None, log_limit: int = 0) -> int:
+        """The exit code that the whole command ends with. `log` is the file that keeps the job's output."""
         with contextlib.ExitStack() as goodbye:
-            goodbye.callback(self._signals.close)
             goodbye.callback(self._journal.close)
             goodbye.callback(self._prober.leave)
-            self._guardian = self._launch()
-            goodbye.callback(self._guardian.finish)
+            self._begin(log, log_limit)
             self._note(state="running", job=self._guardian.job and self._guardian.job.pid)
             code = None
             while code is None:
@@ -118,26 +204,18 @@ class Supervisor:
                 code = self._round()
             return code
 
-    def _launch(self) -> Guardian:
+    def _begin(self, log: str | None, log_limit: int) -> None:
+        plan = self._plan
+        self._status = msgspec.structs.replace(self._status, containment=self._guardian.containment)
         program = Program(
-            self._plan.command,
+            plan.command,
             self._environment,
-            directory=self._plan.directory,
+            directory=plan.directory,
+            session=log is not None,
             mask=self._signals.original,
         )
-        guardian = launch(
-            program,
-            signum=self._plan.signal_number,
-            grace=self._plan.grace,
-            orphaned=self._orphaned,
-            helpers=self._helpers,
-        )
-        self._status = msgspec.structs.replace(self._status, containment=guardian.containment)
-        return guardian
-
-    def _helpers(self) -> tuple[int, ...]:
-        """Children of this process that are not the job's."""
-        return () if self._prober.helper is None else (self._prober.helper,)
+        about = str(self._record.directory)
+        self._guardian.begin(Beginning(program, plan.signal_number, plan.grace, about, log, log_limit))
 
     # The loop
 
@@ -150,6 +228,12 @@ class Supervisor:
         due = self._lookout.due()
         if self._plan.max_time is not None and "time limit" not in self._told:
             due = min(due, self._begun + self._plan.max_time)
+        if self._company is not None:
+            poll.register(self._company.fileno(), select.POLLIN)
+            due = min(due, self._company.due())
+        if due == math.inf:
+            poll.poll()
+            return
         poll.poll(max(due - time.monotonic(), 0) * 1000)
 
     def _round(self) -> int | None:
@@ -158,6 +242,8 @@ class Supervisor:
             if (code := self._heed(received)) is not None:
                 return code
         code = self._hear_guardian()
+        if code is None and self._company is not None and (order := self._company.attend()) is not None:
+            code = self._obey(order)
         if code is None:
             code = self._watch()
         return self._check_time() if code is None else code
@@ -177,6 +263,8 @@ class Supervisor:
 
     def _heed(self, received: Received) -> int | None:
         """Passes a signal on, unless the job has it already or sent it itself."""
+        if self._company is not None and (order := self._company.heed(received)) is not None:
+            return self._obey(order)
         if received.signal == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
@@ -286,6 +374,14 @@ class Supervisor:
         self._take_down(self._plan.grace)
         return self._over("signal", sentence, OWN_FAILURE)
 
+    def _obey(self, order: Order) -> int:
+        """No report: whoever gave the order knows why."""
+        self._note(state="stopping", ending=order.ending, sentence=order.sentence)
+        outcome = self._take_down(self._plan.grace)
+        self._note(left=(*outcome.survivors, *self._gpus_still_held()))
+        _say(f"{order.sentence.rstrip('.')}: {outcome.in_words()}")
+        return self._over(order.ending, order.sentence, order.code)
+
     def _stop_at_once(self, sentence: str, *, code: int) -> int:
         """No report, no grace: a person is waiting."""
         self._note(state="stopping", ending="signal", sentence=sentence)
@@ -362,21 +458,9 @@ class Supervisor:
 
     def _over(self, ending: Ending, sentence: str, code: int) -> int:
         self._note(state="ended", ending=ending, sentence=sentence, exit_code=code, ended=time.time())
+        if self._company is not None:
+            self._company.over(self._status)
         return code
-
-    def _orphaned(self, aftermath: Aftermath) -> None:
-        """Called in the guardian when this process was killed: the job was stopped, and somebody should read why."""
-        self._status = self._record.status()
-        if self._status.state == "ended":
-            return  # it was killed after its last word
-        self._note(
-            state="ended",
-            ending="supervisor killed",
-            sentence=f"Stoker itself was killed, so the job was stopped: {aftermath.words}.",
-            exit_code=None if aftermath.status is None else exit_code(aftermath.status),
-            left=aftermath.survivors,
-            ended=time.time(),
-        )
 
     # Telling
 

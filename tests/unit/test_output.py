@@ -1,0 +1,290 @@
+"""What a job says is kept on disk line by line, within a limit, whatever the disk does."""
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.runs.output import Links, OutputLog, read_tail
+
+PLENTY = 2**20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "output"
+
+
+def kept(path: Path, *pieces: bytes, limit: int = PLENTY) -> bytes:
+    log = OutputLog(path, limit)
+    for piece in pieces:
+        log.write(piece)
+    log.close()
+    assert log.failure is None
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stored"),
+    [
+        ([b"one\n", b"two\n"], b"one\ntwo\n"),
+        ([b"o", b"ne\ntw", b"o"], b"one\ntwo"),
+        ([b"10%\r20%\r30%\n"], b"30%\n"),
+        ([b"\r10%", b"\r20%", b"\r30%", b"\ndone\n"], b"30%\ndone\n"),
+        ([b"100%|####|", b"\r5%|#|"], b"5%|#|"),
+        ([b"10%\r", b"20%\r", b"30%\r"], b"30%"),
+        ([b"one\r\ntwo\r\n"], b"one\ntwo\n"),
+        ([b"one\r\r\ntwo"], b"one\ntwo"),
+        ([b"abc\r", b"\n"], b"abc\n"),
+        ([b"abc\r", b"xyz"], b"xyz"),
+        ([b"abc\r", b"", b"\r", b"\nx"], b"abc\nx"),
+        ([b"before\nabc\r", b"x\nafter\r\n"], b"before\nx\nafter\n"),
+        ([b"\n\n\r\n\r\r\n"], b"\n\n\n\n"),
+        ([b"\x1b[32mgreen\x1b[0m\n\x1b[A\n"], b"\x1b[32mgreen\x1b[0m\n\x1b[A\n"),
+    ],
+)
+def test_each_line_is_kept_as_it_was_last(path: Path, pieces: list[bytes], stored: bytes) -> None:
+    assert kept(path, *pieces) == stored
+
+
+def as_a_terminal_leaves_it(text: bytes) -> bytes:
+    """Byte by byte, the slow and obvious way."""
+    lines, returned = [b""], False
+    for byte in (bytes([value]) for value in text):
+        if byte == b"\r":
+            returned = True
+        elif byte == b"\n":
+            lines, returned = [*lines, b""], False
+        else:
+            lines[-1], returned = (b"" if returned else lines[-1]) + byte, False
+    return b"\n".join(lines)
+
+
+chunks = st.lists(st.text(alphabet="ab\r\n", max_size=8).map(str.encode), max_size=12)
+
+
+@given(chunks)
+def test_it_does_not_matter_into_which_pieces_the_output_falls(pieces: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        assert kept(Path(directory) / "output", *pieces) == as_a_terminal_leaves_it(b"".join(pieces))
+
+
+@given(chunks, st.integers(1, 30))
+def test_however_it_falls_the_end_is_kept_and_the_limit_too(pieces: list[bytes], limit: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "output"
+        log = OutputLog(path, limit)
+        for piece in pieces:
+            log.write(piece)
+            assert sizes(path) <= max(2, limit)
+        log.close()
+        assert log.failure is None
+        last = as_a_terminal_leaves_it(b"".join(pieces)).rpartition(b"\n")[2]
+        if len(last) <= limit // 2:
+            assert path.read_bytes().rpartition(b"\n")[2] == last
+
+
+def sizes(path: Path) -> int:
+    return sum(part.stat().st_size for part in path.parent.iterdir())
+
+
+def test_everything_is_there_before_the_line_is_finished_and_before_it_is_closed(path: Path) -> None:
+    log = OutputLog(path, PLENTY)
+    log.write(b"one\ntwo: 10%")
+    assert path.read_bytes() == b"one\ntwo: 10%"
+    log.write(b"\rtwo: 9%\r")
+    assert path.read_bytes() == b"one\ntwo: 9%"
+    log.close()
+
+
+def test_a_killed_writer_loses_nothing_and_another_goes_on_in_the_same_line(path: Path) -> None:
+    program = (
+        "import signal, sys; from stoker.runs.output import OutputLog; log = OutputLog(sys.argv[1], 1000);"
+        r"log.write(b'one\n'); log.write(b'\rtwo: 10%'); print('written', flush=True); signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout
+        assert writer.stdout.readline() == b"written\n"
+        writer.kill()
+    assert path.read_bytes() == b"one\ntwo: 10%"
+    assert kept(path, b"\rtwo: 20%") == b"one\ntwo: 20%"
+    assert kept(path, b" done\nthree") == b"one\ntwo: 20% done\nthree"
+
+
+def test_a_long_unfinished_line_is_taken_up_from_its_beginning(path: Path) -> None:
+    path.write_bytes(b"one\n" + b"x" * 200_000)
+    assert kept(path, b"\rtwo\n") == b"one\ntwo\n"
+
+
+def test_the_older_half_makes_room_at_a_line_end(path: Path) -> None:
+    assert kept(path, *(b"line %d\n" % number for number in range(10)), limit=32) == b"line 8\nline 9\n"
+    assert Path(f"{path}.1").read_bytes() == b"line 6\nline 7\n"
+
+
+def test_a_line_that_no_longer_fits_moves_to_the_new_file_whole(path: Path) -> None:
+    assert kept(path, b"first\n", b"second, ", b"in parts", limit=40) == b"second, in parts"
+    assert Path(f"{path}.1").read_bytes() == b"first\n"
+
+
+def test_a_line_without_an_end_is_cut(path: Path) -> None:
+    assert kept(path, b"".join(b"%d" % (n % 10) for n in range(25)), limit=20) == b"01234"
+    assert Path(f"{path}.1").read_bytes() == b"0123456789"
+
+
+def test_a_long_line_is_not_copied_but_cut(path: Path) -> None:
+    assert kept(path, b"first\n", b"x" * 100_000, b"y" * 100_000, limit=260_000) == b"y" * 70_006
+    assert Path(f"{path}.1").read_bytes() == b"first\n" + b"x" * 100_000 + b"y" * 29_994
+
+
+def test_a_progress_bar_never_fills_the_file(path: Path) -> None:
+    assert kept(path, b"begin\n", *(b"\r%3d%%" % number for number in range(100)), limit=24) == b"begin\n 99%"
+    assert not Path(f"{path}.1").exists()
+
+
+class FullDisk:
+    """Lets so many bytes through, and then refuses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = PLENTY
+        self._pwrite = os.pwrite
+        monkeypatch.setattr(os, "pwrite", self.pwrite)
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self._pwrite(descriptor, memoryview(data)[: self.room], offset)
+        self.room -= written
+        return written
+
+
+def test_a_full_disk_costs_output_and_nothing_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(monkeypatch)
+    log = OutputLog(path, PLENTY)
+    disk.room = 6
+    log.write(b"one\ntwo\n")
+    assert path.read_bytes() == b"one\ntw"
+    assert log.failure == f"{path} cannot be written: no space left on device"
+    log.write(b"three\n")
+    disk.room = 20
+    log.write(b"four\n")
+    assert path.read_bytes() == b"one\ntw"
+    disk.room = PLENTY
+    log.write(b"five\n")
+    log.close()
+    assert path.read_text() == f"one\ntw\n[13 bytes of output are missing here: {log.failure}]\nfive\n"
+
+
+def test_a_disk_that_is_full_while_a_line_is_overwritten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(monkeypatch)
+    log = OutputLog(path, PLENTY)
+    log.write(b"one\n10%")
+    disk.room = 1
+    log.write(b"\r20%")
+    disk.room = PLENTY
+    log.write(b"\r30%\n")
+    log.close()
+    assert path.read_text() == f"one\n2\n[2 bytes of output are missing here: {log.failure}]\n30%\n"
+
+
+def test_a_directory_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "later" / "output"
+    log = OutputLog(path, PLENTY)
+    log.write(b"lost\n")
+    assert log.failure == f"{path} cannot be written: no such file or directory"
+    path.parent.mkdir()
+    log.write(b"kept\n")
+    log.close()
+    assert path.read_text() == f"[5 bytes of output are missing here: {log.failure}]\nkept\n"
+
+
+def test_a_new_file_that_cannot_be_opened_leaves_the_old_one_in_place(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = OutputLog(path, 16)
+    log.write(b"1234567\n")
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        log.write(b"lost\n")
+    assert path.read_bytes() == b"1234567\n"
+    log.write(b"kept\n")
+    log.close()
+    assert path.read_bytes() == b"kept\n"
+
+
+def test_a_file_that_somebody_deleted_is_begun_again(path: Path) -> None:
+    log = OutputLog(path, 16)
+    log.write(b"1234567\n")
+    path.unlink()
+    log.write(b"one\n")
+    log.close()
+    assert (path.read_bytes(), log.failure) == (b"one\n", None)
+
+
+def test_the_tail_reaches_back_into_the_older_part_and_begins_with_a_line(path: Path) -> None:
+    Path(f"{path}.1").write_bytes(b"one\ntwo\n")
+    path.write_bytes(b"three\nfour")
+    assert read_tail(path, 100) == "one\ntwo\nthree\nfour"
+    assert read_tail(path, 14) == "two\nthree\nfour"
+    assert read_tail(path, 13) == "three\nfour"
+    assert read_tail(path, 4) == "four"
+    assert read_tail(path, 3) == "our"
+    assert read_tail(path, 0) == ""
+
+
+def test_the_tail_of_a_line_without_an_end_is_the_end_of_it(path: Path) -> None:
+    path.write_text("ä" * 10)
+    assert read_tail(path, 5) == "�ää"
+    path.write_text("x" * 10 + "\n")
+    assert read_tail(path, 5) == "xxxx\n"
+
+
+def test_the_tail_of_nothing_is_nothing(path: Path) -> None:
+    assert read_tail(path, 100) == ""
+
+
+MLFLOW = "http://mlflow.local:5000/#/experiments/1/runs/2"
+RUN = "https://wandb.ai/team/project/runs/ab12cd34"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "link"),
+    [
+        ([f"wandb: Run page: {RUN}\n"], RUN),
+        ([f"wandb: 🚀 View run at \x1b[34m\x1b[4m{RUN}\x1b[0m\n"], RUN),
+        ([f"see ({RUN}).\n"], RUN),
+        ([f"{RUN}?nw=x, please\n"], f"{RUN}?nw=x"),
+        ([f"wandb: {RUN[:20]}", RUN[20:-3], RUN[-3:], "\nmore"], RUN),
+        ([f"at {RUN} "], RUN),
+        ([f"10%\rat {RUN}\r20%"], RUN),
+        (["wandb: View project at https://wandb.ai/team/project\n", f"x {RUN}\n"], RUN),
+        ([f"project https://wandb.ai/team/project; view run {RUN}\n"], RUN),
+        (["Vi", f"ew \x1b[1mRun\x1b[0m at {MLFLOW}\n"], MLFLOW),
+        ([f"{RUN}\n", "https://wandb.ai/team/project/runs/other\n"], RUN),
+        (["https://example.org/ is nice\n"], None),
+        (["View runs at https://example.org/\n"], None),
+        (["https://wandb.ai/team/project\n"], None),
+        (["View run here\n", "https://example.org/\n"], None),
+        ([f"not yet {RUN}"], None),
+    ],
+)
+def test_the_page_of_a_run_is_found(pieces: list[str], link: str | None) -> None:
+    links = Links()
+    found = [links.feed(piece) for piece in pieces]
+    assert found[-1] == link
+
+
+def test_a_line_without_an_end_costs_little_memory_and_hides_no_later_link() -> None:
+    links = Links()
+    for _ in range(100):
+        assert links.feed("x" * 10_000) is None
+    assert links.feed(f" {RUN}\n") == RUN
