@@ -61,6 +61,7 @@ test: .venv/.dev-stamp
 
 bench: .venv/.dev-stamp
 	@scripts/system-packages test
+	@scripts/system-packages bench
 	@$(RUN) python -m bench
 
 lock: $(UV)

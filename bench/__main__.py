@@ -2,9 +2,15 @@
 
 import sys
 
-from bench import looks, startup, supervisor
+from bench import looks, queue, startup, submit, supervisor
 
-BENCHES = {"looks": looks.main, "startup": startup.main, "supervisor": supervisor.main}
+BENCHES = {
+    "looks": looks.main,
+    "queue": queue.main,
+    "startup": startup.main,
+    "submit": submit.main,
+    "supervisor": supervisor.main,
+}
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(BENCHES)

@@ -1,10 +1,12 @@
 """Stoker keeps GPUs busy, and notices when they are not."""
 
-__all__ = ["Sentinel", "SentinelState", "__version__", "get_gpu_usage"]
+__all__ = ["Job", "Queue", "Sentinel", "SentinelState", "__version__", "get_gpu_usage"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stoker.dropin.usage import get_gpu_usage
+    from stoker.queue.client import Queue
+    from stoker.queue.model import Job
     from stoker.verdicts.sentinel import Sentinel, SentinelState
     from stoker.version import __version__
 else:
@@ -15,6 +17,14 @@ else:
             from stoker.dropin.usage import get_gpu_usage
 
             return get_gpu_usage
+        if name == "Queue":
+            from stoker.queue.client import Queue
+
+            return Queue
+        if name == "Job":
+            from stoker.queue.model import Job
+
+            return Job
         if name in {"Sentinel", "SentinelState"}:
             from stoker.verdicts import sentinel
 

@@ -1,8 +1,6 @@
 """What every store of the queue must do, asked of SQLite and of a real PostgreSQL alike."""
 
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,11 +8,22 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadInputError, StokerError
-from stoker.queue import NewJob, Outcome, QueueAwayError, Store, init_queue, new_id, open_queue, schema, store
+from stoker.queue import (
+    NewJob,
+    Outcome,
+    QueueAwayError,
+    Store,
+    View,
+    WorkerGpu,
+    init_queue,
+    new_id,
+    open_queue,
+    schema,
+    store,
+)
 from stoker.queue.address import PostgresAddress, SqliteAddress, queue_address
-from stoker.queue.store import LOG_TAIL
+from stoker.queue.rows import LOG_TAIL
 from tests.support.postgres import PostgresServer
-from tests.support.waiting import wait_for
 
 LONG = 600.0
 OVER = -1.0
@@ -61,6 +70,7 @@ def test_a_job_comes_back_as_it_was_submitted(queue: Store) -> None:
                 gpus=2,
                 memory=20 * 2**30,
                 share=True,
+                batch_size=96,
                 priority=-3,
                 retries=4,
                 backoff=1.5,
@@ -80,6 +90,7 @@ def test_a_job_comes_back_as_it_was_submitted(queue: Store) -> None:
     assert (job.directory, job.environment, job.name) == ("/srv/ünï", {"A": "1=2", "EMPTY": ""}, "the run 🔥")
     assert (job.tags, job.gpus, job.memory, job.share, job.priority) == (("a", "b:c"), 2, 20 * 2**30, True, -3)
     assert (job.retries, job.retries_left, job.backoff, job.time_limit) == (4, 4, 1.5, 3600.0)
+    assert job.batch_size == 96
     assert job.policy == {"idle": 0.2, "window": "5m", "all": True}
     assert (job.preemptible, job.on_loss, job.commit, job.dirty, job.pin) == (True, "hold", "0" * 40, False, True)
     assert (job.state, job.attempts, job.started, job.ended, job.exit_code) == ("queued", 0, None, None, None)
@@ -121,6 +132,7 @@ def test_one_bad_job_keeps_all_of_a_submission_out(queue: Store) -> None:
         (NewJob(command="x", gpus=-1), "gpus of -1"),
         (NewJob(command="x", gpus=2**40), "gpus of 1099511627776"),
         (NewJob(command="x", retries=-1), "retries of -1"),
+        (NewJob(command="x", batch_size=0), "batch size of 0"),
         (NewJob(command="x", backoff=float("nan")), "back-off"),
         (NewJob(command="x", time_limit=-5.0), "time limit"),
         (NewJob(command="x", priority=2**40), "priority"),
@@ -236,7 +248,7 @@ def test_an_expired_lease_gives_the_job_away_once_and_its_late_finisher_is_refus
     assert new is not None
     assert new.number == 2
     assert queue.claim(job, "w3", [], LONG) is None
-    assert queue.renew([late.id], "cut off", LONG) == set()
+    assert queue.renew([late.id], LONG) == {}
     assert not queue.finish(late.id, "succeeded", 0)
     assert queue.job(job).state == "running"
     assert queue.finish(new.id, "succeeded", 0)
@@ -256,8 +268,7 @@ def test_a_renewed_lease_keeps_the_job(queue: Store) -> None:
     ids = submit(queue, "kept", "lost")
     attempt = queue.claim(ids[0], "w", [], OVER)
     assert attempt is not None
-    assert queue.renew([attempt.id, "f" * 32], "w", LONG) == {attempt.id}
-    assert queue.renew([attempt.id], "another worker", LONG) == set()
+    assert queue.renew([attempt.id, "f" * 32], LONG) == {attempt.id: False}
     assert queue.claim(ids[1], "w", [], OVER) is not None
     assert queue.sweep() == 1
     assert [queue.job(job).state for job in ids] == ["running", "queued"]
@@ -270,8 +281,8 @@ def test_a_restarted_worker_adopts_what_still_runs(queue: Store) -> None:
     assert ended is not None
     queue.finish(ended.id, "succeeded", 0)
     assert queue.adopt([runs.id, ended.id], "new start", LONG) == {runs.id}
-    assert queue.renew([runs.id], "old start", LONG) == set()
-    assert queue.renew([runs.id], "new start", LONG) == {runs.id}
+    assert queue.renew([runs.id, ended.id], LONG) == {runs.id: False}
+    assert [attempt.worker for attempt in queue.running()] == ["new start"]
 
 
 def test_a_lost_job_is_held_when_it_asked_for_that(queue: Store) -> None:
@@ -352,6 +363,7 @@ def test_a_running_job_is_asked_to_stop_and_its_supervisor_ends_it(queue: Store,
     assert queue.cancel([job]).asked == [job]
     assert queue.job(job).state == "running"
     assert queue.to_be_cancelled("w") == {attempt.id}
+    assert queue.renew([attempt.id], LONG) == {attempt.id: True}
     assert queue.to_be_cancelled("another") == set()
     assert queue.finish(attempt.id, outcome, 143)
     assert queue.job(job).state == state
@@ -521,70 +533,20 @@ def test_a_link_is_kept_from_the_current_attempt_only(queue: Store) -> None:
 
 def test_a_paused_queue_and_a_paused_worker_claim_nothing(queue: Store) -> None:
     (job,) = submit(queue, "x")
-    queue.heartbeat("w", "host", "[]")
+    queue.heartbeat("w", "host", View())
     queue.pause()
     assert queue.paused()
     assert queue.claim(job, "w", [], LONG) is None
     queue.resume()
     assert queue.pause_worker("w")
-    queue.heartbeat("w", "host", '["GPU-a"]')
-    assert [(worker.gpus, worker.paused) for worker in queue.workers()] == [('["GPU-a"]', True)]
+    gpu = WorkerGpu(uuid="GPU-a", index=0, name="A100", memory_total=2**36, utilization=0.5, jobs=(job,), note="ours")
+    seen = View(gpus=(gpu,), waiting={job: "waits for 2 GPUs"}, problem="half of it is hidden")
+    queue.heartbeat("w", "host", seen)
+    assert [(worker.view, worker.paused) for worker in queue.workers()] == [(seen, True)]
     assert queue.claim(job, "w", [], LONG) is None
     assert queue.resume_worker("w")
     assert not queue.pause_worker("unknown")
     assert queue.claim(job, "w", [], LONG) is not None
-
-
-def test_a_change_by_another_is_noticed(queue: Store, url: str) -> None:
-    with open_queue(url) as other:
-        seen = queue.changes()
-        assert queue.changes() == seen
-        (job,) = submit(other, "x")
-        wait_for(lambda: queue.changes() != seen, named="the news of a submission")
-        seen = queue.changes()
-        run(other, job, "succeeded", 0)
-        wait_for(lambda: queue.changes() != seen, named="the news of an outcome")
-
-
-DRAIN = """
-import sys
-from stoker.queue import open_queue
-
-with open_queue(sys.argv[1]) as queue:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    while jobs := queue.ready(8):
-        for job in jobs:
-            attempt = queue.claim(job.id, sys.argv[2], [], 600.0)
-            if attempt is not None:
-                assert queue.finish(attempt.id, "succeeded", 0)
-                print(job.id, flush=True)
-"""
-
-
-def test_eight_processes_drain_the_queue_and_no_job_is_taken_twice(queue: Store, url: str) -> None:
-    ids = submit(queue, *[f"echo {number}" for number in range(300)], gpus=0)
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", DRAIN, url, f"w{number}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(8)
-    ]
-    for worker in workers:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("\n")
-        worker.stdin.flush()
-    taken = [line for worker in workers for line in worker.communicate(timeout=60)[0].split()]
-    assert [worker.returncode for worker in workers] == [0] * 8
-    assert sorted(taken) == sorted(ids)
-    assert queue.counts() == {"succeeded": 300}
-    assert {job.attempts for job in queue.jobs(limit=300)} == {1}
 
 
 def test_of_threads_that_want_an_expired_job_one_gets_it(queue: Store, url: str) -> None:
@@ -661,31 +623,6 @@ def test_a_queue_of_a_newer_version_is_refused(queue: Store, url: str, monkeypat
     for opening in (open_queue, init_queue):
         with pytest.raises(StokerError, match="is of version 1, and this Stoker knows none after 0: upgrade"):
             opening(url)
-
-
-def test_an_older_queue_is_migrated_once_while_others_use_it(
-    queue: Store, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (job,) = submit(queue, "x")
-    monkeypatch.setattr(schema, "VERSION", 2)
-    monkeypatch.setattr(schema, "sections", lambda _file: {"2": "ALTER TABLE stoker_jobs ADD COLUMN novelty TEXT;"})
-    failures: list[StokerError] = []
-
-    def migrate() -> None:
-        try:
-            open_queue(url).close()
-        except StokerError as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=migrate) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    run(queue, job, "succeeded", 0)
-    for thread in threads:
-        thread.join(timeout=60)
-    assert failures == []
-    assert submit(queue, "y")
-    assert queue.job(job).state == "succeeded"
 
 
 def test_a_file_that_is_no_queue_is_refused_and_left_alone(tmp_path: Path) -> None:

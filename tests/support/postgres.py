@@ -14,27 +14,33 @@ from pathlib import Path
 
 import pytest
 
+from stoker.runs.processes import children, stat
 from tests.support.waiting import wait_for
 
 PASSWORD = "a password of the tests"
 # Nothing here must outlive the tests, so nothing is waited for until it is on the disk.
 SETTINGS = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=60", "shared_buffers=32MB")
+# What was committed is there again after the server was killed, though not after the machine was.
+DURABLE = (*SETTINGS, "synchronous_commit=on")
 
 
 class PostgresServer:
     """A server on a socket in a directory of its own."""
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self, programs: Path, settings: tuple[str, ...] = SETTINGS) -> None:
         self._programs = programs
+        self._settings = settings
         self.directory = Path(tempfile.mkdtemp(prefix="stoker-pg-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count(1)
 
     def start(self) -> None:
-        """Starts it, or starts it again after `kill`."""
+        """Starts it, or starts it again after `kill`; nothing happens when it runs."""
+        if self._process is not None:
+            return
         if not (self.directory / "data").exists():
             self._initialise()
-        settings = itertools.chain.from_iterable(("-c", setting) for setting in SETTINGS)
+        settings = itertools.chain.from_iterable(("-c", setting) for setting in self._settings)
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -44,6 +50,8 @@ class PostgresServer:
                     *settings,
                 ],
                 cwd=self.directory,
+                # The server is nobody's job: it must not be found by what the test that needs it first set.
+                env={name: value for name, value in os.environ.items() if not name.startswith("STOKER_")},
                 stdout=log,
                 stderr=log,
             )
@@ -57,6 +65,12 @@ class PostgresServer:
         """As if the machine had lost it: all connections break at once."""
         self._end(signal.SIGQUIT)
 
+    def kill_hard(self) -> None:
+        """kill -9: what serves the connections finds out by itself, a moment later."""
+        serving = children(self._process.pid) if self._process is not None else []
+        self._end(signal.SIGKILL)
+        wait_for(lambda: not any(found and not found.over for found in map(stat, serving)), deadline=30.0)
+
     def url(self, database: str, *, user: str = "stoker", password: str = PASSWORD) -> str:
         return f"postgresql://{user}:{password.replace(' ', '%20')}@/{database}?host={self.directory}"
 
@@ -65,6 +79,10 @@ class PostgresServer:
         name = f"test_{next(self._names)}"
         self.administer(f"CREATE DATABASE {name}")
         return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        name = url.split("?", maxsplit=1)[0].rsplit("/", maxsplit=1)[1]
+        self.administer(f"DROP DATABASE {name} WITH (FORCE)")
 
     def administer(self, statement: str) -> None:
         import psycopg
@@ -115,7 +133,7 @@ def _unprivileged(*options: str) -> list[str]:
     return ["setpriv", *options] if options else []
 
 
-def _programs() -> Path | None:
+def postgres_programs() -> Path | None:
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     found = str(installed[-1]) if installed else shutil.which("initdb")
     return Path(found).parent if found else None
@@ -127,15 +145,15 @@ def _missing(what: str) -> None:
     pytest.skip(f"{what} is missing: `make test` installs it where it may")
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
+@contextlib.contextmanager
+def running_server(settings: tuple[str, ...] = SETTINGS) -> Iterator[PostgresServer]:
     if importlib.util.find_spec("psycopg") is None:
         _missing("psycopg")
-    programs = _programs()
+    programs = postgres_programs()
     if programs is None:
         _missing("PostgreSQL (Debian's package postgresql)")
         raise AssertionError("unreachable")
-    server = PostgresServer(programs)
+    server = PostgresServer(programs, settings)
     try:
         server.start()
         yield server
@@ -143,10 +161,31 @@ def postgres_server() -> Iterator[PostgresServer]:
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mortal_server() -> Iterator[PostgresServer]:
+    """One that a test may kill and start again: nothing that was committed is lost then."""
+    with running_server(DURABLE) as server:
+        yield server
+
+
+@pytest.fixture
+def mortal_url(mortal_server: PostgresServer) -> Iterator[str]:
+    """A database on that one; it is up when the test begins, and when it has ended."""
+    url = mortal_server.create_database()
+    yield url
+    mortal_server.start()
+    mortal_server.drop_database(url)
+
+
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """A database of the test's own."""
     url = postgres_server.create_database()
     yield url
-    name = url.split("/")[3].split("?")[0]
-    postgres_server.administer(f"DROP DATABASE {name} WITH (FORCE)")
+    postgres_server.drop_database(url)

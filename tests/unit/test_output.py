@@ -248,6 +248,12 @@ def test_the_tail_of_a_line_without_an_end_is_the_end_of_it(path: Path) -> None:
     assert read_tail(path, 5) == "xxxx\n"
 
 
+def test_a_piece_of_a_line_is_left_out_of_the_tail(path: Path) -> None:
+    path.write_text("one\ntwo\n")
+    assert read_tail(path, 6) == "two\n"
+    assert read_tail(path, 4) == "two\n"
+
+
 def test_the_tail_of_nothing_is_nothing(path: Path) -> None:
     assert read_tail(path, 100) == ""
 

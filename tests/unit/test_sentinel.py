@@ -177,7 +177,7 @@ def test_one_unknown_device_makes_the_usage_unknown() -> None:
 
 
 def test_everything_that_stoker_promises_can_be_imported() -> None:
-    assert sorted(stoker.__all__) == ["Sentinel", "SentinelState", "__version__", "get_gpu_usage"]
+    assert sorted(stoker.__all__) == ["Job", "Queue", "Sentinel", "SentinelState", "__version__", "get_gpu_usage"]
     for name in stoker.__all__:
         assert getattr(stoker, name) is not None
     everything: dict[str, object] = {}

@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -12,6 +12,9 @@ from stoker.errors import BadInputError, StokerError
 from stoker.gpus.spawn import Helper
 from stoker.version import __version__
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 # The verbs in the order in which a newcomer meets them, each with its one line of help: the module behind a verb is
 # imported when it is typed, not to print this list.
 VERBS: Final = {
@@ -19,12 +22,30 @@ VERBS: Final = {
     "run": "Launch a command, and stop it when its GPUs stay idle.",
     "watch": "Watch GPUs, and act when they stay idle.",
     "runs": "List runs: what each does or what became of it.",
-    "show": "Show one run, and why it was stopped.",
+    "show": "Show one job or run, and why it is as it is.",
     "snooze": "Leave a run alone for a while.",
+    "submit": "Put commands into the queue.",
+    "work": "Run the queue's jobs on this machine's GPUs.",
+    "list": "List the jobs of the queue.",
+    "logs": "Show what a job printed.",
+    "why": "Say why a job waits.",
+    "wait": "Wait until jobs have ended.",
+    "cancel": "Cancel jobs; those that run are stopped.",
+    "retry": "Let jobs that ended run again.",
+    "edit": "Change what a job asks for.",
+    "move": "Move jobs within the queue.",
+    "hold": "Keep jobs from starting.",
+    "release": "Let jobs that are held start.",
+    "pause": "Start nothing more, in the queue or on a worker.",
+    "resume": "Go on after a pause.",
+    "clean": "Forget jobs that ended long ago.",
+    "feed": "Take jobs from a text file or a Google Sheet.",
+    "queue": "Create, migrate or check the queue.",
     "record": "Write readings over time to a file.",
     "replay": "Try a rule on recorded readings.",
     "sim": "Try things on simulated GPUs.",
     "demo": "Watch simulated GPUs at simulated work.",
+    "completion": "Print what makes your shell complete these words.",
 }
 OWN_FAILURE: Final = 125
 INTERRUPTED: Final = 130
@@ -42,6 +63,13 @@ class Verbs(click.Group):
         command = importlib.import_module(f"stoker.cli.{cmd_name}").command
         assert isinstance(command, click.Command)  # noqa: S101 - a verb without a command is a mistake of ours
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[Any]]":
+        """The verbs that begin so, without importing them for their help."""
+        from click.shell_completion import CompletionItem
+
+        verbs = [CompletionItem(verb, help=line) for verb, line in VERBS.items() if verb.startswith(incomplete)]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         with formatter.section("Commands"):

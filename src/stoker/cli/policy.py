@@ -52,11 +52,11 @@ def policy_options(command: F) -> F:
     return policy_options_with(Policy())(command)
 
 
-def policy_options_with(defaults: Policy) -> Callable[[F], F]:
-    """The same with other defaults, for a verb whose people expect another patience."""
+def policy_options_with(defaults: Policy, *, start_up_option: str = "--after") -> Callable[[F], F]:
+    """The same for a verb whose people expect another patience, or mean something else by `--after`."""
 
     def decorate(command: F) -> F:
-        for option in reversed(_options(defaults)):
+        for option in reversed(_options(defaults, start_up_option)):
             command = option(command)
         return command
 
@@ -89,7 +89,7 @@ def policy_from(
     return policy
 
 
-def _options(defaults: Policy) -> list[Callable[[F], F]]:
+def _options(defaults: Policy, start_up_option: str) -> list[Callable[[F], F]]:
     """In the order in which the help shows them."""
     armed_above = "always armed" if defaults.arm_above is None else format_percent(defaults.arm_above)
     warn_at = _OFF if defaults.warn_at is None else format_percent(defaults.warn_at)
@@ -112,7 +112,8 @@ def _options(defaults: Policy) -> list[Callable[[F], F]]:
             help=f"How long it must stay idle without a break [{format_duration(defaults.window)}].",
         ),
         click.option(
-            "--after",
+            start_up_option,
+            "after",
             envvar="STOKER_AFTER",
             type=LENGTH,
             default=defaults.after,

@@ -3,14 +3,29 @@
 from stoker.errors import StokerError
 from stoker.queue import schema
 from stoker.queue.address import Address, PostgresAddress, SqliteAddress, queue_address
+from stoker.queue.bell import Bell
 from stoker.queue.driver import Driver, QueueAwayError
-from stoker.queue.model import Asked, Attempt, Job, NewJob, Outcome, Place, State, Worker
+from stoker.queue.model import (
+    HEARD_WITHIN,
+    Asked,
+    Attempt,
+    Job,
+    NewJob,
+    Outcome,
+    Place,
+    State,
+    View,
+    Worker,
+    WorkerGpu,
+)
 from stoker.queue.store import Cancellation, Store, new_id
 
 __all__ = [
+    "HEARD_WITHIN",
     "Address",
     "Asked",
     "Attempt",
+    "Bell",
     "Cancellation",
     "Job",
     "NewJob",
@@ -21,11 +36,14 @@ __all__ = [
     "SqliteAddress",
     "State",
     "Store",
+    "View",
     "Worker",
+    "WorkerGpu",
     "init_queue",
     "new_id",
     "open_queue",
     "queue_address",
+    "queue_version",
 ]
 
 
@@ -55,6 +73,15 @@ def init_queue(url: str | None = None) -> Store:
         driver.close()
         raise
     return Store(driver)
+
+
+def queue_version(url: str | None = None) -> tuple[int | None, int]:
+    """The version of the queue there, None where there is none, and the one that this Stoker makes of it."""
+    driver = _driver(queue_address(url))
+    try:
+        return driver.version(), schema.VERSION
+    finally:
+        driver.close()
 
 
 def _bring_up_to_date(driver: Driver, version: int) -> None:

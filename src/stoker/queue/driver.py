@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from stoker.errors import StokerError
+from stoker.queue.bell import Bell
 
 T = TypeVar("T")
 Parameters = Mapping[str, str | int | float | None]
@@ -34,6 +35,12 @@ class Driver(Protocol):
     def fetch_text(self, sql: str, parameters: Parameters) -> list[Row]:
         """Runs a statement that the store put together from named ones."""
 
+    def at_once(self, statement: str, parameters: Parameters) -> list[Row]:
+        """Runs a named change of several tables, in a transaction of its own and as few round trips as there can be.
+
+        Who waits is woken by it when `ring` among the parameters is 1 and something was changed.
+        """
+
     def many(self, statement: str, rows: Sequence[Parameters]) -> None: ...
 
     def sql(self, statement: str) -> str:
@@ -45,8 +52,11 @@ class Driver(Protocol):
     def announce(self) -> None:
         """Wakes who waits for a change, when the transaction is committed."""
 
-    def changes(self) -> object:
-        """A token that differs from the last one when something was changed in between."""
+    def bell(self) -> Bell:
+        """Rings when somebody else has announced something."""
+
+    def damage(self) -> list[str]:
+        """What is broken below the tables, as far as the database can tell; nothing when all is well."""
 
     def version(self) -> int | None:
         """The version of the queue there; None where there is nothing yet."""

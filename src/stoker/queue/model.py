@@ -17,6 +17,8 @@ ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")
 ID: Final = re.compile(r"[0-9a-f]{8}")
 # A name or a tag is one line of a table; more belongs in the command.
 LONGEST_LABEL: Final = 200
+# A worker counts as there when it was heard within so many seconds: several heartbeats may be missed on a bad network.
+HEARD_WITHIN: Final = 60.0
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +37,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes wanted on each GPU."""
     share: bool = False
     """Whether it may share a GPU with others."""
+    batch_size: int | None = None
+    """What `{batch_size}` in the command becomes."""
     priority: int = 0
     after: tuple[str, ...] = ()
     """Ids of jobs that must have succeeded."""
@@ -106,13 +110,38 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str = ""
 
 
+class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU as its worker sees it; None where it cannot tell."""
+
+    uuid: str
+    index: int
+    name: str
+    memory_total: int | None = None
+    memory_used: int | None = None
+    utilization: float | None = None
+    """A fraction of 1."""
+    jobs: tuple[str, ...] = ()
+    """Ids of the queue's jobs that hold it."""
+    note: str = ""
+    """Why nothing else may have it, for people."""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of its machine with each heartbeat."""
+
+    gpus: tuple[WorkerGpu, ...] = ()
+    waiting: dict[str, str] = {}
+    """Why jobs do not start there, by their ids, as part of a sentence."""
+    problem: str | None = None
+    """Why the machine cannot be read, if so."""
+
+
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """The process that owns one machine's GPUs; every start of it has an id of its own."""
 
     id: str
     host: str
-    gpus: str
-    """What it says of its GPUs, as JSON."""
+    view: View
     started: float
     seen: float
     paused: bool
@@ -122,9 +151,21 @@ def check(asked: Asked) -> None:
     """Refuses what cannot be meant."""
     if not asked.command or (isinstance(asked.command, tuple) and not asked.command[0]):
         raise BadInputError("a job needs a command: none was given")
+    _check_numbers(asked)
+    for what, label in [("name", asked.name), *(("tag", tag) for tag in asked.tags)]:
+        if len(label) > LONGEST_LABEL or any(ord(letter) < 32 for letter in label) or (what == "tag" and not label):
+            raise BadInputError(f"{label[:40]!r} cannot be a {what}: one line of at most {LONGEST_LABEL} letters can")
+    for needed in (*asked.after, *asked.after_any):
+        if not ID.fullmatch(needed):
+            raise BadInputError(f"a job cannot come after {needed!r}: that is not the id of a job")
+
+
+def _check_numbers(asked: Asked) -> None:
     for what, number in [("gpus", asked.gpus), ("retries", asked.retries)]:
         if not 0 <= number < 2**31:
             raise BadInputError(f"a job cannot have {what} of {number}: zero or a sensible number is meant")
+    if asked.batch_size is not None and not 1 <= asked.batch_size <= 2**31:
+        raise BadInputError(f"a batch size of {asked.batch_size} cannot be: one or more is meant")
     if asked.memory is not None and not 0 <= asked.memory < 2**63:
         raise BadInputError(f"a job cannot want {asked.memory} bytes of memory: zero or a sensible number is meant")
     if abs(asked.priority) >= 2**31:
@@ -132,9 +173,3 @@ def check(asked: Asked) -> None:
     for what, seconds in [("back-off", asked.backoff), ("time limit", asked.time_limit)]:
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
             raise BadInputError(f"a {what} of {seconds} s cannot be: zero or more is meant")
-    for what, label in [("name", asked.name), *(("tag", tag) for tag in asked.tags)]:
-        if len(label) > LONGEST_LABEL or any(ord(letter) < 32 for letter in label) or (what == "tag" and not label):
-            raise BadInputError(f"{label[:40]!r} cannot be a {what}: one line of at most {LONGEST_LABEL} letters can")
-    for needed in (*asked.after, *asked.after_any):
-        if not ID.fullmatch(needed):
-            raise BadInputError(f"a job cannot come after {needed!r}: that is not the id of a job")

@@ -2,12 +2,13 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stoker.errors import StokerError
 from stoker.queue import schema
 from stoker.queue.address import PostgresAddress
+from stoker.queue.bell import Bell
 from stoker.queue.driver import CollisionError, Parameters, QueueAwayError, Row
 from stoker.queue.statements import sections, translated
 
@@ -22,13 +23,22 @@ CONNECTION: Final[dict[str, Any]] = {
     "tcp_user_timeout": 20_000,
     "application_name": "stoker",
 }
+LISTENING: Final[dict[str, Any]] = {
+    **CONNECTION,
+    # The loop that listens has other things to do than to wait for a server that is away.
+    "connect_timeout": 2,
+    # Nothing is ever sent on it, so only these notice a network that was lost.
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
 
 T = TypeVar("T")
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 
 
 class PostgresDriver:
-    """One connection to the database, made again when it was lost, and one that listens when asked for changes."""
+    """One connection to the database, made again when it was lost."""
 
     def __init__(self, address: PostgresAddress) -> None:
         try:
@@ -44,31 +54,49 @@ class PostgresDriver:
             name: _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")) for name, text in translated(own, own).items()
         }
         self._connection: psycopg.Connection[Row] | None = None
-        self._listener: psycopg.Connection[Row] | None = None
-        self._heard = 0
 
     @property
     def place(self) -> str:
         return str(self._address)
 
     def transaction(self, work: Callable[[], T]) -> T:
+        def whole() -> T:
+            with self._explained(), self._connected().transaction():
+                return work()
+
+        return self._untied(whole)
+
+    def fetch(self, statement: str, parameters: Parameters) -> list[Row]:
+        return self._fetched(self._statements[statement], parameters, True)
+
+    def fetch_text(self, sql: str, parameters: Parameters) -> list[Row]:
+        return self._fetched(sql, parameters, None)
+
+    def at_once(self, statement: str, parameters: Parameters) -> list[Row]:
+        return self.fetch(statement, parameters)
+
+    def _fetched(self, sql: str, parameters: Parameters, prepare: bool | None) -> list[Row]:
+        def once() -> list[Row]:
+            with self._explained():
+                cursor = self._connected().execute(sql.encode(), parameters, prepare=prepare)
+                return cursor.fetchall() if cursor.description else []
+
+        # Inside a transaction only the whole of it can be tried again.
+        return once() if self._in_transaction() else self._untied(once)
+
+    def _in_transaction(self) -> bool:
+        status = self._psycopg.pq.TransactionStatus
+        return self._connection is not None and self._connection.info.transaction_status != status.IDLE
+
+    def _untied(self, work: Callable[[], T]) -> T:
         errors = self._psycopg.errors
         for tries_left in reversed(range(MOST_TRIES)):
             try:
-                with self._explained(), self._connected().transaction():
-                    return work()
+                return work()
             except (errors.DeadlockDetected, errors.SerializationFailure) as error:
                 if not tries_left:
                     raise QueueAwayError(f"the queue {self._address} is too busy: try again") from error
         raise AssertionError("unreachable")
-
-    def fetch(self, statement: str, parameters: Parameters) -> list[Row]:
-        return self.fetch_text(self._statements[statement], parameters)
-
-    def fetch_text(self, sql: str, parameters: Parameters) -> list[Row]:
-        with self._explained():
-            cursor = self._connected().execute(sql.encode(), parameters)
-            return cursor.fetchall() if cursor.description else []
 
     def many(self, statement: str, rows: Sequence[Parameters]) -> None:
         with self._explained(), self._connected().cursor() as cursor:
@@ -83,14 +111,27 @@ class PostgresDriver:
     def announce(self) -> None:
         self.fetch("announce", {})
 
-    def changes(self) -> object:
-        with self._explained():
-            if self._listener is None:
-                self._listener = self._connect()
-                self._listener.execute(self._statements["listen"].encode())
-                self._heard += 1  # what happened before is not known
-            self._heard += len(list(self._listener.notifies(timeout=0)))
-        return self._heard
+    def bell(self) -> Bell:
+        from stoker.queue.postgres_bell import PostgresBell
+
+        return PostgresBell(self._listening, self._own_process)
+
+    def _listening(self) -> "psycopg.Connection[Row]":
+        connection = self._connect(LISTENING)
+        try:
+            connection.execute(self._statements["listen"].encode())
+        except self._psycopg.Error:
+            connection.close()
+            raise
+        return connection
+
+    def _own_process(self) -> int | None:
+        """Of the server: what it announces was done here."""
+        return None if self._connection is None else self._connection.info.backend_pid
+
+    def damage(self) -> list[str]:
+        """The server watches over its own files."""
+        return []
 
     def version(self) -> int | None:
         if not self.fetch("is there a queue", {})[0][0]:
@@ -118,21 +159,20 @@ class PostgresDriver:
         self.transaction(step)
 
     def close(self) -> None:
-        for connection in (self._connection, self._listener):
-            if connection is not None:
-                connection.close()
-        self._connection = self._listener = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _connected(self) -> "psycopg.Connection[Row]":
         if self._connection is None:
             self._connection = self._connect()
         return self._connection
 
-    def _connect(self) -> "psycopg.Connection[Row]":
+    def _connect(self, settings: Mapping[str, Any] = CONNECTION) -> "psycopg.Connection[Row]":
         from psycopg.conninfo import conninfo_to_dict
 
         try:
-            wanted = CONNECTION | conninfo_to_dict(self._address.url)
+            wanted = {**settings, **conninfo_to_dict(self._address.url)}
         except self._psycopg.ProgrammingError as error:
             raise StokerError(f"{self._address} is not the address of a database: {_last_line(error)}") from None
         try:

@@ -1,7 +1,8 @@
-Every statement of the queue. {now} is the database's own clock in seconds since the epoch; {each x} is the list in the
-JSON array :x; {job}, {fulfilled} and {open} are the first three pieces below. {locked x} and {skip_locked x} lock rows where
-the database knows how; in SQLite a transaction locks everything anyway. {by_queued}, {likely} and {surely} make each
-planner walk along the index of queued jobs and stop early, also before it has any statistics of the table.
+Every statement of the queue. {now} is the database's own clock in seconds since the epoch; {among x} asks whether something
+is in the JSON array :x; {job}, {fulfilled} and {open} are the first three pieces below. {locked x} and {skip_locked x}
+lock rows where the database knows how; in SQLite a transaction locks everything anyway. {claimed x} is the whole of a claim,
+in one round trip where that matters. {queued}, {by_queued}, {likely} and {surely} make each planner walk along the index of
+queued jobs and stop early, also before it has any statistics of the table.
 
 -- job --
 j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, j.not_before, j.retries_left,
@@ -19,10 +20,12 @@ NOT EXISTS (SELECT 1 FROM stoker_queue WHERE paused = 1)
     AND NOT EXISTS (SELECT 1 FROM stoker_workers WHERE id = :worker AND paused = 1)
 
 -- taken ids --
-SELECT id FROM stoker_jobs WHERE id IN {each ids}
+SELECT id FROM stoker_jobs WHERE id {among ids}
 
 -- taken origins --
-SELECT origin, id FROM stoker_jobs WHERE origin IN {each origins}
+SELECT origin, id FROM stoker_jobs WHERE origin {among origins}
+UNION ALL
+SELECT origin, job_id FROM stoker_forgotten WHERE origin {among origins}
 
 -- insert job --
 INSERT INTO stoker_jobs
@@ -44,7 +47,7 @@ DELETE FROM stoker_tags WHERE job_id = :job
 
 -- needed by needs --
 WITH RECURSIVE chain (id) AS (
-  SELECT needs FROM stoker_dependencies WHERE job_id IN {each needs}
+  SELECT needs FROM stoker_dependencies WHERE job_id {among needs}
   UNION
   SELECT d.needs FROM stoker_dependencies d JOIN chain ON d.job_id = chain.id
 )
@@ -52,41 +55,50 @@ SELECT id FROM chain WHERE id = :job
 
 -- ready --
 SELECT {job} FROM stoker_jobs j {by_queued}
-WHERE j.state = 'queued' AND {likely} j.not_before <= {now} {surely} AND {fulfilled}
+WHERE {queued} AND {likely} j.not_before <= {now} {surely} AND {fulfilled} AND {open}
 ORDER BY j.priority DESC, j.position, j.submitted, j.id
-LIMIT :limit
 
 -- next wake --
-SELECT min(not_before) FROM stoker_jobs WHERE state = 'queued' AND not_before > {now}
+SELECT min(not_before) FROM stoker_jobs WHERE state = 'queued' AND not_before > 0 AND not_before > {now}
 
--- claim --
-UPDATE stoker_jobs
-SET state = 'running', attempt = :attempt, attempts = attempts + 1, started = {now}, ended = NULL, exit_code = NULL,
-    sentence = ''
-WHERE id = (
-  SELECT j.id FROM stoker_jobs j
+-- this_job --
+SELECT j.id FROM stoker_jobs j
   WHERE j.id = :job AND j.state = 'queued' AND j.not_before <= {now} AND {fulfilled} AND {open}
   {skip_locked j}
-)
-RETURNING id, attempts
 
--- claim next --
-UPDATE stoker_jobs
-SET state = 'running', attempt = :attempt, attempts = attempts + 1, started = {now}, ended = NULL, exit_code = NULL,
-    sentence = ''
-WHERE id = (
-  SELECT j.id FROM stoker_jobs j {by_queued}
-  WHERE j.state = 'queued' AND {likely} j.not_before <= {now} AND j.gpus = :wanted {surely} AND {fulfilled} AND {open}
+-- next_job --
+SELECT j.id FROM stoker_jobs j {by_queued}
+  WHERE {queued} AND {likely} j.not_before <= {now} AND j.gpus = :wanted {surely} AND {fulfilled} AND {open}
   ORDER BY j.priority DESC, j.position, j.submitted, j.id
   LIMIT 1
   {skip_locked j}
-)
-RETURNING id, attempts
 
--- insert attempt --
-INSERT INTO stoker_attempts (id, job_id, worker_id, number, gpus, started, lease_expires)
-VALUES (:attempt, :job, :worker, :number, :gpus, {now}, {now} + :lease)
-RETURNING started, lease_expires
+-- any_job --
+SELECT j.id FROM stoker_jobs j
+  WHERE j.id {among jobs} AND {likely} j.state = 'queued' AND j.not_before <= {now} {surely} AND {fulfilled} AND {open}
+  ORDER BY j.priority DESC, j.position, j.submitted, j.id
+  LIMIT 1
+  {skip_locked j}
+
+-- claim --
+{claimed this_job}
+
+-- claim any --
+{claimed any_job}
+
+-- claim next --
+{claimed next_job}
+
+-- start --
+UPDATE stoker_jobs
+SET state = 'running', attempt = :attempt, attempts = attempts + 1, started = {now}, ended = NULL, exit_code = NULL,
+    sentence = ''
+
+-- attempt_columns --
+(id, job_id, worker_id, number, gpus, started, lease_expires)
+
+-- is anything expired --
+SELECT 1 FROM stoker_attempts WHERE outcome IS NULL AND lease_expires < {now} LIMIT 1
 
 -- expired attempts --
 SELECT a.id FROM stoker_attempts a
@@ -97,12 +109,12 @@ LIMIT 100
 
 -- renew --
 UPDATE stoker_attempts SET lease_expires = {now} + :lease
-WHERE id IN {each attempts} AND worker_id = :worker AND outcome IS NULL
-RETURNING id
+WHERE id {among attempts} AND outcome IS NULL
+RETURNING id, (SELECT j.cancel_requested IS NOT NULL FROM stoker_jobs j WHERE j.id = job_id)
 
 -- adopt --
 UPDATE stoker_attempts SET worker_id = :worker, lease_expires = {now} + :lease
-WHERE id IN {each attempts} AND outcome IS NULL
+WHERE id {among attempts} AND outcome IS NULL
 RETURNING id
 
 -- end attempt --
@@ -110,6 +122,15 @@ UPDATE stoker_attempts
 SET outcome = :outcome, exit_code = :exit_code, sentence = :sentence, ended = {now}
 WHERE id = :attempt AND outcome IS NULL
 RETURNING job_id
+
+-- success_of_attempt --
+UPDATE stoker_attempts
+SET outcome = 'succeeded', exit_code = :exit_code, sentence = :sentence, ended = {now}
+WHERE id = :attempt AND outcome IS NULL
+
+-- success_of_job --
+UPDATE stoker_jobs
+SET state = 'succeeded', exit_code = :exit_code, sentence = :sentence, ended = {now}, not_before = 0, cancel_requested = NULL
 
 -- job of attempt --
 SELECT {job} FROM stoker_jobs j WHERE j.id = :job AND j.attempt = :attempt AND j.state = 'running' {locked j}
@@ -130,7 +151,7 @@ SET state = CASE WHEN state = 'running' THEN 'running' ELSE 'cancelled' END,
     sentence = CASE WHEN state = 'running' THEN sentence ELSE 'cancelled before it started' END,
     ended = CASE WHEN state = 'running' THEN ended ELSE {now} END,
     cancel_requested = CASE WHEN state = 'running' THEN coalesce(cancel_requested, {now}) ELSE NULL END
-WHERE id IN {each ids} AND state IN ('queued', 'held', 'running')
+WHERE id {among ids} AND state IN ('queued', 'held', 'running')
 RETURNING id, state
 
 -- to be cancelled --
@@ -138,19 +159,19 @@ SELECT a.id FROM stoker_attempts a JOIN stoker_jobs j ON j.attempt = a.id AND j.
 WHERE a.worker_id = :worker AND a.outcome IS NULL AND j.state = 'running' AND j.cancel_requested IS NOT NULL
 
 -- hold --
-UPDATE stoker_jobs SET state = 'held', sentence = 'held' WHERE id IN {each ids} AND state = 'queued' RETURNING id
+UPDATE stoker_jobs SET state = 'held', sentence = 'held' WHERE id {among ids} AND state = 'queued' RETURNING id
 
 -- release --
-UPDATE stoker_jobs SET state = 'queued', sentence = '' WHERE id IN {each ids} AND state = 'held' RETURNING id
+UPDATE stoker_jobs SET state = 'queued', sentence = '' WHERE id {among ids} AND state = 'held' RETURNING id
 
 -- retry --
 UPDATE stoker_jobs
 SET state = 'queued', sentence = '', retries_left = retries, not_before = 0, ended = NULL, exit_code = NULL, link = ''
-WHERE id IN {each ids} AND (state IN ('succeeded', 'failed', 'cancelled') OR (state = 'queued' AND not_before > {now}))
+WHERE id {among ids} AND (state IN ('succeeded', 'failed', 'cancelled') OR (state = 'queued' AND not_before > {now}))
 RETURNING id
 
 -- set priority --
-UPDATE stoker_jobs SET priority = :priority WHERE id IN {each ids} RETURNING id
+UPDATE stoker_jobs SET priority = :priority WHERE id {among ids} RETURNING id
 
 -- edit --
 UPDATE stoker_jobs
@@ -160,21 +181,9 @@ WHERE id = :id
 -- lock queue --
 SELECT paused FROM stoker_queue q {locked q}
 
--- waiting job --
-SELECT j.priority, j.position FROM stoker_jobs j WHERE j.id = :id AND j.state IN ('queued', 'held')
-
--- the one before --
-SELECT j.id, j.position FROM stoker_jobs j
-WHERE j.state IN ('queued', 'held') AND j.priority = :priority AND j.position < :position
-ORDER BY j.position DESC LIMIT 1
-
--- the one behind --
-SELECT j.id, j.position FROM stoker_jobs j
-WHERE j.state IN ('queued', 'held') AND j.priority = :priority AND j.position > :position
-ORDER BY j.position LIMIT 1
-
--- first position --
-SELECT min(position) FROM stoker_jobs WHERE state IN ('queued', 'held')
+-- waiting jobs --
+SELECT id, priority, position FROM stoker_jobs
+WHERE state IN ('queued', 'held') ORDER BY priority DESC, position, submitted, id
 
 -- set position --
 UPDATE stoker_jobs SET position = :position WHERE id = :id
@@ -182,8 +191,8 @@ UPDATE stoker_jobs SET position = :position WHERE id = :id
 -- one job --
 SELECT {job} FROM stoker_jobs j WHERE j.id = :id
 
--- job to change --
-SELECT {job} FROM stoker_jobs j WHERE j.id = :id {locked j}
+-- jobs to change --
+SELECT {job} FROM stoker_jobs j WHERE j.id {among ids} ORDER BY j.id {locked j}
 
 -- jobs by name --
 SELECT {job} FROM stoker_jobs j WHERE j.name = :name AND j.name <> '' ORDER BY j.submitted DESC, j.id LIMIT 5
@@ -194,14 +203,10 @@ SELECT {job} FROM stoker_jobs j WHERE j.id >= :prefix AND j.id < :beyond ORDER B
 -- all jobs --
 SELECT {job} FROM stoker_jobs j
 
--- in these states --
-j.state IN {each states}
-
--- in this state --
-j.state = :state
-
--- with this tag --
-j.id IN (SELECT t.job_id FROM stoker_tags t WHERE t.tag = :tag)
+-- tagged jobs --
+SELECT {job} FROM (
+  SELECT * FROM stoker_jobs WHERE id IN (SELECT t.job_id FROM stoker_tags t WHERE t.tag = :tag) LIMIT 2147483647
+) j
 
 -- newest first --
 ORDER BY j.submitted DESC, j.position DESC LIMIT :limit OFFSET :offset
@@ -210,9 +215,7 @@ ORDER BY j.submitted DESC, j.position DESC LIMIT :limit OFFSET :offset
 ORDER BY j.priority DESC, j.position, j.submitted, j.id LIMIT :limit OFFSET :offset
 
 -- counts --
-SELECT 'queued', count(*) FROM stoker_jobs WHERE state = 'queued' HAVING count(*) > 0
-UNION ALL
-SELECT state, count(*) FROM stoker_jobs WHERE state <> 'queued' GROUP BY state
+SELECT state, count(*) FROM stoker_jobs GROUP BY state
 
 -- unfulfilled --
 SELECT n.id, n.state FROM stoker_dependencies d JOIN stoker_jobs n ON n.id = d.needs
@@ -220,17 +223,21 @@ WHERE d.job_id = :job
   AND NOT (n.state = 'succeeded' OR (d.kind = 'any' AND n.state IN ('failed', 'cancelled')))
 ORDER BY n.id
 
+-- forgettable --
+j.state {among states} AND j.ended < {now} - :age
+  AND NOT EXISTS (
+    SELECT 1 FROM stoker_dependencies d JOIN stoker_jobs w ON w.id = d.job_id
+    WHERE d.needs = j.id AND w.state IN ('queued', 'held', 'running')
+  )
+
+-- count forgettable --
+SELECT count(*) FROM stoker_jobs j WHERE {forgettable}
+
 -- clean --
 DELETE FROM stoker_jobs WHERE id IN (
-  SELECT j.id FROM stoker_jobs j
-  WHERE j.state IN {each states} AND j.ended < {now} - :age
-    AND NOT EXISTS (
-      SELECT 1 FROM stoker_dependencies d JOIN stoker_jobs w ON w.id = d.job_id
-      WHERE d.needs = j.id AND w.state IN ('queued', 'held', 'running')
-    )
-  LIMIT 1000
+  SELECT j.id FROM stoker_jobs j WHERE {forgettable} LIMIT 1000
 )
-RETURNING id
+RETURNING id, origin
 
 -- clean workers --
 DELETE FROM stoker_workers
@@ -264,12 +271,15 @@ WHERE id = (SELECT job_id FROM stoker_attempts WHERE id = :attempt) AND attempt 
 RETURNING id
 
 -- heartbeat --
-INSERT INTO stoker_workers (id, host, gpus, started, seen, paused)
-VALUES (:worker, :host, :gpus, {now}, {now}, 0)
-ON CONFLICT (id) DO UPDATE SET host = excluded.host, gpus = excluded.gpus, seen = excluded.seen
+INSERT INTO stoker_workers (id, host, view, started, seen, paused)
+VALUES (:worker, :host, :view, {now}, {now}, 0)
+ON CONFLICT (id) DO UPDATE SET host = excluded.host, view = excluded.view, seen = excluded.seen
+
+-- farewell --
+DELETE FROM stoker_workers WHERE id = :worker
 
 -- workers --
-SELECT id, host, gpus, started, seen, paused FROM stoker_workers ORDER BY host, started, id
+SELECT id, host, view, started, seen, paused FROM stoker_workers ORDER BY host, started, id
 
 -- pause worker --
 UPDATE stoker_workers SET paused = :paused WHERE id = :worker RETURNING id
@@ -280,6 +290,28 @@ UPDATE stoker_queue SET paused = :paused RETURNING one
 -- paused --
 SELECT paused FROM stoker_queue
 
+-- running without attempt --
+SELECT j.id FROM stoker_jobs j
+WHERE j.state = 'running'
+  AND NOT EXISTS (SELECT 1 FROM stoker_attempts a WHERE a.id = j.attempt AND a.job_id = j.id AND a.outcome IS NULL)
+ORDER BY j.id
+
+-- attempts without job --
+SELECT a.job_id FROM stoker_attempts a JOIN stoker_jobs j ON j.id = a.job_id
+WHERE a.outcome IS NULL AND (j.state <> 'running' OR j.attempt <> a.id)
+ORDER BY a.job_id
+
+-- in no known state --
+SELECT j.id FROM stoker_jobs j
+WHERE j.state NOT IN ('queued', 'held', 'running', 'succeeded', 'failed', 'cancelled') ORDER BY j.id
+
+-- open dependencies --
+SELECT d.job_id, d.needs FROM stoker_dependencies d JOIN stoker_jobs j ON j.id = d.job_id
+WHERE j.state IN ('queued', 'held', 'running')
+
+-- unfinished jobs --
+SELECT {job} FROM stoker_jobs j WHERE j.state IN ('queued', 'held', 'running') ORDER BY j.id
+
 -- clock --
 SELECT {now}
 
@@ -288,3 +320,9 @@ SELECT version FROM stoker_queue
 
 -- write version --
 UPDATE stoker_queue SET version = :version
+
+-- remember origin --
+INSERT INTO stoker_forgotten (origin, job_id) VALUES (:origin, :job)
+
+-- jobs by origin --
+SELECT {job} FROM stoker_jobs j WHERE j.origin >= :prefix AND j.origin < :beyond ORDER BY j.origin

@@ -1,17 +1,21 @@
-What PostgreSQL says in its own way. Of a CASE it believes that half the rows pass, whatever is in it; of a plain comparison
-in a table without statistics, that one in two hundred does, and then it reads and sorts all queued jobs for each claim.
+What PostgreSQL says in its own way. Of a CASE it believes that half the rows pass, whatever is in it. Of a plain comparison it
+believes its statistics, which are those of the last hour, or that one row in two hundred passes; of a queue that was
+filled since then it would read and sort all jobs for each claim.
 
 -- now --
 CAST(extract(epoch FROM statement_timestamp()) AS DOUBLE PRECISION)
 
--- each --
-(SELECT json_array_elements_text(CAST(:$ AS JSON)))
+-- among --
+= ANY (ARRAY(SELECT json_array_elements_text(CAST(:$ AS JSON))))
 
 -- locked --
 FOR UPDATE OF $
 
 -- skip_locked --
 FOR UPDATE OF $ SKIP LOCKED
+
+-- queued --
+(CASE WHEN j.state = 'queued' THEN TRUE ELSE FALSE END)
 
 -- by_queued --
 
@@ -20,6 +24,18 @@ FOR UPDATE OF $ SKIP LOCKED
 
 -- surely --
 THEN TRUE ELSE FALSE END)
+
+-- claimed --
+WITH started AS ({start} WHERE id = ({$}) RETURNING id, attempts)
+INSERT INTO stoker_attempts {attempt_columns}
+SELECT :attempt, s.id, :worker, s.attempts, :gpus, {now}, {now} + :lease FROM started s
+RETURNING job_id, number, started, lease_expires
+
+-- succeed --
+WITH ended AS ({success_of_attempt} RETURNING job_id)
+{success_of_job}
+FROM ended WHERE id = ended.job_id AND attempt = :attempt AND state = 'running'
+RETURNING id, CASE WHEN :ring = 1 THEN CAST(pg_notify('stoker', '') AS TEXT) END
 
 -- positions --
 SELECT CAST(nextval('stoker_positions') AS DOUBLE PRECISION) FROM generate_series(1, :count)

@@ -1,14 +1,17 @@
-What SQLite says in its own way.
+What SQLite says in its own way. Where there are several statements, each knows what the one before returned.
 
 -- now --
 ((julianday('now') - 2440587.5) * 86400.0)
 
--- each --
-(SELECT value FROM json_each(:$))
+-- among --
+IN (SELECT value FROM json_each(:$))
 
 -- locked --
 
 -- skip_locked --
+
+-- queued --
+j.state = 'queued'
 
 -- by_queued --
 INDEXED BY stoker_jobs_queued
@@ -16,6 +19,18 @@ INDEXED BY stoker_jobs_queued
 -- likely --
 
 -- surely --
+
+-- claimed --
+{start} WHERE id = ({$}) RETURNING id AS job, attempts AS number;
+INSERT INTO stoker_attempts {attempt_columns}
+VALUES (:attempt, :job, :worker, :number, :gpus, {now}, {now} + :lease)
+RETURNING job_id, number, started, lease_expires
+
+-- succeed --
+{success_of_attempt} RETURNING job_id AS job;
+{success_of_job}
+WHERE id = :job AND attempt = :attempt AND state = 'running'
+RETURNING id
 
 -- positions --
 WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)

@@ -13,7 +13,7 @@ CREATE SEQUENCE stoker_positions;
 
 CREATE TABLE stoker_jobs (
   id TEXT COLLATE "C" NOT NULL PRIMARY KEY,
-  origin TEXT UNIQUE,
+  origin TEXT COLLATE "C" UNIQUE,
   name TEXT NOT NULL,
   state TEXT NOT NULL,
   priority INTEGER NOT NULL,
@@ -33,9 +33,11 @@ CREATE TABLE stoker_jobs (
   link TEXT NOT NULL DEFAULT '',
   spec TEXT NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitted, id) WHERE state = 'queued';
+CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitted, id)
+  WHERE (CASE WHEN state = 'queued' THEN TRUE ELSE FALSE END);
+CREATE INDEX stoker_jobs_later ON stoker_jobs (not_before) WHERE state = 'queued' AND not_before > 0;
 CREATE INDEX stoker_jobs_submitted ON stoker_jobs (submitted, position);
-CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted) WHERE state <> 'queued';
+CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted, position);
 CREATE INDEX stoker_jobs_name ON stoker_jobs (name) WHERE name <> '';
 
 CREATE TABLE stoker_dependencies (
@@ -78,8 +80,13 @@ CREATE TABLE stoker_logs (
 CREATE TABLE stoker_workers (
   id TEXT NOT NULL PRIMARY KEY,
   host TEXT NOT NULL,
-  gpus TEXT NOT NULL,
+  view TEXT NOT NULL,
   started DOUBLE PRECISION NOT NULL,
   seen DOUBLE PRECISION NOT NULL,
   paused INTEGER NOT NULL
+);
+
+CREATE TABLE stoker_forgotten (
+  origin TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+  job_id TEXT NOT NULL
 );

@@ -32,8 +32,9 @@ CREATE TABLE stoker_jobs (
   spec TEXT NOT NULL
 );
 CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitted, id) WHERE state = 'queued';
+CREATE INDEX stoker_jobs_later ON stoker_jobs (not_before) WHERE state = 'queued' AND not_before > 0;
 CREATE INDEX stoker_jobs_submitted ON stoker_jobs (submitted, position);
-CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted);
+CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted, position);
 CREATE INDEX stoker_jobs_name ON stoker_jobs (name) WHERE name <> '';
 
 CREATE TABLE stoker_dependencies (
@@ -76,8 +77,13 @@ CREATE TABLE stoker_logs (
 CREATE TABLE stoker_workers (
   id TEXT NOT NULL PRIMARY KEY,
   host TEXT NOT NULL,
-  gpus TEXT NOT NULL,
+  view TEXT NOT NULL,
   started REAL NOT NULL,
   seen REAL NOT NULL,
   paused INTEGER NOT NULL
 );
+
+CREATE TABLE stoker_forgotten (
+  origin TEXT NOT NULL PRIMARY KEY,
+  job_id TEXT NOT NULL
+) WITHOUT ROWID;

@@ -1,6 +1,7 @@
 """The queue in a SQLite file: for one machine."""
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -8,11 +9,14 @@ from typing import Final, TypeVar
 
 from stoker.errors import StokerError
 from stoker.queue import schema
+from stoker.queue.bell import Bell
 from stoker.queue.driver import CollisionError, Parameters, QueueAwayError, Row
-from stoker.queue.statements import sections, translated
+from stoker.queue.statements import script, sections, translated
 
 # Transactions here take milliseconds; whoever waits this long waits for something that is stuck.
 BUSY_SECONDS: Final = 30.0
+# What PostgreSQL does in one statement and SQLite in several.
+SCRIPTS: Final = ("claim", "claim any", "claim next", "succeed")
 
 T = TypeVar("T")
 
@@ -24,7 +28,9 @@ class SqliteDriver:
         self._path = path
         own = sections("queries_sqlite.sql") | sections("queries.sql")
         self._statements = translated(own, own)
+        self._scripts = {name: script(self._statements[name]) for name in SCRIPTS}
         self._connection: sqlite3.Connection | None = None
+        self._has_news = False
 
     @property
     def place(self) -> str:
@@ -42,6 +48,21 @@ class SqliteDriver:
         with self._explained():
             return self._connected().execute(sql, parameters).fetchall()
 
+    def at_once(self, statement: str, parameters: Parameters) -> list[Row]:
+        return self.transaction(lambda: self._steps(statement, dict(parameters)))
+
+    def _steps(self, statement: str, known: dict[str, str | int | float | None]) -> list[Row]:
+        rows: list[Row] = []
+        for step in self._scripts[statement]:
+            cursor = self._connected().execute(step, known)
+            rows = cursor.fetchall()
+            if not rows:
+                return []
+            known.update(zip((column[0] for column in cursor.description), rows[0], strict=True))
+        if known.get("ring"):
+            self.announce()
+        return rows
+
     def many(self, statement: str, rows: Sequence[Parameters]) -> None:
         with self._explained():
             self._connected().executemany(self._statements[statement], rows)
@@ -55,13 +76,32 @@ class SqliteDriver:
         return places
 
     def announce(self) -> None:
-        """Nothing to do: `PRAGMA data_version` tells the others."""
+        if self._connected().in_transaction:
+            self._has_news = True
+        else:
+            self._ring()
 
-    def changes(self) -> object:
-        with self._explained():
-            connection = self._connected()
-            # The first counts what other connections did, the second what this one did.
-            return connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
+    def _ring(self) -> None:
+        # Its bell listens for that; where it cannot be done, the slow poll of the others notices.
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+
+    def bell(self) -> Bell:
+        from stoker.queue.sqlite_bell import SqliteBell
+
+        return SqliteBell(self._path, self._data_version)
+
+    def _data_version(self) -> int:
+        if self._connection is None:
+            raise StokerError(f"the queue {self._path} was closed here")
+        return int(self.fetch_text("PRAGMA data_version", {})[0][0])
+
+    def damage(self) -> list[str]:
+        found = [str(line) for (line,) in self.fetch_text("PRAGMA quick_check", {}) if line != "ok"]
+        return found or [
+            f"a row of {table} names one that is not there"
+            for table, *_ in self.fetch_text("PRAGMA foreign_key_check", {})
+        ]
 
     def version(self) -> int | None:
         if not self._path.exists():
@@ -104,6 +144,7 @@ class SqliteDriver:
 
     def _until_commit(self, work: Callable[[], T]) -> T:
         connection = self._connected()
+        self._has_news = False
         try:
             answer = work()
             connection.execute("COMMIT")
@@ -112,6 +153,8 @@ class SqliteDriver:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        if self._has_news:
+            self._ring()
         return answer
 
     def _connected(self, mode: str = "rw") -> sqlite3.Connection:

@@ -1,17 +1,23 @@
 """The store of the queue: every operation on it, each one short transaction, the same on both databases."""
 
+import contextlib
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
+from stoker.queue.bell import Bell
 from stoker.queue.driver import CollisionError, Driver, Parameters, Row
+from stoker.queue.editing import edited, edited_row
 from stoker.queue.ending import consequence
 from stoker.queue.model import (
     ENDED,
+    HEARD_WITHIN,
     ID,
     Asked,
     Attempt,
@@ -21,12 +27,16 @@ from stoker.queue.model import (
     Outcome,
     Place,
     State,
+    View,
     Worker,
     check,
 )
+from stoker.queue.moving import Waiting, stepped
+from stoker.queue.pace import Pace
+from stoker.queue.rows import attempt_of, clean_text, columns, dependencies, job_of, json_text, literal, tail_of
 
-# Enough for the last screens of a training's output; the whole of it is in the worker's file.
-LOG_TAIL: Final = 64 * 1024
+# A job whose worker is gone waits no longer than that for a free one; looking costs a round trip.
+SECONDS_BETWEEN_SWEEPS: Final = 1.0
 # Ids are drawn from four thousand million: a second draw is rare, a third is not seen.
 MOST_DRAWS: Final = 20
 
@@ -47,6 +57,9 @@ class Store:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self._pace = Pace()
+        self._swept = -math.inf
+        self._ready: dict[Row, Job] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -57,6 +70,8 @@ class Store:
         self.close()
 
     def close(self) -> None:
+        if self._pace.owes() is not None:
+            self._pay()
         self._driver.close()
 
     @property
@@ -85,7 +100,7 @@ class Store:
         fresh = [job for job in jobs if job.origin is None or job.origin not in known]
         ids = iter(self._free_ids(fresh))
         positions = iter(self._driver.positions(len(fresh)) if fresh else [])
-        rows, dependencies, tags, answer = [], [], [], []
+        rows, needs, tags, answer = list[dict[str, str | int | float | None]](), list[dict[str, str]](), [], []
         for job in jobs:
             if job.origin is not None and job.origin in known:
                 answer.append(known[job.origin])
@@ -95,12 +110,12 @@ class Store:
                 known[job.origin] = name
             answer.append(name)
             state = "held" if job.held else "queued"
-            rows.append({"id": name, "origin": job.origin, "state": state, "position": next(positions)} | _columns(job))
-            dependencies += _dependencies(name, job)
+            rows.append({"id": name, "origin": job.origin, "state": state, "position": next(positions)} | columns(job))
+            needs += dependencies(name, job)
             tags += [{"tag": tag, "job": name} for tag in dict.fromkeys(job.tags)]
-        self._must_exist({str(row["needs"]) for row in dependencies} - set(answer))
+        self._must_exist({row["needs"] for row in needs} - set(answer))
         self._driver.many("insert job", rows)
-        self._driver.many("insert dependency", dependencies)
+        self._driver.many("insert dependency", needs)
         self._driver.many("insert tag", tags)
         return answer
 
@@ -108,7 +123,7 @@ class Store:
         origins = [job.origin for job in jobs if job.origin is not None]
         if not origins:
             return {}
-        return dict(self._driver.fetch("taken origins", {"origins": _json(origins)}))
+        return dict(self._driver.fetch("taken origins", {"origins": json_text(origins)}))
 
     def _free_ids(self, jobs: Sequence[NewJob]) -> list[str]:
         chosen = [job.id for job in jobs if job.id is not None]
@@ -127,7 +142,7 @@ class Store:
 
     def _taken(self, ids: Iterable[str]) -> set[str]:
         wanted = list(ids)
-        return {name for (name,) in self._driver.fetch("taken ids", {"ids": _json(wanted)})} if wanted else set()
+        return {name for (name,) in self._driver.fetch("taken ids", {"ids": json_text(wanted)})} if wanted else set()
 
     def _must_exist(self, needed: set[str]) -> None:
         if missing := needed - self._taken(needed):
@@ -135,39 +150,46 @@ class Store:
 
     # Being worked on
 
-    def ready(self, limit: int = 100) -> list[Job]:
-        """The jobs that could start now, in the order in which they should."""
-        return [_job(row) for row in self._driver.fetch("ready", {"limit": limit})]
+    def ready(self, limit: int = 100, worker: str = "") -> list[Job]:
+        """The jobs that could start now, on this worker, in the order in which they should; none during a pause."""
+        self._sweep_now_and_then()
+        known = self._ready
+        # Written out, for of a number that it does not know PostgreSQL believes that it is a tenth of the table.
+        rows = self._driver.fetch_text(f"{self._driver.sql('ready')} LIMIT {limit:d}", {"worker": worker})
+        # A worker asks many times, and most of what waits is the same each time.
+        self._ready = {row: known.get(row) or job_of(row) for row in rows}
+        return list(self._ready.values())
 
     def claim(self, job: str, worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
         """The right to run this job until the lease ends; None when another has it or it need not run now."""
-        return self._driver.transaction(lambda: self._claimed("claim", {"job": job}, worker, gpus, lease_seconds))
+        return self._claimed("claim", {"job": job}, worker, gpus, lease_seconds)
+
+    def claim_any(self, jobs: Sequence[str], worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
+        """The right to run the first of these jobs that nobody else has: one round trip where others are as quick."""
+        return self._claimed("claim any", {"jobs": json_text(list(jobs))}, worker, gpus, lease_seconds)
 
     def claim_next(self, worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
         """The right to run the next ready job that wants exactly as many GPUs."""
-        wanted = {"wanted": len(gpus)}
-        return self._driver.transaction(lambda: self._claimed("claim next", wanted, worker, gpus, lease_seconds))
+        return self._claimed("claim next", {"wanted": len(gpus)}, worker, gpus, lease_seconds)
 
     def _claimed(
         self, statement: str, which: Mapping[str, str | int], worker: str, gpus: Sequence[str], lease: float
     ) -> Attempt | None:
-        self._sweep()
+        self._sweep_now_and_then()
         attempt = os.urandom(16).hex()
-        claimed = self._driver.fetch(statement, {**which, "attempt": attempt, "worker": worker})
-        if not claimed:
+        parameters: Parameters = {
+            **which,
+            "attempt": attempt,
+            "worker": worker,
+            "gpus": json_text(list(gpus)),
+            "lease": float(lease),
+        }
+        rows = self._driver.at_once(statement, parameters)
+        if not rows and self.sweep():
+            rows = self._driver.at_once(statement, parameters)
+        if not rows:
             return None
-        ((job, number),) = claimed
-        ((started, expires),) = self._driver.fetch(
-            "insert attempt",
-            {
-                "attempt": attempt,
-                "job": job,
-                "worker": worker,
-                "number": number,
-                "gpus": _json(list(gpus)),
-                "lease": float(lease),
-            },
-        )
+        ((job, number, started, expires),) = rows
         return Attempt(
             id=attempt,
             job=job,
@@ -179,25 +201,34 @@ class Store:
         )
 
     def sweep(self) -> int:
-        """Gives away what was held by expired leases; how many there were. Every claim does it too."""
-        return self._driver.transaction(self._sweep)
+        """Gives away what was held by expired leases; how many there were. `ready` and every claim do it too."""
+        self._swept = time.monotonic()
+        if not self._driver.fetch("is anything expired", {}):
+            return 0
+        return self._paced_change(self._sweep)
+
+    def _sweep_now_and_then(self) -> None:
+        if time.monotonic() - self._swept >= SECONDS_BETWEEN_SWEEPS:
+            self.sweep()
 
     def _sweep(self) -> int:
         expired = self._driver.fetch("expired attempts", {})
         for (attempt,) in expired:
             self._end(attempt, "lost", None, "")
-        if expired:
-            self._driver.announce()
         return len(expired)
 
-    def renew(self, attempts: Iterable[str], worker: str, lease_seconds: float) -> set[str]:
-        """Those of the attempts that are still this worker's, for so much longer."""
-        parameters: Parameters = {"attempts": _json(list(attempts)), "worker": worker, "lease": float(lease_seconds)}
-        return {name for (name,) in self._driver.fetch("renew", parameters)}
+    def renew(self, attempts: Iterable[str], lease_seconds: float) -> dict[str, bool]:
+        """Those of the attempts that still run, for so much longer; each with whether somebody wants it stopped."""
+        parameters: Parameters = {"attempts": json_text(list(attempts)), "lease": float(lease_seconds)}
+        return {name: bool(unwanted) for name, unwanted in self._driver.fetch("renew", parameters)}
 
     def adopt(self, attempts: Iterable[str], worker: str, lease_seconds: float) -> set[str]:
         """Those of the attempts that still run become this worker's: it found them when it started."""
-        parameters: Parameters = {"attempts": _json(list(attempts)), "worker": worker, "lease": float(lease_seconds)}
+        parameters: Parameters = {
+            "attempts": json_text(list(attempts)),
+            "worker": worker,
+            "lease": float(lease_seconds),
+        }
         return {name for (name,) in self._driver.fetch("adopt", parameters)}
 
     def to_be_cancelled(self, worker: str) -> set[str]:
@@ -206,7 +237,18 @@ class Store:
 
     def finish(self, attempt: str, outcome: Outcome, exit_code: int | None = None, sentence: str = "") -> bool:
         """Writes the outcome of an attempt. False, and nothing is changed, when it has one already."""
-        return self._change(lambda: self._end(attempt, outcome, exit_code, _text(sentence)))
+        if outcome == "succeeded":
+            return self._succeeded(attempt, exit_code, clean_text(sentence))
+        return self._paced_change(lambda: self._end(attempt, outcome, exit_code, clean_text(sentence)))
+
+    def _succeeded(self, attempt: str, exit_code: int | None, sentence: str) -> bool:
+        """What `consequence` says of a success, without a look at the job: it is the same for all."""
+        due = self._pace.due()
+        parameters: Parameters = {"attempt": attempt, "exit_code": exit_code, "sentence": sentence, "ring": int(due)}
+        ended = bool(self._driver.at_once("succeed", parameters))
+        if ended:
+            self._account(due)
+        return ended
 
     def _end(self, attempt: str, outcome: Outcome, exit_code: int | None, sentence: str) -> bool:
         parameters: Parameters = {"attempt": attempt, "outcome": outcome, "exit_code": exit_code, "sentence": sentence}
@@ -216,13 +258,13 @@ class Store:
         which = {"job": ended[0][0], "attempt": attempt}
         (row,) = self._driver.fetch("job of attempt", which)
         losses = self._driver.fetch("losses", {"job": which["job"]})[0][0] if outcome == "lost" else 0
-        becomes = consequence(_job(row), outcome, sentence, losses)
+        becomes = consequence(job_of(row), outcome, sentence, losses)
         self._driver.fetch("end job", {**which, "exit_code": exit_code, **msgspec.structs.asdict(becomes)})
         return True
 
     def write_log(self, attempt: str, text: str) -> bool:
         """Keeps the end of an attempt's output where every machine can read it."""
-        return bool(self._driver.fetch("write log", {"attempt": attempt, "tail": _tail(text)}))
+        return bool(self._driver.fetch("write log", {"attempt": attempt, "tail": tail_of(text)}))
 
     def log(self, attempt: str) -> str:
         rows = self._driver.fetch("read log", {"attempt": attempt})
@@ -230,12 +272,14 @@ class Store:
 
     def set_link(self, attempt: str, link: str) -> bool:
         """Keeps the address of the page where the job's figures are; an earlier attempt's is refused."""
-        return self._changed(lambda: self._driver.fetch("set link", {"attempt": attempt, "link": _text(link)})) != []
+        return (
+            self._changed(lambda: self._driver.fetch("set link", {"attempt": attempt, "link": clean_text(link)})) != []
+        )
 
     # Being steered
 
     def cancel(self, ids: Iterable[str]) -> Cancellation:
-        rows = self._change(lambda: self._driver.fetch("cancel", {"ids": _json(list(ids))}))
+        rows = self._change(lambda: self._driver.fetch("cancel", {"ids": json_text(list(ids))}))
         return Cancellation(
             cancelled=[name for name, state in rows if state == "cancelled"],
             asked=[name for name, state in rows if state == "running"],
@@ -243,54 +287,65 @@ class Store:
 
     def hold(self, ids: Iterable[str]) -> list[str]:
         """Those that were queued and now wait for a release."""
-        return self._changed(lambda: self._driver.fetch("hold", {"ids": _json(list(ids))}))
+        return self._changed(lambda: self._driver.fetch("hold", {"ids": json_text(list(ids))}))
 
     def release(self, ids: Iterable[str]) -> list[str]:
-        return self._changed(lambda: self._driver.fetch("release", {"ids": _json(list(ids))}))
+        return self._changed(lambda: self._driver.fetch("release", {"ids": json_text(list(ids))}))
 
     def retry(self, ids: Iterable[str]) -> list[str]:
         """Those that had ended, or waited for a retry, and may now start at once."""
-        return self._changed(lambda: self._driver.fetch("retry", {"ids": _json(list(ids))}))
+        return self._changed(lambda: self._driver.fetch("retry", {"ids": json_text(list(ids))}))
 
     def set_priority(self, ids: Iterable[str], priority: int) -> list[str]:
         check(Asked(command="-", priority=priority))
-        parameters: Parameters = {"ids": _json(list(ids)), "priority": priority}
+        parameters: Parameters = {"ids": json_text(list(ids)), "priority": priority}
         return self._changed(lambda: self._driver.fetch("set priority", parameters))
 
     def edit(self, job: str, changes: Mapping[str, object]) -> Job:
         """Changes what was asked for, by the names of the fields of `Asked`, unless it runs."""
-        if unknown := set(changes) - set(Asked.__struct_fields__):
-            raise BadInputError(f"a job has no {min(unknown)!r} that could be edited")
-        return self._change(lambda: self._edited(job, changes))
 
-    def _edited(self, name: str, changes: Mapping[str, object]) -> Job:
-        rows = self._driver.fetch("job to change", {"id": name})
-        if not rows:
-            raise BadInputError(f"there is no job {name!r} in {self.place}")
-        job = _job(rows[0])
-        if job.state == "running":
-            raise BadInputError(f"job {name} is running: it can be edited when it has ended, or cancelled")
-        now = {field: getattr(job, field) for field in Asked.__struct_fields__}
-        try:
-            asked = msgspec.convert({**now, **changes}, Asked)
-        except msgspec.ValidationError as error:
-            raise BadInputError(f"job {name} cannot be edited so: {error}") from None
-        check(asked)
-        self._depend(name, asked)
-        self._driver.fetch("delete tags", {"job": name})
-        self._driver.many("insert tag", [{"tag": tag, "job": name} for tag in dict.fromkeys(asked.tags)])
-        left = asked.retries if asked.retries != job.retries else job.retries_left
-        self._driver.fetch("edit", {"id": name, **_columns(asked), "retries_left": left})
-        return _job(self._driver.fetch("one job", {"id": name})[0])
+        def work() -> Job:
+            done = self._edited({job: changes})
+            rows = self._driver.fetch("one job", {"id": job})
+            if not rows:
+                raise BadInputError(f"there is no job {job!r} in {self.place}")
+            if not done:
+                raise BadInputError(f"job {job} is running: it can be edited when it has ended, or cancelled")
+            return job_of(rows[0])
+
+        return self._change(work)
+
+    def edit_many(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
+        """Those that were edited; what runs is left alone. A mistake in one of them refuses all."""
+        return self._change(lambda: self._edited(changes))
+
+    def _edited(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
+        rows = self._driver.fetch("jobs to change", {"ids": json_text(list(changes))})
+        found = [job for job in map(job_of, rows) if job.state != "running"]
+        edits = [(job, edited(job, changes[job.id])) for job in found]
+        # Made first: what is not text is refused there.
+        edited_rows = [edited_row(job, asked) for job, asked in edits]
+        for job, asked in edits:
+            if (asked.after, asked.after_any) != (job.after, job.after_any):
+                self._depend(job.id, asked)
+        retagged = [(job.id, asked) for job, asked in edits if asked.tags != job.tags]
+        self._driver.many("delete tags", [{"job": name} for name, _asked in retagged])
+        self._driver.many(
+            "insert tag", [{"tag": tag, "job": name} for name, asked in retagged for tag in dict.fromkeys(asked.tags)]
+        )
+        self._driver.many("edit", edited_rows)
+        return [job.id for job in found]
 
     def _depend(self, name: str, asked: Asked) -> None:
+        # Two that are edited at the same time must see each other, or they could close a circle together.
+        self._driver.fetch("lock queue", {})
         needed = {*asked.after, *asked.after_any}
         self._must_exist(needed)
         self._driver.fetch("delete dependencies", {"job": name})
-        through = self._driver.fetch("needed by needs", {"needs": _json(sorted(needed)), "job": name})
+        through = self._driver.fetch("needed by needs", {"needs": json_text(sorted(needed)), "job": name})
         if name in needed or through:
             raise BadInputError(f"job {name} would wait for itself: the jobs it is to come after come after it")
-        self._driver.many("insert dependency", _dependencies(name, asked))
+        self._driver.many("insert dependency", dependencies(name, asked))
 
     def move(self, ids: Sequence[str], place: Place) -> list[str]:
         """Those that wait, and were moved among the waiting jobs of their priority; they keep their order."""
@@ -298,35 +353,22 @@ class Store:
 
     def _moved(self, ids: Sequence[str], place: Place) -> list[str]:
         self._driver.fetch("lock queue", {})
-        found = []
-        for name in dict.fromkeys(ids):
-            found += [(-priority, at, name) for priority, at in self._driver.fetch("waiting job", {"id": name})]
-        # What goes in this direction starts at this end, so that none of them passes another.
-        found.sort(reverse=place in {"first", "down"})
-        names = [name for _priority, _at, name in found]
-        for name in names:
-            self._step(name, place, names)
+        wanted = set(ids)
+        waiting = [Waiting(*row) for row in self._driver.fetch("waiting jobs", {})]
+        names = [job.id for job in waiting if job.id in wanted]
+        places = self._places(waiting, names, place) if names else {}
+        self._driver.many("set position", [{"id": name, "position": at} for name, at in places.items()])
         return names
 
-    def _step(self, name: str, place: Place, together: Sequence[str]) -> None:
+    def _places(self, waiting: Sequence[Waiting], names: Sequence[str], place: Place) -> dict[str, float]:
         match place:
             case "first":
-                ((first,),) = self._driver.fetch("first position", {})
-                self._driver.fetch("set position", {"id": name, "position": first - 1.0})
+                first = min(job.position for job in waiting) - len(names)
+                return {name: first + number for number, name in enumerate(names)}
             case "last":
-                (last,) = self._driver.positions(1)
-                self._driver.fetch("set position", {"id": name, "position": last})
-            case "up":
-                self._swap("the one before", name, together)
-            case "down":
-                self._swap("the one behind", name, together)
-
-    def _swap(self, neighbour: str, name: str, together: Sequence[str]) -> None:
-        ((priority, at),) = self._driver.fetch("waiting job", {"id": name})
-        for other, there in self._driver.fetch(neighbour, {"priority": priority, "position": at}):
-            if other not in together:
-                self._driver.fetch("set position", {"id": other, "position": at})
-                self._driver.fetch("set position", {"id": name, "position": there})
+                return dict(zip(names, self._driver.positions(len(names)), strict=True))
+            case "up" | "down":
+                return stepped(waiting, set(names), place)
 
     def pause(self) -> None:
         """Nothing is claimed until `resume`; what runs goes on."""
@@ -340,23 +382,32 @@ class Store:
 
     def clean(self, older_than: float, states: Sequence[State] = ENDED) -> int:
         """Forgets jobs that ended so many seconds ago and that no unfinished job comes after; how many."""
-        parameters: Parameters = {
-            "states": _json([state for state in states if state in ENDED]),
-            "age": float(older_than),
-        }
+        parameters = _forgettable(older_than, states)
         forgotten = 0
-        while some := self._change(lambda: self._driver.fetch("clean", parameters)):
+        while some := self._change(lambda: self._forget(parameters)):
             forgotten += len(some)
-        self._driver.fetch("clean workers", {"age": float(older_than)})
+        # A worker that is there keeps its row, and with that its pause.
+        self._driver.fetch("clean workers", {"age": max(float(older_than), HEARD_WITHIN)})
         return forgotten
+
+    def _forget(self, which: Parameters) -> list[Row]:
+        """Some of them. Their origins are kept: a line that is still in a file must not become a job again."""
+        rows = self._driver.fetch("clean", which)
+        kept = [{"job": name, "origin": origin} for name, origin in rows if origin is not None]
+        self._driver.many("remember origin", kept)
+        return rows
+
+    def forgettable(self, older_than: float, states: Sequence[State] = ENDED) -> int:
+        """How many jobs `clean` would forget."""
+        return int(self._driver.fetch("count forgettable", _forgettable(older_than, states))[0][0])
 
     # Being looked at
 
     def job(self, text: str) -> Job:
         """The job with this id, this name, or the only one whose id begins so."""
         if ID.fullmatch(text) and (rows := self._driver.fetch("one job", {"id": text})):
-            return _job(rows[0])
-        found = self._driver.fetch("jobs by name", {"name": _text(text)}) or self._by_prefix(text)
+            return job_of(rows[0])
+        found = self._driver.fetch("jobs by name", {"name": clean_text(text)}) or self._by_prefix(text)
         if not found:
             raise BadInputError(f"there is no job {text!r} in {self.place}: `stoker list` shows them")
         if len(found) > 1:
@@ -364,7 +415,7 @@ class Store:
             raise BadInputError(
                 f"{text!r} fits several jobs ({some}{' …' if len(found) > 4 else ''}): write more of it"
             )
-        return _job(found[0])
+        return job_of(found[0])
 
     def _by_prefix(self, text: str) -> list[Row]:
         if not text or not text.isascii() or not text.isalnum():
@@ -380,21 +431,21 @@ class Store:
         limit: int = 100,
         offset: int = 0,
     ) -> list[Job]:
-        conditions, parameters = [], dict[str, str | int | float | None](limit=limit, offset=offset)
-        if len(states) == 1:
-            conditions.append("in this state")
-            parameters["state"] = states[0]
-        elif states:
-            conditions.append("in these states")
-            parameters["states"] = _json(list(states))
+        parameters = dict[str, str | int | float | None](limit=limit, offset=offset)
         if tag is not None:
-            conditions.append("with this tag")
-            parameters["tag"] = _text(tag)
-        sql = self._driver.sql("all jobs")
-        if conditions:
-            sql += " WHERE " + " AND ".join(self._driver.sql(name) for name in conditions)
+            parameters["tag"] = clean_text(tag)
+        sql = self._driver.sql("all jobs" if tag is None else "tagged jobs")
+        if states:
+            # Written out, so that the planner knows how many jobs are in them.
+            sql += f" WHERE j.state IN ({', '.join(literal(state) for state in states)})"
         sql += " " + self._driver.sql("newest first" if order == "newest" else "in order")
-        return [_job(row) for row in self._driver.fetch_text(sql, parameters)]
+        return [job_of(row) for row in self._driver.fetch_text(sql, parameters)]
+
+    def by_origin(self, prefix: str) -> list[Job]:
+        """The jobs whose origins begin so, in the order of these."""
+        # Behind every letter that an origin may hold.
+        parameters: Parameters = {"prefix": prefix, "beyond": prefix + "\U0010ffff"}
+        return [job_of(row) for row in self._driver.fetch("jobs by origin", parameters)]
 
     def counts(self) -> dict[State, int]:
         """How many jobs are in each state that any is in."""
@@ -409,35 +460,66 @@ class Store:
         wake: float | None = self._driver.fetch("next wake", {})[0][0]
         return wake
 
+    def check(self) -> list[str]:
+        """What is wrong with the queue, in sentences; nothing when all is well."""
+        from stoker.queue.checkup import problems
+
+        return problems(self._driver)
+
     def clock(self) -> float:
         """The database's clock, which decides leases."""
         return float(self._driver.fetch("clock", {})[0][0])
 
     def attempt(self, attempt: str) -> Attempt | None:
         rows = self._driver.fetch("attempt", {"attempt": attempt})
-        return _attempt(rows[0]) if rows else None
+        return attempt_of(rows[0]) if rows else None
 
     def attempts(self, job: str) -> list[Attempt]:
-        return [_attempt(row) for row in self._driver.fetch("attempts of job", {"job": job})]
+        return [attempt_of(row) for row in self._driver.fetch("attempts of job", {"job": job})]
 
     def running(self) -> list[Attempt]:
         """All attempts that have no outcome yet."""
-        return [_attempt(row) for row in self._driver.fetch("running attempts", {})]
+        return [attempt_of(row) for row in self._driver.fetch("running attempts", {})]
 
-    def changes(self) -> object:
-        """A token that differs from the last one when the queue was changed in between."""
-        return self._driver.changes()
+    def bell(self) -> Bell:
+        """Rings when somebody else has changed the queue."""
+        return self._driver.bell()
+
+    def owes(self) -> float | None:
+        """In how many seconds `settle` should be called; None when there is nothing to settle."""
+        return self._pace.owes()
+
+    def settle(self) -> None:
+        """Tells the others what was too soon after the last news. A database that is away is not waited for."""
+        if self._pace.owes() == 0.0:
+            self._pay()
+
+    def _pay(self) -> None:
+        self._pace.rang()
+        with contextlib.suppress(StokerError):
+            self._driver.announce()
 
     # Workers
 
-    def heartbeat(self, worker: str, host: str, gpus: str) -> None:
-        """Says that a worker is alive, and what its GPUs are."""
-        self._driver.fetch("heartbeat", {"worker": worker, "host": host, "gpus": gpus})
+    def heartbeat(self, worker: str, host: str, view: View) -> None:
+        """Says that a worker is alive, and what it sees of its machine."""
+        self._driver.fetch("heartbeat", {"worker": worker, "host": host, "view": json_text(view)})
+
+    def farewell(self, worker: str) -> None:
+        """Says that a worker has left; what it started goes on."""
+        self._driver.fetch("farewell", {"worker": worker})
 
     def workers(self) -> list[Worker]:
         return [
-            Worker(id=name, host=host, gpus=gpus, started=started, seen=seen, paused=bool(paused))
-            for name, host, gpus, started, seen, paused in self._driver.fetch("workers", {})
+            Worker(
+                id=name,
+                host=host,
+                view=msgspec.json.decode(view, type=View),
+                started=started,
+                seen=seen,
+                paused=bool(paused),
+            )
+            for name, host, view, started, seen, paused in self._driver.fetch("workers", {})
         ]
 
     def pause_worker(self, worker: str) -> bool:
@@ -449,14 +531,29 @@ class Store:
 
     def _change(self, work: Callable[[], T]) -> T:
         """Does it in one transaction and wakes who waits."""
+        return self._announced(work, True)
 
+    def _paced_change(self, work: Callable[[], T]) -> T:
+        """The same for what a worker does many times a second; it has a loop that calls `settle`."""
+        return self._announced(work, self._pace.due())
+
+    def _announced(self, work: Callable[[], T], due: bool) -> T:
         def announced() -> T:
             answer = work()
-            if answer:
+            if answer and due:
                 self._driver.announce()
             return answer
 
-        return self._driver.transaction(announced)
+        answer = self._driver.transaction(announced)
+        if answer:
+            self._account(due)
+        return answer
+
+    def _account(self, rang: bool) -> None:
+        if rang:
+            self._pace.rang()
+        else:
+            self._pace.owe()
 
     def _changed(self, work: Callable[[], list[Row]]) -> list[str]:
         return [row[0] for row in self._change(work)]
@@ -465,23 +562,6 @@ class Store:
 def new_id() -> str:
     """Eight hexadecimal digits."""
     return os.urandom(4).hex()
-
-
-def _columns(asked: Asked) -> dict[str, str | int | float | None]:
-    """What of a job has a column of its own, and all of it in `spec`."""
-    wanted = {name: getattr(asked, name) for name in Asked.__struct_fields__}
-    return {
-        "name": asked.name,
-        "priority": asked.priority,
-        "gpus": asked.gpus,
-        "retries": asked.retries,
-        "spec": _json(wanted),
-    }
-
-
-def _dependencies(job: str, asked: Asked) -> list[dict[str, str]]:
-    kinds = [("success", asked.after), ("any", asked.after_any)]
-    return [{"job": job, "needs": needs, "kind": kind} for kind, ids in kinds for needs in dict.fromkeys(ids)]
 
 
 def _refuse_cycles(jobs: Sequence[NewJob]) -> None:
@@ -497,44 +577,5 @@ def _refuse_cycles(jobs: Sequence[NewJob]) -> None:
         raise BadInputError(f"jobs wait for each other in a circle: {' after '.join(error.args[1])}") from None
 
 
-def _json(value: object) -> str:
-    try:
-        return msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:
-        raise BadInputError("a job's words must be text in UTF-8: these are not") from None
-
-
-def _text(text: str) -> str:
-    """What every database takes as text."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
-
-
-def _tail(text: str) -> str:
-    data = _text(text[-LOG_TAIL:]).encode()
-    return data[-LOG_TAIL:].decode(errors="ignore")
-
-
-def _job(row: Row) -> Job:
-    names = "id spec priority state position submitted started ended not_before retries_left attempts attempt exit_code"
-    fields: dict[str, Any] = dict(
-        zip((*names.split(), "sentence", "link", "cancel_requested", "origin"), row, strict=True)
-    )
-    return msgspec.convert(msgspec.json.decode(fields.pop("spec")) | fields, Job)
-
-
-def _attempt(row: Row) -> Attempt:
-    name, job, worker, number, gpus, *rest = row
-    started, expires, ended, outcome, exit_code, sentence = rest
-    return Attempt(
-        id=name,
-        job=job,
-        worker=worker,
-        number=number,
-        gpus=msgspec.json.decode(gpus, type=tuple[str, ...]),
-        started=started,
-        lease_expires=expires,
-        ended=ended,
-        outcome=outcome,
-        exit_code=exit_code,
-        sentence=sentence,
-    )
+def _forgettable(older_than: float, states: Sequence[State]) -> Parameters:
+    return {"states": json_text([state for state in states if state in ENDED]), "age": float(older_than)}

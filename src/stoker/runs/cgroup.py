@@ -42,6 +42,14 @@ class Cgroup:
         """Moves a process here; what it forks later is born here."""
         (self.path / "cgroup.procs").write_text(str(pid))
 
+    def evict(self, pid: int) -> bool:
+        """Moves a process to where this cgroup is; False when that could not be done."""
+        try:
+            (self.path.parent / "cgroup.procs").write_text(str(pid))
+        except OSError:
+            return False
+        return True
+
     def pids(self) -> list[int]:
         """Who is here, also in cgroups that the job made below its own."""
         found: list[int] = []

@@ -208,6 +208,7 @@ class Guardian:
         self._untold: list[News] = []
         self._dismissed = False
         self._finished = False
+        self._struck = False
         os.set_blocking(report, False)
         # Rings while something is untold that no other descriptor calls for.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -218,7 +219,8 @@ class Guardian:
     @property
     def reusable(self) -> bool:
         """Whether nothing is left of the job and the guardian can start another."""
-        return self.empty and self._report is not None
+        # Newer kernels (6.18) kill at birth whatever is put into a cgroup that was killed once.
+        return self.empty and self._report is not None and not self._struck
 
     def begin(self, beginning: Beginning) -> None:
         """Starts a job, the first one or the next when nothing is left of the last.
@@ -296,7 +298,9 @@ class Guardian:
 
     def kill(self) -> bool:
         """Kills the job at one blow, where it has a cgroup."""
-        return self._tree.kill()
+        struck = self._tree.kill()
+        self._struck = self._struck or struck
+        return struck
 
     def attend(self) -> None:
         """Hears everything there is; `job`, `status` and `empty` remember it."""
@@ -384,6 +388,7 @@ class Guardian:
         self._collect()
         members, settled = self._tree.census()
         if settled and not members:
+            self._write_down()
             self.empty = True
             self._tell(Empty())
             return

@@ -20,7 +20,7 @@ from stoker.runs.ladder import stop
 from stoker.runs.output import OutputLog
 from stoker.runs.processes import Census, identify, stat
 from stoker.runs.signals import SignalStream
-from stoker.runs.spawn import CannotStartError, Program, start
+from stoker.runs.spawn import CannotStartError, Program, spawn, start
 from stoker.runs.syscalls import become_subreaper, hear_of_death_of_parent, set_name
 from stoker.runs.tree import Offspring
 
@@ -117,6 +117,7 @@ class Keeper:
         hear_of_death_of_parent(_BEREAVED)
         if self._charge.output is not None:
             self._close_all_but_own()
+            self._move_in()
         while (order := self._next_order()) == BEGIN:
             self._begin(Beginning.from_order(self._rest_of_order()))
         if order == RELEASE:
@@ -132,8 +133,7 @@ class Keeper:
             self._log = OutputLog(beginning.log, beginning.log_limit)
             program = program._replace(output=self._charge.output[1])
         try:
-            # In between: the job belongs to the supervisor's session, with its terminal, and this process to none.
-            self._job = start(program, self._charge.cgroup, withdraw=self._withdraw)
+            self._job = self._start(program)
         except CannotStartError as error:
             self.empty = True
             self._beginning = None
@@ -145,6 +145,24 @@ class Keeper:
         # It cannot be gone: nobody else collects it.
         who = identify(self._job)
         self._tell(STARTED, self._job, who.started if who else 0)
+
+    def _start(self, program: Program) -> int:
+        if program.session and program.output is not None and self._is_inside():
+            self._withdraw()
+            if (pid := spawn(program)) is not None:
+                return pid
+        # In between: the job belongs to the supervisor's session, with its terminal, and this process to none.
+        return start(program, self._charge.cgroup, withdraw=self._withdraw)
+
+    def _move_in(self) -> None:
+        """Lives in the cgroup of its jobs: they are then born there, however they are started."""
+        if self._charge.cgroup is not None:
+            with contextlib.suppress(OSError):
+                self._charge.cgroup.add(os.getpid())
+
+    def _is_inside(self) -> bool:
+        """Whether what is started is in the jobs' cgroup, where there is one. A stop may have moved it out."""
+        return self._charge.cgroup is None or os.getpid() in self._charge.cgroup.pids()
 
     def _withdraw(self) -> None:
         if not self._withdrawn:
@@ -185,6 +203,7 @@ class Keeper:
         outcome = stop(self, beginning.signum, beginning.grace, first=job)
         self.attend()
         if self._charge.cgroup is not None:
+            self._charge.cgroup.evict(os.getpid())
             self._charge.cgroup.remove()
         if self._charge.orphaned is not None:
             self._charge.orphaned(Aftermath(self._status, outcome.survivors, outcome.in_words(), beginning.about))

@@ -161,11 +161,13 @@ class Records:
     def create(self, name: str | None = None) -> Record:
         """A fresh record, by this name or with an id of its own."""
         try:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             while True:
                 directory = self._directory / (name or os.urandom(4).hex())
                 try:
                     directory.mkdir(mode=0o700)
+                except FileNotFoundError:
+                    self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    continue
                 except FileExistsError:
                     if name is None:
                         continue

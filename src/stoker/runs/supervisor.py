@@ -149,6 +149,9 @@ class Company(Protocol):
     def heed(self, received: Received) -> Order | None:
         """What a signal to the supervisor means; None: it is for the job."""
 
+    def begun(self) -> None:
+        """Called when the job was started: what could wait until then is done now."""
+
     def over(self, status: Status) -> None:
         """Called the moment the run is over: what comes after is tidying up."""
 
@@ -197,6 +200,8 @@ class Supervisor:
             goodbye.callback(self._journal.close)
             goodbye.callback(self._prober.leave)
             self._begin(log, log_limit)
+            if self._company is not None:
+                self._company.begun()
             self._note(state="running", job=self._guardian.job and self._guardian.job.pid)
             code = None
             while code is None:
@@ -457,9 +462,14 @@ class Supervisor:
         return tuple(found)
 
     def _over(self, ending: Ending, sentence: str, code: int) -> int:
-        self._note(state="ended", ending=ending, sentence=sentence, exit_code=code, ended=time.time())
+        ended = msgspec.structs.replace(
+            self._status, state="ended", ending=ending, sentence=sentence, exit_code=code, ended=time.time()
+        )
         if self._company is not None:
-            self._company.over(self._status)
+            # Before it is on disk: the next job waits for this word, and whoever hears it keeps it.
+            self._company.over(ended)
+        self._status = ended
+        self._note()
         return code
 
     # Telling

@@ -35,7 +35,8 @@ def hear_of_death_of_parent(signum: int) -> None:
 
 def set_name(name: str) -> None:
     """What `ps` and `top` call this process; the kernel keeps 15 bytes."""
-    _prctl(_SET_NAME, ctypes.cast(ctypes.c_char_p(name.encode()), ctypes.c_void_p).value or 0)
+    kept = ctypes.create_string_buffer(name.encode())  # must live until the kernel has read it
+    _prctl(_SET_NAME, ctypes.addressof(kept))
 
 
 def signal_descriptor(signals: Iterable[int]) -> int:

@@ -38,10 +38,15 @@ class Offspring:
         found = census([self._ancestor], self._exclude())
         members = [member for member in found.members if member.started >= self._since]
         if self._cgroup is not None:
-            walked = {member.pid for member in found.members}
-            others = [stat(pid) for pid in self._cgroup.pids() if pid not in walked]
+            known = {member.pid for member in found.members} | {self._ancestor}
+            others = [stat(pid) for pid in self._cgroup.pids() if pid not in known]
             members += [other.identity for other in others if other and not other.over]
         return Census(members, found.settled)
 
     def kill(self) -> bool:
-        return self._cgroup is not None and self._cgroup.kill()
+        if self._cgroup is None:
+            return False
+        # A guardian that lives in its job's cgroup, so that the job is born there, must not die of the blow.
+        if self._ancestor in self._cgroup.pids() and not self._cgroup.evict(self._ancestor):
+            return False
+        return self._cgroup.kill()

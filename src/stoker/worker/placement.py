@@ -164,17 +164,14 @@ class _Turn:
         self._hopeless.clear()
 
     def _consider(self, want: Want) -> None:
-        if want.gpus == 0:
-            self._consider_without_gpu(want)
-            return
         shape = _shape(want)
         if shape in self._hopeless:
             return
-        if self._start(want) or self._promise(want):
+        if self._place_without_gpu(want) if want.gpus == 0 else self._start(want) or self._promise(want):
             return
         # Within a walk room only becomes less, so another job of this shape need not be tried.
         self._hopeless.add(shape)
-        if self._kept_for is None:
+        if self._kept_for is None and want.gpus:
             self._keep_gpus_for(want)
 
     # Jobs that start
@@ -315,20 +312,22 @@ class _Turn:
 
     # Jobs without a GPU
 
-    def _consider_without_gpu(self, want: Want) -> None:
+    def _place_without_gpu(self, want: Want) -> bool:
+        """Whether it starts, or will when others have stopped."""
         if self._without_gpu + self._places_promised < self._rules.cpu_jobs:
             self._started.append(Holding(want, (), self._now, used={}))
             self._without_gpu += 1
-            return
+            return True
         ending = sum(1 for h in self._holdings if not h.gpus and h.want.job in self._stopping)
         missing = 1 - (self._rules.cpu_jobs - (self._without_gpu - ending) - self._places_promised)
         if missing > 0:
             candidates = self._by_reluctance(holding for holding in self._holdings if not holding.gpus)
             if want.preemptible or self._rules.cpu_jobs == 0 or len(candidates) < missing:
-                return
+                return False
             self.victims += candidates[:missing]
             self._stopping.update(candidates[:missing])
         self._places_promised += 1
+        return True
 
     # Why the rest waits
 

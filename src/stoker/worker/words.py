@@ -41,6 +41,11 @@ def why_waiting(reason: Reason) -> str:
             assert_never(reason)
 
 
+def what_of_it(obstacle: Obstacle) -> str:
+    """The same of a single GPU, which is the subject: `is used by alice's python (pid 4242)`."""
+    return _predicate(obstacle).one
+
+
 class _Predicate(NamedTuple):
     """What is said of one GPU, and of several at once."""
 

@@ -1,0 +1,177 @@
+"""Queues on PostgreSQL that take a job and finish it, over and over: one process of the benchmark of claims each.
+
+Each is called as its documentation says, one job at a time, with jobs that carry nothing.
+"""
+
+import asyncio
+import importlib
+import importlib.util
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+WARM_UP = 20
+ENTRYPOINT = "nothing"
+
+
+def prepare_ours(url: str, count: int) -> None:
+    from stoker.queue import NewJob, init_queue
+
+    with init_queue(url) as queue:
+        queue.submit([NewJob(command=("true",), gpus=0)] * count)
+
+
+def drain_ours(url: str) -> None:
+    from stoker.queue import open_queue
+
+    with open_queue(url) as queue:
+
+        def one() -> bool:
+            attempt = queue.claim_next("w", [], 60.0)
+            return attempt is not None and queue.finish(attempt.id, "succeeded", 0)
+
+        _timed(one)
+
+
+def drain_as_a_worker(url: str) -> None:
+    """With the look at what is ready that a worker needs for placing a job."""
+    from stoker.queue import open_queue
+
+    with open_queue(url) as queue:
+
+        def one() -> bool:
+            while ready := queue.ready(16):
+                if attempt := queue.claim_any([job.id for job in ready], "w", [], 60.0):
+                    return queue.finish(attempt.id, "succeeded", 0)
+            return False
+
+        _timed(one)
+
+
+def prepare_procrastinate(url: str, count: int) -> None:
+    async def prepare() -> None:
+        from procrastinate import App, PsycopgConnector
+        from procrastinate.jobs import Job
+
+        async with App(connector=PsycopgConnector(conninfo=url)).open_async() as app:
+            await app.schema_manager.apply_schema_async()
+            job = Job(id=None, queue="default", lock=None, queueing_lock=None, task_name=ENTRYPOINT, task_kwargs={})
+            await app.job_manager.batch_defer_jobs_async([job] * count)
+
+    asyncio.run(prepare())
+
+
+def drain_procrastinate(url: str) -> None:
+    async def drain() -> None:
+        from procrastinate import App, PsycopgConnector
+        from procrastinate.jobs import Status
+
+        connector = PsycopgConnector(conninfo=url, min_size=1, max_size=1)
+        async with App(connector=connector).open_async() as app:
+            worker = await app.job_manager.register_worker()
+
+            async def one() -> bool:
+                job = await app.job_manager.fetch_job(queues=None, worker_id=worker)
+                if job is None:
+                    return False
+                await app.job_manager.finish_job(job, Status.SUCCEEDED, delete_job=False)
+                return True
+
+            await _timed_async(one)
+
+    asyncio.run(drain())
+
+
+def prepare_pgqueuer(url: str, count: int) -> None:
+    async def prepare(queries: Any) -> None:
+        await queries.install()
+        await queries.enqueue([ENTRYPOINT] * count, [None] * count, [0] * count)
+
+    asyncio.run(_with_pgqueuer(url, prepare))
+
+
+def drain_pgqueuer(url: str) -> None:
+    async def drain(queries: Any) -> None:
+        from pgqueuer.ports.repository import EntrypointExecutionParameter
+
+        entrypoints = {ENTRYPOINT: EntrypointExecutionParameter(concurrency_limit=0)}
+        manager = uuid4()
+
+        async def one() -> bool:
+            jobs = await queries.dequeue(
+                batch_size=1,
+                entrypoints=entrypoints,
+                queue_manager_id=manager,
+                global_concurrency_limit=None,
+                heartbeat_timeout=timedelta(seconds=60),
+            )
+            if jobs:
+                await queries.log_jobs([(jobs[0], "successful", None)])
+            return bool(jobs)
+
+        await _timed_async(one)
+
+    asyncio.run(_with_pgqueuer(url, drain))
+
+
+async def _with_pgqueuer(url: str, use: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+    from pgqueuer.queries import Queries
+
+    if pgqueuer_driver() == "asyncpg":
+        from pgqueuer.db import AsyncpgDriver
+
+        connection = await importlib.import_module("asyncpg").connect(url)
+        try:
+            await use(Queries(AsyncpgDriver(connection)))
+        finally:
+            await connection.close()
+        return
+    import psycopg
+    from pgqueuer.db import PsycopgDriver
+
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await use(Queries(PsycopgDriver(connection)))
+
+
+def pgqueuer_driver() -> str:
+    """The faster one of those that are installed."""
+    return "asyncpg" if importlib.util.find_spec("asyncpg") else "psycopg"
+
+
+def _timed(one: Callable[[], bool]) -> None:
+    for _ in range(WARM_UP):
+        assert one()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    done = 0
+    while one():
+        done += 1
+    print(done, time.monotonic(), flush=True)
+
+
+async def _timed_async(one: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(WARM_UP):
+        assert await one()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    done = 0
+    while await one():
+        done += 1
+    print(done, time.monotonic(), flush=True)
+
+
+PREPARE = {
+    "ours": prepare_ours,
+    "ours, as a worker": prepare_ours,
+    "procrastinate": prepare_procrastinate,
+    "pgqueuer": prepare_pgqueuer,
+}
+DRAIN = {
+    "ours": drain_ours,
+    "ours, as a worker": drain_as_a_worker,
+    "procrastinate": drain_procrastinate,
+    "pgqueuer": drain_pgqueuer,
+}

@@ -1,0 +1,215 @@
+"""`stoker edit`: change what jobs ask for, by options or in an editor."""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from stoker.cli.options import DURATION, MEMORY, Typed
+from stoker.cli.policy import LENGTH, policy_from, policy_options_with
+from stoker.cli.queue_options import opened
+from stoker.cli.selection import JobName
+from stoker.cli.steering import Changed, Report, Request, Unchanged, request_options, tell
+from stoker.errors import BadInputError
+from stoker.verdicts.policy import Policy
+
+if TYPE_CHECKING:
+    from stoker.queue import Job, State, Store
+
+AMONG: Final[tuple["State", ...]] = ("queued", "held")
+NONE: Final = "none"
+RUNNING: Final = "it is running: it can be edited when it has ended"
+SO_ALREADY: Final = "it is so already"
+
+
+class OrNone(click.ParamType[Any]):
+    """A value of another type, or the word that takes the value away."""
+
+    def __init__(self, wanted: Typed) -> None:
+        self.name = wanted.name
+        self._wanted = wanted
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == NONE else self._wanted.convert(value, param, ctx)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise BadInputError(f"{text!r} is not a number: write one like 64, or {NONE}")
+    return int(text)
+
+
+@click.command("edit")
+@request_options(*AMONG, tag_option="--tagged")
+@click.option("--command", metavar="TEXT", help="What it runs, as text for the shell.")
+@click.option("--name", metavar="TEXT", help="What people call it.")
+@click.option("--tag", "tags", multiple=True, metavar="TEXT", help="Its tags, instead of those it has; none for none.")
+@click.option("--gpus", type=click.IntRange(0), metavar="N", help="How many GPUs it needs; 0 for none.")
+@click.option("--memory", type=OrNone(MEMORY), metavar="SIZE", help="Memory on each GPU, like 20GiB; or none.")
+@click.option("--share/--no-share", default=None, help="Whether it may share a GPU with others.")
+@click.option("--batch-size", type=OrNone(Typed("number", _count)), metavar="N", help="What {batch_size} stands for.")
+@click.option("--priority", type=int, metavar="N", help="Higher ones start first.")
+@click.option("--after", "after_ids", type=JobName(), multiple=True, metavar="JOB",
+              help="Start when these have succeeded, instead of those before; or none.")  # fmt: skip
+@click.option("--after-any", type=JobName(), multiple=True, metavar="JOB",
+              help="Start when these have ended, however; or none.")  # fmt: skip
+@click.option("--retries", type=click.IntRange(0), metavar="N", help="Try again so often when it failed.")
+@click.option("--backoff", type=LENGTH, metavar="DURATION", help="Before the first retry, then doubled.")
+@click.option("--time-limit", type=OrNone(DURATION), metavar="DURATION", help="Stop it after this long; or none.")
+@click.option("--preemptible/--no-preemptible", default=None, help="Whether it may make room for others.")
+@click.option("--on-loss", type=click.Choice(["retry", "hold"]), help="When its machine was lost.")
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set this variable too.")
+@click.option("--no-env", "unset", multiple=True, metavar="NAME", help="Do not set this variable any more.")
+@click.option("--directory", metavar="DIR", help="Where it runs.")
+@click.option("--pin/--no-pin", default=None, help="Whether it runs the code as it was committed at its submission.")
+@click.option("--idle", type=click.Choice(["on", "off"]), help="off: never stop it because its GPUs are idle.")
+@policy_options_with(Policy(), start_up_option="--idle-after")
+@click.option("--from", "file", metavar="FILE", help="Take it from a text as the editor shows it.")
+@click.pass_context
+def command(context: click.Context, /, request: Request, file: str | None, **options: Any) -> int:
+    """Change what jobs ask for, unless they run. Without options, on a terminal, $EDITOR opens on the job.
+
+    JOB is an id, the beginning of one, or a name. What an option does not name stays as it is.
+    """
+    given = {name: options[name] for name in options if _was_typed(context, name)}
+    if file is not None and given:
+        raise BadInputError("what is to be changed stands either in --from or in the options: leave one of them out")
+    with opened(request.queue_url) as store:
+        jobs = request.selection.jobs(store, AMONG)
+        if not given:
+            return _as_text(store, jobs, request, file)
+        changes = {job.id: _changes(store, job, given) for job in jobs if job.state != "running"}
+        report = _edited(store, jobs, changes, request)
+    return tell(report, "edited", request, AMONG)
+
+
+def _was_typed(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _edited(store: "Store", jobs: list["Job"], changes: Mapping[str, Mapping[str, object]], request: Request) -> Report:
+    """All of them at once: a mistake in one leaves all as they are."""
+    wanted = {job.id: changes[job.id] for job in jobs if changes.get(job.id)}
+    for job in jobs:
+        if job.id in wanted:
+            _check(job, wanted[job.id])
+    done = set(wanted if request.dry_run else store.edit_many(wanted))
+    changed = [Changed(job.id, job.name, f"edited ({_fields(wanted[job.id])})") for job in jobs if job.id in done]
+    unchanged = [
+        Unchanged(job.id, job.name, SO_ALREADY if changes.get(job.id) == {} else RUNNING)
+        for job in jobs
+        if job.id not in done
+    ]
+    return Report("edit", store.place, request.dry_run, changed, unchanged)
+
+
+def _fields(changes: Mapping[str, object]) -> str:
+    return ", ".join(field.replace("_", " ") for field in changes)
+
+
+def _check(job: "Job", wanted: Mapping[str, Any]) -> None:
+    """Refuses what cannot be meant, also in what the store itself does not look at."""
+    from stoker.queue.commands import check_command
+    from stoker.queue.editing import edited
+    from stoker.queue.provenance import check_environment
+
+    asked = edited(job, wanted)
+    check_command(asked.command)
+    check_environment(asked.environment)
+    if wanted.get("policy") and not asked.policy.get("off"):
+        _check_policy(asked.policy)
+
+
+def _check_policy(policy: Mapping[str, Any]) -> None:
+    from msgspec import ValidationError, convert
+
+    if unknown := set(policy) - set(Policy.__struct_fields__):
+        raise BadInputError(f"the idle policy has no {min(unknown)!r}")
+    try:
+        convert(policy, Policy).check()
+    except ValidationError as error:
+        raise BadInputError(f"the idle policy cannot be so: {error}") from None
+
+
+def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, object]:
+    """What the options change in this job, by the names of its fields."""
+    wanted: dict[str, object] = {}
+    rule = {name: value for name, value in given.items() if name in Policy.__struct_fields__}
+    for name, value in given.items():
+        match name:
+            case "after_ids" | "after_any":
+                wanted["after" if name == "after_ids" else name] = _needed(store, value)
+            case "tags":
+                wanted["tags"] = () if value == (NONE,) else value
+            case "variables" | "unset":
+                wanted["environment"] = _environment(job, given)
+            case "directory":
+                wanted["directory"] = _directory(value)
+            case "idle":
+                wanted["policy"] = _policy(job, rule, value)
+            case _ if name in rule:
+                wanted["policy"] = _policy(job, rule, given.get("idle"))
+            case _:
+                wanted[name] = None if value == NONE and name in {"memory", "time_limit", "batch_size"} else value
+    return {field: value for field, value in wanted.items() if getattr(job, field) != value}
+
+
+def _needed(store: "Store", words: tuple[str, ...]) -> tuple[str, ...]:
+    return () if words == (NONE,) else tuple(dict.fromkeys(store.job(word).id for word in words))
+
+
+def _environment(job: "Job", given: Mapping[str, Any]) -> dict[str, str]:
+    environment = dict(job.environment)
+    for name in given.get("unset", ()):
+        if environment.pop(name, None) is None:
+            raise BadInputError(f"--no-env {name}: job {job.id} sets no such variable")
+    for written in given.get("variables", ()):
+        name, equals, value = written.partition("=")
+        if not name or not equals or "\0" in written:
+            raise BadInputError(f"--env {written!r} sets no variable: write NAME=VALUE")
+        environment[name] = value
+    return environment
+
+
+def _directory(text: str) -> str:
+    from stoker.queue.provenance import working_directory
+
+    return str(working_directory(text))
+
+
+def _policy(job: "Job", rule: Mapping[str, Any], idle: str | None) -> dict[str, object]:
+    """The job's rule with these options over it; only what differs from the usual one is kept."""
+    if idle == "off":
+        return {"off": True}
+    from msgspec.structs import asdict
+
+    usual = asdict(Policy())
+    before = {name: value for name, value in job.policy.items() if name in usual}
+    policy = asdict(policy_from(**(usual | before | dict(rule))))
+    return {name: value for name, value in policy.items() if value != usual[name]}
+
+
+def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | None) -> int:
+    """Takes the changes from a file, or lets a person write them."""
+    from stoker.cli.edit_text import changes_in
+    from stoker.cli.editor import edited_text, kept, text_of
+
+    if file is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise BadInputError("what is to be changed? Say it by an option such as --priority 5 (there is no terminal)")
+    if len(jobs) != 1:
+        raise BadInputError(f"a text is the text of one job, and {len(jobs)} are meant: change several by options")
+    (job,) = jobs
+    if job.state == "running":
+        report = _edited(store, jobs, {}, request)
+        return tell(report, "edited", request, AMONG)
+    text = text_of(file) if file is not None else edited_text(job)
+    try:
+        report = _edited(store, jobs, {job.id: changes_in(text, job)}, request)
+    except BadInputError as error:
+        where = file or kept(job, text)
+        raise BadInputError(
+            f"{error}; nothing was changed, and your text is in {where}: "
+            f"`stoker edit {job.id} --from {where}` takes it when it is mended"
+        ) from None
+    return tell(report, "edited", request, AMONG)

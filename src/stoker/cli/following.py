@@ -1,0 +1,150 @@
+"""Follows a job's output until it has ended, from one attempt to the next."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from stoker.cli.listening import SLOW_POLL, Listener, note, patiently
+from stoker.cli.log_screen import LogScreen
+from stoker.cli.output_reader import OutputReader, Piece, has_output
+from stoker.cli.tail_reader import TailReader
+from stoker.places import state_home
+from stoker.queue.model import ENDED, Attempt, Job
+
+if TYPE_CHECKING:
+    from stoker.queue import Store
+
+# A file here costs next to nothing to look at; a database should not be asked for the same text so often.
+_LOOK_AT_FILE: Final = 0.1
+_LOOK_AT_QUEUE: Final = 0.3
+# The end of an attempt is told by the bell; this is for when it is not.
+_ASK_FOR_END: Final = 1.0
+
+
+class Reader(Protocol):
+    def read(self) -> Piece:
+        """What is new."""
+
+    def close(self) -> None: ...
+
+
+def directory_of(attempt: Attempt) -> Path:
+    """Where its record is, on the machine that ran it."""
+    return state_home() / "attempts" / f"{attempt.job}-{attempt.number}"
+
+
+def last_lines(piece: Piece, count: int | None) -> Piece:
+    """The last so many lines of it; all of them for None."""
+    if count is None:
+        return piece
+    lines = piece.finished.split(b"\n")[:-1]
+    wanted = max(0, count - bool(piece.unfinished))
+    kept = lines[len(lines) - min(wanted, len(lines)) :]
+    return Piece(b"".join(line + b"\n" for line in kept), piece.unfinished if count else b"")
+
+
+class Follower:
+    """Shows the output of a job as it comes."""
+
+    def __init__(self, store: "Store", listener: Listener, screen: LogScreen, lines: int | None) -> None:
+        self._store = store
+        self._listener = listener
+        self._screen = screen
+        self._lines = lines
+        """How many to begin with; None for all."""
+        self._noted = ""
+
+    def follow_job(self, job: Job) -> None:
+        """From its current attempt on, until the job has ended."""
+        number = max(1, job.attempts)
+        while (attempt := self._attempt_to_come(job.id, number)) is not None:
+            self.follow_attempt(attempt)
+            number = attempt.number + 1
+
+    def follow_attempt(self, attempt: Attempt) -> None:
+        """Until the attempt has ended."""
+        self._screen.begin(attempt.number)
+        self._noted = ""
+        reader = self._reader(attempt)
+        has_ended = self._has_ended(attempt)
+        asked = time.monotonic()
+        silent = True
+        try:
+            while True:
+                piece = patiently(reader.read)
+                if silent and any(piece):
+                    piece, silent = self._first(piece, reader, attempt), False
+                if has_ended:
+                    self._screen.leave(piece)
+                    return
+                self._screen.show(piece)
+                is_file = isinstance(reader, OutputReader)
+                heard = self._listener.wait(_LOOK_AT_FILE if is_file else _LOOK_AT_QUEUE)
+                if heard or time.monotonic() - asked >= _ASK_FOR_END:
+                    # Asked before the output is read: then what is read is all.
+                    has_ended = self._has_ended(attempt)
+                    asked = time.monotonic()
+                if silent and not is_file:
+                    # It may run here, and have printed nothing before.
+                    reader = self._reader(attempt)
+        finally:
+            reader.close()
+            self._screen.pause()
+
+    def _first(self, piece: Piece, reader: Reader, attempt: Attempt) -> Piece:
+        """The first that is shown of an attempt; of the first attempt, no more lines than were asked for."""
+        if isinstance(reader, TailReader):
+            patiently(lambda: say_it_is_the_end(self._store, attempt))
+        wanted, self._lines = self._lines, None
+        return last_lines(piece, wanted)
+
+    def _reader(self, attempt: Attempt) -> Reader:
+        return reader_of(self._store, attempt)
+
+    def _has_ended(self, attempt: Attempt) -> bool:
+        found = patiently(lambda: self._store.attempt(attempt.id))
+        return found is None or found.outcome is not None
+
+    def _attempt_to_come(self, name: str, number: int) -> Attempt | None:
+        """The attempt with this number or a later one, when there is one; None when the job has ended without."""
+        said = -SLOW_POLL
+        while True:
+            # In this order: a job that has ended after its attempts were read has no other.
+            attempts = patiently(lambda: self._store.attempts(name))
+            job = patiently(lambda: self._store.job(name))
+            if found := [attempt for attempt in attempts if attempt.number >= number]:
+                return found[0]
+            if job.state in ENDED:
+                if number == 1:
+                    note(f"job {name} has printed nothing: {_why(self._store, job)[1]}")
+                return None
+            if time.monotonic() - said >= SLOW_POLL:
+                self._say_why(job)
+                said = time.monotonic()
+            if self._listener.wait(_LOOK_AT_QUEUE):
+                said = -SLOW_POLL
+
+    def _say_why(self, job: Job) -> None:
+        """Once for each kind of reason: the seconds in it would otherwise make it a new one each time."""
+        kind, sentence = patiently(lambda: _why(self._store, job))
+        if kind != self._noted:
+            self._noted = kind
+            note(f"job {job.id}: {sentence}")
+
+
+def _why(store: "Store", job: Job) -> tuple[str, str]:
+    from stoker.queue.surroundings import why
+
+    reason = why(store, job)
+    return reason.kind, reason.sentence
+
+
+def reader_of(store: "Store", attempt: Attempt) -> Reader:
+    """Of the whole output when it is here, or else of its end."""
+    directory = directory_of(attempt)
+    return OutputReader(directory) if has_output(directory) else TailReader(lambda: store.log(attempt.id))
+
+
+def say_it_is_the_end(store: "Store", attempt: Attempt) -> None:
+    host = next((worker.host for worker in store.workers() if worker.id == attempt.worker), "the machine that ran it")
+    note(f"this is the end of the output, as the queue keeps it; the whole is on {host}")

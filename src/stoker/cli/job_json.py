@@ -1,0 +1,16 @@
+"""A job as JSON: the same fields for every verb, documented in docs/json.md."""
+
+from typing import Any
+
+import msgspec
+
+from stoker.queue.model import Attempt, Job
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(job)
+    return told
+
+
+def attempt_json(attempt: Attempt, host: str | None) -> dict[str, Any]:
+    return {**msgspec.to_builtins(attempt), "host": host}

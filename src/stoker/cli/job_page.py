@@ -1,0 +1,145 @@
+"""All that is known of one job, for a person or a program."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker.cli.following import directory_of
+from stoker.cli.job_json import attempt_json, job_json
+from stoker.cli.job_words import command_text
+from stoker.queue.explanation import Surroundings, Why, gpu_names
+from stoker.queue.model import Attempt, Job
+from stoker.queue.surroundings import look_around, why
+from stoker.units import format_duration, format_memory
+
+if TYPE_CHECKING:
+    from stoker.queue import Store
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """A job with its attempts, and what of them is on this machine."""
+
+    job: Job
+    attempts: list[Attempt]
+    why: Why
+    around: Surroundings
+    log: Path | None
+    """The output of the last attempt, when it ran here."""
+    report: Path | None
+    """Why the last attempt was stopped, when it ran here and was."""
+
+    def json(self) -> str:
+        told = {
+            "job": job_json(self.job),
+            "attempts": [attempt_json(attempt, self.around.host_of(attempt.worker)) for attempt in self.attempts],
+            "why": self.why,
+            "log": None if self.log is None else str(self.log),
+            "report": None if self.report is None else str(self.report),
+        }
+        return msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n"
+
+    def text(self) -> str:
+        lines = {**_asked_for(self.job), **self._what_is()}
+        head = "".join(f"{name:13}{_indented(value)}\n" for name, value in lines.items() if value)
+        attempts = "".join(f"{_attempt_words(attempt, self.around)}\n" for attempt in self.attempts)
+        report = "" if self.report is None else "\n" + self.report.read_text(encoding="utf-8", errors="replace")
+        return head + (f"\nattempts\n{attempts}" if attempts else "") + report
+
+    def _what_is(self) -> dict[str, str]:
+        job = self.job
+        return {
+            "submitted": _clock(job.submitted) + (f", from {job.origin}" if job.origin else ""),
+            "state": job.state,
+            "why": self.why.sentence,
+            "link": job.link,
+            "output": "" if self.log is None else str(self.log),
+        }
+
+
+def job_page(store: "Store", job: Job) -> JobPage:
+    attempts = store.attempts(job.id)
+    last = directory_of(attempts[-1]) if attempts else None
+    return JobPage(
+        job=job,
+        attempts=attempts,
+        why=why(store, job),
+        around=look_around(store),
+        log=_if_there(last, "output"),
+        report=_if_there(last, "report.md"),
+    )
+
+
+def _if_there(directory: Path | None, name: str) -> Path | None:
+    return directory / name if directory is not None and (directory / name).exists() else None
+
+
+def _asked_for(job: Job) -> dict[str, str]:
+    return {
+        "job": job.id + (f" ({job.name})" if job.name else ""),
+        "command": command_text(job),
+        "directory": job.directory,
+        "environment": " ".join(f"{name}={value}" for name, value in job.environment.items()),
+        "tags": ", ".join(job.tags),
+        "gpus": _gpus(job),
+        "batch size": "" if job.batch_size is None else str(job.batch_size),
+        "priority": str(job.priority) if job.priority else "",
+        "after": ", ".join([*job.after, *(f"{name} (however it ends)" for name in job.after_any)]),
+        "retries": _retries(job),
+        "time limit": "" if job.time_limit is None else format_duration(job.time_limit),
+        "idle rule": ", ".join(f"{name} {value}" for name, value in job.policy.items()),
+        "when lost": "held" if job.on_loss == "hold" else "",
+        "commit": _commit(job),
+    }
+
+
+def _gpus(job: Job) -> str:
+    if not job.gpus:
+        return "none"
+    memory = "" if job.memory is None else f" with {format_memory(job.memory)} each"
+    also = [what for what, holds in (("may share them", job.share), ("preemptible", job.preemptible)) if holds]
+    return ", ".join([f"{job.gpus}{memory}", *also])
+
+
+def _retries(job: Job) -> str:
+    if not job.retries:
+        return ""
+    return f"{job.retries_left} of {job.retries} left, the first after {format_duration(job.backoff)}"
+
+
+def _commit(job: Job) -> str:
+    if job.commit is None:
+        return ""
+    tree = {True: ", with changes that were not committed", False: "", None: ""}[job.dirty]
+    return f"{job.commit}{tree}" + (", and it runs from a snapshot of it" if job.pin else "")
+
+
+def _attempt_words(attempt: Attempt, around: Surroundings) -> str:
+    """`  1  gpu-box GPUs 0,1  started …, lasted 2h05m, failed, exit code 1: out of memory`."""
+    worker = next((known for known in around.workers if known.id == attempt.worker), None)
+    host = worker.host if worker is not None else f"worker {attempt.worker}"
+    gpus = f" GPU {','.join(gpu_names(attempt.gpus, worker))}" if attempt.gpus else ""
+    until = attempt.ended if attempt.ended is not None else around.now
+    facts = [
+        f"started {_clock(attempt.started)}",
+        f"{'lasted' if attempt.ended is not None else 'for'} {format_duration(max(0, round(until - attempt.started)))}",
+        attempt.outcome or "running",
+    ]
+    if attempt.exit_code is not None:
+        facts.append(f"exit code {attempt.exit_code}")
+    because = f": {attempt.sentence}" if attempt.sentence else ""
+    return f"  {attempt.number}  on {host}{gpus}, {', '.join(facts)}{because}"
+
+
+def _indented(value: Any) -> str:
+    """Further lines of a value under its first; nothing in it talks to the terminal."""
+    lines = str(value).split("\n")
+    shown = (
+        "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line) for line in lines
+    )
+    return f"\n{'':13}".join(shown)
+
+
+def _clock(wall: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))

@@ -1,0 +1,29 @@
+"""How a job is written on one line of a terminal, whatever is in its command."""
+
+import shlex
+from typing import Final
+
+from stoker.queue.model import Job
+
+# More than any terminal is wide; a command may be a script of a hundred kilobytes.
+_LONGEST: Final = 500
+
+
+def command_text(job: Job) -> str:
+    """The command as a person would type it."""
+    return job.command if isinstance(job.command, str) else shlex.join(job.command)
+
+
+def on_one_line(text: str) -> str:
+    """Without what would break a table or talk to the terminal: line ends become spaces, the rest is replaced."""
+    shown = "".join(letter if letter.isprintable() else _stand_in(letter) for letter in text[:_LONGEST])
+    return shown if len(text) <= _LONGEST else shown + "…"
+
+
+def called(job: Job) -> str:
+    """Its name, or else its command, on one line."""
+    return on_one_line(job.name or command_text(job))
+
+
+def _stand_in(letter: str) -> str:
+    return " " if letter.isspace() else "\N{REPLACEMENT CHARACTER}"

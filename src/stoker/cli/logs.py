@@ -1,0 +1,108 @@
+"""`stoker logs`: what a job printed, so far or as it comes."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.queue_options import opened, queue_option
+from stoker.cli.selection import JobName
+from stoker.errors import BadInputError
+
+if TYPE_CHECKING:
+    from stoker.cli.log_screen import LogScreen
+    from stoker.queue import Attempt, Job, Store
+
+
+@click.command("logs")
+@click.argument("job", type=JobName())
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended, through its retries.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), metavar="LINES", help="Only the last so many lines.")
+@click.option("--attempt", "number", type=click.IntRange(min=1), metavar="N", help="Of this attempt, not the last one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; with -f, one for each line.")
+@queue_option
+def command(job: str, follow: bool, lines: int | None, number: int | None, as_json: bool, queue_url: str | None) -> int:
+    """Show what JOB (an id, the beginning of one, or a name) printed.
+
+    All of it where it ran; elsewhere its end, which the queue keeps.
+    """
+    with opened(queue_url) as store:
+        found = store.job(job)
+        attempt = _attempt(store, found, number)
+        if follow:
+            _follow(store, found, attempt if number is not None else None, lines, as_json)
+        elif attempt is None:
+            _nothing_yet(store, found, as_json)
+        else:
+            _print(store, attempt, lines, as_json)
+    return 0
+
+
+def _attempt(store: "Store", job: "Job", number: int | None) -> "Attempt | None":
+    """The one that is meant; None when there has been none and none was asked for."""
+    attempts = store.attempts(job.id)
+    if number is None:
+        return attempts[-1] if attempts else None
+    chosen = next((attempt for attempt in attempts if attempt.number == number), None)
+    if chosen is None:
+        had = "it has not started yet" if not attempts else f"its last one is {attempts[-1].number}"
+        raise BadInputError(f"job {job.id} has no attempt {number}: {had}")
+    return chosen
+
+
+def _follow(store: "Store", job: "Job", attempt: "Attempt | None", lines: int | None, as_json: bool) -> None:
+    from stoker.cli.following import Follower
+    from stoker.cli.listening import Listener
+
+    with Listener(store) as listener:
+        follower = Follower(store, listener, _screen(job, as_json), lines)
+        if attempt is None:
+            follower.follow_job(job)
+        else:
+            follower.follow_attempt(attempt)
+
+
+def _screen(job: "Job", as_json: bool) -> "LogScreen":
+    from stoker.cli.log_screen import JsonScreen, PipeScreen, TerminalScreen
+
+    if as_json:
+        return JsonScreen(job.id)
+    return TerminalScreen() if sys.stdout.isatty() else PipeScreen()
+
+
+def _print(store: "Store", attempt: "Attempt", lines: int | None, as_json: bool) -> None:
+    from stoker.cli.following import last_lines, reader_of, say_it_is_the_end
+    from stoker.cli.output_reader import OutputReader
+
+    reader = reader_of(store, attempt)
+    if not isinstance(reader, OutputReader):
+        say_it_is_the_end(store, attempt)
+    try:
+        finished, unfinished = last_lines(reader.read(), lines)
+    finally:
+        reader.close()
+    text = finished + unfinished
+    if as_json:
+        whole = isinstance(reader, OutputReader) and lines is None
+        told = {"job": attempt.job, "attempt": attempt.number, "whole": whole, "text": text.decode(errors="replace")}
+        _print_json(told)
+        return
+    sys.stdout.buffer.write(text)
+    if unfinished:
+        sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _nothing_yet(store: "Store", job: "Job", as_json: bool) -> None:
+    from stoker.cli.listening import note
+    from stoker.queue.surroundings import why
+
+    note(f"job {job.id} has printed nothing: {why(store, job).sentence}")
+    if as_json:
+        _print_json({"job": job.id, "attempt": None, "whole": True, "text": ""})
+
+
+def _print_json(told: object) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")

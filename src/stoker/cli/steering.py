@@ -1,0 +1,166 @@
+"""What the verbs that steer jobs have in common: their options, whom they leave alone and why, and what they tell."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from stoker.cli.queue_options import opened, queue_option
+from stoker.cli.selection import JobName, Selection, TagName, state_choice
+from stoker.errors import BadInputError
+
+if TYPE_CHECKING:
+    from stoker.queue import Job, State, Store
+
+Function = Callable[..., Any]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the options of every steering verb say."""
+
+    selection: Selection
+    dry_run: bool
+    as_json: bool
+    queue_url: str | None
+
+
+class Verb(msgspec.Struct, frozen=True):
+    """One way to steer jobs."""
+
+    name: str
+    done: str
+    """The participle: a job was not …"""
+    among: tuple["State", ...]
+    """The states that a choice by tag, or of all, means."""
+    obstacle: Callable[["Job", float], str | None]
+    """Why it cannot be done to this job at this time; None when it can."""
+    expected: Callable[["Job"], str]
+    """What becomes of a job to which it can be done."""
+    apply: Callable[["Store", list[str]], dict[str, str]]
+    """Does it in one transaction; what became of each job that was changed."""
+
+
+class Changed(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    what: str
+
+
+class Unchanged(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    why: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a verb did, as `--json` prints it."""
+
+    verb: str
+    queue: str
+    dry_run: bool
+    changed: list[Changed]
+    unchanged: list[Unchanged]
+
+
+def request_options(*among: "State", tag_option: str = "--tag") -> Callable[[Function], Function]:
+    """JOB..., the choice by tag, state or all, --dry-run, --json and --queue, handed over as one `request`."""
+    options = (
+        click.argument("jobs", nargs=-1, type=JobName(*among), metavar="[JOB]..."),
+        click.option(tag_option, "chosen_tag", type=TagName(), metavar="TAG", help="All jobs that have this tag."),
+        click.option(
+            "--state", "states", type=state_choice(), multiple=True, help="All jobs in this state; may be repeated."
+        ),
+        click.option("--all", "everything", is_flag=True, help="All jobs that it can be done to."),
+        click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
+        click.option("--json", "as_json", is_flag=True, help="Print what was changed and what was not as JSON."),
+        queue_option,
+    )
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def with_request(
+            *,
+            jobs: tuple[str, ...],
+            chosen_tag: str | None,
+            states: "tuple[State, ...]",
+            everything: bool,
+            dry_run: bool,
+            as_json: bool,
+            queue_url: str | None,
+            **others: Any,
+        ) -> Any:
+            selection = Selection(jobs, chosen_tag, states, everything, tag_option)
+            return function(request=Request(selection, dry_run, as_json, queue_url), **others)
+
+        command: Function = with_request
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def steer(verb: Verb, request: Request) -> int:
+    """Does it to the jobs that are meant, and tells what became of each; 1 when nothing was changed."""
+    with opened(request.queue_url) as store:
+        jobs = request.selection.jobs(store, verb.among)
+        now = store.clock()
+        obstacles = {job.id: verb.obstacle(job, now) for job in jobs}
+        able = [job for job in jobs if obstacles[job.id] is None]
+        if request.dry_run:
+            became = {job.id: verb.expected(job) for job in able}
+        else:
+            became = verb.apply(store, [job.id for job in able]) if able else {}
+        unchanged = [
+            Unchanged(job.id, job.name, obstacles[job.id] or _why_not_any_more(store, job.id, verb))
+            for job in jobs
+            if job.id not in became
+        ]
+        changed = [Changed(job.id, job.name, became[job.id]) for job in jobs if job.id in became]
+        report = Report(verb.name, store.place, request.dry_run, changed, unchanged)
+    return tell(report, verb.done, request, verb.among)
+
+
+def tell(report: Report, done: str, request: Request, among: "tuple[State, ...]") -> int:
+    """Prints what was done on stdout, what was not on stderr, or both as JSON; the exit code."""
+    if request.as_json:
+        print_json(report)
+    would = "would be " if report.dry_run else ""
+    if not request.as_json:
+        sys.stdout.write("".join(f"{_label(job)}: {would}{job.what}\n" for job in report.changed))
+        was_not = "would not be" if report.dry_run else "was not"
+        sys.stderr.write(
+            "".join(f"stoker: job {_label(job)} {was_not} {done}: {job.why}\n" for job in report.unchanged)
+        )
+    if not report.changed and not report.unchanged:
+        sys.stderr.write(f"stoker: {request.selection.nothing(among)}\n")
+    return 0 if report.changed else 1
+
+
+def print_json(value: object) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def it_ended(job: "Job") -> str | None:
+    """That it has ended, as a reason; None when it has not."""
+    match job.state:
+        case "succeeded" | "failed":
+            return f"it has already {job.state}"
+        case "cancelled":
+            return "it is already cancelled"
+    return None
+
+
+def _why_not_any_more(store: "Store", name: str, verb: Verb) -> str:
+    """Somebody was faster: the reason is what the job is now."""
+    try:
+        return verb.obstacle(store.job(name), store.clock()) or "somebody else has just changed it"
+    except BadInputError:
+        return "it has just been forgotten"
+
+
+def _label(job: Changed | Unchanged) -> str:
+    return f"{job.id} ({job.name})" if job.name else job.id

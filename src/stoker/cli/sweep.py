@@ -1,0 +1,122 @@
+"""Sweeps: `lr=1e-3,1e-4` and `seed=1..5` become one command for each combination of values."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from stoker.errors import BadInputError
+from stoker.queue.commands import Command
+from stoker.queue.model import LONGEST_LABEL
+from stoker.queue.placeholders import filled, mentioned
+
+# More than this at once is a slip of the finger; whoever means it submits in several goes.
+MOST_JOBS: Final = 100_000
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_COMMA = re.compile(r"(?<!\\),")
+_RANGE = re.compile(r"([+-]?\d+)\.\.([+-]?\d+)(?:\.\.([+-]?\d+))?", re.ASCII)
+_RANGE_OF_OTHERS = re.compile(r"[+-]?[\d.]*\d(e[+-]?\d+)?\.\.[+-]?\d[\d.]*(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+# They mean something when the job starts, so a sweep over them would not do what it says.
+_TAKEN: Final = {"id": "the job's id", "gpus": "how many GPUs the job was given"}
+
+
+class Sweep(NamedTuple):
+    """One parameter, and the values it takes in turn."""
+
+    name: str
+    values: Sequence[str]
+
+
+class Trial(NamedTuple):
+    """One combination: the command with the values in it, and `lr=1e-3 seed=1` for its name."""
+
+    command: Command
+    label: str
+
+
+def parse_sweep(text: str) -> Sweep:
+    """The sweep in `NAME=A,B,C`; each part may be a range like `1..5` or `0..10..2`."""
+    name, equals, written = text.partition("=")
+    if not equals or not _NAME.fullmatch(name):
+        raise BadInputError(f"{text!r} is not a sweep: write it like lr=1e-3,1e-4 or seed=1..5")
+    if name in _TAKEN:
+        raise BadInputError(f"a sweep cannot be called {name!r}: {{{name}}} stands for {_TAKEN[name]}")
+    values: list[str] = []
+    for part in _COMMA.split(written):
+        values += _values(name, part)
+        _refuse_too_many(len(values))
+    return Sweep(name, values)
+
+
+def trials(command: Command, sweeps: Sequence[Sweep]) -> Iterator[Trial]:
+    """Every combination in the order in which the sweeps were given: the last one varies fastest."""
+    names = [sweep.name for sweep in sweeps]
+    # Decided by the command as it was written: a value that looks like a placeholder makes none.
+    present = _mentioned(command, names)
+    for values in itertools.product(*(sweep.values for sweep in sweeps)):
+        chosen = dict(zip(names, values, strict=True))
+        yield Trial(_with_values(command, chosen, present), " ".join(f"{name}={chosen[name]}" for name in names))
+
+
+def check_sweeps(sweeps: Sequence[Sweep], commands: int) -> None:
+    """Refuses what cannot be meant of all of them together."""
+    names = [sweep.name for sweep in sweeps]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadInputError(f"{twice[0]!r} is swept twice: write all its values into one --sweep")
+    _refuse_too_many(commands * math.prod(len(sweep.values) for sweep in sweeps))
+
+
+def named(name: str, label: str) -> str:
+    """The name of one job of a sweep, cut where a name must end."""
+    if not label:
+        return name
+    whole = "".join(letter if letter.isprintable() else " " for letter in f"{name} {label}".strip())
+    return whole if len(whole) <= LONGEST_LABEL else whole[: LONGEST_LABEL - 1] + "…"
+
+
+def _values(name: str, part: str) -> Sequence[str]:
+    if not part:
+        raise BadInputError(f"the sweep of {name!r} has an empty value: write it like {name}=1,2,3")
+    if found := _RANGE.fullmatch(part):
+        return [str(number) for number in _range(part, *found.groups())]
+    if _RANGE_OF_OTHERS.match(part):
+        raise BadInputError(f"{part!r} is not a range of whole numbers: write the values out, as in {name}=0.1,0.2")
+    return [part.replace("\\,", ",")]
+
+
+def _range(part: str, first: str, last: str, step: str | None) -> range:
+    try:
+        begin, end, by = int(first), int(last), int(step) if step is not None else 0
+    except ValueError:
+        raise BadInputError(f"{part[:40]!r} is not a range that can be counted") from None
+    if step is None:
+        by = 1 if begin <= end else -1
+    if by == 0 or (end - begin) * by < 0:
+        raise BadInputError(f"{part!r} never gets to its end: its step goes another way")
+    _refuse_too_many((end - begin) // by + 1)
+    return range(begin, end + (1 if by > 0 else -1), by)
+
+
+def _refuse_too_many(jobs: int) -> None:
+    if jobs > MOST_JOBS:
+        raise BadInputError(f"that would be {jobs:,} jobs: at most {MOST_JOBS:,} can be submitted at once")
+
+
+def _mentioned(command: Command, names: Sequence[str]) -> set[str]:
+    words = (command,) if isinstance(command, str) else command
+    return set().union(*(mentioned(word, names) for word in words))
+
+
+def _with_values(command: Command, values: dict[str, str], present: set[str]) -> Command:
+    if not values:
+        return command
+    absent = [name for name in values if name not in present]
+    if isinstance(command, tuple):
+        return (*(filled(word, values) for word in command), *(f"--{name}={values[name]}" for name in absent))
+    from shlex import quote
+
+    quoted = {name: quote(value) for name, value in values.items()}
+    text = filled(command, quoted)
+    return " ".join([text.rstrip(), *(f"--{name}={quoted[name]}" for name in absent)]) if absent else text

@@ -1,0 +1,48 @@
+"""Reads the end of an attempt's output from the queue, for machines on which it did not run."""
+
+from collections.abc import Callable
+from typing import Final
+
+from stoker.cli.output_reader import Piece
+
+# As much as is looked for at first; longer than most lines, so that it is seldom found in a wrong place.
+_PROBE: Final = 256
+
+
+class TailReader:
+    """`tail` gives the last part of the output as it is now: what was told before is recognised and left out."""
+
+    def __init__(self, tail: Callable[[], str]) -> None:
+        self._tail = tail
+        self._told = b""
+
+    def read(self) -> Piece:
+        text = self._tail().encode()
+        end = text.rfind(b"\n") + 1
+        lines = text[:end]
+        fresh = lines[overlap(self._told, lines) :]
+        if fresh:
+            # All that the next tail can begin with.
+            self._told = lines
+        return Piece(fresh, text[end:])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def overlap(before: bytes, after: bytes) -> int:
+    """How many bytes of `after`, at its beginning, are the end of `before`: as many as can be."""
+    probe = after[:_PROBE]
+    at = before.find(probe[: len(before)]) if probe else -1
+    while at >= 0:
+        size = len(before) - at
+        if after.startswith(before[at:]):
+            return size
+        at = before.find(probe, at + 1)
+    return _short_overlap(before, after)
+
+
+def _short_overlap(before: bytes, after: bytes) -> int:
+    """The same where less than the probe is common."""
+    longest = min(len(before), len(after), _PROBE)
+    return next((size for size in range(longest, 0, -1) if before.endswith(after[:size])), 0)

@@ -1,0 +1,63 @@
+"""The way from a feed into the queue: each origin becomes a job once, whoever brings it and how often."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from stoker.errors import BadInputError
+from stoker.queue.commands import check_command, wants_batch_size
+from stoker.queue.model import NewJob
+from stoker.queue.provenance import checkout_of
+from stoker.queue.store import Store, new_id
+
+# A chosen id is taken by chance once in thousands of submissions; several times in a row means something else.
+MOST_DRAWS: Final = 5
+
+
+class Wanted(NamedTuple):
+    """A command, and the place it was written in."""
+
+    command: str
+    origin: str
+
+
+class Taken(NamedTuple):
+    """What became of it: a job of ours, or the one that somebody had made of the same origin before."""
+
+    id: str
+    wanted: Wanted
+    is_new: bool
+
+
+class Intake:
+    """Makes jobs that are all like `pattern`, except for their commands."""
+
+    def __init__(self, pattern: NewJob) -> None:
+        self._pattern = pattern
+
+    def refusal(self, command: str) -> str | None:
+        """Why no job can be made of this command; None when one can."""
+        try:
+            check_command(command)
+        except BadInputError as error:
+            return str(error)
+        if self._pattern.batch_size is None and wants_batch_size(command):
+            return "it has {batch_size} in it: start the feed with --batch-size, or write {{batch_size}} for the word"
+        return None
+
+    def take(self, store: Store, wanted: Sequence[Wanted]) -> list[Taken]:
+        """All of them, in this order, in one transaction."""
+        code = checkout_of(self._pattern.directory)
+        pattern = replace(self._pattern, commit=code.commit, dirty=code.dirty)
+        for tries_left in reversed(range(MOST_DRAWS)):
+            # An id that was chosen here and comes back says that the job is new.
+            jobs = [replace(pattern, command=one.command, origin=one.origin, id=new_id()) for one in wanted]
+            try:
+                ids = store.submit(jobs)
+            except BadInputError:
+                if not tries_left:
+                    raise
+                continue
+            return [Taken(name, one, is_new=name == job.id) for name, one, job in zip(ids, wanted, jobs, strict=True)]
+        raise AssertionError("unreachable")

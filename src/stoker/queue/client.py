@@ -1,0 +1,278 @@
+"""The queue for Python programs: `stoker.Queue`."""
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
+
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.queue import SqliteAddress, init_queue, open_queue, queue_address
+from stoker.queue.commands import check_command, wants_batch_size
+from stoker.queue.driver import QueueAwayError
+from stoker.queue.model import ENDED, Job, NewJob, Order, State
+from stoker.queue.provenance import check_environment, check_pin, checkout_of, kept_environment, working_directory
+from stoker.queue.store import Cancellation, Store
+from stoker.settings import load_settings
+from stoker.units import parse_duration, parse_memory
+from stoker.verdicts.policy import Policy
+
+# The bell tells of changes at once; this is for one that cannot ring just now, and costs a query by id.
+POLL_SECONDS: Final = 1.0
+
+Which = str | Job
+"""A job, or what names it: its id, the beginning of that, or its name."""
+
+
+class Options(TypedDict, total=False):
+    """What a job may ask for beside its command: the fields of `stoker.Job` that a person chooses."""
+
+    directory: str | os.PathLike[str]
+    """Where it runs; the current directory when left out."""
+    environment: Mapping[str, str]
+    """Variables for it. When a virtualenv or conda environment is active, what makes it so is added."""
+    bare_environment: bool
+    """Leaves the active virtualenv or conda environment out."""
+    name: str
+    tags: Sequence[str]
+    gpus: int
+    """How many; 0 for a job that needs none."""
+    memory: int | str | None
+    """On each GPU: bytes, or text like `20GiB`."""
+    share: bool
+    priority: int
+    """Higher ones start first."""
+    after: Which | Iterable[Which]
+    """Jobs that must have succeeded."""
+    after_any: Which | Iterable[Which]
+    """Jobs that must have ended, however."""
+    retries: int
+    backoff: float | str
+    """Before the first retry: seconds, or text like `5m`."""
+    time_limit: float | str | None
+    policy: Mapping[str, str | int | float | bool | None]
+    """The idle policy by its field names, such as `{"window": 600.0}`; `{"off": True}` for none."""
+    preemptible: bool
+    on_loss: Literal["retry", "hold"]
+    pin: bool
+    """Runs the code as it is committed now, in a snapshot of its own."""
+    allow_dirty: bool
+    """With `pin`: leaves out changes that are not committed, where they would be refused."""
+    batch_size: int | None
+    """What `{batch_size}` in the command stands for."""
+    held: bool
+    """Waits for `release`."""
+
+
+class Queue:
+    """The queue of experiments. One thread uses it; `with` closes it.
+
+    >>> with Queue() as queue:
+    ...     job = queue.submit(["python", "train.py", "--version={id}"], gpus=1, memory="20GiB")
+    ...     print(queue.wait(job).state)
+    """
+
+    def __init__(self, url: str | None = None) -> None:
+        """Opens the queue at `url`, or else where `STOKER_QUEUE` and `stoker.toml` say, or else the file of your own.
+
+        A SQLite file is created when it is not there; a PostgreSQL database is prepared by `stoker queue init`.
+        """
+        chosen = url or load_settings().queue or None
+        is_file = isinstance(queue_address(chosen), SqliteAddress)
+        self._store: Store = init_queue(chosen) if is_file else open_queue(chosen)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<stoker.Queue at {self._store.place}>"
+
+    def close(self) -> None:
+        """Closes the connection; the jobs stay."""
+        self._store.close()
+
+    def submit(self, command: str | Sequence[str], **options: Unpack[Options]) -> Job:
+        """Puts one command in: text for the shell, or the words of a command that needs none."""
+        return self.submit_many([command], **options)[0]
+
+    def submit_many(self, commands: Iterable[str | Sequence[str]], **options: Unpack[Options]) -> list[Job]:
+        """Puts several commands in with the same options, in their order: all of them, or none."""
+        asked = self._asked({**options})
+        jobs = [_new_job(command, asked) for command in _several(commands)]
+        return [self._store.job(name) for name in self._store.submit(jobs)]
+
+    def job(self, which: Which) -> Job:
+        """The job as it is now, by its id, the beginning of that, or its name."""
+        return self._store.job(which.id if isinstance(which, Job) else which)
+
+    def jobs(
+        self,
+        states: Sequence[State] = (),
+        tag: str | None = None,
+        *,
+        order: Order = "newest",
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[Job]:
+        """The newest jobs, or in the order of the queue those in front; all states and tags when left out."""
+        return self._store.jobs(states, tag, order, limit, offset)
+
+    def counts(self) -> dict[State, int]:
+        """How many jobs are in each state that any is in."""
+        return self._store.counts()
+
+    @overload
+    def wait(  # type: ignore[overload-overlap]  # a string is one job's name here, not several letters
+        self, which: Which, timeout: float | None = None
+    ) -> Job: ...
+
+    @overload
+    def wait(self, which: Iterable[Which], timeout: float | None = None) -> list[Job]: ...
+
+    def wait(self, which: Which | Iterable[Which], timeout: float | None = None) -> Job | list[Job]:
+        """The job when it has ended, or all of several; `TimeoutError` when that takes longer than so many seconds.
+
+        A database that is away meanwhile is waited for.
+        """
+        ids = self._ids(which)
+        ended = self._ended(ids, None if timeout is None else time.monotonic() + timeout)
+        return ended[ids[0]] if isinstance(which, str | Job) else [ended[name] for name in ids]
+
+    def cancel(self, which: Which | Iterable[Which]) -> Cancellation:
+        """Cancels jobs; those that run are asked to stop."""
+        return self._store.cancel(self._ids(which))
+
+    def retry(self, which: Which | Iterable[Which]) -> list[str]:
+        """Lets jobs that ended run again; the ids of those that now will."""
+        return self._store.retry(self._ids(which))
+
+    def hold(self, which: Which | Iterable[Which]) -> list[str]:
+        """Keeps jobs that wait from starting; the ids of those that were held by this."""
+        return self._store.hold(self._ids(which))
+
+    def release(self, which: Which | Iterable[Which]) -> list[str]:
+        """Lets jobs that are held start; the ids of those that now may."""
+        return self._store.release(self._ids(which))
+
+    def logs(self, which: Which) -> str:
+        """The end of what the job's last attempt printed, 64 KiB at most; empty before it started."""
+        attempt = self.job(which).attempt
+        return self._store.log(attempt) if attempt is not None else ""
+
+    def _ids(self, which: Which | Iterable[Which]) -> list[str]:
+        several = [which] if isinstance(which, str | Job) else which
+        return [one.id if isinstance(one, Job) else self._store.job(one).id for one in several]
+
+    def _asked(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options in the form in which a job has them, with what it keeps of the place it was submitted from."""
+        if unknown := options.keys() - Options.__annotations__.keys():
+            raise BadInputError(f"a job cannot be submitted with {min(unknown)!r}: there is no such option")
+        kept = {} if options.pop("bare_environment", False) else kept_environment()
+        allow_dirty = bool(options.pop("allow_dirty", False))
+        environment = kept | dict(options.get("environment", {}))
+        check_environment(environment)
+        _check_policy(options.get("policy", {}))
+        if options.get("share") and options.get("memory") is None:
+            raise BadInputError("a job that shares a GPU needs memory=…: how much of it does it take?")
+        converted = {name: _CONVERSIONS[name](value) for name, value in options.items() if name in _CONVERSIONS}
+        needs = {name: self._ids(options[name]) for name in ("after", "after_any") if name in options}
+        return options | converted | needs | {"environment": environment} | _place(options, allow_dirty)
+
+    def _ended(self, ids: Sequence[str], deadline: float | None) -> dict[str, Job]:
+        ended: dict[str, Job] = {}
+        bell = self._store.bell()
+        try:
+            while True:
+                for name in ids:
+                    if name not in ended and (job := self._now(name)) is not None and job.state in ENDED:
+                        ended[name] = job
+                missing = [name for name in ids if name not in ended]
+                if not missing:
+                    return ended
+                left = POLL_SECONDS if deadline is None else min(POLL_SECONDS, deadline - time.monotonic())
+                if left <= 0:
+                    raise TimeoutError(f"job {missing[0]} has not ended in time")
+                _rest(bell.fileno(), left)
+                bell.heard()
+        finally:
+            bell.close()
+
+    def _now(self, name: str) -> Job | None:
+        try:
+            return self._store.job(name)
+        except QueueAwayError:
+            return None
+
+
+def _rest(descriptor: int, seconds: float) -> None:
+    """Until the bell rings, or so long."""
+    if descriptor < 0:
+        time.sleep(seconds)
+        return
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.poll(seconds * 1000)
+
+
+def _place(options: Mapping[str, Any], allow_dirty: bool) -> dict[str, Any]:
+    """Where it runs, and which code is there."""
+    where = options.get("directory")
+    directory = working_directory(None if where is None else os.fspath(where))
+    found = checkout_of(directory)
+    if options.get("pin"):
+        check_pin(directory, found, allow_dirty=allow_dirty)
+    return {"directory": directory, "commit": found.commit, "dirty": found.dirty}
+
+
+def _check_policy(policy: Mapping[str, object]) -> None:
+    if policy.get("off"):
+        return
+    if unknown := policy.keys() - set(Policy.__struct_fields__):
+        known = ", ".join(Policy.__struct_fields__)
+        raise BadInputError(f"an idle policy has no {min(unknown)!r}: it has {known}, or off")
+    try:
+        msgspec.convert(dict(policy), Policy).check()
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"the idle policy cannot be so: {error}") from None
+
+
+def _new_job(command: str | Sequence[str], asked: Mapping[str, Any]) -> NewJob:
+    words = command if isinstance(command, str) else tuple(command)
+    try:
+        job = msgspec.convert({**asked, "command": words}, NewJob)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"a job cannot be submitted so: {error}") from None
+    check_command(job.command)
+    if job.batch_size is None and wants_batch_size(job.command):
+        raise BadInputError("the command has {batch_size} in it: say by batch_size=… how much that is")
+    return job
+
+
+def _several(commands: Iterable[str | Sequence[str]]) -> Iterable[str | Sequence[str]]:
+    if isinstance(commands, str):
+        raise BadInputError("submit_many takes several commands: for one there is submit")
+    return commands
+
+
+def _seconds(value: float | str | None) -> float | None:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+def _bytes(value: int | str | None) -> int | None:
+    return parse_memory(value) if isinstance(value, str) else value
+
+
+_CONVERSIONS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "memory": _bytes,
+    "backoff": _seconds,
+    "time_limit": _seconds,
+    "policy": dict,
+}

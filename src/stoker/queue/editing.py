@@ -1,0 +1,29 @@
+"""What a job asks for after a person changed some of it: a pure decision."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.queue.driver import Parameters
+from stoker.queue.model import Asked, Job, check
+from stoker.queue.rows import columns
+
+
+def edited(job: Job, changes: Mapping[str, object]) -> Asked:
+    """The whole of it. What cannot be meant is refused."""
+    if unknown := set(changes) - set(Asked.__struct_fields__):
+        raise BadInputError(f"a job has no {min(unknown)!r} that could be edited")
+    now = {field: getattr(job, field) for field in Asked.__struct_fields__}
+    try:
+        asked = msgspec.convert({**now, **changes}, Asked)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"job {job.id} cannot be edited so: {error}") from None
+    check(asked)
+    return asked
+
+
+def edited_row(job: Job, asked: Asked) -> Parameters:
+    """Retries are counted anew when their number was changed."""
+    left = asked.retries if asked.retries != job.retries else job.retries_left
+    return {"id": job.id, **columns(asked), "retries_left": left}

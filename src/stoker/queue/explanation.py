@@ -1,0 +1,276 @@
+"""Why a job is as it is, and above all why it does not run: one decision, for `why`, `list`, `show` and every page."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from stoker.queue.model import ENDED, HEARD_WITHIN, Attempt, Job, State, Worker
+from stoker.units import format_memory
+
+Kind = Literal[
+    "running",
+    "stopping",
+    "silent",
+    "ended",
+    "held",
+    "never",
+    "after",
+    "retry",
+    "paused",
+    "no worker",
+    "too large",
+    "workers paused",
+    "waits",
+    "next",
+]
+
+# Whoever waits behind more than these knows enough, and counting them all would cost a look at each.
+MOST_AHEAD: Final = 1000
+# The first few are enough to know what to look at.
+_MOST_NAMES: Final = 3
+
+
+class Why(msgspec.Struct, frozen=True):
+    """The reason, in three lengths."""
+
+    kind: Kind
+    word: str
+    """For a column of a table, after the state; empty when the state says it all."""
+    sentence: str
+    """For people: without the job as its subject, no capital, no full stop."""
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the case around all jobs."""
+
+    now: float
+    """By the database's clock."""
+    paused: bool = False
+    workers: Sequence[Worker] = ()
+    running: Mapping[str, Attempt] = {}
+    """By job."""
+
+    def there(self) -> list[Worker]:
+        """The workers that have been heard of lately."""
+        return [worker for worker in self.workers if self.now - worker.seen <= HEARD_WITHIN]
+
+    def host_of(self, worker: str) -> str | None:
+        return next((known.host for known in self.workers if known.id == worker), None)
+
+
+def explain(job: Job, around: Surroundings, needs: Mapping[str, State] = {}, ahead: int = 0) -> Why:
+    """`needs` are the jobs that it still waits for; `ahead` says how many queued ones come before it."""
+    if job.state == "running":
+        return _running(job, around)
+    if job.state in ENDED:
+        return _ended(job, around.now)
+    if job.state == "held":
+        return _held(job)
+    return _waiting(job, around, needs) or _obstacle(around) or _on_workers(job, around.there(), ahead)
+
+
+def _waiting(job: Job, around: Surroundings, needs: Mapping[str, State]) -> Why | None:
+    """What is this job's own affair."""
+    if failed := [name for name, state in needs.items() if state in ENDED]:
+        return _never(job, failed, needs)
+    if needs:
+        return _and_besides(_after(needs), around)
+    if job.not_before > around.now:
+        return _and_besides(_retry(job, around.now), around)
+    return None
+
+
+# Those that do not wait
+
+
+def _running(job: Job, around: Surroundings) -> Why:
+    attempt = around.running.get(job.id)
+    where = f" on {_where(attempt, around)}" if attempt is not None else ""
+    since = job.started if job.started is not None else around.now
+    running = f"running since {clock_time(since, around.now)} ({spoken(around.now - since)}){where}"
+    if attempt is not None and attempt.lease_expires < around.now:
+        silent = spoken(around.now - attempt.lease_expires)
+        return Why(
+            "silent", "not heard of", f"{running}, but its worker let its lease end {silent} ago and may be gone"
+        )
+    if job.cancel_requested is not None:
+        ago = spoken(around.now - job.cancel_requested)
+        return Why("stopping", "stopping", f"{running}, and somebody asked {ago} ago that it be stopped")
+    return Why("running", "", running)
+
+
+def _where(attempt: Attempt, around: Surroundings) -> str:
+    worker = next((known for known in around.workers if known.id == attempt.worker), None)
+    host = worker.host if worker is not None else f"worker {attempt.worker}"
+    if not attempt.gpus:
+        return f"{host} without a GPU"
+    names = gpu_names(attempt.gpus, worker)
+    return f"{host}, {'GPU' if len(names) == 1 else 'GPUs'} {_listed(names)}"
+
+
+def gpu_names(uuids: Sequence[str], worker: Worker | None) -> list[str]:
+    """What people call these GPUs: their indices, as far as their worker tells them."""
+    indices = {gpu.uuid: str(gpu.index) for gpu in worker.view.gpus} if worker is not None else {}
+    return [indices.get(uuid, uuid) for uuid in uuids]
+
+
+def _ended(job: Job, now: float) -> Why:
+    ended = job.ended if job.ended is not None else now
+    took = f" after {spoken(ended - job.started)}" if job.started is not None and job.started <= ended else ""
+    code = f" with exit code {job.exit_code}" if job.exit_code not in {None, 0} else ""
+    because = f": {job.sentence}" if job.sentence and job.sentence != job.state else ""
+    return Why("ended", "", f"{job.state} {spoken(now - ended)} ago{took}{code}{because}")
+
+
+def _held(job: Job) -> Why:
+    because = f" because {job.sentence}" if job.sentence not in {"", "held"} else ""
+    word = "lost" if because and job.on_loss == "hold" else ""
+    return Why("held", word, f"held{because}: `stoker release {job.id}` lets it start")
+
+
+# Those that wait for something that is their own affair
+
+
+def _never(job: Job, failed: Sequence[str], needs: Mapping[str, State]) -> Why:
+    which = _some([f"{name}, which {_became(needs[name])}" for name in failed])
+    cure = f"`stoker retry {failed[0]}` tries that again, `stoker cancel {job.id}` gives this one up"
+    return Why(
+        "never", f"after {_first_of(failed)}, {needs[failed[0]]}", f"can never start: it comes after {which}; {cure}"
+    )
+
+
+def _after(needs: Mapping[str, State]) -> Why:
+    which = _some([f"{name} ({state})" for name, state in needs.items()])
+    jobs = "job" if len(needs) == 1 else "jobs"
+    return Why("after", f"after {_first_of(list(needs))}", f"waits for {jobs} {which}")
+
+
+def _retry(job: Job, now: float) -> Why:
+    wait = spoken(job.not_before - now, up=True)
+    because = f", after this: {job.sentence}" if job.sentence else ""
+    return Why("retry", f"retry in {wait}", f"waits until its retry in {wait}{because}")
+
+
+def _and_besides(why: Why, around: Surroundings) -> Why:
+    """What would keep it from starting even then."""
+    obstacle = _obstacle(around)
+    return why if obstacle is None else Why(why.kind, why.word, f"{why.sentence}; besides, {obstacle.sentence}")
+
+
+# Those that wait for the queue and its workers
+
+
+def _obstacle(around: Surroundings) -> Why | None:
+    """What keeps every job from starting."""
+    if around.paused:
+        return Why("paused", "", "the queue is paused: `stoker resume` lets jobs start")
+    there = around.there()
+    if not there:
+        return Why("no worker", "", f"no worker is there{_last_heard(around)}: `stoker work` starts one")
+    if all(worker.paused for worker in there):
+        hosts = sorted({worker.host for worker in there})
+        paused = f"the worker on {hosts[0]} is" if len(there) == 1 else f"all workers (on {_some(hosts)}) are"
+        cure = f"`stoker resume --worker {hosts[0]}` lets jobs start there"
+        return Why("workers paused", "", f"{paused} paused: {cure}")
+    return None
+
+
+def _last_heard(around: Surroundings) -> str:
+    if not around.workers:
+        return ", and none ever was"
+    last = max(around.workers, key=lambda worker: worker.seen)
+    return f" (the last was heard of {spoken(around.now - last.seen)} ago, on {last.host})"
+
+
+def _on_workers(job: Job, there: Sequence[Worker], ahead: int) -> Why:
+    if too_large := _too_large(job, there):
+        return too_large
+    said = [(worker.host, _word_of(worker, job.id)) for worker in there]
+    if any(job.id in worker.view.waiting for worker in there):
+        return Why("waits", "", "; ".join(f"on {host}: {word}" for host, word in said if word))
+    if ahead:
+        many = f"at least {ahead}" if ahead >= MOST_AHEAD else str(ahead)
+        jobs = "1 other job comes" if ahead == 1 else f"{many} other jobs come"
+        return Why("waits", "", f"waits for its turn: {jobs} first")
+    problems = "".join(f"; on {host}: {word}" for host, word in said if word)
+    return Why("next", "", f"waits for a worker to look at it: it is next{problems}")
+
+
+def _word_of(worker: Worker, job: str) -> str:
+    if worker.paused:
+        return "the worker is paused"
+    return worker.view.waiting.get(job) or worker.view.problem or ""
+
+
+def _too_large(job: Job, there: Sequence[Worker]) -> Why | None:
+    """More than any machine has. A worker that cannot see its GPUs might have enough of them."""
+    if not job.gpus or any(worker.view.problem for worker in there):
+        return None
+    largest = max(there, key=lambda worker: len(worker.view.gpus))
+    most = len(largest.view.gpus)
+    if most < job.gpus:
+        has = f"no worker has more than {most} ({largest.host})" if most else "no worker has any"
+    elif job.memory is not None and max(_large_enough(worker, job.memory) for worker in there) < job.gpus:
+        has = _too_small([gpu.memory_total or 0 for worker in there for gpu in worker.view.gpus], job.memory)
+    else:
+        return None
+    wanted = _count(job.gpus) if job.memory is None else f"{_count(job.gpus)} with {format_memory(job.memory)}"
+    cure = f"it starts when a worker with more is there, or when `stoker edit {job.id}` asks for less"
+    return Why("too large", "too large", f"cannot start: it asks for {wanted}, and {has}; {cure}")
+
+
+def _large_enough(worker: Worker, memory: int) -> int:
+    """How many of its GPUs may be so large: one that tells no size may."""
+    return sum(gpu.memory_total is None or gpu.memory_total >= memory for gpu in worker.view.gpus)
+
+
+def _too_small(sizes: Sequence[int], memory: int) -> str:
+    if max(sizes) < memory:
+        return f"the largest anywhere has {format_memory(max(sizes))}"
+    return "no worker has so many that large"
+
+
+# Words
+
+
+def spoken(seconds: float, *, up: bool = False) -> str:
+    """`20 s`, `12 min`, `3 h`, `1 h 20 min`, `2 days`; `up` when it must not be less than it is."""
+    whole = max(0, int(-(-seconds // 1) if up else round(seconds)))
+    if whole <= 90:
+        return f"{whole} s"
+    minutes = -(-whole // 60) if up else round(whole / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
+    return f"{round(minutes / (24 * 60))} days"
+
+
+def clock_time(wall: float, now: float) -> str:
+    """`14:02` today, and with its date on another day."""
+    then, today = time.localtime(wall), time.localtime(now)
+    return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
+
+
+def _became(state: State) -> str:
+    return "was cancelled" if state == "cancelled" else state
+
+
+def _count(gpus: int) -> str:
+    return "a GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _some(names: Sequence[str]) -> str:
+    if len(names) <= _MOST_NAMES + 1:
+        return _listed(names)
+    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

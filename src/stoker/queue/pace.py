@@ -1,0 +1,34 @@
+"""How often one process may wake the others."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+# Every NOTIFY takes a lock of the whole PostgreSQL server and wakes every listener; nobody notices so short a delay.
+SECONDS_BETWEEN: Final = 0.02
+
+
+class Pace:
+    """The first ring after quiet goes at once; what comes too soon after it is owed."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = -math.inf
+        self._owed = False
+
+    def due(self) -> bool:
+        """Whether it may ring now."""
+        return self._clock() - self._last >= SECONDS_BETWEEN
+
+    def rang(self) -> None:
+        """All that was owed is paid by it."""
+        self._last = self._clock()
+        self._owed = False
+
+    def owe(self) -> None:
+        self._owed = True
+
+    def owes(self) -> float | None:
+        """In how many seconds what is owed may ring; None when nothing is owed."""
+        return max(0.0, self._last + SECONDS_BETWEEN - self._clock()) if self._owed else None

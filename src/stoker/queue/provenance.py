@@ -1,0 +1,111 @@
+"""What a job keeps of the place it was submitted from: the directory, the commit, and which Python `python` is."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from stoker.errors import BadInputError
+
+# What decides which programs and libraries a command finds when a virtualenv or a conda environment is active.
+KEPT: Final = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH", "PYTHONPATH")
+# On a file server that does not answer, a job without its commit is better than a submit that hangs.
+GIT_SECONDS: Final = 2.0
+
+
+class Checkout(NamedTuple):
+    """The commit a directory is at, and whether tracked files differ from it; or why that is not known."""
+
+    commit: str | None = None
+    dirty: bool | None = None
+    problem: str = ""
+
+
+def checkout_of(directory: str) -> Checkout:
+    """Asks git once, without taking its locks or waking its file monitor: a person may be committing just now."""
+    question = ("-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", directory, *question],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=GIT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Checkout(problem=f"git did not answer within {GIT_SECONDS:g} s")
+    except (OSError, ValueError):
+        return Checkout(problem="git cannot be run here")
+    if done.returncode != 0:
+        return Checkout(problem=f"{directory} is not in a git repository that can be read")
+    lines = done.stdout.splitlines()
+    commits = [line.split()[-1].decode() for line in lines if line.startswith(b"# branch.oid ")]
+    if not commits or commits[0] == "(initial)":
+        return Checkout(problem=f"the git repository of {directory} has no commit yet")
+    return Checkout(commits[0], dirty=any(not line.startswith(b"#") for line in lines))
+
+
+def check_pin(directory: str, found: Checkout, *, allow_dirty: bool) -> None:
+    """Refuses a snapshot of code that is not committed: it would not be what the person sees before them."""
+    if found.commit is None:
+        raise BadInputError(f"a pinned job needs a commit to run: {found.problem}")
+    if found.dirty and not allow_dirty:
+        raise BadInputError(
+            f"a pinned job runs what is committed, and {directory} has changes that are not: commit them, or leave "
+            "them out by --allow-dirty"
+        )
+
+
+def working_directory(chosen: str | None = None) -> str:
+    """It, as an absolute path; an absolute one need not be here, since the worker's machine may have it."""
+    if chosen is None:
+        return _here()
+    path = Path(chosen).expanduser()
+    absolute = path if path.is_absolute() else Path(_here()) / path
+    try:
+        if absolute.is_dir():
+            return str(absolute.resolve() if ".." in absolute.parts else absolute)
+        there = absolute.exists()
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"{chosen[:60]!a} cannot be the directory of a job: {error}") from None
+    if there or not path.is_absolute():
+        what = "is not a directory" if there else "is not there"
+        raise BadInputError(f"{absolute} {what}: a job needs one to start in")
+    return str(absolute)
+
+
+def kept_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that make `python` mean the same Python later; none when no environment of Python's is active."""
+    if not (environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")):
+        return {}
+    return {name: environment[name] for name in KEPT if environment.get(name)}
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Refuses variables that no program could be given, or no database keep."""
+    for name, value in environment.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise BadInputError(f"the variable {name!a} cannot be set: no program could be given it")
+        try:
+            (name + value).encode()
+        except UnicodeEncodeError:
+            raise BadInputError(
+                f"the variable {name!a} is not text in UTF-8, so it cannot be kept with a job "
+                "(--bare-env leaves out what an active Python environment sets)"
+            ) from None
+
+
+def _here() -> str:
+    """As the person's shell calls it: their home may be reached through a symbolic link on every machine."""
+    try:
+        actual = Path.cwd()
+    except FileNotFoundError:
+        raise BadInputError("this directory was removed: go to another one, or name the job's by --directory") from None
+    with contextlib.suppress(OSError, ValueError):
+        called = Path(os.environ.get("PWD", ""))
+        if called.is_absolute() and ".." not in called.parts and called.samefile(actual):
+            return str(called)
+    return str(actual)

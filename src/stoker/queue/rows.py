@@ -1,0 +1,81 @@
+"""Jobs and attempts as rows of the database, and back; text as every database takes it."""
+
+from typing import Any, Final, get_args
+
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.queue.driver import Row
+from stoker.queue.model import Asked, Attempt, Job, State
+
+# Enough for the last screens of a training's output; the whole of it is in the worker's file.
+LOG_TAIL: Final = 64 * 1024
+JOB_COLUMNS: Final = (
+    *("id", "spec", "priority", "state", "position", "submitted", "started", "ended", "not_before", "retries_left"),
+    *("attempts", "attempt", "exit_code", "sentence", "link", "cancel_requested", "origin"),
+)
+
+
+def columns(asked: Asked) -> dict[str, str | int | float | None]:
+    """What of a job has a column of its own, and all of it in `spec`."""
+    wanted = {name: getattr(asked, name) for name in Asked.__struct_fields__}
+    return {
+        "name": asked.name,
+        "priority": asked.priority,
+        "gpus": asked.gpus,
+        "retries": asked.retries,
+        "spec": json_text(wanted),
+    }
+
+
+def dependencies(job: str, asked: Asked) -> list[dict[str, str]]:
+    kinds = [("success", asked.after), ("any", asked.after_any)]
+    return [{"job": job, "needs": needs, "kind": kind} for kind, ids in kinds for needs in dict.fromkeys(ids)]
+
+
+def json_text(value: object) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        raise BadInputError("a job's words must be text in UTF-8: these are not") from None
+
+
+def clean_text(text: str) -> str:
+    """What every database takes as text."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def literal(state: State) -> str:
+    """A state as a part of a statement."""
+    if state not in get_args(State):
+        raise BadInputError(f"{state!r} is no state that a job can be in")
+    return f"'{state}'"
+
+
+def tail_of(text: str) -> str:
+    data = clean_text(text[-LOG_TAIL:]).encode()
+    return data[-LOG_TAIL:].decode(errors="ignore")
+
+
+def job_of(row: Row) -> Job:
+    """A row of the statements that select `{job}`."""
+    fields: dict[str, Any] = dict(zip(JOB_COLUMNS, row, strict=True))
+    return msgspec.convert(msgspec.json.decode(fields.pop("spec")) | fields, Job)
+
+
+def attempt_of(row: Row) -> Attempt:
+    name, job, worker, number, gpus, *rest = row
+    started, expires, ended, outcome, exit_code, sentence = rest
+    return Attempt(
+        id=name,
+        job=job,
+        worker=worker,
+        number=number,
+        gpus=msgspec.json.decode(gpus, type=tuple[str, ...]),
+        started=started,
+        lease_expires=expires,
+        ended=ended,
+        outcome=outcome,
+        exit_code=exit_code,
+        sentence=sentence,
+    )

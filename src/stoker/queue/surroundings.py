@@ -1,0 +1,27 @@
+"""What an explanation needs to know, asked of the queue."""
+
+from stoker.queue.explanation import MOST_AHEAD, Surroundings, Why, explain
+from stoker.queue.model import Job
+from stoker.queue.store import Store
+
+
+def look_around(store: Store) -> Surroundings:
+    """What is the case around all jobs now."""
+    return Surroundings(
+        now=store.clock(),
+        paused=store.paused(),
+        workers=tuple(store.workers()),
+        running={attempt.job: attempt for attempt in store.running()},
+    )
+
+
+def why(store: Store, job: Job) -> Why:
+    """Why this one job is as it is."""
+    needs = store.unfulfilled(job.id) if job.state == "queued" else {}
+    return explain(job, look_around(store), needs, _ahead_of(store, job) if job.state == "queued" else 0)
+
+
+def _ahead_of(store: Store, job: Job) -> int:
+    """How many queued jobs come first; those that nobody would wait for are counted too."""
+    ids = [other.id for other in store.jobs(states=["queued"], order="queue", limit=MOST_AHEAD)]
+    return ids.index(job.id) if job.id in ids else len(ids)

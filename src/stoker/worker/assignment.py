@@ -1,0 +1,177 @@
+"""What a worker gives to an attendant: an attempt at a job, kept on disk so that the next worker finds it again.
+
+An attempt's directory is a run's record with this beside it:
+
+    attempt.json     the assignment; written by the worker before the job starts
+    delivered.json   the same, once the queue has the outcome and the last of the output
+    output           what the job printed, and `output.1` the older part of it
+    socket           where the attendant listens for a worker
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from stoker.queue.model import Outcome
+from stoker.runs.plan import Plan
+from stoker.runs.processes import Identity
+from stoker.runs.record import Record, Status
+from stoker.worker.capacity import Want
+
+_UNDELIVERED: Final = "attempt.json"
+_DELIVERED: Final = "delivered.json"
+# Before a lease ends, everything of the job must be gone: what the kernel needs to take a large process apart.
+LONGEST_MARGIN: Final = 15.0
+MARGIN_SHARE: Final = 0.1
+
+
+class Keepers(msgspec.Struct, frozen=True):
+    """The processes that look after a job, each by pid and start time."""
+
+    attendant: tuple[int, int]
+    guardian: tuple[int, int]
+    cgroup: str | None = None
+    """Where everything of the job is, if it has one."""
+
+    @property
+    def attendant_identity(self) -> Identity:
+        return Identity(*self.attendant)
+
+    @property
+    def guardian_identity(self) -> Identity:
+        return Identity(*self.guardian)
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at a job, and all that it takes to see it through without a worker."""
+
+    attempt: str
+    job: str
+    number: int
+    queue: str
+    """The address of the queue, to be reached also when there is no worker."""
+    host: str
+    boot: str
+    keepers: Keepers
+    want: Want
+    """What it holds of the machine."""
+    plan: Plan
+    environment: dict[str, str]
+    """What differs from the worker's own."""
+    without: tuple[str, ...] = ()
+    """Variables that the worker has and the job does not."""
+    gpus: tuple[str, ...] = ()
+    lease: float
+    lease_until: float
+    """On the clock that also counts while the machine sleeps: see `now()`."""
+    log_limit: int
+    commit: str | None = None
+    """Run a snapshot of this commit instead of the directory as it is."""
+    started: float
+    """Seconds since the epoch."""
+
+    @property
+    def stop_before_end(self) -> float:
+        """How long before the end of the lease a job must be asked to end, so that nothing of it is left then."""
+        return self.plan.grace + min(LONGEST_MARGIN, self.lease * MARGIN_SHARE)
+
+
+class AttemptRecord(Record):
+    """The directory of one attempt."""
+
+    @property
+    def output(self) -> Path:
+        return self.directory / "output"
+
+    def assign(self, assignment: Assignment) -> None:
+        fresh = f"{self.directory}/.{_UNDELIVERED}"
+        # For nobody else: the address of the queue may hold a password.
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
+            file.write(msgspec.json.encode(assignment))
+        os.rename(fresh, f"{self.directory}/{_UNDELIVERED}")  # noqa: PTH104 - between two jobs, where Path takes its time
+
+    def assignment(self) -> Assignment | None:
+        """None when its outcome was delivered, or it is not readable."""
+        try:
+            return msgspec.json.decode((self.directory / _UNDELIVERED).read_bytes(), type=Assignment)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def delivered(self) -> None:
+        """The queue has everything: nobody needs to look here again."""
+        try:
+            (self.directory / _UNDELIVERED).replace(self.directory / _DELIVERED)
+        except OSError:
+            return  # done by another, or the disk is gone: then it is delivered again, and refused
+
+    def listen(self) -> socket.socket:
+        """The attendant's end, for a worker that comes later."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        with _short_path(self.directory) as path:
+            listener.bind(path)
+        listener.listen(4)
+        return listener
+
+    def connect(self) -> socket.socket:
+        """The worker's end. Raises OSError when nobody listens."""
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            with _short_path(self.directory) as path:
+                channel.connect(path)
+        except OSError:
+            channel.close()
+            raise
+        return channel
+
+
+class _short_path:  # noqa: N801 - reads as the function that it is
+    """Sockets have short names only: the directory is named by a descriptor of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> str:
+        self._descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self._descriptor}/socket"
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def undelivered(home: Path) -> Iterator[tuple[AttemptRecord, Assignment]]:
+    """The attempts whose outcomes the queue does not have yet, as far as is known here."""
+    try:
+        names = sorted(os.listdir(home / "attempts"))  # noqa: PTH208 - thousands of names, one call
+    except OSError:
+        return
+    for name in names:
+        record = AttemptRecord(home / "attempts" / name)
+        assignment = record.assignment()
+        if assignment is not None:
+            yield record, assignment
+
+
+def now() -> float:
+    """Seconds on a clock that no one sets and that goes on while the machine sleeps: what leases are held against."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def conclusion(status: Status) -> tuple[Outcome, int | None, str]:
+    """Outcome, exit code and sentence of an attempt, from what its supervisor wrote down last."""
+    sentence = status.sentence.rstrip(".")
+    match status.ending:
+        case "by itself":
+            return ("succeeded", 0, "") if status.exit_code == 0 else ("failed", status.exit_code, sentence)
+        case "idle" | "time limit" | "could not start":
+            return "failed", status.exit_code, sentence
+        case "cancelled":
+            return "cancelled", None, sentence
+        case "preempted":
+            return "preempted", None, sentence
+    return "lost", None, sentence or "its supervisor was killed"

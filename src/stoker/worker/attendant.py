@@ -1,0 +1,357 @@
+"""The supervisor of a queued job, held ready before there is one: a process of its own that outlives its worker.
+
+It is given an attempt, runs it as `stoker run` would, and stays until the queue has the outcome. A worker that is
+there renews the lease and takes the outcome; when there is none, the attendant goes to the queue itself. When the
+lease cannot be renewed, the job is stopped before another machine may take it.
+"""
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.gpus.prober import Prober
+from stoker.gpus.spawn import forked
+from stoker.runs.guardian import Guardian, prepare
+from stoker.runs.plan import Plan
+from stoker.runs.processes import identify
+from stoker.runs.record import Status
+from stoker.runs.signals import FORWARDED, Received, SignalStream
+from stoker.runs.supervisor import Order, Supervisor, helpers_of, note_orphaned, spec_of
+from stoker.runs.syscalls import set_name
+from stoker.worker.assignment import Assignment, AttemptRecord, Keepers, conclusion, now
+from stoker.worker.errand import Errand
+from stoker.worker.messages import Attend, Attending, Channel, Message, Over, Ready, Recorded, Renewed, Stop
+
+# By the signal's own name for a shell: the job was told to end, and did.
+_STOPPED: Final = 128 + signal.SIGTERM
+# What means "end" to a supervisor that nobody types at: a machine that shuts down, or its administrator.
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# A worker renews every quarter of a lease; when it has missed two of them the attendant goes itself.
+_OWN_RENEWAL: Final = 0.5
+# Between two tries to reach the queue, doubled from try to try.
+_FIRST_PAUSE: Final = 0.5
+_LAST_PAUSE: Final = 30.0
+# It comes at once, unless something of the job cannot be killed.
+_LAST_WORDS_WITHIN: Final = 1.0
+# A worker that is there records an outcome at once, unless its database is away or it hangs.
+_RECORDED_WITHIN: Final = 60.0
+# After that nobody waits for it any more; the next worker finds it on disk.
+_LONGEST_DELIVERY: Final = 86400.0
+
+
+def attend(line: socket.socket) -> None:
+    """The life of an attendant: one job after another, until its worker has no more for it or is gone."""
+    set_name("stoker-job")
+    channel: Channel | None = Channel(line)
+    signals = SignalStream(FORWARDED)
+    attendance: _Attendance | None = None
+
+    def helpers() -> tuple[int, ...]:
+        return attendance.helpers() if attendance is not None else ()
+
+    guardian = prepare(orphaned=note_orphaned, helpers=helpers, keeps_output=True)
+    keepers = _keepers(guardian)
+    _speak_into(guardian)
+    while channel is not None and (directory := _next_directory(channel, signals, keepers)) is not None:
+        record = AttemptRecord(Path(directory))
+        assignment = record.assignment()
+        if assignment is None:
+            break
+        attendance = _Attendance(record, assignment, channel, signals, guardian)
+        channel = attendance.run()
+        if not guardian.reusable:
+            break
+    guardian.finish()
+
+
+def _next_directory(channel: Channel, signals: SignalStream, keepers: Keepers) -> str | None:
+    """Says that there is nothing to do here, and waits for something; None when nothing will come."""
+    if not channel.send(Ready(keepers)):
+        return None
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    poll.register(signals.fileno(), select.POLLIN)
+    while channel.open:
+        poll.poll()
+        if any(received.signal in _ENDING for received in signals.read()):
+            return None
+        message = channel.receive()
+        if isinstance(message, Attend):
+            return message.directory
+    return None
+
+
+def _keepers(guardian: Guardian) -> Keepers:
+    me, its = identify(os.getpid()), identify(guardian.pid)
+    if me is None or its is None:
+        raise StokerError("the guardian of the next job was killed before there was one")
+    return Keepers((me.pid, me.started), (its.pid, its.started), str(guardian.cgroup.path) if guardian.cgroup else None)
+
+
+def _speak_into(guardian: Guardian) -> None:
+    """What the supervisor says belongs into the job's output, as it does on a terminal."""
+    if guardian.output is not None:
+        # Opened anew, as waiting or not is a matter of the opening: the job's own end must go on waiting.
+        mine = os.open(f"/proc/self/fd/{guardian.output[1]}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.dup2(mine, 2)
+        os.close(mine)
+
+
+class _Attendance:
+    """One attempt, from its assignment to the moment the queue has its outcome. The company of its supervisor."""
+
+    def __init__(
+        self,
+        record: AttemptRecord,
+        assignment: Assignment,
+        channel: Channel,
+        signals: SignalStream,
+        guardian: Guardian,
+    ) -> None:
+        self._record = record
+        self._assignment = assignment
+        self._channel: Channel | None = channel
+        self._signals = signals
+        self._guardian = guardian
+        self._until = assignment.lease_until
+        self._errand: Errand | None = None
+        self._pause = _FIRST_PAUSE
+        self._next_errand = -math.inf
+        self._prober = Prober(assignment.plan.source, deadline=assignment.plan.deadline, start=forked)
+        self._over: Over | None = None
+        self._recorded = False
+        self._listener: socket.socket | None = None
+        self._epoll = select.epoll()
+        self._epoll.register(channel.fileno(), select.EPOLLIN)
+
+    def helpers(self) -> tuple[int, ...]:
+        errand = () if self._errand is None else (self._errand.pid,)
+        return (*helpers_of(self._prober), *errand)
+
+    def run(self) -> Channel | None:
+        """Runs the job and sees to it that the queue learns of its end. The line to the worker, if there is one."""
+        try:
+            with self._plan() as plan:
+                self._supervise(plan)
+        except StokerError as error:
+            self._could_not_start(str(error))
+        self._wait_until_recorded()
+        self._epoll.close()
+        if self._listener is not None:
+            self._listener.close()
+        return self._channel
+
+    @contextlib.contextmanager
+    def _plan(self) -> Iterator[Plan]:
+        """The plan, in its snapshot of the code if it asked for one."""
+        plan, commit = self._assignment.plan, self._assignment.commit
+        if commit is None:
+            yield plan
+            return
+        from stoker.worker.worktree import Worktree
+
+        worktree = Worktree.create(plan.directory or "/", commit, self._record.directory / "code")
+        try:
+            yield msgspec.structs.replace(plan, directory=worktree.directory)
+        finally:
+            worktree.remove()
+
+    def _supervise(self, plan: Plan) -> None:
+        assigned = self._assignment
+        environment = {name: value for name, value in os.environ.items() if name not in assigned.without}
+        supervisor = Supervisor(
+            plan,
+            self._record,
+            self._prober,
+            environment | assigned.environment,
+            self._signals,
+            self._guardian,
+            self,
+        )
+        supervisor.run(str(self._record.output), assigned.log_limit)
+        self._wait_for_last_words()
+
+    def _wait_for_last_words(self) -> None:
+        """What the job printed last is in its file when the guardian says that nothing is left."""
+        ends = time.monotonic() + _LAST_WORDS_WITHIN
+        self._guardian.attend()
+        while not self._guardian.empty and time.monotonic() < ends:
+            select.select([self._guardian.fileno()], [], [], max(0.0, ends - time.monotonic()))
+            self._guardian.attend()
+
+    def _could_not_start(self, sentence: str) -> None:
+        status = Status(
+            state="ended", ending="could not start", sentence=f"{sentence}.", exit_code=125, ended=time.time()
+        )
+        with contextlib.suppress(StokerError):
+            self._record.write_status(status)
+        self.over(status)
+
+    # The company of the supervisor
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def due(self) -> float:
+        """On the supervisor's clock, which stands still while the machine sleeps; a moment late is then too late."""
+        if self._errand is not None:
+            return min(time.monotonic() + self._stop_at() - now(), self._errand.due())
+        return time.monotonic() + min(self._stop_at(), self._errand_at()) - now()
+
+    def attend(self) -> Order | None:
+        order = self._hear()
+        if order is not None:
+            return order
+        if now() >= self._stop_at():
+            return Order("lease", "The queue could not be reached for so long that another may run the job.", _STOPPED)
+        if self._errand is None and now() >= self._errand_at():
+            self._send("renew")
+        return None
+
+    def heed(self, received: Received) -> Order | None:
+        if received.signal not in _ENDING or self._guardian.owns(received.sender):
+            return None
+        name = signal.Signals(received.signal).name
+        return Order("machine", f"The job's supervisor was asked to end by {name}.", _STOPPED)
+
+    def begun(self) -> None:
+        """A worker that comes later finds the way here; a person finds what was asked for."""
+        self._listener = self._record.listen()
+        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        self._record.write_spec(spec_of(self._assignment.plan, self._record))
+
+    def over(self, status: Status) -> None:
+        self._over = Over(*conclusion(status))
+        if self._channel is not None and not self._channel.send(self._over):
+            self._lose_worker()
+
+    # The lease
+
+    def _stop_at(self) -> float:
+        return self._until - self._assignment.stop_before_end
+
+    def _errand_at(self) -> float:
+        return max(self._until - self._assignment.lease * _OWN_RENEWAL, self._next_errand)
+
+    def _send(self, work: str) -> None:
+        self._errand = Errand(work, self._record, self._assignment)
+        self._epoll.register(self._errand.fileno(), select.EPOLLIN)
+
+    def _hear(self) -> Order | None:
+        """Whatever has come; the last order in it."""
+        order: Order | None = None
+        for descriptor, _ in self._epoll.poll(0):
+            if self._listener is not None and descriptor == self._listener.fileno():
+                self._greet_worker(self._listener)
+            elif self._errand is not None and descriptor == self._errand.fileno():
+                order = self._take_answer(self._errand) or order
+            elif self._channel is not None and descriptor == self._channel.fileno():
+                order = self._hear_worker(self._channel) or order
+        if self._errand is not None and time.monotonic() >= self._errand.due():
+            self._epoll.unregister(self._errand.fileno())
+            self._errand.give_up()
+            self._errand = None
+        return order
+
+    def _take_answer(self, errand: Errand) -> Order | None:
+        self._epoll.unregister(errand.fileno())
+        answer = errand.answer()
+        self._errand = None
+        if answer.problem is not None:
+            self._next_errand = now() + self._pause
+            self._pause = min(self._pause * 2, _LAST_PAUSE)
+            return None
+        self._pause = _FIRST_PAUSE
+        if errand.work == "finish":
+            self._recorded = True
+            return None
+        if not answer.alive:
+            return Order("lease", "The queue had given the job up, and another may run it.", _STOPPED)
+        self._until = errand.begun + self._assignment.lease
+        return Order("cancelled", "It was cancelled.", _STOPPED) if answer.cancel else None
+
+    # The worker
+
+    def _hear_worker(self, channel: Channel) -> Order | None:
+        order: Order | None = None
+        while (message := channel.receive()) is not None:
+            order = self._understand(message) or order
+        if not channel.open:
+            self._lose_worker()
+        return order
+
+    def _understand(self, message: Message) -> Order | None:
+        match message:
+            case Renewed(until=until):
+                self._until = max(self._until, until)
+            case Recorded():
+                self._recorded = True
+            case Stop(ending=ending, sentence=sentence):
+                return Order(ending, sentence, _STOPPED)
+        return None
+
+    def _greet_worker(self, listener: socket.socket) -> None:
+        """A worker that was started later: from now on it is the one."""
+        try:
+            line, _ = listener.accept()
+        except OSError:
+            return
+        self._lose_worker()
+        self._channel = Channel(line)
+        self._epoll.register(line.fileno(), select.EPOLLIN)
+        self._channel.send(Attending() if self._over is None else self._over)
+
+    def _lose_worker(self) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+
+    # The outcome
+
+    def _wait_until_recorded(self) -> None:
+        """Tells the worker, and where there is none, or it does not get anywhere, the queue itself."""
+        trusts_worker_until = time.monotonic() + _RECORDED_WITHIN
+        gives_up_at = time.monotonic() + _LONGEST_DELIVERY
+        self._pause, self._next_errand = _FIRST_PAUSE, -math.inf
+        while time.monotonic() < gives_up_at:
+            self._signals.read()  # the job is over: there is nothing left that could be stopped
+            self._hear()
+            if self._recorded:
+                break
+            alone = self._channel is None or time.monotonic() >= trusts_worker_until
+            if alone and self._errand is None and now() >= self._next_errand:
+                self._send("finish")
+            due = gives_up_at if alone else trusts_worker_until
+            if self._errand is not None:
+                due = min(due, self._errand.due())
+            elif alone:
+                due = min(due, time.monotonic() + self._next_errand - now())
+            select.select([self._epoll.fileno()], [], [], max(0.0, due - time.monotonic()))
+        if self._errand is not None:
+            self._errand.give_up()  # a worker was faster
+            self._errand = None
+
+
+def run_and_leave(line: socket.socket) -> None:
+    """The whole of an attendant's process: it never returns into the code that it was forked from."""
+    code = 1
+    try:
+        attend(line)
+        code = 0
+    except BaseException:  # noqa: BLE001 - it must not go on as its parent, and not fail silently
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)

@@ -1,0 +1,80 @@
+"""The outcome of an attempt and the last of its output, brought to the queue."""
+
+from pathlib import Path
+from typing import Final
+
+from stoker.queue import Store
+from stoker.runs.output import Links, read_tail
+from stoker.worker.assignment import Assignment, AttemptRecord, conclusion
+
+# What the queue keeps of an output; the whole is in the file on the machine that ran it.
+TAIL: Final = 64 * 1024
+# While it runs: written every few seconds, for every job of every machine.
+RUNNING_TAIL: Final = 16 * 1024
+# A link is told when a training begins. Further than that into its output it is not looked for.
+_LINK_WITHIN: Final = 16 * 2**20
+_BLOCK: Final = 256 * 1024
+
+
+def deliver(store: Store, record: AttemptRecord, assignment: Assignment) -> bool:
+    """Writes everything that the queue is to know. False when the attempt had an outcome already."""
+    outcome, exit_code, sentence = conclusion(record.status())
+    accepted = store.finish(assignment.attempt, outcome, exit_code, sentence)
+    Excerpt(record, assignment).deliver_last(store)
+    record.delivered()
+    return accepted
+
+
+class Excerpt:
+    """What the queue gets of one attempt's output: the end of it, and the link in it."""
+
+    def __init__(self, record: AttemptRecord, assignment: Assignment) -> None:
+        self._output = record.output
+        self._attempt = assignment.attempt
+        self._limit = assignment.log_limit
+        self._links = Links()
+        self._read = 0
+        self._link: str | None = None
+        self._told_link = False
+        self._seen: tuple[int, int] | None = None
+
+    def deliver(self, store: Store) -> None:
+        """What is new since the last time."""
+        try:
+            found = self._output.stat()
+        except OSError:
+            return
+        if self._seen == (seen := (found.st_ino, found.st_size)):
+            return
+        self._deliver(store, RUNNING_TAIL)
+        self._seen = seen
+
+    def deliver_last(self, store: Store) -> None:
+        self._deliver(store, TAIL)
+
+    def _deliver(self, store: Store, most: int) -> None:
+        if text := read_tail(self._output, min(most, self._limit)):
+            store.write_log(self._attempt, text)
+        self._look_for_link()
+        if self._link is not None and not self._told_link:
+            store.set_link(self._attempt, self._link)
+            self._told_link = True
+
+    def _look_for_link(self) -> None:
+        older = self._output.with_name("output.1")
+        while self._link is None and self._read < _LINK_WITHIN:
+            # A file that was put aside since is the one that was being read.
+            block = _block(older if older.exists() else self._output, self._read)
+            if not block:
+                return
+            self._read += len(block)
+            self._link = self._links.feed(block.decode(errors="replace"))
+
+
+def _block(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(_BLOCK)
+    except OSError:
+        return b""

@@ -1,0 +1,119 @@
+"""One attempt that this machine has taken on, as its worker sees it."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from stoker.runs.cgroup import Cgroup
+from stoker.runs.processes import Identity, descends, identify, is_alive, send
+from stoker.worker.assignment import Assignment, AttemptRecord, conclusion
+from stoker.worker.capacity import Holding
+from stoker.worker.delivery import Excerpt
+from stoker.worker.messages import Channel, Over, Stop
+
+# A tree that forks while it is being killed is killed again; one that outruns this many is not caught so.
+_MOST_SWEEPS: Final = 20
+
+
+class Engagement:
+    """An attempt, the line to its attendant, and what is known of its end."""
+
+    def __init__(self, record: AttemptRecord, assignment: Assignment, channel: Channel | None) -> None:
+        self.record = record
+        self.assignment = assignment
+        self.channel = channel
+        self.excerpt = Excerpt(record, assignment)
+        self.since = time.monotonic() - max(0.0, time.time() - assignment.started)
+        self.stopping = False
+        self.over: Over | None = None
+        """How it ended, once that is known."""
+        self.recorded = False
+        """Whether the queue has the outcome; what is missing then is the last of the output."""
+        self.guardian_end = -1
+        """A descriptor that becomes readable when the guardian of a job without an attendant is gone."""
+
+    @property
+    def job(self) -> str:
+        return self.assignment.job
+
+    @property
+    def attempt(self) -> str:
+        return self.assignment.attempt
+
+    def holding(self, used: dict[str, int] | None) -> Holding:
+        return Holding(self.assignment.want, self.assignment.gpus, self.since, used=used, stopping=self.stopping)
+
+    def owns(self, pid: int) -> bool:
+        """Whether this process is the job's."""
+        keepers = self.assignment.keepers
+        if descends(pid, keepers.guardian_identity.pid):
+            return True
+        return keepers.cgroup is not None and pid in Cgroup(Path(keepers.cgroup)).pids()
+
+    def stop(self, order: Stop) -> None:
+        self.stopping = True
+        if self.channel is not None:
+            self.channel.send(order)
+
+    # When the attendant was killed
+
+    def watch_guardian(self) -> bool:
+        """Whether the guardian still lives, and stops the job: then `guardian_end` tells when it is done."""
+        guardian = self.assignment.keepers.guardian_identity
+        try:
+            self.guardian_end = os.pidfd_open(guardian.pid)
+        except OSError:
+            return False
+        if identify(guardian.pid) == guardian and is_alive(guardian):
+            return True
+        self.forget_guardian()
+        return False
+
+    def forget_guardian(self) -> None:
+        if self.guardian_end >= 0:
+            os.close(self.guardian_end)
+            self.guardian_end = -1
+
+    def conclude(self) -> None:
+        """Attendant and guardian are gone: stops what they may have left, and reads how it ended."""
+        self.forget_guardian()
+        status = self.record.status()
+        if status.state != "ended":
+            self._kill_leftovers()
+        self.over = Over(*conclusion(status))
+
+    def conclude_after_reboot(self) -> None:
+        """Nothing of it can be left, and no number of a process means anything any more."""
+        status = self.record.status()
+        if status.state == "ended":
+            self.over = Over(*conclusion(status))
+        else:
+            self.over = Over("lost", None, "the machine was restarted while it ran")
+
+    def _kill_leftovers(self) -> None:
+        """Both that looked after the job were killed, and nobody stopped it."""
+        cgroup = self.assignment.keepers.cgroup
+        if cgroup is not None and Path(cgroup).exists():
+            Cgroup(Path(cgroup)).kill()
+            Cgroup(Path(cgroup)).remove()
+        # Every process of the job was born with this in its environment, whatever session or parent it has now.
+        mark = f"STOKER_RUN_DIR={self.record.directory}".encode(errors="surrogateescape")
+        for _ in range(_MOST_SWEEPS):
+            left = [who for who in _everyone() if mark in _environment(who.pid)]
+            if not left:
+                return
+            for who in left:
+                send(who, signal.SIGKILL)
+
+
+def _everyone() -> list[Identity]:
+    return [who for name in os.listdir("/proc") if name.isdigit() and (who := identify(int(name)))]  # noqa: PTH208 - one call
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # gone, or somebody else's

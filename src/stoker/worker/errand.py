@@ -1,0 +1,101 @@
+"""A short way to the queue for an attendant whose worker is gone: a forked process that says or asks one thing.
+
+The database may be slow, away or behind a dead network. Whatever happens there happens to the errand; the attendant
+goes on hearing its job, its signals and its clock.
+"""
+
+import os
+import signal
+import time
+from typing import Final
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.worker.assignment import Assignment, AttemptRecord, now
+
+# Longer than the database's own timeouts together; a process that hangs on a dead network disk is not waited for.
+PATIENCE: Final = 60.0
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came back; `problem` when the queue could not be asked."""
+
+    alive: bool = False
+    """Whether the attempt still had no outcome."""
+    cancel: bool = False
+    problem: str | None = None
+
+
+class Errand:
+    """One that is under way."""
+
+    def __init__(self, work: str, record: AttemptRecord, assignment: Assignment) -> None:
+        """`work` is `renew` or `finish`."""
+        self.work = work
+        self.begun = now()
+        answers, told = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run(work, record, assignment, told)
+        os.close(told)
+        self._answers = answers
+        self._ends = time.monotonic() + PATIENCE
+
+    def fileno(self) -> int:
+        return self._answers
+
+    def due(self) -> float:
+        """When it is given up, in monotonic seconds."""
+        return self._ends
+
+    def give_up(self) -> Answer:
+        os.kill(self.pid, signal.SIGKILL)
+        return self.answer()
+
+    def answer(self) -> Answer:
+        """To be called when `fileno()` is readable."""
+        body = bytearray()
+        while part := os.read(self._answers, 65536):
+            body += part
+        os.close(self._answers)
+        os.waitpid(self.pid, 0)
+        try:
+            return msgspec.msgpack.decode(bytes(body), type=Answer)
+        except msgspec.DecodeError:
+            return Answer(problem="the way to the queue was cut short")
+
+
+def _run(work: str, record: AttemptRecord, assignment: Assignment, told: int) -> None:
+    """The errand's own process: never returns."""
+    try:
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        answer = _renew(assignment) if work == "renew" else _finish(record, assignment)
+    except StokerError as error:
+        answer = Answer(problem=str(error))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it must not go on as the attendant
+        answer = Answer(problem=f"internal error: {type(error).__name__}: {error}")
+    try:
+        os.write(told, msgspec.msgpack.encode(answer))
+    finally:
+        os._exit(0)
+
+
+def _renew(assignment: Assignment) -> Answer:
+    from stoker.queue import open_queue
+
+    with open_queue(assignment.queue) as store:
+        found = store.renew([assignment.attempt], assignment.lease)
+    return Answer(alive=assignment.attempt in found, cancel=found.get(assignment.attempt, False))
+
+
+def _finish(record: AttemptRecord, assignment: Assignment) -> Answer:
+    from stoker.queue import open_queue
+    from stoker.worker.delivery import deliver
+
+    with open_queue(assignment.queue) as store:
+        alive = deliver(store, record, assignment)
+    return Answer(alive=alive)

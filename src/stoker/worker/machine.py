@@ -1,0 +1,234 @@
+"""What a worker sees of its GPUs: look by look, what is ours on them, what is not, and since when that has been so.
+
+No clock and no I/O: all times are those of the looks.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import msgspec
+
+from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, known
+from stoker.gpus.state import describe, title
+from stoker.gpus.visible import select_gpus
+from stoker.queue.model import WorkerGpu
+from stoker.worker.capacity import Busy, Free, Holding, MemoryTaken, Obstacle, Room, Rules, SeenGpu, Want
+from stoker.worker.words import what_of_it
+
+Owner = Callable[[int], str | None]
+"""The job of ours that a process belongs to, by its pid; None for everybody else's."""
+
+_NOT_LISTED: Final = "the driver does not list it any more"
+_NOT_SEEN: Final = Unknown("it has not been seen yet")
+# Whom a GPU that nobody holds is judged for: a job that did not say how much memory it takes.
+_ANYBODY: Final = Want(job="", gpus=1, order=0)
+_SETTLING: Final = "has just been freed and is coming to rest"
+# They are on every GPU of many machines, work little and never end: with them as foreigners no GPU there is ever free.
+# Their memory counts all the same.
+_DISPLAYS: Final = frozenset(
+    {"Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "plasmashell", "mutter", "sway", "weston"}
+)
+_Identity = tuple[int, Maybe[int]]
+
+
+class Machine:
+    """The GPUs that a worker hands out.
+
+    What a person typed is understood at the first look that could be read, and means the same devices for ever: when a
+    GPU falls off the machine, the others' numbers change. One that is missing later cannot be read; it is not left out.
+    """
+
+    def __init__(self, chosen: str, rules: Rules | None = None) -> None:
+        """`chosen` is `all`, or what a person typed: `0,2` or uuids."""
+        self._chosen = chosen
+        self._rules = rules or Rules()
+        self._watched: dict[str, _Watched] = {}
+        self.present: tuple[Gpu, ...] = ()
+        """All GPUs of the machine, chosen or not."""
+        self.problem: str | None = "it has not been looked at yet"
+        """Why the machine as a whole could not be read."""
+        self.used: dict[str, dict[str, int] | None] = {}
+        """Bytes that each job really uses on each GPU; None when nobody can tell."""
+
+    @property
+    def gpus(self) -> list[SeenGpu]:
+        """For placement, in the order in which they were chosen."""
+        return [watched.seen for watched in self._watched.values()]
+
+    @property
+    def known(self) -> dict[str, Gpu]:
+        """The chosen GPUs by their uuids, as they were listed last."""
+        return {uuid: watched.gpu for uuid, watched in self._watched.items()}
+
+    def observe(self, look: Look, owner: Owner, holders: Mapping[str, Collection[str]]) -> None:
+        """Takes a look in. `holders`: the jobs of ours that hold each GPU, by its uuid.
+
+        Raises BadInputError, at the first look that could be read, when it does not have the GPUs that were chosen.
+        """
+        self.problem = look.problem.reason if look.problem is not None else None
+        if look.problem is None:
+            self.present = look.gpus
+            # A driver that comes up late lists nothing at first: that is not what a person meant by all.
+            if not self._watched:
+                self._watched = {gpu.uuid: _Watched(gpu) for gpu in select_gpus(look.gpus, self._chosen)}
+        listed = {gpu.uuid: gpu for gpu in look.gpus}
+        readings = {reading.uuid: reading for reading in look.readings}
+        for uuid, watched in self._watched.items():
+            watched.gpu = listed.get(uuid, watched.gpu)
+            reading = readings.get(uuid) or Reading.unknown(uuid, self.problem or _NOT_LISTED)
+            watched.observe(look, reading, owner, holders.get(uuid, ()))
+            watched.judge(self._rules, look.at)
+        self._add_up(holders)
+
+    def ended(self, uuid: str, at: float) -> None:
+        """A job of ours that held this GPU has ended: what was seen of the time before says nothing of others."""
+        watched = self._watched.get(uuid)
+        if watched is not None:
+            watched.ended = max(at, watched.ended)
+
+    def worker_gpus(self, holders: Mapping[str, Collection[str]]) -> tuple[WorkerGpu, ...]:
+        """What is told to others: the last look, with those that hold each GPU now."""
+        return tuple(watched.told(holders.get(uuid, ())) for uuid, watched in self._watched.items())
+
+    def _add_up(self, holders: Mapping[str, Collection[str]]) -> None:
+        self.used = {job: {} for jobs in holders.values() for job in jobs}
+        for uuid, watched in self._watched.items():
+            for job, amount in watched.used.items():
+                amounts = self.used.get(job, {})
+                if amounts is None or amount is None:
+                    self.used[job] = None
+                else:
+                    self.used[job] = amounts | {uuid: amount}
+
+
+class _Watched:
+    """One GPU over the looks."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        # What it is called: its number when it was chosen, whatever becomes of the others.
+        self._index = gpu.index
+        self.ended = -math.inf
+        self.seen = SeenGpu(gpu.uuid, gpu.index, gpu.memory, _NOT_SEEN, _NOT_SEEN)
+        self.used: dict[str, int | None] = {}
+        self._holders: tuple[str, ...] = ()
+        self._foreign: set[_Identity] = set()
+        self._utilization: float | None = None
+        self._settles = False
+        self._note = ""
+
+    def observe(self, look: Look, reading: Reading, owner: Owner, holders: Collection[str]) -> None:
+        """What is to be seen in one look; since when it has been so is for `judge`."""
+        self._holders = tuple(sorted(holders))
+        # Whatever was done in a time in which a job of ours still ran may have been that job's doing.
+        self._settles = not self._holders and look.at - reading.span < self.ended
+        utilization = reading.utilization
+        self._utilization = utilization.mean if known(utilization) else None
+        foreigners, is_left_over = self._tell_apart(look, reading, owner)
+        peak: Maybe[float] = utilization.peak if known(utilization) else utilization
+        self.seen = SeenGpu(
+            uuid=self.gpu.uuid,
+            index=self._index,
+            memory_total=reading.memory_total if known(reading.memory_total) else self.gpu.memory,
+            memory_used=reading.memory_used,
+            # Not free for as long as the driver lists somebody.
+            peak=1.0 if is_left_over and known(peak) else peak,
+            foreigners=foreigners,
+            problem=_problem(look, reading),
+            obstructed_since=self.seen.obstructed_since,
+        )
+
+    def _tell_apart(self, look: Look, reading: Reading, owner: Owner) -> tuple[tuple[str, ...], bool]:
+        """Counts what our jobs use; describes everybody else, and says whether a job that ended has left something."""
+        if not known(reading.processes):
+            self.used = dict.fromkeys(self._holders)
+            return (), False
+        self.used = dict.fromkeys(self._holders, 0)
+        foreign: dict[_Identity, str] = {}
+        is_left_over = False
+        for process in reading.processes:
+            # A pid of another namespace may be any number, one of ours too: it says nothing.
+            job = owner(process.pid) if known(process.started) else None
+            if job in self.used:
+                self._count(job, process.memory)
+            elif self._holders and not known(process.started):
+                # Whose it is nobody can tell, but ours is the one that was put there.
+                self.used = dict.fromkeys(self._holders)
+            elif self._may_be_left_over(process, look.at):
+                is_left_over = True
+            elif process.name not in _DISPLAYS:
+                foreign[process.pid, process.started] = describe(process) + (f" of job {job}" if job else "")
+        self._foreign = set(foreign)
+        return tuple(foreign.values()), is_left_over
+
+    def _count(self, job: str, memory: Maybe[int]) -> None:
+        before = self.used[job]
+        self.used[job] = before + memory if before is not None and known(memory) else None
+
+    def _may_be_left_over(self, process: Process, at: float) -> bool:
+        """Whether it may have been a job's that has ended since: then the next look tells.
+
+        The driver may list a process that is no more, which therefore cannot be known.
+        """
+        if not self._settles or (process.pid, process.started) in self._foreign:
+            return False
+        return at <= self.ended or not known(process.started)
+
+    def judge(self, rules: Rules, at: float) -> None:
+        """Since when something other than our jobs has been in the way, without a break."""
+        obstacle = self._beside_holders(rules, at) if self._holders else _unheld(self.seen, rules, at)
+        blamed = obstacle
+        if self._settles and known(self.seen.peak):
+            # What a job of ours did there is nobody else's doing.
+            blamed = _unheld(msgspec.structs.replace(self.seen, peak=0.0), rules, at)
+        since = None if isinstance(blamed, Free) else at
+        if since is not None and self.seen.obstructed_since is not None:
+            since = self.seen.obstructed_since
+        self.seen = msgspec.structs.replace(self.seen, obstructed_since=since)
+        if self._settles and isinstance(obstacle, Busy | MemoryTaken):
+            self._note = _SETTLING
+        else:
+            self._note = "" if isinstance(obstacle, Free) else what_of_it(obstacle)
+
+    def _beside_holders(self, rules: Rules, at: float) -> Obstacle:
+        """What is there beside the jobs that hold it; work cannot be told apart, memory can."""
+        uuid = self.gpu.uuid
+        holdings = [
+            Holding(Want(job=job, gpus=1, order=0), (uuid,), at, None if amount is None else {uuid: amount})
+            for job, amount in self.used.items()
+        ]
+        room = Room(self.seen, holdings, rules, at)
+        if room.outside is not None:
+            return room.outside
+        everyone_told = None not in self.used.values()
+        return MemoryTaken(room.unexplained) if room.unexplained and everyone_told else Free()
+
+    def told(self, holders: Collection[str]) -> WorkerGpu:
+        total, used = self.seen.memory_total, self.seen.memory_used
+        return WorkerGpu(
+            uuid=self.gpu.uuid,
+            index=self._index,
+            name=title(self.gpu),
+            memory_total=total if known(total) else None,
+            memory_used=used if known(used) else None,
+            utilization=self._utilization,
+            jobs=tuple(sorted(holders)),
+            note=self._note,
+        )
+
+
+def _unheld(seen: SeenGpu, rules: Rules, at: float) -> Obstacle:
+    """What is in everybody's way on a GPU that no job of ours holds."""
+    return Room(seen, (), rules, at).obstacle(_ANYBODY, (), at)
+
+
+def _problem(look: Look, reading: Reading) -> str | None:
+    """Why the GPU, or who is on it, could not be read; values that are merely missing speak for themselves."""
+    if look.problem is not None:
+        return look.problem.reason
+    if known(reading.processes):
+        return None
+    # Of a GPU that is gone nothing at all is known, for one reason.
+    is_alone = known(reading.memory_used) or known(reading.utilization)
+    return f"who is on it is not known: {reading.processes.reason}" if is_alone else reading.processes.reason

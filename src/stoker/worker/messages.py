@@ -1,0 +1,110 @@
+"""What a worker and its attendants say to each other: small messages, each in one packet."""
+
+import contextlib
+import select
+import socket
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from stoker.queue.model import Outcome
+from stoker.worker.assignment import Keepers
+
+# Far more than any of them needs; the assignment itself goes by a file.
+_LONGEST: Final = 65536
+# An attendant says that it is ready within milliseconds of its birth, also on a machine that is busy.
+_LONGEST_WAIT: Final = 10.0
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """From an attendant that has nothing to do."""
+
+    keepers: Keepers
+
+
+class Attend(msgspec.Struct, frozen=True, tag="attend"):
+    """From the worker: run what is in this directory."""
+
+    directory: str
+
+
+class Attending(msgspec.Struct, frozen=True, tag="attending"):
+    """From an attendant to a worker that has just come: the job runs."""
+
+
+class Renewed(msgspec.Struct, frozen=True, tag="renewed"):
+    """From the worker: the lease holds until then, on the clock of `assignment.now`."""
+
+    until: float
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """From the worker: stop the job."""
+
+    ending: Literal["cancelled", "preempted", "lease"]
+    sentence: str
+
+
+class Over(msgspec.Struct, frozen=True, tag="over"):
+    """From an attendant: the run is over; the status on disk says how."""
+
+    outcome: Outcome
+    exit_code: int | None
+    sentence: str
+
+
+class Recorded(msgspec.Struct, frozen=True, tag="recorded"):
+    """From the worker: the queue has the outcome."""
+
+
+Message: TypeAlias = Ready | Attend | Attending | Renewed | Stop | Over | Recorded
+
+_DECODER: Final = msgspec.msgpack.Decoder[Message](Message)
+
+
+class Channel:
+    """One end of the line between a worker and an attendant."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self.open = True
+
+    def fileno(self) -> int:
+        return self._line.fileno()
+
+    def send(self, message: Message) -> bool:
+        """False when nobody hears it any more."""
+        try:
+            self._line.send(msgspec.msgpack.encode(message), socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> Message | None:
+        """The next message, if one has come; `open` is false once the other end is gone."""
+        try:
+            packet = self._line.recv(_LONGEST, socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            packet = b""
+        if not packet:
+            self.open = False
+            return None
+        try:
+            message: Message = _DECODER.decode(packet)
+        except msgspec.DecodeError:
+            # Of another version of Stoker: what it means is not known here, and nothing depends on it.
+            return None
+        return message
+
+    def wait(self, seconds: float = _LONGEST_WAIT) -> None:
+        """Until something has come, or nothing will."""
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        poll.poll(seconds * 1000)
+
+    def close(self) -> None:
+        self.open = False
+        with contextlib.suppress(OSError):
+            self._line.close()

@@ -1,0 +1,130 @@
+"""Where attendants come from: a warm process that forks one whenever the worker wants another.
+
+A worker has connections to a database, which no fork survives well. The nursery is forked before it has any, with
+everything imported that an attendant needs, and does nothing else. Attendants are nobody's children: they outlive the
+nursery and the worker.
+"""
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+from typing import Final
+
+from stoker.errors import StokerError
+from stoker.runs.syscalls import set_name
+from stoker.worker.attendant import run_and_leave
+from stoker.worker.messages import Channel
+
+_ANOTHER: Final = b"a"
+# A fork of a process of this size takes milliseconds, also on a machine that is busy.
+_PATIENCE: Final = 10.0
+
+
+class Nursery:
+    """The worker's side: asks for attendants, and gets a line to each."""
+
+    def __init__(self) -> None:
+        """For a process of one thread, without connections that a fork would break."""
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        gc.freeze()
+        self._pid = os.fork()
+        if self._pid == 0:
+            mine.close()
+            _rear(its)
+        its.close()
+        # Said of the line itself: Python 3.11 does not pass flags on when descriptors are received.
+        mine.setblocking(False)
+        self._line = mine
+        self._ordered = 0
+
+    def fileno(self) -> int:
+        """Readable when an attendant has come."""
+        return self._line.fileno()
+
+    @property
+    def expected(self) -> int:
+        """How many have been asked for and have not come yet."""
+        return self._ordered
+
+    def order(self) -> None:
+        """Asks for another one; it comes by `receive`."""
+        try:
+            self._line.send(_ANOTHER, socket.MSG_NOSIGNAL)
+        except OSError:
+            raise StokerError("the process that starts jobs was killed: start `stoker work` again") from None
+        self._ordered += 1
+
+    def receive(self) -> Channel | None:
+        """The line to one that has come, if any."""
+        try:
+            _data, descriptors, _flags, _address = socket.recv_fds(self._line, 16, 1)
+        except BlockingIOError:
+            return None
+        if not descriptors:
+            raise StokerError("the process that starts jobs was killed: start `stoker work` again")
+        self._ordered -= 1
+        return Channel(socket.socket(fileno=descriptors[0]))
+
+    def wait_for_one(self) -> Channel:
+        """The next one, waiting for it."""
+        if not self._ordered:
+            self.order()
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        if poll.poll(_PATIENCE * 1000) and (channel := self.receive()) is not None:
+            return channel
+        raise StokerError("no process for the next job could be started: the machine is out of processes or memory")
+
+    def close(self) -> None:
+        """Attendants that have a job stay; whoever has none leaves when its line is closed."""
+        self._line.close()
+        os.waitpid(self._pid, 0)
+
+
+def _rear(line: socket.socket) -> None:
+    """The life of the nursery: never returns."""
+    try:
+        os.setsid()
+        set_name("stoker-nursery")
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        # Whoever reads what the worker says must see its end when the worker ends, not when the last job does.
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1) if os.environ.get("STOKER_DEBUG") else (0, 1, 2):
+            os.dup2(quiet, descriptor)
+        # What guardians start jobs with: imported once, here, and shared by all of them.
+        importlib.import_module("subprocess")
+        while line.recv(16):
+            _fork_one(line)
+    finally:
+        os._exit(0)
+
+
+def _fork_one(line: socket.socket) -> None:
+    workers, attendants = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    gc.freeze()
+    pid = os.fork()
+    if pid == 0:
+        _leave_nursery(line, workers, attendants)
+    attendants.close()
+    os.waitpid(pid, 0)
+    try:
+        socket.send_fds(line, [b"a"], [workers.fileno()], socket.MSG_NOSIGNAL)
+    finally:
+        workers.close()
+
+
+def _leave_nursery(line: socket.socket, workers: socket.socket, attendants: socket.socket) -> None:
+    """Forks once more, so that the attendant has no parent that could end."""
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            line.close()
+            workers.close()
+            run_and_leave(attendants)
+    finally:
+        os._exit(0)

@@ -1,0 +1,148 @@
+"""From a queued job to what is started: its command, its environment and the rule that it runs under."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.gpus.model import Gpu, Vendor
+from stoker.queue.model import Job
+from stoker.verdicts.policy import Policy
+
+_PLACEHOLDER: Final = re.compile(r"\{\{(?P<literal>id|gpus|batch_size)\}\}|\{(?P<name>id|gpus|batch_size)\}")
+# All that chooses among GPUs. HIP and its older name choose among what ROCR left over, so they would choose twice.
+_CHOOSING: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "ZE_AFFINITY_MASK",
+)
+_VARIABLES: Final[Mapping[Vendor, str]] = {
+    "nvidia": "CUDA_VISIBLE_DEVICES",
+    "sim": "CUDA_VISIBLE_DEVICES",
+    "amd": "ROCR_VISIBLE_DEVICES",
+    "intel": "ZE_AFFINITY_MASK",
+}
+# Empty, these two hide every GPU.
+_HIDING: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+class Prepared(NamedTuple):
+    """What is started."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    directory: str
+
+
+def prepare(
+    job: Job, gpus: Sequence[Gpu], environment: Mapping[str, str], number: int, *, present: Sequence[Gpu] = ()
+) -> Prepared:
+    """What is started as this attempt at the job, on these GPUs, by a worker with this environment.
+
+    `present`: all GPUs of the machine, for those that can be named by their place among them only.
+    """
+    words = job.command if isinstance(job.command, tuple) else ("/bin/sh", "-c", job.command)
+    command = tuple(_filled_in(word, job, len(gpus)) for word in words)
+    surroundings = {
+        name: value for name, value in (*environment.items(), *job.environment.items()) if not _is_of_a_run(name)
+    }
+    surroundings |= _told(job, number)
+    for name, value in _presets(job, number).items():
+        surroundings.setdefault(name, value)
+    if gpus:
+        _give(surroundings, gpus, present)
+    else:
+        surroundings |= {name: job.environment.get(name, "") for name in _HIDING}
+    _refuse_impossible(job, command, surroundings)
+    return Prepared(command, surroundings, job.directory)
+
+
+def policy_of(job: Job) -> Policy | None:
+    """The rule that the job is stopped by when its GPUs idle; None when there is none for it."""
+    if job.gpus == 0 or job.policy.get("off") is True:
+        return None
+    stored = {name: value for name, value in job.policy.items() if name != "off"}
+    strange = sorted(stored.keys() - set(Policy.__struct_fields__))
+    if strange:
+        raise BadInputError(f"the idle policy of job {job.id} cannot be used: nothing is known of {strange[0]!r} in it")
+    try:
+        policy = msgspec.convert(stored, Policy)
+        policy.check()
+    except (msgspec.ValidationError, BadInputError) as error:
+        raise BadInputError(f"the idle policy of job {job.id} cannot be used: {error}") from None
+    return policy
+
+
+def _filled_in(text: str, job: Job, gpus: int) -> str:
+    """The text with the words in braces replaced that a job may use; all other braces are the job's own."""
+
+    def fill(match: re.Match[str]) -> str:
+        if match["literal"]:
+            return f"{{{match['literal']}}}"
+        value = {"id": job.id, "gpus": gpus, "batch_size": job.batch_size}[match["name"]]
+        if value is None:
+            raise BadInputError(
+                f"the command of job {job.id} says {{batch_size}}, but the job has none: "
+                "give it one, or write {{batch_size}} if those braces are meant as they are"
+            )
+        return str(value)
+
+    return _PLACEHOLDER.sub(fill, text)
+
+
+def _is_of_a_run(name: str) -> bool:
+    """Whether it is about a run that the worker itself may be in, or one that the job was submitted from."""
+    return name == "STOKER_RUN" or name.startswith("STOKER_RUN_") or name == "STOKER_BATCH_SIZE"
+
+
+def _told(job: Job, number: int) -> dict[str, str]:
+    """What the job is told of itself, whatever anybody set."""
+    told = {"STOKER_JOB_ID": job.id, "STOKER_ATTEMPT": str(number)}
+    if job.batch_size is not None:
+        told["STOKER_BATCH_SIZE"] = str(job.batch_size)
+    return told
+
+
+def _presets(job: Job, number: int) -> dict[str, str]:
+    """What holds unless somebody set it: every attempt goes on in the same run of Weights & Biases."""
+    presets = {
+        "WANDB_RUN_ID": job.id,
+        "WANDB_NAME": job.name or job.id,
+        # Numbers then count as everybody else counts: nvidia-smi, this program and a person who reads both.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    if number > 1:
+        presets["WANDB_RESUME"] = "allow"
+    return presets
+
+
+def _give(surroundings: dict[str, str], gpus: Sequence[Gpu], present: Sequence[Gpu]) -> None:
+    """Lets the job see these GPUs. What it chose itself does not count: it may be somebody else's."""
+    for name in _CHOOSING:
+        surroundings.pop(name, None)
+    named: dict[str, list[str]] = {}
+    for gpu in sorted(gpus, key=lambda gpu: gpu.index):
+        named.setdefault(_VARIABLES[gpu.vendor], []).append(_name(gpu, present))
+    surroundings |= {variable: ",".join(names) for variable, names in named.items()}
+
+
+def _name(gpu: Gpu, present: Sequence[Gpu]) -> str:
+    """How the vendor's library is told of a GPU: by uuid, or by its number where that has none or takes none."""
+    if gpu.vendor in ("nvidia", "sim") or (gpu.vendor == "amd" and gpu.uuid.startswith("GPU-")):
+        return gpu.uuid
+    alike = sorted((other for other in present if other.vendor == gpu.vendor), key=lambda other: other.index)
+    places = [place for place, other in enumerate(alike) if other.uuid == gpu.uuid]
+    return str(places[0] if places else gpu.index)
+
+
+def _refuse_impossible(job: Job, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """The kernel ends every word and variable at a zero byte, and the name of a variable at its equals sign."""
+    if any("\0" in word for word in command):
+        raise BadInputError(f"the command of job {job.id} cannot be started: it has a zero byte in it")
+    for name, value in environment.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise BadInputError(f"job {job.id} cannot be started: {name!r} cannot be set in an environment")

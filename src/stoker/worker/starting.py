@@ -1,0 +1,73 @@
+"""The start of one attempt: everything on disk that it takes to find it again, then the word to its attendant."""
+
+import os
+import time
+
+from stoker.queue import Attempt, Job, queue_address
+from stoker.queue.address import SqliteAddress
+from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
+from stoker.runs.record import Records, boot_id
+from stoker.verdicts.policy import Policy
+from stoker.worker.assignment import Assignment, AttemptRecord
+from stoker.worker.capacity import Want
+from stoker.worker.crew import Crew
+from stoker.worker.engagement import Engagement
+from stoker.worker.home import Home
+from stoker.worker.machine import Machine
+from stoker.worker.orders import Orders
+from stoker.worker.preparation import policy_of, prepare
+
+
+def start(
+    orders: Orders, home: Home, crew: Crew, machine: Machine, job: Job, want: Want, attempt: Attempt, claimed_at: float
+) -> Engagement:
+    """`claimed_at`: when the claim was about to be made, on the clock of leases.
+
+    Raises BadInputError when the job itself is at fault.
+    """
+    gpus = [machine.known[uuid] for uuid in attempt.gpus]
+    # As one dictionary: every question to `os.environ` translates names and values anew.
+    surroundings = dict(os.environ)
+    prepared = prepare(job, gpus, surroundings, attempt.number, present=machine.present)
+    policy = policy_of(job)
+    plan = Plan(
+        command=prepared.command,
+        policy=policy or Policy(),
+        gpus=OF_THE_JOB if policy is not None else UNWATCHED,
+        grace=orders.grace,
+        max_time=job.time_limit,
+        source=orders.source,
+        deadline=orders.deadline,
+        directory=prepared.directory,
+    )
+    channel, keepers = crew.take()
+    record = AttemptRecord(Records(home.directory, "attempts").create(f"{job.id}-{attempt.number}").directory)
+    assignment = Assignment(
+        attempt=attempt.id,
+        job=job.id,
+        number=attempt.number,
+        queue=_address(orders.queue),
+        host=home.host,
+        boot=boot_id(),
+        keepers=keepers,
+        want=want,
+        plan=plan,
+        environment={name: value for name, value in prepared.environment.items() if surroundings.get(name) != value},
+        without=tuple(name for name in surroundings if name not in prepared.environment),
+        gpus=attempt.gpus,
+        lease=orders.lease,
+        lease_until=claimed_at + orders.lease,
+        log_limit=orders.log_limit,
+        commit=job.commit if job.pin else None,
+        started=time.time(),
+    )
+    record.assign(assignment)
+    engagement = Engagement(record, assignment, channel)
+    crew.engage(engagement)
+    return engagement
+
+
+def _address(url: str | None) -> str:
+    """As it is understood also from another directory and by another environment."""
+    address = queue_address(url)
+    return str(address.path.absolute()) if isinstance(address, SqliteAddress) else address.url

@@ -1,0 +1,30 @@
+"""The start of a worker: everything in the order that its parts need."""
+
+import contextlib
+from collections.abc import Callable
+
+from stoker.gpus.prober import Prober
+from stoker.places import state_home
+from stoker.queue import QueueAwayError, queue_address
+from stoker.worker.crew import Crew
+from stoker.worker.home import Home
+from stoker.worker.loop import WorkerLoop
+from stoker.worker.nursery import Nursery
+from stoker.worker.orders import Orders
+
+
+def work(orders: Orders, tell: Callable[[str], None], create_queue: Callable[[], None]) -> int:
+    """Works until it is told to end."""
+    # Before there is any connection, and before the home is taken: attendants are forks of forks of this process, and
+    # one that outlives it must not keep the next worker out.
+    nursery = Nursery()
+    home = Home(state_home())
+    # What is wrong with the queue is said now; one that is merely away is waited for.
+    with contextlib.suppress(QueueAwayError):
+        create_queue()
+    tell(f"at work for {queue_address(orders.queue)}")
+    with Prober(orders.source, deadline=orders.deadline) as prober:
+        try:
+            return WorkerLoop(orders, home, Crew(nursery), prober, tell).run()
+        finally:
+            home.leave()

@@ -1,0 +1,148 @@
+"""A snapshot of a commit that a job runs from, so that the person can go on editing: a worktree of git."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from stoker.errors import StokerError
+
+# A checkout of a large repository over a network takes minutes; one that takes longer than this hangs.
+_TIMEOUT: Final = 300.0
+# It is held for moments.
+_LONGEST_WAIT: Final = 30.0
+_PAUSE: Final = 0.02
+# Submodules stay empty, and no daemon is left behind to watch a directory that is soon gone.
+_OPTIONS: Final = ("-c", "submodule.recurse=false", "-c", "core.fsmonitor=false")
+
+
+class _Answer(NamedTuple):
+    ok: bool
+    out: str
+    complaint: str
+
+
+class Worktree(NamedTuple):
+    """A checkout of one commit beside the repository."""
+
+    repository: str
+    """Where git keeps what all worktrees share."""
+    at: Path
+    directory: str
+    """The place in it that is the job's directory."""
+
+    @classmethod
+    def create(cls, directory: str, commit: str, at: Path) -> "Worktree":
+        """Checks the commit out at `at`, which must not exist, from the repository that the directory is in."""
+        repository, inside = _repository_of(directory)
+        found = _git(repository, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
+        if not found.ok:
+            raise StokerError(
+                f"commit {commit} is not in the repository of {directory}: `git fetch` there may bring it"
+            )
+        worktree = cls(repository, at, str(at / inside))
+        worktree._add(commit, found.out)
+        if not Path(worktree.directory).is_dir():
+            worktree.remove()
+            raise StokerError(f"{directory} is not part of commit {commit}: commit it, or submit without --pin")
+        return worktree
+
+    def remove(self) -> None:
+        """Takes the checkout away with everything that was written into it; what cannot be deleted stays."""
+        shutil.rmtree(self.at, ignore_errors=True)
+        with _alone(self.repository):
+            if not _git(self.repository, "worktree", "remove", "--force", "--force", str(self.at)).ok:
+                _git(self.repository, "worktree", "prune")
+
+    def _add(self, commit: str, resolved: str) -> None:
+        if self.at.exists():
+            raise StokerError(f"no snapshot of commit {commit} can be made at {self.at}: something is there already")
+        with _alone(self.repository):
+            done = _git(self.repository, "worktree", "add", "--no-checkout", "--detach", str(self.at), resolved)
+        # The files, which may take minutes, are nobody else's business.
+        if done.ok:
+            done = _run(("-C", str(self.at), "reset", "--quiet", "--hard"))
+        if not done.ok:
+            self.remove()
+            raise StokerError(f"no snapshot of commit {commit} can be made at {self.at}: {done.complaint}")
+
+
+@contextlib.contextmanager
+def _alone(repository: str) -> Iterator[None]:
+    """Keeps others of us from adding and removing at the same time: git stumbles over a worktree that is half made.
+
+    Where the file system has no such lock, or somebody does not let go of it, it goes on without.
+    """
+    try:
+        descriptor = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    try:
+        _lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    until = time.monotonic() + _LONGEST_WAIT
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_PAUSE)
+        except OSError:
+            return
+        else:
+            return
+
+
+def _repository_of(directory: str) -> tuple[str, str]:
+    """What all worktrees of the repository share, and the place of the directory inside its worktree."""
+    if not Path(directory).is_dir():
+        raise StokerError(f"the directory {directory} does not exist here, so no snapshot of it can be made")
+    told = _run(("-C", directory, "rev-parse", "--path-format=absolute", "--git-common-dir", "--show-prefix"))
+    if not told.ok:
+        raise StokerError(f"no snapshot of {directory} can be made: {told.complaint}")
+    repository, _, inside = told.out.partition("\n")
+    return repository, inside
+
+
+def _git(repository: str, *words: str) -> _Answer:
+    return _run((f"--git-dir={repository}", *words))
+
+
+def _run(words: Sequence[str]) -> _Answer:
+    """Runs git without a terminal, so that it cannot ask for a password; never raises for what it did."""
+    # A worker may itself be started from a hook, whose variables name another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        done = subprocess.run(
+            ("git", *_OPTIONS, *words),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return _Answer(False, "", f"git did not end within {_TIMEOUT:g} s")
+    except OSError as error:
+        return _Answer(False, "", f"git could not be started: {(error.strerror or 'no reason given').lower()}")
+    return _Answer(done.returncode == 0, done.stdout.removesuffix("\n"), _complaint(done.stderr, done.returncode))
+
+
+def _complaint(said: str, code: int) -> str:
+    """The first thing that git calls an error; its advice comes after that."""
+    lines = [line.strip() for line in said.encode(errors="replace").decode().splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("fatal: ", "error: "))]
+    return (errors or lines[-1:] or [f"git ended with {code}"])[0].removeprefix("fatal: ").removeprefix("error: ")

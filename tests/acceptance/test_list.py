@@ -1,0 +1,126 @@
+"""`stoker list` as a person types it: what runs, what waits in its order, what ended last, and what keeps jobs."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.queue import Store, init_queue
+from tests.support.attempts import be_there, run, start, submit
+from tests.support.command import stoker
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def queue(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    if request.param == "postgres":
+        monkeypatch.setenv("STOKER_QUEUE", request.getfixturevalue("postgres_url"))
+    with init_queue() as opened:
+        yield opened
+
+
+def listed(*arguments: str) -> list[str]:
+    """The ids in the order of the table."""
+    done = stoker("list", *arguments)
+    assert done.code == 0, done.err
+    return [words[0] for line in done.out.splitlines()[1:] if (words := line.split()) and len(words[0]) == 8]
+
+
+def row(out: str, job: str) -> str:
+    return next(line for line in out.splitlines() if line.startswith(job))
+
+
+def test_running_jobs_come_first_then_waiting_ones_in_their_order_then_the_newest_ended(queue: Store) -> None:
+    ended, *others = submit(queue, "old", "first", "second", "third", "held")
+    first, second, third, held = others
+    run(queue, ended, "succeeded", 0)
+    start(queue, second)
+    queue.move([third], "first")
+    queue.hold([held])
+    assert listed() == [second, third, first, held, ended]
+
+
+def test_a_line_says_the_state_and_why_the_gpus_the_time_and_the_exit_code(queue: Store) -> None:
+    running, retried, failed, after, large = submit(queue, "a", "b", "c", "d", "e", retries=1)
+    be_there(queue, gpus=2)
+    start(queue, running, "GPU-1")
+    run(queue, retried, "failed", 3)
+    queue.edit(failed, {"retries": 0, "name": "the run"})
+    run(queue, failed, "failed", 7)
+    queue.edit(after, {"after": (running,), "memory": 20 * 2**30, "gpus": 2})
+    queue.edit(large, {"gpus": 9})
+    done = stoker("list")
+    assert row(done.out, running).split()[1:3] == ["running", "gpu-box:1"]
+    assert "queued, retry in " in row(done.out, retried)
+    assert f"queued, after {running}" in row(done.out, after)
+    assert "2 x 20 GiB" in row(done.out, after)
+    assert "queued, too large" in row(done.out, large)
+    assert row(done.out, failed).split()[-4:] == ["0s", "7", "the", "run"]
+    assert done.out.splitlines()[-1] == "1 running, 3 queued, 1 failed; 1 worker, on gpu-box"
+
+
+def test_the_last_line_says_that_no_worker_is_there_and_that_the_queue_is_paused(queue: Store) -> None:
+    submit(queue, "a")
+    queue.pause()
+    last = stoker("list").out.splitlines()[-1]
+    assert last == (
+        "1 queued; no worker is there: `stoker work` starts one; the queue is paused: `stoker resume` lets jobs start"
+    )
+
+
+def test_only_the_newest_few_that_ended_are_shown_and_the_rest_is_counted(queue: Store) -> None:
+    jobs = submit(queue, *(["x"] * 30))
+    for job in jobs[:8]:
+        run(queue, job, "succeeded", 0)
+    done = stoker("list")
+    assert [job for job in listed() if job in jobs[:8]] == jobs[:8][:-6:-1]
+    assert "(5 more than are shown: --all shows them)" in done.out
+    assert len(listed("--all")) == 30
+    assert len(listed("--limit", "2")) == 4
+    assert listed("--state", "succeeded", "--limit", "3") == jobs[7:4:-1]
+
+
+def test_jobs_are_chosen_by_state_and_tag(queue: Store) -> None:
+    tagged, other = submit(queue, "a", tags=("x",)) + submit(queue, "b", tags=("y",))
+    held = submit(queue, "c", tags=("x",), held=True)[0]
+    assert listed("--tag", "x") == [tagged, held]
+    assert listed("--tag", "x", "--state", "held") == [held]
+    assert listed("--state", "held", "--state", "queued") == [tagged, other, held]
+    assert "no such jobs" in stoker("list", "--tag", "nobody").out
+
+
+def test_json_is_a_list_of_jobs_each_with_its_reason(queue: Store) -> None:
+    (job,) = submit(queue, "echo 'a' \"b\" \n🔥", name="n")
+    (told,) = stoker("list", "--json").json()
+    assert (told["id"], told["command"], told["state"]) == (job, "echo 'a' \"b\" \n🔥", "queued")
+    assert told["why"]["kind"] == "no worker"
+    assert told["why"]["sentence"].startswith("no worker is there")
+
+
+def test_json_says_how_many_come_first(queue: Store) -> None:
+    submit(queue, "a", "b", "c")
+    be_there(queue)
+    told = stoker("list", "--json").json()
+    assert ["2 other jobs come first" in job["why"]["sentence"] for job in told] == [False, False, True]
+
+
+def test_an_empty_queue_says_how_to_fill_it(queue: Store) -> None:
+    assert stoker("list").out.startswith("no jobs yet: `stoker submit -- COMMAND` makes one\n")
+    assert stoker("list", "--json").json() == []
+
+
+def test_a_command_cannot_break_the_table_or_talk_to_the_terminal(queue: Store) -> None:
+    (job,) = submit(queue, "one\ntwo\t\x1b[31mred [bold]x[/bold] 🔥")
+    done = stoker("list")
+    assert "one two �[31mred [bold]x[/bold] 🔥" in row(done.out, job)
+    assert "\x1b" not in done.out
+
+
+def test_mistakes_are_told_in_one_sentence(queue: Store) -> None:
+    for arguments in (["--state", "nonsense"], ["--limit", "0"], ["--queue", "nonsense://"]):
+        done = stoker("list", *arguments)
+        assert (done.code, len(done.err.splitlines())) == (2, 1)
+
+
+def test_a_queue_that_is_not_there_says_how_to_make_one() -> None:
+    done = stoker("list")
+    assert (done.code, done.out) == (1, "")
+    assert "`stoker queue init` creates it" in done.err

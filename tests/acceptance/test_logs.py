@@ -1,0 +1,272 @@
+"""`stoker logs` as a person types it: all of the output where the job ran, its end elsewhere, and on as it comes."""
+
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.queue import Attempt, Store
+from stoker.runs.output import OutputLog
+from tests.support.attempts import be_there, place_of, run, start, submit
+from tests.support.command import stoker, stoker_command
+from tests.support.waiting import wait_for
+
+
+class Following:
+    """`stoker logs -f` at work, its output in files."""
+
+    def __init__(self, place: Path, *arguments: str) -> None:
+        self._out, self._err = place / "followed.out", place / "followed.err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            command = [stoker_command(), "logs", *arguments]
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def shows(self, lines: int) -> None:
+        """Waits until it has shown so many lines."""
+        wait_for(lambda: self.out.count("\n") >= lines, named=f"line {lines}")
+
+    def code(self) -> int:
+        return self.process.wait(timeout=30)
+
+
+@pytest.fixture
+def following(tmp_path: Path) -> Iterator[Callable[..., Following]]:
+    started: list[Following] = []
+
+    def begin(*arguments: str) -> Following:
+        started.append(Following(tmp_path, *arguments))
+        return started[-1]
+
+    yield begin
+    for follower in started:
+        follower.process.kill()
+        follower.process.wait()
+
+
+def test_all_of_the_output_is_shown_where_the_job_ran_with_its_older_part(queue: Store) -> None:
+    (job,) = submit(queue, "a", name="train")
+    attempt = run(queue, job, "succeeded", 0)
+    queue.write_log(attempt.id, "only the tail\n")
+    (place_of(attempt) / "output.1").write_text("one\n")
+    (place_of(attempt) / "output").write_text("two\n100%")
+    done = stoker("logs", "train")
+    assert (done.code, done.out, done.err) == (0, "one\ntwo\n100%\n", "")
+    assert stoker("logs", job, "-n", "2").out == "two\n100%\n"
+    assert stoker("logs", job, "--json").json() == {"job": job, "attempt": 1, "whole": True, "text": "one\ntwo\n100%"}
+
+
+def test_elsewhere_the_end_of_it_is_shown_and_said_to_be_that(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    be_there(queue)
+    queue.write_log(run(queue, job, "succeeded", 0).id, "the\nend\n")
+    done = stoker("logs", job)
+    assert (done.code, done.out) == (0, "the\nend\n")
+    assert done.err == "stoker: this is the end of the output, as the queue keeps it; the whole is on gpu-box\n"
+    assert stoker("logs", job, "--json").json()["whole"] is False
+
+
+def test_bytes_that_are_no_text_pass_through(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    (place_of(run(queue, job, "succeeded", 0)) / "output").write_bytes(b"\xff\xfe \x1b[31mred\n")
+    done = subprocess.run([stoker_command(), "logs", job], capture_output=True, check=True)
+    assert done.stdout == b"\xff\xfe \x1b[31mred\n"
+
+
+def test_the_last_attempt_is_shown_unless_another_is_asked_for(queue: Store) -> None:
+    (job,) = submit(queue, "a", retries=1, backoff=0.0)
+    for words in ("first", "second"):
+        queue.write_log(run(queue, job, "failed", 1).id, f"{words}\n")
+    assert stoker("logs", job).out == "second\n"
+    assert stoker("logs", job, "--attempt", "1").out == "first\n"
+    assert stoker("logs", job, "--attempt", "1", "-f").out == "first\n"
+    done = stoker("logs", job, "--attempt", "3")
+    assert (done.code, done.err) == (2, f"stoker: job {job} has no attempt 3: its last one is 2\n")
+
+
+def test_a_job_that_has_not_started_says_why(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    done = stoker("logs", job)
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith(f"stoker: job {job} has printed nothing: no worker is there")
+
+
+@pytest.mark.parametrize("arguments", [["nobody"], [], ["nobody", "-n", "-1"], ["nobody", "--attempt", "0"]])
+def test_mistakes_are_told_in_one_sentence(queue: Store, arguments: list[str]) -> None:
+    done = stoker("logs", *arguments)
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+
+
+# Following
+
+
+def test_following_waits_for_the_start_shows_lines_as_they_come_and_ends_with_the_job(
+    queue: Store, following: Callable[..., Following]
+) -> None:
+    (job,) = submit(queue, "a")
+    follower = following(job, "-f")
+    wait_for(lambda: "no worker is there" in follower.err, named="the word on why it waits")
+    attempt = start(queue, job)
+    output = place_of(attempt) / "output"
+    output.write_bytes(b"one\n 10%")
+    wait_for(lambda: follower.out == "one\n", named="the first line")
+    output.write_bytes(b"one\n100%\ntwo\nlast")
+    wait_for(lambda: follower.out == "one\n100%\ntwo\n", named="the finished lines")
+    queue.finish(attempt.id, "succeeded", 0)
+    assert follower.code() == 0
+    assert follower.out == "one\n100%\ntwo\nlast\n"
+
+
+def test_following_survives_a_retry_and_says_that_it_waits_for_it(
+    queue: Store, following: Callable[..., Following]
+) -> None:
+    (job,) = submit(queue, "a", retries=1, backoff=600.0)
+    be_there(queue)
+    first = start(queue, job)
+    (place_of(first) / "output").write_text("first\n")
+    follower = following(job, "-f")
+    wait_for(lambda: follower.out == "first\n")
+    queue.finish(first.id, "failed", 1, "out of memory")
+    wait_for(lambda: "waits until its retry in" in follower.err, named="the word on the retry")
+    assert "out of memory" in follower.err
+    queue.retry([job])
+    second = start(queue, job)
+    (place_of(second) / "output").write_text("second\n")
+    wait_for(lambda: follower.out == "first\nsecond\n")
+    queue.finish(second.id, "succeeded", 0)
+    assert follower.code() == 0
+
+
+def test_nothing_is_lost_or_doubled_while_the_file_is_rotated_under_it(
+    queue: Store, following: Callable[..., Following]
+) -> None:
+    (job,) = submit(queue, "a")
+    attempt = start(queue, job)
+    log = OutputLog(place_of(attempt) / "output", limit=40_000)
+    follower = following(job, "-f")
+    expected = ""
+    for number in range(24):
+        lines = "".join(f"step {number}.{part} {'x' * 60}\n" for part in range(100))
+        expected += lines + f"bar {number}\n"
+        log.write(lines.encode() + f"bar 0\rbar {number}".encode())
+        # Two files' worth may be unread at the most: a slower reader than that cannot have it all.
+        follower.shows(number * 101)
+        log.write(b"\n")
+    queue.finish(attempt.id, "succeeded", 0)
+    assert follower.code() == 0
+    assert follower.out == expected
+    log.close()
+
+
+def test_following_from_elsewhere_shows_what_the_queue_gets(queue: Store, following: Callable[..., Following]) -> None:
+    (job,) = submit(queue, "a")
+    attempt = start(queue, job)
+    follower = following(job, "-f")
+    text = ""
+    for number in range(4):
+        text += "".join(f"{number}.{line} {'y' * 50}\n" for line in range(400))
+        queue.write_log(attempt.id, text + " 10%")
+        follower.shows(text.count("\n"))
+    assert len(text) > 64 * 1024  # more than the queue keeps
+    queue.finish(attempt.id, "succeeded", 0)
+    assert follower.code() == 0
+    assert follower.out == text + " 10%\n"
+    assert follower.err.count("this is the end of the output") == 1
+
+
+def test_following_begins_with_as_many_lines_as_asked_for(queue: Store, following: Callable[..., Following]) -> None:
+    (job,) = submit(queue, "a")
+    attempt = start(queue, job)
+    output = place_of(attempt) / "output"
+    output.write_text("one\ntwo\nthree\n")
+    follower = following(job, "-f", "-n", "1")
+    wait_for(lambda: follower.out == "three\n")
+    with output.open("a") as file:
+        file.write("four\nfive\n")
+    queue.finish(attempt.id, "succeeded", 0)
+    assert follower.code() == 0
+    assert follower.out == "three\nfour\nfive\n"
+
+
+def test_following_as_json_gives_one_object_per_line(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    (place_of(run(queue, job, "succeeded", 0)) / "output").write_text("one\ntwo")
+    done = stoker("logs", job, "-f", "--json")
+    assert done.out.splitlines() == [
+        f'{{"job":"{job}","attempt":1,"line":"one"}}',
+        f'{{"job":"{job}","attempt":1,"line":"two"}}',
+    ]
+
+
+def test_a_job_that_is_cancelled_before_it_starts_ends_the_following(
+    queue: Store, following: Callable[..., Following]
+) -> None:
+    (job,) = submit(queue, "a")
+    follower = following(job, "-f")
+    wait_for(lambda: follower.err, named="the word on why it waits")
+    queue.cancel([job])
+    assert follower.code() == 0
+    assert follower.out == ""
+    assert f"job {job} has printed nothing: cancelled" in follower.err
+
+
+def test_ctrl_c_ends_the_following_cleanly(queue: Store, following: Callable[..., Following]) -> None:
+    (job,) = submit(queue, "a")
+    (place_of(start(queue, job)) / "output").write_text("one\n")
+    follower = following(job, "-f")
+    wait_for(lambda: follower.out == "one\n")
+    follower.process.send_signal(signal.SIGINT)
+    assert follower.code() == 130
+    assert follower.err.strip() == ""
+
+
+def test_a_progress_bar_moves_on_a_terminal(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    attempt = start(queue, job)
+    output = place_of(attempt) / "output"
+    output.write_bytes(b"one\n 10%")
+    terminal = Terminal(job)
+    terminal.until(b"one\r\n 10%")
+    output.write_bytes(b"one\n 20%" + b"#" * 200)
+    terminal.until(b"\r\x1b[K 20%" + b"#" * 75)
+    assert b"#" * 80 not in terminal.seen  # a line that wraps could not be rewritten
+    finish(queue, attempt, output, b"one\n100%\n")
+    terminal.until(b"\r\x1b[K100%\r\n")
+    assert terminal.process.wait(timeout=30) == 0
+    os.close(terminal.ours)
+
+
+class Terminal:
+    """`stoker logs -f` on a terminal of eighty columns."""
+
+    def __init__(self, job: str) -> None:
+        self.ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [stoker_command(), "logs", job, "-f"],
+            stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = b""
+
+    def until(self, text: bytes) -> None:
+        ends = time.monotonic() + 20
+        while text not in self.seen:
+            assert time.monotonic() < ends, self.seen
+            self.seen += os.read(self.ours, 4096)
+
+
+def finish(queue: Store, attempt: Attempt, output: Path, text: bytes) -> None:
+    output.write_bytes(text)
+    queue.finish(attempt.id, "succeeded", 0)

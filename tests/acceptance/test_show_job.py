@@ -1,0 +1,138 @@
+"""`stoker show` of a job as a person types it; what it says of runs is in the tests of `stoker run`."""
+
+from pathlib import Path
+
+import pytest
+
+from stoker.queue import NewJob, Store
+from tests.support.attempts import be_there, place_of, run, start, submit
+from tests.support.command import stoker
+
+
+def test_a_job_is_shown_with_what_was_asked_for_and_each_attempt(queue: Store) -> None:
+    be_there(queue)
+    (needed,) = submit(queue, "before")
+    run(queue, needed, "succeeded", 0)
+    (job,) = queue.submit(
+        [
+            NewJob(
+                command=("python", "train.py", "--name=a b", "line\nbreak"),
+                directory="/srv/work",
+                environment={"A": "1"},
+                name="the run",
+                tags=("x", "y"),
+                gpus=2,
+                memory=20 * 2**30,
+                share=True,
+                priority=5,
+                after=(needed,),
+                retries=2,
+                backoff=0.0,
+                time_limit=3600.0,
+                commit="c0ffee",
+                dirty=True,
+            )
+        ]
+    )
+    failed = start(queue, job, "GPU-0", "GPU-1")
+    queue.finish(failed.id, "failed", 1, "out of memory")
+    running = start(queue, job, "GPU-1")
+    queue.set_link(running.id, "https://wandb.ai/a/b/runs/c")
+    done = stoker("show", "the run")
+    assert done.code == 0, done.err
+    for words in (
+        f"job          {job} (the run)\n",
+        "command      python train.py '--name=a b' 'line\n             break'\n",
+        "directory    /srv/work\n",
+        "environment  A=1\n",
+        "tags         x, y\n",
+        "gpus         2 with 20 GiB each, may share them\n",
+        "priority     5\n",
+        f"after        {needed}\n",
+        "retries      1 of 2 left",
+        "time limit   1h\n",
+        "commit       c0ffee, with changes that were not committed\n",
+        "state        running\n",
+        "why          running since ",
+        "link         https://wandb.ai/a/b/runs/c\n",
+        "  1  on gpu-box GPU 0,1, started ",
+        ", failed, exit code 1: out of memory\n",
+        "  2  on gpu-box GPU 1, started ",
+    ):
+        assert words in done.out, words
+
+
+def test_output_and_report_are_shown_when_they_are_on_this_machine(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    attempt = run(queue, job, "failed", 1)
+    place = place_of(attempt)
+    assert str(place) not in stoker("show", job).out
+    (place / "output").write_text("hello\n")
+    (place / "report.md").write_text("# Why it was stopped\n")
+    done = stoker("show", job)
+    assert f"output       {place / 'output'}\n" in done.out
+    assert done.out.endswith("\n# Why it was stopped\n")
+    told = stoker("show", job, "--json").json()
+    assert (told["log"], told["report"]) == (str(place / "output"), str(place / "report.md"))
+
+
+def test_a_job_that_waits_says_why(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    assert "why          no worker is there, and none ever was" in stoker("show", job[:7]).out
+
+
+def test_json_has_the_job_its_attempts_and_the_reason(queue: Store) -> None:
+    be_there(queue)
+    (job,) = submit(queue, "a")
+    run(queue, job, "failed", 3)
+    told = stoker("show", job, "--json").json()
+    assert (told["job"]["id"], told["job"]["state"], told["job"]["command"]) == (job, "failed", "a")
+    assert [(one["number"], one["host"], one["outcome"], one["exit_code"]) for one in told["attempts"]] == [
+        (1, "gpu-box", "failed", 3)
+    ]
+    assert told["why"]["kind"] == "ended"
+
+
+def test_a_job_cannot_talk_to_the_terminal(queue: Store) -> None:
+    (job,) = submit(queue, "echo \x1b]0;title\x07")
+    assert "\x1b" not in stoker("show", job).out
+
+
+# Runs beside jobs
+
+
+@pytest.fixture
+def a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a run that has ended."""
+    monkeypatch.setenv("STOKER_GPUS", f"sim:1x8GiB@{tmp_path}/machine")
+    assert stoker("run", "--", "true").code == 0
+    return str(stoker("show", "--json").json()["id"])
+
+
+def test_a_run_is_shown_whatever_is_with_the_queue(a_run: str, tmp_path: Path) -> None:
+    (tmp_path / "not-a-queue").write_text("something else")
+    for url in ("", str(tmp_path / "not-a-queue"), "postgresql://nobody@127.0.0.1:1/nowhere"):
+        for text in (a_run, a_run[:6]):
+            done = stoker("show", text, environment={"STOKER_QUEUE": url})
+            assert (done.code, done.out.splitlines()[0]) == (0, f"run          {a_run}")
+        assert stoker("show", environment={"STOKER_QUEUE": url}).out.startswith(f"run          {a_run}\n")
+
+
+def test_a_job_and_a_run_are_told_apart(a_run: str, queue: Store) -> None:
+    (job,) = submit(queue, "a", name="n")
+    assert stoker("show", "n").out.startswith(f"job          {job}")
+    assert stoker("show", a_run).out.startswith(f"run          {a_run}\n")
+    assert stoker("show").out.startswith(f"run          {a_run}\n")
+
+
+def test_what_is_neither_a_job_nor_a_run_is_refused_in_one_sentence(queue: Store) -> None:
+    done = stoker("show", "nobody")
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert "there is no job 'nobody'" in done.err
+    assert "there is no run 'nobody' here" in done.err
+
+
+def test_what_is_no_run_says_that_the_queue_could_not_be_asked() -> None:
+    done = stoker("show", "nobody", environment={"STOKER_QUEUE": "postgresql://nobody@127.0.0.1:1/nowhere"})
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert "cannot be reached" in done.err

@@ -1,0 +1,425 @@
+"""`stoker submit` as a person types it."""
+
+import os
+import pty
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.queue import NewJob, View, init_queue, open_queue
+from tests.support.command import Finished, stoker, stoker_command
+from tests.support.stand_ins import StandIns
+from tests.support.waiting import wait_for
+
+ID = re.compile(r"[0-9a-f]{8}")
+
+
+@pytest.fixture(autouse=True)
+def _a_plain_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that is no repository, without a Python environment."""
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.chdir(place)
+
+
+def submit(*arguments: str, environment: Mapping[str, str] | None = None) -> Finished:
+    return stoker("submit", *arguments, environment=environment)
+
+
+def submitted(*arguments: str, environment: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    done = submit("--json", *arguments, environment=environment)
+    assert done.code == 0, done.err
+    jobs: list[dict[str, Any]] = done.json()
+    return jobs
+
+
+def job(*arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    (only,) = submitted(*arguments, environment=environment)
+    return only
+
+
+def how_many() -> int:
+    with init_queue() as queue:
+        return sum(queue.counts().values())
+
+
+def fed(text: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """With that on standard input."""
+    done = subprocess.run(
+        [stoker_command(), "submit", *arguments], input=text, capture_output=True, timeout=60, check=False
+    )
+    assert b"Traceback" not in done.stderr
+    return done
+
+
+class Repository:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.git("init", "--quiet")
+
+    def git(self, *arguments: str) -> str:
+        identity = ("-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false")
+        done = subprocess.run(
+            ["git", *identity, *arguments], cwd=self.path, check=True, capture_output=True, text=True, timeout=30
+        )
+        return done.stdout.strip()
+
+    def commit(self) -> str:
+        (self.path / "train.py").write_text("print(1)\n")
+        self.git("add", "train.py")
+        self.git("commit", "--quiet", "--message", "first")
+        return self.git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository() -> Repository:
+    return Repository(Path.cwd())
+
+
+def test_it_prints_the_id_and_nothing_else(tmp_path: Path) -> None:
+    done = submit("--", "python", "train.py", "--lr=1")
+    assert (done.code, done.err) == (0, "")
+    assert ID.fullmatch(done.out.removesuffix("\n"))
+    with open_queue() as queue:
+        found = queue.job(done.out.strip())
+    assert found.command == ("python", "train.py", "--lr=1")
+    assert found.directory == str(tmp_path / "place")
+    assert (found.gpus, found.state, found.environment, found.policy) == (1, "queued", {}, {})
+
+
+def test_one_word_is_for_the_shell_and_several_are_not() -> None:
+    assert job("echo a | wc -c")["command"] == "echo a | wc -c"
+    assert job("--", "echo", "a | wc -c")["command"] == ["echo", "a | wc -c"]
+    assert job("python", "t.py", "--name", "x")["command"] == ["python", "t.py", "--name", "x"]
+
+
+def test_every_option_reaches_the_job() -> None:
+    first, second = submit("true").out.strip(), submit("--name", "the second", "true").out.strip()
+    found = job(
+        *("--name", "a name", "--tag", "x", "--tag", "y", "--gpus", "2", "--memory", "20GiB", "--share"),
+        *("--priority", "-3", "--after", first[:6], "--after-any", "the second", "--retries", "2", "--backoff", "1m"),
+        *("--time-limit", "12h", "--preemptible", "--on-loss", "hold", "--hold", "--env", "A=1=2", "--env", "COPIED"),
+        *(
+            "--directory",
+            "/srv/not here",
+            "--batch-size",
+            "32",
+            "--for",
+            "5m",
+            "--idle-after",
+            "0s",
+            "--warn-at",
+            "off",
+        ),
+        *("--require", "any", "--", "train", "{batch_size}"),
+        environment={"COPIED": "from here"},
+    )
+    expected = {
+        "name": "a name", "tags": ["x", "y"], "gpus": 2, "memory": 20 * 2**30, "share": True, "priority": -3,
+        "after": [first], "after_any": [second], "retries": 2, "backoff": 60.0, "time_limit": 43200.0,
+        "preemptible": True, "on_loss": "hold", "state": "held", "environment": {"A": "1=2", "COPIED": "from here"},
+        "directory": "/srv/not here", "batch_size": 32,
+        "policy": {"window": 300.0, "after": 0.0, "warn_at": None, "require": "any"},
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_job_can_be_exempt_from_the_idle_rule() -> None:
+    assert job("--idle", "off", "true")["policy"] == {"off": True}
+
+
+def test_the_python_that_is_active_stays_the_jobs_python() -> None:
+    active = {"VIRTUAL_ENV": "/venv", "PATH": f"/venv/bin:{os.environ['PATH']}", "PYTHONPATH": "/lib/mine"}
+    found = job("true", environment=active)["environment"]
+    assert found == active | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    assert job("--env", "PYTHONPATH=other", "true", environment=active)["environment"]["PYTHONPATH"] == "other"
+    assert job("--bare-env", "true", environment=active)["environment"] == {}
+    conda = job("true", environment={"CONDA_PREFIX": "/conda/x", "CONDA_DEFAULT_ENV": "x"})["environment"]
+    assert conda["CONDA_DEFAULT_ENV"] == "x"
+    assert conda["PATH"] == os.environ["PATH"]
+
+
+def test_a_sweep_is_one_job_for_each_combination() -> None:
+    jobs = submitted("--name", "base", "--sweep", "lr=1e-3,1e-4", "--sweep", "seed=1..2", "train {lr}")
+    assert [(job["command"], job["name"]) for job in jobs] == [
+        ("train 1e-3 --seed=1", "base lr=1e-3 seed=1"),
+        ("train 1e-3 --seed=2", "base lr=1e-3 seed=2"),
+        ("train 1e-4 --seed=1", "base lr=1e-4 seed=1"),
+        ("train 1e-4 --seed=2", "base lr=1e-4 seed=2"),
+    ]
+    positions = [job["position"] for job in jobs]
+    assert positions == sorted(positions)
+
+
+def test_a_sweep_over_the_batch_size_needs_no_other_batch_size() -> None:
+    jobs = submitted("--sweep", "batch_size=16,32", "train {batch_size}")
+    assert [job["command"] for job in jobs] == ["train 16", "train 32"]
+
+
+def test_a_file_gives_one_job_per_line(tmp_path: Path) -> None:
+    file = tmp_path / "gpu_queue.txt"
+    file.write_bytes(
+        b"\xef\xbb\xbfpython a.py\r\n\n# not this one\n   # nor this\n"
+        b"  python b.py | tee 'b c'.log  \npython c.py # why"
+    )
+    jobs = submitted("--from", str(file), "--gpus", "2", "--tag", "night")
+    assert [job["command"] for job in jobs] == ["python a.py", "python b.py | tee 'b c'.log", "python c.py # why"]
+    assert all(job["gpus"] == 2 and job["tags"] == ["night"] for job in jobs)
+    swept = submitted("--from", str(file), "--sweep", "seed=1,2")
+    assert [job["command"] for job in swept][:3] == ["python a.py --seed=1", "python a.py --seed=2",
+                                                    "python b.py | tee 'b c'.log --seed=1"]  # fmt: skip
+
+
+def test_standard_input_gives_one_job_per_line() -> None:
+    done = fed("echo 1\necho 'ü 🔥'\n".encode(), "--from", "-")
+    assert done.returncode == 0
+    with open_queue() as queue:
+        assert [queue.job(name).command for name in done.stdout.decode().split()] == ["echo 1", "echo 'ü 🔥'"]
+
+
+def test_a_rehearsal_prints_the_commands_and_leaves_no_queue() -> None:
+    done = submit("--dry-run", "--sweep", "x=a b,c", "--", "train", "{x}")
+    assert (done.code, done.out) == (0, "train 'a b'\ntrain c\n")
+    assert "2 jobs would be submitted" in done.err
+    assert not (Path(os.environ["STOKER_HOME"]) / "queue.db").exists()
+    (planned,) = submit("--dry-run", "--json", "--gpus", "3", "train").json()
+    assert (planned["command"], planned["gpus"], planned["id"]) == ("train", 3, None)
+    first = submit("true").out.strip()
+    (planned,) = submit("--dry-run", "--json", "--after", first[:7], "train").json()
+    assert planned["after"] == [first]
+    assert how_many() == 1
+
+
+def test_the_queue_may_be_named_by_flag_environment_and_file(tmp_path: Path) -> None:
+    for number, (flags, environment) in enumerate(
+        [
+            (("--queue", str(tmp_path / "q0")), {}),
+            ((), {"STOKER_QUEUE": str(tmp_path / "q1")}),
+            ((), {"STOKER_CONFIG": str(tmp_path / "stoker.toml")}),
+        ]
+    ):
+        (tmp_path / "stoker.toml").write_text(f'queue = "{tmp_path}/q2"\n')
+        done = submit(*flags, "true", environment=environment)
+        assert done.code == 0, done.err
+        with open_queue(str(tmp_path / f"q{number}")) as queue:
+            assert queue.job(done.out.strip()).command == "true"
+
+
+def test_the_commit_is_kept_and_whether_files_differ_from_it(repository: Repository) -> None:
+    assert (found := job("true"))["commit"] is None
+    assert found["dirty"] is None
+    commit = repository.commit()
+    (repository.path / "results.csv").write_text("not tracked")
+    (repository.path / "below").mkdir()
+    found = job("--directory", "below", "true")
+    assert (found["commit"], found["dirty"]) == (commit, False)
+    (repository.path / "train.py").write_text("print(2)\n")
+    assert job("true")["dirty"] is True
+    assert job("--directory", "/", "true")["commit"] is None
+
+
+def test_only_what_is_committed_can_be_pinned(repository: Repository) -> None:
+    assert "a pinned job needs a commit to run: the git repository of" in submit("--pin", "true").err
+    commit = repository.commit()
+    found = job("--pin", "true")
+    assert (found["pin"], found["commit"]) == (True, commit)
+    (repository.path / "train.py").write_text("print(2)\n")
+    refused = submit("--pin", "true")
+    assert refused.code == 2
+    assert "has changes that are not: commit them, or leave them out by --allow-dirty" in refused.err
+    found = job("--pin", "--allow-dirty", "true")
+    assert (found["pin"], found["commit"], found["dirty"]) == (True, commit, True)
+    elsewhere = submit("--pin", "--directory", "/", "true")
+    assert (elsewhere.code, "not in a git repository" in elsewhere.err) == (2, True)
+
+
+def test_without_git_a_job_has_no_commit_and_one_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    programs = StandIns(tmp_path / "bin")
+    assert job("true", environment={"PATH": programs.path})["commit"] is None
+    git = tmp_path / "bin" / "git"
+    git.write_text("#!/bin/sh\nexec /bin/sleep 30\n")
+    git.chmod(0o755)
+    begun = time.monotonic()
+    refused = submit("--pin", "true", environment={"PATH": programs.path})
+    assert (refused.code, "git did not answer within 2 s" in refused.err) == (2, True)
+    assert time.monotonic() - begun < 15
+
+
+def test_a_job_starts_where_the_shell_says_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "place")
+    assert job("true", environment={"PWD": str(link)})["directory"] == str(link)
+    assert job("true", environment={"PWD": str(tmp_path)})["directory"] == str(tmp_path / "place")
+    assert job("--directory", "..", "true")["directory"] == str(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    refused = submit("true")
+    assert (refused.code, "this directory was removed" in refused.err) == (2, True)
+    assert submit("--directory", str(tmp_path), "true").code == 0
+
+
+def on_a_terminal(*arguments: str) -> str:
+    """What a person sees on standard error."""
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            [stoker_command(), "submit", *arguments], stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True
+        )
+        assert ID.fullmatch(done.stdout.decode().strip())
+        os.write(theirs, b".\n")
+        return os.read(ours, 4096).decode().removesuffix(".\r\n")
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_person_is_told_when_no_worker_will_start_it() -> None:
+    assert on_a_terminal("true") == "no worker is there to run it: `stoker work` starts one\r\n"
+    with open_queue() as queue:
+        queue.heartbeat("w", "host", View())
+        assert on_a_terminal("true") == ""
+        queue.pause()
+        assert "the queue is paused" in on_a_terminal("true")
+
+
+WORD = 128 * 1024 - 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo 'it''s' \"quoted\" \\ $HOME `x` %s :name {x} {} {{",
+        "echo one\necho two\n\techo three",
+        "echo 🔥 ünï ﷽",
+        "echo '\x1b[31m' \x01",
+        "x" * 100_000,
+        "-not-an-option",
+        "=",
+    ],
+    ids=["quotes", "newlines", "emoji", "control letters", "100 kB", "dash", "sign"],
+)
+def test_odd_commands_are_kept_letter_by_letter(command: str) -> None:
+    assert job("--", command)["command"] == command
+    assert job("--", "words", command)["command"] == ["words", command]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "there is no command to submit: write it after --"),
+        (("",), "a job needs a command: this one is empty"),
+        (("  ",), "this one is empty"),
+        (("--", "", "a"), "this one is empty"),
+        (("--", "echo", "\udcff"), r"must be text in UTF-8, and this is not: '\udcff'"),
+        (("echo \udcff",), "must be text in UTF-8"),
+        (("--name", "\udcff", "true"), "must be text in UTF-8"),
+        (("--name", "a\nb", "true"), "cannot be a name"),
+        (("--tag", "", "true"), "cannot be a tag"),
+        (("--tag", "x" * 300, "true"), "cannot be a tag"),
+        (("--gpus", "-1", "true"), "--gpus"),
+        (("--gpus", "many", "true"), "--gpus"),
+        (("--gpus", "99999999999", "true"), "cannot have gpus of 99999999999"),
+        (("--memory", "lots", "true"), "--memory: 'lots' is not an amount of memory"),
+        (("--share", "true"), "--share needs --memory"),
+        (("--priority", "99999999999", "true"), "too far out"),
+        (("--retries", "-1", "true"), "--retries"),
+        (("--time-limit", "0", "true"), "--time-limit: '0' must be longer than nothing"),
+        (("--backoff", "soon", "true"), "--backoff: 'soon' is not a duration"),
+        (("--on-loss", "cry", "true"), "--on-loss"),
+        (("--after", "12345678", "true"), "there is no job '12345678'"),
+        (("--after-any", "nobody", "true"), "there is no job 'nobody'"),
+        (("--env", "=x", "true"), "names no variable"),
+        (("--env", "NOT_THERE", "true"), "there is no such variable here"),
+        (("--env", "A=\udcff", "true"), "the variable 'A' is not text in UTF-8"),
+        (("--directory", "nowhere", "true"), "place/nowhere is not there"),
+        (("--directory", "/etc/passwd", "true"), "/etc/passwd is not a directory"),
+        (("--directory", "/\udcff", "true"), "must be text in UTF-8"),
+        (("--pin", "true"), "a pinned job needs a commit to run"),
+        (("--batch-size", "0", "true"), "--batch-size"),
+        (("train {batch_size}",), "say by --batch-size how much that is"),
+        (("--", "train", "--bs={batch_size}"), "say by --batch-size how much that is"),
+        (("--for", "1s", "--every", "5s", "true"), "--for 1s is shorter than --every 5s"),
+        (("--idle", "maybe", "true"), "--idle"),
+        (("--sweep", "lr", "true"), "--sweep: 'lr' is not a sweep"),
+        (("--sweep", "lr=\udcff", "true"), "must be text in UTF-8"),
+        (("--sweep", "a=1..1000", "--sweep", "b=1..1000", "true"), "that would be 1,000,000 jobs"),
+        (("--sweep", "a=1", "--sweep", "a=2", "true"), "'a' is swept twice"),
+        (("--from", "nowhere.txt"), "nowhere.txt cannot be read: No such file"),
+        (("--from", "/"), "/ cannot be read: Is a directory"),
+        (("--from", "/dev/null"), "there is no command in /dev/null"),
+        (("--from", "/dev/null", "true"), "leave one of them out"),
+        (("--from", "/dev/zero"), "that is no list of commands"),
+        (("--queue", "mysql://x", "true"), "is not the address of a queue"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused_in_a_sentence(arguments: tuple[str, ...], says: str) -> None:
+    done = submit(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+    assert done.err.startswith("stoker: ")
+    assert done.err.count("\n") == 1
+    if "--queue" not in arguments:
+        assert how_many() == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (b"echo 1\necho \xff\n", "line 2 of standard input is not text in UTF-8"),
+        (b"echo 1\n\necho \0\n", "line 3 of standard input: a command cannot hold the character NUL"),
+        (b"echo 1\n" + b"x" * 2**20, "line 2 of standard input: a command of 1,048,576 bytes in one word is too long"),
+        (b"echo 1\n" + b"x" * (WORD + 1), "put it into a script and submit that"),
+        (b"echo 1\ntrain {batch_size}\n", "say by --batch-size"),
+        (b"\n# only this\n", "there is no command in standard input"),
+    ],
+    ids=["bytes", "NUL", "1 MiB", "one byte too long", "batch size", "nothing"],
+)
+def test_one_bad_line_refuses_them_all(lines: bytes, says: str) -> None:
+    done = fed(lines, "--from", "-")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert says in done.stderr.decode()
+    assert how_many() == 0
+
+
+def test_the_longest_command_that_can_be_started_is_taken() -> None:
+    """One word of as much as Linux gives a program, which `sh -c` really runs."""
+    text = b": " + b"x" * (WORD - 2)
+    subprocess.run(["sh", "-c", text], check=True)
+    done = fed(text, "--from", "-")
+    assert done.returncode == 0
+    with open_queue() as queue:
+        assert queue.job(done.stdout.decode().strip()).command == text.decode()
+
+
+def test_words_that_are_too_long_together_are_refused() -> None:
+    done = submit("--", "echo", *(["x" * 100_000] * 11))
+    assert (done.code, "at most 1,048,576 can be started" in done.err) == (2, True)
+
+
+def test_an_ambiguous_name_is_refused() -> None:
+    for _ in range(2):
+        submit("--name", "twin", "true")
+    refused = submit("--after", "twin", "true")
+    assert (refused.code, "'twin' fits several jobs" in refused.err) == (2, True)
+
+
+def test_what_is_submitted_wakes_who_waits(tmp_path: Path) -> None:
+    with init_queue() as queue:
+        queue.submit([NewJob(command="true")])
+        bell = queue.bell()
+        try:
+            bell.heard()
+            submit("true")
+            wait_for(bell.heard, named="the bell")
+        finally:
+            bell.close()

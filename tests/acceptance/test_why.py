@@ -1,0 +1,71 @@
+"""`stoker why` as a person types it: one sentence."""
+
+from stoker.queue import Store
+from tests.support.attempts import be_there, run, start, submit
+from tests.support.command import stoker
+
+
+def why(job: str) -> str:
+    done = stoker("why", job)
+    assert done.code == 0, done.err
+    assert len(done.out.splitlines()) == 1
+    return done.out.strip()
+
+
+def test_a_job_that_waits_for_gpus_says_what_its_worker_says(queue: Store) -> None:
+    (job,) = submit(queue, "train", gpus=2)
+    said = "waits for 2 GPUs with 20 GiB: GPU 0 is used by alice's python (pid 4242), GPU 1 frees in at most 3 h"
+    be_there(queue, waiting={job: said})
+    assert why(job) == f"{job}: on gpu-box: {said}"
+    assert why(job[:6]) == why(job)
+
+
+def test_the_reason_follows_what_happens_to_a_job(queue: Store) -> None:
+    first, second = submit(queue, "a", "b", name="")
+    queue.edit(second, {"name": "later", "after": (first,)})
+    assert "no worker is there, and none ever was" in why(first)
+    queue.pause()
+    assert "the queue is paused" in why(first)
+    queue.resume()
+    be_there(queue)
+    assert "it is next" in why(first)
+    assert f"waits for job {first} (queued)" in why("later")
+    attempt = start(queue, first, "GPU-0")
+    assert "on gpu-box, GPU 0" in why(first)
+    queue.finish(attempt.id, "failed", 1, "out of memory")
+    assert "with exit code 1: out of memory" in why(first)
+    assert f"can never start: it comes after {first}, which failed" in why("later")
+    queue.hold([second])
+    assert f"`stoker release {second}`" in why("later")
+
+
+def test_a_job_behind_others_says_how_many(queue: Store) -> None:
+    jobs = submit(queue, *"abcd")
+    be_there(queue)
+    assert "3 other jobs come first" in why(jobs[-1])
+
+
+def test_more_gpus_than_exist_anywhere_are_told(queue: Store) -> None:
+    (job,) = submit(queue, "a", gpus=64)
+    be_there(queue, gpus=2)
+    assert "it asks for 64 GPUs, and no worker has more than 2 (gpu-box)" in why(job)
+
+
+def test_json_has_the_kind_of_the_reason(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    run(queue, job, "succeeded", 0)
+    told = stoker("why", job, "--json").json()
+    assert (told["job"], told["state"], told["why"]["kind"]) == (job, "succeeded", "ended")
+
+
+def test_a_job_that_is_not_there_and_a_prefix_of_several_are_refused_in_one_sentence(queue: Store) -> None:
+    submit(queue, *("x" * 40))
+    shared = next(letter for letter in "0123456789abcdef" if len(stoker_jobs(queue, letter)) > 1)
+    for text, words in (("nobody", "there is no job 'nobody'"), (shared, "fits several jobs")):
+        done = stoker("why", text)
+        assert (done.code, len(done.err.splitlines())) == (2, 1)
+        assert words in done.err
+
+
+def stoker_jobs(queue: Store, prefix: str) -> list[str]:
+    return [job.id for job in queue.jobs() if job.id.startswith(prefix)]

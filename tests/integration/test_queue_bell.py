@@ -1,0 +1,199 @@
+"""Whoever waits for the queue is woken by what others do to it, at once and for nothing else."""
+
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.queue import Bell, NewJob, Store, View, init_queue, open_queue
+from stoker.queue.pace import SECONDS_BETWEEN, Pace
+from tests.support.postgres import PostgresServer
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return str(tmp_path / "queue.db")
+
+
+@pytest.fixture
+def queue(url: str) -> Iterator[Store]:
+    with init_queue(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def other(queue: Store, url: str) -> Iterator[Store]:
+    with open_queue(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def bell(queue: Store) -> Iterator[Bell]:
+    bell = queue.bell()
+    yield bell
+    bell.close()
+
+
+def rings(bell: Bell, within: float = 5.0) -> bool:
+    """Whether it became readable, and then had heard something."""
+    assert bell.fileno() >= 0
+    readable, _, _ = select.select([bell], [], [], within)
+    return bool(readable) and bell.heard()
+
+
+def is_quiet(bell: Bell) -> bool:
+    """Whether it is not even readable now."""
+    return not select.select([bell], [], [], 0.05)[0] and not bell.heard()
+
+
+def wait_until_due(store: Store) -> None:
+    wait_for(store._pace.due, named="the end of the pause after a ring")
+
+
+def test_what_others_do_rings_and_is_seen_when_it_rings(bell: Bell, queue: Store, other: Store) -> None:
+    assert is_quiet(bell)
+    (job,) = other.submit([NewJob(command="x")])
+    assert rings(bell)
+    assert queue.ready()[0].id == job
+    assert is_quiet(bell)
+    for change in (other.hold, other.release, other.cancel, other.retry):
+        change([job])
+        assert rings(bell)
+    attempt = other.claim(job, "w", [], 60.0)
+    assert attempt is not None
+    wait_until_due(other)
+    other.finish(attempt.id, "succeeded", 0)
+    assert rings(bell)
+
+
+def test_what_concerns_nobody_else_wakes_nobody(bell: Bell, queue: Store, other: Store) -> None:
+    (job,) = queue.submit([NewJob(command="my own")])
+    assert not bell.heard()
+    attempt = other.claim(job, "w", [], 60.0)
+    assert attempt is not None
+    other.heartbeat("w", "host", View())
+    other.renew([attempt.id], 60.0)
+    other.write_log(attempt.id, "output")
+    assert not select.select([bell], [], [], 0.05)[0]
+
+
+def test_another_process_is_heard_of_within_milliseconds(bell: Bell, url: str) -> None:
+    program = (
+        "import sys, time\n"
+        "from stoker.queue import NewJob, open_queue\n"
+        "with open_queue(sys.argv[1]) as queue:\n"
+        "    print('ready', flush=True)\n"
+        "    for line in sys.stdin:\n"
+        "        queue.submit([NewJob(command='x')])\n"
+        "        print(time.monotonic(), flush=True)\n"
+    )
+    delays = []
+    with subprocess.Popen(
+        [sys.executable, "-c", program, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(20):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert rings(bell)
+            woken = time.monotonic()
+            delays.append(woken - float(process.stdout.readline()))
+        process.stdin.close()
+    # Most of the time it takes two; the bound only tells an event from a poll.
+    assert sorted(delays)[10] < 0.1
+
+
+def test_the_first_outcome_is_told_at_once_and_those_soon_after_together(
+    bell: Bell, queue: Store, other: Store
+) -> None:
+    jobs = queue.submit([NewJob(command="x")] * 10)
+    attempts = [other.claim(job, "w", [], 60.0) for job in jobs]
+    assert other.owes() is None
+    began = time.monotonic()
+    for attempt in attempts:
+        assert attempt is not None
+        assert other.finish(attempt.id, "succeeded", 0)
+        if attempt is attempts[0]:
+            assert rings(bell)
+    rung = 0
+    while (owed := other.owes()) is not None:
+        assert 0.0 <= owed <= SECONDS_BETWEEN
+        other.settle()
+        time.sleep(owed)
+    while rings(bell, 0.05):
+        rung += 1
+    assert 1 <= rung <= (time.monotonic() - began) / SECONDS_BETWEEN
+    other.settle()
+    assert is_quiet(bell)
+
+
+def test_what_is_owed_is_told_on_leaving(bell: Bell, queue: Store, url: str) -> None:
+    jobs = queue.submit([NewJob(command="x")] * 2)
+    with open_queue(url) as other:
+        attempts = [other.claim(job, "w", [], 60.0) for job in jobs]
+        other._pace = Pace(lambda: 0.0)  # a clock that stands still: it has just told something
+        other._pace.rang()
+        for attempt in attempts:
+            assert attempt is not None
+            other.finish(attempt.id, "succeeded", 0)
+        assert other.owes() is not None
+        bell.heard()
+    assert select.select([bell], [], [], 5.0)[0]
+
+
+def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.queue import sqlite_bell
+
+    monkeypatch.setattr(sqlite_bell, "_watched", lambda _path: -1)
+    path = str(tmp_path / "queue.db")
+    with init_queue(path) as queue, open_queue(path) as other:
+        bell = queue.bell()
+        assert bell.fileno() == -1
+        assert not bell.heard()
+        other.submit([NewJob(command="x")])
+        assert bell.heard()
+        assert not bell.heard()
+        monkeypatch.undo()
+        wait_for(lambda: bell.heard() or bell.fileno() >= 0, named="the bell that listens again")
+        other.submit([NewJob(command="x")])
+        assert rings(bell)
+        bell.close()
+
+
+def test_a_bell_that_lost_its_server_listens_again_when_it_is_back(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    with init_queue(postgres_url) as queue:
+        bell = queue.bell()
+        assert not bell.heard()
+        postgres_server.administer(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'LISTEN stoker'"
+        )
+        wait_for(bell.heard, named="the news that the connection was lost")
+        assert bell.fileno() == -1
+        wait_for(lambda: bell.heard() and bell.fileno() >= 0, named="the bell that listens again")
+        with open_queue(postgres_url) as other:
+            other.submit([NewJob(command="x")])
+        assert rings(bell)
+        bell.close()
+
+
+def test_a_bell_without_a_server_says_that_anything_may_have_happened(postgres_server: PostgresServer) -> None:
+    url = postgres_server.create_database()
+    with init_queue(url) as queue:
+        bell = queue.bell()
+        postgres_server.drop_database(url)
+        wait_for(bell.heard, named="the news that the connection was lost")
+        for _ in range(3):
+            assert bell.heard()
+            assert bell.fileno() == -1
+        bell.close()

@@ -1,0 +1,292 @@
+"""`stoker.Queue`: the queue as a Python program uses it, on SQLite and on a real PostgreSQL."""
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import stoker
+from stoker.errors import BadInputError, StokerError
+from stoker.queue import Asked, NewJob, Outcome, Store, init_queue, open_queue
+from stoker.queue.client import POLL_SECONDS, Options
+from tests.support.postgres import PostgresServer
+
+LONG = 600.0
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        prepared = str(request.getfixturevalue("postgres_url"))
+        init_queue(prepared).close()
+        return prepared
+    return str(tmp_path / "queue.db")
+
+
+@pytest.fixture
+def queue(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[stoker.Queue]:
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    with stoker.Queue(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(queue: stoker.Queue, url: str) -> Iterator[Store]:
+    """What a worker would have open."""
+    with open_queue(url) as opened:
+        yield opened
+
+
+def run(store: Store, job: str, outcome: Outcome = "succeeded", output: str = "") -> None:
+    attempt = store.claim(job, "w", [], LONG)
+    assert attempt is not None
+    store.write_log(attempt.id, output)
+    assert store.finish(attempt.id, outcome, 0 if outcome == "succeeded" else 1)
+
+
+def test_a_job_is_submitted_with_what_it_asks_for(queue: stoker.Queue, tmp_path: Path) -> None:
+    first = queue.submit("echo first", name="the first")
+    job = queue.submit(
+        ["python", "train.py", "{id}", "{batch_size}"],
+        directory=tmp_path,
+        environment={"A": "1"},
+        name="second",
+        tags=["x", "y"],
+        gpus=2,
+        memory="20GiB",
+        share=True,
+        priority=5,
+        after=first,
+        after_any="the first",
+        retries=3,
+        backoff="1m",
+        time_limit="12h",
+        policy={"window": 60, "require": "any"},
+        preemptible=True,
+        on_loss="hold",
+        batch_size=8,
+        held=True,
+    )
+    assert isinstance(job, stoker.Job)
+    assert job.command == ("python", "train.py", "{id}", "{batch_size}")
+    assert (job.directory, job.environment, job.tags) == (str(tmp_path), {"A": "1"}, ("x", "y"))
+    assert (job.gpus, job.memory, job.share, job.priority) == (2, 20 * 2**30, True, 5)
+    assert (job.after, job.after_any) == ((first.id,), (first.id,))
+    assert (job.retries, job.backoff, job.time_limit) == (3, 60.0, 43200.0)
+    assert (job.policy, job.batch_size, job.state) == ({"window": 60, "require": "any"}, 8, "held")
+    assert (first.command, first.directory, first.gpus, first.state) == ("echo first", str(Path.cwd()), 1, "queued")
+
+
+def test_a_job_is_the_same_object_as_the_json(queue: stoker.Queue) -> None:
+    job = queue.submit("true", tags=["x"])
+    assert msgspec.json.decode(msgspec.json.encode(job), type=stoker.Job) == job == queue.job(job.id)
+
+
+def test_many_are_all_accepted_or_none(queue: stoker.Queue) -> None:
+    jobs = queue.submit_many(["echo 1", ["echo", "2"], "echo 3"], gpus=0, tags=["t"])
+    assert [job.command for job in jobs] == ["echo 1", ("echo", "2"), "echo 3"]
+    with pytest.raises(BadInputError, match="character NUL"):
+        queue.submit_many(["echo 4", "echo \0"])
+    assert queue.counts() == {"queued": 3}
+    assert [job.id for job in queue.jobs(["queued"], "t", order="queue", limit=2)] == [job.id for job in jobs[:2]]
+    assert queue.jobs(tag="other") == []
+
+
+def test_jobs_are_found_by_id_prefix_name_and_themselves(queue: stoker.Queue) -> None:
+    job = queue.submit("true", name="called this")
+    for which in (job, job.id, job.id[:6], "called this"):
+        assert queue.job(which) == job
+    with pytest.raises(BadInputError, match="there is no job 'nobody'"):
+        queue.job("nobody")
+
+
+def test_jobs_are_steered(queue: stoker.Queue, store: Store) -> None:
+    job = queue.submit("true")
+    assert queue.hold(job) == [job.id]
+    assert queue.release([job.id]) == [job.id]
+    assert queue.cancel(job.id[:7]).cancelled == [job.id]
+    assert queue.retry(job) == [job.id]
+    run(store, job.id, output="epoch 1\nepoch 2\n")
+    assert queue.logs(job) == "epoch 1\nepoch 2\n"
+    assert queue.logs(queue.submit("true")) == ""
+    assert queue.counts() == {"succeeded": 1, "queued": 1}
+
+
+def test_waiting_ends_as_soon_as_the_job_does(queue: stoker.Queue, url: str) -> None:
+    jobs = queue.submit_many(["true"] * 2)
+    ended: list[float] = []
+
+    def work() -> None:
+        with open_queue(url) as store:
+            for job in jobs:
+                run(store, job.id, "failed")
+                ended.append(time.monotonic())
+
+    worker = threading.Timer(0.3, work)
+    worker.start()
+    found = queue.wait([jobs[1], jobs[0].id], timeout=30.0)
+    woken = time.monotonic()
+    worker.join()
+    assert [(job.id, job.state, job.exit_code) for job in found] == [
+        (jobs[1].id, "failed", 1),
+        (jobs[0].id, "failed", 1),
+    ]
+    # By the bell: well before the next poll, which would be due a second after the wait began.
+    assert woken - ended[-1] < POLL_SECONDS / 2
+    assert queue.wait(jobs[0]).state == "failed"
+    assert queue.wait([]) == []
+
+
+def test_a_bell_that_cannot_ring_makes_waiting_slower_not_endless(
+    queue: stoker.Queue, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def fileno(self) -> int:
+            return -1
+
+        def heard(self) -> bool:
+            return False
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(Store, "bell", lambda _self: Broken())
+    monkeypatch.setattr("stoker.queue.client.POLL_SECONDS", 0.05)
+    job = queue.submit("true")
+    with pytest.raises(TimeoutError, match=f"job {job.id} has not ended in time"):
+        queue.wait(job, timeout=0.2)
+    run(store, job.id)
+    assert queue.wait(job, timeout=10).state == "succeeded"
+
+
+def test_waiting_for_long_ends_with_an_error_in_time(queue: stoker.Queue) -> None:
+    job = queue.submit("true", held=True)
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        queue.wait(job, timeout=0.1)
+    assert time.monotonic() - begun < POLL_SECONDS
+    with pytest.raises(TimeoutError):
+        queue.wait([job.id], timeout=0)
+
+
+def test_a_database_that_is_away_is_waited_for(postgres_server: PostgresServer) -> None:
+    url = postgres_server.create_database()
+    with init_queue(url) as store:
+        (job,) = store.submit([NewJob(command="true")])
+    waits, found = threading.Event(), list[stoker.Job]()
+
+    def wait() -> None:
+        with stoker.Queue(url) as queue:
+            waits.set()
+            found.append(queue.wait(job, timeout=60))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert waits.wait(30)
+    # The tests' server is not careful with what was written last.
+    postgres_server.administer("CHECKPOINT")
+    postgres_server.kill()
+    postgres_server.start()
+    with open_queue(url) as store:
+        run(store, job)
+    waiter.join(60)
+    postgres_server.drop_database(url)
+    assert [job.state for job in found] == ["succeeded"]
+
+
+def test_a_pinned_job_needs_a_commit(queue: stoker.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(BadInputError, match="a pinned job needs a commit to run"):
+        queue.submit("true", pin=True, directory=tmp_path)
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    (tmp_path / "train.py").write_text("print(1)\n")
+    commit = (*identity, "commit", "--quiet", "--message", "first")
+    for words in (("init", "--quiet"), ("add", "train.py"), commit):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    job = queue.submit("true", pin=True, directory=tmp_path)
+    assert (job.pin, len(job.commit or ""), job.dirty) == (True, 40, False)
+    (tmp_path / "train.py").write_text("print(2)\n")
+    with pytest.raises(BadInputError, match="has changes that are not: commit them"):
+        queue.submit("true", pin=True, directory=tmp_path)
+    assert queue.submit("true", pin=True, allow_dirty=True, directory=tmp_path).dirty is True
+
+
+def test_the_python_that_is_active_stays_the_jobs_python(queue: stoker.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", "/venv")
+    assert queue.submit("true", environment={"A": "1"}).environment.keys() >= {"VIRTUAL_ENV", "PATH", "A"}
+    assert queue.submit("true", bare_environment=True).environment == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "says"),
+    [
+        ([], {}, "a job needs a command"),
+        ("", {}, "a job needs a command"),
+        ("\ud800", {}, "must be text in UTF-8"),
+        ("x" * 2**20, {}, "put it into a script"),
+        ("train {batch_size}", {}, "say by batch_size=…"),
+        ([1, 2], {}, "a job cannot be submitted so"),
+        ("true", {"gpus": "2"}, "Expected `int`, got `str` - at `$.gpus`"),
+        ("true", {"gpus": -1}, "cannot have gpus of -1"),
+        ("true", {"colour": "red"}, "with 'colour': there is no such option"),
+        ("true", {"commit": "x"}, "with 'commit': there is no such option"),
+        ("true", {"memory": "lots"}, "is not an amount of memory"),
+        ("true", {"share": True}, "needs memory=…"),
+        ("true", {"time_limit": "soon"}, "is not a duration"),
+        ("true", {"on_loss": "cry"}, "Invalid enum value"),
+        ("true", {"policy": {"windows": 3}}, "an idle policy has no 'windows'"),
+        ("true", {"policy": {"window": "x"}}, "the idle policy cannot be so"),
+        ("true", {"policy": {"window": 0}}, "must be longer than nothing"),
+        ("true", {"environment": {"A=B": "1"}}, "cannot be set"),
+        ("true", {"after": "nobody"}, "there is no job 'nobody'"),
+        ("true", {"directory": "not/there"}, "is not there"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_sentence(
+    tmp_path: Path, command: Any, options: dict[str, Any], says: str
+) -> None:
+    with stoker.Queue(str(tmp_path / "queue.db")) as queue:
+        with pytest.raises(BadInputError) as refused:
+            queue.submit(command, **options)
+        assert says in str(refused.value)
+        assert queue.counts() == {}
+
+
+def test_one_text_is_not_taken_for_many_commands(tmp_path: Path) -> None:
+    with (
+        stoker.Queue(str(tmp_path / "queue.db")) as queue,
+        pytest.raises(BadInputError, match="takes several commands"),
+    ):
+        queue.submit_many("echo 1")
+
+
+def test_it_is_the_same_queue_as_that_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stoker.Queue() as queue:
+        job = queue.submit("true")
+    with open_queue() as store:
+        assert store.job(job.id) == job
+    config = tmp_path / "config" / "stoker" / "stoker.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f'queue = "{tmp_path}/configured.db"\n')
+    with stoker.Queue() as queue:
+        assert repr(queue) == f"<stoker.Queue at {tmp_path}/configured.db>"
+    monkeypatch.setenv("STOKER_QUEUE", f"{tmp_path}/variable.db")
+    with stoker.Queue() as queue:
+        assert "variable.db" in repr(queue)
+
+
+def test_a_database_that_was_not_prepared_is_not_touched(postgres_url: str) -> None:
+    with pytest.raises(StokerError, match="`stoker queue init` creates it"):
+        stoker.Queue(postgres_url)
+
+
+def test_all_that_a_job_can_ask_for_can_be_asked_for_here() -> None:
+    """Apart from what is found out, and from the origin, which feeds use."""
+    chosen = {*Asked.__struct_fields__, *NewJob.__struct_fields__} - {"command", "commit", "dirty", "id", "origin"}
+    assert Options.__annotations__.keys() == chosen | {"allow_dirty", "bare_environment"}

@@ -1,0 +1,101 @@
+"""A queue of an older version becomes a newer one while others work on it; nothing is done twice or by halves."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import StokerError
+from stoker.queue import NewJob, Store, init_queue, open_queue, queue_version, schema
+
+NOVELTY = """
+ALTER TABLE stoker_jobs ADD COLUMN novelty TEXT;
+UPDATE stoker_jobs SET novelty = 'none' WHERE state = 'queued';
+ALTER TABLE stoker_attempts ADD COLUMN novelty TEXT;
+CREATE INDEX stoker_novelty ON stoker_jobs (novelty);
+"""
+MIGRATE = """
+import sys
+from stoker.queue import NewJob, open_queue, schema
+
+schema.VERSION = schema.VERSION + 1
+schema.sections = lambda _file: {str(schema.VERSION): sys.argv[2]}
+print("ready", flush=True)
+sys.stdin.readline()
+with open_queue(sys.argv[1]) as queue:
+    queue.submit([NewJob(command="from the newer version")])
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return str(tmp_path / "queue.db")
+
+
+def work(queue: Store) -> None:
+    """Takes a job and finishes it, as a worker of the older version does."""
+    queue.submit([NewJob(command="x")])
+    attempt = queue.claim(queue.ready(1)[0].id, "older", [], 600.0)
+    assert attempt is not None
+    assert queue.renew([attempt.id], 600.0) == {attempt.id: False}
+    assert queue.write_log(attempt.id, "output")
+    assert queue.finish(attempt.id, "succeeded", 0)
+
+
+def test_an_older_queue_is_migrated_once_by_several_while_a_worker_works(url: str) -> None:
+    with init_queue(url) as queue:
+        for _ in range(5):
+            work(queue)
+        newer = [
+            subprocess.Popen(
+                [sys.executable, "-c", MIGRATE, url, NOVELTY],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(4)
+        ]
+        for process in newer:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in newer:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        done = 5
+        while done < 20 or any(process.poll() is None for process in newer):
+            work(queue)
+            done += 1
+        for process in newer:
+            _output, errors = process.communicate(timeout=60)
+            assert (process.returncode, errors) == (0, "")
+        assert queue.counts() == {"succeeded": done, "queued": 4}
+        assert queue._driver.fetch("read version", {}) == [(schema.VERSION + 1,)]
+        assert queue._driver.fetch_text("SELECT count(novelty) FROM stoker_jobs", {})[0][0] <= 4
+
+
+def test_a_migration_that_fails_leaves_the_queue_as_it_was(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with init_queue(url) as queue:
+        work(queue)
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "VERSION", schema.VERSION + 1)
+        patch.setattr(schema, "sections", lambda _file: {"2": NOVELTY + "INSERT INTO nowhere VALUES (1);"})
+        with pytest.raises(StokerError):
+            open_queue(url)
+    assert queue_version(url) == (schema.VERSION, schema.VERSION)
+    with open_queue(url) as queue:
+        work(queue)
+        with pytest.raises(Exception, match="novelty"):
+            queue._driver.fetch_text("SELECT novelty FROM stoker_jobs", {})
+
+
+def test_the_version_of_a_queue_is_told_without_making_one(url: str) -> None:
+    assert queue_version(url) == (None, schema.VERSION)
+    with pytest.raises(StokerError, match="no queue at"):
+        open_queue(url)
+    init_queue(url).close()
+    assert queue_version(url) == (schema.VERSION, schema.VERSION)

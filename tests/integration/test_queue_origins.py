@@ -1,0 +1,54 @@
+"""Origins: the same place becomes a job once, also when that job was forgotten, and its jobs are found again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.queue import NewJob, Store, init_queue
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else str(tmp_path / "queue.db")
+    with init_queue(str(url)) as opened:
+        yield opened
+
+
+def test_jobs_are_found_by_the_beginning_of_their_origins(queue: Store) -> None:
+    origins = [
+        "sheet:K:0:3#1",
+        "sheet:K:0:10#1",
+        "sheet:K:0:é\U0010fffd",
+        "sheet:K:01:3#1",
+        "sheet:k:0:3#1",
+        "Sheet:K:0:",
+        None,
+    ]
+    queue.submit([NewJob(command=str(origin), origin=origin) for origin in origins])
+    found = queue.by_origin("sheet:K:0:")
+    assert [job.origin for job in found] == ["sheet:K:0:10#1", "sheet:K:0:3#1", "sheet:K:0:é\U0010fffd"]
+    assert [job.command for job in found] == [job.origin for job in found]
+    assert queue.by_origin("file:") == []
+
+
+def test_a_job_that_was_forgotten_does_not_come_back(queue: Store) -> None:
+    (name, other) = queue.submit([NewJob(command="one", origin="file:a:1"), NewJob(command="no origin")])
+    queue.cancel([name, other])
+    assert queue.clean(-1.0) == 2
+    assert queue.by_origin("file:a:") == []
+    assert queue.submit([NewJob(command="one", origin="file:a:1")]) == [name]
+    assert queue.jobs() == []
+    assert queue.clean(-1.0) == 0
+
+
+def test_that_lookup_reads_no_more_than_it_finds(queue: Store) -> None:
+    queue.submit([NewJob(command="x", origin=f"file:{number}") for number in range(2000)])
+    queue._driver.fetch_text("ANALYZE", {})
+    explain = "EXPLAIN QUERY PLAN " if Path(queue.place).exists() else "EXPLAIN "
+    sql = queue._driver.sql("jobs by origin")
+    rows = queue._driver.fetch_text(explain + sql, {"prefix": "file:7:", "beyond": "file:7:~"})
+    chosen = "\n".join(str(row[-1]) for row in rows)
+    assert "origin" in chosen
+    for slow in ("Seq Scan", "SCAN j", "Sort", "USE TEMP B-TREE"):
+        assert slow not in chosen

@@ -1,0 +1,97 @@
+"""Feeders as real processes beside a test, and what they made of a queue."""
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from stoker.queue import Job, Outcome, Store, init_queue
+from tests.support.command import stoker_command
+
+
+class Feeder:
+    """A `stoker feed …` that goes on until it is ended; what it prints is in files."""
+
+    def __init__(self, directory: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        directory.mkdir()
+        self._out, self._err = directory / "out", directory / "err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [stoker_command(), "feed", *arguments],
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def taken(self) -> list[str]:
+        """The commands that it said it took."""
+        return [line.split("  ", 1)[1] for line in self.out.splitlines()]
+
+    def end(self, how: signal.Signals = signal.SIGINT) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        return self.process.wait(timeout=20)
+
+
+class Feeders:
+    """All feeders of a test; they end with it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._all: list[Feeder] = []
+
+    def start(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Feeder:
+        feeder = Feeder(self._directory / f"feeder-{len(self._all)}", *arguments, environment=environment)
+        self._all.append(feeder)
+        return feeder
+
+    def close(self) -> None:
+        for feeder in self._all:
+            feeder.end(signal.SIGKILL)
+            assert "Traceback" not in feeder.err, feeder.err
+
+
+class Queue:
+    """The queue that the feeders of a test feed."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        with self.opened():
+            pass
+
+    def opened(self) -> Store:
+        return init_queue(self.url)
+
+    def jobs(self) -> list[Job]:
+        """In the order in which they would start."""
+        with self.opened() as store:
+            return store.jobs(order="queue", limit=100_000)
+
+    def commands(self) -> list[str]:
+        return [str(job.command) for job in self.jobs()]
+
+    def counted(self) -> Counter[str]:
+        return Counter(self.commands())
+
+    def run(self, command: str, outcome: Outcome, *, link: str = "", gpus: tuple[str, ...] = ()) -> str:
+        """Runs the job with this command as a worker would; its id."""
+        (job,) = [job for job in self.jobs() if job.command == command and job.state == "queued"]
+        with self.opened() as store:
+            attempt = store.claim(job.id, "w", gpus, 600.0)
+            assert attempt is not None
+            if link:
+                store.set_link(attempt.id, link)
+            assert store.finish(attempt.id, outcome, 0 if outcome == "succeeded" else 1)
+        return job.id

@@ -1,0 +1,61 @@
+"""The processes that look after a job at a work site, and the job's own: to be killed, or to be found gone."""
+
+import os
+import signal
+from pathlib import Path
+
+from stoker.runs.processes import identify, is_alive, send
+from stoker.worker.assignment import AttemptRecord, Keepers
+from tests.support.waiting import wait_for
+from tests.support.work_site import WorkSite
+
+
+def record_of(site: WorkSite, job: str, number: int = 1) -> AttemptRecord:
+    return AttemptRecord(site.home / "attempts" / f"{job}-{number}")
+
+
+def keepers_of(site: WorkSite, job: str, number: int = 1) -> Keepers:
+    """Of an attempt whose outcome the queue does not have."""
+    assignment = record_of(site, job, number).assignment()
+    assert assignment is not None
+    return assignment.keepers
+
+
+def kill_attendant(keepers: Keepers, how: signal.Signals = signal.SIGKILL) -> None:
+    who = keepers.attendant_identity
+    assert Path(f"/proc/{who.pid}/comm").read_text() == "stoker-job\n"
+    assert send(who, how)
+
+
+def kill_guardian(keepers: Keepers) -> None:
+    who = keepers.guardian_identity
+    assert Path(f"/proc/{who.pid}/comm").read_text() == "stoker-guard\n"
+    assert send(who, signal.SIGKILL)
+
+
+def kill_both(keepers: Keepers) -> None:
+    """So that neither has the time to do anything about the other's death."""
+    assert send(keepers.attendant_identity, signal.SIGSTOP)
+    kill_guardian(keepers)
+    kill_attendant(keepers)
+    wait_for(lambda: not is_alive(keepers.attendant_identity) and not is_alive(keepers.guardian_identity))
+
+
+def processes_of(record: AttemptRecord) -> list[int]:
+    """Everything that was started by the job."""
+    mark = f"STOKER_RUN_DIR={record.directory}".encode()
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and mark in _environment(int(name))]
+
+
+def kill_job(record: AttemptRecord) -> None:
+    for pid in processes_of(record):
+        who = identify(pid)
+        if who is not None:
+            send(who, signal.SIGKILL)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []

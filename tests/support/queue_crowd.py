@@ -1,0 +1,93 @@
+"""A crowd of processes that all want the same jobs, and the books that must balance afterwards."""
+
+import collections
+import os
+import select
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from stoker.queue import NewJob, Store, open_queue
+
+LEASE = 600.0
+BATCH = 400
+
+
+def crowd(queue: Store, url: str, processes: int, seconds: float, directory: Path) -> int:
+    """How many jobs they did, being fed for so long. Fails when one of them was taken twice or lost."""
+    program = "import sys; from tests.support.queue_crowd import lead; lead(sys.argv[1], int(sys.argv[2]), sys.argv[3])"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, url, str(processes), str(directory)], stdin=subprocess.PIPE
+    ) as leader:
+        assert leader.stdin is not None
+        try:
+            ids = _feed(queue, seconds)
+            # The end of their input tells them that there will be no more.
+            leader.stdin.close()
+            assert leader.wait(timeout=seconds + 100) == 0
+        finally:
+            leader.terminate()
+    taken = [job for number in range(processes) for job in (directory / f"w{number}").read_text().split()]
+    _balance(queue, ids, taken)
+    return len(ids)
+
+
+def _feed(queue: Store, seconds: float) -> list[str]:
+    ids: list[str] = []
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        if queue.counts().get("queued", 0) < BATCH:
+            ids += queue.submit([NewJob(command="x", gpus=0)] * BATCH)
+        else:
+            time.sleep(0.01)
+    return ids
+
+
+def lead(url: str, processes: int, directory: str) -> None:
+    """Forks them from one process that has imported everything, which is most of what starting sixteen would take."""
+    open_queue(url).close()
+    for number in range(processes):
+        if os.fork() == 0:
+            try:
+                _take_part(url, f"w{number}", Path(directory))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) != 0 for _ in range(processes)))
+
+
+def _take_part(url: str, name: str, directory: Path) -> None:
+    """One of them: claims in every way, finishes, and leaves a list of the jobs that it had."""
+    had: list[str] = []
+    no_more = False
+    with open_queue(url) as queue:
+        while True:
+            match len(had) % 4:
+                case 0:
+                    attempt = next(filter(None, (queue.claim(job.id, name, [], LEASE) for job in queue.ready(4))), None)
+                case 1:
+                    attempt = queue.claim_any([job.id for job in queue.ready(4)], name, [], LEASE)
+                case _:
+                    attempt = None
+            attempt = attempt or queue.claim_next(name, [], LEASE)
+            if attempt is not None:
+                assert queue.finish(attempt.id, "succeeded", 0)
+                had.append(attempt.job)
+            elif no_more:
+                break
+            else:
+                no_more = bool(select.select([sys.stdin], [], [], 0.005)[0])
+    (directory / name).write_text("\n".join(had))
+
+
+def _balance(queue: Store, ids: list[str], taken: list[str]) -> None:
+    twice = [job for job, times in collections.Counter(taken).items() if times > 1]
+    assert not twice, f"taken twice: {twice[:5]}"
+    assert sorted(taken) == sorted(ids), f"{len(ids)} were submitted and {len(taken)} taken"
+    assert queue.counts() == {"succeeded": len(ids)}
+    assert {job.attempts for job in queue.jobs(limit=len(ids))} == {1}
+    assert queue.running() == []
+    assert queue.check() == []

@@ -1,0 +1,42 @@
+"""A queue with a long history, written straight into its tables: submitting a million jobs would take minutes."""
+
+from pathlib import Path
+
+from stoker.queue import Store
+
+NUMBERS = {
+    "sqlite": "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < :count)",
+    "postgres": "WITH numbers (n) AS (SELECT generate_series(1, %(count)s))",
+}
+ID = {"sqlite": "printf('%08x', n)", "postgres": "lpad(to_hex(n), 8, '0')"}
+SPEC = '{"command":["python","train.py","--lr","1e-3"],"directory":"/home/somebody/project","environment":{}}'
+JOBS = """
+INSERT INTO stoker_jobs
+  (id, name, state, priority, position, gpus, spec, retries, retries_left, attempts, attempt, submitted, started, ended)
+{numbers}
+SELECT {id}, 'run ' || n, CASE WHEN n {modulo} 10 = 0 THEN 'failed' ELSE 'succeeded' END, 0, n, 1, '{spec}', 0, 0, 1,
+  'a' || n, 1000.0 + n, 1001.0 + n, 1002.0 + n
+FROM numbers
+"""
+ATTEMPTS = """
+INSERT INTO stoker_attempts (id, job_id, worker_id, number, gpus, started, lease_expires, ended, outcome)
+{numbers}
+SELECT 'a' || n, {id}, 'w', 1, '[]', 1001.0 + n, 1061.0 + n, 1002.0 + n, 'succeeded' FROM numbers
+"""
+
+
+def write_history(queue: Store, count: int) -> None:
+    """So many jobs that ended long ago, one in ten of them badly."""
+    kind = "sqlite" if Path(queue.place).exists() else "postgres"
+    pieces = {
+        "numbers": NUMBERS[kind],
+        "id": ID[kind],
+        "spec": SPEC,
+        "modulo": "%" if kind == "sqlite" else "%%",
+    }
+    driver = queue._driver
+    driver.transaction(lambda: [driver.fetch_text(sql.format(**pieces), {"count": count}) for sql in (JOBS, ATTEMPTS)])
+    if kind == "postgres":
+        driver.fetch_text("VACUUM ANALYZE stoker_jobs, stoker_attempts", {})
+    else:
+        driver.fetch_text("ANALYZE", {})

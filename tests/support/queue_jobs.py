@@ -1,0 +1,37 @@
+"""Jobs in the test's own queue, brought into any state without a worker."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.queue import NewJob, Outcome, Store, init_queue
+
+LONG = 600.0
+
+
+@pytest.fixture
+def queue() -> Iterator[Store]:
+    """The queue that `stoker` finds by itself."""
+    with init_queue() as store:
+        yield store
+
+
+def submit(store: Store, *names: str, **asked: object) -> list[str]:
+    """One job for each name, in this order."""
+    jobs = [NewJob(command=f"echo {name}", name=name, **asked) for name in names]  # type: ignore[arg-type]  # by name
+    return store.submit(jobs)
+
+
+def start(store: Store, job: str, worker: str = "w") -> str:
+    """The id of the attempt that now runs."""
+    attempt = store.claim(job, worker, [], LONG)
+    assert attempt is not None
+    return attempt.id
+
+
+def end(store: Store, job: str, outcome: Outcome = "failed") -> None:
+    assert store.finish(start(store, job), outcome, 0 if outcome == "succeeded" else 1)
+
+
+def states(store: Store, *jobs: str) -> list[str]:
+    return [store.job(job).state for job in jobs]

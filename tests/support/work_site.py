@@ -1,0 +1,183 @@
+"""A place where a worker works: a queue, a simulated machine, and the worker itself as a person starts it."""
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.queue import Attempt, Job, NewJob, Store, init_queue
+from tests.support.command import Finished, stoker, stoker_command
+from tests.support.waiting import wait_for
+
+# On a machine that runs other tests at the same time.
+PATIENCE = 30.0
+
+
+class RunningWorker:
+    """`stoker work` in the background."""
+
+    def __init__(self, home: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.home = home
+        self._said = home / f"worker-{time.monotonic_ns()}.txt"
+        with self._said.open("wb") as said:
+            self.process = subprocess.Popen(
+                [stoker_command(), "work", *arguments],
+                env={**os.environ, **environment, "STOKER_HOME": str(home)},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def wait_until_it_says(self, pattern: str) -> None:
+        wait_for(lambda: re.search(pattern, self.said), deadline=PATIENCE, named=f"{pattern!r} in {self.said!r}")
+
+    def ready(self) -> "RunningWorker":
+        """Once it takes jobs."""
+        self.wait_until_it_says("at work for")
+        return self
+
+    def stop(self) -> int:
+        """As Ctrl-C would: its jobs go on."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=PATIENCE)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(timeout=PATIENCE)
+
+
+class WorkSite:
+    """One queue, one machine that is simulated, any number of workers. Nothing of it survives `close`."""
+
+    def __init__(self, directory: Path, store: Store, machine: str = "sim:2", queue: str | None = None) -> None:
+        """`queue` is its address, unless it is the file that `stoker` finds by itself."""
+        self.directory = directory
+        self.store = store
+        self.home = Path(os.environ["STOKER_HOME"])
+        self._homes = {self.home}
+        self.environment = {"STOKER_GPUS": machine, "STOKER_SIM_DIR": str(directory / "sim")}
+        if queue is not None:
+            self.environment["STOKER_QUEUE"] = queue
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def uuid(self, index: int) -> str:
+        return f"GPU-51000000-0000-4000-8000-{index:012d}"
+
+    # The commands
+
+    def stoker(self, *arguments: str, timeout: float = 60.0) -> Finished:
+        return stoker(*arguments, environment=self.environment, timeout=timeout)
+
+    def work(
+        self, *arguments: str, home: Path | None = None, environment: dict[str, str] | None = None
+    ) -> RunningWorker:
+        """A worker in the background; give a second one a home of its own."""
+        place = home or self.home
+        self._homes.add(place)
+        worker = RunningWorker(place, arguments, self.environment | (environment or {}))
+        self._children.append(worker.process)
+        return worker
+
+    def work_until_empty(self, *arguments: str) -> Finished:
+        done = self.stoker("work", "--until-empty", *arguments)
+        assert done.code == 0, done.err
+        return done
+
+    def foreigner(self, *options: str) -> subprocess.Popen[bytes]:
+        """Somebody else's process on a GPU, once it is there."""
+        process = subprocess.Popen(
+            [stoker_command(), "sim", "load", *options],
+            env={**os.environ, **self.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        self._children.append(process)
+        assert process.stdout is not None
+        assert b"holds" in process.stdout.readline()
+        return process
+
+    # Jobs
+
+    def submit(self, command: str | tuple[str, ...], **asked: object) -> str:
+        """Without a GPU and in the site's directory, unless something else is asked for."""
+        usual: dict[str, object] = {"gpus": 0, "directory": str(self.directory), "policy": {"off": True}}
+        return self.store.submit([NewJob(command=command, **(usual | asked))])[0]  # type: ignore[arg-type]  # by name
+
+    def until(self, gate: str) -> str:
+        """A command that runs until `open_gate`."""
+        return f"until [ -e {shlex.quote(gate)} ]; do sleep 0.05; done"
+
+    def open_gate(self, gate: str) -> None:
+        (self.directory / gate).touch()
+
+    def job(self, name: str) -> Job:
+        return self.store.job(name)
+
+    def last_attempt(self, name: str) -> Attempt:
+        return self.store.attempts(name)[-1]
+
+    def wait_until(self, name: str, *states: str, deadline: float = PATIENCE) -> Job:
+        """Until the job is in one of these states."""
+
+        def there() -> Job | None:
+            job = self.job(name)
+            return job if job.state in states else None
+
+        return wait_for(there, deadline=deadline, named=f"job {name}, which is {self.job(name).state}, {states}")
+
+    def wait_for_why(self, name: str, pattern: str) -> str:
+        """What `stoker why` says of it, once that fits."""
+
+        ends = time.monotonic() + PATIENCE
+        while not re.search(pattern, said := self.stoker("why", name).out):
+            assert time.monotonic() < ends, f"`stoker why` never said {pattern!r}, but {said!r}"
+        return said
+
+    def output(self, name: str, number: int = 1) -> Path:
+        return self.home / "attempts" / f"{name}-{number}" / "output"
+
+    # Processes
+
+    def processes(self) -> dict[int, str]:
+        """Everything that was started with one of the site's homes in its environment, by pid: what it is called."""
+        marks = {f"STOKER_HOME={home}".encode() for home in self._homes}
+        found: dict[int, str] = {}
+        for place in Path("/proc").iterdir():
+            if place.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if marks.intersection((place / "environ").read_bytes().split(b"\0")):
+                        found[int(place.name)] = (place / "comm").read_text().strip()
+        found.pop(os.getpid(), None)
+        return found
+
+    def close(self) -> None:
+        for _ in range(5):
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for child in self._children:
+            child.kill()
+            child.wait(timeout=PATIENCE)
+            if child.stdout is not None:
+                child.stdout.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[WorkSite]:
+    """Two simulated GPUs, and a SQLite queue."""
+    place = tmp_path / "site"
+    place.mkdir()
+    with init_queue() as store, contextlib.closing(WorkSite(place, store)) as found:
+        yield found

@@ -1,0 +1,268 @@
+"""Why a job does not run: every reason has its words, and the one that decides is told."""
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from stoker.queue.explanation import MOST_AHEAD, Surroundings, Why, clock_time, explain, spoken
+from stoker.queue.model import Attempt, Job, State, View, Worker, WorkerGpu
+
+NOW = 1_800_000_000.0
+GIB = 2**30
+
+
+def job(state: State = "queued", **fields: Any) -> Job:
+    known: dict[str, Any] = {
+        "id": "0a0a0a0a", "command": "true", "state": state, "position": 1.0, "submitted": NOW - 60, "started": None,
+        "ended": None, "not_before": 0.0, "retries_left": 0, "attempts": 0, "attempt": None, "exit_code": None,
+        "sentence": "", "link": "", "cancel_requested": None, "origin": None,
+    }  # fmt: skip
+    return Job(**{**known, **fields})
+
+
+def worker(host: str = "gpu-box", *, gpus: int = 2, seen: float = 1.0, paused: bool = False, **view: Any) -> Worker:
+    cards = tuple(
+        WorkerGpu(uuid=f"{host}-{index}", index=index, name="A100", memory_total=80 * GIB) for index in range(gpus)
+    )
+    return Worker(id=f"w-{host}", host=host, view=View(gpus=cards, **view), started=0.0, seen=NOW - seen, paused=paused)
+
+
+def around(*workers: Worker, **fields: Any) -> Surroundings:
+    return Surroundings(now=NOW, workers=workers, **fields)
+
+
+def attempt(**fields: Any) -> Attempt:
+    known: dict[str, Any] = {
+        "id": "a", "job": "0a0a0a0a", "worker": "w-gpu-box", "number": 1, "gpus": ("gpu-box-0", "gpu-box-1"),
+        "started": NOW - 7500, "lease_expires": NOW + 60,
+    }  # fmt: skip
+    return Attempt(**{**known, **fields})
+
+
+# Those that do not wait
+
+
+def test_a_running_job_says_since_when_and_where() -> None:
+    why = explain(job("running", started=NOW - 7500), around(worker(), running={"0a0a0a0a": attempt()}))
+    since = clock_time(NOW - 7500, NOW)
+    assert why == Why("running", "", f"running since {since} (2 h 5 min) on gpu-box, GPUs 0 and 1")
+
+
+def test_a_gpu_that_its_worker_does_not_tell_is_named_by_its_uuid() -> None:
+    why = explain(job("running", started=NOW), around(running={"0a0a0a0a": attempt(gpus=("GPU-x",))}))
+    assert why.sentence.endswith("on worker w-gpu-box, GPU GPU-x")
+
+
+def test_a_running_job_without_gpus_says_so() -> None:
+    why = explain(job("running", started=NOW, gpus=0), around(worker(), running={"0a0a0a0a": attempt(gpus=())}))
+    assert why.sentence.endswith("on gpu-box without a GPU")
+
+
+def test_a_job_that_is_being_stopped_says_since_when() -> None:
+    asked = job("running", started=NOW - 60, cancel_requested=NOW - 5)
+    why = explain(asked, around(worker(), running={"0a0a0a0a": attempt()}))
+    assert (why.kind, why.word) == ("stopping", "stopping")
+    assert "somebody asked 5 s ago that it be stopped" in why.sentence
+
+
+def test_a_worker_that_let_its_lease_end_may_be_gone() -> None:
+    why = explain(job("running", started=NOW), around(running={"0a0a0a0a": attempt(lease_expires=NOW - 30)}))
+    assert (why.kind, why.word) == ("silent", "not heard of")
+    assert "let its lease end 30 s ago" in why.sentence
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "sentence"),
+    [
+        ("succeeded", {"exit_code": 0}, "succeeded 1 h ago after 10 min"),
+        ("failed", {"exit_code": 3}, "failed 1 h ago after 10 min with exit code 3"),
+        (
+            "failed",
+            {"exit_code": 1, "sentence": "idle for 20m"},
+            "failed 1 h ago after 10 min with exit code 1: idle for 20m",
+        ),
+        ("cancelled", {"started": None}, "cancelled 1 h ago"),
+        ("cancelled", {"started": None, "sentence": "cancelled"}, "cancelled 1 h ago"),
+    ],
+)
+def test_an_ended_job_says_when_after_how_long_and_how(state: State, fields: dict[str, Any], sentence: str) -> None:
+    ended = job(state, **{"started": NOW - 4200, "ended": NOW - 3600, **fields})
+    assert explain(ended, around()) == Why("ended", "", sentence)
+
+
+# Those that wait for something of their own
+
+
+def test_a_held_job_says_how_to_release_it() -> None:
+    why = explain(job("held", sentence="held"), around())
+    assert why == Why("held", "", "held: `stoker release 0a0a0a0a` lets it start")
+
+
+def test_a_job_that_was_held_because_it_was_lost_says_so() -> None:
+    why = explain(job("held", sentence="its worker was not heard of in time", on_loss="hold"), around())
+    assert why.word == "lost"
+    assert why.sentence.startswith("held because its worker was not heard of in time: ")
+
+
+def test_a_retry_says_in_how_long_and_after_what() -> None:
+    why = explain(job(not_before=NOW + 19.2, sentence="exit code 1"), around(worker()))
+    assert why == Why("retry", "retry in 20 s", "waits until its retry in 20 s, after this: exit code 1")
+
+
+def test_a_job_after_others_names_them_and_what_they_do() -> None:
+    why = explain(job(), around(worker()), {"1b1b1b1b": "running"})
+    assert why == Why("after", "after 1b1b1b1b", "waits for job 1b1b1b1b (running)")
+    why = explain(job(), around(worker()), {"1b1b1b1b": "running", "2c2c2c2c": "held"})
+    assert (why.word, why.sentence) == (
+        "after 1b1b1b1b and 1 more",
+        "waits for jobs 1b1b1b1b (running) and 2c2c2c2c (held)",
+    )
+
+
+def test_many_jobs_that_it_comes_after_are_not_all_named() -> None:
+    why = explain(job(), around(worker()), {f"{number}" * 8: "queued" for number in range(9)})
+    assert why.sentence.endswith("and 6 others")
+
+
+@pytest.mark.parametrize(("state", "became"), [("failed", "which failed"), ("cancelled", "which was cancelled")])
+def test_a_job_after_one_that_did_not_succeed_can_never_start_and_says_what_to_do(state: State, became: str) -> None:
+    why = explain(job(), around(worker()), {"1b1b1b1b": state, "2c2c2c2c": "running"})
+    assert why.kind == "never"
+    assert why.sentence == (
+        f"can never start: it comes after 1b1b1b1b, {became}; `stoker retry 1b1b1b1b` tries that again, "
+        "`stoker cancel 0a0a0a0a` gives this one up"
+    )
+
+
+def test_what_would_keep_it_even_then_is_told_too() -> None:
+    why = explain(job(not_before=NOW + 20), around(worker(), paused=True))
+    assert (why.kind, why.word) == ("retry", "retry in 20 s")
+    assert why.sentence.endswith("; besides, the queue is paused: `stoker resume` lets jobs start")
+
+
+# Those that wait for the queue
+
+
+def test_a_paused_queue_is_the_reason_even_when_no_worker_is_there() -> None:
+    assert explain(job(), around(paused=True)).kind == "paused"
+
+
+def test_no_worker_ever_says_how_to_start_one() -> None:
+    assert explain(job(), around()) == Why(
+        "no worker", "", "no worker is there, and none ever was: `stoker work` starts one"
+    )
+
+
+def test_workers_that_are_gone_say_when_the_last_was_heard_of_and_where() -> None:
+    why = explain(job(), around(worker("old", seen=86400), worker("gpu-box", seen=7200)))
+    assert why.kind == "no worker"
+    assert "the last was heard of 2 h ago, on gpu-box" in why.sentence
+
+
+def test_a_worker_that_missed_some_heartbeats_is_still_there() -> None:
+    assert explain(job(), around(worker(seen=59))).kind == "next"
+    assert explain(job(), around(worker(seen=61))).kind == "no worker"
+
+
+def test_paused_workers_say_how_to_resume_them() -> None:
+    one = explain(job(), around(worker(paused=True), worker("gone", seen=9999)))
+    assert one.sentence == ("the worker on gpu-box is paused: `stoker resume --worker gpu-box` lets jobs start there")
+    both = explain(job(), around(worker(paused=True), worker("b", paused=True)))
+    assert (both.kind, both.sentence[:43]) == ("workers paused", "all workers (on b and gpu-box) are paused: ")
+
+
+# Those that wait for GPUs
+
+
+def test_each_worker_says_why_in_its_own_words() -> None:
+    there = around(
+        worker("gpu-box", waiting={"0a0a0a0a": "waits for 2 GPUs: GPU 0 is used by alice's python (pid 4242)"}),
+        worker("paused", paused=True),
+        worker("blind", problem="the driver does not answer"),
+        worker("silent"),
+    )
+    why = explain(job(gpus=2), there, ahead=3)
+    assert why == Why(
+        "waits",
+        "",
+        "on gpu-box: waits for 2 GPUs: GPU 0 is used by alice's python (pid 4242); on paused: the worker is paused; "
+        "on blind: the driver does not answer",
+    )
+
+
+def test_more_gpus_than_any_worker_has() -> None:
+    why = explain(job(gpus=9), around(worker(gpus=2), worker("big", gpus=4), worker("gone", gpus=16, seen=999)))
+    assert (why.kind, why.word) == ("too large", "too large")
+    assert "it asks for 9 GPUs, and no worker has more than 4 (big); " in why.sentence
+    assert "`stoker edit 0a0a0a0a` asks for less" in why.sentence
+
+
+def test_workers_without_any_gpu() -> None:
+    assert "it asks for a GPU, and no worker has any" in explain(job(gpus=1), around(worker(gpus=0))).sentence
+
+
+def test_more_memory_than_any_gpu_has() -> None:
+    why = explain(job(gpus=1, memory=100 * GIB), around(worker()))
+    assert "it asks for a GPU with 100 GiB, and the largest anywhere has 80 GiB" in why.sentence
+
+
+def test_more_large_gpus_than_any_worker_has() -> None:
+    small = msgspec.structs.replace(worker().view.gpus[1], memory_total=8 * GIB)
+    mixed = msgspec.structs.replace(worker(), view=View(gpus=(worker().view.gpus[0], small)))
+    why = explain(job(gpus=2, memory=20 * GIB), around(mixed))
+    assert "2 GPUs with 20 GiB, and no worker has so many that large" in why.sentence
+    unknown = msgspec.structs.replace(small, memory_total=None)
+    mixed = msgspec.structs.replace(worker(), view=View(gpus=(worker().view.gpus[0], unknown)))
+    assert explain(job(gpus=2, memory=20 * GIB), around(mixed)).kind == "next"
+
+
+def test_a_worker_that_cannot_see_its_gpus_may_have_enough() -> None:
+    why = explain(job(gpus=9), around(worker(gpus=0, problem="the driver does not answer")))
+    assert why.kind == "next"
+    assert why.sentence.endswith("it is next; on gpu-box: the driver does not answer")
+
+
+def test_a_job_without_gpus_is_never_too_large() -> None:
+    assert explain(job(gpus=0), around(worker(gpus=0))).kind == "next"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [(1, "1 other job comes first"), (7, "7 other jobs come first"), (MOST_AHEAD, f"at least {MOST_AHEAD} other jobs")],
+)
+def test_older_jobs_come_first(ahead: int, words: str) -> None:
+    why = explain(job(), around(worker()), ahead=ahead)
+    assert why.kind == "waits"
+    assert words in why.sentence
+
+
+def test_a_job_that_no_worker_has_looked_at_yet_is_next() -> None:
+    assert explain(job(), around(worker())).sentence == "waits for a worker to look at it: it is next"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-3, "0 s"),
+        (20.4, "20 s"),
+        (90, "90 s"),
+        (91, "2 min"),
+        (3600, "1 h"),
+        (4800, "1 h 20 min"),
+        (200_000, "2 days"),
+    ],
+)
+def test_time_is_told_as_people_say_it(seconds: float, words: str) -> None:
+    assert spoken(seconds) == words
+
+
+def test_time_that_must_not_be_less_is_rounded_up() -> None:
+    assert spoken(19.1, up=True) == "20 s"
+    assert spoken(121, up=True) == "3 min"
+
+
+def test_another_day_is_told_with_its_date() -> None:
+    assert len(clock_time(NOW, NOW)) == len("14:02")
+    assert clock_time(NOW - 5 * 86400, NOW).startswith(time.strftime("%Y-", time.localtime(NOW - 5 * 86400)))

@@ -1,0 +1,328 @@
+"""What a worker makes of the looks at its machine: whose each GPU is, and since when."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from stoker.errors import BadInputError
+from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown
+from stoker.worker.capacity import Holding, Rules, Want
+from stoker.worker.machine import Machine
+from stoker.worker.placement import decide
+from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
+
+UUID = a_gpu(0).uuid
+OURS = a_process(100, user="bob", memory=20 * GIB)
+ALICE = a_process(4242)
+OUTSIDE = a_process(7, started=Unknown("numbered outside"), name=Unknown("x"), user=Unknown("x"))
+
+
+def look(
+    at: float, *processes: Process, peak: Maybe[float] = 0.0, used: Maybe[int] = 0, span: float = 1.0, **changes: Any
+) -> Look:
+    """At a machine with one GPU, of which this much memory is used."""
+    reading = a_reading(a_gpu(0), peak, span=span, memory_used=used, processes=processes)
+    return looked(at, {a_gpu(0): msgspec.structs.replace(reading, **changes)})
+
+
+def looked(at: float, readings: Mapping[Gpu, Reading]) -> Look:
+    return Look("test", at, 0.0, tuple(readings), tuple(readings.values()))
+
+
+class World:
+    """A machine whose process 100 belongs to job a, and 101 to job b."""
+
+    def __init__(self, chosen: str = "all") -> None:
+        self.machine = Machine(chosen)
+        self.holders: dict[str, set[str]] = {}
+        self.owners = {100: "a", 101: "b"}
+        self.now = 0.0
+
+    def see(self, look: Look) -> "World":
+        self.now = look.at
+        self.machine.observe(look, self.owners.get, self.holders)
+        return self
+
+    def hold(self, *jobs: str) -> "World":
+        self.holders = {UUID: set(jobs)}
+        return self
+
+    def end(self, at: float) -> "World":
+        """Every job of ours ended: nobody knows their processes any more."""
+        self.now = at
+        self.holders, self.owners = {}, {}
+        self.machine.ended(UUID, at)
+        return self
+
+    @property
+    def gpu(self) -> Any:
+        (gpu,) = self.machine.gpus
+        return gpu
+
+    @property
+    def note(self) -> str:
+        return self.machine.worker_gpus(self.holders)[0].note
+
+    def is_free(self) -> bool:
+        """Whether a job that wants one GPU is started."""
+        assert not self.holders
+        return bool(decide(self.machine.gpus, [], [Want("new", 1, 1)], Rules(), self.now).start)
+
+    def is_waited_for(self) -> bool:
+        """Whether it is expected to be free soon, so that nobody is stopped elsewhere for a job that would fit here."""
+        other = msgspec.structs.replace(self.gpu, uuid="other", index=1, peak=0.0, memory_used=0, foreigners=())
+        victim = Holding(Want("victim", 1, 0, preemptible=True), ("other",), 0.0, used={})
+        decision = decide([self.gpu, other], [victim], [Want("new", 1, 1)], Rules(), self.now)
+        return not decision.start and not decision.preempt
+
+
+class TestWhichGpus:
+    def test_all_or_those_that_a_person_typed(self) -> None:
+        assert [gpu.index for gpu in World().see(a_look(0.0, 0.0, 0.0)).machine.gpus] == [0, 1, 2]
+        chosen = World("2,0").see(a_look(0.0, 0.0, 0.0)).machine
+        assert [gpu.index for gpu in chosen.gpus] == [2, 0]
+        assert list(chosen.known) == [a_gpu(2).uuid, a_gpu(0).uuid]
+        assert len(chosen.present) == 3
+
+    def test_a_mistake_is_told_at_the_first_look_that_could_be_read(self) -> None:
+        world = World("5")
+        world.see(a_look(problem=Unknown("the driver hangs")))
+        with pytest.raises(BadInputError, match="there is no GPU 5 here"):
+            world.see(a_look(0.0))
+
+    def test_before_it_could_be_read_there_is_only_a_problem(self) -> None:
+        world = World()
+        assert (world.machine.gpus, world.machine.problem) == ([], "it has not been looked at yet")
+        world.see(a_look(0.0, problem=Unknown("the driver hangs")))
+        assert (world.machine.gpus, world.machine.problem) == ([], "the driver hangs")
+        world.see(a_look(0.0))
+        assert (len(world.machine.gpus), world.machine.problem) == (1, None)
+
+    def test_a_driver_that_comes_up_late_is_waited_for(self) -> None:
+        world = World().see(a_look())
+        assert world.machine.gpus == []
+        assert len(world.see(a_look(0.0, 0.0)).machine.gpus) == 2
+
+    def test_a_gpu_that_vanishes_cannot_be_read_and_the_others_keep_their_numbers(self) -> None:
+        world = World().see(a_look(0.0, 0.0, at=1.0))
+        left = a_gpu(0, uuid=a_gpu(1).uuid)
+        world.see(looked(2.0, {left: a_reading(left)}))
+        gone, there = world.machine.gpus
+        assert gone.problem == "the driver does not list it any more"
+        assert (gone.index, gone.obstructed_since, gone.memory_total) == (0, 2.0, 80 * GIB)
+        assert (there.index, there.problem, there.obstructed_since) == (1, None, None)
+        assert world.machine.known[there.uuid] == left
+        decision = decide(world.machine.gpus, [], [Want("new", 2, 1)], Rules(), 2.0)
+        assert not decision.start
+        assert world.note == "cannot be read (the driver does not list it any more)"
+
+    def test_a_gpu_that_comes_back_is_free_again(self) -> None:
+        world = World().see(look(1.0)).see(looked(2.0, {})).see(look(3.0))
+        assert world.is_free()
+        assert world.gpu.obstructed_since is None
+
+
+class TestWhoseItIs:
+    def test_an_empty_gpu_is_free(self) -> None:
+        world = World().see(look(1.0))
+        assert world.is_free()
+        assert (world.gpu.obstructed_since, world.note) == (None, "")
+
+    def test_somebody_elses_process_is_described_and_keeps_us_away(self) -> None:
+        world = World().see(look(1.0, ALICE))
+        assert world.gpu.foreigners == ("alice's python (pid 4242)",)
+        assert not world.is_free()
+        assert world.note == "is used by alice's python (pid 4242)"
+
+    def test_a_pid_of_another_namespace_is_somebody_elses_on_a_gpu_that_we_do_not_hold(self) -> None:
+        world = World()
+        world.owners[7] = "a"
+        assert world.see(look(1.0, OUTSIDE)).gpu.foreigners == ("process (pid 7)",)
+
+    def test_a_pid_of_another_namespace_counts_as_the_job_that_holds_the_gpu(self) -> None:
+        world = World().hold("a").see(look(1.0, OUTSIDE, used=30 * GIB))
+        assert world.gpu.foreigners == ()
+        assert world.machine.used == {"a": None}
+        assert world.gpu.obstructed_since is None
+
+    def test_a_list_of_processes_that_is_not_known_is_nobodys_and_not_free(self) -> None:
+        world = World().see(look(1.0, processes=Unknown("not permitted")))
+        assert world.gpu.problem == "who is on it is not known: not permitted"
+        assert not world.is_free()
+        assert world.hold("a").see(look(2.0, processes=Unknown("not permitted"))).machine.used == {"a": None}
+
+    def test_a_machine_that_cannot_be_read_is_not_free(self) -> None:
+        world = World().see(look(1.0))
+        world.see(msgspec.structs.replace(look(2.0), problem=Unknown("the driver hangs")))
+        assert (world.machine.problem, world.gpu.problem) == ("the driver hangs", "the driver hangs")
+        assert not world.is_free()
+        assert world.see(look(3.0)).is_free()
+
+    def test_utilization_or_memory_that_is_not_known_is_not_free(self) -> None:
+        assert not World().see(look(1.0, peak=Unknown("not told"))).is_free()
+        assert not World().see(look(1.0, used=Unknown("not told"))).is_free()
+
+    def test_a_foreigner_beside_our_job_is_seen_and_stays_seen_after_it(self) -> None:
+        world = World().hold("a").see(look(1.0, OURS))
+        assert (world.gpu.foreigners, world.gpu.obstructed_since) == ((), None)
+        world.see(look(2.0, OURS, ALICE))
+        assert (world.gpu.foreigners, world.gpu.obstructed_since) == (("alice's python (pid 4242)",), 2.0)
+        assert world.note == "is used by alice's python (pid 4242)"
+        world.end(2.5).see(look(3.0, ALICE))
+        assert (world.gpu.foreigners, world.gpu.obstructed_since) == (("alice's python (pid 4242)",), 2.0)
+
+    def test_a_job_of_ours_on_a_gpu_that_it_was_not_given_is_in_the_way_too(self) -> None:
+        world = World().hold("b").see(look(1.0, OURS))
+        assert world.gpu.foreigners == ("bob's python (pid 100) of job a",)
+        assert world.machine.used == {"b": {UUID: 0}}
+
+    @pytest.mark.parametrize("name", ["Xorg", "gnome-shell"])
+    def test_the_screen_is_nobody_but_its_memory_counts(self, name: str) -> None:
+        screen = a_process(1, name=name, user="root", memory=0)
+        assert World().see(look(1.0, screen, used=GIB // 2)).is_free()
+        assert not World().see(look(1.0, screen, used=10 * GIB)).is_free()
+
+
+class TestWhatJobsUse:
+    def test_the_memory_of_all_processes_of_a_job_is_added_up_for_each_gpu(self) -> None:
+        one, two = a_gpu(0), a_gpu(1)
+        world = World()
+        world.holders = {one.uuid: {"a", "b"}, two.uuid: {"a"}}
+        world.owners[102] = "a"
+        world.see(
+            looked(
+                1.0,
+                {
+                    one: a_reading(one, processes=(OURS, a_process(102, memory=GIB), a_process(101, memory=2 * GIB))),
+                    two: a_reading(two, processes=(OURS,)),
+                },
+            )
+        )
+        assert world.machine.used == {
+            "a": {one.uuid: 21 * GIB, two.uuid: 20 * GIB},
+            "b": {one.uuid: 2 * GIB},
+        }
+
+    def test_a_job_that_is_not_on_its_gpu_yet_uses_nothing(self) -> None:
+        assert World().hold("a").see(look(1.0)).machine.used == {"a": {UUID: 0}}
+
+    def test_memory_that_the_driver_does_not_tell_is_not_guessed(self) -> None:
+        untold = a_process(102, memory=Unknown("not told"))
+        world = World().hold("a")
+        world.owners[102] = "a"
+        assert world.see(look(1.0, untold, OURS)).machine.used == {"a": None}
+        assert world.see(look(2.0, OURS, untold)).machine.used == {"a": None}
+
+    def test_what_is_not_told_of_one_gpu_is_not_known_of_the_job(self) -> None:
+        one, two = a_gpu(0), a_gpu(1)
+        world = World()
+        world.holders = {one.uuid: {"a"}, two.uuid: {"a"}}
+        readings = [a_reading(one, processes=Unknown("not told")), a_reading(two, processes=(OURS,))]
+        world.see(looked(1.0, dict(zip((one, two), readings, strict=True))))
+        assert world.machine.used == {"a": None}
+
+
+class TestAfterAJob:
+    def test_memory_that_has_not_come_back_is_waited_for_a_while(self) -> None:
+        world = World().hold("a").see(look(1.0, OURS, peak=0.9, used=20 * GIB)).end(1.5)
+        world.see(look(2.0, used=15 * GIB))
+        assert not world.is_free()
+        assert world.gpu.obstructed_since == 2.0
+        assert world.note == "has just been freed and is coming to rest"
+        assert world.is_waited_for()
+        world.see(look(63.0, used=15 * GIB))
+        assert world.gpu.obstructed_since == 2.0
+        assert world.note == "has 15 GiB in use that nobody is seen to hold"
+        assert not world.is_waited_for()
+        assert world.see(look(64.0)).is_free()
+        assert world.gpu.obstructed_since is None
+
+    def test_before_the_next_look_it_is_not_free_but_expected_to_be(self) -> None:
+        world = World().hold("a").see(look(1.0, OURS, peak=0.9, used=20 * GIB)).end(1.5)
+        assert not world.is_free()
+        assert world.is_waited_for()
+
+    def test_what_our_job_did_before_it_ended_is_not_blamed_on_somebody_else(self) -> None:
+        world = World().hold("a").see(look(1.0, OURS, peak=0.9)).end(3.5)
+        # From 1 to 6: half of that time it was ours.
+        world.see(look(6.0, peak=0.9, span=5.0))
+        assert not world.is_free()
+        assert world.is_waited_for()
+        assert (world.gpu.obstructed_since, world.note) == (None, "has just been freed and is coming to rest")
+        assert world.see(look(11.0, span=5.0)).is_free()
+
+    def test_work_in_a_time_that_began_after_the_end_is_somebody_elses(self) -> None:
+        world = World().hold("a").see(look(1.0, OURS, peak=0.9)).end(3.5)
+        world.see(look(6.0, peak=0.9, span=5.0)).see(look(11.0, peak=0.8, span=5.0))
+        assert not world.is_free()
+        assert world.gpu.obstructed_since == 11.0
+        assert world.note == "is 80% busy (free below 50%) with nobody seen there"
+        world.see(look(80.0, peak=0.8, span=5.0))
+        assert not world.is_waited_for()
+
+    def test_a_gpu_that_did_little_is_free_at_the_first_look(self) -> None:
+        world = World().hold("a").see(look(1.0, OURS)).end(3.5)
+        assert world.see(look(6.0, peak=0.3, span=5.0)).is_free()
+
+    def test_a_look_from_before_the_end_does_not_make_its_processes_somebody_elses(self) -> None:
+        world = World().hold("a").see(look(1.0)).end(2.5)
+        world.see(look(2.0, OURS))
+        assert world.gpu.foreigners == ()
+        assert not world.is_free()
+        assert world.is_waited_for()
+
+    def test_a_process_that_the_driver_still_lists_though_it_is_gone_is_waited_for(self) -> None:
+        ghost = a_process(100, started=Unknown("it is not here"), user=Unknown("x"))
+        world = World().hold("a").see(look(1.0, OURS)).end(1.5).see(look(2.0, ghost))
+        assert world.gpu.foreigners == ()
+        assert not world.is_free()
+        assert world.is_waited_for()
+        assert world.see(look(3.0, ghost)).gpu.foreigners == ("python (pid 100)",)
+
+    def test_a_foreigner_of_before_is_no_leftover(self) -> None:
+        world = World().hold("a").see(look(1.0, OURS, ALICE)).end(2.5).see(look(2.0, OURS, ALICE))
+        assert world.gpu.foreigners == ("alice's python (pid 4242)",)
+
+    def test_a_foreigner_that_came_at_once_is_seen(self) -> None:
+        world = World().hold("a").see(look(1.0, OURS)).end(1.5).see(look(2.0, ALICE))
+        assert world.gpu.foreigners == ("alice's python (pid 4242)",)
+
+    def test_the_end_of_one_of_two_jobs_says_nothing_of_the_other(self) -> None:
+        world = World().hold("a", "b").see(look(1.0, OURS, peak=0.9))
+        world.machine.ended(UUID, 1.5)
+        world.hold("b").see(look(2.0, a_process(101, memory=3 * GIB), peak=0.9, used=3 * GIB))
+        assert (world.gpu.obstructed_since, world.machine.used) == (None, {"b": {UUID: 3 * GIB}})
+
+
+class TestSinceWhen:
+    def test_it_counts_from_the_first_look_of_an_unbroken_row(self) -> None:
+        world = World().see(look(1.0, ALICE)).see(look(2.0, processes=Unknown("not told")))
+        world.see(look(3.0, a_process(5)))
+        assert world.gpu.obstructed_since == 1.0
+        assert world.see(look(4.0)).gpu.obstructed_since is None
+        assert world.see(look(5.0, ALICE)).gpu.obstructed_since == 5.0
+
+    def test_work_without_anybody_counts_too(self) -> None:
+        world = World().see(look(1.0, peak=0.9)).see(look(2.0, peak=0.9))
+        assert world.gpu.obstructed_since == 1.0
+
+    def test_our_own_work_and_memory_do_not(self) -> None:
+        assert World().hold("a").see(look(1.0, OURS, peak=1.0, used=20 * GIB)).gpu.obstructed_since is None
+
+    def test_memory_beside_our_job_that_nobody_explains_does(self) -> None:
+        world = World().hold("a").see(look(1.0, OURS, used=50 * GIB))
+        assert world.gpu.obstructed_since == 1.0
+        assert world.note == "has 30 GiB in use that nobody is seen to hold"
+
+
+def test_others_are_told_what_was_seen_and_who_holds_it_now() -> None:
+    world = World().see(look(1.0, peak=0.2, used=3 * GIB))
+    (told,) = world.machine.worker_gpus({UUID: {"b", "a"}})
+    assert (told.uuid, told.index, told.name) == (UUID, 0, "Test GPU")
+    assert (told.memory_total, told.memory_used, told.utilization) == (80 * GIB, 3 * GIB, 0.2)
+    assert told.jobs == ("a", "b")
+    world.see(looked(2.0, {}))
+    (told,) = world.machine.worker_gpus({})
+    assert (told.memory_total, told.memory_used, told.utilization, told.jobs) == (80 * GIB, None, None, ())

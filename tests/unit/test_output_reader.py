@@ -1,0 +1,215 @@
+"""Following output that is being written: nothing is lost, nothing told twice, whatever the writer does meanwhile."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.cli.following import last_lines
+from stoker.cli.output_reader import OutputReader, Piece, has_output
+from stoker.cli.tail_reader import TailReader, overlap
+from stoker.runs.output import OutputLog
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[OutputReader]:
+    reader = OutputReader(tmp_path)
+    yield reader
+    reader.close()
+
+
+def test_lines_are_told_once_and_the_unfinished_one_as_it_stands(reader: OutputReader, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    assert not has_output(tmp_path)
+    assert reader.read() == Piece(b"", b"")
+    output.write_bytes(b"one\ntwo\n 10%")
+    assert has_output(tmp_path)
+    assert reader.read() == Piece(b"one\ntwo\n", b" 10%")
+    assert reader.read() == Piece(b"", b" 10%")
+
+
+def test_a_line_that_is_rewritten_in_place_is_told_as_it_ended(reader: OutputReader, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    output.write_bytes(b"one\n 10% of it")
+    reader.read()
+    output.write_bytes(b"one\n 20%")
+    assert reader.read() == Piece(b"", b" 20%")
+    output.write_bytes(b"one\ndone\n")
+    assert reader.read() == Piece(b"done\n", b"")
+
+
+def test_the_older_part_comes_first(reader: OutputReader, tmp_path: Path) -> None:
+    (tmp_path / "output.1").write_bytes(b"old\n")
+    (tmp_path / "output").write_bytes(b"new\n")
+    assert reader.read() == Piece(b"old\nnew\n", b"")
+
+
+def test_what_was_written_just_before_a_rotation_is_not_lost(reader: OutputReader, tmp_path: Path) -> None:
+    output, older = tmp_path / "output", tmp_path / "output.1"
+    output.write_bytes(b"1\n")
+    assert reader.read().finished == b"1\n"
+    with output.open("ab") as file:
+        file.write(b"2\n")
+    output.rename(older)
+    assert reader.read() == Piece(b"2\n", b"")  # there is no new file yet
+    output.write_bytes(b"3\n")
+    assert reader.read().finished == b"3\n"
+    assert reader.read().finished == b""
+
+
+def test_two_rotations_between_two_looks_lose_nothing(reader: OutputReader, tmp_path: Path) -> None:
+    output, older = tmp_path / "output", tmp_path / "output.1"
+    output.write_bytes(b"1\n")
+    reader.read()
+    output.rename(older)
+    output.write_bytes(b"2\n")
+    output.rename(older)
+    output.write_bytes(b"3\n")
+    assert reader.read().finished == b"2\n3\n"
+
+
+def test_a_line_that_is_on_its_way_to_the_new_file_is_told_once(reader: OutputReader, tmp_path: Path) -> None:
+    """The writer moves the file, puts the unfinished line into the new one, and takes it from the old one."""
+    output, older = tmp_path / "output", tmp_path / "output.1"
+    output.write_bytes(b"one\n 10%")
+    reader.read()
+    output.rename(older)
+    output.write_bytes(b"")
+    assert reader.read() == Piece(b"", b" 10%")
+    output.write_bytes(b" 10%")
+    assert reader.read() == Piece(b"", b" 10%")
+    os.truncate(older, 4)
+    output.write_bytes(b" 20%\n")
+    assert reader.read() == Piece(b" 20%\n", b"")
+
+
+def test_a_line_that_stayed_in_both_files_because_the_writer_was_killed_is_told_once(
+    reader: OutputReader, tmp_path: Path
+) -> None:
+    (tmp_path / "output.1").write_bytes(b"one\n 10%")
+    (tmp_path / "output").write_bytes(b" 10% and more\n")
+    assert reader.read() == Piece(b"one\n 10% and more\n", b"")
+
+
+def test_what_is_written_between_two_looks_of_one_reading_is_not_lost(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+
+    class Interrupted(OutputReader):
+        """The writer goes on after the file was read, and before it is asked whether there is another."""
+
+        def _next_file(self) -> int:
+            if not (tmp_path / "output.1").exists():
+                with output.open("ab") as file:
+                    file.write(b"2\n")
+                output.rename(tmp_path / "output.1")
+                output.write_bytes(b"3\n")
+            return super()._next_file()
+
+    output.write_bytes(b"1\n")
+    reader = Interrupted(tmp_path)
+    assert reader.read() == Piece(b"1\n2\n3\n", b"")
+    reader.close()
+
+
+def test_a_line_that_was_too_long_for_one_file_is_told_whole(reader: OutputReader, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    output.write_bytes(b"x" * 1000)
+    assert reader.read() == Piece(b"", b"x" * 1000)
+    output.rename(tmp_path / "output.1")
+    output.write_bytes(b"x" * 10)
+    assert reader.read() == Piece(b"", b"x" * 1010)
+    output.write_bytes(b"x" * 10 + b"\nnext\n")
+    assert reader.read() == Piece(b"x" * 1010 + b"\nnext\n", b"")
+
+
+def test_a_file_that_somebody_emptied_is_read_anew(reader: OutputReader, tmp_path: Path) -> None:
+    (tmp_path / "output").write_bytes(b"one\ntwo\n")
+    reader.read()
+    (tmp_path / "output").write_bytes(b"new\n")
+    assert reader.read().finished == b"new\n"
+
+
+PIECES = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from([b"line\n", b"a longer line than that\n", b"\r 10%", b"\r 100%", b"x", b"\n"])),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+NUMBERS = itertools.count()
+
+
+@given(pieces=PIECES)
+def test_a_follower_of_the_real_writer_sees_what_it_would_have_written_without_rotating(
+    pieces: list[tuple[list[bytes], bool]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = tmp_path_factory.getbasetemp() / f"followed-{next(NUMBERS)}"
+    place.mkdir()
+    log, whole = OutputLog(place / "output", 2 * 200), OutputLog(place / "whole", 10**9)
+    reader = OutputReader(place)
+    told = b""
+    unfinished = b""
+    for number, (words, looks) in enumerate(pieces):
+        data = b"".join(words)[:90] + b"%d\n" % number
+        log.write(data)
+        whole.write(data)
+        if looks or number % 2:
+            piece = reader.read()
+            told, unfinished = told + piece.finished, piece.unfinished
+    piece = reader.read()
+    told, unfinished = told + piece.finished, piece.unfinished
+    assert told + unfinished == (place / "whole").read_bytes()
+    for opened in (log, whole, reader):
+        opened.close()
+
+
+# The end of the output, from the queue
+
+
+def test_a_tail_that_moves_on_is_told_once() -> None:
+    written = "".join(f"line {number}\n" for number in range(1000))
+    length, told = 0, b""
+    tails = TailReader(lambda: written[:length][-300:])
+    for length in range(0, len(written), 113):  # noqa: B007 - read by the tail
+        told += tails.read().finished
+    length = len(written)
+    told += tails.read().finished
+    assert told.decode() == written
+
+
+def test_the_unfinished_line_of_a_tail_is_told_as_it_stands() -> None:
+    text = "one\n 10%"
+    reader = TailReader(lambda: text)
+    assert reader.read() == Piece(b"one\n", b" 10%")
+    text = "one\n 20%"
+    assert reader.read() == Piece(b"", b" 20%")
+    text = "one\n100%\n"
+    assert reader.read() == Piece(b"100%\n", b"")
+
+
+@given(before=st.text("ab\n", max_size=700).map(str.encode), more=st.text("ab\n", max_size=30).map(str.encode))
+def test_what_two_tails_have_in_common_is_the_most_it_can_be(before: bytes, more: bytes) -> None:
+    after = (before + more)[-600:]
+    longest = max(size for size in range(len(after) + 1) if before.endswith(after[:size]))
+    assert overlap(before, after) == longest
+
+
+# How much of it
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (None, Piece(b"1\n2\n3\n", b"4")),
+        (0, Piece(b"", b"")),
+        (1, Piece(b"", b"4")),
+        (2, Piece(b"3\n", b"4")),
+        (99, Piece(b"1\n2\n3\n", b"4")),
+    ],
+)
+def test_the_last_lines_are_counted_with_the_unfinished_one(count: int | None, expected: Piece) -> None:
+    assert last_lines(Piece(b"1\n2\n3\n", b"4"), count) == expected

@@ -1,0 +1,190 @@
+"""What becomes of a queued job when it is started."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import BadInputError
+from stoker.gpus.model import Gpu, Vendor
+from stoker.gpus.visible import visible_gpus
+from stoker.queue.model import Job
+from stoker.verdicts.policy import Policy
+from stoker.worker.preparation import Prepared, policy_of, prepare
+from tests.support.looks import a_gpu
+
+
+def a_job(**changes: Any) -> Job:
+    usual: dict[str, Any] = {
+        "id": "0a1b2c3d",
+        "command": ("train",),
+        "state": "running",
+        "position": 1.0,
+        "submitted": 0.0,
+        "started": 1.0,
+        "ended": None,
+        "not_before": 0.0,
+        "retries_left": 0,
+        "attempts": 1,
+        "attempt": "a",
+        "exit_code": None,
+        "sentence": "",
+        "link": "",
+        "cancel_requested": None,
+        "origin": None,
+    }
+    return Job(**(usual | changes))
+
+
+def prepared(
+    *, gpus: tuple[Gpu, ...] = (a_gpu(0),), worker: dict[str, str] | None = None, number: int = 1, **job: Any
+) -> Prepared:
+    return prepare(a_job(**job), gpus, worker or {}, number)
+
+
+class TestCommand:
+    def test_text_goes_through_the_shell_and_words_do_not(self) -> None:
+        assert prepared(command="a && b").command == ("/bin/sh", "-c", "a && b")
+        assert prepared(command=("a", "&&", "b c")).command == ("a", "&&", "b c")
+
+    @pytest.mark.parametrize(
+        ("written", "meant"),
+        [
+            ("out/{id}", "out/0a1b2c3d"),
+            ("-n {gpus} -b {batch_size} {batch_size}", "-n 2 -b 64 64"),
+            ("{{id}} {{gpus}}{{batch_size}}", "{id} {gpus}{batch_size}"),
+            ("{{{id}}}", "{{id}}"),
+            ("awk '{print $1}' ${HOME} {} {ID} { id } {id:x} {{other}} %s", None),
+            ('{"id": 1, "gpus": [{}]}', None),
+        ],
+    )
+    def test_exactly_the_words_that_a_job_may_use_are_replaced(self, written: str, meant: str | None) -> None:
+        two = (a_gpu(0), a_gpu(1))
+        assert prepared(command=written, batch_size=64, gpus=two).command[2] == (meant or written)
+        assert prepared(command=("x", written, "y"), batch_size=64, gpus=two).command == ("x", meant or written, "y")
+
+    def test_a_batch_size_that_nobody_gave_is_refused(self) -> None:
+        with pytest.raises(BadInputError, match=r"job 0a1b2c3d says \{batch_size\}, but the job has none"):
+            prepared(command=("train", "--bs={batch_size}"))
+        assert prepared(command=("train", "{{batch_size}}")).command == ("train", "{batch_size}")
+
+    @pytest.mark.parametrize("job", [{"command": "a\0b"}, {"environment": {"A=B": "1"}}, {"environment": {"A": "\0"}}])
+    def test_what_no_kernel_would_start_is_refused(self, job: dict[str, Any]) -> None:
+        with pytest.raises(BadInputError, match="cannot be"):
+            prepared(**job)
+
+
+class TestEnvironment:
+    def test_the_job_has_the_workers_with_its_own_over_it(self) -> None:
+        environment = prepared(worker={"A": "1", "B": "2"}, environment={"B": "3", "C": "4"}).environment
+        assert {name: environment[name] for name in "ABC"} == {"A": "1", "B": "3", "C": "4"}
+
+    def test_it_is_told_who_it_is_whatever_was_set(self) -> None:
+        environment = prepared(
+            worker={"STOKER_JOB_ID": "other", "STOKER_BATCH_SIZE": "1", "STOKER_RUN": "r", "STOKER_RUN_DIR": "/r"},
+            environment={"STOKER_ATTEMPT": "9", "STOKER_RUN_DIR": "/s"},
+            number=3,
+        ).environment
+        assert {name: value for name, value in environment.items() if name.startswith("STOKER_")} == {
+            "STOKER_JOB_ID": "0a1b2c3d",
+            "STOKER_ATTEMPT": "3",
+        }
+        assert prepared(batch_size=64).environment["STOKER_BATCH_SIZE"] == "64"
+
+    def test_settings_of_stoker_itself_stay(self) -> None:
+        assert prepared(worker={"STOKER_GPUS": "sim:/x"}).environment["STOKER_GPUS"] == "sim:/x"
+
+    def test_wandb_shows_every_attempt_as_one_run_of_this_name(self) -> None:
+        first, second = prepared(name="baseline"), prepared(name="baseline", number=2)
+        assert wandb(first) == {"WANDB_RUN_ID": "0a1b2c3d", "WANDB_NAME": "baseline"}
+        assert wandb(second) == wandb(first) | {"WANDB_RESUME": "allow"}
+        assert wandb(prepared())["WANDB_NAME"] == "0a1b2c3d"
+
+    @pytest.mark.parametrize("whose", ["worker", "environment"])
+    def test_what_somebody_set_for_wandb_holds(self, whose: str) -> None:
+        own = {"WANDB_RUN_ID": "mine", "WANDB_NAME": "me", "WANDB_RESUME": "must"}
+        job: dict[str, Any] = {whose: own}
+        assert wandb(prepared(number=2, **job)) == own
+
+    def test_the_workers_own_environment_is_left_alone(self) -> None:
+        worker = {"CUDA_VISIBLE_DEVICES": "0", "A": "1"}
+        prepared(worker=worker)
+        assert worker == {"CUDA_VISIBLE_DEVICES": "0", "A": "1"}
+
+
+def wandb(prepared: Prepared) -> dict[str, str]:
+    return {name: value for name, value in prepared.environment.items() if name.startswith("WANDB_")}
+
+
+def machine_of(vendor: Vendor, count: int = 5) -> tuple[Gpu, ...]:
+    return tuple(a_gpu(index, vendor=vendor) for index in range(count))
+
+
+CHOICES = st.sampled_from(["0", "1,0", "", "-1", "GPU-00000003", "x"])
+CHOOSING = st.dictionaries(
+    st.sampled_from(["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"]),
+    CHOICES,
+)
+
+
+class TestVisibleDevices:
+    @given(st.sampled_from(["nvidia", "sim", "amd"]), st.sets(st.integers(0, 4), min_size=1), CHOOSING, CHOOSING)
+    def test_a_job_sees_exactly_its_gpus_whatever_anybody_set(
+        self, vendor: Vendor, given_to_it: set[int], worker: dict[str, str], own: dict[str, str]
+    ) -> None:
+        everything = machine_of(vendor)
+        gpus = tuple(everything[index] for index in given_to_it)
+        environment = prepared(gpus=gpus, worker=worker, environment=own).environment
+        assert visible_gpus(everything, environment) == tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+    def test_nvidia_and_simulated_gpus_go_by_their_full_uuid(self) -> None:
+        for vendor in ("nvidia", "sim"):
+            environment = prepared(gpus=(a_gpu(3, vendor=vendor), a_gpu(1, vendor=vendor))).environment
+            assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000001,GPU-00000003"
+            assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert prepared(worker={"CUDA_DEVICE_ORDER": "x"}).environment["CUDA_DEVICE_ORDER"] == "x"
+
+    def test_a_slice_goes_by_its_own_uuid(self) -> None:
+        whole, *slices = a_gpu(0), a_gpu(1, uuid="MIG-1", parent="GPU-c"), a_gpu(2, uuid="MIG-2", parent="GPU-c")
+        environment = prepared(gpus=(slices[1],)).environment
+        assert visible_gpus((whole, *slices), environment) == (slices[1],)
+
+    def test_an_amd_gpu_without_a_uuid_goes_by_its_place_among_its_kind(self) -> None:
+        graphics = a_gpu(0, uuid="PCI-0", vendor="intel")
+        amd = (a_gpu(1, uuid="PCI-1", vendor="amd"), a_gpu(2, vendor="amd"), a_gpu(3, uuid="PCI-3", vendor="amd"))
+        present = (graphics, *amd)
+        environment = prepare(a_job(), amd[1:], {}, 1, present=present).environment
+        assert environment["ROCR_VISIBLE_DEVICES"] == "GPU-00000002,2"
+        assert visible_gpus(amd, environment) == amd[1:]
+
+    def test_intel_gpus_go_by_number(self) -> None:
+        intel = machine_of("intel")
+        assert prepared(gpus=(intel[2], intel[0])).environment["ZE_AFFINITY_MASK"] == "0,2"
+
+    @given(st.sampled_from(["nvidia", "sim", "amd"]), CHOOSING)
+    def test_a_job_without_gpus_sees_none(self, vendor: Vendor, worker: dict[str, str]) -> None:
+        environment = prepared(gpus=(), worker=worker).environment
+        assert visible_gpus(machine_of(vendor), environment) == ()
+
+    def test_a_job_without_gpus_may_set_for_itself_what_it_sees(self) -> None:
+        environment = prepared(gpus=(), environment={"CUDA_VISIBLE_DEVICES": "1"}).environment
+        assert environment["CUDA_VISIBLE_DEVICES"] == "1"
+        assert environment["ROCR_VISIBLE_DEVICES"] == ""
+
+
+class TestPolicy:
+    def test_it_is_what_was_stored_over_the_defaults(self) -> None:
+        assert policy_of(a_job()) == Policy()
+        stored = {"below": 0.05, "window": 60, "require": "any", "warn_at": None}
+        assert policy_of(a_job(policy=stored)) == Policy(below=0.05, window=60.0, require="any", warn_at=None)
+
+    def test_there_is_none_where_it_is_off_or_no_gpu_could_idle(self) -> None:
+        assert policy_of(a_job(policy={"off": True})) is None
+        assert policy_of(a_job(gpus=0)) is None
+        assert policy_of(a_job(policy={"off": False})) == Policy()
+
+    @pytest.mark.parametrize("stored", [{"belov": 0.1}, {"below": "much"}, {"below": 2.0}, {"require": "some"}])
+    def test_one_that_cannot_be_meant_is_refused_in_a_sentence(self, stored: dict[str, Any]) -> None:
+        with pytest.raises(BadInputError, match="the idle policy of job 0a1b2c3d cannot be used: "):
+            policy_of(a_job(policy=stored))
