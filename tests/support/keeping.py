@@ -44,7 +44,7 @@ def kill_both(keepers: Keepers) -> None:
 def processes_of(record: AttemptRecord) -> list[int]:
     """Everything that was started by the job."""
     mark = f"STOKER_RUN_DIR={record.directory}".encode()
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and mark in _environment(int(name))]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and mark in _environment(int(name))]  # noqa: PTH208 - one call
 
 
 def kill_job(record: AttemptRecord) -> None:

@@ -23,13 +23,15 @@ PATIENCE = 30.0
 class RunningWorker:
     """`stoker work` in the background."""
 
-    def __init__(self, home: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    def __init__(
+        self, home: Path, arguments: tuple[str, ...], environment: dict[str, str], prefix: tuple[str, ...] = ()
+    ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
         self._said = home / f"worker-{time.monotonic_ns()}.txt"
         with self._said.open("wb") as said:
             self.process = subprocess.Popen(
-                [stoker_command(), "work", *arguments],
+                [*prefix, stoker_command(), "work", *arguments],
                 env={**os.environ, **environment, "STOKER_HOME": str(home)},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
@@ -81,12 +83,16 @@ class WorkSite:
         return stoker(*arguments, environment=self.environment, timeout=timeout)
 
     def work(
-        self, *arguments: str, home: Path | None = None, environment: dict[str, str] | None = None
+        self,
+        *arguments: str,
+        home: Path | None = None,
+        environment: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
     ) -> RunningWorker:
-        """A worker in the background; give a second one a home of its own."""
+        """A worker in the background; give a second one a home of its own. `prefix` is a program that becomes it."""
         place = home or self.home
         self._homes.add(place)
-        worker = RunningWorker(place, arguments, self.environment | (environment or {}))
+        worker = RunningWorker(place, arguments, self.environment | (environment or {}), prefix)
         self._children.append(worker.process)
         return worker
 

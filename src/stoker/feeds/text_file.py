@@ -79,7 +79,7 @@ class FileFeed:
             while True:
                 # First the watch, then the look: what happens in between wakes at once.
                 events.drain()
-                pass
+                events.watch(self._path.parent, _OF_THE_DIRECTORY)
                 events.watch(self._path, _OF_THE_FILE)
                 pause = patience.until_done(self._look)
                 if self._until_settling() == 0.0:

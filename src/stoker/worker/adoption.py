@@ -1,5 +1,7 @@
 """What an earlier worker of this home left behind: jobs that go on, outcomes nobody took, claims without a start."""
 
+from collections.abc import Collection
+
 from stoker.queue import Store
 from stoker.runs.record import boot_id
 from stoker.worker.assignment import Assignment, AttemptRecord, undelivered
@@ -19,12 +21,18 @@ def adopt(store: Store, home: Home, lease: float) -> list[Engagement]:
     for engagement in found:
         if engagement.over is None and engagement.attempt not in held:
             engagement.stop(Stop("lease", "The queue had given the job up, and another may run it."))
-    on_disk = {one.attempt for one in found}
-    for attempt in store.running():
-        # Claimed by one that was killed before it could write that down: nothing of it was ever started.
-        if home.is_own(attempt.worker) and attempt.id not in on_disk and attempt.worker != home.worker:
-            store.finish(attempt.id, "lost", None, "its worker was killed before the job was started")
+    give_back(store, home, {one.attempt for one in found})
     return found
+
+
+def give_back(store: Store, home: Home, known: Collection[str]) -> None:
+    """The claims of this home that nobody here knows of: nothing of them was ever started.
+
+    Their worker was killed before it could write them down, or the database before it could answer.
+    """
+    for attempt in store.running():
+        if home.is_own(attempt.worker) and attempt.id not in known and not home.holds(attempt):
+            store.finish(attempt.id, "lost", None, "its worker or the database was killed before the job was started")
 
 
 def _place(store: Store, assignment: Assignment) -> str:

@@ -103,6 +103,10 @@ class AttemptRecord(Record):
         except (OSError, msgspec.DecodeError):
             return None
 
+    def is_assigned(self) -> bool:
+        """Whether there is an assignment whose outcome was not delivered, readable or not."""
+        return (self.directory / _UNDELIVERED).exists()
+
     def delivered(self) -> None:
         """The queue has everything: nobody needs to look here again."""
         try:

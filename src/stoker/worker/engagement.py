@@ -14,7 +14,9 @@ from stoker.worker.delivery import Excerpt
 from stoker.worker.messages import Channel, Over, Stop
 
 # A tree that forks while it is being killed is killed again; one that outruns this many is not caught so.
-_MOST_SWEEPS: Final = 20
+_MOST_SWEEPS: Final = 100
+# Within that, most of what was killed is gone.
+_BETWEEN_SWEEPS: Final = 0.01
 
 
 class Engagement:
@@ -106,6 +108,7 @@ class Engagement:
                 return
             for who in left:
                 send(who, signal.SIGKILL)
+            time.sleep(_BETWEEN_SWEEPS)
 
 
 def _everyone() -> list[Identity]:

@@ -4,6 +4,7 @@ The database may be slow, away or behind a dead network. Whatever happens there 
 goes on hearing its job, its signals and its clock.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -70,6 +71,7 @@ def _run(work: str, record: AttemptRecord, assignment: Assignment, told: int) ->
     """The errand's own process: never returns."""
     try:
         os.setsid()
+        _let_go_of_all_but(told)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -82,6 +84,14 @@ def _run(work: str, record: AttemptRecord, assignment: Assignment, told: int) ->
         os.write(told, msgspec.msgpack.encode(answer))
     finally:
         os._exit(0)
+
+
+def _let_go_of_all_but(told: int) -> None:
+    """A worker at the other end of the attendant's lines sees the attendant's death, not that of its errand."""
+    for descriptor in [int(entry.name) for entry in os.scandir("/proc/self/fd")]:
+        if descriptor > 2 and descriptor != told:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)  # one was that of the listing
 
 
 def _renew(assignment: Assignment) -> Answer:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import StokerError
+from stoker.queue import Attempt
 from stoker.worker.assignment import AttemptRecord
 
 # Enough to look back over weeks; the queue keeps the end of every output anyway.
@@ -50,6 +51,10 @@ class Home:
     def is_own(self, worker: str) -> bool:
         """Whether this is the id of a worker that was at home here, at this or an earlier start."""
         return worker.startswith(f"{self.key}-")
+
+    def holds(self, attempt: Attempt) -> bool:
+        """Whether it was given to an attendant, by whatever version of Stoker, and its outcome is not delivered."""
+        return AttemptRecord(self.directory / "attempts" / f"{attempt.job}-{attempt.number}").is_assigned()
 
     def tidy(self) -> None:
         """Forgets attempts that are too many or too old. What the queue does not have yet is never touched."""

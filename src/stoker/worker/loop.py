@@ -23,7 +23,7 @@ from stoker.queue.bell import Bell
 from stoker.queue.model import View
 from stoker.runs.signals import SignalStream
 from stoker.units import format_duration
-from stoker.worker.adoption import adopt
+from stoker.worker.adoption import adopt, give_back
 from stoker.worker.assignment import now as lease_clock
 from stoker.worker.capacity import Want
 from stoker.worker.crew import Crew
@@ -32,7 +32,7 @@ from stoker.worker.home import Home
 from stoker.worker.machine import Machine
 from stoker.worker.messages import Recorded, Renewed, Stop
 from stoker.worker.orders import Orders
-from stoker.worker.placement import CannotFit, NoPlaceWithoutGpu, Reason, Start, decide
+from stoker.worker.placement import CannotFit, NoGpusSeen, NoPlaceWithoutGpu, Reason, Start, decide
 from stoker.worker.starting import start
 from stoker.worker.words import why_waiting
 
@@ -73,6 +73,7 @@ class WorkerLoop:
         self._machine = Machine(orders.gpus, orders.rules)
         self._lookout = Lookout(prober, _QUIET_LOOKS)
         self._looked_at = -math.inf
+        self._freed_at = -math.inf
         self._no_gpus = False
         self._signals = SignalStream(_STOPPING)
         self._store: Store | None = None
@@ -88,7 +89,8 @@ class WorkerLoop:
         self._no_starts_until = -math.inf
         self._renew_at = 0.0
         self._heartbeat_at = 0.0
-        self._told_view: View | None = None
+        self._told_gist: tuple[object, ...] | None = None
+        self._told_at = -math.inf
         self._output_at = 0.0
         self._tidy_at = 0.0
         self._found = False
@@ -155,7 +157,8 @@ class WorkerLoop:
                 self._machine.ended(uuid, time.monotonic())
             self._stale = True
             if engagement.assignment.gpus:
-                self._lookout.no_later_than(time.monotonic())
+                self._freed_at = time.monotonic()
+                self._lookout.no_later_than(self._freed_at)
 
     def _running(self) -> list[Engagement]:
         return [one for one in self._crew.engaged.values() if one.over is None]
@@ -186,8 +189,7 @@ class WorkerLoop:
         self._looked_at = time.monotonic()
         if any(job.gpus for job in self._waiting):
             self._stale = True
-            obstructed = [gpu.obstructed_since for gpu in self._machine.gpus if gpu.obstructed_since is not None]
-            settling = any(look.at - since <= _SETTLES_WITHIN for since in obstructed)
+            settling = look.at - self._freed_at <= _SETTLES_WITHIN
             self._lookout.no_later_than(time.monotonic() + (_SETTLING_LOOKS if settling else _WAITING_LOOKS))
 
     def _holders(self) -> dict[str, set[str]]:
@@ -214,6 +216,7 @@ class WorkerLoop:
             self._deliver(store)
             self._listen(store)
             self._place(store)
+            self._send_last_output(store)
             self._keep_leases(store)
             self._say_hello(store)
             self._send_output(store)
@@ -232,6 +235,9 @@ class WorkerLoop:
             self._tell("the queue is back")
             self._away_told = False
             self._renew_at = 0.0
+        if self._found:
+            # What was claimed when the answer was lost.
+            give_back(store, self._home, self._crew.engaged)
         return store
 
     def _lose_queue(self, error: StokerError) -> None:
@@ -272,6 +278,9 @@ class WorkerLoop:
                 if engagement.channel is not None:
                     engagement.channel.send(Recorded())
                 self._tell_end(engagement, accepted)
+
+    def _send_last_output(self, store: Store) -> None:
+        for engagement in list(self._crew.engaged.values()):
             if engagement.recorded and engagement.channel is None:
                 # Its attendant is done with it, so this is the last of the output.
                 engagement.excerpt.deliver_last(store)
@@ -279,7 +288,8 @@ class WorkerLoop:
                 del self._crew.engaged[engagement.attempt]
 
     def _listen(self, store: Store) -> None:
-        if self._bell is not None and self._bell.heard():
+        rang = self._bell is not None and self._bell.heard()
+        if rang or time.monotonic() >= self._next_poll:
             self._stale = True
             if self._crew.engaged:
                 self._cancel(store.to_be_cancelled(self._home.worker))
@@ -366,11 +376,17 @@ class WorkerLoop:
         """Whether nothing runs here, and nothing waits that this machine could ever start."""
         if self._crew.engaged or self._stale or self._store is None or self._wake_at < math.inf:
             return False
-        hopeless = [
-            isinstance(reason, CannotFit) or (isinstance(reason, NoPlaceWithoutGpu) and reason.at_once == 0)
-            for reason in (self._reasons.get(job.id) for job in self._waiting)
-        ]
-        return all(hopeless)
+        return all(self._is_hopeless(self._reasons.get(job.id)) for job in self._waiting)
+
+    def _is_hopeless(self, reason: Reason | None) -> bool:
+        match reason:
+            case CannotFit():
+                return True
+            case NoPlaceWithoutGpu(at_once=at_once):
+                return at_once == 0
+            case NoGpusSeen():
+                return self._no_gpus
+        return False
 
     # Telling
 
@@ -379,17 +395,16 @@ class WorkerLoop:
         moment = time.monotonic()
         if moment < self._heartbeat_at:
             return
+        self._heartbeat_at = moment + _CHANGES
         view = View(
             gpus=self._machine.worker_gpus(self._holders()),
             waiting={job: why_waiting(reason) for job, reason in self._reasons.items()},
             problem=self._machine.problem,
         )
-        if view == self._told_view and moment < self._heartbeat_at - _CHANGES + _HEARTBEATS:
-            self._heartbeat_at = moment + _CHANGES
+        if _gist(view) == self._told_gist and moment < self._told_at + _HEARTBEATS:
             return
         store.heartbeat(self._home.worker, self._home.host, view)
-        self._told_view = view
-        self._heartbeat_at = moment + _CHANGES
+        self._told_gist, self._told_at = _gist(view), moment
 
     def _say_goodbye(self) -> None:
         if self._store is not None:
@@ -415,6 +430,11 @@ class WorkerLoop:
             said = f": {over.sentence}" if over.sentence else ""
             late = "" if accepted else " (too late: the queue had given the job up)"
             self._tell(f"{engagement.job}: {over.outcome} after {lasted}{said}{late}")
+
+
+def _gist(view: View) -> tuple[object, ...]:
+    """What of it is told at once when it changes; how busy a GPU is changes all the time."""
+    return view.waiting, view.problem, [(gpu.uuid, gpu.jobs, gpu.note) for gpu in view.gpus]
 
 
 def _want(job: Job, order: int) -> Want:

@@ -1,0 +1,125 @@
+"""`stoker cancel`, and what it shares with the other verbs that steer jobs: which ones are meant, and what is told."""
+
+import pytest
+
+from stoker.queue import NewJob, Store, init_queue
+from tests.support.command import stoker
+from tests.support.queue_jobs import end, start, states, submit
+
+
+def test_a_waiting_job_is_cancelled_by_its_id_its_name_or_the_beginning_of_its_id(queue: Store) -> None:
+    by_id, by_name, by_prefix, other = submit(queue, "a", "the-name", "c", "d")
+    done = stoker("cancel", by_id, "the-name", by_prefix[:7])
+    assert done.code == 0, done.err
+    assert done.out == f"{by_id} (a): cancelled\n{by_name} (the-name): cancelled\n{by_prefix} (c): cancelled\n"
+    assert states(queue, by_id, by_name, by_prefix, other) == ["cancelled"] * 3 + ["queued"]
+
+
+def test_a_running_job_is_asked_to_stop(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    attempt = start(queue, job)
+    done = stoker("cancel", job)
+    assert (done.code, done.out) == (0, f"{job} (a): asked to stop\n")
+    assert queue.renew([attempt], 60.0) == {attempt: True}
+
+
+def test_what_cannot_be_cancelled_is_told_with_its_reason_beside_what_was(queue: Store) -> None:
+    over, waiting = submit(queue, "over", "waiting")
+    end(queue, over, "succeeded")
+    both = stoker("cancel", over, waiting)
+    assert (both.code, both.out) == (0, f"{waiting} (waiting): cancelled\n")
+    assert both.err == f"stoker: job {over} (over) was not cancelled: it has already succeeded\n"
+    none = stoker("cancel", over, waiting)
+    assert (none.code, none.out, none.err.count("\n")) == (1, "", 2)
+
+
+def test_the_json_says_what_was_changed_and_what_was_not_and_why(queue: Store) -> None:
+    over, waiting = submit(queue, "over", "waiting")
+    end(queue, over)
+    done = stoker("cancel", over, waiting, "--json")
+    assert (done.code, done.err) == (0, "")
+    assert done.json() == {
+        "verb": "cancel",
+        "queue": queue.place,
+        "dry_run": False,
+        "changed": [{"id": waiting, "name": "waiting", "what": "cancelled"}],
+        "unchanged": [{"id": over, "name": "over", "why": "it has already failed"}],
+    }
+
+
+def test_a_rehearsal_tells_and_changes_nothing(queue: Store) -> None:
+    runs, waits, over = submit(queue, "runs", "waits", "over")
+    attempt = start(queue, runs)
+    end(queue, over)
+    done = stoker("cancel", runs, waits, over, "--dry-run")
+    assert (done.code, done.out) == (
+        0,
+        f"{runs} (runs): would be asked to stop\n{waits} (waits): would be cancelled\n",
+    )
+    assert "would not be cancelled: it has already failed" in done.err
+    assert states(queue, runs, waits) == ["running", "queued"]
+    assert queue.renew([attempt], 60.0) == {attempt: False}
+
+
+def test_jobs_are_chosen_by_tag_by_state_or_all(queue: Store) -> None:
+    (plain,) = submit(queue, "plain")
+    one, two = submit(queue, "one", "two", tags=("sweep",))
+    (over,) = submit(queue, "over", tags=("sweep",))
+    end(queue, over)
+    held, free = submit(queue, "held", "free")
+    queue.hold([held])
+    tagged = stoker("cancel", "--tag", "sweep")
+    # What has ended is not meant by a tag: nobody wants a line for each.
+    assert (tagged.code, tagged.err) == (0, "")
+    assert states(queue, one, two, over, plain) == ["cancelled", "cancelled", "failed", "queued"]
+    assert stoker("cancel", "--state", "held").out == f"{held} (held): cancelled\n"
+    assert {job["id"] for job in stoker("cancel", "--all", "--json").json()["changed"]} == {plain, free}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        ([], 2, "which jobs? Write their ids or names"),
+        (["a", "--all"], 2, "both at once is not clear"),
+        (["--all", "--tag", "x"], 2, "--all means every job"),
+        (["--tag", "nobody-has-it"], 1, "there is no queued, held or running job with the tag 'nobody-has-it'"),
+        (["--state", "failed"], 1, "there is no failed job"),
+        (["--state", "broken"], 2, "'broken' is not one of"),
+    ],
+)
+def test_a_choice_that_means_nothing_is_a_sentence(queue: Store, words: list[str], code: int, sentence: str) -> None:
+    (job,) = submit(queue, "a")
+    done = stoker("cancel", *words)
+    assert (done.code, done.out, done.err.count("\n")) == (code, "", 1)
+    assert sentence in done.err
+    assert states(queue, job) == ["queued"]
+
+
+def test_one_word_that_fits_no_job_leaves_the_others_alone(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    assert stoker("cancel", job, "nobody").code == 2
+    assert states(queue, job) == ["queued"]
+
+
+def test_a_job_that_is_named_twice_is_told_once(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    assert stoker("cancel", job, "a", job[:6]).out == f"{job} (a): cancelled\n"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_thousands_are_chosen_by_their_tag_at_once(kind: str, request: pytest.FixtureRequest) -> None:
+    url = str(request.getfixturevalue("postgres_url")) if kind == "postgres" else None
+    with init_queue(url) as store:
+        store.submit([NewJob(command=f"echo {number}", tags=("sweep",)) for number in range(3000)])
+        where = ["--queue", url] if url else []
+        for verb in (["hold"], ["release"], ["move", "first"], ["move", "up"], ["cancel"], ["retry"]):
+            done = stoker(*verb, "--tag", "sweep", *where)
+            assert (done.code, done.out.count("\n"), done.err) == (0, 3000, ""), verb
+        assert stoker("edit", "--tagged", "sweep", "--priority", "4", *where).out.count("\n") == 3000
+        assert store.counts() == {"queued": 3000}
+        assert store.jobs(limit=1)[0].priority == 4
+        assert stoker("cancel", "--all", *where).code == 0
+        for rehearsal in (["--dry-run"], []):
+            done = stoker("clean", "--older-than", "0s", "--json", *rehearsal, *where)
+            assert (done.json()["forgotten"], done.json()["kept"]) == (3000, 0)
+        assert store.counts() == {}

@@ -1,0 +1,88 @@
+"""`stoker clean`: what ended long ago is forgotten."""
+
+import pytest
+
+from stoker.queue import Store, View
+from tests.support.command import stoker
+from tests.support.queue_jobs import end, start, submit
+
+DAY = 86400.0
+
+
+def aged(queue: Store, job: str, days: float) -> None:
+    queue._driver.fetch_text(
+        "UPDATE stoker_jobs SET ended = ended - :age WHERE id = :id", {"age": days * DAY, "id": job}
+    )
+
+
+def names(queue: Store) -> set[str]:
+    return {job.name for job in queue.jobs()}
+
+
+def test_what_ended_more_than_a_month_ago_is_forgotten_and_nothing_else(queue: Store) -> None:
+    old, young, runs, _waits, held = submit(queue, "old", "young", "runs", "waits", "held")
+    end(queue, old, "succeeded")
+    end(queue, young)
+    aged(queue, old, 31)
+    aged(queue, young, 29)
+    start(queue, runs)
+    queue.hold([held])
+    done = stoker("clean")
+    assert (done.code, done.out) == (0, "1 job that ended more than 30d ago forgotten; 1 kept\n")
+    assert names(queue) == {"young", "runs", "waits", "held"}
+    again = stoker("clean")
+    assert (again.code, again.out) == (0, "nothing to forget; 1 that ended are younger, or others come after them\n")
+
+
+def test_age_and_state_can_be_chosen(queue: Store) -> None:
+    well, wrong, unwanted = submit(queue, "well", "wrong", "unwanted")
+    end(queue, well, "succeeded")
+    end(queue, wrong)
+    queue.cancel([unwanted])
+    for job in (well, wrong, unwanted):
+        aged(queue, job, 2)
+    assert stoker("clean", "--older-than", "3d", "--json").json()["forgotten"] == 0
+    done = stoker("clean", "--older-than", "1d", "--state", "failed", "--state", "cancelled")
+    assert done.out == "2 jobs that failed or were cancelled more than 1d ago forgotten; 0 kept\n"
+    assert names(queue) == {"well"}
+
+
+def test_what_an_unfinished_job_comes_after_is_kept(queue: Store) -> None:
+    (needed,) = submit(queue, "needed")
+    submit(queue, "waits", after=(needed,))
+    end(queue, needed, "succeeded")
+    aged(queue, needed, 99)
+    assert stoker("clean", "--dry-run", "--json").json()["forgotten"] == 0
+    assert stoker("clean", "--json").json() == {
+        "verb": "clean",
+        "queue": queue.place,
+        "dry_run": False,
+        "older_than": 30 * DAY,
+        "states": ["succeeded", "failed", "cancelled"],
+        "forgotten": 0,
+        "kept": 1,
+    }
+    assert names(queue) == {"needed", "waits"}
+
+
+def test_a_rehearsal_counts_and_forgets_nothing(queue: Store) -> None:
+    (old,) = submit(queue, "old")
+    end(queue, old)
+    aged(queue, old, 40)
+    assert stoker("clean", "--dry-run").out == "1 job that ended more than 30d ago would be forgotten; 0 kept\n"
+    assert names(queue) == {"old"}
+
+
+@pytest.mark.parametrize("state", ["queued", "held", "running"])
+def test_what_is_unfinished_cannot_even_be_chosen(queue: Store, state: str) -> None:
+    submit(queue, "a")
+    done = stoker("clean", "--older-than", "0s", "--state", state)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert names(queue) == {"a"}
+
+
+def test_a_worker_that_is_there_stays_paused_when_everything_old_is_forgotten(queue: Store) -> None:
+    queue.heartbeat("worker-1", "alpha", View())
+    queue.pause_worker("worker-1")
+    assert stoker("clean", "--older-than", "0s").code == 0
+    assert [worker.paused for worker in queue.workers()] == [True]

@@ -1,0 +1,238 @@
+"""`stoker edit`: what jobs ask for is changed, by options, by a text or in an editor."""
+
+import os
+import pty
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from stoker.queue import Job, NewJob, Store
+from tests.support.command import stoker, stoker_command
+from tests.support.queue_jobs import end, start, submit
+
+
+def edited(queue: Store, *words: str) -> Job:
+    done = stoker("edit", "a", *words)
+    assert (done.code, done.err) == (0, ""), done.err
+    return queue.job(done.out.split()[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["--name", "b"], "name", "b"),
+        (["--command", "echo 'it''s' \n two"], "command", "echo 'it''s' \n two"),
+        (["--tag", "x", "--tag", "y"], "tags", ("x", "y")),
+        (["--tag", "none"], "tags", ()),
+        (["--gpus", "0"], "gpus", 0),
+        (["--memory", "20GiB"], "memory", 20 * 2**30),
+        (["--memory", "none"], "memory", None),
+        (["--share"], "share", True),
+        (["--batch-size", "64"], "batch_size", 64),
+        (["--priority", "-7"], "priority", -7),
+        (["--after-any", "other"], "after_any", "other"),
+        (["--after", "none"], "after", ()),
+        (["--retries", "4"], "retries", 4),
+        (["--backoff", "0s"], "backoff", 0.0),
+        (["--time-limit", "1h30m"], "time_limit", 5400.0),
+        (["--time-limit", "none"], "time_limit", None),
+        (["--no-preemptible"], "preemptible", False),
+        (["--on-loss", "hold"], "on_loss", "hold"),
+        (["--env", "B=2=3", "--no-env", "A"], "environment", {"B": "2=3"}),
+        (["--directory", "/"], "directory", "/"),
+        (["--for", "10m"], "policy", {"window": 600.0, "below": 0.3}),
+        (["--below", "25%", "--idle-after", "1h"], "policy", {"below": 0.25, "after": 3600.0}),
+        (["--idle", "off"], "policy", {"off": True}),
+    ],
+)
+def test_an_option_changes_its_field_and_no_other(
+    queue: Store, words: list[str], field: str, value: object, tmp_path: Path
+) -> None:
+    (other,) = submit(queue, "other")
+    queue.submit(
+        [
+            NewJob(
+                command=("echo", "a"),
+                name="a",
+                tags=("t",),
+                memory=2**30,
+                time_limit=60.0,
+                after=(other,),
+                preemptible=True,
+                environment={"A": "1"},
+                directory=str(tmp_path),
+                policy={"below": 0.3},
+            )
+        ]
+    )
+    before = queue.job("a")
+    after = edited(queue, *words)
+    expected = (other,) if value == "other" else value
+    assert getattr(after, field) == expected
+    changed = {name for name in Job.__struct_fields__ if getattr(before, name) != getattr(after, name)}
+    assert changed - {"retries_left"} == {field}
+
+
+def test_several_jobs_are_edited_at_once_or_none(queue: Store) -> None:
+    submit(queue, "a", "b", tags=("t",))
+    assert len(stoker("edit", "--tagged", "t", "--gpus", "2").out.splitlines()) == 2
+    assert [job.gpus for job in queue.jobs()] == [2, 2]
+    a = queue.job("a").id
+    # b may come after a; that a comes after itself is a mistake, so neither is changed.
+    refused = stoker("edit", "a", "b", "--after", a)
+    assert (refused.code, "would wait for itself" in refused.err) == (2, True)
+    assert [job.after for job in queue.jobs()] == [(), ()]
+
+
+def test_what_runs_is_left_alone_and_what_ended_can_be_edited_for_a_retry(queue: Store) -> None:
+    runs, over = submit(queue, "runs", "over")
+    start(queue, runs)
+    end(queue, over)
+    done = stoker("edit", "runs", "over", "--memory", "4GiB")
+    assert (done.code, done.out) == (0, f"{over} (over): edited (memory)\n")
+    assert done.err == f"stoker: job {runs} (runs) was not edited: it is running: it can be edited when it has ended\n"
+    assert (queue.job("runs").memory, queue.job("over").memory) == (None, 4 * 2**30)
+
+
+def test_a_change_that_changes_nothing_is_told(queue: Store) -> None:
+    (job,) = submit(queue, "a", gpus=2)
+    done = stoker("edit", "a", "--gpus", "2", "--json")
+    assert done.code == 1
+    assert done.json()["unchanged"] == [{"id": job, "name": "a", "why": "it is so already"}]
+
+
+def test_a_rehearsal_edits_nothing(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    assert stoker("edit", "a", "--gpus", "3", "--dry-run").out == f"{job} (a): would be edited (gpus)\n"
+    assert queue.job("a").gpus == 1
+
+
+def test_without_options_and_without_a_terminal_it_asks_what_is_meant(queue: Store) -> None:
+    submit(queue, "a")
+    done = stoker("edit", "a")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "what is to be changed?" in done.err
+
+
+# In an editor
+
+
+def in_terminal(editor: Path, *words: str) -> tuple[int, str]:
+    """`stoker edit` where there is a terminal: its code, and what is on the screen."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "EDITOR": f"{sys.executable} {editor}", "TMPDIR": str(editor.parent)}
+    environment.pop("VISUAL", None)
+    with subprocess.Popen(
+        [stoker_command(), "edit", *words], stdin=slave, stdout=slave, stderr=slave, env=environment
+    ) as process:
+        os.close(slave)
+        screen = b""
+        try:
+            while data := os.read(master, 65536):
+                screen += data
+        except OSError:
+            pass  # the other end was closed: that is how a terminal says so
+        os.close(master)
+        code = process.wait(timeout=30)
+    assert b"Traceback" not in screen
+    return code, screen.decode().replace("\r\n", "\n")
+
+
+def an_editor(tmp_path: Path, change: str) -> Path:
+    """A program that applies a Python expression on `text` to the file, and remembers what it saw."""
+    path = tmp_path / "editor.py"
+    path.write_text(
+        "import sys, pathlib\n"
+        "file = pathlib.Path(sys.argv[1])\n"
+        "text = file.read_text()\n"
+        f"pathlib.Path({str(tmp_path / 'seen')!r}).write_text(text)\n"
+        f"file.write_text({change})\n"
+    )
+    return path
+
+
+def left(tmp_path: Path) -> list[Path]:
+    return sorted(tmp_path.glob("stoker-*.toml"))
+
+
+def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: Store, tmp_path: Path) -> None:
+    queue.submit(
+        [
+            NewJob(
+                command="echo 'one'\necho \"two\" \\ 🔥",
+                name="a",
+                tags=("x",),
+                memory=3 * 2**30,
+                environment={"A": "1"},
+            )
+        ]
+    )
+    before = queue.job("a")
+    code, screen = in_terminal(an_editor(tmp_path, "text"), "a")
+    assert (code, "it is so already" in screen) == (1, True)
+    seen = tomllib.loads((tmp_path / "seen").read_text())
+    assert (seen["command"], seen["memory"], seen["environment"]) == (before.command, "3.0GiB", {"A": "1"})
+    editor = an_editor(
+        tmp_path,
+        """text.replace('gpus = 1', 'gpus = 4').replace('"3.0GiB"', '"20GiB"')"""
+        """.replace('[environment]', '[environment]\\nB = "2"')""",
+    )
+    code, screen = in_terminal(editor, "a")
+    assert (code, screen) == (0, f"{before.id} (a): edited (environment, gpus, memory)\n")
+    after = queue.job("a")
+    assert (after.gpus, after.memory, after.environment) == (4, 20 * 2**30, {"A": "1", "B": "2"})
+    assert (after.command, after.tags) == (before.command, before.tags)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("text + 'gpus = '", "that is not TOML"),
+        ("text.replace('gpus = 1', 'gpus = \"many\"')", "gpus: expected int, got str"),
+        ("text.replace('gpus = 1', 'gpus = -1')", "a job cannot have gpus of -1"),
+        ("text.replace('gpus = 1', 'gpsu = 1')", "a job has no 'gpsu' that could be edited"),
+        ("'gpus = 1'", "a job needs a command"),
+        ("text.replace('gpus = 1', 'memory = \"much\"')", "memory: 'much' is not an amount of memory"),
+        ("text.replace('after = []', 'after = [\"12345678\"]')", "there is no such job"),
+        ("text + 'nonsense = 1'", "the idle policy has no 'nonsense'"),
+    ],
+)
+def test_a_mistake_in_the_text_is_a_sentence_and_the_text_is_kept(
+    queue: Store, tmp_path: Path, change: str, sentence: str
+) -> None:
+    submit(queue, "a")
+    before = queue.job("a")
+    code, screen = in_terminal(an_editor(tmp_path, change), "a")
+    assert (code, screen.count("\n")) == (2, 1), screen
+    assert sentence in screen
+    assert queue.job("a") == before
+    (kept,) = left(tmp_path)
+    assert str(kept) in screen
+    # Mended, it is taken from there.
+    kept.write_text((tmp_path / "seen").read_text().replace("gpus = 1", "gpus = 2"))
+    assert stoker("edit", "a", "--from", str(kept)).code == 0
+    assert queue.job("a").gpus == 2
+
+
+def test_an_editor_that_fails_changes_nothing(queue: Store, tmp_path: Path) -> None:
+    submit(queue, "a")
+    editor = tmp_path / "editor.py"
+    editor.write_text("import sys; sys.exit(3)")
+    code, screen = in_terminal(editor, "a")
+    assert (code, "ended with code 3" in screen, left(tmp_path)) == (1, True, [])
+    editor.write_text("import sys; open(sys.argv[1], 'a').write('# mine'); sys.exit(3)")
+    code, screen = in_terminal(editor, "a")
+    (kept,) = left(tmp_path)
+    assert (code, str(kept) in screen) == (1, True)
+    assert kept.read_text().endswith("# mine")
+
+
+def test_what_runs_is_not_even_opened(queue: Store, tmp_path: Path) -> None:
+    (job,) = submit(queue, "a")
+    start(queue, job)
+    code, screen = in_terminal(an_editor(tmp_path, "text"), "a")
+    assert (code, "it is running" in screen, (tmp_path / "seen").exists()) == (1, True, False)

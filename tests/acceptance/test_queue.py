@@ -1,0 +1,111 @@
+"""`stoker queue`: the queue is created, brought up to date and looked at."""
+
+from pathlib import Path
+
+import pytest
+
+from stoker.queue import NewJob, Store, View, WorkerGpu, init_queue
+from stoker.queue.schema import VERSION
+from tests.support.command import stoker
+from tests.support.queue_jobs import end, start, submit
+
+
+def test_a_queue_is_created_and_creating_it_again_does_no_harm(tmp_path: Path) -> None:
+    file = tmp_path / "a place" / "queue.db"
+    created = stoker("queue", "init", "--queue", str(file))
+    assert (created.code, created.out) == (0, f"the queue {file} is ready (SQLite, version {VERSION})\n")
+    with init_queue(str(file)) as store:
+        submit(store, "a")
+    assert stoker("queue", "init", "--queue", str(file), "--json").json() == {
+        "queue": str(file),
+        "kind": "SQLite",
+        "version": VERSION,
+    }
+    assert stoker("queue", "migrate", environment={"STOKER_QUEUE": str(file)}).out == (
+        f"the queue {file} is up to date (SQLite, version {VERSION})\n"
+    )
+    with init_queue(str(file)) as store:
+        assert store.job("a").state == "queued"
+
+
+def test_a_queue_is_created_in_postgresql_without_showing_the_password(postgres_url: str) -> None:
+    created = stoker("queue", "init", "--queue", postgres_url)
+    assert created.code == 0, created.err
+    assert f"(PostgreSQL, version {VERSION})" in created.out
+    assert "password" not in created.out
+    checked = stoker("queue", "check", "--json", "--queue", postgres_url)
+    assert (checked.code, checked.json()["kind"], checked.json()["problems"]) == (0, "PostgreSQL", [])
+
+
+@pytest.mark.parametrize("verb", ["migrate", "check"])
+def test_where_there_is_no_queue_none_is_made(tmp_path: Path, verb: str) -> None:
+    file = tmp_path / "queue.db"
+    done = stoker("queue", verb, "--queue", str(file))
+    assert (done.code, done.err) == (1, f"stoker: there is no queue at {file}: `stoker queue init` creates it\n")
+    assert not file.exists()
+
+
+def test_a_check_says_what_is_in_the_queue_and_who_works_on_it(queue: Store) -> None:
+    _a, _b, over = submit(queue, "a", "b", "over")
+    end(queue, over)
+    queue.pause()
+    gpu = WorkerGpu(uuid="GPU-1", index=0, name="H100")
+    queue.heartbeat("worker-1", "alpha", View(gpus=(gpu, gpu)))
+    queue.heartbeat("worker-2", "beta", View(gpus=(gpu,)))
+    queue._driver.fetch_text("UPDATE stoker_workers SET seen = seen - 7200 WHERE host = 'beta'", {})
+    done = stoker("queue", "check")
+    assert done.code == 0, done.out
+    assert done.out.splitlines() == [
+        f"queue        {queue.place} (SQLite, version {VERSION}), paused",
+        "jobs         2 queued, 1 failed",
+        "worker       worker-1 on alpha: 2 GPUs, there",
+        "worker       worker-2 on beta: 1 GPU, last heard of 2h ago",
+        "problems     none",
+    ]
+    told = stoker("queue", "check", "--json").json()
+    assert (told["counts"], told["paused"], told["problems"]) == ({"queued": 2, "failed": 1}, True, [])
+    assert [(worker["host"], worker["there"]) for worker in told["workers"]] == [("alpha", True), ("beta", False)]
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        ("UPDATE stoker_jobs SET state = 'running' WHERE name = 'a'", "no attempt at them runs"),
+        ("UPDATE stoker_jobs SET state = 'queued' WHERE name = 'runs'", "not marked as running"),
+        ("UPDATE stoker_jobs SET state = 'purple' WHERE name = 'a'", "in a state that this Stoker does not know"),
+        (
+            """INSERT INTO stoker_dependencies SELECT a.id, b.id, 'any' FROM stoker_jobs a, stoker_jobs b
+            WHERE a.name = 'a' AND b.name = 'b'""",
+            "in a circle",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_check_that_finds_something_wrong_ends_with_one(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, harm: str, says: str
+) -> None:
+    url = str(request.getfixturevalue("postgres_url")) if kind == "postgres" else str(tmp_path / "queue.db")
+    with init_queue(url) as store:
+        a, runs = submit(store, "a", "runs")
+        submit(store, "b", after=(a,))
+        start(store, runs)
+        assert store.check() == []
+        store._driver.fetch_text(harm, {})
+    done = stoker("queue", "check", "--queue", url)
+    assert (done.code, done.err) == (1, "")
+    (problem,) = [line for line in done.out.splitlines() if line.startswith("problem")]
+    assert says in problem
+    told = stoker("queue", "check", "--json", "--queue", url)
+    assert (told.code, len(told.json()["problems"])) == (1, 1)
+
+
+def test_a_check_finds_a_damaged_index(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    with init_queue(str(path)) as store:
+        store.submit([NewJob(command=f"echo {number} {'x' * 200}") for number in range(500)])
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 4096] = bytes(4096)
+    path.write_bytes(content)
+    done = stoker("queue", "check", "--queue", str(path))
+    assert done.code == 1
+    assert "damaged" in done.out + done.err

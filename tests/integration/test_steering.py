@@ -1,0 +1,34 @@
+"""Steering a queue in which others are at work at the same time."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.cli.hold import HOLD
+from stoker.cli.selection import Selection
+from stoker.cli.steering import Request, steer
+from stoker.queue import init_queue
+from tests.support.queue_jobs import end, start, submit
+
+
+def test_a_job_that_starts_or_goes_just_before_it_is_held_is_told_as_what_it_is_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = str(tmp_path / "queue.db")
+    with init_queue(url) as other:
+        starts, goes, stays = submit(other, "starts", "goes", "stays")
+
+        def too_late(store: object, ids: list[str]) -> dict[str, str]:
+            start(other, starts)
+            end(other, goes)
+            other.clean(-1.0)
+            return dict.fromkeys(other.hold(ids), "held")
+
+        verb = msgspec.structs.replace(HOLD, apply=too_late)
+        request = Request(Selection(everything=True), dry_run=False, as_json=False, queue_url=url)
+        assert steer(verb, request) == 0
+    told = capsys.readouterr()
+    assert told.out == f"{stays} (stays): held\n"
+    assert f"job {starts} (starts) was not held: it is running" in told.err
+    assert f"job {goes} (goes) was not held: it has just been forgotten" in told.err

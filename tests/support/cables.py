@@ -1,0 +1,69 @@
+"""The network between a machine and its database, which a test can pull out: a relay, or a network namespace."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.relay import relay_to
+
+
+class Cable(NamedTuple):
+    """How a worker at its end reaches the database, and how it is cut off."""
+
+    host: str
+    port: int
+    prefix: tuple[str, ...]
+    """The program that puts a worker at that end."""
+    cut: Callable[[], None]
+    mend: Callable[[], None]
+
+
+@contextlib.contextmanager
+def relayed(socket: Path) -> Iterator[Cable]:
+    """For every user, on every machine."""
+    with relay_to(socket) as relay:
+        yield Cable("127.0.0.1", relay.port, (), relay.cut, relay.mend)
+
+
+def has_namespaces() -> bool:
+    return os.geteuid() == 0 and shutil.which("ip") is not None and _ip("netns", "list", check=False) == 0
+
+
+@contextlib.contextmanager
+def namespaced(socket: Path) -> Iterator[Cable]:
+    """A machine with a kernel's network stack of its own and one cable to this one; for root."""
+    number = os.getpid()
+    name, ours, theirs = f"stoker-{number}", f"sk{number}a", f"sk{number}b"
+    # Of the addresses that nobody routes; other tests of the same kind run at the same time.
+    network = f"10.213.{number // 60 % 250}.{number % 60 * 4}"
+    here, there = (f"{network.rsplit('.', 1)[0]}.{number % 60 * 4 + place}" for place in (1, 2))
+    _ip("netns", "add", name)
+    try:
+        _ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", name)
+        _ip("addr", "add", f"{here}/30", "dev", ours)
+        _ip("link", "set", ours, "up")
+        for words in (("addr", "add", f"{there}/30", "dev", theirs), ("link", "set", theirs, "up")):
+            _ip("-n", name, *words)
+        with relay_to(socket, here) as relay:
+            yield Cable(
+                here,
+                relay.port,
+                ("nsenter", f"--net=/run/netns/{name}"),
+                cut=lambda: void(_ip("link", "set", ours, "down")),
+                mend=lambda: void(_ip("link", "set", ours, "up")),
+            )
+    finally:
+        _ip("netns", "del", name)
+        _ip("link", "del", ours, check=False)
+
+
+def void(_: object) -> None:
+    """For who wants nothing back."""
+
+
+def _ip(*words: str, check: bool = True) -> int:
+    return subprocess.run(["ip", *words], check=check, capture_output=True).returncode

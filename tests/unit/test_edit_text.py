@@ -1,0 +1,47 @@
+"""A job as text: whatever a job holds comes back from its text as it was."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.cli.edit_text import changes_in, written
+from stoker.queue import Job
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+WORD = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    return Job(
+        command=draw(TEXT | st.lists(TEXT, min_size=1, max_size=3).map(tuple)),
+        directory=draw(TEXT),
+        environment=draw(st.dictionaries(WORD, TEXT, max_size=3)),
+        name=draw(TEXT),
+        tags=tuple(draw(st.lists(WORD, max_size=3))),
+        memory=draw(st.none() | st.integers(0, 2**45)),
+        backoff=draw(st.floats(0, 1e9)),
+        time_limit=draw(st.none() | st.floats(0, 1e9)),
+        priority=draw(st.integers(-(2**31), 2**31)),
+        share=draw(st.booleans()),
+        policy=draw(st.sampled_from([{}, {"off": True}, {"warn_at": None, "window": 600.0, "require": "any"}])),
+        id="12345678",
+        state="queued",
+        position=1.0,
+        submitted=0.0,
+        started=None,
+        ended=None,
+        not_before=0.0,
+        retries_left=0,
+        attempts=0,
+        attempt=None,
+        exit_code=None,
+        sentence="",
+        link="",
+        cancel_requested=None,
+        origin=None,
+    )
+
+
+@given(jobs())
+def test_an_untouched_text_changes_nothing(job: Job) -> None:
+    assert changes_in(written(job), job) == {}
