@@ -16,8 +16,9 @@ def compiled(name: str) -> Path:
     """The program made of NAME.c beside this file. Several processes may ask at once."""
     source = Path(__file__).with_name(f"{name}.c")
     digest = hashlib.sha256("\0".join((source.read_text(), *COMPILER, platform.machine())).encode()).hexdigest()
-    built = CACHE / f"{name}-{digest[:16]}"
-    CACHE.mkdir(parents=True, exist_ok=True)
+    # In a directory of its own, so that a process of it has the program's name.
+    built = CACHE / digest[:16] / name
+    built.parent.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():

@@ -1,6 +1,7 @@
 """`stoker work`: run the queue's jobs on this machine's GPUs."""
 
-import sys
+import contextlib
+import os
 import time
 
 import click
@@ -81,5 +82,7 @@ def command(
 
 def _tell(sentence: str) -> None:
     """One line each, as soon as it happens: people read it in a terminal, in a file, in the journal."""
-    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {sentence}\n")
-    sys.stdout.flush()
+    line = f"{time.strftime('%H:%M:%S')} {sentence}\n".encode(errors="backslashreplace")
+    # A terminal that is gone, a disk that is full or a reader that left is no reason not to work.
+    with contextlib.suppress(OSError):
+        os.write(1, line)

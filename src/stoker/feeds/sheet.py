@@ -84,7 +84,7 @@ class Past:
         if self._where.get(name) == row.number and name in self._by_id:
             return self._by_id[name]
         _, job = self._last.get(row.number, (0, None))
-        return job if job is not None and True else None
+        return job if job is not None and self._where.get(job.id, row.number) == row.number else None
 
 
 class SheetFeed:

@@ -15,6 +15,10 @@ _ENDED: Final = {
     "time limit": "stopped, time limit",
     "signal": "stopped",
     "by itself": "ended",
+    "cancelled": "cancelled",
+    "preempted": "preempted",
+    "lease": "stopped, lease over",
+    "machine": "stopped with its machine",
 }
 
 

@@ -1,22 +1,16 @@
 """One attempt that this machine has taken on, as its worker sees it."""
 
 import os
-import signal
 import time
 from pathlib import Path
-from typing import Final
 
 from stoker.runs.cgroup import Cgroup
-from stoker.runs.processes import Identity, descends, identify, is_alive, send
+from stoker.runs.marks import kill_marked
+from stoker.runs.processes import descends, identify, is_alive
 from stoker.worker.assignment import Assignment, AttemptRecord, conclusion
 from stoker.worker.capacity import Holding
 from stoker.worker.delivery import Excerpt
 from stoker.worker.messages import Channel, Over, Stop
-
-# A tree that forks while it is being killed is killed again; one that outruns this many is not caught so.
-_MOST_SWEEPS: Final = 100
-# Within that, most of what was killed is gone.
-_BETWEEN_SWEEPS: Final = 0.01
 
 
 class Engagement:
@@ -100,23 +94,4 @@ class Engagement:
         if cgroup is not None and Path(cgroup).exists():
             Cgroup(Path(cgroup)).kill()
             Cgroup(Path(cgroup)).remove()
-        # Every process of the job was born with this in its environment, whatever session or parent it has now.
-        mark = f"STOKER_RUN_DIR={self.record.directory}".encode(errors="surrogateescape")
-        for _ in range(_MOST_SWEEPS):
-            left = [who for who in _everyone() if mark in _environment(who.pid)]
-            if not left:
-                return
-            for who in left:
-                send(who, signal.SIGKILL)
-            time.sleep(_BETWEEN_SWEEPS)
-
-
-def _everyone() -> list[Identity]:
-    return [who for name in os.listdir("/proc") if name.isdigit() and (who := identify(int(name)))]  # noqa: PTH208 - one call
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []  # gone, or somebody else's
+        kill_marked("STOKER_RUN_DIR", str(self.record.directory))

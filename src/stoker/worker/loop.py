@@ -11,6 +11,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Collection
+from itertools import islice
 from typing import Final
 
 from stoker.errors import BadInputError, StokerError
@@ -83,6 +84,8 @@ class WorkerLoop:
         self._away_told = False
         self._waiting: list[Job] = []
         self._reasons: dict[str, Reason] = {}
+        self._hopeless = 0
+        """How many of those that wait can never start here."""
         self._stale = True
         self._next_poll = 0.0
         self._wake_at = math.inf
@@ -324,15 +327,21 @@ class WorkerLoop:
         if not (self._stale or moment >= self._next_poll or moment >= self._wake_at):
             return
         self._stale = False
-        self._waiting = store.ready(_MOST_WAITING, self._home.worker) if moment >= self._no_starts_until else []
+        limit = _MOST_WAITING + self._hopeless
+        self._waiting = store.ready(limit, self._home.worker) if moment >= self._no_starts_until else []
         self._reasons = {}
         wants = [_want(job, order) for order, job in enumerate(self._waiting)]
         fresh = moment - self._looked_at <= _FRESH
+        decidable = wants
         if not fresh and any(want.gpus for want in wants):
             self._lookout.no_later_than(moment)
-            wants = [want for want in wants if not want.gpus]
-        if wants:
-            self._decide(store, wants, moment, fresh=fresh)
+            decidable = [want for want in wants if not want.gpus]
+        if decidable:
+            self._decide(store, decidable, moment, fresh=fresh)
+        if len(decidable) == len(wants):
+            # Jobs that are for other machines must not hide those behind them.
+            self._hopeless = sum(self._is_hopeless(reason) for reason in self._reasons.values())
+            self._stale = self._stale or (len(wants) == limit < _MOST_WAITING + self._hopeless)
         self._next_poll = moment + _SLOW_POLL
         wake = store.next_wake()
         self._wake_at = math.inf if wake is None else moment + max(0.0, wake - store.clock())
@@ -398,7 +407,7 @@ class WorkerLoop:
         self._heartbeat_at = moment + _CHANGES
         view = View(
             gpus=self._machine.worker_gpus(self._holders()),
-            waiting={job: why_waiting(reason) for job, reason in self._reasons.items()},
+            waiting={job: why_waiting(reason) for job, reason in islice(self._reasons.items(), _MOST_WAITING)},
             problem=self._machine.problem,
         )
         if _gist(view) == self._told_gist and moment < self._told_at + _HEARTBEATS:

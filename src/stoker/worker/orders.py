@@ -8,7 +8,7 @@ from stoker.errors import BadInputError
 from stoker.gpus.prober import DEFAULT_DEADLINE
 from stoker.runs.plan import DEFAULT_GRACE
 from stoker.units import format_duration
-from stoker.worker.assignment import LONGEST_MARGIN
+from stoker.worker.assignment import LONGEST_MARGIN, MARGIN_SHARE
 from stoker.worker.capacity import Rules
 
 # A database that is restarted or moved is back within this; a machine that died gives its jobs up after it.
@@ -34,9 +34,11 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     until_empty: bool = False
 
     def check(self) -> None:
-        needed = 2 * (self.grace + min(LONGEST_MARGIN, self.lease * 0.1))
-        if self.lease < max(SHORTEST_LEASE, needed):
+        # Half of it, less the margin, must do for the grace; the margin is a share of the lease, but not of a long one.
+        needed = min(2 * self.grace / (1 - 2 * MARGIN_SHARE), 2 * (self.grace + LONGEST_MARGIN))
+        needed = max(SHORTEST_LEASE, needed)
+        if self.lease < needed:
             raise BadInputError(
                 f"a lease of {format_duration(self.lease)} leaves no time to stop a job with a grace of "
-                f"{format_duration(self.grace)} before it ends: use at least {format_duration(max(needed, 5.0))}"
+                f"{format_duration(self.grace)} before it ends: use at least {format_duration(needed)}"
             )

@@ -7,25 +7,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.gpus.model import Gpu, Vendor
+from stoker.gpus.giving import give
+from stoker.gpus.model import Gpu
 from stoker.queue.model import Job
 from stoker.verdicts.policy import Policy
 
 _PLACEHOLDER: Final = re.compile(r"\{\{(?P<literal>id|gpus|batch_size)\}\}|\{(?P<name>id|gpus|batch_size)\}")
-# All that chooses among GPUs. HIP and its older name choose among what ROCR left over, so they would choose twice.
-_CHOOSING: Final = (
-    "CUDA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "GPU_DEVICE_ORDINAL",
-    "ZE_AFFINITY_MASK",
-)
-_VARIABLES: Final[Mapping[Vendor, str]] = {
-    "nvidia": "CUDA_VISIBLE_DEVICES",
-    "sim": "CUDA_VISIBLE_DEVICES",
-    "amd": "ROCR_VISIBLE_DEVICES",
-    "intel": "ZE_AFFINITY_MASK",
-}
 # Empty, these two hide every GPU.
 _HIDING: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -54,7 +41,7 @@ def prepare(
     for name, value in _presets(job, number).items():
         surroundings.setdefault(name, value)
     if gpus:
-        _give(surroundings, gpus, present)
+        give(surroundings, gpus, present)
     else:
         surroundings |= {name: job.environment.get(name, "") for name in _HIDING}
     _refuse_impossible(job, command, surroundings)
@@ -112,31 +99,14 @@ def _presets(job: Job, number: int) -> dict[str, str]:
     presets = {
         "WANDB_RUN_ID": job.id,
         "WANDB_NAME": job.name or job.id,
+        # Into a file Python prints by the block, and whoever follows a job would see nothing for minutes.
+        "PYTHONUNBUFFERED": "1",
         # Numbers then count as everybody else counts: nvidia-smi, this program and a person who reads both.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     if number > 1:
         presets["WANDB_RESUME"] = "allow"
     return presets
-
-
-def _give(surroundings: dict[str, str], gpus: Sequence[Gpu], present: Sequence[Gpu]) -> None:
-    """Lets the job see these GPUs. What it chose itself does not count: it may be somebody else's."""
-    for name in _CHOOSING:
-        surroundings.pop(name, None)
-    named: dict[str, list[str]] = {}
-    for gpu in sorted(gpus, key=lambda gpu: gpu.index):
-        named.setdefault(_VARIABLES[gpu.vendor], []).append(_name(gpu, present))
-    surroundings |= {variable: ",".join(names) for variable, names in named.items()}
-
-
-def _name(gpu: Gpu, present: Sequence[Gpu]) -> str:
-    """How the vendor's library is told of a GPU: by uuid, or by its number where that has none or takes none."""
-    if gpu.vendor in ("nvidia", "sim") or (gpu.vendor == "amd" and gpu.uuid.startswith("GPU-")):
-        return gpu.uuid
-    alike = sorted((other for other in present if other.vendor == gpu.vendor), key=lambda other: other.index)
-    places = [place for place, other in enumerate(alike) if other.uuid == gpu.uuid]
-    return str(places[0] if places else gpu.index)
 
 
 def _refuse_impossible(job: Job, command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -1,0 +1,126 @@
+"""What the feed from a file lives through: a database or a disk that goes away, a death in the middle of a write."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.feeds.finished import Entry, FileAwayError, FinishedFile
+from stoker.queue import Job, NewJob, Store, init_queue
+from tests.support.feeding import Feeders, Queue
+from tests.support.postgres import PostgresServer
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def feeders(tmp_path: Path) -> Iterator[Feeders]:
+    there = Feeders(tmp_path)
+    yield there
+    there.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with init_queue(str(tmp_path / "queue.db")) as opened:
+        yield opened
+
+
+def succeeded(store: Store, *commands: str) -> list[Job]:
+    return [store.job(name) for name in store.submit([NewJob(command=command) for command in commands])]
+
+
+def test_a_queue_that_goes_away_is_waited_for_and_told_once(
+    tmp_path: Path, feeders: Feeders, postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    path = tmp_path / "gpu_queue.txt"
+    queue = Queue(postgres_url)
+    path.write_text("one\n")
+    finished = tmp_path / "finished.txt"
+    feeder = feeders.start("file", str(path), "--queue", postgres_url, "--finished", str(finished))
+    wait_for(lambda: feeder.taken == ["one"], named="the first job")
+    postgres_server.kill()
+    try:
+        path.write_text("one\ntwo\n")
+        wait_for(lambda: "waiting, and trying again" in feeder.err, named="the complaint")
+    finally:
+        postgres_server.start()
+    # This server keeps its promises badly: it may have lost the first job, and must be brought it again.
+    wait_for(lambda: feeder.taken[-1] == "two", deadline=30, named="the second job")
+    assert queue.commands() == ["one", "two"]
+    queue.run("two", "succeeded")
+    wait_for(finished.exists, named="the finished command")
+    assert [line.split(" (")[-1] for line in feeder.err.splitlines()] == [
+        "waiting, and trying again)",
+        "stoker: it works again: going on",
+    ]
+    assert feeder.end() == 130
+
+
+@pytest.mark.parametrize("written", [0, 1, 3, 8])
+def test_a_death_in_the_middle_of_the_finished_file_neither_loses_nor_doubles(
+    tmp_path: Path, store: Store, written: int
+) -> None:
+    path = tmp_path / "finished.txt"
+    jobs = succeeded(store, "one", "two")
+    FinishedFile(path).append(succeeded(store, "zero"))
+    interrupted = Entry(tuple(job.id for job in jobs), 5, "one\ntwo\n")
+    with (tmp_path / ".finished.txt.stoker").open("ab") as journal:
+        journal.write(msgspec.json.encode(interrupted))
+    with path.open("a") as file:
+        file.write("one\ntwo\n"[:written])
+    FinishedFile(path).append(jobs)
+    FinishedFile(path).append(jobs)
+    assert path.read_text() == "zero\none\ntwo\n"
+
+
+def test_what_was_begun_and_edited_by_a_person_since_is_not_doubled(tmp_path: Path, store: Store) -> None:
+    path = tmp_path / "finished.txt"
+    (job,) = succeeded(store, "one")
+    (tmp_path / ".finished.txt.stoker").write_bytes(msgspec.json.encode(Entry((job.id,), 0, "one\n")))
+    path.write_text("a note\none\n")
+    FinishedFile(path).append([job])
+    assert path.read_text() == "a note\none\n"
+
+
+def test_several_feeders_write_one_finished_file(tmp_path: Path, store: Store) -> None:
+    path = tmp_path / "finished.txt"
+    jobs = succeeded(store, *map(str, range(40)))
+
+    def append_all() -> None:
+        for count in range(1, 41):
+            FinishedFile(path).append(jobs[:count])
+
+    threads = [threading.Thread(target=append_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_text().split() == [str(number) for number in range(40)]
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "finished.txt").mkdir()
+    with pytest.raises(FileAwayError, match="finished commands cannot be written to"):
+        FinishedFile(tmp_path / "finished.txt").append(succeeded(store, "one"))
+
+
+def test_lines_are_taken_while_the_finished_file_cannot_be_written(tmp_path: Path, feeders: Feeders) -> None:
+    path, place = tmp_path / "gpu_queue.txt", tmp_path / "place"
+    place.mkdir()
+    queue = Queue(str(tmp_path / "queue.db"))
+    path.write_text("one\n")
+    feeder = feeders.start("file", str(path), "--queue", queue.url, "--finished", str(place / "finished.txt"))
+    wait_for(lambda: feeder.taken == ["one"], named="the first job")
+    for leftover in place.iterdir():
+        leftover.unlink()
+    place.rmdir()
+    queue.run("one", "succeeded")
+    wait_for(lambda: "finished commands cannot be written" in feeder.err, named="the complaint")
+    path.write_text("one\ntwo\n")
+    wait_for(lambda: feeder.taken == ["one", "two"], named="the second job")
+    place.mkdir()
+    queue.run("two", "succeeded")
+    finished = place / "finished.txt"
+    wait_for(lambda: finished.exists() and finished.read_text() == "one\ntwo\n", named="both commands")

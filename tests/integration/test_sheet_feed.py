@@ -1,0 +1,282 @@
+"""What the feed from a sheet makes of edits, with the real gspread against a local server that speaks Google's API."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gspread
+import pytest
+
+from stoker.errors import BadInputError
+from stoker.feeds.google import GoogleSheet, key_in
+from stoker.feeds.intake import Intake
+from stoker.feeds.rows import Layout, parse_columns
+from stoker.feeds.sheet import SheetAwayError, SheetFeed, SheetRefusedError
+from stoker.feeds.voice import Voice
+from stoker.queue import NewJob, Store
+from tests.support.feeding import Queue
+from tests.support.sheets_server import EMAIL, KEY, QUOTA, Refusal, SheetsServer, Worksheet
+
+LAYOUT = Layout("B1", "C", 3, parse_columns("state=D,gpu=E,id=F,link=G"))
+
+
+class Sheet:
+    """A sheet laid out as its people have it, and feeds that look at it once."""
+
+    def __init__(self, server: SheetsServer, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.server = server
+        self.cells = server.sheet
+        self.queue = Queue(str(directory / "queue.db"))
+        self.credentials = server.credentials(directory / "credentials.json")
+        self._capsys = capsys
+
+    def fill(self, *commands: str, first: int = 3) -> None:
+        for row, command in enumerate(commands, first):
+            self.cells[f"C{row}"] = command
+
+    def feed(self, layout: Layout = LAYOUT, title: str | None = None) -> SheetFeed:
+        google = GoogleSheet(self.credentials, KEY, title, self.server.url)
+        return SheetFeed(google, layout, Intake(NewJob(command="-")), self.queue.opened, Voice())
+
+    def look(self, layout: Layout = LAYOUT, title: str | None = None) -> str:
+        """A new feeder takes what is there; what it told."""
+        feed = self.feed(layout, title)
+        try:
+            feed.run_once()
+        finally:
+            feed.close()
+        return self._capsys.readouterr().err
+
+    def age(self, seconds: float) -> None:
+        """As if all jobs had been submitted so much earlier."""
+        with self.queue.opened() as store:
+            store._driver.fetch_text(f"UPDATE stoker_jobs SET submitted = submitted - {seconds}", {})
+
+    def ids(self, first: int, last: int) -> list[str]:
+        return self.cells.column("F", first, last)
+
+    def states(self, first: int, last: int) -> dict[str, str]:
+        return {self.cells[f"C{row}"]: self.cells[f"D{row}"] for row in range(first, last + 1)}
+
+
+@pytest.fixture
+def sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Sheet]:
+    with SheetsServer().listening() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield Sheet(server, tmp_path, capsys)
+
+
+def test_the_program_that_read_the_sheet_before_can_go_on_with_it(
+    sheet: Sheet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counter and commands by the calls that its readers make: `acell` and `update_cells`."""
+    sheet.fill("first", "second", "third")
+    sheet.look()
+    monkeypatch.setattr("gspread.http_client.SPREADSHEET_URL", f"{sheet.server.url}/v4/spreadsheets/%s")
+    values = f"{sheet.server.url}/v4/spreadsheets/%s/values/%s"
+    monkeypatch.setattr("gspread.http_client.SPREADSHEET_VALUES_URL", values)
+    worksheet = gspread.service_account(sheet.credentials).open_by_key(KEY).sheet1
+    counter = worksheet.acell("B1")
+    assert int(str(counter.value)) == 4
+    sheet.fill("fourth", "fifth", first=6)
+    assert worksheet.acell(f"C{int(str(counter.value)) + 2}").value == "fourth"
+    counter.value = "5"
+    worksheet.update_cells([counter])
+    worksheet.client.session.close()
+    sheet.look()
+    assert sheet.queue.commands() == ["first", "second", "third", "fifth"]
+
+
+def test_edits_of_rows_not_yet_taken_count_and_later_ones_do_not(sheet: Sheet) -> None:
+    sheet.fill("one", "a draft")
+    sheet.server.refusals = [QUOTA]
+    with pytest.raises(SheetAwayError):
+        sheet.look()
+    sheet.fill("one", "as it is meant")
+    sheet.look()
+    sheet.fill("one", "changed too late")
+    sheet.look()
+    sheet.age(1000)
+    sheet.look()
+    assert sheet.queue.commands() == ["one", "as it is meant"]
+
+
+def test_a_row_that_changes_between_queue_and_counter_runs_once(sheet: Sheet) -> None:
+    sheet.fill("before")
+    feed = sheet.feed()
+    sheet.server.refusals = []
+    sheet.server.read_only = True
+    with pytest.raises(SheetRefusedError):
+        feed.run_once()
+    feed.close()
+    assert sheet.queue.commands() == ["before"]
+    sheet.server.read_only = False
+    sheet.fill("after")
+    assert "row 3 was changed after it had become job" in sheet.look()
+    assert sheet.queue.commands() == ["before"]
+    assert sheet.cells["B1"] == "2"
+
+
+@pytest.mark.parametrize("moment", ["before it looks into the queue", "after it"])
+def test_two_feeders_that_read_a_row_with_different_texts_make_one_job(
+    sheet: Sheet, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one takes a row that was edited, after this one has read it and before it submits it."""
+    sheet.fill("as this one saw it")
+    other, this = sheet.feed(), sheet.feed()
+
+    def overtaken(work: Callable[..., object]) -> Callable[..., object]:
+        def after_the_other(*arguments: object) -> object:
+            sheet.fill("as the other one saw it")
+            other.run_once()
+            return work(*arguments)
+
+        return after_the_other
+
+    if moment == "after it":
+        monkeypatch.setattr(this._intake, "take", overtaken(this._intake.take))
+    else:
+        monkeypatch.setattr(this, "_open_store", overtaken(this._open_store))
+    this.run_once()
+    assert sheet.queue.commands() == ["as the other one saw it"]
+    assert sheet.cells["B1"] == "2"
+    assert sheet.ids(3, 3) == [sheet.queue.jobs()[0].id]
+    other.close()
+    this.close()
+
+
+def test_a_feeder_that_read_long_ago_does_not_set_the_counter_back_for_long(
+    sheet: Sheet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sheet.fill("one")
+    first, slow = sheet.feed(), sheet.feed()
+    open_store = slow._open_store
+
+    def after_the_first() -> Store:
+        """It opens the queue after its first reading."""
+        sheet.fill("one", "two", "three")
+        first.run_once()
+        return open_store()
+
+    monkeypatch.setattr(slow, "_open_store", after_the_first)
+    slow.run_once()
+    assert sheet.cells["B1"] == "2"
+    sheet.look()
+    assert sheet.cells["B1"] == "4"
+    assert sheet.queue.commands() == ["one", "two", "three"]
+    first.close()
+    slow.close()
+
+
+def test_what_is_written_back_and_where_can_be_chosen(sheet: Sheet) -> None:
+    jobs = Worksheet(77, "My 'jobs'")
+    sheet.server.worksheets.append(jobs)
+    jobs["A2"] = "1"
+    jobs["H5"] = "one"
+    with pytest.raises(SheetRefusedError, match="Range exceeds grid limits"):
+        sheet.look(Layout("A2", "H", 5, parse_columns("id=aa")), "My 'jobs'")
+    sheet.look(Layout("A2", "H", 5, parse_columns("id=J")), "My 'jobs'")
+    (job,) = sheet.queue.jobs()
+    assert (jobs["A2"], jobs["J5"], jobs["D5"]) == ("2", job.id, "")
+    jobs["H6"] = "two"
+    sheet.look(Layout("A2", "H", 5, parse_columns("off")), "My 'jobs'")
+    assert (jobs["A2"], jobs["J6"]) == ("3", "")
+    assert sheet.queue.commands() == ["one", "two"]
+
+
+def test_states_follow_their_rows_when_rows_above_are_deleted(sheet: Sheet) -> None:
+    sheet.fill("one", "two", "three")
+    sheet.look()
+    sheet.cells.delete_row(3)
+    sheet.queue.run("three", "succeeded")
+    sheet.look()
+    assert sheet.states(3, 5) == {"two": "queued", "three": "succeeded", "": ""}
+
+
+def test_a_command_that_moved_up_past_the_counter_is_told_and_taken_when_that_is_set_back(sheet: Sheet) -> None:
+    sheet.fill("one", "two", "three")
+    sheet.look()
+    sheet.cells.delete_row(3)
+    sheet.fill("four", first=5)
+    assert "row 5 has a command that was not taken, and the counter is past it: write 3 into B1" in sheet.look()
+    sheet.cells["B1"] = "1"
+    sheet.look()
+    assert sheet.queue.commands() == ["one", "two", "three", "four"]
+    assert sheet.cells["B1"] == "4"
+
+
+def test_a_taken_row_that_moved_down_past_the_counter_is_not_taken_again(sheet: Sheet) -> None:
+    sheet.fill("one", "two")
+    sheet.look()
+    sheet.age(1000)
+    sheet.cells.insert_row(3)
+    sheet.fill("three", first=6)
+    sheet.look()
+    assert sheet.queue.commands() == ["one", "two", "three"]
+    assert sheet.ids(4, 6) == [job.id for job in sheet.queue.jobs()]
+
+
+def test_a_copied_row_is_a_row_of_its_own(sheet: Sheet) -> None:
+    sheet.fill("one")
+    sheet.look()
+    for column in "CDEFG":
+        sheet.cells[f"{column}4"] = sheet.cells[f"{column}3"]
+    sheet.look()
+    assert sheet.queue.commands() == ["one", "one"]
+    assert sheet.ids(3, 4) == [job.id for job in sheet.queue.jobs()]
+
+
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_a_sheet_that_is_begun_again_is_taken_again(sheet: Sheet, cleaned: bool) -> None:
+    sheet.fill("one", "two")
+    sheet.look()
+    sheet.queue.run("two", "succeeded")
+    sheet.age(1000)
+    if cleaned:
+        with sheet.queue.opened() as store:
+            assert store.clean(-1.0) == 1
+    sheet.cells["B1"] = "1"
+    sheet.fill("one", "another")
+    assert "row 3 was taken before, as job" in sheet.look()
+    jobs = sheet.queue.jobs()
+    assert [job.command for job in jobs] == ["one", *([] if cleaned else ["two"]), "another"]
+    assert sheet.ids(3, 4) == [jobs[0].id, jobs[-1].id]
+    sheet.look()
+    assert len(sheet.queue.jobs()) == len(jobs)
+
+
+def test_a_command_that_no_job_can_be_made_of_is_told_and_left_out(sheet: Sheet) -> None:
+    sheet.fill("python train.py --batch {batch_size}", "fine")
+    assert "row 3 is left out: it has {batch_size} in it" in sheet.look()
+    assert sheet.queue.commands() == ["fine"]
+    assert sheet.cells["B1"] == "3"
+
+
+@pytest.mark.parametrize("only_after", [0, 1])
+def test_a_page_that_is_not_from_google_is_waited_out(sheet: Sheet, only_after: int) -> None:
+    """In place of the token, and in place of the sheet."""
+    sheet.server.captive_after = only_after
+    with pytest.raises(SheetAwayError, match="a hotel's network"):
+        sheet.look()
+
+
+@pytest.mark.parametrize("written", ["not json", "[]", '{"type": "authorized_user"}', "a broken key"])
+def test_a_file_that_is_no_key_of_a_service_account_is_one_sentence(sheet: Sheet, written: str) -> None:
+    text = sheet.credentials.read_text().replace("BEGIN", "B") if written == "a broken key" else written
+    sheet.credentials.write_text(text)
+    with pytest.raises(BadInputError, match="is not the key of a service account") as caught:
+        sheet.look()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_that_was_revoked_is_one_sentence(sheet: Sheet) -> None:
+    sheet.server.token_refusal = Refusal(400, "invalid_grant", "Invalid JWT Signature.")
+    with pytest.raises(SheetRefusedError, match=f"Google does not accept the credentials of {EMAIL}") as caught:
+        sheet.look()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_is_found_in_the_address_that_the_browser_shows() -> None:
+    assert key_in(f"https://docs.google.com/spreadsheets/d/{KEY}/edit#gid=0") == key_in(KEY) == KEY
+    with pytest.raises(BadInputError, match="is not the key of a sheet"):
+        key_in("no key!")
