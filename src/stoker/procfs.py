@@ -7,11 +7,15 @@ STATE = 0
 PARENT = 1
 GROUP = 2
 SESSION = 3
+FLAGS = 6
 USER_TICKS = 11
 SYSTEM_TICKS = 12
 THREADS = 17
 STARTED = 19
 RESIDENT_PAGES = 21
+
+# PF_KTHREAD among the flags: a thread of the kernel itself, which has no program and no open files.
+KERNEL_THREAD = 0x00200000
 
 
 def read_stat_fields(path: str) -> tuple[str, list[bytes]]:

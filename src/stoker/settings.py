@@ -24,6 +24,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of `stoker run` as on its command line, without the dashes: `for = "20m"`."""
     watch: dict[str, Any] = {}
     """The same for `stoker watch`."""
+    fill: dict[str, Any] = {}
+    """Background programs on idle GPUs: see docs/fill.md."""
 
 
 def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:

@@ -520,6 +520,38 @@ def test_the_end_of_the_output_is_kept_within_bounds(queue: Store) -> None:
     assert not queue.write_log("f" * 32, "nobody's")
 
 
+def test_what_contradicts_itself_is_found_and_not_started(queue: Store) -> None:
+    job, other = submit(queue, "x", "y", gpus=0)
+    attempt = queue.claim(job, "w", [], LONG)
+    assert attempt is not None
+    assert queue.check() == []
+    queue._driver.fetch_text("UPDATE stoker_jobs SET state = 'queued'", {})
+    with pytest.raises(StokerError, match=r"an attempt that runs: `stoker queue check`"):
+        queue.claim(job, "w2", [], LONG)
+    (complaint,) = queue.check()
+    assert job in complaint
+    queue._driver.fetch_text(f"UPDATE stoker_jobs SET spec = '{{' WHERE id = '{other}'", {})
+    assert any(other in complaint and "cannot be read" in complaint for complaint in queue.check())
+
+
+def test_of_several_jobs_the_first_that_is_free_is_claimed(queue: Store) -> None:
+    first, second, third = submit(queue, "1", "2", "3")
+    queue.set_priority([third], 5)
+    assert queue.claim(third, "w", [], LONG)
+    attempt = queue.claim_any([second, third, first, "ffffffff"], "w", ["GPU-a"], LONG)
+    assert attempt is not None
+    assert (attempt.job, attempt.gpus) == (first, ("GPU-a",))
+    assert queue.claim_any([first, third], "w", [], LONG) is None
+    assert queue.claim_any([], "w", [], LONG) is None
+
+
+def test_a_job_whose_worker_is_gone_is_ready_again_for_who_looks(queue: Store, url: str) -> None:
+    (job,) = submit(queue, "x")
+    assert queue.claim(job, "gone", [], OVER)
+    with open_queue(url) as other:
+        assert ready(other) == [job]
+
+
 def test_a_link_is_kept_from_the_current_attempt_only(queue: Store) -> None:
     (job,) = submit(queue, "x")
     old = queue.claim(job, "w", [], OVER)

@@ -26,6 +26,10 @@ NAMES: Final = {"worker": "stoker", "spare": "stoker-job", "nursery": "stoker-nu
 ABOVE: Final = {"guardian": ("stoker-guard",), "attendant": ("stoker-guard", "stoker-job")}
 WORK: Final = ("--lease", "6s", "--grace", "1s", "--cpu-jobs", "2")
 LONGEST_OUTAGE: Final = 1.0
+# From the last kill to the last outcome: a lease or two, and the jobs that are left.
+LONGEST_END: Final = 60.0
+# So many jobs more than the kills so far account for: there is always one to be hit.
+BACKLOG: Final = 10
 # For a victim of the wanted kind: when all jobs are done there is none any more.
 LONGEST_WAIT: Final = 3.0
 
@@ -57,28 +61,35 @@ class Havoc:
 
     def run(self) -> None:
         begun = time.monotonic()
-        self._submit()
-        self._keep_workers()
-        while sum(self.killed.values()) < self._extent.kills:
+        while (kills := sum(self.killed.values())) < self._extent.kills:
+            self._submit(BACKLOG + self._extent.jobs * kills // self._extent.kills)
             self._live_for(self._random.uniform(0, 2 * self._extent.every))
             self._strike()
-        self._live_until(self._nothing_is_left_to_do, named="the end of every job")
+        self._wait(self._nothing_is_left_to_do, named="the end of every job")
         for worker in self._workers.values():
             worker.stop()
-        self._live_until(lambda: not self._site.processes(), named="the end of every process")
+        self._wait(lambda: not self._site.processes(), named="the end of every process")
         self.seconds = time.monotonic() - begun
 
     # The work
 
-    def _submit(self) -> None:
-        diaries = [Diary(self._site.directory / f"diary-{number}") for number in range(self._extent.jobs)]
-        jobs = [NewJob(command=self._command(diary), gpus=0, directory=str(self._site.directory)) for diary in diaries]
-        self._diaries = dict(zip(self._site.store.submit(jobs), diaries, strict=True))
+    def _submit(self, wanted: int) -> None:
+        """Until there are so many. Each has an origin, so that it is one job also if the database died over it."""
+        numbers = range(len(self._diaries), min(wanted, self._extent.jobs))
+        diaries = [Diary(self._site.directory / f"diary-{number}") for number in numbers]
+        jobs = [
+            NewJob(command=self._command(number), gpus=0, directory=str(self._site.directory), origin=f"havoc {number}")
+            for number in numbers
+        ]
+        with contextlib.suppress(QueueAwayError):
+            self._diaries |= dict(zip(self._site.store.submit(jobs), diaries, strict=True))
 
-    def _command(self, diary: Diary) -> tuple[str, ...]:
+    def _command(self, number: int) -> tuple[str, ...]:
+        diary = Diary(self._site.directory / f"diary-{number}")
         # One that does not end when it is asked to lives long enough to overlap the next attempt, if that came early.
-        deaf = self._random.random() < 0.3
-        return tuple(shlex.split(diary.command(round(self._random.uniform(0.05, 0.5), 3), deaf=deaf)))
+        deaf = number % 3 == 0
+        seconds = random.Random(number).uniform(0.05, 0.5)
+        return tuple(shlex.split(diary.command(round(seconds, 3), deaf=deaf)))
 
     def _keep_workers(self) -> None:
         """As a service manager does."""
@@ -94,18 +105,20 @@ class Havoc:
             self._keep_workers()
             time.sleep(0.01)
 
-    def _live_until(self, there: Callable[[], bool], *, named: str, deadline: float = 60.0) -> None:
-        ends = time.monotonic() + deadline
-        while not there():
-            assert time.monotonic() < ends, f"{named} did not come within {deadline:g} s; {self._where_it_stands()}"
-            if self._site.processes():
-                self._live_for(0.1)
-
     def _nothing_is_left_to_do(self) -> bool:
         self._keep_workers()
+        self._submit(self._extent.jobs)
         with contextlib.suppress(QueueAwayError), open_queue(self._url) as store:
-            return not set(store.counts()) - set(ENDED) and not any(map(_undelivered, self._workers))
+            counts = store.counts()
+            over = sum(counts.get(state, 0) for state in ENDED) == sum(counts.values()) == self._extent.jobs
+            return over and not any(map(_undelivered, self._workers))
         return False
+
+    def _wait(self, there: Callable[[], bool], *, named: str) -> None:
+        ends = time.monotonic() + LONGEST_END
+        while not there():
+            assert time.monotonic() < ends, f"{named} did not come; {self._where_it_stands()}"
+            time.sleep(0.05)
 
     def _where_it_stands(self) -> str:
         with open_queue(self._url) as store:

@@ -107,6 +107,11 @@ class TestEnvironment:
         job: dict[str, Any] = {whose: own}
         assert wandb(prepared(number=2, **job)) == own
 
+    def test_python_prints_at_once_unless_somebody_wants_otherwise(self) -> None:
+        assert prepared().environment["PYTHONUNBUFFERED"] == "1"
+        assert prepared(worker={"PYTHONUNBUFFERED": ""}).environment["PYTHONUNBUFFERED"] == ""
+        assert prepared(environment={"PYTHONUNBUFFERED": "0"}).environment["PYTHONUNBUFFERED"] == "0"
+
     def test_the_workers_own_environment_is_left_alone(self) -> None:
         worker = {"CUDA_VISIBLE_DEVICES": "0", "A": "1"}
         prepared(worker=worker)

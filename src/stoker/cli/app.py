@@ -39,6 +39,7 @@ VERBS: Final = {
     "pause": "Start nothing more, in the queue or on a worker.",
     "resume": "Go on after a pause.",
     "clean": "Forget jobs that ended long ago.",
+    "fill": "Run background programs on idle GPUs.",
     "feed": "Take jobs from a text file or a Google Sheet.",
     "queue": "Create, migrate or check the queue.",
     "record": "Write readings over time to a file.",

@@ -40,6 +40,13 @@ from stoker.units import parse_duration
     "--log-limit", type=MEMORY, default="64MiB", metavar="SIZE", help="Keep so much of a job's output [64MiB]."
 )
 @click.option("--until-empty", is_flag=True, help="End when nothing is left that could start here.")
+@click.option(
+    "--fill",
+    is_flag=False,
+    flag_value="",
+    metavar="[FILE]",
+    help="Fill GPUs that no job needs, as `stoker fill` does [stoker.toml].",
+)
 @source_options
 def command(
     queue_url: str | None,
@@ -51,6 +58,7 @@ def command(
     grace: float,
     log_limit: int,
     until_empty: bool,
+    fill: str | None,
     source: str | None,
     deadline: float | None,
 ) -> int:
@@ -77,7 +85,12 @@ def command(
     orders.check()
     from stoker.worker.workplace import work
 
-    return work(orders, _tell, lambda: opened_or_created(queue_url).close())
+    config = None
+    if fill is not None:
+        from stoker.cli.fill import checked_config
+
+        config = checked_config(fill or None, orders.source, orders.deadline)
+    return work(orders, _tell, lambda: opened_or_created(queue_url).close(), config)
 
 
 def _tell(sentence: str) -> None:

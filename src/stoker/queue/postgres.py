@@ -21,16 +21,16 @@ CONNECTION: Final[dict[str, Any]] = {
     "connect_timeout": 10,
     # Without it a machine that lost its network learns of that after a quarter of an hour.
     "tcp_user_timeout": 20_000,
+    # And one that waits for an answer, or for news, never: nothing is sent then, so only these notice.
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
     "application_name": "stoker",
 }
 LISTENING: Final[dict[str, Any]] = {
     **CONNECTION,
     # The loop that listens has other things to do than to wait for a server that is away.
     "connect_timeout": 2,
-    # Nothing is ever sent on it, so only these notice a network that was lost.
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
 }
 
 T = TypeVar("T")
@@ -79,7 +79,8 @@ class PostgresDriver:
         def once() -> list[Row]:
             with self._explained():
                 cursor = self._connected().execute(sql.encode(), parameters, prepare=prepare)
-                return cursor.fetchall() if cursor.description else []
+                # Its description would say the same, but is made anew for each column at each call.
+                return cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
 
         # Inside a transaction only the whole of it can be tried again.
         return once() if self._in_transaction() else self._untied(once)

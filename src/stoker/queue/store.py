@@ -184,9 +184,9 @@ class Store:
             "gpus": json_text(list(gpus)),
             "lease": float(lease),
         }
-        rows = self._driver.at_once(statement, parameters)
+        rows = self._taken_job(statement, parameters)
         if not rows and self.sweep():
-            rows = self._driver.at_once(statement, parameters)
+            rows = self._taken_job(statement, parameters)
         if not rows:
             return None
         ((job, number, started, expires),) = rows
@@ -199,6 +199,15 @@ class Store:
             started=started,
             lease_expires=expires,
         )
+
+    def _taken_job(self, statement: str, parameters: Parameters) -> list[Row]:
+        try:
+            return self._driver.at_once(statement, parameters)
+        except CollisionError:
+            # The indices allow one running attempt per job, whatever the rows say.
+            raise StokerError(
+                f"a job that waits in {self.place} has an attempt that runs: `stoker queue check` says which"
+            ) from None
 
     def sweep(self) -> int:
         """Gives away what was held by expired leases; how many there were. `ready` and every claim do it too."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from stoker.runs.cgroup import Cgroup
+from stoker.runs.descriptors import close_all_but
 from stoker.runs.ladder import stop
 from stoker.runs.output import OutputLog
 from stoker.runs.processes import Census, identify, stat
@@ -278,11 +279,5 @@ class Keeper:
 
     def _close_all_but_own(self) -> None:
         """Pipes of the supervisor and its caller must come to their end when those let go, not when this one does."""
-        own = {0, 1, 2, self._charge.orders, self._charge.report, self._signals.fileno(), self.fileno()}
-        own.update(self._charge.output or ())
-        # Listed, not counted through: in containers the limit of open files can be a thousand million.
-        with os.scandir("/proc/self/fd") as entries:
-            opened = {int(entry.name) for entry in entries}
-        for descriptor in opened - own:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)  # One was that of the listing.
+        own = self._charge.orders, self._charge.report, self._signals.fileno(), self.fileno()
+        close_all_but((*own, *(self._charge.output or ())))

@@ -216,7 +216,7 @@ class _Attendance:
         if now() >= self._stop_at():
             return Order("lease", "The queue could not be reached for so long that another may run the job.", _STOPPED)
         if self._errand is None and now() >= self._errand_at():
-            self._send("renew")
+            self._send_errand()
         return None
 
     def heed(self, received: Received) -> Order | None:
@@ -244,8 +244,8 @@ class _Attendance:
     def _errand_at(self) -> float:
         return max(self._until - self._assignment.lease * _OWN_RENEWAL, self._next_errand)
 
-    def _send(self, work: str) -> None:
-        self._errand = Errand(work, self._record, self._assignment)
+    def _send_errand(self) -> None:
+        self._errand = Errand(self._record, self._assignment, self._over)
         self._epoll.register(self._errand.fileno(), select.EPOLLIN)
 
     def _hear(self) -> Order | None:
@@ -273,7 +273,7 @@ class _Attendance:
             self._pause = min(self._pause * 2, _LAST_PAUSE)
             return None
         self._pause = _FIRST_PAUSE
-        if errand.work == "finish":
+        if errand.brings_outcome:
             self._recorded = True
             return None
         if not answer.alive:
@@ -333,7 +333,7 @@ class _Attendance:
                 break
             alone = self._channel is None or time.monotonic() >= trusts_worker_until
             if alone and self._errand is None and now() >= self._next_errand:
-                self._send("finish")
+                self._send_errand()
             due = gives_up_at if alone else trusts_worker_until
             if self._errand is not None:
                 due = min(due, self._errand.due())

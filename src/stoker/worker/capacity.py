@@ -28,6 +28,8 @@ class Want(msgspec.Struct, frozen=True):
     preemptible: bool = False
     time_limit: float | None = None
     """Seconds it may run at the most."""
+    background: bool = False
+    """No job at all, but a program that fills an idle GPU: it steps aside also for preemptible jobs."""
 
 
 class Holding(msgspec.Struct, frozen=True):

@@ -5,7 +5,8 @@ from typing import Final
 
 from stoker.queue import Store
 from stoker.runs.output import Links, read_tail
-from stoker.worker.assignment import Assignment, AttemptRecord, conclusion
+from stoker.worker.assignment import Assignment, AttemptRecord
+from stoker.worker.messages import Over
 
 # What the queue keeps of an output; the whole is in the file on the machine that ran it.
 TAIL: Final = 64 * 1024
@@ -16,10 +17,9 @@ _LINK_WITHIN: Final = 16 * 2**20
 _BLOCK: Final = 256 * 1024
 
 
-def deliver(store: Store, record: AttemptRecord, assignment: Assignment) -> bool:
+def deliver(store: Store, record: AttemptRecord, assignment: Assignment, over: Over) -> bool:
     """Writes everything that the queue is to know. False when the attempt had an outcome already."""
-    outcome, exit_code, sentence = conclusion(record.status())
-    accepted = store.finish(assignment.attempt, outcome, exit_code, sentence)
+    accepted = store.finish(assignment.attempt, over.outcome, over.exit_code, over.sentence)
     Excerpt(record, assignment).deliver_last(store)
     record.delivered()
     return accepted

@@ -14,6 +14,7 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.worker.assignment import Assignment, AttemptRecord, now
+from stoker.worker.messages import Over
 
 # Longer than the database's own timeouts together; a process that hangs on a dead network disk is not waited for.
 PATIENCE: Final = 60.0
@@ -31,14 +32,14 @@ class Answer(msgspec.Struct, frozen=True):
 class Errand:
     """One that is under way."""
 
-    def __init__(self, work: str, record: AttemptRecord, assignment: Assignment) -> None:
-        """`work` is `renew` or `finish`."""
-        self.work = work
+    def __init__(self, record: AttemptRecord, assignment: Assignment, over: Over | None) -> None:
+        """Renews the lease, or brings the outcome when there is one."""
+        self.brings_outcome = over is not None
         self.begun = now()
         answers, told = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _run(work, record, assignment, told)
+            _run(record, assignment, over, told)
         os.close(told)
         self._answers = answers
         self._ends = time.monotonic() + PATIENCE
@@ -67,7 +68,7 @@ class Errand:
             return Answer(problem="the way to the queue was cut short")
 
 
-def _run(work: str, record: AttemptRecord, assignment: Assignment, told: int) -> None:
+def _run(record: AttemptRecord, assignment: Assignment, over: Over | None, told: int) -> None:
     """The errand's own process: never returns."""
     try:
         os.setsid()
@@ -75,7 +76,7 @@ def _run(work: str, record: AttemptRecord, assignment: Assignment, told: int) ->
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        answer = _renew(assignment) if work == "renew" else _finish(record, assignment)
+        answer = _renew(assignment) if over is None else _finish(record, assignment, over)
     except StokerError as error:
         answer = Answer(problem=str(error))
     except BaseException as error:  # noqa: BLE001 - whatever it is, it must not go on as the attendant
@@ -102,10 +103,10 @@ def _renew(assignment: Assignment) -> Answer:
     return Answer(alive=assignment.attempt in found, cancel=found.get(assignment.attempt, False))
 
 
-def _finish(record: AttemptRecord, assignment: Assignment) -> Answer:
+def _finish(record: AttemptRecord, assignment: Assignment, over: Over) -> Answer:
     from stoker.queue import open_queue
     from stoker.worker.delivery import deliver
 
     with open_queue(assignment.queue) as store:
-        alive = deliver(store, record, assignment)
+        alive = deliver(store, record, assignment, over)
     return Answer(alive=alive)

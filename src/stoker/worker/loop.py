@@ -19,7 +19,7 @@ from stoker.gpus.lookout import Lookout
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
-from stoker.queue import Job, QueueAwayError, Store, open_queue
+from stoker.queue import Attempt, Job, QueueAwayError, Store, open_queue
 from stoker.queue.bell import Bell
 from stoker.queue.model import View
 from stoker.runs.signals import SignalStream
@@ -29,6 +29,7 @@ from stoker.worker.assignment import now as lease_clock
 from stoker.worker.capacity import Want
 from stoker.worker.crew import Crew
 from stoker.worker.engagement import Engagement
+from stoker.worker.filling import BACKGROUND, Filling
 from stoker.worker.home import Home
 from stoker.worker.machine import Machine
 from stoker.worker.messages import Recorded, Renewed, Stop
@@ -40,6 +41,8 @@ from stoker.worker.words import why_waiting
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Far more than any machine has places; what is behind them in the queue is seen when they have started.
 _MOST_WAITING: Final = 200
+# The first of them that nobody else has is taken in one round trip.
+_MOST_ALIKE: Final = 16
 # Behind the bell: what it missed is found after this.
 _SLOW_POLL: Final = 5.0
 # Looks when nothing waits: for people who ask what the machine does.
@@ -66,8 +69,17 @@ _TIDY_EVERY: Final = 600.0
 class WorkerLoop:
     """One worker from its start to its end."""
 
-    def __init__(self, orders: Orders, home: Home, crew: Crew, prober: Prober, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        orders: Orders,
+        home: Home,
+        crew: Crew,
+        prober: Prober,
+        tell: Callable[[str], None],
+        filling: Filling | None = None,
+    ) -> None:
         self._orders = orders
+        self._filling = filling
         self._home = home
         self._crew = crew
         self._tell = tell
@@ -75,6 +87,7 @@ class WorkerLoop:
         self._lookout = Lookout(prober, _QUIET_LOOKS)
         self._looked_at = -math.inf
         self._freed_at = -math.inf
+        self._victims: frozenset[str] = frozenset()
         self._no_gpus = False
         self._signals = SignalStream(_STOPPING)
         self._store: Store | None = None
@@ -86,6 +99,7 @@ class WorkerLoop:
         self._reasons: dict[str, Reason] = {}
         self._hopeless = 0
         """How many of those that wait can never start here."""
+        self._overlooked_at = -math.inf
         self._stale = True
         self._next_poll = 0.0
         self._wake_at = math.inf
@@ -113,6 +127,7 @@ class WorkerLoop:
                 self._crew.keep_some_ready()
                 readable = self._wait()
                 self._hear_crew(readable)
+                self._hear_filling()
                 self._watch()
             if count := len(self._running()):
                 self._tell(
@@ -127,6 +142,8 @@ class WorkerLoop:
         wanted = [self._signals.fileno(), self._lookout.fileno(), *self._crew.descriptors()]
         if self._bell is not None:
             wanted.append(self._bell.fileno())
+        if self._filling is not None:
+            wanted.append(self._filling.fileno())
         for descriptor in wanted:
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN)
@@ -162,6 +179,20 @@ class WorkerLoop:
             if engagement.assignment.gpus:
                 self._freed_at = time.monotonic()
                 self._lookout.no_later_than(self._freed_at)
+
+    def _hear_filling(self) -> None:
+        if self._filling is None:
+            return
+        before = self._filling.occupied
+        if self._filling.attend():
+            for uuid in before - self._filling.occupied:
+                self._freed(uuid)
+            self._stale = True
+
+    def _freed(self, uuid: str) -> None:
+        self._freed_at = time.monotonic()
+        self._machine.ended(uuid, self._freed_at)
+        self._lookout.no_later_than(self._freed_at)
 
     def _running(self) -> list[Engagement]:
         return [one for one in self._crew.engaged.values() if one.over is None]
@@ -201,10 +232,16 @@ class WorkerLoop:
         for engagement in self._running():
             for uuid in engagement.assignment.gpus:
                 holders.setdefault(uuid, set()).add(engagement.job)
+        if self._filling is not None:
+            for uuid in self._filling.occupied:
+                holders.setdefault(uuid, set()).add(BACKGROUND)
         return holders
 
     def _owner(self, pid: int) -> str | None:
-        return next((one.job for one in self._crew.engaged.values() if one.owns(pid)), None)
+        job = next((one.job for one in self._crew.engaged.values() if one.owns(pid)), None)
+        if job is None and self._filling is not None and self._filling.owns(pid):
+            return BACKGROUND
+        return job
 
     # The queue
 
@@ -330,6 +367,7 @@ class WorkerLoop:
         limit = _MOST_WAITING + self._hopeless
         self._waiting = store.ready(limit, self._home.worker) if moment >= self._no_starts_until else []
         self._reasons = {}
+        self._victims = frozenset()
         wants = [_want(job, order) for order, job in enumerate(self._waiting)]
         fresh = moment - self._looked_at <= _FRESH
         decidable = wants
@@ -342,13 +380,18 @@ class WorkerLoop:
             # Jobs that are for other machines must not hide those behind them.
             self._hopeless = sum(self._is_hopeless(reason) for reason in self._reasons.values())
             self._stale = self._stale or (len(wants) == limit < _MOST_WAITING + self._hopeless)
+        if len(wants) == limit and all(want.gpus for want in wants):
+            self._start_overlooked(store, moment)
         self._next_poll = moment + _SLOW_POLL
         wake = store.next_wake()
         self._wake_at = math.inf if wake is None else moment + max(0.0, wake - store.clock())
+        self._leave_the_rest()
 
     def _decide(self, store: Store, wants: list[Want], moment: float, *, fresh: bool) -> None:
         machine = self._machine
         holdings = [one.holding(machine.used.get(one.job, {})) for one in self._running()]
+        if self._filling is not None:
+            holdings += self._filling.holdings(machine.used.get(BACKGROUND, {}))
         gpus = machine.gpus if fresh else []
         decision = decide(gpus, holdings, wants, self._orders.rules, moment, machine.problem)
         jobs = {job.id: job for job in self._waiting}
@@ -359,13 +402,36 @@ class WorkerLoop:
                 self._tell(f"{engagement.job}: makes room for another job")
                 engagement.stop(Stop("preempted", "It made room for another job."))
         self._reasons = decision.waiting
+        self._victims = frozenset(decision.preempt)
 
     def _start(self, store: Store, job: Job, chosen: Start) -> None:
+        if time.monotonic() < self._no_starts_until:
+            return  # the one before it could not be started here
+        # Whatever fits here fits as well if it asks for the same: then many machines do not all run after one job.
+        alike = {other.id: other for other in self._waiting if _shape(other) == _shape(job)}
         before = lease_clock()
-        attempt = store.claim(job.id, self._home.worker, chosen.gpus, self._orders.lease)
+        attempt = store.claim_any(list(alike)[:_MOST_ALIKE], self._home.worker, chosen.gpus, self._orders.lease)
         if attempt is None:
-            self._stale = True  # another machine was faster
+            self._stale = True  # other machines were faster
             return
+        self._begin(store, alike[attempt.job], attempt, before)
+
+    def _start_overlooked(self, store: Store, moment: float) -> None:
+        """Jobs without a GPU that are behind more others than were read: their places wait for nobody else."""
+        if moment < self._overlooked_at:
+            return
+        self._overlooked_at = moment + _SLOW_POLL
+        running = sum(1 for engagement in self._running() if not engagement.assignment.gpus)
+        for _ in range(self._orders.rules.cpu_jobs - running):
+            if time.monotonic() < self._no_starts_until:
+                return
+            before = lease_clock()
+            attempt = store.claim_next(self._home.worker, (), self._orders.lease)
+            if attempt is None:
+                return
+            self._begin(store, store.job(attempt.job), attempt, before)
+
+    def _begin(self, store: Store, job: Job, attempt: Attempt, before: float) -> None:
         want = _want(job, 0)
         try:
             engagement = start(self._orders, self._home, self._crew, self._machine, job, want, attempt, before)
@@ -380,6 +446,17 @@ class WorkerLoop:
         else:
             self._waiting = [waiting for waiting in self._waiting if waiting.id != job.id]
             self._tell(f"{job.id}: started{_on(engagement, self._machine)}: {_shown(job)}")
+
+    def _leave_the_rest(self) -> None:
+        """GPUs that no job holds or is promised are left to background programs."""
+        if self._filling is None:
+            return
+        held = {uuid for one in self._crew.engaged.values() for uuid in one.assignment.gpus}
+        occupied = self._filling.occupied
+        wanted = {uuid for uuid in occupied if self._filling.name_on(uuid) in self._victims}
+        # Once asked for, a GPU is not given back before the program on it is gone.
+        wanted |= {holding.gpus[0] for holding in self._filling.holdings({}) if holding.stopping}
+        self._filling.grant(uuid for uuid in self._machine.known if uuid not in held | wanted)
 
     def _has_nothing_left(self) -> bool:
         """Whether nothing runs here, and nothing waits that this machine could ever start."""
@@ -444,6 +521,11 @@ class WorkerLoop:
 def _gist(view: View) -> tuple[object, ...]:
     """What of it is told at once when it changes; how busy a GPU is changes all the time."""
     return view.waiting, view.problem, [(gpu.uuid, gpu.jobs, gpu.note) for gpu in view.gpus]
+
+
+def _shape(job: Job) -> tuple[object, ...]:
+    """Two jobs of one shape fit into the same place, and the earlier one goes first."""
+    return job.gpus, job.memory, job.share, job.priority, job.preemptible, job.time_limit
 
 
 def _want(job: Job, order: int) -> Want:

@@ -128,6 +128,7 @@ class _Turn:
         ]
         self._stopping = {holding.want.job for holding in holdings if holding.stopping}
         self._giving_way = {holding.want.job for holding in holdings if holding.want.preemptible}
+        self._background = {holding.want.job for holding in holdings if holding.want.background}
         self._without_gpu = sum(1 for holding in holdings if not holding.gpus)
         self._places_promised = 0
         self._kept_for: str | None = None
@@ -227,13 +228,18 @@ class _Turn:
         rooms = self._unkept()
         if self._suffices(rooms, want, ()):
             return []
-        if want.preemptible:
-            return None
-        if not self._suffices(rooms, want, self._giving_way):
+        if not self._suffices(rooms, want, self._yielding_to(want)):
             return None
         within = {room.gpu.uuid for room in rooms if room.outside is None and room.could_ever_fit(want)}
-        candidates = self._by_reluctance(holding for holding in self._holdings if within.intersection(holding.gpus))
+        yielding = self._yielding_to(want)
+        candidates = self._by_reluctance(
+            holding for holding in self._holdings if within.intersection(holding.gpus) and holding.want.job in yielding
+        )
         return self._fewest_of(candidates, rooms, want)
+
+    def _yielding_to(self, want: Want) -> set[str]:
+        """Who is stopped for this job if need be: for a preemptible one, only what is no job at all."""
+        return self._background if want.preemptible else self._giving_way
 
     def _fewest_of(self, candidates: list[str], rooms: list[Room], want: Want) -> list[str]:
         tries = 0
@@ -275,9 +281,9 @@ class _Turn:
     def _by_reluctance(self, holdings: Iterable[Holding]) -> list[str]:
         """Those that can be stopped, the one that loses least first."""
 
-        def loss(holding: Holding) -> tuple[int, float, int]:
+        def loss(holding: Holding) -> tuple[bool, int, float, int]:
             at_stake = self._now - holding.since if holding.at_stake is None else holding.at_stake
-            return (holding.want.priority, at_stake, -holding.want.order)
+            return (not holding.want.background, holding.want.priority, at_stake, -holding.want.order)
 
         return [
             holding.want.job
@@ -293,7 +299,7 @@ class _Turn:
         Every GPU that it could take now is among them, or it would have started. Of those without a time limit the
         emptiest is taken: nobody new comes to it, so that it empties, and stays the one that is taken.
         """
-        gone = self._stopping | (set() if want.preemptible else self._giving_way)
+        gone = self._stopping | self._yielding_to(want)
         ranked: list[tuple[float, bool, int, int, Room]] = []
         for room in self._rooms:
             if not room.could_ever_fit(want) or room.is_lost(want):

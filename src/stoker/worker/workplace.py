@@ -3,21 +3,29 @@
 import contextlib
 from collections.abc import Callable
 
+from stoker.fill.config import FillConfig
 from stoker.gpus.prober import Prober
 from stoker.places import state_home
 from stoker.queue import QueueAwayError, queue_address
 from stoker.worker.crew import Crew
+from stoker.worker.filling import Filling
 from stoker.worker.home import Home
 from stoker.worker.loop import WorkerLoop
 from stoker.worker.nursery import Nursery
 from stoker.worker.orders import Orders
 
 
-def work(orders: Orders, tell: Callable[[str], None], create_queue: Callable[[], None]) -> int:
-    """Works until it is told to end."""
+def work(
+    orders: Orders,
+    tell: Callable[[str], None],
+    create_queue: Callable[[], None],
+    fill: FillConfig | None = None,
+) -> int:
+    """Works until it is told to end. `fill`: what runs on GPUs that no job needs."""
     # Before there is any connection, and before the home is taken: attendants are forks of forks of this process, and
     # one that outlives it must not keep the next worker out.
     nursery = Nursery()
+    filling = Filling(fill, orders, state_home(), tell) if fill is not None else None
     home = Home(state_home())
     # What is wrong with the queue is said now; one that is merely away is waited for.
     with contextlib.suppress(QueueAwayError):
@@ -25,6 +33,8 @@ def work(orders: Orders, tell: Callable[[str], None], create_queue: Callable[[],
     tell(f"at work for {queue_address(orders.queue)}")
     with Prober(orders.source, deadline=orders.deadline) as prober:
         try:
-            return WorkerLoop(orders, home, Crew(nursery), prober, tell).run()
+            return WorkerLoop(orders, home, Crew(nursery), prober, tell, filling).run()
         finally:
+            if filling is not None:
+                filling.close()
             home.leave()

@@ -1,0 +1,144 @@
+"""`stoker fill`: background programs on idle GPUs, and `stoker fill status`."""
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.options import open_prober, source_options
+from stoker.errors import StokerError
+from stoker.places import state_home
+
+if TYPE_CHECKING:
+    from stoker.fill.config import FillConfig
+    from stoker.fill.ledger import FillStatus
+    from stoker.gpus.prober import Prober
+
+
+@click.group("fill", invoke_without_command=True)
+@click.option("--config", "file", metavar="FILE", help="An INI file of gpu_mon's, or a TOML file [stoker.toml].")
+@click.option("--check", is_flag=True, help="Say what is wrong with the configuration, and start nothing.")
+@source_options
+@click.pass_context
+def command(
+    context: click.Context, file: str | None, check: bool, source: str | None, deadline: float | None
+) -> int | None:
+    """Run background programs on idle GPUs, and stop each the instant somebody else needs its GPU."""
+    if context.invoked_subcommand is not None:
+        return None
+    with open_prober(source, deadline) as prober:
+        config = _checked(file, prober)
+        for hint in hints_of(config):
+            sys.stderr.write(f"stoker: {hint}\n")
+        if check:
+            count = len(config.programs)
+            sys.stdout.write(f"{config.source}: {count} program{'s' if count != 1 else ''}, no mistakes\n")
+            return 0
+        return _fill(config, prober)
+
+
+@command.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(as_json: bool) -> int:
+    """Show what runs in the background on each GPU, why or why not, and what was given so far."""
+    import socket
+
+    from stoker.fill.ledger import Ledger
+    from stoker.runs.processes import Identity, is_alive
+    from stoker.runs.record import boot_id
+
+    found = Ledger(state_home(), socket.gethostname()).read()
+    alive = found is not None and found.boot == boot_id() and is_alive(Identity(found.pid, found.started))
+    if as_json:
+        import msgspec
+
+        body = msgspec.json.encode({"running": alive, "status": found})
+        sys.stdout.write(msgspec.json.format(body, indent=2).decode() + "\n")
+    elif found is None:
+        sys.stdout.write("nothing was ever filled here: `stoker fill` does it\n")
+    else:
+        _print(found, alive)
+    return 0 if alive else 1
+
+
+def _fill(config: "FillConfig", prober: "Prober") -> int:
+    import os
+    import socket
+    from pathlib import Path
+
+    from stoker.fill.filler import Filler
+    from stoker.fill.ledger import lock
+
+    lock(state_home(), socket.gethostname())
+    return Filler(config, prober, state_home(), _tell, root=Path(os.environ.get("STOKER_ROOT", "/"))).run()
+
+
+def checked_config(file: str | None, source: str, deadline: float) -> "FillConfig":
+    """The configuration that is meant, for a worker that fills its own GPUs."""
+    from stoker.gpus.prober import Prober
+
+    with Prober(source, deadline=deadline) as prober:
+        return _checked(file, prober)
+
+
+def hints_of(config: "FillConfig") -> list[str]:
+    """What is most likely not meant, but may be."""
+    from stoker.fill.checkup import hints
+
+    return [str(hint) for hint in hints(config)]
+
+
+def _checked(file: str | None, prober: "Prober") -> "FillConfig":
+    """Mistakes in the file and mistakes about this machine are told together."""
+    from stoker.fill.checkup import checked
+    from stoker.fill.finding import find_config
+    from stoker.gpus.source import AbsentError
+
+    try:
+        look = prober.look()
+    except AbsentError as absent:
+        raise StokerError(f"{absent}: there is nothing to fill") from None
+    return checked(lambda: find_config(file), look.gpus if look.problem is None else None)
+
+
+def _print(found: "FillStatus", alive: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from stoker.cli.screen import console
+    from stoker.units import format_duration
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("GPU")
+    table.add_column("program")
+    table.add_column("state")
+    table.add_column("for", justify="right")
+    table.add_column("GPU-hours", justify="right")
+    table.add_column("preempted", justify="right")
+    table.add_column("why", ratio=1)
+    for seat in found.seats:
+        table.add_row(
+            ", ".join(map(str, seat.indices)),
+            seat.program,
+            seat.doing if alive else "not watched",
+            format_duration(round(time.time() - seat.since)),
+            f"{seat.gpu_hours:.1f}",
+            str(seat.preemptions),
+            Text(seat.why),
+        )
+    console().print(table)
+    total = sum(seat.gpu_hours for seat in found.seats)
+    times = sum(seat.preemptions for seat in found.seats)
+    sys.stdout.write(f"{total:.1f} GPU-hours given to background work, {times} preemption{'s' if times != 1 else ''}\n")
+    if found.veto:
+        sys.stdout.write(f"nothing runs now: {found.veto}\n")
+    for note in found.notes:
+        sys.stdout.write(f"note: {note}\n")
+    if not alive:
+        sys.stdout.write(f"`{found.owner}` is not running: this is what it left\n")
+
+
+def _tell(sentence: str) -> None:
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {sentence}\n")
+    sys.stdout.flush()

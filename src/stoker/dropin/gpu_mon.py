@@ -1,0 +1,57 @@
+"""`gpu_mon`: programs on idle GPUs, by the configuration file and the command line of the program that it replaces."""
+
+import argparse
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from stoker.errors import StokerError
+from stoker.fill import ini
+from stoker.fill.checkup import checked
+from stoker.fill.filler import Filler
+from stoker.fill.finding import gpu_mon_path
+from stoker.fill.ledger import lock
+from stoker.gpus.prober import Prober
+from stoker.gpus.source import AbsentError
+from stoker.places import state_home
+from stoker.settings import load_settings
+from stoker.units import parse_duration
+
+INTERRUPTED: Final = 130
+
+
+def main() -> None:
+    """The `gpu_mon` command."""
+    try:
+        code = run(sys.argv[1:])
+    except StokerError as error:
+        sys.stderr.write(f"gpu_mon: {error}\n")
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="gpu_mon", description="Runs programs on GPUs while nobody else uses them.")
+    parser.add_argument("-c", "--conf", metavar="FILE", default=str(gpu_mon_path()), help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    settings = load_settings()
+    with Prober(settings.gpus, deadline=parse_duration(settings.deadline)) as prober:
+        try:
+            look = prober.look()
+        except AbsentError as absent:
+            raise StokerError(f"{absent}: there is nothing to fill") from None
+        config = checked(lambda: ini.read(options.conf), look.gpus if look.problem is None else None)
+        lock(state_home(), socket.gethostname())
+        root = Path(os.environ.get("STOKER_ROOT", "/"))
+        return Filler(config, prober, state_home(), _tell, owner="gpu_mon", root=root).run()
+
+
+def _tell(sentence: str) -> None:
+    sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n")
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Background programs on idle GPUs that step aside when somebody needs them."""

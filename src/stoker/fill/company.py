@@ -1,0 +1,94 @@
+"""Who else is on each GPU: the driver's list of processes and the holders of the device nodes, put together."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from stoker.fill.seat import Sight
+from stoker.gpus.model import Gpu, Look, Process, Reading, Unknown, known
+from stoker.gpus.state import describe
+from stoker.presence.holders import Holder, Scan
+from stoker.presence.ignoring import Ignored
+from stoker.units import format_percent
+
+# More than what a display or a monitor causes: somebody works there, seen or not.
+WORKING: Final = 0.05
+
+
+class Company:
+    """What the last look and the last scan showed of everybody else."""
+
+    def __init__(self, is_own: Callable[[int], bool], ignored: Mapping[str, Ignored]) -> None:
+        """`ignored`: by the uuid of a GPU, the programs on it that do not count."""
+        self._is_own = is_own
+        self._ignored = ignored
+        self._look: Look | None = None
+        self._absent = "it has not been looked at yet"
+        self._by_gpu: Mapping[str, tuple[Holder, ...]] = {}
+        self.unseen = 0
+        """Processes whose open files may not be read: only the driver can tell whether they use a GPU."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        return self._look.gpus if self._look is not None else ()
+
+    def looked(self, look: Look) -> None:
+        self._look = look
+
+    def lost(self, reason: str) -> None:
+        """There is nothing to look at any more."""
+        self._look = None
+        self._absent = reason
+
+    def scanned(self, scan: Scan) -> None:
+        self._by_gpu = scan.by_gpu
+        self.unseen = scan.unseen
+
+    def sights(self, occupied: Collection[str]) -> dict[str, Sight]:
+        """What is seen of each GPU; `occupied`: those on which a program of ours runs."""
+        if self._look is None:
+            return {}
+        readings = {reading.uuid: reading for reading in self._look.readings}
+        return {
+            gpu.uuid: self._sight(gpu.uuid, readings[gpu.uuid], gpu.uuid in occupied)
+            for gpu in self._look.gpus
+            if gpu.uuid in readings
+        }
+
+    def _sight(self, uuid: str, reading: Reading, is_occupied: bool) -> Sight:
+        stranger = self._opener(uuid) or self._client(uuid, reading, is_occupied)
+        if stranger is not None:
+            return Sight(False, f"used by {stranger}")
+        for value in (reading.processes, reading.utilization):
+            if isinstance(value, Unknown):
+                return Sight(None, value.reason)
+        used = reading.utilization
+        if not is_occupied and known(used) and used.peak >= WORKING:
+            return Sight(False, f"{format_percent(used.peak)} busy with nobody seen there")
+        return Sight(True, "")
+
+    def _opener(self, uuid: str) -> str | None:
+        """Somebody who holds the device node."""
+        for holder in self._by_gpu.get(uuid, ()):
+            if not self._is_ignored(uuid, holder.name, holder.executable) and not self._is_own(holder.pid):
+                return f"{holder.user}'s {holder.executable or holder.name} (pid {holder.pid})"
+        return None
+
+    def _client(self, uuid: str, reading: Reading, is_occupied: bool) -> str | None:
+        """Somebody whom the driver lists."""
+        if not known(reading.processes):
+            return None
+        for process in reading.processes:
+            if self._is_stranger(uuid, process, is_occupied):
+                return describe(process)
+        return None
+
+    def _is_stranger(self, uuid: str, process: Process, is_occupied: bool) -> bool:
+        if not known(process.started):
+            # A pid of another namespace: where a program of ours runs, it is most likely that.
+            return not is_occupied
+        name = process.name if known(process.name) else ""
+        return not self._is_ignored(uuid, name, None) and not self._is_own(process.pid)
+
+    def _is_ignored(self, uuid: str, name: str, executable: str | None) -> bool:
+        ignored = self._ignored.get(uuid)
+        return ignored is not None and ignored.matches_names(name, executable)

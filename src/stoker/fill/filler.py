@@ -1,0 +1,356 @@
+"""The filler: keeps background programs on idle GPUs, and gets them out of the way when somebody comes.
+
+One loop waits for everything: openers of device nodes (an event each), looks at the GPUs, scans of who holds them,
+terminals, and its own programs. Its programs die with it: nobody would watch for people then.
+"""
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from stoker.errors import BadInputError
+from stoker.fill.company import Company
+from stoker.fill.config import FillConfig
+from stoker.fill.ledger import FillStatus, Ledger, SeatStatus, wall
+from stoker.fill.place import Place
+from stoker.fill.seat import Seat, Sight
+from stoker.fill.tenant import MARK
+from stoker.gpus.lookout import Lookout
+from stoker.gpus.model import Gpu, Look
+from stoker.gpus.prober import Prober
+from stoker.gpus.source import AbsentError
+from stoker.gpus.visible import select_gpus
+from stoker.presence.alarm import Alarm
+from stoker.presence.holders import Holders
+from stoker.presence.ignoring import SHIPPED, Ignored
+from stoker.presence.nodes import device_nodes
+from stoker.presence.terminals import Terminals
+from stoker.runs.marks import kill_marked
+from stoker.runs.processes import Identity, descends, identify, is_alive
+from stoker.runs.record import boot_id
+from stoker.runs.signals import SignalStream
+from stoker.units import format_duration
+
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Kernel terminal times are eight seconds coarse: looking more often than that shows nothing new.
+_TERMINALS_EVERY: Final = 5.0
+_STATUS_EVERY: Final = 30.0
+# A monitor that opens the nodes all day long must not make a scan of each opening; a person still waits no longer.
+_FIRST_GAP: Final = 0.02
+_LONGEST_GAP: Final = 0.3
+_QUIET_AFTER: Final = 10.0
+
+
+class Filler:
+    """One filler from its start to its end."""
+
+    def __init__(
+        self,
+        config: FillConfig,
+        prober: Prober,
+        home: Path,
+        tell: Callable[[str], None],
+        *,
+        owner: str = "stoker fill",
+        root: Path = Path("/"),
+    ) -> None:
+        self._config = config
+        self._prober = prober
+        self._tell = tell
+        self._owner = owner
+        self._root = root
+        self._host = socket.gethostname()
+        self._ledger = Ledger(home, self._host)
+        self._lookout = Lookout(prober, config.interval)
+        self._terminals = Terminals(root) if config.terminals.enabled else None
+        self._places: list[Place] = []
+        self._company = Company(self._is_own, {})
+        self._holders: Holders | None = None
+        self._alarm: Alarm | None = None
+        self._has_nodes = False
+        self._scan_at = math.inf
+        self._scanned_at = -math.inf
+        self._gap = 0.0
+        self._terminals_at = 0.0
+        self._person: str | None = None
+        self._granted: frozenset[str] | None = None
+        """The GPUs that whoever owns them leaves to this filler; None: all."""
+        self._status_at = 0.0
+        self._shown: tuple[object, ...] = ()
+        self._notes: dict[str, str] = {}
+        self._signals = SignalStream(_STOPPING)
+        self._ending = False
+
+    def run(self) -> int:
+        """Until it is asked to end; then nothing of what it started is left."""
+        with contextlib.ExitStack() as goodbye:
+            goodbye.callback(self._signals.close)
+            goodbye.callback(self._close)
+            while not self._ending or self.busy:
+                self.wait([])
+                self.heed_signals()
+                self.step()
+        return 0
+
+    # For a loop of somebody else's
+
+    def descriptors(self) -> list[int]:
+        found = [self._lookout.fileno()]
+        if self._alarm is not None:
+            found.append(self._alarm.fileno())
+        for place in self._places:
+            found += place.descriptors()
+        return [descriptor for descriptor in found if descriptor >= 0]
+
+    def due(self) -> float:
+        now = time.monotonic()
+        ends = [self._lookout.due(), self._scan_at, self._status_at]
+        if self._terminals is not None:
+            ends.append(self._terminals_at)
+        ends += [place.due(now) for place in self._places]
+        return min(ends)
+
+    def step(self) -> None:
+        """Whatever there is to do."""
+        self._look()
+        self._hear_alarm()
+        if time.monotonic() >= self._scan_at:
+            self._scan()
+        self._look_at_terminals()
+        for place in self._places:
+            place.attend()
+        if self._places and not self._ending:
+            self._decide()
+        self._write_status()
+
+    def grant(self, uuids: frozenset[str]) -> None:
+        """Whoever owns the GPUs leaves these to background programs, and no others."""
+        self._granted = uuids
+
+    def occupied(self) -> frozenset[str]:
+        """The GPUs on which a background program runs."""
+        return frozenset(uuid for place in self._places if place.occupied for uuid in place.seat.gpus)
+
+    def end(self) -> None:
+        """Stops every program; `occupied` and `step` go on until they are gone."""
+        if not self._ending:
+            self._ending = True
+            for place in self._places:
+                place.leave()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything that it started is left."""
+        return any(place.tenant is not None for place in self._places)
+
+    def wait(self, also: Sequence[int]) -> None:
+        poll = select.poll()
+        for descriptor in (self._signals.fileno(), *also, *self.descriptors()):
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(max(0.0, self.due() - time.monotonic()) * 1000 + 0.5)
+
+    def heed_signals(self) -> None:
+        """A signal ends it; a second one ends the patience with its programs."""
+        for received in self._signals.read():
+            if received.signal not in _STOPPING:
+                continue
+            if self._ending:
+                for place in self._places:
+                    if place.tenant is not None:
+                        place.tenant.hurry()
+            self.end()
+
+    # Seeing
+
+    def _look(self) -> None:
+        try:
+            look = self._lookout.step()
+        except AbsentError as absent:
+            self._company.lost(str(absent))
+            self._note("absent", f"{absent}: there is nothing to fill")
+            return
+        if look is None:
+            return
+        self._company.looked(look)
+        if not self._places and look.problem is None and look.gpus:
+            self._furnish(look)
+
+    def _furnish(self, look: Look) -> None:
+        """Makes a place for every program, and begins to watch who comes."""
+        ignored = {gpu.uuid: Ignored(self._patterns(gpu, look.gpus)) for gpu in look.gpus}
+        self._company = Company(self._is_own, ignored)
+        self._company.looked(look)
+        nodes = device_nodes(look.gpus, self._root)
+        self._holders = Holders(nodes, self._root)
+        self._alarm = Alarm(nodes)
+        self._has_nodes = any(nodes.values())
+        if not self._has_nodes:
+            self._note(
+                "nodes", "these GPUs have no device nodes here: who uses them is seen by the driver's list alone"
+            )
+        elif self._alarm.why_not is not None:
+            self._note("alarm", f"openers of the GPUs are seen by scans alone: {self._alarm.why_not}")
+        before = self._ledger.read()
+        for program in self._config.programs:
+            chosen = select_gpus(look.gpus, "all" if program.gpus == "all" else ",".join(program.gpus))
+            groups = [(gpu,) for gpu in chosen] if program.each else [chosen]
+            for gpus in groups:
+                self._places.append(self._place(program.name, gpus, before))
+        self._scan_at = time.monotonic()
+
+    def _place(self, name: str, gpus: Sequence[Gpu], before: FillStatus | None) -> Place:
+        program = next(program for program in self._config.programs if program.name == name)
+        seat = Seat(program, tuple(gpu.uuid for gpu in gpus), time.monotonic())
+        mark = f"{self._ledger.path}:{name}:{','.join(seat.gpus)}"
+        place = Place(seat, gpus, mark, self._tell)
+        earlier = _of(before, name, seat.gpus)
+        if earlier is not None:
+            seat.gpu_seconds, seat.preemptions = earlier.gpu_hours * 3600.0, earlier.preemptions
+            guardian = Identity(*earlier.guardian) if earlier.guardian is not None else None
+            if guardian is not None and before is not None and before.boot == boot_id() and is_alive(guardian):
+                place.left_by_earlier = guardian
+        if place.left_by_earlier is None:
+            # Both the filler and the guardian may have been killed: then nobody stopped the program.
+            kill_marked(MARK, mark)
+        return place
+
+    def _patterns(self, gpu: Gpu, gpus: Sequence[Gpu]) -> list[str]:
+        patterns = list(SHIPPED) if self._config.ignore_shipped else []
+        for watched in self._config.watched:
+            text = "all" if watched.gpus == "all" else ",".join(watched.gpus)
+            with contextlib.suppress(BadInputError):
+                if gpu in select_gpus(gpus, text):
+                    patterns += watched.ignore
+        return patterns
+
+    def _hear_alarm(self) -> None:
+        now = time.monotonic()
+        if self._alarm is None:
+            return
+        if self._alarm.rung():
+            self._scan_at = min(self._scan_at, max(now, self._scanned_at + self._gap))
+            self._gap = min(_LONGEST_GAP, max(_FIRST_GAP, self._gap * 2))
+        elif now - self._scanned_at > _QUIET_AFTER:
+            self._gap = 0.0
+
+    def _scan(self) -> None:
+        now = time.monotonic()
+        self._scan_at = now + self._config.interval
+        self._scanned_at = now
+        if self._holders is None or not self._has_nodes:
+            return
+        scan = self._holders.scan()
+        self._company.scanned(scan)
+        if scan.unseen:
+            self._note(
+                "unseen",
+                f"the open files of {scan.unseen} processes may not be read by this user: "
+                "of theirs, only what the driver lists is seen (root sees all)",
+            )
+        if self._holders.out_of_sight is not None:
+            self._note("outside", self._holders.out_of_sight)
+
+    def _look_at_terminals(self) -> None:
+        now = time.monotonic()
+        if self._terminals is None or now < self._terminals_at:
+            return
+        self._terminals_at = now + _TERMINALS_EVERY
+        rule = self._config.terminals
+        self._person = None
+        for activity in self._terminals.activity(time.time()):
+            if activity.user not in rule.whitelist and activity.idle < rule.idle_seconds:
+                ago = f"{format_duration(round(activity.idle))} ago" if activity.idle >= 1 else "just now"
+                self._person = f"{activity.user} was active at {activity.terminal} {ago}"
+                return
+
+    def _is_own(self, pid: int) -> bool:
+        me = os.getpid()
+        return pid == me or descends(pid, me) or any(place.owns(pid) for place in self._places)
+
+    # Deciding
+
+    def _decide(self) -> None:
+        occupied = self.occupied()
+        seen = self._company.sights(occupied)
+        if self._granted is not None:
+            for uuid in seen.keys() - self._granted:
+                seen[uuid] = Sight(False, "needed by the queue")
+        veto = self._veto()
+        for place in self._places:
+            place.decide(seen, veto, self._company.gpus, self._helpers)
+
+    def _veto(self) -> str | None:
+        schedule = self._config.schedule
+        if schedule is not None and not schedule.allows(time.localtime()):
+            return "not at this hour"
+        return self._person
+
+    def _helpers(self) -> list[int]:
+        helper = [] if self._prober.helper is None else [self._prober.helper]
+        return [*helper, *(pid for place in self._places for pid in place.helpers())]
+
+    # Telling
+
+    def _note(self, what: str, sentence: str) -> None:
+        """Says it once."""
+        if what not in self._notes:
+            self._notes[what] = sentence
+            self._tell(sentence)
+
+    def _write_status(self) -> None:
+        now = time.monotonic()
+        shown = tuple((place.seat.doing, place.seat.why, place.set_aside) for place in self._places)
+        if shown == self._shown and now < self._status_at:
+            return
+        self._shown, self._status_at = shown, now + _STATUS_EVERY
+        me = identify(os.getpid())
+        self._ledger.write(
+            FillStatus(
+                host=self._host,
+                pid=os.getpid(),
+                started=me.started if me else 0,
+                boot=boot_id(),
+                written=time.time(),
+                config=self._config.source,
+                owner=self._owner,
+                veto=self._veto(),
+                notes=tuple(self._notes.values()),
+                seats=tuple(_status(place, now) for place in self._places),
+            )
+        )
+
+    def _close(self) -> None:
+        self._status_at = 0.0
+        self._write_status()
+        if self._alarm is not None:
+            self._alarm.close()
+
+
+def _of(status: FillStatus | None, program: str, gpus: tuple[str, ...]) -> SeatStatus | None:
+    if status is None:
+        return None
+    return next((seat for seat in status.seats if seat.program == program and seat.gpus == gpus), None)
+
+
+def _status(place: Place, now: float) -> SeatStatus:
+    seat, tenant = place.seat, place.tenant
+    guardian = identify(tenant.guardian) if tenant is not None else place.left_by_earlier
+    return SeatStatus(
+        program=seat.program.name,
+        gpus=seat.gpus,
+        indices=tuple(gpu.index for gpu in place.gpus),
+        doing="set aside" if place.set_aside else seat.doing,
+        why=seat.why,
+        since=wall(seat.since),
+        pid=tenant.job.pid if tenant is not None and tenant.job is not None else None,
+        guardian=None if guardian is None else (guardian.pid, guardian.started),
+        gpu_hours=round(seat.given(now) / 3600.0, 4),
+        preemptions=seat.preemptions,
+    )

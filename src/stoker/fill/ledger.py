@@ -1,0 +1,105 @@
+"""What `stoker fill status` tells: the state of every seat, on disk, and what was given so far."""
+
+import contextlib
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from stoker.errors import StokerError
+
+
+class SeatStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One program on its GPUs."""
+
+    program: str
+    gpus: tuple[str, ...]
+    """Uuids."""
+    indices: tuple[int, ...]
+    doing: str
+    """away, running, stopping or checkpointed."""
+    why: str
+    since: float
+    """Seconds since the epoch."""
+    pid: int | None = None
+    guardian: tuple[int, int] | None = None
+    """Pid and start time of the process that looks after it."""
+    gpu_hours: float = 0.0
+    """Given to this program so far, over all starts of the filler."""
+    preemptions: int = 0
+
+
+class FillStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """All seats of one machine."""
+
+    host: str
+    pid: int
+    started: int
+    """Start time of the filler in clock ticks since boot: with its pid, its identity."""
+    boot: str
+    written: float
+    config: str
+    owner: str
+    """`stoker fill`, `stoker work` or `gpu_mon`."""
+    veto: str | None = None
+    """Why nothing may run at all now."""
+    notes: tuple[str, ...] = ()
+    seats: tuple[SeatStatus, ...] = ()
+
+
+class Ledger:
+    """The file that remembers it."""
+
+    def __init__(self, home: Path, host: str) -> None:
+        self.path = home / f"fill-{host}.json"
+
+    def read(self) -> FillStatus | None:
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=FillStatus)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def write(self, status: FillStatus) -> None:
+        """A disk that is full costs the status, never a program."""
+        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n")
+            fresh.replace(self.path)
+
+
+def lock(home: Path, host: str, patience: float = 0.0) -> int:
+    """Makes this process the only filler of the machine's GPUs; the descriptor holds it.
+
+    `patience`: how many seconds to wait for one that is about to leave.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(home / f"fill-{host}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StokerError(f"{home} cannot be written: {error.strerror} (STOKER_HOME names another place)") from None
+    ends = time.monotonic() + patience
+    while not _taken(descriptor):
+        if time.monotonic() < ends:
+            time.sleep(0.05)
+            continue
+        other = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "?"
+        os.close(descriptor)
+        raise StokerError(f"the GPUs here are being filled already (pid {other}): `stoker fill status` shows by whom")
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def wall(monotonic: float) -> float:
+    """The time of day of a monotonic time."""
+    return time.time() - (time.monotonic() - monotonic)

@@ -1,0 +1,233 @@
+"""Who has a GPU's device node open, by the open files of all processes: the truth behind the alarm.
+
+A node is known by its device number, so a container's own node counts, under whatever name. What is not seen: a
+process that closed the node and kept only a mapping of it (no GPU driver's library does), and a thread that took a
+table of open files for itself alone.
+"""
+
+import os
+import pwd
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from stoker.gpus.fdinfo import OUTSIDE
+from stoker.gpus.who import inside_pid_namespace
+from stoker.presence.mounts import Mounts
+from stoker.presence.nodes import NodeId, identity
+from stoker.procfs import FLAGS, KERNEL_THREAD, STARTED, STATE, THREADS, read_stat_fields
+
+# Files that nearly every process has open and that are never a GPU: not worth a system call each.
+_NEVER: Final = ("/dev/null", "/dev/pts/", "/dev/shm/")  # noqa: S108 - nothing is written there
+_DEAD: Final = (b"Z", b"X")
+_DELETED: Final = " (deleted)"
+_NOTHING: Final[frozenset[str]] = frozenset()
+
+
+class Holder(NamedTuple):
+    """A process that has a GPU's device node open. Its identity is pid plus start time."""
+
+    pid: int
+    started: int
+    """Start time in clock ticks since boot."""
+    name: str
+    """As the kernel calls it: at most fifteen letters."""
+    executable: str | None
+    """The name of the program's file, or else of what it was called with; None when neither may be read."""
+    user: str
+
+
+class Scan(NamedTuple):
+    """Who holds which GPU, and how many processes could not be asked."""
+
+    by_gpu: dict[str, tuple[Holder, ...]]
+    """All GPUs that there are nodes for, in the order of pids."""
+    unseen: int
+    """Processes whose open files may not be read: any of them may hold any GPU."""
+
+
+class Holders:
+    """Scans for holders. One scan asks only about open files that are new since the one before."""
+
+    def __init__(self, nodes: Mapping[str, Sequence[Path]], root: Path = Path("/")) -> None:
+        self.out_of_sight: str | None = OUTSIDE if inside_pid_namespace(root) else None
+        """Why there are processes that not even `unseen` counts, if there are."""
+        self._nodes = {uuid: tuple(map(str, paths)) for uuid, paths in nodes.items()}
+        self._names = frozenset(os.path.basename(path) for paths in self._nodes.values() for path in paths)
+        self._proc = str(root / "proc")
+        self._wanted: dict[NodeId, frozenset[str]] = {}
+        self._other_files: dict[int, set[str]] = {}
+        """By pid, the names of open files that turned out to be no GPU's."""
+        self._kernel_threads: set[int] = set()
+        self._met: dict[tuple[int, int, str], Holder] = {}
+        """By pid, start and name: a process that becomes another program is met again."""
+
+    def scan(self) -> Scan:
+        self._refresh_wanted()
+        mounts = Mounts(self._proc)
+        by_gpu: dict[str, list[Holder]] = {uuid: [] for uuid in self._nodes}
+        pids = self._pids()
+        # A /proc that does not even list the processes of others hides init as well.
+        unseen = int(1 not in pids)
+        met: dict[tuple[int, int, str], Holder] = {}
+        for pid in pids:
+            try:
+                held = self._held(pid, mounts)
+            except PermissionError:
+                unseen += self._is_program(pid)
+                continue
+            except OSError:
+                continue  # It ended just now.
+            holder = self._meet(pid, met) if held else None
+            if holder is not None:
+                for uuid in held:
+                    by_gpu[uuid].append(holder)
+        self._met = met
+        self._forget_all_but(pids)
+        return Scan({uuid: tuple(holders) for uuid, holders in by_gpu.items()}, unseen)
+
+    def scan_one(self, pid: int) -> frozenset[str]:
+        """The GPUs that this process holds, none when it is gone. PermissionError when that may not be seen."""
+        self._refresh_wanted()
+        try:
+            return self._held(pid, Mounts(self._proc))
+        except (FileNotFoundError, ProcessLookupError):
+            return _NOTHING
+
+    def _refresh_wanted(self) -> None:
+        """Nodes come late and are made anew, so they are asked again each time."""
+        wanted: dict[NodeId, frozenset[str]] = {}
+        for uuid, paths in self._nodes.items():
+            for path in paths:
+                try:
+                    node = identity(os.stat(path))
+                except OSError:
+                    continue
+                wanted[node] = wanted.get(node, _NOTHING) | {uuid}
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._other_files.clear()
+
+    def _pids(self) -> list[int]:
+        try:
+            return sorted(int(name) for name in os.listdir(self._proc) if name.isdecimal())
+        except OSError:
+            return []
+
+    def _held(self, pid: int, mounts: Mounts) -> frozenset[str]:
+        before = self._other_files.get(pid, _NOTHING)
+        others: set[str] = set()
+        held = _NOTHING
+        for directory, descriptors in self._tables(pid):
+            for descriptor in descriptors:
+                try:
+                    link = os.readlink(f"{directory}/{descriptor}")
+                    # Sockets, pipes and the like have no path.
+                    if link[0] != "/" or link.startswith(_NEVER):
+                        continue
+                    if link in before:
+                        others.add(link)
+                        continue
+                    found = self._gpus_behind(pid, directory, descriptor, link, mounts)
+                except FileNotFoundError:
+                    continue  # It was closed just now.
+                held |= found
+                # What a name under /dev stands for can change; elsewhere a file stays what it is while it is open.
+                if not found and not link.startswith("/dev/"):
+                    others.add(link)
+        self._other_files[pid] = others
+        return held
+
+    def _tables(self, pid: int) -> Iterator[tuple[str, Sequence[str]]]:
+        """The open files of a process: its threads have them in common."""
+        directory = f"{self._proc}/{pid}/fd"
+        descriptors = os.listdir(directory)
+        if descriptors:
+            yield directory, descriptors
+        elif self._outlives_first_thread(pid):
+            tasks = f"{self._proc}/{pid}/task"
+            for thread in os.listdir(tasks):
+                directory = f"{tasks}/{thread}/fd"
+                if descriptors := os.listdir(directory):
+                    yield directory, descriptors
+                    return
+
+    def _gpus_behind(self, pid: int, directory: str, descriptor: str, link: str, mounts: Mounts) -> frozenset[str]:
+        name = link.removesuffix(_DELETED).rpartition("/")[2]
+        # Under /dev and by the name of a node, nothing can block; elsewhere that is looked up first.
+        if link.startswith("/dev/") or name in self._names or mounts.can_hold_nodes(pid, descriptor):
+            return self._wanted.get(identity(os.stat(f"{directory}/{descriptor}")), _NOTHING)
+        return _NOTHING
+
+    def _outlives_first_thread(self, pid: int) -> bool:
+        """Whether a process without open files is one whose first thread ended while others go on."""
+        if pid in self._kernel_threads:
+            return False
+        _name, fields = self._stat(pid)
+        if int(fields[FLAGS]) & KERNEL_THREAD:
+            self._kernel_threads.add(pid)
+        return fields[STATE] in _DEAD and int(fields[THREADS]) > 1
+
+    def _is_program(self, pid: int) -> bool:
+        """Whether a process that may not be asked could hold a GPU at all: the kernel's threads and the dead cannot."""
+        if pid in self._kernel_threads:
+            return False
+        try:
+            _name, fields = self._stat(pid)
+        except OSError:
+            return False  # It ended just now.
+        if int(fields[FLAGS]) & KERNEL_THREAD:
+            self._kernel_threads.add(pid)
+            return False
+        return fields[STATE] not in _DEAD or int(fields[THREADS]) > 1
+
+    def _meet(self, pid: int, met: dict[tuple[int, int, str], Holder]) -> Holder | None:
+        try:
+            name, fields = self._stat(pid)
+            key = (pid, int(fields[STARTED]), name)
+            holder = self._met.get(key) or Holder(*key, self._executable(pid), self._user(pid))
+        except OSError:
+            return None  # It ended just now.
+        met[key] = holder
+        return holder
+
+    def _stat(self, pid: int) -> tuple[str, list[bytes]]:
+        try:
+            return read_stat_fields(f"{self._proc}/{pid}/stat")
+        except ValueError:
+            raise ProcessLookupError(pid) from None
+
+    def _executable(self, pid: int) -> str | None:
+        try:
+            path = os.readlink(f"{self._proc}/{pid}/exe").removesuffix(_DELETED)
+        except OSError:
+            try:
+                path = _contents(f"{self._proc}/{pid}/cmdline").partition("\0")[0]
+            except OSError:
+                return None
+        return path.rpartition("/")[2] or None
+
+    def _user(self, pid: int) -> str:
+        """Who started it. The owner of /proc/PID would be root for a program that protects its memory."""
+        for line in _contents(f"{self._proc}/{pid}/status").splitlines():
+            if line.startswith("Uid:"):
+                return _user_name(int(line.split()[1]))
+        raise ProcessLookupError(pid)
+
+    def _forget_all_but(self, pids: Sequence[int]) -> None:
+        alive = set(pids)
+        self._kernel_threads &= alive
+        for pid in self._other_files.keys() - alive:
+            del self._other_files[pid]
+
+
+def _contents(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,105 @@
+"""Programs that do not count as somebody on a GPU: by patterns a person wrote, and a list of mere onlookers."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from stoker.presence.holders import Holder
+
+# The kernel keeps this many bytes of a process's name: longer ones arrive cut.
+KERNEL_NAME: Final = 15
+
+SHIPPED_REASONS: Final[dict[str, str]] = {
+    # Kept open by the driver's own services, whether or not anybody computes.
+    "nvidia-persistenced": "keeps the driver loaded",
+    "nvidia-powerd": "shifts power between processor and GPU",
+    "nvidia-fabricmanager": "runs the NVLink switches",
+    "nv-fabricmanager": "runs the NVLink switches",
+    "nvidia-device-plugin": "tells Kubernetes which GPUs there are",
+    "gpu-feature-discovery": "tells Kubernetes what the GPUs can do",
+    # Agents that read figures for a dashboard, all day long.
+    "nv-hostengine": "the engine of DCGM, reads figures",
+    "dcgm": "the engine of DCGM, as some images name it",
+    "dcgmi": "asks DCGM",
+    "dcgm-exporter": "exports figures of DCGM",
+    "nvidia_gpu_exporter": "exports figures of nvidia-smi",
+    "nvidia_gpu_prometheus_exporter": "exports figures of NVML",
+    "nvml_exporter": "exports figures of NVML",
+    "telegraf": "collects figures",
+    "netdata": "collects figures",
+    "zabbix_agent2": "collects figures",
+    "all-smi": "shows figures",
+    # Programs that a person looks with.
+    "nvidia-smi": "shows figures",
+    "nvidia-settings": "shows and sets clocks and fans",
+    "nvtop": "shows figures",
+    "nvitop": "shows figures",
+    "gpustat": "shows figures",
+    "btop": "shows figures",
+    "glances": "shows figures",
+    "rocm-smi": "shows figures",
+    "amd-smi": "shows figures",
+    "amdgpu_top": "shows figures",
+    "radeontop": "shows figures",
+    "intel_gpu_top": "shows figures",
+    # Whatever draws the screen has it open for as long as there is a screen, with or without somebody before it.
+    "systemd-logind": "hands the screen to sessions",
+    "plymouthd": "draws the screen while the machine starts",
+    "Xorg": "draws the screen",
+    "X": "draws the screen, as older systems call it",
+    "Xwayland": "draws X11 windows on Wayland",
+    "gnome-shell": "draws the screen",
+    "mutter": "draws the screen",
+    "kwin_wayland": "draws the screen",
+    "kwin_x11": "draws the screen",
+    "plasmashell": "draws the screen",
+    "cinnamon": "draws the screen",
+    "xfwm4": "draws the screen",
+    "sway": "draws the screen",
+    "weston": "draws the screen",
+    "Hyprland": "draws the screen",
+    "cosmic-comp": "draws the screen",
+    "gdm": "shows the login screen",
+    "gdm-x-session": "starts the login screen",
+    "gdm-wayland-session": "starts the login screen",
+    "lightdm": "shows the login screen",
+    "lightdm-gtk-greeter": "shows the login screen",
+    "sddm": "shows the login screen",
+    "sddm-greeter": "shows the login screen",
+    "sddm-greeter-qt6": "shows the login screen",
+}
+"""Programs that hold a device node open without keeping the GPU from anybody, and why each does."""
+
+SHIPPED: Final[tuple[str, ...]] = tuple(SHIPPED_REASONS)
+
+
+class Ignored:
+    """Names with * and ?, capital letters as they are. A name must match from its beginning to its end."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._whole = [_compiled(pattern) for pattern in patterns if pattern]
+        self._cut = {_cut(pattern) for pattern in patterns if len(pattern.encode()) > KERNEL_NAME}
+
+    def matches(self, holder: Holder) -> bool:
+        return self.matches_names(holder.name, holder.executable)
+
+    def matches_names(self, name: str | None, executable: str | None = None) -> bool:
+        """By the process's name, as the kernel tells it, and the name of its executable file, where they are known."""
+        if any(pattern.fullmatch(known) for pattern in self._whole for known in (name, executable) if known):
+            return True
+        if not name or len(name.encode()) != KERNEL_NAME:
+            return False
+        # The executable tells the whole name if it begins like this one: then nothing is left to guess.
+        whole_is_known = executable is not None and executable.startswith(name)
+        return not whole_is_known and name in self._cut
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    wild = {"*": ".*", "?": "."}
+    return re.compile("".join(wild.get(letter, re.escape(letter)) for letter in pattern), re.DOTALL)
+
+
+def _cut(pattern: str) -> str:
+    """As the kernel would cut this name. With * or ? among the letters that are left it matches no name:
+    guessing the rest as well would ignore a person's program."""
+    return pattern.encode()[:KERNEL_NAME].decode(errors="replace")

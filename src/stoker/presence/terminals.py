@@ -1,0 +1,116 @@
+"""Who is at a terminal or a screen of this machine, and since when they have typed nothing.
+
+Terminals tell by the time of the last input. A graphical session does not tell without its user's bus, so the
+screens are asked instead: while one of them is lit, whoever is logged in before it counts as active, and once all of
+them went dark (desktops see to that when nobody touches them) the time since then counts. Where no screen can be
+asked, as with a remote desktop, the person counts as active: unknown is not idle. A session that another one hides
+is nobody's place.
+"""
+
+import pwd
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from stoker.presence.sessions import Session, read_sessions
+
+# The kernel notes the time of input only once in eight seconds, so that nobody can read somebody's typing off it:
+# the last input may be this much later than the time that is noted.
+COARSENESS: Final = 8.0
+# The kernel's MAX_NR_CONSOLES. /dev/tty0 is none: it stands for whichever is in front.
+_CONSOLES: Final = range(1, 64)
+_SCREEN: Final = re.compile(r"card[0-9]+-.+")
+
+
+class Activity(NamedTuple):
+    """Somebody's place at this machine."""
+
+    user: str
+    terminal: str
+    """Such as pts/3, tty2, seat0 (wayland)."""
+    idle: float
+    """Seconds since the last input, the least that is certain; 0 while it may be going on."""
+
+
+class Terminals:
+    """Keeps in mind since when the screens have been dark: to be asked again and again."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._dark_since: float | None = None
+
+    def activity(self, now_wall: float) -> list[Activity]:
+        """Everybody who is logged in at a terminal or screen, the most recently active first."""
+        sessions = read_sessions(self._root)
+        people = [session for session in sessions if session.person and not session.closing]
+        found = [*self._terminals(sessions, people, now_wall), *self._screens(people, now_wall)]
+        return sorted(found, key=lambda activity: (activity.idle, activity.terminal))
+
+    def _terminals(self, sessions: list[Session], people: list[Session], now: float) -> Iterator[Activity]:
+        # A screen's terminal gets no input, and one that only a login screen or a service has is nobody's.
+        not_typed_at = {session.terminal for session in sessions if session.graphical or session not in people}
+        logged_in = {session.terminal for session in people if session.terminal} - not_typed_at
+        consoles = {f"tty{number}" for number in _CONSOLES} - not_typed_at
+        for name in sorted(logged_in | consoles | self._pseudo_terminals()):
+            try:
+                found = (self._root / "dev" / name).stat()
+            except OSError:
+                continue  # It is gone, or never was.
+            # A console that root owns is one that nobody logged in at, unless logind says otherwise.
+            if found.st_uid == 0 and name in consoles and name not in logged_in:
+                continue
+            yield Activity(_user_name(found.st_uid), name, max(0.0, now - found.st_atime - COARSENESS))
+
+    def _pseudo_terminals(self) -> set[str]:
+        """By their owner: shells in tmux and over ssh have no session of their own."""
+        try:
+            names = [path.name for path in (self._root / "dev/pts").iterdir()]
+        except OSError:
+            return set()
+        return {f"pts/{name}" for name in names if name.isdecimal()}
+
+    def _screens(self, people: list[Session], now: float) -> Iterator[Activity]:
+        dark_for = self._dark_for(now)
+        for session in people:
+            if session.graphical and session.in_front:
+                place = session.seat or session.display or "remote"
+                idle = dark_for if session.seat is not None else 0.0
+                yield Activity(session.user, f"{place} ({session.kind})", idle)
+
+    def _dark_for(self, now: float) -> float:
+        """Seconds for which no screen is known to have been lit; 0 while one is, or none can be asked."""
+        if not _all_dark(_screens_of(self._root)):
+            self._dark_since = None
+            return 0.0
+        if self._dark_since is None or self._dark_since > now:
+            self._dark_since = now
+        return now - self._dark_since
+
+
+def _screens_of(root: Path) -> list[Path]:
+    """The connectors of graphics cards that a screen is plugged into."""
+    try:
+        places = [path for path in (root / "sys/class/drm").iterdir() if _SCREEN.fullmatch(path.name)]
+    except OSError:
+        return []
+    return [place for place in places if _word(place / "status") == "connected"]
+
+
+def _all_dark(screens: Iterable[Path]) -> bool:
+    states = [_word(screen / "dpms") for screen in screens]
+    return bool(states) and all(state == "Off" for state in states)
+
+
+def _word(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
