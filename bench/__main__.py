@@ -2,10 +2,11 @@
 
 import sys
 
-from bench import looks, queue, startup, submit, supervisor
+from bench import looks, presence, queue, startup, submit, supervisor
 
 BENCHES = {
     "looks": looks.main,
+    "presence": presence.main,
     "queue": queue.main,
     "startup": startup.main,
     "submit": submit.main,

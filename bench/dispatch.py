@@ -81,12 +81,14 @@ def _tsp(script: Path, room: Path) -> list[float]:
 
 
 def _stoker(script: Path, room: Path, queue: str) -> list[float]:
+    from stoker.queue import NewJob, init_queue
+
     noted = room / ("postgres" if queue.startswith("postgres") else "sqlite")
     environment = _environment(room, queue)
-    lines = room / "lines"
-    lines.write_text("sleep 1\n" + f"{script} {noted}\n" * JOBS)
-    _run(environment, "queue", "init")
-    _run(environment, "submit", "--gpus", "0", "--from", str(lines))
+    # As words, without a shell in between: so does tsp.
+    commands = [("sleep", "1"), *[(str(script), str(noted))] * JOBS]
+    with init_queue(queue) as store:
+        store.submit([NewJob(command=command, gpus=0) for command in commands])
     _run(environment, "work", "--until-empty", "--cpu-jobs", "1")
     return _gaps(noted)
 

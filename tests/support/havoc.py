@@ -28,10 +28,12 @@ WORK: Final = ("--lease", "6s", "--grace", "1s", "--cpu-jobs", "2")
 LONGEST_OUTAGE: Final = 1.0
 # From the last kill to the last outcome: a lease or two, and the jobs that are left.
 LONGEST_END: Final = 60.0
-# So many jobs more than the kills so far account for: there is always one to be hit.
-BACKLOG: Final = 10
+# So many jobs more than the kills so far account for.
+BACKLOG: Final = 5
 # For a victim of the wanted kind: when all jobs are done there is none any more.
 LONGEST_WAIT: Final = 3.0
+# When there has been none for so many looks, another job is submitted.
+LOOKS_PER_JOB: Final = 10
 
 
 class Extent(NamedTuple):
@@ -133,7 +135,11 @@ class Havoc:
             self._kill_database()
             return
         ends = time.monotonic() + LONGEST_WAIT
+        looks = 0
         while (victim := self._victim(kind)) is None and time.monotonic() < ends:
+            looks += 1
+            if looks % LOOKS_PER_JOB == 0:
+                self._submit(len(self._diaries) + 1)
             self._live_for(0.01)
         if victim is not None and send(victim, signal.SIGKILL):
             self.killed[kind] += 1

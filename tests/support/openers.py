@@ -47,7 +47,7 @@ class Openers:
 
     def run(self, command: Sequence[str], *, user: int | None = None) -> "subprocess.Popen[str]":
         """A process that says `ready` when it is."""
-        groups = None if user is None else []
+        groups: list[int] | None = None if user is None else []
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -87,11 +87,19 @@ def _group(pid: int) -> int:
 
 
 def as_nobody(code: str, *arguments: object) -> str:
-    """What a Python program without any privilege prints."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(
-        command, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True, timeout=60, check=False
-    )
+    """What a Python program without any privilege prints; it may use `sys`, `Path`, `Alarm` and `Holders`."""
+    # It drops its rights only after its imports: the interpreter itself may be where others do not come.
+    begin = f"""
+import os, sys
+from pathlib import Path
+from stoker.presence.alarm import Alarm
+from stoker.presence.holders import Holders
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+"""
+    command = [sys.executable, "-c", begin + code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

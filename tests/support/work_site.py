@@ -73,6 +73,7 @@ class WorkSite:
         if queue is not None:
             self.environment["STOKER_QUEUE"] = queue
         self._children: list[subprocess.Popen[bytes]] = []
+        self._workers: list[RunningWorker] = []
 
     def uuid(self, index: int) -> str:
         return f"GPU-51000000-0000-4000-8000-{index:012d}"
@@ -94,6 +95,7 @@ class WorkSite:
         self._homes.add(place)
         worker = RunningWorker(place, arguments, self.environment | (environment or {}), prefix)
         self._children.append(worker.process)
+        self._workers.append(worker)
         return worker
 
     def work_until_empty(self, *arguments: str) -> Finished:
@@ -141,7 +143,11 @@ class WorkSite:
             job = self.job(name)
             return job if job.state in states else None
 
-        return wait_for(there, deadline=deadline, named=f"job {name}, which is {self.job(name).state}, {states}")
+        try:
+            return wait_for(there, deadline=deadline, named=f"that job {name} is {' or '.join(states)}")
+        except AssertionError as error:
+            said = "\n".join(worker.said for worker in self._workers)
+            raise AssertionError(f"{error}: it is {self.job(name).state}, and was told of\n{said}") from None
 
     def wait_for_why(self, name: str, pattern: str) -> str:
         """What `stoker why` says of it, once that fits."""

@@ -7,7 +7,7 @@ table of open files for itself alone.
 
 import os
 import pwd
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,6 +22,8 @@ _NEVER: Final = ("/dev/null", "/dev/pts/", "/dev/shm/")  # noqa: S108 - nothing 
 _DEAD: Final = (b"Z", b"X")
 _DELETED: Final = " (deleted)"
 _NOTHING: Final[frozenset[str]] = frozenset()
+# How /proc says that a process ended just now.
+_GONE: Final = (FileNotFoundError, ProcessLookupError)
 
 
 class Holder(NamedTuple):
@@ -57,7 +59,7 @@ class Holders:
         self._proc = str(root / "proc")
         self._wanted: dict[NodeId, frozenset[str]] = {}
         self._other_files: dict[int, set[str]] = {}
-        """By pid, the names of open files that turned out to be no GPU's."""
+        """By pid, the links of open files that turned out to be no GPU's."""
         self._kernel_threads: set[int] = set()
         self._met: dict[tuple[int, int, str], Holder] = {}
         """By pid, start and name: a process that becomes another program is met again."""
@@ -73,15 +75,15 @@ class Holders:
         for pid in pids:
             try:
                 held = self._held(pid, mounts)
-            except PermissionError:
-                unseen += self._is_program(pid)
+                if held:
+                    holder = self._meet(pid, met)
+            except _GONE:
                 continue
             except OSError:
-                continue  # It ended just now.
-            holder = self._meet(pid, met) if held else None
-            if holder is not None:
-                for uuid in held:
-                    by_gpu[uuid].append(holder)
+                unseen += self._is_program(pid)
+                continue
+            for uuid in held:
+                by_gpu[uuid].append(holder)
         self._met = met
         self._forget_all_but(pids)
         return Scan({uuid: tuple(holders) for uuid, holders in by_gpu.items()}, unseen)
@@ -91,7 +93,7 @@ class Holders:
         self._refresh_wanted()
         try:
             return self._held(pid, Mounts(self._proc))
-        except (FileNotFoundError, ProcessLookupError):
+        except _GONE:
             return _NOTHING
 
     def _refresh_wanted(self) -> None:
@@ -115,49 +117,45 @@ class Holders:
             return []
 
     def _held(self, pid: int, mounts: Mounts) -> frozenset[str]:
-        before = self._other_files.get(pid, _NOTHING)
-        others: set[str] = set()
+        directory, links = self._open_files(pid)
+        # All that a process has open is mostly what it had open before: set arithmetic leaves the little to ask.
+        unknown = links.keys() - self._other_files.get(pid, _NOTHING)
+        if not unknown:
+            return _NOTHING
         held = _NOTHING
-        for directory, descriptors in self._tables(pid):
-            for descriptor in descriptors:
-                try:
-                    link = os.readlink(f"{directory}/{descriptor}")
-                    # Sockets, pipes and the like have no path.
-                    if link[0] != "/" or link.startswith(_NEVER):
-                        continue
-                    if link in before:
-                        others.add(link)
-                        continue
-                    found = self._gpus_behind(pid, directory, descriptor, link, mounts)
-                except FileNotFoundError:
-                    continue  # It was closed just now.
-                held |= found
-                # What a name under /dev stands for can change; elsewhere a file stays what it is while it is open.
-                if not found and not link.startswith("/dev/"):
-                    others.add(link)
-        self._other_files[pid] = others
+        to_ask_again = set()
+        for link in unknown:
+            found = self._gpus_behind(pid, f"{directory}/{links[link]}", link, mounts)
+            held |= found
+            # What a name under /dev stands for can change; elsewhere a file stays what it is while it is open.
+            if found or (link.startswith("/dev/") and not link.startswith(_NEVER)):
+                to_ask_again.add(link)
+        self._other_files[pid] = links.keys() - to_ask_again
         return held
 
-    def _tables(self, pid: int) -> Iterator[tuple[str, Sequence[str]]]:
-        """The open files of a process: its threads have them in common."""
+    def _open_files(self, pid: int) -> tuple[str, dict[str, str]]:
+        """The directory of a process's open files, and what is in it. Its threads have them in common."""
         directory = f"{self._proc}/{pid}/fd"
-        descriptors = os.listdir(directory)
-        if descriptors:
-            yield directory, descriptors
-        elif self._outlives_first_thread(pid):
+        links = _read_links(directory)
+        if not links and self._outlives_first_thread(pid):
             tasks = f"{self._proc}/{pid}/task"
             for thread in os.listdir(tasks):
-                directory = f"{tasks}/{thread}/fd"
-                if descriptors := os.listdir(directory):
-                    yield directory, descriptors
-                    return
+                if links := _read_links(f"{tasks}/{thread}/fd"):
+                    return f"{tasks}/{thread}/fd", links
+        return directory, links
 
-    def _gpus_behind(self, pid: int, directory: str, descriptor: str, link: str, mounts: Mounts) -> frozenset[str]:
+    def _gpus_behind(self, pid: int, path: str, link: str, mounts: Mounts) -> frozenset[str]:
+        # Sockets, pipes and the like have no path.
+        if not link.startswith("/") or link.startswith(_NEVER):
+            return _NOTHING
         name = link.removesuffix(_DELETED).rpartition("/")[2]
         # Under /dev and by the name of a node, nothing can block; elsewhere that is looked up first.
-        if link.startswith("/dev/") or name in self._names or mounts.can_hold_nodes(pid, descriptor):
-            return self._wanted.get(identity(os.stat(f"{directory}/{descriptor}")), _NOTHING)
-        return _NOTHING
+        if not (link.startswith("/dev/") or name in self._names or mounts.can_hold_nodes(pid, path)):
+            return _NOTHING
+        try:
+            return self._wanted.get(identity(os.stat(path)), _NOTHING)
+        except FileNotFoundError:
+            return _NOTHING  # It was closed just now.
 
     def _outlives_first_thread(self, pid: int) -> bool:
         """Whether a process without open files is one whose first thread ended while others go on."""
@@ -174,22 +172,20 @@ class Holders:
             return False
         try:
             _name, fields = self._stat(pid)
+        except _GONE:
+            return False
         except OSError:
-            return False  # It ended just now.
+            return True
         if int(fields[FLAGS]) & KERNEL_THREAD:
             self._kernel_threads.add(pid)
             return False
         return fields[STATE] not in _DEAD or int(fields[THREADS]) > 1
 
-    def _meet(self, pid: int, met: dict[tuple[int, int, str], Holder]) -> Holder | None:
-        try:
-            name, fields = self._stat(pid)
-            key = (pid, int(fields[STARTED]), name)
-            holder = self._met.get(key) or Holder(*key, self._executable(pid), self._user(pid))
-        except OSError:
-            return None  # It ended just now.
-        met[key] = holder
-        return holder
+    def _meet(self, pid: int, met: dict[tuple[int, int, str], Holder]) -> Holder:
+        name, fields = self._stat(pid)
+        key = (pid, int(fields[STARTED]), name)
+        met[key] = self._met.get(key) or Holder(*key, self._executable(pid), self._user(pid))
+        return met[key]
 
     def _stat(self, pid: int) -> tuple[str, list[bytes]]:
         try:
@@ -219,6 +215,21 @@ class Holders:
         self._kernel_threads &= alive
         for pid in self._other_files.keys() - alive:
             del self._other_files[pid]
+
+
+def _read_links(directory: str) -> dict[str, str]:
+    """What the files in a /proc/PID/fd are links to, each with its number; the last one where several are alike."""
+    links: dict[str, str] = {}
+    table = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for descriptor in os.listdir(table):
+            try:
+                links[os.readlink(descriptor, dir_fd=table)] = descriptor
+            except FileNotFoundError:
+                continue  # It was closed just now.
+    finally:
+        os.close(table)
+    return links
 
 
 def _contents(path: str) -> str:

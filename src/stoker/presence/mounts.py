@@ -1,5 +1,6 @@
 """Whether an open file can be asked what it is without the risk of waiting for a network that is gone."""
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +19,12 @@ class Mounts:
 
     def __init__(self, proc: str) -> None:
         self._proc = proc
-        self._can_hold_nodes: dict[str, bool] = {}
+        self._can_hold_nodes: dict[bytes, bool] = {}
 
-    def can_hold_nodes(self, pid: int, descriptor: str) -> bool:
-        """Whether this open file lies where there can be device nodes, found out without touching the file."""
+    def can_hold_nodes(self, pid: int, path: str) -> bool:
+        """Whether this /proc/PID/fd/N lies where there can be device nodes, found out without touching the file."""
         try:
-            mount = _mount_of(f"{self._proc}/{pid}/fdinfo/{descriptor}")
+            mount = _mount_of(path.replace("/fd/", "/fdinfo/"))
             if mount not in self._can_hold_nodes:
                 # The numbers of mounts are the same for all processes, but each sees only those of its namespace.
                 self._can_hold_nodes |= _read_mounts(f"{self._proc}/{pid}/mountinfo")
@@ -33,19 +34,21 @@ class Mounts:
         return self._can_hold_nodes.setdefault(mount, False)
 
 
-def _mount_of(path: str) -> str:
-    for line in Path(path).read_text(errors="replace").splitlines():
-        key, _, value = line.partition(":")
-        if key == "mnt_id":
-            return value.strip()
-    return ""
+def _mount_of(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # It is the third of a few short lines.
+        text = os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+    return text.partition(b"mnt_id:")[2].split(maxsplit=1)[0] if b"mnt_id:" in text else b""
 
 
-def _read_mounts(path: str) -> dict[str, bool]:
+def _read_mounts(path: str) -> dict[bytes, bool]:
     mounts = {}
-    for line in Path(path).read_text(errors="replace").splitlines():
-        own, _, of_file_system = line.partition(" - ")
-        fields, kind = own.split(), of_file_system.split(" ", 1)[0]
+    for line in Path(path).read_bytes().splitlines():
+        own, _, of_file_system = line.partition(b" - ")
+        fields, kind = own.split(), of_file_system.partition(b" ")[0]
         if len(fields) > 5:
-            mounts[fields[0]] = kind in LOCAL and "nodev" not in fields[5].split(",")
+            mounts[fields[0]] = kind.decode(errors="replace") in LOCAL and b"nodev" not in fields[5].split(b",")
     return mounts

@@ -100,7 +100,10 @@ class Keeper:
         self._status: int | None = None
         self.empty = True
         self._talking = True
+        self._untold = b""
         self._withdrawn = False
+        # Who is moved out later, by a stop, is given no other job.
+        self._is_inside = charge.cgroup is None
         self._log: OutputLog | None = None
         self._room = select.poll()
         self._room.register(charge.report, select.POLLOUT)
@@ -139,6 +142,7 @@ class Keeper:
             self.empty = True
             self._beginning = None
             self._tell(FAILED, error.stage, error.number)
+            self._flush()
             return
         if self._charge.output is None:
             # Not before: the job may have been given one of the supervisor's descriptors.
@@ -146,9 +150,10 @@ class Keeper:
         # It cannot be gone: nobody else collects it.
         who = identify(self._job)
         self._tell(STARTED, self._job, who.started if who else 0)
+        self._flush()
 
     def _start(self, program: Program) -> int:
-        if program.session and program.output is not None and self._is_inside():
+        if program.session and program.output is not None and self._is_inside:
             self._withdraw()
             if (pid := spawn(program)) is not None:
                 return pid
@@ -160,10 +165,7 @@ class Keeper:
         if self._charge.cgroup is not None:
             with contextlib.suppress(OSError):
                 self._charge.cgroup.add(os.getpid())
-
-    def _is_inside(self) -> bool:
-        """Whether what is started is in the jobs' cgroup, where there is one. A stop may have moved it out."""
-        return self._charge.cgroup is None or os.getpid() in self._charge.cgroup.pids()
+                self._is_inside = True
 
     def _withdraw(self) -> None:
         if not self._withdrawn:
@@ -233,11 +235,12 @@ class Keeper:
                     pass
                 self.empty = True
                 self._tell(EMPTY)
-                return
+                break
             if pid == 0:
-                return
+                break
             if pid == self._job and self._status is None:
                 self._tell_of_job(status)
+        self._flush()
 
     def _tell_of_job(self, status: int) -> None:
         if os.WIFCONTINUED(status):
@@ -271,9 +274,14 @@ class Keeper:
             os.kill(self._charge.supervisor, signal.SIGCONT)
 
     def _tell(self, kind: int, first: int = 0, second: int = 0) -> None:
-        if self._talking:
+        self._untold += MESSAGE.pack(kind, first, second)
+
+    def _flush(self) -> None:
+        """What belongs together is told together: most jobs end and leave nothing behind in the same moment."""
+        told, self._untold = self._untold, b""
+        if told and self._talking:
             try:
-                os.write(self._charge.report, MESSAGE.pack(kind, first, second))
+                os.write(self._charge.report, told)
             except BrokenPipeError:
                 self._talking = False  # The supervisor is gone, as the other pipe is about to tell.
 

@@ -367,6 +367,7 @@ class Supervisor:
         return self._over("could not start", f"{sentence}.", failed.exit_code)
 
     def _ended_by_itself(self, code: int) -> int:
+        self._guardian.attend()  # it may have said in the same breath that nothing is left
         if left := self._guardian.members():
             _say(f"the command ended and left {len(left)} process(es) behind: they are stopped")
             self._take_down(self._plan.grace)

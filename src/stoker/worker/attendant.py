@@ -329,7 +329,8 @@ class _Attendance:
         while time.monotonic() < gives_up_at:
             self._signals.read()  # the job is over: there is nothing left that could be stopped
             self._hear()
-            if self._recorded:
+            # When even the place is gone where it is written down, nobody is left to tell.
+            if self._recorded or not self._record.directory.exists():
                 break
             alone = self._channel is None or time.monotonic() >= trusts_worker_until
             if alone and self._errand is None and now() >= self._next_errand:

@@ -1,0 +1,483 @@
+"""`stoker work` as its users see it: which job starts when, on which GPUs, and what they are told."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.queue import NewJob, init_queue
+from tests.support.command import stoker_command
+from tests.support.mock_nvml import MockMachine
+from tests.support.waiting import wait_for
+from tests.support.work_site import PATIENCE, WorkSite
+
+GIB = 2**30
+DRIVER_NOT_LOADED = 9
+# The worker asks a queue that does not ring after 5 s: what starts within this was rung for.
+WELL_BEFORE_THE_SLOW_POLL = 2.0
+
+
+def ran_in_order(site: WorkSite) -> list[str]:
+    return (site.directory / "order").read_text().split()
+
+
+def test_jobs_run_by_priority_and_then_by_age(site: WorkSite) -> None:
+    for name, priority in [("a", 0), ("b", 0), ("c", 5), ("d", -1), ("e", 5)]:
+        site.submit(f"echo {name} >> order", priority=priority)
+    site.work_until_empty("--cpu-jobs", "1")
+    assert ran_in_order(site) == ["c", "e", "a", "b", "d"]
+
+
+def test_every_free_gpu_takes_the_next_job(site: WorkSite) -> None:
+    jobs = [site.submit(site.until("gate"), gpus=1) for _ in range(3)]
+    site.work()
+    for job in jobs[:2]:
+        site.wait_until(job, "running")
+    assert {site.last_attempt(job).gpus for job in jobs[:2]} == {(site.uuid(0),), (site.uuid(1),)}
+    why = site.wait_for_why(jobs[2], "waits for a GPU")
+    assert f"GPU 0 is held by job {jobs[0]}, GPU 1 is held by job {jobs[1]}" in why
+    site.open_gate("gate")
+    site.wait_until(jobs[2], "succeeded")
+
+
+def test_a_job_sees_its_gpus_by_their_full_uuids_and_one_without_sees_none(site: WorkSite) -> None:
+    show = 'echo "[$CUDA_VISIBLE_DEVICES]"'
+    one, two, none = (site.submit(show, gpus=gpus) for gpus in (1, 2, 0))
+    site.work_until_empty()
+    assert site.output(one).read_text() == f"[{site.uuid(0)}]\n"
+    assert site.output(two).read_text() == f"[{site.uuid(0)},{site.uuid(1)}]\n"
+    assert site.output(none).read_text() == "[]\n"
+
+
+def test_a_job_of_two_gpus_is_not_starved_by_small_ones(site: WorkSite) -> None:
+    first = site.submit(site.until("first"), gpus=1)
+    large = site.submit(site.until("large"), gpus=2)
+    small = site.submit("true", gpus=1)
+    site.work()
+    site.wait_until(first, "running")
+    assert "GPU 1 is kept for job" in site.wait_for_why(small, "kept")
+    site.open_gate("first")
+    site.wait_until(large, "running")
+    assert site.job(small).state == "queued"
+    site.open_gate("large")
+    site.wait_until(small, "succeeded")
+
+
+def test_a_small_job_slips_in_where_it_delays_nobody(site: WorkSite) -> None:
+    first = site.submit(site.until("first"), gpus=1, time_limit=600.0)
+    large = site.submit("true", gpus=2)
+    short = site.submit("true", gpus=1, time_limit=60.0)
+    endless = site.submit("true", gpus=1, time_limit=1200.0)
+    site.work()
+    site.wait_until(short, "succeeded")
+    assert [site.job(job).state for job in (first, large, endless)] == ["running", "queued", "queued"]
+    assert "frees in at most 10 min" in site.wait_for_why(large, "at most")
+
+
+class TestFree:
+    def test_a_gpu_with_somebody_elses_process_is_left_alone_until_that_goes(self, site: WorkSite) -> None:
+        foreigner = site.foreigner("--gpu", "0", "--utilization", "0%")
+        site.work("--gpus", "0")
+        job = site.submit("true", gpus=1)
+        why = site.wait_for_why(job, "used by")
+        assert re.search(rf"waits for a GPU: GPU 0 is used by \w+'s \S+ \(pid {foreigner.pid}\)", why)
+        foreigner.kill()
+        site.wait_until(job, "succeeded")
+
+    def test_only_the_gpus_that_were_named_are_used(self, site: WorkSite) -> None:
+        jobs = [site.submit(site.until("gate"), gpus=1) for _ in range(2)]
+        site.work("--gpus", "1")
+        site.wait_until(jobs[0], "running")
+        why = site.wait_for_why(jobs[1], "held by")
+        assert "GPU 1 is held" in why
+        assert "GPU 0" not in why
+        assert site.last_attempt(jobs[0]).gpus == (site.uuid(1),)
+        assert not site.store.attempts(jobs[1])
+
+    @pytest.mark.parametrize(("options", "starts"), [((), True), (("--free-below", "20%"), False)])
+    def test_a_gpu_that_works_more_than_free_below_is_somebodys(
+        self, site: WorkSite, options: tuple[str, ...], starts: bool
+    ) -> None:
+        # A desktop is no foreigner, so that only its work can speak for it.
+        desktop = _desktop(site, utilization=0.3)
+        try:
+            job = site.submit("true", gpus=1)
+            site.work("--gpus", "0", *options)
+            if starts:
+                site.wait_until(job, "succeeded")
+            else:
+                assert "GPU 0 is 30% busy (free below 20%)" in site.wait_for_why(job, "busy")
+                assert not site.store.attempts(job)
+        finally:
+            desktop.kill()
+            desktop.wait()
+
+    def test_nothing_is_started_while_the_driver_hangs_and_all_goes_on_after_it(self, site: WorkSite) -> None:
+        site.stoker("sim", "fault", "hang")
+        site.work("--deadline", "0.5s")
+        job, other = site.submit("true", gpus=1), site.submit("true")
+        why = site.wait_for_why(job, "cannot be read|did not answer|hang")
+        site.wait_until(other, "succeeded")
+        assert not site.store.attempts(job), why
+        site.stoker("sim", "fault", "--clear")
+        site.wait_until(job, "succeeded")
+
+    def test_a_gpu_that_is_lost_is_not_used_and_the_other_is(self, site: WorkSite) -> None:
+        site.stoker("sim", "fault", "lost", "--gpu", "0")
+        jobs = [site.submit(site.until("gate"), gpus=1) for _ in range(2)]
+        site.work()
+        site.wait_until(jobs[0], "running")
+        assert site.last_attempt(jobs[0]).gpus == (site.uuid(1),)
+        assert "GPU 0 cannot be read (GPU is lost)" in site.wait_for_why(jobs[1], "cannot be read")
+
+    def test_a_machine_without_gpus_runs_jobs_that_need_none(self, site: WorkSite) -> None:
+        worker = site.work("--source", "nvml")
+        job, needy = site.submit("true"), site.submit("true", gpus=1)
+        site.wait_until(job, "succeeded")
+        worker.wait_until_it_says("libnvidia-ml.so.1 is not installed .*: jobs that need no GPU are run")
+        why = site.wait_for_why(needy, "waits for a GPU")
+        assert "the GPUs of this machine cannot be read (the library libnvidia-ml.so.1 is not installed" in why
+
+    def test_nothing_is_started_on_gpus_that_were_seen_once_and_cannot_be_read_now(self, site: WorkSite) -> None:
+        first = site.submit(site.until("gate"), gpus=2)
+        site.work()
+        site.wait_until(first, "running")
+        site.stoker("sim", "fault", "absent")
+        second = site.submit("true", gpus=1)
+        site.wait_for_why(second, "cannot be read")
+        site.open_gate("gate")
+        site.wait_until(first, "succeeded")
+        assert "cannot be read" in site.stoker("why", second).out
+        assert not site.store.attempts(second)
+        site.stoker("sim", "fault", "--clear")
+        site.wait_until(second, "succeeded")
+
+    def test_nothing_is_started_on_gpus_of_a_driver_that_was_unloaded(
+        self, site: WorkSite, nvidia: MockMachine
+    ) -> None:
+        first = site.submit(site.until("gate"), gpus=2)
+        worker = site.work("--source", "nvml")
+        site.wait_until(first, "running")
+        nvidia.fault("nvmlInitWithFlags", code=DRIVER_NOT_LOADED)
+        os.kill(_reader_of(worker.process.pid), signal.SIGKILL)
+        second = site.submit("true", gpus=1)
+        site.wait_for_why(second, "the NVIDIA driver is not loaded")
+        site.open_gate("gate")
+        site.wait_until(first, "succeeded")
+        assert "the NVIDIA driver is not loaded" in site.stoker("why", second).out
+        assert not site.store.attempts(second)
+
+
+def _reader_of(worker: int) -> int:
+    """The worker's helper that reads the GPUs."""
+    found = [int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()]
+    (reader,) = [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() != "stoker-nursery\n"]
+    return reader
+
+
+def _desktop(site: WorkSite, utilization: float) -> "subprocess.Popen[bytes]":
+    script = (
+        "from stoker.runs.syscalls import set_name\n"
+        "from stoker.gpus.sim import SimulatedProcess\n"
+        "import time\n"
+        "set_name('Xorg')\n"
+        "gpu = SimulatedProcess.attach(gpu=0)\n"
+        "gpu.allocate(2**20)\n"
+        f"gpu.work(utilization={utilization})\n"
+        "print('there', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, **site.environment}, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"there\n"
+    return process
+
+
+class TestSharing:
+    def test_jobs_pack_by_the_memory_they_ask_for_and_never_over(self, site: WorkSite) -> None:
+        """They use nothing yet: a job that is still loading holds what it asked for."""
+        jobs = [site.submit(site.until(f"gate{n}"), gpus=1, share=True, memory=10 * GIB) for n in range(3)]
+        site.work("--gpus", "0")
+        for job in jobs[:2]:
+            site.wait_until(job, "running")
+        why = site.wait_for_why(jobs[2], "left beside")
+        assert f"GPU 0 has 3.5 GiB left beside jobs {jobs[0]} and {jobs[1]}" in why
+        site.open_gate("gate0")
+        site.wait_until(jobs[2], "running")
+        assert site.job(jobs[1]).state == "running"
+
+    def test_a_job_that_uses_more_than_it_asked_for_holds_what_it_uses(self, site: WorkSite) -> None:
+        greedy = site.submit("exec stoker sim load --memory 16GiB --for 600s", gpus=1, share=True, memory=4 * GIB)
+        site.work("--gpus", "0")
+        second = site.submit("true", gpus=1, share=True, memory=20 * GIB)
+        site.wait_for_why(second, f"GPU 0 has 7.5 GiB left beside job {greedy}")
+
+    def test_a_job_that_does_not_share_has_its_gpu_alone(self, site: WorkSite) -> None:
+        alone = site.submit(site.until("gate"), gpus=1)
+        sharing = site.submit("true", gpus=1, share=True, memory=GIB)
+        site.work("--gpus", "0")
+        site.wait_until(alone, "running")
+        assert f"GPU 0 is held by job {alone}" in site.wait_for_why(sharing, "held")
+
+    def test_slots_put_so_many_jobs_on_one_gpu(self, site: WorkSite) -> None:
+        jobs = [site.submit(site.until(f"gate{n}"), gpus=1) for n in range(3)]
+        site.work("--gpus", "0", "--slots-per-gpu", "2")
+        for job in jobs[:2]:
+            site.wait_until(job, "running")
+        site.wait_for_why(jobs[2], "waits for a GPU: GPU 0")
+        assert site.job(jobs[2]).state == "queued"
+        site.open_gate("gate1")
+        site.wait_until(jobs[2], "running")
+
+
+class TestPreemption:
+    # Says that it was asked to end, and how far it was.
+    POLITE = "trap 'echo asked >> asked; exit 0' TERM; touch started-{id}; while :; do sleep 0.05; done"
+
+    def test_the_newest_preemptible_job_gives_way_and_goes_back_to_the_queue(self, site: WorkSite) -> None:
+        site.work()
+        older = self.start(site)
+        newer = self.start(site)
+        normal = site.submit(site.until("gate"), gpus=1)
+        site.wait_until(normal, "running")
+        assert site.last_attempt(normal).gpus == site.store.attempts(newer)[0].gpus
+        assert (site.directory / "asked").read_text() == "asked\n"
+        back = site.job(newer)
+        assert (back.state, back.retries_left, back.exit_code) == ("queued", 1, None)
+        assert [attempt.outcome for attempt in site.store.attempts(newer)] == ["preempted"]
+        assert site.job(older).state == "running"
+        site.open_gate("gate")
+        site.wait_until(newer, "running")
+        assert site.last_attempt(newer).number == 2
+
+    def test_no_more_jobs_give_way_than_are_needed(self, site: WorkSite) -> None:
+        site.work()
+        jobs = [self.start(site), self.start(site)]
+        site.submit(site.until("gate"), gpus=0)
+        large = site.submit("true", gpus=2)
+        site.wait_until(large, "succeeded")
+        for job in jobs:
+            site.wait_until(job, "running")
+        assert [len(site.store.attempts(job)) for job in jobs] == [2, 2]
+        # One of them is in nobody's way: its GPU is free already.
+        site.store.cancel([jobs[0]])
+        site.wait_until(jobs[0], "cancelled")
+        site.wait_until(site.submit("true", gpus=1), "succeeded")
+        assert len(site.store.attempts(jobs[1])) == 2
+
+    def test_one_that_does_not_end_is_killed_after_the_grace(self, site: WorkSite) -> None:
+        site.work("--gpus", "0", "--grace", "0.5s")
+        stubborn = self.start(site, "trap '' TERM; touch started-{id}; while :; do sleep 0.05; done")
+        site.wait_until(site.submit("true", gpus=1), "succeeded")
+        assert site.store.attempts(stubborn)[0].outcome == "preempted"
+
+    def start(self, site: WorkSite, command: str = POLITE) -> str:
+        job = site.submit(command, gpus=1, preemptible=True, retries=1)
+        wait_for((site.directory / f"started-{job}").exists, deadline=PATIENCE, named=f"the start of {job}")
+        return job
+
+
+class TestSteering:
+    def test_a_cancelled_job_is_stopped_with_everything_it_started(self, site: WorkSite) -> None:
+        # One child in a session of its own, and one whose parent is gone.
+        job = site.submit("setsid sleep 4242 & (sleep 4343 &) ; echo $$ > pid; sleep 4444")
+        site.work("--grace", "1s")
+        wait_for((site.directory / "pid").exists, deadline=PATIENCE)
+        site.stoker("cancel", job)
+        found = site.wait_until(job, "cancelled")
+        assert "sleep" not in site.processes().values()
+        assert found.exit_code is None
+        assert site.stoker("wait", job).code != 0
+
+    def test_a_held_job_starts_when_it_is_released(self, site: WorkSite) -> None:
+        job = site.submit("true", held=True)
+        site.work()
+        site.wait_until(site.submit("true"), "succeeded")
+        assert site.job(job).state == "held"
+        site.stoker("release", job)
+        site.wait_until(job, "succeeded", deadline=WELL_BEFORE_THE_SLOW_POLL)
+
+    @pytest.mark.parametrize("whom", ["queue", "worker"])
+    def test_a_paused_queue_or_worker_starts_nothing_and_what_runs_goes_on(self, site: WorkSite, whom: str) -> None:
+        running = site.submit(site.until("gate"))
+        site.work()
+        site.wait_until(running, "running")
+        wait_for(site.store.workers, deadline=PATIENCE)
+        options = () if whom == "queue" else ("--worker", site.store.workers()[0].host)
+        assert site.stoker("pause", *options).code == 0
+        job = site.submit("true")
+        assert "paused" in site.wait_for_why(job, "paused")
+        site.open_gate("gate")
+        site.wait_until(running, "succeeded")
+        assert site.job(job).state == "queued"
+        assert site.stoker("resume", *options).code == 0
+        site.wait_until(job, "succeeded", deadline=WELL_BEFORE_THE_SLOW_POLL)
+
+    def test_jobs_come_after_others(self, site: WorkSite) -> None:
+        good, bad = site.submit("sleep 0.3; echo good >> order"), site.submit("sleep 0.3; exit 3")
+        after_good = site.submit("echo after >> order", after=(good,))
+        after_bad = site.submit("echo never >> order", after=(bad,))
+        in_any_case = site.submit("echo any >> order", after_any=(bad, after_good))
+        site.work_until_empty()
+        assert ran_in_order(site) == ["good", "after", "any"]
+        assert site.job(in_any_case).state == "succeeded"
+        assert f"can never start: it comes after {bad}, which failed" in site.stoker("why", after_bad).out
+
+
+class TestTheWorkerItself:
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            (("--lease", "1s"), "a lease of 1s leaves no time to stop a job with a grace of 30s before it ends"),
+            (("--lease", "soon"), "soon"),
+            (("--gpus", "7"), "there is no GPU 7 here: this machine has 0, 1"),
+            (("--gpus", "x"), "x"),
+            (("--free-below", "200%"), "200%"),
+            (("--slots-per-gpu", "0"), "0"),
+            (("--log-limit", "lots"), "lots"),
+            (("--source", "sim:x"), "sim:x"),
+        ],
+    )
+    def test_what_cannot_be_meant_is_told_in_one_sentence(
+        self, site: WorkSite, options: tuple[str, ...], sentence: str
+    ) -> None:
+        done = site.stoker("work", *options)
+        assert done.code == 2
+        assert sentence in done.err
+        assert len(done.err.strip().splitlines()) == 1
+        wait_for(lambda: not site.processes(), deadline=PATIENCE, named="the end of its processes")
+
+    @pytest.mark.parametrize("grace", ["0.1s", "30s", "10m"])
+    def test_the_lease_that_is_suggested_is_one_that_works(self, site: WorkSite, grace: str) -> None:
+        refused = site.stoker("work", "--lease", "1s", "--grace", grace)
+        suggested = re.search(r"use at least (\S+)", refused.err)
+        assert suggested is not None, refused.err
+        site.work_until_empty("--lease", suggested[1], "--grace", grace)
+
+    def test_a_second_worker_in_the_same_home_is_refused(self, site: WorkSite) -> None:
+        first = site.work().ready()
+        done = site.stoker("work")
+        assert done.code == 1
+        assert f"another worker (pid {first.process.pid}) is at home in" in done.err
+
+    def test_until_empty_ends_and_leaves_no_process_behind(self, site: WorkSite) -> None:
+        jobs = [site.submit("true", gpus=number % 2) for number in range(8)]
+        never = site.submit("true", gpus=3)
+        done = site.work_until_empty()
+        wait_for(lambda: not site.processes(), deadline=PATIENCE, named=f"the end of {site.processes()}")
+        assert {site.job(job).state for job in jobs} == {"succeeded"}
+        assert site.job(never).state == "queued"
+        assert "nothing is left that could start here" in done.out
+
+    def test_ctrl_c_ends_the_worker_and_not_the_jobs_and_the_next_one_finds_them(self, site: WorkSite) -> None:
+        job = site.submit(f"{site.until('gate')}; exit 7")
+        worker = site.work()
+        site.wait_until(job, "running")
+        worker.process.send_signal(signal.SIGINT)
+        assert worker.process.wait(timeout=PATIENCE) == 0
+        assert "1 job goes on: the next `stoker work` here finds it again" in worker.said
+        site.work().wait_until_it_says("found 1 job that an earlier worker had started")
+        site.open_gate("gate")
+        assert site.wait_until(job, "failed").exit_code == 7
+        assert len(site.store.attempts(job)) == 1
+
+    def test_jobs_for_larger_machines_do_not_hide_those_behind_them(self, site: WorkSite) -> None:
+        large = [NewJob(command="true", gpus=4) for _ in range(450)]
+        site.store.submit(large)
+        jobs = [site.submit("true", gpus=gpus) for gpus in (0, 1)]
+        site.work_until_empty()
+        assert [site.job(job).state for job in jobs] == ["succeeded", "succeeded"]
+
+    def test_a_long_row_of_jobs_that_wait_for_gpus_does_not_hide_one_that_needs_none(self, site: WorkSite) -> None:
+        holder = site.submit(site.until("gate"), gpus=2)
+        site.work()
+        site.wait_until(holder, "running")
+        site.store.submit([NewJob(command="true", gpus=1) for _ in range(450)])
+        site.wait_until(site.submit("true"), "succeeded")
+        assert site.job(holder).state == "running"
+
+    def test_it_works_also_when_nobody_can_read_what_it_says(self, site: WorkSite) -> None:
+        job = site.submit("echo 🚀")
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(
+                [stoker_command(), "work", "--until-empty"],
+                env={**os.environ, **site.environment, "PYTHONIOENCODING": "ascii"},
+                stdout=full,
+                timeout=60,
+                check=False,
+            )
+        assert done.returncode == 0
+        assert site.job(job).state == "succeeded"
+
+    def test_a_file_that_is_no_queue_is_told_in_one_sentence(self, site: WorkSite) -> None:
+        (site.directory / "notes.txt").write_text("not a queue " * 100)
+        done = site.stoker("work", "--queue", str(site.directory / "notes.txt"))
+        assert done.code in {1, 2}
+        assert "notes.txt" in done.err
+        assert len(done.err.strip().splitlines()) == 1
+        wait_for(lambda: not site.processes(), deadline=PATIENCE, named="the end of its processes")
+
+    def test_it_hardly_works_while_jobs_wait(self, site: WorkSite) -> None:
+        site.foreigner("--gpu", "0")
+        site.foreigner("--gpu", "1")
+        job = site.submit("true", gpus=1)
+        worker = site.work()
+        site.wait_for_why(job, "used by")
+        used, begun = _cpu_seconds(worker.process.pid), time.monotonic()
+        wait_for(lambda: time.monotonic() > begun + 2.0)
+        assert _cpu_seconds(worker.process.pid) - used < 0.5
+
+    @pytest.mark.parametrize("gpus", [0, 1])
+    def test_a_submit_wakes_it_on_sqlite(self, site: WorkSite, gpus: int) -> None:
+        site.work()
+        _starts_at_once(site, gpus)
+
+    @pytest.mark.parametrize("gpus", [0, 1])
+    def test_a_submit_wakes_it_on_postgres(self, tmp_path: Path, postgres_url: str, gpus: int) -> None:
+        with (
+            init_queue(postgres_url) as store,
+            contextlib.closing(WorkSite(tmp_path, store, queue=postgres_url)) as site,
+        ):
+            site.work()
+            _starts_at_once(site, gpus)
+
+    def test_two_machines_share_one_queue(self, tmp_path: Path, postgres_url: str) -> None:
+        with (
+            init_queue(postgres_url) as store,
+            contextlib.closing(WorkSite(tmp_path, store, queue=postgres_url)) as site,
+        ):
+            for number in (0, 1):
+                machine = {"STOKER_SIM_DIR": str(tmp_path / f"sim-{number}")}
+                site.work("--gpus", "0", home=tmp_path / f"home-{number}", environment=machine)
+            jobs = [site.submit(site.until("gate"), gpus=1) for _ in range(3)]
+            wait_for(lambda: len(store.running()) == 2, deadline=PATIENCE)
+            assert len({attempt.worker for attempt in store.running()}) == 2
+            site.open_gate("gate")
+            for job in jobs:
+                site.wait_until(job, "succeeded")
+            assert [len(store.attempts(job)) for job in jobs] == [1, 1, 1]
+
+
+def _starts_at_once(site: WorkSite, gpus: int) -> None:
+    site.wait_until(site.submit("true"), "succeeded")
+    taken = []
+    for _ in range(3):
+        job = site.wait_until(site.submit("true", gpus=gpus), "succeeded")
+        assert job.started is not None
+        taken.append(job.started - job.submitted)
+    # Three in a row: a poll that happened to be due can explain one of them, not all.
+    assert max(taken) < WELL_BEFORE_THE_SLOW_POLL, taken
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

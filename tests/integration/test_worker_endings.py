@@ -1,0 +1,124 @@
+"""How jobs of a worker end: retries, limits, idleness, and commands that never begin."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.queue import Job
+from tests.support.work_site import WorkSite
+
+IDLE_AT_ONCE = {"every": 0.2, "window": 1.0, "after": 0.0}
+
+
+def outcomes(site: WorkSite, job: str) -> list[tuple[str | None, int | None]]:
+    return [(attempt.outcome, attempt.exit_code) for attempt in site.store.attempts(job)]
+
+
+def test_a_job_that_fails_is_tried_again_after_its_back_off_and_then_has_failed(site: WorkSite) -> None:
+    job = site.submit("echo attempt $STOKER_ATTEMPT; exit 3", retries=2, backoff=0.2)
+    site.work_until_empty()
+    found = site.job(job)
+    assert (found.state, found.exit_code, found.retries_left) == ("failed", 3, 0)
+    assert outcomes(site, job) == [("failed", 3)] * 3
+    assert [site.output(job, number).read_text() for number in (1, 2, 3)] == [f"attempt {n}\n" for n in (1, 2, 3)]
+    first, second, third = site.store.attempts(job)
+    assert first.ended is not None
+    assert second.ended is not None
+    assert second.started - first.ended >= 0.2
+    assert third.started - second.ended >= 0.4
+
+
+def test_a_job_that_succeeds_on_its_second_try_has_succeeded(site: WorkSite) -> None:
+    job = site.submit("[ $STOKER_ATTEMPT = 2 ]", retries=5, backoff=0.0)
+    site.work_until_empty()
+    assert site.job(job).state == "succeeded"
+    assert outcomes(site, job) == [("failed", 1), ("succeeded", 0)]
+
+
+def test_a_job_is_stopped_at_its_time_limit(site: WorkSite) -> None:
+    job = site.submit("echo $$ > pid; exec sleep 600", time_limit=0.5)
+    site.work_until_empty()
+    found = site.job(job)
+    assert (found.state, found.exit_code) == ("failed", 124)
+    assert found.sentence == "It had run for 0.5s, which was its time limit"
+    assert not Path(f"/proc/{(site.directory / 'pid').read_text().strip()}").exists()
+
+
+def test_a_hung_job_frees_its_gpu_and_its_report_is_kept(site: WorkSite) -> None:
+    hung = site.submit("exec stoker sim load --phase idle", gpus=1, policy=IDLE_AT_ONCE)
+    site.work("--gpus", "0")
+    found = site.wait_until(hung, "failed")
+    assert found.exit_code == 124
+    assert "idle" in found.sentence or "below 1%" in found.sentence, found.sentence
+    site.wait_until(site.submit("true", gpus=1), "succeeded")
+    shown = site.stoker("show", hung).out
+    report = site.output(hung).with_name("report.md").read_text()
+    assert found.sentence in shown
+    assert "sim load" in report
+    assert report.splitlines()[0] in shown
+
+
+def test_a_busy_job_is_left_alone_under_the_same_rule(site: WorkSite) -> None:
+    job = site.submit("exec stoker sim load --for 3s --memory 1GiB", gpus=1, policy=IDLE_AT_ONCE)
+    site.work_until_empty()
+    assert site.job(job).state == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "sentence"),
+    [
+        ({"command": ("no-such-command", "x")}, 127, "cannot run 'no-such-command': there is no such command"),
+        ({"command": "no-such-command"}, 127, "It ended by itself with code 127"),
+        ({"command": ("/etc/passwd",)}, 126, "cannot run '/etc/passwd': it may not be executed"),
+        ({"command": "true", "directory": "/no/such/place"}, 125, "the directory to run it in cannot be entered"),
+        ({"command": "true", "pin": True, "commit": "0" * 40}, 125, "no snapshot of"),
+        ({"command": "true", "gpus": 1, "policy": {"strange": 1}}, 125, "the idle policy of job"),
+        ({"command": "run {batch_size}"}, 125, "says {batch_size}, but the job has none"),
+        ({"command": "kill -9 $$"}, 137, "It ended by itself with code 137"),
+    ],
+)
+def test_a_job_that_cannot_run_fails_with_a_sentence_and_the_next_one_runs(
+    site: WorkSite, asked: dict[str, object], code: int, sentence: str
+) -> None:
+    job = site.submit(**asked)  # type: ignore[arg-type]  # by name
+    after = site.submit("true")
+    site.work_until_empty()
+    found: Job = site.job(job)
+    assert (found.state, found.exit_code) == ("failed", code)
+    assert sentence in found.sentence
+    assert site.job(after).state == "succeeded"
+
+
+def test_what_a_job_leaves_behind_is_stopped_and_its_gpu_goes_to_the_next(site: WorkSite) -> None:
+    first = site.submit("stoker sim load --for 600s & sleep 1", gpus=1)
+    second = site.submit("true", gpus=1)
+    site.work_until_empty("--gpus", "0")
+    assert [site.job(job).state for job in (first, second)] == ["succeeded", "succeeded"]
+    assert "left 1 process(es) behind: they are stopped" in site.output(first).read_text()
+
+
+def test_a_job_after_one_that_had_to_be_killed_runs_as_if_nothing_had_been(site: WorkSite) -> None:
+    """The processes that look after jobs are used again."""
+    for _ in range(4):
+        site.submit("trap '' TERM; while :; do sleep 0.02; done", time_limit=0.3)
+    jobs = [site.submit(("true",)) for _ in range(4)] + [site.submit(("no-such-command",))]
+    site.work_until_empty("--grace", "0.2s", "--cpu-jobs", "1")
+    assert [site.job(job).exit_code for job in jobs] == [0, 0, 0, 0, 127]
+
+
+def test_the_gpu_of_a_job_that_ends_is_free_at_once(site: WorkSite) -> None:
+    """Memory that comes back with the end of a process is not waited for longer than that takes."""
+    jobs = [site.submit("exec stoker sim load --memory 20GiB --for 0.3s", gpus=1) for _ in range(3)]
+    begun = time.monotonic()
+    site.work_until_empty("--gpus", "0")
+    assert [site.job(job).state for job in jobs] == ["succeeded"] * 3
+    assert time.monotonic() - begun < 20.0
+
+
+def test_the_sentence_of_a_preempted_job_says_so(site: WorkSite) -> None:
+    site.work("--gpus", "0")
+    filler = site.submit(site.until("gate"), gpus=1, preemptible=True)
+    site.wait_until(filler, "running")
+    site.wait_until(site.submit(site.until("gate"), gpus=1), "running")
+    assert site.store.attempts(filler)[0].sentence == "It made room for another job"

@@ -1,0 +1,91 @@
+"""What a worker keeps of what its jobs print: in a file per attempt, and the end of it in the queue."""
+
+import time
+
+import pytest
+
+from tests.support.waiting import wait_for
+from tests.support.work_site import PATIENCE, WorkSite
+
+KIB = 1024
+
+
+def kept(site: WorkSite, job: str) -> str:
+    """What the queue has of its last attempt."""
+    return site.store.log(site.last_attempt(job).id)
+
+
+def test_both_streams_are_kept_in_order_with_progress_bars_tamed(site: WorkSite) -> None:
+    job = site.submit(r"printf 'begin\n'; printf ' 1%%\r 50%%\r100%%\n' >&2; printf 'end\n'")
+    site.work_until_empty()
+    assert site.output(job).read_text() == "begin\n100%\nend\n"
+    assert kept(site, job) == "begin\n100%\nend\n"
+    assert site.stoker("logs", job).out == "begin\n100%\nend\n"
+
+
+def test_a_job_that_prints_much_is_bounded_by_the_log_limit(site: WorkSite) -> None:
+    job = site.submit("seq 1 100000")
+    site.work_until_empty("--log-limit", "40KiB")
+    newer = site.output(job)
+    older = newer.with_name("output.1")
+    assert newer.stat().st_size + older.stat().st_size <= 40 * KIB
+    assert newer.read_text().endswith("99999\n100000\n")
+    numbers = (older.read_text() + newer.read_text()).split()
+    assert numbers == [str(number) for number in range(int(numbers[0]), 100001)]
+    assert kept(site, job).endswith("99999\n100000\n")
+    assert len(kept(site, job)) <= 40 * KIB
+
+
+def test_the_queue_has_the_end_of_the_output_while_the_job_runs(site: WorkSite) -> None:
+    job = site.submit(f"echo so far; {site.until('gate')}; echo the rest")
+    site.work()
+    site.wait_until(job, "running")
+    wait_for(lambda: kept(site, job) == "so far\n", deadline=PATIENCE, named="the output in the queue")
+    site.open_gate("gate")
+    site.wait_until(job, "succeeded")
+    wait_for(lambda: kept(site, job) == "so far\nthe rest\n", deadline=PATIENCE, named="the rest of it")
+
+
+def test_the_link_of_a_run_is_kept(site: WorkSite) -> None:
+    wandb = "https://wandb.ai/team/project/runs/abc123"
+    first = site.submit(f"echo 'wandb: ⭐ View project at https://wandb.ai/team/project'; echo 'wandb: 🚀 at {wandb}'")
+    other = site.submit("echo 'View run: http://tracker.local/run/7'; echo 'View run: http://tracker.local/run/8'")
+    none = site.submit("echo https://example.org/")
+    site.work_until_empty()
+    assert [site.job(job).link for job in (first, other, none)] == [wandb, "http://tracker.local/run/7", ""]
+    assert wandb in site.stoker("show", first).out
+
+
+def test_what_a_python_job_prints_is_there_at_once(site: WorkSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    job = site.submit(("python3", "-c", "import time; print('begun'); time.sleep(600)"))
+    site.work()
+    wait_for(
+        lambda: site.output(job).exists() and site.output(job).read_text() == "begun\n",
+        deadline=PATIENCE,
+        named="what it printed",
+    )
+    assert site.job(job).state == "running"
+
+
+def test_bytes_that_are_no_text_do_no_harm(site: WorkSite) -> None:
+    job = site.submit(r"printf 'a\377\0b\n'")
+    site.work_until_empty()
+    assert site.output(job).read_bytes() == b"a\xff\0b\n"
+    assert kept(site, job).startswith("a\ufffd")
+    assert site.job(job).state == "succeeded"
+
+
+def test_every_attempt_has_its_own_output(site: WorkSite) -> None:
+    job = site.submit("echo $STOKER_ATTEMPT; [ $STOKER_ATTEMPT = 2 ]", retries=1, backoff=0.0)
+    site.work_until_empty()
+    assert site.stoker("logs", job).out == "2\n"
+    assert site.stoker("logs", job, "--attempt", "1").out == "1\n"
+
+
+def test_logs_follow_a_job_to_its_end(site: WorkSite) -> None:
+    site.work()
+    job = site.submit("echo one; sleep 0.5; echo two")
+    begun = time.monotonic()
+    assert site.stoker("logs", "-f", job).out == "one\ntwo\n"
+    assert time.monotonic() - begun < PATIENCE
