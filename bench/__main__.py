@@ -2,9 +2,10 @@
 
 import sys
 
-from bench import looks, presence, queue, startup, submit, supervisor
+from bench import dispatch, looks, presence, queue, startup, submit, supervisor
 
 BENCHES = {
+    "dispatch": dispatch.main,
     "looks": looks.main,
     "presence": presence.main,
     "queue": queue.main,
