@@ -19,6 +19,7 @@ from stoker.presence.holders import Holders
 from tests.support.openers import NUMBERS, make_node
 
 GPUS = 8
+# All processes of the machine together, its own included.
 PROCESSES = 300
 # What an ordinary process has open beside its standard streams.
 FILES_PER_PROCESS = 8
@@ -72,6 +73,10 @@ def _nodes(place: Path) -> Nodes:
     return {f"GPU-{index}": (path,) for index, path in enumerate([first, *others])}
 
 
+def _processes() -> int:
+    return sum(path.name.isdecimal() for path in Path("/proc").iterdir())
+
+
 @contextmanager
 def _crowd(place: Path) -> Iterator[None]:
     with ExitStack() as stack:
@@ -79,7 +84,9 @@ def _crowd(place: Path) -> Iterator[None]:
         for index in range(FILES_PER_PROCESS):
             (place / f"file{index}").touch()
             files.append(stack.enter_context((place / f"file{index}").open()).fileno())
-        sleepers = [subprocess.Popen(["sleep", "3600"], pass_fds=files) for _ in range(PROCESSES)]
+        sleepers = [
+            subprocess.Popen(["sleep", "3600"], pass_fds=files) for _ in range(max(0, PROCESSES - _processes()))
+        ]
         try:
             yield
         finally:
@@ -165,7 +172,7 @@ def _latencies(nodes: Nodes, stack: ExitStack) -> tuple[list[float], list[float]
 
 
 def _report(first: Cost, ours: Cost, fuser: Cost | None, rings: list[float], named: list[float]) -> int:
-    print(f"\nWho holds {GPUS} device nodes, {PROCESSES} other processes with {FILES_PER_PROCESS} files each")
+    print(f"\nWho holds {GPUS} device nodes, {PROCESSES} other processes that have {FILES_PER_PROCESS + 3} files open")
     print(f"  {'way':12} {'ms':>8} {'ms of processor':>16}")
     for name, cost in {"first scan": first, "scan": ours, "fuser": fuser}.items():
         print(f"  {name:12} {cost.wall:8.2f} {cost.processor:16.2f}" if cost else f"  {name:12} is not installed here")

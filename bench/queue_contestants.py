@@ -37,23 +37,7 @@ def drain_ours(url: str) -> None:
 
 
 def drain_as_a_worker(url: str) -> None:
-    """As a worker does for jobs with GPUs: it looks at what is ready, and claims by id what it has placed."""
-    from stoker.queue import open_queue
-
-    with open_queue(url) as queue:
-
-        def one() -> bool:
-            while ready := queue.ready(16):
-                for job in ready:
-                    if attempt := queue.claim(job.id, "w", [], 60.0):
-                        return queue.finish(attempt.id, "succeeded", 0)
-            return False
-
-        _timed(one)
-
-
-def drain_any_ready(url: str) -> None:
-    """The same, with whichever of the ready jobs nobody else has."""
+    """As a worker does: it looks at what is ready, and claims whichever of the jobs of one shape nobody else has."""
     from stoker.queue import open_queue
 
     with open_queue(url) as queue:
@@ -182,14 +166,12 @@ async def _timed_async(one: Callable[[], Awaitable[bool]]) -> None:
 PREPARE = {
     "ours": prepare_ours,
     "ours, as a worker": prepare_ours,
-    "ours, any ready": prepare_ours,
     "procrastinate": prepare_procrastinate,
     "pgqueuer": prepare_pgqueuer,
 }
 DRAIN = {
     "ours": drain_ours,
     "ours, as a worker": drain_as_a_worker,
-    "ours, any ready": drain_any_ready,
     "procrastinate": drain_procrastinate,
     "pgqueuer": drain_pgqueuer,
 }
