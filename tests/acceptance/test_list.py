@@ -123,4 +123,4 @@ def test_mistakes_are_told_in_one_sentence(queue: Store) -> None:
 def test_a_queue_that_is_not_there_says_how_to_make_one() -> None:
     done = stoker("list")
     assert (done.code, done.out) == (1, "")
-    assert "`stoker queue init` creates it" in done.err
+    assert "the first `stoker submit` creates it" in done.err

@@ -41,7 +41,7 @@ def test_a_queue_is_created_in_postgresql_without_showing_the_password(postgres_
 def test_where_there_is_no_queue_none_is_made(tmp_path: Path, verb: str) -> None:
     file = tmp_path / "queue.db"
     done = stoker("queue", verb, "--queue", str(file))
-    assert (done.code, done.err) == (1, f"stoker: there is no queue at {file}: `stoker queue init` creates it\n")
+    assert (done.code, done.err) == (1, f"stoker: there is no queue at {file}: the first `stoker submit` creates it\n")
     assert not file.exists()
 
 

@@ -253,7 +253,7 @@ CASES = {
     "after itself": Case(typed("edit", "first", "--after", "first"), 2, "would wait for itself"),
     "after nobody": Case(typed("edit", "first", "--after", "nobody"), 2, "there is no job 'nobody'"),
     "submitted after nobody": Case(typed("submit", "--after", "nobody", "--", "true"), 2, "there is no job 'nobody'"),
-    "no queue": Case(typed("cancel", "x", "--queue", "/nowhere/queue.db"), 1, "`stoker queue init` creates it"),
+    "no queue": Case(typed("cancel", "x", "--queue", "/nowhere/queue.db"), 1, "the first `stoker submit` creates it"),
     "no address": Case(typed("cancel", "x", "--queue", "gopher://x"), 2, "is not the address of a queue"),
     "another SQLite database": Case(other_database, 1, "is a database, but not a queue of Stoker's"),
     "a text file": Case(on_file(b"dear diary\n" * 500, "cancel", "x"), 1, "is not a queue, nor any SQLite file"),

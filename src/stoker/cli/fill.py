@@ -68,9 +68,9 @@ def _fill(config: "FillConfig", prober: "Prober") -> int:
     from pathlib import Path
 
     from stoker.fill.filler import Filler
-    from stoker.fill.ledger import lock
+    from stoker.fill.ledger import KILLED_LATELY, lock
 
-    lock(state_home(), socket.gethostname())
+    lock(state_home(), socket.gethostname(), KILLED_LATELY)
     return Filler(config, prober, state_home(), _tell, root=Path(os.environ.get("STOKER_ROOT", "/"))).run()
 
 

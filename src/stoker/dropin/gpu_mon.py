@@ -14,7 +14,7 @@ from stoker.fill import ini
 from stoker.fill.checkup import checked
 from stoker.fill.filler import Filler
 from stoker.fill.finding import gpu_mon_path
-from stoker.fill.ledger import lock
+from stoker.fill.ledger import KILLED_LATELY, lock
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
 from stoker.places import state_home
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
         except AbsentError as absent:
             raise StokerError(f"{absent}: there is nothing to fill") from None
         config = checked(lambda: ini.read(options.conf), look.gpus if look.problem is None else None)
-        lock(state_home(), socket.gethostname())
+        lock(state_home(), socket.gethostname(), KILLED_LATELY)
         root = Path(os.environ.get("STOKER_ROOT", "/"))
         return Filler(config, prober, state_home(), _tell, owner="gpu_mon", root=root).run()
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import shutil
 import subprocess
 import time
@@ -51,10 +50,16 @@ class Toggle:
                 return
             self._next()
         if self._process is not None and time.monotonic() >= self._ends:
+            self.abandon()
+            self._fail(f"{TOOL} did not end in time")
+
+    def abandon(self) -> None:
+        """Whoever it was for is no longer kept: nothing of the tool is left."""
+        if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._forget()
-            self._fail(f"{TOOL} did not end in time")
+            self._fail("it is no longer wanted")
 
     def _next(self) -> None:
         if not self._left:
@@ -85,11 +90,3 @@ class Toggle:
             if self._pidfd >= 0:
                 os.close(self._pidfd)
         self._pidfd = -1
-
-
-def wait(toggle: Toggle) -> bool:
-    """For who is about to leave: whether it worked."""
-    while toggle.ok is None:
-        select.select([toggle.fileno()], [], [], max(0.0, toggle.due() - time.monotonic()))
-        toggle.attend()
-    return toggle.ok

@@ -39,9 +39,11 @@ class Company:
         self._look = None
         self._absent = reason
 
-    def scanned(self, scan: Scan) -> None:
-        self._by_gpu = scan.by_gpu
+    def scanned(self, scan: Scan) -> frozenset[str]:
+        """The GPUs that have other holders than before."""
+        before, self._by_gpu = self._by_gpu, scan.by_gpu
         self.unseen = scan.unseen
+        return frozenset(uuid for uuid, holders in scan.by_gpu.items() if before.get(uuid, ()) != holders)
 
     def sights(self, occupied: Collection[str]) -> dict[str, Sight]:
         """What is seen of each GPU; `occupied`: those on which a program of ours runs."""

@@ -19,9 +19,10 @@ from stoker.errors import BadInputError
 from stoker.fill.company import Company
 from stoker.fill.config import FillConfig
 from stoker.fill.ledger import FillStatus, Ledger, SeatStatus, wall
+from stoker.fill.leftovers import Leftovers
+from stoker.fill.pace import Pace
 from stoker.fill.place import Place
 from stoker.fill.seat import Seat, Sight
-from stoker.fill.tenant import MARK
 from stoker.gpus.lookout import Lookout
 from stoker.gpus.model import Gpu, Look
 from stoker.gpus.prober import Prober
@@ -32,8 +33,7 @@ from stoker.presence.holders import Holders
 from stoker.presence.ignoring import SHIPPED, Ignored
 from stoker.presence.nodes import device_nodes
 from stoker.presence.terminals import Terminals
-from stoker.runs.marks import kill_marked
-from stoker.runs.processes import Identity, descends, identify, is_alive
+from stoker.runs.processes import Identity, descends, identify, stat
 from stoker.runs.record import boot_id
 from stoker.runs.signals import SignalStream
 from stoker.units import format_duration
@@ -42,10 +42,8 @@ _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Kernel terminal times are eight seconds coarse: looking more often than that shows nothing new.
 _TERMINALS_EVERY: Final = 5.0
 _STATUS_EVERY: Final = 30.0
-# A monitor that opens the nodes all day long must not make a scan of each opening; a person still waits no longer.
-_FIRST_GAP: Final = 0.02
-_LONGEST_GAP: Final = 0.3
-_QUIET_AFTER: Final = 10.0
+# The kernel tells of an opening just before the opener has the file: a scan at that very moment can miss him.
+_SETTLED_AFTER: Final = 0.1
 
 
 class Filler:
@@ -59,29 +57,38 @@ class Filler:
         tell: Callable[[str], None],
         *,
         owner: str = "stoker fill",
+        owner_pid: int | None = None,
         root: Path = Path("/"),
     ) -> None:
+        """`owner_pid`: the process that owns the GPUs, if it is another: what it reads them with is nobody's use."""
         self._config = config
         self._prober = prober
         self._tell = tell
         self._owner = owner
+        self._owner_pid = owner_pid
         self._root = root
         self._host = socket.gethostname()
         self._ledger = Ledger(home, self._host)
         self._lookout = Lookout(prober, config.interval)
         self._terminals = Terminals(root) if config.terminals.enabled else None
         self._places: list[Place] = []
+        self._leftovers: Leftovers | None = None
         self._company = Company(self._is_own, {})
         self._holders: Holders | None = None
         self._alarm: Alarm | None = None
         self._has_nodes = False
         self._scan_at = math.inf
-        self._scanned_at = -math.inf
-        self._gap = 0.0
+        self._rung: frozenset[str] = frozenset()
+        """The GPUs whose nodes were opened or closed, and on which no scan has shown a change yet."""
+        self._settled_at = -math.inf
+        """When the openers that were told of have their files for certain: a scan from then on sees them."""
+        self._pace = Pace(time.monotonic())
         self._terminals_at = 0.0
         self._person: str | None = None
         self._granted: frozenset[str] | None = None
         """The GPUs that whoever owns them leaves to this filler; None: all."""
+        self._undecided = False
+        """Whether a start came between what was seen and what the other programs make of it."""
         self._status_at = 0.0
         self._shown: tuple[object, ...] = ()
         self._notes: dict[str, str] = {}
@@ -111,9 +118,13 @@ class Filler:
 
     def due(self) -> float:
         now = time.monotonic()
+        if self._undecided:
+            return now
         ends = [self._lookout.due(), self._scan_at, self._status_at]
         if self._terminals is not None:
             ends.append(self._terminals_at)
+        if self._leftovers is not None:
+            ends.append(self._leftovers.due())
         ends += [place.due(now) for place in self._places]
         return min(ends)
 
@@ -124,6 +135,7 @@ class Filler:
         if time.monotonic() >= self._scan_at:
             self._scan()
         self._look_at_terminals()
+        self._attend_leftovers()
         for place in self._places:
             place.attend()
         if self._places and not self._ending:
@@ -198,6 +210,7 @@ class Filler:
         elif self._alarm.why_not is not None:
             self._note("alarm", f"openers of the GPUs are seen by scans alone: {self._alarm.why_not}")
         before = self._ledger.read()
+        self._leftovers = self._left_by(before)
         for program in self._config.programs:
             chosen = select_gpus(look.gpus, "all" if program.gpus == "all" else ",".join(program.gpus))
             groups = [(gpu,) for gpu in chosen] if program.each else [chosen]
@@ -213,13 +226,13 @@ class Filler:
         earlier = _of(before, name, seat.gpus)
         if earlier is not None:
             seat.gpu_seconds, seat.preemptions = earlier.gpu_hours * 3600.0, earlier.preemptions
-            guardian = Identity(*earlier.guardian) if earlier.guardian is not None else None
-            if guardian is not None and before is not None and before.boot == boot_id() and is_alive(guardian):
-                place.left_by_earlier = guardian
-        if place.left_by_earlier is None:
-            # Both the filler and the guardian may have been killed: then nobody stopped the program.
-            kill_marked(MARK, mark)
         return place
+
+    def _left_by(self, before: FillStatus | None) -> Leftovers:
+        known = before.seats if before is not None and before.boot == boot_id() else ()
+        guardians = [Identity(*seat.guardian) for seat in known if seat.guardian is not None]
+        grace = max(program.grace for program in self._config.programs)
+        return Leftovers(f"{self._ledger.path}:", guardians, grace, time.monotonic())
 
     def _patterns(self, gpu: Gpu, gpus: Sequence[Gpu]) -> list[str]:
         patterns = list(SHIPPED) if self._config.ignore_shipped else []
@@ -231,23 +244,25 @@ class Filler:
         return patterns
 
     def _hear_alarm(self) -> None:
-        now = time.monotonic()
-        if self._alarm is None:
-            return
-        if self._alarm.rung():
-            self._scan_at = min(self._scan_at, max(now, self._scanned_at + self._gap))
-            self._gap = min(_LONGEST_GAP, max(_FIRST_GAP, self._gap * 2))
-        elif now - self._scanned_at > _QUIET_AFTER:
-            self._gap = 0.0
+        rung = self._alarm.rung() if self._alarm is not None else frozenset()
+        if rung:
+            now = time.monotonic()
+            self._rung |= rung
+            self._settled_at = now + _SETTLED_AFTER
+            self._scan_at = min(self._scan_at, self._pace.soonest(now))
 
     def _scan(self) -> None:
         now = time.monotonic()
         self._scan_at = now + self._config.interval
-        self._scanned_at = now
         if self._holders is None or not self._has_nodes:
             return
+        begun = time.process_time()
         scan = self._holders.scan()
-        self._company.scanned(scan)
+        self._pace.spent(now, time.process_time() - begun)
+        changed = self._company.scanned(scan)
+        self._rung = self._rung - changed if now < self._settled_at else frozenset()
+        if self._rung:
+            self._scan_at = min(self._scan_at, self._settled_at)
         if scan.unseen:
             self._note(
                 "unseen",
@@ -272,7 +287,10 @@ class Filler:
 
     def _is_own(self, pid: int) -> bool:
         me = os.getpid()
-        return pid == me or descends(pid, me) or any(place.owns(pid) for place in self._places)
+        if pid == me or descends(pid, me) or any(place.owns(pid) for place in self._places):
+            return True
+        found = stat(pid) if self._owner_pid is not None else None
+        return found is not None and self._owner_pid in (pid, found.parent)
 
     # Deciding
 
@@ -283,14 +301,27 @@ class Filler:
             for uuid in seen.keys() - self._granted:
                 seen[uuid] = Sight(False, "needed by the queue")
         veto = self._veto()
-        for place in self._places:
-            place.decide(seen, veto, self._company.gpus, self._helpers)
+        # Who has to step aside does so before anybody starts, and one start at a time: somebody may come meanwhile.
+        self._undecided = False
+        for place in sorted(self._places, key=lambda place: place.seat.doing != "running"):
+            if place.decide(seen, veto, self._company.gpus, self._helpers):
+                self._undecided = True
+                break
 
     def _veto(self) -> str | None:
         schedule = self._config.schedule
         if schedule is not None and not schedule.allows(time.localtime()):
             return "not at this hour"
+        if self._leftovers is not None:
+            stopping = "what an earlier Stoker started here is being stopped"
+            return stopping if self._leftovers.found else "it is made sure that nothing is left of an earlier Stoker"
         return self._person
+
+    def _attend_leftovers(self) -> None:
+        if self._leftovers is not None:
+            self._leftovers.attend(time.monotonic())
+            if self._leftovers.gone:
+                self._leftovers = None
 
     def _helpers(self) -> list[int]:
         helper = [] if self._prober.helper is None else [self._prober.helper]
@@ -341,7 +372,7 @@ def _of(status: FillStatus | None, program: str, gpus: tuple[str, ...]) -> SeatS
 
 def _status(place: Place, now: float) -> SeatStatus:
     seat, tenant = place.seat, place.tenant
-    guardian = identify(tenant.guardian) if tenant is not None else place.left_by_earlier
+    guardian = identify(tenant.guardian) if tenant is not None else None
     return SeatStatus(
         program=seat.program.name,
         gpus=seat.gpus,

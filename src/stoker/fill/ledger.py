@@ -5,10 +5,14 @@ import fcntl
 import os
 import time
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from stoker.errors import StokerError
+
+# A guardian that was just forked holds what its filler held, for a moment longer than a filler that is killed then.
+KILLED_LATELY: Final = 0.5
 
 
 class SeatStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ from stoker.fill.checkpoint import Toggle, tool
 from stoker.fill.seat import Seat, Sight, Start, Stop
 from stoker.fill.tenant import Tenant
 from stoker.gpus.model import Gpu
-from stoker.runs.processes import Identity, is_alive
 
 
 class Place:
@@ -22,8 +21,6 @@ class Place:
         self.tenant: Tenant | None = None
         self.set_aside = False
         """Whether the program lives on without GPU memory, and can be taken back."""
-        self.left_by_earlier: Identity | None = None
-        """The guardian of a program that an earlier filler started: it is stopping it."""
         self._toggle: Toggle | None = None
         self._tell = tell
 
@@ -35,7 +32,7 @@ class Place:
     @property
     def occupied(self) -> bool:
         """Whether a program of ours is on the GPUs."""
-        return self.tenant is not None and not self.set_aside
+        return self.tenant is not None and (not self.set_aside or self._toggle is not None)
 
     def descriptors(self) -> list[int]:
         found = [] if self.tenant is None or self.tenant.gone else [self.tenant.fileno()]
@@ -48,13 +45,12 @@ class Place:
         return found if pid is None else [*found, pid]
 
     def due(self, now: float) -> float:
-        ends = [self.seat.due(now)]
+        # What a seat decides while its program is being taken back waits until it is back.
+        ends = [self.seat.due(now)] if self._toggle is None else []
         if self.tenant is not None:
             ends.append(self.tenant.due())
         if self._toggle is not None:
             ends.append(self._toggle.due())
-        if self.left_by_earlier is not None:
-            ends.append(now + 0.2)
         return min(ends, default=math.inf)
 
     def owns(self, pid: int) -> bool:
@@ -66,20 +62,20 @@ class Place:
         veto: str | None,
         present: Sequence[Gpu],
         helpers: Callable[[], Collection[int]],
-    ) -> None:
-        if self.left_by_earlier is not None:
-            if is_alive(self.left_by_earlier):
-                self.seat.why = "what an earlier Stoker started here is being stopped"
-                return
-            self.left_by_earlier = None
+    ) -> bool:
+        """Does what is to be done now; whether that was a start, which takes its time."""
         now = time.monotonic()
         match self.seat.decide(now, seen, veto):
+            case Start() if self._toggle is not None:
+                self.seat.why = "taken back from where it was set aside"
             case Start():
                 self._start(now, present, helpers)
+                return True
             case Stop(reason=reason):
                 self._tell(f"{self.name}: stops, {reason}")
                 self.seat.stopping(now, reason)
                 self._make_room()
+        return False
 
     def attend(self) -> None:
         """Takes note of what became of the program."""
@@ -94,10 +90,11 @@ class Place:
     def leave(self, grace: float | None = None) -> None:
         """The filler ends, and its programs with it."""
         if self.tenant is not None:
-            if self.seat.doing == "running":
+            if self.seat.doing != "stopping":
                 self.seat.leaving(time.monotonic())
-            if self._toggle is None and self.set_aside:
+            if self.set_aside:
                 grace = 0.0  # it cannot hear anything while it is set aside
+            self._abandon_toggle()
             self.tenant.stop(grace)
 
     def _start(self, now: float, present: Sequence[Gpu], helpers: Callable[[], Collection[int]]) -> None:
@@ -109,7 +106,7 @@ class Place:
             tenant = Tenant(self.seat.program, self.gpus, present, self.mark, helpers)
         except (StokerError, OSError) as error:
             self.seat.could_not_start(now, str(error))
-            self._tell(f"{self.name}: could not be started: {error}")
+            self._tell(f"{self.name}: {self.seat.setback(now)}")
             return
         self.seat.started(now)
         self.tenant = tenant
@@ -127,11 +124,15 @@ class Place:
     def _begin_toggle(self, tenant: Tenant) -> None:
         path = tool()
         if path is None or tenant.job is None:
-            self._tell(f"{self.name}: there is no cuda-checkpoint here, so it is stopped")
-            tenant.stop()
+            self._give_up(tenant, "there is no cuda-checkpoint here")
             return
         self._toggle = Toggle(path, [tenant.job.pid], self.seat.program.checkpoint_timeout)
         self._attend_toggle(self._toggle)
+
+    def _abandon_toggle(self) -> None:
+        if self._toggle is not None:
+            self._toggle.abandon()
+            self._toggle = None
 
     def _attend_toggle(self, toggle: Toggle) -> None:
         toggle.attend()
@@ -147,15 +148,19 @@ class Place:
             self.set_aside = False
             self._tell(f"{self.name}: goes on")
             self.seat.started(now)
-        else:
-            self._tell(f"{self.name}: {toggle.why}; it is stopped")
-            if self.seat.doing == "away":
-                self.seat.stopping(now, toggle.why)
-            if self.tenant is not None:
-                self.tenant.stop()
+        elif self.tenant is not None:
+            self._give_up(self.tenant, toggle.why)
+
+    def _give_up(self, tenant: Tenant, why: str) -> None:
+        """It can be neither set aside nor taken back."""
+        self._tell(f"{self.name}: {why}; it is stopped")
+        if self.seat.doing == "away":
+            self.seat.stopping(time.monotonic(), why)
+        tenant.stop()
 
     def _gone(self, tenant: Tenant) -> None:
         now = time.monotonic()
+        self._abandon_toggle()
         self.tenant = None
         self.set_aside = False
         if self.seat.doing == "stopping":
@@ -163,5 +168,5 @@ class Place:
             self._tell(f"{self.name}: has stopped")
         else:
             how = tenant.ended or "ended"
-            self._tell(f"{self.name}: {how}")
             self.seat.died(now, how)
+            self._tell(f"{self.name}: {self.seat.setback(now) or how}")

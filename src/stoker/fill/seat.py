@@ -55,6 +55,7 @@ class Seat:
         """How often in a row it died at once."""
         self._idle_since = now
         self._blind_since: float | None = None
+        self._is_held_up = False
         self._visited = False
         self._not_before = -math.inf
         self._not_before_why = ""
@@ -62,7 +63,8 @@ class Seat:
     def decide(self, now: float, seen: Mapping[str, Sight], veto: str | None) -> Start | Stop | None:
         """What is to be done now. `veto`: why nothing may run here at all, such as a person at a terminal."""
         taken, blind = self._obstacle(seen), self._blind(seen)
-        if taken is not None or blind is not None or veto is not None:
+        self._is_held_up = taken is not None or blind is not None or veto is not None
+        if self._is_held_up:
             self._idle_since = now
         self._blind_since = (now if self._blind_since is None else self._blind_since) if blind is not None else None
         if taken is not None and self.doing != "away":
@@ -77,7 +79,7 @@ class Seat:
         """When it decides otherwise if nothing changes; infinite when it does not."""
         if self.doing == "running":
             return self._blind_since + BLIND_FOR if self._blind_since is not None else math.inf
-        if self.doing == "away":
+        if self.doing == "away" and not self._is_held_up:
             return max(now, self._idle_since + self._patience(), self._not_before)
         return math.inf
 
@@ -112,15 +114,20 @@ class Seat:
         self.failures = 0 if lasted >= HEALTHY_AFTER else self.failures + 1
         pause = min(LONGEST_BACKOFF, self.program.backoff * 2.0 ** min(self.failures - 1, 60)) if self.failures else 0.0
         self._become("away", how, now)
-        self._idle_since = min(self._idle_since, now)
         if pause:
             self._not_before = max(self._not_before, now + pause)
             times = "" if self.failures == 1 else f", {self.failures} times in a row"
-            self._not_before_why = f"it {how} after {format_duration(round(lasted))}{times}"
+            self._not_before_why = f"after {format_duration(round(lasted))} it {how}{times}"
 
     def could_not_start(self, now: float, sentence: str) -> None:
         self.since = now
-        self.died(now, sentence)
+        self.died(now, f"could not be started: {sentence}")
+
+    def setback(self, now: float) -> str | None:
+        """Why it is not started again at once, and when it is; None when nothing holds it back."""
+        if now >= self._not_before:
+            return None
+        return f"{self._not_before_why}: tried again in {format_duration(math.ceil(self._not_before - now))}"
 
     def given(self, now: float) -> float:
         """GPU-seconds that this program has had so far."""
@@ -143,9 +150,9 @@ class Seat:
         if rests > 0:
             self.why = f"idle, and given to {self.program.name} in {format_duration(math.ceil(rests))}"
             return None
-        if now < self._not_before:
-            left = format_duration(math.ceil(self._not_before - now))
-            self.why = f"{self._not_before_why}: tried again in {left}"
+        setback = self.setback(now)
+        if setback is not None:
+            self.why = setback
             return None
         return Start()
 

@@ -17,6 +17,7 @@ from stoker.gpus.model import Choice, Gpu, Look, Unknown
 from stoker.gpus.source import AbsentError, Source
 from stoker.gpus.wire import Answer
 
+NAME: Final = "stoker-gpus"
 ASKED: Final = 0
 TOLD: Final = 1
 _NO_GPUS: Final[tuple[Gpu, ...]] = ()
@@ -32,6 +33,9 @@ def serve(spec: str, root: str) -> None:
     """Answers the asks on standard input until it is closed, which is how the prober says goodbye."""
     # A terminal's Ctrl-C is for the program in front of the person; this one goes when its prober goes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Whoever looks for users of the GPUs must be able to tell that this is none.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(NAME)
     _close_all_but_standard()
     reader = _Reader(spec, Path(root))
     encode = msgspec.msgpack.Encoder().encode

@@ -74,16 +74,14 @@ class Holders:
         met: dict[tuple[int, int, str], Holder] = {}
         for pid in pids:
             try:
-                held = self._held(pid, mounts)
-                if held:
+                if held := self._held(pid, mounts):
                     holder = self._meet(pid, met)
+                    for uuid in held:
+                        by_gpu[uuid].append(holder)
             except _GONE:
                 continue
             except OSError:
                 unseen += self._is_program(pid)
-                continue
-            for uuid in held:
-                by_gpu[uuid].append(holder)
         self._met = met
         self._forget_all_but(pids)
         return Scan({uuid: tuple(holders) for uuid, holders in by_gpu.items()}, unseen)

@@ -29,6 +29,7 @@ SHIPPED_REASONS: Final[dict[str, str]] = {
     "netdata": "collects figures",
     "zabbix_agent2": "collects figures",
     "all-smi": "shows figures",
+    "stoker-gpus": "reads figures for any Stoker",
     # Programs that a person looks with.
     "nvidia-smi": "shows figures",
     "nvidia-settings": "shows and sets clocks and fans",

@@ -49,11 +49,13 @@ __all__ = [
 
 def open_queue(url: str | None = None) -> Store:
     """The queue that is there, brought up to date when it is of an older version."""
-    driver = _driver(queue_address(url))
+    address = queue_address(url)
+    driver = _driver(address)
     try:
         version = driver.version()
         if version is None:
-            raise StokerError(f"there is no queue at {driver.place}: `stoker queue init` creates it")
+            creator = "the first `stoker submit`" if isinstance(address, SqliteAddress) else "`stoker queue init`"
+            raise StokerError(f"there is no queue at {driver.place}: {creator} creates it")
         _bring_up_to_date(driver, version)
     except BaseException:
         driver.close()

@@ -194,5 +194,5 @@ class SqliteDriver:
             case ["FULL"]:
                 return QueueAwayError(f"the queue {self._path} cannot be written: its disk is full")
             case ["CANTOPEN"] if not self._path.exists():
-                return StokerError(f"there is no queue at {self._path}: `stoker queue init` creates it")
+                return StokerError(f"there is no queue at {self._path}: the first `stoker submit` creates it")
         return StokerError(f"the queue {self._path} cannot be used: {error}")

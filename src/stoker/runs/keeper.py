@@ -35,6 +35,7 @@ _LENGTH: Final = struct.Struct("=I")
 _CHUNK: Final = 65536
 # A job that prints without end must not keep its guardian from everything else.
 _MOST_CHUNKS: Final = 16
+GUARDIAN_NAME: Final = "stoker-guard"
 # What the kernel sends when the supervisor dies: this one makes also a guardian go on that somebody had stopped.
 _BEREAVED: Final = signal.SIGCONT
 
@@ -116,7 +117,7 @@ class Keeper:
 
     def keep(self) -> None:
         """Starts jobs and stays until it is released, or until the supervisor died and nothing is left."""
-        set_name("stoker-guard")
+        set_name(GUARDIAN_NAME)
         become_subreaper()
         hear_of_death_of_parent(_BEREAVED)
         if self._charge.output is not None:

@@ -9,6 +9,7 @@ An attempt's directory is a run's record with this beside it:
 """
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -166,12 +167,20 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def _death(code: int | None) -> str:
+    """By which signal it died; what else a code means, only the command knows."""
+    try:
+        return f"it died of {signal.Signals((code or 0) - 128).name}"
+    except ValueError:
+        return ""
+
+
 def conclusion(status: Status) -> tuple[Outcome, int | None, str]:
     """Outcome, exit code and sentence of an attempt, from what its supervisor wrote down last."""
     sentence = status.sentence.rstrip(".")
     match status.ending:
         case "by itself":
-            return ("succeeded", 0, "") if status.exit_code == 0 else ("failed", status.exit_code, sentence)
+            return ("succeeded" if status.exit_code == 0 else "failed"), status.exit_code, _death(status.exit_code)
         case "idle" | "time limit" | "could not start":
             return "failed", status.exit_code, sentence
         case "cancelled":

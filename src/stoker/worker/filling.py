@@ -5,8 +5,8 @@ The worker owns the GPUs; the filler runs only where it is let, and its programs
 
 import contextlib
 import os
-import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -37,12 +37,12 @@ class Filling:
 
     def __init__(self, config: FillConfig, orders: Orders, home: Path, tell: Callable[[str], None]) -> None:
         """For a process of one thread, without connections that a fork would break."""
-        lock(home, socket.gethostname(), patience=_PATIENCE)
+        held = lock(home, socket.gethostname(), patience=_PATIENCE)
+        self._tell = tell
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._pid = os.fork()
         if self._pid == 0:
-            mine.close()
-            _fill(its, config, orders, home, tell)
+            _fill(its, held, config, orders, home, tell)
         its.close()
         self._line = mine
         self._since: dict[str, float] = {}
@@ -72,6 +72,7 @@ class Filling:
             if not packet:
                 self._dead = True
                 self._since.clear()
+                self._tell("what fills idle GPUs has ended: they stay idle until the next `stoker work --fill`")
                 break
             occupied = msgspec.msgpack.decode(packet, type=frozenset[str])
             self._since = {uuid: self._since.get(uuid, time.monotonic()) for uuid in occupied}
@@ -115,19 +116,22 @@ class Filling:
         os.waitpid(self._pid, 0)
 
 
-def _fill(line: socket.socket, config: FillConfig, orders: Orders, home: Path, tell: Callable[[str], None]) -> None:
+def _fill(
+    line: socket.socket, held: int, config: FillConfig, orders: Orders, home: Path, tell: Callable[[str], None]
+) -> None:
     """The filler's own process: never returns."""
+    worker = os.getppid()
     try:
         os.setsid()
-        close_all_but([line.fileno()])
-        # The worker decides when it is over.
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        # Also a filler whose worker was killed owns the GPUs until its programs are gone, so it keeps the lock.
+        close_all_but([line.fileno(), held])
         root = Path(os.environ.get("STOKER_ROOT", "/"))
         with Prober(orders.source, deadline=orders.deadline) as prober:
-            filler = Filler(config, prober, home, tell, owner="stoker work", root=root)
+            filler = Filler(config, prober, home, tell, owner="stoker work", owner_pid=worker, root=root)
             filler.grant(frozenset())
             _follow(line, filler)
+    except BaseException:  # noqa: BLE001 - it must never return into the worker's code, and not fail silently
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(0)
 

@@ -513,7 +513,8 @@ class WorkerLoop:
         over = engagement.over
         if over is not None:
             lasted = format_duration(round(time.monotonic() - engagement.since))
-            said = f": {over.sentence}" if over.sentence else ""
+            said = f" with code {over.exit_code}" if over.exit_code else ""
+            said += f": {over.sentence}" if over.sentence else ""
             late = "" if accepted else " (too late: the queue had given the job up)"
             self._tell(f"{engagement.job}: {over.outcome} after {lasted}{said}{late}")
 

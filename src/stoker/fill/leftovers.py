@@ -1,0 +1,84 @@
+"""What an earlier filler left running when it was killed: waited for, and stopped where nobody else does."""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from stoker.fill.tenant import MARK
+from stoker.runs.keeper import GUARDIAN_NAME
+from stoker.runs.processes import Identity, identify, is_alive, send, stat
+
+# A guardian whose filler was killed may be about to start its program: within this time it has, and can be found by it.
+_SETTLING: Final = 0.5
+_BETWEEN_SWEEPS: Final = 0.2
+# A guardian kills by itself when the grace is over; who is still there so much later has nobody who does.
+_GUARDIANS_SHARE: Final = 5.0
+
+
+class Leftovers:
+    """All programs of one home's earlier fillers. Nothing is to be started before `gone`."""
+
+    def __init__(self, mark: str, guardians: Sequence[Identity], grace: float, now: float) -> None:
+        """`mark`: how the marks of all its programs begin. `grace`: the longest that a program is given."""
+        self._mark = f"{MARK}={mark}".encode(errors="surrogateescape")
+        self._guardians = list(guardians)
+        self._grace = grace
+        self._begun = now
+        self._due = now
+        self._asked: dict[Identity, float] = {}
+        """When those were asked to end that nobody looks after."""
+        self.found = False
+        """Whether there was anything."""
+        self.gone = False
+
+    def due(self) -> float:
+        return self._due
+
+    def attend(self, now: float) -> None:
+        """Looks who is left, if it is time for that."""
+        if self.gone or now < self._due:
+            return
+        left = self._marked()
+        self._guardians = [guardian for guardian in self._guardians if is_alive(guardian)]
+        self.found = self.found or bool(left or self._guardians)
+        self.gone = not left and not self._guardians and now >= self._begun + _SETTLING
+        for who in left:
+            if not _is_guarded(who):
+                self._stop(who, now)
+            elif now >= self._begun + self._grace + _GUARDIANS_SHARE:
+                send(who, signal.SIGKILL)
+        self._due = now + _BETWEEN_SWEEPS
+
+    def _stop(self, who: Identity, now: float) -> None:
+        """Its guardian was killed as well."""
+        if who not in self._asked:
+            self._asked[who] = now
+            send(who, signal.SIGTERM)
+            send(who, signal.SIGCONT)
+        elif now >= self._asked[who] + self._grace:
+            send(who, signal.SIGKILL)
+
+    def _marked(self) -> list[Identity]:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - one call
+        return [who for pid in pids if self._is_marked(pid) and (who := identify(pid)) and is_alive(who)]
+
+    def _is_marked(self, pid: int) -> bool:
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False  # gone, or somebody else's
+        return any(variable.startswith(self._mark) for variable in environment.split(b"\0"))
+
+
+def _is_guarded(who: Identity) -> bool:
+    current = who.pid
+    while current > 1:
+        found = stat(current)
+        if found is None:
+            return True  # somebody ended just now: the next sweep will see
+        if found.name == GUARDIAN_NAME:
+            return True
+        current = found.parent
+    return False

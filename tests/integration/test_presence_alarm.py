@@ -1,0 +1,156 @@
+"""The alarm at device nodes: that it rings, for which GPU, and soon."""
+
+import os
+import select
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stoker.inotify import OVERFLOWED, Event, Inotify
+from stoker.presence.alarm import Alarm
+from tests.support.openers import NUMBERS, Openers, as_nobody, make_node, needs_root, openers, place
+
+__all__ = ["openers", "place"]
+
+
+@pytest.fixture
+def nodes(place: Path) -> dict[str, tuple[Path, ...]]:
+    return {
+        f"GPU-{letter}": (make_node(place / f"dev/{letter}", number),)
+        for letter, number in zip("ab", NUMBERS, strict=True)
+    }
+
+
+@pytest.fixture
+def alarm(nodes: dict[str, tuple[Path, ...]]) -> Iterator[Alarm]:
+    with closing(Alarm(nodes)) as alarm:
+        yield alarm
+
+
+def rings(alarm: Alarm, within: float = 5.0) -> frozenset[str]:
+    return alarm.rung() if select.select([alarm.fileno()], [], [], within)[0] else frozenset()
+
+
+def complaint(alarm: Alarm) -> str | None:
+    return alarm.why_not
+
+
+def test_it_rings_for_the_gpu_that_is_opened_and_again_when_it_is_closed(
+    alarm: Alarm, nodes: dict[str, tuple[Path, ...]]
+) -> None:
+    assert complaint(alarm) is None
+    assert rings(alarm, 0) == frozenset()
+    with nodes["GPU-b"][0].open("rb"):
+        assert rings(alarm) == {"GPU-b"}
+        assert rings(alarm, 0) == frozenset()
+    assert rings(alarm) == {"GPU-b"}
+    nodes["GPU-a"][0].open("rb").close()
+    nodes["GPU-b"][0].open("rb").close()
+    assert rings(alarm) == {"GPU-a", "GPU-b"}
+    assert rings(alarm, 0) == frozenset()
+
+
+def test_another_process_rings_within_milliseconds(
+    alarm: Alarm, nodes: dict[str, tuple[Path, ...]], openers: Openers
+) -> None:
+    code = """
+import os, sys, time
+print("ready", flush=True)
+for _ in sys.stdin:
+    at = time.monotonic()
+    os.close(os.open(sys.argv[1], os.O_RDONLY))
+    print(at, flush=True)
+"""
+    opener = openers.python(code, nodes["GPU-a"][0])
+    assert opener.stdin is not None
+    assert opener.stdout is not None
+    delays = []
+    for _ in range(21):
+        opener.stdin.write("go\n")
+        opener.stdin.flush()
+        assert rings(alarm) == {"GPU-a"}
+        noticed = time.monotonic()
+        delays.append(noticed - float(opener.stdout.readline()))
+        alarm.rung()
+    # Far above what it takes, far below what a look every few seconds would.
+    assert sorted(delays)[10] < 0.05
+
+
+def test_slices_of_one_gpu_ring_together(place: Path) -> None:
+    node = make_node(place / "shared", NUMBERS[0])
+    with closing(Alarm({"MIG-1": (node,), "MIG-2": (node,), "GPU-none": ()})) as alarm:
+        node.open("rb").close()
+        assert rings(alarm) == {"MIG-1", "MIG-2"}
+
+
+def test_a_node_that_is_made_anew_rings_and_is_listened_to(alarm: Alarm, nodes: dict[str, tuple[Path, ...]]) -> None:
+    (node,) = nodes["GPU-a"]
+    for _ in range(3):
+        node.unlink()
+        make_node(node, NUMBERS[0])
+        assert rings(alarm) == {"GPU-a"}
+        alarm.rung()
+        node.open("rb").close()
+        assert rings(alarm) == {"GPU-a"}
+
+
+def test_a_node_that_comes_late_is_named_and_then_listened_to(place: Path) -> None:
+    node = place / "nvidia0"
+    with closing(Alarm({"GPU-a": (node,)})) as alarm:
+        assert complaint(alarm) == f"{node} is not there"
+        assert alarm.fileno() >= 0
+        make_node(place / "other", NUMBERS[0])
+        assert rings(alarm) == frozenset()
+        make_node(place / "moved", NUMBERS[0]).rename(node)
+        assert rings(alarm) == {"GPU-a"}
+        assert complaint(alarm) is None
+        node.open("rb").close()
+        assert rings(alarm) == {"GPU-a"}
+
+
+@needs_root
+def test_a_node_that_may_not_be_read_is_named(place: Path) -> None:
+    node = make_node(place / "card0", NUMBERS[0], mode=0o600)
+    code = 'print(Alarm({"GPU-a": (Path(sys.argv[1]),)}).why_not)'
+    assert as_nobody(code, node) == f"{node} may not be read by this user\n"
+
+
+def test_without_nodes_or_where_they_cannot_come_there_is_nothing_to_wait_for(place: Path) -> None:
+    for nodes in ({"GPU-a": ()}, {"GPU-a": (place / "no/such/directory",)}):
+        with closing(Alarm(nodes)) as alarm:
+            assert alarm.fileno() == -1
+            assert alarm.why_not is not None
+            assert alarm.rung() == frozenset()
+
+
+def test_when_the_kernel_has_no_inotify_left_it_says_so(
+    nodes: dict[str, tuple[Path, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Exhausted(Inotify):
+        def __init__(self) -> None:
+            super().__init__()
+            self.close()
+
+    monkeypatch.setattr("stoker.presence.alarm.Inotify", Exhausted)
+    with closing(Alarm(nodes)) as alarm:
+        assert alarm.fileno() == -1
+        assert "max_user_instances" in (alarm.why_not or "")
+        assert alarm.rung() == frozenset()
+
+
+def test_when_events_were_lost_all_gpus_ring(alarm: Alarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm._events, "read", lambda: [Event(-1, OVERFLOWED, "")])
+    assert alarm.rung() == {"GPU-a", "GPU-b"}
+
+
+def test_a_closed_alarm_is_silent(nodes: dict[str, tuple[Path, ...]]) -> None:
+    alarm = Alarm(nodes)
+    descriptor = alarm.fileno()
+    alarm.close()
+    assert alarm.fileno() == -1
+    assert alarm.rung() == frozenset()
+    with pytest.raises(OSError):
+        os.fstat(descriptor)

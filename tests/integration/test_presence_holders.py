@@ -1,0 +1,257 @@
+"""Who holds a GPU's device node: real processes and stand-in nodes."""
+
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.presence.holders import Holder, Holders
+from stoker.presence.mounts import Mounts
+from stoker.procfs import STARTED, read_stat_fields
+from tests.support.openers import NOBODY, NUMBERS, Openers, as_nobody, make_node, needs_root, openers, place
+from tests.support.waiting import wait_for
+
+__all__ = ["openers", "place"]
+
+SCAN = 'holders = Holders({"GPU-a": (Path(sys.argv[1]),)})\n'
+TWO_THREADS = """
+import ctypes, platform, sys, threading, time
+opened = open(sys.argv[1])
+def go_on():
+    print("ready", flush=True)
+    time.sleep(300)
+threading.Thread(target=go_on).start()
+if sys.argv[2] == "first thread ends":
+    # The system call ends this thread alone.
+    ctypes.CDLL(None).syscall({"x86_64": 60}.get(platform.machine(), 93), 0)
+time.sleep(300)
+"""
+FORKED = """
+import os, sys, time
+opened = open(sys.argv[1])
+child = os.fork()
+if child:
+    print("ready", flush=True)
+    opened.close()
+    os.waitpid(child, 0)
+time.sleep(300)
+"""
+
+
+@pytest.fixture
+def nodes(place: Path) -> dict[str, tuple[Path, ...]]:
+    return {
+        f"GPU-{letter}": (make_node(place / f"dev/{letter}", number),)
+        for letter, number in zip("ab", NUMBERS, strict=True)
+    }
+
+
+def test_a_holder_is_told_with_its_name_program_user_and_start(
+    nodes: dict[str, tuple[Path, ...]], openers: Openers
+) -> None:
+    process = openers.open(*nodes["GPU-a"])
+    named = wait_for(lambda: Holders(nodes).scan().by_gpu["GPU-a"])
+    (found,) = [holder for holder in named if holder.pid == process.pid]
+    name, fields = read_stat_fields(f"/proc/{process.pid}/stat")
+    program = Path(f"/proc/{process.pid}/exe").readlink().name
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert found == Holder(process.pid, int(fields[STARTED]), name, program, user)
+
+
+def test_each_gpu_has_its_own_holders(nodes: dict[str, tuple[Path, ...]], openers: Openers) -> None:
+    both = openers.open(*nodes["GPU-a"], *nodes["GPU-b"])
+    second = openers.open(*nodes["GPU-b"])
+    by_gpu = Holders(nodes).scan().by_gpu
+    assert openers.among(by_gpu["GPU-a"]) == [both.pid]
+    assert openers.among(by_gpu["GPU-b"]) == sorted([both.pid, second.pid])
+    assert Holders(nodes).scan_one(both.pid) == {"GPU-a", "GPU-b"}
+    assert Holders(nodes).scan_one(second.pid) == {"GPU-b"}
+
+
+def test_slices_that_share_a_node_share_its_holders(nodes: dict[str, tuple[Path, ...]], openers: Openers) -> None:
+    process = openers.open(*nodes["GPU-a"])
+    scan = Holders({"MIG-1": nodes["GPU-a"], "MIG-2": nodes["GPU-a"], "GPU-none": ()}).scan()
+    assert {uuid: openers.among(found) for uuid, found in scan.by_gpu.items()} == {
+        "MIG-1": [process.pid],
+        "MIG-2": [process.pid],
+        "GPU-none": [],
+    }
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["container/dev/a", "elsewhere/a", "elsewhere/by another name"])
+def test_a_containers_own_node_of_the_same_device_counts(
+    nodes: dict[str, tuple[Path, ...]], place: Path, openers: Openers, name: str
+) -> None:
+    own = make_node(place / name, NUMBERS[0])
+    process = openers.open(own)
+    holders = Holders(nodes)
+    assert openers.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
+    own.unlink()
+    assert openers.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
+
+
+def test_what_is_opened_and_closed_between_scans_is_noticed(
+    nodes: dict[str, tuple[Path, ...]], place: Path, openers: Openers
+) -> None:
+    (place / "data").touch()
+    code = """
+import sys
+print("ready", flush=True)
+data = open(sys.argv[2])
+for line in sys.stdin:
+    opened = open(sys.argv[1]) if line == "open\\n" else opened.close()
+    print("done", flush=True)
+"""
+    process = openers.python(code, nodes["GPU-a"][0], place / "data")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    holders = Holders(nodes)
+    for order, expected in [("open", [process.pid]), ("close", []), ("open", [process.pid])]:
+        process.stdin.write(f"{order}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+        assert openers.among(holders.scan().by_gpu["GPU-a"]) == expected
+
+
+def test_a_child_that_inherited_the_node_holds_it_alone_once_the_parent_closed_it(
+    nodes: dict[str, tuple[Path, ...]], openers: Openers
+) -> None:
+    parent = openers.python(FORKED, nodes["GPU-a"][0])
+    holders = Holders(nodes)
+    found = wait_for(lambda: [pid for pid in openers.among(holders.scan().by_gpu["GPU-a"]) if pid != parent.pid])
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    assert found == [int(child) for child in children]
+    wait_for(lambda: parent.pid not in openers.among(holders.scan().by_gpu["GPU-a"]))
+
+
+@pytest.mark.parametrize("fate", ["first thread ends", "both go on"])
+def test_a_process_with_threads_is_one_holder(nodes: dict[str, tuple[Path, ...]], openers: Openers, fate: str) -> None:
+    process = openers.python(TWO_THREADS, nodes["GPU-a"][0], fate)
+    if fate == "first thread ends":
+        wait_for(lambda: read_stat_fields(f"/proc/{process.pid}/stat")[1][0] == b"Z")
+    assert openers.among(Holders(nodes).scan().by_gpu["GPU-a"]) == [process.pid]
+
+
+def test_a_process_that_becomes_another_program_is_known_by_the_new_name(
+    nodes: dict[str, tuple[Path, ...]], openers: Openers
+) -> None:
+    process = openers.run(["sh", "-c", f'exec 3<"{nodes["GPU-a"][0]}"; echo ready; read go; exec sleep 300'])
+    holders = Holders(nodes)
+
+    def seen(name: str) -> list[Holder]:
+        return [each for each in holders.scan().by_gpu["GPU-a"] if (each.pid, each.name) == (process.pid, name)]
+
+    (before,) = seen("sh")
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    (after,) = wait_for(lambda: seen("sleep"))
+    assert after.started == before.started
+    assert after.executable != before.executable
+
+
+def test_a_node_that_is_made_late_or_anew_is_known(place: Path, openers: Openers) -> None:
+    node = place / "late"
+    holders = Holders({"GPU-a": (node,)})
+    assert holders.scan().by_gpu == {"GPU-a": ()}
+    for _ in range(2):
+        make_node(node, NUMBERS[0])
+        process = openers.open(node)
+        assert process.pid in openers.among(holders.scan().by_gpu["GPU-a"])
+        node.unlink()
+
+
+@needs_root
+def test_who_held_the_device_before_its_node_was_made_here_is_found_once_it_is(place: Path, openers: Openers) -> None:
+    holders = Holders({"GPU-a": (place / "late",)})
+    process = openers.open(make_node(place / "in a container", NUMBERS[0]))
+    assert holders.scan().by_gpu == {"GPU-a": ()}
+    make_node(place / "late", NUMBERS[0])
+    assert openers.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
+
+
+@needs_root
+def test_a_process_of_another_user_is_named_after_that_user(
+    nodes: dict[str, tuple[Path, ...]], openers: Openers
+) -> None:
+    process = openers.open(*nodes["GPU-a"], user=NOBODY)
+    held = {holder.pid: holder for holder in Holders(nodes).scan().by_gpu["GPU-a"]}
+    assert held[process.pid].user == "nobody"
+
+
+@needs_root
+def test_without_root_own_processes_are_seen_and_those_of_others_are_counted(
+    nodes: dict[str, tuple[Path, ...]], openers: Openers
+) -> None:
+    own = openers.open(*nodes["GPU-a"], user=NOBODY)
+    other = openers.open(*nodes["GPU-a"])
+    seen = "scan = holders.scan(); seen = {holder.pid for holder in scan.by_gpu['GPU-a']}"
+    told = "; print([int(pid) in seen for pid in sys.argv[2:]], scan.unseen > 0)"
+    assert as_nobody(SCAN + seen + told, *nodes["GPU-a"], own.pid, other.pid) == "[True, False] True\n"
+    refused = "try: holders.scan_one(int(sys.argv[2]))\nexcept PermissionError: print('refused')"
+    assert as_nobody(SCAN + refused, *nodes["GPU-a"], other.pid) == "refused\n"
+
+
+@needs_root
+def test_the_dead_and_the_kernels_threads_are_not_counted_as_unseen(nodes: dict[str, tuple[Path, ...]]) -> None:
+    with subprocess.Popen(["true"]) as dead:
+        wait_for(lambda: read_stat_fields(f"/proc/{dead.pid}/stat")[1][0] == b"Z")
+        code = "pids = [int(argument) for argument in sys.argv[2:]]; print([holders._is_program(pid) for pid in pids])"
+        # Process 2 is the parent of the kernel's threads; in a container it may be anything.
+        kernel = [2] if Path("/proc/2/comm").exists() and not Path("/proc/2/cmdline").read_bytes() else []
+        told = as_nobody(SCAN + code, *nodes["GPU-a"], os.getpid(), dead.pid, *kernel)
+    assert told == f"{[True, False] + [False] * len(kernel)}\n"
+
+
+def test_a_process_that_is_gone_holds_nothing(nodes: dict[str, tuple[Path, ...]]) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+        assert Holders(nodes).scan_one(gone.pid) == frozenset()
+
+
+def test_processes_that_come_and_go_during_a_scan_are_no_error(
+    nodes: dict[str, tuple[Path, ...]], openers: Openers
+) -> None:
+    process = openers.open(*nodes["GPU-a"])
+    commotion = f'echo ready; while true; do (sleep 0.001 <"{nodes["GPU-b"][0]}") & /bin/true; wait; done'
+    openers.run(["sh", "-c", commotion])
+    holders = Holders(nodes)
+    for _ in range(60):
+        assert openers.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
+
+
+@pytest.mark.parametrize(
+    ("mount", "may_be_asked"),
+    [
+        ("7 1 8:1 / / rw,relatime - ext4 /dev/sda rw", True),
+        ("7 1 0:5 / /dev rw,nosuid shared:2 - devtmpfs udev rw", True),
+        ("7 1 8:2 / /home rw,nodev - ext4 /dev/sdb rw", False),
+        ("7 1 0:50 / /data rw - nfs4 server:/data rw", False),
+        ("7 1 0:51 / /mnt rw - fuse.sshfs host: rw", False),
+        ("8 1 8:1 / / rw - ext4 /dev/sda rw", False),
+    ],
+)
+def test_only_files_that_can_be_devices_and_answer_at_once_are_asked(
+    tmp_path: Path, mount: str, may_be_asked: bool
+) -> None:
+    process = tmp_path / "10"
+    (process / "fdinfo").mkdir(parents=True)
+    (process / "fdinfo/3").write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t7\nino:\t5\n")
+    (process / "mountinfo").write_text(mount + "\n")
+    assert Mounts(str(tmp_path)).can_hold_nodes(10, f"{process}/fd/3") is may_be_asked
+    assert Mounts(str(tmp_path)).can_hold_nodes(10, f"{process}/fd/4") is False
+
+
+def test_a_proc_that_hides_the_processes_of_others_says_so(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    assert Holders({"GPU-a": ()}, tmp_path).scan().unseen == 1
+
+
+def test_the_first_scan_imports_nothing_heavy() -> None:
+    code = "import sys, stoker.presence.holders; print('asyncio' in sys.modules or 'pynvml' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout == "False\n"

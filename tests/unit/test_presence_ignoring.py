@@ -1,0 +1,60 @@
+"""Which programs a person's patterns ignore, and which they do not."""
+
+import pytest
+
+from stoker.presence.holders import Holder
+from stoker.presence.ignoring import KERNEL_NAME, SHIPPED, SHIPPED_REASONS, Ignored
+
+
+def holder(name: str, executable: str | None = None) -> Holder:
+    return Holder(4242, 1, name[:KERNEL_NAME], executable, "alice")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "executable"),
+    [
+        ("nvtop", "nvtop", "nvtop"),
+        ("nvitop", "nvitop", "python3.11"),  # a script: the kernel names it after its file
+        ("python3.11", "pt_main_thread", "python3.11"),
+        ("dcgm-*", "dcgm-exporter", "dcgm-exporter"),
+        ("nvto?", "nvtop", None),
+        ("nvidia-persistenced", "nvidia-persistenced", "nvidia-persistenced"),
+        ("nvidia-persistenced", "nvidia-persistenced", None),
+        ("my-long-named-script", "my-long-named-script", "python3.11"),
+        ("[kw]", "[kw]", None),
+    ],
+)
+def test_a_pattern_matches_the_whole_name(pattern: str, name: str, executable: str | None) -> None:
+    assert Ignored([pattern]).matches(holder(name, executable))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "executable"),
+    [
+        ("", "python", "python3.11"),
+        ("nv", "nvtop", "nvtop"),
+        ("nvtop-of-mine", "nvtop", "nvtop"),
+        ("Xorg", "xorg", "xorg"),
+        ("python", "train.py", "python3.11"),
+        ("nvidia-persistenced", "nvidia-persistent-training", "nvidia-persistent-training"),
+        ("python-*-monitor", "python-training", "python-training"),
+        ("python-*-monitor", "python-training", None),
+        ("[kw]*", "kworker", None),
+        ("nvidia-persist", "nvidia-persiste", None),
+    ],
+)
+def test_nothing_is_ignored_by_a_part_of_its_name(pattern: str, name: str, executable: str | None) -> None:
+    assert not Ignored([pattern]).matches(holder(name, executable))
+
+
+def test_a_process_of_which_no_name_is_known_is_not_ignored() -> None:
+    assert not Ignored(["*"]).matches_names(None, None)
+
+
+def test_every_shipped_name_says_why_and_is_no_interpreter_or_pattern() -> None:
+    assert all(SHIPPED_REASONS[name] for name in SHIPPED)
+    assert not any({"*", "?"} & set(name) for name in SHIPPED)
+    ignored = Ignored(SHIPPED)
+    assert ignored.matches(holder("nvidia-persistenced", "nvidia-persistenced"))
+    for program in ("python3.11", "bash", "java", "julia", "sleep", "ollama", "docker"):
+        assert not ignored.matches(holder(program, program))
