@@ -12,10 +12,13 @@ CACHE: Final = Path(__file__).parents[2] / ".cache" / "programs"
 COMPILER: Final = ("cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
 
 
-def compiled(name: str) -> Path:
-    """The program made of NAME.c beside this file. Several processes may ask at once."""
+def compiled(name: str, *options: str) -> Path:
+    """The program made of NAME.c beside this file, or with `-shared` and `-fPIC` a library to be preloaded.
+
+    Several processes may ask at once.
+    """
     source = Path(__file__).with_name(f"{name}.c")
-    digest = hashlib.sha256("\0".join((source.read_text(), *COMPILER, platform.machine())).encode()).hexdigest()
+    digest = hashlib.sha256("\0".join((source.read_text(), *COMPILER, *options, platform.machine())).encode()).hexdigest()
     # In a directory of its own, so that a process of it has the program's name.
     built = CACHE / digest[:16] / name
     built.parent.mkdir(parents=True, exist_ok=True)
@@ -23,6 +26,6 @@ def compiled(name: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
             with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-                subprocess.run([*COMPILER, "-o", f"{scratch}/{name}", source], check=True)
+                subprocess.run([*COMPILER, *options, "-o", f"{scratch}/{name}", source], check=True)
                 Path(scratch, name).rename(built)
     return built

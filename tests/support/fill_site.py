@@ -1,215 +1,248 @@
-"""A machine with stand-ins for GPUs and their device nodes, a filler on it, and visitors who come and go."""
+"""A machine whose idle GPUs are filled: two NVIDIA GPUs with nodes, programs to fill them with, and who disturbs."""
 
+import contextlib
 import os
+import pty
+import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any
 
-from stoker.runs.marks import marked
-from tests.support.command import stoker_command
+import pytest
+
+from tests.support.command import Finished, stoker, stoker_command
+from tests.support.compiled import compiled
 from tests.support.mock_nvml import MockMachine
+from tests.support.openers import Openers
 from tests.support.waiting import wait_for
 
-# What a program on a GPU does: it opens the node, alone on its GPU or else it says so, and notes when it is asked to end.
-PROGRAM: Final = """
-import fcntl, os, signal, sys, time
-site, gpu, linger = sys.argv[1], os.environ["CUDA_VISIBLE_DEVICES"], float(sys.argv[2])
-diary = os.open(site + "/diary", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-def note(what):
-    os.write(diary, f"{time.monotonic()} {os.getpid()} {gpu} {what}\\n".encode())
-def asked(*_):
-    note("asked")
-    if linger < 0:
-        return
-    time.sleep(linger)
-    note("ends")
-    os._exit(0)
-signal.signal(signal.SIGTERM, asked)
-held = os.open(f"{site}/by-uuid/{gpu}", os.O_RDONLY)
-alone = os.open(f"{site}/locks/{gpu}", os.O_RDWR | os.O_CREAT)
-try:
-    fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    note("runs")
-except BlockingIOError:
-    note("overlaps")
-while True:
-    signal.pause()
-"""
+# On a machine that runs other tests at the same time.
+PATIENCE = 30.0
+FAST = 20
+"""So many times faster a clock runs that is fast."""
 
-VISITOR: Final = """
-import os, sys, time
-for line in sys.stdin:
-    word, _, path = line.strip().partition(" ")
-    at = time.monotonic()
-    if word == "open":
-        held = os.open(path, os.O_RDONLY)
-    else:
-        os.close(held)
-    print(at, flush=True)
-"""
-
-# `stoker fill` as it is, but for the promise of at most one start a minute: for many trials in a short time.
-EAGER: Final = """
-import sys
-import stoker.fill.seat
-stoker.fill.seat.LEAST_BETWEEN_STARTS = 0.0
-from stoker.cli.app import main
-sys.argv[0] = "stoker"
-main()
+# It runs until it is asked to end, and notes both. What it starts itself is left to whoever looks after it.
+MINER = """\
+echo "start $$ ${CUDA_VISIBLE_DEVICES-unset}" >> "$DIARY"
+trap 'echo "term $$" >> "$DIARY"; exit 0' TERM
+sleep 1000 & wait $!
 """
 
 
-class Entry(NamedTuple):
-    """One line that a program wrote down."""
+class RunningFiller:
+    """`stoker fill` or `gpu_mon` in the background."""
 
-    at: float
-    """Monotonic seconds."""
-    pid: int
-    gpu: str
-    what: str
-
-
-class FillSite:
-    """All of it, below one directory. `keys` go into the configuration as they are."""
-
-    def __init__(
-        self, directory: Path, *, gpus: int, linger: float = 0.0, interval: float = 10.0, keys: str = "idle_for = 0"
-    ) -> None:
-        """`linger`: seconds that a program takes to end when it is asked; negative: it does not end."""
-        self.directory = directory
-        self.machine = MockMachine.create(directory / "state", gpus=gpus)
-        self.nodes: dict[str, Path] = {}
-        for place in ("by-uuid", "locks", "home", "root/dev"):
-            (directory / place).mkdir(parents=True)
-        (directory / "root/proc").symlink_to("/proc")
-        for gpu in self.machine.gpus:
-            node = directory / f"root/dev/nvidia{gpu.minor}"
-            node.touch()
-            (directory / "by-uuid" / gpu.uuid).symlink_to(node)
-            self.nodes[gpu.uuid] = node
-        (directory / "program.py").write_text(PROGRAM)
-        self.config = directory / "fill.toml"
-        self.config.write_text(
-            f'[fill]\ninterval = "{interval}s"\n\n[[fill.program]]\nname = "background"\neach = true\n'
-            f'command = ["{sys.executable}", "-ISS", "{directory}/program.py", "{directory}", "{linger}"]\n'
-            f'log = "{directory}/log"\n{keys}\n'
-        )
-        self.environment = {
-            **os.environ,
-            **self.machine.environment(),
-            "STOKER_HOME": str(directory / "home"),
-            "STOKER_ROOT": str(directory / "root"),
-        }
-        self._started: list[subprocess.Popen[bytes]] = []
-
-    def fill(self, *, eager: bool = False) -> "subprocess.Popen[bytes]":
-        """A filler; `eager`: without its promise of one start a minute."""
-        command = [sys.executable, "-c", EAGER] if eager else [stoker_command()]
-        with (self.directory / "said").open("ab") as said:
-            filler = subprocess.Popen(
-                [*command, "fill", "--config", str(self.config)],
-                env=self.environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
-            )  # fmt: skip
-        self._started.append(filler)
-        return filler
+    def __init__(self, command: Sequence[str], said: Path, environment: dict[str, str]) -> None:
+        self._said = said
+        with said.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
 
     @property
     def said(self) -> str:
-        return (self.directory / "said").read_text()
+        return self._said.read_text()
 
-    def diary(self) -> list[Entry]:
-        path = self.directory / "diary"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [Entry(float(at), int(pid), gpu, what) for at, pid, gpu, what in map(str.split, lines)]
+    def wait_until_it_says(self, pattern: str) -> None:
+        wait_for(lambda: re.search(pattern, self.said), deadline=PATIENCE, named=f"{pattern!r} in {self.said!r}")
 
-    def latest(self, gpu: str) -> Entry | None:
-        """The last that was written down of this GPU."""
-        return next((entry for entry in reversed(self.diary()) if entry.gpu == gpu), None)
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(how)
+        return self.process.wait(timeout=PATIENCE)
 
-    def running(self, gpu: str) -> int | None:
-        """The pid of the program that runs there and was not asked to end."""
-        last = self.latest(gpu)
-        return last.pid if last is not None and last.what == "runs" and _is_there(last.pid) else None
 
-    def wait_until_running(self, gpus: Sequence[str], deadline: float = 30.0) -> None:
-        wait_for(lambda: all(map(self.running, gpus)), deadline=deadline, named="a program on every GPU")
+class FillSite:
+    """Nothing of it survives `close`."""
 
-    def programs(self) -> list[int]:
-        """All processes of background programs that live."""
-        return [pid for gpu in self.nodes for pid in self._marked(gpu)]
+    def __init__(self, directory: Path, machine: MockMachine) -> None:
+        self.directory = directory
+        self.machine = machine
+        self.openers = Openers()
+        self.root = directory / "root"
+        self.programs = directory / "programs"
+        self.diary = directory / "diary"
+        self.environment = {
+            "STOKER_ROOT": str(self.root),
+            "STOKER_GPUS": "nvml",
+            "DIARY": str(self.diary),
+            "PATH": f"{self.programs}:{os.environ['PATH']}",
+        }
+        self._fillers: list[RunningFiller] = []
+        self._terminals: list[int] = []
+        self.programs.mkdir(parents=True)
+        (self.root / "dev/pts").mkdir(parents=True)
+        (self.root / "proc").symlink_to("/proc")
+        # Plain files: a device number of this machine's may be open in any other program.
+        for node in self.nodes:
+            node.touch()
+        self.program("miner-run", MINER)
+
+    @property
+    def nodes(self) -> list[Path]:
+        return [self.root / f"dev/nvidia{gpu.minor}" for gpu in self.machine.gpus]
+
+    @property
+    def uuids(self) -> list[str]:
+        return [gpu.uuid for gpu in self.machine.gpus]
+
+    # What is filled with
+
+    def program(self, name: str, script: str) -> Path:
+        """A program on PATH."""
+        path = self.programs / name
+        path.write_text(f"#!/bin/sh\n{script}")
+        path.chmod(0o755)
+        return path
+
+    def write(self, text: str, name: str = "gpu_mon.conf") -> str:
+        path = self.directory / name
+        path.write_text(text)
+        return str(path)
+
+    def config(self, *programs: str, defaults: str = "", more: str = "") -> str:
+        """A file with one program per text of keys, numbered, which start as soon as they may."""
+        sections = "".join(f"[process-{number}]\n{program}\n" for number, program in enumerate(programs))
+        return self.write(f"[defaults]\nidle_for = 0\n{defaults}\n[gpu-all]\ngpus = ALL\n{sections}{more}\n")
+
+    # Who fills
+
+    def fill(self, *arguments: str, environment: dict[str, str] | None = None) -> RunningFiller:
+        return self._run(stoker_command(), "fill", *arguments, environment=environment or {})
+
+    def gpu_mon(self, *arguments: str, environment: dict[str, str] | None = None) -> RunningFiller:
+        command = str(Path(stoker_command()).with_name("gpu_mon"))
+        return self._run(command, *arguments, environment=environment or {})
+
+    def _run(self, *command: str, environment: dict[str, str]) -> RunningFiller:
+        said = self.directory / f"said-{len(self._fillers)}"
+        filler = RunningFiller(command, said, {**os.environ, **self.environment, **environment})
+        self._fillers.append(filler)
+        return filler
+
+    def fast_clock(self) -> dict[str, str]:
+        """An environment in which a minute is three seconds. A driver has its usual time to answer."""
+        library = compiled("fast_clock", "-shared", "-fPIC")
+        return {"LD_PRELOAD": str(library), "FAST_CLOCK": str(FAST), "STOKER_DEADLINE": f"{30 * FAST}s"}
+
+    def stoker(self, *arguments: str) -> Finished:
+        return stoker(*arguments, environment=self.environment)
+
+    def seats(self) -> list[dict[str, Any]]:
+        """What `stoker fill status --json` says of every program; nothing before there is something to say."""
+        status = self.stoker("fill", "status", "--json").json()["status"]
+        seats: list[dict[str, Any]] = status["seats"] if status else []
+        return seats
+
+    def wait_for_why(self, pattern: str, seat: int = 0) -> str:
+        """Why the program does what it does, once that fits."""
+        ends = time.monotonic() + PATIENCE
+        why = ""
+        while not re.search(pattern, why):
+            assert time.monotonic() < ends, f"the reason never was {pattern!r}, but {why!r}"
+            seats = self.seats()
+            why = seats[seat]["why"] if len(seats) > seat else ""
+        return why
+
+    # What the programs noted
+
+    def noted(self) -> list[list[str]]:
+        return [line.split() for line in self.diary.read_text().splitlines()] if self.diary.exists() else []
+
+    def started(self) -> dict[int, str]:
+        """The visible devices of every program that was started, by its pid."""
+        return {int(words[1]): words[2] for words in self.noted() if words[0] == "start"}
+
+    def asked_to_end(self) -> set[int]:
+        return {int(words[1]) for words in self.noted() if words[0] == "term"}
+
+    def wait_for_start(self, count: int = 1) -> list[int]:
+        """The pids, once so many programs were started, and no more."""
+        wait_for(lambda: len(self.started()) >= count, deadline=PATIENCE, named=f"start {count} in {self._told()}")
+        assert len(self.started()) == count
+        return list(self.started())
+
+    def wait_for_end(self, pid: int) -> None:
+        """Once the program is gone."""
+        wait_for(lambda: not alive(pid), deadline=PATIENCE, named=f"the end of {pid} in {self._told()}")
+
+    def _told(self) -> str:
+        return "\n".join(filler.said for filler in self._fillers)
+
+    # Who disturbs
+
+    def visit(self, *gpus: int) -> "subprocess.Popen[str]":
+        """Somebody else's program, `sleep`, that has these GPUs open."""
+        return self.openers.open(*(self.nodes[gpu] for gpu in gpus))
+
+    def leave(self, visitor: "subprocess.Popen[str]") -> None:
+        """It is collected in the end, like those that stay."""
+        visitor.kill()
+
+    def visit_as(self, name: str, *gpus: int) -> "subprocess.Popen[str]":
+        """The same by a program of that name."""
+        program = self.directory / name
+        if not program.exists():
+            program.write_bytes(Path("/bin/sleep").resolve().read_bytes())
+            program.chmod(0o755)
+        opened = " ".join(f'{number}<"{self.nodes[gpu]}"' for number, gpu in enumerate(gpus, 3))
+        return self.openers.run(["sh", "-c", f'exec {opened}; echo ready; exec "{program}" 300'])
+
+    def terminal(self, user: int, idle: float) -> Path:
+        """A terminal of this user's, at which nothing was typed for so many seconds."""
+        master, slave = pty.openpty()
+        self._terminals += [master, slave]
+        path = Path(os.ttyname(slave))
+        os.chown(path, user, -1)
+        typed_at(path, idle)
+        (self.root / "dev/pts" / path.name).symlink_to(path)
+        return path
+
+    # Its end
+
+    def processes(self) -> list[int]:
+        """Everything that a filler of this site started and that lives, the fillers included."""
+        mark = f"DIARY={self.diary}".encode()
+        found = []
+        for place in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if place.name.isdigit() and mark in (place / "environ").read_bytes().split(b"\0"):
+                    found.append(int(place.name))
+        return [pid for pid in found if pid != os.getpid()]
+
+    def wait_until_nothing_is_left(self) -> None:
+        wait_for(lambda: not self.processes(), deadline=PATIENCE, named="the end of everything")
 
     def close(self) -> None:
-        """Ends whatever is left."""
-        for filler in self._started:
-            if filler.poll() is None:
-                filler.send_signal(signal.SIGTERM)
-        for filler in self._started:
-            try:
-                filler.wait(20)
-            except subprocess.TimeoutExpired:
-                filler.kill()
-                filler.wait()
-        for pid in self.programs():
-            os.kill(pid, signal.SIGKILL)
-
-    def _marked(self, gpu: str) -> list[int]:
-        return [who.pid for who in marked("CUDA_VISIBLE_DEVICES", gpu)]
+        self.machine.clear_faults()
+        for filler in self._fillers:
+            filler.process.kill()
+            filler.process.wait(timeout=PATIENCE)
+        for _ in range(5):
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.openers.end()
+        for descriptor in self._terminals:
+            os.close(descriptor)
 
 
-class Visitor:
-    """Another process that opens and closes device nodes, and says when it began to."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-ISc", VISITOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def open(self, node: Path) -> float:
-        """When, in monotonic seconds."""
-        return self._tell(f"open {node}")
-
-    def leave(self) -> float:
-        return self._tell("close")
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def _tell(self, line: str) -> float:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
+def typed_at(terminal: Path, idle: float) -> None:
+    """As if the last key had been pressed so many seconds ago."""
+    os.utime(terminal, (time.time() - idle, time.time() - idle))
 
 
-class SteppingAside(NamedTuple):
-    """One visit: seconds from the opening of the node."""
-
-    asked: float
-    """Until the program heard its SIGTERM."""
-    gone: float
-    """Until nothing of it was left, and its memory with it."""
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
 
 
-def visit(site: FillSite, visitor: Visitor, gpu: str, node: Path | None = None, patience: float = 20.0) -> SteppingAside:
-    """Opens the node of a GPU on which a program runs, waits until that is gone, and leaves again."""
-    pid = site.running(gpu)
-    assert pid is not None, "no program runs there"
-    opened = visitor.open(node or site.nodes[gpu])
-    wait_for(lambda: not _is_there(pid), deadline=patience, named="the end of the background program")
-    gone = time.monotonic()
-    visitor.leave()
-    asked = next(entry.at for entry in site.diary() if entry.pid == pid and entry.what == "asked")
-    return SteppingAside(asked - opened, gone - opened)
-
-
-def _is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}/cwd").is_symlink()
+@pytest.fixture
+def filling(tmp_path: Path, nvidia: MockMachine) -> Iterator[FillSite]:
+    """Two GPUs with device nodes, and `miner-run` on PATH."""
+    with contextlib.closing(FillSite(tmp_path / "filling", nvidia)) as site:
+        yield site

@@ -8,6 +8,7 @@ from stoker.gpus.model import Gpu, Look, Process, Reading, Unknown, known
 from stoker.gpus.state import describe
 from stoker.presence.holders import Holder, Scan
 from stoker.presence.ignoring import Ignored
+from stoker.runs.processes import Identity, is_alive
 from stoker.units import format_percent
 
 # More than what a display or a monitor causes: somebody works there, seen or not.
@@ -71,7 +72,7 @@ class Company:
     def _opener(self, uuid: str) -> str | None:
         """Somebody who holds the device node."""
         for holder in self._by_gpu.get(uuid, ()):
-            if not self._is_ignored(uuid, holder.name, holder.executable) and not self._is_own(holder.pid):
+            if not self._is_ignored(uuid, holder.name, holder.executable) and self._is_other(holder):
                 return f"{holder.user}'s {holder.executable or holder.name} (pid {holder.pid})"
         return None
 
@@ -89,7 +90,11 @@ class Company:
             # A pid of another namespace: where a program of ours runs, it is most likely that.
             return not is_occupied
         name = process.name if known(process.name) else ""
-        return not self._is_ignored(uuid, name, None) and not self._is_own(process.pid)
+        return not self._is_ignored(uuid, name, None) and self._is_other(Identity(process.pid, process.started))
+
+    def _is_other(self, who: Identity | Holder) -> bool:
+        """Asked in this order: one that has ended since it was seen can no longer be told from a stranger."""
+        return not self._is_own(who.pid) and is_alive(Identity(who.pid, who.started))
 
     def _is_ignored(self, uuid: str, name: str, executable: str | None) -> bool:
         ignored = self._ignored.get(uuid)

@@ -44,6 +44,8 @@ _TERMINALS_EVERY: Final = 5.0
 _STATUS_EVERY: Final = 30.0
 # The kernel tells of an opening just before the opener has the file: a scan at that very moment can miss him.
 _SETTLED_AFTER: Final = 0.1
+# Long enough for the driver to have samples of its own, short enough that nobody waits for it.
+_CLEAN_AFTER: Final = 1.0
 
 
 class Filler:
@@ -83,6 +85,8 @@ class Filler:
         self._settled_at = -math.inf
         """When the openers that were told of have their files for certain: a scan from then on sees them."""
         self._pace = Pace(time.monotonic())
+        self._look_again = False
+        """Whether the next look still speaks of a time before somebody came or left."""
         self._terminals_at = 0.0
         self._person: str | None = None
         self._granted: frozenset[str] | None = None
@@ -191,6 +195,9 @@ class Filler:
         if look is None:
             return
         self._company.looked(look)
+        if self._look_again:
+            self._look_again = False
+            self._lookout.no_later_than(time.monotonic() + _CLEAN_AFTER)
         if not self._places and look.problem is None and look.gpus:
             self._furnish(look)
 
@@ -263,6 +270,9 @@ class Filler:
         self._rung = self._rung - changed if now < self._settled_at else frozenset()
         if self._rung:
             self._scan_at = min(self._scan_at, self._settled_at)
+        if changed:
+            self._look_again = True
+            self._lookout.no_later_than(now)
         if scan.unseen:
             self._note(
                 "unseen",

@@ -49,6 +49,8 @@ class Aftermath(NamedTuple):
     words: str
     about: str = ""
     """What the supervisor said the job is: the directory of its record."""
+    ended_before: bool = False
+    """Whether the job had ended by itself before anything was stopped."""
 
 
 class Beginning(NamedTuple):
@@ -203,14 +205,16 @@ class Keeper:
 
     def _orphaned(self, beginning: Beginning) -> None:
         self._talking = False
-        job = identify(self._job) if self._status is None else None
+        ended_before = self._status is not None
+        job = identify(self._job) if not ended_before else None
         outcome = stop(self, beginning.signum, beginning.grace, first=job)
         self.attend()
         if self._charge.cgroup is not None:
             self._charge.cgroup.evict(os.getpid())
             self._charge.cgroup.remove()
         if self._charge.orphaned is not None:
-            self._charge.orphaned(Aftermath(self._status, outcome.survivors, outcome.in_words(), beginning.about))
+            words = outcome.in_words()
+            self._charge.orphaned(Aftermath(self._status, outcome.survivors, words, beginning.about, ended_before))
 
     # What a ladder needs
 

@@ -112,14 +112,20 @@ def note_orphaned(aftermath: Aftermath) -> None:
     status = record.status()
     if status.state == "ended":
         return  # it was killed after its last word
+    code = None if aftermath.status is None else exit_code(aftermath.status)
+    ending: Ending = "supervisor killed"
+    sentence = f"Stoker itself was killed, so the job was stopped: {aftermath.words}."
+    # Unless it was being stopped already: then its end was no more its own.
+    if aftermath.ended_before and status.state == "running":
+        ending, sentence = "by itself", f"It ended by itself with code {code}, and Stoker was killed a moment later."
     with contextlib.suppress(StokerError):
         record.write_status(
             msgspec.structs.replace(
                 status,
                 state="ended",
-                ending="supervisor killed",
-                sentence=f"Stoker itself was killed, so the job was stopped: {aftermath.words}.",
-                exit_code=None if aftermath.status is None else exit_code(aftermath.status),
+                ending=ending,
+                sentence=sentence,
+                exit_code=code,
                 left=aftermath.survivors,
                 ended=time.time(),
             )

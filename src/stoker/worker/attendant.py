@@ -39,6 +39,8 @@ _STOPPED: Final = 128 + signal.SIGTERM
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # A worker renews every quarter of a lease; when it has missed two of them the attendant goes itself.
 _OWN_RENEWAL: Final = 0.5
+# A machine that wakes up must notice within seconds that its lease ended while it slept.
+_LONGEST_SLEEP: Final = 5.0
 # Between two tries to reach the queue, doubled from try to try.
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 30.0
@@ -204,10 +206,10 @@ class _Attendance:
         return self._epoll.fileno()
 
     def due(self) -> float:
-        """On the supervisor's clock, which stands still while the machine sleeps; a moment late is then too late."""
-        if self._errand is not None:
-            return min(time.monotonic() + self._stop_at() - now(), self._errand.due())
-        return time.monotonic() + min(self._stop_at(), self._errand_at()) - now()
+        """On the supervisor's clock, which stands still while the machine sleeps: so it is asked often."""
+        soonest = self._stop_at() if self._errand is not None else min(self._stop_at(), self._errand_at())
+        due = time.monotonic() + min(soonest - now(), _LONGEST_SLEEP)
+        return due if self._errand is None else min(due, self._errand.due())
 
     def attend(self) -> Order | None:
         order = self._hear()

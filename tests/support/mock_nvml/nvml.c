@@ -4,6 +4,7 @@
 
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -336,8 +337,24 @@ static int put_number(unsigned *to, unsigned number)
 
 /* ---- Library and system ---- */
 
+/* As the real library does: whoever reads the GPUs has their nodes open until he ends. */
+static void hold_nodes(void)
+{
+    static bool held;
+    const char *paths = getenv("MOCK_NVML_NODES");
+    char path[PATH_MAX];
+    while (!held && paths != NULL && *paths != '\0') {
+        size_t length = strcspn(paths, ":");
+        snprintf(path, sizeof path, "%.*s", (int)length, paths);
+        (void)!open(path, O_RDONLY | O_CLOEXEC);
+        paths += length + (paths[length] == ':');
+    }
+    held = true;
+}
+
 static int initialise(int function)
 {
+    hold_nodes();
     ATTEMPT(attach());
     __atomic_fetch_add(&machine->calls[function], 1, __ATOMIC_RELAXED);
     if (LOAD(machine->fault_count) != 0)

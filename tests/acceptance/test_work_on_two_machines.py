@@ -1,0 +1,77 @@
+"""Two machines on one database: what happens to the jobs of one that is cut off for longer than its lease."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.procfs import read_stat_fields
+from stoker.queue import init_queue
+from stoker.worker.assignment import AttemptRecord
+from tests.support.cables import Cable, has_namespaces, namespaced, relayed
+from tests.support.diary import Diary
+from tests.support.postgres import PASSWORD, PostgresServer
+from tests.support.waiting import wait_for
+from tests.support.work_site import WorkSite
+
+
+@pytest.fixture(params=["relay", "namespace"])
+def cable(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[Cable]:
+    if request.param == "namespace" and not has_namespaces():
+        pytest.skip("network namespaces are for root, and for machines with iproute2")
+    connect = relayed if request.param == "relay" else namespaced
+    with connect(postgres_server.directory / ".s.PGSQL.5432") as cable:
+        yield cable
+
+
+@pytest.fixture
+def site(tmp_path: Path, postgres_url: str) -> Iterator[WorkSite]:
+    with init_queue(postgres_url) as store, contextlib.closing(WorkSite(tmp_path, store, queue=postgres_url)) as site:
+        yield site
+
+
+def test_a_machine_that_is_cut_off_stops_its_jobs_before_another_starts_them(
+    site: WorkSite, cable: Cable, postgres_url: str, tmp_path: Path
+) -> None:
+    database = postgres_url.split("?", maxsplit=1)[0].rsplit("/", maxsplit=1)[1]
+    far_url = f"postgresql://stoker:{PASSWORD.replace(' ', '%20')}@{cable.host}:{cable.port}/{database}"
+    lease = ("--lease", "6s", "--grace", "1s")
+    long, short = Diary(tmp_path / "long"), Diary(tmp_path / "short")
+    jobs = [site.submit(long.command(60, deaf=True)), site.submit(short.command(60))]
+    far_home = tmp_path / "far"
+    far = site.work(*lease, home=far_home, environment={"STOKER_QUEUE": far_url}, prefix=cable.prefix)
+    wait_for(lambda: long.has_started() and short.has_started(), deadline=30.0, named="the start of both jobs")
+    near = site.work(*lease, home=tmp_path / "near").ready()
+
+    cable.cut()
+    short.let_end()  # a success that the queue cannot hear of
+    wait_for(lambda: long.has_started(2) and short.has_started(2), deadline=30.0, named="the second attempts")
+    assert _cpu_seconds(far_home / "attempts" / f"{jobs[0]}-1") < 0.7, "waiting costs nothing"
+    long.let_end()
+    for job in jobs:
+        site.wait_until(job, "succeeded")
+    cable.mend()
+    for job in jobs:
+        far.wait_until_it_says(f"{job}: .*too late: the queue had given the job up")
+    assert near.stop() == far.stop() == 0
+
+    first_of_long, second_of_long = site.store.attempts(jobs[0])
+    last_sign = max(entry.time for entry in long.entries() if entry.attempt == 1)
+    assert last_sign < first_of_long.lease_expires < second_of_long.started < time.time()
+    assert (long.overlaps(), short.overlaps()) == ([], [])
+    for job, diary in zip(jobs, (long, short), strict=True):
+        assert diary.attempts() == [1, 2]
+        assert [attempt.outcome for attempt in site.store.attempts(job)] == ["lost", "succeeded"]
+    wait_for(lambda: not site.processes(), named="the end of everything")
+
+
+def _cpu_seconds(attempt: Path) -> float:
+    """What its attendant has used, which waits for the queue and for its lease."""
+    assignment = AttemptRecord(attempt).assignment()
+    assert assignment is not None
+    _name, fields = read_stat_fields(f"/proc/{assignment.keepers.attendant_identity.pid}/stat")
+    # Of its own, in user mode and in the kernel: the fields 14 and 15, of which the first two are not among these.
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,311 @@
+"""What jobs go through when something dies under them: the worker, those who look after a job, the database."""
+
+import contextlib
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.queue import QueueAwayError, init_queue
+from stoker.runs.processes import send
+from stoker.worker.home import Home
+from tests.support.diary import Diary
+from tests.support.keeping import (
+    keepers_of,
+    kill_attendant,
+    kill_both,
+    kill_guardian,
+    kill_job,
+    processes_of,
+    record_of,
+)
+from tests.support.postgres import PostgresServer
+from tests.support.waiting import wait_for
+from tests.support.work_site import PATIENCE, RunningWorker, WorkSite
+
+# The shortest that a worker accepts, near enough, so that a test need not wait long for its end.
+SHORT_LEASE = ("--lease", "6s", "--grace", "1s")
+
+
+@pytest.fixture
+def diary(tmp_path: Path) -> Diary:
+    return Diary(tmp_path / "diary")
+
+
+@pytest.fixture
+def postgres_site(tmp_path: Path, mortal_url: str) -> Iterator[WorkSite]:
+    with init_queue(mortal_url) as store, contextlib.closing(WorkSite(tmp_path, store, queue=mortal_url)) as site:
+        yield site
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def any_site(request: pytest.FixtureRequest) -> WorkSite:
+    """On both databases."""
+    found: WorkSite = request.getfixturevalue("site" if request.param == "sqlite" else "postgres_site")
+    return found
+
+
+def wait_for_start(diary: Diary, worker: RunningWorker) -> None:
+    try:
+        wait_for(diary.has_started, deadline=PATIENCE, named="the start of the job")
+    except AssertionError as error:
+        error.add_note(worker.said)
+        raise
+
+
+def bring_back(server: PostgresServer, site: WorkSite) -> None:
+    server.start()
+    with contextlib.suppress(QueueAwayError):
+        site.store.paused()  # the test's own connection was lost too
+
+
+def outcomes(site: WorkSite, job: str) -> list[str | None]:
+    return [attempt.outcome for attempt in site.store.attempts(job)]
+
+
+def test_a_job_goes_on_when_its_worker_is_killed_and_the_next_one_finds_it(any_site: WorkSite, diary: Diary) -> None:
+    job = any_site.submit(diary.command(60, 7))
+    worker = any_site.work()
+    wait_for_start(diary, worker)
+    worker.kill()
+    worker = any_site.work("--until-empty")
+    worker.wait_until_it_says("found 1 job that an earlier worker had started")
+    wait_for(lambda: len(diary.printed(1)) > 20)
+    diary.let_end()
+    assert worker.process.wait(timeout=30) == 0
+    assert f"{job}: failed" in worker.said
+    found = any_site.job(job)
+    assert (found.state, found.exit_code, diary.attempts()) == ("failed", 7, [1])
+    printed = diary.printed(1)
+    assert any_site.store.log(any_site.last_attempt(job).id).splitlines() == printed
+    assert any_site.output(job).read_text().splitlines() == printed
+
+
+def test_without_any_worker_the_queue_still_learns_how_a_job_ended(any_site: WorkSite, diary: Diary) -> None:
+    link = "https://wandb.ai/a/b/runs/c"
+    job = any_site.submit(f"echo {link}; {diary.command(1.0)}; exit 7")
+    worker = any_site.work()
+    wait_for_start(diary, worker)
+    worker.kill()
+    found = any_site.wait_until(job, "failed")
+    assert found.exit_code == 7
+    wait_for(lambda: any_site.job(job).link == link, named="the link")
+    assert any_site.store.log(any_site.last_attempt(job).id).splitlines() == [link, *diary.printed(1)]
+    wait_for(lambda: not any_site.processes(), named="the end of all that looked after the job")
+
+
+@pytest.mark.parametrize(("on_loss", "becomes"), [("retry", "succeeded"), ("hold", "held")])
+def test_when_its_supervisor_is_killed_a_job_is_stopped_and_tried_again_or_held(
+    site: WorkSite, diary: Diary, on_loss: str, becomes: str
+) -> None:
+    job = site.submit(diary.command(1.0), on_loss=on_loss)
+    worker = site.work()
+    wait_for_start(diary, worker)
+    kill_attendant(keepers_of(site, job))
+    site.wait_until(job, becomes)
+    worker.stop()
+    assert outcomes(site, job) == (["lost", "succeeded"] if on_loss == "retry" else ["lost"])
+    assert not diary.overlaps()
+    assert not any(entry.word == "end" for entry in diary.entries() if entry.attempt == 1)
+
+
+def test_a_supervisor_that_is_asked_to_end_stops_its_job_which_is_tried_again(site: WorkSite, diary: Diary) -> None:
+    job = site.submit(diary.command(1.0))
+    worker = site.work()
+    wait_for_start(diary, worker)
+    kill_attendant(keepers_of(site, job), signal.SIGTERM)
+    site.wait_until(job, "succeeded")
+    worker.stop()
+    assert outcomes(site, job) == ["lost", "succeeded"]
+    assert "SIGTERM" in site.store.attempts(job)[0].sentence
+    assert not diary.overlaps()
+
+
+@pytest.mark.parametrize("with_worker", [True, False], ids=["with a worker", "without one"])
+def test_when_a_guardian_is_killed_the_job_is_stopped_and_none_of_its_output_is_lost(
+    site: WorkSite, diary: Diary, with_worker: bool
+) -> None:
+    job = site.submit(diary.command(1.0), on_loss="hold")
+    worker = site.work()
+    wait_for_start(diary, worker)
+    if not with_worker:
+        worker.kill()
+    # What the job prints from now on stays in the pipe.
+    assert send(keepers_of(site, job).guardian_identity, signal.SIGSTOP)
+    before = len(diary.printed(1))
+    wait_for(lambda: len(diary.printed(1)) > before + 5)
+    kill_guardian(keepers_of(site, job))
+    site.wait_until(job, "held")
+    assert outcomes(site, job) == ["lost"]
+    wait_for(lambda: record_of(site, job).assignment() is None, named="the last of the output")
+    log = site.store.log(site.last_attempt(job).id)
+    assert [line for line in log.splitlines() if line.startswith("attempt")] == diary.printed(1)
+
+
+@pytest.mark.parametrize("worker_lives", [True, False], ids=["the worker sees it", "the next worker finds it"])
+def test_what_is_left_when_both_keepers_are_killed_is_stopped_before_the_next_attempt(
+    site: WorkSite, diary: Diary, worker_lives: bool
+) -> None:
+    job = site.submit(f"setsid {diary.command(60, deaf=True)} & sleep 60", on_loss="hold")
+    worker = site.work()
+    wait_for_start(diary, worker)
+    if not worker_lives:
+        worker.kill()
+    record = record_of(site, job)
+    left = processes_of(record)
+    assert len(left) >= 2
+    kill_both(keepers_of(site, job))
+    if not worker_lives:
+        worker = site.work()
+    site.wait_until(job, "held")
+    assert processes_of(record) == []
+    worker.stop()
+    assert outcomes(site, job) == ["lost"]
+
+
+def test_a_claim_that_a_killed_worker_did_not_live_to_start_is_given_back_at_once(
+    any_site: WorkSite, diary: Diary
+) -> None:
+    home = Home(any_site.home)
+    job = any_site.submit(diary.command(0.1))
+    assert any_site.store.claim(job, home.worker, [], 600.0) is not None
+    home.leave()
+    assert "stoker" not in any_site.work_until_empty().err
+    assert outcomes(any_site, job) == ["lost", "succeeded"]
+    assert diary.attempts() == [2]
+
+
+@pytest.mark.parametrize(("on_loss", "becomes"), [("retry", "succeeded"), ("hold", "held")])
+def test_what_ran_when_the_machine_was_restarted_is_tried_again_or_held(
+    site: WorkSite, diary: Diary, on_loss: str, becomes: str
+) -> None:
+    job = site.submit(diary.command(1.0), on_loss=on_loss)
+    worker = site.work()
+    wait_for_start(diary, worker)
+    worker.kill()
+    _restart_machine(site, job)
+    site.work_until_empty()
+    assert site.job(job).state == becomes
+    assert outcomes(site, job)[0] == "lost"
+    assert "restarted" in site.store.attempts(job)[0].sentence
+
+
+def _restart_machine(site: WorkSite, job: str) -> None:
+    """Everything of the job dies at once, and the numbers of processes mean something else from then on."""
+    kill_both(keepers_of(site, job))
+    record = record_of(site, job)
+    kill_job(record)
+    assignment = record.assignment()
+    assert assignment is not None
+    myself = (1, 1)
+    keepers = msgspec.structs.replace(assignment.keepers, attendant=myself, guardian=myself)
+    record.assign(msgspec.structs.replace(assignment, boot="another", keepers=keepers))
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_stopped_leaves_its_jobs_to_the_next_one(
+    site: WorkSite, diary: Diary, how: signal.Signals
+) -> None:
+    job = site.submit(diary.command(60))
+    worker = site.work()
+    wait_for_start(diary, worker)
+    worker.process.send_signal(how)
+    assert worker.process.wait(timeout=10) == 0
+    assert "1 job goes on: the next `stoker work` here finds it again" in worker.said
+    assert site.job(job).state == "running"
+    diary.let_end()
+    site.work_until_empty()
+    assert (outcomes(site, job), diary.attempts()) == (["succeeded"], [1])
+
+
+def test_a_second_worker_in_the_same_home_is_refused(site: WorkSite) -> None:
+    first = site.work().ready()
+    second = site.stoker("work", "--until-empty")
+    assert second.code == 1
+    assert re.fullmatch(rf"stoker: another worker \(pid {first.process.pid}\) is at home in .*\n", second.err)
+    assert first.stop() == 0
+
+
+def test_a_job_ends_while_the_database_is_away_and_the_outcome_arrives_later(
+    postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
+) -> None:
+    site = postgres_site
+    job = site.submit(diary.command(1.0, 7))
+    worker = site.work()
+    wait_for_start(diary, worker)
+    mortal_server.kill()
+    wait_for(lambda: any(entry.word == "end" for entry in diary.entries()), named="the end of the job")
+    worker.wait_until_it_says("jobs go on, and it is tried again")
+    bring_back(mortal_server, site)
+    worker.wait_until_it_says("the queue is back")
+    assert site.wait_until(job, "failed").exit_code == 7
+    after = Diary(diary.path.with_name("after"))
+    site.wait_until(site.submit(after.command(0.1)), "succeeded")
+    assert worker.stop() == 0
+    assert worker.said.count("it is tried again") == worker.said.count("the queue is back") == 1
+    assert diary.attempts() == [1]
+
+
+def test_a_job_without_worker_ends_while_the_database_is_away_and_the_outcome_arrives_later(
+    postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
+) -> None:
+    site = postgres_site
+    job = site.submit(diary.command(1.0, 7))
+    worker = site.work()
+    wait_for_start(diary, worker)
+    worker.kill()
+    mortal_server.kill_hard()
+    wait_for(lambda: any(entry.word == "end" for entry in diary.entries()), named="the end of the job")
+    bring_back(mortal_server, site)
+    assert site.wait_until(job, "failed").exit_code == 7
+    log = site.store.log(site.last_attempt(job).id)
+    assert log.splitlines() == diary.printed(1)
+
+
+def test_a_worker_waits_for_a_database_that_is_down_when_it_starts(
+    postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
+) -> None:
+    site = postgres_site
+    job = site.submit(diary.command(0.1))
+    mortal_server.kill()
+    worker = site.work()
+    worker.wait_until_it_says("it is tried again")
+    bring_back(mortal_server, site)
+    site.wait_until(job, "succeeded")
+    assert worker.stop() == 0
+
+
+def test_a_job_that_can_reach_no_queue_is_stopped_before_its_lease_is_over(
+    postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
+) -> None:
+    site = postgres_site
+    job = site.submit(diary.command(60, deaf=True), on_loss="hold")
+    worker = site.work(*SHORT_LEASE)
+    wait_for_start(diary, worker)
+    worker.kill()
+    expires = site.last_attempt(job).lease_expires
+    mortal_server.kill()
+    wait_for(lambda: processes_of(record_of(site, job)) == [], deadline=20.0, named="the end of the job")
+    assert diary.entries()[-1].time < expires
+    bring_back(mortal_server, site)
+    site.wait_until(job, "held")
+    assert "could not be reached" in site.last_attempt(job).sentence
+
+
+def test_a_claim_whose_answer_died_with_the_database_is_given_back_when_it_is_back(
+    postgres_site: WorkSite, mortal_server: PostgresServer
+) -> None:
+    site = postgres_site
+    worker = site.work("--cpu-jobs", "0").ready()
+    (myself,) = wait_for(site.store.workers, named="the worker's first word")
+    job = site.submit("true")
+    assert site.store.claim(job, myself.id, [], 600.0) is not None
+    mortal_server.kill()
+    worker.wait_until_it_says("it is tried again")
+    bring_back(mortal_server, site)
+    site.wait_until(job, "queued")
+    assert outcomes(site, job) == ["lost"]
+    assert worker.stop() == 0
