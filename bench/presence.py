@@ -19,7 +19,6 @@ from stoker.presence.holders import Holders
 from tests.support.openers import NUMBERS, make_node
 
 GPUS = 8
-# All processes of the machine together, its own included.
 PROCESSES = 300
 # What an ordinary process has open beside its standard streams.
 FILES_PER_PROCESS = 8
@@ -53,15 +52,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as directory, ExitStack() as stack:
         place = Path(directory)
         nodes = _nodes(place)
+        alone = _cost(Holders(nodes).scan, SCANS)
         stack.enter_context(_crowd(place))
         holder = stack.enter_context(_opener(nodes["GPU-1"][0]))
         _tell(holder, "open")
         holders = Holders(nodes)
         first = _cost(lambda: _found(holders, holder.pid), 1)
         ours = _cost(lambda: _found(holders, holder.pid), SCANS)
+        processes = _processes()
         fuser = _fuser(nodes)
         rings, named = _latencies(nodes, stack)
-    return _report(first, ours, fuser, rings, named)
+    return _report(processes, alone, first, ours, fuser, rings, named)
 
 
 def _nodes(place: Path) -> Nodes:
@@ -84,9 +85,7 @@ def _crowd(place: Path) -> Iterator[None]:
         for index in range(FILES_PER_PROCESS):
             (place / f"file{index}").touch()
             files.append(stack.enter_context((place / f"file{index}").open()).fileno())
-        sleepers = [
-            subprocess.Popen(["sleep", "3600"], pass_fds=files) for _ in range(max(0, PROCESSES - _processes()))
-        ]
+        sleepers = [subprocess.Popen(["sleep", "3600"], pass_fds=files) for _ in range(PROCESSES)]
         try:
             yield
         finally:
@@ -171,16 +170,21 @@ def _latencies(nodes: Nodes, stack: ExitStack) -> tuple[list[float], list[float]
     return sorted(rings), sorted(named)
 
 
-def _report(first: Cost, ours: Cost, fuser: Cost | None, rings: list[float], named: list[float]) -> int:
-    print(f"\nWho holds {GPUS} device nodes, {PROCESSES} other processes that have {FILES_PER_PROCESS + 3} files open")
+def _report(
+    processes: int, alone: Cost, first: Cost, ours: Cost, fuser: Cost | None, rings: list[float], named: list[float]
+) -> int:
+    crowd = f"{PROCESSES} others with {FILES_PER_PROCESS + 3} open files, {processes} processes in all"
+    print(f"\nWho holds {GPUS} device nodes: {crowd}")
     print(f"  {'way':12} {'ms':>8} {'ms of processor':>16}")
-    for name, cost in {"first scan": first, "scan": ours, "fuser": fuser}.items():
+    for name, cost in {"without them": alone, "first scan": first, "scan": ours, "fuser": fuser}.items():
         print(f"  {name:12} {cost.wall:8.2f} {cost.processor:16.2f}" if cost else f"  {name:12} is not installed here")
     print(f"  opening to ring: median {_median(rings):.2f} ms, worst {rings[-1]:.2f} ms of {TRIALS}")
     print(f"  opening to name: median {_median(named):.2f} ms, worst {named[-1]:.2f} ms of {TRIALS}")
+    # What else this machine runs at the moment is not what the promise is about.
+    added = ours.processor - alone.processor
     promises = [
-        Promise("processor time of a scan", ours.processor, 15.0, "ms"),
-        Promise(f"share of a core, a scan every {REST:g} s", ours.processor / REST / 10, 0.2, "%"),
+        Promise(f"what {PROCESSES} processes add to a scan", added, 15.0, "ms"),
+        Promise(f"share of a core for them, a scan every {REST:g} s", added / REST / 10, 0.2, "%"),
         Promise("opening to ring, median", _median(rings), 5.0, "ms"),
         Promise("opening to the holder's name, median", _median(named), 50.0, "ms"),
         Promise("opening to the holder's name, worst", named[-1], 250.0, "ms"),

@@ -1,0 +1,196 @@
+"""An hour of people who come and go on eight GPUs, by a clock that needs no time, and what background programs made of it.
+
+What is seen and decided is the filler's own (`Company`, `Seat`); simulated are the machine, the people, and the times
+at which a filler sees: scans and looks at the interval, and one of each soon after an event.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from stoker.fill.company import Company
+from stoker.fill.config import Background
+from stoker.fill.seat import Seat, Start, Stop
+from stoker.gpus.model import Look
+from stoker.presence.holders import Holder, Scan
+from tests.support.looks import a_gpu, a_process, a_reading
+
+HOUR: Final = 3600.0
+GPUS: Final = 8
+INTERVAL: Final = 10.0
+GRACE: Final = 10.0
+# The worst that is promised of an alarm, not what is usual.
+SLOWEST_ALARM: Final = 0.5
+# After somebody came or left, a second look speaks of a time that is wholly after it.
+CLEAN_AFTER: Final = 1.0
+BETWEEN_STARTS: Final = 60.0
+_PROGRAM: Final = 1000
+_VISITOR: Final = 2000
+
+
+class Crowd(NamedTuple):
+    """How people come and go, in seconds on the average."""
+
+    absent: float
+    present: float
+    short: float = 0.3
+    """The share of those who stay for some seconds only."""
+    unheard: float = 0.2
+    """The share of those of whom no event tells: in a container with a node of its own."""
+
+
+class Stretch(NamedTuple):
+    begin: float
+    end: float
+
+    def overlap(self, other: "Stretch") -> float:
+        return max(0.0, min(self.end, other.end) - max(self.begin, other.begin))
+
+
+class Visit(NamedTuple):
+    stretch: Stretch
+    heard: bool
+
+    @property
+    def promise(self) -> float:
+        """The longest that a program may run beside it."""
+        return (SLOWEST_ALARM if self.heard else INTERVAL) + GRACE
+
+
+class Run(NamedTuple):
+    """A program from its start until it was asked to end, and until it was gone."""
+
+    begin: float
+    asked: float
+    gone: float
+
+
+class Desk:
+    """One GPU: its people, its program, and what became of both."""
+
+    def __init__(self, number: int, program: Background, crowd: Crowd, chance: random.Random) -> None:
+        self.gpu = a_gpu(number)
+        self.seat = Seat(program, (self.gpu.uuid,), 0.0)
+        self.visits = list(_visits(crowd, chance))
+        self.runs: list[Run] = []
+        self._chance = chance
+        self._begun = 0.0
+        self._asked = math.inf
+        self.gone_at = math.inf
+
+    @property
+    def occupied(self) -> bool:
+        return self.seat.doing != "away"
+
+    def visited_within(self, begin: float, end: float) -> bool:
+        return any(visit.stretch.begin < end and visit.stretch.end > begin for visit in self.visits)
+
+    def decide(self, now: float, company: Company, occupied: set[str]) -> None:
+        if now >= self.gone_at:
+            self.runs.append(Run(self._begun, self._asked, now))
+            self.gone_at = math.inf
+            self.seat.gone(now)
+        match self.seat.decide(now, company.sights(occupied), None):
+            case Start():
+                self._begun = now
+                self.seat.started(now)
+            case Stop(reason=reason):
+                self._asked = now
+                self.gone_at = now + self._chance.uniform(0.0, GRACE)
+                self.seat.stopping(now, reason)
+
+    def close(self) -> None:
+        if self.occupied:
+            self.runs.append(Run(self._begun, min(self._asked, HOUR), HOUR))
+
+    # What is to be said of the hour
+
+    def longest_beside(self) -> Iterator[tuple[float, Visit]]:
+        """For every visit, how long a program was beside it."""
+        for visit in self.visits:
+            yield max((visit.stretch.overlap(Stretch(run.begin, run.gone)) for run in self.runs), default=0.0), visit
+
+    def least_between_starts(self) -> float:
+        starts = [run.begin for run in self.runs]
+        return min((later - earlier for earlier, later in zip(starts, starts[1:], strict=False)), default=math.inf)
+
+    def possible(self) -> list[Stretch]:
+        """When a program could have run that knew of everybody at once: `idle_for` after each who left."""
+        ends = [0.0, *(visit.stretch.end for visit in self.visits)]
+        begins = [*(visit.stretch.begin for visit in self.visits), HOUR]
+        found: list[Stretch] = []
+        for left, came in zip(ends, begins, strict=True):
+            begin = max(left + self.seat.program.idle_for, found[-1].begin + BETWEEN_STARTS if found else 0.0)
+            if begin < came:
+                found.append(Stretch(begin, came))
+        return found
+
+    def filled(self) -> float:
+        ran = [Stretch(run.begin, run.asked) for run in self.runs]
+        return sum(stretch.overlap(run) for stretch in self.possible() for run in ran)
+
+
+def an_hour(crowd: Crowd, idle_for: float, seed: int) -> list[Desk]:
+    """Every GPU after it."""
+    chance = random.Random(seed)
+    program = Background(name="background", command=("true",), idle_for=idle_for, grace=GRACE)
+    desks = [Desk(number, program, crowd, chance) for number in range(GPUS)]
+    company = Company(lambda pid: pid < _VISITOR, {})
+    scans = sorted(_alarms(desks, chance))
+    next_scan = next_look = looked = 0.0
+    again = False
+    held: dict[str, tuple[Holder, ...]] = {}
+    now = 0.0
+    while now < HOUR:
+        if now >= next_look:
+            company.looked(_look(desks, looked, now))
+            looked, next_look, again = now, now + (CLEAN_AFTER if again else INTERVAL), False
+        if now >= next_scan or (scans and now >= scans[0]):
+            scans = [at for at in scans if at > now]
+            next_scan = now + INTERVAL
+            before, held = held, {desk.gpu.uuid: _holders(desk, now) for desk in desks}
+            company.scanned(Scan(held, 0))
+            if before != held:
+                next_look, again = now, True
+                continue
+        for desk in desks:
+            desk.decide(now, company, {other.gpu.uuid for other in desks if other.occupied})
+        due = [desk.seat.due(now) for desk in desks] + [desk.gone_at for desk in desks]
+        # A loop that is woken a moment early decides nothing: time goes on all the same.
+        now = max(now + 1e-6, min(next_scan, next_look, *scans[:1], *due))
+    for desk in desks:
+        desk.close()
+    return desks
+
+
+def _visits(crowd: Crowd, chance: random.Random) -> Iterator[Visit]:
+    at = chance.expovariate(1 / crowd.absent)
+    while at < HOUR:
+        stays = chance.uniform(1, 6) if chance.random() < crowd.short else chance.expovariate(1 / crowd.present)
+        yield Visit(Stretch(at, min(at + stays, HOUR)), chance.random() >= crowd.unheard)
+        at += stays + chance.expovariate(1 / crowd.absent)
+
+
+def _alarms(desks: list[Desk], chance: random.Random) -> Iterator[float]:
+    """The scans that follow an event."""
+    for desk in desks:
+        for visit in desk.visits:
+            for event in visit.stretch if visit.heard else ():
+                yield event + chance.uniform(0.005, SLOWEST_ALARM)
+
+
+def _holders(desk: Desk, now: float) -> tuple[Holder, ...]:
+    own = [Holder(_PROGRAM + desk.gpu.index, 1, "background", "background", "root")] if desk.occupied else []
+    others = [Holder(_VISITOR + desk.gpu.index, 1, "python", "python", "alice")] if desk.visited_within(now, now) else []
+    return (*own, *others)
+
+
+def _look(desks: list[Desk], before: float, now: float) -> Look:
+    gpus = tuple(desk.gpu for desk in desks)
+    readings = []
+    for desk in desks:
+        worked = desk.occupied or desk.visited_within(before, now) or any(run.gone > before for run in desk.runs)
+        listed = tuple(a_process(holder.pid, started=1, name=holder.name) for holder in _holders(desk, now))
+        readings.append(a_reading(desk.gpu, 0.9 if worked else 0.0, processes=listed))
+    return Look("test", now, now, gpus, tuple(readings))
