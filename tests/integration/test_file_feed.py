@@ -32,21 +32,20 @@ def succeeded(store: Store, *commands: str) -> list[Job]:
 
 
 def test_a_queue_that_goes_away_is_waited_for_and_told_once(
-    tmp_path: Path, feeders: Feeders, postgres_server: PostgresServer, postgres_url: str
+    tmp_path: Path, feeders: Feeders, mortal_server: PostgresServer, mortal_url: str
 ) -> None:
     path = tmp_path / "gpu_queue.txt"
-    queue = Queue(postgres_url)
+    queue = Queue(mortal_url)
     path.write_text("one\n")
     finished = tmp_path / "finished.txt"
-    feeder = feeders.start("file", str(path), "--queue", postgres_url, "--finished", str(finished))
+    feeder = feeders.start("file", str(path), "--queue", mortal_url, "--finished", str(finished))
     wait_for(lambda: feeder.taken == ["one"], named="the first job")
-    postgres_server.kill()
+    mortal_server.kill()
     try:
         path.write_text("one\ntwo\n")
         wait_for(lambda: "waiting, and trying again" in feeder.err, named="the complaint")
     finally:
-        postgres_server.start()
-    # This server keeps its promises badly: it may have lost the first job, and must be brought it again.
+        mortal_server.start()
     wait_for(lambda: feeder.taken[-1] == "two", deadline=30, named="the second job")
     assert queue.commands() == ["one", "two"]
     queue.run("two", "succeeded")

@@ -175,8 +175,8 @@ def test_waiting_for_long_ends_with_an_error_in_time(queue: stoker.Queue) -> Non
         queue.wait([job.id], timeout=0)
 
 
-def test_a_database_that_is_away_is_waited_for(postgres_server: PostgresServer) -> None:
-    url = postgres_server.create_database()
+def test_a_database_that_is_away_is_waited_for(mortal_server: PostgresServer) -> None:
+    url = mortal_server.create_database()
     with init_queue(url) as store:
         (job,) = store.submit([NewJob(command="true")])
     waits, found = threading.Event(), list[stoker.Job]()
@@ -190,13 +190,13 @@ def test_a_database_that_is_away_is_waited_for(postgres_server: PostgresServer) 
     waiter.start()
     assert waits.wait(30)
     # The tests' server is not careful with what was written last.
-    postgres_server.administer("CHECKPOINT")
-    postgres_server.kill()
-    postgres_server.start()
+    mortal_server.administer("CHECKPOINT")
+    mortal_server.kill()
+    mortal_server.start()
     with open_queue(url) as store:
         run(store, job)
     waiter.join(60)
-    postgres_server.drop_database(url)
+    mortal_server.drop_database(url)
     assert [job.state for job in found] == ["succeeded"]
 
 
