@@ -1,5 +1,7 @@
 """`stoker fill`: background programs on idle GPUs, and `stoker fill status`."""
 
+import contextlib
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -63,7 +65,6 @@ def status(as_json: bool) -> int:
 
 
 def _fill(config: "FillConfig", prober: "Prober") -> int:
-    import os
     import socket
     from pathlib import Path
 
@@ -140,5 +141,7 @@ def _print(found: "FillStatus", alive: bool) -> None:
 
 
 def _tell(sentence: str) -> None:
-    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {sentence}\n")
-    sys.stdout.flush()
+    line = f"{time.strftime('%H:%M:%S')} {sentence}\n".encode(errors="backslashreplace")
+    # A terminal that is gone, a disk that is full or a reader that left is no reason not to watch.
+    with contextlib.suppress(OSError):
+        os.write(1, line)

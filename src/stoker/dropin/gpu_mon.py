@@ -1,6 +1,7 @@
 """`gpu_mon`: programs on idle GPUs, by the configuration file and the command line of the program that it replaces."""
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
@@ -53,5 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _tell(sentence: str) -> None:
-    sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n")
-    sys.stdout.flush()
+    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n".encode(errors="backslashreplace")
+    # A terminal that is gone, a disk that is full or a reader that left is no reason not to watch.
+    with contextlib.suppress(OSError):
+        os.write(1, line)

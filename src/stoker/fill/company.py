@@ -1,6 +1,6 @@
 """Who else is on each GPU: the driver's list of processes and the holders of the device nodes, put together."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from stoker.fill.seat import Sight
@@ -25,6 +25,12 @@ class Company:
         self._look: Look | None = None
         self._absent = "it has not been looked at yet"
         self._by_gpu: Mapping[str, tuple[Holder, ...]] = {}
+        # Told apart while they can be asked: a child of our own program that has ended is nobody's child any more,
+        # and a stranger who has ended may have been followed by another whom only the next scan shows.
+        self._clients: frozenset[Identity] = frozenset()
+        """Those whom the driver lists and who are not ours."""
+        self._openers: frozenset[Identity] = frozenset()
+        """Those who hold a node and are not ours."""
         self.unseen = 0
         """Processes whose open files may not be read: only the driver can tell whether they use a GPU."""
 
@@ -34,6 +40,8 @@ class Company:
 
     def looked(self, look: Look) -> None:
         self._look = look
+        listed = [reading.processes for reading in look.readings if known(reading.processes)]
+        self._clients = self._others(process for processes in listed for process in processes)
 
     def lost(self, reason: str) -> None:
         """There is nothing to look at any more."""
@@ -44,6 +52,7 @@ class Company:
         """The GPUs that have other holders than before."""
         before, self._by_gpu = self._by_gpu, scan.by_gpu
         self.unseen = scan.unseen
+        self._openers = self._others(holder for holders in scan.by_gpu.values() for holder in holders)
         return frozenset(uuid for uuid, holders in scan.by_gpu.items() if before.get(uuid, ()) != holders)
 
     def sights(self, occupied: Collection[str]) -> dict[str, Sight]:
@@ -72,7 +81,8 @@ class Company:
     def _opener(self, uuid: str) -> str | None:
         """Somebody who holds the device node."""
         for holder in self._by_gpu.get(uuid, ()):
-            if not self._is_ignored(uuid, holder.name, holder.executable) and self._is_other(holder):
+            is_other = Identity(holder.pid, holder.started) in self._openers
+            if is_other and not self._is_ignored(uuid, holder.name, holder.executable):
                 return f"{holder.user}'s {holder.executable or holder.name} (pid {holder.pid})"
         return None
 
@@ -90,11 +100,13 @@ class Company:
             # A pid of another namespace: where a program of ours runs, it is most likely that.
             return not is_occupied
         name = process.name if known(process.name) else ""
-        return not self._is_ignored(uuid, name, None) and self._is_other(Identity(process.pid, process.started))
+        is_other = Identity(process.pid, process.started) in self._clients
+        return is_other and not self._is_ignored(uuid, name, None)
 
-    def _is_other(self, who: Identity | Holder) -> bool:
-        """Asked in this order: one that has ended since it was seen can no longer be told from a stranger."""
-        return not self._is_own(who.pid) and is_alive(Identity(who.pid, who.started))
+    def _others(self, those: Iterable[Holder | Process]) -> frozenset[Identity]:
+        """Who of them is not ours. Asked in this order: one that ended just now can no longer be told from them."""
+        seen = {Identity(one.pid, one.started) for one in those if known(one.started)}
+        return frozenset(who for who in seen if not self._is_own(who.pid) and is_alive(who))
 
     def _is_ignored(self, uuid: str, name: str, executable: str | None) -> bool:
         ignored = self._ignored.get(uuid)

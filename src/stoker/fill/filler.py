@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from stoker.errors import BadInputError
 from stoker.fill.company import Company
 from stoker.fill.config import FillConfig
@@ -71,6 +73,7 @@ class Filler:
         self._root = root
         self._host = socket.gethostname()
         self._ledger = Ledger(home, self._host)
+        self._before = self._ledger.read()
         self._lookout = Lookout(prober, config.interval)
         self._terminals = Terminals(root) if config.terminals.enabled else None
         self._places: list[Place] = []
@@ -216,13 +219,12 @@ class Filler:
             )
         elif self._alarm.why_not is not None:
             self._note("alarm", f"openers of the GPUs are seen by scans alone: {self._alarm.why_not}")
-        before = self._ledger.read()
-        self._leftovers = self._left_by(before)
+        self._leftovers = self._left_by(self._before)
         for program in self._config.programs:
             chosen = select_gpus(look.gpus, "all" if program.gpus == "all" else ",".join(program.gpus))
             groups = [(gpu,) for gpu in chosen] if program.each else [chosen]
             for gpus in groups:
-                self._places.append(self._place(program.name, gpus, before))
+                self._places.append(self._place(program.name, gpus, self._before))
         self._scan_at = time.monotonic()
 
     def _place(self, name: str, gpus: Sequence[Gpu], before: FillStatus | None) -> Place:
@@ -274,10 +276,12 @@ class Filler:
             self._look_again = True
             self._lookout.no_later_than(now)
         if scan.unseen:
+            who = "1 process" if scan.unseen == 1 else f"{scan.unseen} processes"
+            remedy = " (root sees all)" if os.geteuid() else ""
             self._note(
                 "unseen",
-                f"the open files of {scan.unseen} processes may not be read by this user: "
-                "of theirs, only what the driver lists is seen (root sees all)",
+                f"the open files of {who} may not be read by this user: "
+                f"of theirs, only what the driver lists is seen{remedy}",
             )
         if self._holders.out_of_sight is not None:
             self._note("outside", self._holders.out_of_sight)
@@ -363,7 +367,7 @@ class Filler:
                 owner=self._owner,
                 veto=self._veto(),
                 notes=tuple(self._notes.values()),
-                seats=tuple(_status(place, now) for place in self._places),
+                seats=tuple(_status(place, now) for place in self._places) or _unseen(self._before),
             )
         )
 
@@ -378,6 +382,13 @@ def _of(status: FillStatus | None, program: str, gpus: tuple[str, ...]) -> SeatS
     if status is None:
         return None
     return next((seat for seat in status.seats if seat.program == program and seat.gpus == gpus), None)
+
+
+def _unseen(before: FillStatus | None) -> tuple[SeatStatus, ...]:
+    """What earlier fillers gave and left, while this one has not seen the GPUs yet: it must not be forgotten."""
+    why = "the GPUs have not been seen yet"
+    seats = before.seats if before is not None else ()
+    return tuple(msgspec.structs.replace(seat, doing="away", why=why, pid=None) for seat in seats)
 
 
 def _status(place: Place, now: float) -> SeatStatus:

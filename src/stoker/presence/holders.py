@@ -21,6 +21,9 @@ from stoker.procfs import FLAGS, KERNEL_THREAD, STARTED, STATE, THREADS, read_st
 _NEVER: Final = ("/dev/null", "/dev/pts/", "/dev/shm/")  # noqa: S108 - nothing is written there
 _DEAD: Final = (b"Z", b"X")
 _DELETED: Final = " (deleted)"
+_ONE_THREAD: Final = 3
+# What a kernel that keeps no account of run times says.
+_NO_ACCOUNT: Final = b"0 0 0\n"
 _NOTHING: Final[frozenset[str]] = frozenset()
 # How /proc says that a process ended just now.
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
@@ -60,6 +63,8 @@ class Holders:
         self._wanted: dict[NodeId, frozenset[str]] = {}
         self._other_files: dict[int, set[str]] = {}
         """By pid, the links of open files that turned out to be no GPU's."""
+        self._resting: dict[int, bytes] = {}
+        """By pid, how long a process of one thread that holds no GPU has run in its life."""
         self._kernel_threads: set[int] = set()
         self._met: dict[tuple[int, int, str], Holder] = {}
         """By pid, start and name: a process that becomes another program is met again."""
@@ -74,7 +79,7 @@ class Holders:
         met: dict[tuple[int, int, str], Holder] = {}
         for pid in pids:
             try:
-                if held := self._held(pid, mounts):
+                if held := self._held_unless_resting(pid, mounts):
                     holder = self._meet(pid, met)
                     for uuid in held:
                         by_gpu[uuid].append(holder)
@@ -107,12 +112,26 @@ class Holders:
         if wanted != self._wanted:
             self._wanted = wanted
             self._other_files.clear()
+            self._resting.clear()
 
     def _pids(self) -> list[int]:
         try:
             return sorted(int(name) for name in os.listdir(self._proc) if name.isdecimal())
         except OSError:
             return []
+
+    def _held_unless_resting(self, pid: int, mounts: Mounts) -> frozenset[str]:
+        """Most processes sleep from one scan to the next: one that has not run since has opened nothing either."""
+        # Before its files are read: if it runs meanwhile, the next scan sees that it did.
+        ran = _run_time(f"{self._proc}/{pid}/schedstat")
+        if ran is not None and self._resting.get(pid) == ran:
+            return _NOTHING
+        self._resting.pop(pid, None)
+        held = self._held(pid, mounts)
+        # The time is that of the first thread alone. A directory has one link for each that is in it, and two more.
+        if not held and ran is not None and os.stat(f"{self._proc}/{pid}/task").st_nlink == _ONE_THREAD:
+            self._resting[pid] = ran
+        return held
 
     def _held(self, pid: int, mounts: Mounts) -> frozenset[str]:
         directory, links = self._open_files(pid)
@@ -213,6 +232,8 @@ class Holders:
         self._kernel_threads &= alive
         for pid in self._other_files.keys() - alive:
             del self._other_files[pid]
+        for pid in self._resting.keys() - alive:
+            del self._resting[pid]
 
 
 def _read_links(directory: str) -> dict[str, str]:
@@ -228,6 +249,21 @@ def _read_links(directory: str) -> dict[str, str]:
     finally:
         os.close(table)
     return links
+
+
+def _run_time(path: str) -> bytes | None:
+    """Time on a processor, time waiting for one, and how often it got one; None where that is not told."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(descriptor, 100)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return text if text not in (b"", _NO_ACCOUNT) else None
 
 
 def _contents(path: str) -> str:

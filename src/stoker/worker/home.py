@@ -10,6 +10,7 @@ from typing import Final
 
 from stoker.errors import StokerError
 from stoker.queue import Attempt
+from stoker.runs.record import boot_id
 from stoker.worker.assignment import AttemptRecord
 
 # Enough to look back over weeks; the queue keeps the end of every output anyway.
@@ -24,6 +25,9 @@ class Home:
         """Raises StokerError when another worker is at home here. A home may be shared by machines, a worker not."""
         self.directory = directory
         self.host = socket.gethostname()
+        self.boot = boot_id()
+        # As one dictionary: every question to `os.environ` translates names and values anew.
+        self.surroundings = dict(os.environ)
         try:
             (directory / "attempts").mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(directory / f"worker-{self.host}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -221,6 +221,8 @@ class WorkerLoop:
     def _take_in(self, look: Look) -> None:
         self._machine.observe(look, self._owner, self._holders())
         self._looked_at = time.monotonic()
+        # GPUs that are seen for the first time are left to background programs once jobs had their choice.
+        self._stale = self._stale or self._filling is not None
         if any(job.gpus for job in self._waiting):
             self._stale = True
             settling = look.at - self._freed_at <= _SETTLES_WITHIN

@@ -1,12 +1,11 @@
 """The start of one attempt: everything on disk that it takes to find it again, then the word to its attendant."""
 
-import os
 import time
 
 from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.address import SqliteAddress
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
-from stoker.runs.record import Records, boot_id
+from stoker.runs.record import Records
 from stoker.verdicts.policy import Policy
 from stoker.worker.assignment import Assignment, AttemptRecord
 from stoker.worker.capacity import Want
@@ -26,8 +25,7 @@ def start(
     Raises BadInputError when the job itself is at fault.
     """
     gpus = [machine.known[uuid] for uuid in attempt.gpus]
-    # As one dictionary: every question to `os.environ` translates names and values anew.
-    surroundings = dict(os.environ)
+    surroundings = home.surroundings
     prepared = prepare(job, gpus, surroundings, attempt.number, present=machine.present)
     policy = policy_of(job)
     plan = Plan(
@@ -48,7 +46,7 @@ def start(
         number=attempt.number,
         queue=_address(orders.queue),
         host=home.host,
-        boot=boot_id(),
+        boot=home.boot,
         keepers=keepers,
         want=want,
         plan=plan,
