@@ -23,6 +23,10 @@ class Crew:
         self.engaged: dict[str, Engagement] = {}
         """By the id of the attempt, until the queue has everything of it."""
 
+    def running(self) -> list[Engagement]:
+        """Those of which no end is known."""
+        return [one for one in self.engaged.values() if one.over is None]
+
     def descriptors(self) -> Iterator[int]:
         """What becomes readable when `attend` has something to do."""
         yield self._nursery.fileno()

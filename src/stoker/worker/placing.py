@@ -1,0 +1,205 @@
+"""Jobs on their way to GPUs: what waits is read, placed, claimed and started, and why the rest waits is remembered."""
+
+import math
+import shlex
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+from stoker.errors import BadInputError, StokerError
+from stoker.queue import Attempt, Job, Store
+from stoker.worker.assignment import now as lease_clock
+from stoker.worker.capacity import Want
+from stoker.worker.crew import Crew
+from stoker.worker.engagement import Engagement
+from stoker.worker.home import Home
+from stoker.worker.machine import Machine
+from stoker.worker.messages import Stop
+from stoker.worker.orders import Orders
+from stoker.worker.placement import CannotFit, NoGpusSeen, NoPlaceWithoutGpu, Reason, Start, decide
+from stoker.worker.premises import Premises
+from stoker.worker.starting import start
+from stoker.worker.words import why_waiting
+
+# Far more than any machine has places; what is behind them in the queue is seen when they have started.
+_MOST_WAITING: Final = 200
+# The first of them that nobody else has is taken in one round trip.
+_MOST_ALIKE: Final = 16
+# Behind the bell: what it missed is found after this.
+_SLOW_POLL: Final = 5.0
+# A machine that could not start a job (its disk is full) must not draw one job after another into its trouble.
+_AFTER_TROUBLE: Final = 60.0
+# A line on a screen.
+_LONGEST_SHOWN: Final = 100
+
+
+class Placing:
+    """Which job goes where, carried out. `stale` says that something may have changed since it was last decided."""
+
+    def __init__(self, orders: Orders, home: Home, crew: Crew, premises: Premises, tell: Callable[[str], None]) -> None:
+        self.stale = True
+        self._orders = orders
+        self._home = home
+        self._crew = crew
+        self._premises = premises
+        self._tell = tell
+        self._waiting: list[Job] = []
+        self._reasons: dict[str, Reason] = {}
+        self._victims: frozenset[str] = frozenset()
+        self._hopeless = 0
+        """How many of those that wait can never start here."""
+        self._poll_at = 0.0
+        self._wake_at = math.inf
+        self._overlooked_at = -math.inf
+        self._no_starts_until = -math.inf
+
+    def due(self) -> float:
+        return -math.inf if self.stale else min(self._poll_at, self._wake_at)
+
+    def polls_now(self) -> bool:
+        """Whether it is time to look at the queue although nothing rang."""
+        return time.monotonic() >= self._poll_at
+
+    def wants_gpus(self) -> bool:
+        """Whether any job waits for one."""
+        return any(job.gpus for job in self._waiting)
+
+    def why(self) -> dict[str, str]:
+        """Why jobs wait, as parts of sentences, for as many as anybody reads."""
+        return {job: why_waiting(reason) for job, reason in islice(self._reasons.items(), _MOST_WAITING)}
+
+    def has_nothing_left(self) -> bool:
+        """Whether nothing waits that this machine could ever start."""
+        if self.stale or self._wake_at < math.inf:
+            return False
+        return all(self._is_hopeless(self._reasons.get(job.id)) for job in self._waiting)
+
+    def place(self, store: Store) -> None:
+        """Starts what fits, if anything changed or it is time."""
+        moment = time.monotonic()
+        if moment < self.due():
+            return
+        self.stale = False
+        self._reasons = {}
+        self._victims = frozenset()
+        limit = _MOST_WAITING + self._hopeless
+        self._waiting = store.ready(limit, self._home.worker) if moment >= self._no_starts_until else []
+        wants = [_want(job, order) for order, job in enumerate(self._waiting)]
+        self._consider(store, wants, limit, moment)
+        if len(wants) == limit and all(want.gpus for want in wants):
+            self._start_overlooked(store, moment)
+        self._poll_at = moment + _SLOW_POLL
+        wake = store.next_wake()
+        self._wake_at = math.inf if wake is None else moment + max(0.0, wake - store.clock())
+        self._premises.leave_to_filling(self._victims)
+
+    def _consider(self, store: Store, wants: list[Want], limit: int, moment: float) -> None:
+        """Jobs without a GPU at any time; the others when the GPUs were just looked at."""
+        fresh = not any(want.gpus for want in wants) or self._premises.is_fresh(moment)
+        decidable = wants if fresh else [want for want in wants if not want.gpus]
+        if decidable:
+            self._decide(store, decidable, moment, fresh=fresh)
+        if fresh:
+            # Jobs that are for other machines must not hide those behind them.
+            self._hopeless = sum(self._is_hopeless(reason) for reason in self._reasons.values())
+            self.stale = self.stale or (len(wants) == limit < _MOST_WAITING + self._hopeless)
+
+    def _decide(self, store: Store, wants: list[Want], moment: float, *, fresh: bool) -> None:
+        gpus = self._premises.gpus() if fresh else []
+        problem = self._premises.machine.problem
+        decision = decide(gpus, self._premises.holdings(), wants, self._orders.rules, moment, problem)
+        jobs = {job.id: job for job in self._waiting}
+        for chosen in decision.start:
+            self._start(store, jobs[chosen.job], chosen)
+        for engagement in self._crew.running():
+            if engagement.job in decision.preempt and not engagement.stopping:
+                self._tell(f"{engagement.job}: makes room for another job")
+                engagement.stop(Stop("preempted", "It made room for another job."))
+        self._reasons = decision.waiting
+        self._victims = frozenset(decision.preempt)
+
+    def _start(self, store: Store, job: Job, chosen: Start) -> None:
+        if time.monotonic() < self._no_starts_until:
+            return  # the one before it could not be started here
+        # Whatever fits here fits as well if it asks for the same: then many machines do not all run after one job.
+        alike = {other.id: other for other in self._waiting if _shape(other) == _shape(job)}
+        before = lease_clock()
+        attempt = store.claim_any(list(alike)[:_MOST_ALIKE], self._home.worker, chosen.gpus, self._orders.lease)
+        if attempt is None:
+            self.stale = True  # other machines were faster
+            return
+        self._begin(store, alike[attempt.job], attempt, before)
+
+    def _start_overlooked(self, store: Store, moment: float) -> None:
+        """Jobs without a GPU that are behind more others than were read: their places wait for nobody else."""
+        if moment < self._overlooked_at:
+            return
+        self._overlooked_at = moment + _SLOW_POLL
+        running = sum(1 for engagement in self._crew.running() if not engagement.assignment.gpus)
+        for _ in range(self._orders.rules.cpu_jobs - running):
+            if time.monotonic() < self._no_starts_until:
+                return
+            before = lease_clock()
+            attempt = store.claim_next(self._home.worker, (), self._orders.lease)
+            if attempt is None:
+                return
+            self._begin(store, store.job(attempt.job), attempt, before)
+
+    def _begin(self, store: Store, job: Job, attempt: Attempt, before: float) -> None:
+        want, machine = _want(job, 0), self._premises.machine
+        try:
+            engagement = start(self._orders, self._home, self._crew, machine, job, want, attempt, before)
+        except BadInputError as error:
+            store.finish(attempt.id, "failed", 125, str(error))
+            self._tell(f"{job.id}: could not start: {error}")
+            self.stale = True
+        except (StokerError, OSError) as error:
+            store.finish(attempt.id, "lost", None, f"{self._home.host} could not start it: {error}")
+            self._tell(f"{job.id}: could not be started here, nothing is started for a minute: {error}")
+            self._no_starts_until = time.monotonic() + _AFTER_TROUBLE
+        else:
+            self._waiting = [waiting for waiting in self._waiting if waiting.id != job.id]
+            self._tell(f"{job.id}: started{_on(engagement, machine)}: {_shown(job)}")
+
+    def _is_hopeless(self, reason: Reason | None) -> bool:
+        match reason:
+            case CannotFit():
+                return True
+            case NoPlaceWithoutGpu(at_once=at_once):
+                return at_once == 0
+            case NoGpusSeen():
+                return self._premises.no_gpus
+        return False
+
+
+def _shape(job: Job) -> tuple[object, ...]:
+    """Two jobs of one shape fit into the same place, and the earlier one goes first."""
+    return job.gpus, job.memory, job.share, job.priority, job.preemptible, job.time_limit
+
+
+def _want(job: Job, order: int) -> Want:
+    return Want(
+        job=job.id,
+        gpus=job.gpus,
+        order=order,
+        memory=job.memory,
+        shares=job.share,
+        priority=job.priority,
+        preemptible=job.preemptible,
+        time_limit=job.time_limit,
+    )
+
+
+def _on(engagement: Engagement, machine: Machine) -> str:
+    known = machine.known
+    indices = sorted(known[uuid].index for uuid in engagement.assignment.gpus if uuid in known)
+    if not indices:
+        return ""
+    return f" on GPU {indices[0]}" if len(indices) == 1 else f" on GPUs {', '.join(map(str, indices))}"
+
+
+def _shown(job: Job) -> str:
+    text = job.command if isinstance(job.command, str) else shlex.join(job.command)
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_SHOWN else f"{line[: _LONGEST_SHOWN - 1]}…"
