@@ -117,7 +117,7 @@ class TestSetAside:
         wait_for(lambda: len(toggles(filling)) == 2, deadline=30, named="the way back")
         visitor = filling.visit(1)
         (filling.directory / "gate").touch()
-        filler.wait_until_it_says(rf"goes on\n.*stops, used by \w+'s sleep \(pid {visitor.pid}\)\n.*is set aside")
+        filler.wait_until_it_says(rf"goes on\n.*stops, used by \w+'s \S+ \(pid {visitor.pid}\)\n.*is set aside")
         assert toggles(filling) == [f"--toggle --pid {miner}"] * 3
 
     def test_one_that_cannot_be_taken_back_is_stopped(self, filling: FillSite) -> None:

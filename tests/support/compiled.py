@@ -18,7 +18,9 @@ def compiled(name: str, *options: str) -> Path:
     Several processes may ask at once.
     """
     source = Path(__file__).with_name(f"{name}.c")
-    digest = hashlib.sha256("\0".join((source.read_text(), *COMPILER, *options, platform.machine())).encode()).hexdigest()
+    digest = hashlib.sha256(
+        "\0".join((source.read_text(), *COMPILER, *options, platform.machine())).encode()
+    ).hexdigest()
     # In a directory of its own, so that a process of it has the program's name.
     built = CACHE / digest[:16] / name
     built.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,13 @@
-"""An hour of people who come and go on eight GPUs, by a clock that needs no time, and what background programs made of it.
+"""An hour of people who come and go on eight GPUs, by a clock that needs no time, and what was made of it.
 
 What is seen and decided is the filler's own (`Company`, `Seat`); simulated are the machine, the people, and the times
 at which a filler sees: scans and looks at the interval, and one of each soon after an event.
 """
 
+import itertools
 import math
 import random
+import unittest.mock
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -14,6 +16,7 @@ from stoker.fill.config import Background
 from stoker.fill.seat import Seat, Start, Stop
 from stoker.gpus.model import Look
 from stoker.presence.holders import Holder, Scan
+from stoker.runs.processes import Identity
 from tests.support.looks import a_gpu, a_process, a_reading
 
 HOUR: Final = 3600.0
@@ -25,6 +28,7 @@ SLOWEST_ALARM: Final = 0.5
 # After somebody came or left, a second look speaks of a time that is wholly after it.
 CLEAN_AFTER: Final = 1.0
 BETWEEN_STARTS: Final = 60.0
+LOADING: Final = 12.0
 _PROGRAM: Final = 1000
 _VISITOR: Final = 2000
 
@@ -83,8 +87,8 @@ class Desk:
     def occupied(self) -> bool:
         return self.seat.doing != "away"
 
-    def visited_within(self, begin: float, end: float) -> bool:
-        return any(visit.stretch.begin < end and visit.stretch.end > begin for visit in self.visits)
+    def visited_within(self, begin: float, end: float, came_before: float = math.inf) -> bool:
+        return any(came < min(end, came_before) and left > begin for (came, left), _heard in self.visits)
 
     def decide(self, now: float, company: Company, occupied: set[str]) -> None:
         if now >= self.gone_at:
@@ -93,7 +97,7 @@ class Desk:
             self.seat.gone(now)
         match self.seat.decide(now, company.sights(occupied), None):
             case Start():
-                self._begun = now
+                self._begun, self._asked = now, math.inf
                 self.seat.started(now)
             case Stop(reason=reason):
                 self._asked = now
@@ -113,7 +117,7 @@ class Desk:
 
     def least_between_starts(self) -> float:
         starts = [run.begin for run in self.runs]
-        return min((later - earlier for earlier, later in zip(starts, starts[1:], strict=False)), default=math.inf)
+        return min((later - earlier for earlier, later in itertools.pairwise(starts)), default=math.inf)
 
     def possible(self) -> list[Stretch]:
         """When a program could have run that knew of everybody at once: `idle_for` after each who left."""
@@ -136,6 +140,21 @@ def an_hour(crowd: Crowd, idle_for: float, seed: int) -> list[Desk]:
     chance = random.Random(seed)
     program = Background(name="background", command=("true",), idle_for=idle_for, grace=GRACE)
     desks = [Desk(number, program, crowd, chance) for number in range(GPUS)]
+    now = 0.0
+
+    def is_alive(who: Identity) -> bool:
+        return desks[who.pid - _VISITOR].visited_within(now, now)
+
+    with unittest.mock.patch("stoker.fill.company.is_alive", is_alive):
+        for now in _moments(desks, chance):  # noqa: B007 - `is_alive` is asked at that moment
+            pass
+    for desk in desks:
+        desk.close()
+    return desks
+
+
+def _moments(desks: list[Desk], chance: random.Random) -> Iterator[float]:
+    """Whenever there is something to do: before it is done, the moment is told."""
     company = Company(lambda pid: pid < _VISITOR, {})
     scans = sorted(_alarms(desks, chance))
     next_scan = next_look = looked = 0.0
@@ -143,6 +162,7 @@ def an_hour(crowd: Crowd, idle_for: float, seed: int) -> list[Desk]:
     held: dict[str, tuple[Holder, ...]] = {}
     now = 0.0
     while now < HOUR:
+        yield now
         if now >= next_look:
             company.looked(_look(desks, looked, now))
             looked, next_look, again = now, now + (CLEAN_AFTER if again else INTERVAL), False
@@ -159,9 +179,6 @@ def an_hour(crowd: Crowd, idle_for: float, seed: int) -> list[Desk]:
         due = [desk.seat.due(now) for desk in desks] + [desk.gone_at for desk in desks]
         # A loop that is woken a moment early decides nothing: time goes on all the same.
         now = max(now + 1e-6, min(next_scan, next_look, *scans[:1], *due))
-    for desk in desks:
-        desk.close()
-    return desks
 
 
 def _visits(crowd: Crowd, chance: random.Random) -> Iterator[Visit]:
@@ -180,9 +197,13 @@ def _alarms(desks: list[Desk], chance: random.Random) -> Iterator[float]:
                 yield event + chance.uniform(0.005, SLOWEST_ALARM)
 
 
-def _holders(desk: Desk, now: float) -> tuple[Holder, ...]:
+def _holders(desk: Desk, now: float, came_before: float = math.inf) -> tuple[Holder, ...]:
     own = [Holder(_PROGRAM + desk.gpu.index, 1, "background", "background", "root")] if desk.occupied else []
-    others = [Holder(_VISITOR + desk.gpu.index, 1, "python", "python", "alice")] if desk.visited_within(now, now) else []
+    others = (
+        [Holder(_VISITOR + desk.gpu.index, 1, "python", "python", "alice")]
+        if desk.visited_within(now, now, came_before)
+        else []
+    )
     return (*own, *others)
 
 
@@ -190,7 +211,11 @@ def _look(desks: list[Desk], before: float, now: float) -> Look:
     gpus = tuple(desk.gpu for desk in desks)
     readings = []
     for desk in desks:
-        worked = desk.occupied or desk.visited_within(before, now) or any(run.gone > before for run in desk.runs)
-        listed = tuple(a_process(holder.pid, started=1, name=holder.name) for holder in _holders(desk, now))
+        # Who opens a node becomes a process of the driver's only later, and works later still.
+        at_work = now - LOADING
+        worked = (
+            desk.occupied or desk.visited_within(before, now, at_work) or any(run.gone > before for run in desk.runs)
+        )
+        listed = tuple(a_process(holder.pid, started=1, name=holder.name) for holder in _holders(desk, now, at_work))
         readings.append(a_reading(desk.gpu, 0.9 if worked else 0.0, processes=listed))
     return Look("test", now, now, gpus, tuple(readings))

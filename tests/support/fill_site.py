@@ -35,11 +35,18 @@ sleep 1000 & wait $!
 class RunningFiller:
     """`stoker fill` or `gpu_mon` in the background."""
 
-    def __init__(self, command: Sequence[str], said: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], said: Path, environment: dict[str, str], output: int | None = None
+    ) -> None:
+        """`output`: where it says what it says, if not in the file `said`."""
         self._said = said
-        with said.open("wb") as output:
+        with said.open("wb") as file:
             self.process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file if output is None else output,
+                stderr=subprocess.STDOUT,
             )
 
     @property
@@ -109,16 +116,22 @@ class FillSite:
 
     # Who fills
 
-    def fill(self, *arguments: str, environment: dict[str, str] | None = None) -> RunningFiller:
-        return self._run(stoker_command(), "fill", *arguments, environment=environment or {})
+    def fill(
+        self, *arguments: str, environment: dict[str, str] | None = None, output: int | None = None
+    ) -> RunningFiller:
+        return self._run(stoker_command(), "fill", *arguments, environment=environment or {}, output=output)
 
     def gpu_mon(self, *arguments: str, environment: dict[str, str] | None = None) -> RunningFiller:
         command = str(Path(stoker_command()).with_name("gpu_mon"))
         return self._run(command, *arguments, environment=environment or {})
 
-    def _run(self, *command: str, environment: dict[str, str]) -> RunningFiller:
+    def work(self, *arguments: str) -> RunningFiller:
+        """`stoker work`, for a queue of its own."""
+        return self._run(stoker_command(), "work", *arguments, environment={})
+
+    def _run(self, *command: str, environment: dict[str, str], output: int | None = None) -> RunningFiller:
         said = self.directory / f"said-{len(self._fillers)}"
-        filler = RunningFiller(command, said, {**os.environ, **self.environment, **environment})
+        filler = RunningFiller(command, said, {**os.environ, **self.environment, **environment}, output)
         self._fillers.append(filler)
         return filler
 
@@ -181,14 +194,21 @@ class FillSite:
         """It is collected in the end, like those that stay."""
         visitor.kill()
 
+    def follow_gpus(self) -> "subprocess.Popen[str]":
+        """`stoker gpus --follow`, once it has seen the GPUs."""
+        variables = (f"{name}={value}" for name, value in self.environment.items())
+        follow = f'"{stoker_command()}" gpus --follow | while read -r _; do echo ready; done'
+        return self.openers.run(["env", *variables, "sh", "-c", follow])
+
     def visit_as(self, name: str, *gpus: int) -> "subprocess.Popen[str]":
         """The same by a program of that name."""
         program = self.directory / name
         if not program.exists():
-            program.write_bytes(Path("/bin/sleep").resolve().read_bytes())
+            program.write_bytes(Path("/bin/sh").resolve().read_bytes())
             program.chmod(0o755)
         opened = " ".join(f'{number}<"{self.nodes[gpu]}"' for number, gpu in enumerate(gpus, 3))
-        return self.openers.run(["sh", "-c", f'exec {opened}; echo ready; exec "{program}" 300'])
+        # A shell under another name: it opens them itself, so that nobody of another name ever has.
+        return self.openers.run([str(program), "-c", f"exec {opened}; echo ready; read -r _"])
 
     def terminal(self, user: int, idle: float) -> Path:
         """A terminal of this user's, at which nothing was typed for so many seconds."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.runs.marks import marked
+from stoker.fill.tenant import MARK
 from tests.support.command import stoker_command
 from tests.support.mock_nvml import MockMachine
 from tests.support.waiting import wait_for
@@ -140,7 +140,9 @@ class FillStage:
 
     def programs(self) -> list[int]:
         """All processes of background programs that live."""
-        return [pid for gpu in self.nodes for pid in self._marked(gpu)]
+        mark = f"{MARK}={self.directory}/".encode()
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+        return [pid for pid in pids if any(variable.startswith(mark) for variable in _environment(pid))]
 
     def close(self) -> None:
         """Ends whatever is left."""
@@ -155,9 +157,6 @@ class FillStage:
                 filler.wait()
         for pid in self.programs():
             os.kill(pid, signal.SIGKILL)
-
-    def _marked(self, gpu: str) -> list[int]:
-        return [who.pid for who in marked("CUDA_VISIBLE_DEVICES", gpu)]
 
 
 class Visitor:
@@ -211,6 +210,13 @@ def visit(
     visitor.leave()
     asked = next(entry.at for entry in site.diary() if entry.pid == pid and entry.what == "asked")
     return SteppingAside(asked - opened, gone - opened)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # It ended just now.
 
 
 def _is_there(pid: int) -> bool:

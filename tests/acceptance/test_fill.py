@@ -1,0 +1,410 @@
+"""`stoker fill` as its users see it: how considerate its programs are, what is told of them, and how it ends."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.fill_site import MINER, PATIENCE, FillSite, alive
+from tests.support.waiting import wait_for
+
+UNKNOWN_ERROR = 999
+# A program that does not end when it is asked to, and has started another one that does not either.
+DEAF = """\
+echo "start $$ x" >> "$DIARY"
+trap '' TERM
+setsid sh -c 'echo "start $$ x" >> "$DIARY"; while :; do sleep 1; done' &
+while :; do sleep 1; done
+"""
+
+
+def on_both(*keys: str) -> str:
+    """One program on both GPUs."""
+    return "\n".join(("cmd = miner-run", *keys))
+
+
+class TestTheProgram:
+    def test_it_gets_the_callers_environment_its_own_and_its_gpus_by_uuid(self, filling: FillSite) -> None:
+        filling.program("show", 'env > "$DIARY.env"; exec sleep 1000')
+        config = filling.config(
+            "\n".join(
+                (
+                    "cmd = show",
+                    "gpus = 1",
+                    "environment = OWN='two words' SHARED=own",
+                    "mps_priority = 1",
+                    "mps_thread_percentage = 30",
+                )
+            )
+        )
+        filling.fill("--config", config, environment={"SHARED": "caller's", "PLAIN": "1", "CUDA_VISIBLE_DEVICES": "0"})
+        shown = Path(f"{filling.diary}.env")
+        wait_for(lambda: shown.exists() and "CUDA_MPS_ACTIVE" in shown.read_text(), deadline=PATIENCE)
+        found = dict(line.split("=", 1) for line in shown.read_text().splitlines() if "=" in line)
+        wanted = {
+            "OWN": "two words",
+            "SHARED": "own",
+            "PLAIN": "1",
+            "CUDA_VISIBLE_DEVICES": filling.uuids[1],
+            "CUDA_MPS_CLIENT_PRIORITY": "1",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",
+        }
+        assert {name: found.get(name) for name in wanted} == wanted
+
+    def test_its_command_may_be_quoted_and_its_output_is_appended(self, filling: FillSite) -> None:
+        filling.program("say", 'printf "[%s]\\n" "$PWD" "$@"; exec sleep 1000')
+        log = filling.directory / "log"
+        log.write_text("before\n")
+        config = filling.config(f"cmd = say 'two words' \"a'b\" c\\ d\nlog = {log}\ndir = {filling.root}")
+        filling.fill("--config", config)
+        wait_for(lambda: "[c d]" in log.read_text(), deadline=PATIENCE)
+        assert log.read_text() == f"before\n[{filling.root}]\n[two words]\n[a'b]\n[c d]\n"
+
+    def test_without_a_log_its_output_is_on_the_console(self, filling: FillSite) -> None:
+        filling.program("say", "echo here I am; exec sleep 1000")
+        filling.fill("--config", filling.config("cmd = say")).wait_until_it_says("(?m)^here I am$")
+
+    @pytest.mark.parametrize(
+        ("asked", "shown"), [("idle", "idle"), ("best-effort:6", "best-effort: prio 6")], ids=["idle", "best effort"]
+    )
+    def test_it_stands_back_for_processor_and_disk_as_far_as_asked(
+        self, filling: FillSite, asked: str, shown: str
+    ) -> None:
+        filling.fill("--config", filling.config(on_both("nice = 7", f"ionice = {asked}")))
+        (miner,) = filling.wait_for_start()
+        assert os.getpriority(os.PRIO_PROCESS, miner) == 7
+        if shutil.which("ionice"):
+            said = subprocess.run(["ionice", "-p", str(miner)], capture_output=True, text=True, check=True).stdout
+            assert said.strip() == shown
+
+    def test_each_gives_every_gpu_its_own(self, filling: FillSite) -> None:
+        filling.fill("--config", filling.config(on_both("each = yes")))
+        filling.wait_for_start(2)
+        assert sorted(filling.started().values()) == sorted(filling.uuids)
+
+    def test_one_that_dies_at_once_is_told_and_not_started_again_at_once(self, filling: FillSite) -> None:
+        filling.program("miner-run", 'echo "start $$ x" >> "$DIARY"; exit 3')
+        filler = filling.fill("--config", filling.config(on_both(), defaults="backoff = 2m"))
+        filler.wait_until_it_says(
+            "process-0 on GPUs 0, 1: after 0s it ended with code 3: tried again in (2m|1m59s|1m60s)"
+        )
+        filling.wait_for_why("after 0s it ended with code 3: tried again in [12]m")
+        assert len(filling.started()) == 1
+
+    def test_the_pause_doubles_each_time(self, filling: FillSite) -> None:
+        filling.program("miner-run", "exit 3")
+        config = filling.config(on_both(), defaults="backoff = 30s")
+        filler = filling.fill("--config", config, environment=filling.fast_clock())
+        # Between two starts lies a minute in any case.
+        for pattern in ("code 3: tried again in (1m|5.s)", "2 times in a row: tried again in (1m|5.s)"):
+            filler.wait_until_it_says(pattern)
+        filler.wait_until_it_says("3 times in a row: tried again in (2m|1m5.s)")
+
+
+class TestSteppingAside:
+    def test_it_waits_for_idle_for_again_after_somebody_was_there(self, filling: FillSite) -> None:
+        visitor = filling.visit(0)
+        filling.fill("--config", filling.config(on_both("idle_for = 1h")))
+        filling.wait_for_why(f"pid {visitor.pid}")
+        filling.leave(visitor)
+        filling.wait_for_why("^idle, and given to process-0 in (1h|59m[0-9]+s)$")
+
+    def test_after_a_visit_it_comes_back_when_things_have_settled(self, filling: FillSite) -> None:
+        config = filling.config(on_both("settle = 90s"))
+        filling.fill("--config", config, environment=filling.fast_clock())
+        (miner,) = filling.wait_for_start()
+        visitor = filling.visit(1)
+        filling.wait_for_end(miner)
+        filling.leave(visitor)
+        filling.wait_for_why("^idle, and given to process-0 in (1m[0-9]+s|8[0-9]s)$")
+        filling.wait_for_start(2)
+        assert filling.seats()[0]["preemptions"] == 1
+
+    def test_after_its_grace_it_is_killed_with_everything_it_started(self, filling: FillSite) -> None:
+        filling.program("miner-run", DEAF)
+        filler = filling.fill("--config", filling.config(on_both("grace = 1s")))
+        processes = filling.wait_for_start(2)
+        filling.visit(0)
+        begun = time.monotonic()
+        for process in processes:
+            filling.wait_for_end(process)
+        assert time.monotonic() - begun >= 0.9
+        filler.wait_until_it_says("process-0 on GPUs 0, 1: has stopped")
+
+    def test_somebody_whom_only_the_driver_lists_is_somebody_too(self, filling: FillSite) -> None:
+        config = filling.config("cmd = miner-run\ngpus = 0", "cmd = miner-run\ngpus = 1", defaults="interval = 0.2s")
+        filling.fill("--config", config)
+        filling.wait_for_start(2)
+        visitor = filling.openers.run(["sh", "-c", "echo ready; exec sleep 300"])
+        filling.machine.gpus[1].add_process(visitor.pid)
+        filling.wait_for_why(rf"used by \w+'s \S+ \(pid {visitor.pid}\)", seat=1)
+        assert filling.seats()[0]["doing"] == "running"
+
+    def test_outside_its_hours_nothing_runs_and_that_is_said(self, filling: FillSite) -> None:
+        # Half a day away, so that no midnight of this test's night matters.
+        hour = (time.localtime().tm_hour + 12) % 24
+        hours = f"[schedule]\nhours = {hour:02}:00-{hour:02}:59"
+        filling.fill("--config", filling.config(on_both(), more=hours))
+        filling.wait_for_why("^not at this hour$")
+        assert "nothing runs now: not at this hour" in filling.stoker("fill", "status").out
+        assert not filling.started()
+
+    def test_when_its_hours_end_it_stops(self, filling: FillSite) -> None:
+        # The zone in which it is just before midnight: a day that is over in a moment, whatever the time is.
+        filler = filling.fill(
+            "--config",
+            filling.config(on_both(), more="[schedule]\nhours = 00:00-23:59", defaults="interval = 0.1s"),
+            environment={"TZ": _zone_where_it_is("23:58:56")},
+        )
+        (miner,) = filling.wait_for_start()
+        filling.wait_for_end(miner)
+        filler.wait_until_it_says("process-0 on GPUs 0, 1: stops, not at this hour")
+
+
+class TestWhatCannotBeSeen:
+    def test_nothing_starts_while_the_driver_does_not_answer(self, filling: FillSite) -> None:
+        filling.fill("--config", filling.config(on_both("idle_for = 1h"), defaults="interval = 0.1s"))
+        filling.wait_for_why("^idle, and given to")
+        filling.machine.fault("*", code=UNKNOWN_ERROR)
+        why = filling.wait_for_why("^(?!idle)")
+        assert "used by" not in why
+        filling.machine.clear_faults()
+        filling.wait_for_why("^idle, and given to process-0 in (1h|59m5.s)")
+        assert not filling.started()
+
+    def test_a_driver_that_hangs_for_a_moment_costs_nobody_his_program(self, filling: FillSite) -> None:
+        config = filling.config(on_both(), defaults="interval = 0.1s")
+        filling.fill("--config", config, environment={"STOKER_DEADLINE": "0.3s"})
+        (miner,) = filling.wait_for_start()
+        filling.machine.fault("*", hang=60)
+        filling.machine.wait_until_hanging(deadline=PATIENCE)
+        visitor = filling.visit(0)
+        filling.wait_for_end(miner)
+        # It was the visitor, whom the nodes show, and not the silence.
+        filling.wait_for_why(f"pid {visitor.pid}")
+        assert filling.seats()[0]["preemptions"] == 1
+
+    def test_a_driver_that_stays_away_stops_it_in_the_end(self, filling: FillSite) -> None:
+        config = filling.config(on_both(), defaults="interval = 0.1s")
+        filler = filling.fill("--config", config, environment=filling.fast_clock())
+        (miner,) = filling.wait_for_start()
+        filling.machine.fault("*", code=UNKNOWN_ERROR)
+        filling.wait_for_end(miner)
+        filler.wait_until_it_says("stops, whether anybody needs it cannot be seen: ")
+
+
+class TestStatus:
+    def test_before_anything_was_filled_it_says_how_to(self, filling: FillSite) -> None:
+        done = filling.stoker("fill", "status")
+        assert (done.code, done.out) == (1, "nothing was ever filled here: `stoker fill` does it\n")
+        assert filling.stoker("fill", "status", "--json").json() == {"running": False, "status": None}
+
+    def test_it_says_per_gpu_what_runs_and_why_or_why_not(self, filling: FillSite) -> None:
+        visitor = filling.visit(1)
+        filler = filling.fill("--config", filling.config("cmd = miner-run\ngpus = 0", "cmd = miner-run\ngpus = 1"))
+        (miner,) = filling.wait_for_start()
+        filling.wait_for_why(f"pid {visitor.pid}", seat=1)
+        words = filling.stoker("fill", "status")
+        assert words.code == 0
+        assert re.search(r"(?m)^0 +process-0 +running +\d+s +0\.0 +0 +the GPU was idle", words.out)
+        assert re.search(
+            rf"(?m)^1 +process-1 +away +\d+s +0\.0 +0 +used by \w+'s \S+ \(pid {visitor.pid}\)", words.out
+        )
+        assert "0.0 GPU-hours given to background work, 0 preemptions" in words.out
+        told = filling.stoker("fill", "status", "--json").json()
+        assert told["running"] is True
+        assert told["status"]["owner"] == "stoker fill"
+        assert told["status"]["pid"] == filler.process.pid
+        first, second = told["status"]["seats"]
+        assert (first["pid"], first["doing"], first["gpus"]) == (miner, "running", [filling.uuids[0]])
+        assert (second["pid"], second["doing"], second["indices"]) == (None, "away", [1])
+
+    def test_after_the_end_it_shows_what_was_left(self, filling: FillSite) -> None:
+        filler = filling.fill("--config", filling.config(on_both()))
+        filling.wait_for_start()
+        assert filler.stop() == 0
+        words = filling.stoker("fill", "status")
+        assert words.code == 1
+        assert re.search(r"(?m)^0, 1 +process-0 +not watched ", words.out)
+        assert words.out.endswith("`stoker fill` is not running: this is what it left\n")
+        told = filling.stoker("fill", "status", "--json").json()
+        assert told["running"] is False
+        assert [(seat["doing"], seat["pid"]) for seat in told["status"]["seats"]] == [("away", None)]
+
+    def test_what_was_given_is_counted_over_all_starts(self, filling: FillSite) -> None:
+        config = filling.config(on_both())
+        for time_of_it in (1, 2):
+            # Twenty times as fast, half a minute of two GPUs is a hundredth of an hour and more.
+            filler = filling.fill("--config", config, environment=filling.fast_clock())
+            (*_, miner) = filling.wait_for_start(time_of_it)
+            before = time.monotonic()
+            wait_for(lambda before=before: time.monotonic() - before > 1.5, deadline=PATIENCE)  # type: ignore[misc]  # bound now
+            visitor = filling.visit(0)
+            filling.wait_for_end(miner)
+            filling.wait_for_why(f"pid {visitor.pid}")
+            assert filler.stop() == 0
+            filling.leave(visitor)
+            (seat,) = filling.seats()
+            assert seat["preemptions"] == time_of_it
+            assert seat["gpu_hours"] >= time_of_it * 0.0166
+
+
+class TestTheEnd:
+    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_nothing_that_it_started_is_left(self, filling: FillSite, how: signal.Signals) -> None:
+        filling.program("miner-run", f"setsid sleep 1000 & {MINER}")
+        filler = filling.fill("--config", filling.config(on_both()))
+        (miner,) = filling.wait_for_start()
+        assert filler.stop(how) == 0
+        assert filling.asked_to_end() == {miner}
+        assert not filling.processes()
+
+    def test_a_second_signal_ends_the_patience(self, filling: FillSite) -> None:
+        filling.program("miner-run", DEAF)
+        filler = filling.fill("--config", filling.config(on_both("grace = 10m")))
+        processes = filling.wait_for_start(2)
+        filler.process.send_signal(signal.SIGINT)
+        filling.wait_for_why("nobody watches for people any more")
+        assert all(map(alive, processes))
+        assert filler.stop(signal.SIGINT) == 0
+        assert not filling.processes()
+
+    def test_killed_it_takes_its_programs_along_and_the_next_one_starts_anew(self, filling: FillSite) -> None:
+        config = filling.config(on_both())
+        filler = filling.fill("--config", config)
+        (miner,) = filling.wait_for_start()
+        filler.process.kill()
+        filling.wait_for_end(miner)
+        assert filling.asked_to_end() == {miner}
+        filling.fill("--config", config)
+        (_, second) = filling.wait_for_start(2)
+        assert alive(second)
+
+    def test_a_second_one_is_refused(self, filling: FillSite) -> None:
+        config = filling.config(on_both())
+        first = filling.fill("--config", config)
+        (miner,) = filling.wait_for_start()
+        for again in (filling.fill("--config", config), filling.gpu_mon("-c", config)):
+            assert again.process.wait(timeout=PATIENCE) == 1
+            expected = f"the GPUs here are being filled already (pid {first.process.pid}): `stoker fill status` shows"
+            assert expected in again.said
+            assert len(again.said.splitlines()) == 1
+        assert filling.wait_for_start() == [miner]
+
+    def test_a_console_that_is_gone_costs_nobody_his_program(self, filling: FillSite) -> None:
+        reader, writer = os.pipe()
+        filler = filling.fill("--config", filling.config(on_both()), output=writer)
+        os.close(reader)
+        os.close(writer)
+        (miner,) = filling.wait_for_start()
+        visitor = filling.visit(0)
+        filling.wait_for_end(miner)
+        filling.wait_for_why(f"pid {visitor.pid}")
+        assert filler.stop() == 0
+
+
+class TestConfiguration:
+    def test_check_says_that_all_is_well_and_starts_nothing(self, filling: FillSite) -> None:
+        config = filling.config(on_both())
+        done = filling.stoker("fill", "--check", "--config", config)
+        assert (done.code, done.out, done.err) == (0, f"{config}: 1 program, no mistakes\n", "")
+        assert not filling.started()
+
+    def test_what_is_strange_is_said_and_no_mistake(self, filling: FillSite) -> None:
+        config = filling.config(on_both("preempt = checkpoint"), more="[tty]\nwhitelist = no-such-user")
+        done = filling.stoker("fill", "--check", "--config", config)
+        assert done.code == 0
+        assert f"{config}:8: process-0 preempt: cuda-checkpoint is not installed" in done.err
+        assert f"{config}:10: whitelist: there is no user 'no-such-user'" in done.err
+
+    def test_it_is_found_in_the_settings_and_then_where_gpu_mon_looks(self, filling: FillSite) -> None:
+        settings = Path(os.environ["XDG_CONFIG_HOME"]) / "stoker/stoker.toml"
+        home = filling.directory / "home"
+        filling.environment["HOME"] = str(home)
+        nothing = filling.stoker("fill", "--check")
+        assert nothing.code == 2
+        assert str(settings) in nothing.err
+        assert str(home / ".config/gpu_mon.conf") in nothing.err
+        (home / ".config").mkdir(parents=True)
+        (home / ".config/gpu_mon.conf").write_text("[gpu-all]\ngpus = all\n[process-0]\ncmd = miner-run\n")
+        assert str(home) in filling.stoker("fill", "--check").out
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text('[[fill.program]]\nname = "a"\ncommand = ["miner-run"]\n')
+        assert str(settings) in filling.stoker("fill", "--check").out
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("[process-0]\ncmd = miner-run\n", ["1: no GPU is watched: add a section [gpu-all]"]),
+            ("[gpu-all]\ngpus = all\n", ["1: there is no program to run: add a section [process-0]"]),
+            (
+                "[defaults]\ninterval_seconds = often\n[gpu-all]\n[process-0]\ncmd = miner-run\nnice = 40\n",
+                ["2: [defaults] interval_seconds: 'often'", "6: [process-0] nice: "],
+            ),
+            (
+                "[gpu-all]\n[process-0]\ncmd = miner-run\ngpus = 0\n[process-1]\ncmd = miner-run\ngpus = 0,1\n",
+                ["7: process-1 gpus: process-0 has GPU 0 already, in line 4: give each GPU to one program only"],
+            ),
+            (
+                "[gpu-all]\n[process-0]\ncmd = miner-run\ngpus = 7\n",
+                ["4: process-0 gpus: there is no GPU 7 here: this machine has 0, 1"],
+            ),
+            (
+                "[gpu-all]\n[process-0]\ncmd = miner-run\nlog = {directory}/not/there\n",
+                ["4: process-0 log: the directory {directory}/not does not exist: create it, or write another file"],
+            ),
+            (
+                "[gpu-all]\n[process-0]\ncmd = miner-run\nlog = {directory}\n",
+                ["4: process-0 log: {directory} is a directory: write the name of a file in it"],
+            ),
+            (
+                "[gpu-all]\n[process-0]\ncmd = miner-run\ndir = {directory}/nowhere\n",
+                ["4: process-0 dir: the directory {directory}/nowhere does not exist: create it, or write another"],
+            ),
+            (
+                "[gpu-all]\n[process-0]\ncmd = no-such-miner --fast\n",
+                ["3: process-0 cmd: no program 'no-such-miner' is found on PATH: install it, or write its whole path"],
+            ),
+            (
+                "[gpu-all]\n[process-0]\nlgo = x\ncmd = nix\ngpus = 9\n[tty]\nenabled = perhaps\n",
+                [
+                    "3: [process-0] has no key 'lgo': did you mean 'log'?",
+                    "4: process-0 cmd: no program 'nix'",
+                    "5: process-0 gpus: there is no GPU 9",
+                    "7: [tty] enabled: 'perhaps'",
+                ],
+            ),
+        ],
+        ids=[
+            "nothing watched", "no program", "wrong type", "overlapping", "GPU that is not there",
+            "log in no directory", "log is a directory", "missing directory", "missing command", "all at once",
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("options", [(), ("--check",)], ids=["fill", "check"])
+    def test_mistakes_are_told_all_at_once_and_nothing_starts(
+        self, filling: FillSite, options: tuple[str, ...], text: str, expected: list[str]
+    ) -> None:
+        directory = str(filling.directory)
+        file = filling.write(text.replace("{directory}", directory))
+        done = filling.stoker("fill", *options, "--config", file)
+        assert (done.code, done.out) == (2, "")
+        lines = done.err.removeprefix("stoker: ").splitlines()
+        assert len(lines) == len(expected)
+        for line, wanted in zip(lines, expected, strict=True):
+            assert line.startswith(f"{file}:{wanted.replace('{directory}', directory)}")
+        assert not filling.started()
+
+
+def _zone_where_it_is(clock: str) -> str:
+    """The name of a time zone in which the clock on the wall shows this now."""
+    hours, minutes, seconds = map(int, clock.split(":"))
+    # POSIX counts to the west: so many seconds behind UTC.
+    behind = (int(time.time()) - (hours * 3600 + minutes * 60 + seconds)) % 86400
+    behind -= 86400 if behind > 43200 else 0
+    sign = "-" if behind < 0 else ""
+    return f"TST{sign}{abs(behind) // 3600}:{abs(behind) % 3600 // 60:02}:{abs(behind) % 60:02}"

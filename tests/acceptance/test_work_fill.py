@@ -1,0 +1,279 @@
+"""`stoker work --fill`: background programs on the GPUs that no job needs, and whom they step aside for."""
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fill_site import FillSite, alive
+from tests.support.keeping import processes_of, record_of
+from tests.support.waiting import wait_for
+from tests.support.work_site import PATIENCE, RunningWorker, WorkSite
+
+# Until it is asked to end, which it notes; what it was given as well.
+MINER = """\
+echo "start $$ $CUDA_VISIBLE_DEVICES" >> "$DIARY"
+trap 'echo "term $$" >> "$DIARY"; exit 0' TERM
+sleep 1000 & wait $!
+"""
+
+
+class FilledSite:
+    """A work site whose worker fills its two simulated GPUs, one program on each."""
+
+    def __init__(self, site: WorkSite) -> None:
+        self.site = site
+        self._diary = site.directory / "diary"
+        self._config = site.directory / "fill.conf"
+        self.program(MINER)
+        site.environment |= {"DIARY": str(self._diary), "STOKER_ROOT": str(self._root())}
+        self.configure("each = yes")
+
+    def _root(self) -> Path:
+        """A machine without terminals."""
+        root = self.site.directory / "root"
+        root.mkdir()
+        (root / "proc").symlink_to("/proc")
+        return root
+
+    def program(self, script: str) -> None:
+        path = self.site.directory / "miner-run"
+        path.write_text(f"#!/bin/sh\n{script}")
+        path.chmod(0o755)
+
+    def configure(self, keys: str, defaults: str = "") -> None:
+        self._config.write_text(
+            f"[defaults]\nidle_for = 0\n{defaults}\n[gpu-all]\ngpus = all\n"
+            f"[process-0]\ncmd = {self.site.directory}/miner-run\n{keys}\n"
+        )
+
+    def work(self, *options: str) -> RunningWorker:
+        return self.site.work("--fill", str(self._config), "--grace", "2s", *options)
+
+    def noted(self, word: str) -> list[list[str]]:
+        lines = self._diary.read_text().splitlines() if self._diary.exists() else []
+        return [line.split()[1:] for line in lines if line.startswith(word)]
+
+    def miners(self, count: int) -> dict[str, int]:
+        """The pids of the programs by what they were given, once so many were started."""
+        wait_for(lambda: len(self.noted("start")) >= count, deadline=PATIENCE, named=f"{count} background programs")
+        assert len(self.noted("start")) == count
+        return {given: int(pid) for pid, given in self.noted("start")}
+
+    def asked_to_end(self) -> set[int]:
+        return {int(pid) for (pid,) in self.noted("term")}
+
+    def wait_for_end(self, pid: int) -> None:
+        wait_for(lambda: not alive(pid), deadline=PATIENCE, named=f"the end of {pid}")
+
+    def seats(self) -> list[dict[str, Any]]:
+        seats: list[dict[str, Any]] = self.site.stoker("fill", "status", "--json").json()["status"]["seats"]
+        return seats
+
+
+@pytest.fixture
+def filled(site: WorkSite) -> Iterator[FilledSite]:
+    with contextlib.closing(site):
+        yield FilledSite(site)
+
+
+def test_gpus_that_no_job_needs_are_filled(filled: FilledSite) -> None:
+    site = filled.site
+    worker = filled.work()
+    assert set(filled.miners(2)) == {site.uuid(0), site.uuid(1)}
+    worker.wait_until_it_says("process-0 on GPU 1: started")
+    status = site.stoker("fill", "status", "--json").json()
+    assert status["running"] is True
+    assert status["status"]["owner"] == "stoker work"
+
+
+@pytest.mark.parametrize("preemptible", [False, True], ids=["normal", "preemptible"])
+def test_a_background_program_steps_aside_for_any_job(filled: FilledSite, preemptible: bool) -> None:
+    site = filled.site
+    filled.work()
+    miners = filled.miners(2)
+    job = site.submit(site.until("gate"), gpus=1, preemptible=preemptible)
+    site.wait_until(job, "running")
+    (given,) = site.last_attempt(job).gpus
+    # Before the job was started its GPU was empty, and the other one was nobody's business.
+    assert not alive(miners[given])
+    assert filled.asked_to_end() == {miners[given]}
+    (other,) = set(miners.values()) - {miners[given]}
+    assert alive(other)
+    by_gpu = {seat["gpus"][0]: seat for seat in filled.seats()}
+    assert by_gpu[given]["why"] == "needed by the queue"
+    assert by_gpu[given]["preemptions"] == 1
+    assert site.stoker("list", "--json").code == 0
+    site.open_gate("gate")
+    site.wait_until(job, "succeeded")
+
+
+def test_a_job_for_both_gpus_gets_both(filled: FilledSite) -> None:
+    site = filled.site
+    filled.configure("gpus = all")
+    filled.work()
+    (miner,) = filled.miners(1).values()
+    job = site.submit("true", gpus=2)
+    site.wait_until(job, "succeeded")
+    assert filled.asked_to_end() == {miner}
+
+
+def test_normal_jobs_come_first_then_preemptible_ones_then_the_background(filled: FilledSite) -> None:
+    site = filled.site
+    filled.configure("gpus = 0")
+    filled.work("--gpus", "0")
+    filled.miners(1)
+    low = site.submit(site.until("low"), gpus=1, preemptible=True)
+    site.wait_until(low, "running")
+    high = site.submit(site.until("high"), gpus=1)
+    site.wait_until(high, "running")
+    assert site.job(low).state == "queued"
+    assert len(filled.noted("start")) == 1
+    site.open_gate("high")
+    site.open_gate("low")
+    site.wait_until(high, "succeeded")
+    site.wait_until(low, "succeeded")
+
+
+def test_a_job_that_waits_for_a_program_to_leave_says_so(filled: FilledSite) -> None:
+    site = filled.site
+    filled.configure("gpus = all\ngrace = 10m")
+    filled.program("trap '' TERM\n" + MINER.replace("trap '", ": '").replace("sleep 1000 & wait $!", "exec sleep 1000"))
+    filled.work()
+    (pid,) = filled.miners(1).values()
+    job = site.submit("true", gpus=1)
+    why = site.wait_for_why(job, "GPU 0")
+    assert "background" in why
+    assert "used by" not in why
+    assert alive(pid)
+    assert job in site.stoker("list").out
+    os.kill(pid, signal.SIGKILL)
+    site.wait_until(job, "succeeded")
+
+
+def test_it_comes_back_when_the_job_is_done(filled: FilledSite) -> None:
+    site = filled.site
+    filled.configure("gpus = 0")
+    filled.work("--gpus", "0")
+    filled.miners(1)
+    job = site.submit("true", gpus=1)
+    site.wait_until(job, "succeeded")
+    # Between two starts lies a minute: that it will come is as good as its coming.
+    wait_for(
+        lambda: re.search("it was started a moment ago: tried again in [0-9]+s", filled.seats()[0]["why"]),
+        deadline=PATIENCE,
+        named="the way back",
+    )
+
+
+def test_somebody_else_on_the_gpu_stops_it_as_with_stoker_fill(filled: FilledSite) -> None:
+    site = filled.site
+    filled.configure("each = yes", defaults="interval = 0.2s")
+    filled.work()
+    miners = filled.miners(2)
+    foreigner = site.foreigner("--gpu", "1")
+    filled.wait_for_end(miners[site.uuid(1)])
+    assert filled.asked_to_end() == {miners[site.uuid(1)]}
+    assert f"(pid {foreigner.pid})" in filled.seats()[1]["why"]
+
+
+def test_the_end_of_the_worker_is_that_of_the_background_and_not_of_jobs(filled: FilledSite) -> None:
+    site = filled.site
+    worker = filled.work()
+    filled.miners(2)
+    job = site.submit(site.until("gate"), gpus=1)
+    site.wait_until(job, "running")
+    wait_for(lambda: processes_of(record_of(site, job)), deadline=PATIENCE, named="the job's own process")
+    assert worker.stop() == 0
+    assert not any(map(alive, filled.miners(2).values()))
+    assert processes_of(record_of(site, job))
+    assert site.stoker("fill", "status").code == 1
+    site.open_gate("gate")
+
+
+def test_a_worker_that_is_killed_leaves_jobs_running_and_no_background(filled: FilledSite) -> None:
+    site = filled.site
+    worker = filled.work()
+    miners = filled.miners(2)
+    job = site.submit(site.until("gate"), gpus=1)
+    site.wait_until(job, "running")
+    wait_for(lambda: processes_of(record_of(site, job)), deadline=PATIENCE, named="the job's own process")
+    worker.kill()
+    for miner in miners.values():
+        filled.wait_for_end(miner)
+    # Asked, not killed: they had their grace.
+    assert filled.asked_to_end() == set(miners.values())
+    assert processes_of(record_of(site, job))
+    # The next one finds the job, and fills what is left.
+    filled.work()
+    again = filled.miners(3)
+    (given,) = site.last_attempt(job).gpus
+    assert alive(again[next(uuid for uuid in (site.uuid(0), site.uuid(1)) if uuid != given)])
+    site.open_gate("gate")
+    site.wait_until(job, "succeeded")
+
+
+def test_a_killed_workers_filler_owns_the_gpus_until_its_programs_are_gone(filled: FilledSite) -> None:
+    site = filled.site
+    gate = site.directory / "may-end"
+    filled.program(MINER.replace("exit 0", f'until [ -e "{gate}" ]; do sleep 0.05; done; exit 0'))
+    filled.configure("gpus = all\ngrace = 1m")
+    worker = filled.work()
+    (first,) = filled.miners(1).values()
+    worker.kill()
+    wait_for(lambda: filled.asked_to_end() == {first}, deadline=PATIENCE)
+    second = filled.work()
+    assert site.stoker("fill", "--config", str(site.directory / "fill.conf")).code == 1
+    assert alive(first)
+    gate.touch()
+    second.ready()
+    filled.miners(2)
+
+
+def test_a_filler_that_is_killed_costs_the_worker_nothing_but_the_filling(filled: FilledSite) -> None:
+    site = filled.site
+    worker = filled.work()
+    miners = filled.miners(2)
+    filler = site.stoker("fill", "status", "--json").json()["status"]["pid"]
+    os.kill(filler, signal.SIGKILL)
+    for miner in miners.values():
+        filled.wait_for_end(miner)
+    worker.wait_until_it_says("what fills idle GPUs has ended: they stay idle until the next `stoker work --fill`")
+    job = site.submit("true", gpus=2)
+    site.wait_until(job, "succeeded")
+    assert worker.stop() == 0
+
+
+def test_whoever_reads_the_gpus_for_the_worker_is_nobody(filling: FillSite) -> None:
+    """Not even with a driver whose library keeps the nodes open, and without the list that is shipped."""
+    filling.environment["MOCK_NVML_NODES"] = ":".join(map(str, filling.nodes))
+    config = filling.config("cmd = miner-run", defaults="ignore_shipped = no")
+    filling.work("--fill", config)
+    (miner,) = filling.wait_for_start()
+    visitor = filling.visit(1)
+    filling.wait_for_end(miner)
+    filling.wait_for_why(f"pid {visitor.pid}")
+
+
+def test_mistakes_are_told_before_anything_starts(filled: FilledSite) -> None:
+    site = filled.site
+    filled.configure("gpus = 7\nlog = /not/there")
+    done = site.stoker("work", "--fill", str(site.directory / "fill.conf"))
+    assert done.code == 2
+    assert "fill.conf:8: process-0 gpus: there is no GPU 7 here" in done.err
+    assert "fill.conf:9: process-0 log: the directory /not does not exist" in done.err
+    assert done.out == ""
+
+
+def test_beside_a_filler_it_is_refused(filled: FilledSite) -> None:
+    site = filled.site
+    worker = filled.work()
+    filled.miners(2)
+    done = site.stoker("fill", "--config", str(site.directory / "fill.conf"))
+    assert done.code == 1
+    assert f"the GPUs here are being filled already (pid {worker.process.pid})" in done.err

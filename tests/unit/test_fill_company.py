@@ -1,0 +1,154 @@
+"""Who counts as somebody on a GPU, from what the driver lists and who holds the nodes."""
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from stoker.fill.company import WORKING, Company
+from stoker.fill.seat import Sight
+from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
+from stoker.presence.holders import Holder, Scan
+from stoker.presence.ignoring import Ignored
+from stoker.runs.processes import identify
+
+GPU = "GPU-a"
+IDLE = Sight(True, "")
+BUSY = Utilization(WORKING, WORKING, 1)
+AT_REST = Utilization(0.0, 0.0, 6)
+
+
+@pytest.fixture
+def stranger() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that is really there."""
+    with subprocess.Popen(["sleep", "300"]) as process:
+        yield process
+        process.kill()
+
+
+def started(pid: int) -> int:
+    found = identify(pid)
+    assert found is not None
+    return found.started
+
+
+def holder(pid: int, name: str = "python") -> Holder:
+    return Holder(pid, started(pid), name, name, "alice")
+
+
+def client(pid: int, name: str = "python") -> Process:
+    return Process(pid, started(pid), name, "alice", 2**30, Unknown("not measured"))
+
+
+def look(processes: Maybe[Sequence[Process]] = (), utilization: Maybe[Utilization] = AT_REST) -> Look:
+    listed = processes if isinstance(processes, Unknown) else tuple(processes)
+    gpu = Gpu(GPU, 0, "H100", "nvidia", 0, 80 * 2**30, "0000:65:00.0")
+    reading = Reading.unknown(GPU, "not asked")
+    fields = {name: getattr(reading, name) for name in Reading.__struct_fields__}
+    return Look("test", 0.0, 0.0, (gpu,), (Reading(**fields | {"processes": listed, "utilization": utilization}),))
+
+
+def sight(
+    seen: Look, *holders: Holder, own: Sequence[int] = (), ignore: Sequence[str] = (), occupied: bool = False
+) -> Sight:
+    company = Company(lambda pid: pid in own, {GPU: Ignored(ignore)})
+    company.looked(seen)
+    company.scanned(Scan({GPU: holders}, 0))
+    return company.sights([GPU] if occupied else [])[GPU]
+
+
+def test_a_gpu_without_anybody_is_idle() -> None:
+    assert sight(look()) == IDLE
+
+
+def test_whoever_holds_the_node_is_somebody(stranger: "subprocess.Popen[bytes]") -> None:
+    assert sight(look(), holder(stranger.pid)) == Sight(False, f"used by alice's python (pid {stranger.pid})")
+
+
+def test_whoever_the_driver_lists_is_somebody(stranger: "subprocess.Popen[bytes]") -> None:
+    seen = sight(look([client(stranger.pid)]))
+    assert seen.idle is False
+    assert f"(pid {stranger.pid})" in seen.reason
+
+
+def test_our_own_are_nobody(stranger: "subprocess.Popen[bytes]") -> None:
+    own = [os.getpid()]
+    assert sight(look([client(os.getpid())]), holder(os.getpid()), own=own, occupied=True) == IDLE
+    assert sight(look([client(os.getpid()), client(stranger.pid)]), own=own, occupied=True).idle is False
+
+
+def test_whoever_is_ignored_is_nobody(stranger: "subprocess.Popen[bytes]") -> None:
+    seen = look([client(stranger.pid, "watcher")])
+    assert sight(seen, holder(stranger.pid, "watcher"), ignore=["watch*"]) == IDLE
+    assert sight(seen, holder(stranger.pid, "watcher"), ignore=["watch"]).idle is False
+
+
+class TestWhoHasEnded:
+    """What was seen is a moment old, and who was seen may have ended in it."""
+
+    def test_of_our_own_stays_ours(self, stranger: "subprocess.Popen[bytes]") -> None:
+        own = {stranger.pid}
+        company = Company(own.__contains__, {})
+        company.looked(look([client(stranger.pid)]))
+        company.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
+        # A process that has ended descends from nobody.
+        own.clear()
+        assert company.sights([GPU])[GPU] == IDLE
+
+    def test_before_he_could_be_asked_is_nobody(self, stranger: "subprocess.Popen[bytes]") -> None:
+        seen, held = look([client(stranger.pid)]), holder(stranger.pid)
+        stranger.kill()
+        stranger.wait()
+        assert sight(seen, held, occupied=True) == IDLE
+
+    def test_of_the_others_counts_until_the_next_scan(self, stranger: "subprocess.Popen[bytes]") -> None:
+        company = Company(lambda _: False, {})
+        company.looked(look())
+        company.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
+        stranger.kill()
+        stranger.wait()
+        assert company.sights([])[GPU].idle is False
+        company.scanned(Scan({GPU: ()}, 0))
+        assert company.sights([])[GPU] == IDLE
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [look(Unknown("the driver did not answer")), look(utilization=Unknown("the driver did not answer"))],
+    ids=["processes", "utilization"],
+)
+@pytest.mark.parametrize("occupied", [True, False])
+def test_unknown_is_neither_idle_nor_used(seen: Look, occupied: bool) -> None:
+    assert sight(seen, occupied=occupied) == Sight(None, "the driver did not answer")
+
+
+def test_a_holder_counts_also_where_the_driver_is_silent(stranger: "subprocess.Popen[bytes]") -> None:
+    assert sight(look(Unknown("the driver did not answer")), holder(stranger.pid)).idle is False
+
+
+def test_a_gpu_that_works_has_somebody_whom_nobody_sees() -> None:
+    assert sight(look(utilization=BUSY)) == Sight(False, "5% busy with nobody seen there")
+    assert sight(look(utilization=BUSY), occupied=True) == IDLE
+
+
+def test_a_process_of_another_namespace_is_ours_only_where_ours_runs() -> None:
+    outside = Process(4242, Unknown("outside"), Unknown("outside"), Unknown("outside"), 2**30, Unknown("outside"))
+    assert sight(look([outside])).idle is False
+    assert sight(look([outside]), occupied=True) == IDLE
+
+
+def test_before_the_first_look_and_without_gpus_nothing_is_seen() -> None:
+    company = Company(lambda _: False, {})
+    assert company.sights([]) == {}
+    company.looked(look())
+    company.lost("no GPU is there any more")
+    assert company.sights([]) == {}
+
+
+def test_a_scan_says_which_gpus_have_other_holders_than_before(stranger: "subprocess.Popen[bytes]") -> None:
+    company = Company(lambda _: False, {})
+    there = Scan({GPU: (holder(stranger.pid),)}, 0)
+    assert company.scanned(there) == {GPU}
+    assert company.scanned(there) == set()
+    assert company.scanned(Scan({GPU: ()}, 0)) == {GPU}

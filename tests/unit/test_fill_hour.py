@@ -1,0 +1,38 @@
+"""An hour of coming and going on eight GPUs: nobody shares his GPU for long, and idle ones are not idle for long."""
+
+import pytest
+
+from tests.support.fill_hour import BETWEEN_STARTS, Crowd, Desk, an_hour
+
+CROWDS = {
+    "some people": Crowd(absent=400, present=240),
+    "many short visits": Crowd(absent=200, present=60, short=0.8),
+    "containers only": Crowd(absent=300, present=120, unheard=1.0),
+    "nearly nobody": Crowd(absent=1800, present=600),
+}
+
+
+@pytest.fixture(params=CROWDS)
+def crowd(request: pytest.FixtureRequest) -> Crowd:
+    return CROWDS[request.param]
+
+
+@pytest.fixture(params=[60.0, 15.0], ids="idle for {:g} s".format)
+def idle_for(request: pytest.FixtureRequest) -> float:
+    return float(request.param)
+
+
+@pytest.fixture(params=range(2), ids="seed {}".format)
+def hour(request: pytest.FixtureRequest, crowd: Crowd, idle_for: float) -> list[Desk]:
+    return an_hour(crowd, idle_for, request.param)
+
+
+def test_background_programs_step_aside_fill_what_is_idle_and_do_not_thrash(hour: list[Desk]) -> None:
+    too_long = [(beside, visit) for desk in hour for beside, visit in desk.longest_beside() if beside > visit.promise]
+    possible = sum(stretch.end - stretch.begin for desk in hour for stretch in desk.possible())
+    filled = sum(desk.filled() for desk in hour)
+
+    assert sum(beside > 0 for desk in hour for beside, _ in desk.longest_beside()) >= 1, "nobody was disturbed"
+    assert too_long == []
+    assert min(desk.least_between_starts() for desk in hour) >= BETWEEN_STARTS - 1e-6
+    assert filled >= 0.9 * possible

@@ -1,0 +1,46 @@
+"""Scans follow events at once, but events without end cannot make them a burden."""
+
+from stoker.fill.pace import Pace
+
+SCAN = 0.015
+
+
+def busy(pace: Pace, begin: float, seconds: float) -> list[float]:
+    """When scans are, if events never cease."""
+    scans = []
+    now = begin
+    while (now := max(now, pace.soonest(now))) < begin + seconds:
+        scans.append(now)
+        pace.spent(now, SCAN)
+        now += 0.001
+    return scans
+
+
+def test_a_scan_follows_an_event_at_once() -> None:
+    pace = Pace(0.0)
+
+    for visit in range(100):
+        now = 10.0 * visit
+        assert pace.soonest(now) == now
+        pace.spent(now, SCAN)
+
+
+def test_events_without_end_cost_a_twentieth_of_a_core() -> None:
+    scans = busy(Pace(0.0), 0.0, 600.0)
+
+    assert len(scans) * SCAN / 600.0 <= 0.055
+
+
+def test_nobody_waits_longer_than_a_third_of_a_second_however_dear_scans_are() -> None:
+    pace = Pace(0.0)
+    for second in range(100):
+        pace.spent(float(second), 5.0)
+
+    assert 99.0 < pace.soonest(99.0) <= 99.34
+
+
+def test_after_a_quiet_time_it_is_as_before() -> None:
+    pace = Pace(0.0)
+    last = busy(pace, 0.0, 60.0)[-1]
+
+    assert pace.soonest(last + 10.0) == last + 10.0

@@ -1,0 +1,244 @@
+"""When a background program starts and stops, by a clock that the test moves."""
+
+import itertools
+import math
+
+import pytest
+
+from stoker.fill.config import LONGEST_BACKOFF, Background
+from stoker.fill.seat import BLIND_FOR, HEALTHY_AFTER, LEAST_BETWEEN_STARTS, Seat, Sight, Start, Stop
+
+IDLE = Sight(True, "")
+ALICE = Sight(False, "used by alice's python (pid 42)")
+BLIND = Sight(None, "the driver did not answer in 5 s")
+
+
+class Watch:
+    """A seat on GPUs a and b, and the clock beside it."""
+
+    def __init__(self, *, gpus: tuple[str, ...] = ("a",), **manners: float) -> None:
+        self.now = 1000.0
+        self.seat = Seat(Background(name="fold", command=("fold",), **manners), gpus, self.now)  # type: ignore[arg-type]  # by name
+
+    def after(self, seconds: float, veto: str | None = None, **seen: Sight) -> Start | Stop | None:
+        """What it decides then; GPUs that are not named are idle."""
+        self.now += seconds
+        return self.seat.decide(self.now, {"a": IDLE, "b": IDLE, **seen}, veto)
+
+    def running(self) -> "Watch":
+        """Once it has been started, as soon as it may be."""
+        if self.after(0) is None:
+            assert isinstance(self.after(self.seat.due(self.now) - self.now), Start)
+        self.seat.started(self.now)
+        return self
+
+    def stopped(self, reason: str = "somebody came") -> "Watch":
+        self.seat.stopping(self.now, reason)
+        self.seat.gone(self.now)
+        return self
+
+    def died(self, after: float, how: str = "ended with code 3") -> "Watch":
+        self.now += after
+        self.seat.died(self.now, how)
+        return self
+
+    def pause(self) -> float:
+        """How long from now until it starts, if nobody comes."""
+        before = self.now
+        assert self.after(0) is None
+        due = self.seat.due(self.now)
+        assert self.after(due - self.now - 0.001) is None
+        assert isinstance(self.after(0.001), Start)
+        return round(self.now - before, 3)
+
+
+class TestComing:
+    def test_it_starts_once_the_gpu_was_idle_for_long_enough(self) -> None:
+        watch = Watch(idle_for=60)
+        assert watch.after(0) is None
+        assert watch.seat.why == "idle, and given to fold in 1m"
+        assert watch.after(59) is None
+        assert watch.seat.why == "idle, and given to fold in 1s"
+        assert isinstance(watch.after(1), Start)
+
+    def test_the_wait_begins_anew_whenever_somebody_is_there(self) -> None:
+        watch = Watch(idle_for=60)
+        assert watch.after(59, a=ALICE) is None
+        assert watch.seat.why == ALICE.reason
+        assert watch.after(59) is None
+        assert isinstance(watch.after(1), Start)
+
+    def test_a_program_on_two_gpus_waits_for_both(self) -> None:
+        watch = Watch(gpus=("a", "b"), idle_for=0)
+        assert watch.after(5, b=ALICE) is None
+        assert isinstance(watch.after(0), Start)
+
+    def test_somebody_on_another_gpu_does_not_matter(self) -> None:
+        assert isinstance(Watch(idle_for=0).after(0, b=ALICE), Start)
+
+    def test_nothing_starts_against_a_veto(self) -> None:
+        watch = Watch(idle_for=10)
+        assert watch.after(60, veto="alice was active at pts/3 just now") is None
+        assert watch.seat.why == "alice was active at pts/3 just now"
+        assert watch.after(9) is None
+        assert isinstance(watch.after(1), Start)
+
+    def test_unknown_is_not_idle(self) -> None:
+        watch = Watch(idle_for=10)
+        for _ in range(10):
+            assert watch.after(60, a=BLIND) is None
+        assert watch.seat.why == BLIND.reason
+        assert watch.after(9) is None
+        assert isinstance(watch.after(1), Start)
+
+    def test_a_gpu_that_is_gone_is_not_idle(self) -> None:
+        watch = Watch(idle_for=0)
+        assert watch.seat.decide(watch.now, {"b": IDLE}, None) is None
+        assert watch.seat.why == "the GPU is not listed any more"
+
+    @pytest.mark.parametrize("idle_for", [0.0, 60.0])
+    @pytest.mark.parametrize(("seen", "veto"), [(ALICE, None), (BLIND, None), (IDLE, "not at this hour")])
+    def test_while_something_is_in_the_way_there_is_nothing_to_wake_up_for(
+        self, idle_for: float, seen: Sight, veto: str | None
+    ) -> None:
+        watch = Watch(idle_for=idle_for)
+        watch.after(1, veto, a=seen)
+        assert watch.seat.due(watch.now) == math.inf
+
+
+class TestStepping:
+    def test_it_stops_at_once_for_somebody(self) -> None:
+        assert Watch(idle_for=0).running().after(0, a=ALICE) == Stop(ALICE.reason)
+
+    def test_it_stops_at_once_for_a_veto(self) -> None:
+        assert Watch(idle_for=0).running().after(0, veto="not at this hour") == Stop("not at this hour")
+
+    def test_one_on_two_gpus_stops_for_either(self) -> None:
+        assert Watch(gpus=("a", "b"), idle_for=0).running().after(1, b=ALICE) == Stop(ALICE.reason)
+
+    def test_it_is_asked_to_stop_only_once(self) -> None:
+        watch = Watch(idle_for=0).running()
+        watch.seat.stopping(watch.now, ALICE.reason)
+        assert watch.after(1, a=ALICE) is None
+        assert watch.seat.preemptions == 1
+
+    def test_a_driver_that_is_silent_for_a_moment_is_nobody(self) -> None:
+        watch = Watch(idle_for=0).running()
+        assert watch.after(0, a=BLIND) is None
+        assert watch.seat.due(watch.now) == watch.now + BLIND_FOR
+        assert watch.after(BLIND_FOR - 0.1, a=BLIND) is None
+        assert watch.after(0.1) is None
+        assert watch.after(BLIND_FOR - 0.1, a=BLIND) is None
+
+    def test_after_long_blindness_it_stops(self) -> None:
+        watch = Watch(idle_for=0).running()
+        assert watch.after(0, a=BLIND) is None
+        assert watch.after(BLIND_FOR, a=BLIND) == Stop(f"whether anybody needs it cannot be seen: {BLIND.reason}")
+
+    def test_somebody_who_is_seen_counts_also_where_something_else_is_not_seen(self) -> None:
+        assert Watch(gpus=("a", "b"), idle_for=0).running().after(0, a=BLIND, b=ALICE) == Stop(ALICE.reason)
+
+
+class TestComingBack:
+    def test_after_a_visit_it_waits_for_as_long_as_it_was_told_to_settle(self) -> None:
+        watch = Watch(idle_for=10, settle=300).running()
+        watch.after(100, a=ALICE)
+        assert watch.stopped().pause() == 300
+
+    def test_a_visit_before_its_first_start_is_none(self) -> None:
+        watch = Watch(idle_for=10, settle=300)
+        watch.after(100, a=ALICE)
+        assert watch.pause() == 10
+
+    def test_the_visit_is_forgotten_when_it_has_started_again(self) -> None:
+        watch = Watch(idle_for=10, settle=300).running()
+        watch.after(100, a=ALICE)
+        watch.stopped().running()
+        watch.after(100, veto="not at this hour")
+        assert watch.stopped().pause() == 10
+
+    def test_a_visitor_of_five_seconds_causes_no_thrash(self) -> None:
+        watch = Watch(idle_for=0)
+        starts = []
+        for _ in range(600):
+            decision = watch.after(1, a=ALICE if round(watch.now) % 10 < 5 else IDLE)
+            if isinstance(decision, Start):
+                starts.append(watch.now)
+                watch.seat.started(watch.now)
+            elif isinstance(decision, Stop):
+                watch.stopped()
+        assert len(starts) > 5
+        assert min(later - earlier for earlier, later in itertools.pairwise(starts)) >= LEAST_BETWEEN_STARTS
+
+    def test_it_says_why_it_waits_after_a_start(self) -> None:
+        watch = Watch(idle_for=0).running()
+        watch.after(1, a=ALICE)
+        watch.stopped()
+        watch.after(1)
+        assert watch.seat.why == "it was started a moment ago: tried again in 58s"
+
+
+class TestBackOff:
+    def test_the_pause_doubles_each_time_it_dies_at_once(self) -> None:
+        watch = Watch(idle_for=0, backoff=100)
+        pauses = []
+        for _ in range(7):
+            watch.running().died(1)
+            pauses.append(watch.pause())
+        assert pauses == [100, 200, 400, 800, 1600, 3200, LONGEST_BACKOFF]
+
+    def test_no_pause_is_shorter_than_the_least_between_two_starts(self) -> None:
+        assert Watch(idle_for=0, backoff=1).running().died(20).pause() == LEAST_BETWEEN_STARTS - 20
+
+    def test_it_is_told_how_often_and_until_when(self) -> None:
+        watch = Watch(idle_for=0, backoff=100).running().died(1)
+        assert watch.seat.setback(watch.now) == "after 1s it ended with code 3: tried again in 1m40s"
+        watch.running().died(2)
+        watch.after(0)
+        assert watch.seat.why == "after 2s it ended with code 3, 2 times in a row: tried again in 3m20s"
+
+    def test_one_that_ran_for_long_starts_again_at_once(self) -> None:
+        watch = Watch(idle_for=0, backoff=100).running().died(HEALTHY_AFTER)
+        assert watch.seat.setback(watch.now) is None
+        assert isinstance(watch.after(0), Start)
+
+    @pytest.mark.parametrize("well", ["ran", "stopped"])
+    def test_a_run_that_went_well_ends_the_doubling(self, well: str) -> None:
+        watch = Watch(idle_for=0, backoff=100).running().died(1).running()
+        if well == "ran":
+            watch.died(HEALTHY_AFTER)
+        else:
+            watch.stopped()
+        assert watch.running().died(1).pause() == 100
+
+    def test_one_that_cannot_be_started_is_backed_off_too(self) -> None:
+        watch = Watch(idle_for=0, backoff=100)
+        assert isinstance(watch.after(0), Start)
+        watch.seat.could_not_start(watch.now, "the log /x cannot be written: no space left on device")
+        watch.after(0)
+        assert "could not be started: the log /x cannot be written" in watch.seat.why
+        assert watch.pause() == 100
+
+    def test_somebody_who_comes_meanwhile_comes_first(self) -> None:
+        watch = Watch(idle_for=0, backoff=100).running().died(1)
+        assert watch.after(200, a=ALICE) is None
+        assert watch.seat.why == ALICE.reason
+
+
+class TestWhatWasGiven:
+    def test_gpu_seconds_are_those_of_all_its_gpus_while_it_ran(self) -> None:
+        watch = Watch(gpus=("a", "b"), idle_for=0)
+        watch.now += 50
+        watch.running()
+        assert watch.seat.given(watch.now + 10) == 20
+        watch.now += 30
+        watch.stopped()
+        watch.now += 1000
+        assert watch.seat.given(watch.now) == 60
+
+    def test_only_stepping_aside_is_a_preemption(self) -> None:
+        watch = Watch(idle_for=0).running().died(100).running()
+        watch.seat.leaving(watch.now)
+        watch.seat.gone(watch.now)
+        assert watch.seat.preemptions == 0
+        assert watch.running().stopped().seat.preemptions == 1
