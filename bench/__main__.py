@@ -2,10 +2,11 @@
 
 import sys
 
-from bench import dispatch, looks, presence, queue, startup, submit, supervisor
+from bench import dispatch, fill, looks, presence, queue, startup, submit, supervisor
 
 BENCHES = {
     "dispatch": dispatch.main,
+    "fill": fill.main,
     "looks": looks.main,
     "presence": presence.main,
     "queue": queue.main,

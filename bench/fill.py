@@ -17,7 +17,6 @@ import psutil
 from bench.table import Promise, print_promises
 from tests.support.fill_stage import FillStage, SteppingAside, Visitor, visit
 from tests.support.openers import NUMBERS
-from tests.support.waiting import wait_for
 
 GPUS = 8
 PROCESSES = 300
@@ -31,18 +30,36 @@ SHORT_INTERVAL = 2.0
 LINGER = 0.2
 GRACE = 5.0
 FUSER_SCANS = 30
-WARM_UP = 20.0
-REST = 120.0
+WARM_UP = 12.0
+REST = 60.0
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as directory, _crowd(Path(directory)):
         place = Path(directory)
-        print(f"\n{GPUS} mock GPUs, {PROCESSES} other processes; load of this machine {os.getloadavg()[0]:.1f}")
-        visits = _visits(place / "visits")
+        everybody = sum(path.name.isdecimal() for path in Path("/proc").iterdir())
+        print(
+            f"\n{GPUS} mock GPUs, {PROCESSES} other processes, {everybody} with the kernel's and whatever else is here;"
+        )
+        print(f"  load of this machine {os.getloadavg()[0]:.1f}")
+        visits, fuser = _visits(place / "visits")
         unheard = _unheard_visits(place / "unheard") if os.geteuid() == 0 else []
         share, wakeups = _rest(place / "rest")
-    return _report(visits, unheard, share, wakeups)
+    _print_visits(visits, unheard, fuser)
+    print(f"  at rest, a program on every GPU: {share * 100:.3f} % of a core, {wakeups:.2f} wake-ups a second")
+    asked = [aside.asked * 1000 for aside in visits]
+    promises = [
+        Promise("opening to SIGTERM, median", statistics.median(asked), 100.0, "ms"),
+        Promise("opening to SIGTERM, worst", max(asked), 500.0, "ms"),
+        Promise("opening to memory back ÷ grace, worst", max(aside.gone for aside in visits) / GRACE, 1.0),
+        Promise("share of a core at rest", share * 100, 0.2, "%"),
+    ]
+    if unheard:
+        latest = max(aside.asked for aside in unheard)
+        promises.append(Promise("a container's own node ÷ scan interval, worst", latest / SHORT_INTERVAL, 1.1))
+    if fuser:
+        promises.append(Promise("median ÷ a fuser every 10 s", statistics.median(asked) / _median_by_fuser(fuser), 0.1))
+    return print_promises("Filling", promises)
 
 
 @contextmanager
@@ -60,8 +77,8 @@ def _crowd(place: Path) -> Iterator[None]:
                 sleeper.wait()
 
 
-def _visits(place: Path) -> list[SteppingAside]:
-    """Somebody opens the node of one GPU after another, at any moment."""
+def _visits(place: Path) -> tuple[list[SteppingAside], list[float]]:
+    """Somebody opens the node of one GPU after another, at any moment; and what `fuser` takes there, in seconds."""
     stage = FillStage(place, gpus=GPUS, linger=LINGER, interval=INTERVAL, keys=f"idle_for = 0\ngrace = {GRACE}")
     chance = random.Random(1)
     found = []
@@ -73,8 +90,40 @@ def _visits(place: Path) -> list[SteppingAside]:
             stage.wait_until_running([gpu])
             time.sleep(chance.uniform(0.4, 1.6))
             found.append(visit(stage, visitor, gpu))
-            _print_fuser(stage) if trial == TRIALS - 1 else None
-    return found
+        return found, _fuser(stage)
+
+
+def _fuser(stage: FillStage) -> list[float]:
+    """What one scan by the original's means takes, for all nodes at once, which is the best for it."""
+    if shutil.which("fuser") is None:
+        return []
+    taken = []
+    for _ in range(FUSER_SCANS):
+        began = time.monotonic()
+        subprocess.run(["fuser", *map(str, stage.nodes.values())], capture_output=True, check=False)
+        taken.append(time.monotonic() - began)
+    return taken
+
+
+def _median_by_fuser(taken: list[float]) -> float:
+    """Milliseconds, computed: who comes at any moment waits for half an interval on the average, and for the scan."""
+    return (INTERVAL / 2 + statistics.median(taken)) * 1000
+
+
+def _print_visits(visits: list[SteppingAside], unheard: list[SteppingAside], fuser: list[float]) -> None:
+    print(f"  {'from the opening of a node, ms':40} {'median':>8} {'worst':>8}")
+    _print_row(f"to SIGTERM, {len(visits)} visits", [aside.asked for aside in visits])
+    _print_row(f"to the end of a program that takes {LINGER:g} s", [aside.gone for aside in visits])
+    if unheard:
+        _print_row(f"no event, a scan every {SHORT_INTERVAL:g} s", [aside.asked for aside in unheard])
+    if fuser:
+        worst = (INTERVAL + max(fuser)) * 1000
+        print(f"  {'by fuser every 10 s (computed)':40} {_median_by_fuser(fuser):8.1f} {worst:8.1f}")
+        _print_row("one scan by fuser", fuser)
+
+
+def _print_row(what: str, seconds: list[float]) -> None:
+    print(f"  {what:40} {statistics.median(seconds) * 1000:8.1f} {max(seconds) * 1000:8.1f}")
 
 
 def _unheard_visits(place: Path) -> list[SteppingAside]:

@@ -26,6 +26,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The same for `stoker watch`."""
     fill: dict[str, Any] = {}
     """Background programs on idle GPUs: see docs/fill.md."""
+    fit: dict[str, dict[str, Any]] = {}
+    """Presets of `stoker fit` by name, each with options as on its command line, without the dashes."""
 
 
 def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:

@@ -212,9 +212,7 @@ class TestStatus:
         words = filling.stoker("fill", "status")
         assert words.code == 0
         assert re.search(r"(?m)^0 +process-0 +running +\d+s +0\.0 +0 +the GPU was idle", words.out)
-        assert re.search(
-            rf"(?m)^1 +process-1 +away +\d+s +0\.0 +0 +used by \w+'s \S+ \(pid {visitor.pid}\)", words.out
-        )
+        assert re.search(rf"(?m)^1 +process-1 +away +\d+s +0\.0 +0 +used by \w+'s \S+ \(pid {visitor.pid}\)", words.out)
         assert "0.0 GPU-hours given to background work, 0 preemptions" in words.out
         told = filling.stoker("fill", "status", "--json").json()
         assert told["running"] is True

@@ -40,6 +40,7 @@ VERBS: Final = {
     "resume": "Go on after a pause.",
     "clean": "Forget jobs that ended long ago.",
     "fill": "Run background programs on idle GPUs.",
+    "fit": "Find the largest batch size that fits.",
     "feed": "Take jobs from a text file or a Google Sheet.",
     "queue": "Create, migrate or check the queue.",
     "record": "Write readings over time to a file.",

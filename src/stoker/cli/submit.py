@@ -69,6 +69,15 @@ SWEEP: Final = Typed("sweep", parse_sweep)
 @click.option("--pin", is_flag=True, help="Run the code as committed now, in a snapshot of its own.")
 @click.option("--allow-dirty", is_flag=True, help="With --pin: leave out changes that are not committed.")
 @click.option("--batch-size", type=click.IntRange(1), metavar="N", help="What {batch_size} in the command stands for.")
+@click.option("--fit", "fits", is_flag=True, help="Find the largest batch size that fits first, and run with it.")
+@click.option("--fit-with", metavar="TEXT", help="The same with options of `stoker fit`: --fit-with '--margin 5%'.")
+@click.option(
+    "--retries-oom",
+    type=click.IntRange(0),
+    default=2,
+    metavar="N",
+    help="With --fit: start it again, smaller, when it runs out of memory later [2].",
+)
 @click.option(
     "--idle", type=click.Choice(["on", "off"]), default="on", help="off: never stop it because its GPUs are idle."
 )
@@ -93,6 +102,9 @@ def command(
     pin: bool,
     allow_dirty: bool,
     batch_size: int | None,
+    fits: bool,
+    fit_with: str | None,
+    retries_oom: int,
     idle: str,
     dry_run: bool,
     as_json: bool,
@@ -102,12 +114,17 @@ def command(
     """Put COMMAND into the queue, and print its id."""
     commands = _commands(words, file)
     check_sweeps(sweeps, len(commands))
-    if batch_size is None and not any(sweep.name == "batch_size" for sweep in sweeps):
+    is_fitted = fits or fit_with is not None
+    if batch_size is None and not is_fitted and not any(sweep.name == "batch_size" for sweep in sweeps):
         _refuse_open_batch_size(commands)
     asked = _asked(options, idle) | {"environment": _environment(variables, bare_env)}
     asked |= _place(directory, pin, allow_dirty)
     if batch_size is not None:
         asked["batch_size"] = batch_size
+    if is_fitted:
+        from stoker.cli.fit_wish import fit_of
+
+        asked["fit"] = fit_of(fit_with or "", retries_oom, commands, batch_size, options["gpus"])
     jobs = list(_jobs(commands, sweeps, name, asked))
     if dry_run:
         _rehearse(jobs, (after_ids, after_any), queue_url, as_json)

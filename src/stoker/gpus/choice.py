@@ -12,7 +12,7 @@ from stoker.gpus.source import AbsentError, Source
 # The vendor's library tells most; its command is for machines where the library cannot be loaded; sysfs serves the
 # other vendors and comes last, because many machines with NVIDIA cards have an Intel or AMD GPU for the screen.
 AUTO_ORDER: Final = ("nvml", "nvidia-smi", "drm")
-KNOWN: Final = (*AUTO_ORDER, "sim")
+KNOWN: Final = (*AUTO_ORDER, "sim", "rss")
 
 
 def check_spec(spec: str) -> None:
@@ -22,6 +22,10 @@ def check_spec(spec: str) -> None:
         from stoker.gpus.sim import parse_shape
 
         parse_shape(argument)
+    elif name == "rss":
+        from stoker.gpus.rss import parse_size
+
+        parse_size(argument)
     elif spec != "auto" and (name not in KNOWN or argument):
         raise BadInputError(
             f"{spec!r} is not a source of GPU readings: STOKER_GPUS and --source take auto, nvml, nvidia-smi, drm, "
@@ -85,9 +89,16 @@ def _open_sim(_root: Path, argument: str) -> Source:
     return open_source(argument)
 
 
+def _open_rss(root: Path, argument: str) -> Source:
+    from stoker.gpus.rss import open_source
+
+    return open_source(root, argument)
+
+
 _OPENERS: Final[dict[str, Callable[[Path, str], Source]]] = {
     "nvml": _open_nvml,
     "nvidia-smi": _open_nvidia_smi,
     "drm": _open_drm,
     "sim": _open_sim,
+    "rss": _open_rss,
 }

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -50,6 +50,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     time_limit: float | None = None
     policy: dict[str, str | int | float | bool | None] = {}
     """The idle policy it runs under, as `stoker run` takes it."""
+    fit: dict[str, Any] = {}
+    """How its batch size is found on the GPUs that it gets, as `stoker fit` takes it; empty: it is not."""
     preemptible: bool = False
     on_loss: Literal["retry", "hold"] = "retry"
     """What becomes of it when the machine that ran it is not heard of again."""

@@ -276,7 +276,7 @@ VALUES (:worker, :host, :view, {now}, {now}, 0)
 ON CONFLICT (id) DO UPDATE SET host = excluded.host, view = excluded.view, seen = excluded.seen
 
 -- farewell --
-DELETE FROM stoker_workers WHERE id = :worker
+UPDATE stoker_workers SET seen = {now} - :ago WHERE id = :worker
 
 -- workers --
 SELECT id, host, view, started, seen, paused FROM stoker_workers ORDER BY host, started, id

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -121,8 +122,21 @@ class SqliteDriver:
         except OSError as error:
             raise StokerError(f"the queue {self._path} cannot be created: {error.strerror}") from None
         with self._explained():
-            # It stays with the file. Readers then never wait for the writer, nor it for them.
-            self._connected("rwc").execute("PRAGMA journal_mode = WAL").fetchone()
+            self._write_ahead(self._connected("rwc"))
+
+    def _write_ahead(self, connection: sqlite3.Connection) -> None:
+        """It stays with the file: readers then never wait for the writer, nor it for them."""
+        ends = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            except sqlite3.OperationalError as error:
+                # For this one change SQLite does not wait by itself when others are at it too.
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
+                    raise
+                time.sleep(0.01)
+            else:
+                return
 
     def migrate(self) -> None:
         def step() -> None:

@@ -515,8 +515,8 @@ class Store:
         self._driver.fetch("heartbeat", {"worker": worker, "host": host, "view": json_text(view)})
 
     def farewell(self, worker: str) -> None:
-        """Says that a worker has left; what it started goes on."""
-        self._driver.fetch("farewell", {"worker": worker})
+        """Says that a worker has left; what it started goes on, and its name stays with its attempts."""
+        self._driver.fetch("farewell", {"worker": worker, "ago": HEARD_WITHIN + 1.0})
 
     def workers(self) -> list[Worker]:
         return [

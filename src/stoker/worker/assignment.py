@@ -23,6 +23,7 @@ from stoker.runs.plan import Plan
 from stoker.runs.processes import Identity
 from stoker.runs.record import Record, Status
 from stoker.worker.capacity import Want
+from stoker.worker.fitting import Fitting
 
 _UNDELIVERED: Final = "attempt.json"
 _DELIVERED: Final = "delivered.json"
@@ -71,6 +72,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     lease_until: float
     """On the clock that also counts while the machine sleeps: see `now()`."""
     log_limit: int
+    fitting: Fitting | None = None
+    """How its batch size is found before it starts."""
     commit: str | None = None
     """Run a snapshot of this commit instead of the directory as it is."""
     started: float

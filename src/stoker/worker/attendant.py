@@ -20,17 +20,20 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.fit.wish import smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
 from stoker.runs.guardian import Guardian, prepare
+from stoker.runs.output import OutputLog, read_tail
 from stoker.runs.plan import Plan
 from stoker.runs.processes import identify
-from stoker.runs.record import Status
+from stoker.runs.record import Ending, Status
 from stoker.runs.signals import FORWARDED, Received, SignalStream
 from stoker.runs.supervisor import Order, Supervisor, helpers_of, note_orphaned, spec_of
 from stoker.runs.syscalls import set_name
 from stoker.worker.assignment import Assignment, AttemptRecord, Keepers, conclusion, now
 from stoker.worker.errand import Errand
+from stoker.worker.fitting import Fitting
 from stoker.worker.messages import Attend, Attending, Channel, Message, Over, Ready, Recorded, Renewed, Stop
 
 # By the signal's own name for a shell: the job was told to end, and did.
@@ -41,6 +44,8 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _OWN_RENEWAL: Final = 0.5
 # A machine that wakes up must notice within seconds that its lease ended while it slept.
 _LONGEST_SLEEP: Final = 5.0
+# The message that says so is followed by the tracebacks of other ranks.
+_OOM_WITHIN: Final = 256 * 1024
 # Between two tries to reach the queue, doubled from try to try.
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 30.0
@@ -110,6 +115,14 @@ def _speak_into(guardian: Guardian) -> None:
         os.close(mine)
 
 
+class _CalledOffError(Exception):
+    """Somebody wants the job stopped while its probes run."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(order.sentence)
+        self.order = order
+
+
 class _Attendance:
     """One attempt, from its assignment to the moment the queue has its outcome. The company of its supervisor."""
 
@@ -132,6 +145,10 @@ class _Attendance:
         self._next_errand = -math.inf
         self._prober = Prober(assignment.plan.source, deadline=assignment.plan.deadline, start=forked)
         self._over: Over | None = None
+        self._batch_size: int | None = None
+        """What was found for a job that is fitted."""
+        self._retries_oom = 0
+        self._ran_out = False
         self._recorded = False
         self._listener: socket.socket | None = None
         self._epoll = select.epoll()
@@ -172,16 +189,62 @@ class _Attendance:
     def _supervise(self, plan: Plan) -> None:
         assigned = self._assignment
         environment = {name: value for name, value in os.environ.items() if name not in assigned.without}
-        supervisor = Supervisor(
-            plan,
-            self._record,
-            self._prober,
-            environment | assigned.environment,
-            self._signals,
-            self._guardian,
-            self,
-        )
-        supervisor.run(str(self._record.output), assigned.log_limit)
+        environment |= assigned.environment
+        if assigned.fitting is None:
+            self._run(plan, environment)
+        else:
+            self._fit_and_run(assigned.fitting, plan, environment)
+
+    def _fit_and_run(self, fitting: Fitting, plan: Plan, environment: dict[str, str]) -> None:
+        """Finds the size, and makes the real run with it; smaller again when it runs out of memory all the same."""
+        self.begun()
+        home = self._record.directory.parent.parent
+        place = self._record.directory / "probes"
+        try:
+            fitted = fitting.find(
+                plan,
+                self._assignment.gpus,
+                environment,
+                place,
+                home,
+                self._prober,
+                self._note_in_output,
+                self._heed_while_fitting,
+            )
+        except _CalledOffError as called_off:
+            self._end_with(called_off.order.ending, called_off.order.sentence, called_off.order.code)
+            return
+        size: int | None = fitted.size
+        self._retries_oom = fitting.wish.retries_oom
+        while size is not None:
+            self._batch_size, self._ran_out = size, False
+            accumulate = None if fitting.wish.terms.effective is None else -(-fitting.wish.terms.effective // size)
+            self._run(fitting.plan_at(plan, size, accumulate), fitting.environment_at(environment, size))
+            size = smaller(size, fitting.wish.terms) if self._ran_out and self._guardian.reusable else None
+            if size is not None:
+                self._note_in_output(f"it ran out of memory, and is started again with a batch of {size}")
+        if self._over is None:
+            # It ran out of memory, and nothing smaller is left, or nobody to start it.
+            self._retries_oom = 0
+            self.over(self._record.status())
+
+    def _note_in_output(self, sentence: str) -> None:
+        """Between runs nobody keeps what is said: it is written where the job's own words go."""
+        log = OutputLog(self._record.output, self._assignment.log_limit)
+        log.write(f"stoker: {sentence}\n".encode(errors="replace"))
+        log.close()
+
+    def _heed_while_fitting(self) -> None:
+        """Whoever may stop the job may stop its probes."""
+        for received in self._signals.read():
+            if (order := self.heed(received)) is not None:
+                raise _CalledOffError(order)
+        if (order := self.attend()) is not None:
+            raise _CalledOffError(order)
+
+    def _run(self, plan: Plan, environment: dict[str, str]) -> None:
+        supervisor = Supervisor(plan, self._record, self._prober, environment, self._signals, self._guardian, self)
+        supervisor.run(str(self._record.output), self._assignment.log_limit)
         self._wait_for_last_words()
 
     def _wait_for_last_words(self) -> None:
@@ -193,9 +256,11 @@ class _Attendance:
             self._guardian.attend()
 
     def _could_not_start(self, sentence: str) -> None:
-        status = Status(
-            state="ended", ending="could not start", sentence=f"{sentence}.", exit_code=125, ended=time.time()
-        )
+        self._end_with("could not start", f"{sentence}.", 125)
+
+    def _end_with(self, ending: Ending, sentence: str, code: int) -> None:
+        """It ended before there was a run."""
+        status = Status(state="ended", ending=ending, sentence=sentence, exit_code=code, ended=time.time())
         with contextlib.suppress(StokerError):
             self._record.write_status(status)
         self.over(status)
@@ -229,14 +294,34 @@ class _Attendance:
 
     def begun(self) -> None:
         """A worker that comes later finds the way here; a person finds what was asked for."""
+        if self._listener is not None:
+            return
         self._listener = self._record.listen()
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
         self._record.write_spec(spec_of(self._assignment.plan, self._record))
 
     def over(self, status: Status) -> None:
-        self._over = Over(*conclusion(status))
+        if self._is_out_of_memory(status):
+            self._ran_out = True
+            self._retries_oom -= 1
+            return
+        outcome, exit_code, sentence = conclusion(status)
+        if self._batch_size is not None:
+            sentence = "; ".join(filter(None, [sentence, f"batch size {self._batch_size}"]))
+        self._over = Over(outcome, exit_code, sentence)
         if self._channel is not None and not self._channel.send(self._over):
             self._lose_worker()
+
+    def _is_out_of_memory(self, status: Status) -> bool:
+        """Whether it failed for want of GPU memory, and may be started again smaller."""
+        if self._retries_oom <= 0 or status.ending != "by itself" or not status.exit_code:
+            return False
+        from stoker.fit.oom import is_out_of_memory
+
+        output = read_tail(self._record.output, _OOM_WITHIN)
+        return (
+            is_out_of_memory(output, status.exit_code, host=self._assignment.plan.source.startswith("rss")) is not None
+        )
 
     # The lease
 

@@ -68,6 +68,8 @@ def _filled_in(text: str, job: Job, gpus: int) -> str:
     """The text with the words in braces replaced that a job may use; all other braces are the job's own."""
 
     def fill(match: re.Match[str]) -> str:
+        if job.fit and "batch_size" in match.groups():
+            return match[0]  # it is filled in when it has been found
         if match["literal"]:
             return f"{{{match['literal']}}}"
         value = {"id": job.id, "gpus": gpus, "batch_size": job.batch_size}[match["name"]]

@@ -2,6 +2,10 @@
 
 import time
 
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.fit.wish import Wish
 from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.address import SqliteAddress
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
@@ -11,6 +15,7 @@ from stoker.worker.assignment import Assignment, AttemptRecord
 from stoker.worker.capacity import Want
 from stoker.worker.crew import Crew
 from stoker.worker.engagement import Engagement
+from stoker.worker.fitting import Fitting
 from stoker.worker.home import Home
 from stoker.worker.machine import Machine
 from stoker.worker.orders import Orders
@@ -56,6 +61,7 @@ def start(
         lease=orders.lease,
         lease_until=claimed_at + orders.lease,
         log_limit=orders.log_limit,
+        fitting=_fitting(job, prepared.command),
         commit=job.commit if job.pin else None,
         started=time.time(),
     )
@@ -63,6 +69,17 @@ def start(
     engagement = Engagement(record, assignment, channel)
     crew.engage(engagement)
     return engagement
+
+
+def _fitting(job: Job, command: tuple[str, ...]) -> Fitting | None:
+    if not job.fit or job.batch_size is not None:
+        return None
+    try:
+        wish = msgspec.convert(job.fit, Wish)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"how job {job.id} is to be fitted cannot be understood: {error}") from None
+    # Text for a shell was made words of, of which the last is the text.
+    return Fitting(wish=wish, command=command[-1] if isinstance(job.command, str) else command)
 
 
 def _address(url: str | None) -> str:

@@ -1,0 +1,61 @@
+"""`--fit-with` of other verbs: the options of `stoker fit` in one text, understood by `stoker fit` itself."""
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker.errors import BadInputError
+
+if TYPE_CHECKING:
+    from stoker.fit.wish import Wish
+    from stoker.queue.commands import Command
+
+
+def fit_of(
+    text: str, retries_oom: int, commands: "Sequence[Command]", batch_size: int | None, gpus: int
+) -> dict[str, Any]:
+    """What is kept with a job. Refuses what could not be fitted, before it waits for a GPU all night."""
+    import msgspec
+
+    if batch_size is not None:
+        raise BadInputError("--batch-size says how large it is and --fit finds it out: leave one of them out")
+    if gpus == 0:
+        raise BadInputError("--fit needs a GPU to fit to, and the job wants none")
+    wish = wish_of(text, retries_oom)
+    for command in commands:
+        wish.overrides.check(command, wish.terms.effective)
+    kept: dict[str, Any] = msgspec.to_builtins(wish)
+    return kept
+
+
+def wish_of(text: str, retries_oom: int) -> "Wish":
+    """What `--fit-with` asks for. Its mistakes are told as those of `stoker fit`."""
+    from stoker.cli.fit import command
+    from stoker.fit.overrides import Overrides
+    from stoker.fit.probe import Limits
+    from stoker.fit.terms import Terms
+    from stoker.fit.wish import Wish
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BadInputError(f"--fit-with {text!r} cannot be split into words: {str(error).lower()}") from None
+    try:
+        options = command.make_context("fit", [*words, "--", "command"]).params
+    except click.ClickException as error:
+        raise BadInputError(f"--fit-with: {error.format_message()} (`stoker fit --help` shows what there is)") from None
+    if options["words"] != ("command",):
+        raise BadInputError(f"--fit-with takes options of `stoker fit`, and {options['words'][0]!r} is none")
+    wish = Wish(
+        terms=Terms(**{name: options[name] for name in Terms.__struct_fields__}),
+        overrides=Overrides(**{name: options[name] for name in Overrides.__struct_fields__}),
+        limits=Limits(seconds=options["probe_time"], flat_for=options["flat_for"], until=options["probe_until"]),
+        rate=options["rate"],
+        reuse=None if options["refit"] else options["reuse"],
+        retries_oom=retries_oom,
+    )
+    wish.terms.check()
+    wish.limits.pattern()
+    return wish

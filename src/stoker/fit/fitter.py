@@ -1,0 +1,237 @@
+"""Finds the batch size: lets the search choose sizes, runs a probe at each, and tells it what the probe showed."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from stoker.errors import BadInputError, StokerError
+from stoker.fit.oom import is_out_of_memory
+from stoker.fit.overrides import Command, Overrides, argv
+from stoker.fit.probe import Limits, Probe, Shown, Stage
+from stoker.fit.rates import Rates
+from stoker.fit.search import Search
+from stoker.fit.terms import Fitted, Observation, ProbeFailedError, Terms, Try
+from stoker.fit.watching import BLOCK, MemoryWatch
+from stoker.gpus.model import Gpu, Look, Reading, known
+from stoker.gpus.prober import Prober
+from stoker.gpus.visible import visible_gpus
+from stoker.units import format_duration, format_memory
+
+# The driver takes seconds to clear the memory of a large program that has ended.
+MEMORY_PATIENCE: Final = 15.0
+MEMORY_POLL: Final = 0.2
+# As much as says what went wrong, and as little as stays on a screen.
+LAST_LINES: Final = 12
+_LONGEST_LINE: Final = 300
+_LONGEST_REASON: Final = 100
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Which command is to be fitted, and where."""
+
+    command: Command
+    terms: Terms = Terms()
+    overrides: Overrides = Overrides()
+    limits: Limits = Limits()
+    rate: str | None = None
+    """A regular expression that finds the throughput in the output."""
+    environment: Mapping[str, str]
+    """What a probe gets. It decides which GPUs the command sees."""
+    directory: str | None = None
+    gpus: tuple[str, ...] = ()
+    """The uuids of those it was given; empty: what it sees, of which it is expected to use the first."""
+    outputs: Path
+    """The directory in which the output of each probe is kept."""
+
+    def check(self) -> None:
+        """Raises BadInputError for what cannot be meant, before anything is run."""
+        self.terms.check()
+        self.overrides.check(self.command, self.terms.effective)
+        self.limits.pattern()
+        Rates(self.rate)
+
+
+class Fitter:
+    """Serves one request. For a process of a single thread, as everything is that starts guardians."""
+
+    def __init__(
+        self,
+        request: Request,
+        prober: Prober,
+        tell: Callable[[str], None] = lambda _sentence: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`tell` hears what is being done. `check` is called ten times a second and raises to end it all."""
+        request.check()
+        self._request = request
+        self._prober = prober
+        self._tell = tell
+        self._check = check
+        self._before = self._look()
+        self.gpus = _expected(self._before, request)
+        """Those that the command is expected to use, then those that it used."""
+        self._watch: MemoryWatch | None = None
+        """Of the last probe."""
+        self._smallest: int | None = None
+        """The smallest size that ran."""
+
+    def capacity(self) -> int:
+        """Bytes that the command could take on each of its GPUs now, had it started nothing."""
+        look = self._settled()
+        self._before = look
+        readings = {reading.uuid: reading for reading in look.readings}
+        return min(_free(gpu, readings.get(gpu.uuid)) for gpu in self.gpus)
+
+    def fit(self) -> Fitted:
+        """Raises NothingFitsError and ProbeFailedError; whatever else `check` raises, nothing is left running."""
+        search = Search(self._request.terms, self.capacity())
+        while not isinstance(found := search.next(), Fitted):
+            search.record(self._observe(found))
+            search.allow(self.capacity())
+        return self._annotated(found)
+
+    def _observe(self, trial: Try) -> Observation:
+        request = self._request
+        accumulate = self._accumulate(trial.size)
+        command = request.overrides.probe(request.command, trial.size, accumulate)
+        environment = request.overrides.environment(request.environment, trial.size)
+        uuids = frozenset(gpu.uuid for gpu in self.gpus)
+        stage = Stage(self._prober, environment, request.directory, request.limits, uuids, self._check)
+        self._tell(f"batch size {trial.size}: {'making sure' if trial.verification else 'trying'}")
+        rates = Rates(request.rate)
+        log = request.outputs / f"probe-{trial.size}{'-again' if trial.verification else ''}.out"
+        shown, self._watch = Probe(stage, argv(command), log, self._before, rates).run()
+        return self._understood(trial, shown, self._watch, rates)
+
+    def _understood(self, trial: Try, shown: Shown, watch: MemoryWatch, rates: Rates) -> Observation:
+        """An observation, or the sentence that says why there is none."""
+        if reason := self._out_of_memory(trial, shown):
+            told = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}…"
+            self._tell(f"batch size {trial.size}: out of memory after {format_duration(shown.seconds)} ({told})")
+            return Observation(
+                size=trial.size,
+                outcome="oom",
+                peak=watch.peak or None,
+                seconds=shown.seconds,
+                verification=trial.verification,
+            )
+        if shown.code:
+            raise ProbeFailedError(
+                f"the probe at batch size {trial.size} failed with code {shown.code} after "
+                f"{format_duration(shown.seconds)}, and not for want of memory{_last_lines(shown.output)}"
+            )
+        if not watch.peak:
+            if watch.blind is not None:
+                raise ProbeFailedError(f"the memory of the probe could not be watched: {watch.blind}")
+            raise ProbeFailedError(self._never_seen(trial, shown))
+        self._use(watch)
+        self._smallest = min(trial.size, self._smallest or trial.size)
+        self._tell(
+            f"batch size {trial.size}: took {format_memory(watch.peak)}, watched for {format_duration(shown.seconds)}"
+            + ("" if shown.ending != "time" else ", and it may not have shown all")
+        )
+        return Observation(
+            size=trial.size,
+            outcome="fits",
+            peak=watch.peak,
+            seconds=shown.seconds,
+            rate=rates.rate(trial.size * (self._accumulate(trial.size) or 1)),
+            settled=shown.ending != "time",
+            verification=trial.verification,
+        )
+
+    def _out_of_memory(self, trial: Try, shown: Shown) -> str | None:
+        smaller_ran = self._smallest is not None and self._smallest < trial.size
+        in_host_memory = self._before.source == "rss"
+        return is_out_of_memory(shown.output, shown.code, smaller_ran=smaller_ran, host=in_host_memory)
+
+    def _accumulate(self, size: int) -> int | None:
+        """Steps of this size that make up the effective batch."""
+        effective = self._request.terms.effective
+        return None if effective is None else -(-effective // size)
+
+    def _never_seen(self, trial: Try, shown: Shown) -> str:
+        where = " or ".join(f"GPU {gpu.index}" for gpu in self.gpus)
+        ended = "ended" if shown.ending == "by itself" else "was stopped"
+        return (
+            f"the probe at batch size {trial.size} {ended} after {format_duration(shown.seconds)} and was never seen "
+            f"to use {where}: let it run for longer (--probe-time, --probe-args), or see what it prints"
+            f"{_last_lines(shown.output)}"
+        )
+
+    def _use(self, watch: MemoryWatch) -> None:
+        """From now on the GPUs that it really uses count."""
+        used = tuple(gpu for gpu in self._before.gpus if gpu.uuid in watch.peaks)
+        if used != self.gpus:
+            self.gpus = used
+            self._tell(f"it uses {', '.join(f'GPU {gpu.index}' for gpu in used)}")
+
+    def _annotated(self, fitted: Fitted) -> Fitted:
+        notes = [fitted.note, self._watch.note if self._watch else ""]
+        return msgspec.structs.replace(fitted, note="; ".join(filter(None, notes)))
+
+    # Looks while no probe runs
+
+    def _look(self) -> Look:
+        look = self._prober.look()
+        if look.problem is not None:
+            raise StokerError(f"the GPUs cannot be read, so nothing can be fitted: {look.problem.reason}")
+        return look
+
+    def _settled(self) -> Look:
+        """A look in which the memory of the last probe is back."""
+        ends = time.monotonic() + MEMORY_PATIENCE
+        while self._holds(look := self._look()) and time.monotonic() < ends:
+            self._check()
+            time.sleep(MEMORY_POLL)
+        return look
+
+    def _holds(self, look: Look) -> bool:
+        if self._watch is None:
+            return False
+        before = {reading.uuid: reading for reading in self._before.readings}
+        return any(self._is_held(reading, before.get(reading.uuid)) for reading in look.readings)
+
+    def _is_held(self, reading: Reading, before: Reading | None) -> bool:
+        assert self._watch is not None  # noqa: S101 - for the type checker
+        if reading.uuid not in self._watch.peaks:
+            return False
+        if known(reading.processes) and self._watch.pids:
+            return any(process.pid in self._watch.pids for process in reading.processes)
+        if before is None or not known(reading.memory_used) or not known(before.memory_used):
+            return False
+        return reading.memory_used > before.memory_used + BLOCK
+
+
+def _expected(look: Look, request: Request) -> tuple[Gpu, ...]:
+    if request.gpus:
+        given = tuple(gpu for gpu in look.gpus if gpu.uuid in request.gpus)
+    else:
+        given = visible_gpus(look.gpus, request.environment)[:1]
+    if not given:
+        raise BadInputError("the command would see no GPU here: CUDA_VISIBLE_DEVICES may hide them, or use --gpu")
+    return given
+
+
+def _free(gpu: Gpu, reading: Reading | None) -> int:
+    """What is left of it by others."""
+    if reading is None:
+        raise StokerError(f"the driver does not list GPU {gpu.index} any more, so nothing can be fitted to it")
+    total = reading.memory_total if known(reading.memory_total) else gpu.memory
+    unreadable = f"the memory of GPU {gpu.index} cannot be read, so nothing can be fitted to it"
+    if not known(total):
+        raise StokerError(f"{unreadable}: {total.reason}")
+    if not known(reading.memory_used):
+        raise StokerError(f"{unreadable}: {reading.memory_used.reason}")
+    return max(0, total - reading.memory_used)
+
+
+def _last_lines(output: str) -> str:
+    lines: Sequence[str] = [line.rstrip() for line in output.replace("\r", "\n").splitlines() if line.strip()]
+    if not lines:
+        return "; it printed nothing"
+    shown = "\n".join(f"    {line[:_LONGEST_LINE]}" for line in lines[-LAST_LINES:])
+    return f"; its last lines:\n{shown}"

@@ -1,0 +1,104 @@
+"""What was fitted before: the answers by command, GPU model and memory, with their age."""
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.fit.overrides import Command, Overrides, in_words
+from stoker.fit.terms import Fitted, Terms
+from stoker.gpus.model import Gpu, known
+
+# Many times what anybody trains; the oldest go first.
+MOST: Final = 500
+# What can be said on a command line without changing the memory that a training takes: everything else counts.
+_NAMES: Final = (
+    r"(?:random_|data_)?seed|lr|learning_rate|min_lr|weight_decay|version|(?:wandb_)?run_(?:id|name)|exp(?:eriment)?_name"
+    r"|wandb_project|wandb_log|tags?|(?:out|output|log|save|checkpoint)_dir"
+).replace("_", "[_-]")
+_HARMLESS: Final = re.compile(
+    rf"""(?<!\S) (?P<name> (?:--?(?:{_NAMES})(?:=|\s+)) | (?:{_NAMES})= ) (?P<value> '[^']*' | "[^"]*" | [^\s'"]+ )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What an answer holds for."""
+
+    shape: str
+    directory: str
+    gpu: str
+    memory: int
+    """Bytes that the GPU has."""
+    terms: Terms
+    overrides: Overrides
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """An answer, and when it was found."""
+
+    key: Key
+    at: float
+    """Seconds since the epoch."""
+    fitted: Fitted
+
+
+def shape_of(command: Command) -> str:
+    """The command without what does not change its memory: seeds, learning rates, names and places of output."""
+    return _HARMLESS.sub(r"\g<name>*", in_words(command))
+
+
+def key_of(command: Command, directory: str, gpu: Gpu, terms: Terms, overrides: Overrides) -> Key:
+    """What an answer for this command on such a GPU is remembered by."""
+    return Key(
+        shape=shape_of(command),
+        directory=directory,
+        gpu=gpu.name if known(gpu.name) else gpu.vendor,
+        memory=gpu.memory if known(gpu.memory) else 0,
+        terms=terms,
+        overrides=overrides,
+    )
+
+
+class Memo:
+    """The file of answers. One that cannot be read is as good as none: a fit finds them again."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / "fits.json"
+
+    def recall(self, key: Key) -> Remembered | None:
+        return next((entry for entry in self._read() if entry.key == key), None)
+
+    def keep(self, key: Key, fitted: Fitted) -> None:
+        """Raises StokerError when it cannot be written."""
+        try:
+            with self._locked():
+                others = [entry for entry in self._read() if entry.key != key]
+                self._write([Remembered(key, time.time(), fitted), *others][:MOST])
+        except OSError as error:
+            raise StokerError(f"{self._path} cannot be written: {error.strerror}") from None
+
+    def _read(self) -> list[Remembered]:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=list[Remembered])
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return []
+
+    def _write(self, entries: list[Remembered]) -> None:
+        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=1) + b"\n")
+        fresh.replace(self._path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._path.with_name(f".{self._path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

@@ -1,0 +1,71 @@
+"""Whether a run that failed ran out of GPU memory, told from its output."""
+
+import re
+from typing import Final
+
+# What frameworks say, each as narrow as it can be: words that mean the memory of the GPU, not that of the host.
+_SAYINGS: Final = (
+    r"torch\.(?:cuda\.)?OutOfMemoryError",
+    r"\b(?:CUDA|HIP|XPU|MPS|ROCm)\b[^.]{0,100}\bout of memory",
+    r"\b(?:GPUassert|NCCL|thrust|cuMem\w+|cuda(?:Host)?Malloc\w*|hipMalloc\w*|RMM)\b.{0,120}\bout[ _]of[ _]memory",
+    r"\bout[ _]of[ _]memory\b.{0,40}\b(?:CUDA error|RMM failure|on GPU \d)",
+    r"\b(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED\b|\bCUFFT_ALLOC_FAILED\b",
+    r"\brocblas_status_memory_error\b|\bmiopenStatusAllocFailed\b",
+    r"\bRESOURCE_EXHAUSTED: .{0,200}?(?:out of memory|allocat)",
+    r"\bResourceExhaustedError\b",
+    r"\bOOM when allocating tensor\b",
+    r"\bcupy[\w.]*\.OutOfMemoryError\b",
+    r"\bcudaErrorMemoryAllocation\b|\bhipErrorOutOfMemory\b|\bhipErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b",
+)
+_GPU: Final = re.compile("|".join(f"(?:{saying})" for saying in _SAYINGS), re.IGNORECASE)
+# TensorFlow uses the same words for the host's memory and for a full disk.
+_ELSEWHERE: Final = re.compile(r"No space left on device|device:CPU:\d|by allocator (?:cpu|mklcpu)\b", re.IGNORECASE)
+# Lines that speak of it and say that it did not happen.
+_DENIED_BEFORE: Final = re.compile(
+    r"\b(?:no|not|none|never|without|checking for|in case of|avoids?)\s+$", re.IGNORECASE
+)
+_DENIED_AFTER: Final = re.compile(r"\s*(?:errors?|events?|check\w*)?\s*[:=]\s*(?:0|no|none|ok|passed)\b", re.IGNORECASE)
+_HOST: Final = re.compile(
+    r"\bMemoryError\b|\bUnable to allocate .{1,80} for an array\b|\bDefaultCPUAllocator: .*memory"
+    r"|\bCannot allocate memory\b|\bstd::bad_alloc\b"
+)
+# What cuDNN and PyTorch say of a batch that is too large for any workspace or for 32-bit indices; but of wrong types
+# and strides as well, so it counts only where a smaller batch is known to run.
+_TOO_LARGE: Final = re.compile(
+    r"\bCUDNN_STATUS_NOT_SUPPORTED\b|\bUnable to find a valid cuDNN algorithm\b"
+    r"|\bunable to find an engine to execute this computation\b|\bcanUse32BitIndexMath\b",
+    re.IGNORECASE,
+)
+# SIGKILL, as a shell and as Python count it: the host's own out-of-memory killer, or a person; not the GPU.
+_KILLED: Final = (137, -9)
+# What a program said long before it ended is not why it ended.
+_LAST_LINES: Final = 400
+_SHOWN: Final = 300
+
+
+def is_out_of_memory(
+    output: str, exit_code: int | None, *, smaller_ran: bool = False, host: bool = False
+) -> str | None:
+    """The line that says so; None when none does. Of a run that ended well none is believed.
+
+    `smaller_ran`: the same program is known to run with a smaller batch. `host`: the host's memory stands in for the
+    GPU's, so what is said of it counts as well.
+    """
+    if exit_code == 0 or exit_code in _KILLED:
+        return None
+    lines = output.replace("\r", "\n").splitlines()[-_LAST_LINES:]
+    for line in reversed(lines):
+        if (
+            _is_of_the_gpu(line)
+            or (smaller_ran and _TOO_LARGE.search(line) is not None)
+            or (host and _HOST.search(line) is not None)
+        ):
+            return line.strip()[:_SHOWN]
+    return None
+
+
+def _is_of_the_gpu(line: str) -> bool:
+    found = _GPU.search(line)
+    if found is None or _ELSEWHERE.search(line):
+        return False
+    return not _DENIED_BEFORE.search(line[: found.start()]) and not _DENIED_AFTER.match(line[found.end() :])

@@ -1,0 +1,201 @@
+"""One run of a command at one size, under a guardian, watched ten times a second, until it has shown enough."""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.fit.rates import Rates
+from stoker.fit.terms import ProbeFailedError
+from stoker.fit.watching import MemoryWatch, Plateau
+from stoker.gpus.lookout import Lookout
+from stoker.gpus.model import Look
+from stoker.gpus.prober import Prober
+from stoker.runs.guardian import Ended, Failed, Gone, Guardian, Program, exit_code, launch
+from stoker.runs.ladder import stop
+from stoker.runs.output import OutputLog
+from stoker.runs.supervisor import helpers_of
+
+# Peaks of training last for a forward pass: tenths of a second.
+LOOK_EVERY: Final = 0.1
+# A probe has nothing to save: this is for programs that clean up after themselves.
+GRACE: Final = 5.0
+# A helper that died is there again within a second. What could not be watched for longer may have hidden the peak.
+LONGEST_GAP: Final = 3.0
+# Every process of a probe has it in its environment, so that a program can leave out what only a real run should do.
+MARK: Final = "STOKER_FIT_PROBE"
+_LOG_LIMIT: Final = 16 * 2**20
+# The message of the one rank that ran out of memory is followed by the tracebacks of all others.
+_TAIL: Final = 256 * 1024
+_CHUNK: Final = 65536
+
+Ending = Literal["by itself", "flat", "until", "time"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """When a probe has shown enough."""
+
+    seconds: float = 120.0
+    """At the latest."""
+    flat_for: float = 20.0
+    """When its memory has stayed for so long, where its output tells of no steps."""
+    until: str | None = None
+    """When its output matches this regular expression, and then not before."""
+
+    def pattern(self) -> re.Pattern[str] | None:
+        if self.until is None:
+            return None
+        try:
+            return re.compile(self.until)
+        except re.error as error:
+            raise BadInputError(f"--probe-until {self.until!r} is not a regular expression: {error}") from None
+
+
+class Stage(NamedTuple):
+    """What all probes of a fit have in common."""
+
+    prober: Prober
+    environment: Mapping[str, str]
+    directory: str | None
+    limits: Limits
+    expected: frozenset[str]
+    """The GPUs, by uuid, that the command is expected to use."""
+    check: Callable[[], None]
+    """Called ten times a second; raises when somebody wants it all to end."""
+
+
+class Shown(NamedTuple):
+    """What one probe showed."""
+
+    ending: Ending
+    code: int | None
+    """Its exit code, where it ended by itself."""
+    seconds: float
+    output: str
+    """The end of what it printed."""
+
+
+class Probe:
+    """Runs once. Nothing that it started is left when `run` returns or raises."""
+
+    def __init__(self, stage: Stage, command: tuple[str, ...], log: Path, before: Look, rates: Rates) -> None:
+        self._stage = stage
+        self._command = command
+        self._before = before
+        self._rates = rates
+        self._log = OutputLog(log, _LOG_LIMIT)
+        self._tail = ""
+        self._until = stage.limits.pattern()
+        self._unfinished = ""
+        self._matched: float | None = None
+        self._plateau = Plateau(stage.limits.flat_for)
+        self._begun = time.monotonic()
+        self._seen = self._begun
+
+    def run(self) -> tuple[Shown, MemoryWatch]:
+        """Raises ProbeFailedError when it could not be started or watched."""
+        output, end = os.pipe()
+        os.set_blocking(output, False)
+        with contextlib.ExitStack() as goodbye:
+            goodbye.callback(self._log.close)
+            goodbye.callback(os.close, output)
+            try:
+                guardian = self._launch(end)
+            finally:
+                os.close(end)
+            goodbye.callback(guardian.finish)
+            goodbye.callback(_take_down, guardian)
+            watch = MemoryWatch(self._before, self._stage.expected, guardian.owns)
+            ending, code = self._follow(guardian, output, watch)
+            seconds = time.monotonic() - self._begun
+            _take_down(guardian)
+            self._read(output)
+        return Shown(ending, code, seconds, self._tail), watch
+
+    def _launch(self, output: int) -> Guardian:
+        environment = {**self._stage.environment, MARK: "1"}
+        program = Program(self._command, environment, self._stage.directory, output, session=True)
+        prober = self._stage.prober
+        return launch(program, signum=signal.SIGTERM, grace=GRACE, helpers=lambda: helpers_of(prober))
+
+    def _follow(self, guardian: Guardian, output: int, watch: MemoryWatch) -> tuple[Ending, int | None]:
+        lookout = Lookout(self._stage.prober, LOOK_EVERY)
+        while True:
+            self._stage.check()
+            self._read(output)
+            if (code := self._hear(guardian)) is not None:
+                return "by itself", code
+            self._look(lookout, watch)
+            if (ending := self._enough(watch)) is not None:
+                return ending, None
+            _wait(lookout, guardian.fileno(), output)
+
+    def _hear(self, guardian: Guardian) -> int | None:
+        while (news := guardian.news()) is not None:
+            if isinstance(news, Failed):
+                raise ProbeFailedError(f"cannot run {self._command[0]!r}: {news.why}", exit_code=news.exit_code)
+            if isinstance(news, Gone):
+                raise ProbeFailedError("the process that guards the probe was killed from outside, so it was stopped")
+            if isinstance(news, Ended):
+                return exit_code(news.status)
+        return None
+
+    def _look(self, lookout: Lookout, watch: MemoryWatch) -> None:
+        look = lookout.step()
+        if look is None:
+            return
+        reason = watch.see(look) if look.problem is None else look.problem.reason
+        if reason is None:
+            self._seen = look.at
+            self._plateau.see(look.at, watch.peak, self._rates.steps_seen, watch.works)
+        elif look.at - self._seen > LONGEST_GAP:
+            raise ProbeFailedError(f"the memory of the probe could not be watched: {reason}")
+
+    def _enough(self, watch: MemoryWatch) -> Ending | None:
+        now = time.monotonic()
+        if self._matched is not None and self._seen > self._matched and watch.peak:
+            return "until"
+        if self._until is None and self._plateau.reached(now, self._rates.steps_seen):
+            return "flat"
+        return "time" if now - self._begun >= self._stage.limits.seconds else None
+
+    def _read(self, output: int) -> None:
+        """Whatever it printed since."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(output, _CHUNK):
+                self._log.write(data)
+                text = data.decode(errors="replace")
+                self._tail = (self._tail + text)[-_TAIL:]
+                self._rates.feed(text, time.monotonic())
+                self._match(text)
+
+    def _match(self, text: str) -> None:
+        if self._until is None or self._matched is not None:
+            return
+        # A progress bar returns to the beginning of its line.
+        *lines, self._unfinished = re.split(r"[\r\n]", self._unfinished + text)
+        if any(map(self._until.search, [*lines, self._unfinished])):
+            self._matched = time.monotonic()
+        self._unfinished = self._unfinished[-_CHUNK:]
+
+
+def _take_down(guardian: Guardian) -> None:
+    guardian.attend()
+    if not guardian.empty:
+        stop(guardian, signal.SIGTERM, GRACE, first=guardian.job if guardian.status is None else None)
+
+
+def _wait(lookout: Lookout, *descriptors: int) -> None:
+    poll = select.poll()
+    for descriptor in (*descriptors, lookout.fileno()):
+        if descriptor >= 0:
+            poll.register(descriptor, select.POLLIN)
+    poll.poll(min(max(lookout.due() - time.monotonic(), 0.0), LOOK_EVERY) * 1000)

@@ -1,0 +1,299 @@
+"""The search for the largest batch that fits: which size to run next, given what the runs so far have shown.
+
+Pure: no clock, no process, no GPU. Everything is computed anew from the observations.
+
+1. One run at the base.
+2. One at the size that follows in proportion. A part of the memory does not grow, so this overestimates what the
+   larger batch needs: it is safe, and far enough away to see what does grow.
+3. memory = fixed + slope × size through these, solved for the limit, and a run at the answer. If that is above the
+   limit the next answer lies on the line between the last that fits and the first that does not.
+"""
+
+from typing import Final, NamedTuple
+
+from stoker.fit.sizes import Sizes, Split
+from stoker.fit.terms import Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
+from stoker.units import format_memory
+
+# As many runs as a good answer may cost.
+RUNS: Final = 4
+# So many when larger ones ran out of memory and the best is poor: a training of days is worth some more minutes.
+RUNS_FOR_A_POOR_ANSWER: Final = 8
+# Not worth another run: five percent more batch.
+WORTH: Final = 1.05
+POOR: Final = 1.5
+# What allocators ask the driver for at a time: up to so much of a difference between two runs may be rounding.
+GRAIN: Final = 20 * 2**20
+# On small devices less than that is asked for, and twenty MiB would be a large part of all there is.
+GRAIN_SHARE: Final = 0.002
+# So much of the memory that the margin keeps free may be risked on what the rounding hides.
+RISK: Final = 0.25
+# A probe that ended before its memory was flat has not shown all that it needs. As much as the margin, by default.
+UNSETTLED: Final = 1.10
+# Who ran out of memory asked for more than there is; how much more is not known.
+BEYOND: Final = 1.05
+# Runs that are less apart in speed are equally fast.
+AS_FAST: Final = 0.97
+# Sizes so far apart show whether the memory depends on the size at all: by less than this share of what it did before.
+FAR_APART: Final = 2
+FLAT: Final = 0.05
+
+
+class _Point(NamedTuple):
+    """What one size needs: at least what was seen, at most what that may come to."""
+
+    size: int
+    least: float
+    most: float
+
+
+class _Line(NamedTuple):
+    """memory = fixed + slope × size."""
+
+    fixed: float
+    slope: float
+
+    def __call__(self, size: float) -> float:
+        return self.fixed + self.slope * size
+
+
+class Search:
+    """`next` says what to run, `record` hears what it showed, until `next` has the answer."""
+
+    def __init__(self, terms: Terms, capacity: int) -> None:
+        """`capacity`: the bytes that all runs on the GPU may use, other people's memory already subtracted."""
+        terms.check()
+        self._terms = terms
+        self._sizes = Sizes(terms)
+        self._capacity = capacity
+        self._observations: list[Observation] = []
+
+    @property
+    def limit(self) -> int:
+        """The bytes that one run must stay below."""
+        return int(self._capacity * (1 - self._terms.margin) / self._terms.per_gpu)
+
+    @property
+    def _grain(self) -> float:
+        return min(GRAIN, GRAIN_SHARE * self.limit)
+
+    @property
+    def observations(self) -> tuple[Observation, ...]:
+        return tuple(self._observations)
+
+    def allow(self, capacity: int) -> None:
+        """From now on there is so much: other people take memory and give it back."""
+        self._capacity = capacity
+
+    def record(self, observation: Observation) -> None:
+        if observation.outcome == "fits" and observation.peak is None:
+            raise ProbeFailedError(
+                f"the memory of the run at batch size {observation.size} could not be seen, "
+                "and without it no size can be computed"
+            )
+        self._observations.append(observation)
+
+    def next(self) -> Try | Fitted:
+        """What to run next, or the answer."""
+        largest = self._sizes.largest
+        if not self._observations:
+            first = min(self._terms.base, largest)
+            return Try(first, verification=first == largest)
+        room = min(largest, self._sizes.down(self._bound() - 1))
+        if room == 0:
+            raise NothingFitsError(self._nothing())
+        best = self._best()
+        if best is None:
+            return Try(min(room, self._smaller()), verification=False)
+        return self._step(best, room)
+
+    def _step(self, best: _Point, room: int) -> Try | Fitted:
+        """Something fits already; is there more?"""
+        size = self._sizes.down(min(self._estimate(best, self.limit), room))
+        alone = len(self._points()) == 1
+        if size <= best.size and (alone or self._nearly_reaches_the_next(best)):
+            # One measurement says nothing of the next size, and rounding may hide that it fits: see.
+            size = min(room, self._sizes.up(best.size + 1))
+        if size <= best.size:
+            return self._fitted(self._sizes.down(min(best.size, room)))
+        if self._is_worth_a_run(size / best.size):
+            return Try(size, verification=not alone or size == self._sizes.largest)
+        # Where a larger one has run, if only on what the margin keeps free, everything below it runs as well.
+        return self._fitted(size if self._edge() is not None else self._sizes.down(best.size))
+
+    def _nearly_reaches_the_next(self, best: _Point) -> bool:
+        reach = self._estimate(best, self.limit + self._grain)
+        return len(self._observations) < RUNS and reach >= self._sizes.up(best.size + 1)
+
+    def _is_worth_a_run(self, gain: float) -> bool:
+        runs = len(self._observations)
+        if runs < RUNS:
+            return gain >= WORTH
+        has_run_out = self._bound() <= self._sizes.largest and self._edge() is None
+        return has_run_out and runs < RUNS_FOR_A_POOR_ANSWER and gain >= POOR
+
+    # What the observations say
+
+    def _points(self) -> list[_Point]:
+        """What is known of each size that ran, smallest first."""
+        points: dict[int, _Point] = {}
+        for seen in self._observations:
+            if seen.outcome == "fits" and seen.peak is not None:
+                most = seen.peak * (1.0 if seen.settled else UNSETTLED)
+                before = points.get(seen.size, _Point(seen.size, 0, 0))
+                points[seen.size] = _Point(seen.size, max(seen.peak, before.least), max(most, before.most))
+        return sorted(points.values())
+
+    def _bound(self) -> int:
+        """The smallest size that is known to be too large; one above the largest there is, when none is."""
+        out = [seen.size for seen in self._observations if seen.outcome == "oom"]
+        return min(
+            [*out, *(point.size for point in self._points() if point.most > self.limit), self._sizes.largest + 1]
+        )
+
+    def _best(self) -> _Point | None:
+        bound = self._bound()
+        return max((point for point in self._points() if point.size < bound), default=None)
+
+    def _edge(self) -> _Point | None:
+        """The smallest that is too large, where it ran nevertheless and took more than it should."""
+        bound = self._bound()
+        return next((point for point in self._points() if point.size == bound and point.most > self.limit), None)
+
+    # What follows from them
+
+    def _estimate(self, best: _Point, limit: float) -> float:
+        """The size that reaches the limit, given the largest that is known to fit."""
+        edge = self._edge()
+        if edge is not None:
+            return _reach(best, _slope(best, edge), limit)
+        slope = self._slope_beyond(best)
+        bound = self._bound()
+        if bound <= self._sizes.largest and best.most + slope * (bound - best.size) < self._capacity:
+            # It ran out of memory where this line still sees room, so the line is wrong.
+            slope = (self._capacity * BEYOND - best.most) / (bound - best.size)
+        return _reach(best, slope, limit)
+
+    def _slope_beyond(self, best: _Point) -> float:
+        """The steepest of the lines from smaller sizes to the best: memory that bends, bends upwards."""
+        smaller = [point for point in self._points() if point.size < best.size]
+        if not smaller:
+            return best.most / best.size
+        slope = max(0.0, *(_slope(point, best) for point in smaller))
+        lever = best.size - smaller[0].size
+        ahead = min(_reach(best, slope, self.limit), self._sizes.largest) - best.size
+        hidden = self._grain / lever
+        affordable = RISK * (self._capacity / self._terms.per_gpu - self.limit)
+        return slope if hidden * ahead <= affordable else slope + hidden
+
+    def _smaller(self) -> int:
+        """A size below all that were tried, none of which fits."""
+        bound = self._bound()
+        points = self._points()
+        if len(points) > 1:
+            low, high = points[:2]
+            reach = _reach(low, max(0.0, _slope(low, high)), self.limit)
+            return max(1, self._sizes.down(min(reach, bound)))
+        # One that ran too full is near to what fits. One that ran out of memory may be far from it, and is
+        # followed by another soon: of these there should be few.
+        return max(1, self._sizes.down(bound // 2 if points else bound // 4))
+
+    # The answer
+
+    def _fitted(self, found: int) -> Fitted:
+        size, notes = self._knee(found)
+        split = self._sizes.split(size)
+        if split is not None:
+            notes += _split_notes(split, self._terms.effective)
+            size = split.size
+        line = self._line()
+        return Fitted(
+            size=size,
+            accumulate=None if split is None else split.accumulate,
+            fixed=line.fixed,
+            slope=line.slope,
+            predicted=self._predicted(size, line),
+            limit=self.limit,
+            observations=self.observations,
+            note="; ".join([*self._memory_notes(), *notes]),
+        )
+
+    def _line(self) -> _Line:
+        """The least squares through all that ran, neither part of it negative."""
+        points = self._points()
+        mean_size = sum(point.size for point in points) / len(points)
+        mean = sum(point.most for point in points) / len(points)
+        spread = sum((point.size - mean_size) ** 2 for point in points)
+        if spread == 0:
+            return _Line(0.0, mean / mean_size)
+        slope = max(0.0, sum((point.size - mean_size) * (point.most - mean) for point in points) / spread)
+        if slope * mean_size > mean:
+            return _Line(0.0, sum(point.size * point.most for point in points) / sum(p.size**2 for p in points))
+        return _Line(mean - slope * mean_size, slope)
+
+    def _predicted(self, size: int, line: _Line) -> int:
+        """What was seen at that size, or what the line says as far as its neighbours agree."""
+        points = self._points()
+        least = max((point.most for point in points if point.size <= size), default=0.0)
+        most = min((point.most for point in points if point.size >= size), default=float("inf"))
+        return round(min(max(line(size), least), most))
+
+    def _memory_notes(self) -> list[str]:
+        points = self._points()
+        first, last = points[0], points[-1]
+        flat = [
+            point for point in points if last.size >= FAR_APART * point.size and last.most - point.least <= self._grain
+        ]
+        notes = []
+        if first in flat:
+            notes.append("the memory does not depend on the batch size: see whether the program takes it")
+        elif flat and _slope(flat[0], last) < FLAT * _slope(first, flat[0]):
+            notes.append(f"the memory does not grow beyond a batch of {flat[0].size}: see whether there is more data")
+        if any(seen.outcome == "fits" and not seen.settled for seen in self._observations):
+            notes.append("the memory was still growing when a probe ended")
+        return notes
+
+    def _knee(self, found: int) -> tuple[int, list[str]]:
+        """The smallest that is as fast as the fastest, if that is what was asked for, and what to say of it."""
+        rates = {
+            seen.size: seen.rate for seen in self._observations if seen.outcome == "fits" and seen.rate is not None
+        }
+        offered = {size: rate for size, rate in rates.items() if size <= found and size == self._sizes.down(size)}
+        if not offered:
+            return found, ["the speed could not be read from the output"] if self._terms.prefer == "fastest" else []
+        knee = min(size for size, rate in offered.items() if rate >= AS_FAST * max(offered.values()))
+        if knee == found:
+            return found, []
+        if self._terms.prefer == "fastest":
+            return knee, [f"a batch of {found} fits and is not faster"]
+        return found, [f"a batch of {knee} is as fast"]
+
+    def _nothing(self) -> str:
+        share = "" if self._terms.per_gpu == 1 else f", shared by {self._terms.per_gpu} runs"
+        room = f"the {format_memory(self._capacity)} that there are{share}"
+        points = [point for point in self._points() if point.size == 1]
+        if not points:
+            return f"nothing fits: a batch of one ran out of memory, of {room}"
+        return (
+            f"nothing fits: a batch of one takes {format_memory(int(points[0].most))}, "
+            f"and of {room} it may take {format_memory(self.limit)}"
+        )
+
+
+def _slope(low: _Point, high: _Point) -> float:
+    """Bytes for each more, seen pessimistically."""
+    return (high.most - low.least) / (high.size - low.size)
+
+
+def _reach(start: _Point, slope: float, limit: float) -> float:
+    """Where a line that begins there meets the limit."""
+    if slope <= 0:
+        return float("inf") if start.most <= limit else 0.0
+    return start.size + (limit - start.most) / slope
+
+
+def _split_notes(split: Split, effective: int | None) -> list[str]:
+    made = split.size * split.accumulate
+    if made == effective:
+        return []
+    return [f"{split.accumulate} steps of {split.size} make {made}, not {effective}"]

@@ -1,0 +1,75 @@
+"""The first phase of a job that asked for it: finding the batch size on the GPUs that it got."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.fit.overrides import Command, argv
+from stoker.fit.terms import Fitted
+from stoker.fit.wish import Wish
+from stoker.gpus.prober import Prober
+from stoker.runs.plan import Plan
+from stoker.units import format_memory
+
+
+class Fitting(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attendant needs to fit a job: kept in its assignment."""
+
+    wish: Wish
+    command: Command
+    """As the job has it, with a place for the size or without."""
+
+    def find(
+        self,
+        plan: Plan,
+        gpus: tuple[str, ...],
+        environment: Mapping[str, str],
+        place: Path,
+        home: Path,
+        prober: Prober,
+        tell: Callable[[str], None],
+        check: Callable[[], None],
+    ) -> Fitted:
+        """Probes, unless a remembered answer will do. `check` raises when somebody wants it all to end."""
+        # Only few jobs are fitted, and every attendant would carry it.
+        from stoker.fit.fitter import Fitter, Request
+        from stoker.fit.memo import Memo, key_of
+
+        place.mkdir(exist_ok=True)
+        wish = self.wish
+        request = Request(
+            command=self.command,
+            terms=wish.terms,
+            overrides=wish.overrides,
+            limits=wish.limits,
+            rate=wish.rate,
+            environment=environment,
+            directory=plan.directory,
+            gpus=gpus,
+            outputs=place,
+        )
+        fitter = Fitter(request, prober, tell, check)
+        key = key_of(self.command, plan.directory or "/", fitter.gpus[0], wish.terms, wish.overrides)
+        remembered = Memo(home).recall(key) if wish.reuse is not None else None
+        if remembered is not None and remembered.at >= time.time() - (wish.reuse or 0.0):
+            limit = int(fitter.capacity() * (1 - wish.terms.margin) / wish.terms.per_gpu)
+            if remembered.fitted.predicted <= limit:
+                tell(f"a batch of {remembered.fitted.size} was found before, and is taken")
+                return remembered.fitted
+        fitted = fitter.fit()
+        tell(f"a batch of {fitted.size} takes {format_memory(fitted.predicted)} of {format_memory(fitted.limit)}")
+        try:
+            Memo(home).keep(key, fitted)
+        except StokerError as error:
+            tell(f"the answer is not remembered: {error}")
+        return fitted
+
+    def plan_at(self, plan: Plan, size: int, accumulate: int | None) -> Plan:
+        """The real run at this size."""
+        return msgspec.structs.replace(plan, command=argv(self.wish.overrides.real(self.command, size, accumulate)))
+
+    def environment_at(self, environment: Mapping[str, str], size: int) -> dict[str, str]:
+        return self.wish.overrides.environment(environment, size) | {"STOKER_BATCH_SIZE": str(size)}

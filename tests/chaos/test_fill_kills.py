@@ -1,0 +1,87 @@
+"""However often a filler is killed: its programs are asked to end, never two are on one GPU, and none is left.
+
+`CHAOS_KILLS=50` does more of it, `CHAOS_SEED` does the same again.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stoker.runs.keeper import GUARDIAN_NAME
+from stoker.runs.processes import children, descends, stat
+from tests.support.fill_stage import FillStage
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(300)
+
+KILLS = int(os.environ.get("CHAOS_KILLS") or 12)
+# From the start of the interpreter until some time after every program runs.
+LONGEST_LIFE = 1.6
+GPUS = 3
+# A program ends within its grace.
+LINGER, GRACE = 0.3, 3.0
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    seed = int(os.environ.get("CHAOS_SEED") or random.randrange(10**6))
+    sys.stdout.write(f"kills with seed {seed}\n")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[FillStage]:
+    keys = f"idle_for = 0\ngrace = {GRACE}"
+    with closing(FillStage(tmp_path / "stage", gpus=GPUS, linger=LINGER, keys=keys)) as stage:
+        yield stage
+
+
+def test_killed_fillers_leave_no_program_that_is_not_asked_to_end(stage: FillStage, chance: random.Random) -> None:
+    for _ in range(KILLS):
+        filler = stage.fill()
+        time.sleep(chance.uniform(0.0, LONGEST_LIFE))
+        filler.kill()
+        filler.wait()
+    end_well(stage)
+
+
+def test_fillers_killed_with_their_guardians_leave_no_program_either(stage: FillStage, chance: random.Random) -> None:
+    for _ in range(KILLS):
+        filler = stage.fill()
+        time.sleep(chance.uniform(0.0, LONGEST_LIFE))
+        guardians = [child for child in children(filler.pid) if (found := stat(child)) and found.name == GUARDIAN_NAME]
+        # All at once, as far as that can be.
+        for pid in (filler.pid, *guardians):
+            os.kill(pid, signal.SIGSTOP)
+        for pid in (filler.pid, *guardians):
+            os.kill(pid, signal.SIGKILL)
+        filler.wait()
+    end_well(stage)
+
+
+def end_well(stage: FillStage) -> None:
+    """The last filler lives long enough to have a program on every GPU, and takes them with it."""
+    filler = stage.fill()
+    # Of this filler: what an earlier one started may still be running.
+    wait_for(
+        lambda: all((pid := stage.running(gpu)) and descends(pid, filler.pid) for gpu in stage.nodes),
+        deadline=30, named="a program on every GPU",
+    )  # fmt: skip
+    filler.send_signal(signal.SIGTERM)
+
+    assert filler.wait(30) == 0
+    wait_for(lambda: not stage.programs(), named="the end of every program")
+    diary = stage.diary()
+    ran = {entry.pid for entry in diary if entry.what == "runs"}
+    asked = {entry.pid for entry in diary if entry.what == "asked"}
+    assert [entry for entry in diary if entry.what == "overlaps"] == []
+    assert ran <= asked
+    assert len(ran) > GPUS, "nothing was running when it was killed"
+    assert "Traceback" not in stage.said

@@ -1,0 +1,167 @@
+"""Probes of a fit: real processes on simulated GPUs, watched, ended early, and gone afterwards."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.gpus.sim import Machine
+from stoker.gpus.sim.faults import add_fault, parse_fault
+from tests.support import fit_runner, sim_trainer
+from tests.support.waiting import wait_for
+
+GIB = 2**30
+MIB = 2**20
+TRAINER = (sys.executable, sim_trainer.__file__)
+# A trainer that would go on for minutes.
+LONG = ("--steps", "100000")
+# The size is both the first and the largest, so one probe is all.
+ONCE = {"base": 8, "most": 8}
+
+
+@pytest.fixture(autouse=True)
+def _two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_GPUS", "sim:2x24GiB")
+    (tmp_path / "stoker-home").mkdir()
+
+
+@pytest.fixture
+def neighbour() -> "Iterator[subprocess.Popen[str]]":
+    """Somebody else, with 8 GiB on GPU 0."""
+    with subprocess.Popen(["stoker", "sim", "load", "--memory", "8GiB"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def fit(*command: str, **asked: Any) -> Any:
+    request = {"command": [*TRAINER, *command], **asked}
+    words = [sys.executable, fit_runner.__file__, json.dumps(request)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    return json.loads(done.stdout)
+
+
+def only_probe(answer: Any) -> Any:
+    assert "error" not in answer, answer
+    (probe,) = answer["fitted"]["observations"]
+    return probe
+
+
+def lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").exists()
+
+
+def break_driver(kind: str, field: str) -> None:
+    machine = Machine.of_environment(os.environ)
+    add_fault(machine, parse_fault(kind, field, None, machine.clock(), None))
+
+
+def test_the_largest_size_is_found_in_three_runs() -> None:
+    answer = fit()
+    # 24 GiB less a tenth are 22118 MiB: 200 batches of 100 MiB and the fixed 2048 fit, 208 do not.
+    assert answer["fitted"]["size"] == 200
+    assert [probe["size"] for probe in answer["fitted"]["observations"]][-1] == 200
+    assert len(answer["fitted"]["observations"]) == 3
+    assert answer["fitted"]["predicted"] == (2048 + 200 * 100) * MIB
+
+
+def test_memory_of_others_is_not_the_probes_and_not_there_to_be_had(neighbour: "subprocess.Popen[str]") -> None:
+    answer = fit()
+    assert answer["fitted"]["observations"][0]["peak"] == (2048 + 8 * 100) * MIB
+    assert answer["fitted"]["limit"] == int(16 * GIB * 0.9)
+    assert answer["fitted"]["size"] == 120
+    assert neighbour.poll() is None
+
+
+def test_without_a_list_of_processes_the_difference_counts_and_that_is_told(
+    neighbour: "subprocess.Popen[str]",
+) -> None:
+    break_driver("unsupported", "processes")
+    answer = fit()
+    assert (answer["fitted"]["size"], answer["fitted"]["observations"][0]["peak"]) == (120, (2048 + 8 * 100) * MIB)
+    assert "the driver does not tell the memory of each process" in answer["fitted"]["note"]
+    assert neighbour.poll() is None
+
+
+def test_of_several_gpus_the_fullest_counts() -> None:
+    answer = fit("--gpus", "2", terms=ONCE)
+    assert only_probe(answer)["peak"] == (2048 + 1024 + 8 * 100) * MIB
+    assert answer["gpus"] == [0, 1]
+
+
+def test_it_is_fitted_to_the_gpu_that_the_command_sees(
+    neighbour: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    answer = fit(terms=ONCE)
+    assert (answer["fitted"]["limit"], answer["gpus"]) == (int(24 * GIB * 0.9), [1])
+    assert neighbour.poll() is None
+
+
+def test_a_probe_ends_when_its_memory_stayed_over_several_steps() -> None:
+    probe = only_probe(fit(*LONG, "--state", "512", "--step-time", "0.2", terms=ONCE))
+    # What the optimizer took at the second step is in it.
+    assert (probe["peak"], probe["settled"]) == ((2048 + 8 * 100 + 512) * MIB, True)
+    assert 1.0 <= probe["seconds"] < 10
+
+
+def test_a_probe_without_steps_ends_when_its_memory_stayed_for_a_while() -> None:
+    probe = only_probe(fit(*LONG, "--silent", terms=ONCE, limits={"flat_for": 0.5}))
+    assert probe["settled"]
+    assert 0.5 <= probe["seconds"] < 10
+
+
+def test_a_probe_ends_when_its_output_says_that_steps_run() -> None:
+    probe = only_probe(fit(*LONG, "--step-time", "0.1", terms=ONCE, limits={"until": r"^step 2\b", "flat_for": 0.01}))
+    assert probe["settled"]
+    assert 0.3 <= probe["seconds"] < 10
+
+
+def test_a_probe_whose_time_is_over_may_not_have_shown_all() -> None:
+    probe = only_probe(fit(*LONG, "--silent", terms=ONCE, limits={"seconds": 0.7}))
+    assert (probe["outcome"], probe["settled"]) == ("fits", False)
+
+
+@pytest.mark.parametrize("more", [(), LONG], ids=["ends by itself", "is ended"])
+def test_nothing_that_a_probe_started_is_left(more: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "left"
+    only_probe(fit("--leave", str(file), *more, terms=ONCE))
+    assert not lives(int(file.read_text()))
+
+
+def test_whoever_wants_it_to_end_is_heard_and_nothing_is_left(tmp_path: Path) -> None:
+    file = tmp_path / "left"
+    answer = fit(*LONG, "--leave", str(file), stop_after=10, limits={"seconds": 60})
+    assert answer["error"] == "somebody wants it to end"
+    assert not lives(int(file.read_text()))
+
+
+def test_a_driver_that_hangs_during_a_probe_ends_it_with_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "left"
+    answer = fit(*LONG, "--leave", str(file), "--silent", hang_after=5, deadline=3.1)
+    assert answer["kind"] == "ProbeFailedError"
+    assert answer["error"] == "the memory of the probe could not be watched: the driver did not answer in 3.1 s"
+    assert not lives(int(file.read_text()))
+
+
+def test_a_fitter_that_is_killed_leaves_no_probe_behind(tmp_path: Path) -> None:
+    file = tmp_path / "left"
+    request = {"command": [*TRAINER, *LONG, "--silent", "--leave", str(file)]}
+    with subprocess.Popen([sys.executable, fit_runner.__file__, json.dumps(request)], stdout=subprocess.PIPE) as fitter:
+        wait_for(lambda: file.exists() and file.read_text())
+        fitter.kill()
+    left = int(file.read_text())
+    wait_for(lambda: not lives(left), named="the end of what the probe started")
+
+
+def test_running_out_of_memory_lowers_the_bound_and_goes_on() -> None:
+    # The base takes 27 GiB, so sizes below it are tried.
+    answer = fit("--slope", "1600", terms={"base": 16})
+    assert answer["fitted"]["observations"][0]["outcome"] == "oom"
+    assert answer["fitted"]["size"] == 8

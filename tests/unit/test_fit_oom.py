@@ -1,0 +1,108 @@
+"""A run that failed for lack of GPU memory is told from one that failed otherwise."""
+
+import pytest
+
+from stoker.fit.oom import is_out_of_memory
+
+OUT_OF_MEMORY = {
+    "torch": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+    "23.69 GiB of which 1.2 GiB is free. If reserved memory is large try setting this to avoid fragmentation.",
+    "torch 2.0": "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 7.79 GiB total)",
+    "torch 1": "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB",
+    "torch, from the driver": "RuntimeError: CUDA error: out of memory",
+    "torch on AMD": "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.",
+    "torch on Intel": "RuntimeError: XPU out of memory. Tried to allocate 512 MiB",
+    "cuBLAS": "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN": "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "NCCL": "ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure 2 'out of memory'",
+    "JAX": "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
+    "JAX, the allocator": "XlaRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for 2.0GiB on device ordinal 0",
+    "TensorFlow": "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:",
+    "TensorFlow, a tensor": "OOM when allocating tensor with shape[64,512] and type float on /device:GPU:0 by allocator GPU_0_bfc",
+    "CuPy": "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,000,000,000 bytes",
+    "Paddle": "ResourceExhaustedError: \n\nOut of memory error on GPU 0. Cannot allocate 2GB",
+    "the runtime": "GPUassert: out of memory main.cu 12",
+    "the runtime's name for it": "terminate called: parallel_for failed: cudaErrorMemoryAllocation: out of memory",
+    "the driver's name for it": "numba.cuda.CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
+    "PyCUDA": "pycuda._driver.MemoryError: cuMemAlloc failed: out of memory",
+    "RAPIDS": "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: /include/rmm/mr.hpp:70",
+    "llama.cpp": "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 900 MiB on device 0: cudaMalloc failed: out of memory",
+    "HIP": "hipErrorOutOfMemory: out of memory",
+}  # fmt: skip
+SOMETHING_ELSE = {
+    "no output": "",
+    "another error": "KeyError: 'batch_size'",
+    "a wrong shape": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x3 and 4x8)",
+    "a denial": "checking for out of memory errors: none",
+    "a denial of the GPU's": "No CUDA out of memory errors so far",
+    "a count of none": "CUDA out of memory errors: 0",
+    "a full disk": "ResourceExhaustedError: out/model.ckpt; No space left on device [Op:SaveV2]",
+    "the host's memory, TensorFlow": "OOM when allocating tensor with shape[9] on /device:CPU:0 by allocator cpu",
+    "a quota": "RESOURCE_EXHAUSTED: Quota exceeded for requests per minute",
+    "the host's memory": "numpy.core._exceptions.MemoryError: Unable to allocate 3.00 GiB for an array with shape (9, 9)",
+    "what cuDNN says of wrong strides": "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. Non-contiguous input?",
+    "no GPU": "RuntimeError: No CUDA GPUs are available",
+    "another CUDA error": "RuntimeError: CUDA error: an illegal memory access was encountered",
+}
+
+
+@pytest.mark.parametrize("line", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+def test_recognises_what_frameworks_say(line: str) -> None:
+    output = f"step 1: loss 4.1\nTraceback (most recent call last):\n  {line}\nERROR: a child failed\n"
+
+    said = is_out_of_memory(output, 1)
+
+    assert said is not None
+    assert said in line
+
+
+@pytest.mark.parametrize("line", SOMETHING_ELSE.values(), ids=SOMETHING_ELSE)
+def test_is_not_misled_by_other_failures(line: str) -> None:
+    assert is_out_of_memory(f"step 1: loss 4.1\n{line}\n", 1) is None
+
+
+@pytest.mark.parametrize("code", [0, 137, -9])
+def test_a_good_end_or_a_kill_is_not_the_gpus_doing(code: int) -> None:
+    assert is_out_of_memory("torch.OutOfMemoryError: CUDA out of memory.\n", code) is None
+
+
+@pytest.mark.parametrize("code", [1, 134, -6, None])
+def test_any_other_end_is_judged_by_the_output(code: int | None) -> None:
+    assert is_out_of_memory("torch.OutOfMemoryError: CUDA out of memory.\n", code) is not None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear for other inputs.",
+        "RuntimeError: Unable to find a valid cuDNN algorithm to run convolution",
+        "RuntimeError: Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true, but got false.",
+    ],
+)
+def test_what_cudnn_says_of_large_batches_counts_where_a_smaller_one_ran(line: str) -> None:
+    assert is_out_of_memory(line, 1) is None
+    assert is_out_of_memory(line, 1, smaller_ran=True) == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 3.00 GiB for an array with shape (9, 9)",
+        "MemoryError",
+        "RuntimeError: [enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000 bytes.",
+        "OSError: [Errno 12] Cannot allocate memory",
+    ],
+)
+def test_the_hosts_memory_counts_where_it_stands_in_for_the_gpus(line: str) -> None:
+    assert is_out_of_memory(line, 1) is None
+    assert is_out_of_memory(line, 1, host=True) == line
+
+
+def test_what_was_said_long_before_the_end_does_not_count() -> None:
+    early = "CUDA out of memory, trying again\n" + "".join(f"step {step}\n" for step in range(1000))
+
+    assert is_out_of_memory(early + "KeyError: 'lr'\n", 1) is None
+
+
+def test_finds_the_line_among_redrawn_ones() -> None:
+    assert is_out_of_memory(" 10%|#  | 1/10\rRuntimeError: CUDA error: out of memory\r", 1) is not None

@@ -1,0 +1,352 @@
+"""The size that is found: nearly the largest that fits, in few runs, and never one that the real run dies of."""
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from stoker.fit.search import RUNS, RUNS_FOR_A_POOR_ANSWER, Search
+from stoker.fit.sizes import Sizes
+from stoker.fit.terms import Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
+from tests.support.trainers import GIB, MIB, TRAINERS, Trainer, search
+
+GOOD = 0.9
+FITTING = [name for name, trainer in TRAINERS.items() if trainer.ends == "size"]
+
+
+def showing(*observations: Observation, terms: Terms | None = None, capacity: int = 24 * GIB) -> Search:
+    searching = Search(terms or Terms(), capacity)
+    for observation in observations:
+        searching.record(observation)
+    return searching
+
+
+def ran(size: int, gib: float, rate: float | None = None, settled: bool = True) -> Observation:
+    return Observation(size=size, outcome="fits", peak=int(gib * GIB), rate=rate, settled=settled)
+
+
+def ran_out(size: int) -> Observation:
+    return Observation(size=size, outcome="oom")
+
+
+def answer(searching: Search) -> Fitted:
+    found = searching.next()
+    assert isinstance(found, Fitted), found
+    return found
+
+
+def asked(searching: Search) -> Try:
+    step = searching.next()
+    assert isinstance(step, Try), step
+    return step
+
+
+# On every simulated program
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_finds_nearly_the_largest_that_fits_in_few_runs_and_the_real_run_survives(name: str) -> None:
+    trainer = TRAINERS[name]
+
+    found = search(trainer)
+
+    assert found.size >= GOOD * trainer.true_limit()
+    assert not trainer.dies(found.size)
+    assert len(found.observations) <= RUNS
+
+
+def test_the_table_has_enough_programs() -> None:
+    assert len(TRAINERS) >= 24
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_answers_a_size_that_was_asked_for(name: str) -> None:
+    trainer = TRAINERS[name]
+    sizes = Sizes(trainer.terms)
+
+    found = search(trainer)
+
+    assert found.size == sizes.down(found.size)
+    assert found.size <= trainer.terms.most
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_predicts_what_the_run_takes(name: str) -> None:
+    trainer = TRAINERS[name]
+
+    found = search(trainer)
+
+    assert found.predicted == pytest.approx(trainer.peak(found.size), rel=0.1)
+    assert found.predicted <= found.limit
+    assert found.fixed >= 0
+    assert found.slope >= 0
+
+
+def test_says_that_nothing_fits() -> None:
+    with pytest.raises(NothingFitsError, match=r"^nothing fits: a batch of one ran out of memory, of the 24 GiB"):
+        search(TRAINERS["nothing fits"])
+
+
+def test_a_program_that_reaches_no_step_gets_no_answer() -> None:
+    with pytest.raises(ProbeFailedError):
+        search(TRAINERS["never reaches a step"])
+
+
+def test_says_that_the_flag_is_ignored_and_answers_what_has_run() -> None:
+    found = search(TRAINERS["ignores the flag"])
+
+    assert found.size in {seen.size for seen in found.observations}
+    assert found.note == "the memory does not depend on the batch size: see whether the program takes it"
+
+
+def test_says_where_the_memory_stops_growing() -> None:
+    found = search(TRAINERS["no more data than 300"])
+
+    assert found.size in {seen.size for seen in found.observations}
+    assert "does not grow beyond a batch of" in found.note
+
+
+# On any program
+
+
+BLOCKS = st.sampled_from([512, 2 * MIB, 20 * MIB])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    total=st.integers(16, 80),
+    limit=st.floats(8, 4000),
+    fixed=st.floats(0, 0.9),
+    bend=st.floats(0, 0.15),
+    block=BLOCKS,
+)
+def test_any_nearly_straight_program_is_fitted(total: int, limit: float, fixed: float, bend: float, block: int) -> None:
+    """Of what grows, at most 15 % comes from the bend; at most 90 % of the limit is fixed; 8 fits."""
+    room = total * GIB * 0.9
+    slope = (1 - fixed) * room / limit / (1 + bend)
+    trainer = Trainer("any", int(fixed * room), slope, bend=bend * slope / limit, block=block, total=total * GIB)
+    assume(trainer.true_limit() >= 8)
+
+    found = search(trainer)
+
+    assert not trainer.dies(found.size)
+    assert found.size >= GOOD * trainer.true_limit()
+    assert len(found.observations) <= RUNS
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    fixed=st.floats(0, 22),
+    slope=st.floats(0.001, 10_000),
+    bend=st.floats(0, 1),
+    jitter=st.floats(0, 0.02),
+    block=BLOCKS,
+    terms=st.builds(
+        Terms,
+        base=st.integers(1, 300),
+        multiple=st.integers(1, 70),
+        most=st.integers(300, 5000),
+        margin=st.floats(0.05, 0.3),
+        per_gpu=st.integers(1, 3),
+        effective=st.none() | st.integers(1, 2000),
+    ),
+)
+def test_no_program_gets_a_size_that_it_dies_of(
+    fixed: float, slope: float, bend: float, jitter: float, block: int, terms: Terms
+) -> None:
+    trainer = Trainer(
+        "any", int(fixed * GIB), slope * MIB, bend=bend * slope * 2**10, jitter=jitter, block=block, terms=terms
+    )
+    try:
+        found = search(trainer)
+    except NothingFitsError:
+        assert trainer.true_limit() == 0 or jitter > 0
+        return
+
+    assert not trainer.dies(found.size)
+    assert len(found.observations) <= RUNS_FOR_A_POOR_ANSWER + 5
+    assert found.accumulate is None or found.size * found.accumulate >= (terms.effective or 0)
+
+
+# Step by step
+
+
+def test_the_second_run_is_at_the_size_that_follows_in_proportion() -> None:
+    searching = showing()
+
+    assert asked(searching) == Try(8, verification=False)
+    searching.record(ran(8, 2.0))
+    assert asked(searching) == Try(80, verification=False)
+
+
+def test_the_third_verifies_what_the_line_says() -> None:
+    searching = showing(ran(8, 2.4), ran(72, 5.6))
+
+    assert asked(searching) == Try(392, verification=True)
+    searching.record(ran(392, 21.5))
+    found = answer(searching)
+    assert (found.size, found.predicted, found.note) == (392, int(21.5 * GIB), "")
+    assert found.slope == pytest.approx(0.05 * GIB, rel=0.02)
+    assert found.fixed == pytest.approx(2 * GIB, rel=0.1)
+
+
+def test_above_the_margin_it_goes_down_and_verifies_again() -> None:
+    searching = showing(ran(8, 2.4), ran(72, 5.6), ran(392, 22.5))
+
+    step = asked(searching)
+
+    assert step.verification
+    assert 360 <= step.size < 392
+
+
+def test_between_two_that_ran_the_line_is_trusted_when_no_run_is_left() -> None:
+    found = answer(showing(ran(8, 2.4), ran(72, 5.6), ran(392, 22.5), ran(376, 21.7)))
+
+    assert found.size == 368
+    assert 21 * GIB < found.predicted <= found.limit
+
+
+def test_running_out_of_memory_lowers_the_bound() -> None:
+    step = asked(showing(ran(8, 2.4), ran(72, 5.6), ran_out(392)))
+
+    assert 72 < step.size < 392
+
+
+def test_after_four_runs_only_a_poor_answer_is_worth_another() -> None:
+    poor = (ran(8, 2.4), ran(72, 5.6), ran_out(392))
+
+    assert asked(showing(*poor, ran_out(320))).size < 320
+    assert answer(showing(*poor, ran(320, 18.0))).size == 320
+
+
+def test_a_run_for_a_few_more_is_not_worth_it() -> None:
+    assert answer(showing(ran(8, 2.4), ran(72, 5.6), ran(392, 21.0))).size == 392
+    assert asked(showing(ran(8, 2.4), ran(72, 5.6), ran(392, 19.0))).size > 392
+
+
+def test_goes_below_the_base_by_powers_of_two_below_the_multiple() -> None:
+    searching = showing(ran_out(8))
+
+    assert asked(searching).size == 2
+    searching.record(ran(2, 10))
+    assert asked(searching).size == 4
+    searching.record(ran_out(4))
+    assert answer(searching).size == 2
+
+
+def test_nothing_fits_only_when_one_does_not() -> None:
+    searching = showing(ran_out(8), ran_out(2))
+
+    assert asked(searching).size == 1
+    searching.record(ran(1, 23))
+    with pytest.raises(NothingFitsError, match="a batch of one takes 23 GiB, and of the 24 GiB .* it may take 22 GiB"):
+        searching.next()
+
+
+def test_a_share_of_the_card_is_all_that_one_of_several_runs_may_use() -> None:
+    terms = Terms(per_gpu=2)
+
+    assert showing(terms=terms).limit == int(24 * GIB * 0.9 / 2)
+    assert answer(showing(ran(8, 3), ran(24, 9), ran(32, 10.8), terms=terms)).size == 24
+    with pytest.raises(NothingFitsError, match="shared by 2 runs"):
+        showing(ran(1, 12), terms=terms).next()
+
+
+def test_memory_that_was_still_growing_is_seen_pessimistically() -> None:
+    flat = asked(showing(ran(8, 2.4), ran(72, 5.6))).size
+    growing = asked(showing(ran(8, 2.4, settled=False), ran(72, 5.6, settled=False))).size
+
+    assert growing < 0.9 * flat
+    found = answer(showing(ran(8, 2.4), ran(72, 5.6), ran(344, 19.4, settled=False)))
+    assert found.note == "the memory was still growing when a probe ended"
+
+
+def test_memory_that_shrinks_is_no_reason_for_a_wild_answer() -> None:
+    step = asked(showing(ran(8, 6.0), ran(24, 5.9)))
+
+    assert step.verification
+    assert step.size <= 4096
+
+
+def test_without_any_memory_seen_there_is_no_answer() -> None:
+    with pytest.raises(ProbeFailedError, match="at batch size 8 could not be seen"):
+        showing(Observation(size=8, outcome="fits", peak=None))
+
+
+def test_a_base_that_is_no_multiple_is_run_but_not_answered() -> None:
+    searching = showing(terms=Terms(base=12))
+
+    assert asked(searching).size == 12
+    searching.record(ran(12, 20))
+    assert asked(searching).size == 16
+    searching.record(ran_out(16))
+    assert answer(searching).size == 8
+
+
+# The effective batch
+
+
+@pytest.mark.parametrize(
+    ("effective", "fits", "size", "steps", "note"),
+    [
+        pytest.param(512, 400, 256, 2, "", id="halves, though more fits"),
+        pytest.param(512, 4096, 512, 1, "", id="all in one step"),
+        pytest.param(512, 512, 512, 1, "", id="exactly what fits"),
+        pytest.param(1000, 408, 200, 5, "", id="a divisor rather than fewer steps"),
+        pytest.param(480, 64, 48, 10, "", id="not the fewest steps, but exact"),
+        pytest.param(500, 408, 168, 3, "3 steps of 168 make 504, not 500", id="no multiple divides it: nearest above"),
+        pytest.param(509, 408, 256, 2, "2 steps of 256 make 512, not 509", id="a prime: nearest above, fewest steps"),
+        pytest.param(512, 4, 4, 128, "", id="tiny batches"),
+        pytest.param(4, 4096, 4, 1, "", id="less than the multiple"),
+        pytest.param(1, 4096, 1, 1, "", id="one"),
+    ],
+)
+def test_the_effective_batch_stays_what_the_experiment_wants(
+    effective: int, fits: int, size: int, steps: int, note: str
+) -> None:
+    trainer = Trainer("any", 0, 21.6 * GIB / (fits + 0.5), terms=Terms(effective=effective))
+
+    found = search(trainer)
+
+    assert (found.size, found.accumulate, found.note) == (size, steps, note)
+
+
+def test_no_run_is_made_above_the_effective_batch() -> None:
+    found = search(Trainer("any", 2 * GIB, 1 * MIB, terms=Terms(effective=64)))
+
+    assert max(seen.size for seen in found.observations) == 64
+
+
+# The fastest
+
+
+def measured(prefer: str, *rates: float | None) -> Fitted:
+    observations = [
+        ran(size, gib, rate) for (size, gib), rate in zip(((8, 2.4), (72, 5.6), (392, 21.5)), rates, strict=True)
+    ]
+    terms = Terms(prefer="fastest") if prefer == "fastest" else Terms()
+    return answer(showing(*observations, terms=terms))
+
+
+@pytest.mark.parametrize(
+    ("rates", "knee"),
+    [
+        pytest.param((100, 500, 510), 72, id="two percent more is no more"),
+        pytest.param((100, 500, 520), 392, id="four percent more is"),
+        pytest.param((100, 99, 98), 8, id="never faster"),
+        pytest.param((100, 500, 300), 72, id="slower again"),
+        pytest.param((100, 500, None), 72, id="no speed seen of the largest"),
+    ],
+)
+def test_a_larger_batch_that_is_not_faster_is_told_or_avoided(rates: tuple[float | None, ...], knee: int) -> None:
+    largest, fastest = measured("largest", *rates), measured("fastest", *rates)
+
+    assert largest.size == 392
+    assert largest.note == ("" if knee == 392 else f"a batch of {knee} is as fast")
+    assert fastest.size == knee
+    assert fastest.note == ("" if knee == 392 else "a batch of 392 fits and is not faster")
+
+
+def test_the_fastest_is_the_largest_where_no_speed_was_seen() -> None:
+    found = measured("fastest", None, None, None)
+
+    assert (found.size, found.note) == (392, "the speed could not be read from the output")
