@@ -52,6 +52,18 @@ def job_options(command: F) -> F:
         click.option(
             "--batch-size", type=click.IntRange(1), metavar="N", help="What {batch_size} in commands stands for."
         ),
+        click.option("--fit", "fits", is_flag=True, help="Find the largest batch size that fits for each first."),
+        click.option("--fit-with", metavar="TEXT", help="The same with options of `stoker fit`, in one word."),
+        click.option(
+            "--retries-oom",
+            type=click.IntRange(0),
+            default=2,
+            metavar="N",
+            help="With --fit: start it again, smaller, when it runs out of memory later [2].",
+        ),
+        click.option(
+            "--append", default="", metavar="TEXT", help="Put this behind each command, such as --version={id}."
+        ),
         click.option("--directory", metavar="DIR", help="Where they run [here]."),
         click.option("--once", is_flag=True, help="Take what is there and end, for cron."),
         queue_option,
@@ -88,8 +100,8 @@ def file_command(
     feed = FileFeed(
         path.absolute(),
         name,
-        _intake(asked),
-        FinishedFile(finished.absolute()) if finished is not None else None,
+        _intake(dict(asked)),
+        FinishedFile(finished.absolute(), asked["append"]) if finished is not None else None,
         lambda: opened_or_created(queue_url),
         Voice(),
     )
@@ -189,6 +201,13 @@ def _intake(asked: dict[str, Any]) -> "Intake":
     environment = kept_environment()
     check_environment(environment)
     directory = working_directory(asked.pop("directory"))
-    pattern = NewJob(command="-", directory=directory, environment=environment, **asked)
+    fits, fit_with, retries_oom = asked.pop("fits"), asked.pop("fit_with"), asked.pop("retries_oom")
+    append = asked.pop("append")
+    fit = {}
+    if fits or fit_with is not None:
+        from stoker.cli.fit_wish import fit_of
+
+        fit = fit_of(fit_with or "", retries_oom, (), asked["batch_size"], asked["gpus"])
+    pattern = NewJob(command="-", directory=directory, environment=environment, fit=fit, **asked)
     check(pattern)
-    return Intake(pattern)
+    return Intake(pattern, append)

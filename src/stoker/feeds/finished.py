@@ -29,8 +29,10 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 class FinishedFile:
     """It belongs to people: they may edit, empty or remove it. What was appended is remembered in a file beside it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, appended: str = "") -> None:
+        """`appended`: what the feed put behind each command, and is left out here."""
         self.path = path
+        self._appended = appended
         self._journal = path.with_name(f".{path.name}.stoker")
         self._seen: set[str] = set()
         """Jobs that are known to be in it."""
@@ -68,7 +70,7 @@ class FinishedFile:
     def _append(self, journal: BinaryIO, jobs: Sequence[Job]) -> None:
         with self.path.open("a+b") as file:
             size = file.seek(0, os.SEEK_END)
-            text = _separator(file, size) + "".join(f"{_one_line(job)}\n" for job in jobs)
+            text = _separator(file, size) + "".join(f"{_one_line(job, self._appended)}\n" for job in jobs)
             _write(journal, Entry(tuple(job.id for job in jobs), size, text))
             file.write(text.encode())
             file.flush()
@@ -112,7 +114,8 @@ def _separator(file: BinaryIO, size: int) -> str:
     return "" if file.read(1) == b"\n" else "\n"
 
 
-def _one_line(job: Job) -> str:
+def _one_line(job: Job, appended: str) -> str:
     """As it was written in the feed; a person may have edited it since."""
     words = job.command if isinstance(job.command, str) else " ".join(job.command)
+    words = words.removesuffix(f" {appended}") if appended else words
     return " ".join(words.splitlines())

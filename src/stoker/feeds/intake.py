@@ -33,8 +33,10 @@ class Taken(NamedTuple):
 class Intake:
     """Makes jobs that are all like `pattern`, except for their commands."""
 
-    def __init__(self, pattern: NewJob) -> None:
+    def __init__(self, pattern: NewJob, append: str = "") -> None:
+        """`append` is put behind every command."""
         self._pattern = pattern
+        self._append = append
 
     def refusal(self, command: str) -> str | None:
         """Why no job can be made of this command; None when one can."""
@@ -42,7 +44,7 @@ class Intake:
             check_command(command)
         except BadInputError as error:
             return str(error)
-        if self._pattern.batch_size is None and wants_batch_size(command):
+        if self._pattern.batch_size is None and not self._pattern.fit and wants_batch_size(command):
             return "it has {batch_size} in it: start the feed with --batch-size, or write {{batch_size}} for the word"
         return None
 
@@ -52,7 +54,7 @@ class Intake:
         pattern = replace(self._pattern, commit=code.commit, dirty=code.dirty)
         for tries_left in reversed(range(MOST_DRAWS)):
             # An id that was chosen here and comes back says that the job is new.
-            jobs = [replace(pattern, command=one.command, origin=one.origin, id=new_id()) for one in wanted]
+            jobs = [replace(pattern, command=self._whole(one), origin=one.origin, id=new_id()) for one in wanted]
             try:
                 ids = store.submit(jobs)
             except BadInputError:
@@ -61,3 +63,6 @@ class Intake:
                 continue
             return [Taken(name, one, is_new=name == job.id) for name, one, job in zip(ids, wanted, jobs, strict=True)]
         raise AssertionError("unreachable")
+
+    def _whole(self, wanted: Wanted) -> str:
+        return f"{wanted.command} {self._append}" if self._append else wanted.command

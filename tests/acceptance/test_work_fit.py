@@ -1,0 +1,142 @@
+"""Jobs whose batch size is found first: `stoker submit --fit`, and a text file from its line to the finished list."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import stoker_command
+from tests.support.feeding import Feeders
+from tests.support.waiting import wait_for
+from tests.support.work_site import WorkSite
+
+# 2 GiB of its own and 100 MiB for each example of the batch: on a card of 24 GiB, 200 fit below a margin of 10 %.
+TRAINER = """\
+#!/bin/sh
+size=8
+for word in "$@"; do case $word in --batch_size=*) size=${word#*=} ;; esac; done
+echo "trains: $*"
+[ -z "$STOKER_FIT_PROBE" ] && [ -n "$MORE" ] && size=$((size + MORE))
+exec STOKER sim load --gpu 0 --memory $((2048 + size * 100))MiB --for 2s
+"""
+QUICKLY = "--flat-for 500ms"
+
+
+@pytest.fixture
+def trainer(site: WorkSite) -> Path:
+    site.environment["STOKER_GPUS"] = "sim:1x24GiB"
+    path = site.directory / "train"
+    path.write_text(TRAINER.replace("STOKER sim", f"{stoker_command()} sim"))
+    path.chmod(0o755)
+    return path
+
+
+def submitted(site: WorkSite, *words: str) -> str:
+    done = site.stoker("submit", "--directory", str(site.directory), *words)
+    assert done.code == 0, done.err
+    return done.out.strip()
+
+
+def output_of(site: WorkSite, job: str) -> str:
+    return site.stoker("logs", job).out
+
+
+def test_the_size_is_found_on_the_gpu_that_the_job_got_and_the_real_run_made_with_it(
+    site: WorkSite, trainer: Path
+) -> None:
+    job = submitted(site, "--fit-with", f"{QUICKLY} --probe-args --wandb_log=False", "--", str(trainer), "--id={id}")
+    site.work_until_empty()
+    assert site.job(job).state == "succeeded"
+    assert site.job(job).sentence == "batch size 200"
+    (real,) = [line for line in output_of(site, job).splitlines() if line.startswith("trains: ")]
+    assert real == f"trains: --id={job} --batch_size=200"
+    probes = sorted(path.name for path in (site.home / "attempts" / f"{job}-1" / "probes").iterdir())
+    assert any("wandb_log=False" in path.read_text() for path in (site.home / f"attempts/{job}-1/probes").iterdir())
+    assert len(probes) <= 3
+
+
+def test_a_place_for_the_size_is_filled_also_in_text_for_a_shell(site: WorkSite, trainer: Path) -> None:
+    job = submitted(
+        site, "--fit-with", QUICKLY, f"echo first; {trainer} --batch_size={{batch_size}} --note '{{{{batch_size}}}}'"
+    )
+    site.work_until_empty()
+    assert "trains: --batch_size=200 --note {batch_size}\n" in output_of(site, job)
+
+
+def test_a_real_run_that_runs_out_of_memory_is_started_again_smaller(site: WorkSite, trainer: Path) -> None:
+    job = submitted(site, "--fit-with", QUICKLY, "--env", "MORE=40", "--", str(trainer))
+    site.work_until_empty()
+    assert (site.job(job).state, site.job(job).sentence) == ("succeeded", "batch size 160")
+    output = output_of(site, job)
+    assert "stoker: it ran out of memory, and is started again with a batch of 160\n" in output
+    assert output.count("trains: ") == 2
+
+
+def test_without_retries_running_out_of_memory_is_a_failure(site: WorkSite, trainer: Path) -> None:
+    job = submitted(site, "--fit-with", QUICKLY, "--retries-oom", "0", "--env", "MORE=40", "--", str(trainer))
+    site.work_until_empty()
+    assert site.job(job).state == "failed"
+    assert output_of(site, job).count("trains: ") == 1
+
+
+def test_a_probe_that_fails_for_another_reason_fails_the_job_and_says_why(site: WorkSite, trainer: Path) -> None:
+    job = submitted(site, "--fit-with", QUICKLY, "--", "sh", "-c", "echo the data is missing; exit 3")
+    site.work_until_empty()
+    assert site.job(job).state == "failed"
+    assert "the probe at batch size 8 failed with code 3" in site.job(job).sentence
+    assert "the data is missing" in site.job(job).sentence
+
+
+def test_a_job_can_be_cancelled_while_its_size_is_being_found(site: WorkSite, trainer: Path) -> None:
+    job = submitted(site, "--fit-with", "--flat-for 1m", "--", str(trainer))
+    worker = site.work()
+    wait_for(lambda: "batch size 8: trying" in output_of(site, job), deadline=30, named="the first probe")
+    assert site.stoker("cancel", job).code == 0
+    site.wait_until(job, "cancelled")
+    assert worker.stop() == 0
+
+
+def test_a_job_is_found_again_while_its_size_is_being_found(site: WorkSite, trainer: Path) -> None:
+    job = submitted(site, "--fit-with", "--flat-for 1500ms", "--", str(trainer))
+    worker = site.work()
+    wait_for(lambda: "batch size 8: trying" in output_of(site, job), deadline=30, named="the first probe")
+    worker.kill()
+    site.work_until_empty()
+    assert (site.job(job).state, site.job(job).attempts) == ("succeeded", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--fit-with", "--margin lots"), "--margin"),
+        (("--fit-with", "--wrong"), "--fit-with: No such option"),
+        (("--fit-with", "'"), "cannot be split into words"),
+        (("--fit-with", "more words"), "takes options of `stoker fit`, and 'more' is none"),
+        (("--fit", "--batch-size", "8"), "leave one of them out"),
+        (("--fit", "--gpus", "0"), "needs a GPU"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_when_it_is_submitted(
+    site: WorkSite, words: tuple[str, ...], sentence: str
+) -> None:
+    done = site.stoker("submit", *words, "--", "true")
+    assert done.code == 2
+    assert sentence in done.err
+    assert site.store.jobs() == []
+
+
+def test_a_line_of_a_file_is_probed_sized_run_with_its_id_and_listed_as_finished(site: WorkSite, trainer: Path) -> None:
+    queue, finished = site.directory / "gpu_queue.txt", site.directory / "finished.txt"
+    queue.write_text(f"{trainer} --lr 1e-3\n")
+    worker = site.work()
+    feeders = Feeders(site.directory)
+    feeder = feeders.start(
+        *("file", str(queue), "--finished", str(finished), "--append", "--version={id}"),
+        *("--fit-with", f"{QUICKLY} --probe-args '--max_tokens=1000000 --wandb_log=False'"),
+    )
+    wait_for(lambda: finished.exists() and finished.read_text(), deadline=60, named="the finished list")
+    assert finished.read_text() == f"{trainer} --lr 1e-3\n"
+    (job,) = site.store.jobs()
+    assert f"trains: --lr 1e-3 --version={job.id} --batch_size=200\n" in output_of(site, job.id)
+    feeder.end()
+    feeders.close()
+    assert worker.stop() == 0
