@@ -30,7 +30,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     gpus: GpuChoice = "all"
     ignore: tuple[str, ...] = ()
-    """Names of executables; `*`, `?` and `[…]` stand for what they stand for in a shell."""
+    """Names of executables; `*` and `?` stand for what they stand for in a shell."""
 
 
 class Background(msgspec.Struct, frozen=True, kw_only=True):
