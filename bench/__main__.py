@@ -2,11 +2,12 @@
 
 import sys
 
-from bench import dispatch, fill, looks, presence, queue, startup, submit, supervisor
+from bench import dispatch, fill, fit, looks, presence, queue, startup, submit, supervisor
 
 BENCHES = {
     "dispatch": dispatch.main,
     "fill": fill.main,
+    "fit": fit.main,
     "looks": looks.main,
     "presence": presence.main,
     "queue": queue.main,

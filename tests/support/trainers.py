@@ -139,14 +139,18 @@ class Trainer:
         return math.ceil(amount / self.block) * self.block
 
 
-def search(trainer: Trainer) -> Fitted:
-    """The search with this program under it."""
+def search(trainer: Trainer, heard: list[Observation] | None = None) -> Fitted:
+    """The search with this program under it; `heard` gets what it is told, also where it finds nothing."""
     searching = Search(trainer.terms, trainer.capacity)
     for run in range(TOO_MANY):
         step = searching.next()
         if not isinstance(step, Try):
             return step
-        searching.record(trainer.probe(step.size, run, step.verification))
+        observation = trainer.probe(step.size, run, step.verification)
+        searching.record(observation)
+        searching.allow(trainer.total - trainer.others(run))
+        if heard is not None:
+            heard.append(observation)
     raise AssertionError(f"{trainer.name}: no answer after {TOO_MANY} runs")
 
 

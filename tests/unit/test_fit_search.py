@@ -163,7 +163,7 @@ def test_no_program_gets_a_size_that_it_dies_of(
         return
 
     assert not trainer.dies(found.size)
-    assert len(found.observations) <= RUNS_FOR_A_POOR_ANSWER + 5
+    assert len(found.observations) <= RUNS_FOR_A_POOR_ANSWER
     assert found.accumulate is None or found.size * found.accumulate >= (terms.effective or 0)
 
 
@@ -179,7 +179,7 @@ def test_the_second_run_is_at_the_size_that_follows_in_proportion() -> None:
 
 
 def test_the_third_verifies_what_the_line_says() -> None:
-    searching = showing(ran(8, 2.4), ran(72, 5.6))
+    searching = showing(ran(8, 2.4), ran(72, 5.59))
 
     assert asked(searching) == Try(392, verification=True)
     searching.record(ran(392, 21.5))
@@ -238,7 +238,7 @@ def test_nothing_fits_only_when_one_does_not() -> None:
 
     assert asked(searching).size == 1
     searching.record(ran(1, 23))
-    with pytest.raises(NothingFitsError, match="a batch of one takes 23 GiB, and of the 24 GiB .* it may take 22 GiB"):
+    with pytest.raises(NothingFitsError, match=r"a batch of one takes 23 GiB, and of the 24 GiB .* it may take 22 GiB"):
         searching.next()
 
 
@@ -246,7 +246,7 @@ def test_a_share_of_the_card_is_all_that_one_of_several_runs_may_use() -> None:
     terms = Terms(per_gpu=2)
 
     assert showing(terms=terms).limit == int(24 * GIB * 0.9 / 2)
-    assert answer(showing(ran(8, 3), ran(24, 9), ran(32, 10.8), terms=terms)).size == 24
+    assert answer(showing(ran(8, 3), ran(24, 9), ran(32, 10.9), terms=terms)).size == 24
     with pytest.raises(NothingFitsError, match="shared by 2 runs"):
         showing(ran(1, 12), terms=terms).next()
 
@@ -267,6 +267,15 @@ def test_memory_that_shrinks_is_no_reason_for_a_wild_answer() -> None:
     assert step.size <= 4096
 
 
+def test_growth_that_rounding_may_hide_is_reckoned_with() -> None:
+    assert asked(showing(ran(8, 20), ran(16, 20))).size == 664
+
+
+def test_a_size_that_only_rounding_seems_to_forbid_is_tried() -> None:
+    assert asked(showing(ran(8, 19.4), ran(16, 20.505))) == Try(24, verification=True)
+    assert answer(showing(ran(8, 19.4), ran(16, 20.6))).size == 16
+
+
 def test_without_any_memory_seen_there_is_no_answer() -> None:
     with pytest.raises(ProbeFailedError, match="at batch size 8 could not be seen"):
         showing(Observation(size=8, outcome="fits", peak=None))
@@ -280,6 +289,17 @@ def test_a_base_that_is_no_multiple_is_run_but_not_answered() -> None:
     assert asked(searching).size == 16
     searching.record(ran_out(16))
     assert answer(searching).size == 8
+
+
+def test_less_memory_than_before_gives_a_smaller_answer() -> None:
+    searching = showing(ran(8, 2.4), ran(72, 5.6), ran(392, 21.5))
+
+    searching.allow(20 * GIB)
+
+    step = asked(searching)
+    assert 320 <= step.size <= 328
+    searching.record(ran(step.size, 18))
+    assert answer(searching).limit == 18 * GIB
 
 
 # The effective batch
@@ -334,7 +354,6 @@ def measured(prefer: str, *rates: float | None) -> Fitted:
         pytest.param((100, 500, 520), 392, id="four percent more is"),
         pytest.param((100, 99, 98), 8, id="never faster"),
         pytest.param((100, 500, 300), 72, id="slower again"),
-        pytest.param((100, 500, None), 72, id="no speed seen of the largest"),
     ],
 )
 def test_a_larger_batch_that_is_not_faster_is_told_or_avoided(rates: tuple[float | None, ...], knee: int) -> None:
@@ -346,7 +365,9 @@ def test_a_larger_batch_that_is_not_faster_is_told_or_avoided(rates: tuple[float
     assert fastest.note == ("" if knee == 392 else "a batch of 392 fits and is not faster")
 
 
-def test_the_fastest_is_the_largest_where_no_speed_was_seen() -> None:
-    found = measured("fastest", None, None, None)
+@pytest.mark.parametrize("rates", [(None, None, None), (100, 500, None)], ids=["of none", "not of the largest"])
+def test_where_the_speed_was_not_seen_nothing_is_said_of_it(rates: tuple[float | None, ...]) -> None:
+    largest, fastest = measured("largest", *rates), measured("fastest", *rates)
 
-    assert (found.size, found.note) == (392, "the speed could not be read from the output")
+    assert (largest.size, largest.note) == (392, "")
+    assert (fastest.size, fastest.note) == (392, "the speed could not be read from the output")

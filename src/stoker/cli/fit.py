@@ -244,6 +244,8 @@ def _print(fitted: "Fitted", remembered: "Remembered | None", key: "Key", fitter
 def _print_json(fitted: "Fitted", remembered: "Remembered | None", key: "Key", fitter: "Fitter") -> None:
     import msgspec
 
+    from stoker.gpus.model import known
+
     answer = {
         "size": fitted.size,
         "accumulate": fitted.accumulate,
@@ -252,7 +254,12 @@ def _print_json(fitted: "Fitted", remembered: "Remembered | None", key: "Key", f
         "limit": fitted.limit,
         "margin": key.terms.margin,
         "gpus": [
-            {"index": gpu.index, "uuid": gpu.uuid, "name": or_none(gpu.name), "memory": or_none(gpu.memory)}
+            {
+                "index": gpu.index,
+                "uuid": gpu.uuid,
+                "name": gpu.name if known(gpu.name) else None,
+                "memory": gpu.memory if known(gpu.memory) else None,
+            }
             for gpu in fitter.gpus
         ],
         "probes": fitted.observations,

@@ -34,6 +34,8 @@ UNSETTLED: Final = 1.10
 BEYOND: Final = 1.05
 # Runs that are less apart in speed are equally fast.
 AS_FAST: Final = 0.97
+# A run at a size so near to the answer tells how fast the answer is.
+NEAR: Final = 0.8
 # Sizes so far apart show whether the memory depends on the size at all: by less than this share of what it did before.
 FAR_APART: Final = 2
 FLAT: Final = 0.05
@@ -147,9 +149,8 @@ class Search:
     def _bound(self) -> int:
         """The smallest size that is known to be too large; one above the largest there is, when none is."""
         out = [seen.size for seen in self._observations if seen.outcome == "oom"]
-        return min(
-            [*out, *(point.size for point in self._points() if point.most > self.limit), self._sizes.largest + 1]
-        )
+        full = [point.size for point in self._points() if point.most > self.limit]
+        return min([*out, *full, self._sizes.largest + 1])
 
     def _best(self) -> _Point | None:
         bound = self._bound()
@@ -241,9 +242,8 @@ class Search:
     def _memory_notes(self) -> list[str]:
         points = self._points()
         first, last = points[0], points[-1]
-        flat = [
-            point for point in points if last.size >= FAR_APART * point.size and last.most - point.least <= self._grain
-        ]
+        far = [point for point in points if last.size >= FAR_APART * point.size]
+        flat = [point for point in far if last.most - point.least <= self._grain]
         notes = []
         if first in flat:
             notes.append("the memory does not depend on the batch size: see whether the program takes it")
@@ -255,14 +255,13 @@ class Search:
 
     def _knee(self, found: int) -> tuple[int, list[str]]:
         """The smallest that is as fast as the fastest, if that is what was asked for, and what to say of it."""
-        rates = {
-            seen.size: seen.rate for seen in self._observations if seen.outcome == "fits" and seen.rate is not None
-        }
-        offered = {size: rate for size, rate in rates.items() if size <= found and size == self._sizes.down(size)}
-        if not offered:
+        fits = [seen for seen in self._observations if seen.outcome == "fits"]
+        rates = {seen.size: seen.rate for seen in fits if seen.rate is not None}
+        if max(rates, default=0) < NEAR * found:
             return found, ["the speed could not be read from the output"] if self._terms.prefer == "fastest" else []
-        knee = min(size for size, rate in offered.items() if rate >= AS_FAST * max(offered.values()))
-        if knee == found:
+        fast = [size for size, rate in rates.items() if rate >= AS_FAST * max(rates.values())]
+        knee = min((size for size in fast if size == self._sizes.down(size)), default=found)
+        if knee >= found:
             return found, []
         if self._terms.prefer == "fastest":
             return knee, [f"a batch of {found} fits and is not faster"]

@@ -218,7 +218,7 @@ class _Attendance:
         self._retries_oom = fitting.wish.retries_oom
         while size is not None:
             self._batch_size, self._ran_out = size, False
-            accumulate = None if fitting.wish.terms.effective is None else -(-fitting.wish.terms.effective // size)
+            accumulate = fitted.accumulate if size == fitted.size else fitting.accumulate_at(size)
             self._run(fitting.plan_at(plan, size, accumulate), fitting.environment_at(environment, size))
             size = smaller(size, fitting.wish.terms) if self._ran_out and self._guardian.reusable else None
             if size is not None:
@@ -319,9 +319,9 @@ class _Attendance:
         from stoker.fit.oom import is_out_of_memory
 
         output = read_tail(self._record.output, _OOM_WITHIN)
-        return (
-            is_out_of_memory(output, status.exit_code, host=self._assignment.plan.source.startswith("rss")) is not None
-        )
+        is_host = self._assignment.plan.source.startswith("rss")
+        # Its probes ran with less: what a library does not support now is the size.
+        return is_out_of_memory(output, status.exit_code, smaller_ran=True, host=is_host) is not None
 
     # The lease
 

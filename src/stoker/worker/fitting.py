@@ -71,5 +71,10 @@ class Fitting(msgspec.Struct, frozen=True, kw_only=True):
         """The real run at this size."""
         return msgspec.structs.replace(plan, command=argv(self.wish.overrides.real(self.command, size, accumulate)))
 
+    def accumulate_at(self, size: int) -> int | None:
+        """Steps that make up the effective batch, at a size that was not the answer."""
+        effective = self.wish.terms.effective
+        return None if effective is None else -(-effective // size)
+
     def environment_at(self, environment: Mapping[str, str], size: int) -> dict[str, str]:
         return self.wish.overrides.environment(environment, size) | {"STOKER_BATCH_SIZE": str(size)}

@@ -1,0 +1,159 @@
+"""How near to the largest batch that fits each way of finding one comes, at what price: `docs/fit-comparison.md`."""
+
+import statistics
+from pathlib import Path
+
+from bench.fit_contestants import ACCELERATE_FIRST, WAYS, Outcome
+from bench.table import Promise, print_promises
+from stoker.fit.search import RUNS
+from stoker.units import format_memory
+from tests.support.trainers import TRAINERS, Trainer
+
+PAGE = Path(__file__).parents[1] / "docs" / "fit-comparison.md"
+GOOD = 0.9
+
+
+def main() -> int:
+    outcomes = compared()
+    PAGE.write_text(page(outcomes))
+    print("\nBatch sizes found\n")
+    print("\n".join(_summary(outcomes)))
+    ours = {name: found["stoker fit"] for name, found in outcomes.items()}
+    fitting = {name: outcome for name, outcome in ours.items() if TRAINERS[name].ends == "size"}
+    worst = min(_share(TRAINERS[name], outcome) for name, outcome in fitting.items())
+    return print_promises(
+        f"Fitting {len(TRAINERS)} simulated programs",
+        [
+            Promise("missed of the largest that fits, worst", (1 - worst) * 100, (1 - GOOD) * 100, "%"),
+            Promise("real runs that run out of memory", sum(outcome.dies for outcome in ours.values()), 0, ""),
+            Promise("runs, most", max(outcome.runs for outcome in ours.values()), RUNS, ""),
+        ],
+    )
+
+
+def compared() -> dict[str, dict[str, Outcome]]:
+    return {name: {way: find(trainer) for way, find in WAYS.items()} for name, trainer in TRAINERS.items()}
+
+
+def _share(trainer: Trainer, outcome: Outcome) -> float:
+    return (outcome.size or 0) / trainer.true_limit()
+
+
+def _summary(outcomes: dict[str, dict[str, Outcome]]) -> list[str]:
+    heads = ["way", "of the largest: median", "worst", "runs: mean", "most", "ran out while looking"]
+    heads += ["real runs that die", "no answer where there is none"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    hopeless = [name for name, trainer in TRAINERS.items() if trainer.ends != "size"]
+    for way in WAYS:
+        fitting = {name: found[way] for name, found in outcomes.items() if TRAINERS[name].ends == "size"}
+        shares = [_share(TRAINERS[name], outcome) for name, outcome in fitting.items()]
+        runs = [outcome.runs for outcome in fitting.values()]
+        lines.append(
+            f"| {way} | {statistics.median(shares):.0%} | {min(shares):.0%} "
+            f"| {statistics.mean(runs):.1f} | {max(runs)} "
+            f"| {sum(outcome.ran_out for outcome in fitting.values())} "
+            f"| {sum(outcome.dies for outcome in fitting.values())} of {len(fitting)} "
+            f"| {sum(outcomes[name][way].size is None for name in hopeless)} of {len(hopeless)} |"
+        )
+    return lines
+
+
+def _table(outcomes: dict[str, dict[str, Outcome]]) -> list[str]:
+    lines = [
+        f"| program | may take | largest | {' | '.join(WAYS)} |",
+        f"|---|---:|---:|{'---|' * len(WAYS)}",
+    ]
+    for name, found in outcomes.items():
+        trainer = TRAINERS[name]
+        largest = trainer.true_limit() if trainer.ends == "size" else "none"
+        cells = " | ".join(_cell(trainer, outcome) for outcome in found.values())
+        lines.append(f"| {name} | {trainer.limit / 2**30:.1f} GiB | {largest} | {cells} |")
+    return lines
+
+
+def _cell(trainer: Trainer, outcome: Outcome) -> str:
+    price = f"{outcome.runs}/{outcome.ran_out}"
+    if outcome.size is None:
+        return f"no answer, {price}"
+    share = f" ({_share(trainer, outcome):.0%})" if trainer.ends == "size" else ""
+    return f"{outcome.size}{share}, {price}{', **dies**' if outcome.dies else ''}"
+
+
+def page(outcomes: dict[str, dict[str, Outcome]]) -> str:
+    return f"""# Ways to find a batch size, side by side
+
+`python -m bench fit` writes this page, and `make bench` does it with everything else. All ways are given the same
+{len(TRAINERS)} simulated programs (`tests/support/trainers.py`), each with its own fixed part, slope and habits.
+No GPU is involved: what is compared are the rules, as documentation and sources tell them, not the frameworks.
+
+{chr(10).join(_summary(outcomes))}
+
+- **the largest** is the largest size that may be answered (a multiple of 8, up to 4096, unless the program's line says
+  otherwise) and with which the whole real run stays within the margin of 10 %. Ways that keep no margin, or another,
+  can come to more than 100 %.
+- **runs** are starts of the program until there is an answer, the last of them with the answer itself where the way
+  verifies it. `power` and `binsearch` try within one process, so that a run of theirs is cheaper.
+- **ran out** counts the runs that ended for lack of memory.
+- **dies**: the real run with that size runs out of memory, perhaps hours later.
+- **no answer where there is none**: of a program of which not even a batch of one fits, and of one that never reaches
+  a step. Who waits for a step without end gives no answer either.
+
+The ways:
+
+- **stoker fit**: memory = fixed + slope × size, from the base and the size that follows in proportion, then a
+  verification; see the first lines of `src/stoker/fit/search.py`.
+- **in proportion**: one run at the default size, whose memory is sampled every ten seconds; nine tenths of the card in
+  proportion to it. It counts weights and context as if they grew with the batch.
+- **power**, **binsearch**: the two modes of Lightning's batch size finder: doubling from 2 until memory runs out; the
+  second then halves what lies between, and takes off 5 %. Three steps each.
+- **shrinking**: accelerate's finder: from {ACCELERATE_FIRST}, nine tenths whenever memory runs out. Its tries are the
+  training itself: what would die begins again, and what ran out late has cost that time. It never finds more than it
+  began with.
+
+## Each program
+
+Size (share of the largest), runs/ran out.
+
+{chr(10).join(_table(outcomes))}
+
+## What the programs are like
+
+On a card of 24 GiB where nothing else is said.
+
+{chr(10).join(f"- **{name}**: {_habits(trainer)}" for name, trainer in TRAINERS.items())}
+
+## What the simulation leaves out
+
+- A neighbour who takes more than the margin after the size was found, and a validation that needs more than the margin
+  and comes after the probes have ended (`--probe-until` waits for it): no probe can see these.
+- Memory that bends strongly: where more than about a fifth of what grows comes from the bend, the size can be less than
+  90 % of the largest. It does not run out of memory: no size is answered that is above all that have run.
+- Leftovers of a try within the same process, which cost the ways that try there.
+"""
+
+
+def _habits(trainer: Trainer) -> str:
+    per_example = format_memory(int(trainer.slope))
+    said = [f"{format_memory(trainer.fixed)} and {per_example} for each example"]
+    said += [f"{format_memory(int(trainer.bend * 100**2))} on top at 100, four times that at 200"] * (trainer.bend > 0)
+    said += [f"{format_memory(trainer.optimizer)} more from step 2 on"] * (trainer.optimizer > 0)
+    said += [f"in blocks of {format_memory(trainer.block)}"] * (trainer.block >= 2**20)
+    if trainer.validation_at is not None:
+        said.append(f"validation at step {trainer.validation_at} with {trainer.validation:g} times what a step takes")
+    said += [f"{format_memory(trainer.creep)} more by the end"] * (trainer.creep > 0)
+    said += [f"±{trainer.jitter:.0%} from run to run"] * (trainer.jitter > 0)
+    said += [f"{trainer.unseen:.0%} is held too shortly to be seen"] * (trainer.unseen > 0)
+    if trainer.own_size is not None:
+        said.append(f"always takes {trainer.own_size}")
+    if len(trainer.neighbour) > 1:
+        said.append(f"somebody else holds {', '.join(map(format_memory, trainer.neighbour))} in turn")
+    if trainer.examples < 2**31:
+        said.append(f"{trainer.examples} examples")
+    said += ["reaches no step"] * (not trainer.reaches_a_step)
+    said += [f"`--base {trainer.terms.base}`"] * (trainer.terms.base != 8)
+    said += [f"`--multiple {trainer.terms.multiple}`"] * (trainer.terms.multiple != 8)
+    said += [f"`--max {trainer.terms.most}`"] * (trainer.terms.most != 4096)
+    said += [f"`--per-gpu {trainer.terms.per_gpu}`"] * (trainer.terms.per_gpu != 1)
+    if trainer.total != 24 * 2**30:
+        said.append(f"{format_memory(trainer.total)} in all")
+    return "; ".join(said)

@@ -1,0 +1,70 @@
+"""What a fit remembers: the same training is recognised, another one never."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.fit.memo import Key, Memo, shape_of
+from stoker.fit.overrides import Overrides
+from stoker.fit.terms import Fitted, Observation, Terms
+
+FITTED = Fitted(
+    size=64, fixed=1.0, slope=2.0, predicted=9, limit=10, observations=(Observation(size=8, outcome="fits", peak=3),)
+)
+
+
+def key(**changes: object) -> Key:
+    usual = Key("python train.py", "/srv", "A100", 80, Terms(), Overrides())
+    return msgspec.structs.replace(usual, **changes)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("python t.py --seed=1", "python t.py --seed=2"),
+        ("python t.py --seed 1 --n 4", "python t.py --seed 99 --n 4"),
+        ("python t.py --learning-rate=1e-3", "python t.py --learning-rate=3e-4"),
+        ("python t.py lr=1e-3 out_dir='a b'", "python t.py lr=2 out_dir=c"),
+        ("python t.py --version=8fa1", "python t.py --version=09bc"),
+    ],
+)
+def test_seeds_rates_and_names_do_not_make_another_training(one: str, other: str) -> None:
+    assert shape_of(one) == shape_of(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("python t.py --n_layer=12", "python t.py --n_layer=24"),
+        ("python t.py --model_name=gpt2", "python t.py --model_name=gpt2-xl"),
+        ("python t.py --block_size 256", "python t.py --block_size 1024"),
+        ("python a/train.py", "python b/train.py"),
+        ("python t.py seed", "python t.py lr"),
+    ],
+)
+def test_whatever_may_change_the_memory_does(one: str, other: str) -> None:
+    assert shape_of(one) != shape_of(other)
+
+
+def test_words_and_shell_text_are_recognised_alike() -> None:
+    assert shape_of(("python", "t.py", "--seed=1")) == shape_of("python t.py --seed=2")
+
+
+def test_the_newest_answer_is_recalled_for_its_own_key_only(tmp_path: Path) -> None:
+    memo = Memo(tmp_path / "new")
+    memo.keep(key(), FITTED)
+    memo.keep(key(), msgspec.structs.replace(FITTED, size=72))
+    remembered = memo.recall(key())
+    assert remembered is not None
+    assert (remembered.fitted.size, remembered.fitted.observations) == (72, FITTED.observations)
+    for other in (key(gpu="H100"), key(memory=40), key(terms=Terms(margin=0.2)), key(directory="/tmp")):
+        assert memo.recall(other) is None
+
+
+def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
+    (tmp_path / "fits.json").write_text("[{")
+    memo = Memo(tmp_path)
+    assert memo.recall(key()) is None
+    memo.keep(key(), FITTED)
+    assert memo.recall(key()) is not None

@@ -1,0 +1,111 @@
+"""What a fit makes of looks at a probe's memory: whose it is, and whether it still grows."""
+
+from typing import Any
+
+import pytest
+
+from stoker.fit.watching import BLOCK, MemoryWatch, Plateau
+from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
+
+GIB = 2**30
+UNTOLD = Unknown("not told")
+OURS, THEIRS = 100, 200
+
+
+def process(pid: int, memory: Maybe[int] = GIB, started: Maybe[int] = 5, name: str = "python") -> Process:
+    return Process(pid, started, name, "alice", memory, UNTOLD)
+
+
+def look(used: Maybe[int], *processes: Process, listed: bool = True, busy: float = 0.5) -> Look:
+    there: Maybe[tuple[Process, ...]] = processes if listed else UNTOLD
+    work = Utilization(busy, busy, 1)
+    reading = Reading("GPU-a", 0.1, work, used, 24 * GIB, UNTOLD, UNTOLD, UNTOLD, UNTOLD, there, UNTOLD)
+    gpu = Gpu("GPU-a", 0, "card", "nvidia", 0, 24 * GIB, UNTOLD)
+    return Look("test", 0.0, 0.0, (gpu,), (reading,))
+
+
+def watch(used_before: Maybe[int] = 2 * GIB) -> MemoryWatch:
+    return MemoryWatch(look(used_before), ["GPU-a"], lambda pid: pid == OURS)
+
+
+def test_only_the_probes_own_processes_count_and_the_peak_stays() -> None:
+    seen = watch()
+    assert seen.see(look(12 * GIB, process(OURS, 3 * GIB), process(THEIRS, 9 * GIB))) is None
+    seen.see(look(10 * GIB, process(OURS, GIB), process(THEIRS, 9 * GIB)))
+    assert (seen.peak, seen.pids, seen.note) == (3 * GIB, {OURS}, "")
+
+
+def test_a_process_of_others_alone_is_no_use_by_the_probe() -> None:
+    seen = watch()
+    seen.see(look(9 * GIB, process(THEIRS, 9 * GIB)))
+    assert (seen.peak, seen.peaks) == (0, {})
+
+
+@pytest.mark.parametrize(
+    "seen_now",
+    [
+        look(5 * GIB, process(OURS, UNTOLD)),
+        look(5 * GIB, process(THEIRS, started=UNTOLD)),
+        look(5 * GIB, process(THEIRS, name="nvidia-cuda-mps-server")),
+        look(5 * GIB, listed=False),
+    ],
+    ids=["memory untold", "pid of another namespace", "behind MPS", "no list"],
+)
+def test_where_memory_cannot_be_told_apart_the_difference_counts_and_is_owned_up_to(seen_now: Look) -> None:
+    seen = watch(used_before=2 * GIB)
+    seen.see(seen_now)
+    assert seen.peak == 3 * GIB
+    assert "the driver does not tell the memory of each process" in seen.note
+
+
+def test_a_little_more_on_the_gpu_is_nobodys_probe() -> None:
+    seen = watch(used_before=2 * GIB)
+    seen.see(look(2 * GIB + BLOCK, listed=False))
+    assert seen.peak == 0
+
+
+def test_what_cannot_be_read_at_all_is_said_with_its_reason() -> None:
+    assert watch().see(look(Unknown("GPU is lost"), listed=False)) == "GPU is lost"
+
+
+def plateau(*, steps: int, seconds: float, **changes: Any) -> bool:
+    """Whether memory that stayed at 1 GiB over so many steps and seconds has settled, by a flat time of 20 s."""
+    flat = Plateau(20.0)
+    flat.see(0.0, changes.get("first", GIB), 0, changes.get("works", True))
+    flat.see(seconds, changes.get("last", GIB), steps, changes.get("works", True))
+    return flat.reached(seconds, steps)
+
+
+def test_memory_has_settled_after_five_steps_and_a_second() -> None:
+    assert plateau(steps=5, seconds=1.0)
+    assert not plateau(steps=4, seconds=30.0)
+    assert not plateau(steps=500, seconds=0.9)
+
+
+def test_a_program_that_tells_no_steps_is_watched_for_the_flat_time() -> None:
+    assert plateau(steps=0, seconds=20.0)
+    assert not plateau(steps=0, seconds=19.9)
+
+
+def test_a_program_that_tells_steps_seldom_is_not_watched_for_ever() -> None:
+    assert plateau(steps=1, seconds=60.0)
+
+
+def test_a_program_that_reads_its_data_before_it_works_has_not_settled() -> None:
+    assert not plateau(steps=0, seconds=60.0, works=False)
+
+
+def test_another_block_or_percent_is_no_growth_but_more_is() -> None:
+    assert plateau(steps=5, seconds=1.0, last=GIB + BLOCK)
+    assert not plateau(steps=5, seconds=1.0, last=GIB + BLOCK + GIB // 50)
+
+
+def test_a_program_that_has_nothing_on_the_gpu_has_not_settled() -> None:
+    assert not plateau(steps=9, seconds=90.0, first=0, last=0)
+
+
+def test_slow_growth_is_growth() -> None:
+    flat = Plateau(20.0)
+    for second in range(100):
+        flat.see(float(second), GIB + second * 5 * 2**20, 0, True)
+        assert not flat.reached(float(second), 0)
