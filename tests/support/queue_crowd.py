@@ -52,7 +52,7 @@ def lead(url: str, processes: int, directory: str) -> None:
         if os.fork() == 0:
             try:
                 _take_part(url, f"w{number}", Path(directory))
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - it must not go on as the test that it was forked from
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)
