@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 MODIFIED: Final = 0x002
+TOUCHED: Final = 0x004
 CLOSED_AFTER_WRITING: Final = 0x008
 CLOSED: Final = 0x018
 OPENED: Final = 0x020
 MOVED_HERE: Final = 0x080
 CREATED: Final = 0x100
 DELETED: Final = 0x200
+REMOVED: Final = 0x400
+MOVED_AWAY: Final = 0x800
 OVERFLOWED: Final = 0x4000
 NO_LONGER_WATCHED: Final = 0x8000
 

@@ -153,7 +153,7 @@ def test_what_is_owed_is_told_on_leaving(bell: Bell, queue: Store, url: str) -> 
 def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stoker.queue import sqlite_bell
 
-    monkeypatch.setattr(sqlite_bell, "_watched", lambda _path: -1)
+    monkeypatch.setattr(sqlite_bell, "_watched", lambda _path: None)
     path = str(tmp_path / "queue.db")
     with init_queue(path) as queue, open_queue(path) as other:
         bell = queue.bell()

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from stoker.errors import BadInputError
+from stoker.placeholders import filled, mentioned
 from stoker.queue.commands import Command
 from stoker.queue.model import LONGEST_LABEL
-from stoker.queue.placeholders import filled, mentioned
 
 # More than this at once is a slip of the finger; whoever means it submits in several goes.
 MOST_JOBS: Final = 100_000

@@ -8,13 +8,13 @@ from typing import Final
 import msgspec
 
 from stoker.errors import BadInputError
+from stoker.placeholders import filled, mentioned
 
 Command = str | tuple[str, ...]
 """Text for a shell, or words that need none."""
 
 DEFAULT_ARGUMENT: Final = "--batch_size={}"
-# `{{batch_size}}` stands for `{batch_size}` itself.
-_PLACE: Final = re.compile(r"\{\{(batch_size|accumulate)\}\}|\{(batch_size|accumulate)\}")
+_PLACES: Final = ("batch_size", "accumulate")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -104,9 +104,9 @@ def _mapped(fill: Callable[[str], str], command: Command) -> Command:
 
 def _filler(size: int, accumulate: int | None) -> Callable[[str], str]:
     values = {"batch_size": str(size), "accumulate": str(accumulate)}
-    return lambda text: _PLACE.sub(lambda found: values[found[2]] if found[2] else f"{{{found[1]}}}", text)
+    return lambda text: filled(text, values)
 
 
 def _mentioned(command: Command) -> set[str]:
     words = (command,) if isinstance(command, str) else command
-    return {plain for word in words for _doubled, plain in _PLACE.findall(word) if plain}
+    return {name for word in words for name in mentioned(word, _PLACES)}

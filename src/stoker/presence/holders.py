@@ -143,9 +143,9 @@ class Holders:
         to_ask_again = set()
         for link in unknown:
             found = self._gpus_behind(pid, f"{directory}/{links[link]}", link, mounts)
-            held |= found
+            held |= found or _NOTHING
             # What a name under /dev stands for can change; elsewhere a file stays what it is while it is open.
-            if found or (link.startswith("/dev/") and not link.startswith(_NEVER)):
+            if found or found is None or (link.startswith("/dev/") and not link.startswith(_NEVER)):
                 to_ask_again.add(link)
         self._other_files[pid] = links.keys() - to_ask_again
         return held
@@ -161,18 +161,19 @@ class Holders:
                     return f"{tasks}/{thread}/fd", links
         return directory, links
 
-    def _gpus_behind(self, pid: int, path: str, link: str, mounts: Mounts) -> frozenset[str]:
+    def _gpus_behind(self, pid: int, path: str, link: str, mounts: Mounts) -> frozenset[str] | None:
+        """None when it was closed just now: by this name it may be opened again."""
         # Sockets, pipes and the like have no path.
         if not link.startswith("/") or link.startswith(_NEVER):
             return _NOTHING
         name = link.removesuffix(_DELETED).rpartition("/")[2]
         # Under /dev and by the name of a node, nothing can block; elsewhere that is looked up first.
-        if not (link.startswith("/dev/") or name in self._names or mounts.can_hold_nodes(pid, path)):
-            return _NOTHING
         try:
+            if not (link.startswith("/dev/") or name in self._names or mounts.can_hold_nodes(pid, path)):
+                return _NOTHING if os.path.lexists(path) else None
             return self._wanted.get(identity(os.stat(path)), _NOTHING)
         except FileNotFoundError:
-            return _NOTHING  # It was closed just now.
+            return None
 
     def _outlives_first_thread(self, pid: int) -> bool:
         """Whether a process without open files is one whose first thread ended while others go on."""

@@ -3,7 +3,7 @@
 from typing import Final
 
 from stoker.errors import BadInputError
-from stoker.queue.placeholders import mentioned
+from stoker.placeholders import mentioned
 
 Command = str | tuple[str, ...]
 

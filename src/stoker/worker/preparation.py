@@ -1,6 +1,5 @@
 """From a queued job to what is started: its command, its environment and the rule that it runs under."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -9,10 +8,10 @@ import msgspec
 from stoker.errors import BadInputError
 from stoker.gpus.giving import give
 from stoker.gpus.model import Gpu
+from stoker.placeholders import filled, mentioned
 from stoker.queue.model import Job
 from stoker.verdicts.policy import Policy
 
-_PLACEHOLDER: Final = re.compile(r"\{\{(?P<literal>id|gpus|batch_size)\}\}|\{(?P<name>id|gpus|batch_size)\}")
 # Empty, these two hide every GPU.
 _HIDING: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -66,21 +65,15 @@ def policy_of(job: Job) -> Policy | None:
 
 def _filled_in(text: str, job: Job, gpus: int) -> str:
     """The text with the words in braces replaced that a job may use; all other braces are the job's own."""
-
-    def fill(match: re.Match[str]) -> str:
-        if job.fit and "batch_size" in match.groups():
-            return match[0]  # it is filled in when it has been found
-        if match["literal"]:
-            return f"{{{match['literal']}}}"
-        value = {"id": job.id, "gpus": gpus, "batch_size": job.batch_size}[match["name"]]
-        if value is None:
+    values = {"id": job.id, "gpus": str(gpus)}
+    if not job.fit:  # otherwise it is filled in when it has been found
+        if job.batch_size is None and mentioned(text, ("batch_size",)):
             raise BadInputError(
                 f"the command of job {job.id} says {{batch_size}}, but the job has none: "
                 "give it one, or write {{batch_size}} if those braces are meant as they are"
             )
-        return str(value)
-
-    return _PLACEHOLDER.sub(fill, text)
+        values["batch_size"] = str(job.batch_size)
+    return filled(text, values)
 
 
 def _is_of_a_run(name: str) -> bool:
