@@ -11,8 +11,9 @@ from stoker.units import format_duration, format_memory, parse_duration, parse_m
 if TYPE_CHECKING:
     from stoker.queue import Asked, Job
 
-# What was the case when it was submitted is no wish that could be changed.
-FACTS: Final = ("commit", "dirty")
+# What was the case when it was submitted is no wish that could be changed. How a job is fitted is a nested matter that
+# `submit --fit-with` understands; whoever wants another size sets batch_size.
+FACTS: Final = ("commit", "dirty", "fit")
 DURATIONS: Final = ("backoff", "time_limit")
 OFF: Final = "off"
 """What stands for no value in a policy: TOML has none."""

@@ -63,6 +63,8 @@ class Options(TypedDict, total=False):
     """With `pin`: leaves out changes that are not committed, where they would be refused."""
     batch_size: int | None
     """What `{batch_size}` in the command stands for."""
+    fit: Mapping[str, Any]
+    """How its batch size is found first, as in the `fit` of a job that was submitted by `submit --fit`."""
     held: bool
     """Waits for `release`."""
 
@@ -251,7 +253,7 @@ def _new_job(command: str | Sequence[str], asked: Mapping[str, Any]) -> NewJob:
     except msgspec.ValidationError as error:
         raise BadInputError(f"a job cannot be submitted so: {error}") from None
     check_command(job.command)
-    if job.batch_size is None and wants_batch_size(job.command):
+    if job.batch_size is None and not job.fit and wants_batch_size(job.command):
         raise BadInputError("the command has {batch_size} in it: say by batch_size=… how much that is")
     return job
 
