@@ -40,7 +40,4 @@ SELECT q.position + n FROM stoker_queue q, numbers ORDER BY n
 UPDATE stoker_queue SET position = position + :count
 
 -- is there a queue --
-SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'stoker_queue'
-
--- is there anything --
-SELECT count(*) FROM sqlite_master
+SELECT count(CASE WHEN type = 'table' AND name = 'stoker_queue' THEN 1 END), count(*) FROM sqlite_master

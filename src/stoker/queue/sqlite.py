@@ -107,8 +107,10 @@ class SqliteDriver:
     def version(self) -> int | None:
         if not self._path.exists():
             return None
-        if not self.fetch("is there a queue", {})[0][0]:
-            if not self.fetch("is there anything", {})[0][0]:
+        # In one question: between two, another one may create it.
+        ((queues, everything),) = self.fetch("is there a queue", {})
+        if not queues:
+            if not everything:
                 return None
             raise StokerError(f"{self._path} is a database, but not a queue of Stoker's: STOKER_QUEUE names another")
         try:
