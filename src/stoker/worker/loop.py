@@ -72,6 +72,7 @@ class WorkerLoop:
         self._output_at = 0.0
         self._tidy_at = 0.0
         self._found = False
+        self._unacknowledged: list[tuple[Engagement, bool]] = []
 
     def run(self) -> int:
         with contextlib.ExitStack() as goodbye:
@@ -148,6 +149,7 @@ class WorkerLoop:
             self._deliver(store)
             self._listen(store)
             self._placing.place(store)
+            self._acknowledge()
             self._send_last_output(store)
             self._keep_leases(store)
             self._say_hello(store)
@@ -155,6 +157,7 @@ class WorkerLoop:
             store.settle()
             self._tidy()
         except StokerError as error:
+            self._acknowledge()
             self._lose_queue(error)
 
     def _open_queue(self) -> Store:
@@ -207,9 +210,15 @@ class WorkerLoop:
                 accepted = store.finish(engagement.attempt, over.outcome, over.exit_code, over.sentence)
                 engagement.recorded = True
                 self._placing.stale = True
-                if engagement.channel is not None:
-                    engagement.channel.send(Recorded())
-                self._tell_end(engagement, accepted)
+                self._unacknowledged.append((engagement, accepted))
+
+    def _acknowledge(self) -> None:
+        """After the next job was started: an attendant that tidies up, and a person who reads, can wait for that."""
+        for engagement, accepted in self._unacknowledged:
+            if engagement.channel is not None:
+                engagement.channel.send(Recorded())
+            self._tell_end(engagement, accepted)
+        self._unacknowledged.clear()
 
     def _send_last_output(self, store: Store) -> None:
         for engagement in list(self._crew.engaged.values()):
