@@ -168,6 +168,8 @@ class FileFeed:
         if self._finished is not None and self._bell is None:
             with self._queue() as store:
                 self._bell = store.bell()
+            # What happened before it could be heard was not.
+            self._is_owed, seconds = True, min(seconds, SECONDS_BETWEEN_SETTLINGS)
         poll = select.poll()
         for descriptor in (events.fileno(), self._bell.fileno() if self._bell is not None else -1):
             if descriptor >= 0:
