@@ -414,7 +414,8 @@ class _Attendance:
         gives_up_at = time.monotonic() + _LONGEST_DELIVERY
         self._pause, self._next_errand = _FIRST_PAUSE, -math.inf
         while time.monotonic() < gives_up_at:
-            self._signals.read()  # the job is over: there is nothing left that could be stopped
+            if any(received.signal in _ENDING for received in self._signals.read()):
+                break  # the machine shuts down, or somebody wants it gone: the next worker finds the outcome on disk
             self._hear()
             # When even the place is gone where it is written down, nobody is left to tell.
             if self._recorded or not self._record.directory.exists():
