@@ -1,6 +1,7 @@
 """Fixtures that several tiers share."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.mock_nvml import MockMachine
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_as_in_a_terminal() -> None:
+    """What was started by nohup ignores SIGHUP, and so would every command that a test starts and then hangs up on."""
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
