@@ -197,7 +197,7 @@ def test_what_the_command_leaves_behind_is_waited_for_until_it_is_gone() -> None
 
 
 def test_a_command_that_stops_itself_is_told() -> None:
-    # In a group of its own: the kernel stops nobody in a group whose parents are gone, as when a service runs the tests.
+    # In a group of its own: the kernel stops nobody in a group without parents, as when a service runs the tests.
     with Overseer("sh", "-c", "kill -TSTP $$; exit 3", popen={"process_group": 0}) as overseer:
         job = overseer.hear("started")
         assert overseer.hear("stopped") == signal.SIGTSTP
