@@ -13,7 +13,9 @@ from tests.support.mock_nvml import MockMachine
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_as_in_a_terminal() -> None:
-    """What was started by nohup ignores SIGHUP, and so would every command that a test starts and then hangs up on."""
+    """What nohup or a shell's `&` started ignores some signals, and so would every command that a test starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
