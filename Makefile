@@ -16,8 +16,8 @@ export UV_COMPILE_BYTECODE := 1
 RUN := $(UV) run --frozen --no-sync
 
 help:
-	@echo 'make up      run Stoker here: the live view of the GPUs that are there, or of simulated ones'
-	@echo 'make demo    the same on simulated GPUs with simulated work'
+	@echo 'make up      run Stoker here: the page, a worker and a queue, on the GPUs that are there or on simulated ones'
+	@echo 'make demo    the same on simulated GPUs at simulated work, wherever it is'
 	@echo 'make test    install what the tests need, lint, check types and boundaries, run every test'
 	@echo 'make lint    ruff, mypy and import-linter only'
 	@echo 'make bench   measure, as ratios against peers in the same run'
@@ -29,7 +29,7 @@ $(UV):
 
 # What running needs, and what developing needs. The stamps make the second `make` instant.
 .venv/.run-stamp: $(UV) pyproject.toml uv.lock
-	@$(UV) sync --frozen --quiet --no-dev --inexact --python $(PYTHON)
+	@$(UV) sync --frozen --quiet --no-dev --inexact --extra web --extra notify --python $(PYTHON)
 	@.venv/bin/python -m compileall -q src
 	@touch $@
 
@@ -42,7 +42,7 @@ up: .venv/.run-stamp
 	@scripts/up
 
 demo: .venv/.run-stamp
-	@.venv/bin/stoker demo
+	@.venv/bin/stoker up --demo
 
 lint: .venv/.dev-stamp
 	@$(RUN) ruff format --check .

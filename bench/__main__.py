@@ -2,13 +2,14 @@
 
 import sys
 
-from bench import dispatch, fill, fit, looks, presence, queue, startup, submit, supervisor
+from bench import dispatch, fill, fit, looks, page, presence, queue, startup, submit, supervisor
 
 BENCHES = {
     "dispatch": dispatch.main,
     "fill": fill.main,
     "fit": fit.main,
     "looks": looks.main,
+    "page": page.main,
     "presence": presence.main,
     "queue": queue.main,
     "startup": startup.main,

@@ -3,12 +3,42 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from stoker.errors import BadInputError
 from stoker.settings_path import config_path
+from stoker.units import parse_duration
+
+# What people can be told of.
+EVENTS: Final = ("failed", "idle-stopped", "queue-empty", "gpu-unknown", "worker-gone")
+
+
+class Notifications(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """Whom to tell of what: see docs/notify.md."""
+
+    urls: tuple[str, ...] = ()
+    """As apprise has them. Each is a secret."""
+    events: tuple[str, ...] = EVENTS
+    unknown_after: str = "10m"
+    """How long a GPU must be unreadable before anybody is told."""
+    link: str = ""
+    """The address of the page, for the links in messages."""
+
+    def __repr__(self) -> str:
+        return f"<Notifications of {', '.join(self.events)} to {len(self.urls)} URLs>"
+
+    def check(self) -> None:
+        """Refuses what cannot be meant, in words that hold no URL."""
+        if unknown := [event for event in self.events if event not in EVENTS]:
+            raise BadInputError(f"[notify] knows no event {unknown[0]!r}: there are {', '.join(EVENTS)}")
+        try:
+            parse_duration(self.unknown_after)
+        except BadInputError as error:
+            raise BadInputError(f"[notify] unknown-after: {error}") from None
+        if self.link and not self.link.startswith(("http://", "https://")):
+            raise BadInputError("[notify] link must be the page's address, like https://gpu-box:7865")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +58,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Background programs on idle GPUs: see docs/fill.md."""
     fit: dict[str, dict[str, Any]] = {}
     """Presets of `stoker fit` by name, each with options as on its command line, without the dashes."""
+    notify: Notifications = Notifications()
+    """Messages to people."""
+    web: dict[str, Any] = {}
+    """Options of the page: host, port, url, names, cert, key."""
 
 
 def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -54,6 +88,8 @@ def _read(path: Path, *, must_exist: bool) -> Settings:
     import tomllib
 
     try:
-        return msgspec.convert(tomllib.loads(text), Settings)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        settings = msgspec.convert(tomllib.loads(text), Settings)
+        settings.notify.check()
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, BadInputError) as error:
         raise BadInputError(f"mistake in the configuration file {path}: {error}") from None
+    return settings

@@ -1,5 +1,6 @@
 """`stoker feed file` as a person types it."""
 
+import getpass
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -58,6 +59,7 @@ def test_lines_become_jobs_as_the_options_say(lines: Lines) -> None:
     for job in jobs:
         assert (job.gpus, job.memory, job.tags, job.priority, job.retries) == (2, 8 * 2**30, ("night",), 3, 2)
         assert (job.share, job.time_limit, job.preemptible) == (True, 3600.0, True)
+        assert job.submitter == getpass.getuser()
         assert (job.directory, job.batch_size) == ("/srv", 64)
 
 

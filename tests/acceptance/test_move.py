@@ -64,3 +64,64 @@ def test_the_place_comes_before_the_jobs(queue: Store) -> None:
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "'up', 'down', 'first', 'last'" in done.err
     assert order(queue) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("words", "becomes"),
+    [
+        (["before", "b", "e"], "aebcd"),
+        (["after", "b", "e"], "abecd"),
+        (["before", "a", "e", "c"], "ceabd"),
+        (["after", "e", "b", "a"], "cdeab"),
+        (["after", "a", "b"], "abcde"),
+    ],
+)
+def test_jobs_go_beside_another_and_keep_their_order(queue: Store, words: list[str], becomes: str) -> None:
+    other = dict(zip("abcde", submit(queue, *"abcde"), strict=True))[words[1]]
+    done = stoker("move", *words)
+    assert done.code == 0, done.err
+    assert order(queue) == becomes
+    assert done.out.count(f"moved {words[0]} {other}") == len(words) - 2
+
+
+def test_beside_an_urgent_job_one_becomes_as_urgent(queue: Store) -> None:
+    submit(queue, "u", priority=5)
+    _a, b = submit(queue, "a", "b")
+    assert stoker("move", "before", "u", b[:7]).code == 0
+    assert (order(queue), queue.job(b).priority) == ("bua", 5)
+
+
+def test_all_of_a_tag_go_around_the_one_that_is_named(queue: Store) -> None:
+    submit(queue, "a", "b")
+    c, d, e = submit(queue, *"cde", tags=("night",))
+    queue.move([d], "last")
+    done = stoker("move", "before", "d", "--tag", "night", "--json")
+    assert {job["id"] for job in done.json()["changed"]} == {c, e}
+    assert [job["why"] for job in done.json()["unchanged"]] == ["it is the job that the others go before"]
+    assert order(queue) == "abced"
+
+
+def test_what_waits_no_more_is_no_place_to_move_to(queue: Store) -> None:
+    runs, _a = submit(queue, "runs", "a")
+    start(queue, runs)
+    for words in (["before", "runs", "a"], ["after", "runs", "a", "--dry-run"]):
+        done = stoker("move", *words)
+        assert (done.code, done.out) == (2, "")
+        assert done.err == f"stoker: nothing can be moved {words[0]} job {runs}: it is running\n"
+
+
+def test_who_forgets_a_job_is_told_where_it_goes(queue: Store) -> None:
+    submit(queue, "a", "b")
+    nobody = stoker("move", "before")
+    assert (nobody.code, "before which job?" in nobody.err) == (2, True)
+    alone = stoker("move", "before", "a")
+    assert (alone.code, "which jobs?" in alone.err) == (2, True)
+    itself = stoker("move", "before", "a", "a")
+    assert (itself.code, itself.err.count("\n")) == (1, 1)
+    assert order(queue) == "ab"
+
+
+def test_a_rehearsal_beside_another_moves_nothing(queue: Store) -> None:
+    a, _b = submit(queue, "a", "b")
+    assert f"would be moved before {a}" in stoker("move", "before", "a", "b", "--dry-run").out
+    assert order(queue) == "ab"

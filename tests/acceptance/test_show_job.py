@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from stoker.queue import NewJob, Store
+from stoker.fit.terms import Fitted, Observation
+from stoker.queue import Finding, NewJob, Store
 from tests.support.attempts import be_there, place_of, run, start, submit
 from tests.support.command import stoker
 
@@ -74,6 +76,55 @@ def test_output_and_report_are_shown_when_they_are_on_this_machine(queue: Store)
     assert done.out.endswith("\n# Why it was stopped\n")
     told = stoker("show", job, "--json").json()
     assert (told["log"], told["report"]) == (str(place / "output"), str(place / "report.md"))
+
+
+def test_the_report_of_a_job_that_ran_elsewhere_is_shown(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    attempt = run(queue, job, "failed", 1)
+    assert stoker("show", job, "--json").json()["finding"] is None
+    queue.write_finding(attempt.id, Finding(cause="idle", report="# Why it was stopped\n\n\x1b[31mred\n"))
+    done = stoker("show", job)
+    assert done.out.endswith("\n# Why it was stopped\n\n\N{REPLACEMENT CHARACTER}[31mred\n")
+    told = stoker("show", job, "--json").json()
+    assert (told["report"], told["finding"]["cause"]) == (None, "idle")
+    assert told["finding"]["report"].startswith("# Why it was stopped")
+    (place_of(attempt) / "report.md").write_text("# From here\n")
+    assert stoker("show", job).out.endswith("\n# From here\n")
+
+
+def test_how_the_batch_size_was_found_is_shown(queue: Store) -> None:
+    (job,) = submit(queue, "a")
+    attempt = start(queue, job)
+    assert "fit  " not in stoker("show", job).out
+    fitted = Fitted(
+        size=96,
+        accumulate=2,
+        fixed=2.0**30,
+        slope=2.0**29,
+        predicted=49 * 2**30,
+        limit=50 * 2**30,
+        observations=(
+            Observation(size=8, outcome="fits", peak=5 * 2**30),
+            Observation(size=128, outcome="oom"),
+            Observation(size=96, outcome="fits"),
+        ),
+        note="96 is not faster than 64",
+    )
+    queue.write_finding(attempt.id, Finding(fit=msgspec.to_builtins(fitted)))
+    done = stoker("show", job)
+    assert "fit          batch size 96, 2 steps of accumulation, about 49 GiB of 50 GiB\n" in done.out
+    assert "             tried 8 (5.0 GiB), 128 (out of memory), 96 (it fits)\n" in done.out
+    assert "             96 is not faster than 64\n" in done.out
+    assert stoker("show", job, "--json").json()["finding"]["fit"]["size"] == 96
+    queue.write_finding(attempt.id, Finding(fit={"of": "a later version"}))
+    assert stoker("show", job).code == 0
+
+
+def test_who_submitted_a_job_is_shown(queue: Store) -> None:
+    (job,) = submit(queue, "a", submitter="alice", origin="sheet row 7")
+    assert ", by alice, from sheet row 7\n" in stoker("show", job).out
+    assert stoker("show", job, "--json").json()["job"]["submitter"] == "alice"
+    assert [one["submitter"] for one in stoker("list", "--json").json()] == ["alice"]
 
 
 def test_a_job_that_waits_says_why(queue: Store) -> None:

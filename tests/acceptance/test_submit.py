@@ -213,6 +213,10 @@ def test_the_queue_may_be_named_by_flag_environment_and_file(tmp_path: Path) -> 
             assert queue.job(done.out.strip()).command == "true"
 
 
+def test_who_submitted_it_is_kept() -> None:
+    assert job("true", environment={"LOGNAME": "alice"})["submitter"] == "alice"
+
+
 def test_the_commit_is_kept_and_whether_files_differ_from_it(repository: Repository) -> None:
     assert (found := job("true"))["commit"] is None
     assert found["dirty"] is None

@@ -87,6 +87,15 @@ def test_gpus_that_no_job_needs_are_filled(filled: FilledSite) -> None:
     worker = filled.work()
     assert set(filled.miners(2)) == {site.uuid(0), site.uuid(1)}
     worker.wait_until_it_says("process-0 on GPU 1: started")
+
+    def told() -> list[tuple[str, str, tuple[str, ...]]]:
+        return [(gpu.doing, gpu.whom, gpu.jobs) for one in site.store.workers() for gpu in one.view.gpus]
+
+    wait_for(
+        lambda: told() == [("background", "process-0", ())] * 2,
+        deadline=PATIENCE,
+        named="what the GPUs are filled with",
+    )
     status = site.stoker("fill", "status", "--json").json()
     assert status["running"] is True
     assert status["status"]["owner"] == "stoker work"

@@ -47,6 +47,10 @@ def test_the_size_is_found_on_the_gpu_that_the_job_got_and_the_real_run_made_wit
     site.work_until_empty()
     assert site.job(job).state == "succeeded"
     assert site.job(job).sentence == "batch size 200"
+    found = site.store.finding(site.last_attempt(job).id)
+    assert found is not None
+    assert found.fit["size"] == 200
+    assert [probe["outcome"] for probe in found.fit["observations"]].count("fits") >= 2
     (real,) = [line for line in output_of(site, job).splitlines() if line.startswith("trains: ")]
     assert real == f"trains: --id={job} --batch_size=200"
     probes = sorted(path.name for path in (site.home / "attempts" / f"{job}-1" / "probes").iterdir())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.queue import Bell, NewJob, Store, View, init_queue, open_queue
+from stoker.queue import Bell, Finding, NewJob, Store, Usage, View, init_queue, open_queue
 from stoker.queue.pace import SECONDS_BETWEEN, Pace
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import wait_for
@@ -66,8 +66,14 @@ def test_what_others_do_rings_and_is_seen_when_it_rings(bell: Bell, queue: Store
     for change in (other.hold, other.release, other.cancel, other.retry):
         change([job])
         assert rings(bell)
+    (neighbour,) = other.submit([NewJob(command="y")])
+    assert rings(bell)
+    other.move_beside([job], neighbour, "after")
+    assert rings(bell)
     attempt = other.claim(job, "w", [], 60.0)
     assert attempt is not None
+    other.snooze(attempt.id, 60.0, "alice")
+    assert rings(bell)
     wait_until_due(other)
     other.finish(attempt.id, "succeeded", 0)
     assert rings(bell)
@@ -81,6 +87,9 @@ def test_what_concerns_nobody_else_wakes_nobody(bell: Bell, queue: Store, other:
     other.heartbeat("w", "host", View())
     other.renew([attempt.id], 60.0)
     other.write_log(attempt.id, "output")
+    other.write_finding(attempt.id, Finding(cause="idle"))
+    other.write_usage([Usage(host="host", gpu="g", minute=1, seconds={"job": 60.0})])
+    other.tell_once("something")
     assert not select.select([bell], [], [], 0.05)[0]
 
 

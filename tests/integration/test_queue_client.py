@@ -83,6 +83,11 @@ def test_a_job_is_submitted_with_what_it_asks_for(queue: stoker.Queue, tmp_path:
     assert (first.command, first.directory, first.gpus, first.state) == ("echo first", str(Path.cwd()), 1, "queued")
 
 
+def test_who_submitted_it_is_kept(queue: stoker.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "alice")
+    assert queue.submit("true").submitter == "alice"
+
+
 def test_a_job_is_the_same_object_as_the_json(queue: stoker.Queue) -> None:
     job = queue.submit("true", tags=["x"])
     assert msgspec.json.decode(msgspec.json.encode(job), type=stoker.Job) == job == queue.job(job.id)
@@ -240,7 +245,7 @@ def test_the_python_that_is_active_stays_the_jobs_python(queue: stoker.Queue, mo
         ("true", {"share": True}, "needs memory=…"),
         ("true", {"time_limit": "soon"}, "is not a duration"),
         ("true", {"on_loss": "cry"}, "Invalid enum value"),
-        ("true", {"policy": {"windows": 3}}, "an idle policy has no 'windows'"),
+        ("true", {"policy": {"windows": 3}}, "the idle policy has no 'windows'"),
         ("true", {"policy": {"window": "x"}}, "the idle policy cannot be so"),
         ("true", {"policy": {"window": 0}}, "must be longer than nothing"),
         ("true", {"environment": {"A=B": "1"}}, "cannot be set"),
@@ -288,5 +293,6 @@ def test_a_database_that_was_not_prepared_is_not_touched(postgres_url: str) -> N
 
 def test_all_that_a_job_can_ask_for_can_be_asked_for_here() -> None:
     """Apart from what is found out, and from the origin, which feeds use."""
-    chosen = {*Asked.__struct_fields__, *NewJob.__struct_fields__} - {"command", "commit", "dirty", "id", "origin"}
+    found_out = {"commit", "dirty", "submitter", "id", "origin"}
+    chosen = {*Asked.__struct_fields__, *NewJob.__struct_fields__} - {"command"} - found_out
     assert Options.__annotations__.keys() == chosen | {"allow_dirty", "bare_environment"}

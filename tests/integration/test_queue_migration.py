@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import StokerError
-from stoker.queue import NewJob, Store, init_queue, open_queue, queue_version, schema
+from stoker.queue import Finding, NewJob, Store, View, init_queue, open_queue, queue_version, schema
+from stoker.queue.statements import sections
 
 NOVELTY = """
 ALTER TABLE stoker_jobs ADD COLUMN novelty TEXT;
@@ -83,7 +86,9 @@ def test_a_migration_that_fails_leaves_the_queue_as_it_was(url: str, monkeypatch
         work(queue)
     with monkeypatch.context() as patch:
         patch.setattr(schema, "VERSION", schema.VERSION + 1)
-        patch.setattr(schema, "sections", lambda _file: {"2": NOVELTY + "INSERT INTO nowhere VALUES (1);"})
+        patch.setattr(
+            schema, "sections", lambda _file: {str(schema.VERSION): NOVELTY + "INSERT INTO nowhere VALUES (1);"}
+        )
         with pytest.raises(StokerError):
             open_queue(url)
     assert queue_version(url) == (schema.VERSION, schema.VERSION)
@@ -99,3 +104,39 @@ def test_the_version_of_a_queue_is_told_without_making_one(url: str) -> None:
         open_queue(url)
     init_queue(url).close()
     assert queue_version(url) == (schema.VERSION, schema.VERSION)
+
+
+def test_a_queue_of_version_1_keeps_all_that_is_in_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "VERSION", 1)
+        patch.setattr(schema, "sections", lambda file: {"1": sections(file)["1"]})
+        with init_queue(url) as queue:
+            work(queue)
+            first, second = queue.submit([NewJob(command="runs", tags=("a",)), NewJob(command="waits")])
+            running = queue.claim(first, "older", ["gpu"], 600.0)
+            assert running is not None
+            queue.heartbeat("older", "box", View())
+            queue.pause()
+            jobs, log = queue.jobs(), queue.log(running.id)
+    assert queue_version(url) == (1, schema.VERSION)
+    together = threading.Barrier(3)
+    with ThreadPoolExecutor(3) as several:
+        versions = list(several.map(lambda _: opened_version(url, together), range(3)))
+    assert versions == [schema.VERSION] * 3
+    with open_queue(url) as queue:
+        assert (queue.jobs(), queue.log(running.id), queue.paused()) == (jobs, log, True)
+        assert [worker.id for worker in queue.workers()] == ["older"]
+        assert queue.check() == []
+        assert [job.state for job in queue.ended_since(0.0)] == ["succeeded"]
+        assert queue.finding(running.id) is None
+        assert queue.write_finding(running.id, Finding(cause="idle"))
+        assert queue.snooze(running.id, 60.0, "alice")
+        assert list(queue.wishes("older").snoozed) == [running.id]
+        assert queue.finish(running.id, "failed", 1)
+        assert queue.jobs(("queued",))[0].id == second
+
+
+def opened_version(url: str, together: threading.Barrier) -> int:
+    together.wait(30.0)
+    with open_queue(url) as queue:
+        return int(queue._driver.fetch("read version", {})[0][0])

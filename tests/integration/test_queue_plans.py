@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.queue import NewJob, Store, init_queue
+from stoker.queue import NewJob, State, Store, init_queue
+from stoker.queue.driver import Parameters, Row
 from stoker.queue.statements import script
 from tests.support.postgres import PostgresServer
 from tests.support.queue_history import write_history
@@ -29,9 +30,37 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "exit_code": 0,
     "sentence": "",
     "ring": 0,
+    "attempts": '["a", "b"]',
+    "at": 1.0e9,
+    "since": 29_000_000,
+    "written": 1.0e9,
+    "letters": 4096,
+    "minutes": 44640,
+    "seconds": 60.0,
+    "who": "",
+    "host": "h1",
+    "gpu": "g",
+    "cause": "",
+    "report": "",
+    "fit": "{}",
+    "submitted": 1.0e9,
+    "position": 1.0,
+    "limit": 50,
+    "offset": 0,
 }
 WALKS = ("ready", "claim next")
-HOT = (*WALKS, "claim", "claim any", "succeed", "expired attempts", "is anything expired", "next wake")
+HOT = (*WALKS, "claim", "claim any", "succeed", "expired attempts", "is anything expired", "next wake", "wishes")
+LOOKS = (
+    "ended since",
+    "ended counts",
+    "snoozes",
+    "snooze",
+    "write finding",
+    "finding",
+    "causes",
+    "idle stops",
+    "last words",
+)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -62,7 +91,11 @@ def young(new_url: Callable[[], str]) -> Iterator[Store]:
 
 def plans(queue: Store, statement: str) -> list[str]:
     """How the database would run it: for these parameters, and on PostgreSQL for any, as it does in the long run."""
-    sql = queue._driver.sql(statement) + (" LIMIT 100" if statement == "ready" else "")
+    limit = " LIMIT 100" if statement in ("ready", "ended since") else ""
+    return plans_of(queue, queue._driver.sql(statement) + limit)
+
+
+def plans_of(queue: Store, sql: str) -> list[str]:
     if not Path(queue.place).exists():
         return [explained(queue, f"EXPLAIN {sql}"), generic_plan(queue, sql)]
     return ["\n".join(explained(queue, f"EXPLAIN QUERY PLAN {step}") for step in script(sql))]
@@ -106,8 +139,70 @@ def assert_walks_along_the_queued(queue: Store, statement: str) -> None:
 @pytest.mark.parametrize("statement", HOT)
 def test_nothing_that_workers_do_reads_the_history(queue: Store, statement: str) -> None:
     for plan in plans(queue, statement):
-        assert not re.search(r"Seq Scan on stoker_(jobs|attempts)", plan)
-        assert not re.search(r"SCAN (j|a|stoker_jobs|stoker_attempts)\b(?! USING)", plan)
+        assert_reads_little(plan)
+
+
+@pytest.mark.parametrize("statement", LOOKS)
+def test_nothing_that_watchers_ask_of_the_last_hour_reads_the_history(queue: Store, statement: str) -> None:
+    # Of these PostgreSQL keeps making plans for the time that is asked for: one for any time would cost it more.
+    assert_reads_little(plans(queue, statement)[0])
+
+
+def assert_reads_little(plan: str) -> None:
+    assert not re.search(r"Seq Scan on stoker_(jobs|attempts|findings|logs|usage)", plan)
+    # SQLite scans an index too when it reads all of it.
+    assert not re.search(r"SCAN (j|a|f|stoker_jobs|stoker_attempts|stoker_findings|stoker_usage)\b(?! USING)", plan)
+
+
+def asked_of(queue: Store, monkeypatch: pytest.MonkeyPatch, look: Callable[[Store], object]) -> str:
+    """The statement that the store puts together for that."""
+    asked: list[str] = []
+
+    def record(sql: str, _parameters: Parameters) -> list[Row]:
+        asked.append(sql)
+        return []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue._driver, "fetch_text", record)
+        look(queue)
+    (sql,) = asked
+    return sql
+
+
+@pytest.mark.parametrize("states", [(), ("failed",), ("failed", "cancelled", "held")])
+@pytest.mark.parametrize("before", [None, (1.0e9, 1.0)])
+def test_a_page_of_jobs_is_found_by_an_index_wherever_it_is(
+    queue: Store, monkeypatch: pytest.MonkeyPatch, states: tuple[State, ...], before: tuple[float, float] | None
+) -> None:
+    sql = asked_of(queue, monkeypatch, lambda store: store.page(states, before=before))
+    for plan in plans_of(queue, sql):
+        assert_reads_little(plan)
+        assert "stoker_jobs_state" in plan if states else "stoker_jobs_submitted" in plan
+        if len(states) < 2:
+            assert "Sort" not in plan
+            assert "USE TEMP B-TREE" not in plan
+
+
+def test_what_ended_last_is_found_by_the_index_of_ends(queue: Store) -> None:
+    for statement in ("ended since", "ended counts"):
+        assert "stoker_jobs_ended" in plans(queue, statement)[0]
+    for plan in plans(queue, "ended since"):
+        assert "Sort" not in plan
+        assert "USE TEMP B-TREE" not in plan
+
+
+def test_stops_for_idleness_are_found_by_an_index_of_their_own(queue: Store) -> None:
+    assert "stoker_findings_idle" in plans(queue, "idle stops")[0]
+
+
+def test_the_last_hour_of_the_gpus_is_found_by_an_index(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: tuple[Callable[[Store], object], ...] = (
+        lambda store: store.usage(29_000_000),
+        lambda store: store.usage(29_000_000, "h1", "g"),
+    )
+    for look in looks:
+        assert_reads_little(plans_of(queue, asked_of(queue, monkeypatch, look))[0])
+    assert_reads_little(plans(queue, "usage totals")[0])
 
 
 def test_expired_leases_are_found_by_the_index_of_running_attempts(queue: Store) -> None:
@@ -129,3 +224,16 @@ def test_a_lookup_by_the_beginning_of_an_id_reads_no_more_than_it_finds(queue: S
     chosen = "\n".join(str(row[-1]) for row in rows)
     assert "Seq Scan" not in chosen
     assert "SCAN j" not in chosen
+
+
+def test_the_first_in_line_are_found_by_the_index_of_queued_ones(queue: Store) -> None:
+    for plan in plans_of(queue, f"{queue._driver.sql('in line')} LIMIT 50"):
+        assert "stoker_jobs_queued" in plan
+        assert "Sort" not in plan
+        assert "USE TEMP B-TREE" not in plan
+
+
+@pytest.mark.parametrize("statement", ["unfinished counts", "unfulfilled of several"])
+def test_nothing_that_is_asked_many_times_a_minute_reads_the_history(queue: Store, statement: str) -> None:
+    for plan in plans(queue, statement):
+        assert_reads_little(plan)

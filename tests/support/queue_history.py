@@ -23,10 +23,20 @@ INSERT INTO stoker_attempts (id, job_id, worker_id, number, gpus, started, lease
 {numbers}
 SELECT 'a' || n, {id}, 'w', 1, '[]', 1001.0 + n, 1061.0 + n, 1002.0 + n, 'succeeded' FROM numbers
 """
+FINDINGS = """
+INSERT INTO stoker_findings (attempt_id, cause, report, fit, written)
+SELECT attempt, CASE WHEN length(attempt) {modulo} 2 = 0 THEN 'idle' ELSE 'time limit' END, '', '{{}}', ended
+FROM stoker_jobs WHERE state = 'failed'
+"""
+USAGE = """
+INSERT INTO stoker_usage (host, gpu, minute, job, background, somebody, free, unknown)
+{numbers}
+SELECT 'h' || (n {modulo} 4), 'g', n, 60, 0, 0, 0, 0 FROM numbers WHERE n <= 20000
+"""
 
 
 def write_history(queue: Store, count: int) -> None:
-    """So many jobs that ended long ago, one in ten of them badly."""
+    """So many jobs that ended long ago, one in ten of them badly, and some minutes of GPUs."""
     kind = "sqlite" if Path(queue.place).exists() else "postgres"
     pieces = {
         "numbers": NUMBERS[kind],
@@ -35,8 +45,14 @@ def write_history(queue: Store, count: int) -> None:
         "modulo": "%" if kind == "sqlite" else "%%",
     }
     driver = queue._driver
-    driver.transaction(lambda: [driver.fetch_text(sql.format(**pieces), {"count": count}) for sql in (JOBS, ATTEMPTS)])
+
+    def write() -> None:
+        for sql in (JOBS, ATTEMPTS, FINDINGS, USAGE):
+            text = sql.format(**pieces)
+            driver.fetch_text(text, {"count": count} if "count" in text else {})
+
+    driver.transaction(write)
     if kind == "postgres":
-        driver.fetch_text("VACUUM ANALYZE stoker_jobs, stoker_attempts", {})
+        driver.fetch_text("VACUUM ANALYZE stoker_jobs, stoker_attempts, stoker_findings, stoker_usage", {})
     else:
         driver.fetch_text("ANALYZE", {})

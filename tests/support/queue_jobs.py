@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.queue import NewJob, Outcome, Store, init_queue
+from tests.support.waiting import wait_for
 
 LONG = 600.0
 
@@ -35,3 +36,12 @@ def end(store: Store, job: str, outcome: Outcome = "failed") -> None:
 
 def states(store: Store, *jobs: str) -> list[str]:
     return [store.job(job).state for job in jobs]
+
+
+def moment(store: Store) -> float:
+    """A time after all that was done and before all that will be: SQLite's clock counts milliseconds."""
+    now = store.clock()
+    wait_for(lambda: store.clock() > now, named="the next millisecond")
+    after = store.clock()
+    wait_for(lambda: store.clock() > after, named="the next millisecond")
+    return after

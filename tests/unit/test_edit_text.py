@@ -1,10 +1,15 @@
 """A job as text: whatever a job holds comes back from its text as it was."""
 
+import tomllib
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.cli.edit_text import changes_in, written
+from stoker.errors import BadInputError
 from stoker.queue import Job
+from stoker.queue.editing import edited
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 WORD = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10)
@@ -17,6 +22,7 @@ def jobs(draw: st.DrawFn) -> Job:
         directory=draw(TEXT),
         environment=draw(st.dictionaries(WORD, TEXT, max_size=3)),
         name=draw(TEXT),
+        submitter=draw(TEXT),
         tags=tuple(draw(st.lists(WORD, max_size=3))),
         memory=draw(st.none() | st.integers(0, 2**45)),
         backoff=draw(st.floats(0, 1e9)),
@@ -45,3 +51,12 @@ def jobs(draw: st.DrawFn) -> Job:
 @given(jobs())
 def test_an_untouched_text_changes_nothing(job: Job) -> None:
     assert changes_in(written(job), job) == {}
+
+
+@given(jobs())
+def test_who_submitted_it_cannot_be_edited(job: Job) -> None:
+    assert "submitter" not in tomllib.loads(written(job))
+    with pytest.raises(BadInputError, match="no 'submitter' that could be edited"):
+        changes_in('submitter = "mallory"\n' + written(job), job)
+    with pytest.raises(BadInputError, match="no 'submitter' that could be edited"):
+        edited(job, {"submitter": "mallory"})

@@ -1,9 +1,12 @@
-"""One step up or down in the queue: nobody is lost, and nobody jumps."""
+"""Steps and moves in the queue: nobody is lost, and nobody jumps."""
+
+import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.queue.moving import Waiting, stepped
+from stoker.queue.model import Side
+from stoker.queue.moving import Waiting, beside, stepped
 
 QUEUES = st.lists(st.integers(0, 2), max_size=12).map(
     lambda priorities: [
@@ -27,3 +30,28 @@ def test_a_step_up_and_the_same_step_down_mirror_each_other(waiting: list[Waitin
     assert [name for name in up if name in moving] == [job.id for job in waiting if job.id in moving]
     turned = [Waiting(job.id, -job.priority, -job.position) for job in reversed(waiting)]
     assert order(turned, stepped(turned, moving, "down")) == up[::-1]
+
+
+# With neighbours between which no number is left, and some that share their place.
+CROWDS = st.lists(
+    st.sampled_from([-3.0, 0.0, 5e-324, 1.0, math.nextafter(1.0, 2.0), 1.5, 7.0, 2.0**53]), min_size=2, max_size=8
+).map(lambda places: [Waiting(f"{at:08x}", 0, place) for at, place in enumerate(sorted(places))])
+
+
+@given(CROWDS, st.sampled_from(["before", "after"]), st.data())
+def test_whoever_is_put_beside_another_is_right_beside_it(
+    waiting: list[Waiting], side: Side, data: st.DataObject
+) -> None:
+    neighbour = data.draw(st.sampled_from(waiting))
+    others = [job.id for job in waiting if job != neighbour]
+    chosen = data.draw(st.sets(st.sampled_from(others), min_size=1))
+    moving = [name for name in others if name in chosen]
+    places = beside(waiting, moving, neighbour, side)
+    expected = [job.id for job in waiting if job.id not in chosen]
+    at = expected.index(neighbour.id) + (side == "after")
+    expected[at:at] = moving
+    # Jobs that share a place are ordered by what comes next: when they were submitted.
+    after = [Waiting(job.id, 0, places.get(job.id, job.position)) for job in waiting]
+    assert [job.id for job in sorted(after, key=lambda job: (job.position, job.id))] == expected
+    last = max(job.position for job in waiting)
+    assert all(place < math.floor(last) + 1 for place in places.values()), "what is submitted next is behind all"

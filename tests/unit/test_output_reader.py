@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cli.following import last_lines
-from stoker.cli.output_reader import OutputReader, Piece, has_output
-from stoker.cli.tail_reader import TailReader, overlap
+from stoker.overview.outputs import OutputReader, Piece, TailReader, has_output, last_lines
+from stoker.overview.tail_reader import overlap
 from stoker.runs.output import OutputLog
 
 
@@ -213,3 +212,14 @@ def test_what_two_tails_have_in_common_is_the_most_it_can_be(before: bytes, more
 )
 def test_the_last_lines_are_counted_with_the_unfinished_one(count: int | None, expected: Piece) -> None:
     assert last_lines(Piece(b"1\n2\n3\n", b"4"), count) == expected
+
+
+def test_a_long_output_can_be_read_in_parts_that_are_whole_lines(reader: OutputReader, tmp_path: Path) -> None:
+    (tmp_path / "output.1").write_bytes(b"1\n22\n" + b"3" * 50 + b"\n")
+    (tmp_path / "output").write_bytes(b"4\n5\nunfinished")
+    assert reader.read(most=6) == Piece(b"1\n22\n", b"")
+    assert reader.is_behind
+    assert reader.read(most=6) == Piece(b"3" * 50 + b"\n4\n5\n", b"")
+    assert reader.is_behind
+    assert reader.read(most=100) == Piece(b"", b"unfinished")
+    assert not reader.is_behind

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cli.sweep import MOST_JOBS, Sweep, check_sweeps, named, parse_sweep, trials
 from stoker.errors import BadInputError
 from stoker.placeholders import filled, mentioned
 from stoker.queue.commands import wants_batch_size
 from stoker.queue.model import LONGEST_LABEL
+from stoker.queue.sweep import MOST_JOBS, Sweep, check_sweeps, named, parse_sweep, trials
 
 
 @pytest.mark.parametrize(

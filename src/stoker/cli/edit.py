@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stoker.cli.options import DURATION, MEMORY, Typed
-from stoker.cli.policy import LENGTH, policy_from, policy_options_with
+from stoker.cli.policy import LENGTH, policy_options_with
 from stoker.cli.queue_options import opened
 from stoker.cli.selection import JobName
 from stoker.cli.steering import Changed, Report, Request, Unchanged, request_options, tell
@@ -109,27 +109,9 @@ def _fields(changes: Mapping[str, object]) -> str:
 
 
 def _check(job: "Job", wanted: Mapping[str, Any]) -> None:
-    """Refuses what cannot be meant, also in what the store itself does not look at."""
-    from stoker.queue.commands import check_command
-    from stoker.queue.editing import edited
-    from stoker.queue.provenance import check_environment
+    from stoker.queue.editing import check_changes
 
-    asked = edited(job, wanted)
-    check_command(asked.command)
-    check_environment(asked.environment)
-    if wanted.get("policy") and not asked.policy.get("off"):
-        _check_policy(asked.policy)
-
-
-def _check_policy(policy: Mapping[str, Any]) -> None:
-    from msgspec import ValidationError, convert
-
-    if unknown := set(policy) - set(Policy.__struct_fields__):
-        raise BadInputError(f"the idle policy has no {min(unknown)!r}")
-    try:
-        convert(policy, Policy).check()
-    except ValidationError as error:
-        raise BadInputError(f"the idle policy cannot be so: {error}") from None
+    check_changes(job, wanted)
 
 
 def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, object]:
@@ -180,14 +162,12 @@ def _directory(text: str) -> str:
 
 def _policy(job: "Job", rule: Mapping[str, Any], idle: str | None) -> dict[str, object]:
     """The job's rule with these options over it; only what differs from the usual one is kept."""
-    if idle == "off":
-        return {"off": True}
-    from msgspec.structs import asdict
+    from stoker.queue.rules import OFF, kept, policy_with
 
-    usual = asdict(Policy())
-    before = {name: value for name, value in job.policy.items() if name in usual}
-    policy = asdict(policy_from(**(usual | before | dict(rule))))
-    return {name: value for name, value in policy.items() if value != usual[name]}
+    if idle == "off":
+        return dict(OFF)
+    over = {name: None if name == "warn_at" and value == "off" else value for name, value in rule.items()}
+    return dict(kept(policy_with(job.policy, over)))
 
 
 def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | None) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # What was the case when it was submitted is no wish that could be changed. How a job is fitted is a nested matter that
 # `submit --fit-with` understands; whoever wants another size sets batch_size.
-FACTS: Final = ("commit", "dirty", "fit")
+FACTS: Final = ("commit", "dirty", "fit", "submitter")
 DURATIONS: Final = ("backoff", "time_limit")
 OFF: Final = "off"
 """What stands for no value in a policy: TOML has none."""

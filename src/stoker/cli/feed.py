@@ -196,7 +196,7 @@ def _sheet_feed(
 def _intake(asked: dict[str, Any]) -> "Intake":
     from stoker.feeds.intake import Intake
     from stoker.queue.model import NewJob, check
-    from stoker.queue.provenance import check_environment, kept_environment, working_directory
+    from stoker.queue.provenance import check_environment, kept_environment, login_name, working_directory
 
     environment = kept_environment()
     check_environment(environment)
@@ -208,6 +208,7 @@ def _intake(asked: dict[str, Any]) -> "Intake":
         from stoker.cli.fit_wish import fit_of
 
         fit = fit_of(fit_with or "", retries_oom, (), asked["batch_size"], asked["gpus"])
-    pattern = NewJob(command="-", directory=directory, environment=environment, fit=fit, **asked)
+    who = login_name()
+    pattern = NewJob(command="-", directory=directory, environment=environment, fit=fit, submitter=who, **asked)
     check(pattern)
     return Intake(pattern, append)

@@ -17,17 +17,10 @@ def fit_of(
     text: str, retries_oom: int, commands: "Sequence[Command]", batch_size: int | None, gpus: int
 ) -> dict[str, Any]:
     """What is kept with a job. Refuses what could not be fitted, before it waits for a GPU all night."""
-    import msgspec
+    from stoker.fit.wish import check_fittable, kept
 
-    if batch_size is not None:
-        raise BadInputError("--batch-size says how large it is and --fit finds it out: leave one of them out")
-    if gpus == 0:
-        raise BadInputError("--fit needs a GPU to fit to, and the job wants none")
-    wish = wish_of(text, retries_oom)
-    for command in commands:
-        wish.overrides.check(command, wish.terms.effective)
-    kept: dict[str, Any] = msgspec.to_builtins(wish)
-    return kept
+    check_fittable(batch_size, gpus)
+    return kept(wish_of(text, retries_oom), commands)
 
 
 def wish_of(text: str, retries_oom: int) -> "Wish":

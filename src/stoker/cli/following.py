@@ -1,13 +1,11 @@
 """Follows a job's output until it has ended, from one attempt to the next."""
 
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from stoker.cli.listening import SLOW_POLL, Listener, note, patiently
 from stoker.cli.log_screen import LogScreen
-from stoker.cli.output_reader import OutputReader, Piece, has_output
-from stoker.cli.tail_reader import TailReader
+from stoker.overview.outputs import OutputReader, Piece, Reader, TailReader, last_lines, reader_of
 from stoker.places import state_home
 from stoker.queue.model import ENDED, Attempt, Job
 
@@ -19,28 +17,6 @@ _LOOK_AT_FILE: Final = 0.1
 _LOOK_AT_QUEUE: Final = 0.3
 # The end of an attempt is told by the bell; this is for when it is not.
 _ASK_FOR_END: Final = 1.0
-
-
-class Reader(Protocol):
-    def read(self) -> Piece:
-        """What is new."""
-
-    def close(self) -> None: ...
-
-
-def directory_of(attempt: Attempt) -> Path:
-    """Where its record is, on the machine that ran it."""
-    return state_home() / "attempts" / f"{attempt.job}-{attempt.number}"
-
-
-def last_lines(piece: Piece, count: int | None) -> Piece:
-    """The last so many lines of it; all of them for None."""
-    if count is None:
-        return piece
-    lines = piece.finished.split(b"\n")[:-1]
-    wanted = max(0, count - bool(piece.unfinished))
-    kept = lines[len(lines) - min(wanted, len(lines)) :]
-    return Piece(b"".join(line + b"\n" for line in kept), piece.unfinished if count else b"")
 
 
 class Follower:
@@ -99,7 +75,7 @@ class Follower:
         return last_lines(piece, wanted)
 
     def _reader(self, attempt: Attempt) -> Reader:
-        return reader_of(self._store, attempt)
+        return reader_of(self._store, state_home(), attempt)
 
     def _has_ended(self, attempt: Attempt) -> bool:
         found = patiently(lambda: self._store.attempt(attempt.id))
@@ -137,12 +113,6 @@ def _why(store: "Store", job: Job) -> tuple[str, str]:
 
     reason = why(store, job)
     return reason.kind, reason.sentence
-
-
-def reader_of(store: "Store", attempt: Attempt) -> Reader:
-    """Of the whole output when it is here, or else of its end."""
-    directory = directory_of(attempt)
-    return OutputReader(directory) if has_output(directory) else TailReader(lambda: store.log(attempt.id))
 
 
 def say_it_is_the_end(store: "Store", attempt: Attempt) -> None:

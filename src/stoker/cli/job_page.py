@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker.cli.following import directory_of
+from stoker.cli.fit_words import fit_words
 from stoker.cli.job_json import attempt_json, job_json
-from stoker.cli.job_words import command_text
+from stoker.overview.job_words import command_text
+from stoker.overview.outputs import directory_of
+from stoker.places import state_home
 from stoker.queue.explanation import Surroundings, Why, gpu_names
-from stoker.queue.model import Attempt, Job
+from stoker.queue.model import Attempt, Finding, Job
 from stoker.queue.surroundings import look_around, why
 from stoker.units import format_duration, format_memory
 
@@ -29,6 +31,8 @@ class JobPage(msgspec.Struct, frozen=True):
     """The output of the last attempt, when it ran here."""
     report: Path | None
     """Why the last attempt was stopped, when it ran here and was."""
+    finding: Finding | None
+    """What the queue keeps of the last attempt beyond its outcome."""
 
     def json(self) -> str:
         told = {
@@ -37,6 +41,7 @@ class JobPage(msgspec.Struct, frozen=True):
             "why": self.why,
             "log": None if self.log is None else str(self.log),
             "report": None if self.report is None else str(self.report),
+            "finding": self.finding,
         }
         return msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n"
 
@@ -44,15 +49,30 @@ class JobPage(msgspec.Struct, frozen=True):
         lines = {**_asked_for(self.job), **self._what_is()}
         head = "".join(f"{name:13}{_indented(value)}\n" for name, value in lines.items() if value)
         attempts = "".join(f"{_attempt_words(attempt, self.around)}\n" for attempt in self.attempts)
-        report = "" if self.report is None else "\n" + self.report.read_text(encoding="utf-8", errors="replace")
-        return head + (f"\nattempts\n{attempts}" if attempts else "") + report
+        report = self._report()
+        return head + (f"\nattempts\n{attempts}" if attempts else "") + (f"\n{report}" if report else "")
+
+    def _report(self) -> str:
+        """As the machine that ran it has it; elsewhere what it told the queue."""
+        if self.report is not None:
+            return self.report.read_text(encoding="utf-8", errors="replace")
+        if self.finding is None or not self.finding.report:
+            return ""
+        return "\n".join(map(_printable, self.finding.report.rstrip("\n").split("\n"))) + "\n"
 
     def _what_is(self) -> dict[str, str]:
         job = self.job
         return {
-            "submitted": _clock(job.submitted) + (f", from {job.origin}" if job.origin else ""),
+            "submitted": ", ".join(
+                [
+                    _clock(job.submitted),
+                    *([f"by {job.submitter}"] if job.submitter else []),
+                    *([f"from {job.origin}"] if job.origin else []),
+                ]
+            ),
             "state": job.state,
             "why": self.why.sentence,
+            "fit": "" if self.finding is None else fit_words(self.finding.fit),
             "link": job.link,
             "output": "" if self.log is None else str(self.log),
         }
@@ -60,7 +80,7 @@ class JobPage(msgspec.Struct, frozen=True):
 
 def job_page(store: "Store", job: Job) -> JobPage:
     attempts = store.attempts(job.id)
-    last = directory_of(attempts[-1]) if attempts else None
+    last = directory_of(state_home(), attempts[-1]) if attempts else None
     return JobPage(
         job=job,
         attempts=attempts,
@@ -68,6 +88,7 @@ def job_page(store: "Store", job: Job) -> JobPage:
         around=look_around(store),
         log=_if_there(last, "output"),
         report=_if_there(last, "report.md"),
+        finding=store.finding(attempts[-1].id) if attempts else None,
     )
 
 
@@ -134,11 +155,11 @@ def _attempt_words(attempt: Attempt, around: Surroundings) -> str:
 
 def _indented(value: Any) -> str:
     """Further lines of a value under its first; nothing in it talks to the terminal."""
-    lines = str(value).split("\n")
-    shown = (
-        "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line) for line in lines
-    )
-    return f"\n{'':13}".join(shown)
+    return f"\n{'':13}".join(map(_printable, str(value).split("\n")))
+
+
+def _printable(line: str) -> str:
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
 
 
 def _clock(wall: float) -> str:

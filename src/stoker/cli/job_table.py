@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from stoker.cli.job_words import called
+from stoker.overview.job_words import called
 from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
 from stoker.queue.model import ENDED, Job, State
 from stoker.units import format_duration, format_memory

@@ -71,10 +71,11 @@ def _screen(job: "Job", as_json: bool) -> "LogScreen":
 
 
 def _print(store: "Store", attempt: "Attempt", lines: int | None, as_json: bool) -> None:
-    from stoker.cli.following import last_lines, reader_of, say_it_is_the_end
-    from stoker.cli.output_reader import OutputReader
+    from stoker.cli.following import say_it_is_the_end
+    from stoker.overview.outputs import OutputReader, last_lines, reader_of
+    from stoker.places import state_home
 
-    reader = reader_of(store, attempt)
+    reader = reader_of(store, state_home(), attempt)
     if not isinstance(reader, OutputReader):
         say_it_is_the_end(store, attempt)
     try:

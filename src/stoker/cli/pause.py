@@ -1,18 +1,9 @@
 """`stoker pause`: nothing more is started, anywhere or by one worker; what runs goes on."""
 
-from typing import Final
-
 import click
 
-from stoker.cli.pausing import Direction, Pausing, pausing_options, turn
-
-PAUSE: Final = Direction(
-    verb="pause",
-    done="paused",
-    paused=True,
-    queue=lambda store: store.pause(),
-    worker=lambda store, worker: store.pause_worker(worker),
-)
+from stoker.cli.pausing import Pausing, pausing_options, turn
+from stoker.queue.pausing import PAUSE
 
 
 @click.command("pause")

@@ -10,6 +10,7 @@ import msgspec
 from stoker.cli.queue_options import opened, queue_option
 from stoker.cli.steering import print_json
 from stoker.errors import BadInputError, StokerError
+from stoker.queue.pausing import Direction, already
 
 if TYPE_CHECKING:
     from stoker.queue import Store, Worker
@@ -22,17 +23,6 @@ class Pausing(msgspec.Struct, frozen=True):
     dry_run: bool
     as_json: bool
     queue_url: str | None
-
-
-class Direction(msgspec.Struct, frozen=True):
-    """Which of the two it is, and how it is done."""
-
-    verb: str
-    done: str
-    paused: bool
-    """What is the case afterwards."""
-    queue: Callable[["Store"], None]
-    worker: Callable[["Store", str], bool]
 
 
 class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -93,7 +83,7 @@ def turn(direction: Direction, asked: Pausing) -> int:
 
 def _queue(direction: Direction, store: "Store", asked: Pausing) -> tuple[list[Subject], list[Subject]]:
     if store.paused() == direction.paused:
-        return [], [Subject(queue=store.place, why=_already(direction))]
+        return [], [Subject(queue=store.place, why=already(direction))]
     if not asked.dry_run:
         direction.queue(store)
     return [Subject(queue=store.place, what=direction.done)], []
@@ -106,16 +96,12 @@ def _workers(
     for worker in meant:
         subject = Subject(id=worker.id, host=worker.host)
         if worker.paused == direction.paused:
-            unchanged.append(msgspec.structs.replace(subject, why=_already(direction)))
+            unchanged.append(msgspec.structs.replace(subject, why=already(direction)))
         elif asked.dry_run or direction.worker(store, worker.id):
             changed.append(msgspec.structs.replace(subject, what=direction.done))
         else:
             unchanged.append(msgspec.structs.replace(subject, why="it has just been forgotten"))
     return changed, unchanged
-
-
-def _already(direction: Direction) -> str:
-    return "it is paused already" if direction.paused else "it was not paused"
 
 
 def _meant(store: "Store", text: str) -> list["Worker"]:

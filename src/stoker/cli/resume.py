@@ -1,18 +1,9 @@
 """`stoker resume`: the queue, or one worker, starts jobs again after a pause."""
 
-from typing import Final
-
 import click
 
-from stoker.cli.pausing import Direction, Pausing, pausing_options, turn
-
-RESUME: Final = Direction(
-    verb="resume",
-    done="resumed",
-    paused=False,
-    queue=lambda store: store.resume(),
-    worker=lambda store, worker: store.resume_worker(worker),
-)
+from stoker.cli.pausing import Pausing, pausing_options, turn
+from stoker.queue.pausing import RESUME
 
 
 @click.command("resume")

@@ -1,35 +1,9 @@
 """`stoker retry`: jobs that have ended wait for a GPU again, under the same id."""
 
-from typing import TYPE_CHECKING, Final
-
 import click
 
-from stoker.cli.steering import Request, Verb, request_options, steer
-
-if TYPE_CHECKING:
-    from stoker.queue import Job
-
-
-def _obstacle(job: "Job", now: float) -> str | None:
-    match job.state:
-        case "running":
-            return "it is running"
-        case "held":
-            return "it is held (`stoker release` lets it start)"
-        case "queued" if job.not_before <= now:
-            return "it waits in the queue already"
-    return None
-
-
-RETRY: Final = Verb(
-    name="retry",
-    done="queued again",
-    # Who retries a whole sweep means what went wrong in it, not the days of GPU time that went well.
-    among=("failed", "cancelled"),
-    obstacle=_obstacle,
-    expected=lambda _job: "queued again",
-    apply=lambda store, ids: dict.fromkeys(store.retry(ids), "queued again"),
-)
+from stoker.cli.steering import Request, request_options, steer
+from stoker.queue.steering import RETRY
 
 
 @click.command("retry")

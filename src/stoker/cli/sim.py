@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stoker.cli.sim_train import train
 from stoker.errors import BadInputError, StokerError
 from stoker.units import (
     format_duration,
@@ -279,3 +280,6 @@ def _status_json(
         },
         indent=2,
     )
+
+
+command.add_command(train)

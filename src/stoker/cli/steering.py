@@ -10,10 +10,10 @@ import msgspec
 
 from stoker.cli.queue_options import opened, queue_option
 from stoker.cli.selection import JobName, Selection, TagName, state_choice
-from stoker.errors import BadInputError
+from stoker.queue.steering import Verb, label, why_not_any_more
 
 if TYPE_CHECKING:
-    from stoker.queue import Job, State, Store
+    from stoker.queue import State
 
 Function = Callable[..., Any]
 
@@ -25,22 +25,6 @@ class Request(msgspec.Struct, frozen=True):
     dry_run: bool
     as_json: bool
     queue_url: str | None
-
-
-class Verb(msgspec.Struct, frozen=True):
-    """One way to steer jobs."""
-
-    name: str
-    done: str
-    """The participle: a job was not …"""
-    among: tuple["State", ...]
-    """The states that a choice by tag, or of all, means."""
-    obstacle: Callable[["Job", float], str | None]
-    """Why it cannot be done to this job at this time; None when it can."""
-    expected: Callable[["Job"], str]
-    """What becomes of a job to which it can be done."""
-    apply: Callable[["Store", list[str]], dict[str, str]]
-    """Does it in one transaction; what became of each job that was changed."""
 
 
 class Changed(msgspec.Struct, frozen=True):
@@ -115,7 +99,7 @@ def steer(verb: Verb, request: Request) -> int:
         else:
             became = verb.apply(store, [job.id for job in able]) if able else {}
         unchanged = [
-            Unchanged(job.id, job.name, obstacles[job.id] or _why_not_any_more(store, job.id, verb))
+            Unchanged(job.id, job.name, obstacles[job.id] or why_not_any_more(store, job.id, verb))
             for job in jobs
             if job.id not in became
         ]
@@ -130,10 +114,10 @@ def tell(report: Report, done: str, request: Request, among: "tuple[State, ...]"
         print_json(report)
     would = "would be " if report.dry_run else ""
     if not request.as_json:
-        sys.stdout.write("".join(f"{_label(job)}: {would}{job.what}\n" for job in report.changed))
+        sys.stdout.write("".join(f"{label(job.id, job.name)}: {would}{job.what}\n" for job in report.changed))
         was_not = "would not be" if report.dry_run else "was not"
         sys.stderr.write(
-            "".join(f"stoker: job {_label(job)} {was_not} {done}: {job.why}\n" for job in report.unchanged)
+            "".join(f"stoker: job {label(job.id, job.name)} {was_not} {done}: {job.why}\n" for job in report.unchanged)
         )
     if not report.changed and not report.unchanged:
         sys.stderr.write(f"stoker: {request.selection.nothing(among)}\n")
@@ -142,25 +126,3 @@ def tell(report: Report, done: str, request: Request, among: "tuple[State, ...]"
 
 def print_json(value: object) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
-
-
-def it_ended(job: "Job") -> str | None:
-    """That it has ended, as a reason; None when it has not."""
-    match job.state:
-        case "succeeded" | "failed":
-            return f"it has already {job.state}"
-        case "cancelled":
-            return "it is already cancelled"
-    return None
-
-
-def _why_not_any_more(store: "Store", name: str, verb: Verb) -> str:
-    """Somebody was faster: the reason is what the job is now."""
-    try:
-        return verb.obstacle(store.job(name), store.clock()) or "somebody else has just changed it"
-    except BadInputError:
-        return "it has just been forgotten"
-
-
-def _label(job: Changed | Unchanged) -> str:
-    return f"{job.id} ({job.name})" if job.name else job.id

@@ -11,9 +11,10 @@ from stoker.cli.options import DURATION, MEMORY, Typed
 from stoker.cli.policy import LENGTH, policy_from, policy_options_with
 from stoker.cli.queue_options import opened, opened_or_created, queue_option
 from stoker.cli.selection import JobName, TagName
-from stoker.cli.sweep import Sweep, check_sweeps, named, parse_sweep, trials
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, wants_batch_size
+from stoker.queue.rules import OFF, kept
+from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, variants
 from stoker.verdicts.policy import Policy
 
 if TYPE_CHECKING:
@@ -165,10 +166,7 @@ def _asked(options: dict[str, Any], idle: str) -> dict[str, Any]:
     if options["share"] and options["memory"] is None:
         raise BadInputError("--share needs --memory: how much of a GPU does the job take?")
     rule = {field: options.pop(field) for field in Policy.__struct_fields__}
-    policy = policy_from(**rule)
-    usual = Policy()
-    changed = {field: getattr(policy, field) for field in rule if getattr(policy, field) != getattr(usual, field)}
-    return options | {"policy": changed if idle == "on" else {"off": True}}
+    return options | {"policy": kept(policy_from(**rule)) if idle == "on" else OFF}
 
 
 def _environment(variables: tuple[str, ...], bare: bool) -> dict[str, str]:
@@ -187,27 +185,28 @@ def _environment(variables: tuple[str, ...], bare: bool) -> dict[str, str]:
 
 
 def _place(directory: str | None, pin: bool, allow_dirty: bool) -> dict[str, Any]:
-    """Where it runs, and which code is there."""
-    from stoker.queue.provenance import check_pin, checkout_of, working_directory
+    """Where it runs, which code is there, and who wants it."""
+    from stoker.queue.provenance import check_pin, checkout_of, login_name, working_directory
 
     where = working_directory(directory)
     found = checkout_of(where)
     if pin:
         check_pin(where, found, allow_dirty=allow_dirty)
-    return {"directory": where, "commit": found.commit, "dirty": found.dirty, "pin": pin}
+    return {
+        "directory": where,
+        "commit": found.commit,
+        "dirty": found.dirty,
+        "pin": pin,
+        "submitter": login_name(),
+    }
 
 
 def _jobs(commands: Sequence[Command], sweeps: Sequence[Sweep], name: str, asked: dict[str, Any]) -> "Iterator[NewJob]":
     from stoker.queue import NewJob
 
-    if not sweeps:
-        for chosen in commands:
-            yield NewJob(command=chosen, name=name, **asked)
-        return
     for template in commands:
-        for trial in trials(template, sweeps):
-            check_command(trial.command)
-            yield NewJob(command=trial.command, name=named(name, trial.label), **asked)
+        for variant in variants(template, name, sweeps):
+            yield NewJob(command=variant.command, name=variant.name, **asked)
 
 
 def _depending(store: "Store", jobs: "list[NewJob]", after: Sequence[str], after_any: Sequence[str]) -> "list[NewJob]":

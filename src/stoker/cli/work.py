@@ -1,13 +1,10 @@
 """`stoker work`: run the queue's jobs on this machine's GPUs."""
 
-import contextlib
-import os
-import time
-
 import click
 
 from stoker.cli.options import DURATION, FRACTION, MEMORY, source_options
 from stoker.cli.queue_options import queue_option, queue_url_of
+from stoker.cli.telling import tell
 from stoker.settings import load_settings
 from stoker.units import parse_duration
 
@@ -90,12 +87,4 @@ def command(
         from stoker.cli.fill import checked_config
 
         config = checked_config(fill or None, orders.source, orders.deadline)
-    return work(orders, _tell, lambda: opened_or_created(queue_url).close(), config)
-
-
-def _tell(sentence: str) -> None:
-    """One line each, as soon as it happens: people read it in a terminal, in a file, in the journal."""
-    line = f"{time.strftime('%H:%M:%S')} {sentence}\n".encode(errors="backslashreplace")
-    # A terminal that is gone, a disk that is full or a reader that left is no reason not to work.
-    with contextlib.suppress(OSError):
-        os.write(1, line)
+    return work(orders, tell, lambda: opened_or_created(queue_url).close(), config)

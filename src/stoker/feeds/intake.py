@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from stoker.errors import BadInputError
 from stoker.queue.commands import check_command, wants_batch_size
+from stoker.queue.entry import new_id
 from stoker.queue.model import NewJob
 from stoker.queue.provenance import checkout_of
-from stoker.queue.store import Store, new_id
+from stoker.queue.store import Store
 
 # A chosen id is taken by chance once in thousands of submissions; several times in a row means something else.
 MOST_DRAWS: Final = 5

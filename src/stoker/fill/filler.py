@@ -155,7 +155,11 @@ class Filler:
 
     def occupied(self) -> frozenset[str]:
         """The GPUs on which a background program runs."""
-        return frozenset(uuid for place in self._places if place.occupied for uuid in place.seat.gpus)
+        return frozenset(self.occupants())
+
+    def occupants(self) -> dict[str, str]:
+        """The name of the background program that runs on each of those GPUs, by its uuid."""
+        return {uuid: place.seat.program.name for place in self._places if place.occupied for uuid in place.seat.gpus}
 
     def end(self) -> None:
         """Stops every program; `occupied` and `step` go on until they are gone."""

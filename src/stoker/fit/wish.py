@@ -1,8 +1,12 @@
 """What a queued job says of how its batch size is to be found, as it is kept with the job."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 
-from stoker.fit.overrides import Overrides
+from stoker.errors import BadInputError
+from stoker.fit.overrides import Command, Overrides
 from stoker.fit.probe import Limits
 from stoker.fit.terms import Terms
 
@@ -21,6 +25,24 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """Take an answer that is not older than so many seconds."""
     retries_oom: int = 2
     """How often the real run is started again, smaller, when it ran out of memory."""
+
+
+def check_fittable(batch_size: int | None, gpus: int) -> None:
+    """Refuses to fit a job whose size is known, or that has nothing to be fitted to."""
+    if batch_size is not None:
+        raise BadInputError("--batch-size says how large it is and --fit finds it out: leave one of them out")
+    if gpus == 0:
+        raise BadInputError("--fit needs a GPU to fit to, and the job wants none")
+
+
+def kept(wish: Wish, commands: Sequence[Command]) -> dict[str, Any]:
+    """What is kept with a job. Refuses what would not reach one of the commands."""
+    wish.terms.check()
+    wish.limits.pattern()
+    for command in commands:
+        wish.overrides.check(command, wish.terms.effective)
+    fields: dict[str, Any] = msgspec.to_builtins(wish)
+    return fields
 
 
 def smaller(size: int, terms: Terms) -> int | None:

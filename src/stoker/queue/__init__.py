@@ -5,20 +5,27 @@ from stoker.queue import schema
 from stoker.queue.address import Address, PostgresAddress, SqliteAddress, queue_address
 from stoker.queue.bell import Bell
 from stoker.queue.driver import Driver, QueueAwayError
+from stoker.queue.entry import new_id
 from stoker.queue.model import (
     HEARD_WITHIN,
     Asked,
     Attempt,
+    Doing,
+    Finding,
     Job,
     NewJob,
     Outcome,
     Place,
+    Side,
+    Snoozed,
     State,
+    Usage,
     View,
+    Wishes,
     Worker,
     WorkerGpu,
 )
-from stoker.queue.store import Cancellation, Store, new_id
+from stoker.queue.store import Cancellation, Store
 
 __all__ = [
     "HEARD_WITHIN",
@@ -27,16 +34,22 @@ __all__ = [
     "Attempt",
     "Bell",
     "Cancellation",
+    "Doing",
+    "Finding",
     "Job",
     "NewJob",
     "Outcome",
     "Place",
     "PostgresAddress",
     "QueueAwayError",
+    "Side",
+    "Snoozed",
     "SqliteAddress",
     "State",
     "Store",
+    "Usage",
     "View",
+    "Wishes",
     "Worker",
     "WorkerGpu",
     "init_queue",

@@ -14,11 +14,18 @@ from stoker.queue import SqliteAddress, init_queue, open_queue, queue_address
 from stoker.queue.commands import check_command, wants_batch_size
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.model import ENDED, Job, NewJob, Order, State
-from stoker.queue.provenance import check_environment, check_pin, checkout_of, kept_environment, working_directory
+from stoker.queue.provenance import (
+    check_environment,
+    check_pin,
+    checkout_of,
+    kept_environment,
+    login_name,
+    working_directory,
+)
+from stoker.queue.rules import check_kept
 from stoker.queue.store import Cancellation, Store
 from stoker.settings import load_settings
 from stoker.units import parse_duration, parse_memory
-from stoker.verdicts.policy import Policy
 
 # The bell tells of changes at once; this is for one that cannot ring just now, and costs a query by id.
 POLL_SECONDS: Final = 1.0
@@ -181,7 +188,7 @@ class Queue:
         allow_dirty = bool(options.pop("allow_dirty", False))
         environment = kept | dict(options.get("environment", {}))
         check_environment(environment)
-        _check_policy(options.get("policy", {}))
+        check_kept(options.get("policy", {}))
         if options.get("share") and options.get("memory") is None:
             raise BadInputError("a job that shares a GPU needs memory=…: how much of it does it take?")
         converted = {name: _CONVERSIONS[name](value) for name, value in options.items() if name in _CONVERSIONS}
@@ -225,25 +232,13 @@ def _rest(descriptor: int, seconds: float) -> None:
 
 
 def _place(options: Mapping[str, Any], allow_dirty: bool) -> dict[str, Any]:
-    """Where it runs, and which code is there."""
+    """Where it runs, which code is there, and who wants it."""
     where = options.get("directory")
     directory = working_directory(None if where is None else os.fspath(where))
     found = checkout_of(directory)
     if options.get("pin"):
         check_pin(directory, found, allow_dirty=allow_dirty)
-    return {"directory": directory, "commit": found.commit, "dirty": found.dirty}
-
-
-def _check_policy(policy: Mapping[str, object]) -> None:
-    if policy.get("off"):
-        return
-    if unknown := policy.keys() - set(Policy.__struct_fields__):
-        known = ", ".join(Policy.__struct_fields__)
-        raise BadInputError(f"an idle policy has no {min(unknown)!r}: it has {known}, or off")
-    try:
-        msgspec.convert(dict(policy), Policy).check()
-    except msgspec.ValidationError as error:
-        raise BadInputError(f"the idle policy cannot be so: {error}") from None
+    return {"directory": directory, "commit": found.commit, "dirty": found.dirty, "submitter": login_name()}
 
 
 def _new_job(command: str | Sequence[str], asked: Mapping[str, Any]) -> NewJob:

@@ -1,18 +1,25 @@
 """What a job asks for after a person changed some of it: a pure decision."""
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from stoker.errors import BadInputError
+from stoker.queue.commands import check_command
 from stoker.queue.driver import Parameters
 from stoker.queue.model import Asked, Job, check
+from stoker.queue.provenance import check_environment
 from stoker.queue.rows import columns
+from stoker.queue.rules import check_kept
+
+# Who edits a job does not become who wanted it.
+UNCHANGING: Final = frozenset({"submitter"})
 
 
 def edited(job: Job, changes: Mapping[str, object]) -> Asked:
     """The whole of it. What cannot be meant is refused."""
-    if unknown := set(changes) - set(Asked.__struct_fields__):
+    if unknown := set(changes) - (set(Asked.__struct_fields__) - UNCHANGING):
         raise BadInputError(f"a job has no {min(unknown)!r} that could be edited")
     now = {field: getattr(job, field) for field in Asked.__struct_fields__}
     try:
@@ -21,6 +28,15 @@ def edited(job: Job, changes: Mapping[str, object]) -> Asked:
         raise BadInputError(f"job {job.id} cannot be edited so: {error}") from None
     check(asked)
     return asked
+
+
+def check_changes(job: Job, changes: Mapping[str, object]) -> None:
+    """Refuses what cannot be meant, also in what the store itself does not look at."""
+    asked = edited(job, changes)
+    check_command(asked.command)
+    check_environment(asked.environment)
+    if changes.get("policy"):
+        check_kept(asked.policy)
 
 
 def edited_row(job: Job, asked: Asked) -> Parameters:

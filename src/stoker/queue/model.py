@@ -12,6 +12,8 @@ State = Literal["queued", "held", "running", "succeeded", "failed", "cancelled"]
 Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "lost"]
 Place = Literal["first", "last", "up", "down"]
 Order = Literal["newest", "queue"]
+Side = Literal["before", "after"]
+Doing = Literal["job", "background", "somebody", "free", "unknown"]
 
 ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")
 ID: Final = re.compile(r"[0-9a-f]{8}")
@@ -59,6 +61,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     dirty: bool | None = None
     pin: bool = False
     """Whether it runs from a snapshot of `commit`."""
+    submitter: str = ""
+    """Who put it into the queue, for people."""
 
 
 class NewJob(Asked, frozen=True, kw_only=True):
@@ -126,6 +130,12 @@ class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the queue's jobs that hold it."""
     note: str = ""
     """Why nothing else may have it, for people."""
+    doing: Doing = "unknown"
+    """`unknown` when it cannot be read; never `free` then."""
+    whom: str = ""
+    """Whose work it is when it is no job's: the background program's name, or `alice's python (pid 4242)`."""
+    since: float | None = None
+    """Since when it does that, in seconds since the epoch."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +146,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Why jobs do not start there, by their ids, as part of a sentence."""
     problem: str | None = None
     """Why the machine cannot be read, if so."""
+    simulated: bool = False
+    """Whether its GPUs are not real: whoever shows them says so."""
+    left: bool = False
+    """Whether its worker has said goodbye; one that is silent and has not is missed."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +161,48 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     seen: float
     paused: bool
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an attempt beyond its outcome, where every machine can read it."""
+
+    cause: str = ""
+    """How its run ended, as its record has it: `idle`, `time limit` and the like; empty while it runs."""
+    report: str = ""
+    """Why it was stopped, in Markdown."""
+    fit: dict[str, Any] = {}
+    """How its batch size was found: the fields of `fit.terms.Fitted`."""
+
+
+class Snoozed(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody wants an attempt left alone for a while, whatever its GPUs do."""
+
+    seconds: float
+    """From now on; 0 ends it."""
+    by: str
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What people want of a worker's attempts, by their ids."""
+
+    cancelled: frozenset[str] = frozenset()
+    snoozed: dict[str, Snoozed] = {}
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What one GPU did in one minute."""
+
+    host: str
+    gpu: str
+    """Its uuid."""
+    minute: int
+    """Minutes since the epoch."""
+    seconds: dict[Doing, float]
+    """How long it did what; together at most a minute, less when nobody looked."""
+    utilization: float | None = None
+    """The mean, a fraction of 1."""
+    memory: int | None = None
+    """The most that was in use, in bytes."""
 
 
 def check(asked: Asked) -> None:

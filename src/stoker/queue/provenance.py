@@ -1,6 +1,7 @@
-"""What a job keeps of the place it was submitted from: the directory, the commit, and which Python `python` is."""
+"""What a job keeps of where it was submitted: who did it, the directory, the commit, and which Python `python` is."""
 
 import contextlib
+import getpass
 import os
 import subprocess
 from collections.abc import Mapping
@@ -21,6 +22,14 @@ class Checkout(NamedTuple):
     commit: str | None = None
     dirty: bool | None = None
     problem: str = ""
+
+
+def login_name() -> str:
+    """Who submits; empty for a user without a name, as there are in containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
 
 
 def checkout_of(directory: str) -> Checkout:

@@ -2,7 +2,7 @@ Every statement of the queue. {now} is the database's own clock in seconds since
 is in the JSON array :x; {job}, {fulfilled} and {open} are the first three pieces below. {locked x} and {skip_locked x}
 lock rows where the database knows how; in SQLite a transaction locks everything anyway. {claimed x} is the whole of a claim,
 in one round trip where that matters. {queued}, {by_queued}, {likely} and {surely} make each planner walk along the index of
-queued jobs and stop early, also before it has any statistics of the table.
+queued jobs and stop early, also before it has any statistics of the table; {by_ended} names the index of ends.
 
 -- job --
 j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, j.not_before, j.retries_left,
@@ -154,9 +154,23 @@ SET state = CASE WHEN state = 'running' THEN 'running' ELSE 'cancelled' END,
 WHERE id {among ids} AND state IN ('queued', 'held', 'running')
 RETURNING id, state
 
--- to be cancelled --
-SELECT a.id FROM stoker_attempts a JOIN stoker_jobs j ON j.attempt = a.id AND j.id = a.job_id
-WHERE a.worker_id = :worker AND a.outcome IS NULL AND j.state = 'running' AND j.cancel_requested IS NOT NULL
+-- wishes --
+SELECT a.id, CASE WHEN j.cancel_requested IS NULL THEN 0 ELSE 1 END,
+  CASE WHEN s.until > {now} THEN s.until - {now} WHEN s.until = 0 THEN 0 END, s.who
+FROM stoker_attempts a JOIN stoker_jobs j ON j.attempt = a.id AND j.id = a.job_id
+  LEFT JOIN stoker_snoozes s ON s.attempt_id = a.id
+WHERE a.worker_id = :worker AND a.outcome IS NULL AND j.state = 'running'
+  AND (j.cancel_requested IS NOT NULL OR s.until > {now} OR s.until = 0)
+
+-- snooze --
+INSERT INTO stoker_snoozes (attempt_id, until, who)
+SELECT a.id, CASE WHEN :seconds > 0 THEN {now} + :seconds ELSE 0 END, :who FROM stoker_attempts a WHERE a.id = :attempt AND a.outcome IS NULL
+ON CONFLICT (attempt_id) DO UPDATE SET until = excluded.until, who = excluded.who
+RETURNING attempt_id
+
+-- snoozes --
+SELECT s.attempt_id, s.until FROM stoker_snoozes s JOIN stoker_attempts a ON a.id = s.attempt_id
+WHERE s.until > {now} AND a.outcome IS NULL
 
 -- hold --
 UPDATE stoker_jobs SET state = 'held', sentence = 'held' WHERE id {among ids} AND state = 'queued' RETURNING id
@@ -169,6 +183,10 @@ UPDATE stoker_jobs
 SET state = 'queued', sentence = '', retries_left = retries, not_before = 0, ended = NULL, exit_code = NULL, link = ''
 WHERE id {among ids} AND (state IN ('succeeded', 'failed', 'cancelled') OR (state = 'queued' AND not_before > {now}))
 RETURNING id
+
+-- reinstate --
+UPDATE stoker_jobs SET state = 'held', sentence = 'held', ended = NULL
+WHERE id {among ids} AND state = 'cancelled' RETURNING id
 
 -- set priority --
 UPDATE stoker_jobs SET priority = :priority WHERE id {among ids} RETURNING id
@@ -187,6 +205,9 @@ WHERE state IN ('queued', 'held') ORDER BY priority DESC, position, submitted, i
 
 -- set position --
 UPDATE stoker_jobs SET position = :position WHERE id = :id
+
+-- set place --
+UPDATE stoker_jobs SET position = :position, priority = :priority WHERE id = :id
 
 -- one job --
 SELECT {job} FROM stoker_jobs j WHERE j.id = :id
@@ -214,8 +235,35 @@ ORDER BY j.submitted DESC, j.position DESC LIMIT :limit OFFSET :offset
 -- in order --
 ORDER BY j.priority DESC, j.position, j.submitted, j.id LIMIT :limit OFFSET :offset
 
+-- older_than_last --
+(j.submitted, j.position) < (:submitted, :position)
+
+-- newest --
+ORDER BY j.submitted DESC, j.position DESC
+
+-- ended since --
+SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at ORDER BY j.ended DESC
+
+-- ended counts --
+SELECT state, count(*) FROM stoker_jobs {by_ended} WHERE ended >= :at GROUP BY state
+
 -- counts --
 SELECT state, count(*) FROM stoker_jobs GROUP BY state
+
+-- unfinished counts --
+SELECT state, count(*) FROM stoker_jobs WHERE state IN ('queued', 'held', 'running') GROUP BY state
+
+-- in line --
+SELECT {job} FROM stoker_jobs j {by_queued} WHERE {queued} ORDER BY j.priority DESC, j.position, j.submitted, j.id
+
+-- failed since --
+SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at AND j.state = 'failed' ORDER BY j.ended DESC
+
+-- unfulfilled of several --
+SELECT d.job_id, n.id, n.state FROM stoker_dependencies d JOIN stoker_jobs n ON n.id = d.needs
+WHERE d.job_id {among jobs}
+  AND NOT (n.state = 'succeeded' OR (d.kind = 'any' AND n.state IN ('failed', 'cancelled')))
+ORDER BY d.job_id, n.id
 
 -- unfulfilled --
 SELECT n.id, n.state FROM stoker_dependencies d JOIN stoker_jobs n ON n.id = d.needs
@@ -265,6 +313,30 @@ RETURNING attempt_id
 -- read log --
 SELECT tail FROM stoker_logs WHERE attempt_id = :attempt
 
+-- last words --
+SELECT attempt_id, {last_letters tail} FROM stoker_logs WHERE attempt_id {among attempts}
+
+-- write finding --
+INSERT INTO stoker_findings (attempt_id, cause, report, fit, written)
+SELECT a.id, :cause, :report, :fit, {now} FROM stoker_attempts a WHERE a.id = :attempt
+ON CONFLICT (attempt_id) DO UPDATE SET
+  cause = CASE WHEN excluded.cause = '' THEN stoker_findings.cause ELSE excluded.cause END,
+  report = CASE WHEN excluded.report = '' THEN stoker_findings.report ELSE excluded.report END,
+  fit = CASE WHEN excluded.fit = '{}' THEN stoker_findings.fit ELSE excluded.fit END,
+  written = excluded.written
+RETURNING attempt_id
+
+-- finding --
+SELECT cause, report, fit FROM stoker_findings WHERE attempt_id = :attempt
+
+-- causes --
+SELECT attempt_id, cause FROM stoker_findings WHERE attempt_id {among attempts} AND cause <> ''
+
+-- idle stops --
+SELECT a.ended, a.gpus FROM stoker_findings f JOIN stoker_attempts a ON a.id = f.attempt_id
+WHERE f.cause = 'idle' AND f.written >= :written AND a.ended >= :since
+ORDER BY a.ended
+
 -- set link --
 UPDATE stoker_jobs SET link = :link
 WHERE id = (SELECT job_id FROM stoker_attempts WHERE id = :attempt) AND attempt = :attempt
@@ -275,8 +347,11 @@ INSERT INTO stoker_workers (id, host, view, started, seen, paused)
 VALUES (:worker, :host, :view, {now}, {now}, 0)
 ON CONFLICT (id) DO UPDATE SET host = excluded.host, view = excluded.view, seen = excluded.seen
 
+-- view of worker --
+SELECT view FROM stoker_workers WHERE id = :worker
+
 -- farewell --
-UPDATE stoker_workers SET seen = {now} - :ago WHERE id = :worker
+UPDATE stoker_workers SET seen = {now} - :ago, view = :view WHERE id = :worker
 
 -- workers --
 SELECT id, host, view, started, seen, paused FROM stoker_workers ORDER BY host, started, id
@@ -326,3 +401,42 @@ INSERT INTO stoker_forgotten (origin, job_id) VALUES (:origin, :job)
 
 -- jobs by origin --
 SELECT {job} FROM stoker_jobs j WHERE j.origin >= :prefix AND j.origin < :beyond ORDER BY j.origin
+
+-- write usage --
+INSERT INTO stoker_usage (host, gpu, minute, job, background, somebody, free, unknown, utilization, memory)
+VALUES (:host, :gpu, :minute, :job, :background, :somebody, :free, :unknown, :utilization, :memory)
+ON CONFLICT (host, gpu, minute) DO UPDATE SET
+  job = excluded.job, background = excluded.background, somebody = excluded.somebody, free = excluded.free,
+  unknown = excluded.unknown, utilization = excluded.utilization, memory = excluded.memory
+
+-- usage --
+SELECT host, gpu, minute, job, background, somebody, free, unknown, utilization, memory FROM stoker_usage
+
+-- usage_since --
+WHERE minute >= :since
+
+-- usage_of_host --
+AND host = :host
+
+-- usage_of_gpu --
+AND gpu = :gpu
+
+-- usage_order --
+ORDER BY host, gpu, minute
+
+-- usage totals --
+SELECT coalesce(sum(job), 0), coalesce(sum(background), 0), coalesce(sum(somebody), 0), coalesce(sum(free), 0),
+  coalesce(sum(unknown), 0)
+FROM stoker_usage WHERE minute >= :since
+
+-- forget usage --
+DELETE FROM stoker_usage WHERE minute < CAST({now} / 60 AS INTEGER) - :minutes
+
+-- tell once --
+INSERT INTO stoker_notices (name, told) VALUES (:name, {now}) ON CONFLICT (name) DO NOTHING RETURNING name
+
+-- untell --
+DELETE FROM stoker_notices WHERE name = :name RETURNING name
+
+-- forget notices --
+DELETE FROM stoker_notices WHERE told < {now} - :age

@@ -19,11 +19,16 @@ FOR UPDATE OF $ SKIP LOCKED
 
 -- by_queued --
 
+-- by_ended --
+
 -- likely --
 (CASE WHEN
 
 -- surely --
 THEN TRUE ELSE FALSE END)
+
+-- last_letters --
+right($, :letters)
 
 -- claimed --
 WITH started AS ({start} WHERE id = ({$}) RETURNING id, attempts)

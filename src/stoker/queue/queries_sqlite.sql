@@ -16,9 +16,15 @@ j.state = 'queued'
 -- by_queued --
 INDEXED BY stoker_jobs_queued
 
+-- by_ended --
+INDEXED BY stoker_jobs_ended
+
 -- likely --
 
 -- surely --
+
+-- last_letters --
+substr($, -:letters)
 
 -- claimed --
 {start} WHERE id = ({$}) RETURNING id AS job, attempts AS number;

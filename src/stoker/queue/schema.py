@@ -4,7 +4,7 @@ from typing import Final
 
 from stoker.queue.statements import script, sections
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 def steps(file: str, since: int) -> list[str]:

@@ -90,3 +90,42 @@ CREATE TABLE stoker_forgotten (
   origin TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   job_id TEXT NOT NULL
 );
+
+-- 2 --
+CREATE INDEX stoker_jobs_ended ON stoker_jobs (ended, state) WHERE ended IS NOT NULL;
+
+CREATE TABLE stoker_findings (
+  attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
+  cause TEXT NOT NULL,
+  report TEXT NOT NULL,
+  fit TEXT NOT NULL,
+  written DOUBLE PRECISION NOT NULL
+);
+CREATE INDEX stoker_findings_idle ON stoker_findings (written) WHERE cause = 'idle';
+
+CREATE TABLE stoker_snoozes (
+  attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
+  until DOUBLE PRECISION NOT NULL,
+  who TEXT NOT NULL
+);
+CREATE INDEX stoker_snoozes_until ON stoker_snoozes (until);
+
+CREATE TABLE stoker_usage (
+  host TEXT COLLATE "C" NOT NULL,
+  gpu TEXT COLLATE "C" NOT NULL,
+  minute INTEGER NOT NULL,
+  job DOUBLE PRECISION NOT NULL,
+  background DOUBLE PRECISION NOT NULL,
+  somebody DOUBLE PRECISION NOT NULL,
+  free DOUBLE PRECISION NOT NULL,
+  unknown DOUBLE PRECISION NOT NULL,
+  utilization DOUBLE PRECISION,
+  memory BIGINT,
+  PRIMARY KEY (host, gpu, minute)
+) WITH (fillfactor = 70);
+CREATE INDEX stoker_usage_minute ON stoker_usage (minute);
+
+CREATE TABLE stoker_notices (
+  name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+  told DOUBLE PRECISION NOT NULL
+);

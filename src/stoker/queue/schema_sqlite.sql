@@ -87,3 +87,42 @@ CREATE TABLE stoker_forgotten (
   origin TEXT NOT NULL PRIMARY KEY,
   job_id TEXT NOT NULL
 ) WITHOUT ROWID;
+
+-- 2 --
+CREATE INDEX stoker_jobs_ended ON stoker_jobs (ended, state) WHERE ended IS NOT NULL;
+
+CREATE TABLE stoker_findings (
+  attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
+  cause TEXT NOT NULL,
+  report TEXT NOT NULL,
+  fit TEXT NOT NULL,
+  written REAL NOT NULL
+);
+CREATE INDEX stoker_findings_idle ON stoker_findings (written) WHERE cause = 'idle';
+
+CREATE TABLE stoker_snoozes (
+  attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
+  until REAL NOT NULL,
+  who TEXT NOT NULL
+);
+CREATE INDEX stoker_snoozes_until ON stoker_snoozes (until);
+
+CREATE TABLE stoker_usage (
+  host TEXT NOT NULL,
+  gpu TEXT NOT NULL,
+  minute INTEGER NOT NULL,
+  job REAL NOT NULL,
+  background REAL NOT NULL,
+  somebody REAL NOT NULL,
+  free REAL NOT NULL,
+  unknown REAL NOT NULL,
+  utilization REAL,
+  memory INTEGER,
+  PRIMARY KEY (host, gpu, minute)
+) WITHOUT ROWID;
+CREATE INDEX stoker_usage_minute ON stoker_usage (minute);
+
+CREATE TABLE stoker_notices (
+  name TEXT NOT NULL PRIMARY KEY,
+  told REAL NOT NULL
+) WITHOUT ROWID;

@@ -11,29 +11,39 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
+from stoker.queue import listing, wishes
 from stoker.queue.bell import Bell
 from stoker.queue.driver import CollisionError, Driver, Parameters, Row
 from stoker.queue.editing import edited, edited_row
 from stoker.queue.ending import consequence
+from stoker.queue.entry import check_submission, insert, must_exist
+from stoker.queue.findings import Findings
+from stoker.queue.ledger import Ledger
 from stoker.queue.model import (
     ENDED,
     HEARD_WITHIN,
     ID,
     Asked,
     Attempt,
+    Doing,
+    Finding,
     Job,
     NewJob,
     Order,
     Outcome,
     Place,
+    Side,
     State,
+    Usage,
     View,
+    Wishes,
     Worker,
     check,
 )
-from stoker.queue.moving import Waiting, stepped
+from stoker.queue.notices import Notices
+from stoker.queue.order import moved, moved_beside
 from stoker.queue.pace import Pace
-from stoker.queue.rows import attempt_of, clean_text, columns, dependencies, job_of, json_text, literal, tail_of
+from stoker.queue.rows import attempt_of, clean_text, dependencies, job_of, json_text, tail_of
 
 # A job whose worker is gone waits no longer than that for a free one; looking costs a round trip.
 SECONDS_BETWEEN_SWEEPS: Final = 1.0
@@ -60,6 +70,9 @@ class Store:
         self._pace = Pace()
         self._swept = -math.inf
         self._ready: dict[Row, Job] = {}
+        self._findings = Findings(driver)
+        self._ledger = Ledger(driver)
+        self._notices = Notices(driver)
 
     def __enter__(self) -> Self:
         return self
@@ -83,70 +96,13 @@ class Store:
 
     def submit(self, jobs: Sequence[NewJob]) -> list[str]:
         """The ids of the jobs, in their order. All are accepted, or none."""
-        for job in jobs:
-            check(job)
-            if job.id is not None and not ID.fullmatch(job.id):
-                raise BadInputError(f"{job.id!r} cannot be the id of a job: eight hexadecimal digits can")
-        _refuse_cycles(jobs)
+        check_submission(jobs)
         for _draw in range(MOST_DRAWS):
             try:
-                return self._change(lambda: self._insert(jobs))
+                return self._change(lambda: insert(self._driver, jobs))
             except CollisionError:
                 continue  # another one has just taken an id or an origin of these: look again
         raise StokerError(f"no free ids were found in {self.place}: `stoker queue check` looks at it")
-
-    def _insert(self, jobs: Sequence[NewJob]) -> list[str]:
-        known = self._known_origins(jobs)
-        fresh = [job for job in jobs if job.origin is None or job.origin not in known]
-        ids = iter(self._free_ids(fresh))
-        positions = iter(self._driver.positions(len(fresh)) if fresh else [])
-        rows, needs, tags, answer = list[dict[str, str | int | float | None]](), list[dict[str, str]](), [], []
-        for job in jobs:
-            if job.origin is not None and job.origin in known:
-                answer.append(known[job.origin])
-                continue
-            name = next(ids)
-            if job.origin is not None:
-                known[job.origin] = name
-            answer.append(name)
-            state = "held" if job.held else "queued"
-            rows.append({"id": name, "origin": job.origin, "state": state, "position": next(positions)} | columns(job))
-            needs += dependencies(name, job)
-            tags += [{"tag": tag, "job": name} for tag in dict.fromkeys(job.tags)]
-        self._must_exist({row["needs"] for row in needs} - set(answer))
-        self._driver.many("insert job", rows)
-        self._driver.many("insert dependency", needs)
-        self._driver.many("insert tag", tags)
-        return answer
-
-    def _known_origins(self, jobs: Sequence[NewJob]) -> dict[str, str]:
-        origins = [job.origin for job in jobs if job.origin is not None]
-        if not origins:
-            return {}
-        return dict(self._driver.fetch("taken origins", {"origins": json_text(origins)}))
-
-    def _free_ids(self, jobs: Sequence[NewJob]) -> list[str]:
-        chosen = [job.id for job in jobs if job.id is not None]
-        if len(set(chosen)) < len(chosen):
-            raise BadInputError("two jobs of one submission were given the same id: each needs its own")
-        if taken := self._taken(chosen):
-            raise BadInputError(f"there is a job {min(taken)} already: an id can be given once")
-        drawn: list[str] = []
-        seen = set(chosen)
-        while missing := len(jobs) - len(chosen) - len(drawn):
-            candidates = {new_id() for _ in range(missing)} - seen
-            seen |= candidates
-            drawn += candidates - self._taken(candidates)
-        free = iter(drawn)
-        return [job.id if job.id is not None else next(free) for job in jobs]
-
-    def _taken(self, ids: Iterable[str]) -> set[str]:
-        wanted = list(ids)
-        return {name for (name,) in self._driver.fetch("taken ids", {"ids": json_text(wanted)})} if wanted else set()
-
-    def _must_exist(self, needed: set[str]) -> None:
-        if missing := needed - self._taken(needed):
-            raise BadInputError(f"a job cannot come after {min(missing)}: there is no such job in {self.place}")
 
     # Being worked on
 
@@ -240,9 +196,9 @@ class Store:
         }
         return {name for (name,) in self._driver.fetch("adopt", parameters)}
 
-    def to_be_cancelled(self, worker: str) -> set[str]:
-        """Those of this worker's attempts that somebody wants stopped."""
-        return {name for (name,) in self._driver.fetch("to be cancelled", {"worker": worker})}
+    def wishes(self, worker: str) -> Wishes:
+        """Which of this worker's attempts somebody wants stopped, or left alone for a while."""
+        return wishes.wishes(self._driver, worker)
 
     def finish(self, attempt: str, outcome: Outcome, exit_code: int | None = None, sentence: str = "") -> bool:
         """Writes the outcome of an attempt. False, and nothing is changed, when it has one already."""
@@ -279,6 +235,28 @@ class Store:
         rows = self._driver.fetch("read log", {"attempt": attempt})
         return str(rows[0][0]) if rows else ""
 
+    def last_words(self, attempts: Iterable[str], letters: int = 4096) -> dict[str, str]:
+        """The ends of several stored outputs, by the ids of the attempts; nothing for those that have none."""
+        wanted = list(attempts)
+        if not wanted or letters < 1:
+            return {}
+        return dict(self._driver.fetch("last words", {"attempts": json_text(wanted), "letters": letters}))
+
+    def write_finding(self, attempt: str, finding: Finding) -> bool:
+        """Keeps what is known of an attempt; what is empty leaves what was written before. False: no such attempt."""
+        return self._findings.write(attempt, finding)
+
+    def finding(self, attempt: str) -> Finding | None:
+        return self._findings.read(attempt)
+
+    def causes(self, attempts: Iterable[str]) -> dict[str, str]:
+        """How those of the attempts ended of which that is known."""
+        return self._findings.causes(attempts)
+
+    def idle_stops(self, since: float) -> list[tuple[float, int]]:
+        """When attempts were stopped because their GPUs stayed idle, and how many GPUs each had; oldest first."""
+        return self._findings.idle_stops(since)
+
     def set_link(self, attempt: str, link: str) -> bool:
         """Keeps the address of the page where the job's figures are; an earlier attempt's is refused."""
         return (
@@ -294,6 +272,14 @@ class Store:
             asked=[name for name, state in rows if state == "running"],
         )
 
+    def snooze(self, attempt: str, seconds: float, by: str) -> bool:
+        """Leaves an attempt alone for so long from now on, whatever its GPUs do; 0 ends that. False: it has ended."""
+        return self._change(lambda: wishes.snooze(self._driver, attempt, seconds, by)) != []
+
+    def snoozes(self) -> dict[str, float]:
+        """Until when attempts that run are left alone, by their ids; those that are not over."""
+        return dict(self._driver.fetch("snoozes", {}))
+
     def hold(self, ids: Iterable[str]) -> list[str]:
         """Those that were queued and now wait for a release."""
         return self._changed(lambda: self._driver.fetch("hold", {"ids": json_text(list(ids))}))
@@ -304,6 +290,10 @@ class Store:
     def retry(self, ids: Iterable[str]) -> list[str]:
         """Those that had ended, or waited for a retry, and may now start at once."""
         return self._changed(lambda: self._driver.fetch("retry", {"ids": json_text(list(ids))}))
+
+    def reinstate(self, ids: Iterable[str]) -> list[str]:
+        """Those that were cancelled, and now wait for a release: how the cancelling of a held job is taken back."""
+        return self._changed(lambda: self._driver.fetch("reinstate", {"ids": json_text(list(ids))}))
 
     def set_priority(self, ids: Iterable[str], priority: int) -> list[str]:
         check(Asked(command="-", priority=priority))
@@ -349,7 +339,7 @@ class Store:
         # Two that are edited at the same time must see each other, or they could close a circle together.
         self._driver.fetch("lock queue", {})
         needed = {*asked.after, *asked.after_any}
-        self._must_exist(needed)
+        must_exist(self._driver, needed)
         self._driver.fetch("delete dependencies", {"job": name})
         through = self._driver.fetch("needed by needs", {"needs": json_text(sorted(needed)), "job": name})
         if name in needed or through:
@@ -358,26 +348,11 @@ class Store:
 
     def move(self, ids: Sequence[str], place: Place) -> list[str]:
         """Those that wait, and were moved among the waiting jobs of their priority; they keep their order."""
-        return self._change(lambda: self._moved(ids, place))
+        return self._change(lambda: moved(self._driver, ids, place))
 
-    def _moved(self, ids: Sequence[str], place: Place) -> list[str]:
-        self._driver.fetch("lock queue", {})
-        wanted = set(ids)
-        waiting = [Waiting(*row) for row in self._driver.fetch("waiting jobs", {})]
-        names = [job.id for job in waiting if job.id in wanted]
-        places = self._places(waiting, names, place) if names else {}
-        self._driver.many("set position", [{"id": name, "position": at} for name, at in places.items()])
-        return names
-
-    def _places(self, waiting: Sequence[Waiting], names: Sequence[str], place: Place) -> dict[str, float]:
-        match place:
-            case "first":
-                first = min(job.position for job in waiting) - len(names)
-                return {name: first + number for number, name in enumerate(names)}
-            case "last":
-                return dict(zip(names, self._driver.positions(len(names)), strict=True))
-            case "up" | "down":
-                return stepped(waiting, set(names), place)
+    def move_beside(self, ids: Sequence[str], neighbour: str, side: Side) -> list[str]:
+        """Those that wait, and were put right beside one that waits; they keep their order and take its priority."""
+        return self._change(lambda: moved_beside(self._driver, ids, neighbour, side))
 
     def pause(self) -> None:
         """Nothing is claimed until `resume`; what runs goes on."""
@@ -440,15 +415,25 @@ class Store:
         limit: int = 100,
         offset: int = 0,
     ) -> list[Job]:
-        parameters = dict[str, str | int | float | None](limit=limit, offset=offset)
-        if tag is not None:
-            parameters["tag"] = clean_text(tag)
-        sql = self._driver.sql("all jobs" if tag is None else "tagged jobs")
-        if states:
-            # Written out, so that the planner knows how many jobs are in them.
-            sql += f" WHERE j.state IN ({', '.join(literal(state) for state in states)})"
-        sql += " " + self._driver.sql("newest first" if order == "newest" else "in order")
-        return [job_of(row) for row in self._driver.fetch_text(sql, parameters)]
+        return listing.jobs(self._driver, states, tag, order, limit, offset)
+
+    def page(
+        self,
+        states: Sequence[State] = (),
+        tag: str | None = None,
+        before: tuple[float, float] | None = None,
+        limit: int = 50,
+    ) -> list[Job]:
+        """The newest first; the next page is `before` the `submitted` and `position` of this one's last."""
+        return listing.page(self._driver, states, tag, before, limit)
+
+    def ended_since(self, at: float, limit: int = 20) -> list[Job]:
+        """Those that ended then or later, the newest end first."""
+        return listing.ended_since(self._driver, at, limit)
+
+    def ended_counts(self, at: float) -> dict[State, int]:
+        """How many ended then or later, by how."""
+        return dict(self._driver.fetch("ended counts", {"at": float(at)}))
 
     def by_origin(self, prefix: str) -> list[Job]:
         """The jobs whose origins begin so, in the order of these."""
@@ -459,6 +444,27 @@ class Store:
     def counts(self) -> dict[State, int]:
         """How many jobs are in each state that any is in."""
         return dict(self._driver.fetch("counts", {}))
+
+    def unfinished_counts(self) -> dict[State, int]:
+        """The same of those that have not ended: cheap, however many have."""
+        return dict(self._driver.fetch("unfinished counts", {}))
+
+    def in_line(self, limit: int = 50) -> list[Job]:
+        """The first of the queued jobs in their order, ready or not, by the index of those that wait."""
+        return listing.in_line(self._driver, limit)
+
+    def failed_since(self, at: float, limit: int = 20) -> list[Job]:
+        """Those that failed then or later, the newest first."""
+        return listing.failed_since(self._driver, at, limit)
+
+    def unfulfilled_of(self, jobs: Iterable[str]) -> dict[str, dict[str, State]]:
+        """What each of several jobs still waits for, in one question; nothing for those that wait for none."""
+        wanted = list(jobs)
+        found: dict[str, dict[str, State]] = {}
+        if wanted:
+            for job, needed, state in self._driver.fetch("unfulfilled of several", {"jobs": json_text(wanted)}):
+                found.setdefault(job, {})[needed] = state
+        return found
 
     def unfulfilled(self, job: str) -> dict[str, State]:
         """The jobs that this one still waits for, and their states."""
@@ -516,7 +522,14 @@ class Store:
 
     def farewell(self, worker: str) -> None:
         """Says that a worker has left; what it started goes on, and its name stays with its attempts."""
-        self._driver.fetch("farewell", {"worker": worker, "ago": HEARD_WITHIN + 1.0})
+
+        def work() -> None:
+            for (view,) in self._driver.fetch("view of worker", {"worker": worker}):
+                left = msgspec.structs.replace(msgspec.json.decode(view, type=View), left=True)
+                parameters: Parameters = {"worker": worker, "ago": HEARD_WITHIN + 1.0, "view": json_text(left)}
+                self._driver.fetch("farewell", parameters)
+
+        self._driver.transaction(work)
 
     def workers(self) -> list[Worker]:
         return [
@@ -537,6 +550,28 @@ class Store:
 
     def resume_worker(self, worker: str) -> bool:
         return self._changed(lambda: self._driver.fetch("pause worker", {"worker": worker, "paused": 0})) != []
+
+    # What is told and counted
+
+    def write_usage(self, rows: Sequence[Usage]) -> None:
+        """Keeps what GPUs did, by the minute; of two words about the same minute the newer counts."""
+        self._ledger.write(rows)
+
+    def usage(self, since_minute: int, host: str | None = None, gpu: str | None = None) -> list[Usage]:
+        """What GPUs did since that minute, ordered by host, GPU and minute."""
+        return self._ledger.read(since_minute, host, gpu)
+
+    def usage_totals(self, since_minute: int) -> dict[Doing, float]:
+        """For how many seconds all GPUs together did what since that minute."""
+        return self._ledger.totals(since_minute)
+
+    def tell_once(self, key: str) -> bool:
+        """True for the first who says so, of all processes on all machines: they may tell it to people."""
+        return self._notices.tell_once(key)
+
+    def untell(self, key: str) -> bool:
+        """The next who says so is the first again. True for the one who took it back."""
+        return self._notices.untell(key)
 
     def _change(self, work: Callable[[], T]) -> T:
         """Does it in one transaction and wakes who waits."""
@@ -566,24 +601,6 @@ class Store:
 
     def _changed(self, work: Callable[[], list[Row]]) -> list[str]:
         return [row[0] for row in self._change(work)]
-
-
-def new_id() -> str:
-    """Eight hexadecimal digits."""
-    return os.urandom(4).hex()
-
-
-def _refuse_cycles(jobs: Sequence[NewJob]) -> None:
-    """Jobs of one submission may name each other; older ones cannot name these."""
-    graph = {job.id: [*job.after, *job.after_any] for job in jobs if job.id is not None}
-    if not any(graph.values()):
-        return
-    from graphlib import CycleError, TopologicalSorter
-
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        raise BadInputError(f"jobs wait for each other in a circle: {' after '.join(error.args[1])}") from None
 
 
 def _forgettable(older_than: float, states: Sequence[State]) -> Parameters:

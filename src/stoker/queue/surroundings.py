@@ -18,10 +18,12 @@ def look_around(store: Store) -> Surroundings:
 def why(store: Store, job: Job) -> Why:
     """Why this one job is as it is."""
     needs = store.unfulfilled(job.id) if job.state == "queued" else {}
-    return explain(job, look_around(store), needs, _ahead_of(store, job) if job.state == "queued" else 0)
+    return explain(job, look_around(store), needs, ahead_of(store, job))
 
 
-def _ahead_of(store: Store, job: Job) -> int:
-    """How many queued jobs come first; those that nobody would wait for are counted too."""
-    ids = [other.id for other in store.jobs(states=["queued"], order="queue", limit=MOST_AHEAD)]
+def ahead_of(store: Store, job: Job) -> int:
+    """How many queued jobs come before it, if it is queued; those that nobody would wait for are counted too."""
+    if job.state != "queued":
+        return 0
+    ids = [other.id for other in store.in_line(MOST_AHEAD)]
     return ids.index(job.id) if job.id in ids else len(ids)

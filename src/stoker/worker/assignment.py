@@ -6,6 +6,7 @@ An attempt's directory is a run's record with this beside it:
     delivered.json   the same, once the queue has the outcome and the last of the output
     output           what the job printed, and `output.1` the older part of it
     socket           where the attendant listens for a worker
+    fit.json         how its batch size was found, if it was
 """
 
 import os
@@ -18,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from stoker.fit.terms import Fitted
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
 from stoker.runs.processes import Identity
@@ -27,6 +29,7 @@ from stoker.worker.fitting import Fitting
 
 _UNDELIVERED: Final = "attempt.json"
 _DELIVERED: Final = "delivered.json"
+_FIT: Final = "fit.json"
 # Before a lease ends, everything of the job must be gone: what the kernel needs to take a large process apart.
 LONGEST_MARGIN: Final = 15.0
 MARGIN_SHARE: Final = 0.1
@@ -117,6 +120,19 @@ class AttemptRecord(Record):
             (self.directory / _UNDELIVERED).replace(self.directory / _DELIVERED)
         except OSError:
             return  # done by another, or the disk is gone: then it is delivered again, and refused
+
+    def write_fit(self, fitted: Fitted) -> None:
+        """A reader sees all of it or nothing. Raises OSError."""
+        fresh = self.directory / f".{_FIT}"
+        fresh.write_bytes(msgspec.json.encode(fitted))
+        fresh.replace(self.directory / _FIT)
+
+    def fit(self) -> Fitted | None:
+        """None as long as no size was found."""
+        try:
+            return msgspec.json.decode((self.directory / _FIT).read_bytes(), type=Fitted)
+        except (OSError, msgspec.DecodeError):
+            return None
 
     def listen(self) -> socket.socket:
         """The attendant's end, for a worker that comes later."""

@@ -214,6 +214,9 @@ class _Attendance:
         except _CalledOffError as called_off:
             self._end_with(called_off.order.ending, called_off.order.sentence, called_off.order.code)
             return
+        with contextlib.suppress(OSError):
+            # For people who want to see how; a disk that is full is no reason not to run it.
+            self._record.write_fit(fitted)
         size: int | None = fitted.size
         self._retries_oom = fitting.wish.retries_oom
         while size is not None:

@@ -5,11 +5,14 @@ Plain data and arithmetic: no clock and no I/O. All times are seconds on one clo
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from stoker.gpus.model import Maybe, Unknown
+
+# What people are told of GPUs that a background program has: it stands where the id of a job would.
+BACKGROUND: Final = "background"
 
 
 class Want(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The outcome of an attempt and the last of its output, brought to the queue."""
+"""The outcome of an attempt, the last of its output and what was found, brought to the queue."""
 
 from pathlib import Path
 from typing import Final
@@ -6,6 +6,7 @@ from typing import Final
 from stoker.queue import Store
 from stoker.runs.output import Links, read_tail
 from stoker.worker.assignment import Assignment, AttemptRecord
+from stoker.worker.findings import tell_finding, tell_fit
 from stoker.worker.messages import Over
 
 # What the queue keeps of an output; the whole is in the file on the machine that ran it.
@@ -21,17 +22,20 @@ def deliver(store: Store, record: AttemptRecord, assignment: Assignment, over: O
     """Writes everything that the queue is to know. False when the attempt had an outcome already."""
     accepted = store.finish(assignment.attempt, over.outcome, over.exit_code, over.sentence)
     Excerpt(record, assignment).deliver_last(store)
+    tell_finding(store, record, assignment.attempt)
     record.delivered()
     return accepted
 
 
 class Excerpt:
-    """What the queue gets of one attempt's output: the end of it, and the link in it."""
+    """What the queue gets of one attempt while it runs: the end of its output, the link in it, and its fit."""
 
     def __init__(self, record: AttemptRecord, assignment: Assignment) -> None:
+        self._record = record
         self._output = record.output
         self._attempt = assignment.attempt
         self._limit = assignment.log_limit
+        self._awaits_fit = assignment.fitting is not None
         self._links = Links()
         self._read = 0
         self._link: str | None = None
@@ -40,6 +44,8 @@ class Excerpt:
 
     def deliver(self, store: Store) -> None:
         """What is new since the last time."""
+        if self._awaits_fit:
+            self._awaits_fit = not tell_fit(store, self._record, self._attempt)
         try:
             found = self._output.stat()
         except OSError:

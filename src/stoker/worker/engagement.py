@@ -3,14 +3,20 @@
 import os
 import time
 from pathlib import Path
+from typing import Final
 
+from stoker.queue.model import Snoozed
 from stoker.runs.cgroup import Cgroup
 from stoker.runs.marks import kill_marked
 from stoker.runs.processes import descends, identify, is_alive
+from stoker.runs.record import Snooze
 from stoker.worker.assignment import Assignment, AttemptRecord, conclusion
 from stoker.worker.capacity import Holding
 from stoker.worker.delivery import Excerpt
 from stoker.worker.messages import Channel, Over, Stop
+
+# The queue says how much of a snooze is left, a moment ago and by its own clock: what differs by less is the same one.
+_SAME_SNOOZE: Final = 3.0
 
 
 class Engagement:
@@ -29,6 +35,8 @@ class Engagement:
         """Whether the queue has the outcome; what is missing then is the last of the output."""
         self.guardian_end = -1
         """A descriptor that becomes readable when the guardian of a job without an attendant is gone."""
+        self._snooze: Snooze | None = None
+        """The last that somebody asked the queue for, as far as it is known here."""
 
     @property
     def job(self) -> str:
@@ -52,6 +60,22 @@ class Engagement:
         self.stopping = True
         if self.channel is not None:
             self.channel.send(order)
+
+    def heed(self, wish: Snoozed) -> bool:
+        """Has its supervisor leave the job alone for as long as somebody asked the queue for; whether that was new.
+
+        A wish that is not new is not written again: since then the job itself may have asked for something else.
+        """
+        fresh = Snooze(time.monotonic() + wish.seconds, time.time() + wish.seconds, wish.by)
+        before = self._snooze
+        if wish.seconds > 0:
+            if before is not None and before.by == wish.by and abs(before.until - fresh.until) < _SAME_SNOOZE:
+                return False
+        elif before is None or before.until < fresh.until + _SAME_SNOOZE:
+            return False  # it is over, or as good as
+        self._snooze = fresh if wish.seconds > 0 else None
+        self.record.write_snooze(self._snooze)
+        return True
 
     # When the attendant was killed
 

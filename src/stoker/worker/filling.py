@@ -20,12 +20,10 @@ from stoker.fill.ledger import lock
 from stoker.gpus.prober import Prober
 from stoker.runs.descriptors import close_all_but
 from stoker.runs.processes import descends
-from stoker.worker.capacity import Holding, Want
+from stoker.worker.capacity import BACKGROUND, Holding, Want
 from stoker.worker.orders import Orders
 
 _LONGEST: Final = 65536
-# What people are told of GPUs that a background program has.
-BACKGROUND: Final = "background"
 # The filler of a worker that was killed stops its programs first.
 _PATIENCE: Final = 20.0
 # Behind every job, whatever its priority.
@@ -46,6 +44,7 @@ class Filling:
         its.close()
         self._line = mine
         self._since: dict[str, float] = {}
+        self._programs: dict[str, str] = {}
         self._granted: frozenset[str] | None = None
         self._dead = False
 
@@ -72,14 +71,19 @@ class Filling:
             if not packet:
                 self._dead = True
                 self._since.clear()
+                self._programs.clear()
                 self._tell("what fills idle GPUs has ended: they stay idle until the next `stoker work --fill`")
                 break
-            occupied = msgspec.msgpack.decode(packet, type=frozenset[str])
-            self._since = {uuid: self._since.get(uuid, time.monotonic()) for uuid in occupied}
+            self._programs = msgspec.msgpack.decode(packet, type=dict[str, str])
+            self._since = {uuid: self._since.get(uuid, time.monotonic()) for uuid in self._programs}
         return changed
 
     def owns(self, pid: int) -> bool:
         return not self._dead and descends(pid, self._pid)
+
+    def program_on(self, uuid: str) -> str:
+        """What people call the program on this GPU; empty when none is there."""
+        return self._programs.get(uuid, "")
 
     def name_on(self, uuid: str) -> str:
         """What placement calls the program on this GPU."""
@@ -138,7 +142,7 @@ def _fill(
 
 def _follow(line: socket.socket, filler: Filler) -> None:
     """Does as it is told until the worker is gone, and leaves nothing behind."""
-    told: frozenset[str] | None = None
+    told: dict[str, str] | None = None
     listening = True
     while listening or filler.busy:
         filler.wait([line.fileno()] if listening else [])
@@ -146,10 +150,10 @@ def _follow(line: socket.socket, filler: Filler) -> None:
         if listening:
             listening = _heed(line, filler)
         filler.step()
-        if listening and told != (occupied := filler.occupied()):
-            told = occupied
+        if listening and told != (occupants := filler.occupants()):
+            told = occupants
             with contextlib.suppress(OSError):
-                line.send(msgspec.msgpack.encode(sorted(occupied)), socket.MSG_NOSIGNAL)
+                line.send(msgspec.msgpack.encode(occupants), socket.MSG_NOSIGNAL)
 
 
 def _heed(line: socket.socket, filler: Filler) -> bool:

@@ -10,14 +10,14 @@ import math
 import select
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from stoker.errors import StokerError
 from stoker.gpus.prober import Prober
 from stoker.queue import QueueAwayError, Store, open_queue
 from stoker.queue.bell import Bell
-from stoker.queue.model import View
+from stoker.queue.model import Snoozed, View
 from stoker.runs.signals import SignalStream
 from stoker.units import format_duration
 from stoker.worker.adoption import adopt, give_back
@@ -25,6 +25,7 @@ from stoker.worker.assignment import now as lease_clock
 from stoker.worker.crew import Crew
 from stoker.worker.engagement import Engagement
 from stoker.worker.filling import Filling
+from stoker.worker.findings import tell_finding
 from stoker.worker.home import Home
 from stoker.worker.messages import Recorded, Renewed, Stop
 from stoker.worker.orders import Orders
@@ -32,8 +33,13 @@ from stoker.worker.placing import Placing
 from stoker.worker.premises import Premises
 
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_HEARTBEATS: Final = 10.0
+# Whoever looks from elsewhere sees figures that are at most five seconds old: there is a chance every second, and the
+# last of them must not be missed. A row is written each time, which any database takes from hundreds of machines.
+_HEARTBEATS: Final = 4.0
+# What changed is told at once, but no more often than people see.
 _CHANGES: Final = 1.0
+# Minutes that are over are told soon after their end; nothing waits for them.
+_USAGE_EVERY: Final = 5.0
 _OUTPUT_EVERY: Final = 3.0
 # Between two tries to reach a queue that is away.
 _FIRST_PAUSE: Final = 0.5
@@ -57,7 +63,7 @@ class WorkerLoop:
         self._home = home
         self._crew = crew
         self._tell = tell
-        self._premises = Premises(orders, crew, prober, filling, tell)
+        self._premises = Premises(orders, home.host, crew, prober, filling, tell)
         self._placing = Placing(orders, home, crew, self._premises, tell)
         self._signals = SignalStream(_STOPPING)
         self._store: Store | None = None
@@ -70,6 +76,7 @@ class WorkerLoop:
         self._told_gist: tuple[object, ...] | None = None
         self._told_at = -math.inf
         self._output_at = 0.0
+        self._usage_at = 0.0
         self._tidy_at = 0.0
         self._found = False
         self._unacknowledged: list[tuple[Engagement, bool]] = []
@@ -154,6 +161,7 @@ class WorkerLoop:
             self._keep_leases(store)
             self._say_hello(store)
             self._send_output(store)
+            self._tell_usage(store)
             store.settle()
             self._tidy()
         except StokerError as error:
@@ -223,8 +231,9 @@ class WorkerLoop:
     def _send_last_output(self, store: Store) -> None:
         for engagement in list(self._crew.engaged.values()):
             if engagement.recorded and engagement.channel is None:
-                # Its attendant is done with it, so this is the last of the output.
+                # Its attendant is done with it, so this is the last of the output, and the report is written.
                 engagement.excerpt.deliver_last(store)
+                tell_finding(store, engagement.record, engagement.attempt)
                 engagement.record.delivered()
                 del self._crew.engaged[engagement.attempt]
 
@@ -233,7 +242,9 @@ class WorkerLoop:
         if rang or self._placing.polls_now():
             self._placing.stale = True
             if self._crew.engaged:
-                self._cancel(store.to_be_cancelled(self._home.worker))
+                wishes = store.wishes(self._home.worker)
+                self._cancel(wishes.cancelled)
+                self._snooze(wishes.snoozed)
 
     def _cancel(self, attempts: Collection[str]) -> None:
         for attempt in attempts:
@@ -241,6 +252,18 @@ class WorkerLoop:
             if engagement is not None and not engagement.stopping:
                 self._tell(f"{engagement.job}: cancelled")
                 engagement.stop(Stop("cancelled", "It was cancelled."))
+
+    def _snooze(self, wishes: Mapping[str, Snoozed]) -> None:
+        for attempt, wish in wishes.items():
+            engagement = self._crew.engaged.get(attempt)
+            if engagement is None or engagement.over is not None:
+                continue
+            try:
+                if engagement.heed(wish):
+                    what = f"left alone for {format_duration(round(wish.seconds))}" if wish.seconds else "watched again"
+                    self._tell(f"{engagement.job}: {what}, as {wish.by or 'somebody'} asked")
+            except StokerError as error:
+                self._tell(f"{engagement.job}: cannot be snoozed: {error}")
 
     def _keep_leases(self, store: Store) -> None:
         if time.monotonic() < self._renew_at:
@@ -270,6 +293,7 @@ class WorkerLoop:
             gpus=self._premises.told_gpus(),
             waiting=self._placing.why(),
             problem=self._premises.machine.problem,
+            simulated=self._premises.machine.simulated,
         )
         if _gist(view) == self._told_gist and moment < self._told_at + _HEARTBEATS:
             return
@@ -279,7 +303,18 @@ class WorkerLoop:
     def _say_goodbye(self) -> None:
         if self._store is not None:
             with contextlib.suppress(StokerError):
+                self._store.write_usage(self._premises.meter.so_far())
+            with contextlib.suppress(StokerError):
                 self._store.farewell(self._home.worker)
+
+    def _tell_usage(self, store: Store) -> None:
+        """What could not be told while the queue was away is still there."""
+        if time.monotonic() < self._usage_at:
+            return
+        self._usage_at = time.monotonic() + _USAGE_EVERY
+        if rows := self._premises.meter.finished():
+            store.write_usage(rows)
+            self._premises.meter.told(rows)
 
     def _send_output(self, store: Store) -> None:
         if time.monotonic() < self._output_at:
@@ -305,7 +340,8 @@ class WorkerLoop:
 
 def _gist(view: View) -> tuple[object, ...]:
     """What of it is told at once when it changes; how busy a GPU is changes all the time."""
-    return view.waiting, view.problem, [(gpu.uuid, gpu.jobs, gpu.note) for gpu in view.gpus]
+    gpus = [(gpu.uuid, gpu.jobs, gpu.note, gpu.doing, gpu.whom) for gpu in view.gpus]
+    return view.waiting, view.problem, gpus
 
 
 def _jobs(count: int) -> str:

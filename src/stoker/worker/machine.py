@@ -12,13 +12,28 @@ import msgspec
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, known
 from stoker.gpus.state import describe, title
 from stoker.gpus.visible import select_gpus
-from stoker.queue.model import WorkerGpu
-from stoker.worker.capacity import Busy, Free, Holding, MemoryTaken, Obstacle, Room, Rules, SeenGpu, Want
-from stoker.worker.words import what_of_it
+from stoker.queue.model import Doing, WorkerGpu
+from stoker.worker.capacity import (
+    BACKGROUND,
+    Busy,
+    Foreign,
+    Free,
+    Holding,
+    MemoryTaken,
+    Obstacle,
+    Room,
+    Rules,
+    SeenGpu,
+    Unreadable,
+    Want,
+)
+from stoker.worker.words import some, what_of_it
 
 Owner = Callable[[int], str | None]
 """The job of ours that a process belongs to, by its pid; None for everybody else's."""
 
+# The name of the source whose GPUs are not real.
+_SIMULATED: Final = "sim"
 _NOT_LISTED: Final = "the driver does not list it any more"
 _NOT_SEEN: Final = Unknown("it has not been seen yet")
 # Whom a GPU that nobody holds is judged for: a job that did not say how much memory it takes.
@@ -48,6 +63,8 @@ class Machine:
         """All GPUs of the machine, chosen or not."""
         self.problem: str | None = "it has not been looked at yet"
         """Why the machine as a whole could not be read."""
+        self.simulated = False
+        """Whether its GPUs are not real."""
         self.used: dict[str, dict[str, int] | None] = {}
         """Bytes that each job really uses on each GPU; None when nobody can tell."""
 
@@ -69,6 +86,7 @@ class Machine:
         self.problem = look.problem.reason if look.problem is not None else None
         if look.problem is None:
             self.present = look.gpus
+            self.simulated = look.source == _SIMULATED
             # A driver that comes up late lists nothing at first: that is not what a person meant by all.
             if not self._watched:
                 self._watched = {gpu.uuid: _Watched(gpu) for gpu in select_gpus(look.gpus, self._chosen)}
@@ -116,6 +134,8 @@ class _Watched:
         self._foreign: set[_Identity] = set()
         self._utilization: float | None = None
         self._settles = False
+        self._obstacle: Obstacle = Unreadable(_NOT_SEEN.reason)
+        """What is in everybody's way, beside those that hold it."""
         self._note = ""
 
     def observe(self, look: Look, reading: Reading, owner: Owner, holders: Collection[str]) -> None:
@@ -187,9 +207,23 @@ class _Watched:
             since = self.seen.obstructed_since
         self.seen = msgspec.structs.replace(self.seen, obstructed_since=since)
         if self._settles and isinstance(obstacle, Busy | MemoryTaken):
-            self._note = _SETTLING
+            # It is nobody's already, although nothing may start there for a moment.
+            self._obstacle, self._note = Free(), _SETTLING
         else:
-            self._note = "" if isinstance(obstacle, Free) else what_of_it(obstacle)
+            self._obstacle, self._note = obstacle, "" if isinstance(obstacle, Free) else what_of_it(obstacle)
+
+    def _doing(self, holders: Collection[str]) -> tuple[Doing, str]:
+        """What it does, and for whom if that is no job. What was put there is known also when nothing can be read."""
+        if holders:
+            return "background" if set(holders) == {BACKGROUND} else "job", ""
+        match self._obstacle:
+            case Free():
+                return "free", ""
+            case Foreign(processes=processes):
+                return "somebody", some(processes)
+            case Busy() | MemoryTaken():
+                return "somebody", ""
+        return "unknown", ""
 
     def _beside_holders(self, rules: Rules, at: float) -> Obstacle:
         """What is there beside the jobs that hold it; work cannot be told apart, memory can."""
@@ -206,6 +240,7 @@ class _Watched:
 
     def told(self, holders: Collection[str]) -> WorkerGpu:
         total, used = self.seen.memory_total, self.seen.memory_used
+        doing, whom = self._doing(holders)
         return WorkerGpu(
             uuid=self.gpu.uuid,
             index=self._index,
@@ -213,8 +248,10 @@ class _Watched:
             memory_total=total if known(total) else None,
             memory_used=used if known(used) else None,
             utilization=self._utilization,
-            jobs=tuple(sorted(holders)),
+            jobs=tuple(sorted(set(holders) - {BACKGROUND})),
             note=self._note,
+            doing=doing,
+            whom=whom,
         )
 
 

@@ -5,19 +5,24 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from stoker.gpus.lookout import Lookout
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
-from stoker.queue.model import WorkerGpu
-from stoker.worker.capacity import Holding, SeenGpu
+from stoker.queue.model import Doing, WorkerGpu
+from stoker.worker.capacity import BACKGROUND, Holding, SeenGpu
 from stoker.worker.crew import Crew
-from stoker.worker.filling import BACKGROUND, Filling
+from stoker.worker.filling import Filling
 from stoker.worker.machine import Machine
+from stoker.worker.occupancy import Occupancy
 from stoker.worker.orders import Orders
+from stoker.worker.usage import Meter
 
-# Looks when nothing waits: for people who ask what the machine does.
-_QUIET_LOOKS: Final = 10.0
+# Looks when nothing waits: for people who watch what the machine does, and for charts of it. A look costs a driver
+# a few milliseconds.
+_QUIET_LOOKS: Final = 5.0
 # Looks while jobs wait for GPUs that others use.
 _WAITING_LOOKS: Final = 2.0
 # Looks while a GPU that was just freed comes to rest.
@@ -32,12 +37,20 @@ class Premises:
     """The machine, and who of ours is where on it."""
 
     def __init__(
-        self, orders: Orders, crew: Crew, prober: Prober, filling: Filling | None, tell: Callable[[str], None]
+        self,
+        orders: Orders,
+        host: str,
+        crew: Crew,
+        prober: Prober,
+        filling: Filling | None,
+        tell: Callable[[str], None],
     ) -> None:
         self.machine = Machine(orders.gpus, orders.rules)
         self.filling = filling
         self.no_gpus = False
         """Whether there was nothing to look at."""
+        self.meter = Meter(host)
+        self._occupancy = Occupancy()
         self._crew = crew
         self._tell = tell
         self._lookout = Lookout(prober, _QUIET_LOOKS)
@@ -60,7 +73,7 @@ class Premises:
             return changed or wanted
         if look is None:
             return changed
-        self.machine.observe(look, self._owner, self.holders())
+        self._observe(look)
         self._looked_at = time.monotonic()
         if wanted:
             settling = look.at - self._freed_at <= _SETTLES_WITHIN
@@ -75,11 +88,12 @@ class Premises:
         self._lookout.no_later_than(moment)
         return False
 
-    def freed(self, uuids: tuple[str, ...]) -> None:
+    def freed(self, uuids: tuple[str, ...], doing: Doing = "job") -> None:
         """Something of ours has left these GPUs: what comes next is to be seen at once."""
         moment = time.monotonic()
         for uuid in uuids:
             self.machine.ended(uuid, moment)
+            self.meter.did(uuid, doing, moment)
         if uuids:
             self._freed_at = moment
             self._lookout.no_later_than(moment)
@@ -95,7 +109,10 @@ class Premises:
 
     def told_gpus(self) -> tuple[WorkerGpu, ...]:
         """What others are told of the GPUs."""
-        return self.machine.worker_gpus(self.holders())
+        wall = time.time()
+        return tuple(
+            self._occupancy.dated(self._with_program(gpu), wall) for gpu in self.machine.worker_gpus(self.holders())
+        )
 
     def holders(self) -> dict[str, set[str]]:
         """The jobs that hold each GPU, by its uuid."""
@@ -123,7 +140,7 @@ class Premises:
             return False
         before = self.filling.occupied
         changed = self.filling.attend()
-        self.freed(tuple(before - self.filling.occupied))
+        self.freed(tuple(before - self.filling.occupied), "background")
         return changed
 
     def _note_absence(self, absent: AbsentError) -> None:
@@ -133,7 +150,18 @@ class Premises:
             self._tell(f"{absent}: jobs that need no GPU are run")
         self._looked_at = time.monotonic()
         nothing = Look("", self._looked_at, time.time(), (), (), Unknown(str(absent)))
-        self.machine.observe(nothing, self._owner, self.holders())
+        self._observe(nothing)
+
+    def _observe(self, look: Look) -> None:
+        self.machine.observe(look, self._owner, self.holders())
+        for gpu in self.told_gpus():
+            self.meter.saw(gpu.uuid, gpu.doing, look.at, look.wall, gpu.utilization, gpu.memory_used)
+
+    def _with_program(self, gpu: WorkerGpu) -> WorkerGpu:
+        """Only the filler knows what it runs there."""
+        if gpu.doing != "background" or self.filling is None:
+            return gpu
+        return msgspec.structs.replace(gpu, whom=self.filling.program_on(gpu.uuid))
 
     def _owner(self, pid: int) -> str | None:
         job = next((one.job for one in self._crew.engaged.values() if one.owns(pid)), None)

@@ -69,7 +69,7 @@ def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]]) -> str:
 def _predicate(obstacle: Obstacle) -> _Predicate:
     match obstacle:
         case Foreign(processes=processes):
-            said = _being(f"used by {_some(processes)}")
+            said = _being(f"used by {some(processes)}")
         case Unreadable(reason=reason):
             said = _Predicate(f"cannot be read ({reason})", f"cannot be read ({reason})")
         case TooSmall(usable=usable):
@@ -136,10 +136,10 @@ def _too_little(wanted: int, largest: int) -> str:
 
 
 def _jobs(jobs: Sequence[str]) -> str:
-    return f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {_some(jobs)}"
+    return f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {some(jobs)}"
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
     if len(names) <= _MOST_NAMES + 1:
         return _listed(names)
     return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"

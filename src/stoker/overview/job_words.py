@@ -1,4 +1,4 @@
-"""How a job is written on one line of a terminal, whatever is in its command."""
+"""How a job is written on one line of a terminal or a page, whatever is in its command."""
 
 import shlex
 from typing import Final

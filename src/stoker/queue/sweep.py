@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from stoker.errors import BadInputError
 from stoker.placeholders import filled, mentioned
-from stoker.queue.commands import Command
+from stoker.queue.commands import Command, check_command
 from stoker.queue.model import LONGEST_LABEL
 
 # More than this at once is a slip of the finger; whoever means it submits in several goes.
@@ -36,17 +36,34 @@ class Trial(NamedTuple):
     label: str
 
 
+class Variant(NamedTuple):
+    """One job of a sweep."""
+
+    command: Command
+    name: str
+
+
 def parse_sweep(text: str) -> Sweep:
     """The sweep in `NAME=A,B,C`; each part may be a range like `1..5` or `0..10..2`."""
     name, equals, written = text.partition("=")
     if not equals or not _NAME.fullmatch(name):
         raise BadInputError(f"{text!r} is not a sweep: write it like lr=1e-3,1e-4 or seed=1..5")
-    if name in _TAKEN:
-        raise BadInputError(f"a sweep cannot be called {name!r}: {{{name}}} stands for {_TAKEN[name]}")
+    _refuse_taken(name)
     values: list[str] = []
     for part in _COMMA.split(written):
         values += _values(name, part)
         _refuse_too_many(len(values))
+    return Sweep(name, values)
+
+
+def sweep_of(name: str, values: Sequence[str]) -> Sweep:
+    """The sweep over values that need no reading: what is in them is taken as it is."""
+    if not _NAME.fullmatch(name):
+        raise BadInputError(f"{name[:40]!r} cannot be swept: a name like lr or model.width can")
+    _refuse_taken(name)
+    if not values or not all(values):
+        raise BadInputError(f"the sweep of {name!r} has an empty value: write it like {name}=1,2,3")
+    _refuse_too_many(len(values))
     return Sweep(name, values)
 
 
@@ -58,6 +75,16 @@ def trials(command: Command, sweeps: Sequence[Sweep]) -> Iterator[Trial]:
     for values in itertools.product(*(sweep.values for sweep in sweeps)):
         chosen = dict(zip(names, values, strict=True))
         yield Trial(_with_values(command, chosen, present), " ".join(f"{name}={chosen[name]}" for name in names))
+
+
+def variants(command: Command, name: str, sweeps: Sequence[Sweep]) -> Iterator[Variant]:
+    """The jobs that a command becomes; it alone where nothing is swept."""
+    if not sweeps:
+        yield Variant(command, name)
+        return
+    for trial in trials(command, sweeps):
+        check_command(trial.command)
+        yield Variant(trial.command, named(name, trial.label))
 
 
 def check_sweeps(sweeps: Sequence[Sweep], commands: int) -> None:
@@ -74,6 +101,11 @@ def named(name: str, label: str) -> str:
         return name
     whole = "".join(letter if letter.isprintable() else " " for letter in f"{name} {label}".strip())
     return whole if len(whole) <= LONGEST_LABEL else whole[: LONGEST_LABEL - 1] + "…"
+
+
+def _refuse_taken(name: str) -> None:
+    if name in _TAKEN:
+        raise BadInputError(f"a sweep cannot be called {name!r}: {{{name}}} stands for {_TAKEN[name]}")
 
 
 def _values(name: str, part: str) -> Sequence[str]:

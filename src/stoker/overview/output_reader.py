@@ -5,6 +5,7 @@ line may also be rewritten in place: only finished lines are final.
 """
 
 import contextlib
+import math
 import os
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -43,19 +44,21 @@ class OutputReader:
         """The beginning of a line that was too long for the file before."""
         self._stamp = (-1, -1)
         """Size and time of the open file when it was last read."""
+        self.is_behind = False
+        """Whether the last call left something for the next: only after one that wanted no more than so much."""
 
-    def read(self) -> Piece:
-        """All there is since the last call."""
+    def read(self, most: int | None = None) -> Piece:
+        """All there is since the last call; or of a long output about so many bytes, at least a line of it."""
         finished = []
         if self._file >= 0 or self._open_first():
-            finished.append(self._advance())
-            while (following := self._next_file()) >= 0:
+            finished.append(self._advance(most))
+            while not self.is_behind and (following := self._next_file()) >= 0:
                 lines, moved = self._move_on(following)
                 finished.append(lines)
                 if not moved:
                     break
-                finished.append(self._advance())
-        return Piece(b"".join(finished), self._cut + self._rest)
+                finished.append(self._advance(most))
+        return Piece(b"".join(finished), b"" if self.is_behind else self._cut + self._rest)
 
     def close(self) -> None:
         if self._file >= 0:
@@ -73,8 +76,9 @@ class OutputReader:
             # It was rotated just now: what it began with is in the older file.
             self.close()
 
-    def _advance(self) -> bytes:
+    def _advance(self, most: int | None = None) -> bytes:
         """The finished lines behind those that were told."""
+        self.is_behind = False
         found = os.fstat(self._file)
         before, self._stamp = self._stamp, (found.st_size, found.st_mtime_ns)
         # Only what would cost something is not read again: time stamps are too coarse to be relied on.
@@ -82,10 +86,13 @@ class OutputReader:
             return b""
         if found.st_size < self._done:  # Somebody emptied it: what is there now is new.
             self._done = 0
-        data = _from(self._file, self._done)
+        data = _from(self._file, self._done, most)
         end = data.rfind(b"\n") + 1
+        self.is_behind = self._done + len(data) < found.st_size
+        if self.is_behind and not end:
+            return self._advance(2 * len(data))
         self._done += end
-        self._rest = data[end:]
+        self._rest = b"" if self.is_behind else data[end:]
         lines = data[:end]
         if lines and self._cut:
             lines, self._cut = self._cut + lines, b""
@@ -141,9 +148,10 @@ def _identity(file: int | Path) -> tuple[int, int] | None:
     return None
 
 
-def _from(file: int, offset: int) -> bytes:
+def _from(file: int, offset: int, most: int | None = None) -> bytes:
     parts = []
-    while part := os.pread(file, _BLOCK, offset):
+    end = math.inf if most is None else offset + most
+    while offset < end and (part := os.pread(file, int(min(_BLOCK, end - offset)), offset)):
         parts.append(part)
         offset += len(part)
     return b"".join(parts)

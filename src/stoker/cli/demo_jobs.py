@@ -1,0 +1,104 @@
+"""The jobs of the demo: simulated trainings of every kind, so that each part of the page has something to show."""
+
+import contextlib
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.errors import StokerError
+
+if TYPE_CHECKING:
+    from stoker.queue import NewJob, Store
+
+# When fewer than this wait, the next sweep is due: somebody who looks in an hour sees GPUs at work, too.
+_FEWEST_WAITING: Final = 3
+_BETWEEN_LOOKS: Final = 5.0
+# A simulated training ends at once when it is told to.
+_LONGEST_FAREWELL: Final = 15.0
+
+
+def _train(*options: object) -> str:
+    return shlex.join([sys.executable, "-P", "-m", "stoker.cli", "sim", "train", *map(str, options)])
+
+
+def _job(name: str, *options: object, **asked: Any) -> "NewJob":
+    from stoker.queue import NewJob
+
+    return NewJob(**{"command": _train(*options), "name": name, "directory": "/", "submitter": "demo", **asked})
+
+
+def _first_jobs() -> "list[NewJob]":
+    """One of each kind: a long one, one that hangs, one that fails, one that finds its batch size, a sweep."""
+    quick_to_judge = {"window": 30.0, "below": 0.05, "after": 5.0, "every": 1.0}
+    fitted = ("--epochs", 2, "--steps", 300, "--memory", "3GiB", "--per-example", "96MiB")
+    return [
+        _job("resnet50 baseline", "--epochs", 6, "--steps", 600, "--memory", "11GiB", tags=("vision",)),
+        _job("stuck all-reduce", "--hang-at", 60, "--memory", "16GiB", tags=("debug",), policy=quick_to_judge),
+        _job("exploding gradient", "--fail-at", 120, "--lr", "3", tags=("debug",)),
+        _job("gpt2 as large as fits", *fitted, tags=("gpt2",), fit=_fit(_train(*fitted))),
+        _job("two-GPU finetune", "--epochs", 2, "--steps", 300, "--memory", "18GiB", gpus=2, priority=1),
+        *_sweep(0),
+        _job("ablation for later", "--epochs", 1, held=True),
+        _job("wants eight GPUs", "--epochs", 1, gpus=8),
+    ]
+
+
+def _fit(command: str) -> dict[str, Any]:
+    from stoker.cli.fit_wish import fit_of
+
+    return fit_of("--probe-time 8s --flat-for 2s --refit", 2, [command], None, 1)
+
+
+def _sweep(number: int) -> "list[NewJob]":
+    return [
+        _job(f"nanogpt run {number} lr={lr}", "--epochs", 2, "--steps", 250 + 50 * at, "--lr", lr, tags=("nanogpt",))
+        for at, lr in enumerate(("3e-3", "1e-3", "3e-4", "1e-4"))
+    ]
+
+
+@contextlib.contextmanager
+def demonstration(queue: str | None) -> Iterator[None]:
+    """Keeps the demo's queue filled; at the end nothing of it goes on."""
+    from stoker.queue import open_queue
+
+    with open_queue(queue) as store:
+        _clear(store)
+        store.submit(_first_jobs())
+    ending = threading.Event()
+    thread = threading.Thread(target=_feed, args=(queue, ending), name="demo", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join(_LONGEST_FAREWELL)
+        with contextlib.suppress(StokerError), open_queue(queue) as store:
+            _clear(store)
+            _wait_until_nothing_runs(store)
+
+
+def _feed(queue: str | None, ending: threading.Event) -> None:
+    from stoker.queue import open_queue
+
+    number = 1
+    while not ending.wait(_BETWEEN_LOOKS):
+        with contextlib.suppress(StokerError), open_queue(queue) as store:
+            # One that asks for more than there is, and one that is held, wait for ever.
+            if store.counts().get("queued", 0) - 1 < _FEWEST_WAITING:
+                store.submit(_sweep(number))
+                number += 1
+
+
+def _clear(store: "Store") -> None:
+    unfinished = store.jobs(states=["queued", "held", "running"], limit=100_000)
+    store.cancel(job.id for job in unfinished)
+    store.clean(0.0)
+
+
+def _wait_until_nothing_runs(store: "Store") -> None:
+    ends = time.monotonic() + _LONGEST_FAREWELL
+    while store.running() and time.monotonic() < ends:
+        time.sleep(0.1)

@@ -1,0 +1,54 @@
+"""`stoker top`: the overview live in the terminal, and keys to act on the selected job."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.queue_options import opened_or_created, queue_option, queue_url_of
+from stoker.errors import BadInputError
+
+if TYPE_CHECKING:
+    from stoker.overview.model import Overview
+
+
+@click.command("top")
+@click.option("--once", is_flag=True, help="Print it one time, as text, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print it one time, as JSON, and end.")
+@queue_option
+def command(once: bool, as_json: bool, queue_url: str | None) -> int:
+    """Watch health, GPUs and jobs live, and act on them: ? shows the keys, q leaves."""
+    from stoker.cli.top_session import Session
+    from stoker.cli.top_terminal import Terminal
+    from stoker.overview.snapshot import Observer
+    from stoker.places import state_home
+
+    if once and as_json:
+        raise BadInputError("--once and --json both print it one time: choose one")
+    if not (once or as_json or Terminal.is_there()):
+        raise BadInputError("top needs a terminal: --once prints the overview one time, and --json does it as JSON")
+    home = state_home()
+    with opened_or_created(queue_url) as store:
+        if as_json:
+            return _print_json(Observer(home).observe(store))
+        if once:
+            return _print(Observer(home).observe(store))
+        with Terminal() as terminal:
+            return Session(store, home, terminal, queue_url_of(queue_url)).run()
+
+
+def _print_json(overview: "Overview") -> int:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(overview), indent=2).decode() + "\n")
+    return 0
+
+
+def _print(overview: "Overview") -> int:
+    from stoker.cli.screen import console
+    from stoker.cli.top_screen import whole
+
+    screen = console()
+    for line in whole(overview, screen.width):
+        screen.print(line, no_wrap=True, crop=False)
+    return 0

@@ -1,0 +1,298 @@
+"""The screen of `stoker top`: an overview as lines that fit a terminal of any size, whatever jobs are called."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from stoker.overview.job_words import called, on_one_line
+from stoker.overview.model import EndedJob, GpuCard, Level, Machine, Overview, Progress, RunningJob, WaitingJob
+from stoker.queue.explanation import spoken
+from stoker.queue.model import Doing, State
+from stoker.units import format_duration, format_memory, format_percent
+
+AnyJob = RunningJob | WaitingJob | EndedJob
+
+_LEVELS: Final[dict[Level, str]] = {"good": "green", "attention": "yellow", "bad": "red"}
+_DOING: Final[dict[Doing, tuple[str, str]]] = {
+    "job": ("job", "green"),
+    "background": ("background", "cyan"),
+    "somebody": ("somebody else", "magenta"),
+    "free": ("free", "yellow"),
+    "unknown": ("unknown", "red"),
+}
+_STATES: Final[dict[State, str]] = {"failed": "red", "succeeded": "green", "cancelled": "dim", "held": "yellow"}
+_BAR: Final = 10
+_HINT: Final = "q quit  ? help  Enter details  l log  c cancel  r retry  h hold  u/d move  s snooze  p pause"
+# What the screen is divided among: of the lines between the health and the last line.
+_GPU_SHARE: Final = 0.4
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person chose to see."""
+
+    selected: str | None = None
+    """The id of a job."""
+    place: int = 0
+    """Where it was among all that are shown, should it vanish."""
+    mine: str = ""
+    """Only the jobs of this submitter."""
+    note: str = ""
+    """The result of what was done last, or a question."""
+    away: str = ""
+    """Why what is shown is old."""
+
+
+def chosen(overview: Overview, view: View) -> tuple[Sequence[RunningJob], Sequence[WaitingJob], Sequence[EndedJob]]:
+    """The jobs that are shown."""
+
+    def wanted(one: AnyJob) -> bool:
+        return not view.mine or one.job.submitter == view.mine
+
+    return (
+        [one for one in overview.running if wanted(one)],
+        [one for one in overview.waiting if wanted(one)],
+        [one for one in overview.ended if wanted(one)],
+    )
+
+
+def selected(overview: Overview, view: View, step: int = 0) -> View:
+    """The same view with a job selected that is there; `step` lines further down."""
+    ids = [one.job.id for section in chosen(overview, view) for one in section]
+    if not ids:
+        return msgspec.structs.replace(view, selected=None, place=0)
+    place = ids.index(view.selected) if view.selected in ids else view.place
+    place = min(max(place + step, 0), len(ids) - 1)
+    return msgspec.structs.replace(view, selected=ids[place], place=place)
+
+
+def frame(overview: Overview, view: View, width: int, height: int) -> list[Text]:
+    """Exactly so many lines: the last one says what can be done, or what was."""
+    head = [_title(overview, view, width), *_health(overview, width, most=3 if height >= 30 else 1)]
+    room = max(0, height - len(head) - 1)
+    machines = _machines(overview, width, int(room * _GPU_SHARE))
+    jobs = _jobs(overview, view, width, room - len(machines))
+    body = [*head, *(cut(line, width) for line in (*machines, *jobs))]
+    blank = [Text("")] * (height - 1 - len(body))
+    return [*body[: height - 1], *blank, last_line(view, width)][-height:]
+
+
+def whole(overview: Overview, width: int) -> list[Text]:
+    """All of it, for a reader that has no screen."""
+    view = View()
+    head = [_title(overview, view, width), *_health(overview, width, most=100)]
+    machines = [line for machine in overview.machines for line in _machine(machine, overview.now, width)]
+    return [*head, *machines, *_jobs(overview, view, width, 10_000)]
+
+
+def last_line(view: View, width: int) -> Text:
+    if view.away:
+        return cut(Text(on_one_line(view.away), style="red"), width)
+    return cut(Text(on_one_line(view.note), style="bold") if view.note else Text(_HINT, style="dim"), width)
+
+
+def cut(text: Text, width: int) -> Text:
+    text.truncate(width, overflow="ellipsis")
+    text.no_wrap = True
+    return text
+
+
+def share(room: int, wants: Sequence[int]) -> list[int]:
+    """How many lines each gets: as many as it wants, or else evenly."""
+    given = [0] * len(wants)
+    while room > 0 and (hungry := [number for number, want in enumerate(wants) if given[number] < want]):
+        for number in hungry[:room]:
+            given[number] += 1
+        room -= min(room, len(hungry))
+    return given
+
+
+# The parts
+
+
+def _title(overview: Overview, view: View, width: int) -> Text:
+    import time
+
+    text = Text.assemble(
+        (time.strftime("%H:%M:%S", time.localtime(overview.now)), "dim"), "  ", (on_one_line(overview.place), "dim")
+    )
+    if overview.simulated:
+        text.append("  these GPUs are simulated", "bold magenta")
+    if overview.paused:
+        text.append("  the queue is paused", "bold yellow")
+    if view.mine:
+        text.append(f"  only jobs of {on_one_line(view.mine)}", "bold")
+    return cut(text, width)
+
+
+def _health(overview: Overview, width: int, most: int) -> list[Text]:
+    health = overview.health
+    lines = [Text(on_one_line(health.headline), style=f"bold {_LEVELS[health.level]}")]
+    lines += [Text(f"  {on_one_line(point.sentence)}", style=_LEVELS[point.level]) for point in health.points[:most]]
+    if len(health.points) > most:
+        lines[-1].append(f" (and {len(health.points) - most} more)")
+    return [cut(line, width) for line in lines]
+
+
+def _machines(overview: Overview, width: int, room: int) -> list[Text]:
+    """A line for each GPU where there is room for that, for each machine where not."""
+    full = [line for machine in overview.machines for line in _machine(machine, overview.now, width)]
+    if len(full) <= room:
+        return full
+    short = [_in_short(machine, overview.now, width) for machine in overview.machines]
+    if len(short) <= max(1, room):
+        return short
+    kept = max(1, room) - 1
+    return [*short[:kept], Text(f"and {len(short) - kept} more machines", style="dim")]
+
+
+def _machine(machine: Machine, now: float, width: int) -> list[Text]:
+    head = Text.assemble((on_one_line(machine.host), "bold"), *_condition(machine, now))
+    return [cut(head, width), *(_gpu(gpu, now, width) for gpu in machine.gpus)]
+
+
+def _condition(machine: Machine, now: float) -> list[tuple[str, str]]:
+    found = []
+    if not machine.there:
+        word = "left" if machine.left else "not heard of for"
+        ago = f"{spoken(now - machine.seen)}{' ago' if machine.left else ''}"
+        found.append((f"  {word} {ago}", "dim" if machine.left else "red"))
+    if machine.paused:
+        found.append(("  paused", "yellow"))
+    if machine.problem:
+        found.append((f"  {on_one_line(machine.problem)}", "red"))
+    return found
+
+
+def _gpu(gpu: GpuCard, now: float, width: int) -> Text:
+    word, colour = _DOING[gpu.doing]
+    for_whom = f" for {on_one_line(gpu.whom)}" if gpu.whom else ""
+    since = f", {spoken(now - gpu.since)}" if gpu.since is not None else ""
+    memory = "?" if gpu.memory_used is None else format_memory(gpu.memory_used)
+    of = f" of {format_memory(gpu.memory_total)}" if gpu.memory_total is not None else ""
+    text = Text.assemble(
+        f"  {gpu.index:>2} {_column(gpu.name.removeprefix('NVIDIA '), 12 if width < 100 else 24)} ",
+        bar(gpu.utilization, "?" if gpu.utilization is None else format_percent(gpu.utilization)),
+        f" {_column(f'{memory}{of}', 17)} ",
+        (word, colour),
+        f"{for_whom}{since}",
+    )
+    if gpu.note and gpu.doing != "job":
+        text.append(f": {on_one_line(gpu.note)}", "dim")
+    return cut(text, width)
+
+
+def _in_short(machine: Machine, now: float, width: int) -> Text:
+    text = Text.assemble((_column(machine.host, 14), "bold"), *_condition(machine, now))
+    for gpu in machine.gpus:
+        shown = "?" if gpu.utilization is None or gpu.doing == "unknown" else format_percent(gpu.utilization)
+        text.append(f"  {gpu.index} ", "dim")
+        text.append(shown, _DOING[gpu.doing][1])
+    return cut(text, width)
+
+
+def _jobs(overview: Overview, view: View, width: int, room: int) -> list[Text]:
+    running, waiting, ended = chosen(overview, view)
+    counts = overview.counts
+    queued = counts.get("queued", 0) + counts.get("held", 0)
+    sections: list[tuple[str, int, Sequence[AnyJob]]] = [
+        ("running", counts.get("running", 0), running),
+        ("waiting", queued, waiting),
+        ("ended", sum(counts.get(state, 0) for state in ("succeeded", "failed", "cancelled")), ended),
+    ]
+    # What nobody can see is not counted as shown either.
+    given = share(room, [len(jobs) + 1 for _name, _count, jobs in sections])
+    lines = []
+    for (name, count, jobs), lent in zip(sections, given, strict=True):
+        shown = _window(jobs, view, lent - 1)
+        if lent:
+            lines.append(_heading(name, count, shown, jobs, view))
+        lines += [_row(one, overview.now, view, width) for one in shown]
+    if not any(jobs for _name, _count, jobs in sections) and len(lines) < room:
+        lines.append(Text("no jobs: `stoker submit -- COMMAND` makes one", style="dim"))
+    return lines
+
+
+def _heading(name: str, count: int, shown: Sequence[AnyJob], jobs: Sequence[AnyJob], view: View) -> Text:
+    total = len(jobs) if view.mine else max(count, len(jobs))
+    hidden = f", {len(shown)} shown" if len(shown) < total else ""
+    return Text(f"{name} ({total:,}{hidden})", style="dim underline", no_wrap=True)
+
+
+def _window(jobs: Sequence[AnyJob], view: View, size: int) -> Sequence[AnyJob]:
+    """As many as there is room for, the selected one among them."""
+    if size <= 0:
+        return []
+    place = next((number for number, one in enumerate(jobs) if one.job.id == view.selected), 0)
+    first = min(max(0, place - size // 2), max(0, len(jobs) - size))
+    return jobs[first : first + size]
+
+
+def _row(one: AnyJob, now: float, view: View, width: int) -> Text:
+    name = _column(called(one.job), min(max(14, width // 4), 48))
+    mark, style = ("> ", "reverse") if one.job.id == view.selected else ("  ", "")
+    text = Text.assemble((f"{mark}{one.job.id} {name} ", style))
+    match one:
+        case RunningJob():
+            text.append(_column(f"{one.host}:{','.join(one.gpus) or '-'}", 12 if width < 100 else 20))
+            text.append(f" {_lasted(one.job.started, now):>6} ")
+            text.append_text(_doing(one, now))
+        case WaitingJob():
+            text.append(_column(_wanted(one), 9), "dim")
+            text.append(f" {'held' if one.job.state == 'held' else 'queued'}", _STATES.get(one.job.state, ""))
+            text.append(f"  {on_one_line(one.why.word or one.why.sentence)}", "dim")
+        case EndedJob():
+            text.append(_column(one.job.state, 10), _STATES.get(one.job.state, ""))
+            text.append(f"{_lasted(one.job.ended, now):>6} ago  ")
+            if one.idle_stopped:
+                text.append("idle  ", "yellow")
+            text.append(on_one_line(one.job.sentence) or _code(one), "dim")
+    return cut(text, width)
+
+
+def _doing(one: RunningJob, now: float) -> Text:
+    """How far it is, or else what it said last."""
+    snoozed = f"left alone for {spoken(one.snoozed_until - now)}  " if one.snoozed_until is not None else ""
+    text = Text(snoozed, style="")
+    if one.why.word:
+        text.append(f"{one.why.word}  ", "yellow")
+    if one.progress is not None and one.progress.fraction is not None:
+        text.append_text(progress_bar(one.progress))
+    else:
+        text.append(on_one_line(one.progress.text if one.progress is not None else one.last_line), "dim")
+    return text
+
+
+def progress_bar(progress: Progress) -> Text:
+    percent = "" if progress.fraction is None else format_percent(progress.fraction)
+    return Text.assemble(bar(progress.fraction, percent), (f" {on_one_line(progress.text)}", "dim"))
+
+
+def bar(fraction: float | None, caption: str) -> Text:
+    full = 0 if fraction is None else min(round(fraction * _BAR), _BAR)
+    if fraction:
+        full = max(full, 1)  # anything at all shows
+    return Text.assemble(("█" * full, "cyan"), ("·" * (_BAR - full), "dim"), f" {caption:>4}")
+
+
+def _wanted(one: WaitingJob) -> str:
+    if not one.job.gpus:
+        return "no GPU"
+    gpus = "1 GPU" if one.job.gpus == 1 else f"{one.job.gpus} GPUs"
+    return gpus if one.job.memory is None else f"{one.job.gpus}x{format_memory(one.job.memory).replace(' ', '')}"
+
+
+def _lasted(since: float | None, now: float) -> str:
+    return "" if since is None else format_duration(max(0, round(now - since)))
+
+
+def _code(one: EndedJob) -> str:
+    return "" if not one.job.exit_code else f"exit code {one.job.exit_code}"
+
+
+def _column(text: str, width: int) -> str:
+    """Exactly so wide."""
+    shown = on_one_line(text)
+    return set_cell_size(shown, width) if cell_len(shown) <= width else f"{set_cell_size(shown, width - 1)}…"

@@ -1,0 +1,159 @@
+"""The terminal of `stoker top`: taken over while it runs, and given back as it was whatever happens."""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+from collections.abc import Iterator, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from stoker.cli.top_keys import Keys
+
+# Whoever presses Escape sends the same that other keys begin with; a terminal sends the rest of those at once.
+_ESCAPE_SECONDS: Final = 0.05
+# Where tcgetattr has them.
+_LOCAL_MODES: Final = 3
+_LEAVING: Final = (signal.SIGTERM, signal.SIGHUP)
+# Colours off, and the cursor, margins and modes as they were: the output of a job may have changed them.
+_SOFT_RESET: Final = b"\x1b[!p\x1b[0m"
+
+
+class Terminal:
+    """Signals only wake it: what they ask for is done between two frames."""
+
+    def __init__(self) -> None:
+        self._input = sys.stdin.fileno()
+        self._console = Console(highlight=False)
+        self._keys = Keys()
+        self._live: Live | None = None
+        self._before: list[Any] = []
+        self._handlers: dict[int, Any] = {}
+        self._asked: set[int] = set()
+        self._hung_up = False
+
+    @staticmethod
+    def is_there() -> bool:
+        return sys.stdin.isatty() and sys.stdout.isatty() and not Console().is_dumb_terminal
+
+    def __enter__(self) -> Self:
+        self._wake, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup_before = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+        for number in (*_LEAVING, signal.SIGTSTP, signal.SIGWINCH):
+            self._handlers[number] = signal.signal(number, self._note)
+        self._before = termios.tcgetattr(self._input)
+        self._take()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._give_back()
+        finally:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(self._wakeup_before)
+            os.close(self._wake)
+            os.close(self._bell)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines."""
+        return self._console.size.width, self._console.size.height
+
+    @property
+    def leaves_with(self) -> int | None:
+        """The exit code, when somebody wants it to end."""
+        if number := next((number for number in _LEAVING if number in self._asked), None):
+            return 128 + number
+        return 128 + signal.SIGHUP if self._hung_up else None
+
+    def draw(self, lines: Sequence[Text]) -> None:
+        if self._live is not None:
+            self._live.update(Group(*lines), refresh=True)
+
+    def wait(self, others: Sequence[int], seconds: float) -> list[str]:
+        """The keys that were pressed; returns as soon as there are some, or one of the others can be read."""
+        if signal.SIGTSTP in self._asked:
+            self._suspend()
+            return []
+        poll = select.poll()
+        for number in (self._input, self._wake, *others):
+            if number >= 0:
+                poll.register(number, select.POLLIN)
+        left = min(seconds, _ESCAPE_SECONDS) if self._keys.is_waiting else seconds
+        ready = {number for number, _event in poll.poll(max(0.0, left) * 1000)}
+        if self._wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake, 4096)
+        if self._input in ready:
+            return self._read()
+        return self._keys.settle()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """The ordinary screen, for somebody else's output; keys still come here."""
+        self._leave_screen()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.write(sys.stdout.fileno(), _SOFT_RESET)
+            self._enter_screen()
+
+    def _read(self) -> list[str]:
+        try:
+            data = os.read(self._input, 4096)
+        except OSError:
+            data = b""
+        self._hung_up = not data
+        return self._keys.feed(data)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._asked.add(number)
+
+    def _suspend(self) -> None:
+        """As the shell expects of Ctrl-Z: back as it was, stopped, and taken again when it goes on."""
+        self._asked.discard(signal.SIGTSTP)
+        had_screen = self._live is not None
+        self._give_back()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._note)
+        # Somebody may have changed it meanwhile: it is given back like that.
+        self._before = termios.tcgetattr(self._input)
+        self._take(with_screen=had_screen)
+
+    def _take(self, *, with_screen: bool = True) -> None:
+        changed = [*self._before]
+        changed[_LOCAL_MODES] = self._before[_LOCAL_MODES] & ~(termios.ICANON | termios.ECHO)
+        termios.tcsetattr(self._input, termios.TCSADRAIN, changed)
+        if with_screen:
+            self._enter_screen()
+
+    def _give_back(self) -> None:
+        try:
+            self._leave_screen()
+        finally:
+            # A terminal that is gone needs nothing any more.
+            with contextlib.suppress(termios.error, OSError):
+                termios.tcsetattr(self._input, termios.TCSADRAIN, self._before)
+
+    def _enter_screen(self) -> None:
+        self._live = Live(
+            console=self._console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
+        self._live.start()
+
+    def _leave_screen(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            with contextlib.suppress(OSError):
+                live.stop()

@@ -1,0 +1,99 @@
+"""`stoker up`: the page, a worker for this machine's GPUs, and a queue in a file, in one command."""
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stoker.cli.page_options import access_log, page_config, page_options, until_signalled, welcome
+from stoker.cli.queue_options import opened_or_created, queue_option, queue_url_of
+from stoker.cli.telling import tell
+from stoker.places import state_home
+from stoker.settings import load_settings
+from stoker.units import parse_duration
+
+
+@click.command("up")
+@page_options
+@queue_option
+@click.option("--demo/--no-demo", default=None, help="On simulated GPUs at simulated work [when there is no GPU].")
+def command(page: dict[str, Any], queue_url: str | None, demo: bool | None) -> int:
+    """Start all of Stoker on this machine: the page, a worker for its GPUs, and a queue in a file.
+
+    Where there is no GPU it is a demo on simulated ones, with a queue of its own. Ctrl-C ends page and worker; jobs go
+    on, and the next `stoker up` finds them again. Those of a demo end with it.
+    """
+    with until_signalled():
+        if demo is None:
+            demo = queue_url is None and not _has_gpus()
+        if demo:
+            _run_demo(page, state_home() / "demo")
+        else:
+            _run(page, queue_url)
+    return 0
+
+
+def _run(page: Mapping[str, Any], queue_url: str | None) -> None:
+    opened_or_created(queue_url).close()
+    options = [] if queue_url is None else ["--queue", queue_url]
+    _serve(page, queue_url_of(queue_url), state_home(), options, os.environ, nullcontext())
+
+
+def _run_demo(page: Mapping[str, Any], home: Path) -> None:
+    from stoker.cli.demo_jobs import demonstration
+    from stoker.queue import init_queue
+
+    sys.stdout.write(
+        "These GPUs are simulated: nothing that you see is real work. `stoker up --no-demo` does without.\n"
+    )
+    home.mkdir(parents=True, exist_ok=True)
+    queue = str(home / "queue.db")
+    init_queue(queue).close()
+    environment = {
+        **os.environ,
+        "STOKER_HOME": str(home),
+        "STOKER_GPUS": f"sim:4@{home / 'gpus'}",
+        "STOKER_QUEUE": queue,
+    }
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    _serve(page, queue, home, ["--grace", "5s"], environment, demonstration(queue))
+
+
+def _serve(
+    page: Mapping[str, Any],
+    queue: str | None,
+    home: Path,
+    options: list[str],
+    environment: Mapping[str, str],
+    meanwhile: AbstractContextManager[None],
+) -> None:
+    """The page and the worker; `meanwhile` ends before the worker does."""
+    from stoker.cli.notifying import notifying
+    from stoker.cli.worker_process import WorkerProcess
+
+    config = page_config(page, queue, home)
+    from stoker.web.listening import listening_socket
+
+    listener = listening_socket(config)
+    from stoker.web.serving import serve
+
+    with notifying(config, tell), WorkerProcess(options, environment, tell), meanwhile:
+        serve(config, listener, access_log(home), lambda port, keys: welcome(config, port, keys))
+
+
+def _has_gpus() -> bool:
+    """Whether there is anything to work on. A driver that does not answer is no reason to show a demo instead."""
+    from stoker.gpus.prober import Prober
+    from stoker.gpus.source import AbsentError
+
+    settings = load_settings()
+    with Prober(settings.gpus, deadline=parse_duration(settings.deadline)) as prober:
+        try:
+            prober.look()
+        except AbsentError:
+            return False
+    return True

@@ -1,0 +1,273 @@
+"""Is everything all right? One answer in a few words, and what somebody should know, worst first. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from stoker.overview.job_words import called
+from stoker.overview.machines import FORGOTTEN_AFTER, home_of
+from stoker.overview.model import EndedJob, GpuCard, Health, Machine, Point, RunningJob, WaitingJob
+from stoker.queue.explanation import spoken
+from stoker.queue.model import Job, State
+
+# Failures of a day are news; older ones are history.
+NEWS_FOR: Final = 86400.0
+# A driver that is reset or a machine that is busy is back by then.
+_UNKNOWN_FOR: Final = 180.0
+# Starting a job takes seconds, and a GPU that was freed comes to rest first: only what lasts is told.
+_COULD_RUN_FOR: Final = 60.0
+# A moment between two jobs is no news.
+_FREE_FOR: Final = 10.0
+# As much of a name as a phone shows on two lines with the words around it.
+_LONGEST_NAME: Final = 40
+_WORK: Final = frozenset({"job", "background", "somebody"})
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer rests on."""
+
+    now: float
+    paused: bool = False
+    counts: Mapping[State, int] = {}
+    machines: Sequence[Machine] = ()
+    running: Sequence[RunningJob] = ()
+    waiting: Sequence[WaitingJob] = ()
+    failed: Sequence[EndedJob] = ()
+    """The newest that failed within `NEWS_FOR`, newest first."""
+    failures: int = 0
+    """How many there were in all."""
+
+
+def judge(facts: Facts, away: str | None = None) -> Health:
+    """`away` says why the queue cannot be asked, when it cannot: the facts are then the last that were known."""
+    return _summed_up([*_away(away), *_bad(facts), *_attention(facts)], facts.machines)
+
+
+def without_queue(health: Health, away: str) -> Health:
+    """The same when the queue has gone away since: an old answer must not pass for a new one."""
+    return _summed_up([*_away(away), *health.points], ())
+
+
+def _summed_up(points: Sequence[Point], machines: Sequence[Machine]) -> Health:
+    """The points come worst first."""
+    bad = sum(point.level == "bad" for point in points)
+    if not points:
+        return Health(level="good", headline=_all_is_well(machines))
+    return Health(level="bad" if bad else "attention", headline=_headline(points, bad), points=tuple(points))
+
+
+def _headline(points: Sequence[Point], bad: int) -> str:
+    others = len(points) - bad
+    if len(points) == 1:
+        return points[0].sentence
+    if not bad:
+        return f"{others} things need you"
+    wrong = "1 thing is wrong" if bad == 1 else f"{bad} things are wrong"
+    return f"{wrong}, {others} more {'needs' if others == 1 else 'need'} you" if others else wrong
+
+
+def _all_is_well(machines: Sequence[Machine]) -> str:
+    cards = [card for machine in machines if machine.there for card in machine.gpus]
+    working = sum(card.doing in _WORK for card in cards)
+    if not cards:
+        return "All is well"
+    if not working:
+        return f"All is well: {_gpus(len(cards))} {_is(len(cards))} ready"
+    if working == len(cards):
+        return "All is well: the GPU works" if working == 1 else f"All is well: all {working} GPUs work"
+    return f"All is well: {working} of {len(cards)} GPUs {'works' if working == 1 else 'work'}"
+
+
+# What is wrong
+
+
+def _away(why: str | None) -> Iterator[Point]:
+    if why is not None:
+        yield Point(level="bad", sentence=_capital(why))
+
+
+def _bad(facts: Facts) -> Iterator[Point]:
+    lost = [machine for machine in facts.machines if _is_lost(machine, facts)]
+    for machine in lost:
+        count = sum(_runs_on(job, machine) for job in facts.running)
+        jobs = f" while {_jobs(count)} ran there" if count else ""
+        ago = spoken(facts.now - machine.seen)
+        yield Point(level="bad", sentence=f"{machine.host} has been silent for {ago}{jobs}", host=machine.host)
+    queued = facts.counts.get("queued", 0)
+    if queued and not any(machine.there for machine in facts.machines):
+        yield Point(level="bad", sentence=f"{_jobs_wait(queued)}, and no worker is there")
+    for machine in facts.machines:
+        yield from _unreadable(machine, facts.now)
+    for job in facts.running:
+        if job.why.kind == "silent" and not any(_runs_on(job, machine) for machine in lost):
+            sentence = f"{_name(job.job)} on {job.host} is not heard of any more"
+            yield Point(level="bad", sentence=sentence, job=job.job.id, host=job.host)
+
+
+def _is_lost(machine: Machine, facts: Facts) -> bool:
+    """Whether somebody should look where it is: it said no goodbye, and was here today or has jobs."""
+    if machine.there or machine.left:
+        return False
+    return facts.now - machine.seen <= FORGOTTEN_AFTER or any(_runs_on(job, machine) for job in facts.running)
+
+
+def _runs_on(job: RunningJob, machine: Machine) -> bool:
+    return job.attempt is not None and home_of(job.attempt.worker) == home_of(machine.worker)
+
+
+def _unreadable(machine: Machine, now: float) -> Iterator[Point]:
+    if not machine.there:
+        return
+    unknown = [card for card in machine.gpus if card.doing == "unknown" and _lasts(card, machine, now, _UNKNOWN_FOR)]
+    if machine.problem is not None and now - machine.started >= _UNKNOWN_FOR and (unknown or not machine.gpus):
+        sentence = f"{machine.host} cannot read its GPUs: {machine.problem}"
+        yield Point(level="bad", sentence=sentence, host=machine.host)
+    elif unknown:
+        which = f"GPU {unknown[0].index}" if len(unknown) == 1 else _gpus(len(unknown))
+        shortest = spoken(min(now - _since(card, machine) for card in unknown))
+        has = "has" if len(unknown) == 1 else "have"
+        sentence = f"{which} of {machine.host} {has} been unreadable for {shortest}"
+        yield Point(level="bad", sentence=sentence, host=machine.host)
+
+
+# What somebody should look at
+
+
+def _attention(facts: Facts) -> Iterator[Point]:
+    yield from _failures(facts)
+    yield from _stuck(facts)
+    yield from _pauses(facts)
+    yield from _free(facts)
+
+
+def _failures(facts: Facts) -> Iterator[Point]:
+    idle = [ended for ended in facts.failed if ended.idle_stopped]
+    others = [ended for ended in facts.failed if not ended.idle_stopped]
+    failures = max(facts.failures, len(facts.failed)) - len(idle)
+    if failures == 1 and others:
+        yield _about(others[0].job, f"{_name(others[0].job)} failed")
+    elif failures:
+        last = f", last {_name(others[0].job)}" if others else ""
+        sentence = f"{_jobs(failures)} failed in the last 24 h{last}"
+        yield Point(level="attention", sentence=sentence, job=others[0].job.id if others else None)
+    if len(idle) == 1:
+        yield _about(idle[0].job, f"{_name(idle[0].job)} was stopped: its GPUs stayed idle")
+    elif idle:
+        yield _about(idle[0].job, f"{len(idle)} jobs were stopped as their GPUs stayed idle, last {_name(idle[0].job)}")
+
+
+def _stuck(facts: Facts) -> Iterator[Point]:
+    never = [waiting.job for waiting in facts.waiting if waiting.why.kind == "never"]
+    if never:
+        more = f" and {_jobs(len(never) - 1, 'other ')}" if len(never) > 1 else ""
+        yield _about(never[0], f"{_name(never[0])}{more} can never start")
+    large = [waiting.job for waiting in facts.waiting if waiting.why.kind == "too large"]
+    if large:
+        more = f" and {_jobs(len(large) - 1, 'other ')}" if len(large) > 1 else ""
+        yield _about(large[0], f"{_name(large[0])}{more} {'ask' if more else 'asks'} for more than any machine has")
+    # A person who holds a job writes no reason.
+    lost = [waiting.job for waiting in facts.waiting if waiting.why.kind == "held" and _is_lost_job(waiting.job)]
+    if lost:
+        more = f" and {_jobs(len(lost) - 1, 'other ')}" if len(lost) > 1 else ""
+        yield _about(lost[0], f"{_name(lost[0])}{more} {'are' if more else 'is'} held: lost with {_machine(len(lost))}")
+
+
+def _is_lost_job(job: Job) -> bool:
+    return job.sentence not in {"", "held"}
+
+
+def _pauses(facts: Facts) -> Iterator[Point]:
+    queued = facts.counts.get("queued", 0)
+    if not queued:
+        return
+    if facts.paused:
+        yield Point(level="attention", sentence=f"The queue is paused while {_jobs_wait(queued)}")
+        return
+    for machine in facts.machines:
+        if machine.there and machine.paused:
+            sentence = f"{machine.host} is paused while {_jobs_wait(queued)}"
+            yield Point(level="attention", sentence=sentence, host=machine.host)
+
+
+def _free(facts: Facts) -> Iterator[Point]:
+    queued, held = facts.counts.get("queued", 0), facts.counts.get("held", 0)
+    if not any(machine.there for machine in facts.machines):
+        if not queued:
+            yield Point(level="attention", sentence="No worker is there: `stoker work` starts one")
+        return
+    if queued and not facts.paused:
+        yield from _could_run(facts)
+    free = sum(len(_free_cards(machine, facts.now, _FREE_FOR)) for machine in facts.machines)
+    if free and not queued:
+        what = "Only held jobs are left" if held else "The queue is empty"
+        sentence = f"{what}: {_gpus(free)} {'has' if free == 1 else 'have'} nothing to do"
+        yield Point(level="attention", sentence=sentence)
+
+
+def _could_run(facts: Facts) -> Iterator[Point]:
+    """The first job that waits though there seems to be room for it: its reason says what keeps it."""
+    free = {machine.host: _free_cards(machine, facts.now, _COULD_RUN_FOR) for machine in facts.machines}
+    for waiting in facts.waiting:
+        job = waiting.job
+        if waiting.why.kind not in {"waits", "next"} or facts.now - max(job.submitted, job.not_before) < _COULD_RUN_FOR:
+            continue
+        for host, cards in free.items():
+            if 0 < job.gpus <= sum(_is_large_enough(card, job) for card in cards):
+                sentence = f"{_name(job)} waits though {_gpus(len(cards))} {_is(len(cards))} free on {host}"
+                yield Point(level="attention", sentence=sentence, job=job.id, host=host)
+                return
+
+
+def _is_large_enough(card: GpuCard, job: Job) -> bool:
+    return job.memory is None or card.memory_total is None or card.memory_total >= job.memory
+
+
+def _free_cards(machine: Machine, now: float, seconds: float) -> list[GpuCard]:
+    if not machine.there or machine.paused:
+        return []
+    return [card for card in machine.gpus if card.doing == "free" and _lasts(card, machine, now, seconds)]
+
+
+def _lasts(card: GpuCard, machine: Machine, now: float, seconds: float) -> bool:
+    return now - _since(card, machine) >= seconds
+
+
+def _since(card: GpuCard, machine: Machine) -> float:
+    return card.since if card.since is not None else machine.started
+
+
+# Words
+
+
+def _about(job: Job, sentence: str) -> Point:
+    return Point(level="attention", sentence=sentence, job=job.id)
+
+
+def _name(job: Job) -> str:
+    name = called(job)
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _jobs(count: int, which: str = "") -> str:
+    return f"1 {which}job" if count == 1 else f"{count} {which}jobs"
+
+
+def _jobs_wait(count: int) -> str:
+    return "1 job waits" if count == 1 else f"{count} jobs wait"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _machine(jobs: int) -> str:
+    return "its machine" if jobs == 1 else "their machine"
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,43 @@
+"""The output of an attempt, wherever it is: the whole of it in the file here, or its end in the queue."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from stoker.overview.output_reader import OutputReader, Piece, has_output
+from stoker.overview.tail_reader import TailReader
+from stoker.queue.model import Attempt
+
+if TYPE_CHECKING:
+    from stoker.queue import Store
+
+__all__ = ["OutputReader", "Piece", "Reader", "TailReader", "directory_of", "has_output", "last_lines", "reader_of"]
+
+
+class Reader(Protocol):
+    """Tells an attempt's output piece by piece."""
+
+    def read(self) -> Piece:
+        """What is new."""
+
+    def close(self) -> None: ...
+
+
+def directory_of(home: Path, attempt: Attempt) -> Path:
+    """Where its record is, on the machine that ran it."""
+    return home / "attempts" / f"{attempt.job}-{attempt.number}"
+
+
+def reader_of(store: "Store", home: Path, attempt: Attempt) -> Reader:
+    """Of the whole output when it is here, or else of its end."""
+    directory = directory_of(home, attempt)
+    return OutputReader(directory) if has_output(directory) else TailReader(lambda: store.log(attempt.id))
+
+
+def last_lines(piece: Piece, count: int | None) -> Piece:
+    """The last so many lines of it; all of them for None."""
+    if count is None:
+        return piece
+    lines = piece.finished.split(b"\n")[:-1]
+    wanted = max(0, count - bool(piece.unfinished))
+    kept = lines[len(lines) - min(wanted, len(lines)) :]
+    return Piece(b"".join(line + b"\n" for line in kept), piece.unfinished if count else b"")

@@ -1,0 +1,44 @@
+"""What is known of attempts beyond their outcomes: why each ended, its report, and how it was fitted."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from stoker.queue.driver import Driver
+from stoker.queue.model import Finding
+from stoker.queue.rows import clean_text, json_text
+
+# Many times a report with the stacks of a large program; it begins with what matters.
+LONGEST_REPORT: Final = 256 * 1024
+# A finding is written with the outcome, a moment before or after it; that it is by so much is not seen.
+SECONDS_APART: Final = 3600.0
+
+
+class Findings:
+    """They are in a table of their own: an attempt of which there is nothing to say costs nothing."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def write(self, attempt: str, finding: Finding) -> bool:
+        parameters = {
+            "attempt": attempt,
+            "cause": clean_text(finding.cause),
+            "report": clean_text(finding.report[:LONGEST_REPORT]),
+            "fit": json_text(finding.fit),
+        }
+        return bool(self._driver.fetch("write finding", parameters))
+
+    def read(self, attempt: str) -> Finding | None:
+        for cause, report, fit in self._driver.fetch("finding", {"attempt": attempt}):
+            return Finding(cause=cause, report=report, fit=msgspec.json.decode(fit))
+        return None
+
+    def causes(self, attempts: Iterable[str]) -> dict[str, str]:
+        wanted = list(attempts)
+        return dict(self._driver.fetch("causes", {"attempts": json_text(wanted)})) if wanted else {}
+
+    def idle_stops(self, since: float) -> list[tuple[float, int]]:
+        rows = self._driver.fetch("idle stops", {"since": float(since), "written": float(since) - SECONDS_APART})
+        return [(ended, len(msgspec.json.decode(gpus, type=tuple[str, ...]))) for ended, gpus in rows]

@@ -1,0 +1,94 @@
+"""Coming in and leaving: a token is shown once per device, and a cookie stands for it from then on.
+
+The link that lets a device in has the token behind a `#`: what stands there, a browser sends to nobody. A script takes
+it out of the address at once, and posts it here.
+"""
+
+from typing import Final
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from stoker.web.gate.cookie import cookie_for, cookies_named, no_cookie
+from stoker.web.gate.entrance import local_path
+from stoker.web.gate.origin import client_address, header, neighbourhood
+from stoker.web.gate.patience import Patience, TooManyError
+from stoker.web.gate.refusal import refusal_in_json, refusal_page, wants_page
+from stoker.web.house import house_of
+
+router = APIRouter(include_in_schema=False)
+
+_NOT_RIGHT: Final = "This token is not right, or it has been revoked."
+
+
+@router.get("/login")
+async def form(request: Request, next: str = "/") -> Response:  # noqa: A002 - the name in the address
+    # Never a redirect, not even for who is in already: it would take what stands behind the `#` along.
+    return _page(request, 200, local_path(next), "")
+
+
+@router.get("/login/session")
+async def session() -> Response:
+    """Whether this device has been let in: the guard lets nobody else come this far."""
+    return Response(status_code=204)
+
+
+@router.post("/login")
+async def login(request: Request) -> Response:
+    fields = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=10, errors="replace")
+    token, wanted = (fields.get(name, [""])[0] for name in ("token", "next"))
+    house = house_of(request)
+    patience: Patience = request.state.patience
+    address = neighbourhood(client_address(request.scope))
+    try:
+        patience.listen(address)
+        entered = await run_in_threadpool(house.keys.enter, token, header(request.scope, b"user-agent"))
+        if entered is None:
+            patience.failed(address)
+    except TooManyError as error:
+        return _refused(
+            request, 429, f"There were too many wrong tokens: try again in {error.seconds} s.", wanted, error
+        )
+    if entered is None:
+        return _refused(request, 401, _NOT_RIGHT, wanted)
+    visitor, secret = entered
+    request.state.visitor = visitor
+    for cookie in cookies_named(request.scope, house.config):
+        await run_in_threadpool(house.keys.leave, cookie)  # the device's old session, which nobody needs any more
+    answer = _led_on(request, local_path(wanted))
+    answer.headers["Set-Cookie"] = cookie_for(request.scope, house.config, secret)
+    return answer
+
+
+@router.post("/logout")
+async def logout(request: Request) -> Response:
+    house = house_of(request)
+    for cookie in cookies_named(request.scope, house.config):
+        await run_in_threadpool(house.keys.leave, cookie)
+    answer = RedirectResponse("/login", 303)
+    answer.headers["Set-Cookie"] = no_cookie(request.scope, house.config)
+    return answer
+
+
+def _led_on(request: Request, wanted: str) -> Response:
+    if wants_page(request.scope):
+        return RedirectResponse(wanted, 303)
+    return JSONResponse({"next": wanted})
+
+
+def _refused(
+    request: Request, status: int, sentence: str, wanted: str, waiting: TooManyError | None = None
+) -> Response:
+    headers = {} if waiting is None else {"Retry-After": str(waiting.seconds)}
+    if not wants_page(request.scope):
+        return refusal_in_json(status, sentence, headers)
+    answer = _page(request, status, local_path(wanted), sentence)
+    answer.headers.update(headers)
+    return answer
+
+
+def _page(request: Request, status: int, wanted: str, mistake: str) -> Response:
+    config = house_of(request).config
+    return refusal_page(request.scope, config, "login.html", status, wanted=wanted, check=False, mistake=mistake)

@@ -1,0 +1,289 @@
+"""Live logs: one reader for everybody who follows the same attempt, and no more of its lines in memory than a page has.
+
+A follower remembers what it has told, and takes what differs when it can send again: a slow phone skips states of a
+progress bar, and reads lines that are not in memory any more from the file, at its own pace.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.overview.log_lines import LogLines, News, Row, first_file, place_of
+from stoker.overview.outputs import OutputReader, TailReader
+from stoker.queue import Store
+from stoker.queue.model import ENDED, Attempt
+from stoker.web.desk import Desk
+
+# What a page begins with: more than anybody scrolls through on a phone.
+FIRST_LINES: Final = 1000
+# Reading is a matter of milliseconds; a file system that hangs shall not take the other requests' threads with it.
+_THREADS: Final = 4
+# As quick as a progress bar looks smooth; a database should not be asked for the same text so often.
+_LOOK_AT_FILE: Final = 0.2
+_LOOK_AT_QUEUE: Final = 1.0
+_ASK_FOR_END: Final = 1.0
+# A phone that loses its connection for a moment finds the same reader again.
+_LINGER: Final = 30.0
+# Both bounds hold for what is kept for followers that are a little behind.
+_MOST_ROWS: Final = 2000
+_MOST_LETTERS: Final = 1 << 20
+
+T = TypeVar("T")
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How the attempt ended, as a page is told."""
+
+    outcome: str
+    sentence: str
+    again: bool
+    """Whether the job may be tried again: there may be another attempt to follow."""
+
+
+class Channel:
+    """The output of one attempt as it comes. For the thread of the event loop."""
+
+    def __init__(self, attempt: Attempt, home: Path, desk: Desk, threads: ThreadPoolExecutor) -> None:
+        self._attempt = attempt
+        self._home = home
+        self._desk = desk
+        self._threads = threads
+        self._lines: LogLines | None = None
+        self._directory: Path | None = None
+        self._tail = ""
+        self._rows: deque[Row] = deque()
+        self._letters = 0
+        self._news = asyncio.Event()
+        self.followers = 0
+        self.left = 0.0
+        """When a follower left it last, in monotonic seconds."""
+        self.open: tuple[Row, ...] = ()
+        """The lines that may still change."""
+        self.shared: dict[tuple[int, int], list[str]] = {}
+        """What followers made of this version for each other."""
+        self.version = 0
+        """0 until there was a first look."""
+        self.epoch = ""
+        """Within one, numbers of lines mean the same, also for another channel."""
+        self.ending: Ending | None = None
+        self.problem = ""
+        """Why nothing can be read now."""
+        self.is_over = False
+        """Whether it brings nothing more: who still waits should join another."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the output is here, not only its end in the queue."""
+        return self._directory is not None
+
+    @property
+    def first(self) -> int:
+        """The number of the first line in memory."""
+        return self._rows[0].number if self._rows else self.first_open
+
+    @property
+    def first_open(self) -> int:
+        """The number of the first line that may still change."""
+        if self.open:
+            return self.open[0].number
+        return self._rows[-1].number + 1 if self._rows else 0
+
+    def rows_from(self, number: int) -> list[Row]:
+        """Those in memory, from this number on."""
+        settled = list(takewhile(lambda row: row.number >= number, reversed(self._rows)))
+        return [*reversed(settled), *(row for row in self.open if row.number >= number)]
+
+    def last_rows(self, count: int) -> int:
+        """The number of the first of the last so many lines."""
+        settled = max(0, count - len(self.open))
+        if not settled or not self._rows:
+            return self.first_open
+        return self._rows[max(0, len(self._rows) - settled)].number
+
+    async def changed(self, after: int, patience: float) -> int:
+        """The number of the newest version, as soon as it is above `after` or when patience is over."""
+        if self.version <= after:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), patience)
+        return self.version
+
+    async def earlier_rows(self, number: int) -> AsyncIterator[list[Row]]:
+        """The lines from this one up to those in memory, from the file, step by step."""
+        directory = self._directory
+        if directory is None:
+            return
+        lines = LogLines(OutputReader(directory))
+        try:
+            await self._in_thread(lambda: lines.begin_with_line(number))
+            while number < self.first:
+                news = await self._in_thread(lines.read)
+                rows = [row for row in news.settled if row.number >= number]
+                if rows:
+                    number = rows[-1].number + 1
+                    yield rows
+                elif not news.is_behind:
+                    return
+        finally:
+            lines.close()
+
+    # Its own task
+
+    async def run(self) -> None:
+        """Until the attempt has ended and all of it is read, or nobody wants to know any more."""
+        try:
+            await self._run()
+        finally:
+            self.is_over = True
+            self._publish()
+            if self._lines is not None:
+                self._lines.close()
+
+    async def _run(self) -> None:
+        ending: Ending | None = None
+        asked = -_ASK_FOR_END
+        while self.followers or time.monotonic() - self.left < _LINGER:
+            pause = _LOOK_AT_QUEUE
+            try:
+                if ending is None and time.monotonic() - asked >= _ASK_FOR_END:
+                    # Asked before the output is read: then what is read is all.
+                    asked = time.monotonic()
+                    ending = await self._ask_for_ending()
+                news = await self._look()
+                self._take(news, "")
+                if ending is not None and not news.is_behind:
+                    self.ending = ending
+                    return
+                pause = 0.0 if news.is_behind else _LOOK_AT_FILE if self.is_whole else _LOOK_AT_QUEUE
+            except (StokerError, OSError) as error:
+                self._take(None, str(error))
+            await asyncio.sleep(pause)
+
+    async def _ask_for_ending(self) -> Ending | None:
+        """A queue that is away keeps nobody from reading a file that is here."""
+        try:
+            return await self._desk.ask(self._ending)
+        except StokerError:
+            return None
+
+    def _ending(self, store: Store) -> Ending | None:
+        found = store.attempt(self._attempt.id)
+        if found is None:
+            return Ending("forgotten", "it was removed from the queue", again=False)
+        if found.outcome is None:
+            return None
+        return Ending(found.outcome, found.sentence, again=store.job(found.job).state not in ENDED)
+
+    async def _look(self) -> News:
+        if self._lines is None or (not self.is_whole and not self.open):
+            # It may run here, and have printed nothing before.
+            await self._begin()
+        if not self.is_whole:
+            self._tail = await self._desk.ask(lambda store: store.log(self._attempt.id))
+        assert self._lines is not None  # noqa: S101 - it was begun above
+        return await self._in_thread(self._lines.read)
+
+    async def _begin(self) -> None:
+        self._directory = directory = await self._in_thread(lambda: place_of(self._home, self._attempt))
+        if directory is None:
+            if self._lines is None:
+                self._lines, self.epoch = LogLines(TailReader(lambda: self._tail)), os.urandom(8).hex()
+            return
+        lines = LogLines(OutputReader(directory))
+
+        def begin() -> str:
+            before = first_file(directory)
+            lines.begin_with_last(FIRST_LINES)
+            # When the file was moved aside meanwhile, nobody else can count from the same line.
+            return before if first_file(directory) == before else os.urandom(8).hex()
+
+        self.epoch = await self._in_thread(begin)
+        self._lines = lines
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _take(self, news: News | None, problem: str) -> None:
+        is_new = not self.version or problem != self.problem
+        self.problem = problem
+        if news is not None:
+            is_new |= bool(news.settled) or news.open != self.open
+            if is_new:
+                self._keep(news)
+        if is_new:
+            self._publish()
+
+    def _keep(self, news: News) -> None:
+        self._rows += news.settled
+        self._letters += sum(len(row.html) for row in news.settled)
+        while self._rows and (len(self._rows) > _MOST_ROWS or self._letters > _MOST_LETTERS):
+            self._letters -= len(self._rows.popleft().html)
+        self.open = news.open
+
+    def _publish(self) -> None:
+        self.version += 1
+        self.shared = {}
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+class Channels:
+    """Those that are followed now, by attempt."""
+
+    def __init__(self, home: Path, desk: Desk) -> None:
+        self._home = home
+        self._desk = desk
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="logs")
+        self._open: dict[str, Channel] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Channel]:
+        return iter(self._open.values())
+
+    def join(self, attempt: Attempt) -> Channel:
+        """The channel of this attempt; who joins must leave."""
+        channel = self._open.get(attempt.id)
+        if channel is None or channel.is_over:
+            channel = self._open[attempt.id] = self._opened(attempt)
+        channel.followers += 1
+        return channel
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """For what reads files here."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def leave(self, channel: Channel) -> None:
+        channel.followers -= 1
+        channel.left = time.monotonic()
+
+    async def close(self) -> None:
+        """Lets all followers go. The desk must still be there."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _opened(self, attempt: Attempt) -> Channel:
+        channel = Channel(attempt, self._home, self._desk, self._threads)
+
+        def forget(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if self._open.get(attempt.id) is channel:
+                del self._open[attempt.id]
+
+        task = asyncio.create_task(channel.run())
+        self._tasks.add(task)
+        task.add_done_callback(forget)
+        return channel

@@ -1,0 +1,168 @@
+"""Logs and reports of attempts: followed live, and as files to take away.
+
+What a job printed is made safe for a page on this side only. Files are named by the ids that the queue knows, never by
+what was asked for.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Final
+
+from fastapi import APIRouter, FastAPI, Header, HTTPException, Query, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from stoker.errors import BadInputError
+from stoker.overview.log_lines import STEP, place_of
+from stoker.overview.outputs import OutputReader
+from stoker.queue.model import ENDED, ID, Attempt, Job
+from stoker.web.house import House, house_of, visitor_of
+from stoker.web.log_channel import Channels
+from stoker.web.log_follower import Follower, Mark, event
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    if hasattr(app.state, "log_channels"):
+        await app.state.log_channels.close()
+
+
+router = APIRouter(include_in_schema=False, lifespan=_lifespan)
+
+# A page that has heard nothing for a few beats tries again; proxies close what is silent for a minute.
+_BEAT_EVERY: Final = 15.0
+# Whether the server ends, and whether the visitor is still welcome, is asked at least this often.
+_LOOK_UP_EVERY: Final = 1.0
+
+
+def channels_of(request: Request) -> Channels:
+    """Those of this application, made when somebody first follows a log."""
+    state, house = request.app.state, house_of(request)
+    if not hasattr(state, "log_channels"):
+        state.log_channels = Channels(house.config.home, house.desk)
+    channels: Channels = state.log_channels
+    return channels
+
+
+@router.get("/jobs/{job}/attempts")
+async def attempts(request: Request, job: str) -> JSONResponse:
+    """Which there are, for the picker of a page that waits for another one."""
+    found, tries = await _attempts(house_of(request), job)
+    told = [{"number": attempt.number, "outcome": attempt.outcome} for attempt in tries]
+    return JSONResponse({"over": found.state in ENDED, "attempts": told}, headers={"Cache-Control": "no-store"})
+
+
+@router.get("/jobs/{job}/attempts/{number}/log/live")
+async def follow(
+    request: Request,
+    job: str,
+    number: str,
+    last_event_id: Annotated[str, Header()] = "",
+    after: str = "",
+    whole: Annotated[str, Query(alias="all")] = "",
+) -> StreamingResponse:
+    """The last lines, or all of them, or those after a mark; then whatever comes, until the attempt has ended."""
+    attempt = await _attempt(house_of(request), job, number)
+    # A browser that reconnects by itself asks with the old address: what it says beside it is newer.
+    mark = Mark.parse(last_event_id or after)
+    # Proxies that collect what they pass on are asked not to.
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    events = _events(request, attempt, mark, from_the_beginning=whole == "1")
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+async def _events(
+    request: Request, attempt: Attempt, mark: Mark | None, from_the_beginning: bool
+) -> AsyncIterator[str]:
+    house, visitor, channels = house_of(request), visitor_of(request), channels_of(request)
+    channel = channels.join(attempt)
+    try:
+        yield "retry: 2000\n\n"
+        follower = Follower(channel, mark, from_the_beginning)
+        version, problem, spoke = 0, "", time.monotonic()
+        while not house.board.is_over and house.keys.still_valid(visitor):
+            before, version = version, await channel.changed(version, _LOOK_UP_EVERY)
+            if version == before:
+                if time.monotonic() - spoke >= _BEAT_EVERY:
+                    spoke = time.monotonic()
+                    yield event("beat", None)
+                continue
+            if channel.problem != problem:
+                problem = channel.problem
+                yield event("problem", problem)
+            async for text in follower.news():
+                spoke = time.monotonic()
+                yield text
+            if channel.is_over and channel.version == version:
+                if channel.ending is not None:
+                    yield event("end", channel.ending)
+                return
+    finally:
+        channels.leave(channel)
+
+
+@router.get("/jobs/{job}/attempts/{number}/log")
+async def download(request: Request, job: str, number: str) -> Response:
+    """The output as a text file: the whole where it ran here, or else the end that the queue keeps."""
+    house, channels = house_of(request), channels_of(request)
+    attempt = await _attempt(house, job, number)
+    if place_of(house.config.home, attempt) is None:
+        text = await house.desk.ask(lambda store: store.log(attempt.id))
+        return Response(text.encode(), headers=_file(attempt, "log", "text/plain") | {"Stoker-Log": "end"})
+    headers = _file(attempt, "log", "text/plain") | {"Stoker-Log": "whole"}
+    return StreamingResponse(_output(house, channels, attempt), headers=headers)
+
+
+async def _output(house: House, channels: Channels, attempt: Attempt) -> AsyncIterator[bytes]:
+    """In steps, so that no more than one of them is in memory."""
+    directory = place_of(house.config.home, attempt)
+    if directory is None:
+        return
+    reader = OutputReader(directory)
+    try:
+        is_behind = True
+        while is_behind:
+            piece = await channels.in_thread(lambda: reader.read(STEP))
+            is_behind = reader.is_behind
+            yield piece.finished + piece.unfinished
+    finally:
+        reader.close()
+
+
+@router.get("/jobs/{job}/attempts/{number}/report")
+async def report(request: Request, job: str, number: str) -> Response:
+    """Why it was stopped, as the Markdown that it was written in."""
+    house = house_of(request)
+    attempt = await _attempt(house, job, number)
+    finding = await house.desk.ask(lambda store: store.finding(attempt.id))
+    if finding is None or not finding.report:
+        raise HTTPException(404, f"attempt {attempt.number} of job {attempt.job} has no report: it was not stopped")
+    return Response(finding.report.encode(), headers=_file(attempt, "md", "text/markdown"))
+
+
+def _file(attempt: Attempt, ending: str, kind: str) -> dict[str, str]:
+    """Headers of something to be kept, not shown: whatever is in it, no browser runs it."""
+    return {
+        "Content-Type": f"{kind}; charset=utf-8",
+        "Content-Disposition": f'attachment; filename="stoker-{attempt.job}-{attempt.number}.{ending}"',
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-store",
+    }
+
+
+async def _attempt(house: House, job: str, number: str) -> Attempt:
+    _, attempts = await _attempts(house, job)
+    for attempt in attempts:
+        if str(attempt.number) == number:
+            return attempt
+    raise HTTPException(404, f"job {job} has no such attempt")
+
+
+async def _attempts(house: House, job: str) -> tuple[Job, list[Attempt]]:
+    if not ID.fullmatch(job):
+        raise HTTPException(404, "there is no such job: an id has eight hexadecimal digits")
+    try:
+        return await house.desk.ask(lambda store: (store.job(job), store.attempts(job)))
+    except BadInputError as error:
+        raise HTTPException(404, str(error)) from None

@@ -1,0 +1,41 @@
+"""The overview: what one sees first."""
+
+import time
+from typing import Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stoker.web.board import Board
+from stoker.web.house import house_of, visitor_of
+from stoker.web.pages.sections import OVERVIEW, for_page, trusted
+from stoker.web.templating import page
+
+router = APIRouter()
+
+# A server that has just started reads the queue within this; after that the page comes without it, and fills itself.
+_PATIENCE: Final = 1.5
+
+
+@router.get("/")
+async def overview(request: Request) -> Response:
+    board = house_of(request).board
+    if board.latest is None:
+        await board.changed(0, _PATIENCE)
+    latest = board.latest
+    role = visitor_of(request).role
+    return page(
+        request,
+        "overview.html",
+        sections=trusted(dict.fromkeys(OVERVIEW, "")) if latest is None else for_page(latest, role),
+        is_empty=latest is None,
+        problem=board.problem,
+        here="overview",
+        live="/live",
+        now=now_of(board),
+    )
+
+
+def now_of(board: Board) -> float | None:
+    """What the queue's clock says now, as far as we know."""
+    return None if board.latest is None else board.latest.now + time.monotonic() - board.reached

@@ -1,0 +1,70 @@
+"""The sections of the pages, as HTML for a role: the same for the first load and for every change that is sent later.
+
+Nothing in them changes because time passes, so a section is sent again only when there is something to tell.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from stoker.overview.detail import Detail
+from stoker.overview.model import Machine, Overview
+from stoker.web.pages import words
+from stoker.web.templating import rendered, slug
+from stoker.web.visitor import Role
+
+JOB: Final = ("job", "asked", "report", "fit")
+OVERVIEW: Final = ("health", "machines", "running", "waiting", "ended", "hours")
+# More GPUs than this on one page are shown as rows, and their machines folded: cards would be metres of scrolling.
+_MOST_CARDS: Final = 16
+# Whoever has more troubles than these begins with the worst.
+_MOST_POINTS: Final = 8
+_WORDS: Final = {
+    word.__name__: word for word in (words.because, words.filled, words.in_use, words.reason, words.tally, words.took)
+}
+
+
+def render(overview: Overview, role: Role) -> dict[str, str]:
+    """The sections of the overview by their names; a machine's is `machine-` and its worker's id."""
+    context = _context(overview, role)
+    sections = {name: rendered(f"{name}.html", parts={}, **context).strip() for name in OVERVIEW}
+    return sections | {
+        name_of(machine): rendered("machine.html", machine=machine, **context).strip() for machine in overview.machines
+    }
+
+
+def for_page(overview: Overview, role: Role) -> dict[str, Markup]:
+    """The same for a page that is opened: with each machine in its place among the machines."""
+    sections = trusted(render(overview, role))
+    machines = rendered("machines.html", parts=sections, **_context(overview, role))
+    return sections | trusted({"machines": machines})
+
+
+def name_of(machine: Machine) -> str:
+    return f"machine-{slug(machine.worker)}"
+
+
+def _context(overview: Overview, role: Role) -> dict[str, Any]:
+    gpus = sum(len(machine.gpus) for machine in overview.machines)
+    return {
+        "overview": overview,
+        "acts": role == "operator",
+        "names": {item.job.id: item.job.name or item.job.id for item in overview.running},
+        "machines": [name_of(machine) for machine in overview.machines],
+        "gpu_count": gpus,
+        "crowded": gpus > _MOST_CARDS,
+        "most_points": _MOST_POINTS,
+        **_WORDS,
+    }
+
+
+def render_job(detail: Detail, role: Role) -> dict[str, str]:
+    """The sections of one job's page by their names."""
+    context = {"detail": detail, "acts": role == "operator", **_WORDS}
+    return {name: rendered(f"job_{name}.html", **context).strip() for name in JOB}
+
+
+def trusted(sections: Mapping[str, str]) -> dict[str, Markup]:
+    """Sections for a template to take as they are: they were escaped when they were rendered."""
+    return {name: Markup(html) for name, html in sections.items()}  # noqa: S704 - made by the templates above

@@ -1,0 +1,163 @@
+"""The form that submits: what it shows at first, and what somebody wants who sent it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from stoker.overview.job_words import command_text
+from stoker.queue.model import Asked, Job
+from stoker.units import format_duration, format_percent
+from stoker.web.submission import Wanted
+
+# More fields than the form has, and than anybody sweeps over.
+_MOST_FIELDS: Final = 200
+_BOXES: Final = ("share", "preemptible", "held", "fit", "idle")
+_TEXTS: Final = (
+    "command",
+    "name",
+    "tags",
+    "gpus",
+    "memory",
+    "directory",
+    "priority",
+    "time_limit",
+    "retries",
+    "batch_size",
+    "after",
+    "idle_for",
+    "idle_below",
+    "idle_after",
+)
+_GIB: Final = 2**30
+_MIB: Final = 2**20
+
+
+class SweepRow(msgspec.Struct, frozen=True):
+    name: str = ""
+    values: str = ""
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in the form, as text."""
+
+    texts: dict[str, str] = {}
+    ticked: frozenset[str] = frozenset()
+    sweep: tuple[SweepRow, ...] = ()
+    again: str = ""
+    """The id of the job that it began with."""
+    key: str = ""
+    """The same for every time that this form is sent: a double tap submits once."""
+
+
+def empty(directory: str, key: str) -> Form:
+    return Form(
+        texts=dict.fromkeys(_TEXTS, "") | {"gpus": "1", "directory": directory}, ticked=frozenset({"idle"}), key=key
+    )
+
+
+def like(job: Job, key: str) -> Form:
+    """The form as it would have been filled in for this job."""
+    texts = dict.fromkeys(_TEXTS, "") | {
+        "command": command_text(job),
+        "name": job.name,
+        "tags": ", ".join(job.tags),
+        "gpus": str(job.gpus),
+        "memory": _memory(job.memory),
+        "directory": job.directory,
+        "priority": _number(job.priority),
+        "time_limit": "" if job.time_limit is None else _seconds(job.time_limit),
+        "retries": _number(job.retries),
+        "batch_size": "" if job.batch_size is None else str(job.batch_size),
+        "after": ", ".join(job.after),
+        "idle_for": _seconds(job.policy.get("window")),
+        "idle_below": _share(job.policy.get("below")),
+        "idle_after": _seconds(job.policy.get("after")),
+    }
+    boxes = {
+        "share": job.share,
+        "preemptible": job.preemptible,
+        "fit": bool(job.fit),
+        "idle": not job.policy.get("off"),
+    }
+    return Form(texts=texts, ticked=frozenset(box for box, on in boxes.items() if on), again=job.id, key=key)
+
+
+def sent(body: bytes) -> Form:
+    """The form as it came back."""
+    fields = parse_qsl(
+        body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="replace"
+    )
+    said = dict(fields)
+    names = [value.strip() for field, value in fields if field == "sweep_name"]
+    values = [value.strip() for field, value in fields if field == "sweep_values"]
+    rows = [SweepRow(name, value) for name, value in zip(names, values, strict=False) if name or value]
+    return Form(
+        # Browsers end lines as on a typewriter; shells do not.
+        texts={field: said.get(field, "").replace("\r\n", "\n") for field in _TEXTS},
+        ticked=frozenset(box for box in _BOXES if box in said),
+        sweep=tuple(rows),
+        again=said.get("again", ""),
+        key=said.get("key", ""),
+    )
+
+
+def wanted(form: Form, original: Form | None) -> Wanted:
+    """What somebody wants who sent this. What still is as in the `original` is left to the job that it came from."""
+    said: dict[str, Any] = {
+        field: text for field, text in form.texts.items() if original is None or text != original.texts[field]
+    }
+    for box in _BOXES:
+        if original is None or (box in form.ticked) != (box in original.ticked):
+            said[box] = "on" if box in form.ticked else "off"
+    if form.sweep:
+        said["sweep"] = "\n".join(f"{row.name}={row.values}" for row in form.sweep)
+    if original is not None:
+        said["again"] = form.again
+    return Wanted(**said)
+
+
+def content(form: Form) -> bytes:
+    """All that was asked for, whenever and by whom."""
+    return msgspec.json.encode([sorted(form.texts.items()), sorted(form.ticked), form.sweep, form.again])
+
+
+def recent_directories(jobs: Sequence[Asked]) -> list[str]:
+    """Each once, the latest first."""
+    return list(dict.fromkeys(job.directory for job in jobs))
+
+
+def beside(mistakes: Mapping[str, str]) -> dict[str, str]:
+    """Mistakes by the field that they are shown at; what has none is shown above the form."""
+    shown = {*_TEXTS, *_BOXES, "sweep"}
+    return {field: text for field, text in mistakes.items() if field in shown}
+
+
+def above(mistakes: Mapping[str, str]) -> list[str]:
+    return [text for field, text in mistakes.items() if field not in beside(mistakes)]
+
+
+def _number(number: int) -> str:
+    return str(number) if number else ""
+
+
+def _seconds(seconds: object) -> str:
+    """So that reading it gives the same again."""
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+        return ""
+    written = format_duration(seconds)
+    return written if seconds < 86400 and seconds == int(seconds) and int(seconds) % 60 == 0 else f"{seconds:g}s"
+
+
+def _share(fraction: object) -> str:
+    return format_percent(fraction) if isinstance(fraction, float) else ""
+
+
+def _memory(amount: int | None) -> str:
+    if amount is None:
+        return ""
+    for unit, size in (("GiB", _GIB), ("MiB", _MIB)):
+        if amount and amount % size == 0:
+            return f"{amount // size}{unit}"
+    return str(amount)

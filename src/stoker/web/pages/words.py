@@ -1,0 +1,79 @@
+"""What is said of jobs and machines on a page: only what stays true while time passes."""
+
+from collections import Counter
+from typing import Final
+
+from stoker.overview.model import GpuCard, Machine
+from stoker.queue.explanation import Why
+from stoker.queue.model import Doing, Job
+from stoker.units import format_memory
+
+# How a machine's GPUs are summed up, in the order in which people ask.
+_DOING: Final[dict[Doing, str]] = {
+    "job": "at jobs",
+    "background": "background",
+    "somebody": "others",
+    "free": "free",
+    "unknown": "unknown",
+}
+# What is added to a reason though it holds for the whole queue: the page says that once, above it.
+_BESIDES: Final = "; besides, "
+
+
+def reason(job: Job, why: Why) -> str:
+    """Why it waits. What names a command for a terminal is left out where the page has a button for it."""
+    if why.kind == "held":
+        return f"held: {job.sentence}" if job.sentence not in {"", "held"} else "held until somebody releases it"
+    if why.kind == "paused":
+        return "the queue is paused"
+    if why.kind == "no worker":
+        return "no worker is there"
+    if why.kind == "workers paused":
+        return why.sentence.partition(":")[0]
+    return why.sentence.partition(_BESIDES)[0]
+
+
+def took(job: Job) -> float | None:
+    """How many seconds it ran."""
+    if job.started is None or job.ended is None or job.ended < job.started:
+        return None
+    return job.ended - job.started
+
+
+def because(job: Job) -> str:
+    """Why it ended so, where its state does not say it all."""
+    code = f"exit code {job.exit_code}" if job.exit_code not in {None, 0} else ""
+    sentence = job.sentence if job.sentence not in {"", job.state} else ""
+    if not code or code in sentence:
+        return sentence
+    return f"{code}, {sentence}" if sentence else code
+
+
+def filled(gpu: GpuCard) -> float | None:
+    """How much of its memory is in use, as a fraction of 1."""
+    if gpu.memory_used is None or not gpu.memory_total:
+        return None
+    return min(1.0, gpu.memory_used / gpu.memory_total)
+
+
+def in_use(gpu: GpuCard) -> str:
+    """`61 of 80 GiB`."""
+    if gpu.memory_used is None or not gpu.memory_total:
+        return "unknown" if gpu.memory_used is None else format_memory(gpu.memory_used)
+    size = 2**30 if gpu.memory_total >= 2**30 else 2**20
+    amount = gpu.memory_used / size
+    whole = amount >= 10 or amount == 0 or size == 2**20
+    return (
+        f"{amount:.0f} of {format_memory(gpu.memory_total)}"
+        if whole
+        else f"{amount:.1f} of {format_memory(gpu.memory_total)}"
+    )
+
+
+def tally(machine: Machine) -> str:
+    """`8 GPUs: 6 at jobs, 2 free`."""
+    if not machine.gpus:
+        return "no GPUs"
+    counts = Counter(gpu.doing for gpu in machine.gpus)
+    parts = ", ".join(f"{counts[doing]} {words}" for doing, words in _DOING.items() if counts[doing])
+    return f"{len(machine.gpus)} {'GPU' if len(machine.gpus) == 1 else 'GPUs'}: {parts}"

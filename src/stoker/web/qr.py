@@ -1,0 +1,53 @@
+"""A QR code for a terminal, so that a phone's camera can read a link."""
+
+import os
+import shutil
+import sys
+from typing import Final, TextIO
+
+# Cameras want a margin of four modules; two do on a screen, where the code has its own white ground.
+_MARGIN: Final = 2
+# Black on white by their numbers, not by the terminal's idea of them: so it reads on dark and on light ones.
+_UPPER_LOWER: Final = {
+    (True, True): "\x1b[38;5;16;48;5;16m",
+    (True, False): "\x1b[38;5;16;48;5;231m",
+    (False, True): "\x1b[38;5;231;48;5;16m",
+    (False, False): "\x1b[38;5;231;48;5;231m",
+}
+_HALF: Final = "\N{UPPER HALF BLOCK}"
+_PLAIN: Final = "\x1b[0m"
+
+
+def qr_code(link: str, stream: TextIO | None = None) -> str | None:
+    """The code, two modules to a letter; None where it could not be read: no terminal, too narrow, too old."""
+    stream = stream or sys.stdout
+    if not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb" or not _can_show(stream):
+        return None
+    try:
+        import segno
+    except ImportError:
+        return None  # without the extra `web` there is the link
+    code = segno.make(link, error="l", micro=False, boost_error=False)
+    rows = [[bool(module) for module in row] for row in code.matrix_iter(border=_MARGIN)]
+    if len(rows[0]) > shutil.get_terminal_size().columns:
+        return None
+    if len(rows) % 2:
+        rows.append([False] * len(rows[0]))
+    return "\n".join(_line(upper, lower) for upper, lower in zip(rows[::2], rows[1::2], strict=True))
+
+
+def _line(upper: list[bool], lower: list[bool]) -> str:
+    letters, before = [], ""
+    for both in zip(upper, lower, strict=True):
+        colours = _UPPER_LOWER[both]
+        letters.append(_HALF if colours == before else colours + _HALF)
+        before = colours
+    return "".join(letters) + _PLAIN
+
+
+def _can_show(stream: TextIO) -> bool:
+    try:
+        _HALF.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

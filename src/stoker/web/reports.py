@@ -1,0 +1,100 @@
+"""Reports and fits on a page: the Markdown of a report as HTML that leads nowhere, and a fit as points to draw."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
+from markupsafe import Markup
+
+from stoker.fit.terms import Fitted, Observation
+
+# In bytes: a report is a few thousand; what is longer holds somebody's output, and is for a download.
+LONGEST_REPORT: Final = 256 * 1024
+# What leads somewhere else, or is not Markdown's own.
+_OFF: Final = ["autolink", "html_block", "html_inline", "image", "link", "reference"]
+# A page's own headings are above those of the report.
+_LOWER_BY: Final = 2
+_CUT: Final = Markup('<p class="note">The report goes on: the download has all of it.</p>')
+
+
+# A job's page is rendered again whenever the job changes; its report does not.
+@lru_cache(maxsize=32)
+def report_html(report: str) -> Markup:
+    """Safe to be put into a page: what was HTML, a link or an image in it is text."""
+    data = report.encode(errors="replace")
+    is_cut = len(data) > LONGEST_REPORT
+    text = data[:LONGEST_REPORT].rpartition(b"\n")[0].decode(errors="replace") if is_cut else report
+    html = Markup(_markdown().render(text))  # noqa: S704 - escaped by the renderer, which is told of no HTML
+    return html + _CUT if is_cut else html
+
+
+@lru_cache(maxsize=1)
+def _markdown() -> MarkdownIt:
+    made = MarkdownIt("commonmark", {"html": False}).disable(_OFF)
+    made.add_render_rule("fence", _block)
+    made.add_render_rule("code_block", _block)
+    for name in ("heading_open", "heading_close"):
+        made.add_render_rule(name, _heading)
+    return made
+
+
+def _block(_self: RendererHTML, tokens: Sequence[Token], index: int, _options: OptionsDict, _env: EnvType) -> str:
+    """It may be wider than the page: then whoever has no mouse must be able to scroll it."""
+    return f'<pre tabindex="0"><code>{escapeHtml(tokens[index].content)}</code></pre>\n'
+
+
+def _heading(_self: RendererHTML, tokens: Sequence[Token], index: int, _options: OptionsDict, _env: EnvType) -> str:
+    token = tokens[index]
+    level = min(6, int(token.tag[1:]) + _LOWER_BY)
+    return f"<h{level}>" if token.nesting == 1 else f"</h{level}>\n"
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """How a batch size was found, for a page."""
+
+    found: Fitted
+    chart: dict[str, Any]
+    """Columns that belong together, with None where there is nothing to draw; memory in bytes."""
+
+    @property
+    def probes(self) -> list[Observation]:
+        return sorted(self.found.observations, key=lambda probe: (probe.size, probe.verification))
+
+
+def fit_of(told: dict[str, Any]) -> Fit | None:
+    """None when there was none, or when it is not understood: another version of Stoker may have written it."""
+    try:
+        found = msgspec.convert(told, Fitted) if told else None
+    except msgspec.ValidationError:
+        return None
+    if found is None or not (math.isfinite(found.fixed) and math.isfinite(found.slope)):
+        return None
+    return Fit(found, _chart(found))
+
+
+def _chart(found: Fitted) -> dict[str, Any]:
+    sizes = sorted({0, found.size, *(probe.size for probe in found.observations)})
+    return {
+        "sizes": sizes,
+        "fits": [_peak(found, size, "fits") for size in sizes],
+        "oom": [_peak(found, size, "oom") for size in sizes],
+        "line": [found.fixed + found.slope * size for size in sizes],
+        "limit": found.limit,
+        "chosen": [found.predicted if size == found.size else None for size in sizes],
+    }
+
+
+def _peak(found: Fitted, size: int, outcome: str) -> int | None:
+    """The most that was seen at this size. What did not fit and was not seen is drawn at the limit: it crossed that."""
+    probes = [probe for probe in found.observations if (probe.size, probe.outcome) == (size, outcome)]
+    seen = [probe.peak for probe in probes if probe.peak is not None]
+    if seen:
+        return max(seen)
+    return found.limit if probes and outcome == "oom" else None

@@ -1,0 +1,84 @@
+"""Serves the page on a socket that listens: the server, and an end that lets every page go."""
+
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from stoker.errors import StokerError
+from stoker.overview.model import Overview
+from stoker.web.app import create_app
+from stoker.web.board import Board
+from stoker.web.config import Config
+from stoker.web.desk import Desk
+from stoker.web.gate.connections import PunctualProtocol
+from stoker.web.guard import guarded
+from stoker.web.house import House
+from stoker.web.keys import Keys
+
+# A page holds one connection open, and a browser opens a few more while it loads.
+_MOST_CONNECTIONS: Final = 1000
+_BACKLOG: Final = 512
+# Long enough for an answer that is being written; pages that listen are let go at once.
+_LAST_ANSWERS: Final = 3
+
+
+class Server(uvicorn.Server):
+    """Lets go of the pages that listen before it waits for its connections to end."""
+
+    def __init__(self, config: uvicorn.Config, house: House, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._house = house
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._house.board.stop()
+        await super().shutdown(sockets)
+
+
+def guarded_app(house: House, log: Callable[[str], None]) -> ASGIApp:
+    """What may be connected to."""
+    return guarded(create_app(house), house.config, house.keys, log)
+
+
+def serve(
+    config: Config,
+    listener: socket.socket,
+    log: Callable[[str], None],
+    ready: Callable[[int, Keys], None],
+    hear: Callable[[Overview], None] | None = None,
+) -> None:
+    """Serves until a signal ends it. `ready` is told the port and the keys when people can come."""
+    keys = Keys(config.home)
+    port = int(listener.getsockname()[1])
+    house = House(config=config, desk=Desk(config.queue), board=Board(config, hear), keys=keys)
+    settings = uvicorn.Config(
+        guarded_app(house, log),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        lifespan="on",
+        backlog=_BACKLOG,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_keep_alive=20,
+        timeout_graceful_shutdown=_LAST_ANSWERS,
+        ssl_certfile=config.cert,
+        ssl_keyfile=config.key,
+        http=PunctualProtocol,
+        ws="none",
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    server = Server(settings, house, lambda: ready(port, keys))
+    with listener:
+        server.run(sockets=[listener])
+    if not server.started:
+        raise StokerError("the page did not start: see the lines above")

@@ -1,0 +1,148 @@
+// Keeps a page as the queue is: listens to the server, and puts what changed into place without disturbing anybody.
+"use strict";
+
+(() => {
+  const SILENT_FOR = 40000; // milliseconds: the server says something at least every 15 s
+  const AGAIN_AFTER = [500, 1000, 2000, 5000, 10000];
+  const TOUCH_FOR = 1500; // a finger that rests longer than this reads, and does not aim
+  const where = document.body.dataset.live;
+  if (!where) return;
+
+  const note = document.getElementById("connection");
+  const pending = new Map(); // section -> its newest HTML, while somebody's hands are on the page
+  let source = null;
+  let listened = new Set();
+  let heard = Date.now();
+  let failures = 0;
+  let again = 0;
+  let problem = "";
+  let touched = 0;
+
+  // What the browser or the person has made of an element stays as it is.
+  Object.assign(Idiomorph.defaults.callbacks, {
+    beforeNodeMorphed(old, fresh) {
+      if (old.nodeType !== Node.ELEMENT_NODE) return true;
+      if (old.hasAttribute("data-part")) return false; // has a section of its own
+      if (old.hasAttribute("data-keep") && fresh.hasAttribute?.("data-keep")) return ["host", "gpu", "fit"].some((of) => old.dataset[of] !== fresh.dataset[of]);
+      // A time that has not changed keeps the words that were found for it.
+      return !(old.matches("time[data-tell]") && fresh.matches("time[data-tell]") && old.dateTime === fresh.dateTime && old.dataset.tell === fresh.dataset.tell);
+    },
+    beforeAttributeUpdated(name, element) {
+      return !(name === "open" && element.matches("details")) && !(name === "title" && element.matches("time"));
+    },
+  });
+
+  // Showing
+
+  function busy() {
+    return document.querySelector("dialog[open]") || document.querySelector(".sorting") || Date.now() - touched < TOUCH_FOR;
+  }
+
+  function show(name, html) {
+    const section = document.getElementById(`section-${name}`);
+    if (!section) return;
+    htmx.swap(section, html, { swapStyle: "morph:innerHTML", swapDelay: 0, settleDelay: 0 }, { contextElement: section });
+    Stoker.freshen(section);
+    section.dispatchEvent(new CustomEvent("stoker:swapped", { bubbles: true }));
+    // A section that is new here has been told already, to nobody: a new connection tells everything.
+    if (names().some((other) => !listened.has(other))) connect();
+  }
+
+  const names = () => [...document.querySelectorAll("[id^='section-']")].map((section) => section.id.slice("section-".length));
+
+  function flush() {
+    if (busy()) return;
+    for (const [name, html] of pending) {
+      pending.delete(name);
+      show(name, html);
+    }
+  }
+
+  function take(name, html) {
+    pending.set(name, html);
+    flush();
+  }
+
+  // A page must not move between a finger's coming down and its going up.
+  addEventListener("pointerdown", () => { touched = Date.now(); }, { capture: true, passive: true });
+  for (const end of ["pointerup", "pointercancel"]) {
+    addEventListener(end, () => { touched = 0; setTimeout(flush, 50); }, { capture: true, passive: true });
+  }
+  document.addEventListener("stoker:free", flush);
+
+  // Listening
+
+  function tell() {
+    const words = problem ? `The queue is away: ${problem}` : failures > 1 ? "Reconnecting…" : "";
+    if (note.textContent !== words) note.textContent = words;
+    note.hidden = !words;
+  }
+
+  function alive() {
+    heard = Date.now();
+    failures = 0;
+    tell();
+  }
+
+  function connect() {
+    clearTimeout(again);
+    source?.close();
+    heard = Date.now();
+    source = new EventSource(where);
+    source.addEventListener("open", alive);
+    source.addEventListener("beat", alive);
+    source.addEventListener("problem", (event) => { problem = event.data; alive(); });
+    source.addEventListener("gone", () => location.assign("/jobs"));
+    listened = new Set(names());
+    for (const name of listened) {
+      source.addEventListener(name, (event) => { alive(); take(name, event.data); });
+    }
+    source.addEventListener("error", lost);
+  }
+
+  function lost() {
+    failures += 1;
+    tell();
+    // Some failures the browser mends itself; after an answer that is no stream it gives up, and we ask why.
+    if (source.readyState === EventSource.CLOSED) {
+      askWhy();
+      later();
+    }
+  }
+
+  function later() {
+    clearTimeout(again);
+    again = setTimeout(connect, AGAIN_AFTER[Math.min(failures, AGAIN_AFTER.length) - 1] ?? 500);
+  }
+
+  async function askWhy() {
+    const stop = new AbortController();
+    try {
+      const answer = await fetch(where, { signal: stop.signal, headers: { Accept: "text/event-stream" } });
+      if (answer.status === 401) location.assign("/login");
+      if (answer.status === 404) location.assign("/jobs");
+    } catch { /* it is away: we go on trying */ } finally {
+      stop.abort();
+    }
+  }
+
+  // A phone that slept does not know that its connection is dead: look at once.
+  function wake() {
+    if (document.hidden) return;
+    Stoker.freshen();
+    if (Date.now() - heard > SILENT_FOR / 2 || source.readyState === EventSource.CLOSED) connect();
+  }
+  document.addEventListener("visibilitychange", wake);
+  addEventListener("pageshow", (event) => { if (event.persisted) connect(); });
+  addEventListener("online", () => connect());
+  addEventListener("pagehide", () => source.close());
+  setInterval(() => {
+    flush();
+    if (document.hidden || Date.now() - heard < SILENT_FOR) return;
+    failures = Math.max(failures, 1) + 1;
+    tell();
+    connect();
+  }, 2000);
+
+  connect();
+})();

@@ -1,0 +1,232 @@
+// Shows a log and follows it. The server sends lines as safe HTML with their numbers; a message replaces all lines from its
+// first number on, so nothing can be there twice, however often the connection is lost.
+"use strict";
+
+(() => {
+  const MOST_LINES = 5000; // more make a phone slow; the download has the rest
+  const SILENT_FOR = 40000; // milliseconds: the server says something at least every 15 s
+  const AGAIN_AFTER = [500, 1000, 2000, 5000, 10000];
+  const LOOK_FOR_ATTEMPTS = 3000;
+  const NEAR = 40; // pixels from the bottom that count as being there
+
+  function start(panel) {
+    const part = (name) => panel.querySelector(`[data-log-${name}]`);
+    const screen = part("screen");
+    const picker = part("attempt");
+    const note = part("note");
+    const state = part("state");
+    const follow = part("follow");
+    const wrap = part("wrap");
+    const download = part("download");
+    const job = panel.dataset.log;
+
+    let attempt = picker.value;
+    let source = null;
+    let mark = ""; // how far we are, in the server's words
+    let heard = 0;
+    let failures = 0;
+    let again = 0;
+    let over = false; // the attempt has ended, and all of it is here
+    let looking = 0;
+    let sticks = true; // the reader is at the bottom and wants to stay there
+    let rows = []; // { number, element }, in their order
+    let waiting = []; // messages that are not shown yet
+    let drawing = false;
+
+    // Lines
+
+    function later() {
+      if (drawing) return;
+      drawing = true;
+      // Frames are not drawn while nobody looks.
+      if (document.hidden) setTimeout(draw, 250);
+      else requestAnimationFrame(draw);
+    }
+
+    function draw() {
+      drawing = false;
+      const messages = waiting;
+      waiting = [];
+      const fresh = document.createDocumentFragment();
+      for (const message of messages) put(message, fresh);
+      screen.append(fresh);
+      trim();
+      if (sticks) screen.scrollTop = screen.scrollHeight;
+    }
+
+    function put({ from, lines }, fresh) {
+      const reused = new Map();
+      while (rows.length && rows[rows.length - 1].number >= from) {
+        const row = rows.pop();
+        reused.set(row.number, row.element);
+      }
+      const added = lines.map((html, index) => {
+        const number = from + index;
+        const element = reused.get(number) ?? document.createElement("div");
+        reused.delete(number);
+        element.className = "log-line";
+        if (element.innerHTML !== html) element.innerHTML = html; // escaped by the server
+        return { number, element };
+      });
+      for (const element of reused.values()) element.remove();
+      // One that is in place already stays there: moving it would undo a selection.
+      for (const row of added) if (!row.element.parentNode) fresh.append(row.element);
+      rows.push(...added);
+    }
+
+    function trim() {
+      const extra = rows.length - MOST_LINES;
+      if (extra <= 0) return;
+      const kept = rows[extra].element;
+      const before = kept.offsetTop;
+      for (const { element } of rows.splice(0, extra)) element.remove();
+      note.textContent = `Only the last ${MOST_LINES.toLocaleString()} lines are kept here; the download has those before.`;
+      note.hidden = false;
+      // Who reads further up keeps the same lines in view.
+      if (!sticks) screen.scrollTop -= before - kept.offsetTop;
+    }
+
+    function clear() {
+      rows = [];
+      waiting = [];
+      screen.replaceChildren();
+    }
+
+    // Following
+
+    function stick(wanted) {
+      sticks = wanted;
+      follow.hidden = wanted;
+    }
+
+    screen.addEventListener("scroll", () => {
+      stick(screen.scrollHeight - screen.scrollTop - screen.clientHeight < NEAR);
+    }, { passive: true });
+    follow.addEventListener("click", () => {
+      stick(true);
+      screen.scrollTop = screen.scrollHeight;
+      screen.focus({ preventScroll: true });
+    });
+    new ResizeObserver(() => { if (sticks) screen.scrollTop = screen.scrollHeight; }).observe(screen);
+
+    function wrapped() {
+      panel.classList.toggle("wraps", wrap.checked);
+      if (sticks) screen.scrollTop = screen.scrollHeight;
+    }
+
+    try { wrap.checked = localStorage.getItem("log-wrap") !== "off"; } catch { /* a browser that remembers nothing */ }
+    wrap.addEventListener("change", () => {
+      try { localStorage.setItem("log-wrap", wrap.checked ? "on" : "off"); } catch { /* the same */ }
+      wrapped();
+    });
+    wrapped();
+
+    // Words
+
+    function say(words) {
+      if (state.textContent !== words) state.textContent = words;
+    }
+
+    function began({ from, whole }) {
+      const host = picker.selectedOptions[0]?.dataset.host;
+      if (!whole) note.textContent = `This is the end of the output, as the queue keeps it. The whole is on ${host || "the machine that ran it"}.`;
+      else if (from) note.textContent = `This is the end of a long log: ${from.toLocaleString()} lines before it are in the download.`;
+      note.hidden = whole && !from;
+    }
+
+    function ended({ outcome, sentence, again: more }) {
+      over = true;
+      close();
+      say(`Attempt ${attempt} has ended: ${outcome}${sentence ? `, ${sentence}` : ""}.`.replace(/\.+$/, "."));
+      if (more) lookForAttempts();
+    }
+
+    // The connection
+
+    function close() {
+      clearTimeout(again);
+      source?.close();
+      source = null;
+    }
+
+    function open() {
+      close();
+      if (!attempt || over) return;
+      heard = Date.now();
+      const mine = new EventSource(`/jobs/${job}/attempts/${attempt}/log/live${mark ? `?after=${encodeURIComponent(mark)}` : ""}`);
+      source = mine;
+      const on = (name, work) => mine.addEventListener(name, (event) => {
+        if (mine !== source || !("data" in event)) return;
+        heard = Date.now();
+        failures = 0;
+        if (event.lastEventId) mark = event.lastEventId;
+        work(JSON.parse(event.data));
+      });
+      const lines = (message) => { waiting.push(message); later(); };
+      on("begin", (told) => { clear(); began(told); say("Following"); });
+      on("lines", lines);
+      on("last", lines);
+      on("beat", () => {});
+      on("problem", (words) => say(words ? `The log cannot be read now: ${words}` : "Following"));
+      on("end", ended);
+      mine.addEventListener("open", () => { heard = Date.now(); say("Following"); });
+      mine.addEventListener("error", () => { if (mine === source) failed(); });
+    }
+
+    function failed() {
+      close();
+      failures += 1;
+      if (failures > 1) say("Reconnecting…");
+      again = setTimeout(open, AGAIN_AFTER[Math.min(failures, AGAIN_AFTER.length) - 1]);
+    }
+
+    // A phone that slept may hold a connection that is long dead.
+    function awake() {
+      if (document.hidden || over || !attempt) return;
+      if (!source || source.readyState === EventSource.CLOSED || Date.now() - heard > SILENT_FOR) open();
+    }
+    document.addEventListener("visibilitychange", awake);
+    addEventListener("pageshow", awake);
+    addEventListener("online", () => { if (!over && attempt) open(); });
+    setInterval(awake, 5000);
+
+    // Attempts
+
+    function choose(number) {
+      attempt = String(number);
+      picker.value = attempt;
+      mark = "";
+      over = false;
+      clearTimeout(looking);
+      download.href = `/jobs/${job}/attempts/${attempt}/log`;
+      download.hidden = false;
+      note.hidden = true;
+      clear();
+      stick(true);
+      open();
+    }
+    picker.addEventListener("change", () => choose(picker.value));
+
+    function lookForAttempts() {
+      clearTimeout(looking);
+      looking = setTimeout(async () => {
+        if (document.hidden) return lookForAttempts();
+        const told = await fetch(`/jobs/${job}/attempts`, { headers: { Accept: "application/json" } })
+          .then((got) => (got.ok ? got.json() : null))
+          .catch(() => null);
+        const before = picker.options.length;
+        for (const { number } of told?.attempts ?? []) {
+          if (![...picker.options].some((option) => option.value === String(number))) picker.add(new Option(number, number));
+        }
+        picker.closest("label").hidden = picker.options.length < 2;
+        if (picker.options.length > before) choose(picker.options[picker.options.length - 1].value);
+        else if (!told?.over) lookForAttempts();
+      }, LOOK_FOR_ATTEMPTS);
+    }
+
+    if (attempt) open();
+    else lookForAttempts();
+  }
+
+  for (const panel of document.querySelectorAll("[data-log]")) start(panel);
+})();

@@ -1,0 +1,76 @@
+"""`stoker notify` as a person types it, with the URLs in stoker.toml."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stoker.queue import Store
+from tests.support.command import stoker, stoker_command
+from tests.support.http_receiver import Answer, Receiver
+from tests.support.queue_jobs import end, submit
+from tests.support.waiting import wait_for
+
+
+def configure(text: str) -> Path:
+    path = Path(os.environ["XDG_CONFIG_HOME"]) / "stoker" / "stoker.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_failed_job_is_told_until_somebody_stops_it(queue: Store, tmp_path: Path) -> None:
+    with Receiver().listening() as hook:
+        configure(f'[notify]\nurls = ["json://127.0.0.1:{hook.port}/s3cret"]\nlink = "https://gpu-box:7865"\n')
+        log = tmp_path / "log"
+        with log.open("wb") as out:
+            running = subprocess.Popen([stoker_command(), "notify"], stdout=out, stderr=out)
+        try:
+            (job,) = submit(queue, "train")
+            end(queue, job)
+            wait_for(lambda: len(hook.asked) >= 2, deadline=30, named="both messages")
+        finally:
+            running.send_signal(signal.SIGTERM)
+            code = running.wait(timeout=30)
+    told = {asked.json()["title"]: asked.json()["message"] for asked in hook.asked}
+    assert told["Stoker: job failed: train"].endswith(f"https://gpu-box:7865/jobs/{job}")
+    assert "Stoker: the queue is empty" in told
+    assert code == 0
+    said = log.read_text()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d telling 1 URL of: failed, idle-stopped, .*\n", said)
+
+
+def test_a_test_says_which_url_failed_and_shows_none() -> None:
+    with Receiver().listening() as good, Receiver(Answer(401)).listening() as bad:
+        urls = f'["json://127.0.0.1:{good.port}/s3cret", "json://127.0.0.1:{bad.port}/s3cret", "nonsense://s3cret"]'
+        configure(f"[notify]\nurls = {urls}\n")
+        done = stoker("notify", "--test")
+        assert len(good.asked) == 1
+    assert done.code == 1
+    assert done.out == "URL 1 of 3 (json://): sent\n"
+    assert re.search(r"stoker: URL 2 of 3: the message by json:// was not delivered.*401", done.err)
+    assert "URL 3 of 3 (nonsense://…) is not one that apprise understands" in done.err
+    assert "s3cret" not in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "there is nobody to tell: write urls"),
+        ('[notify]\nevents = ["fail"]\n', r"stoker\.toml: \[notify\] knows no event 'fail': there are failed, idle-"),
+        ('[notify]\nunknown-after = "soon"\n', r"stoker\.toml: \[notify\] unknown-after: 'soon' is not a duration"),
+        ('[notify]\nlink = "gpu-box"\n', r"stoker\.toml: \[notify\] link must be the page's address"),
+        ('[notify]\nurl = "json://s3cret"\n', r"stoker\.toml: .*unknown field `url`"),
+        ('[notify]\nurls = "json://s3cret"\n', r"stoker\.toml: .*notify\.urls"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_one_sentence(text: str, sentence: str) -> None:
+    configure(text)
+    done = stoker("notify")
+    assert done.code == 2
+    assert re.search(sentence, done.err)
+    assert done.err.count("\n") == 1
+    assert "s3cret" not in done.err

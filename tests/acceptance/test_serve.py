@@ -1,0 +1,130 @@
+"""`stoker serve`, as a person types it."""
+
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stoker.queue import NewJob, open_queue
+from tests.support.command import stoker
+from tests.support.page_site import page_site
+from tests.support.waiting import wait_for
+
+
+def test_the_link_lets_a_device_in_once_and_for_all(tmp_path: Path) -> None:
+    with page_site("serve", "--port", "0") as site, httpx.Client(base_url=site.address) as browser:
+        assert browser.get("/", headers={"Accept": "text/html"}).status_code == 401
+        entered = browser.post("/login", data={"token": site.token}, headers={"Origin": site.address})
+        assert entered.status_code in {200, 204, 303}
+        shown = browser.get("/")
+        assert shown.status_code == 200
+        assert "Stoker" in shown.text
+        assert site.token not in "".join(str(cookie.value) for cookie in browser.cookies.jar)
+    with page_site("serve", "--port", "0") as again:
+        assert again.token == site.token
+
+
+def test_it_is_only_on_loopback_unless_somebody_said_otherwise() -> None:
+    with page_site("serve", "--port", "0") as site:
+        assert site.address.startswith("http://127.0.0.1:")
+        site.hear("Only this machine can reach it")
+        port = int(site.address.rpartition(":")[2])
+        listening = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        hosts = {line.split()[1].split(":")[0] for line in listening if line.split()[1].endswith(f":{port:04X}")}
+        assert hosts == {"0100007F"}
+
+
+def test_a_qr_code_is_printed_when_a_phone_can_come(tmp_path: Path) -> None:
+    """Not into a file: there the link is enough."""
+    with page_site("serve", "--port", "0", "--url", "https://stoker.example.org") as site:
+        assert site.address == "https://stoker.example.org"
+
+
+def test_what_is_submitted_elsewhere_is_on_the_page_within_a_second(tmp_path: Path) -> None:
+    with page_site("serve", "--port", "0") as site, site.client() as client, client.stream("GET", "/live") as live:
+        lines = live.iter_lines()
+        for line in lines:
+            if line == "event: waiting":
+                break
+        with open_queue(None) as store:
+            store.submit([NewJob(command="true", name="from-elsewhere")])
+        assert next(line for line in lines if "from-elsewhere" in line)
+
+
+def test_it_speaks_tls(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    trusting = ssl.create_default_context(cafile=str(cert))
+    with page_site("serve", "--port", "0", "--cert", str(cert), "--key", str(key)) as site:
+        assert site.address.startswith("https://")
+        assert httpx.get(f"{site.address}/healthz", verify=trusting).status_code == 200
+        entered = httpx.post(
+            f"{site.address}/login", data={"token": site.token}, headers={"Origin": site.address}, verify=trusting
+        )
+        assert "Secure" in entered.headers["Set-Cookie"]
+        assert entered.headers["Set-Cookie"].startswith("__Host-")
+
+
+def test_it_waits_for_a_queue_that_is_away_and_says_so(tmp_path: Path) -> None:
+    with page_site("serve", "--port", "0") as site, site.client() as client:
+        wait_for(lambda: client.get("/healthz").status_code == 200)
+        queue = next((tmp_path / "stoker-home").glob("*.db"))
+        queue.rename(queue.with_suffix(".away"))
+        wait_for(lambda: client.get("/api/v1/jobs").status_code == 503)
+        queue.with_suffix(".away").rename(queue)
+        wait_for(lambda: client.get("/api/v1/jobs").status_code == 200)
+
+
+def test_a_signal_ends_it_although_pages_listen() -> None:
+    with page_site("serve", "--port", "0") as site, site.client() as client, client.stream("GET", "/live") as live:
+        assert live.status_code == 200
+        assert site.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--port", "70000"], "70000"),
+        (["--host", "192.0.2.7"], "cannot listen on 192.0.2.7"),
+        (["--host", "no such host"], "no such address"),
+        (["--cert", "missing.pem"], "--cert and --key go together"),
+        (["--cert", "missing.pem", "--key", "missing.pem"], "missing.pem cannot be read"),
+        (["--cert", "pyproject.toml", "--key", "pyproject.toml"], "no certificate with its key"),
+        (["--url", "stoker.example.org"], "write it like https://"),
+        (["--queue", "postgresql://nobody@127.0.0.1:1/none"], "127.0.0.1"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_listens(arguments: list[str], sentence: str) -> None:
+    done = stoker("serve", *arguments)
+    assert done.code != 0
+    assert sentence in done.err
+    assert done.err.count("\n") <= 3
+    assert "Traceback" not in done.err
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = stoker("serve", "--port", str(taken.getsockname()[1]))
+    assert done.code != 0
+    assert "choose another --port" in done.err
+
+
+def test_the_file_may_say_where_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "stoker.toml"
+    config.write_text('[web]\nport = 0\nurl = "https://stoker.example.org/"\n')
+    with page_site("--config", str(config), "serve") as site:
+        assert site.address == "https://stoker.example.org"
+    config.write_text("[web]\nprot = 0\n")
+    done = stoker("--config", str(config), "serve")
+    assert done.code != 0
+    assert "'prot'" in done.err

@@ -1,0 +1,137 @@
+"""`stoker snooze` of jobs of the queue; what it does to runs is in the tests of `stoker run`."""
+
+import os
+import time
+
+import pytest
+
+from stoker.gpus.who import read_stat
+from stoker.places import state_home
+from stoker.queue import Attempt, Store
+from stoker.runs.record import Record, Records, Spec, Status, boot_id
+from stoker.verdicts.policy import Policy
+from tests.support.attempts import WORKER, start, submit
+from tests.support.command import stoker
+
+
+@pytest.fixture
+def elsewhere(queue: Store) -> Attempt:
+    """An attempt at a job with a name that runs on another machine."""
+    (job,) = submit(queue, "train", name="resnet")
+    return start(queue, job)
+
+
+@pytest.fixture
+def here(elsewhere: Attempt) -> Record:
+    """The record of that attempt on this machine, with this process as its supervisor."""
+    record = Records(state_home(), "attempts").create(f"{elsewhere.job}-{elsewhere.number}")
+    record.write_spec(spec_of(record, supervisor_started=read_stat("/proc/self/stat")[1]))
+    record.write_status(Status(state="running"))
+    return record
+
+
+def spec_of(record: Record, supervisor_started: int) -> Spec:
+    return Spec(
+        id=record.id,
+        command=("train",),
+        directory="/",
+        host="here",
+        user="alice",
+        boot=boot_id(),
+        supervisor=os.getpid(),
+        supervisor_started=supervisor_started,
+        started=time.time(),
+        policy=Policy(),
+        gpus="job",
+        signal="TERM",
+        grace=30.0,
+        max_time=None,
+        dry_run=False,
+        idle_exit_code=124,
+    )
+
+
+def names_of(attempt: Attempt) -> tuple[str, str, str]:
+    return attempt.job, attempt.job[:6], "resnet"
+
+
+def test_a_job_on_another_machine_is_snoozed_through_the_queue(queue: Store, elsewhere: Attempt) -> None:
+    for name in names_of(elsewhere):
+        done = stoker("snooze", "30m", name)
+        assert done.code == 0, done.err
+        assert done.out.startswith(f"job {elsewhere.job} is left alone for 30m, until ")
+        wish = queue.wishes(WORKER).snoozed[elsewhere.id]
+        assert 1790.0 < wish.seconds <= 1800.0
+        done = stoker("snooze", "--end", name)
+        assert (done.code, done.out) == (0, f"job {elsewhere.job} is watched again\n")
+        assert queue.snoozes() == {}
+
+
+def test_the_worker_is_told_who_wants_it(queue: Store, elsewhere: Attempt) -> None:
+    assert stoker("snooze", "1h", "resnet", environment={"LOGNAME": "alice"}).code == 0
+    assert queue.wishes(WORKER).snoozed[elsewhere.id].by == "alice"
+
+
+def test_a_job_on_this_machine_is_snoozed_in_its_record(queue: Store, elsewhere: Attempt, here: Record) -> None:
+    for name in (*names_of(elsewhere), here.id):
+        done = stoker("snooze", "30m", name)
+        assert done.code == 0, done.err
+        snooze = here.snooze()
+        assert snooze is not None
+        assert snooze.wall > time.time() + 1790.0
+        assert stoker("snooze", "--end", environment={"STOKER_RUN": name}).code == 0
+        assert here.snooze() is None
+    assert queue.wishes(WORKER).snoozed == {}
+
+
+def test_a_retry_elsewhere_is_meant_when_the_attempt_here_is_over(
+    queue: Store, elsewhere: Attempt, here: Record
+) -> None:
+    here.write_status(Status(state="ended"))
+    queue.finish(elsewhere.id, "preempted", None)
+    again = start(queue, elsewhere.job)
+    assert stoker("snooze", "5m", elsewhere.job).code == 0
+    assert list(queue.snoozes()) == [again.id]
+    assert here.snooze() is None
+
+
+def test_what_does_not_run_has_nothing_to_snooze(queue: Store, elsewhere: Attempt) -> None:
+    (waits,) = submit(queue, "waits")
+    queue.finish(elsewhere.id, "failed", 1)
+    for job in (waits, elsewhere.job):
+        done = stoker("snooze", "5m", job)
+        assert (done.code, done.out) == (2, "")
+        assert done.err == f"stoker: job {job} does not run: there is nothing to snooze\n"
+
+
+def test_what_is_neither_a_run_nor_a_job_is_refused_in_one_sentence(queue: Store) -> None:
+    submit(queue, "a", "b", name="twins")
+    for name, words in (("nobody", "there is no job 'nobody'"), ("twins", "fits several jobs")):
+        done = stoker("snooze", "5m", name)
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+        assert f"there is no run {name!r} here" in done.err
+        assert words in done.err
+
+
+def test_without_a_queue_that_is_said_too() -> None:
+    done = stoker("snooze", "5m", "nobody", environment={"STOKER_QUEUE": "postgresql://nobody@127.0.0.1:1/nowhere"})
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "there is no run 'nobody' here" in done.err
+    assert "cannot be reached" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "for how long?"),
+        (["soon", "resnet"], "is not a duration"),
+        (["0s", "resnet"], "longer than nothing"),
+        (["30m"], "which run? Write its id after the duration"),
+        (["--end"], "which run? Write its id after --end"),
+        (["30m", "a", "b"], "one run at a time"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_sentence(words: list[str], told: str) -> None:
+    done = stoker("snooze", *words)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert told in done.err

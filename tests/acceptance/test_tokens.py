@@ -1,0 +1,107 @@
+"""`stoker tokens`, as a person uses it."""
+
+import os
+import pty
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stoker.web.keys import Keys
+from tests.support.command import stoker, stoker_command
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path / "stoker-home")
+
+
+def test_before_the_first_start_there_are_none(keys: Keys) -> None:
+    answer = stoker("tokens")
+    assert answer.code == 0
+    assert answer.out.startswith("no tokens yet")
+    assert not keys.path.exists()
+    assert stoker("tokens", "--json").json() == []
+
+
+def test_a_token_is_made_listed_and_its_link_printed_again(keys: Keys) -> None:
+    made = stoker("tokens", "add", "--viewer", "--name", "anna", "--url", "https://stoker.example.org/")
+    assert made.code == 0
+    (token,) = keys.tokens()
+    assert made.out == f"https://stoker.example.org/login#{token.secret}\n"
+    assert "read everything, and change nothing" in made.err
+    assert stat.S_IMODE(keys.path.stat().st_mode) == 0o600
+    keys.enter(token.secret, "A phone")
+    listed = stoker("tokens")
+    header, row = listed.out.splitlines()
+    assert header.split() == ["name", "role", "id", "made", "devices", "last", "seen"]
+    assert row.split()[:3] == ["anna", "viewer", token.id]
+    assert token.secret not in listed.out
+    (told,) = stoker("tokens", "--json").json()
+    assert (told["name"], told["role"], [device["agent"] for device in told["devices"]]) == (
+        "anna",
+        "viewer",
+        ["A phone"],
+    )
+    again = stoker("tokens", "link", "anna", "--json").json()
+    assert again["link"].endswith(f"/login#{token.secret}")
+
+
+def test_without_a_name_tokens_are_called_by_their_role(keys: Keys) -> None:
+    for _ in range(2):
+        told = stoker("tokens", "add", "--json").json()
+        assert told["role"] == "operator"
+        assert told["link"].endswith(told["token"])
+    assert [token.name for token in keys.tokens()] == ["operator", "operator-2"]
+
+
+def test_a_link_leads_to_where_the_page_started_last(keys: Keys) -> None:
+    keys.remember_address("http://192.0.2.7:9000")
+    assert stoker("tokens", "link").out == f"http://192.0.2.7:9000/login#{keys.first().secret}\n"
+
+
+def test_revoking_ends_the_token_and_its_devices(keys: Keys) -> None:
+    token = keys.first()
+    entered = keys.enter(token.secret)
+    assert entered is not None
+    answer = stoker("tokens", "revoke", token.id)
+    assert answer.out == f"{token.id} (operator): revoked, 1 device logged out\n"
+    assert Keys(keys.path.parent).by_session(entered[1]) is None
+    again = stoker("tokens", "revoke", token.id)
+    assert again.code == 2
+    assert again.err == f"stoker: there is no token {token.id!r}: `stoker tokens` lists those that there are\n"
+
+
+def test_a_file_that_others_can_read_is_one_sentence(keys: Keys) -> None:
+    keys.first()
+    keys.path.chmod(0o644)
+    answer = stoker("tokens")
+    assert answer.code == 1
+    assert answer.err.count("\n") == 1
+    assert f"run `chmod 600 {keys.path}`" in answer.err
+
+
+def test_the_help_says_that_an_operator_can_run_commands() -> None:
+    assert "run any command as this user" in " ".join(stoker("tokens", "--help").out.split())
+
+
+@pytest.mark.parametrize(("columns", "has_code"), [("120", True), ("30", False)])
+def test_on_a_terminal_that_is_wide_enough_there_is_a_qr_code(keys: Keys, columns: str, has_code: bool) -> None:
+    keys.first()
+    own, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": columns, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [stoker_command(), "tokens", "link"], stdout=theirs, stderr=subprocess.PIPE, env=environment, check=True
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(own, 65536)
+        except OSError:
+            break
+    os.close(own)
+    assert done.returncode == 0
+    assert keys.first().secret.encode() in shown
+    assert ("▀".encode() in shown) == has_code

@@ -1,0 +1,168 @@
+"""`stoker top` as a person uses it, on a real terminal."""
+
+import os
+import signal
+
+import pytest
+
+from stoker.queue import Store
+from stoker.queue.model import View, WorkerGpu
+from tests.support.command import stoker, stoker_command
+from tests.support.queue_jobs import end, start, states, submit
+from tests.support.terminal import Terminal, terminal
+
+TOP = [stoker_command(), "top"]
+LEFT = ("\x1b[?1049l\x1b[?25h", "\x1b[?25h\x1b[?1049l")
+
+
+def be_there(queue: Store) -> None:
+    gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", doing="free", utilization=0.0)
+    queue.heartbeat("w", "gpu-box", View(gpus=(gpu,)))
+
+
+def left_clean(top: Terminal) -> bool:
+    return top.drawn.rstrip().endswith(LEFT)
+
+
+def test_jobs_are_selected_and_acted_on_by_keys(queue: Store) -> None:
+    be_there(queue)
+    first, second = submit(queue, "alpha", "beta")
+    with terminal(TOP) as top:
+        top.until(f"> {first} alpha")
+        modes = top.modes_now()
+        top.do("j", f"> {second} beta")
+        top.do("h", f"{second} (beta): held")
+        top.do("h", f"{second} (beta): released")
+        top.do("u", f"{second} (beta): moved up")
+        top.do("c", f"{second} (beta): cancelled")
+        assert states(queue, first, second) == ["queued", "cancelled"]
+        top.do("r", f"{second} (beta): queued again")
+        top.do("r", f"{second} (beta) was not queued again: it waits in the queue already")
+        top.do("s", "nothing was done: only a job that runs can be left alone")
+        top.do("p", "the queue is paused")
+        assert queue.paused()
+        top.do("p", "the queue goes on")
+        top.do("?", "follow its log; q returns")
+        top.do("\x1b", "running (0)")
+        # What others do shows without a key.
+        submit(queue, "gamma")
+        top.until("gamma")
+        top.press("q")
+        assert top.code() == 0
+    assert modes != top.modes
+    assert left_clean(top)
+
+
+def test_a_running_job_is_asked_about_once_before_it_is_stopped(queue: Store) -> None:
+    be_there(queue)
+    (job,) = submit(queue, "train")
+    attempt = start(queue, job)
+    with terminal(TOP) as top:
+        top.until(f"> {job} train")
+        top.do("c", "is running: stop it? y/n")
+        top.do("n", "nothing was done")
+        assert queue.job(job).cancel_requested is None
+        top.do("s", "is left alone for 30m")
+        assert attempt in queue.snoozes()
+        top.do("c", "stop it? y/n")
+        top.do("y", f"{job} (train): asked to stop")
+        assert queue.job(job).cancel_requested is not None
+        top.press("q")
+        assert top.code() == 0
+
+
+def test_details_and_the_log_of_a_job_are_shown_and_left_again(queue: Store) -> None:
+    be_there(queue)
+    (job,) = submit(queue, "train")
+    attempt = start(queue, job)
+    queue.write_log(attempt, "epoch 1\n\x1b]0;evil title\x07epoch 2\n")
+    with terminal(TOP) as top:
+        top.until(f"> {job} train")
+        top.do("\r", "epoch 2")
+        assert "attempt 1 on gpu-box" in top.text
+        assert "echo train" in top.text
+        assert "evil title\x07" not in top.drawn
+        top.do("q", f"> {job} train")
+        top.do("l", "epoch 2")
+        assert f"the log of job {job}: q returns" in top.drawn
+        queue.finish(attempt, "succeeded", 0)
+        top.until("it has ended: q returns")
+        top.do("q", "ended (1)")
+        top.press("q")
+        assert top.code() == 0
+    assert left_clean(top)
+
+
+def test_a_larger_window_is_used(queue: Store) -> None:
+    with terminal(TOP) as top:
+        drawn = top.until("q quit")
+        assert "p pause" not in top.drawn
+        top.resize(120, 40)
+        top.until("p pause", drawn)
+        top.press("q")
+        assert top.code() == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_terminal_is_given_back_when_it_is_ended_from_outside(
+    queue: Store, number: signal.Signals, code: int
+) -> None:
+    with terminal(TOP) as top:
+        top.until("q quit")
+        os.kill(top.pid, number)
+        assert top.code() == code
+    assert left_clean(top)
+
+
+def test_a_mistake_of_ours_gives_the_terminal_back_too(queue: Store) -> None:
+    program = (
+        "import stoker.cli.top_session as session, sys; from stoker.cli.app import run\n"
+        "def fail(*_): raise ValueError('boom')\n"
+        "session.turn_queue = fail\n"
+        "sys.exit(run(['top']))"
+    )
+    with terminal([os.environ.get("PYTHON", "python"), "-c", program]) as top:
+        top.until("q quit")
+        top.press("p")
+        assert top.code() == 125
+    assert "internal error: ValueError: boom" in top.drawn
+    assert top.drawn.index("?1049l") < top.drawn.index("internal error")
+
+
+def test_it_can_be_stopped_and_brought_back_by_the_shell(queue: Store) -> None:
+    echoes = "stty -a | grep -o '.echo '"
+    script = f"set -m; {stoker_command()} top; {echoes}; echo as''leep; fg; echo code $?; {echoes}"
+    with terminal(["bash", "-c", script]) as top:
+        drawn = top.until("q quit")
+        top.press("\x1a")
+        asleep = top.until("asleep", drawn)
+        assert any(mark in top.drawn[drawn:asleep] for mark in LEFT)
+        assert " echo" in top.text.split("asleep")[0][-20:]
+        top.until("q quit", top.drawn.index("asleep"))
+        assert top.drawn.index("?1049h", top.drawn.index("asleep"))
+        top.press("q")
+        assert top.code() == 0
+    assert "code 0" in top.text
+    assert top.text.rstrip().endswith(" echo")
+
+
+def test_without_a_terminal_it_says_what_to_do_instead(queue: Store) -> None:
+    done = stoker("top")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "stoker: top needs a terminal: --once prints the overview one time, and --json does it as JSON\n"
+    )
+
+
+def test_it_can_be_printed_once_as_text_or_json(queue: Store) -> None:
+    be_there(queue)
+    job, failed = submit(queue, "alpha", "x" * 150)
+    end(queue, failed)
+    done = stoker("top", "--once")
+    assert done.code == 0
+    for text in ("gpu-box", "waiting (1)", f"{job} alpha", "ended (1)", "\x1b"):
+        assert (text in done.out) == (text != "\x1b")
+    told = stoker("top", "--json").json()
+    assert [one["job"]["name"] for one in told["waiting"]] == ["alpha"]
+    assert told["machines"][0]["gpus"][0]["doing"] == "free"
+    assert set(told) >= {"health", "hours", "counts", "running", "ended", "paused", "place"}

@@ -1,0 +1,53 @@
+"""`stoker up`: page, worker and queue in one command."""
+
+import os
+import signal
+from pathlib import Path
+
+from stoker.queue import open_queue
+from stoker.runs.processes import descendants
+from tests.support.page_site import page_site
+from tests.support.waiting import wait_for
+
+
+def test_a_job_from_the_page_runs_here(tmp_path: Path) -> None:
+    with page_site("up", "--port", "0", STOKER_GPUS=f"sim:1@{tmp_path}/gpus") as site, site.client() as client:
+        made = client.post("/api/v1/jobs", json={"command": "echo hello from GPU", "directory": str(tmp_path)})
+        assert made.status_code == 201, made.text
+        job = made.json()["jobs"][0]["id"]
+        wait_for(lambda: client.get(f"/api/v1/jobs/{job}").json()["state"] == "succeeded", deadline=30)
+        assert "hello from GPU" in client.get(f"/api/v1/jobs/{job}/attempts/1/log").text
+        worker = list(descendants(site.process.pid))
+        assert worker
+        assert site.end() == 0
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in worker), named="the end of the worker")
+
+
+def test_without_gpus_it_is_a_demo_and_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    with page_site("up", "--port", "0", STOKER_ROOT=str(tmp_path / "no-gpus")) as site, site.client() as client:
+        assert any("simulated" in line for line in site.said)
+        wait_for(lambda: len(_running(client.get("/api/v1/overview").json())) >= 3, deadline=40, named="jobs at work")
+        shown = client.get("/")
+        assert "simulated" in shown.text
+        site.process.send_signal(signal.SIGINT)
+        assert site.process.wait(40) == 0
+    home = tmp_path / "stoker-home" / "demo"
+    with open_queue(str(home / "queue.db")) as store:
+        assert store.running() == []
+    assert not _mentioning(str(home))
+
+
+def _running(overview: dict[str, list[object]]) -> list[object]:
+    return overview["running"]
+
+
+def _mentioning(text: str) -> list[str]:
+    """The processes whose environment or command has this in it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if entry.name != str(os.getpid()) and text.encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_text())
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,216 @@
+"""The page in a real browser, from the first link to logging out, at the size of a phone and of a desk."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+from tests.support.browser import SIZES, Screen, chromium, screen
+from tests.support.page_site import PageSite, page_site
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(180)
+# Patience for what has to happen on a machine that is busy with other tests.
+SOON = 30_000
+HANGS = {"window": 2.0, "below": 0.05, "after": 1.0, "every": 0.5}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[PageSite]:
+    with page_site("up", "--port", "0", STOKER_GPUS=f"sim:2@{tmp_path}/gpus") as started:
+        yield started
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_job_from_the_link_to_its_end(browser: Browser, site: PageSite, size: str) -> None:
+    with screen(browser, size, color_scheme="light") as shown, site.client() as api:
+        shown.watch_requests(site.address)
+        _come_in(shown, site)
+        shown.look_over("1-first-look")
+        _submit(shown)
+        _watch_it_run(shown)
+        _follow_its_log(shown)
+        hung = _submitted(api, "hung", _train("--hang-at", 5), policy=HANGS)
+        waiting = [_submitted(api, f"waits {letter}", _train("--epochs", 50)) for letter in "abc"]
+        _reorder(shown, api, waiting)
+        _cancel_one_that_waits_and_undo_it(shown, api, waiting[1])
+        _cancel_one_that_runs(shown, api)
+        _read_the_report(shown, api, hung)
+        _see_all_jobs_in_the_dark(shown)
+        _log_out(shown, site)
+
+
+def test_a_phone_that_slept_is_right_again(browser: Browser, site: PageSite) -> None:
+    with screen(browser, "phone") as shown, site.client() as api:
+        _come_in(shown, site)
+        api.post("/api/v1/queue/pause").raise_for_status()
+        expect(shown.page.get_by_text("The queue is paused: nothing new starts.")).to_be_visible(timeout=SOON)
+        shown.page.context.set_offline(True)
+        _submitted(api, "while asleep", "true")
+        api.post("/api/v1/queue/resume").raise_for_status()
+        wait_for(lambda: api.get("/api/v1/overview").json()["counts"].get("succeeded") == 1, deadline=30)
+        shown.page.context.set_offline(False)
+        ended = shown.page.locator("#section-ended")
+        expect(ended.get_by_text("while asleep")).to_be_visible(timeout=SOON)
+        expect(shown.page.get_by_text("The queue is paused: nothing new starts.")).not_to_be_visible()
+
+
+def test_who_may_only_look_sees_everything_and_no_buttons(browser: Browser, site: PageSite, tmp_path: Path) -> None:
+    from stoker.web.keys import Keys
+
+    token = Keys(tmp_path / "stoker-home").add("guest", "viewer").secret
+    with screen(browser, "phone") as shown, site.client() as api:
+        job = _submitted(api, "seen", _train("--epochs", 50))
+        wait_for(lambda: api.get(f"/api/v1/jobs/{job}").json()["state"] == "running", deadline=30)
+        shown.page.goto(f"{site.address}/login#{token}")
+        expect(shown.page.locator("#section-running").get_by_role("link", name="seen")).to_be_visible(timeout=SOON)
+        assert shown.page.locator("#main").get_by_role("button").count() == 0
+        assert shown.page.get_by_role("link", name="Submit").count() == 0
+        shown.look_over("9-viewer")
+
+
+def _come_in(shown: Screen, site: PageSite) -> None:
+    shown.page.goto(f"{site.address}/login#{site.token}")
+    expect(shown.page.locator("#health-headline")).to_be_visible(timeout=SOON)
+    assert shown.page.url == f"{site.address}/"
+    shown.page.go_back()
+    assert site.token not in shown.page.url
+    shown.page.goto(site.address)
+    expect(shown.page.get_by_text("These GPUs are simulated")).to_be_visible(timeout=SOON)
+
+
+def _submit(shown: Screen) -> None:
+    shown.page.get_by_role("link", name="Submit").first.click()
+    shown.page.get_by_role("button", name="Submit").click()
+    expect(shown.page.get_by_text("Nothing was submitted")).to_be_visible()
+    shown.forgive("status of 422")  # the browser's own note of a form that was refused
+    shown.page.get_by_label("Command").fill(_train("--epochs", 1, "--steps", 400, "--step", "50ms"))
+    shown.page.get_by_label("Directory").fill("/")
+    shown.page.get_by_label("Name", exact=True).first.fill("from the page <script>alert(1)</script>")
+    shown.look_over("2-submit")
+    shown.page.get_by_role("button", name="Submit").click()
+    expect(shown.page.get_by_text("from the page <script>").first).to_be_visible(timeout=SOON)
+
+
+def _watch_it_run(shown: Screen) -> None:
+    shown.page.get_by_role("link", name="Overview").first.click()
+    running = shown.page.locator("#section-running")
+    expect(running.get_by_role("link", name=re.compile("from the page"))).to_be_visible(timeout=SOON)
+    bar = running.get_by_role("progressbar").first
+    expect(bar).to_be_visible(timeout=SOON)
+    before = _value(bar)
+    wait_for(lambda: _value(bar) > before, deadline=20, named="a progress bar that moves")
+    shown.look_over("3-running")
+
+
+def _value(bar: Locator) -> float:
+    return float(bar.evaluate("one => one.value ?? one.getAttribute('aria-valuenow') ?? 0"))
+
+
+def _follow_its_log(shown: Screen) -> None:
+    shown.page.locator("#section-running").get_by_role("link", name="Log").first.click()
+    log = shown.page.get_by_role("log")
+    expect(log.get_by_text("training", exact=True)).to_be_visible(timeout=SOON)
+    expect(log).to_contain_text("it/s, loss=", timeout=SOON)
+    assert log.evaluate("one => one.textContent.split('Epoch 1/1').length - 1") == 1  # a bar is one line
+    shown.look_over("4-log")
+
+
+def _reorder(shown: Screen, api: httpx.Client, waiting: list[str]) -> None:
+    shown.page.goto(str(api.base_url))
+    shown.page.locator(f"#waiting-{waiting[2]}").scroll_into_view_if_needed()
+    grip, goal = shown.page.locator(f"#grip-{waiting[2]}"), shown.page.locator(f"#waiting-{waiting[0]}")
+    start, end = grip.bounding_box(), goal.bounding_box()
+    assert start is not None
+    assert end is not None
+    mouse = shown.page.mouse
+    mouse.move(start["x"] + 20, start["y"] + 20)
+    mouse.down()
+    for step in range(1, 6):
+        mouse.move(start["x"] + 20, start["y"] + 20 + (end["y"] + 4 - start["y"] - 20) * step / 5)
+    shown.look_over("5-dragging")
+    mouse.up()
+    wait_for(lambda: _order(api) == [waiting[2], waiting[0], waiting[1]], deadline=10, named="the new order")
+    expect(shown.page.locator("[data-queue] > li").first).to_have_attribute("id", f"waiting-{waiting[2]}")
+
+
+def _order(api: httpx.Client) -> list[str]:
+    return [item["job"]["id"] for item in api.get("/api/v1/overview").json()["waiting"]]
+
+
+def _cancel_one_that_waits_and_undo_it(shown: Screen, api: httpx.Client, job: str) -> None:
+    menu = shown.page.locator(f"#menu-{job}")
+    menu.locator("summary").click()
+    shown.look_over("6-menu")
+    menu.get_by_role("button", name="Cancel").click()
+    wait_for(lambda: _state(api, job) == "cancelled", deadline=10)
+    told = shown.page.locator("#toasts > *", has_text=re.compile("cancelled", re.IGNORECASE))
+    told.get_by_role("button", name="Undo").click()
+    wait_for(lambda: _state(api, job) == "queued", deadline=10)
+    expect(shown.page.locator(f"#waiting-{job}")).to_be_visible()
+
+
+def _cancel_one_that_runs(shown: Screen, api: httpx.Client) -> None:
+    job = api.get("/api/v1/overview").json()["running"][0]["job"]["id"]
+    shown.page.locator(f"#running-{job}").get_by_role("button", name="Cancel").click()
+    asked = shown.page.get_by_role("dialog")
+    expect(asked).to_be_visible()
+    shown.look_over("7-asks-once")
+    assert _state(api, job) == "running"
+    asked.get_by_role("button", name=re.compile("^(Stop|Cancel) it")).click()
+    wait_for(lambda: _state(api, job) == "cancelled", deadline=30, named="the end of the job")
+
+
+def _read_the_report(shown: Screen, api: httpx.Client, hung: str) -> None:
+    wait_for(lambda: _state(api, hung) == "failed", deadline=40, named="the stop of the job that hangs")
+    shown.page.goto(f"{api.base_url}jobs/{hung}")
+    expect(shown.page.get_by_role("heading", name="What happened")).to_be_visible(timeout=SOON)
+    shown.page.get_by_text("The whole report").click()
+    expect(shown.page.locator(".report-text")).to_contain_text("_all_reduce_that_never_returns", timeout=SOON)
+    shown.look_over("8-report")
+
+
+def _see_all_jobs_in_the_dark(shown: Screen) -> None:
+    shown.page.emulate_media(color_scheme="dark")
+    shown.page.get_by_role("link", name="Jobs").first.click()
+    expect(shown.page.get_by_role("link", name="hung").first).to_be_visible()
+    shown.look_over("9-jobs-dark")
+    shown.page.get_by_role("link", name="Overview").first.click()
+    expect(shown.page.locator("#section-ended").get_by_role("link", name="hung")).to_be_visible(timeout=SOON)
+    shown.look_over("9-overview-dark")
+
+
+def _log_out(shown: Screen, site: PageSite) -> None:
+    shown.page.get_by_label("Menu", exact=True).click()
+    shown.page.get_by_role("button", name="Log out").click()
+    expect(shown.page.get_by_role("heading", name="Come in")).to_be_visible(timeout=SOON)
+    shown.look_over("9-logged-out")
+    shown.page.goto(site.address)
+    expect(shown.page.get_by_role("heading", name="Come in")).to_be_visible(timeout=SOON)
+    assert shown.page.locator("#health-headline").count() == 0
+
+
+def _submitted(api: httpx.Client, name: str, command: str, **asked: Any) -> str:
+    made = api.post("/api/v1/jobs", json={"command": command, "name": name, "directory": "/", **asked})
+    assert made.status_code == 201, made.text
+    return str(made.json()["jobs"][0]["id"])
+
+
+def _state(api: httpx.Client, job: str) -> str:
+    return str(api.get(f"/api/v1/jobs/{job}").json()["state"])
+
+
+def _train(*options: object) -> str:
+    return shlex.join([sys.executable, "-P", "-m", "stoker.cli", "sim", "train", *map(str, options)])

@@ -1,0 +1,112 @@
+"""Coming in with a real browser: by a link, by a link from elsewhere, and by hand."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from stoker.web.config import Config
+from stoker.web.whereabouts import own_address
+from tests.support.browser import chromium, screen
+from tests.support.guarded_site import Site, served, site_of
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return site_of(Config(queue=None, home=tmp_path / "home"))
+
+
+@contextmanager
+def another_site(html: str) -> Iterator[str]:
+    """A page of somebody else."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(html.encode())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_link_lets_a_device_in_and_leaves_no_token_behind(site: Site, browser: Browser) -> None:
+    secret = site.keys.first().secret
+    with served(site.app) as port, screen(browser, "phone") as phone:
+        page = phone.page
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(f"{request.url} {request.headers.get('referer', '')}"))
+        page.goto(f"http://localhost:{port}/login#{secret}")
+        expect(page.get_by_text("hello operator")).to_be_visible()
+        assert page.url == f"http://localhost:{port}/"
+        assert not [address for address in asked if secret in address.replace(f"/login#{secret}", "")]
+        assert page.evaluate("document.cookie") == ""
+        assert secret not in page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
+        page.go_back()
+        assert page.url == "about:blank", "the link is still in the history"
+    assert secret not in "\n".join(site.log)
+
+
+def test_a_link_in_a_mail_opens_what_it_names_on_a_device_that_is_in(site: Site, browser: Browser) -> None:
+    with served(site.app) as port, screen(browser, "phone") as phone:
+        page = phone.page
+        page.goto(f"http://localhost:{port}/login#{site.keys.first().secret}")
+        expect(page.get_by_text("hello operator")).to_be_visible()
+        with another_site(f'<a href="http://localhost:{port}/form?from=mail">the job failed</a>') as mail:
+            page.goto(mail)
+            page.get_by_text("the job failed").click()
+            expect(page.get_by_role("button", name="Submit")).to_be_visible()
+        assert page.url == f"http://localhost:{port}/form?from=mail"
+
+
+def test_a_stranger_gets_the_form_and_then_what_they_wanted(site: Site, browser: Browser) -> None:
+    with served(site.app) as port, screen(browser, "phone") as phone:
+        page = phone.page
+        page.goto(f"http://localhost:{port}/form?x=1")
+        page.get_by_label("Token").fill("stk_wrong")
+        page.get_by_role("button", name="Come in").click()
+        expect(page.get_by_role("alert")).to_contain_text("not right")
+        phone.complaints.clear()  # a browser complains of every 401
+        phone.look_over("login")
+        page.get_by_label("Token").fill(site.keys.first().secret)
+        page.get_by_role("button", name="Come in").click()
+        expect(page.get_by_role("button", name="Submit")).to_be_visible()
+        assert page.url == f"http://localhost:{port}/form?x=1"
+
+
+def test_a_form_works_by_plain_http_and_another_sites_does_not(site: Site, browser: Browser) -> None:
+    """Without TLS, browsers do not say `Sec-Fetch-Site`: the origin is all there is."""
+    with served(site.app, host=own_address()) as port, screen(browser, "phone") as phone:
+        page, address = phone.page, f"http://{own_address()}:{port}"
+        page.goto(f"{address}/login#{site.keys.first().secret}")
+        expect(page.get_by_text("hello operator")).to_be_visible()
+        page.goto(f"{address}/form")
+        page.get_by_role("button", name="Submit").click()
+        expect(page.get_by_text("done")).to_be_visible()
+        assert len(site.done) == 1
+        with another_site(f'<form method="post" action="{address}/api/v1/jobs"><button>Win</button></form>') as evil:
+            page.goto(evil)
+            page.get_by_role("button", name="Win").click()
+            expect(page.get_by_text("another site")).to_be_visible()
+        assert len(site.done) == 1

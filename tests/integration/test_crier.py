@@ -1,0 +1,196 @@
+"""Events of a real queue reach people: by a webhook and by mail, once, whoever else tells them and whatever is down."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from stoker.errors import BadInputError
+from stoker.overview.crier import Crier
+from stoker.queue import NewJob, Store, init_queue, open_queue
+from stoker.queue.model import Finding
+from stoker.settings import Notifications
+from tests.support.http_receiver import Answer, Receiver
+from tests.support.mailbox import Mailbox, text_of
+from tests.support.waiting import wait_for
+
+# One of apprise's many plug-ins imports a module that Python is about to drop.
+pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
+
+LINK = "https://gpu-box:7865"
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with init_queue() as found:
+        yield found
+
+
+def fail(store: Store, name: str, cause: str = "by itself", sentence: str = "it ended with code 1") -> str:
+    """A job that has failed for good."""
+    (job,) = store.submit([NewJob(command="x", name=name)])
+    attempt = store.claim(job, "w", [], 600.0)
+    assert attempt is not None
+    store.write_finding(attempt.id, Finding(cause=cause))
+    assert store.finish(attempt.id, "failed", 1, sentence)
+    return job
+
+
+@contextmanager
+def crying(
+    *urls: str,
+    events: tuple[str, ...] = ("failed",),
+    opened: Callable[[], Store] = open_queue,
+    say: Callable[[str], None] = lambda _sentence: None,
+    pauses: tuple[float, ...] = (),
+) -> Iterator[None]:
+    crier = Crier(Notifications(urls=urls, events=events), LINK, opened, say, pauses)
+    stop = threading.Event()
+    thread = threading.Thread(target=crier.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def messages(receiver: Receiver, count: int = 1) -> list[Any]:
+    wait_for(lambda: len(receiver.asked) >= count, named=f"message {count}")
+    return [asked.json() for asked in receiver.asked]
+
+
+def test_a_webhook_and_a_mailbox_get_name_reason_and_link(store: Store) -> None:
+    with Receiver().listening() as hook, Mailbox().open() as mailbox:
+        urls = (
+            f"json://127.0.0.1:{hook.port}/hook",
+            f"mailto://127.0.0.1:{mailbox.port}?from=stoker@example.org&to=alice@example.org",
+        )
+        with crying(*urls):
+            job = fail(store, "train <7>", sentence="no space left on device")
+            (told,) = messages(hook)
+            (mail,) = wait_for(lambda: mailbox.mails, named="the mail")
+    sentence = "Job train ‹7› failed with exit code 1: no space left on device."
+    assert told["title"] == mail["Subject"] == "Stoker: job failed: train ‹7›"
+    assert told["message"] == f"{sentence}\n{LINK}/jobs/{job}"
+    assert mail["To"] == "alice@example.org"
+    for piece in (sentence, f"{LINK}/jobs/{job}"):
+        assert piece in text_of(mail)
+
+
+def test_every_kind_that_a_queue_shows_is_told_and_only_the_wanted_ones(store: Store) -> None:
+    wanted = ("idle-stopped", "queue-empty")
+    with Receiver().listening() as hook, crying(f"json://127.0.0.1:{hook.port}/", events=wanted):
+        fail(store, "hung", cause="idle", sentence="GPU 0 stayed below 1% for 30m")
+        told = messages(hook, 2)
+    assert sorted(one["title"] for one in told) == ["Stoker: job was stopped: idle: hung", "Stoker: the queue is empty"]
+
+
+def test_a_job_that_is_retried_has_not_failed_but_its_idle_stop_is_told(store: Store) -> None:
+    (job,) = store.submit([NewJob(command="x", name="flaky", retries=1)])
+    attempt = store.claim(job, "w", [], 600.0)
+    assert attempt is not None
+    looks = threading.Semaphore(0)
+
+    class Watched(Store):
+        def workers(self) -> Any:
+            looks.release()
+            return super().workers()
+
+    def opened() -> Store:
+        store = open_queue()
+        store.__class__ = Watched
+        return store
+
+    wanted = ("failed", "idle-stopped")
+    with Receiver().listening() as hook, crying(f"json://127.0.0.1:{hook.port}/", events=wanted, opened=opened):
+        assert looks.acquire(timeout=10)  # it has seen the attempt run
+        store.write_finding(attempt.id, Finding(cause="idle"))
+        store.finish(attempt.id, "failed", 1, "GPU 0 stayed below 1%")
+        (told,) = messages(hook)
+    assert told["message"].startswith(
+        "Job flaky was stopped because its GPUs stayed idle: GPU 0 stayed below 1%. It will be tried again."
+    )
+
+
+def test_several_processes_and_the_next_start_tell_an_event_once(store: Store) -> None:
+    with Receiver().listening() as hook:
+        url = f"json://127.0.0.1:{hook.port}/"
+        fail(store, "while nobody was there")
+        with crying(url), crying(url):
+            messages(hook)
+        # The pace would hide that the first is told again.
+        with crying(url, opened=lambda: _unpaced(open_queue())):
+            fail(store, "another")
+            told = messages(hook, 2)
+    assert [one["title"] for one in told] == [
+        "Stoker: job failed: while nobody was there",
+        "Stoker: job failed: another",
+    ]
+
+
+def _unpaced(store: Store) -> Store:
+    """As if the last message were more than a minute old."""
+    for (name,) in store._driver.fetch_text("SELECT name FROM stoker_notices WHERE name LIKE 'pace:%'", {}):
+        store.untell(name)
+    return store
+
+
+def test_a_service_that_is_down_is_tried_again_and_then_given_up_without_its_url(store: Store) -> None:
+    said: list[str] = []
+    with Receiver(Answer(500), Answer(500), Answer(200)).listening() as hook:
+        with crying(f"json://alice:hunter22@127.0.0.1:{hook.port}/t0psecret", say=said.append, pauses=(0.05, 0.05)):
+            fail(store, "train")
+            messages(hook, 3)
+        assert len(hook.asked) == 3
+    with Receiver(Answer(500)).listening() as hook:
+        url = f"json://alice:hunter22@127.0.0.1:{hook.port}/t0psecret"
+        with crying(url, say=said.append, pauses=(0.05,), opened=lambda: _unpaced(open_queue())):
+            fail(store, "eval")
+            wait_for(lambda: any("given up after 2 tries" in line for line in said), named=f"giving up: {said}")
+    assert any("was not delivered" in line and "trying again" in line for line in said)
+    for secret in ("alice", "hunter22", "t0psecret", "127.0.0.1"):
+        assert secret not in "".join(said)
+
+
+def test_what_could_not_be_sent_before_the_end_is_told_by_the_next_one(store: Store) -> None:
+    with Receiver(Answer(503)).listening() as hook, crying(f"json://127.0.0.1:{hook.port}/", pauses=(600.0,)):
+        fail(store, "train")
+        messages(hook)
+    with (
+        Receiver().listening() as hook,
+        crying(f"json://127.0.0.1:{hook.port}/", opened=lambda: _unpaced(open_queue())),
+    ):
+        (told,) = messages(hook)
+    assert told["title"] == "Stoker: job failed: train"
+
+
+def test_a_service_that_hangs_holds_up_nobody_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.overview.courier._LAST_WORDS", 0.1)
+    with (
+        Receiver(Answer(after=30.0)).listening() as slow,
+        Receiver().listening() as quick,
+        crying(f"json://127.0.0.1:{slow.port}/", f"json://127.0.0.1:{quick.port}/"),
+    ):
+        fail(store, "train")
+        messages(quick)
+
+
+def test_a_queue_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.overview.crier._TRY_AGAIN", 0.05)
+    said: list[str] = []
+    with Receiver().listening() as hook, crying(f"json://127.0.0.1:{hook.port}/", say=said.append):
+        wait_for(lambda: said, named="the complaint")
+        with init_queue() as store:
+            fail(store, "train")
+            messages(hook)
+    assert len(said) == 1
+
+
+def test_a_url_that_cannot_work_is_refused_at_the_start_without_being_shown() -> None:
+    with pytest.raises(BadInputError, match=r"\[notify\]: URL 2 of 2 \(nonsense://…\) is not one") as refused:
+        Crier(Notifications(urls=("json://localhost/", "nonsense://t0psecret")), "", open_queue, print)
+    assert "t0psecret" not in str(refused.value)

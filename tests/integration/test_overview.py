@@ -1,0 +1,272 @@
+"""The overview of a real queue: what runs, waits and ended, and the same few questions however many jobs there are."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.errors import BadInputError
+from stoker.overview.detail import read
+from stoker.overview.model import MOST_ENDED, MOST_RUNNING, MOST_WAITING, Overview, Progress
+from stoker.overview.outputs import OutputReader, TailReader, reader_of
+from stoker.overview.snapshot import Observer
+from stoker.queue import Finding, NewJob, Store, Usage, View, WorkerGpu, init_queue
+from stoker.queue.driver import Parameters, Row
+from stoker.runs.record import Record, Status
+from tests.support.queue_jobs import end, start, submit
+from tests.support.waiting import wait_for
+from tests.support.work_site import PATIENCE, WorkSite
+
+BAR = " 45%|####5     | 45/100 [00:10<00:12,  4.40it/s]"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else str(tmp_path / "queue.db")
+    with init_queue(url) as store:
+        yield store
+
+
+@pytest.fixture
+def here() -> Iterator[Store]:
+    """Where it does not matter which database it is."""
+    with init_queue() as store:
+        yield store
+
+
+@pytest.fixture
+def home() -> Path:
+    return Path(os.environ["STOKER_HOME"])
+
+
+def greet(store: Store, worker: str = "box-1", host: str = "gpu-box", gpus: int = 2) -> None:
+    cards = tuple(
+        WorkerGpu(uuid=f"{host}-{index}", index=index, name="A100", doing="job", since=1.0) for index in range(gpus)
+    )
+    store.heartbeat(worker, host, View(gpus=cards, simulated=True))
+
+
+def claim(store: Store, job: str, gpus: list[str], worker: str = "box-1") -> str:
+    attempt = store.claim(job, worker, gpus, 600.0)
+    assert attempt is not None
+    return attempt.id
+
+
+def directory(home: Path, job: str, number: int = 1) -> Path:
+    place = home / "attempts" / f"{job}-{number}"
+    place.mkdir(parents=True)
+    return place
+
+
+def observed(store: Store, home: Path) -> Overview:
+    return Observer(home).observe(store)
+
+
+def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
+    greet(queue)
+    local, remote = submit(queue, "local", "remote", submitter="alice")
+    first, later, held = *submit(queue, "first", "later"), *submit(queue, "kept", held=True)
+    (bound,) = queue.submit([NewJob(command="true", name="bound", after=(first,))])
+    (urgent,) = submit(queue, "urgent", priority=5)
+    hung, fine = submit(queue, "hung", "fine")
+    end(queue, fine, "succeeded")
+    stopped = start(queue, hung)
+    queue.finish(stopped, "failed", 124, "it was idle")
+    queue.write_finding(stopped, Finding(cause="idle"))
+    claim(queue, local, ["gpu-box-1"])
+    (directory(home, local) / "output").write_text(f"begins\n{BAR}\n")
+    far = claim(queue, remote, ["gpu-box-0"], "box-0")
+    queue.write_log(far, "words\n\x1b[31mstep 3/10\x1b[0m\nthe last line\n")
+    queue.snooze(far, 600.0, "alice")
+    queue.write_usage([Usage(host="gpu-box", gpu="gpu-box-0", minute=int(queue.clock() // 60), seconds={"job": 36.0})])
+
+    seen = observed(queue, home)
+
+    assert seen.counts == {"running": 2, "queued": 4, "held": 1, "succeeded": 1, "failed": 1}
+    assert seen.simulated
+    runs = {one.job.id: one for one in seen.running}
+    assert runs[local].progress == Progress(fraction=0.45, text="45/100 [00:10<00:12, 4.40it/s]", remaining=12.0)
+    assert (runs[local].host, runs[local].gpus, runs[local].why.kind) == ("gpu-box", ("1",), "running")
+    assert runs[remote].last_line == "the last line"
+    assert runs[remote].progress == Progress(fraction=0.3, text="step 3/10")
+    assert runs[remote].host == "worker box-0"
+    assert runs[remote].snoozed_until == pytest.approx(seen.now + 600, abs=30)
+    assert runs[local].snoozed_until is None
+    assert [one.job.id for one in seen.waiting] == [urgent, first, later, held, bound]
+    kinds = {one.job.id: one.why.kind for one in seen.waiting}
+    assert (kinds[urgent], kinds[first], kinds[held], kinds[bound]) == ("next", "waits", "held", "after")
+    assert [(one.job.id, one.idle_stopped) for one in seen.ended] == [(hung, True), (fine, False)]
+    assert [point.job for point in seen.health.points] == [hung]
+    assert [gpu.whom for gpu in seen.machines[0].gpus] == ["", ""]
+    assert seen.hours.jobs == pytest.approx(0.01)
+    assert msgspec.json.decode(msgspec.json.encode(seen), type=Overview) == seen
+
+
+def test_as_many_questions_are_asked_of_a_thousand_jobs_as_of_a_few(
+    here: Store, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = here._driver.fetch_text
+
+    def counted(sql: str, parameters: Parameters) -> list[Row]:
+        asked.append(sql)
+        return ask(sql, parameters)
+
+    monkeypatch.setattr(here._driver, "fetch_text", counted)
+
+    def questions() -> int:
+        asked.clear()
+        observed(here, home)
+        return len(asked)
+
+    def more(count: int) -> None:
+        ids = submit(here, *(f"job {number}" for number in range(3 * count)))
+        for number, name in enumerate(ids[: 2 * count]):
+            end(here, name) if number % 2 else start(here, name)
+        here.submit([NewJob(command="true", after=(name,)) for name in ids[2 * count :]])
+
+    greet(here)
+    more(2)
+    few = questions()
+    more(2 * max(MOST_RUNNING, MOST_WAITING, MOST_ENDED))
+    assert questions() == few
+    seen = observed(here, home)
+    assert (len(seen.running), len(seen.waiting), len(seen.ended)) == (MOST_RUNNING, MOST_WAITING, MOST_ENDED)
+
+
+def test_what_a_person_just_did_is_soon_seen(here: Store, home: Path) -> None:
+    observer = Observer(home)
+    (name,) = submit(here, "one")
+    end(here, name)
+    assert observer.observe(here).counts == {"failed": 1}
+    here.retry([name])
+
+    def settled() -> bool:
+        seen = observer.observe(here)
+        return seen.counts == {"queued": 1} and not any("failed" in point.sentence for point in seen.health.points)
+
+    # A second is what people were promised; mostly the first look has it.
+    wait_for(settled, deadline=5.0, named="that a retried job counts as queued only")
+
+
+def test_a_worker_that_left_is_told_from_one_that_was_lost(queue: Store, home: Path) -> None:
+    greet(queue, "box-1", "left-box")
+    greet(queue, "other-1", "lost-box")
+    queue.farewell("box-1")
+    queue._driver.fetch_text("UPDATE stoker_workers SET seen = seen - 600 WHERE id = 'other-1'", {})
+    seen = observed(queue, home)
+    assert {machine.host: (machine.there, machine.left) for machine in seen.machines} == {
+        "left-box": (False, True),
+        "lost-box": (False, False),
+    }
+    assert [(point.level, point.host) for point in seen.health.points if point.host] == [("bad", "lost-box")]
+    assert {gpu.doing for machine in seen.machines for gpu in machine.gpus} == {"unknown"}
+
+
+def test_output_that_was_read_is_read_again_only_when_it_changed(here: Store, home: Path) -> None:
+    greet(here)
+    (name,) = submit(here, "one")
+    attempt = claim(here, name, [])
+    observer = Observer(home)
+    here.write_log(attempt, "step 1/10\n")
+    assert observer.observe(here).running[0].last_line == "step 1/10"
+    output = directory(home, name) / "output"
+    for step in (2, 3):
+        output.write_text(f"step {step}/10\n")
+        assert observer.observe(here).running[0].last_line == f"step {step}/10"
+
+
+def test_the_whole_output_is_read_where_it_is_and_its_end_elsewhere(here: Store, home: Path, tmp_path: Path) -> None:
+    (name,) = submit(here, "one")
+    here.write_log(claim(here, name, []), "the end\n")
+    (directory(home, name) / "output").write_text("all\nof it\n")
+    (attempt,) = here.attempts(name)
+    for place, kind, text in [(home, OutputReader, b"all\nof it\n"), (tmp_path, TailReader, b"the end\n")]:
+        reader = reader_of(here, place, attempt)
+        assert isinstance(reader, kind)
+        assert reader.read().finished == text
+        reader.close()
+
+
+# One job
+
+
+def test_a_job_is_told_with_all_its_attempts(queue: Store, home: Path, tmp_path: Path) -> None:
+    greet(queue)
+    (name,) = submit(queue, "one", retries=1, backoff=0.0)
+    first = claim(queue, name, ["gpu-box-1"])
+    queue.finish(first, "failed", 124, "it was idle")
+    queue.write_finding(first, Finding(cause="idle", report="# Why", fit={"size": 8}))
+    second = claim(queue, name, ["gpu-box-0"])
+    queue.write_log(second, f"{BAR}\n")
+    queue.snooze(second, 600.0, "alice")
+
+    detail = read(queue, name, tmp_path)
+
+    assert (detail.job.id, detail.why.kind) == (name, "running")
+    assert [(one.host, one.gpus, one.whole_here) for one in detail.attempts] == [
+        ("gpu-box", ("1",), False),
+        ("gpu-box", ("0",), False),
+    ]
+    assert detail.attempts[0].finding == Finding(cause="idle", report="# Why", fit={"size": 8})
+    assert detail.attempts[0].idle_stopped
+    assert detail.last is not None
+    assert detail.last.finding == Finding()
+    assert detail.progress is not None
+    assert detail.progress.remaining == 12.0
+    assert detail.snoozed_until == pytest.approx(detail.now + 600, abs=30)
+
+
+def test_what_the_queue_was_not_told_yet_is_read_where_it_ran(here: Store, home: Path) -> None:
+    (name,) = submit(here, "one")
+    attempt = claim(here, name, [])
+    record = Record(directory(home, name))
+    record.write_status(Status(state="ended", ending="idle"))
+    record.write_report("# Why\n")
+    (record.directory / "output").write_text("words\n")
+    (told,) = read(here, name, home).attempts
+    assert (told.finding.cause, told.finding.report, told.whole_here) == ("idle", "# Why\n", True)
+    here.write_finding(attempt, Finding(cause="time limit", report="told"))
+    (told,) = read(here, name, home).attempts
+    assert (told.finding.cause, told.finding.report) == ("time limit", "told")
+
+
+def test_a_waiting_job_says_why_and_for_what(here: Store, home: Path) -> None:
+    greet(here)
+    first, second = submit(here, "first", "second")
+    (bound,) = here.submit([NewJob(command="true", after=(first,))])
+    assert read(here, bound, home).needs == {first: "queued"}
+    assert read(here, second, home).why.sentence == "waits for its turn: 1 other job comes first"
+    assert read(here, second, home).last is None
+
+
+def test_a_job_that_is_not_there_is_refused(here: Store, home: Path) -> None:
+    with pytest.raises(BadInputError, match="there is no job"):
+        read(here, "ffffffff", home)
+
+
+# With a worker
+
+
+def test_a_worker_and_its_job_are_seen_as_they_are(site: WorkSite) -> None:
+    observer = Observer(site.home)
+    name = site.submit(f"echo 'step 3/10'; {site.until('gate')}", gpus=1, name="train", submitter="alice")
+    worker = site.work().ready()
+
+    def progress() -> Overview | None:
+        seen = observer.observe(site.store)
+        works = any(gpu.doing == "job" for machine in seen.machines for gpu in machine.gpus)
+        return seen if works and seen.running and seen.running[0].progress is not None else None
+
+    seen = wait_for(progress, deadline=PATIENCE, named="that the job says how far it is")
+    (machine,) = seen.machines
+    assert (machine.there, machine.simulated, len(machine.gpus)) == (True, True, 2)
+    assert [gpu.whom for gpu in machine.gpus if name in gpu.jobs] == ["alice"]
+    assert seen.health.points == () or "nothing to do" in seen.health.headline
+    site.open_gate("gate")
+    site.wait_until(name, "succeeded")
+    assert worker.stop() == 0
+    (machine,) = observer.observe(site.store).machines
+    assert machine.left

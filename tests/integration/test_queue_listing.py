@@ -1,0 +1,131 @@
+"""Pages of jobs, what ended lately, and the order that a person gives to what waits; on both databases."""
+
+import pytest
+
+from stoker.errors import BadInputError
+from stoker.queue import State, Store
+from tests.support.either_queue import queue, url
+from tests.support.queue_jobs import end, moment, start, states, submit
+
+__all__ = ["queue", "url"]
+
+
+def pages(queue: Store, size: int, states: tuple[State, ...] = (), tag: str | None = None) -> list[list[str]]:
+    """The names of the jobs on each page, until one is not full."""
+    found: list[list[str]] = []
+    before = None
+    while not found or len(found[-1]) == size:
+        assert len(found) < 10, "the pages have no end"
+        page = queue.page(states, tag, before, size)
+        found.append([job.name for job in page])
+        before = (page[-1].submitted, page[-1].position) if page else None
+    return found
+
+
+def order(queue: Store) -> str:
+    """The names of what waits, as a word."""
+    return "".join(job.name for job in queue.jobs(("queued", "held"), order="queue"))
+
+
+def test_pages_hold_every_job_once_newest_first(queue: Store) -> None:
+    for names in ("ab", "cde"):
+        submit(queue, *names)
+    assert pages(queue, 2) == [["e", "d"], ["c", "b"], ["a"]]
+    assert pages(queue, 5) == [["e", "d", "c", "b", "a"], []]
+
+
+def test_what_comes_in_meanwhile_moves_nothing_to_the_next_page(queue: Store) -> None:
+    submit(queue, *"abcd")
+    first = queue.page(limit=2)
+    submit(queue, "new")
+    then = queue.page(before=(first[-1].submitted, first[-1].position), limit=2)
+    assert [job.name for job in (*first, *then)] == ["d", "c", "b", "a"]
+
+
+def test_pages_are_of_some_states_or_of_a_tag(queue: Store) -> None:
+    jobs = submit(queue, *"abcdef", tags=("night",))
+    submit(queue, "other")
+    for job in jobs[:4:2]:
+        end(queue, job)
+    end(queue, jobs[1], "succeeded")
+    assert pages(queue, 2, ("failed", "succeeded")) == [["c", "b"], ["a"]]
+    assert pages(queue, 2, ("failed",)) == [["c", "a"], []]
+    assert pages(queue, 4, tag="night") == [["f", "e", "d", "c"], ["b", "a"]]
+    assert pages(queue, 2, ("queued", "failed"), "night") == [["f", "e"], ["d", "c"], ["a"]]
+    assert pages(queue, 2, tag="nothing") == [[]]
+    with pytest.raises(BadInputError, match="is no state"):
+        queue.page(("' OR 1",))  # type: ignore[arg-type]  # what is refused here
+
+
+def test_what_ended_lately_is_told_last_end_first(queue: Store) -> None:
+    a, b, c, d = submit(queue, *"abcd")
+    end(queue, a)
+    moment(queue)
+    end(queue, c, "succeeded")
+    between = moment(queue)
+    end(queue, b, "succeeded")
+    moment(queue)
+    queue.cancel([d])
+    assert [job.name for job in queue.ended_since(between)] == ["d", "b"]
+    assert [job.name for job in queue.ended_since(0.0)] == ["d", "b", "c", "a"]
+    assert [job.name for job in queue.ended_since(0.0, limit=1)] == ["d"]
+    assert queue.ended_counts(between) == {"succeeded": 1, "cancelled": 1}
+    assert queue.ended_counts(0.0) == {"succeeded": 2, "cancelled": 1, "failed": 1}
+    queue.retry([d])
+    assert [job.name for job in queue.ended_since(between)] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("moved", "neighbour", "expected"),
+    [
+        ("e", "before b", "aebcd"),
+        ("a", "after c", "bcade"),
+        ("de", "before a", "deabc"),
+        ("ab", "after e", "cdeab"),
+        ("ce", "after a", "acebd"),
+        ("b", "after a", "abcde"),
+        ("ac", "before b", "acbde"),
+    ],
+)
+def test_jobs_are_put_right_beside_another(queue: Store, moved: str, neighbour: str, expected: str) -> None:
+    jobs = dict(zip("abcde", submit(queue, *"abcde"), strict=True))
+    side, beside = neighbour.split()
+    # Named in any order, they keep the one they have in the queue.
+    ids = [jobs[name] for name in reversed(moved)]
+    assert queue.move_beside(ids, jobs[beside], "before" if side == "before" else "after") == ids[::-1]
+    assert order(queue) == expected
+    submit(queue, "x")
+    assert order(queue) == expected + "x"
+
+
+def test_who_is_put_beside_another_takes_its_priority(queue: Store) -> None:
+    urgent = submit(queue, "u", "v", priority=5)
+    a, b = submit(queue, "a", "b")
+    queue.hold([b])
+    assert queue.move_beside([b], urgent[0], "after") == [b]
+    assert (order(queue), queue.job(b).priority) == ("ubva", 5)
+    assert queue.move_beside([urgent[1]], a, "before") == [urgent[1]]
+    assert (order(queue), queue.job(urgent[1]).priority) == ("ubva", 0)
+    assert [job.name for job in queue.ready()] == ["u", "v", "a"]
+
+
+def test_there_is_always_room_between_two(queue: Store) -> None:
+    jobs = submit(queue, *"abcd")
+    # Each halves the room before the last one; doubles are soon at their end.
+    for turn in range(120):
+        queue.move_beside([jobs[1 + turn % 2]], jobs[3], "before")
+        assert order(queue) == ("acbd", "abcd")[turn % 2]
+    submit(queue, "x")
+    assert order(queue) == "abcdx"
+
+
+def test_nothing_is_put_beside_what_does_not_wait(queue: Store) -> None:
+    a, b, c = submit(queue, *"abc")
+    start(queue, c)
+    for neighbour in (c, "00000000"):
+        with pytest.raises(BadInputError, match=f"nothing can be put before {neighbour}: no such job waits"):
+            queue.move_beside([a], neighbour, "before")
+    with pytest.raises(BadInputError, match=f"{a} cannot be put after itself"):
+        queue.move_beside([a, b], a, "after")
+    assert queue.move_beside([c], a, "before") == []
+    assert (order(queue), states(queue, a, b, c)) == ("ab", ["queued", "queued", "running"])

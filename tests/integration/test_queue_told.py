@@ -1,0 +1,229 @@
+"""What workers tell of their attempts and GPUs, and people of what runs; on both databases."""
+
+import threading
+
+import pytest
+
+from stoker.errors import BadInputError
+from stoker.queue import Finding, Snoozed, Store, Usage, Wishes, open_queue
+from stoker.queue.findings import LONGEST_REPORT
+from stoker.queue.ledger import KEPT_MINUTES
+from stoker.queue.notices import KEPT_SECONDS
+from tests.support.either_queue import queue, url
+from tests.support.queue_jobs import LONG, moment, start, submit
+
+__all__ = ["queue", "url"]
+
+AWKWARD = "stopped \0 by 'its' \"GPUs\" %s :name 🔥\n# not an SQL -- comment"
+
+
+def attempts(queue: Store, count: int, worker: str = "w") -> list[str]:
+    """Ids of attempts that run."""
+    return [start(queue, job, worker) for job in submit(queue, *map(str, range(count)))]
+
+
+def test_a_snooze_is_told_to_the_worker_of_the_attempt_until_it_has_ended(queue: Store) -> None:
+    attempt, other = attempts(queue, 2)
+    (elsewhere,) = attempts(queue, 1, "another")
+    assert queue.snooze(attempt, 600.0, "alice")
+    assert queue.snooze(elsewhere, 60.0, "bob")
+    wishes = queue.wishes("w")
+    assert wishes.cancelled == frozenset()
+    assert set(wishes.snoozed) == {attempt}
+    assert wishes.snoozed[attempt].by == "alice"
+    assert 590.0 < wishes.snoozed[attempt].seconds <= 600.0
+    queue.cancel([queue.attempt(name).job for name in (attempt, other)])  # type: ignore[union-attr]  # they are there
+    wishes = queue.wishes("w")
+    assert (wishes.cancelled, set(wishes.snoozed)) == (frozenset({attempt, other}), {attempt})
+    assert queue.finish(attempt, "succeeded", 0)
+    assert queue.finish(other, "succeeded", 0)
+    assert queue.wishes("w") == Wishes()
+
+
+def test_a_later_snooze_counts_and_zero_ends_it(queue: Store) -> None:
+    (attempt,) = attempts(queue, 1)
+    assert queue.snooze(attempt, 600.0, "alice")
+    assert queue.snooze(attempt, 30.0, "bob")
+    assert queue.wishes("w").snoozed[attempt].by == "bob"
+    assert queue.snoozes()[attempt] == pytest.approx(queue.clock() + 30.0, abs=5.0)
+    assert queue.snooze(attempt, 0.0, "carol")
+    assert queue.snoozes() == {}
+    # The worker has to be told that it is over.
+    assert queue.wishes("w") == Wishes(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
+
+
+def test_a_snooze_that_is_over_is_told_no_more(queue: Store) -> None:
+    (attempt,) = attempts(queue, 1)
+    assert queue.snooze(attempt, 0.001, "alice")
+    moment(queue)
+    assert (queue.wishes("w"), queue.snoozes()) == (Wishes(), {})
+
+
+def test_only_what_runs_can_be_left_alone(queue: Store) -> None:
+    (attempt,) = attempts(queue, 1)
+    assert not queue.snooze("no such attempt", 60.0, "alice")
+    assert queue.snooze(attempt, 60.0, "alice")
+    assert list(queue.snoozes()) == [attempt]
+    assert queue.finish(attempt, "failed", 1)
+    assert queue.snoozes() == {}
+    assert not queue.snooze(attempt, 60.0, "alice")
+    for seconds in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(BadInputError, match="a snooze of"):
+            queue.snooze(attempt, seconds, "alice")
+
+
+def test_a_finding_comes_back_as_it_was_written(queue: Store) -> None:
+    (attempt,) = attempts(queue, 1)
+    assert queue.finding(attempt) is None
+    assert not queue.write_finding("no such attempt", Finding(cause="idle"))
+    fit = {"batch_size": 96, "probes": [{"size": 8, "peak": 2**33, "fits": True}], "line": None}
+    assert queue.write_finding(attempt, Finding(cause="idle", report=AWKWARD, fit=fit))
+    assert queue.finding(attempt) == Finding(cause="idle", report=AWKWARD.replace("\0", "�"), fit=fit)
+    assert queue.write_finding(attempt, Finding(report="x" * (LONGEST_REPORT + 1)))
+    found = queue.finding(attempt)
+    assert found is not None
+    assert found.report == "x" * LONGEST_REPORT
+
+
+def test_what_is_found_out_later_is_added_to_what_is_known(queue: Store) -> None:
+    (attempt,) = attempts(queue, 1)
+    assert queue.write_finding(attempt, Finding(fit={"batch_size": 8}))
+    assert queue.causes([attempt]) == {}
+    assert queue.write_finding(attempt, Finding(cause="time limit", report="why"))
+    assert queue.finding(attempt) == Finding(cause="time limit", report="why", fit={"batch_size": 8})
+
+
+def test_causes_are_told_of_several_attempts_at_once(queue: Store) -> None:
+    first, second, third = attempts(queue, 3)
+    queue.write_finding(first, Finding(cause="idle"))
+    queue.write_finding(second, Finding(cause="by itself"))
+    assert queue.causes([first, second, third, "nobody's"]) == {first: "idle", second: "by itself"}
+    assert queue.causes([]) == {}
+
+
+def test_stops_for_idleness_are_told_with_the_gpus_that_became_free(queue: Store) -> None:
+    ids = []
+    for gpus, cause in [(["a", "b"], "idle"), (["c"], "time limit"), (["d"], "idle")]:
+        (job,) = submit(queue, "x", gpus=len(gpus))
+        attempt = queue.claim(job, "w", gpus, LONG)
+        assert attempt is not None
+        queue.write_finding(attempt.id, Finding(cause=cause))
+        ids.append(attempt.id)
+    assert queue.idle_stops(0.0) == []  # they have not ended
+    queue.finish(ids[0], "failed", 1)
+    between = moment(queue)
+    for attempt_id in ids[1:]:
+        queue.finish(attempt_id, "failed", 1)
+    assert [gpus for _ended, gpus in queue.idle_stops(0.0)] == [2, 1]
+    ((ended, count),) = queue.idle_stops(between)
+    assert count == 1
+    assert between <= ended <= queue.clock()
+
+
+def test_the_ends_of_several_outputs_are_read_at_once(queue: Store) -> None:
+    first, second, third = attempts(queue, 3)
+    queue.write_log(first, "an epoch\r100%|█████| 🔥🔥")
+    queue.write_log(second, "short")
+    assert queue.last_words([first, second, third], 7) == {first: "███| 🔥🔥", second: "short"}
+    assert queue.last_words([second]) == {second: "short"}
+    assert queue.last_words([second], 0) == queue.last_words([]) == {}
+
+
+def test_cleaning_forgets_what_was_found_and_wished(queue: Store) -> None:
+    (attempt,) = attempts(queue, 1)
+    queue.write_finding(attempt, Finding(cause="idle"))
+    queue.snooze(attempt, 60.0, "alice")
+    queue.finish(attempt, "failed", 1)
+    assert queue.clean(-1.0) == 1
+    assert queue.finding(attempt) is None
+    for table in ("findings", "snoozes"):
+        sql = f"SELECT count(*) FROM stoker_{table}"
+        assert queue._driver.fetch_text(sql, {}) == [(0,)]
+
+
+def usage(minute: int, host: str = "h", gpu: str = "g", **more: float) -> Usage:
+    return Usage(host=host, gpu=gpu, minute=minute, seconds={"job": more.get("job", 60.0)})
+
+
+def test_usage_is_kept_by_the_minute_and_the_newer_word_counts(queue: Store) -> None:
+    now = int(queue.clock() // 60)
+    whole = Usage(
+        host="h",
+        gpu="g",
+        minute=now,
+        seconds={"job": 12.5, "background": 20.0, "somebody": 7.5, "free": 5.0, "unknown": 15.0},
+        utilization=0.25,
+        memory=80 * 2**30,
+    )
+    queue.write_usage([usage(now, job=10.0)])
+    queue.write_usage([whole])
+    assert queue.usage(now) == [whole]
+    # Nothing is not zero.
+    bare = Usage(host="h", gpu="g", minute=now, seconds={})
+    queue.write_usage([bare])
+    assert queue.usage(now) == [bare]
+    queue.write_usage([])
+
+
+def test_usage_is_asked_for_by_time_machine_and_gpu(queue: Store) -> None:
+    now = int(queue.clock() // 60)
+    rows = [usage(now - back, host, gpu) for host in ("B", "a") for gpu in ("g1", "g2") for back in (2, 1, 0)]
+    queue.write_usage(list(reversed(rows)))
+    assert queue.usage(0) == rows
+    assert queue.usage(now - 1) == [row for row in rows if row.minute >= now - 1]
+    assert queue.usage(now, "a") == [usage(now, "a", "g1"), usage(now, "a", "g2")]
+    assert queue.usage(now - 1, "B", "g2") == [usage(now - 1, "B", "g2"), usage(now, "B", "g2")]
+    assert queue.usage(now + 1) == queue.usage(0, "nowhere") == []
+
+
+def test_usage_is_summed_over_all_machines(queue: Store) -> None:
+    now = int(queue.clock() // 60)
+    nothing = {"job": 0.0, "background": 0.0, "somebody": 0.0, "free": 0.0, "unknown": 0.0}
+    assert queue.usage_totals(0) == nothing
+    queue.write_usage([usage(now, "a"), usage(now, "b", job=30.0), usage(now - 1, "b")])
+    queue.write_usage([Usage(host="c", gpu="g", minute=now, seconds={"free": 59.5, "unknown": 0.5})])
+    assert queue.usage_totals(now) == nothing | {"job": 90.0, "free": 59.5, "unknown": 0.5}
+    assert queue.usage_totals(now - 1)["job"] == 150.0
+
+
+def test_usage_older_than_a_month_is_forgotten(queue: Store, url: str) -> None:
+    now = int(queue.clock() // 60)
+    queue.write_usage([usage(now - KEPT_MINUTES - 5, gpu="old")])
+    queue.write_usage([usage(now - KEPT_MINUTES + 5, gpu="kept")])
+    with open_queue(url) as other:
+        other.write_usage([usage(now, gpu="new")])
+    assert [row.gpu for row in queue.usage(0)] == ["kept", "new"]
+
+
+def test_of_all_who_would_tell_something_one_does(queue: Store, url: str) -> None:
+    told: list[bool] = []
+    together = threading.Barrier(4)
+
+    def tell() -> None:
+        with open_queue(url) as other:
+            together.wait(30.0)
+            told.append(other.tell_once("failed 3f9ede8c"))
+
+    tellers = [threading.Thread(target=tell) for _ in range(4)]
+    for teller in tellers:
+        teller.start()
+    for teller in tellers:
+        teller.join(30.0)
+    assert sorted(told) == [False, False, False, True]
+    assert queue.tell_once("another")
+    queue.untell("failed 3f9ede8c")
+    assert queue.tell_once("failed 3f9ede8c")
+    queue.untell("never told")
+
+
+def test_what_was_told_long_ago_is_forgotten(queue: Store, url: str) -> None:
+    assert queue.tell_once("long ago")
+    assert queue.tell_once("lately")
+    for key, days in (("long ago", 1.0), ("lately", -1.0)):
+        queue._driver.fetch_text(
+            f"UPDATE stoker_notices SET told = told - {KEPT_SECONDS + days * 86400} WHERE name = '{key}'",
+            {},
+        )
+    with open_queue(url) as other:
+        assert not other.tell_once("lately")
+        assert other.tell_once("long ago")

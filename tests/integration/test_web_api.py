@@ -1,0 +1,565 @@
+"""The HTTP API: what a program or the page sees of the queue, and what it can do to it."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.overview.outputs import directory_of
+from stoker.queue import Finding, NewJob, Usage, View, WorkerGpu
+from tests.support.api_site import ApiSite, Client, job_body, site
+from tests.support.queue_jobs import end, start, states, submit
+
+__all__ = ["site"]
+
+V1 = "/api/v1"
+
+
+@pytest.fixture
+def client(site: ApiSite) -> Client:
+    return site.client()
+
+
+def told(answer: Any, status: int = 200) -> Any:
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def problem(answer: Any, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    found: dict[str, Any] = answer.json()
+    assert (found["type"], found["status"]) == ("about:blank", status)
+    assert found["title"]
+    assert found["detail"]
+    return found
+
+
+def mistakes(answer: Any) -> dict[str, str]:
+    return {one.get("pointer") or one["parameter"]: one["detail"] for one in problem(answer, 422)["errors"]}
+
+
+# Submitting
+
+
+def test_a_job_is_submitted_with_all_that_it_asks_for(site: ApiSite, client: Client) -> None:
+    needed = submit(site.store, "first")[0]
+    body = {
+        "command": ["python", "train.py", "{id}"], "directory": "/tmp", "name": "train", "tags": ["a", "b c"],
+        "gpus": 2, "memory": "20GiB", "share": True, "priority": 3, "after": [needed[:6]], "after_any": ["first"],
+        "retries": 2, "backoff": "1m", "time_limit": "2h", "environment": {"A": "1"},
+        "preemptible": True, "on_loss": "hold", "held": True, "batch_size": 8, "idle_for": "10m", "idle_below": "5%",
+    }  # fmt: skip
+    answer = client.post(f"{V1}/jobs", json=body)
+    (job,) = told(answer, 201)["jobs"]
+    assert answer.headers["location"] == f"{V1}/jobs/{job['id']}"
+    kept = site.store.job(job["id"])
+    assert (kept.command, kept.directory, kept.name) == (("python", "train.py", "{id}"), "/tmp", "train")
+    assert (kept.tags, kept.gpus, kept.memory, kept.share, kept.priority) == (("a", "b c"), 2, 20 * 2**30, True, 3)
+    assert (kept.after, kept.after_any, kept.retries, kept.backoff) == ((needed,), (needed,), 2, 60.0)
+    assert (kept.time_limit, kept.environment, kept.preemptible, kept.on_loss) == (7200.0, {"A": "1"}, True, "hold")
+    assert (kept.state, kept.batch_size, kept.policy) == ("held", 8, {"window": 600.0, "below": 0.05})
+    assert kept.submitter == "phone"
+
+
+def test_a_sweep_becomes_one_job_for_each_combination(site: ApiSite, client: Client) -> None:
+    body = job_body(name="s", sweep={"lr": "1e-3,1e-4", "seed": ["1", "2,3"]})
+    jobs = told(client.post(f"{V1}/jobs", json=body), 201)["jobs"]
+    assert [job["name"] for job in jobs] == [
+        "s lr=1e-3 seed=1", "s lr=1e-3 seed=2,3", "s lr=1e-4 seed=1", "s lr=1e-4 seed=2,3",
+    ]  # fmt: skip
+    assert jobs[1]["command"] == "echo hello --lr=1e-3 --seed=2,3"
+    assert site.store.counts() == {"queued": 4}
+
+
+def test_again_copies_a_job_and_puts_the_changes_over_it(site: ApiSite, client: Client) -> None:
+    asked = job_body(name="old", gpus=3, memory=100, environment={"A": "1"}, idle="off", held=True, tags=["x"])
+    (old,) = told(client.post(f"{V1}/jobs", json=asked), 201)["jobs"]
+    body = {"again": old["id"], "name": "new", "memory": None}
+    (new,) = told(site.client("operator", "laptop").post(f"{V1}/jobs", json=body), 201)["jobs"]
+    assert (new["name"], new["gpus"], new["memory"], new["tags"]) == ("new", 3, None, ["x"])
+    assert (new["environment"], new["policy"], new["state"]) == ({"A": "1"}, {"off": True}, "queued")
+    assert (new["command"], new["submitter"]) == ("echo hello", "laptop")
+
+
+def test_a_batch_size_can_be_found_first(client: Client) -> None:
+    (job,) = told(client.post(f"{V1}/jobs", json=job_body(fit={"base": 16, "margin": "5%"})), 201)["jobs"]
+    assert (job["fit"]["terms"]["base"], job["fit"]["terms"]["margin"]) == (16, 0.05)
+    (job,) = told(client.post(f"{V1}/jobs", json=job_body(fit=True)), 201)["jobs"]
+    assert job["fit"]["retries_oom"] == 2
+
+
+def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
+    answer = told(client.post(f"{V1}/jobs", json=job_body(dry_run=True, sweep={"x": "1..3"})))
+    assert [job["command"] for job in answer["rehearsed"]] == [f"echo hello --x={number}" for number in (1, 2, 3)]
+    assert answer["jobs"] == []
+    assert site.store.counts() == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "pointer", "sentence"),
+    [
+        ({"command": ""}, "#/command", "needs a command"),
+        ({"command": []}, "#/command", "needs a command"),
+        ({"command": "a\0b"}, "#/command", "NUL"),
+        ({"command": "x" * 200_000}, "#/command", "too long"),
+        ({"directory": "work"}, "#/directory", "absolute path"),
+        ({"directory": None}, "#/directory", "absolute path"),
+        ({"directory": "/etc/passwd"}, "#/directory", "not a directory"),
+        ({"name": "a\nb"}, "#/name", "cannot be a name"),
+        ({"tags": [""]}, "#/tags", "cannot be a tag"),
+        ({"memory": "much"}, "#/memory", "write it like 8GiB"),
+        ({"share": True}, "#/memory", "must say how much"),
+        ({"gpus": -1}, "#/gpus", "greater than"),
+        ({"gpus": 10**30}, "#/gpus", "less than"),
+        ({"gpus": 1.5}, "#/gpus", "integer"),
+        ({"time_limit": "soon"}, "#/time_limit", "write it like 90s"),
+        ({"time_limit": 0}, "#/time_limit", "longer than nothing"),
+        ({"after": ["nobody"]}, "#/after", "there is no job 'nobody'"),
+        ({"environment": {"A=B": "1"}}, "#/environment", "cannot be set"),
+        ({"environment": {"A": "\0"}}, "#/environment", "cannot be set"),
+        ({"command": "train {batch_size}"}, "#/batch_size", "say how much that is"),
+        ({"fit": True, "gpus": 0}, "#/fit", "needs a GPU"),
+        ({"fit": {"base": 8, "max": 4}}, "#/fit", "nothing could be tried"),
+        ({"fit": {"margin": "lots"}}, "#/fit", "not a percentage"),
+        ({"idle_for": "1s"}, "#/idle", "not a single look"),
+        ({"idle_below": "200%"}, "#/idle_below", "between 0% and 100%"),
+        ({"policy": {"nonsense": 1}}, "#/policy", "has no 'nonsense'"),
+        ({"sweep": {"lr": "1,,2"}}, "#/sweep", "empty value"),
+        ({"sweep": {"id": "1"}}, "#/sweep", "cannot be called"),
+        ({"sweep": {"x": "1..100", "y": "1..100"}}, "#/sweep", "10,000 jobs"),
+        ({"again": "nobody"}, "#/again", "there is no job"),
+        ({"color": "red"}, "#/color", "not permitted"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_told_field_by_field(
+    site: ApiSite, client: Client, more: dict[str, Any], pointer: str, sentence: str
+) -> None:
+    found = mistakes(client.post(f"{V1}/jobs", json=job_body(**more)))
+    assert sentence in found[pointer]
+    assert site.store.counts() == {}
+
+
+def test_all_mistakes_are_told_at_once(client: Client) -> None:
+    found = mistakes(client.post(f"{V1}/jobs", json={"command": "", "memory": "x", "backoff": "y"}))
+    assert set(found) == {"#/command", "#/memory", "#/backoff", "#/directory"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 422),
+        (b"\xff\xfe", 422),
+        (b'{"command": "\xff"}', 400),
+        (b'{"command": "\\ud800", "directory": "/tmp"}', 422),
+        (b'{"command": "x", "directory": "/tmp", "environment": {"\\ud800": "1"}}', 422),
+        (b'{"gpus": ' + b"9" * 5000 + b"}", 400),
+        (b"[" * 100_000, 400),
+        (b'{"gpus": NaN}', 422),
+        (b'{"backoff": Infinity}', 422),
+        (b"[]", 422),
+        (b"null", 422),
+        (b"", 422),
+        (b'"' + b"x" * (1024 * 1024) + b'"', 413),
+    ],
+    ids=lambda value: repr(value[:24]) if isinstance(value, bytes) else str(value),
+)
+def test_a_body_that_is_no_sensible_json_is_a_problem_and_never_a_crash(
+    client: Client, body: bytes, status: int
+) -> None:
+    problem(client.post(f"{V1}/jobs", content=body, headers={"Content-Type": "application/json"}), status)
+
+
+def test_viewers_cannot_submit(site: ApiSite) -> None:
+    problem(site.client("viewer", "guest").post(f"{V1}/jobs", json=job_body()), 403)
+    assert site.store.counts() == {}
+
+
+# Submitting twice
+
+
+def test_the_same_key_gives_the_same_jobs_again(site: ApiSite, client: Client) -> None:
+    body, key = job_body(sweep={"x": "1..3"}), {"Idempotency-Key": "abc"}
+    first = client.post(f"{V1}/jobs", json=body, headers=key)
+    again = client.post(f"{V1}/jobs", json=dict(reversed(body.items())), headers=key)
+    assert "idempotent-replayed" not in first.headers
+    assert again.headers["idempotent-replayed"] == "true"
+    assert [job["id"] for job in told(first, 201)["jobs"]] == [job["id"] for job in told(again)["jobs"]]
+    assert site.store.counts() == {"queued": 3}
+
+
+def test_a_key_is_of_one_request_by_one_token(site: ApiSite, client: Client) -> None:
+    key = {"Idempotency-Key": "abc"}
+    told(client.post(f"{V1}/jobs", json=job_body(), headers=key), 201)
+    assert (
+        "another request" in mistakes(client.post(f"{V1}/jobs", json=job_body(gpus=2), headers=key))["Idempotency-Key"]
+    )
+    told(site.client("operator", "other").post(f"{V1}/jobs", json=job_body(gpus=2), headers=key), 201)
+    assert site.store.counts() == {"queued": 2}
+
+
+def test_two_servers_agree_on_a_key(site: ApiSite, client: Client, tmp_path: Path) -> None:
+    key = {"Idempotency-Key": "abc"}
+    (job,) = told(client.post(f"{V1}/jobs", json=job_body(), headers=key), 201)["jobs"]
+    with contextlib.closing(ApiSite(tmp_path)) as other:
+        assert told(other.client().post(f"{V1}/jobs", json=job_body(), headers=key))["jobs"][0]["id"] == job["id"]
+
+
+def test_a_key_must_be_printable(client: Client) -> None:
+    assert "Idempotency-Key" in str(
+        mistakes(client.post(f"{V1}/jobs", json=job_body(), headers={"Idempotency-Key": "a b"}))
+    )
+
+
+# Listing
+
+
+def test_pages_are_right_while_jobs_come_in(site: ApiSite, client: Client) -> None:
+    ids = submit(site.store, *"abcde")
+    page = client.get(f"{V1}/jobs", params={"limit": 2})
+    seen = [job["name"] for job in told(page)["items"]]
+    submit(site.store, "late")
+    while "next" in page.links:
+        assert page.links["next"]["url"].startswith(f"{V1}/jobs?limit=2&cursor=")
+        page = client.get(page.links["next"]["url"])
+        seen += [job["name"] for job in told(page)["items"]]
+    assert seen == list("edcba")
+    assert told(page)["next"] is None
+    assert len(ids) == 5
+
+
+def test_jobs_are_found_by_state_and_tag(site: ApiSite, client: Client) -> None:
+    (one,) = submit(site.store, "one", tags=("x",))
+    (two,) = submit(site.store, "two", tags=("x",), held=True)
+    (three,) = submit(site.store, "three")
+    end(site.store, three)
+
+    def ids(**query: Any) -> list[str]:
+        return [job["id"] for job in told(client.get(f"{V1}/jobs", params=query))["items"]]
+
+    assert ids(state=["held", "failed"]) == [three, two]
+    assert ids(tag="x") == [two, one]
+    assert ids(tag="x", state="queued") == [one]
+    assert ids(tag="y") == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=201",
+        "limit=x",
+        "state=gone",
+        "cursor=x",
+        "cursor=W10",
+        "cursor=%00",
+        "cursor=WzFlOTk5LDFd",
+        "cursor=é",
+    ],
+)
+def test_a_question_that_cannot_be_meant_says_which_part_of_it(client: Client, query: str) -> None:
+    name = query.partition("=")[0]
+    assert any(name in where for where in mistakes(client.get(f"{V1}/jobs?{query}")))
+
+
+def test_odd_text_in_a_question_finds_nothing(client: Client) -> None:
+    for query in ("tag=%00", "tag=%ed%a0%80", "tag=%ff"):
+        assert told(client.get(f"{V1}/jobs?{query}"))["items"] == []
+
+
+def test_one_job_is_found_by_its_whole_id_only(site: ApiSite, client: Client) -> None:
+    (name,) = submit(site.store, "deadbeef")
+    assert told(client.get(f"{V1}/jobs/{name}"))["name"] == "deadbeef"
+    why = told(client.get(f"{V1}/jobs/{name}/why"))
+    assert (why["job"], why["state"], why["why"]["kind"]) == (name, "queued", "no worker")
+    for odd in ("deadbeef", name[:5], "x", "%00", "..%2F..", "%F0%9F%92%A3"):
+        problem(client.get(f"{V1}/jobs/{odd}"), 404)
+
+
+# Steering
+
+
+def undone(client: Client, done: Any) -> Any:
+    """What the answer says how to take it back, done."""
+    undo = done["undo"]
+    return told(client.request(undo["method"], undo["path"], json=undo["body"]))
+
+
+@pytest.mark.parametrize(("verb", "became", "word"), [("cancel", "cancelled", "cancelled"), ("hold", "held", "held")])
+def test_a_job_that_waits_is_steered_and_it_can_be_taken_back(
+    site: ApiSite, client: Client, verb: str, became: str, word: str
+) -> None:
+    (name,) = submit(site.store, "train")
+    done = told(client.post(f"{V1}/jobs/{name}/{verb}"))
+    assert (done["changed"], done["sentence"]) == (True, f"{name} (train): {word}")
+    assert states(site.store, name) == [became]
+    undone(client, done)
+    assert states(site.store, name) == ["queued"]
+
+
+def test_a_held_job_that_was_cancelled_by_mistake_is_held_again(site: ApiSite, client: Client) -> None:
+    (name,) = submit(site.store, "train", held=True)
+    undone(client, told(client.post(f"{V1}/jobs/{name}/cancel")))
+    assert states(site.store, name) == ["held"]
+    assert site.store.job(name).ended is None
+    undone(client, told(client.post(f"{V1}/jobs/{name}/release")))
+    assert states(site.store, name) == ["held"]
+
+
+def test_a_job_that_runs_is_asked_to_stop_for_good(site: ApiSite, client: Client) -> None:
+    (name,) = submit(site.store, "train")
+    start(site.store, name)
+    done = told(client.post(f"{V1}/jobs/{name}/cancel"))
+    assert (done["sentence"], done["undo"]) == (f"{name} (train): asked to stop", None)
+    assert site.store.job(name).cancel_requested is not None
+
+
+def test_a_job_that_failed_waits_again(site: ApiSite, client: Client) -> None:
+    (name,) = submit(site.store, "train")
+    end(site.store, name)
+    done = told(client.post(f"{V1}/jobs/{name}/retry"))
+    assert states(site.store, name) == ["queued"]
+    undone(client, done)
+    assert states(site.store, name) == ["cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("state", "verb", "sentence"),
+    [
+        ("running", "hold", "was not held: it is running (`stoker cancel` stops it)"),
+        ("running", "release", "was not released: it is not held, it is running"),
+        ("running", "retry", "was not queued again: it is running"),
+        ("queued", "release", "was not released: it is not held"),
+        ("queued", "retry", "was not queued again: it waits in the queue already"),
+        ("failed", "cancel", "was not cancelled: it has already failed"),
+        ("failed", "hold", "was not held: it has already failed"),
+    ],
+)
+def test_what_does_not_apply_is_a_conflict_in_the_words_of_the_command_line(
+    site: ApiSite, client: Client, state: str, verb: str, sentence: str
+) -> None:
+    (name,) = submit(site.store, "train")
+    if state == "running":
+        start(site.store, name)
+    elif state == "failed":
+        end(site.store, name)
+    found = problem(client.post(f"{V1}/jobs/{name}/{verb}"), 409)
+    assert found["detail"] == f"job {name} (train) {sentence}"
+    assert states(site.store, name) == [state]
+
+
+def order(site: ApiSite) -> list[str]:
+    return [job.name for job in site.store.jobs(["queued", "held"], order="queue")]
+
+
+@pytest.mark.parametrize(
+    ("who", "where", "after"),
+    [
+        ("c", {"place": "first"}, "cab"),
+        ("a", {"place": "last"}, "bca"),
+        ("b", {"place": "up"}, "bac"),
+        ("a", {"before": "c"}, "bac"),
+        ("a", {"after": "c"}, "bca"),
+        ("c", {"before": "a"}, "cab"),
+    ],
+)
+def test_a_job_is_moved_and_moved_back(
+    site: ApiSite, client: Client, who: str, where: dict[str, str], after: str
+) -> None:
+    ids = dict(zip("abc", submit(site.store, *"abc"), strict=True))
+    body = {key: ids.get(value, value) for key, value in where.items()}
+    done = told(client.post(f"{V1}/jobs/{ids[who]}/move", json=body))
+    assert "".join(order(site)) == after
+    undone(client, done)
+    assert "".join(order(site)) == "abc"
+
+
+def test_a_job_that_takes_the_priority_of_its_neighbour_gets_its_own_back(site: ApiSite, client: Client) -> None:
+    (low,) = submit(site.store, "low")
+    (high,) = submit(site.store, "high", priority=5)
+    done = told(client.post(f"{V1}/jobs/{low}/move", json={"before": high}))
+    assert (order(site), site.store.job(low).priority) == (["low", "high"], 5)
+    undone(client, done)
+    assert (order(site), site.store.job(low).priority) == (["high", "low"], 0)
+
+
+def test_a_move_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
+    waits, runs = submit(site.store, "waits", "runs")
+    start(site.store, runs)
+    assert "it is running" in problem(client.post(f"{V1}/jobs/{runs}/move", json={"place": "up"}), 409)["detail"]
+    assert runs in problem(client.post(f"{V1}/jobs/{waits}/move", json={"before": runs}), 409)["detail"]
+    assert "#/before" in mistakes(client.post(f"{V1}/jobs/{waits}/move", json={"before": "00000000"}))
+    assert "one of place" in str(mistakes(client.post(f"{V1}/jobs/{waits}/move", json={})))
+    mistakes(client.post(f"{V1}/jobs/{waits}/move", json={"place": "up", "before": runs}))
+
+
+def test_what_a_job_asks_for_is_changed_and_changed_back(site: ApiSite, client: Client) -> None:
+    (name,) = site.store.submit([NewJob(command="true", name="old", policy={"every": 2.0}, environment={"A": "1"})])
+    before = site.store.job(name)
+    body = {"name": "new", "memory": "1GiB", "idle": "off", "environment": {"B": "2"}, "priority": 4, "fit": True}
+    done = told(client.patch(f"{V1}/jobs/{name}", json=body))
+    after = site.store.job(name)
+    assert (after.name, after.memory, after.policy) == ("new", 2**30, {"off": True})
+    assert (after.environment, after.priority, bool(after.fit)) == ({"B": "2"}, 4, True)
+    assert done["sentence"].startswith(f"{name} (old): edited (environment, name, memory")
+    undone(client, done)
+    assert site.store.job(name) == before
+    assert told(client.patch(f"{V1}/jobs/{name}", json={"name": "old"})) == {
+        "changed": False, "sentence": f"{name} (old): it is so already", "undo": None,
+    }  # fmt: skip
+
+
+def test_a_change_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
+    first, second = submit(site.store, "first", "second")
+    told(client.patch(f"{V1}/jobs/{second}", json={"after": [first]}))
+    circle = problem(client.patch(f"{V1}/jobs/{first}", json={"after": ["second"]}), 409)
+    assert "would wait for itself" in circle["detail"]
+    assert "#/memory" in mistakes(client.patch(f"{V1}/jobs/{first}", json={"memory": "x"}))
+    assert "#/held" in mistakes(client.patch(f"{V1}/jobs/{first}", json={"held": True}))
+    start(site.store, first)
+    assert "when it has ended" in problem(client.patch(f"{V1}/jobs/{first}", json={"name": "x"}), 409)["detail"]
+
+
+def test_a_job_that_runs_is_left_alone_for_a_while(site: ApiSite, client: Client) -> None:
+    runs, waits = submit(site.store, "runs", "waits")
+    attempt = start(site.store, runs)
+    done = told(client.post(f"{V1}/jobs/{runs}/snooze", json={"seconds": "30m"}))
+    assert done["sentence"] == f"{runs} (runs): left alone for 30m"
+    assert site.store.snoozes()[attempt] - site.store.clock() == pytest.approx(1800, abs=20)
+    undone(client, done)
+    assert site.store.snoozes() == {}
+    assert "not running" in problem(client.post(f"{V1}/jobs/{waits}/snooze", json={"seconds": 60}), 409)["detail"]
+    assert "#/seconds" in mistakes(client.post(f"{V1}/jobs/{runs}/snooze", json={"seconds": "long"}))
+
+
+def test_the_queue_and_a_worker_are_paused_and_go_on(site: ApiSite, client: Client) -> None:
+    site.store.heartbeat("box-1", "gpu-box", View())
+    done = told(client.post(f"{V1}/queue/pause"))
+    assert (done["sentence"], site.store.paused()) == ("the queue is paused", True)
+    again = told(client.post(f"{V1}/queue/pause"))
+    assert (again["changed"], again["undo"]) == (False, None)
+    assert "it is paused already" in again["sentence"]
+    undone(client, done)
+    assert not site.store.paused()
+    done = told(client.post(f"{V1}/workers/box-1/pause"))
+    (worker,) = told(client.get(f"{V1}/workers"))["items"]
+    assert (worker["worker"]["paused"], worker["is_there"]) == (True, True)
+    undone(client, done)
+    assert not site.store.workers()[0].paused
+    problem(client.post(f"{V1}/workers/nobody/pause"), 404)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "hold", "retry", "release", "move", "snooze"])
+def test_viewers_cannot_steer(site: ApiSite, verb: str) -> None:
+    (name,) = submit(site.store, "train")
+    problem(site.client("viewer", "guest").post(f"{V1}/jobs/{name}/{verb}", json={}), 403)
+    assert states(site.store, name) == ["queued"]
+
+
+# Attempts
+
+
+def test_the_output_is_whole_where_it_ran_and_its_end_elsewhere(site: ApiSite, client: Client) -> None:
+    (name,) = submit(site.store, "train")
+    start(site.store, name)
+    (attempt,) = site.store.attempts(name)
+    site.store.write_log(attempt.id, "the end\n")
+    path = f"{V1}/jobs/{name}/attempts/1/log"
+    answer = client.get(path)
+    assert (answer.text, answer.headers["stoker-log"]) == ("the end\n", "end")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    place = directory_of(site.config.home, attempt)
+    place.mkdir(parents=True)
+    (place / "output").write_bytes(b"one\n<script>\nthree \xff")
+    answer = client.get(path)
+    assert (answer.text, answer.headers["stoker-log"]) == ("one\n<script>\nthree \N{REPLACEMENT CHARACTER}", "whole")
+    assert client.get(path, params={"lines": 2}).text == "<script>\nthree \N{REPLACEMENT CHARACTER}"
+    assert told(client.get(f"{V1}/jobs/{name}/attempts"))["items"][0]["is_whole"]
+
+
+def test_the_report_and_the_fit_of_an_attempt(site: ApiSite, client: Client) -> None:
+    (name,) = submit(site.store, "train")
+    path = f"{V1}/jobs/{name}/attempts"
+    assert "it has not started yet" in problem(client.get(f"{path}/1/report"), 404)["detail"]
+    attempt = start(site.store, name)
+    problem(client.get(f"{path}/1/report"), 404)
+    problem(client.get(f"{path}/1/fit"), 404)
+    site.store.write_finding(attempt, Finding(cause="idle", report="# Idle\n", fit={"size": 64}))
+    report = client.get(f"{path}/1/report")
+    assert (report.text, report.headers["content-type"]) == ("# Idle\n", "text/markdown; charset=utf-8")
+    assert told(client.get(f"{path}/1/fit")) == {"fit": {"size": 64}}
+    assert told(client.get(path))["items"][0]["cause"] == "idle"
+    for odd in ("0", "-1", "x", "9" * 30, "1.5", "..%2f..%2fetc"):
+        assert client.get(f"{path}/{odd}/log").status_code in {404, 422}
+
+
+# GPUs, and the rest
+
+
+def test_the_history_of_the_gpus_is_sent_again_only_when_it_changed(site: ApiSite, client: Client) -> None:
+    minute = int(site.store.clock() // 60)
+    row = Usage(host="h", gpu="GPU-0", minute=minute, seconds={"job": 60.0}, utilization=0.0, memory=5)
+    site.store.write_usage([row])
+    answer = client.get(f"{V1}/history", params={"minutes": 3, "host": "h"})
+    history = told(answer)
+    assert [len(history["times"]), len(history["gpus"])] == [3, 1]
+    # Zero is a value, and nobody looked before.
+    assert history["gpus"][0]["utilization"] == [None, None, 0.0] or minute != int(site.store.clock() // 60)
+    same = client.get(
+        f"{V1}/history", params={"minutes": 3, "host": "h"}, headers={"If-None-Match": answer.headers["etag"]}
+    )
+    assert (same.status_code, same.content) == (304, b"")
+    assert told(client.get(f"{V1}/history", params={"host": "another"}))["gpus"] == []
+    assert told(client.get(f"{V1}/usage"))["seconds"]["job"] == 60.0
+
+
+def test_the_overview_is_that_of_the_board(site: ApiSite, client: Client) -> None:
+    gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", utilization=0.5, doing="free")
+    site.store.heartbeat("box-1", "gpu-box", View(gpus=(gpu,)))
+    submit(site.store, "train")
+    site.look()
+    overview = told(client.get(f"{V1}/overview"))
+    assert overview["machines"][0]["gpus"][0]["utilization"] == 0.5
+    assert overview["waiting"][0]["job"]["name"] == "train"
+    assert overview["health"]["level"] in {"good", "attention", "bad"}
+
+
+def test_the_session_says_who_one_is(site: ApiSite) -> None:
+    assert told(site.client("viewer", "guest").get(f"{V1}/session")) == {"role": "viewer", "name": "guest"}
+    assert told(site.client().get(f"{V1}/session")) == {"role": "operator", "name": "phone"}
+
+
+def test_what_is_not_there_is_a_problem_too(site: ApiSite, client: Client) -> None:
+    problem(client.get("/api/nothing"), 404)
+    problem(client.get("/api/v1/nothing", headers={"Accept": "text/html"}), 404)
+    answer = client.request("DELETE", f"{V1}/queue/pause")
+    assert (problem(answer, 405)["title"], answer.headers["allow"]) == ("Method Not Allowed", "POST")
+    problem(site.client().get(f"{V1}/jobs", headers={"Authorization": "Bearer stk_wrong"}), 401)
+
+
+def test_a_queue_that_is_away_is_told_so_and_when_to_come_back(site: ApiSite, client: Client) -> None:
+    Path(site.queue).rename(Path(site.queue).with_name("elsewhere"))
+    answer = client.get(f"{V1}/jobs")
+    assert "there is no queue" in problem(answer, 503)["detail"]
+    assert int(answer.headers["retry-after"]) > 0
+    site.board._take(None, "the queue is away")
+    assert problem(client.get(f"{V1}/overview"), 503)["detail"] == "the queue is away"
+
+
+def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client: Client) -> None:
+    problem(Client(site.guarded).get("/api/openapi.json"), 401)
+    description = told(client.get("/api/openapi.json"))
+    operations = [one for path in description["paths"].values() for one in path.values()]
+    names = [one["operationId"] for one in operations]
+    assert len(set(names)) == len(names) == 24
+    for one in operations:
+        assert one["summary"], one
+        assert one["description"], one
+        assert one["tags"], one
+        assert {"401", "403", "503"} <= one["responses"].keys()
+    assert description["components"]["schemas"]["GpuCard"]["properties"]["uuid"]
+    described = description["components"]["schemas"]["Job"]["properties"]["memory"]
+    assert described["description"] == "Bytes wanted on each GPU."
+    assert "HTTPValidationError" not in json.dumps(description)

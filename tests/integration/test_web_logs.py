@@ -1,0 +1,405 @@
+"""Logs on the page: followed live without losing or doubling a line, downloaded, and never more than text."""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgspec
+import pytest
+from fastapi import FastAPI
+
+from stoker.overview.log_lines import STEP
+from stoker.queue import Finding, NewJob, Store, init_queue
+from stoker.queue.driver import QueueAwayError
+from stoker.web import logs
+from stoker.web.app import create_app
+from stoker.web.board import Board
+from stoker.web.config import Config
+from stoker.web.desk import Desk
+from stoker.web.house import House
+from stoker.web.keys import Keys
+from stoker.web.log_channel import Channels
+from stoker.web.visitor import Visitor
+from tests.support.asgi_page import AsgiPage
+
+EVIL = "<script>alert(1)</script>"
+
+
+class QuietBoard(Board):
+    """No overview is read: these pages need to know only whether the server ends."""
+
+    def __init__(self) -> None:
+        self._ending = threading.Event()
+
+
+class Place:
+    """A queue with one job that runs here, and the application that shows its log."""
+
+    def __init__(self, store: Store, home: Path) -> None:
+        self.store = store
+        self.home = home
+        self.job = store.submit([NewJob(command="train")])[0]
+        self.attempt = self.start()
+        self.directory = home / "attempts" / f"{self.job}-1"
+        self.output = self.directory / "output"
+        config = Config(queue=None, home=home)
+        keys = Keys(home)
+        visitor = keys.by_token(keys.first().secret)
+        assert visitor is not None
+        self.visitor: Visitor = visitor
+        self.house = House(config=config, desk=Desk(None), board=QuietBoard(), keys=keys)
+        self.app = create_app(self.house)
+
+    def start(self) -> str:
+        attempt = self.store.claim(self.job, "w", [], 600.0)
+        assert attempt is not None
+        return attempt.id
+
+    def prints(self, data: bytes) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with self.output.open("ab") as file:
+            file.write(data)
+
+    def page(self, what: str = "log/live", app: FastAPI | None = None, **headers: str) -> AsgiPage:
+        address = what if what.startswith("/") else f"/jobs/{self.job}/attempts/1/{what}"
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return AsgiPage(app or self.app, address, self.visitor, named)
+
+    @property
+    def channels(self) -> Channels:
+        channels: Channels = self.app.state.log_channels
+        return channels
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    home = Path(os.environ["STOKER_HOME"])
+    with init_queue() as store:
+        found = Place(store, home)
+        yield found
+        found.house.desk.close()
+
+
+def played(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def numbered(begin: int, end: int) -> bytes:
+    return b"".join(b"line %d\n" % number for number in range(begin, end))
+
+
+def lines(begin: int, end: int) -> list[str]:
+    return [f"line {number}" for number in range(begin, end)]
+
+
+def test_a_log_is_followed_to_its_end(place: Place) -> None:
+    async def story() -> None:
+        lines = b"one\n\x1b[31mtwo\x1b[0m\n"
+        place.prints(lines + b" 10%")
+        async with place.page() as page:
+            await page.until(lambda: page.text == ["one", '<span class="a-fg-1">two</span>', " 10%"])
+            assert page.headers["content-type"].startswith("text/event-stream")
+            assert json.loads(page.heard("begin")[0]) == {"from": 0, "whole": True}
+            place.output.write_bytes(lines + b" 20%")  # as the keeper rewrites an unfinished line
+            began = asyncio.get_running_loop().time()
+            await page.until(lambda: page.text[-1] == " 20%")
+            assert asyncio.get_running_loop().time() - began < 2.0
+            assert page.events[-1][0] == "last"
+            place.output.write_bytes(lines + b"100%\nlast words")
+            place.store.finish(place.attempt, "failed", 1, "it exited with code 1")
+            await page.ended()
+            assert page.text[-2:] == ["100%", "last words"]
+            ending = json.loads(page.heard("end")[0])
+            assert ending == {"outcome": "failed", "sentence": "it exited with code 1", "again": False}
+
+    played(story)
+
+
+def test_a_page_begins_with_the_last_thousand_lines_or_with_all_when_asked(place: Place) -> None:
+    async def story() -> None:
+        place.prints(numbered(0, 40_000) + b"now")
+        async with place.page() as page, place.page("log/live?all=1") as whole:
+            await page.until(lambda: page.text[-1:] == ["now"])
+            assert page.text == [*lines(39_001, 40_000), "now"]
+            assert min(page.lines) == 39_001
+            await whole.until(lambda: whole.text[-1:] == ["now"])
+            assert whole.text == [*lines(0, 40_000), "now"]
+            # Both have one reader, which remembers no more than it must.
+            assert len(place.channels) == 1
+            channel = next(iter(place.channels))
+            assert len(channel.rows_from(0)) <= 2100
+
+    played(story)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same server", "server restarted"])
+def test_a_page_that_was_away_goes_on_where_it_was(place: Place, restarted: bool) -> None:
+    async def story() -> None:
+        place.prints(numbered(0, 300) + b"bar 1%")
+        async with place.page() as page:
+            await page.until(lambda: page.text[-1:] == ["bar 1%"])
+        # More than is kept in memory, while the phone sleeps.
+        place.output.write_bytes(numbered(0, 9_000) + b"bar 2%")
+        app = create_app(place.house) if restarted else place.app
+        async with place.page(app=app, last_event_id=page.mark) as again:
+            again.lines = dict(page.lines)
+            await again.until(lambda: again.text[-1:] == ["bar 2%"])
+            assert again.text == [*lines(0, 9_000), "bar 2%"]
+            assert not again.heard("begin")
+        async with place.page(f"log/live?after={again.mark}", app) as third:
+            third.lines = dict(again.lines)
+            place.prints(b" and\nmore\n")
+            await third.until(lambda: third.text[-1:] == ["more"])
+            assert third.text == [*lines(0, 9_000), "bar 2% and", "more"]
+
+    played(story)
+
+
+def test_a_mark_that_means_nothing_here_begins_anew(place: Place) -> None:
+    async def story() -> None:
+        place.prints(numbered(0, 3))
+        for mark in ["nonsense", "0.5", "x.99999999999999999999", ".", "feed.-1", "feed.²", "feed.0"]:
+            async with place.page(f"log/live?after={quote(mark)}") as page:
+                await page.until(lambda page=page: page.text == lines(0, 3))  # type: ignore[misc]  # bound at once
+                assert page.heard("begin"), mark
+
+    played(story)
+
+
+def test_rotation_loses_and_doubles_nothing(place: Place) -> None:
+    async def story() -> None:
+        place.prints(numbered(0, 100))
+        async with place.page() as page:
+            await page.until(lambda: page.text == lines(0, 100))
+            place.output.rename(place.directory / "output.1")
+            place.prints(numbered(100, 150))
+            await page.until(lambda: page.text == lines(0, 150))
+        async with place.page("log") as file:
+            await file.ended()
+            assert file.body == numbered(0, 150)
+
+    played(story)
+
+
+def test_what_ran_elsewhere_is_followed_in_the_queue_and_said_to_be_the_end(place: Place) -> None:
+    async def story() -> None:
+        place.store.write_log(place.attempt, "one\ntwo\n 10%")
+        async with place.page() as page:
+            await page.until(lambda: page.text == ["one", "two", " 10%"])
+            assert json.loads(page.heard("begin")[0])["whole"] is False
+            place.store.write_log(place.attempt, "two\nthree\n")
+            place.store.finish(place.attempt, "succeeded", 0)
+            await page.ended()
+            assert page.text == ["one", "two", "three"]
+        async with place.page("log") as file:
+            await file.ended()
+            assert (file.body, file.headers["stoker-log"]) == (b"two\nthree\n", "end")
+
+    played(story)
+
+
+def test_a_job_that_has_printed_nothing_yet_is_followed_when_it_does(place: Place) -> None:
+    async def story() -> None:
+        async with place.page() as page:
+            await page.until(lambda: page.heard("begin"))
+            place.prints(b"at last\n")
+            await page.until(lambda: page.text == ["at last"])
+            assert json.loads(page.heard("begin")[-1])["whole"] is True
+
+    played(story)
+
+
+def test_two_hundred_pages_share_one_reader_and_are_let_go(place: Place) -> None:
+    async def story() -> None:
+        place.prints(numbered(0, 50))
+        pages = [place.page() for _ in range(200)]
+        for page in pages:
+            await page.__aenter__()
+        for page in pages:
+            await page.until(lambda page=page: page.text == lines(0, 50))  # type: ignore[misc]  # bound at once
+        assert len(place.channels) == 1
+        channel = next(iter(place.channels))
+        assert channel.followers == 200
+        place.prints(b"and more\n")
+        for page in pages:
+            await page.until(lambda page=page: page.text == [*lines(0, 50), "and more"])  # type: ignore[misc]  # the same
+        for page in pages:
+            await page.__aexit__(None, None, None)
+        await pages[0].until(lambda: channel.followers == 0, "that nobody follows")
+
+    played(story)
+
+
+def test_a_page_that_takes_nothing_for_a_while_gets_all_lines_and_only_the_last_state_of_a_bar(place: Place) -> None:
+    async def story() -> None:
+        place.prints(b"begin\n")
+        async with place.page() as slow, place.page() as quick:
+            await slow.until(lambda: slow.text == ["begin"])
+            slow.awake.clear()
+            for percent in range(4):
+                place.output.write_bytes(b"begin\n" + numbered(0, 1500 * percent) + b"%d%%" % percent)
+                await quick.until(lambda percent=percent: quick.text[-1] == f"{percent}%")  # type: ignore[misc]  # bound
+            slow.awake.set()
+            await slow.until(lambda: slow.text[-1] == "3%")
+            assert slow.text == ["begin", *lines(0, 4500), "3%"]
+            assert b"1%" not in slow.body
+            assert len(next(iter(place.channels)).rows_from(0)) <= 2100  # the rest came from the file
+
+    played(story)
+
+
+def test_who_is_not_welcome_any_more_is_told_nothing_more(place: Place) -> None:
+    async def story() -> None:
+        place.prints(b"seen\n")
+        async with place.page() as page:
+            await page.until(lambda: page.text == ["seen"])
+            place.house.keys.revoke(place.house.keys.first().id)
+            await page.ended()
+            place.prints(b"secret\n")
+            assert page.text == ["seen"]
+
+    played(story)
+
+
+def test_pages_are_let_go_when_the_server_ends(place: Place) -> None:
+    async def story() -> None:
+        place.prints(b"seen\n")
+        async with place.page() as page:
+            async with logs.router.lifespan_context(place.app):
+                await page.until(lambda: page.text == ["seen"])
+            await page.ended()
+            assert not page.heard("end")  # which would tell it not to come back
+            assert len(place.channels) == 0
+
+    played(story)
+
+
+def test_a_file_that_is_here_is_followed_while_the_queue_is_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(_question: object) -> None:
+        raise QueueAwayError("the database does not answer")
+
+    async def story() -> None:
+        place.prints(b"before\n")
+        async with place.page() as page:
+            await page.until(lambda: page.text == ["before"])
+            monkeypatch.setattr(Desk, "ask", lambda _desk, question: away(question))
+            place.prints(b"meanwhile\n")
+            await page.until(lambda: page.text == ["before", "meanwhile"])
+            channel = next(iter(place.channels))
+            assert await channel._ask_for_ending() is None
+
+    played(story)
+
+
+def test_script_in_a_log_or_report_stays_text(place: Place) -> None:
+    async def story() -> None:
+        place.prints(f"{EVIL}\n{EVIL}".encode())
+        place.store.write_finding(place.attempt, Finding(report=f"# {EVIL}\n"))
+        async with place.page() as page, place.page("log") as file, place.page("report") as report:
+            await page.until(lambda: len(page.text) == 2)
+            assert page.text == ["&lt;script&gt;alert(1)&lt;/script&gt;"] * 2
+            for kept, kind in [(file, "text/plain"), (report, "text/markdown")]:
+                await kept.ended()
+                assert kept.status == 200
+                assert kept.headers["content-type"] == f"{kind}; charset=utf-8"
+                assert kept.headers["x-content-type-options"] == "nosniff"
+                assert kept.headers["content-disposition"].startswith(f'attachment; filename="stoker-{place.job}-1.')
+            assert file.headers["stoker-log"] == "whole"
+            assert file.body == f"{EVIL}\n{EVIL}".encode()
+
+    played(story)
+
+
+def test_a_download_comes_in_small_pieces(place: Place) -> None:
+    async def story() -> None:
+        text = (b"x" * 999 + b"\n") * 3000
+        place.prints(text)
+        async with place.page("log") as file:
+            await file.ended()
+            assert file.body == text
+            assert file.largest <= STEP
+
+    played(story)
+
+
+NOWHERE = [
+    "/jobs/../attempts/1/log",
+    "/jobs/..%2f..%2fkeys.json/attempts/1/log",
+    "/jobs/../../keys.json/attempts/1/log",
+    "/jobs/{job}/attempts/../log",
+    "/jobs/{job}/attempts/1%2f..%2f..%2fkeys/log",
+    "/jobs/{job}/attempts/1/../../../keys/log",
+    "/jobs/{job}/attempts/01/log",
+    "/jobs/{job}/attempts/1 /log",
+    "/jobs/{job}/attempts/2/log",
+    "/jobs/{job}/attempts/-1/log/live",
+    "/jobs/{job}/attempts/١/log",
+    "/jobs/{job}\n/attempts/1/log",
+    "/jobs/{short}/attempts/1/log",
+    "/jobs/00000000/attempts/1/log",
+    "/jobs/00000000/attempts",
+    "/jobs/{job}/attempts/1/report",
+]
+
+
+def test_an_address_that_names_no_attempt_leads_nowhere(place: Place) -> None:
+    async def story() -> None:
+        place.prints(b"output\n")
+        (place.home / "attempts" / "00000000-1").mkdir()
+        (place.home / "attempts" / "00000000-1" / "output").write_text("not in this queue")
+        for address in NOWHERE:
+            named = address.format(job=place.job, short=place.job[:5])
+            # As a server hands it over: decoded.
+            async with place.page(unquote(named)) as page:
+                await page.ended()
+                assert page.status == 404, address
+                assert b"output" not in page.body
+
+    played(story)
+
+
+def _linked_directory(place: Place, elsewhere: Path) -> None:
+    elsewhere.mkdir()
+    (elsewhere / "output").write_text("secret\n")
+    place.directory.parent.mkdir(parents=True)
+    place.directory.symlink_to(elsewhere)
+
+
+def _linked_file(place: Place, elsewhere: Path) -> None:
+    elsewhere.write_text("secret\n")
+    place.directory.mkdir(parents=True)
+    place.output.symlink_to(elsewhere)
+
+
+def _of_another_attempt(place: Place, elsewhere: Path) -> None:
+    place.prints(b"secret\n")
+    (place.directory / "delivered.json").write_bytes(msgspec.json.encode({"attempt": "f" * 32}))
+
+
+@pytest.mark.parametrize("trick", [_linked_directory, _linked_file, _of_another_attempt])
+def test_a_file_that_is_not_the_attempts_own_is_not_shown(
+    place: Place, tmp_path: Path, trick: Callable[[Place, Path], None]
+) -> None:
+    async def story() -> None:
+        trick(place, tmp_path / "elsewhere")
+        place.store.write_log(place.attempt, "what the queue has\n")
+        async with place.page() as page, place.page("log") as file:
+            await page.until(lambda: page.text == ["what the queue has"])
+            await file.ended()
+            assert file.body == b"what the queue has\n"
+
+    played(story)
+
+
+def test_the_attempts_of_a_job_are_told_for_the_picker(place: Place) -> None:
+    async def story() -> None:
+        async with place.page(f"/jobs/{place.job}/attempts") as page:
+            await page.ended()
+            assert json.loads(page.body) == {"over": False, "attempts": [{"number": 1, "outcome": None}]}
+
+    played(story)

@@ -1,0 +1,155 @@
+"""`/metrics` and `/healthz`: what Prometheus and a supervisor of services see."""
+
+import time
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from stoker.overview.model import GpuCard, Health, Hours, Machine, Overview, Progress, RunningJob
+from stoker.queue.explanation import Why
+from stoker.queue.model import Attempt, Job
+from tests.support.api_site import ApiSite, Client, site
+
+__all__ = ["site"]
+
+NOW = 1_800_000_000.0
+GIB = 2**30
+
+
+def card(index: int = 0, **fields: Any) -> GpuCard:
+    known: dict[str, Any] = {
+        "memory_total": 80 * GIB, "memory_used": 8 * GIB, "utilization": 0.5, "doing": "job", "whom": "alice",
+        "since": NOW - 600, "note": "", "jobs": (),
+    }  # fmt: skip
+    return GpuCard(uuid=f"GPU-{index}", index=index, name="A100", **{**known, **fields})
+
+
+def machine(*gpus: GpuCard, **fields: Any) -> Machine:
+    known: dict[str, Any] = {
+        "worker": "box-1", "host": "gpu-box", "there": True, "seen": NOW, "started": NOW, "paused": False,
+        "problem": None, "simulated": False,
+    }  # fmt: skip
+    return Machine(**{**known, **fields}, gpus=gpus)
+
+
+def running(name: str = "train-17", progress: Progress | None = None) -> RunningJob:
+    job = Job(
+        id="0a0a0a0a", name=name, command="true", state="running", position=1.0, submitted=NOW, started=NOW, ended=None,
+        not_before=0.0, retries_left=0, attempts=1, attempt="a", exit_code=None, sentence="", link="",
+        cancel_requested=None, origin=None,
+    )  # fmt: skip
+    attempt = Attempt(id="a", job=job.id, worker="box-1", number=1, gpus=(), started=NOW - 90, lease_expires=NOW + 60)
+    why = Why("running", "", "runs")
+    return RunningJob(job=job, attempt=attempt, host="gpu-box", gpus=(), why=why, progress=progress, last_line="")
+
+
+def overview(*machines: Any, **fields: Any) -> Overview:
+    known: dict[str, Any] = {
+        "now": NOW, "place": "here", "paused": False, "counts": {"queued": 3, "failed": 1}, "machines": machines,
+        "running": (), "waiting": (), "ended": (), "health": Health(level="good", headline="All is well"),
+        "hours": Hours(since=NOW - 600, jobs=1.5, saved=2.0),
+    }  # fmt: skip
+    return Overview(**{**known, **fields})
+
+
+def scraped(
+    site: ApiSite, told: Overview | None, problem: str | None = None
+) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """The samples by their names, after the parser of Prometheus has taken all of it."""
+    site.board.latest, site.board.problem = told, problem
+    answer = site.client("viewer", "prometheus").get("/metrics")
+    assert answer.status_code == 200, answer.text
+    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(answer.text):
+        assert f"# HELP {family.name}" in answer.text
+        assert f"# TYPE {family.name}" in answer.text
+        assert family.documentation.endswith(".")
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return samples
+
+
+GPU = {"host": "gpu-box", "gpu": "GPU-0", "index": "0", "name": "A100"}
+
+
+def test_gpus_are_told_with_what_they_do(site: ApiSite) -> None:
+    told = scraped(site, overview(machine(card(0, utilization=0.25, doing="background", whom="miner"))))
+    assert told["stoker_gpu_utilization_ratio"] == [(GPU, 0.25)]
+    assert told["stoker_gpu_memory_used_bytes"] == [(GPU, 8 * GIB)]
+    assert told["stoker_gpu_memory_total_bytes"] == [(GPU, 80 * GIB)]
+    states = {labels["state"]: value for labels, value in told["stoker_gpu_state"]}
+    assert states == {"job": 0, "background": 1, "somebody": 0, "free": 0, "unknown": 0}
+    assert told["stoker_fill_gpus"] == [({"host": "gpu-box", "program": "miner"}, 1)]
+
+
+def test_zero_is_a_value_and_what_is_not_known_is_left_out(site: ApiSite) -> None:
+    dark = card(1, utilization=None, memory_used=None, memory_total=None, since=None, doing="unknown")
+    told = scraped(site, overview(machine(card(0, utilization=0.0), dark)))
+    assert told["stoker_gpu_utilization_ratio"] == [(GPU, 0.0)]
+    assert [labels["gpu"] for labels, _value in told["stoker_gpu_memory_used_bytes"]] == ["GPU-0"]
+    unknown = [labels["gpu"] for labels, value in told["stoker_gpu_state"] if labels["state"] == "unknown" and value]
+    assert unknown == ["GPU-1"]
+
+
+@pytest.mark.parametrize("fields", [{"there": False}, {"problem": "the driver is gone"}])
+def test_a_machine_that_cannot_be_read_tells_nothing_of_its_gpus(site: ApiSite, fields: dict[str, Any]) -> None:
+    told = scraped(site, overview(machine(card(), **fields)))
+    assert "stoker_gpu_utilization_ratio" not in told
+    assert "stoker_gpu_state" not in told
+    ((labels, up),) = told["stoker_worker_up"]
+    assert (labels["host"], up) == ("gpu-box", float(fields.get("there", True)))
+    assert len(told["stoker_worker_last_seen_timestamp_seconds"]) == 1
+
+
+def test_the_queue_and_its_jobs_are_told(site: ApiSite) -> None:
+    bar = Progress(fraction=0.5, text="5/10")
+    told = scraped(site, overview(paused=True, running=(running(progress=bar),)))
+    assert {labels["state"]: value for labels, value in told["stoker_queue_jobs"]} == {
+        "queued": 3, "held": 0, "running": 0, "succeeded": 0, "failed": 1, "cancelled": 0,
+    }  # fmt: skip
+    assert told["stoker_queue_paused"] == [({}, 1)]
+    ((labels, seconds),) = told["stoker_job_running_seconds"]
+    assert (labels["job"], labels["name"], seconds) == ("0a0a0a0a", "train-17", 90)
+    assert told["stoker_job_progress_ratio"][0][1] == 0.5
+    assert "stoker_job_snoozed_until_timestamp_seconds" not in told
+    spent = {labels["state"]: value for labels, value in told["stoker_gpu_recent_seconds"]}
+    assert spent["job"] == 5400
+    assert told["stoker_gpu_recent_saved_seconds"] == [({}, 7200)]
+
+
+def test_names_with_anything_in_them_stay_one_label(site: ApiSite) -> None:
+    odd = 'a"b\\c\nd{e}'
+    told = scraped(site, overview(running=(running(odd),)))
+    assert told["stoker_job_running_seconds"][0][0]["name"] == odd
+
+
+def test_a_queue_that_is_away_leaves_only_that(site: ApiSite) -> None:
+    for told in (scraped(site, None), scraped(site, overview(machine(card())), problem="it is away")):
+        assert told["stoker_queue_up"] == [({}, 0)]
+        assert [name for name in told if name.startswith(("stoker_gpu", "stoker_queue_jobs", "stoker_worker"))] == []
+    assert scraped(site, overview())["stoker_queue_up"] == [({}, 1)]
+
+
+def test_prometheus_may_ask_for_its_newer_format(site: ApiSite) -> None:
+    site.board.latest = overview()
+    answer = site.client().get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+def test_metrics_need_a_token_and_health_does_not(site: ApiSite) -> None:
+    stranger = Client(site.guarded)
+    assert stranger.get("/metrics").status_code == 401
+    assert stranger.get("/healthz").status_code == 200
+
+
+def test_health_says_one_word(site: ApiSite) -> None:
+    stranger = Client(site.guarded)
+    assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (200, "ok\n")
+    site.board.problem = "away for a moment"
+    assert stranger.get("/healthz").status_code == 200
+    site.board.reached = time.monotonic() - 31
+    assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (503, "away\n")
+    site.board.latest = None
+    assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (503, "starting\n")

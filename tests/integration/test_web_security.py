@@ -1,0 +1,535 @@
+"""The gate around the page: the table of what is refused, by plain requests and by a real server."""
+
+import asyncio
+import contextlib
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from stoker.web.config import Config
+from stoker.web.gate.body_limit import WholeBody
+from stoker.web.gate.connections import MOST_SILENT
+from stoker.web.gate.entrance import local_path
+from stoker.web.guard import guarded
+from tests.support.guarded_site import Site, served, site_of
+from tests.support.waiting import wait_for
+
+HTML = {"Accept": "text/html"}
+FROM_HERE = {"Sec-Fetch-Site": "same-origin"}
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return site_of(Config(queue=None, home=tmp_path / "home"))
+
+
+# Who may
+
+
+@pytest.mark.parametrize("path", ["/api/v1/jobs", "/metrics", "/live", "/anything", "/login/session"])
+def test_without_a_token_a_program_is_told_that_it_needs_one(site: Site, path: str) -> None:
+    answer = site.ask("GET", path)
+    assert answer.status_code == 401
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert "Bearer TOKEN" in answer.json()["detail"]
+
+
+def test_without_a_token_a_person_sees_the_form_and_comes_back_to_where_they_wanted(site: Site) -> None:
+    answer = site.ask("GET", "/jobs?tag=%22%3E%3Cscript%3E", headers=HTML)
+    assert answer.status_code == 401
+    assert 'name="token"' in answer.text
+    assert 'value="/jobs?tag=%22%3E%3Cscript%3E"' in answer.text
+    assert "data-check" in answer.text
+    assert "<script>" not in answer.text
+
+
+def test_nothing_is_done_for_who_has_no_token(site: Site) -> None:
+    assert site.ask("POST", "/api/v1/jobs", content="rm -rf").status_code == 401
+    assert site.ask("POST", "/api/v1/jobs", content="rm", headers={"Cookie": "stoker-7865=guess"}).status_code == 403
+    answer = site.ask("POST", "/api/v1/jobs", content="rm", headers={"Cookie": "stoker-7865=guess"} | FROM_HERE)
+    assert answer.status_code == 401
+    assert site.done == []
+
+
+def test_a_wrong_token_is_refused_in_the_form_and_as_a_header(site: Site) -> None:
+    site.keys.first()
+    assert site.ask("POST", "/login", data={"token": "stk_wrong"}).status_code == 401
+    page = site.ask("POST", "/login", data={"token": "stk_wrong", "next": "/jobs"}, headers=HTML)
+    assert page.status_code == 401
+    assert "not right" in page.text
+    assert 'value="/jobs"' in page.text
+    assert "set-cookie" not in page.headers
+    assert site.ask("GET", "/api/v1/jobs", headers={"Authorization": "Bearer stk_wrong"}).status_code == 401
+
+
+def test_a_token_is_shown_once_and_a_cookie_that_scripts_cannot_read_stands_for_it(site: Site) -> None:
+    secret = site.keys.first().secret
+    answer = site.ask("POST", "/login", data={"token": secret, "next": "/jobs"}, headers=HTML)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/jobs")
+    cookie = answer.headers["set-cookie"]
+    name, *flags = cookie.split("; ")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(flags)
+    assert "Secure" not in flags
+    assert name.startswith("stoker-7865=")
+    assert secret not in cookie
+    assert site.ask("GET", "/", headers={"Cookie": name} | HTML).text == "hello operator"
+
+
+@pytest.mark.parametrize(
+    ("config", "base"),
+    [
+        ({}, "https://localhost:7865"),
+        ({"url": "https://stoker.example.org"}, "http://stoker.example.org"),
+    ],
+    ids=["TLS of its own", "a proxy's"],
+)
+def test_by_tls_the_cookie_is_for_tls_only(tmp_path: Path, config: dict[str, str], base: str) -> None:
+    site = site_of(Config(queue=None, home=tmp_path / "home", url=config.get("url", "")))
+    answer = site.ask("POST", "/login", data={"token": site.keys.first().secret}, base=base)
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("__Host-stoker-7865=")
+    assert cookie.endswith("; Secure")
+    named = {"Cookie": cookie.partition(";")[0]}
+    assert site.ask("GET", "/", headers=named | HTML, base=base).status_code == 200
+    # Past the proxy, without TLS, it counts for nothing.
+    assert site.ask("GET", "/", headers=named | HTML, base="http://192.0.2.1:7865").status_code == 401
+
+
+def test_a_program_shows_its_token_with_every_request(site: Site) -> None:
+    assert site.ask("POST", "/api/v1/jobs", content="train", headers=site.bearer()).status_code == 200
+    assert site.done == ["train"]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "BREW"])
+def test_a_viewer_changes_nothing(site: Site, method: str) -> None:
+    cookie = site.login("viewer")
+    for headers in (cookie | FROM_HERE, site.bearer("viewer")):
+        answer = site.ask(method, "/api/v1/jobs", headers=headers)
+        assert answer.status_code == 403
+        assert "may look and nothing else" in answer.json()["detail"]
+    assert site.done == []
+    assert site.ask("GET", "/api/v1/jobs", headers=cookie).status_code == 200
+
+
+def test_a_viewer_who_tries_a_form_is_told_so_on_a_page(site: Site) -> None:
+    answer = site.ask("POST", "/submit", headers=site.login("viewer") | FROM_HERE | HTML)
+    assert answer.status_code == 403
+    assert "<code>stoker tokens add</code>" in answer.text
+
+
+def test_logging_out_ends_this_device_and_takes_its_cookie(site: Site) -> None:
+    cookie, other = site.login(), site.login()
+    answer = site.ask("POST", "/logout", headers=cookie | FROM_HERE)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    assert "Max-Age=0" in answer.headers["set-cookie"]
+    assert site.ask("GET", "/", headers=cookie).status_code == 401
+    assert site.ask("GET", "/", headers=other).status_code == 200
+
+
+def test_coming_in_again_ends_the_devices_old_session(site: Site) -> None:
+    cookie = site.login()
+    site.login(headers=cookie | FROM_HERE)
+    assert len(site.keys.sessions()) == 1
+
+
+def test_who_is_logged_out_hears_no_more_of_what_is_live(site: Site) -> None:
+    cookie = site.login()
+
+    async def listened() -> None:
+        # The transport gives an answer when it is over: without the gate, this one never is.
+        transport = httpx.ASGITransport(site.app, client=("192.0.2.7", 4000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:7865") as client:
+            live = asyncio.create_task(client.get("/live", headers=cookie))
+            await asyncio.sleep(0.1)
+            assert not live.done()
+            await client.post("/logout", headers=cookie | FROM_HERE)
+            answer = await asyncio.wait_for(live, 2.0)
+            assert answer.text.startswith("data: news")
+
+    asyncio.run(listened())
+
+
+def test_tokens_that_cannot_be_read_let_nobody_in_and_say_so_without_a_path(site: Site) -> None:
+    headers = site.bearer()
+    site.keys.path.chmod(0o644)
+    answer = wait_for(
+        lambda: found if (found := site.ask("GET", "/api/v1/jobs", headers=headers)).status_code != 200 else None
+    )
+    assert answer.status_code == 503
+    assert "`stoker tokens` says what is wrong" in answer.text
+    assert str(site.keys.path) not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "led_to"),
+    [
+        ("/jobs/7?x=1", "/jobs/7?x=1"),
+        ("//evil.example", "/"),
+        ("/\\evil.example", "/"),
+        ("/a\\..\\b", "/"),
+        ("https://evil.example", "/"),
+        ("javascript:alert(1)", "/"),
+        ("/\t/evil.example", "/"),
+        ("/login?next=/", "/"),
+        ("", "/"),
+    ],
+)
+def test_nobody_is_led_to_another_site(wanted: str, led_to: str) -> None:
+    assert local_path(wanted) == led_to
+
+
+# Other sites
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "same-site", "Origin": "http://other.localhost:7865"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://localhost:9999"},
+        {"Origin": "https://localhost:7865"},
+        {"Origin": "null"},
+        {},
+    ],
+    ids=str,
+)
+def test_a_form_on_another_site_does_nothing(site: Site, headers: dict[str, str]) -> None:
+    cookie = site.login()
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = site.ask("POST", "/api/v1/jobs", content="command=evil", headers=cookie | form | headers)
+    assert answer.status_code == 403
+    assert site.done == []
+    answer = site.ask("POST", "/logout", headers=cookie | headers)
+    assert answer.status_code == 403
+    assert site.ask("GET", "/", headers=cookie).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}, {"Origin": "http://localhost:7865"}],
+    ids=str,
+)
+def test_a_form_of_the_page_itself_works(site: Site, headers: dict[str, str]) -> None:
+    answer = site.ask("POST", "/api/v1/jobs", content="train", headers=site.login() | headers)
+    assert answer.status_code == 200
+    assert site.done == ["train"]
+
+
+def test_behind_a_proxy_the_public_address_is_the_page_itself(tmp_path: Path) -> None:
+    site = site_of(Config(queue=None, home=tmp_path / "home", url="https://stoker.example.org"))
+    cookie = site.login(base="http://stoker.example.org")
+    for origin, status in (("https://stoker.example.org", 200), ("https://evil.example.org", 403)):
+        headers = cookie | {"Origin": origin}
+        answer = site.ask("POST", "/api/v1/jobs", content="", headers=headers, base="http://stoker.example.org")
+        assert answer.status_code == status
+
+
+def test_another_site_cannot_log_a_browser_in(site: Site) -> None:
+    secret = site.keys.first().secret
+    answer = site.ask("POST", "/login", data={"token": secret}, headers={"Origin": "https://evil.example"})
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+
+
+def test_a_password_in_an_address_does_not_pass_for_a_token(site: Site) -> None:
+    headers = site.login() | {"Authorization": "Basic c3Rva2VyOng=", "Sec-Fetch-Site": "cross-site"}
+    assert site.ask("POST", "/api/v1/jobs", headers=headers).status_code == 403
+
+
+def test_preflights_and_websockets_are_refused(site: Site) -> None:
+    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    answer = site.ask("OPTIONS", "/api/v1/jobs", headers=asked)
+    assert answer.status_code == 403
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    upgrade = {"Connection": "Upgrade", "Upgrade": "WebSocket"}
+    assert site.ask("GET", "/live", headers=site.login() | upgrade).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:7865", "localhost.evil.example", "127.0.0.1.evil.example", "2130706433", "<b>", ""],
+)
+def test_a_name_that_is_not_this_machines_gets_no_page(site: Site, host: str) -> None:
+    headers = site.login() | HTML | {"Host": host}
+    answer = site.ask("GET", "/", headers=headers)
+    assert answer.status_code == 421
+    assert "hello" not in answer.text
+    assert "<b>" not in answer.text
+    assert site.ask("GET", "/healthz", headers={"Host": host}).status_code == 421
+
+
+def test_the_refusal_of_a_name_says_how_to_allow_it(site: Site) -> None:
+    answer = site.ask("GET", "/", headers={"Host": "gpu.lab.example:7865"})
+    assert "`--name gpu.lab.example`" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:80", "a.localhost", "127.0.0.1:7865", "192.168.1.20", "[::1]:7865", "[fe80::1]",
+     socket.gethostname(), f"{socket.gethostname().partition('.')[0]}.local", "gpu.lab.example.", "stoker.example.org"],
+)  # fmt: skip
+def test_this_machines_names_and_all_addresses_are_answered(tmp_path: Path, host: str) -> None:
+    config = Config(queue=None, home=tmp_path, names=("GPU.lab.example",), url="https://stoker.example.org/x")
+    assert site_of(config).ask("GET", "/healthz", headers={"Host": host}).status_code == 200
+
+
+# What an answer lets a browser do
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 200),
+        ("GET", "/nowhere", 404),
+        ("GET", "/broken", 500),
+        ("DELETE", "/", 405),
+        ("GET", "/live2", 404),
+    ],
+)
+def test_every_answer_has_the_security_headers(site: Site, method: str, path: str, status: int) -> None:
+    answer = site.ask(method, path, headers=site.bearer())
+    assert answer.status_code == status
+    assert_guarded(answer)
+    assert answer.headers["cache-control"] == "no-store"
+    assert "strict-transport-security" not in answer.headers
+
+
+def assert_guarded(answer: httpx.Response) -> None:
+    headers = answer.headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "same-origin"
+    assert headers["cross-origin-opener-policy"] == "same-origin"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert "camera=()" in headers["permissions-policy"]
+
+
+def test_refusals_have_the_security_headers_too(site: Site) -> None:
+    for answer in (
+        site.ask("GET", "/api/v1/jobs"),
+        site.ask("GET", "/", headers=HTML),
+        site.ask("GET", "/", headers={"Host": "evil.example"}),
+        site.ask("POST", "/", headers={"Content-Length": str(10 * MIB)}),
+    ):
+        assert answer.status_code >= 400
+        assert_guarded(answer)
+
+
+def test_only_what_everybody_may_have_is_kept_by_a_browser(site: Site) -> None:
+    assert site.ask("GET", "/static/thing.css").headers["cache-control"] == "public, max-age=60"
+    assert site.ask("GET", "/login").headers["cache-control"] == "no-store"
+
+
+def test_by_tls_a_name_of_its_own_is_for_tls_only(site: Site) -> None:
+    alone = site.ask("GET", "/healthz", base="https://localhost")
+    assert "max-age=" in alone.headers["strict-transport-security"]
+    # On one port of several, it would forbid the others.
+    assert "strict-transport-security" not in site.ask("GET", "/healthz", base="https://localhost:7865").headers
+
+
+# Too much, too slow, too often
+
+
+def test_a_body_of_ten_megabytes_is_refused_by_its_length_and_on_the_way(site: Site) -> None:
+    headers = site.bearer()
+    answer = site.ask("POST", "/api/v1/jobs", content=b"x" * (10 * MIB), headers=headers)
+    assert answer.status_code == 413
+    assert "1,024 KiB" in answer.json()["detail"]
+
+    async def in_pieces() -> AsyncIterator[bytes]:
+        for _ in range(160):
+            yield b"x" * (64 * 1024)
+
+    assert site.ask("POST", "/api/v1/jobs", content=in_pieces(), headers=headers).status_code == 413
+    assert site.ask("POST", "/api/v1/jobs", content=b"x" * MIB, headers=headers).status_code == 200
+    assert [len(text) for text in site.done] == [MIB]
+
+
+def test_who_has_not_been_let_in_brings_no_more_than_a_token(site: Site) -> None:
+    assert site.ask("POST", "/login", data={"token": "x" * 20_000}).status_code == 413
+
+
+def test_guessing_tokens_is_stopped_and_nobody_else_is(site: Site) -> None:
+    secret = site.keys.first().secret
+    device = site.login()
+    statuses = [site.ask("POST", "/login", data={"token": f"stk_{n}"}).status_code for n in range(12)]
+    assert statuses == [401] * 10 + [429] * 2
+    stopped = site.ask("POST", "/login", data={"token": secret}, headers=HTML)
+    assert stopped.status_code == 429
+    assert 0 < int(stopped.headers["retry-after"]) <= 30
+    assert "too many wrong tokens" in stopped.text
+    # A header about the address is anybody's invention.
+    assert (
+        site.ask("POST", "/login", data={"token": secret}, headers={"X-Forwarded-For": "203.0.113.9"}).status_code
+        == 429
+    )
+    assert site.ask("GET", "/", headers=device).status_code == 200
+    assert asyncio.run(from_elsewhere(site, secret)) == 200
+
+
+async def from_elsewhere(site: Site, secret: str) -> int:
+    transport = httpx.ASGITransport(site.app, client=("198.51.100.4", 4000))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost:7865") as client:
+        return (await client.post("/login", data={"token": secret})).status_code
+
+
+def test_guessing_tokens_as_a_program_is_stopped_too(site: Site) -> None:
+    secret = site.keys.first().secret
+    wrong = [{"Authorization": f"Bearer stk_{number}"} for number in range(11)]
+    assert [site.ask("GET", "/", headers=headers).status_code for headers in wrong] == [401] * 10 + [429]
+    answer = site.ask("GET", "/", headers={"Authorization": f"Bearer {secret}"})
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) > 0
+    # People who log in are not kept out by a program with an old token.
+    assert site.ask("POST", "/login", data={"token": secret}).status_code == 200
+
+
+# What is written down
+
+
+def test_the_access_log_says_who_did_what_and_never_a_secret(site: Site) -> None:
+    secret = site.keys.first().secret
+    cookie = site.login()
+    program = site.bearer()
+    site.ask("GET", f"/?token={secret}", headers=cookie)
+    site.ask("GET", f"/login/{secret}", headers=program)
+    site.ask("POST", "/login", data={"token": secret, "next": f"/{secret}"})
+    site.ask("GET", "/a%0ab%1b[31m%20c", headers={"User-Agent": secret})
+    written = "\n".join(site.log)
+    assert secret not in written
+    assert cookie["Cookie"].partition("=")[2] not in written
+    assert program["Authorization"].partition(" ")[2] not in written
+    words = [line.split(" ") for line in site.log]
+    assert [line[1:6] for line in words] == [
+        ["192.0.2.7", "operator", "POST", "/login", "200"],
+        ["192.0.2.7", "operator", "GET", "/", "200"],
+        ["192.0.2.7", "operator\\x20of\\x20a\\x20program", "GET", "/login/stk_…", "404"],
+        ["192.0.2.7", "operator", "POST", "/login", "200"],
+        ["192.0.2.7", "-", "GET", "/a\\x0ab\\x1b[31m\\x20c", "401"],
+    ]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", line[0]) for line in words)
+    assert all(re.fullmatch(r"\d+ms", line[6]) for line in words)
+
+
+def test_what_breaks_is_written_down_as_such(site: Site) -> None:
+    site.ask("GET", "/broken", headers=site.bearer())
+    assert " GET /broken 500 " in site.log[-1]
+
+
+def test_a_log_that_cannot_be_written_keeps_nobody_out(tmp_path: Path) -> None:
+    def full(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    config = Config(queue=None, home=tmp_path)
+    site = site_of(config)
+    assert Site(guarded(site.app, config, site.keys, full), config, site.keys, [], []).ask("GET", "/healthz").is_success
+
+
+# A real server
+
+
+def seconds_kept(slow: Mapping[str, socket.socket]) -> dict[str, float]:
+    """Sends a letter now and then with each, until the server has had enough: how long that took."""
+    begun = time.monotonic()
+    kept: dict[str, float] = {}
+    while len(kept) < len(slow) and time.monotonic() - begun < 5:
+        time.sleep(0.02)
+        for how in slow.keys() - kept.keys():
+            try:
+                if how != "silent":
+                    slow[how].sendall(b"x")
+                if not slow[how].recv(65536, socket.MSG_DONTWAIT):
+                    kept[how] = time.monotonic() - begun
+            except BlockingIOError:
+                continue
+            except (ConnectionResetError, BrokenPipeError):
+                kept[how] = time.monotonic() - begun
+    return kept
+
+
+SLOW = {
+    "silent": b"",
+    "head": b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",
+    "body": b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\ntoken=",
+    "body after the answer": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n",
+    "second head": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HTTP/1.1\r\nX-Slow: ",
+}
+
+
+def test_clients_that_send_a_letter_at_a_time_are_let_go_and_block_nobody(site: Site) -> None:
+    with served(site.app, head_seconds=0.4, body_seconds=0.5) as port, contextlib.ExitStack() as crowd:
+        slow = {how: crowd.enter_context(socket.create_connection(("127.0.0.1", port))) for how in SLOW}
+        for how, client in slow.items():
+            client.sendall(SLOW[how])
+        begun = time.monotonic()
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+        assert time.monotonic() - begun < 0.3, "others waited for slow clients"
+        kept = seconds_kept(slow)
+    assert set(kept) == set(SLOW), "some are kept for ever"
+    assert all(0.2 < seconds < 2 for seconds in kept.values()), kept
+
+
+def test_who_is_slow_with_a_body_is_told_so(site: Site) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("the body is not complete")
+
+    with (
+        served(WholeBody(app, site.config, seconds=0.2)) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=5) as slow,
+    ):
+        slow.sendall(b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nx")
+        with slow.makefile("rb") as answer:
+            told = answer.read()
+        assert told.startswith(b"HTTP/1.1 408 ")
+        assert b"did not arrive within 0.2 s" in told
+
+
+def test_a_client_that_does_not_read_is_let_go() -> None:
+    gone = threading.Event()
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        leaving = asyncio.ensure_future(receive())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not leaving.done():
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            await asyncio.sleep(0)
+        gone.set()
+
+    with served(endless, read_seconds=0.3) as port, socket.create_connection(("127.0.0.1", port)) as deaf:
+        deaf.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert gone.wait(5), "a client that reads nothing is kept for ever"
+
+
+def test_a_crowd_of_silent_connections_keeps_nobody_out(site: Site) -> None:
+    with served(site.app) as port, contextlib.ExitStack() as crowd:
+        silent = [crowd.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MOST_SILENT + 20)]
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+        ends = select.poll()
+        for client in silent:
+            ends.register(client, select.POLLRDHUP)
+        wait_for(lambda: len(ends.poll(0)) >= 20, deadline=2, named="the oldest leaving")
+
+
+def test_ten_megabytes_over_a_real_connection_are_refused_and_the_server_lives_on(site: Site) -> None:
+    headers = site.bearer()
+    with served(site.app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+        assert client.post("/api/v1/jobs", content=b"x" * (10 * MIB)).status_code == 413
+        pieces = (b"x" * 65536 for _ in range(160))
+        assert client.post("/api/v1/jobs", content=pieces).status_code == 413
+        assert client.post("/api/v1/jobs", content=b"train").status_code == 200
+    assert site.done == ["train"]

@@ -1,0 +1,97 @@
+"""What a worker tells of its machine and of its jobs, and what it heeds of what people ask the queue for."""
+
+import time
+
+from stoker.queue import Worker
+from stoker.queue.model import Doing, Finding, WorkerGpu
+from tests.support.waiting import wait_for
+from tests.support.work_site import PATIENCE, WorkSite
+
+IDLE_SOON = {"every": 0.2, "window": 1.0, "after": 0.0}
+HANGS = "exec stoker sim load --phase idle"
+
+
+def worker(site: WorkSite) -> Worker | None:
+    return next(iter(site.store.workers()), None)
+
+
+def gpu_that_is(site: WorkSite, doing: Doing, index: int = 0) -> WorkerGpu:
+    """What the worker says of this GPU, once it does that."""
+
+    def said() -> WorkerGpu | None:
+        found = worker(site)
+        gpus = found.view.gpus if found is not None else ()
+        return next((gpu for gpu in gpus if gpu.index == index and gpu.doing == doing), None)
+
+    return wait_for(said, deadline=PATIENCE, named=f"that GPU {index} is told to be {doing}")
+
+
+def finding(site: WorkSite, job: str) -> Finding:
+    attempt = site.last_attempt(job).id
+    return wait_for(lambda: site.store.finding(attempt), deadline=PATIENCE, named="what was found")
+
+
+def test_what_gpus_do_is_told_as_it_changes_and_added_up(site: WorkSite) -> None:
+    begun = time.time()
+    alice = site.foreigner("--gpu", "1")
+    working = site.work()
+    free = gpu_that_is(site, "free")
+    there = worker(site)
+    assert there is not None
+    assert there.view.simulated
+    assert f"(pid {alice.pid})" in gpu_that_is(site, "somebody", 1).whom
+    job = site.submit(site.until("gate"), gpus=1)
+    held = gpu_that_is(site, "job")
+    assert held.jobs == (job,)
+    assert free.since is not None
+    assert held.since is not None
+    assert begun <= free.since <= held.since <= time.time()
+    site.open_gate("gate")
+    site.wait_until(job, "succeeded")
+    again = gpu_that_is(site, "free")
+    assert again.since is not None
+    assert again.since >= held.since
+    assert working.stop() == 0
+    rows = site.store.usage(int(begun // 60))
+    total: dict[str, dict[Doing, float]] = {}
+    for row in rows:
+        for doing, seconds in row.seconds.items():
+            spent = total.setdefault(row.gpu, {})
+            spent[doing] = spent.get(doing, 0.0) + seconds
+    assert set(total[site.uuid(1)]) == {"somebody"}
+    assert total[site.uuid(0)]["job"] > 0
+    assert all(sum(spent.values()) <= time.time() - begun for spent in total.values())
+    assert {row.host for row in rows} == {there.host}
+
+
+def test_a_snooze_asked_for_through_the_queue_keeps_an_idle_job_alive(site: WorkSite) -> None:
+    site.work("--grace", "2s")
+    spared = site.submit(HANGS, gpus=1, policy=IDLE_SOON | {"window": 2.5})
+    site.wait_until(spared, "running")
+    assert site.store.snooze(site.last_attempt(spared).id, 600.0, "alice")
+    # By the time that this more patient one is stopped, the first would have been for long.
+    stopped = site.submit(HANGS, gpus=1, policy=IDLE_SOON | {"window": 4.0})
+    site.wait_until(stopped, "failed")
+    assert finding(site, stopped).cause == "idle"
+    assert site.job(spared).state == "running"
+    assert site.store.snooze(site.last_attempt(spared).id, 0.0, "alice")
+    assert site.wait_until(spared, "failed").exit_code == 124
+
+
+def test_the_report_of_a_job_that_hung_is_where_every_machine_can_read_it(site: WorkSite) -> None:
+    hung = site.submit(HANGS, gpus=1, policy=IDLE_SOON)
+    fine = site.submit("true")
+    site.work_until_empty()
+    found = finding(site, hung)
+    assert found.cause == "idle"
+    assert found.report == site.output(hung).with_name("report.md").read_text()
+    assert site.store.finding(site.last_attempt(fine).id) is None
+
+
+def test_a_job_that_ends_without_a_worker_tells_what_was_found_all_the_same(site: WorkSite) -> None:
+    job = site.submit("exec sleep 600", time_limit=1.5)
+    working = site.work()
+    working.wait_until_it_says(f"{job}: started")
+    working.kill()
+    site.wait_until(job, "failed")
+    assert finding(site, job).cause == "time limit"

@@ -1,0 +1,103 @@
+"""The API behind its gate, without a network: a queue of its own, and clients that have come in."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from stoker.overview.snapshot import Observer
+from stoker.queue import Store, init_queue
+from stoker.web import api, health, metrics, problems
+from stoker.web.board import Board
+from stoker.web.config import Config
+from stoker.web.desk import Desk
+from stoker.web.guard import guarded
+from stoker.web.house import House
+from stoker.web.keys import Keys
+from stoker.web.visitor import Role
+
+
+class Client:
+    """Asks as a program does that has a token."""
+
+    def __init__(self, app: ASGIApp, headers: dict[str, str] | None = None) -> None:
+        self._app = app
+        self._headers = headers or {}
+
+    def request(self, method: str, path: str, *, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+        async def asked() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+                return await client.request(method, path, headers=self._headers | (headers or {}), **more)
+
+        return asyncio.run(asked())
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return self.request("GET", path, **more)
+
+    def post(self, path: str, **more: Any) -> httpx.Response:
+        return self.request("POST", path, **more)
+
+    def patch(self, path: str, **more: Any) -> httpx.Response:
+        return self.request("PATCH", path, **more)
+
+
+class ApiSite:
+    """The board has looked once, and looks again when it is told to."""
+
+    def __init__(self, directory: Path, name: str = "queue.db") -> None:
+        self.queue = str(directory / name)
+        self.store: Store = init_queue(self.queue)
+        self.config = Config(queue=self.queue, home=directory / "home", names=("testserver",))
+        self.keys = Keys(self.config.home)
+        self.board = Board(self.config)
+        self.desk = Desk(self.queue)
+        self.app = self._app()
+        self.guarded = guarded(self.app, self.config, self.keys, lambda _line: None)
+        self.look()
+
+    def look(self) -> None:
+        self.board._take(Observer(self.config.home).observe(self.store), None)
+
+    def bearer(self, role: Role = "operator", name: str = "phone") -> dict[str, str]:
+        known = next((token for token in self.keys.tokens() if token.name == name), None)
+        token = known or self.keys.add(name, role)
+        return {"Authorization": f"Bearer {token.secret}"}
+
+    def client(self, role: Role = "operator", name: str = "phone") -> Client:
+        return Client(self.guarded, self.bearer(role, name))
+
+    def close(self) -> None:
+        self.desk.close()
+        self.store.close()
+        for end in (self.board._wake_read, self.board._wake_write):
+            end.close()
+
+    def _app(self) -> FastAPI:
+        app = FastAPI(title="Stoker", openapi_url="/api/openapi.json", docs_url=None, redoc_url=None, lifespan=_nothing)
+        app.state.house = House(config=self.config, desk=self.desk, board=self.board, keys=self.keys)
+        problems.install(app)
+        for part in (api, metrics, health):
+            app.include_router(part.router)
+        return app
+
+
+@contextlib.asynccontextmanager
+async def _nothing(_app: FastAPI) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[ApiSite]:
+    with contextlib.closing(ApiSite(tmp_path)) as made:
+        yield made
+
+
+def job_body(**more: Any) -> dict[str, Any]:
+    return {"command": "echo hello", "directory": "/tmp", **more}

@@ -1,0 +1,108 @@
+"""A real Chromium at the size of a phone or a desk, and what every screen must be: quiet, fitting, tappable."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+ROOT: Final = Path(__file__).parents[2]
+# Kept after the run, for whoever wants to look at them; never committed.
+SCREENSHOTS: Final = ROOT / ".cache" / "screenshots"
+CHROMIUM: Final = "/usr/bin/chromium"
+ARGUMENTS: Final = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+SIZES: Final = {"phone": (390, 844), "desk": (1440, 900)}
+# What fingers hit: the recommendation of the platforms.
+SMALLEST_TARGET: Final = 44
+_AXE: Final = "axe_playwright_python", "axe.min.js"
+# Of what can be pressed and is seen: its size, and that of the label that belongs to it.
+_SMALL_TARGETS: Final = """
+() => [...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary')]
+  .filter(one => one.checkVisibility({visibilityProperty: true, opacityProperty: true}) && !one.closest('[inert]'))
+  .map(one => {
+    const boxes = [one, ...(one.labels ?? [])].map(part => part.getBoundingClientRect());
+    const inline = one.matches('p a, li p a, .prose a');
+    return {what: one.outerHTML.slice(0, 120), inline,
+            width: Math.max(...boxes.map(box => box.width)), height: Math.max(...boxes.map(box => box.height))};
+  })
+  .filter(one => one.width > 1 && !one.inline && (one.width < %d - 0.5 || one.height < %d - 0.5))
+"""
+
+
+class Screen:
+    """One browser window, with everything that it complained of."""
+
+    def __init__(self, page: Page, size: str) -> None:
+        self.page = page
+        self.size = size
+        self.complaints: list[str] = []
+        self.elsewhere: list[str] = []
+        """Requests that went to another machine: there must be none."""
+        page.on("console", self._hear)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def watch_requests(self, address: str) -> None:
+        self.page.on(
+            "request",
+            lambda request: None if request.url.startswith((address, "data:")) else self.elsewhere.append(request.url),
+        )
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"}:
+            self.complaints.append(message.text)
+
+    def forgive(self, part: str) -> None:
+        """What the browser noted of an answer that was meant to be no success."""
+        self.complaints = [complaint for complaint in self.complaints if part not in complaint]
+
+    def look_over(self, name: str) -> None:
+        """Keeps a picture, and checks what every screen must be."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{self.size}-{name}.png")
+        assert self.complaints == [], f"{name}: {self.complaints}"
+        assert self.elsewhere == [], f"{name}: {self.elsewhere}"
+        width = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert width <= 0, f"{name} is {width} px wider than the screen"
+        if self.size == "phone":
+            small = self.page.evaluate(_SMALL_TARGETS % (SMALLEST_TARGET, SMALLEST_TARGET))
+            assert small == [], f"{name} has targets that are too small: {small}"
+        violations = self.accessibility()
+        assert violations == [], f"{name}: {violations}"
+
+    def accessibility(self) -> list[str]:
+        """What axe-core finds wrong."""
+        self.page.evaluate(resources.files(_AXE[0]).joinpath(_AXE[1]).read_text(encoding="utf-8"))
+        found: dict[str, Any] = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            f"{one['id']}: {one['help']} ({one['nodes'][0]['html'][:160]}: {one['nodes'][0]['failureSummary'][:300]})"
+            for one in found["violations"]
+        ]
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*ARGUMENTS])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def screen(browser: Browser, size: str, **options: Any) -> Iterator[Screen]:
+    width, height = SIZES[size]
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, has_touch=size == "phone", is_mobile=size == "phone", **options
+    )
+    context.set_default_timeout(15_000)
+    yield Screen(context.new_page(), size)
+    context.close()

@@ -1,0 +1,79 @@
+"""`stoker serve` or `stoker up` as a person starts it, on a free port, with a way in."""
+
+import contextlib
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+# Everything is compiled and imported within a few seconds, also on a machine that is busy.
+PATIENCE = 40.0
+
+
+class PageSite:
+    """One running page: where it is, how to get in, and what it says."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [str(Path(sys.executable).parent / "stoker"), *arguments],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.said: list[str] = []
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        link = self.hear(r"(https?://\S+)/login#(\S+)")
+        self.address, self.token = link[1], link[2]
+
+    def hear(self, pattern: str) -> "re.Match[str]":
+        """Waits for a line that has this in it."""
+        ends = time.monotonic() + PATIENCE
+        while time.monotonic() < ends:
+            with contextlib.suppress(queue.Empty):
+                line = self._lines.get(timeout=0.5)
+                if found := re.search(pattern, line):
+                    return found
+            if self.process.poll() is not None and self._lines.empty() and not self._reader.is_alive():
+                break
+        raise AssertionError(f"{pattern!r} was not said within {PATIENCE:g} s: {self.said}")
+
+    def client(self, **options: Any) -> httpx.Client:
+        """One that has the token."""
+        return httpx.Client(
+            base_url=self.address, headers={"Authorization": f"Bearer {self.token}"}, timeout=20, **options
+        )
+
+    def end(self) -> int:
+        self.process.terminate()
+        code = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self.said.append(line)
+                self._lines.put(line)
+
+
+@contextlib.contextmanager
+def page_site(*arguments: str, **environment: str) -> Iterator[PageSite]:
+    site = PageSite(*arguments, environment=environment)
+    try:
+        yield site
+    finally:
+        if site.process.poll() is None:
+            site.end()

@@ -1,0 +1,311 @@
+"""What people are told of, in which words, and how often."""
+
+import re
+from collections import Counter, defaultdict
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.overview.message import LONGEST, compose, plain
+from stoker.overview.news import AFTERWORD, YOUNG, Event, Kind, News, Sight
+from stoker.overview.pacing import Pacer, give_back
+from stoker.queue.model import HEARD_WITHIN
+from stoker.settings import EVENTS
+from tests.support.telling import NOW, MemoryLedger, attempt, event, gpu, job, worker
+
+
+def a_look(at: float = 0.0, **what: Any) -> Sight:
+    return Sight(now=NOW + at, **what)
+
+
+def said(events: list[Event]) -> list[str]:
+    return [event.sentence for event in events]
+
+
+def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = EVENTS) -> News:
+    return News(kinds, unknown_after)
+
+
+# Jobs
+
+
+def test_a_job_that_failed_for_good_is_told_once_with_its_reason() -> None:
+    news = watching()
+    failed = job("train", exit_code=3, sentence="it ended with code 3: CUDA out of memory.")
+    look = a_look(ended=[failed], causes={"attempt-of-train": "by itself"})
+    assert said(news.of(look)) == ["Job train failed with exit code 3: it ended with code 3: CUDA out of memory."]
+    assert news.of(look) == []
+
+
+@pytest.mark.parametrize("state", ["succeeded", "cancelled"])
+def test_a_job_that_succeeded_or_was_cancelled_is_not_told(state: str) -> None:
+    assert watching().of(a_look(ended=[job(state=state)])) == []
+
+
+def test_a_job_that_fails_again_after_a_retry_by_hand_is_told_again() -> None:
+    news = watching()
+    assert len(news.of(a_look(ended=[job()]))) == 1
+    assert len(news.of(a_look(5, ended=[job(attempt="another")]))) == 1
+
+
+def test_why_it_failed_is_waited_for_a_moment() -> None:
+    news = watching()
+    failed = job(ended=NOW)
+    assert news.of(a_look(AFTERWORD / 2, ended=[failed])) == []
+    told = news.of(a_look(AFTERWORD, ended=[failed], causes={"attempt-of-train": "idle"}))
+    assert [event.kind for event in told] == ["idle-stopped"]
+
+
+def test_one_whose_gpus_stayed_idle_is_told_as_such_and_not_twice() -> None:
+    look = a_look(ended=[job(sentence="GPU 0 stayed below 1% for 30m")], causes={"attempt-of-train": "idle"})
+    (told,) = watching().of(look)
+    assert told.kind == "idle-stopped"
+    assert told.sentence == "Job train was stopped because its GPUs stayed idle: GPU 0 stayed below 1% for 30m."
+    (told,) = watching(kinds=("failed",)).of(look)
+    assert told.kind == "failed"
+
+
+def test_one_that_was_idle_and_is_tried_again_is_told_too() -> None:
+    look = a_look(retried={"a1": job(state="queued")}, causes={"a1": "idle"})
+    assert said(watching().of(look))[0].endswith("stayed idle. It will be tried again.")
+    assert watching().of(a_look(retried={"a1": job(state="queued")}, causes={"a1": "by itself"})) == []
+
+
+def test_what_is_older_than_an_hour_is_not_told() -> None:
+    old = job(ended=NOW - YOUNG - 1)
+    assert watching().of(a_look(ended=[old], unfinished=False)) == []
+
+
+# The queue
+
+
+def test_an_empty_queue_is_told_once_until_something_else_has_ended() -> None:
+    news = watching(kinds=("queue-empty",))
+    first, second = job(state="succeeded", ended=NOW - 9), job("eval", state="cancelled", ended=NOW + 5)
+    assert news.of(a_look(ended=[first], unfinished=True)) == []
+    assert said(news.of(a_look(1, ended=[first], unfinished=False))) == [
+        "The queue is empty: the last job to end was train, which succeeded."
+    ]
+    assert news.of(a_look(2, ended=[first], unfinished=False)) == []
+    assert news.of(a_look(6, ended=[second, first], unfinished=True)) == []
+    assert len(news.of(a_look(7, ended=[second, first], unfinished=False))) == 1
+
+
+def test_a_queue_whose_last_jobs_are_forgotten_is_not_empty_anew() -> None:
+    news = watching(kinds=("queue-empty",))
+    older, newer = job(state="succeeded", ended=NOW - 99), job("b", state="succeeded", ended=NOW - 9)
+    assert len(news.of(a_look(ended=[newer, older], unfinished=False))) == 1
+    assert news.of(a_look(1, ended=[older], unfinished=False)) == []
+    assert news.of(a_look(2, ended=[], unfinished=False)) == []
+
+
+# GPUs
+
+
+def test_a_gpu_is_told_when_it_stays_unknown_once_and_when_it_is_back() -> None:
+    news, ledger, told = watching(), MemoryLedger(), list[str]()
+
+    def look(at: float, **of_gpu: Any) -> None:
+        pacer = Pacer()
+        pacer.add(news.of(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))])))
+        told.extend(event.sentence for bundle in pacer.due(NOW + at, MemoryLedgerOf(ledger)) for event in bundle.events)
+
+    look(0)
+    look(10, doing="unknown", since=NOW + 10, note="the driver does not answer")
+    look(609, doing="unknown", since=NOW + 10)
+    assert told == []
+    look(611, doing="unknown", since=NOW + 10, note="the driver does not answer")
+    # Its worker was started anew, and knows of the outage only since then.
+    look(1300, doing="unknown", since=NOW + 1290)
+    look(2000, doing="unknown", since=NOW + 1290)
+    assert told == ["GPU 3 of node7 could not be read for 10 min: the driver does not answer."]
+    look(2010, doing="job", since=NOW + 2005)
+    look(2020, doing="free", since=NOW + 2015)
+    assert told[1:] == ["GPU 3 of node7 can be read again."]
+
+
+class MemoryLedgerOf:
+    """Only what is told, without the pace."""
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        self._ledger = ledger
+
+    def tell_once(self, key: str) -> bool:
+        return key.startswith("pace:") or self._ledger.tell_once(key)
+
+    def untell(self, key: str) -> bool:
+        return self._ledger.untell(key)
+
+
+def test_a_short_outage_is_told_neither_then_nor_when_it_is_over() -> None:
+    news, ledger, pacer = watching(), MemoryLedger(), Pacer()
+    for at, doing in ((0, "free"), (10, "unknown"), (300, "unknown"), (310, "free")):
+        pacer.add(news.of(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(doing=doing),))])))
+        assert list(pacer.due(NOW + at, ledger)) == []
+
+
+def test_a_machine_whose_gpus_are_not_even_listed_is_told() -> None:
+    news = watching(unknown_after=60.0)
+    told: list[Event] = []
+    for at in (0, 20, 40, 60):
+        told += news.of(a_look(at, workers=[worker(seen=NOW + at, problem="NVML: driver not loaded")]))
+    assert said([one for one in told if one.turn == "began"]) == [
+        "All GPUs of node7 could not be read for 60 s: NVML: driver not loaded."
+    ]
+
+
+# Workers
+
+
+def look_at_gone(news: News, *workers: Any, **more: Any) -> list[Event]:
+    """From when it was first seen until it is silent for too long, with looks as they come."""
+    found = []
+    for at in range(0, 80, 5):
+        found += news.of(a_look(at, workers=workers, **more))
+    return [event for event in found if event.turn == "began"]
+
+
+def test_a_worker_that_is_not_heard_of_is_told_with_the_jobs_it_had() -> None:
+    jobs = [job(name, state="running", attempt=name) for name in ("a", "b", "c")]
+    running = [(attempt(one, "w1"), one) for one in jobs] + [(attempt(job("x"), "w2"), job("x"))]
+    (told,) = look_at_gone(watching(), worker(), running=running)
+    assert told.sentence == "The worker on node7 has not been heard of for 65 s. It had 3 jobs: a, b and c."
+
+
+def test_one_that_said_goodbye_is_not() -> None:
+    assert look_at_gone(watching(), worker(seen=NOW - HEARD_WITHIN - 1, left=True)) == []
+
+
+def test_one_in_whose_place_another_was_started_is_not() -> None:
+    heir = worker("a-2", seen=NOW + 90, started=NOW + 20)
+    assert look_at_gone(watching(), worker("a-1"), heir) == []
+    assert look_at_gone(watching(), worker("b-1"), heir) != []
+    assert look_at_gone(watching(), worker("a-1", "node8"), heir) != []
+
+
+def test_after_a_while_without_the_queue_workers_get_time_to_be_heard() -> None:
+    news = watching()
+    news.of(a_look(0, workers=[worker()]))
+    assert news.of(a_look(300, workers=[worker()])) == []
+    assert news.of(a_look(305, workers=[worker(seen=NOW + 304)])) != []  # that it is there, to whom it was told gone
+
+
+def test_one_that_is_heard_again_is_told_only_to_those_who_heard_that_it_was_gone() -> None:
+    for was_told, expected in ((True, ["The worker on node7 is heard of again."]), (False, [])):
+        ledger, pacer = MemoryLedger(), Pacer()
+        if was_told:
+            ledger.tell_once("worker-gone:w1")
+        pacer.add(watching().of(a_look(workers=[worker()])))
+        assert [said(list(bundle.events)) for bundle in pacer.due(NOW, ledger)] == ([expected] if expected else [])
+
+
+# Pace
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bursts=st.lists(
+        st.tuples(st.floats(0.0, 40.0), st.sampled_from(EVENTS), st.integers(1, 5), st.integers(0, 1)), max_size=40
+    )
+)
+def test_nobody_is_told_of_a_kind_more_than_once_a_minute_and_nothing_is_lost(
+    bursts: list[tuple[float, Kind, int, int]],
+) -> None:
+    """Two processes that see the same, one sometimes first."""
+    ledger, pacers = MemoryLedger(), [Pacer(), Pacer()]
+    sent: dict[str, list[float]] = defaultdict(list)
+    told: Counter[str] = Counter()
+    expected: list[str] = []
+    now = NOW
+
+    def step() -> None:
+        for pacer in pacers:
+            for bundle in pacer.due(now, ledger):
+                sent[bundle.kind].append(now)
+                told.update(event.key for event in bundle.events)
+
+    for pause, kind, count, first in bursts:
+        now += pause
+        fresh = [event(f"{len(expected) + number}", kind) for number in range(count)]
+        expected += [one.key for one in fresh]
+        for pacer in (pacers[first], pacers[1 - first]):
+            pacer.add(fresh)
+        step()
+    for _ in range(60):
+        now += 5
+        step()
+    assert told == Counter(expected)
+    for times in sent.values():
+        assert all(later - earlier >= 60 for earlier, later in pairwise(times))
+
+
+def test_the_first_goes_at_once_and_the_others_of_that_minute_in_one() -> None:
+    ledger, pacer = MemoryLedger(), Pacer()
+    pacer.add([event("first")])
+    (at_once,) = pacer.due(NOW, ledger)
+    assert [one.name for one in at_once.events] == ["first"]
+    pacer.add(event(name) for name in "abc")
+    assert list(pacer.due(NOW + 1, ledger)) == []
+    pacer.add(event(f"{number}") for number in range(9))
+    later = [bundle for at in range(2, 95) for bundle in pacer.due(NOW + at, ledger)]
+    (summary,) = later
+    message = compose(summary.kind, summary.events, "https://gpu-box:7865/", following=summary.following)
+    assert message.title == "Stoker: 12 more jobs failed"
+    assert message.body == "12 more jobs failed: a, b, c and 9 others.\nhttps://gpu-box:7865/jobs?state=failed"
+
+
+def test_what_was_held_back_is_told_by_the_next_process() -> None:
+    ledger = MemoryLedger()
+    gone, heir = Pacer(), Pacer()
+    gone.add([event("a")])
+    assert len(list(gone.due(NOW, ledger))) == 1
+    gone.add([event("b")])
+    assert list(gone.due(NOW + 1, ledger)) == []
+    give_back(gone.unsent(), ledger)
+    heir.add([event("a"), event("b")])
+    (bundle,) = heir.due(NOW + 100, ledger)
+    assert [one.name for one in bundle.events] == ["b"]
+
+
+# Words
+
+
+def test_a_message_has_the_sentence_and_the_link_to_the_job() -> None:
+    (told,) = watching().of(a_look(ended=[job("train", sentence="no space left")]))
+    message = compose("failed", [told], "https://gpu-box:7865")
+    assert message.title == "Stoker: job failed: train"
+    assert message.body == "Job train failed with exit code 1: no space left.\nhttps://gpu-box:7865/jobs/0000beef"
+    assert compose("failed", [told], "").body.endswith("\nstoker show 0000beef says more.")
+
+
+def test_job_text_cannot_format_mention_or_break_a_message() -> None:
+    nasty = job(
+        "*bold* <b>x</b> @everyone [a](http://b) `c`\x1b[31m\nSubject: x", sentence="__init__.py \u202e\x00~~no~~"
+    )
+    (told,) = watching().of(a_look(ended=[nasty]))
+    message = compose("failed", [told], "https://gpu-box")
+    text = message.title + message.body.replace("\n", "", 1)
+    assert not re.search(r"[*<>@`~\[\]]|(?<!\w)_|_(?!\w)", text)
+    assert all(letter.isprintable() for letter in text)
+    assert (
+        plain("train_model_7 100% a-b (c) https://x.y/z?a=b&c#d") == "train_model_7 100% a-b (c) https://x.y/z?a=b&c#d"
+    )
+
+
+def test_a_message_is_never_longer_than_a_thousand_letters_and_keeps_its_link() -> None:
+    long = msgspec.structs.replace(event("x" * 900), sentence="y" * 5000)
+    message = compose("failed", [long], "https://gpu-box")
+    assert len(message.body) <= LONGEST
+    assert message.body.endswith("…\nhttps://gpu-box/")
+    assert len(compose("failed", [long] * 5, "https://" + "g" * 500).body) <= LONGEST
+
+
+def test_outages_that_began_and_ended_within_a_minute_are_told_apart() -> None:
+    one = msgspec.structs.replace(event("GPU 0 of a", "gpu-unknown"), turn="began", sentence="GPU 0 of a is away.")
+    back = [msgspec.structs.replace(event(f"GPU {n} of a", "gpu-unknown"), turn="over") for n in (1, 2)]
+    message = compose("gpu-unknown", [*back, one], "")
+    assert message.body.startswith("GPU 0 of a is away.\n2 GPUs can be read again: GPU 1 of a and GPU 2 of a.")

@@ -1,0 +1,65 @@
+"""GPU-hours of a week, what stopping idle jobs saved, and the minutes of the last hour for a chart."""
+
+import pytest
+
+from stoker.overview.history import series
+from stoker.overview.hours import STRETCH, tally
+from stoker.overview.model import Hours
+from stoker.queue.model import Doing, Usage
+from tests.support.overview_parts import NOW
+
+HOUR = 3600.0
+
+
+def test_seconds_become_hours_by_what_the_gpus_did() -> None:
+    totals: dict[Doing, float] = {"job": 7200, "background": 1800, "somebody": 900, "free": 3600, "unknown": 0}
+    assert tally(totals, [], NOW) == Hours(since=NOW - STRETCH, jobs=2, background=0.5, others=0.25, idle=1)
+    assert tally({}, [], NOW) == Hours(since=NOW - STRETCH)
+
+
+@pytest.mark.parametrize(
+    ("stops", "saved"),
+    [
+        ([(NOW - 2 * HOUR, 1)], 2),
+        ([(NOW - 2 * HOUR, 4)], 8),
+        ([(NOW - 50 * HOUR, 2)], 24),
+        ([(NOW - 2 * HOUR, 1), (NOW - 13 * HOUR, 1)], 14),
+        ([(NOW - HOUR, 0)], 0),
+        ([(NOW + 5, 1)], 0),
+        ([(NOW - STRETCH - 1, 8)], 0),
+    ],
+)
+def test_an_idle_stop_saves_until_somebody_would_have_looked(stops: list[tuple[float, int]], saved: float) -> None:
+    assert tally({}, stops, NOW).saved == saved
+
+
+# NOW is the beginning of a minute.
+MINUTE = int(NOW // 60)
+
+
+def usage(minute: int, gpu: str = "GPU-0", *, host: str = "box", **seconds: float) -> Usage:
+    return Usage(host=host, gpu=gpu, minute=minute, seconds=seconds, utilization=0.5, memory=7)  # type: ignore[arg-type]  # by name
+
+
+def test_all_series_have_the_same_minutes_and_nothing_where_nobody_looked() -> None:
+    rows = [usage(MINUTE - 2, job=60), usage(MINUTE, free=10), usage(MINUTE, "GPU-1", job=10)]
+    history = series(rows, NOW + 10, minutes=3)
+    assert history.times == tuple((MINUTE - ago) * 60 for ago in (2, 1, 0))
+    first, second = history.gpus
+    assert (first.gpu, first.utilization, first.memory) == ("GPU-0", (0.5, None, 0.5), (7, None, 7))
+    assert first.doing == ("job", None, "free")
+    assert second.doing == (None, None, "job")
+
+
+def test_what_is_older_or_of_another_machine_is_kept_apart() -> None:
+    rows = [usage(MINUTE - 60, job=60), usage(MINUTE, host="a", free=60), usage(MINUTE, host="b", free=60)]
+    history = series(rows, NOW)
+    assert len(history.times) == 60
+    assert [(found.host, found.doing[-1]) for found in history.gpus] == [("a", "free"), ("b", "free")]
+
+
+def test_a_minute_is_called_by_what_it_was_mostly() -> None:
+    rows = [usage(MINUTE - 1, job=20, free=40), usage(MINUTE, job=30, free=30)]
+    (found,) = series(rows, NOW, minutes=2).gpus
+    assert found.doing == ("free", "job")
+    assert series([usage(MINUTE)], NOW, minutes=1).gpus[0].doing == (None,)

@@ -1,0 +1,41 @@
+"""Workers as machines: one for each home however often it started, and nothing is called idle that nobody sees."""
+
+from stoker.overview.machines import machines_of
+from stoker.queue.model import View
+from tests.support.overview_parts import GIB, NOW, attempt, job, worker, worker_gpu
+
+
+def test_several_starts_in_one_home_are_one_machine_the_newest() -> None:
+    old, new = worker("box-1", started=NOW - 900, ago=600), worker("box-2", started=NOW - 60)
+    other = worker("home-9", started=NOW - 30)
+    assert [machine.worker for machine in machines_of([new, other, old], [], {}, NOW)] == ["box-2", "home-9"]
+
+
+def test_who_has_been_away_for_a_day_is_left_out_unless_jobs_are_held() -> None:
+    gone = worker(ago=90_000)
+    assert machines_of([gone], [], {}, NOW) == ()
+    (found,) = machines_of([gone], [attempt(worker="box-0")], {}, NOW)
+    assert not found.there
+
+
+def test_what_a_gpu_did_when_its_worker_was_last_heard_of_is_not_told_as_now() -> None:
+    view = View(gpus=(worker_gpu(jobs=("0a0a0a0a",)),), left=True)
+    (found,) = machines_of([worker(ago=300, view=view)], [], {}, NOW)
+    (gpu,) = found.gpus
+    assert (found.there, found.left) == (False, True)
+    assert (gpu.doing, gpu.utilization, gpu.memory_used) == ("unknown", None, None)
+    assert (gpu.name, gpu.memory_total, gpu.jobs) == ("A100", 80 * GIB, ("0a0a0a0a",))
+    assert gpu.note == "its worker was last heard of 5 min ago"
+
+
+def test_a_gpu_says_for_whom_it_works() -> None:
+    jobs = {
+        name: job("running", id=name, submitter=whom) for name, whom in [("a", "alice"), ("b", "bob"), ("c", "bob")]
+    }
+    gpus = (
+        worker_gpu(0, doing="job", jobs=("a", "b", "c")),
+        worker_gpu(1, doing="background", whom="folding"),
+        worker_gpu(2, doing="job", jobs=("unknown",)),
+    )
+    (found,) = machines_of([worker(view=View(gpus=gpus[::-1]))], [], jobs, NOW)
+    assert [gpu.whom for gpu in found.gpus] == ["alice, bob", "folding", ""]

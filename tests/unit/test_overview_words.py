@@ -1,0 +1,76 @@
+"""What running jobs printed last: the file here is looked at each time, the queue is asked no more than it must be."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
+
+from stoker.overview.model import Progress
+from stoker.overview.words import MOST_LETTERS, LastWords, Listening, last_words
+from stoker.queue import Store
+from tests.support.overview_parts import attempt
+
+
+class Queue:
+    """Stored outputs, and how often they were asked for."""
+
+    def __init__(self, **stored: str) -> None:
+        self.stored = stored
+        self.asked: list[list[str]] = []
+
+    def last_words(self, attempts: Iterable[str], letters: int = 4096) -> dict[str, str]:
+        self.asked.append(list(attempts))
+        return {name: text[-letters:] for name, text in self.stored.items() if name in self.asked[-1]}
+
+
+class Ear:
+    """Listens to a queue at times that the test sets."""
+
+    def __init__(self, home: Path, queue: Queue) -> None:
+        self.now = 0.0
+        self._queue = queue
+        self._listening = Listening(home, lambda: self.now)
+
+    def lines(self, *names: str) -> dict[str, str]:
+        attempts = [attempt(id=name, job=name) for name in names]
+        words = self._listening.words(cast("Store", self._queue), attempts)
+        return {name: said.line for name, said in words.items()}
+
+
+def test_the_queue_is_asked_once_a_second_for_all_of_them(tmp_path: Path) -> None:
+    queue = Queue(a="one\n", b="two\n")
+    ear = Ear(tmp_path, queue)
+    assert ear.lines("a", "b", "c") == {"a": "one", "b": "two"}
+    queue.stored["a"] = "three\n"
+    ear.now = 0.9
+    assert ear.lines("a", "b", "c") == {"a": "one", "b": "two"}
+    ear.now = 1.1
+    assert ear.lines("a", "b", "c") == {"a": "three", "b": "two"}
+    assert queue.asked == [["a", "b", "c"]] * 2
+
+
+def test_a_job_that_has_just_started_is_asked_for_at_once(tmp_path: Path) -> None:
+    ear = Ear(tmp_path, Queue(a="one\n", b="two\n"))
+    assert ear.lines("a") == {"a": "one"}
+    assert ear.lines("a", "b") == {"a": "one", "b": "two"}
+    assert ear.lines("b") == {"b": "two"}
+
+
+def test_what_runs_here_is_read_from_its_file_and_not_asked_for(tmp_path: Path) -> None:
+    queue = Queue(a="old words\n")
+    ear = Ear(tmp_path, queue)
+    place = tmp_path / "attempts" / "a-1"
+    place.mkdir(parents=True)
+    (place / "output").write_text("x" * MOST_LETTERS + "\nits last line")
+    assert ear.lines("a") == {"a": "its last line"}
+    assert queue.asked == []
+
+
+def test_the_last_line_has_no_escapes_and_an_end() -> None:
+    assert last_words("one\n\x1b[31mtwo\x1b[0m\t\n \n\n") == LastWords(None, "two")
+    assert last_words("") == LastWords(None, "")
+    long = last_words("x" * 1000).line
+    assert (len(long), long[-1]) == (300, "…")
+
+
+def test_a_bar_is_found_behind_what_was_printed_after_it() -> None:
+    assert last_words("step 3/10\nsaved\n") == LastWords(Progress(fraction=0.3, text="step 3/10"), "saved")

@@ -1,0 +1,131 @@
+"""What `stoker top` shows on terminals of any size, and which job is selected."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from stoker.cli.top_detail import help_frame
+from stoker.cli.top_screen import View, chosen, frame, selected, share, whole
+from stoker.overview.model import Overview
+from tests.support.overviews import card, ended, machine, overview, running, waiting
+
+
+def shown(seen: Overview, view: View | None = None, width: int = 80, height: int = 24) -> str:
+    return "\n".join(line.plain for line in frame(seen, view or View(), width, height))
+
+
+def test_a_small_terminal_shows_something_of_everything() -> None:
+    screen = shown(overview())
+    for text in (
+        "1 thing needs you",
+        "job end-0 failed",
+        "node7",
+        "job for alice, 10 min",
+        "18 GiB of 40 GiB",
+        "running (2)",
+        "█████·····  50% 5/10",
+        "waiting (3)",
+        "wait-0",
+        "waits for 2 GPUs",
+        "ended (2)",
+        "failed",
+        "? help",
+    ):
+        assert text in screen
+
+
+def test_many_gpus_become_one_line_for_each_machine() -> None:
+    many = overview(machines=tuple(machine(f"node{number}", gpus=8) for number in range(3)))
+    lines = shown(many).splitlines()
+    (line,) = [line for line in lines if line.startswith("node1")]
+    assert line.split() == ["node1", *(word for number in range(8) for word in (str(number), "96%"))]
+    assert sum(line.startswith("  ") and "A100" in line for line in shown(many, height=120).splitlines()) == 24
+
+
+def test_a_gpu_that_cannot_be_read_looks_unlike_an_idle_one() -> None:
+    unknown = card(0, utilization=None, memory_used=None, doing="unknown", whom="", note="the driver does not answer")
+    idle = card(1, utilization=0.0, memory_used=0, doing="free", whom="")
+    seen = overview(machines=(machine(cards=(unknown, idle)),))
+    lines = shown(seen, width=160).splitlines()
+    assert any("?" in line and "unknown, 10 min: the driver does not answer" in line for line in lines)
+    assert any("0%" in line and "0 B of 40 GiB" in line and "free" in line for line in lines)
+    short = overview(machines=tuple(machine(f"n{i}", cards=(unknown, idle)) for i in range(9)))
+    assert "0 ?  1 0%" in shown(short)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"paused": True}, "the queue is paused"),
+        ({"machines": (machine(simulated=True),)}, "these GPUs are simulated"),
+        ({"machines": (machine(there=False),)}, "not heard of for 2 s"),
+        ({"machines": (machine(there=False, left=True),)}, "left 2 s ago"),
+        ({"running": (), "waiting": (), "ended": (), "counts": {}}, "`stoker submit -- COMMAND` makes one"),
+        ({"running": (running(0, fraction=None),)}, "loss=0.25"),
+    ],
+)
+def test_what_is_out_of_the_ordinary_is_said(changes: dict[str, object], text: str) -> None:
+    assert text in shown(overview(**changes))
+
+
+def test_job_text_cannot_speak_to_the_terminal_or_break_lines() -> None:
+    nasty = "x\x1b[2J\x1b]0;title\x07\ny\u202e"
+    seen = overview(
+        running=(running(1, name=nasty),),
+        waiting=(waiting(1, name=nasty),),
+        ended=(ended(1, name=nasty),),
+        machines=(machine(host=nasty, cards=(card(0, whom=nasty, note=nasty, doing="unknown"),)),),
+    )
+    for lines in (frame(seen, View(note=nasty), 80, 24), whole(seen, 200)):
+        assert all(letter.isprintable() for line in lines for letter in line.plain)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    width=st.integers(1, 300),
+    height=st.integers(1, 100),
+    counts=st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60), st.integers(0, 9)),
+    place=st.integers(0, 200),
+)
+def test_every_frame_fits_its_terminal_and_shows_the_selected_job(
+    width: int, height: int, counts: tuple[int, int, int, int], place: int
+) -> None:
+    seen = overview(
+        running=tuple(running(number, name="训练" * 9) for number in range(counts[0])),
+        waiting=tuple(waiting(number) for number in range(counts[1])),
+        ended=tuple(ended(number) for number in range(counts[2])),
+        machines=tuple(machine(f"n{number}") for number in range(counts[3])),
+    )
+    view = selected(seen, View(), place)
+    for lines in (frame(seen, view, width, height), help_frame(view, width, height)):
+        assert len(lines) == height
+        assert all(cell_len(line.plain) <= width for line in lines)
+    if view.selected is not None and height >= 14 and width >= 20:
+        assert any(view.selected in line.plain for line in frame(seen, view, width, height))
+
+
+def test_lines_are_shared_evenly_and_none_is_wasted() -> None:
+    assert share(10, [20, 2, 20]) == [4, 2, 4]
+    assert share(10, [3, 3, 3]) == [3, 3, 3]
+    assert share(2, [5, 5, 5]) == [1, 1, 0]
+    assert share(-1, [5]) == [0]
+
+
+def test_the_selection_follows_its_job_and_takes_the_next_when_it_vanishes() -> None:
+    seen = overview()
+    view = selected(seen, View(), 3)
+    assert view.selected == seen.waiting[1].job.id
+    started = overview(running=(*seen.running, running(9)), waiting=seen.waiting[1:])
+    assert selected(started, view).selected == view.selected
+    gone = overview(waiting=(seen.waiting[0], seen.waiting[2]))
+    assert selected(gone, view).selected == seen.waiting[2].job.id
+    assert selected(overview(running=(), waiting=(), ended=()), view).selected is None
+
+
+def test_only_the_jobs_of_one_person_are_shown_when_asked_for() -> None:
+    seen = overview(running=(running(1, submitter="alice"), running(2, submitter="bob")))
+    view = View(mine="bob")
+    assert [one.job.name for section in chosen(seen, view) for one in section] == ["run-2"]
+    assert "run-1" not in shown(seen, view)
+    assert "only jobs of bob" in shown(seen, view)

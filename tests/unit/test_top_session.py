@@ -1,0 +1,100 @@
+"""What `stoker top` does when its queue is away, and what it shows then."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+from rich.text import Text
+
+from stoker.cli.top_session import Session
+from stoker.cli.top_terminal import Terminal
+from stoker.queue import QueueAwayError, Store, init_queue
+from stoker.queue.model import NewJob
+
+
+class Scripted:
+    """A terminal on which each key is pressed when the frame before it was drawn."""
+
+    size = (100, 30)
+    leaves_with = None
+
+    def __init__(self, *keys: str) -> None:
+        self._keys = list(keys)
+        self.frames: list[str] = []
+
+    def draw(self, lines: Sequence[Text]) -> None:
+        self.frames.append("\n".join(line.plain for line in lines))
+
+    def wait(self, others: Sequence[int], seconds: float) -> list[str]:  # noqa: ARG002 - as a terminal has it
+        return [self._keys.pop(0)]
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with init_queue() as found:
+        yield found
+
+
+def used(store: Store, home: Path, *keys: str) -> list[str]:
+    """What was drawn before each of the keys."""
+    terminal = Scripted(*keys, "q")
+    assert Session(store, home, cast(Terminal, terminal), None).run() == 0
+    return terminal.frames
+
+
+def test_a_queue_that_is_away_is_said_and_what_was_seen_stays(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.submit([NewJob(command="x", name="train")])
+    answers = iter([False, True, False])
+
+    def paused(self: Store) -> bool:
+        if next(answers, False):
+            raise QueueAwayError("the database does not answer")
+        return False
+
+    monkeypatch.setattr(Store, "paused", paused)
+    monkeypatch.setattr("stoker.cli.top_session._LOOK_EVERY", 0.0)
+    first, away, back = used(store, tmp_path, "x", "x")
+    assert "train" in first
+    assert "train" in away
+    assert "the database does not answer (waiting; what is shown is old)" in away
+    assert "what is shown is old" not in back
+
+
+def test_an_act_on_a_queue_that_is_away_is_told_as_not_done(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.submit([NewJob(command="x", name="train")])
+
+    def hold(self: Store, ids: object) -> list[str]:
+        raise QueueAwayError("the database does not answer")
+
+    monkeypatch.setattr(Store, "hold", hold)
+    assert "nothing was done: the database does not answer" in used(store, tmp_path, "h")[-1]
+
+
+def test_nothing_can_be_done_to_no_job(store: Store, tmp_path: Path) -> None:
+    assert "no job is selected" in used(store, tmp_path, "c")[-1]
+
+
+def test_an_open_job_stays_open_when_the_list_moves_on(store: Store, tmp_path: Path) -> None:
+    (job,) = store.submit([NewJob(command="x", name="train")])
+    store.cancel([job])
+    frames = used(store, tmp_path, "enter", "r", "q")
+    assert "cancelled before it started" in frames[1]
+    assert f"{job} (train): queued again" in frames[2]
+    assert "waiting (1)" in frames[3]
+
+
+def test_all_jobs_or_only_ones_own_are_shown(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.cli.top_session.login_name", lambda: "alice")
+    store.submit(
+        [NewJob(command="x", name="hers", submitter="alice"), NewJob(command="x", name="his", submitter="bob")]
+    )
+    both, hers, again = used(store, tmp_path, "a", "a")
+    assert "his" in both
+    assert "his" not in hers
+    assert "hers" in hers
+    assert "his" in again

@@ -1,0 +1,294 @@
+"""Tokens and devices: who is let in, who stays, and what the file on disk gives away."""
+
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.errors import BadInputError, StokerError
+from stoker.web.gate.patience import Patience, TooManyError
+from stoker.web.key_file import KeyFile
+from stoker.web.keys import Keys
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path / "home")
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_first_use_makes_an_operators_token_and_the_next_finds_it(keys: Keys, tmp_path: Path) -> None:
+    token = keys.first()
+    assert token.role == "operator"
+    assert len(token.secret) >= 32
+    assert Keys(tmp_path / "home").first() == token
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_the_file_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    keys = Keys(home)
+    before = os.umask(umask)
+    try:
+        keys.first()
+    finally:
+        os.umask(before)
+    assert mode_of(keys.path) == 0o600
+
+
+def test_the_file_is_never_readable_for_others_while_it_is_written(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    replace = Path.replace
+
+    def looking(fresh: Path, target: Path) -> Path:
+        seen.append(mode_of(fresh))
+        return replace(fresh, target)
+
+    def opening(path: Path, flags: int, mode: int = 0o777) -> int:
+        assert not flags & os.O_CREAT or mode == 0o600, f"{path} is made for others"
+        return really_open(path, flags, mode)
+
+    really_open = os.open
+    monkeypatch.setattr(Path, "replace", looking)
+    monkeypatch.setattr(os, "open", opening)
+    keys.first()
+    assert seen == [0o600]
+
+
+def test_a_right_token_lets_a_device_in_and_a_wrong_one_does_not(keys: Keys) -> None:
+    token = keys.add("phone", "viewer")
+    assert keys.enter("stk_nonsense") is None
+    assert keys.enter("") is None
+    assert keys.by_token(token.secret + "x") is None
+    entered = keys.enter(f" {token.secret}\n", "Mozilla/5.0 (\x1b[31mPhone)" + "x" * 500)
+    assert entered is not None
+    visitor, cookie = entered
+    assert (visitor.role, visitor.name) == ("viewer", "phone")
+    assert keys.by_session(cookie) == visitor
+    (session,) = keys.sessions()
+    assert "\x1b" not in session.agent
+    assert len(session.agent) <= 120
+
+
+def test_the_file_does_not_hold_what_is_in_a_devices_cookie(keys: Keys) -> None:
+    entered = keys.enter(keys.first().secret)
+    assert entered is not None
+    assert entered[1] not in keys.path.read_text()
+
+
+def test_logging_out_ends_that_device_and_no_other(keys: Keys, tmp_path: Path) -> None:
+    token = keys.first()
+    one, other = keys.enter(token.secret), keys.enter(token.secret)
+    assert one is not None
+    assert other is not None
+    keys.leave(one[1])
+    assert keys.by_session(one[1]) is None
+    assert not keys.still_valid(one[0])
+    assert keys.by_session(other[1]) is not None
+    assert Keys(tmp_path / "home").by_session(one[1]) is None
+    assert keys.by_token(token.secret) is not None
+
+
+def test_revoking_in_another_process_ends_token_and_devices_within_a_second(keys: Keys, tmp_path: Path) -> None:
+    token = keys.first()
+    entered, program = keys.enter(token.secret), keys.by_token(token.secret)
+    assert entered is not None
+    assert program is not None
+    revoked, devices = Keys(tmp_path / "home").revoke(token.id)
+    assert (revoked.id, devices) == (token.id, 1)
+    ends = time.monotonic() + 1.0
+    while keys.by_session(entered[1]) is not None:
+        assert time.monotonic() < ends, "a revoked device is still let in after a second"
+        time.sleep(0.01)
+    assert not keys.still_valid(entered[0])
+    assert not keys.still_valid(program)
+    assert keys.by_token(token.secret) is None
+    assert keys.enter(token.secret) is None
+
+
+def test_a_token_made_in_another_process_is_good_at_once(keys: Keys, tmp_path: Path) -> None:
+    keys.first()
+    assert keys.by_token("stk_wrong") is None
+    assert keys.by_token(Keys(tmp_path / "home").add("phone", "viewer").secret) is not None
+
+
+def test_a_file_that_others_can_read_is_refused_with_what_to_do(keys: Keys) -> None:
+    secret = keys.first().secret
+    keys.path.chmod(0o640)
+    with pytest.raises(StokerError, match=r"others can read .* run `chmod 600 "):
+        keys.tokens()
+    assert keys.by_token(secret) is None
+    assert keys.problem is not None
+    keys.path.chmod(0o600)
+    assert keys.by_token(secret) is not None
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"tokens": [{"id": 3}]}', b"\xff\xfe"])
+def test_a_broken_file_is_one_sentence_and_lets_nobody_in(keys: Keys, text: bytes) -> None:
+    secret = keys.first().secret
+    keys.path.write_bytes(text)
+    with pytest.raises(StokerError, match=r"is not what `stoker tokens` wrote") as caught:
+        keys.tokens()
+    assert "\n" not in str(caught.value)
+    assert keys.enter(secret) is None
+    with pytest.raises(StokerError):
+        keys.add("another", "viewer")
+    assert keys.path.read_bytes() == text, "what a person may mend was overwritten"
+
+
+def test_a_disk_that_is_full_neither_keeps_devices_out_nor_lets_them_stay(
+    keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = keys.first()
+    old = keys.enter(token.secret)
+    assert old is not None
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as without_room:
+        without_room.setattr(KeyFile, "write", full)
+        entered = keys.enter(token.secret)
+        assert entered is not None
+        assert keys.by_session(entered[1]) is not None
+        keys.leave(old[1])
+        assert keys.by_session(old[1]) is None
+        with pytest.raises(StokerError, match="cannot be written: No space left on device"):
+            keys.add("phone", "viewer")
+        assert Keys(tmp_path / "home").by_session(entered[1]) is None
+    # With room again, the next that is written takes all of it along.
+    keys.add("phone", "viewer")
+    again = Keys(tmp_path / "home")
+    assert again.by_session(entered[1]) is not None
+    assert again.by_session(old[1]) is None
+
+
+def test_a_session_kept_in_mind_ends_with_its_token(
+    keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = keys.first()
+    with monkeypatch.context() as without_lock:
+        without_lock.setattr(KeyFile, "locked", _nobody_can_lock)
+        entered = keys.enter(token.secret)
+    assert entered is not None
+    keys.revoke(token.id)
+    assert keys.by_session(entered[1]) is None
+
+
+def _nobody_can_lock(*_: object) -> None:
+    raise OSError(30, "Read-only file system")
+
+
+def test_visits_are_remembered_but_hardly_ever_written(
+    keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = keys.enter(keys.first().secret)
+    assert entered is not None
+    begun = keys.sessions()[0].seen
+    written = keys.path.stat().st_ino
+    monkeypatch.setattr(time, "time", lambda: begun + 100)
+    for _ in range(50):
+        keys.by_session(entered[1])
+    assert keys.path.stat().st_ino == written
+    assert keys.sessions()[0].seen == begun + 100
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 301)
+    keys.by_session(entered[1])
+    assert Keys(tmp_path / "home").sessions()[0].seen == begun + 100
+
+
+def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+
+    def add(who: int) -> None:
+        keys = Keys(home)
+        for number in range(5):
+            keys.add(f"{who}-{number}", "viewer")
+
+    threads = [threading.Thread(target=add, args=(who,)) for who in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tokens = Keys(home).tokens()
+    assert len({token.name for token in tokens}) == len({token.id for token in tokens}) == 15
+    assert [path.name for path in sorted(home.iterdir())] == [".tokens.json.lock", "tokens.json"]
+
+
+def test_a_device_is_not_let_in_by_a_cookie_that_browsers_would_have_dropped(keys: Keys) -> None:
+    entered = keys.enter(keys.first().secret)
+    assert entered is not None
+    contents = msgspec.json.decode(keys.path.read_bytes())
+    contents["sessions"][0]["created"] -= 401 * 24 * 3600
+    keys.path.write_bytes(msgspec.json.encode(contents))
+    assert Keys(keys.path.parent).by_session(entered[1]) is None
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 61, "\x1b[31m"])
+def test_a_name_that_would_spoil_the_log_is_refused(keys: Keys, name: str) -> None:
+    with pytest.raises(BadInputError, match="a token's name is"):
+        keys.add(name, "viewer")
+
+
+def test_two_tokens_of_one_name_are_refused(keys: Keys) -> None:
+    keys.add("phone", "viewer")
+    with pytest.raises(BadInputError, match="there is a token named 'phone' already"):
+        keys.add("phone", "operator")
+
+
+# How many wrong tokens are listened to
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fail(patience: Patience, address: str) -> None:
+    patience.listen(address)
+    patience.failed(address)
+
+
+def test_an_address_that_is_wrong_too_often_is_not_heard_for_a_while() -> None:
+    clock = Clock()
+    patience = Patience(clock)
+    for _ in range(10):
+        fail(patience, "192.0.2.1")
+    with pytest.raises(TooManyError) as caught:
+        patience.listen("192.0.2.1")
+    assert caught.value.seconds == 30
+    patience.listen("192.0.2.2")
+    clock.now = 30.0
+    patience.listen("192.0.2.1")
+
+
+def test_wrong_tokens_from_everywhere_are_limited_too_but_right_ones_are_heard() -> None:
+    clock = Clock()
+    patience = Patience(clock)
+    for number in range(200):
+        fail(patience, f"192.0.2.{number}")
+    with pytest.raises(TooManyError):
+        fail(patience, "198.51.100.1")
+    patience.listen("198.51.100.2")
+    clock.now = 10.0
+    fail(patience, "198.51.100.3")
+
+
+def test_a_million_addresses_do_not_fill_the_memory() -> None:
+    patience = Patience(Clock())
+    for number in range(5000):
+        try:
+            patience.failed(str(number))
+        except TooManyError:
+            continue
+    assert len(patience._by_address) == 4096

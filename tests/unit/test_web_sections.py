@@ -1,0 +1,435 @@
+"""The sections of the page: what they tell, to whom, and that nothing in a job becomes part of the page."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import msgspec
+import pytest
+
+from stoker.overview.detail import AttemptDetail, Detail
+from stoker.overview.model import (
+    EndedJob,
+    GpuCard,
+    Health,
+    Hours,
+    Machine,
+    Overview,
+    Point,
+    Progress,
+    RunningJob,
+    WaitingJob,
+)
+from stoker.queue.explanation import Kind, Why
+from stoker.queue.model import Attempt, Doing, Finding, Job, State
+from stoker.web.pages.sections import for_page, render, render_job
+from stoker.web.visitor import Role
+
+NOW = 1_800_000_000.0
+GIB = 2**30
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> {{ 7 * 7 }} \u202egnp.exe \r\nevent: health"
+VOID = {"br", "img", "input", "link", "meta", "path"}
+
+
+def make_job(name: str = "", state: State = "running", **fields: Any) -> Job:
+    usual: dict[str, Any] = {
+        "id": "0badcafe",
+        "state": state,
+        "command": "python train.py",
+        "name": name,
+        "position": 1.0,
+        "submitted": NOW - 9000,
+        "started": NOW - 4000,
+        "ended": None,
+        "not_before": 0.0,
+        "retries_left": 0,
+        "attempts": 1,
+        "attempt": "0badcafe-1",
+        "exit_code": None,
+        "sentence": "",
+        "link": "",
+        "cancel_requested": None,
+        "origin": None,
+    }
+    return Job(**usual | fields)
+
+
+def make_attempt(**fields: Any) -> Attempt:
+    usual: dict[str, Any] = {
+        "id": "0badcafe-1",
+        "job": "0badcafe",
+        "worker": "w-1",
+        "number": 1,
+        "gpus": ("GPU-0",),
+        "started": NOW - 4000,
+        "lease_expires": NOW + 60,
+    }
+    return Attempt(**usual | fields)
+
+
+def make_gpu(index: int = 0, doing: Doing = "job", **fields: Any) -> GpuCard:
+    usual: dict[str, Any] = {
+        "uuid": f"GPU-{index}",
+        "index": index,
+        "name": "NVIDIA A100",
+        "memory_total": 80 * GIB,
+        "memory_used": 61 * GIB,
+        "utilization": 0.93,
+        "doing": doing,
+        "whom": "",
+        "since": NOW - 60,
+        "note": "",
+        "jobs": (),
+    }
+    return GpuCard(**usual | fields)
+
+
+def make_machine(*gpus: GpuCard, **fields: Any) -> Machine:
+    usual: dict[str, Any] = {
+        "worker": "w-1",
+        "host": "gpu-a",
+        "there": True,
+        "seen": NOW - 2,
+        "started": NOW - 9000,
+        "paused": False,
+        "problem": None,
+        "simulated": False,
+        "gpus": gpus,
+    }
+    return Machine(**usual | fields)
+
+
+def make_running(job: Job, kind: Kind = "running", **fields: Any) -> RunningJob:
+    usual: dict[str, Any] = {
+        "job": job,
+        "attempt": make_attempt(),
+        "host": "gpu-a",
+        "gpus": ("0",),
+        "why": Why(kind, "", "running since 14:02 (12 min)"),
+        "progress": None,
+        "last_line": "",
+    }
+    return RunningJob(**usual | fields)
+
+
+def make_overview(**fields: Any) -> Overview:
+    usual: dict[str, Any] = {
+        "now": NOW,
+        "place": "queue.db",
+        "paused": False,
+        "counts": {},
+        "machines": (),
+        "running": (),
+        "waiting": (),
+        "ended": (),
+        "health": Health(level="good", headline="All is well"),
+        "hours": Hours(since=NOW - 7 * 86400),
+    }
+    return Overview(**usual | fields)
+
+
+def full_overview(text: str = "vit") -> Overview:
+    """One of everything, with `text` wherever a job, a program or a machine may put its own."""
+    return make_overview(
+        counts={"running": 1, "queued": 1, "failed": 1},
+        machines=(
+            make_machine(
+                make_gpu(0, jobs=("0badcafe",), whom=text, name=text),
+                make_gpu(1, "somebody", whom=text),
+                make_gpu(2, "unknown", note=text, utilization=None, memory_used=None),
+                host=text,
+                problem=text,
+            ),
+        ),
+        running=(
+            make_running(
+                make_job(text, submitter=text),
+                host=text,
+                gpus=(text,),
+                progress=Progress(fraction=0.3, text=text, remaining=60.0),
+                last_line=text,
+            ),
+            make_running(make_job("", id="00000002", command=text), last_line=text),
+        ),
+        waiting=(
+            WaitingJob(job=make_job(text, "queued", id="00000003"), why=Why("waits", "", text)),
+            WaitingJob(job=make_job(text, "held", id="00000004", sentence=text), why=Why("held", "", text)),
+        ),
+        ended=(
+            EndedJob(
+                job=make_job(text, "failed", id="00000005", ended=NOW - 60, sentence=text, exit_code=1),
+                why=Why("ended", "", text),
+                idle_stopped=False,
+            ),
+        ),
+        health=Health(level="bad", headline=text, points=(Point(level="bad", sentence=text, job=text, host=text),)),
+    )
+
+
+def full_detail(text: str = "vit") -> Detail:
+    job = make_job(
+        text,
+        directory=text,
+        command=text,
+        tags=(text,),
+        environment={text: text},
+        submitter=text,
+        link=f"javascript:{text}",
+        policy={text: text},
+        commit=text,
+    )
+    return Detail(
+        now=NOW,
+        job=job,
+        why=Why("running", "", text),
+        needs={},
+        attempts=(
+            AttemptDetail(
+                attempt=make_attempt(sentence=text, outcome="failed", ended=NOW),
+                host=text,
+                gpus=(text,),
+                finding=Finding(cause="idle", report=text),
+                whole_here=True,
+            ),
+        ),
+        progress=Progress(fraction=None, text=text),
+        last_line=text,
+        snoozed_until=None,
+    )
+
+
+class Elements(HTMLParser):
+    """Which elements there are, whether each is closed, and what a person reads."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.started: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.started.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def tags(self) -> set[str]:
+        return {tag for tag, _attributes in self.started}
+
+
+def read(html: str) -> str:
+    return " ".join(Elements(html).text.split())
+
+
+def all_sections(text: str, role: Role) -> dict[str, str]:
+    return render(full_overview(text), role) | render_job(full_detail(text), role)
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+def test_what_a_job_says_never_becomes_part_of_the_page(role: Role) -> None:
+    plain, hostile = all_sections("vit", role), all_sections(HOSTILE, role)
+    for name, html in hostile.items():
+        page = Elements(html)
+        assert page.open == [], f"{name} is not closed"
+        assert page.tags() <= Elements(plain[name]).tags() | {"code", "p", "pre"}, name
+        for tag, attributes in page.started:
+            assert not any(attribute.startswith("on") or attribute == "style" for attribute in attributes), (name, tag)
+            assert not (attributes.get("href") or "").startswith("javascript:"), name
+        # Marks that turn the direction of text would reach beyond what they are in.
+        assert "\u202e" not in page.text or name == "report", name
+        assert "49" not in page.text, f"{name} computes what a job says"
+
+
+def test_a_text_without_a_space_is_cut_before_it_fills_the_page() -> None:
+    for name, html in all_sections("A" * 10_000, "operator").items():
+        if name not in {"asked", "report"}:
+            assert max(map(len, re.findall("A+", Elements(html).text)), default=0) < 1000, name
+
+
+def test_ids_of_elements_are_safe_to_look_for() -> None:
+    worker = 'w"] *, [x="'
+    sections = for_page(make_overview(machines=(make_machine(make_gpu(), worker=worker),)), "operator")
+    ids = [attributes["id"] for _tag, attributes in Elements(sections["machines"]).started if "id" in attributes]
+    assert len(ids) > 2
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]+", found or "") for found in ids)
+
+
+def test_a_viewer_sees_everything_and_no_button_that_changes_something() -> None:
+    watched, steered = all_sections("vit", "viewer"), all_sections("vit", "operator")
+    for name in ("running", "waiting", "ended", "machine-w-1", "job"):
+        assert "hx-post" in steered[name], name
+    for name, html in watched.items():
+        assert "hx-post" not in html, name
+        assert "/submit" not in html, name
+        assert "data-grip" not in html, name
+    assert "vit" in read(watched["running"])
+
+
+def test_nothing_changes_because_time_passes() -> None:
+    overview, later = full_overview(), NOW + 3600
+    moved = msgspec.structs.replace(
+        overview,
+        now=later,
+        hours=Hours(since=later - 7 * 86400),
+        running=tuple(
+            msgspec.structs.replace(item, why=Why(item.why.kind, "", "running since 14:02 (72 min)"))
+            for item in overview.running
+        ),
+        ended=tuple(
+            msgspec.structs.replace(item, why=Why("ended", "", "failed 61 min ago")) for item in overview.ended
+        ),
+    )
+    assert render(moved, "operator") == render(overview, "operator")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("no worker", "no worker is there (the last was heard of {} ago, on gpu-a): `stoker work` starts one"),
+        ("retry", "waits until its retry in {}, after this: exit code 1"),
+        ("after", "waits for job 0000000a (running); besides, no worker is there (the last was heard of {} ago)"),
+    ],
+)
+def test_a_reason_that_tells_a_length_of_time_is_told_without_it(kind: Kind, sentence: str) -> None:
+    def shown(length: str) -> str:
+        job = make_job("vit", "queued", not_before=NOW + 44)
+        waiting = WaitingJob(job=job, why=Why(kind, "", sentence.format(length)))
+        return render(make_overview(waiting=(waiting,)), "viewer")["waiting"]
+
+    assert shown("20 s") == shown("21 s")
+
+
+def test_a_retry_says_when_and_why() -> None:
+    job = make_job("vit", "queued", not_before=NOW + 44, sentence="exit code 1")
+    html = render(make_overview(waiting=(WaitingJob(job=job, why=Why("retry", "", "")),)), "viewer")["waiting"]
+    assert re.search(r'Tries again <time datetime="2027-01-15T08:00:44[^"]*" data-tell="in">', html)
+    assert "exit code 1" in read(html)
+
+
+def test_simulated_gpus_are_told_plainly() -> None:
+    told = "These GPUs are simulated: nothing here is real hardware."
+    real, simulated = (make_overview(machines=(make_machine(simulated=so),)) for so in (False, True))
+    assert told in read(render(simulated, "viewer")["health"])
+    assert told not in read(render(real, "viewer")["health"])
+
+
+def test_one_thing_to_know_is_told_once() -> None:
+    health = Health(level="attention", headline="vit failed", points=(Point(level="attention", sentence="vit failed"),))
+    assert read(render(make_overview(health=health), "viewer")["health"]).count("vit failed") == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [
+        (make_gpu(doing="job", jobs=("0badcafe",), whom="alice"), "job vit for alice"),
+        (make_gpu(doing="background", whom="folding"), "background folding"),
+        (make_gpu(doing="somebody", whom="bob's python (pid 4242)"), "in use bob's python (pid 4242)"),
+        (make_gpu(doing="free"), "free Nothing runs here"),
+        (make_gpu(doing="unknown", note="the driver hangs"), "unknown the driver hangs"),
+    ],
+)
+def test_a_gpu_says_in_words_what_it_does_and_for_whom(gpu: GpuCard, told: str) -> None:
+    overview = make_overview(machines=(make_machine(gpu),), running=(make_running(make_job("vit")),))
+    assert told in read(render(overview, "viewer")["machine-w-1"])
+
+
+def test_what_is_unknown_is_no_zero() -> None:
+    gpu = make_gpu(doing="unknown", utilization=None, memory_used=None)
+    html = render(make_overview(machines=(make_machine(gpu),)), "viewer")["machine-w-1"]
+    assert "Use unknown" in read(html).replace("Use", "Use ").replace("  ", " ")
+    assert "<progress" not in html
+    idle = render(make_overview(machines=(make_machine(make_gpu(utilization=0.0, memory_used=0)),)), "viewer")
+    assert idle["machine-w-1"].count("<progress") == 2
+    assert "0 of 80 GiB" in read(idle["machine-w-1"])
+
+
+def test_a_machine_that_is_away_does_not_pass_for_one_that_is_there() -> None:
+    gone = make_machine(make_gpu(doing="unknown", note="its worker was last heard of 3 min ago"), there=False)
+    told = read(render(make_overview(machines=(gone,)), "operator")["machine-w-1"])
+    assert "not heard of" in told
+    assert "Pause" not in told
+    left = read(render(make_overview(machines=(msgspec.structs.replace(gone, left=True),)), "viewer")["machine-w-1"])
+    assert "stopped" in left
+    assert "not heard of" not in left
+
+
+def test_many_gpus_are_folded_and_a_machine_that_changes_is_sent_alone() -> None:
+    def fleet(utilization: float) -> Overview:
+        machines = [
+            make_machine(*(make_gpu(index) for index in range(8)), worker=f"w-{number}") for number in range(24)
+        ]
+        changed = make_machine(*(make_gpu(index, utilization=utilization) for index in range(8)), worker="w-24")
+        return make_overview(machines=(*machines, changed))
+
+    before, after = render(fleet(0.1), "operator"), render(fleet(0.2), "operator")
+    assert [name for name in before if before[name] != after[name]] == ["machine-w-24"]
+    summary = Elements(before["machine-w-24"]).started[0]
+    assert summary[0] == "details"
+    assert "open" not in summary[1]
+    assert "open" in Elements(render(full_overview(), "viewer")["machine-w-1"]).started[0][1]
+
+
+def test_a_page_that_is_opened_has_every_machine_in_its_place() -> None:
+    sections = for_page(full_overview("vit"), "viewer")
+    assert "GPU 0" in read(sections["machines"])
+    assert "GPU 0" not in read(render(full_overview("vit"), "viewer")["machines"])
+
+
+def test_a_waiting_job_can_be_moved_beside_its_neighbours() -> None:
+    jobs = [make_job(name, "queued", id=f"0000000{name}") for name in "123"]
+    waiting = tuple(WaitingJob(job=job, why=Why("waits", "", "waits")) for job in jobs)
+    html = render(make_overview(waiting=waiting), "operator")["waiting"]
+    moves = {
+        (attributes["hx-post"], attributes.get("hx-vals"))
+        for _tag, attributes in Elements(html).started
+        if (attributes.get("hx-post") or "").endswith("/00000002/move")
+    }
+    path = "/api/v1/jobs/00000002/move"
+    assert (path, '{"before": "00000001"}') in moves
+    assert (path, '{"after": "00000003"}') in moves
+
+
+@pytest.mark.parametrize(("state", "asks"), [("running", True), ("held", True), ("queued", False)])
+def test_cancelling_asks_once_where_it_cannot_be_taken_back(state: State, asks: bool) -> None:
+    detail = msgspec.structs.replace(full_detail(), job=make_job("vit", state), why=Why("waits", "", "waits"))
+    buttons = [
+        attributes
+        for _tag, attributes in Elements(render_job(detail, "operator")["job"]).started
+        if (attributes.get("hx-post") or "").endswith("/cancel")
+    ]
+    assert [("hx-confirm" in attributes) for attributes in buttons] == [asks]
+
+
+def test_an_idle_stop_is_told_as_one() -> None:
+    job = make_job("vit", "failed", ended=NOW - 60, sentence="its GPUs stayed idle")
+    ended = EndedJob(job=job, why=Why("ended", "", ""), idle_stopped=True)
+    told = read(render(make_overview(ended=(ended,)), "viewer")["ended"])
+    assert "stopped: idle" in told
+    assert "its GPUs stayed idle" in told
+
+
+def test_a_link_of_a_job_leads_only_to_the_web() -> None:
+    def links(link: str) -> list[str | None]:
+        detail = msgspec.structs.replace(full_detail(), job=make_job("vit", link=link))
+        return [
+            attributes.get("href")
+            for tag, attributes in Elements(render_job(detail, "viewer")["job"]).started
+            if tag == "a"
+        ]
+
+    assert links("https://wandb.ai/run/1") == ["https://wandb.ai/run/1"]
+    assert links("javascript:alert(1)") == []
+
+
+def test_values_of_variables_are_not_shown() -> None:
+    detail = msgspec.structs.replace(full_detail(), job=make_job("vit", environment={"API_KEY": "s3cret"}))
+    told = render_job(detail, "viewer")["asked"]
+    assert "API_KEY" in told
+    assert "s3cret" not in told

@@ -1,0 +1,157 @@
+"""What a worker tells of an attempt beyond its outcome, and of whom nothing is said."""
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from stoker.errors import StokerError
+from stoker.fit.terms import Fitted, Observation
+from stoker.queue import QueueAwayError, Store
+from stoker.queue.model import Finding, Snoozed
+from stoker.runs.record import Ending, Snooze, Status
+from stoker.worker.assignment import Assignment, AttemptRecord
+from stoker.worker.delivery import Excerpt
+from stoker.worker.engagement import Engagement
+from stoker.worker.findings import LONGEST_REPORT, finding_of, tell_finding, tell_fit
+
+FITTED = Fitted(
+    size=200,
+    fixed=2e9,
+    slope=1e8,
+    predicted=22 * 10**9,
+    limit=23 * 10**9,
+    observations=(Observation(size=8, outcome="fits", peak=3 * 10**9),),
+)
+
+
+class Queue:
+    """Keeps findings, or does not."""
+
+    def __init__(self, trouble: StokerError | None = None) -> None:
+        self.kept: list[tuple[str, Finding]] = []
+        self._trouble = trouble
+
+    def write_finding(self, attempt: str, finding: Finding) -> bool:
+        if self._trouble is not None:
+            raise self._trouble
+        self.kept.append((attempt, finding))
+        return True
+
+    def write_log(self, _attempt: str, _text: str) -> bool:
+        return True
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> AttemptRecord:
+    return AttemptRecord(tmp_path)
+
+
+def ended(record: AttemptRecord, ending: Ending) -> None:
+    record.write_status(Status(state="ended", ending=ending, exit_code=0))
+
+
+def test_of_a_job_that_ended_by_itself_nothing_more_is_told(record: AttemptRecord) -> None:
+    ended(record, "by itself")
+    assert finding_of(record) is None
+
+
+def test_nothing_is_told_of_an_attempt_that_left_nothing(record: AttemptRecord) -> None:
+    assert finding_of(record) is None
+
+
+def test_another_ending_is_told_with_its_report(record: AttemptRecord) -> None:
+    ended(record, "idle")
+    record.write_report("# Stopped: its GPU was idle – for long\n")
+    assert finding_of(record) == Finding(cause="idle", report="# Stopped: its GPU was idle – for long\n")
+
+
+def test_a_report_that_is_too_long_says_that_it_goes_on(record: AttemptRecord) -> None:
+    ended(record, "idle")
+    record.write_report("é" * LONGEST_REPORT)
+    found = finding_of(record)
+    assert found is not None
+    assert len(found.report.encode()) <= LONGEST_REPORT
+    assert found.report.startswith("éé")
+    assert found.report.endswith("é\n\n… (the rest is on the machine that ran it)\n")
+
+
+def test_a_fit_is_told_while_it_runs_and_with_the_end(record: AttemptRecord) -> None:
+    queue = Queue()
+    assert not tell_fit(cast(Store, queue), record, "attempt")
+    record.write_fit(FITTED)
+    assert tell_fit(cast(Store, queue), record, "attempt")
+    ended(record, "by itself")
+    tell_finding(cast(Store, queue), record, "attempt")
+    (_, first), (_, last) = queue.kept
+    assert (first.cause, first.fit["size"]) == ("", 200)
+    assert last.cause == "by itself"
+    assert last.fit["observations"][0]["peak"] == 3 * 10**9
+
+
+@pytest.mark.parametrize("has_output", [False, True])
+def test_a_running_job_tells_of_its_fit_once(record: AttemptRecord, has_output: bool) -> None:
+    queue = Queue()
+    excerpt = Excerpt(record, cast(Assignment, _Fitted()))
+    if has_output:
+        record.output.write_text("trains\n")
+    excerpt.deliver(cast(Store, queue))
+    assert queue.kept == []
+    record.write_fit(FITTED)
+    excerpt.deliver(cast(Store, queue))
+    excerpt.deliver(cast(Store, queue))
+    assert [(attempt, finding.fit["size"]) for attempt, finding in queue.kept] == [("attempt", 200)]
+
+
+def test_a_queue_that_refuses_a_finding_is_not_asked_again_and_one_that_is_away_is(record: AttemptRecord) -> None:
+    ended(record, "idle")
+    tell_finding(cast(Store, Queue(StokerError("the disk of the database is full"))), record, "attempt")
+    with pytest.raises(QueueAwayError):
+        tell_finding(cast(Store, Queue(QueueAwayError("the queue cannot be reached"))), record, "attempt")
+
+
+class TestSnooze:
+    @pytest.fixture
+    def engagement(self, record: AttemptRecord) -> Engagement:
+        assignment = cast(Assignment, _Assigned())
+        return Engagement(record, assignment, None)
+
+    def test_it_is_written_where_the_supervisor_looks_and_only_when_it_is_new(
+        self, record: AttemptRecord, engagement: Engagement
+    ) -> None:
+        assert engagement.heed(Snoozed(seconds=600.0, by="alice"))
+        first = record.snooze()
+        assert first is not None
+        assert first.by == "alice"
+        assert first.until - first.wall < 0
+        assert not engagement.heed(Snoozed(seconds=599.5, by="alice"))
+        assert record.snooze() == first
+        assert engagement.heed(Snoozed(seconds=1200.0, by="alice"))
+        longer = record.snooze()
+        assert longer is not None
+        assert longer.until > first.until + 590
+
+    def test_it_can_be_ended(self, record: AttemptRecord, engagement: Engagement) -> None:
+        engagement.heed(Snoozed(seconds=600.0, by="alice"))
+        assert engagement.heed(Snoozed(seconds=0.0, by="bob"))
+        assert record.snooze() is None
+        assert not engagement.heed(Snoozed(seconds=0.0, by="bob"))
+
+    def test_one_that_is_long_over_does_not_end_what_the_job_asked_for_itself(
+        self, record: AttemptRecord, engagement: Engagement
+    ) -> None:
+        own = Snooze(until=1e12, wall=1e12, by="the job")
+        record.write_snooze(own)
+        assert not engagement.heed(Snoozed(seconds=0.0, by="alice"))
+        assert record.snooze() == own
+
+
+class _Assigned:
+    """As much of an assignment as an engagement looks at."""
+
+    attempt, job, log_limit, started = "attempt", "job", 1000, 0.0
+    fitting: object = None
+
+
+class _Fitted(_Assigned):
+    fitting = "it is"

@@ -1,0 +1,105 @@
+"""What a worker tells of each GPU: what it does, for whom, and since when."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from stoker.gpus.model import Look, Maybe, Process, Unknown
+from stoker.queue.model import Doing, WorkerGpu
+from stoker.worker.capacity import BACKGROUND
+from stoker.worker.machine import Machine
+from stoker.worker.occupancy import Occupancy
+from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
+
+UUID = a_gpu(0).uuid
+NOON = 1_740_000_000.0
+OURS = a_process(100, user="bob")
+ALICE = a_process(4242)
+BOB = a_process(4343, user="bob")
+
+
+def look(*processes: Process, peak: Maybe[float] = 0.0, used: Maybe[int] = 0, at: float = 1.0, **changes: Any) -> Look:
+    """At a machine with one GPU."""
+    reading = a_reading(a_gpu(0), peak, memory_used=used, processes=processes)
+    return Look("test", at, NOON + at, (a_gpu(0),), (msgspec.structs.replace(reading, **changes),))
+
+
+def told(seen: Look, *holders: str, ended: float | None = None) -> WorkerGpu:
+    """What is said of the GPU after one look, with those of ours that hold it; process 100 is job a's."""
+    machine = Machine("all")
+    machine.observe(a_look(0.0, at=-1.0), lambda _pid: None, {})
+    if ended is not None:
+        machine.ended(UUID, ended)
+    ours = {UUID: set(holders)} if holders else {}
+    machine.observe(seen, {100: "a"}.get, ours)
+    return machine.worker_gpus(ours)[0]
+
+
+@pytest.mark.parametrize(
+    ("seen", "holders", "doing", "whom"),
+    [
+        (look(), (), "free", ""),
+        (look(OURS, peak=1.0), ("a",), "job", ""),
+        (look(OURS, ALICE, peak=1.0), ("a",), "job", ""),
+        (look(processes=Unknown("not told")), ("a", "b"), "job", ""),
+        (look(peak=1.0), (BACKGROUND,), "background", ""),
+        (look(ALICE), (), "somebody", "alice's python (pid 4242)"),
+        (look(ALICE, BOB), (), "somebody", "alice's python (pid 4242) and bob's python (pid 4343)"),
+        (look(peak=0.9), (), "somebody", ""),
+        (look(used=30 * GIB), (), "somebody", ""),
+        (look(processes=Unknown("not told")), (), "unknown", ""),
+        (look(peak=Unknown("not told")), (), "unknown", ""),
+        (look(used=Unknown("not told")), (), "unknown", ""),
+        (a_look(problem=Unknown("the driver hangs")), (), "unknown", ""),
+        (a_look(), (), "unknown", ""),
+    ],
+)
+def test_what_a_gpu_does_and_for_whom(seen: Look, holders: tuple[str, ...], doing: Doing, whom: str) -> None:
+    gpu = told(seen, *holders)
+    assert (gpu.doing, gpu.whom) == (doing, whom)
+    assert gpu.jobs == tuple(holder for holder in holders if holder != BACKGROUND)
+
+
+def test_what_a_job_leaves_behind_for_a_moment_is_nobody_elses() -> None:
+    gpu = told(look(peak=0.9, used=30 * GIB, at=5.0), ended=4.9)
+    assert (gpu.doing, gpu.note) == ("free", "has just been freed and is coming to rest")
+    assert told(look(peak=0.9, used=30 * GIB, at=9.0), ended=4.9).doing == "somebody"
+
+
+def test_a_gpu_that_was_given_away_since_the_last_look_is_a_jobs() -> None:
+    machine = Machine("all")
+    machine.observe(look(), lambda _pid: None, {})
+    assert machine.worker_gpus({})[0].doing == "free"
+    assert machine.worker_gpus({UUID: {"a"}})[0].doing == "job"
+
+
+def test_simulated_gpus_are_told_as_such() -> None:
+    machine = Machine("all")
+
+    def is_simulated(seen: Look) -> bool:
+        machine.observe(seen, lambda _pid: None, {})
+        return machine.simulated
+
+    assert not is_simulated(a_look(0.0))
+    assert is_simulated(a_look(0.0, source="sim"))
+    assert is_simulated(a_look(source="", problem=Unknown("the driver hangs")))
+
+
+def a_worker_gpu(doing: Doing, whom: str = "", uuid: str = UUID, utilization: float = 0.0) -> WorkerGpu:
+    return WorkerGpu(uuid=uuid, index=0, name="Test GPU", doing=doing, whom=whom, utilization=utilization)
+
+
+def test_since_is_kept_while_what_it_does_and_for_whom_stay_the_same() -> None:
+    occupancy = Occupancy()
+
+    def since(wall: float, doing: Doing, whom: str = "", **changes: Any) -> float | None:
+        return occupancy.dated(a_worker_gpu(doing, whom, **changes), wall).since
+
+    assert since(1.0, "somebody", "alice") == 1.0
+    assert since(2.0, "somebody", "alice", utilization=0.7) == 1.0
+    assert since(2.5, "free", uuid="another") == 2.5
+    assert since(3.0, "somebody", "bob") == 3.0
+    assert since(4.0, "unknown") == 4.0
+    assert since(5.0, "somebody", "bob") == 5.0
+    assert since(6.0, "free", uuid="another") == 2.5

@@ -1,0 +1,154 @@
+"""What GPUs did, minute by minute, from looks that come when they come."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.queue.model import Doing, Usage
+from stoker.worker.usage import KEPT_MINUTES, LONGEST_GAP, Meter
+
+# At the beginning of a minute of the wall clock; the clock of the looks has another zero.
+NOON = 29_000_000 * 60.0
+BOOTED = NOON - 12_345.678
+
+
+class Site:
+    """One GPU that is looked at, by the seconds since noon."""
+
+    def __init__(self) -> None:
+        self.meter = Meter("node7")
+        self.set_by = 0.0
+        """How far the wall clock was set forward."""
+
+    def see(self, *looks: float, doing: Doing = "job", utilization: float | None = 0.5, memory: int = 100) -> "Site":
+        for second in looks:
+            wall = NOON + second
+            self.meter.saw("g", doing, wall - BOOTED, wall + self.set_by, utilization, memory)
+        return self
+
+    def leave(self, second: float, doing: Doing = "job") -> "Site":
+        self.meter.did("g", doing, NOON + second - BOOTED)
+        return self
+
+    def told(self) -> dict[int, Usage]:
+        """By the minutes since noon, with the one under way."""
+        return {row.minute - int(NOON // 60): row for row in self.meter.so_far()}
+
+
+def seconds(row: Usage) -> dict[Doing, float]:
+    return {doing: round(amount, 3) for doing, amount in row.seconds.items()}
+
+
+def test_a_minute_is_told_once_it_is_over() -> None:
+    site = Site().see(*range(0, 60, 5))
+    assert site.meter.finished() == []
+    assert seconds(site.told()[0]) == {"job": 55.0}
+    (row,) = site.see(62.0).meter.finished()
+    assert (row.host, row.gpu, row.minute) == ("node7", "g", NOON // 60)
+    assert seconds(row) == {"job": 60.0}
+    site.meter.told([row])
+    assert site.meter.finished() == []
+    assert seconds(site.told()[1]) == {"job": 2.0}
+
+
+def test_a_stretch_is_what_the_look_at_its_end_shows() -> None:
+    site = Site().see(0.0).see(10.0, doing="free").see(15.0, doing="unknown", utilization=None).see(20.0, doing="job")
+    assert seconds(site.told()[0]) == {"free": 10.0, "unknown": 5.0, "job": 5.0}
+
+
+def test_a_job_that_came_and_went_between_two_looks_is_counted() -> None:
+    site = Site().see(0.0, doing="free").leave(3.0).see(3.5, doing="free")
+    assert seconds(site.told()[0]) == {"job": 3.0, "free": 0.5}
+
+
+def test_an_end_that_is_later_than_the_look_counts_no_second_twice() -> None:
+    site = Site().see(0.0, doing="free").leave(3.2).see(3.0, doing="free").see(5.0, doing="free")
+    assert seconds(site.told()[0]) == {"job": 3.0, "free": 2.0}
+
+
+def test_a_longer_gap_counts_for_nothing() -> None:
+    site = Site().see(0.0, LONGEST_GAP)
+    assert seconds(site.told()[0]) == {"job": LONGEST_GAP}
+    gap = Site().see(0.0, LONGEST_GAP + 0.1, LONGEST_GAP + 5.1)
+    assert seconds(gap.told()[0]) == {"job": 5.0}
+
+
+def test_a_minute_without_looks_has_no_row() -> None:
+    assert set(Site().see(0.0, 5.0, 200.0, 205.0).told()) == {0, 3}
+    assert Site().see(0.0).told() == {}
+
+
+def test_utilization_is_the_mean_over_the_time_in_which_it_is_known() -> None:
+    site = Site().see(0.0).see(10.0, utilization=1.0).see(40.0, utilization=0.0)
+    assert site.told()[0].utilization == pytest.approx(0.25)
+    site.see(50.0, utilization=None)
+    assert site.told()[0].utilization == pytest.approx(0.25)
+    assert Site().see(0.0, 5.0, utilization=None).told()[0].utilization is None
+
+
+def test_memory_is_the_most_that_was_seen() -> None:
+    site = Site().see(0.0, memory=900).see(5.0, memory=0)
+    assert site.told()[0].memory == 0
+    assert site.see(10.0, memory=300).see(15.0, memory=200).told()[0].memory == 300
+    site.meter.saw("g", "unknown", NOON + 20.0 - BOOTED, NOON + 20.0, None, None)
+    assert site.told()[0].memory == 300
+
+
+def test_what_nobody_took_is_kept_for_an_hour() -> None:
+    site = Site().see(*range(0, 61, 20))
+    last = KEPT_MINUTES * 60.0
+    assert 0 in site.see(last + 59.0).told()
+    assert 0 not in site.see(last + 60.0).told()
+
+
+def test_a_clock_that_is_set_back_makes_no_minute_longer() -> None:
+    site = Site().see(*range(0, 51, 5))
+    site.set_by = -45.0
+    site.see(*range(55, 101, 5))
+    assert seconds(site.told()[0]) == {"job": 60.0}
+
+
+def test_clocks_that_drift_apart_tell_no_minute_twice() -> None:
+    site = Site().see(50.0, 60.001)
+    site.meter.told(site.meter.finished())
+    site.set_by = -0.002
+    assert set(site.see(65.0).told()) == {1}
+    site.set_by = -10.0
+    assert set(site.see(66.0, 67.0).told()) == {0, 1}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.001, 2 * LONGEST_GAP, allow_nan=False),
+            st.sampled_from(["job", "background", "somebody", "free", "unknown"]),
+            st.one_of(st.none(), st.floats(0.0, 1.0)),
+            st.booleans(),
+        ),
+        max_size=60,
+    ),
+    st.floats(0.0, 60.0),
+)
+def test_no_minute_has_more_than_its_seconds_and_all_that_was_looked_at_is_counted(
+    steps: list[tuple[float, Doing, float | None, bool]], begin: float
+) -> None:
+    site = Site().see(begin)
+    moments = [begin]
+    rows: list[Usage] = []
+    for wait, doing, utilization, departs in steps:
+        moments.append(moments[-1] + wait)
+        if departs:
+            site.leave(moments[-1] - wait / 3)
+        site.see(moments[-1], doing=doing, utilization=utilization)
+        rows += (over := site.meter.finished())
+        site.meter.told(over)
+    rows += site.meter.so_far()
+    assert len({row.minute for row in rows}) == len(rows)
+    for row in rows:
+        assert 0 < sum(row.seconds.values()) <= 60.0 + 1e-9
+        assert row.utilization is None or 0 <= row.utilization <= 1 + 1e-9
+    clocked = [NOON + moment - BOOTED for moment in moments]
+    looked_at = sum(late - early for early, late in pairwise(clocked) if late - early <= LONGEST_GAP)
+    assert sum(sum(row.seconds.values()) for row in rows) == pytest.approx(looked_at, abs=1e-3)
