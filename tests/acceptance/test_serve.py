@@ -3,6 +3,7 @@
 import socket
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -128,3 +129,24 @@ def test_the_file_may_say_where_it_listens(tmp_path: Path, monkeypatch: pytest.M
     done = stoker("--config", str(config), "serve")
     assert done.code != 0
     assert "'prot'" in done.err
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `pip install stoker`, without the extra."""
+    program = "import sys; sys.modules['fastapi'] = None; from stoker.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "serve", "--port", "0"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "pip install 'stoker[web]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_strangers_cannot_write_on_the_terminal(tmp_path: Path) -> None:
+    with page_site("serve", "--port", "0") as site:
+        host, _, port = site.address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), 10) as stranger:
+            stranger.sendall(b"\x1b[31mGARBAGE\r\n\r\n")
+            assert b"400" in stranger.recv(4096)
+        assert site.end() == 0
+        assert not any("Invalid" in line or "GARBAGE" in line for line in site.said)
+    assert "Invalid HTTP request" in (tmp_path / "stoker-home" / "page.log").read_text()

@@ -211,9 +211,9 @@ def test_of_all_who_would_tell_something_one_does(queue: Store, url: str) -> Non
         teller.join(30.0)
     assert sorted(told) == [False, False, False, True]
     assert queue.tell_once("another")
-    queue.untell("failed 3f9ede8c")
+    assert queue.untell("failed 3f9ede8c")
     assert queue.tell_once("failed 3f9ede8c")
-    queue.untell("never told")
+    assert not queue.untell("never told")
 
 
 def test_what_was_told_long_ago_is_forgotten(queue: Store, url: str) -> None:

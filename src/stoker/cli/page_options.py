@@ -16,6 +16,9 @@ from stoker.places import state_home
 from stoker.settings import load_settings
 
 if TYPE_CHECKING:
+    import logging
+    import socket
+
     from stoker.web.config import Config
     from stoker.web.keys import Keys
 
@@ -58,10 +61,8 @@ def page_config(page: Mapping[str, Any], queue: str | None, home: Path | None = 
     """The options over the file's table `[web]`."""
     import msgspec
 
-    try:
-        from stoker.web.config import Config
-    except ImportError:
-        raise StokerError(needs_extra()) from None
+    from stoker.web.config import Config
+
     chosen = {**load_settings().web, **page}
     try:
         config = msgspec.convert({**chosen, "queue": queue, "home": home or state_home()}, Config, dec_hook=_path)
@@ -90,29 +91,39 @@ def until_signalled() -> Iterator[None]:
         yield
 
 
-def needs_extra() -> str:
-    return "the page needs packages that are not installed: pip install 'stoker[web]'"
+def run_page(config: "Config", listener: "socket.socket") -> None:
+    """Serves it until a signal comes."""
+    try:
+        from stoker.web.serving import serve
+    except ImportError:
+        raise StokerError("the page needs packages that are not installed: pip install 'stoker[web]'") from None
+    import logging
+
+    # What went wrong in the server is for whoever mends it, and strangers can make it complain: not for the terminal.
+    complaints = logging.getLogger("uvicorn")
+    complaints.propagate = False
+    complaints.addHandler(_log_file(config.home / "page.log", "%(asctime)s %(levelname)s %(message)s"))
+    requests = logging.Logger("stoker.access", logging.INFO)
+    requests.addHandler(_log_file(config.home / "access.log", "%(message)s"))
+    serve(config, listener, requests.info, lambda port, keys: welcome(config, port, keys))
 
 
-def access_log(home: Path) -> Callable[[str], None]:
-    """One line per request, in a file of the state directory that only its owner reads."""
+def _log_file(path: Path, form: str) -> "logging.Handler":
+    """A file that only its owner reads, and that does not grow for ever."""
     import logging.handlers
 
-    path = home / "access.log"
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         handler = logging.handlers.RotatingFileHandler(
             path, maxBytes=_LOG_SIZE, backupCount=_LOGS_KEPT, encoding="utf-8", errors="backslashreplace"
         )
     except OSError as error:
-        raise StokerError(f"the access log {path} cannot be written: {error.strerror}") from None
+        raise StokerError(f"the log {path} cannot be written: {error.strerror}") from None
     # A full disk is no reason not to answer.
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # noqa: ARG005 - as logging documents it
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.Logger("stoker.access", logging.INFO)
-    logger.addHandler(handler)
-    return logger.info
+    handler.setFormatter(logging.Formatter(form))
+    return handler
 
 
 def welcome(config: "Config", port: int, keys: "Keys") -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.page_options import access_log, page_config, page_options, until_signalled, welcome
+from stoker.cli.page_options import page_config, page_options, run_page, until_signalled
 from stoker.cli.queue_options import opened_or_created, queue_option, queue_url_of
 from stoker.cli.telling import tell
 
@@ -25,8 +25,7 @@ def command(page: dict[str, Any], queue_url: str | None) -> int:
     from stoker.web.listening import listening_socket
 
     listener = listening_socket(config)
-    from stoker.web.serving import serve
 
     with until_signalled(), notifying(config, tell):
-        serve(config, listener, access_log(config.home), lambda port, keys: welcome(config, port, keys))
+        run_page(config, listener)
     return 0

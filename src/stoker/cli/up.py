@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.page_options import access_log, page_config, page_options, until_signalled, welcome
+from stoker.cli.page_options import page_config, page_options, run_page, until_signalled
 from stoker.cli.queue_options import opened_or_created, queue_option, queue_url_of
 from stoker.cli.telling import tell
 from stoker.places import state_home
@@ -79,10 +79,9 @@ def _serve(
     from stoker.web.listening import listening_socket
 
     listener = listening_socket(config)
-    from stoker.web.serving import serve
 
     with notifying(config, tell), WorkerProcess(options, environment, tell), meanwhile:
-        serve(config, listener, access_log(home), lambda port, keys: welcome(config, port, keys))
+        run_page(config, listener)
 
 
 def _has_gpus() -> bool:

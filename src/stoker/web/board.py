@@ -10,7 +10,6 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
 from stoker.errors import StokerError
@@ -33,11 +32,9 @@ _BETWEEN_TRIES: Final = 1.0
 class Board:
     """Keeps the newest overview. Everything but `run` is for the thread of the event loop."""
 
-    def __init__(self, config: Config, hear: Callable[[Overview], None] | None = None) -> None:
-        """`hear` is called with every overview, in the board's own thread."""
+    def __init__(self, config: Config) -> None:
         self._queue = config.queue
         self._observer = Observer(config.home)
-        self._hear = hear
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="board", daemon=True)
@@ -97,10 +94,7 @@ class Board:
     def _watch(self, store: Store) -> None:
         with contextlib.closing(store.bell()) as bell:
             while not self._ending.is_set():
-                overview = self._observer.observe(store)
-                if self._hear is not None:
-                    self._hear(overview)
-                self._publish(overview, None)
+                self._publish(self._observer.observe(store), None)
                 self._pause(bell)
 
     def _pause(self, bell: Bell) -> None:

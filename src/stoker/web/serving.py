@@ -8,7 +8,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from stoker.errors import StokerError
-from stoker.overview.model import Overview
 from stoker.web.app import create_app
 from stoker.web.board import Board
 from stoker.web.config import Config
@@ -53,12 +52,11 @@ def serve(
     listener: socket.socket,
     log: Callable[[str], None],
     ready: Callable[[int, Keys], None],
-    hear: Callable[[Overview], None] | None = None,
 ) -> None:
     """Serves until a signal ends it. `ready` is told the port and the keys when people can come."""
     keys = Keys(config.home)
     port = int(listener.getsockname()[1])
-    house = House(config=config, desk=Desk(config.queue), board=Board(config, hear), keys=keys)
+    house = House(config=config, desk=Desk(config.queue), board=Board(config), keys=keys)
     settings = uvicorn.Config(
         guarded_app(house, log),
         log_config=None,
@@ -81,4 +79,4 @@ def serve(
     with listener:
         server.run(sockets=[listener])
     if not server.started:
-        raise StokerError("the page did not start: see the lines above")
+        raise StokerError(f"the page did not start: {config.home / 'page.log'} has more about it")

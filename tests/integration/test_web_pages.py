@@ -1,0 +1,203 @@
+"""The pages behind the gate: what is shown, what a form keeps, and that a double tap submits once."""
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from stoker.queue.model import NewJob
+from stoker.web import pages, problems, statics
+from stoker.web.pages.trouble import trouble_page
+from tests.support.api_site import ApiSite, Client
+
+PAGE = {"Accept": "text/html"}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[ApiSite]:
+    with closing(ApiSite(tmp_path)) as made:
+        made.app.include_router(pages.router)
+        made.app.mount("/static", statics.files())
+        problems.install(made.app, trouble_page)
+        yield made
+
+
+def form(**fields: str) -> dict[str, str]:
+    return {"command": "echo hello", "directory": "/tmp", "gpus": "1", "idle": "on", "key": "k1"} | fields
+
+
+def send(client: Client, fields: dict[str, str], *more: tuple[str, str]) -> Any:
+    body = urlencode([*fields.items(), *more])
+    return client.post("/submit", content=body, headers={**PAGE, "Content-Type": "application/x-www-form-urlencoded"})
+
+
+def typed(html: str, name: str) -> str:
+    """What stands in a field."""
+    found = re.search(rf'<input[^>]* name="{name}" value="([^"]*)"', html)
+    assert found is not None, f"there is no field {name}"
+    return unescape(found[1])
+
+
+def test_every_page_comes_up_for_a_viewer_without_anything_to_act_with(site: ApiSite) -> None:
+    [name] = site.store.submit([NewJob(command="sleep 5", name="vit")])
+    site.look()
+    client = site.client("viewer", "wall")
+    for path in ("/", "/jobs", f"/jobs/{name}"):
+        answer = client.get(path, headers=PAGE)
+        assert answer.status_code == 200, path
+        assert "vit" in answer.text
+        assert "hx-post" not in answer.text
+        assert 'href="/submit"' not in answer.text
+
+
+def test_everything_that_a_page_names_is_there_and_from_here(site: ApiSite) -> None:
+    [name] = site.store.submit([NewJob(command="sleep 5")])
+    client = site.client()
+    for path in ("/", "/jobs", f"/jobs/{name}", "/submit", "/jobs/nobody"):
+        html = client.get(path, headers=PAGE).text
+        named = re.findall(r'(?:src|<link[^>]* href)="([^"]+)"', html)
+        assert len(named) > 5
+        for address in named:
+            assert address.startswith("/"), address
+            assert client.get(unescape(address)).status_code == 200, address
+        assert not re.search(r"<style|style=|<script(?![^>]* src=)| on[a-z]+=", html), "the policy would refuse it"
+
+
+def test_the_manifest_names_icons_that_are_there(site: ApiSite) -> None:
+    client = site.client()
+    manifest = client.get("/manifest.webmanifest")
+    assert manifest.headers["content-type"] == "application/manifest+json"
+    told = manifest.json()
+    assert told["display"] == "standalone"
+    for icon in told["icons"]:
+        assert client.get(icon["src"]).headers["content-type"] == icon["type"]
+    assert client.get("/favicon.ico").status_code == 200
+
+
+def test_a_submitted_form_becomes_a_job_and_leads_to_it(site: ApiSite) -> None:
+    answer = send(site.client(), form(name="vit", tags="a, b", memory="20GiB", time_limit="2h", held="on"))
+    assert answer.status_code == 303
+    job = site.store.job(answer.headers["location"].removeprefix("/jobs/"))
+    assert (job.command, job.name, job.tags, job.memory, job.time_limit, job.state, job.submitter) == (
+        "echo hello", "vit", ("a", "b"), 20 * 2**30, 7200.0, "held", "phone",
+    )  # fmt: skip
+    assert job.policy == {}
+
+
+def test_a_box_that_is_not_ticked_turns_the_idle_rule_off(site: ApiSite) -> None:
+    fields = form()
+    del fields["idle"]
+    answer = send(site.client(), fields)
+    assert site.store.job(answer.headers["location"].removeprefix("/jobs/")).policy == {"off": True}
+
+
+def test_a_double_tap_submits_once_and_a_changed_form_is_another_submission(site: ApiSite) -> None:
+    client = site.client()
+    first, second = send(client, form()), send(client, form())
+    assert first.headers["location"] == second.headers["location"]
+    third = send(client, form(command="echo other"))
+    assert third.headers["location"] != first.headers["location"]
+    assert len(site.store.jobs()) == 2
+
+
+def test_mistakes_stand_beside_their_fields_and_nothing_typed_is_lost(site: ApiSite) -> None:
+    fields = form(command="echo {lr} <b>", directory="here", memory="much", name='a"b')
+    answer = send(site.client(), fields, ("sweep_name", "lr"), ("sweep_values", "1,2"))
+    assert answer.status_code == 422
+    assert set(re.findall(r'id="mistake-(\w+)"', answer.text)) == {"directory", "memory"}
+    assert re.search(r'name="memory"[^>]*aria-invalid="true"', answer.text)
+    for field in ("directory", "memory", "name", "key"):
+        assert typed(answer.text, field) == fields[field]
+    assert "echo {lr} &lt;b&gt;</textarea>" in answer.text
+    assert (typed(answer.text, "sweep_name"), typed(answer.text, "sweep_values")) == ("lr", "1,2")
+    assert site.store.jobs() == []
+
+
+def test_a_sweep_makes_a_job_for_each_combination(site: ApiSite) -> None:
+    rows = [("sweep_name", "lr"), ("sweep_values", "1e-3,1e-4"), ("sweep_name", "seed"), ("sweep_values", "1..3")]
+    answer = send(site.client(), form(command="train {lr} {seed}"), *rows)
+    assert answer.headers["location"] == "/jobs?made=6"
+    assert len({job.command for job in site.store.jobs()}) == 6
+    assert "6 jobs were submitted" in site.client().get(answer.headers["location"], headers=PAGE).text
+
+
+def test_again_is_filled_in_like_the_job_and_what_is_left_as_it_was_stays_exactly_so(site: ApiSite) -> None:
+    earlier = NewJob(
+        command=("python", "train.py", "a b"),
+        directory="/tmp",
+        environment={"API_KEY": "s3cret"},
+        name="vit",
+        tags=("x", "y"),
+        gpus=2,
+        memory=20 * 2**30,
+        backoff=77.0,
+        time_limit=5400.0,
+        policy={"window": 600.0, "below": 0.05, "require": "any"},
+        preemptible=True,
+    )
+    [name] = site.store.submit([earlier])
+    client = site.client()
+    shown = client.get(f"/submit?again={name}", headers=PAGE).text
+    assert "s3cret" not in shown
+    fields = {
+        field: typed(shown, field)
+        for field in (
+            "directory", "name", "tags", "gpus", "memory", "priority", "time_limit", "retries", "batch_size", "after",
+            "idle_for", "idle_below", "idle_after", "again", "key",
+        )
+    }  # fmt: skip
+    assert fields["time_limit"] == "1h30m"
+    assert fields["idle_for"] == "10m"
+    fields |= {"command": "python train.py 'a b'", "preemptible": "on", "idle": "on", "gpus": "4"}
+    answer = send(client, fields)
+    job = site.store.job(answer.headers["location"].removeprefix("/jobs/"))
+    assert job.id != name
+    assert job.gpus == 4
+    for field in ("command", "environment", "name", "tags", "memory", "backoff", "time_limit", "policy", "preemptible"):
+        assert getattr(job, field) == getattr(earlier, field), field
+
+
+def test_jobs_are_listed_page_by_page_by_state_and_by_tag(site: ApiSite) -> None:
+    site.store.submit(
+        [NewJob(command="true", name=f"job-{number:02d}", tags=(f"t{number % 2}",)) for number in range(60)]
+    )
+    site.store.hold([site.store.jobs()[0].id])
+    client = site.client()
+    first = client.get("/jobs", headers=PAGE).text
+    older = re.search(r'href="([^"]+)">Older', first)
+    assert older is not None
+    second = client.get(unescape(older[1]), headers=PAGE).text
+    names = [re.findall(r"job-\d\d", html) for html in (first, second)]
+    assert [len(set(found)) for found in names] == [50, 10]
+    assert len(set(names[0] + names[1])) == 60
+    assert len(set(re.findall(r"job-\d\d", client.get("/jobs?state=held", headers=PAGE).text))) == 1
+    assert len(set(re.findall(r"job-\d\d", client.get("/jobs?tag=t1", headers=PAGE).text))) == 30
+    assert "There are no such jobs" in client.get("/jobs?tag=none", headers=PAGE).text
+
+
+def test_a_job_that_is_not_there_is_told_on_a_page_that_leads_back(site: ApiSite) -> None:
+    answer = site.client().get("/jobs/deadbeef", headers=PAGE)
+    assert answer.status_code == 404
+    assert 'href="/"' in answer.text
+    assert "deadbeef" in answer.text
+
+
+def test_files_are_kept_for_good_under_the_address_of_their_content_only(site: ApiSite) -> None:
+    client = site.client()
+    address = statics.static_url("app.css")
+    assert "immutable" in client.get(address).headers["cache-control"]
+    for other in ("/static/app.css", "/static/app.css?v=0123"):
+        assert client.get(other).headers["cache-control"] == "no-cache"
+    tag = client.get(address).headers["etag"]
+    assert client.get(address, headers={"If-None-Match": tag}).status_code == 304
+    assert client.get(address).text == (Path(statics.__file__).parent / "static" / "app.css").read_text()
+
+
+@pytest.mark.parametrize("path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/static/"])
+def test_a_path_of_a_request_never_becomes_a_path_of_the_file_system(site: ApiSite, path: str) -> None:
+    assert site.client().get(path).status_code == 404
