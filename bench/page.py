@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.table import Promise, print_promises
@@ -69,7 +69,7 @@ class Page:
     def __init__(self, port: int, token: str, slow: bool) -> None:
         self._port = port
         self._token = token
-        self._slow = slow
+        self.slow = slow
         self.sections: dict[str, str] = {}
         self.seen: dict[int, float] = {}
         """When the end of each job was first on this page."""
@@ -78,26 +78,28 @@ class Page:
     async def listen(self, ending: asyncio.Event) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2**24)
         writer.write(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._token}\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b" 200 " not in head:
+            raise RuntimeError(head.decode())
+        over = asyncio.create_task(ending.wait())
         buffer = b""
-        with suppress(asyncio.CancelledError):
-            while not ending.is_set():
-                if self._slow:
-                    await asyncio.sleep(1.0)
-                try:
-                    part = await asyncio.wait_for(reader.read(2**16), 1.0)
-                except TimeoutError:
-                    continue
-                if not part:
-                    raise RuntimeError("the page was let go")
-                self.received += len(part)
-                buffer = self._take(buffer + part)
+        while not ending.is_set():
+            if self.slow:
+                await asyncio.sleep(1.0)
+            piece = asyncio.create_task(_piece(reader))
+            await asyncio.wait({piece, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not piece.done():
+                piece.cancel()
+                break
+            self.received += len(piece.result())
+            buffer = self._take(buffer + piece.result())
         writer.close()
 
     def _take(self, buffer: bytes) -> bytes:
         *events, rest = buffer.split(b"\n\n")
         for raw in events:
             text = raw.decode(errors="replace")
-            name = re.search(r"^event: (\w+)$", text, re.MULTILINE)
+            name = re.search(r"^event: (\S+)$", text, re.MULTILINE)
             if name is None or name[1] not in SECTIONS:
                 continue
             self.sections[name[1]] = text
@@ -106,6 +108,14 @@ class Page:
                 for number in map(int, _NUMBER.findall(text)):
                     self.seen.setdefault(number, now)
         return rest
+
+
+async def _piece(reader: asyncio.StreamReader) -> bytes:
+    """The next piece of an answer whose length is not known beforehand."""
+    size = int(await reader.readline(), 16)
+    if not size:
+        raise RuntimeError("the page was let go")
+    return (await reader.readexactly(size + 2))[:-2]
 
 
 class Traffic(threading.Thread):
@@ -145,6 +155,9 @@ async def measured(pid: int, port: int, queue: str, token: str) -> list[Promise]
     pages = [Page(port, token, number < SLOW_PAGES) for number in range(PAGES)]
     listening = [asyncio.create_task(page.listen(ending)) for page in pages]
     while not all("ended" in page.sections for page in pages):
+        for task in listening:
+            if task.done():
+                task.result()
         await asyncio.sleep(0.1)
     spent = cpu_seconds(pid)
     traffic = Traffic(queue)
@@ -152,6 +165,8 @@ async def measured(pid: int, port: int, queue: str, token: str) -> list[Promise]
     times = await asyncio.to_thread(questions, port, token, traffic)
     spent = cpu_seconds(pid) - spent
     memory = resident(pid)
+    for page in pages:
+        page.slow = False  # their network is back
     await asyncio.sleep(3.0)
     fresh = Page(port, token, slow=False)
     last = asyncio.create_task(fresh.listen(ending))

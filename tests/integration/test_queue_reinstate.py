@@ -8,9 +8,9 @@ __all__ = ["queue", "url"]
 
 
 def test_what_was_cancelled_is_held_as_if_nothing_had_been(queue: Store) -> None:
-    held, failed = submit(queue, "held", "failed", held=True)
+    held, failed = submit(queue, "held", "failed")
+    queue.hold([held])
     before = queue.job(held)
-    queue.release([failed])
     end(queue, failed)
     queue.cancel([held])
     assert queue.reinstate([held, failed]) == [held]

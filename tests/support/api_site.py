@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,15 @@ class Client:
 class ApiSite:
     """The board has looked once, and looks again when it is told to."""
 
-    def __init__(self, directory: Path, name: str = "queue.db") -> None:
-        self.queue = str(directory / name)
+    def __init__(self, directory: Path, app: FastAPI | None = None) -> None:
+        self.queue = str(directory / "queue.db")
         self.store: Store = init_queue(self.queue)
         self.config = Config(queue=self.queue, home=directory / "home", names=("testserver",))
         self.keys = Keys(self.config.home)
         self.board = Board(self.config)
         self.desk = Desk(self.queue)
-        self.app = self._app()
+        self.app = app or new_app()
+        self.app.state.house = House(config=self.config, desk=self.desk, board=self.board, keys=self.keys)
         self.guarded = guarded(self.app, self.config, self.keys, lambda _line: None)
         self.look()
 
@@ -79,13 +81,13 @@ class ApiSite:
         for end in (self.board._wake_read, self.board._wake_write):
             end.close()
 
-    def _app(self) -> FastAPI:
-        app = FastAPI(title="Stoker", openapi_url="/api/openapi.json", docs_url=None, redoc_url=None, lifespan=_nothing)
-        app.state.house = House(config=self.config, desk=self.desk, board=self.board, keys=self.keys)
-        problems.install(app)
-        for part in (api, metrics, health):
-            app.include_router(part.router)
-        return app
+
+def new_app() -> FastAPI:
+    app = FastAPI(title="Stoker", openapi_url="/api/openapi.json", docs_url=None, redoc_url=None, lifespan=_nothing)
+    problems.install(app)
+    for part in (api, metrics, health):
+        app.include_router(part.router)
+    return app
 
 
 @contextlib.asynccontextmanager
@@ -93,9 +95,15 @@ async def _nothing(_app: FastAPI) -> AsyncIterator[None]:
     yield
 
 
+@functools.cache
+def _shared_app() -> FastAPI:
+    """Made once: that takes longer than most of the tests."""
+    return new_app()
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[ApiSite]:
-    with contextlib.closing(ApiSite(tmp_path)) as made:
+    with contextlib.closing(ApiSite(tmp_path, _shared_app())) as made:
         yield made
 
 

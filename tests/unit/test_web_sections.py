@@ -415,6 +415,12 @@ def test_an_idle_stop_is_told_as_one() -> None:
     assert "its GPUs stayed idle" in told
 
 
+@pytest.mark.parametrize(("hours", "told"), [(0.0, "0 h"), (0.2, "12 min"), (3.5, "3.5 h"), (1204.2, "1,204 h")])
+def test_gpu_hours_are_told_as_exactly_as_anybody_wants(hours: float, told: str) -> None:
+    html = render(make_overview(hours=Hours(since=NOW - 7 * 86400, jobs=hours)), "viewer")["hours"]
+    assert f"Over the last 7 days Jobs{told}" in read(html).replace("Jobs ", "Jobs")
+
+
 def test_a_link_of_a_job_leads_only_to_the_web() -> None:
     def links(link: str) -> list[str | None]:
         detail = msgspec.structs.replace(full_detail(), job=make_job("vit", link=link))

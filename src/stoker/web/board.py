@@ -56,8 +56,11 @@ class Board:
     def stop(self) -> None:
         self._ending.set()
         self._wake()
-        self._thread.join(timeout=5)
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
         self._news.set()
+        self._wake_read.close()
+        self._wake_write.close()
 
     async def changed(self, after: int, patience: float) -> int:
         """The number of the newest version, as soon as it is above `after` or when patience is over."""

@@ -4,9 +4,12 @@ import errno
 import socket
 import ssl
 from pathlib import Path
+from typing import Final
 
 from stoker.errors import BadInputError
 from stoker.web.config import Config
+
+_SEND_BUFFER: Final = 128 * 1024
 
 
 def listening_socket(config: Config) -> socket.socket:
@@ -15,6 +18,8 @@ def listening_socket(config: Config) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # What lies in a buffer on its way to a slow phone is old when it arrives: newer states wait with us instead.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     try:
         listener.bind((config.host, config.port))
     except OSError as error:

@@ -1,5 +1,7 @@
 """Serves the page on a socket that listens: the server, and an end that lets every page go."""
 
+import contextlib
+import resource
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -54,6 +56,7 @@ def serve(
     ready: Callable[[int, Keys], None],
 ) -> None:
     """Serves until a signal ends it. `ready` is told the port and the keys when people can come."""
+    _allow_connections()
     keys = Keys(config.home)
     port = int(listener.getsockname()[1])
     house = House(config=config, desk=Desk(config.queue), board=Board(config), keys=keys)
@@ -80,3 +83,14 @@ def serve(
         server.run(sockets=[listener])
     if not server.started:
         raise StokerError(f"the page did not start: {config.home / 'page.log'} has more about it")
+
+
+def _allow_connections() -> None:
+    """Many systems let a process have 1024 descriptors unless it asks for more, and a page takes one or two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * _MOST_CONNECTIONS
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+            )

@@ -16,7 +16,7 @@ _TOKEN: Final = HTTPBearer(auto_error=False, scheme_name="token", description="A
 router = APIRouter(
     prefix=PREFIX,
     dependencies=[Security(_TOKEN), Depends(known_parameters)],
-    responses=problems_listed(400, 401, 403, 422, 503),
+    responses=problems_listed(400, 401, 403, 422, 429, 503),
 )
 for part in (overview, jobs, steering, attempts, workers, queue, gpus, session):
     router.include_router(part.router)

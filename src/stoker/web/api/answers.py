@@ -25,6 +25,7 @@ _WHEN: Final[Mapping[int, str]] = {
     409: "It cannot be done to this as it is now; the detail says why.",
     413: "The body is larger than 1 MiB.",
     422: "Some of what was asked for cannot be meant; `errors` says what and where.",
+    429: "Too many wrong tokens came from there: wait as long as `Retry-After` says.",
     503: "The queue does not answer now: try again after `Retry-After` seconds.",
 }
 

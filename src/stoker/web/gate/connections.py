@@ -17,8 +17,9 @@ HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 35.0
 # A phone that sleeps does not read; it comes again when it wakes.
 READ_SECONDS: Final = 60.0
-# Connections that have not asked anything yet. The oldest makes room: a crowd of them keeps nobody out.
-MOST_SILENT: Final = 100
+# Connections that have not asked anything yet. The oldest makes room: a crowd of them keeps nobody out. When a server
+# comes back, some hundreds of pages do too, all at once.
+MOST_SILENT: Final = 400
 
 
 class PunctualProtocol(H11Protocol):

@@ -21,7 +21,13 @@ _MOST_CARDS: Final = 16
 # Whoever has more troubles than these begins with the worst.
 _MOST_POINTS: Final = 8
 _WORDS: Final = {
-    word.__name__: word for word in (words.because, words.filled, words.in_use, words.reason, words.tally, words.took)
+    "because": words.because,
+    "filled": words.filled,
+    "hours_told": words.hours_told,
+    "in_use": words.in_use,
+    "reason": words.reason,
+    "tally": words.tally,
+    "took": words.took,
 }
 
 

@@ -56,6 +56,14 @@ def filled(gpu: GpuCard) -> float | None:
     return min(1.0, gpu.memory_used / gpu.memory_total)
 
 
+def hours_told(hours: float) -> str:
+    """`0 h`, `12 min`, `3.5 h`, `1,204 h`: a morning after the first night is no zero."""
+    minutes = round(hours * 60)
+    if minutes < 60:
+        return f"{minutes} min" if minutes else "0 h"
+    return f"{hours:.1f}".removesuffix(".0") + " h" if hours < 10 else f"{hours:,.0f} h"
+
+
 def in_use(gpu: GpuCard) -> str:
     """`61 of 80 GiB`."""
     if gpu.memory_used is None or not gpu.memory_total:

@@ -77,13 +77,17 @@ const Stoker = (() => {
   function outcome(status, text) {
     let answer = null;
     try { answer = JSON.parse(text); } catch { /* a proxy's page, or nothing */ }
-    if (status === 401) location.assign("/login");
+    if (status === 401) goToLogin();
     else if (status >= 200 && status < 300) {
       if (answer?.sentence) toast(answer.sentence, { undo: answer.undo });
     } else {
       const first = answer?.errors?.[0]?.detail;
       toast(first || answer?.detail || answer?.title || "That did not work: the server gave no reason", { bad: true });
     }
+  }
+
+  function goToLogin() {
+    location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
   }
 
   async function call(method, path, body) {
@@ -232,5 +236,5 @@ const Stoker = (() => {
   freshen();
   setInterval(() => { if (!document.hidden) freshen(); }, TELL_EVERY);
 
-  return { call, toast, freshen, keep, read };
+  return { call, toast, freshen, goToLogin };
 })();

@@ -44,7 +44,8 @@
     const told = await history(host);
     if (!element.isConnected || !seen.has(element)) return;
     const one = told?.gpus.find((series) => series.gpu === gpu);
-    if (!one) {
+    // A line needs two points.
+    if (!one || one.utilization.concat(one.memory).filter((value) => value !== null).length < 4) {
       element.dataset.nothing = told ? "No history yet" : "The last hour cannot be shown now";
       if (!charts.has(element)) element.classList.add("nothing");
       return;

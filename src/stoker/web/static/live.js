@@ -4,6 +4,7 @@
 (() => {
   const SILENT_FOR = 40000; // milliseconds: the server says something at least every 15 s
   const AGAIN_AFTER = [500, 1000, 2000, 5000, 10000];
+  const UNSEEN_FOR = 60000; // a browser has few connections to one server: a page that nobody looks at gives its own back
   const TOUCH_FOR = 1500; // a finger that rests longer than this reads, and does not aim
   const where = document.body.dataset.live;
   if (!where) return;
@@ -17,6 +18,7 @@
   let again = 0;
   let problem = "";
   let touched = 0;
+  let unseen = 0;
 
   // What the browser or the person has made of an element stays as it is.
   Object.assign(Idiomorph.defaults.callbacks, {
@@ -28,7 +30,8 @@
       return !(old.matches("time[data-tell]") && fresh.matches("time[data-tell]") && old.dateTime === fresh.dateTime && old.dataset.tell === fresh.dataset.tell);
     },
     beforeAttributeUpdated(name, element) {
-      return !(name === "open" && element.matches("details")) && !(name === "title" && element.matches("time"));
+      return !(name === "open" && element.matches("details")) && !(name === "title" && element.matches("time"))
+        && !(name === "class" && element.matches(".sheet")); // which way it opened
     },
   });
 
@@ -119,7 +122,7 @@
     const stop = new AbortController();
     try {
       const answer = await fetch(where, { signal: stop.signal, headers: { Accept: "text/event-stream" } });
-      if (answer.status === 401) location.assign("/login");
+      if (answer.status === 401) Stoker.goToLogin();
       if (answer.status === 404) location.assign("/jobs");
     } catch { /* it is away: we go on trying */ } finally {
       stop.abort();
@@ -128,7 +131,11 @@
 
   // A phone that slept does not know that its connection is dead: look at once.
   function wake() {
-    if (document.hidden) return;
+    clearTimeout(unseen);
+    if (document.hidden) {
+      unseen = setTimeout(() => source.close(), UNSEEN_FOR);
+      return;
+    }
     Stoker.freshen();
     if (Date.now() - heard > SILENT_FOR / 2 || source.readyState === EventSource.CLOSED) connect();
   }
