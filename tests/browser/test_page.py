@@ -46,7 +46,7 @@ def test_a_job_from_the_link_to_its_end(browser: Browser, site: PageSite, size: 
         waiting = [_submitted(api, f"waits {letter}", _train("--epochs", 50)) for letter in "abc"]
         _reorder(shown, api, waiting)
         _cancel_one_that_waits_and_undo_it(shown, api, waiting[1])
-        _cancel_one_that_runs(shown, api)
+        _cancel_one_that_runs(shown, api, waiting[2])
         _read_the_report(shown, api, hung)
         _see_all_jobs_in_the_dark(shown)
         _log_out(shown, site)
@@ -162,8 +162,8 @@ def _cancel_one_that_waits_and_undo_it(shown: Screen, api: httpx.Client, job: st
     expect(shown.page.locator(f"#waiting-{job}")).to_be_visible()
 
 
-def _cancel_one_that_runs(shown: Screen, api: httpx.Client) -> None:
-    job = api.get("/api/v1/overview").json()["running"][0]["job"]["id"]
+def _cancel_one_that_runs(shown: Screen, api: httpx.Client, job: str) -> None:
+    wait_for(lambda: _state(api, job) == "running", deadline=40, named="the turn of the first that waits")
     shown.page.locator(f"#running-{job}").get_by_role("button", name="Cancel").click()
     asked = shown.page.get_by_role("dialog")
     expect(asked).to_be_visible()
@@ -175,7 +175,7 @@ def _cancel_one_that_runs(shown: Screen, api: httpx.Client) -> None:
 
 def _read_the_report(shown: Screen, api: httpx.Client, hung: str) -> None:
     wait_for(lambda: _state(api, hung) == "failed", deadline=40, named="the stop of the job that hangs")
-    shown.page.goto(f"{api.base_url}jobs/{hung}")
+    shown.page.goto(str(api.base_url.join(f"/jobs/{hung}")))
     expect(shown.page.get_by_role("heading", name="What happened")).to_be_visible(timeout=SOON)
     shown.page.get_by_text("The whole report").click()
     expect(shown.page.locator(".report-text")).to_contain_text("_all_reduce_that_never_returns", timeout=SOON)

@@ -86,8 +86,8 @@ def test_simulated_gpus_are_told_as_such() -> None:
     assert is_simulated(a_look(source="", problem=Unknown("the driver hangs")))
 
 
-def a_worker_gpu(doing: Doing, whom: str = "", uuid: str = UUID, utilization: float = 0.0) -> WorkerGpu:
-    return WorkerGpu(uuid=uuid, index=0, name="Test GPU", doing=doing, whom=whom, utilization=utilization)
+def a_worker_gpu(doing: Doing, whom: str = "", uuid: str = UUID, **changes: Any) -> WorkerGpu:
+    return WorkerGpu(uuid=uuid, index=0, name="Test GPU", doing=doing, whom=whom, **changes)
 
 
 def test_since_is_kept_while_what_it_does_and_for_whom_stay_the_same() -> None:
@@ -101,5 +101,8 @@ def test_since_is_kept_while_what_it_does_and_for_whom_stay_the_same() -> None:
     assert since(2.5, "free", uuid="another") == 2.5
     assert since(3.0, "somebody", "bob") == 3.0
     assert since(4.0, "unknown") == 4.0
+    assert since(5.0, "job", jobs=("a",)) == 5.0
+    assert since(6.0, "job", jobs=("a",)) == 5.0
+    assert since(7.0, "job", jobs=("b",)) == 7.0
     assert since(5.0, "somebody", "bob") == 5.0
     assert since(6.0, "free", uuid="another") == 2.5

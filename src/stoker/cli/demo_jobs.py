@@ -42,7 +42,6 @@ def _first_jobs() -> "list[NewJob]":
         _job("two-GPU finetune", "--epochs", 2, "--steps", 300, "--memory", "18GiB", gpus=2, priority=1),
         *_sweep(0),
         _job("ablation for later", "--epochs", 1, held=True),
-        _job("wants eight GPUs", "--epochs", 1, gpus=8),
     ]
 
 
@@ -86,8 +85,7 @@ def _feed(queue: str | None, ending: threading.Event) -> None:
     number = 1
     while not ending.wait(_BETWEEN_LOOKS):
         with contextlib.suppress(StokerError), open_queue(queue) as store:
-            # One that asks for more than there is, and one that is held, wait for ever.
-            if store.counts().get("queued", 0) - 1 < _FEWEST_WAITING:
+            if store.counts().get("queued", 0) < _FEWEST_WAITING:
                 store.submit(_sweep(number))
                 number += 1
 

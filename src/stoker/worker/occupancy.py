@@ -13,6 +13,7 @@ from stoker.queue.model import Doing, WorkerGpu
 class _Stay(NamedTuple):
     doing: Doing
     whom: str
+    jobs: tuple[str, ...]
     since: float
 
 
@@ -25,6 +26,6 @@ class Occupancy:
     def dated(self, gpu: WorkerGpu, wall: float) -> WorkerGpu:
         """The same with its `since`: it does what it did before, or has just begun to. `wall`: since the epoch."""
         stay = self._stays.get(gpu.uuid)
-        if stay is None or (stay.doing, stay.whom) != (gpu.doing, gpu.whom):
-            stay = self._stays[gpu.uuid] = _Stay(gpu.doing, gpu.whom, wall)
+        if stay is None or stay[:3] != (gpu.doing, gpu.whom, gpu.jobs):
+            stay = self._stays[gpu.uuid] = _Stay(gpu.doing, gpu.whom, gpu.jobs, wall)
         return msgspec.structs.replace(gpu, since=stay.since)

@@ -3,10 +3,13 @@
 from collections import Counter
 from typing import Final
 
+import msgspec
+
 from stoker.overview.model import GpuCard, Machine
 from stoker.queue.explanation import Why
 from stoker.queue.model import Doing, Job
-from stoker.units import format_memory
+from stoker.units import format_duration, format_memory
+from stoker.verdicts.policy import Policy
 
 # How a machine's GPUs are summed up, in the order in which people ask.
 _DOING: Final[dict[Doing, str]] = {
@@ -46,7 +49,20 @@ def because(job: Job) -> str:
     sentence = job.sentence if job.sentence not in {"", job.state} else ""
     if not code or code in sentence:
         return sentence
-    return f"{code}, {sentence}" if sentence else code
+    return f"{sentence} ({code})" if sentence else code
+
+
+def idle_rule(job: Job) -> str:
+    """When it is stopped because its GPUs do nothing."""
+    if job.gpus == 0:
+        return "none: it has no GPU"
+    if job.policy.get("off"):
+        return "never stopped for that"
+    try:
+        policy = msgspec.convert(job.policy, Policy)
+    except msgspec.ValidationError:
+        return "one that this version does not know"
+    return f"stopped when {policy.in_words()}, but not in its first {format_duration(policy.after)}"
 
 
 def filled(gpu: GpuCard) -> float | None:

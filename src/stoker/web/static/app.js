@@ -101,7 +101,7 @@ const Stoker = (() => {
       outcome(answer.status, await answer.text());
       return answer.ok;
     } catch {
-      toast("The server does not answer: nothing was changed", { bad: true });
+      toast("The server does not answer: it may or may not have been done", { bad: true });
       return false;
     }
   }
@@ -116,11 +116,15 @@ const Stoker = (() => {
     },
     encodeParameters(_request, _parameters, element) { return element.getAttribute("hx-vals") || "{}"; },
   });
-  document.addEventListener("htmx:afterRequest", (event) => {
+  // The news may take a button off the page before its own answer comes, and nothing is heard of it then: so the request
+  // itself is listened to.
+  document.addEventListener("htmx:beforeRequest", (event) => {
     const request = event.detail.xhr;
-    if (event.detail.requestConfig?.verb === "get") return;
-    if (request.status) outcome(request.status, request.responseText);
-    else toast("The server does not answer: nothing was changed", { bad: true });
+    if (event.detail.requestConfig.verb === "get") return;
+    request.addEventListener("loadend", () => {
+      if (request.status) outcome(request.status, request.responseText);
+      else toast("The server does not answer: it may or may not have been done", { bad: true });
+    });
   });
 
   // Asking once
