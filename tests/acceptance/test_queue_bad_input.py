@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from stoker.queue import NewJob, Store, View, WorkerGpu, init_queue
+from stoker.queue.schema import VERSION
 from tests.support.command import Finished, stoker
 from tests.support.postgres import PASSWORD, SETTINGS, PostgresServer, postgres_programs
 from tests.support.queue_jobs import submit
@@ -261,7 +262,9 @@ CASES = {
     "a directory": Case(typed("cancel", "x", "--queue", "/"), 1, "the queue / cannot be used"),
     "a corrupt file": Case(corrupt, 1, "is damaged"),
     "a full disk": Case(full_disk, 1, "its disk is full"),
-    "a newer version": Case(newer, 1, "is of version 99, and this Stoker knows none after 1: upgrade Stoker here"),
+    "a newer version": Case(
+        newer, 1, f"is of version 99, and this Stoker knows none after {VERSION}: upgrade Stoker here"
+    ),
     "PostgreSQL without a queue": Case(no_queue_in_postgres, 1, "`stoker queue init` creates it"),
     "PostgreSQL of somebody else": Case(foreign_postgres, 1, "is not of Stoker's making"),
     "a wrong password": Case(wrong_password, 1, "refused the password"),

@@ -25,17 +25,34 @@ SIZES: Final = {"phone": (390, 844), "desk": (1440, 900)}
 # What fingers hit: the recommendation of the platforms.
 SMALLEST_TARGET: Final = 44
 _AXE: Final = "axe_playwright_python", "axe.min.js"
-# Of what can be pressed and is seen: its size, and that of the label that belongs to it.
+# Of what can be pressed and is seen: how far from its middle a finger still hits it, or the label that belongs to it.
+# What it covers may be larger than its letters.
 _SMALL_TARGETS: Final = """
-() => [...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary')]
-  .filter(one => one.checkVisibility({visibilityProperty: true, opacityProperty: true}) && !one.closest('[inert]'))
-  .map(one => {
-    const boxes = [one, ...(one.labels ?? [])].map(part => part.getBoundingClientRect());
-    const inline = one.matches('p a, li p a, .prose a');
-    return {what: one.outerHTML.slice(0, 120), inline,
-            width: Math.max(...boxes.map(box => box.width)), height: Math.max(...boxes.map(box => box.height))};
-  })
-  .filter(one => one.width > 1 && !one.inline && (one.width < %d - 0.5 || one.height < %d - 0.5))
+(least) => {
+  const reach = (one, x, y) => {
+    let far = 0;
+    for (let step = 1; step <= least / 2; step += 1) {
+      const hit = document.elementFromPoint(one.x + x * step, one.y + y * step);
+      if (!hit || !(one.parts.some(part => part.contains(hit) || hit.contains(part) && hit.matches('label')))) break;
+      far = step;
+    }
+    return far;
+  };
+  const small = [], modal = document.querySelector('dialog:modal');
+  const pressed = 'a[href], button, input:not([type=hidden]), select, textarea, summary';
+  for (const what of (modal ?? document).querySelectorAll(pressed)) {
+    if (!what.checkVisibility({visibilityProperty: true, opacityProperty: true}) || what.closest('[inert]')) continue;
+    what.scrollIntoView({block: 'center', behavior: 'instant'});
+    const box = (what.labels?.[0]?.contains(what) ? what.labels[0] : what).getClientRects()[0];
+    if (!box || box.width <= 1 || what.matches('p a, .prose a')) continue;
+    const one = {x: box.x + box.width / 2, y: box.y + box.height / 2, parts: [what, ...(what.labels ?? [])]};
+    const width = Math.max(box.width, reach(one, 1, 0) + reach(one, -1, 0));
+    const height = Math.max(box.height, reach(one, 0, 1) + reach(one, 0, -1));
+    if (width < least - 1 || height < least - 1) small.push({what: what.outerHTML.slice(0, 120), width, height});
+  }
+  window.scrollTo(0, 0);
+  return small;
+}
 """
 
 
@@ -74,7 +91,7 @@ class Screen:
         width = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert width <= 0, f"{name} is {width} px wider than the screen"
         if self.size == "phone":
-            small = self.page.evaluate(_SMALL_TARGETS % (SMALLEST_TARGET, SMALLEST_TARGET))
+            small = self.page.evaluate(_SMALL_TARGETS, SMALLEST_TARGET)
             assert small == [], f"{name} has targets that are too small: {small}"
         violations = self.accessibility()
         assert violations == [], f"{name}: {violations}"

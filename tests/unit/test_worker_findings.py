@@ -137,10 +137,13 @@ class TestSnooze:
         assert record.snooze() is None
         assert not engagement.heed(Snoozed(seconds=0.0, by="bob"))
 
-    def test_one_that_is_long_over_does_not_end_what_the_job_asked_for_itself(
+    def test_one_of_an_earlier_worker_is_ended_too_and_what_the_job_asks_for_after_that_is_not(
         self, record: AttemptRecord, engagement: Engagement
     ) -> None:
         own = Snooze(until=1e12, wall=1e12, by="the job")
+        record.write_snooze(own)
+        assert engagement.heed(Snoozed(seconds=0.0, by="alice"))
+        assert record.snooze() is None
         record.write_snooze(own)
         assert not engagement.heed(Snoozed(seconds=0.0, by="alice"))
         assert record.snooze() == own

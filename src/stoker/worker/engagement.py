@@ -37,6 +37,8 @@ class Engagement:
         """A descriptor that becomes readable when the guardian of a job without an attendant is gone."""
         self._snooze: Snooze | None = None
         """The last that somebody asked the queue for, as far as it is known here."""
+        self._rest_ended = False
+        """Whether the wish to end it has been heeded: what is asked for after that is another matter."""
 
     @property
     def job(self) -> str:
@@ -66,15 +68,25 @@ class Engagement:
 
         A wish that is not new is not written again: since then the job itself may have asked for something else.
         """
+        return self._rest(wish) if wish.seconds > 0 else self._end_rest()
+
+    def _rest(self, wish: Snoozed) -> bool:
         fresh = Snooze(time.monotonic() + wish.seconds, time.time() + wish.seconds, wish.by)
-        before = self._snooze
-        if wish.seconds > 0:
-            if before is not None and before.by == wish.by and abs(before.until - fresh.until) < _SAME_SNOOZE:
-                return False
-        elif before is None or before.until < fresh.until + _SAME_SNOOZE:
-            return False  # it is over, or as good as
-        self._snooze = fresh if wish.seconds > 0 else None
-        self.record.write_snooze(self._snooze)
+        before, self._rest_ended = self._snooze, False
+        if before is not None and before.by == wish.by and abs(before.until - fresh.until) < _SAME_SNOOZE:
+            return False
+        self._snooze = fresh
+        self.record.write_snooze(fresh)
+        return True
+
+    def _end_rest(self) -> bool:
+        if self._rest_ended:
+            return False
+        self._snooze, self._rest_ended = None, True
+        # Also one that an earlier worker wrote, or that somebody asked for on this machine.
+        if self.record.snooze() is None:
+            return False
+        self.record.write_snooze(None)
         return True
 
     # When the attendant was killed
