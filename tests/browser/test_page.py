@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from tests.support.browser import SIZES, Screen, chromium, screen
+from tests.support.browser import SIZES, Screen, screen
 from tests.support.page_site import PageSite, page_site
 from tests.support.waiting import wait_for
 
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.timeout(180)
 # Patience for what has to happen on a machine that is busy with other tests.
 SOON = 30_000
 HANGS = {"window": 2.0, "below": 0.05, "after": 1.0, "every": 0.5}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture

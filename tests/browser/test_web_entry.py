@@ -11,14 +11,8 @@ from playwright.sync_api import Browser, expect
 
 from stoker.web.config import Config
 from stoker.web.whereabouts import own_address
-from tests.support.browser import chromium, screen
+from tests.support.browser import screen
 from tests.support.guarded_site import Site, served, site_of
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, sync_playwright
 
 ROOT: Final = Path(__file__).parents[2]
 # Kept after the run, for whoever wants to look at them; never committed.
@@ -67,12 +67,18 @@ class Screen:
         """Requests that went to another machine: there must be none."""
         page.on("console", self._hear)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", self._refuse)
 
     def watch_requests(self, address: str) -> None:
         self.page.on(
             "request",
             lambda request: None if request.url.startswith((address, "data:")) else self.elsewhere.append(request.url),
         )
+
+    def _refuse(self, dialog: Dialog) -> None:
+        """The page asks by its own means: this is somebody's script."""
+        self.complaints.append(f"{dialog.type}: {dialog.message}")
+        dialog.dismiss()
 
     def _hear(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"}:
