@@ -13,6 +13,8 @@ export UV_PYTHON_DOWNLOADS := never
 export UV_PROJECT_ENVIRONMENT := .venv
 # Compiled at install: where Python may not write bytecode itself, every command would compile its imports anew.
 export UV_COMPILE_BYTECODE := 1
+# Most tests wait for something most of the time: one more of them than there are cores keeps these busy.
+TESTS_AT_ONCE := $(shell echo $$(($$(nproc) + 1)))
 RUN := $(UV) run --frozen --no-sync
 
 help:
@@ -57,7 +59,7 @@ format: .venv/.dev-stamp
 test: .venv/.dev-stamp
 	@scripts/system-packages test
 	@$(MAKE) --no-print-directory lint
-	@$(RUN) pytest -n auto --dist worksteal
+	@$(RUN) pytest -n $(TESTS_AT_ONCE) --dist worksteal
 
 bench: .venv/.dev-stamp
 	@scripts/system-packages test

@@ -27,8 +27,7 @@ def test_without_gpus_it_is_a_demo_and_says_so_and_leaves_nothing(tmp_path: Path
     with page_site("up", "--port", "0", STOKER_ROOT=str(tmp_path / "no-gpus")) as site, site.client() as client:
         assert any("simulated" in line for line in site.said)
         wait_for(lambda: len(_running(client.get("/api/v1/overview").json())) >= 3, deadline=40, named="jobs at work")
-        shown = client.get("/")
-        assert "simulated" in shown.text
+        wait_for(lambda: "These GPUs are simulated" in client.get("/").text, named="being told so plainly")
         site.process.send_signal(signal.SIGINT)
         assert site.process.wait(40) == 0
     home = tmp_path / "stoker-home" / "demo"

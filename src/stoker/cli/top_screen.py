@@ -130,9 +130,11 @@ def _title(overview: Overview, view: View, width: int) -> Text:
 def _health(overview: Overview, width: int, most: int) -> list[Text]:
     health = overview.health
     lines = [Text(on_one_line(health.headline), style=f"bold {_LEVELS[health.level]}")]
-    lines += [Text(f"  {on_one_line(point.sentence)}", style=_LEVELS[point.level]) for point in health.points[:most]]
-    if len(health.points) > most:
-        lines[-1].append(f" (and {len(health.points) - most} more)")
+    # When one thing is all there is to tell, it is the headline.
+    points = [point for point in health.points if point.sentence != health.headline]
+    lines += [Text(f"  {on_one_line(point.sentence)}", style=_LEVELS[point.level]) for point in points[:most]]
+    if len(points) > most:
+        lines[-1].append(f" (and {len(points) - most} more)")
     return [cut(line, width) for line in lines]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -65,7 +65,9 @@ class Terminal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines."""
+        """Columns and lines, by the terminal itself: COLUMNS, where a shell exports it, does not follow a window."""
+        with contextlib.suppress(OSError):  # it is gone, which the next read says
+            self._console.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))
         return self._console.size.width, self._console.size.height
 
     @property

@@ -33,7 +33,7 @@ Owner = Callable[[int], str | None]
 """The job of ours that a process belongs to, by its pid; None for everybody else's."""
 
 # The name of the source whose GPUs are not real.
-_SIMULATED: Final = "sim"
+SIMULATED: Final = "sim"
 _NOT_LISTED: Final = "the driver does not list it any more"
 _NOT_SEEN: Final = Unknown("it has not been seen yet")
 # Whom a GPU that nobody holds is judged for: a job that did not say how much memory it takes.
@@ -86,7 +86,7 @@ class Machine:
         self.problem = look.problem.reason if look.problem is not None else None
         if look.problem is None:
             self.present = look.gpus
-            self.simulated = look.source == _SIMULATED
+            self.simulated = look.source == SIMULATED
             # A driver that comes up late lists nothing at first: that is not what a person meant by all.
             if not self._watched:
                 self._watched = {gpu.uuid: _Watched(gpu) for gpu in select_gpus(look.gpus, self._chosen)}

@@ -15,7 +15,7 @@ from stoker.queue.model import Doing, WorkerGpu
 from stoker.worker.capacity import BACKGROUND, Holding, SeenGpu
 from stoker.worker.crew import Crew
 from stoker.worker.filling import Filling
-from stoker.worker.machine import Machine
+from stoker.worker.machine import SIMULATED, Machine
 from stoker.worker.occupancy import Occupancy
 from stoker.worker.orders import Orders
 from stoker.worker.usage import Meter
@@ -46,6 +46,8 @@ class Premises:
         tell: Callable[[str], None],
     ) -> None:
         self.machine = Machine(orders.gpus, orders.rules)
+        # Told before there was a look: nobody is to take them for real ones meanwhile.
+        self.machine.simulated = orders.source.partition(":")[0] == SIMULATED
         self.filling = filling
         self.no_gpus = False
         """Whether there was nothing to look at."""
