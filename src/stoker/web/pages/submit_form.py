@@ -1,6 +1,7 @@
 """The form that submits: what it shows at first, and what somebody wants who sent it."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -125,7 +126,8 @@ def content(form: Form) -> bytes:
 
 def recent_directories(jobs: Sequence[Asked]) -> list[str]:
     """Each once, the latest first."""
-    return list(dict.fromkeys(job.directory for job in jobs))
+    # Before there is any job, where a person's own files are is as good a guess as any.
+    return list(dict.fromkeys(job.directory for job in jobs)) or [str(Path.home())]
 
 
 def beside(mistakes: Mapping[str, str]) -> dict[str, str]:

@@ -32,7 +32,7 @@ async def form(request: Request, again: str = "") -> Response:
         directories = submit_form.recent_directories(store.page(limit=_RECENT_JOBS))
         if again:
             return submit_form.like(store.job(again), key), directories
-        return submit_form.empty(directories[0] if directories else "", key), directories
+        return submit_form.empty(directories[0], key), directories
 
     filled, directories = await house.desk.ask(look)
     return _page(request, filled, directories)

@@ -62,7 +62,7 @@ def idle_rule(job: Job) -> str:
         policy = msgspec.convert(job.policy, Policy)
     except msgspec.ValidationError:
         return "one that this version does not know"
-    return f"stopped when {policy.in_words()}, but not in its first {format_duration(policy.after)}"
+    return f"{policy.in_words()}, after its first {format_duration(policy.after)}"
 
 
 def filled(gpu: GpuCard) -> float | None:
