@@ -223,6 +223,27 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence(arguments: list[str]) -
     assert re.fullmatch(r"stoker: [^\n]+\n", refused.stderr)
 
 
+def test_a_training_prints_a_bar_and_a_loss_that_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_GPUS", "sim:2")
+    done = stoker("sim", "train", "--epochs", "2", "--steps", "20", "--step", "1ms")
+    assert (done.returncode, done.stderr) == (0, "")
+    losses = [float(loss) for loss in re.findall(r"val loss\x1b\[0m ([\d.]+)", done.stdout)]
+    assert losses == sorted(losses, reverse=True)
+    assert re.search(r"Epoch 2/2: 100%\|█+\| 20/20 \[\d\d:\d\d<00:00, [\d.]+it/s, loss=[\d.]+\]\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--fail-at", "3"], "RuntimeError: the loss is nan at step 3"), (["--batch-size", "400"], "CUDA out of memory")],
+)
+def test_a_training_fails_as_trainings_do(options: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_GPUS", "sim:1x24GiB")
+    done = stoker("sim", "train", "--step", "1ms", *options)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def commands_of_guide() -> list[str]:
     blocks = re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     return [line.removesuffix(" &") for block in blocks for line in block.splitlines() if "stoker" in line]
