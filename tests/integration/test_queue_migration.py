@@ -77,7 +77,7 @@ def test_an_older_queue_is_migrated_once_by_several_while_a_worker_works(url: st
             _output, errors = process.communicate(timeout=60)
             assert (process.returncode, errors) == (0, "")
         assert queue.counts() == {"succeeded": done, "queued": 4}
-        assert queue._driver.fetch("read version", {}) == [(schema.VERSION + 1,)]
+        assert queue._driver.version() == schema.VERSION + 1
         assert queue._driver.fetch_text("SELECT count(novelty) FROM stoker_jobs", {})[0][0] <= 4
 
 
@@ -136,7 +136,23 @@ def test_a_queue_of_version_1_keeps_all_that_is_in_it(url: str, monkeypatch: pyt
         assert queue.jobs(("queued",))[0].id == second
 
 
+def test_a_worker_that_is_not_upgraded_yet_goes_on_with_a_queue_that_is(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its attendants open the queue anew for every outcome and every renewal: refused, they would stop their jobs."""
+    with init_queue(url) as queue:
+        (job,) = queue.submit([NewJob(command="runs")])
+        running = queue.claim(job, "older", [], 600.0)
+        assert running is not None
+    monkeypatch.setattr(schema, "VERSION", 1)
+    with open_queue(url) as queue:
+        assert queue.renew([running.id], 600.0) == {running.id: False}
+        assert queue.finish(running.id, "succeeded", 0)
+    monkeypatch.undo()
+    assert queue_version(url) == (schema.VERSION, schema.VERSION)
+
+
 def opened_version(url: str, together: threading.Barrier) -> int:
     together.wait(30.0)
     with open_queue(url) as queue:
-        return int(queue._driver.fetch("read version", {})[0][0])
+        return queue._driver.version() or 0

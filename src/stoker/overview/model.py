@@ -42,6 +42,8 @@ class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
     note: str
     jobs: tuple[str, ...]
     """Ids of the queue's jobs on it."""
+    unread_since: float | None = None
+    """Since when it cannot be read, whoever holds it."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
     problem: str | None
     simulated: bool
+    absent: bool = False
+    """Whether it has no GPU at all, which is no fault."""
     gpus: tuple[GpuCard, ...]
 
 

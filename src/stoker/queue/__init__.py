@@ -100,7 +100,7 @@ def queue_version(url: str | None = None) -> tuple[int | None, int]:
 
 
 def _bring_up_to_date(driver: Driver, version: int) -> None:
-    if version > schema.VERSION:
+    if version > schema.VERSION and driver.oldest() > schema.VERSION:
         raise StokerError(
             f"the queue {driver.place} is of version {version}, and this Stoker knows none after {schema.VERSION}: "
             "upgrade Stoker here"

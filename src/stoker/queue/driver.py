@@ -61,6 +61,9 @@ class Driver(Protocol):
     def version(self) -> int | None:
         """The version of the queue there; None where there is nothing yet."""
 
+    def oldest(self) -> int:
+        """The oldest Stoker that may open the queue there, by the version that it makes of one."""
+
     def create(self) -> None:
         """Makes the place for a queue, so that it can be migrated from nothing."""
 

@@ -136,6 +136,8 @@ class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Whose work it is when it is no job's: the background program's name, or `alice's python (pid 4242)`."""
     since: float | None = None
     """Since when it does that, in seconds since the epoch."""
+    unread_since: float | None = None
+    """Since when it cannot be read, whoever holds it; None when it can."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +150,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Why the machine cannot be read, if so."""
     simulated: bool = False
     """Whether its GPUs are not real: whoever shows them says so."""
+    absent: bool = False
+    """Whether there is no GPU to read at all, which is no fault."""
     left: bool = False
     """Whether its worker has said goodbye; one that is silent and has not is missed."""
 

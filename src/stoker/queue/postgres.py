@@ -135,14 +135,18 @@ class PostgresDriver:
         return []
 
     def version(self) -> int | None:
-        if not self.fetch("is there a queue", {})[0][0]:
+        ((is_there, has_steps),) = self.fetch("is there a queue", {})
+        if not is_there:
             return None
         try:
-            return int(self.fetch("read version", {})[0][0])
+            return max(self.oldest(), int(self.fetch("read step", {})[0][0]) if has_steps else 0)
         except (self._psycopg.errors.UndefinedColumn, IndexError, TypeError, ValueError):
             raise StokerError(
                 f"the table stoker_queue in {self._address} is not of Stoker's making: use another database"
             ) from None
+
+    def oldest(self) -> int:
+        return int(self.fetch("read oldest", {})[0][0])
 
     def create(self) -> None:
         """The database itself is made by whoever looks after the server."""
@@ -155,7 +159,9 @@ class PostgresDriver:
             if since < schema.VERSION:
                 for statement in schema.steps("schema_postgres.sql", since):
                     self._connected().execute(statement.encode())
-                self.fetch("write version", {"version": schema.VERSION})
+                self.fetch("write oldest", {"oldest": schema.OLDEST})
+                if schema.VERSION >= schema.FIRST_WITH_STEPS:
+                    self.fetch("write step", {"step": schema.VERSION})
 
         self.transaction(step)
 

@@ -256,6 +256,37 @@ SELECT state, count(*) FROM stoker_jobs WHERE state IN ('queued', 'held', 'runni
 -- in line --
 SELECT {job} FROM stoker_jobs j {by_queued} WHERE {queued} ORDER BY j.priority DESC, j.position, j.submitted, j.id
 
+-- ahead --
+SELECT 1 FROM stoker_jobs j {by_queued} WHERE {queued} AND j.priority > :priority
+UNION ALL
+SELECT 1 FROM stoker_jobs j {by_queued}
+WHERE {queued} AND j.priority = :priority AND (j.position, j.submitted, j.id) < (:position, :submitted, :id)
+
+-- neighbours --
+SELECT (
+  SELECT id FROM (
+    SELECT * FROM (
+      SELECT j.id, j.position, j.submitted FROM stoker_jobs j {by_queued}
+      WHERE {queued} AND j.priority = :priority AND (j.position, j.submitted, j.id) < (:position, :submitted, :id)
+      ORDER BY j.position DESC, j.submitted DESC, j.id DESC LIMIT 1
+    ) AS queued
+    UNION ALL
+    SELECT j.id, j.position, j.submitted FROM stoker_jobs j
+    WHERE j.state = 'held' AND j.priority = :priority AND (j.position, j.submitted, j.id) < (:position, :submitted, :id)
+  ) AS before ORDER BY position DESC, submitted DESC, id DESC LIMIT 1
+), (
+  SELECT id FROM (
+    SELECT * FROM (
+      SELECT j.id, j.position, j.submitted FROM stoker_jobs j {by_queued}
+      WHERE {queued} AND j.priority = :priority AND (j.position, j.submitted, j.id) > (:position, :submitted, :id)
+      ORDER BY j.position, j.submitted, j.id LIMIT 1
+    ) AS queued
+    UNION ALL
+    SELECT j.id, j.position, j.submitted FROM stoker_jobs j
+    WHERE j.state = 'held' AND j.priority = :priority AND (j.position, j.submitted, j.id) > (:position, :submitted, :id)
+  ) AS behind ORDER BY position, submitted, id LIMIT 1
+)
+
 -- failed since --
 SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at AND j.state = 'failed' ORDER BY j.ended DESC
 
@@ -390,11 +421,17 @@ SELECT {job} FROM stoker_jobs j WHERE j.state IN ('queued', 'held', 'running') O
 -- clock --
 SELECT {now}
 
--- read version --
+-- read oldest --
 SELECT version FROM stoker_queue
 
--- write version --
-UPDATE stoker_queue SET version = :version
+-- read step --
+SELECT step FROM stoker_steps
+
+-- write step --
+UPDATE stoker_steps SET step = :step
+
+-- write oldest --
+UPDATE stoker_queue SET version = :oldest
 
 -- remember origin --
 INSERT INTO stoker_forgotten (origin, job_id) VALUES (:origin, :job)

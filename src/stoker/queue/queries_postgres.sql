@@ -52,7 +52,7 @@ NOTIFY stoker
 LISTEN stoker
 
 -- is there a queue --
-SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('stoker_queue')
+SELECT to_regclass('stoker_queue') IS NOT NULL, to_regclass('stoker_steps') IS NOT NULL
 
 -- alone --
 SELECT pg_advisory_xact_lock(7528433)

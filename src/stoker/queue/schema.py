@@ -5,6 +5,11 @@ from typing import Final
 from stoker.queue.statements import script, sections
 
 VERSION: Final = 2
+# The oldest version of Stoker that may open a queue of this one. A worker that is not upgraded yet must be able to
+# bring outcomes and to renew leases, or its jobs would be stopped: what it need not know of is no reason to refuse it.
+OLDEST: Final = 1
+# Before, there was one number for both.
+FIRST_WITH_STEPS: Final = 2
 
 
 def steps(file: str, since: int) -> list[str]:

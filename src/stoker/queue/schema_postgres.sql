@@ -92,6 +92,12 @@ CREATE TABLE stoker_forgotten (
 );
 
 -- 2 --
+CREATE TABLE stoker_steps (
+  one INTEGER PRIMARY KEY CHECK (one = 1),
+  step INTEGER NOT NULL
+);
+INSERT INTO stoker_steps VALUES (1, 2);
+
 CREATE INDEX stoker_jobs_ended ON stoker_jobs (ended, state) WHERE ended IS NOT NULL;
 
 CREATE TABLE stoker_findings (

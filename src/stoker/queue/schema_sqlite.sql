@@ -1,4 +1,5 @@
-The queue in SQLite. A queue of version n is brought up to date by the sections after n.
+The queue in SQLite. A queue of version n is brought up to date by the sections after n. `stoker_queue.version` is the oldest
+Stoker that may open it: what only adds tables or indexes does not lock out workers that have not been upgraded yet.
 
 -- 1 --
 CREATE TABLE stoker_queue (
@@ -89,6 +90,12 @@ CREATE TABLE stoker_forgotten (
 ) WITHOUT ROWID;
 
 -- 2 --
+CREATE TABLE stoker_steps (
+  one INTEGER PRIMARY KEY CHECK (one = 1),
+  step INTEGER NOT NULL
+);
+INSERT INTO stoker_steps VALUES (1, 2);
+
 CREATE INDEX stoker_jobs_ended ON stoker_jobs (ended, state) WHERE ended IS NOT NULL;
 
 CREATE TABLE stoker_findings (

@@ -108,15 +108,18 @@ class SqliteDriver:
         if not self._path.exists():
             return None
         # In one question: between two, another one may create it.
-        ((queues, everything),) = self.fetch("is there a queue", {})
+        ((queues, everything, has_steps),) = self.fetch("is there a queue", {})
         if not queues:
             if not everything:
                 return None
             raise StokerError(f"{self._path} is a database, but not a queue of Stoker's: STOKER_QUEUE names another")
         try:
-            return int(self.fetch("read version", {})[0][0])
+            return max(self.oldest(), int(self.fetch("read step", {})[0][0]) if has_steps else 0)
         except (IndexError, TypeError, ValueError):
             raise StokerError(f"{self._path} says no version, so it is not a queue that Stoker can read") from None
+
+    def oldest(self) -> int:
+        return int(self.fetch("read oldest", {})[0][0])
 
     def create(self) -> None:
         try:
@@ -147,7 +150,9 @@ class SqliteDriver:
             if since < schema.VERSION:
                 for statement in schema.steps("schema_sqlite.sql", since):
                     self._connected().execute(statement)
-                self.fetch("write version", {"version": schema.VERSION})
+                self.fetch("write oldest", {"oldest": schema.OLDEST})
+                if schema.VERSION >= schema.FIRST_WITH_STEPS:
+                    self.fetch("write step", {"step": schema.VERSION})
 
         with self._explained():
             self._connected().execute("BEGIN EXCLUSIVE")
