@@ -57,7 +57,7 @@ def scraped(
     site: ApiSite, told: Overview | None, problem: str | None = None
 ) -> dict[str, list[tuple[dict[str, str], float]]]:
     """The samples by their names, after the parser of Prometheus has taken all of it."""
-    site.board.latest, site.board.problem = told, problem
+    site.board.latest, site.board._problem = told, problem
     answer = site.client("viewer", "prometheus").get("/metrics")
     assert answer.status_code == 200, answer.text
     samples: dict[str, list[tuple[dict[str, str], float]]] = {}
@@ -68,6 +68,15 @@ def scraped(
         for sample in family.samples:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     return samples
+
+
+@pytest.mark.parametrize("version", ["abc", "1.x", "..", "1.0.0", ""])
+@pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
+def test_whatever_version_is_asked_for_there_is_an_answer(site: ApiSite, kind: str, version: str) -> None:
+    headers = {"Accept": f"{kind};version={version}"}
+    answer = site.client("viewer", "prometheus").get("/metrics", headers=headers)
+    assert answer.status_code == 200
+    assert "stoker_queue_up" in answer.text
 
 
 GPU = {"host": "gpu-box", "gpu": "GPU-0", "index": "0", "name": "A100"}
@@ -147,7 +156,7 @@ def test_metrics_need_a_token_and_health_does_not(site: ApiSite) -> None:
 def test_health_says_one_word(site: ApiSite) -> None:
     stranger = Client(site.guarded)
     assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (200, "ok\n")
-    site.board.problem = "away for a moment"
+    site.board._problem = "away for a moment"
     assert stranger.get("/healthz").status_code == 200
     site.board.reached = time.monotonic() - 31
     assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (503, "away\n")

@@ -21,6 +21,7 @@ from stoker.web.desk import Desk
 from stoker.web.guard import guarded
 from stoker.web.house import House
 from stoker.web.keys import Keys
+from stoker.web.showcase import Showcase
 from stoker.web.visitor import Role
 
 
@@ -61,6 +62,7 @@ class ApiSite:
         self.desk = Desk(self.queue)
         self.app = app or new_app()
         self.app.state.house = House(config=self.config, desk=self.desk, board=self.board, keys=self.keys)
+        self.app.state.showcase = Showcase()
         self.guarded = guarded(self.app, self.config, self.keys, lambda _line: None)
         self.look()
 
@@ -76,6 +78,8 @@ class ApiSite:
         return Client(self.guarded, self.bearer(role, name))
 
     def close(self) -> None:
+        self.app.state.showcase.close()
+        self.board.stop()
         self.desk.close()
         self.store.close()
         for end in (self.board._wake_read, self.board._wake_write):

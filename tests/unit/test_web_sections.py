@@ -255,7 +255,8 @@ def test_a_text_without_a_space_is_cut_before_it_fills_the_page() -> None:
 
 def test_ids_of_elements_are_safe_to_look_for() -> None:
     worker = 'w"] *, [x="'
-    sections = for_page(make_overview(machines=(make_machine(make_gpu(), worker=worker),)), "operator")
+    overview = make_overview(machines=(make_machine(make_gpu(), worker=worker),))
+    sections = for_page(overview, "operator", render(overview, "operator"))
     ids = [attributes["id"] for _tag, attributes in Elements(sections["machines"]).started if "id" in attributes]
     assert len(ids) > 2
     assert all(re.fullmatch(r"[A-Za-z0-9_-]+", found or "") for found in ids)
@@ -377,7 +378,8 @@ def test_many_gpus_are_folded_and_a_machine_that_changes_is_sent_alone() -> None
 
 
 def test_a_page_that_is_opened_has_every_machine_in_its_place() -> None:
-    sections = for_page(full_overview("vit"), "viewer")
+    overview = full_overview("vit")
+    sections = for_page(overview, "viewer", render(overview, "viewer"))
     assert "GPU 0" in read(sections["machines"])
     assert "GPU 0" not in read(render(full_overview("vit"), "viewer")["machines"])
 

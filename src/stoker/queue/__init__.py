@@ -60,10 +60,13 @@ __all__ = [
 ]
 
 
-def open_queue(url: str | None = None) -> Store:
-    """The queue that is there, brought up to date when it is of an older version."""
+def open_queue(url: str | None = None, patience: float | None = None) -> Store:
+    """The queue that is there, brought up to date when it is of an older version.
+
+    `patience`: after so many seconds without an answer a database counts as away. Only PostgreSQL can hang for longer.
+    """
     address = queue_address(url)
-    driver = _driver(address)
+    driver = _driver(address, patience)
     try:
         version = driver.version()
         if version is None:
@@ -109,11 +112,11 @@ def _bring_up_to_date(driver: Driver, version: int) -> None:
         driver.migrate()
 
 
-def _driver(address: Address) -> Driver:
+def _driver(address: Address, patience: float | None = None) -> Driver:
     if isinstance(address, SqliteAddress):
         from stoker.queue.sqlite import SqliteDriver
 
         return SqliteDriver(address.path)
     from stoker.queue.postgres import PostgresDriver
 
-    return PostgresDriver(address)
+    return PostgresDriver(address, patience)

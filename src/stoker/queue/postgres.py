@@ -40,7 +40,8 @@ _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 class PostgresDriver:
     """One connection to the database, made again when it was lost."""
 
-    def __init__(self, address: PostgresAddress) -> None:
+    def __init__(self, address: PostgresAddress, patience: float | None = None) -> None:
+        """`patience` is how many seconds one statement may take; as long as it needs by default."""
         try:
             import psycopg
         except ImportError:
@@ -49,6 +50,7 @@ class PostgresDriver:
             ) from None
         self._psycopg = psycopg
         self._address = address
+        self._patience = patience
         own = sections("queries_postgres.sql") | sections("queries.sql")
         self._statements = {
             name: _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")) for name, text in translated(own, own).items()
@@ -188,6 +190,8 @@ class PostgresDriver:
             raise self._why_not_connected(str(error)) from None
         # Who waited for a row must then see it as it has become, whatever the server's own default is.
         connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
+        if self._patience is not None:
+            connection.execute(f"SET statement_timeout = {round(self._patience * 1000):d}".encode())
         return connection
 
     def _why_not_connected(self, message: str) -> StokerError:
@@ -210,6 +214,8 @@ class PostgresDriver:
             raise StokerError(f"the queue {self._address} may not be changed by this user: {error}") from error
         except errors.UndefinedTable as error:
             raise StokerError(f"{self._address} has no queue any more: `stoker queue init` creates it") from error
+        except (errors.DataError, errors.NotSupportedError) as error:
+            raise StokerError(f"the queue {self._address} refused that: {str(error).partition(chr(10))[0]}") from error
         except errors.DiskFull as error:
             raise QueueAwayError(f"the queue {self._address} cannot be written: its disk is full") from error
         except (self._psycopg.OperationalError, self._psycopg.InterfaceError) as error:

@@ -9,6 +9,7 @@ from stoker.version import __version__
 from stoker.web import api, entry, health, live, logs, metrics, pages, problems, statics
 from stoker.web.house import House
 from stoker.web.pages.trouble import trouble_page
+from stoker.web.showcase import JobShowcase, Showcase
 
 
 def create_app(house: House) -> FastAPI:
@@ -24,8 +25,8 @@ def create_app(house: House) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.house = house
-    app.state.showcase = live.Showcase()
-    app.state.job_showcase = live.JobShowcase()
+    app.state.showcase = Showcase()
+    app.state.job_showcase = JobShowcase()
     problems.install(app, trouble_page)
     for part in (api, metrics, health, pages, live, logs, entry):
         app.include_router(part.router)
@@ -41,4 +42,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         house.board.stop()
+        app.state.showcase.close()
         house.desk.close()

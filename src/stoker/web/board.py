@@ -6,6 +6,7 @@ is newest then: a page that was slow or asleep misses steps in between, never th
 
 import asyncio
 import contextlib
+import logging
 import select
 import socket
 import threading
@@ -17,7 +18,9 @@ from stoker.overview.model import Overview
 from stoker.overview.snapshot import Observer
 from stoker.queue import Store, open_queue
 from stoker.queue.bell import Bell
-from stoker.web.config import Config
+from stoker.web.config import PATIENCE, Config
+
+_LOGGER: Final = logging.getLogger("stoker.web")
 
 # News within this time are shown together: nobody sees more than a few changes a second, and each costs every page.
 _BETWEEN_LOOKS: Final = 0.5
@@ -25,6 +28,8 @@ _BETWEEN_LOOKS: Final = 0.5
 _AT_LEAST_EVERY: Final = 1.0
 # When no page is open, only the notifications and the metrics want to know.
 _AT_LEAST_EVERY_UNSEEN: Final = 5.0
+# Several looks have failed to come back by then, and the one under way has used up its patience.
+_SILENT_AFTER: Final = 30.0
 # A database that restarts needs a few seconds.
 _BETWEEN_TRIES: Final = 1.0
 
@@ -44,8 +49,7 @@ class Board:
         """How many pages are open."""
         self.latest: Overview | None = None
         self.version = 0
-        self.problem: str | None = None
-        """Why the queue cannot be read now; `latest` is then as old as that."""
+        self._problem: str | None = None
         self.reached = 0.0
         """When it was read last, in monotonic seconds."""
 
@@ -75,6 +79,13 @@ class Board:
         return self.version
 
     @property
+    def problem(self) -> str | None:
+        """Why the queue cannot be read now; `latest` is then as old as that."""
+        if self._problem is None and self.latest is not None and time.monotonic() - self.reached > _SILENT_AFTER:
+            return "the queue does not answer"
+        return self._problem
+
+    @property
     def is_over(self) -> bool:
         """Whether the server ends: then every page is let go."""
         return self._ending.is_set()
@@ -88,11 +99,17 @@ class Board:
     def _run(self) -> None:
         while not self._ending.is_set():
             try:
-                with open_queue(self._queue) as store:
+                with open_queue(self._queue, PATIENCE) as store:
                     self._watch(store)
             except StokerError as error:
-                self._publish(None, str(error))
-                self._ending.wait(_BETWEEN_TRIES)
+                self._stumble(str(error))
+            except Exception:  # whatever it was, pages that stand still and say nothing would be worse
+                _LOGGER.exception("the board stumbled")
+                self._stumble("the queue cannot be read: page.log in the state directory has more about it")
+
+    def _stumble(self, problem: str) -> None:
+        self._publish(None, problem)
+        self._ending.wait(_BETWEEN_TRIES)
 
     def _watch(self, store: Store) -> None:
         with contextlib.closing(store.bell()) as bell:
@@ -123,7 +140,7 @@ class Board:
         if overview is not None:
             self.latest = overview
             self.reached = time.monotonic()
-        self.problem = problem
+        self._problem = problem
         self.version += 1
         news, self._news = self._news, asyncio.Event()
         news.set()

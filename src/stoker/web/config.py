@@ -9,6 +9,8 @@ import msgspec
 # S-T-O-K on the keys of a telephone.
 DEFAULT_PORT: Final = 7865
 LOOPBACK: Final = "127.0.0.1"
+# A page that shows nothing for longer is better told that the queue does not answer.
+PATIENCE: Final = 20.0
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import Store, open_queue
+from stoker.web.config import PATIENCE
 
 # Enough that one slow question does not delay the next; PostgreSQL gives each connection a process.
 _THREADS: Final = 4
@@ -66,7 +67,7 @@ class Desk:
     def _answer(self, question: Callable[[Store], T]) -> T:
         store: Store | None = getattr(self._own, "store", None)
         if store is None:
-            store = self._own.store = open_queue(self._queue)
+            store = self._own.store = open_queue(self._queue, PATIENCE)
         try:
             return question(store)
         except BadInputError:

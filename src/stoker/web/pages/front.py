@@ -1,15 +1,18 @@
 """The overview: what one sees first."""
 
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stoker.web.board import Board
 from stoker.web.house import house_of, visitor_of
-from stoker.web.pages.sections import OVERVIEW, for_page, trusted
+from stoker.web.pages.sections import OVERVIEW, trusted
 from stoker.web.templating import page
+
+if TYPE_CHECKING:
+    from stoker.web.showcase import Showcase
 
 router = APIRouter()
 
@@ -22,12 +25,14 @@ async def overview(request: Request) -> Response:
     board = house_of(request).board
     if board.latest is None:
         await board.changed(0, _PATIENCE)
-    latest = board.latest
-    role = visitor_of(request).role
+    latest, sections = board.latest, trusted(dict.fromkeys(OVERVIEW, ""))
+    if latest is not None:
+        showcase: Showcase = request.app.state.showcase
+        sections = (await showcase.shown(latest, board.version, visitor_of(request).role)).sections
     return page(
         request,
         "overview.html",
-        sections=trusted(dict.fromkeys(OVERVIEW, "")) if latest is None else for_page(latest, role),
+        sections=sections,
         is_empty=latest is None,
         problem=board.problem,
         here="overview",

@@ -41,9 +41,9 @@ def render(overview: Overview, role: Role) -> dict[str, str]:
     }
 
 
-def for_page(overview: Overview, role: Role) -> dict[str, Markup]:
+def for_page(overview: Overview, role: Role, rendered_before: Mapping[str, str]) -> dict[str, Markup]:
     """The same for a page that is opened: with each machine in its place among the machines."""
-    sections = trusted(render(overview, role))
+    sections = trusted(rendered_before)
     machines = rendered("machines.html", parts=sections, **_context(overview, role))
     return sections | trusted({"machines": machines})
 

@@ -1,0 +1,93 @@
+"""What is on show: sections rendered once for everybody who may see them, away from the loop that serves everybody.
+
+Hundreds of GPUs make a tenth of a second of HTML. A thread makes it, and pages that are opened meanwhile wait for the
+same.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import msgspec
+from markupsafe import Markup
+
+from stoker.overview.detail import read
+from stoker.overview.model import Overview
+from stoker.web.house import House
+from stoker.web.pages.sections import for_page, render, render_job
+from stoker.web.visitor import Role
+
+# Changes of one job are looked for when anything changed, but not more often than anybody can read.
+_BETWEEN_JOB_LOOKS: Final = 0.5
+# Looks at jobs are for pages that are only open: what people do must find a free thread at the desk.
+_JOB_LOOKS_AT_ONCE: Final = 2
+
+Events = dict[str, str]
+"""Server-sent events, by the section that they bring."""
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """One version, as one role sees it."""
+
+    events: Events
+    sections: dict[str, Markup]
+    """The same for a page that is opened."""
+
+
+class Showcase:
+    """The newest version of the overview."""
+
+    def __init__(self) -> None:
+        self._painter = ThreadPoolExecutor(1, thread_name_prefix="painter")
+        self._version = -1
+        self._by_role: dict[Role, asyncio.Future[Shown]] = {}
+
+    async def shown(self, overview: Overview, version: int, role: Role) -> Shown:
+        if version != self._version:
+            self._version, self._by_role = version, {}
+        painting = self._by_role.get(role)
+        if painting is None:
+            painting = asyncio.get_running_loop().run_in_executor(self._painter, _paint, overview, role)
+            self._by_role[role] = painting
+        return await asyncio.shield(painting)
+
+    def close(self) -> None:
+        self._painter.shutdown(wait=False, cancel_futures=True)
+
+
+def _paint(overview: Overview, role: Role) -> Shown:
+    sections = render(overview, role)
+    return Shown({name: event(name, html) for name, html in sections.items()}, for_page(overview, role, sections))
+
+
+class JobShowcase:
+    """The pages of single jobs: one look at a job serves everybody who watches it."""
+
+    def __init__(self) -> None:
+        self._looks: dict[tuple[str, Role], asyncio.Task[Events]] = {}
+        self._turns = asyncio.Semaphore(_JOB_LOOKS_AT_ONCE)
+
+    async def events(self, house: House, job: str, role: Role) -> Events:
+        which = (job, role)
+        look = self._looks.get(which)
+        if look is None:
+            look = self._looks[which] = asyncio.create_task(self._look(house, job, role))
+            look.add_done_callback(lambda done: self._looked(which, done))
+        return await asyncio.shield(look)
+
+    def _looked(self, which: tuple[str, Role], look: "asyncio.Task[Events]") -> None:
+        if not look.cancelled():
+            look.exception()  # whoever waited for it has left: then nobody else asks
+        asyncio.get_running_loop().call_later(_BETWEEN_JOB_LOOKS, self._looks.pop, which, None)
+
+    async def _look(self, house: House, job: str, role: Role) -> Events:
+        async with self._turns:
+            detail = await house.desk.ask(lambda store: read(store, job, house.config.home))
+        return {name: event(name, html) for name, html in render_job(detail, role).items()}
+
+
+def event(name: str, text: str) -> str:
+    """One server-sent event."""
+    # A carriage return would end a line too, and what follows it would be read as a field.
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return f"event: {name}\n" + "".join(f"data: {line}\n" for line in lines) + "\n"

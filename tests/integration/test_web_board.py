@@ -1,0 +1,96 @@
+"""The board: one look for all pages, which no mistake stops and which says when it is old."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from stoker.overview.model import Overview
+from stoker.overview.snapshot import Observer
+from stoker.queue import NewJob, QueueAwayError, Store, init_queue, open_queue
+from stoker.web import board as board_module
+from stoker.web.board import Board
+from stoker.web.config import Config
+
+
+@contextlib.asynccontextmanager
+async def started(directory: Path) -> AsyncIterator[Board]:
+    board = Board(Config(queue=str(directory / "queue.db"), home=directory))
+    board.start()
+    try:
+        yield board
+    finally:
+        board.stop()
+
+
+async def until(board: Board, number: int) -> Overview:
+    """The first overview with so many queued jobs."""
+    async with asyncio.timeout(10):
+        version = -1
+        while board.latest is None or board.latest.counts.get("queued", 0) != number:
+            version = await board.changed(version, 5.0)
+    return board.latest
+
+
+def test_news_come_without_being_asked_for(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as board:
+            await until(board, 0)
+            store.submit([NewJob(command="true")])
+            assert (await until(board, 1)).waiting[0].job.command == "true"
+
+    with init_queue(str(tmp_path / "queue.db")) as store:
+        asyncio.run(story())
+
+
+def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stale(Observer):
+        def observe(self, store: Store) -> Overview:
+            if (tmp_path / "stale").exists():
+                raise OSError("stale file handle")
+            return super().observe(store)
+
+    async def story() -> None:
+        async with started(tmp_path) as board:
+            await until(board, 0)
+            (tmp_path / "stale").touch()
+            async with asyncio.timeout(10):
+                while board.problem is None:
+                    board.look_now()
+                    await board.changed(board.version, 0.5)
+            assert "page.log" in board.problem
+            (tmp_path / "stale").unlink()
+            store.submit([NewJob(command="true")])
+            await until(board, 1)
+            assert board.problem is None
+
+    monkeypatch.setattr(board_module, "Observer", Stale)
+    monkeypatch.setattr(board_module, "_BETWEEN_TRIES", 0.05)
+    with init_queue(str(tmp_path / "queue.db")) as store:
+        asyncio.run(story())
+
+
+def test_a_queue_that_hangs_is_told_although_nothing_failed(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as board:
+            await until(board, 0)
+            assert board.problem is None
+            board.reached = time.monotonic() - 60
+            assert board.problem == "the queue does not answer"
+
+    with init_queue(str(tmp_path / "queue.db")):
+        asyncio.run(story())
+
+
+def test_a_database_that_hangs_counts_as_away(postgres_url: str) -> None:
+    init_queue(postgres_url).close()
+    with psycopg.connect(postgres_url) as somebody, open_queue(postgres_url, patience=0.2) as queue:
+        somebody.execute("LOCK TABLE stoker_jobs")
+        with pytest.raises(QueueAwayError, match="timeout"):
+            queue.counts()
+        somebody.rollback()
+        assert queue.counts() == {}
