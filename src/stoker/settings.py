@@ -61,7 +61,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notify: Notifications = Notifications()
     """Messages to people."""
     web: dict[str, Any] = {}
-    """Options of the page: host, port, url, names, cert, key."""
+    """Options of the page: host, port, url, names, cert, key, title."""
 
 
 def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:

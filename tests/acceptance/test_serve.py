@@ -1,7 +1,11 @@
 """`stoker serve`, as a person types it."""
 
+import contextlib
+import logging
+import os
 import socket
 import ssl
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from stoker.cli.private_log import PrivateLog
 from stoker.queue import NewJob, open_queue
 from tests.support.command import stoker
 from tests.support.page_site import page_site
@@ -100,6 +105,8 @@ def test_a_signal_ends_it_although_pages_listen() -> None:
         (["--cert", "missing.pem", "--key", "missing.pem"], "missing.pem cannot be read"),
         (["--cert", "pyproject.toml", "--key", "pyproject.toml"], "no certificate with its key"),
         (["--url", "stoker.example.org"], "write it like https://"),
+        (["--url", "https:///"], "write it like https://"),
+        (["--url", "https://x.example/stoker"], "below a path of another site"),
         (["--queue", "postgresql://nobody@127.0.0.1:1/none"], "127.0.0.1"),
     ],
 )
@@ -125,10 +132,15 @@ def test_the_file_may_say_where_it_listens(tmp_path: Path, monkeypatch: pytest.M
     config.write_text('[web]\nport = 0\nurl = "https://stoker.example.org/"\n')
     with page_site("--config", str(config), "serve") as site:
         assert site.address == "https://stoker.example.org"
-    config.write_text("[web]\nprot = 0\n")
-    done = stoker("--config", str(config), "serve")
-    assert done.code != 0
-    assert "'prot'" in done.err
+    for line, sentence in (
+        ("prot = 0", "'prot'"),
+        ('queue = "x.db"', "stands above the tables"),
+        ('home = "x"', "'home'"),
+    ):
+        config.write_text(f"[web]\n{line}\n")
+        done = stoker("--config", str(config), "serve", "--port", "0", timeout=10)
+        assert done.code != 0
+        assert sentence in done.err
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +151,29 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.returncode != 0
     assert "pip install 'stoker[web]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_log_that_began_anew_is_its_owners_alone_too(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    before = os.umask(0o022)
+    try:
+        log = PrivateLog(path, "%(message)s", size=20)
+        for number in range(4):
+            log.handle(logging.makeLogRecord({"msg": f"a line that is long {number}"}))
+        log.close()
+    finally:
+        os.umask(before)
+    assert {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.glob("access.log*")} == dict.fromkeys(
+        ["access.log", "access.log.1", "access.log.2"], 0o600
+    )
+
+
+def test_a_log_on_a_full_disk_says_nothing_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    log = PrivateLog(Path("/dev/full"), "%(message)s")
+    log.handle(logging.makeLogRecord({"msg": "a line"}))
+    with contextlib.suppress(OSError):  # what could not be written cannot be written now either
+        log.close()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_strangers_cannot_write_on_the_terminal(tmp_path: Path) -> None:

@@ -56,6 +56,12 @@ def test_without_a_name_tokens_are_called_by_their_role(keys: Keys) -> None:
     assert [token.name for token in keys.tokens()] == ["operator", "operator-2"]
 
 
+def test_json_may_be_asked_for_before_the_verb_too(keys: Keys) -> None:
+    told = stoker("tokens", "--json", "add", "--name", "anna").json()
+    assert told["name"] == "anna"
+    assert stoker("tokens", "--json", "revoke", "anna").json()["id"] == told["id"]
+
+
 def test_a_link_leads_to_where_the_page_started_last(keys: Keys) -> None:
     keys.remember_address("http://192.0.2.7:9000")
     assert stoker("tokens", "link").out == f"http://192.0.2.7:9000/login#{keys.first().secret}\n"

@@ -4,8 +4,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from stoker.queue import open_queue
 from stoker.runs.processes import descendants
+from tests.support.command import stoker
 from tests.support.page_site import page_site
 from tests.support.waiting import wait_for
 
@@ -24,7 +27,11 @@ def test_a_job_from_the_page_runs_here(tmp_path: Path) -> None:
 
 
 def test_without_gpus_it_is_a_demo_and_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    with page_site("up", "--port", "0", STOKER_ROOT=str(tmp_path / "no-gpus")) as site, site.client() as client:
+    # Somebody who is told of real work: of this they are not, and so it matters to nobody how.
+    config = tmp_path / "stoker.toml"
+    config.write_text('[notify]\nurls = ["nonsense://"]\n')
+    settings = {"STOKER_ROOT": str(tmp_path / "no-gpus"), "STOKER_CONFIG": str(config)}
+    with page_site("up", "--port", "0", **settings) as site, site.client() as client:
         assert any("simulated" in line for line in site.said)
         wait_for(lambda: len(_running(client.get("/api/v1/overview").json())) >= 3, deadline=40, named="jobs at work")
         wait_for(lambda: "These GPUs are simulated" in client.get("/").text, named="being told so plainly")
@@ -34,6 +41,26 @@ def test_without_gpus_it_is_a_demo_and_says_so_and_leaves_nothing(tmp_path: Path
     with open_queue(str(home / "queue.db")) as store:
         assert store.running() == []
     assert not _mentioning(str(home))
+
+
+def test_a_demo_on_a_queue_of_real_work_is_refused(tmp_path: Path) -> None:
+    done = stoker("up", "--demo", "--port", "0", "--queue", str(tmp_path / "queue.db"), timeout=20)
+    assert done.code == 2
+    assert done.err == "stoker: --demo has a queue of its own: leave out --demo, or --queue\n"
+
+
+@pytest.mark.parametrize("where", ["environment", "file"])
+def test_who_named_a_queue_gets_no_demo_instead(tmp_path: Path, where: str) -> None:
+    queue = "postgresql://nobody@127.0.0.1:1/none"
+    config = tmp_path / "stoker.toml"
+    config.write_text(f'queue = "{queue}"\n' if where == "file" else "")
+    environment = {"STOKER_ROOT": str(tmp_path / "no-gpus"), "STOKER_CONFIG": str(config)}
+    if where == "environment":
+        environment["STOKER_QUEUE"] = queue
+    done = stoker("up", "--port", "0", environment=environment, timeout=20)
+    assert done.code != 0
+    assert "simulated" not in done.out
+    assert "127.0.0.1" in done.err
 
 
 def _running(overview: dict[str, list[object]]) -> list[object]:

@@ -12,13 +12,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from starlette.responses import HTMLResponse
 from starlette.types import Receive, Scope, Send
 
 from stoker.web.config import Config
 from stoker.web.gate.body_limit import WholeBody
 from stoker.web.gate.connections import MOST_SILENT
 from stoker.web.gate.entrance import local_path
+from stoker.web.gate.refusal import refusal
 from stoker.web.guard import guarded
+from stoker.web.problems import install
 from tests.support.guarded_site import Site, served, site_of
 from tests.support.waiting import wait_for
 
@@ -385,6 +389,37 @@ async def from_elsewhere(site: Site, secret: str) -> int:
     transport = httpx.ASGITransport(site.app, client=("198.51.100.4", 4000))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost:7865") as client:
         return (await client.post("/login", data={"token": secret})).status_code
+
+
+def test_guessing_many_tokens_at_once_is_stopped_too(site: Site) -> None:
+    site.keys.first()
+
+    async def burst() -> list[int]:
+        transport = httpx.ASGITransport(site.app, client=("192.0.2.7", 4000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:7865") as client:
+            tries = (client.post("/login", data={"token": f"stk_{number}"}) for number in range(40))
+            return sorted(answer.status_code for answer in await asyncio.gather(*tries))
+
+    assert asyncio.run(burst()) == [401] * 10 + [429] * 30
+
+
+def test_a_form_of_more_fields_than_it_has_is_refused(site: Site) -> None:
+    many = {f"field{number}": "x" for number in range(11)}
+    answer = site.ask("POST", "/login", data=many)
+    assert answer.status_code == 400
+    assert answer.json()["detail"] == "The form has more than 10 fields."
+    assert site.ask("POST", "/login", data=many, headers=HTML).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/api/x", "/metrics", "/healthz", "/static/x.css", "/jobs"])
+def test_the_gate_and_the_page_agree_on_what_a_person_looks_at(site: Site, path: str) -> None:
+    app = FastAPI()
+    install(app, lambda _request, status, *_: HTMLResponse("a page", status))
+    answer = Site(app, site.config, site.keys, [], []).ask("GET", path, headers=HTML)
+    scope = {"type": "http", "path": path, "method": "GET", "headers": [(b"accept", b"text/html")]}
+    refused = refusal(scope, site.config, 404, "no")
+    assert answer.headers["content-type"] == refused.headers["content-type"]
+    assert ("html" in refused.headers["content-type"]) == (path == "/jobs")
 
 
 def test_guessing_tokens_as_a_program_is_stopped_too(site: Site) -> None:

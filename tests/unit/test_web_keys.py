@@ -1,9 +1,11 @@
 """Tokens and devices: who is let in, who stays, and what the file on disk gives away."""
 
+import contextlib
 import os
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,8 +13,9 @@ import pytest
 
 from stoker.errors import BadInputError, StokerError
 from stoker.web.gate.patience import Patience, TooManyError
-from stoker.web.key_file import KeyFile
+from stoker.web.key_file import Contents, KeyFile, Stamp
 from stoker.web.keys import Keys
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -199,10 +202,81 @@ def test_visits_are_remembered_but_hardly_ever_written(
         keys.by_session(entered[1])
     assert keys.path.stat().st_ino == written
     assert keys.sessions()[0].seen == begun + 100
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 301)
-    keys.by_session(entered[1])
+    _visit_after_a_while(keys, entered[1])
+    wait_for(lambda: keys.path.stat().st_ino != written, named="the visit being written")
     assert Keys(tmp_path / "home").sessions()[0].seen == begun + 100
+
+
+def _visit_after_a_while(keys: Keys, cookie: str) -> None:
+    """The first visit after five minutes is the one that is written down."""
+    now = time.monotonic()
+    with pytest.MonkeyPatch.context() as later:
+        later.setattr(time, "monotonic", lambda: now + 301)
+        assert keys.by_session(cookie) is not None
+
+
+@contextlib.contextmanager
+def disk_that_hangs() -> Iterator[threading.Event]:
+    """Nothing is written before the block ends. The event is set when somebody waits for that."""
+    waiting, over = threading.Event(), threading.Event()
+    write = KeyFile.write
+
+    def hanging(file: KeyFile, contents: Contents) -> Stamp:
+        waiting.set()
+        over.wait(3)
+        return write(file, contents)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(KeyFile, "write", hanging)
+        try:
+            yield waiting
+        finally:
+            over.set()
+
+
+def test_who_visits_does_not_wait_until_visits_are_written(keys: Keys) -> None:
+    entered = keys.enter(keys.first().secret)
+    assert entered is not None
+    written = keys.path.stat().st_ino
+    begun = time.monotonic()
+    with disk_that_hangs() as waiting:
+        _visit_after_a_while(keys, entered[1])
+        assert waiting.wait(2), "the visit is not written at all"
+        assert time.monotonic() - begun < 2, "the visit waited for the disk"
+    wait_for(lambda: keys.path.stat().st_ino != written, named="the visit being written")
+
+
+def test_while_somebody_logs_in_on_a_slow_disk_everybody_else_passes(keys: Keys) -> None:
+    token = keys.first()
+    entered = keys.enter(token.secret)
+    assert entered is not None
+    newcomer = threading.Thread(target=keys.enter, args=(token.secret,))
+    with disk_that_hangs() as waiting:
+        newcomer.start()
+        assert waiting.wait(2)
+        begun = time.monotonic()
+        assert keys.by_session(entered[1]) is not None
+        assert keys.by_token(token.secret) is not None
+        assert keys.by_token("stk_wrong") is None
+        assert keys.still_valid(entered[0])
+        assert keys.problem is None
+        assert time.monotonic() - begun < 1, "somebody waited for another's login"
+    newcomer.join()
+    assert len(keys.sessions()) == 2
+
+
+def test_however_many_devices_one_token_lets_in_those_of_another_stay(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = keys.enter(keys.first().secret)
+    shared = keys.add("shared", "viewer").secret
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # 51 of them would take a while
+    devices = [keys.enter(shared) for _ in range(51)]
+    assert operator is not None
+    assert keys.by_session(operator[1]) is not None
+    assert [device is not None and keys.by_session(device[1]) is not None for device in devices] == [False] + [
+        True
+    ] * 50
 
 
 def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:

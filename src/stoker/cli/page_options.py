@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 
-# A few weeks of a busy page; the oldest part is dropped.
-_LOG_SIZE: Final = 8 * 2**20
-_LOGS_KEPT: Final = 2
+# Fields of its configuration that the page gets from elsewhere, with where those are set.
+_SET_ELSEWHERE: Final = {"queue": "`queue` stands above the tables", "home": "STOKER_HOME says where it is"}
 
 
 def page_options(command: Function) -> Function:
@@ -68,11 +66,31 @@ def page_config(page: Mapping[str, Any], queue: str | None, home: Path | None = 
         config = msgspec.convert({**chosen, "queue": queue, "home": home or state_home()}, Config, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise BadInputError(f"mistake in the table [web] of the configuration file: {error}") from None
-    if unknown := set(chosen) - set(Config.__struct_fields__):
-        raise BadInputError(f"the table [web] of the configuration file has no setting {min(unknown)!r}")
-    if config.url and not config.url.startswith(("http://", "https://")):
-        raise BadInputError(f"--url {config.url!r} is no address: write it like https://stoker.example.org")
+    if unknown := set(chosen) - (set(Config.__struct_fields__) - set(_SET_ELSEWHERE)):
+        name = min(unknown)
+        instead = f": {_SET_ELSEWHERE[name]}" if name in _SET_ELSEWHERE else ""
+        raise BadInputError(f"the table [web] of the configuration file has no setting {name!r}{instead}")
+    if config.url:
+        _check_url(config.url)
     return config
+
+
+def _check_url(url: str) -> None:
+    """Refuses what no browser could come to the page by."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        parts = None
+    if parts is None or not parts.hostname or not url.startswith(("http://", "https://")):
+        raise BadInputError(f"--url {url!r} is no address: write it like https://stoker.example.org")
+    if url.rstrip("/") != f"{parts.scheme}://{parts.netloc}" or "@" in parts.netloc:
+        raise BadInputError(
+            f"--url {url!r} is more than a host: the page cannot live below a path of another site,"
+            " so write it like https://stoker.example.org"
+        )
 
 
 def _path(kind: type, value: object) -> object:
@@ -95,35 +113,30 @@ def run_page(config: "Config", listener: "socket.socket") -> None:
     """Serves it until a signal comes."""
     try:
         from stoker.web.serving import serve
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "stoker":
+            raise
         raise StokerError("the page needs packages that are not installed: pip install 'stoker[web]'") from None
     import logging
 
     # What went wrong in the server is for whoever mends it, and strangers can make it complain: not for the terminal.
-    complaints = logging.getLogger("uvicorn")
-    complaints.propagate = False
-    complaints.addHandler(_log_file(config.home / "page.log", "%(asctime)s %(levelname)s %(message)s"))
+    complaints = _log_file(config.home / "page.log", "%(asctime)s %(levelname)s %(message)s")
+    for name in ("uvicorn", "asyncio", "stoker.web"):
+        logging.getLogger(name).propagate = False
+        logging.getLogger(name).addHandler(complaints)
     requests = logging.Logger("stoker.access", logging.INFO)
     requests.addHandler(_log_file(config.home / "access.log", "%(message)s"))
     serve(config, listener, requests.info, lambda port, keys: welcome(config, port, keys))
 
 
 def _log_file(path: Path, form: str) -> "logging.Handler":
-    """A file that only its owner reads, and that does not grow for ever."""
-    import logging.handlers
+    from stoker.cli.private_log import PrivateLog
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        handler = logging.handlers.RotatingFileHandler(
-            path, maxBytes=_LOG_SIZE, backupCount=_LOGS_KEPT, encoding="utf-8", errors="backslashreplace"
-        )
+        return PrivateLog(path, form)
     except OSError as error:
         raise StokerError(f"the log {path} cannot be written: {error.strerror}") from None
-    # A full disk is no reason not to answer.
-    handler.handleError = lambda record: None  # type: ignore[method-assign]  # noqa: ARG005 - as logging documents it
-    handler.setFormatter(logging.Formatter(form))
-    return handler
 
 
 def welcome(config: "Config", port: int, keys: "Keys") -> None:

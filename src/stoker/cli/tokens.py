@@ -29,6 +29,9 @@ def command(context: click.Context, demo: bool, as_json: bool) -> int:
     from stoker.web.keys import Keys
 
     context.obj = Keys(_home(demo))
+    if as_json:
+        # Before the verb it means the same as behind it.
+        context.default_map = {verb: {"as_json": True} for verb in command.commands}
     if context.invoked_subcommand is None:
         _list(context.obj, as_json)
     return 0

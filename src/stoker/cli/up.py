@@ -5,16 +5,20 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stoker.cli.page_options import page_config, page_options, run_page, until_signalled
 from stoker.cli.queue_options import opened_or_created, queue_option, queue_url_of
 from stoker.cli.telling import tell
+from stoker.errors import BadInputError
 from stoker.places import state_home
 from stoker.settings import load_settings
 from stoker.units import parse_duration
+
+if TYPE_CHECKING:
+    from stoker.web.config import Config
 
 
 @click.command("up")
@@ -24,12 +28,14 @@ from stoker.units import parse_duration
 def command(page: dict[str, Any], queue_url: str | None, demo: bool | None) -> int:
     """Start all of Stoker on this machine: the page, a worker for its GPUs, and a queue in a file.
 
-    Where there is no GPU it is a demo on simulated ones, with a queue of its own. Ctrl-C ends page and worker; jobs go
-    on, and the next `stoker up` finds them again. Those of a demo end with it.
+    Where there is no GPU, and no queue was named, it is a demo on simulated ones with a queue of its own. Ctrl-C ends
+    page and worker; jobs go on, and the next `stoker up` finds them again. Those of a demo end with it.
     """
+    if demo and queue_url is not None:
+        raise BadInputError("--demo has a queue of its own: leave out --demo, or --queue")
     with until_signalled():
         if demo is None:
-            demo = queue_url is None and not _has_gpus()
+            demo = queue_url_of(queue_url) is None and not _has_gpus()
         if demo:
             _run_demo(page, state_home() / "demo")
         else:
@@ -38,9 +44,12 @@ def command(page: dict[str, Any], queue_url: str | None, demo: bool | None) -> i
 
 
 def _run(page: Mapping[str, Any], queue_url: str | None) -> None:
+    from stoker.cli.notifying import notifying
+
     opened_or_created(queue_url).close()
     options = [] if queue_url is None else ["--queue", queue_url]
-    _serve(page, queue_url_of(queue_url), state_home(), options, os.environ, nullcontext())
+    config = page_config(page, queue_url_of(queue_url), state_home())
+    _serve(config, options, os.environ, around=notifying(config, tell))
 
 
 def _run_demo(page: Mapping[str, Any], home: Path) -> None:
@@ -60,27 +69,25 @@ def _run_demo(page: Mapping[str, Any], home: Path) -> None:
         "STOKER_QUEUE": queue,
     }
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    _serve(page, queue, home, ["--grace", "5s"], environment, demonstration(queue))
+    # Nobody is told what happens here: it would reach people's phones as if it were real.
+    _serve(page_config(page, queue, home), ["--grace", "5s"], environment, meanwhile=demonstration(queue))
 
 
 def _serve(
-    page: Mapping[str, Any],
-    queue: str | None,
-    home: Path,
+    config: "Config",
     options: list[str],
     environment: Mapping[str, str],
-    meanwhile: AbstractContextManager[None],
+    *,
+    around: AbstractContextManager[None] | None = None,
+    meanwhile: AbstractContextManager[None] | None = None,
 ) -> None:
-    """The page and the worker; `meanwhile` ends before the worker does."""
-    from stoker.cli.notifying import notifying
+    """The page and the worker; `around` begins before the worker does, and `meanwhile` ends before."""
     from stoker.cli.worker_process import WorkerProcess
-
-    config = page_config(page, queue, home)
     from stoker.web.listening import listening_socket
 
     listener = listening_socket(config)
 
-    with notifying(config, tell), WorkerProcess(options, environment, tell), meanwhile:
+    with around or nullcontext(), WorkerProcess(options, environment, tell), meanwhile or nullcontext():
         run_page(config, listener)
 
 

@@ -1,7 +1,8 @@
 """Who may come in: tokens that people make and revoke, and the devices that were let in with them.
 
 What `stoker tokens` does in another process is seen within a second. A disk that is full costs a device no more than
-having to show its token again after the next start: what cannot be written is kept in mind.
+having to show its token again after the next start: what cannot be written is kept in mind. A disk that is slow costs
+only whoever logs in or out: the gate never waits until something is written.
 """
 
 import contextlib
@@ -10,7 +11,8 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -35,8 +37,9 @@ _WRITE_SEEN_EVERY: Final = 300.0
 _SHORT_PATIENCE: Final = 0.3
 # Browsers keep no cookie for longer.
 KEPT_FOR: Final = 400 * 24 * 3600.0
-# More devices than a laboratory has; the one that was away for longest makes room.
-_MOST_SESSIONS: Final = 500
+# More devices than a person has, for each token: whoever shares one widely pushes out nobody who has another. The one
+# that was away for longest makes room.
+_MOST_SESSIONS: Final = 50
 _LONGEST_AGENT: Final = 120
 _LONGEST_NAME: Final = 60
 
@@ -127,7 +130,12 @@ class Keys:
             if self.address() != address:
                 self._changed(lambda contents: (msgspec.structs.replace(contents, address=address), None))
 
-    # What the gate asks; it never raises for a disk that is full, gone or read-only.
+    # What the gate asks; it never raises for a disk that is full, gone or read-only. Only `enter` and `leave` wait for
+    # one that is slow.
+
+    def recognizes(self, secret: str) -> bool:
+        """Whether a token is right at this moment."""
+        return self._by_secret(secret) is not None
 
     def enter(self, secret: str, agent: str = "") -> tuple[Visitor, str] | None:
         """Lets a device in: who it is, and the secret for its cookie. None when the token is not right."""
@@ -139,8 +147,8 @@ class Keys:
         shown = "".join(letter for letter in agent if letter.isprintable())[:_LONGEST_AGENT]
         session = Session(digest=_digest(cookie), token=token.id, created=now, seen=now, agent=shown)
         with self._turn:
-            self._unwritten[session.digest] = session
-            _keep_newest(self._unwritten)
+            kept = _newest_of_each((*self._unwritten.values(), session))
+            self._unwritten = {one.digest: one for one in kept}
         self._settle()
         return _visitor(token, session), cookie
 
@@ -190,14 +198,17 @@ class Keys:
 
     def _look(self, patience: float = _LOOK_EVERY) -> None:
         """Reads the file again if it has changed."""
-        with self._turn:
-            if time.monotonic() - self._looked < patience:
-                return
+        if time.monotonic() - self._looked < patience or not self._turn.acquire(blocking=False):
+            # Who has the turn is at the file, perhaps on a slow disk, and will know: what was known has to do.
+            return
+        try:
             self._looked = time.monotonic()
             # Too many open files, a file server that is away: what was known is still true then.
             with contextlib.suppress(OSError, StokerError):
                 if self._problem is not None or self._stamp is None or self._file.stamp() != self._stamp:
                     self._read()
+        finally:
+            self._turn.release()
 
     def _read(self) -> None:
         """A file that is not in order lets nobody in until it is."""
@@ -262,16 +273,18 @@ class Keys:
             self._changed(lambda contents: (contents, None), _SHORT_PATIENCE)
 
     def _note(self, who: str) -> None:
-        """Remembers a visit, and now and then writes it down."""
-        with self._turn:
-            self._seen[who] = time.time()
-            due = time.monotonic() - self._seen_written >= _WRITE_SEEN_EVERY
-            if due:
-                self._seen_written = time.monotonic()
-        if due:
-            with contextlib.suppress(StokerError):
-                # It is no more than a time in a table: nobody waits for another writer because of it.
-                self._changed(lambda contents: (contents, None), patience=0.0)
+        """Remembers a visit, and now and then has it written down."""
+        self._seen[who] = time.time()
+        if time.monotonic() - self._seen_written >= _WRITE_SEEN_EVERY:
+            self._seen_written = time.monotonic()
+            # Who visits does not wait for the disk, nor is turned away where there can be no more threads.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._write_seen, name="visits", daemon=True).start()
+
+    def _write_seen(self) -> None:
+        with contextlib.suppress(StokerError):
+            # It is no more than a time in a table: nobody waits for another writer because of it.
+            self._changed(lambda contents: (contents, None), patience=0.0)
 
     def _alive(self, contents: Contents) -> Contents:
         """With what was kept in mind, and without what is over."""
@@ -286,8 +299,7 @@ class Keys:
             for session in (*contents.sessions, *self._unwritten.values())
             if session.token in there and session.digest not in self._ended and session.created > oldest
         ]
-        sessions.sort(key=lambda session: session.seen)
-        return msgspec.structs.replace(contents, tokens=tokens, sessions=tuple(sessions[-_MOST_SESSIONS:]))
+        return msgspec.structs.replace(contents, tokens=tokens, sessions=tuple(_newest_of_each(sessions)))
 
 
 def key_id() -> str:
@@ -330,6 +342,10 @@ def _digest(cookie: str) -> str:
     return hashlib.sha256(cookie.encode(errors="replace")).hexdigest()
 
 
-def _keep_newest(sessions: dict[str, Session]) -> None:
-    while len(sessions) > _MOST_SESSIONS:
-        sessions.pop(next(iter(sessions)))
+def _newest_of_each(sessions: Iterable[Session]) -> list[Session]:
+    """In the order of their last visits, of each token as many as it may have."""
+    of_token: defaultdict[str, list[Session]] = defaultdict(list)
+    for session in sorted(sessions, key=lambda session: session.seen):
+        of_token[session.token].append(session)
+    kept = (session for group in of_token.values() for session in group[-_MOST_SESSIONS:])
+    return sorted(kept, key=lambda session: session.seen)

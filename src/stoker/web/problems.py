@@ -10,14 +10,18 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from stoker.errors import BadInputError, StokerError
 from stoker.queue.driver import QueueAwayError
 
 MEDIA_TYPE: Final = "application/problem+json"
+# What no person looks at, also when a browser asks for it.
+_FOR_PROGRAMS: Final = ("/api", "/metrics", "/healthz", "/static")
 # A database that restarts is back within seconds.
 _SECONDS_UNTIL_BACK: Final = 5
 # The first few are enough to mend a request by; a hostile one may have a hundred thousand.
@@ -87,7 +91,7 @@ def install(app: FastAPI, page: Page | None = None) -> None:
         request: Request, status: int, detail: str, headers: Mapping[str, str] | None = None, **more: object
     ) -> Response:
         title = _title(status)
-        if page is None or not wants_page(request):
+        if page is None or not wants_page(request.scope):
             return problem(status, title, detail, headers=headers, **more)
         shown = page(request, status, title, detail)
         shown.headers.update(headers or {})
@@ -132,13 +136,12 @@ def _described(openapi: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return description
 
 
-def wants_page(request: Request) -> bool:
+def wants_page(scope: Scope) -> bool:
     """Whether a person looks at the answer, and not a program."""
-    path = request.url.path
-    for place in ("/api", "/metrics", "/healthz"):
-        if path == place or path.startswith(f"{place}/"):
-            return False
-    return "text/html" in request.headers.get("accept", "")
+    path: str = scope["path"]
+    if any(path == place or path.startswith(f"{place}/") for place in _FOR_PROGRAMS):
+        return False
+    return "text/html" in Headers(scope=scope).get("accept", "")
 
 
 def status_of(error: Exception) -> int:

@@ -10,8 +10,9 @@ from stoker.web.gate.cookie import cookies_named
 from stoker.web.gate.crossing import SAFE_METHODS
 from stoker.web.gate.origin import bearer, client_address, neighbourhood
 from stoker.web.gate.patience import Patience, TooManyError
-from stoker.web.gate.refusal import refusal, refusal_in_json, refusal_page, wants_page
+from stoker.web.gate.refusal import refusal, refusal_in_json, refusal_page
 from stoker.web.keys import Keys
+from stoker.web.problems import wants_page
 from stoker.web.visitor import Visitor
 
 # What a browser needs before anybody is let in, and what tells a supervisor that the server lives.

@@ -8,17 +8,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope
 
 from stoker.web.config import Config
-from stoker.web.gate.origin import header
-from stoker.web.problems import problem
+from stoker.web.problems import problem, wants_page
 from stoker.web.templating import rendered
-
-
-def wants_page(scope: Scope) -> bool:
-    """Whether a person looks at the answer."""
-    path: str = scope["path"]
-    if path in {"/metrics", "/api"} or path.startswith(("/api/", "/static/")):
-        return False
-    return "text/html" in header(scope, b"accept")
 
 
 def refusal(
