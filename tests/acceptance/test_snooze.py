@@ -2,12 +2,13 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
 from stoker.gpus.who import read_stat
 from stoker.places import state_home
-from stoker.queue import Attempt, Store
+from stoker.queue import Attempt, Store, init_queue
 from stoker.runs.record import Record, Records, Spec, Status, boot_id
 from stoker.verdicts.policy import Policy
 from tests.support.attempts import WORKER, start, submit
@@ -24,7 +25,10 @@ def elsewhere(queue: Store) -> Attempt:
 @pytest.fixture
 def here(elsewhere: Attempt) -> Record:
     """The record of that attempt on this machine, with this process as its supervisor."""
-    record = Records(state_home(), "attempts").create(f"{elsewhere.job}-{elsewhere.number}")
+    return running(Records(state_home(), "attempts").create(f"{elsewhere.job}-{elsewhere.number}"))
+
+
+def running(record: Record) -> Record:
     record.write_spec(spec_of(record, supervisor_started=read_stat("/proc/self/stat")[1]))
     record.write_status(Status(state="running"))
     return record
@@ -106,11 +110,54 @@ def test_what_does_not_run_has_nothing_to_snooze(queue: Store, elsewhere: Attemp
 
 def test_what_is_neither_a_run_nor_a_job_is_refused_in_one_sentence(queue: Store) -> None:
     submit(queue, "a", "b", name="twins")
-    for name, words in (("nobody", "there is no job 'nobody'"), ("twins", "fits several jobs")):
+    for name, words in (
+        ("nobody", ["there is no run 'nobody' here", "there is no job 'nobody'"]),
+        ("twins", ["fits several jobs"]),
+    ):
         done = stoker("snooze", "5m", name)
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-        assert f"there is no run {name!r} here" in done.err
-        assert words in done.err
+        assert all(word in done.err for word in words)
+
+
+def test_the_job_of_a_name_is_meant_and_not_what_begins_so_on_this_machine(queue: Store) -> None:
+    mine = running(Records(state_home(), "attempts").create("a1b2c3d4-1"))
+    (job,) = submit(queue, "train", name="a")
+    attempt = start(queue, job)
+    done = stoker("snooze", "30m", "a")
+    assert done.out.startswith(f"job {job} is left alone for 30m, until "), done.err
+    assert list(queue.snoozes()) == [attempt.id]
+    submit(queue, "train", name="a")
+    done = stoker("snooze", "30m", "a")
+    assert (done.code, done.out) == (2, "")
+    assert "'a' fits several jobs" in done.err
+    assert mine.snooze() is None
+
+
+def test_who_names_a_queue_means_a_job_of_that_one(queue: Store, tmp_path: Path) -> None:
+    other = str(tmp_path / "other.db")
+    init_queue(other).close()
+    mine = running(Records(state_home(), "attempts").create("a1b2c3d4-1"))
+    for name in ("a1b2", mine.id):
+        done = stoker("snooze", "30m", name, "--queue", other)
+        assert (done.code, done.out) == (2, "")
+        assert f"there is no job {name!r} in {other}" in done.err
+    assert mine.snooze() is None
+    assert queue.snoozes() == {}
+
+
+def test_what_the_queue_does_not_know_is_looked_for_on_this_machine() -> None:
+    """Also without a queue; and two of whom either may be meant are left as they are."""
+    mine = running(Records(state_home()).create("a1b2c3d4"))
+    done = stoker("snooze", "30m", "a1")
+    assert done.out.startswith("run a1b2c3d4 is left alone for 30m, until "), done.err
+    twin = running(Records(state_home(), "attempts").create("a1ffffff-12"))
+    done = stoker("snooze", "--end", "a1")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "stoker: 'a1' fits 2 runs (a1ffffff-12, a1b2c3d4): write more of it\n"
+    # Another attempt at the same job is another thing.
+    assert stoker("snooze", "30m", "a1ffffff-1").code == 2
+    assert mine.snooze() is not None
+    assert twin.snooze() is None
 
 
 def test_without_a_queue_that_is_said_too() -> None:

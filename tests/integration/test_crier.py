@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stoker.actions.messages import Channel
 from stoker.errors import BadInputError
 from stoker.overview.crier import Crier
 from stoker.queue import NewJob, Store, init_queue, open_queue
@@ -73,7 +74,7 @@ def test_a_webhook_and_a_mailbox_get_name_reason_and_link(store: Store) -> None:
             job = fail(store, "train <7>", sentence="no space left on device")
             (told,) = messages(hook)
             (mail,) = wait_for(lambda: mailbox.mails, named="the mail")
-    sentence = "Job train ‹7› failed with exit code 1: no space left on device."
+    sentence = "Job “train ‹7›” failed with exit code 1: no space left on device."
     assert told["title"] == mail["Subject"] == "Stoker: job failed: train ‹7›"
     assert told["message"] == f"{sentence}\n{LINK}/jobs/{job}"
     assert mail["To"] == "alice@example.org"
@@ -188,6 +189,75 @@ def test_a_queue_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyP
             fail(store, "train")
             messages(hook)
     assert len(said) == 1
+
+
+def test_a_mistake_of_its_own_is_said_once_and_does_not_silence_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.overview.crier._TRY_AGAIN", 0.05)
+    said: list[str] = []
+    mistakes = iter(range(3))
+
+    class Mistaken(Store):
+        def workers(self) -> Any:
+            if next(mistakes, None) is not None:
+                raise ZeroDivisionError("postgres://alice:hunter22@db")
+            return super().workers()
+
+    def opened() -> Store:
+        found = open_queue()
+        found.__class__ = Mistaken
+        return found
+
+    fail(store, "train")
+    with Receiver().listening() as hook, crying(f"json://127.0.0.1:{hook.port}/", opened=opened, say=said.append):
+        messages(hook)
+    assert said == ["nobody can be told what happens: internal error (ZeroDivisionError) (waiting, and trying again)"]
+
+
+def test_of_jobs_that_ended_only_those_are_loaded_that_are_told_of(store: Store) -> None:
+    for name in ("a", "b", "c"):
+        (job,) = store.submit([NewJob(command="x", name=name)])
+        attempt = store.claim(job, "w", [], 600.0)
+        assert attempt is not None
+        store.finish(attempt.id, "succeeded", 0, "")
+        fail(store, f"{name} failed")
+    store._driver.fetch_text("UPDATE stoker_jobs SET ended = ended - 9", {})  # two ends may be one to the clock
+    store.cancel(store.submit([NewJob(command="x", name="last")]))
+    crier = Crier(Notifications(urls=(), events=("failed", "queue-empty")), LINK, open_queue, print)
+    sight = crier._sight(store)
+    assert sorted(job.name for job in sight.ended) == ["a failed", "b failed", "c failed", "last"]
+    assert len(sight.causes) == 3
+
+
+def test_a_job_that_was_idle_and_is_cancelled_is_not_told_to_be_tried_again(store: Store) -> None:
+    (job,) = store.submit([NewJob(command="x", name="hung", retries=1)])
+    attempt = store.claim(job, "w", [], 600.0)
+    assert attempt is not None
+    crier = Crier(Notifications(urls=(), events=("idle-stopped",)), LINK, open_queue, print)
+    crier._sight(store)
+    store.write_finding(attempt.id, Finding(cause="idle"))
+    store.finish(attempt.id, "failed", 1, "")
+    store.cancel([job])
+    store.cancel(store.submit([NewJob(command="x", name="last")]))
+    assert crier._sight(store).retried == {}
+
+
+def test_a_service_whose_own_code_breaks_is_tried_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    breaks = iter([True])
+    send = Channel.send
+
+    def sending(self: Channel, title: str, body: str) -> None:
+        if next(breaks, False):
+            raise KeyError("t0psecret")
+        send(self, title, body)
+
+    monkeypatch.setattr(Channel, "send", sending)
+    fail(store, "train")
+    with Receiver().listening() as hook, crying(f"json://127.0.0.1:{hook.port}/", say=said.append, pauses=(0.1,)):
+        messages(hook)
+    assert said == ["the message by json:// was not sent (KeyError); trying again in 0.1s"]
 
 
 def test_a_url_that_cannot_work_is_refused_at_the_start_without_being_shown() -> None:

@@ -166,6 +166,16 @@ def test_a_worker_that_left_is_told_from_one_that_was_lost(queue: Store, home: P
     assert {gpu.doing for machine in seen.machines for gpu in machine.gpus} == {"unknown"}
 
 
+def test_a_gpu_does_what_it_does_since_it_was_seen_to_whatever_its_workers_clock_says(here: Store, home: Path) -> None:
+    observer = Observer(home)
+    greet(here)
+    before = observer.observe(here).now
+    behind = WorkerGpu(uuid="gpu-box-0", index=0, name="A100", doing="job", since=1.0, unread_since=before - 600)
+    here.heartbeat("box-1", "gpu-box", View(gpus=(behind,)))
+    ((gpu,),) = (machine.gpus for machine in observer.observe(here).machines)
+    assert (gpu.since, gpu.unread_since) == (1.0, before)
+
+
 def test_output_that_was_read_is_read_again_only_when_it_changed(here: Store, home: Path) -> None:
     greet(here)
     (name,) = submit(here, "one")

@@ -129,3 +129,38 @@ def test_nothing_is_put_beside_what_does_not_wait(queue: Store) -> None:
         queue.move_beside([a, b], a, "after")
     assert queue.move_beside([c], a, "before") == []
     assert (order(queue), states(queue, a, b, c)) == ("ab", ["queued", "queued", "running"])
+
+
+def test_the_neighbours_of_a_job_are_those_of_its_priority_that_wait(queue: Store) -> None:
+    a, b, c, d, e = submit(queue, *"abcde")
+    (urgent,) = submit(queue, "u", priority=5)
+    queue.hold([b, d])
+    start(queue, c)
+    end(queue, e)
+    queue.move([d], "first")  # in the order d, a, b
+    around = {name: queue.neighbours(queue.job(name)) for name in (a, b, d, urgent)}
+    assert around == {d: (None, a), a: (d, b), b: (a, None), urgent: (None, None)}
+    queue.release([d])
+    assert queue.neighbours(queue.job(a)) == (d, b)
+    queue.move_beside([a], b, "after")  # d, b, a
+    assert [queue.neighbours(queue.job(name)) for name in (d, b, a)] == [(None, b), (d, a), (b, None)]
+
+
+def test_who_comes_before_a_queued_job_is_counted_up_to_a_bound(queue: Store) -> None:
+    a, b, c, d = submit(queue, *"abcd")
+    (urgent,) = submit(queue, "u", priority=5)
+    submit(queue, "later", priority=-1)
+    queue.hold([b])
+    queue.move([d], "first")  # u, d, a, c, later
+    assert [queue.ahead_of(queue.job(name), 10) for name in (urgent, d, a, c)] == [0, 1, 2, 3]
+    assert [queue.ahead_of(queue.job(c), most) for most in (0, 1, 2, 3)] == [0, 1, 2, 3]
+
+
+def test_what_no_database_takes_as_text_is_nowhere_found(queue: Store) -> None:
+    odd = "\0\ud800"
+    assert queue.usage(0, odd, odd) == []
+    assert queue.jobs(tag=odd) == queue.page(tag=odd) == []
+    assert not queue.pause_worker(odd)
+    assert not queue.untell(odd)
+    with pytest.raises(BadInputError, match="there is no job"):
+        queue.job(odd)

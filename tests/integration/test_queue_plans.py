@@ -5,7 +5,7 @@ The benchmark of the queue says the same of a million jobs; here are enough of t
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,9 @@ from tests.support.queue_history import write_history
 HISTORY = 100_000
 WAITING = 1_000
 PARAMETERS: dict[str, str | int | float | None] = {
+    "id": "",
     "job": "",
+    "priority": 0,
     "jobs": '["0000000a", "0000000b"]',
     "attempt": "",
     "worker": "",
@@ -154,13 +156,15 @@ def assert_reads_little(plan: str) -> None:
     assert not re.search(r"SCAN (j|a|f|stoker_jobs|stoker_attempts|stoker_findings|stoker_usage)\b(?! USING)", plan)
 
 
-def asked_of(queue: Store, monkeypatch: pytest.MonkeyPatch, look: Callable[[Store], object]) -> str:
-    """The statement that the store puts together for that."""
+def asked_of(
+    queue: Store, monkeypatch: pytest.MonkeyPatch, look: Callable[[Store], object], told: Sequence[Row] = ()
+) -> str:
+    """The statement that the store puts together for that; `told` is what it is told then."""
     asked: list[str] = []
 
     def record(sql: str, _parameters: Parameters) -> list[Row]:
         asked.append(sql)
-        return []
+        return list(told)
 
     with monkeypatch.context() as patch:
         patch.setattr(queue._driver, "fetch_text", record)
@@ -231,6 +235,28 @@ def test_the_first_in_line_are_found_by_the_index_of_queued_ones(queue: Store) -
         assert "stoker_jobs_queued" in plan
         assert "Sort" not in plan
         assert "USE TEMP B-TREE" not in plan
+
+
+def test_who_comes_before_a_job_is_counted_by_the_index_of_queued_ones(
+    queue: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = queue.in_line(1)
+    sql = asked_of(queue, monkeypatch, lambda store: store.ahead_of(job, 1000), [(0,)])
+    for plan in plans_of(queue, sql):
+        assert_looks_into_the_queued(plan, 2)
+
+
+def test_the_neighbours_of_a_job_are_found_by_the_indices_of_what_waits(queue: Store) -> None:
+    for plan in plans(queue, "neighbours"):
+        assert_looks_into_the_queued(plan, 2)
+        assert plan.count("stoker_jobs_state") == 2  # of those that are held
+
+
+def assert_looks_into_the_queued(plan: str, times: int) -> None:
+    assert_reads_little(plan)
+    assert plan.count("stoker_jobs_queued") == times
+    # From a place on, and not from its beginning.
+    assert len(re.findall(r"SEARCH j USING (COVERING )?INDEX stoker_jobs_queued|Index Cond: .*priority", plan)) == times
 
 
 @pytest.mark.parametrize("statement", ["unfinished counts", "unfulfilled of several"])

@@ -31,6 +31,7 @@ def test_a_snooze_is_told_to_the_worker_of_the_attempt_until_it_has_ended(queue:
     assert wishes.cancelled == frozenset()
     assert set(wishes.snoozed) == {attempt}
     assert wishes.snoozed[attempt].by == "alice"
+    assert wishes.snoozed[attempt].until == queue.snoozes()[attempt]
     assert 590.0 < wishes.snoozed[attempt].seconds <= 600.0
     queue.cancel([queue.attempt(name).job for name in (attempt, other)])  # type: ignore[union-attr]  # they are there
     wishes = queue.wishes("w")
@@ -145,7 +146,7 @@ def usage(minute: int, host: str = "h", gpu: str = "g", **more: float) -> Usage:
     return Usage(host=host, gpu=gpu, minute=minute, seconds={"job": more.get("job", 60.0)})
 
 
-def test_usage_is_kept_by_the_minute_and_the_newer_word_counts(queue: Store) -> None:
+def test_usage_is_kept_by_the_minute_and_the_newer_word_that_knows_as_much_counts(queue: Store) -> None:
     now = int(queue.clock() // 60)
     whole = Usage(
         host="h",
@@ -158,10 +159,16 @@ def test_usage_is_kept_by_the_minute_and_the_newer_word_counts(queue: Store) -> 
     queue.write_usage([usage(now, job=10.0)])
     queue.write_usage([whole])
     assert queue.usage(now) == [whole]
+    corrected = usage(now, job=60.0)
+    queue.write_usage([corrected])
+    assert queue.usage(now) == [corrected]
+    # What a worker saw of a minute in which it was started is less than what the one before it had told.
+    queue.write_usage([usage(now, job=4.0)])
+    assert queue.usage(now) == [corrected]
     # Nothing is not zero.
-    bare = Usage(host="h", gpu="g", minute=now, seconds={})
+    bare = Usage(host="h", gpu="another", minute=now, seconds={})
     queue.write_usage([bare])
-    assert queue.usage(now) == [bare]
+    assert queue.usage(now, "h", "another") == [bare]
     queue.write_usage([])
 
 

@@ -2,13 +2,18 @@
 
 import contextlib
 import json
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from stoker.overview.log_lines import STEP
 from stoker.overview.outputs import directory_of
 from stoker.queue import Finding, NewJob, Usage, View, WorkerGpu
+from stoker.web.api.attempts import LONGEST_END
 from tests.support.api_site import ApiSite, Client, job_body, site
 from tests.support.queue_jobs import end, start, states, submit
 
@@ -376,6 +381,14 @@ def test_a_job_is_moved_and_moved_back(
     assert "".join(order(site)) == "abc"
 
 
+def test_a_job_is_moved_back_however_many_wait(site: ApiSite, client: Client) -> None:
+    *_others, before, last = site.store.submit([NewJob(command="wait")] * 10_002)
+    done = told(client.post(f"{V1}/jobs/{last}/move", json={"place": "first"}))
+    assert site.store.in_line(1)[0].id == last
+    undone(client, done)
+    assert site.store.neighbours(site.store.job(last)) == (before, None)
+
+
 def test_a_job_that_takes_the_priority_of_its_neighbour_gets_its_own_back(site: ApiSite, client: Client) -> None:
     (low,) = submit(site.store, "low")
     (high,) = submit(site.store, "high", priority=5)
@@ -477,6 +490,76 @@ def test_the_output_is_whole_where_it_ran_and_its_end_elsewhere(site: ApiSite, c
     assert (answer.text, answer.headers["stoker-log"]) == ("one\n<script>\nthree \N{REPLACEMENT CHARACTER}", "whole")
     assert client.get(path, params={"lines": 2}).text == "<script>\nthree \N{REPLACEMENT CHARACTER}"
     assert told(client.get(f"{V1}/jobs/{name}/attempts"))["items"][0]["is_whole"]
+
+
+def test_a_long_output_is_never_in_memory_as_a_whole(site: ApiSite, client: Client) -> None:
+    (name,) = submit(site.store, "train")
+    start(site.store, name)
+    place = directory_of(site.config.home, site.store.attempts(name)[0])
+    place.mkdir(parents=True)
+    line = "ä" * 499 + "\n"
+    size = len(line.encode())
+    (place / "output.1").write_text(line * (8 * 2**20 // size))
+    (place / "output").write_text(line * (4 * 2**20 // size) + "last\nwords")
+    path = f"{V1}/jobs/{name}/attempts/1/log"
+    most = _most_memory(lambda: client.get(path, params={"lines": 3}))
+    answer = client.get(path, params={"lines": 3})
+    assert (answer.text, answer.headers["stoker-log"]) == (f"{line}last\nwords", "whole")
+    # Twice, for a moment: in pieces, and put together.
+    assert most < 2.5 * LONGEST_END
+    many = client.get(path, params={"lines": 10**9}).text
+    assert LONGEST_END <= len(many.encode()) < LONGEST_END + 2 * STEP
+    assert many.startswith(line)
+    assert many.endswith(f"{line}last\nwords")
+    pieces = list[int]()
+    assert _sent(site, path, pieces) == line * (8 * 2**20 // size) + line * (4 * 2**20 // size) + "last\nwords"
+    assert max(pieces) <= 2 * STEP
+
+
+def _most_memory(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def _sent(site: ApiSite, path: str, pieces: list[int]) -> str:
+    """The text of the answer; `pieces` gets the sizes of what it came in."""
+    client = site.client()
+    inner = client._app
+
+    async def weighing(scope: Scope, receive: Receive, send: Send) -> None:
+        async def weighed(message: Message) -> None:
+            pieces.append(len(message.get("body", b"")))
+            await send(message)
+
+        await inner(scope, receive, weighed)
+
+    client._app = weighing
+    return client.get(path).text
+
+
+@pytest.mark.parametrize("trick", ["link", "of another"])
+def test_a_file_that_is_not_the_attempts_own_is_not_told(
+    site: ApiSite, client: Client, tmp_path: Path, trick: str
+) -> None:
+    (name,) = submit(site.store, "train")
+    attempt = start(site.store, name)
+    site.store.write_log(attempt, "one\nthe end\n")
+    place = directory_of(site.config.home, site.store.attempts(name)[0])
+    place.mkdir(parents=True)
+    secret = tmp_path / "secret" if trick == "link" else place / "output"
+    secret.write_text("secret\n")
+    if trick == "link":
+        (place / "output").symlink_to(secret)
+    else:
+        (place / "attempt.json").write_text(json.dumps({"attempt": "f" * 32}))
+    for wanted, text in (({}, "one\nthe end\n"), ({"lines": 1}, "the end\n")):
+        answer = client.get(f"{V1}/jobs/{name}/attempts/1/log", params=wanted)
+        assert (answer.text, answer.headers["stoker-log"]) == (text, "end")
+    assert not told(client.get(f"{V1}/jobs/{name}/attempts"))["items"][0]["is_whole"]
 
 
 def test_the_report_and_the_fit_of_an_attempt(site: ApiSite, client: Client) -> None:

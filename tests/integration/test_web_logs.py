@@ -13,9 +13,11 @@ import msgspec
 import pytest
 from fastapi import FastAPI
 
-from stoker.overview.log_lines import STEP
+from stoker.overview.log_lines import STEP, place_of
+from stoker.overview.outputs import OutputReader, Piece
 from stoker.queue import Finding, NewJob, Store, init_queue
 from stoker.queue.driver import QueueAwayError
+from stoker.queue.model import Attempt
 from stoker.web import logs
 from stoker.web.app import create_app
 from stoker.web.board import Board
@@ -393,6 +395,63 @@ def test_a_file_that_is_not_the_attempts_own_is_not_shown(
             await file.ended()
             assert file.body == b"what the queue has\n"
 
+    played(story)
+
+
+def test_a_disk_that_is_slow_to_say_what_is_there_holds_up_nobody_else(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def slow(home: Path, attempt: Attempt) -> Path | None:
+        asked.set()
+        assert answered.wait(5), "nobody else had a turn"
+        return place_of(home, attempt)
+
+    async def story() -> None:
+        place.prints(b"output\n")
+        async with place.page("log") as file:
+            await file.until(asked.is_set)
+            answered.set()
+            await file.ended()
+            assert (file.status, file.body) == (200, b"output\n")
+
+    monkeypatch.setattr(logs, "place_of", slow)
+    played(story)
+
+
+@pytest.mark.parametrize(("what", "reader"), [("log", 1), ("log/live?all=1", 2), ("log/live", 1)])
+def test_who_leaves_in_the_middle_of_a_read_leaves_no_file_open(
+    place: Place, monkeypatch: pytest.MonkeyPatch, what: str, reader: int
+) -> None:
+    """Of a stream for all, the second reader is that page's own."""
+    began, may_read, has_read = threading.Event(), threading.Event(), threading.Event()
+    readers: list[OutputReader] = []
+    read = OutputReader.read
+
+    def slow(self: OutputReader, most: int | None = None) -> Piece:
+        if not any(self is other for other in readers):
+            readers.append(self)
+        if len(readers) < reader or self is not readers[reader - 1]:
+            return read(self, most)
+        began.set()
+        assert may_read.wait(10)
+        try:
+            return read(self, most)
+        finally:
+            has_read.set()
+
+    async def story() -> None:
+        place.prints(numbered(0, 5_000))
+        async with place.page(what) as page:
+            await page.until(began.is_set)
+        if reader == 1:
+            await place.channels.close()
+        may_read.set()
+        await page.until(has_read.is_set)
+        await page.until(lambda: readers[reader - 1]._file < 0, "that the file is closed", 5)
+
+    monkeypatch.setattr(OutputReader, "read", slow)
     played(story)
 
 

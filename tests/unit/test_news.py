@@ -69,6 +69,17 @@ def test_one_whose_gpus_stayed_idle_is_told_as_such_and_not_twice() -> None:
     assert told.kind == "failed"
 
 
+def test_one_that_turns_out_to_have_been_idle_after_it_was_told_as_failed_is_not_told_again() -> None:
+    late = {"ended": [job(ended=NOW)], "causes": {"attempt-of-train": "idle"}}
+    news, ledger, pacer = watching(), MemoryLedger(), Pacer()
+    pacer.add(news.of(a_look(AFTERWORD, ended=[job(ended=NOW)])))
+    pacer.add(news.of(a_look(AFTERWORD + 3, **late)))
+    # Also not by another process, which has heard of it only now.
+    pacer.add(watching().of(a_look(AFTERWORD + 3, **late)))
+    told = [event.kind for at in (3, 100) for bundle in pacer.due(NOW + at, ledger) for event in bundle.events]
+    assert len(told) == 1
+
+
 def test_one_that_was_idle_and_is_tried_again_is_told_too() -> None:
     look = a_look(retried={"a1": job(state="queued")}, causes={"a1": "idle"})
     assert said(watching().of(look))[0].endswith("stayed idle. It will be tried again.")
@@ -156,6 +167,25 @@ def test_a_machine_whose_gpus_are_not_even_listed_is_told() -> None:
     assert said([one for one in told if one.turn == "began"]) == [
         "All GPUs of node7 could not be read for 60 s: NVML: driver not loaded."
     ]
+
+
+def test_a_machine_without_any_gpu_is_never_told() -> None:
+    news, told = watching(unknown_after=60.0), list[Event]()
+    for at in range(0, 90, 10):
+        told += news.of(a_look(at, workers=[worker(seen=NOW + at, problem="no driver", absent=True)]))
+    assert [one for one in told if one.kind == "gpu-unknown"] == []
+
+
+@pytest.mark.parametrize(
+    "of_gpu", [{"doing": "unknown", "since": NOW - 900}, {"doing": "job", "unread_since": NOW - 900}]
+)
+def test_how_long_a_gpu_is_unknown_is_counted_by_our_own_clock_whoever_holds_it(of_gpu: dict[str, Any]) -> None:
+    news = watching(unknown_after=60.0)
+    looks = {
+        at: said(news.of(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))]))) for at in (0, 30, 60)
+    }
+    assert [any("GPU 3" in sentence for sentence in looks[at]) for at in (0, 30, 60)] == [False, False, True]
+    assert looks[60] == ["GPU 3 of node7 could not be read for 60 s."]
 
 
 # Workers
@@ -271,6 +301,42 @@ def test_what_was_held_back_is_told_by_the_next_process() -> None:
     assert [one.name for one in bundle.events] == ["b"]
 
 
+def held_back(ledger: MemoryLedger) -> tuple[Pacer, Event]:
+    """A process that has just told of one outage, and waits with another."""
+    pacer = Pacer()
+    first, second = (msgspec.structs.replace(event(name, "gpu-unknown"), turn="began") for name in "ab")
+    pacer.add([first])
+    assert len(list(pacer.due(NOW, ledger))) == 1
+    pacer.add([second])
+    assert list(pacer.due(NOW + 1, ledger)) == []
+    return pacer, second
+
+
+def test_an_outage_that_was_held_back_by_somebody_who_was_killed_is_told_by_the_next_process() -> None:
+    ledger, heir = MemoryLedger(), Pacer()
+    _killed, outage = held_back(ledger)
+    heir.add([outage])
+    (bundle,) = heir.due(NOW + 100, ledger)
+    assert bundle.events == (outage,)
+
+
+def test_an_outage_that_is_over_before_anybody_was_told_is_not_told() -> None:
+    ledger = MemoryLedger()
+    pacer, outage = held_back(ledger)
+    pacer.add([msgspec.structs.replace(outage, turn="over")])
+    assert [bundle for at in range(2, 200) for bundle in pacer.due(NOW + at, ledger)] == []
+
+
+def test_an_outage_of_which_another_process_told_is_told_to_be_over() -> None:
+    ledger, other = MemoryLedger(), Pacer()
+    pacer, outage = held_back(ledger)
+    other.add([outage])
+    assert len(list(other.due(NOW + 100, ledger))) == 1
+    pacer.add([msgspec.structs.replace(outage, turn="over")])
+    (bundle,) = (bundle for at in range(101, 300) for bundle in pacer.due(NOW + at, ledger))
+    assert [one.turn for one in bundle.events] == ["over"]
+
+
 # Words
 
 
@@ -280,6 +346,13 @@ def test_a_message_has_the_sentence_and_the_link_to_the_job() -> None:
     assert message.title == "Stoker: job failed: train"
     assert message.body == "Job train failed with exit code 1: no space left.\nhttps://gpu-box:7865/jobs/0000beef"
     assert compose("failed", [told], "").body.endswith("\nstoker show 0000beef says more.")
+
+
+def test_a_name_of_several_words_is_quoted_in_a_sentence_and_not_in_a_title() -> None:
+    (told,) = watching().of(a_look(ended=[job("wants eight GPUs")]))
+    message = compose("failed", [told], "")
+    assert message.title == "Stoker: job failed: wants eight GPUs"
+    assert message.body.startswith("Job “wants eight GPUs” failed with exit code 1.")
 
 
 def test_job_text_cannot_format_mention_or_break_a_message() -> None:

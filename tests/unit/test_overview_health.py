@@ -86,6 +86,27 @@ def test_gpus_that_cannot_be_read_for_minutes_are_wrong_and_not_before() -> None
     assert unknown(600, 300).headline == "2 GPUs of gpu-box have been unreadable for 5 min"
 
 
+def test_a_gpu_that_a_job_holds_and_nobody_can_read_is_wrong_and_does_not_count_as_working() -> None:
+    def unread(ago: float, *others: Any, **of_machine: Any) -> Health:
+        return judged(machines=(machine(card(0, unread_since=NOW - ago), *others, **of_machine),))
+
+    assert unread(600).headline == "GPU 0 of gpu-box has been unreadable for 10 min"
+    assert unread(600, problem="NVML: driver lost").headline == "gpu-box cannot read its GPUs: NVML: driver lost"
+    assert unread(60, card(1)) == Health(level="good", headline="All is well: 1 of 2 GPUs works")
+    assert unread(60).headline == "All is well so far: no GPU can be read at the moment"
+    assert unread(60, card(1, doing="free")).headline == "All is well: 1 GPU is ready"
+
+
+def test_what_lasts_is_not_told_of_before_the_worker_was_there_to_see_it() -> None:
+    for unread in (card(doing="unknown", since=NOW - 700), card(unread_since=NOW - 700)):
+        assert judged(machines=(machine(unread, card(1), started=NOW - 60),)).level == "good"
+
+
+def test_a_machine_without_any_gpu_is_no_fault() -> None:
+    none = machine(problem="there is no NVIDIA driver", absent=True, worker="cpu-1", host="cpu-box")
+    assert judged(machines=(BUSY, none)) == Health(level="good", headline="All is well: all 2 GPUs work")
+
+
 def test_a_machine_that_cannot_be_read_says_why() -> None:
     broken = machine(problem="the driver does not answer")
     assert judged(machines=(broken,)).headline == "gpu-box cannot read its GPUs: the driver does not answer"
@@ -100,10 +121,9 @@ def test_a_running_job_whose_lease_has_ended_is_wrong_though_its_worker_is_there
 
 def test_a_queue_that_is_away_is_told_first_and_keeps_the_rest() -> None:
     facts = Facts(now=NOW, machines=(BUSY,), failed=(ended(),), failures=1)
-    health = judge(facts, away="the queue at db does not answer")
+    health = without_queue(judge(facts), "the queue at db does not answer")
     assert [point.sentence for point in health.points] == ["The queue at db does not answer", "train-17 failed"]
     assert health.headline == "1 thing is wrong, 1 more needs you"
-    assert without_queue(judge(facts), "the queue at db does not answer") == health
 
 
 # What somebody should look at
@@ -167,7 +187,8 @@ def test_gpus_without_work_in_an_empty_queue_are_told_kindly() -> None:
 
 
 def test_a_gpu_that_cannot_be_read_is_never_called_free() -> None:
-    assert sentences(machines=(machine(card(doing="unknown", since=NOW - 60)),), counts={}) == []
+    for unread in (card(doing="unknown", since=NOW - 60), card(doing="free", unread_since=NOW - 60)):
+        assert sentences(machines=(machine(unread),), counts={}) == []
 
 
 def test_no_worker_and_nothing_to_do_asks_for_one() -> None:
@@ -184,6 +205,11 @@ def test_what_is_wrong_comes_before_what_needs_a_look() -> None:
     assert [point.level for point in health.points] == ["bad", "attention", "attention"]
     assert health.headline == "1 thing is wrong, 2 more need you"
     assert judged(failed=(ended(),), failures=1, waiting=(waiting("never"),)).headline == "2 things need you"
+
+
+def test_a_name_of_several_words_is_quoted() -> None:
+    large = waiting("too large", name="wants eight GPUs")
+    assert sentences(waiting=(large,)) == ["“wants eight GPUs” asks for more than any machine has"]
 
 
 def test_a_long_name_is_cut_and_cannot_break_the_line() -> None:

@@ -28,6 +28,14 @@ def test_what_a_gpu_did_when_its_worker_was_last_heard_of_is_not_told_as_now() -
     assert gpu.note == "its worker was last heard of 5 min ago"
 
 
+def test_that_a_gpu_cannot_be_read_and_that_there_is_none_is_passed_on() -> None:
+    unread = View(gpus=(worker_gpu(doing="job", unread_since=NOW - 60),))
+    none = View(absent=True, problem="there is no NVIDIA driver")
+    first, second = machines_of([worker("a-1", view=unread), worker("b-1", view=none)], [], {}, NOW)
+    assert ([(gpu.doing, gpu.unread_since) for gpu in first.gpus], first.absent) == ([("job", NOW - 60)], False)
+    assert second.absent
+
+
 def test_a_gpu_says_for_whom_it_works() -> None:
     jobs = {
         name: job("running", id=name, submitter=whom) for name, whom in [("a", "alice"), ("b", "bob"), ("c", "bob")]

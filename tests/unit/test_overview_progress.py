@@ -97,6 +97,19 @@ BARS: dict[str, tuple[str, float | None, float | None, str]] = {
     "a build by number": ("[317/1000] Building CXX object a.o", 0.317, None, "[317/1000] Building CXX object a.o"),
     "a percentage by name": ("progress: 45.5%", 0.455, None, "progress: 45.5%"),
     "a percentage that is done": ("45% done", 0.45, None, "45% done"),
+    "a step with a figure called t": ("step 317/1000 t=12.3s", 0.317, None, "step 317/1000 t=12.3s"),
+    "a step with a figure called m": ("step 50/100 m=0.9", 0.5, None, "step 50/100 m=0.9"),
+    "a batch with its precision": ("batch 3/4 P 0.91", 0.75, None, "batch 3/4 P 0.91"),
+    "bytes of different scales": ("part 512 kB of 1 MB", 0.512, None, "part 512 kB of 1 MB"),
+    "scales without a unit": ("files 512k/1M", 0.512, None, "files 512k/1M"),
+    "the last epoch, which begins": ("Epoch 10/10", 1.0, None, "Epoch 10/10"),
+    "the last of them, with more to come": ("Files 3/3 downloaded", 1.0, None, "Files 3/3 downloaded"),
+    "the last of them, with a time": ("step 10/10, eta 0:00:04", 1.0, 4.0, "step 10/10, eta 0:00:04"),
+    "rich at its end": ("Working... ━━━━━━━━━━━━━━ 100% 0:00:00", 1.0, 0.0, "Working... 100% 0:00:00"),
+    "keras 3 at its end, which says how long it took": (
+        "1000/1000 ━━━━━━━━━━━━━━━━━━━━ 131s 131ms/step - loss: 0.31", 1.0, None,
+        "1000/1000 131s 131ms/step - loss: 0.31",
+    ),
     "zero of them": ("step 0/1000", 0.0, None, "step 0/1000"),
 }  # fmt: skip
 

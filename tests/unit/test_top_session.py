@@ -60,6 +60,11 @@ def test_a_queue_that_is_away_is_said_and_what_was_seen_stays(
     assert "train" in first
     assert "train" in away
     assert "the database does not answer (waiting; what is shown is old)" in away
+    # What it came to when it was last asked is no answer now.
+    assert "  The database does not answer" in away
+    assert "1 job waits, and no worker is there" in first
+    assert "2 things are wrong" in away
+    assert "things are wrong" not in back
     assert "what is shown is old" not in back
 
 

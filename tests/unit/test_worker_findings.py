@@ -3,14 +3,16 @@
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from stoker.errors import StokerError
 from stoker.fit.terms import Fitted, Observation
 from stoker.queue import QueueAwayError, Store
+from stoker.queue.driver import CollisionError
 from stoker.queue.model import Finding, Snoozed
 from stoker.runs.record import Ending, Snooze, Status
-from stoker.worker.assignment import Assignment, AttemptRecord
+from stoker.worker.assignment import Assignment, AttemptRecord, Heeded
 from stoker.worker.delivery import Excerpt
 from stoker.worker.engagement import Engagement
 from stoker.worker.findings import LONGEST_REPORT, finding_of, tell_finding, tell_fit
@@ -28,7 +30,7 @@ FITTED = Fitted(
 class Queue:
     """Keeps findings, or does not."""
 
-    def __init__(self, trouble: StokerError | None = None) -> None:
+    def __init__(self, trouble: Exception | None = None) -> None:
         self.kept: list[tuple[str, Finding]] = []
         self._trouble = trouble
 
@@ -39,6 +41,8 @@ class Queue:
         return True
 
     def write_log(self, _attempt: str, _text: str) -> bool:
+        if self._trouble is not None:
+            raise self._trouble
         return True
 
 
@@ -110,29 +114,48 @@ def test_a_queue_that_refuses_a_finding_is_not_asked_again_and_one_that_is_away_
         tell_finding(cast(Store, Queue(QueueAwayError("the queue cannot be reached"))), record, "attempt")
 
 
+def test_a_job_that_is_cleaned_away_while_it_is_told_of_is_no_trouble(record: AttemptRecord) -> None:
+    ended(record, "idle")
+    record.output.write_text("trains\n")
+    queue = cast(Store, Queue(CollisionError("violates a foreign key")))
+    tell_finding(queue, record, "attempt")
+    Excerpt(record, cast(Assignment, _Assigned())).deliver_last(queue)
+
+
+def test_a_file_that_is_no_text_counts_as_none(record: AttemptRecord) -> None:
+    record.write_fit(msgspec.structs.replace(FITTED, note="mangled"))
+    record.write_snooze(Snooze(until=1e12, wall=1e12, by="mangled"))
+    record.write_heeded(Heeded(1600.0, "mangled"))
+    (record.directory / "attempt.json").write_text('{"attempt": "mangled"}')
+    assert (record.fit(), record.snooze(), record.heeded()) != (None, None, None)
+    for file in record.directory.glob("*.json"):
+        file.write_bytes(file.read_bytes().replace(b"mangled", b"\xff"))
+    assert (record.fit(), record.assignment(), record.heeded(), record.snooze()) == (None, None, None, None)
+
+
 class TestSnooze:
     @pytest.fixture
     def engagement(self, record: AttemptRecord) -> Engagement:
-        assignment = cast(Assignment, _Assigned())
-        return Engagement(record, assignment, None)
+        return worker(record)
 
     def test_it_is_written_where_the_supervisor_looks_and_only_when_it_is_new(
         self, record: AttemptRecord, engagement: Engagement
     ) -> None:
-        assert engagement.heed(Snoozed(seconds=600.0, by="alice"))
+        assert engagement.heed(Snoozed(seconds=600.0, by="alice", until=1600.0))
         first = record.snooze()
         assert first is not None
         assert first.by == "alice"
         assert first.until - first.wall < 0
-        assert not engagement.heed(Snoozed(seconds=599.5, by="alice"))
+        # Also when the database's clock is set meanwhile.
+        assert not engagement.heed(Snoozed(seconds=99.5, by="alice", until=1600.0))
         assert record.snooze() == first
-        assert engagement.heed(Snoozed(seconds=1200.0, by="alice"))
+        assert engagement.heed(Snoozed(seconds=1200.0, by="alice", until=2200.0))
         longer = record.snooze()
         assert longer is not None
         assert longer.until > first.until + 590
 
     def test_it_can_be_ended(self, record: AttemptRecord, engagement: Engagement) -> None:
-        engagement.heed(Snoozed(seconds=600.0, by="alice"))
+        engagement.heed(Snoozed(seconds=600.0, by="alice", until=1600.0))
         assert engagement.heed(Snoozed(seconds=0.0, by="bob"))
         assert record.snooze() is None
         assert not engagement.heed(Snoozed(seconds=0.0, by="bob"))
@@ -147,6 +170,25 @@ class TestSnooze:
         record.write_snooze(own)
         assert not engagement.heed(Snoozed(seconds=0.0, by="alice"))
         assert record.snooze() == own
+
+    @pytest.mark.parametrize(
+        "wish",
+        [Snoozed(seconds=600.0, by="alice", until=1600.0), Snoozed(seconds=0.0, by="alice")],
+        ids=["rest", "end"],
+    )
+    def test_what_the_job_asks_for_after_that_stays_when_its_worker_is_started_again(
+        self, record: AttemptRecord, wish: Snoozed
+    ) -> None:
+        worker(record).heed(wish)
+        own = Snooze(until=1e12, wall=1e12, by="the job")
+        record.write_snooze(own)
+        assert not worker(record).heed(wish)
+        assert record.snooze() == own
+
+
+def worker(record: AttemptRecord) -> Engagement:
+    """What a worker that is started now knows of the attempt."""
+    return Engagement(record, cast(Assignment, _Assigned()), None)
 
 
 class _Assigned:

@@ -74,6 +74,22 @@ def test_a_gpu_that_was_given_away_since_the_last_look_is_a_jobs() -> None:
     assert machine.worker_gpus({UUID: {"a"}})[0].doing == "job"
 
 
+def test_since_when_a_gpu_cannot_be_read_is_told_whoever_holds_it() -> None:
+    machine = Machine("all")
+
+    def unread_since(seen: Look, *holders: str) -> float | None:
+        ours = {UUID: set(holders)} if holders else {}
+        machine.observe(seen, {100: "a"}.get, ours)
+        return machine.worker_gpus(ours)[0].unread_since
+
+    assert unread_since(look(at=1.0)) is None
+    assert unread_since(look(at=2.0, processes=Unknown("not told")), "a") == NOON + 2.0
+    assert unread_since(look(at=3.0, processes=Unknown("not told")), "a") == NOON + 2.0
+    assert unread_since(look(at=4.0, processes=Unknown("another reason"))) == NOON + 2.0
+    assert unread_since(look(at=5.0)) is None
+    assert unread_since(look(at=6.0, processes=Unknown("not told"))) == NOON + 6.0
+
+
 def test_simulated_gpus_are_told_as_such() -> None:
     machine = Machine("all")
 

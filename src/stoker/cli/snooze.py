@@ -1,8 +1,10 @@
 """`stoker snooze`: "it will be quiet now, on purpose": leaves a run or a job alone for a while."""
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -36,14 +38,12 @@ def command(words: tuple[str, ...], end: bool, queue_url: str | None) -> int:
     if not name:
         after = "--end" if end else "the duration"
         raise BadInputError(f"which run? Write its id after {after}: `stoker runs` and `stoker list` show them")
-    record = _attempt_here(name)
-    if record is None:
-        try:
-            record = _run_here(name)
-        except BadInputError as no_run:
-            _snooze_job(name, seconds, queue_url, no_run)
-            return 0
-    _snooze_here(record, seconds)
+    # Who names a queue means a job of that one, unless it is this very run.
+    record = _here(name) if queue_url is None or name == os.environ.get("STOKER_RUN") else None
+    if record is not None:
+        _snooze_here(record, seconds)
+    else:
+        _snooze_named(name, seconds, queue_url)
     return 0
 
 
@@ -65,30 +65,48 @@ def _snooze_here(record: "Record", seconds: float) -> None:
     _tell(f"run {record.id}", seconds)
 
 
-def _snooze_job(name: str, seconds: float, queue_url: str | None, no_run: BadInputError) -> None:
-    """Through the queue: its worker hears of it, wherever that is."""
-    try:
-        store = opened(queue_url)
-    except StokerError as error:
-        raise BadInputError(f"{no_run}; {error}") from None
-    with store:
-        job = _job(store, name, no_run)
-        here = None if job.attempt is None else _attempt_here(f"{job.id}-{job.attempts}")
-        if here is not None:
-            _snooze_here(here, seconds)
-            return
-        from stoker.queue.provenance import login_name
+def _snooze_named(name: str, seconds: float, queue_url: str | None) -> None:
+    """What the queue knows by this name, or the beginning of an id; only then what begins so on this machine."""
+    from stoker.queue.model import NoSuchJobError
 
-        if job.state != "running" or job.attempt is None or not store.snooze(job.attempt, seconds, login_name()):
-            raise BadInputError(f"job {job.id} does not run: there is nothing to snooze")
+    with contextlib.ExitStack() as stack:
+        try:
+            store = stack.enter_context(opened(queue_url))
+            job = _job(store, name)
+        except StokerError as error:
+            is_clear = isinstance(error, BadInputError) and not isinstance(error, NoSuchJobError)
+            if is_clear or queue_url is not None:
+                raise
+            _snooze_here(_begins_here(name, error), seconds)
+        else:
+            _snooze_job(store, job, seconds)
+
+
+def _job(store: "Store", name: str) -> "Job":
+    from stoker.queue.model import NoSuchJobError
+
+    job = store.job(name)
+    if job.state != "running" and name not in (job.id, job.name):
+        # What merely begins like a job that has ended may be meant for something else.
+        raise NoSuchJobError(_not_running(job))
+    return job
+
+
+def _snooze_job(store: "Store", job: "Job", seconds: float) -> None:
+    """In its record if it runs here, or else through the queue: its worker hears of it, wherever that is."""
+    here = None if job.attempt is None else _here(f"{job.id}-{job.attempts}")
+    if here is not None:
+        _snooze_here(here, seconds)
+        return
+    from stoker.queue.provenance import login_name
+
+    if job.state != "running" or job.attempt is None or not store.snooze(job.attempt, seconds, login_name()):
+        raise BadInputError(_not_running(job))
     _tell(f"job {job.id}", seconds)
 
 
-def _job(store: "Store", name: str, no_run: BadInputError) -> "Job":
-    try:
-        return store.job(name)
-    except BadInputError as no_job:
-        raise BadInputError(f"{no_run}; {no_job}") from None
+def _not_running(job: "Job") -> str:
+    return f"job {job.id} does not run: there is nothing to snooze"
 
 
 def _tell(what: str, seconds: float) -> None:
@@ -99,23 +117,38 @@ def _tell(what: str, seconds: float) -> None:
         sys.stdout.write(f"{what} is watched again\n")
 
 
-def _attempt_here(name: str) -> "Record | None":
-    """The attempt at a job that runs on this machine and that this is the id of, or the beginning of one."""
+def _here(name: str) -> "Record | None":
+    """What runs on this machine and has exactly this id: an attempt at a job, the job itself, or a run."""
+    return next(_running_here(lambda own: name in (own, own.rpartition("-")[0])), None)
+
+
+def _begins_here(name: str, no_job: StokerError) -> "Record":
+    """The only thing that runs on this machine and whose id begins so."""
+    found = list(_running_here(lambda own: own.partition("-")[0].startswith(name)))
+    if not found:
+        raise BadInputError(f"{_why_not_here(name)}; {no_job}")
+    if len(found) > 1:
+        some = ", ".join(record.id for record in found[:4])
+        raise BadInputError(f"{name!r} fits {len(found)} runs ({some}): write more of it")
+    return found[0]
+
+
+def _why_not_here(name: str) -> str:
     from stoker.runs.record import Records
 
-    for record in Records(state_home(), "attempts").newest_first():
-        if record.id.startswith(name) and _is_running(record):
-            return record
-    return None
+    try:
+        record = Records(state_home()).find(name)
+    except BadInputError as error:
+        return str(error)
+    return f"run {record.id} has ended: there is nothing to snooze"
 
 
-def _run_here(name: str) -> "Record":
+def _running_here(fits: Callable[[str], bool]) -> "Iterator[Record]":
+    """Attempts at jobs and runs whose ids fit, the newest of each first."""
     from stoker.runs.record import Records
 
-    record = Records(state_home()).find(name)
-    if not _is_running(record):
-        raise BadInputError(f"run {record.id} has ended: there is nothing to snooze")
-    return record
+    for records in (Records(state_home(), "attempts"), Records(state_home())):
+        yield from (record for record in records.newest_first() if fits(record.id) and _is_running(record))
 
 
 def _is_running(record: "Record") -> bool:

@@ -164,7 +164,7 @@ def _condition(machine: Machine, now: float) -> list[tuple[str, str]]:
     if machine.paused:
         found.append(("  paused", "yellow"))
     if machine.problem:
-        found.append((f"  {on_one_line(machine.problem)}", "red"))
+        found.append((f"  {on_one_line(machine.problem)}", "dim" if machine.absent else "red"))
     return found
 
 

@@ -18,8 +18,9 @@ from stoker.cli.top_screen import View, chosen, frame, last_line, selected
 from stoker.cli.top_terminal import Terminal
 from stoker.errors import StokerError
 from stoker.overview.detail import Detail, read
+from stoker.overview.health import without_queue
 from stoker.overview.job_words import called
-from stoker.overview.model import Overview
+from stoker.overview.model import Health, Overview
 from stoker.overview.snapshot import Observer
 from stoker.queue.model import Job
 from stoker.queue.provenance import login_name
@@ -47,6 +48,8 @@ class Session:
         self._queue = queue
         self._observer = Observer(home)
         self._overview: Overview | None = None
+        self._health: Health | None = None
+        """What the queue's last answer came to."""
         self._detail: tuple[Detail, list[str]] | None = None
         self._view: View = View()
         self._mode: Mode = "jobs"
@@ -77,15 +80,24 @@ class Session:
     # What is shown
 
     def _look(self) -> None:
+        before = self._overview
         try:
             self._overview = self._observer.observe(self._store)
+            self._health = self._overview.health
             self._change(away="")
             if self._mode == "job":
                 self._read_detail()
             else:
                 self._view = selected(self._overview, self._view)
         except StokerError as error:
+            if self._overview is before:
+                self._lose(str(error))
             self._change(away=f"{error} (waiting; what is shown is old)")
+
+    def _lose(self, why: str) -> None:
+        """That all was well when the queue was last asked must not be read as an answer."""
+        if self._overview is not None and self._health is not None:
+            self._overview = msgspec.structs.replace(self._overview, health=without_queue(self._health, why))
 
     def _read_detail(self) -> None:
         if self._view.selected is None:

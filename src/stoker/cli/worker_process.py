@@ -13,9 +13,12 @@ from typing import Final, Self
 
 from stoker.runs.syscalls import hear_of_death_of_parent
 
-# One that lived shorter than this could not do its work, and says why itself; it would not do better at once.
+# One that lived shorter than this could not do its work, and says why itself.
 _SHORT_LIFE: Final = 10.0
-_BEFORE_NEXT: Final = 5.0
+# It may do better soon (the one before it has not left yet), or when somebody has mended what is wrong: after each time
+# that it does not, twice as much time is left to that.
+_FIRST_PAUSE: Final = 5.0
+_LAST_PAUSE: Final = 60.0
 # A worker leaves within a second or two, unless its database hangs.
 _PATIENCE: Final = 15.0
 
@@ -54,17 +57,23 @@ class WorkerProcess:
         )
 
     def _keep(self) -> None:
+        pause, trouble_told = _FIRST_PAUSE, False
         while True:
             began = time.monotonic()
+            if self._ending.is_set():
+                self._process.terminate()  # the end came while it was being started
             code = self._process.wait()
             if self._ending.is_set():
                 return
-            if time.monotonic() - began < _SHORT_LIFE:
-                self._tell(f"the worker ended with code {code}; the page goes on without one")
+            if time.monotonic() - began >= _SHORT_LIFE:
+                pause, trouble_told = _FIRST_PAUSE, False
+                self._tell(f"the worker ended with code {code}, and is started again")
+            elif not trouble_told:
+                trouble_told = True
+                self._tell(f"the worker ended with code {code} soon after its start: it is tried again until it stays")
+            if self._ending.wait(pause):
                 return
-            self._tell(f"the worker ended with code {code}, and is started again")
-            if self._ending.wait(_BEFORE_NEXT):
-                return
+            pause = min(pause * 2, _LAST_PAUSE)
             self._process = self._started()
 
 

@@ -66,7 +66,10 @@ class Courier:
             try:
                 self._channel.send(parcel.message.title, parcel.message.body)
             except StokerError as error:
-                self._failed(parcel, error)
+                self._failed(parcel, str(error))
+            except Exception as error:  # noqa: BLE001 - a service's own code must not silence it for ever
+                # Its words might hold the URL.
+                self._failed(parcel, f"the message by {self._channel.scheme} was not sent ({type(error).__name__})")
             else:
                 with self._news:
                     self._brought[parcel.message.kind] = time.monotonic()
@@ -88,7 +91,7 @@ class Courier:
         last = self._brought.get(parcel.message.kind)
         return parcel.due if last is None else max(parcel.due, last + SECONDS_BETWEEN)
 
-    def _failed(self, parcel: _Parcel, error: StokerError) -> None:
+    def _failed(self, parcel: _Parcel, error: str) -> None:
         with self._news:
             if parcel.failures >= len(self._pauses):
                 self._say(f"{error}; given up after {parcel.failures + 1} tries: {parcel.message.title}")

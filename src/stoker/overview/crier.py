@@ -16,7 +16,7 @@ from stoker.overview.message import Message, compose
 from stoker.overview.news import YOUNG, Event, News, Sight, is_unexplained
 from stoker.overview.pacing import Pacer, give_back
 from stoker.queue.bell import Bell
-from stoker.queue.model import Attempt, Job
+from stoker.queue.model import ENDED, Attempt, Job
 from stoker.queue.store import Store
 from stoker.settings import Notifications
 from stoker.units import parse_duration
@@ -63,31 +63,39 @@ class Crier:
         self._running: dict[str, Attempt] = {}
         self._unexplained: dict[str, tuple[str, float]] = {}
         """The jobs of attempts that no longer run, and since when."""
+        self._complaint = ""
+        """What was said last of why nobody can be told anything; empty once that is over."""
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set. A queue that is away is waited for."""
         for courier in self._couriers:
             courier.start()
-        told = ""
         try:
             while not stop.is_set():
                 try:
                     with self._open() as store:
-                        told = ""
                         self._watch(store, stop)
                 except StokerError as error:
-                    if str(error) != told:
-                        self._say(f"nobody can be told what happens: {error} (waiting, and trying again)")
-                    told = str(error)
+                    self._complain(str(error))
+                    stop.wait(_TRY_AGAIN)
+                except Exception as error:  # noqa: BLE001 - a mistake of ours must not silence it for ever
+                    # Its words are not ours, and might hold an address with a password.
+                    self._complain(f"internal error ({type(error).__name__})")
                     stop.wait(_TRY_AGAIN)
         finally:
             self._leave()
+
+    def _complain(self, why: str) -> None:
+        if why != self._complaint:
+            self._say(f"nobody can be told what happens: {why} (waiting, and trying again)")
+        self._complaint = why
 
     def _watch(self, store: Store, stop: threading.Event) -> None:
         bell = store.bell()
         try:
             while not stop.is_set():
                 soon = self._look(store)
+                self._complaint = ""
                 self._rest(bell, stop, _SECONDS_BETWEEN_LOOKS if soon else _LOOK_EVERY)
         finally:
             bell.close()
@@ -110,7 +118,7 @@ class Crier:
         jobs = {job.id: job for job in store.jobs(states=["running"], limit=2**31 - 1)} if running else {}
         # Asked before what has ended: if nothing is left, the last one is among those.
         unfinished = bool(running or jobs) or any(store.jobs(states=[state], limit=1) for state in ("queued", "held"))
-        ended = _ended_since(store, oldest if self._looked is None else max(oldest, self._looked - _OVERLAP))
+        ended = _told_of(store, oldest if self._looked is None else max(oldest, self._looked - _OVERLAP))
         self._note_ends(running, now)
         causes = store.causes({job.attempt for job in ended if job.attempt is not None} | self._unexplained.keys())
         return Sight(
@@ -146,8 +154,10 @@ class Crier:
                 attempt = store.attempt(name) if causes[name] == "idle" else None
                 if attempt is not None:
                     with contextlib.suppress(BadInputError):  # somebody has had it forgotten since
-                        # Why it was stopped is told by the attempt: the job may run again, and say nothing of it.
-                        retried[name] = msgspec.structs.replace(store.job(job), sentence=attempt.sentence)
+                        found = store.job(job)
+                        if found.state not in ENDED:
+                            # Why it was stopped is told by the attempt: the job may run again, and say nothing of it.
+                            retried[name] = msgspec.structs.replace(found, sentence=attempt.sentence)
         return retried
 
     def _rest(self, bell: Bell, stop: threading.Event, longest: float) -> None:
@@ -202,9 +212,10 @@ def _told_to_nobody(unbrought: Sequence[Sequence[Message]]) -> list[Event]:
     ]
 
 
-def _ended_since(store: Store, at: float) -> list[Job]:
-    """All of them: thousands may fail in a minute."""
+def _told_of(store: Store, at: float) -> list[Job]:
+    """All that failed since then, for thousands may in a minute; of the others only the last that ended."""
     limit = _FIRST_PAGE
-    while len(found := store.ended_since(at, limit)) >= limit:
+    while len(failed := store.failed_since(at, limit)) >= limit:
         limit *= 4
-    return found
+    ids = {job.id for job in failed}
+    return [*(job for job in store.ended_since(at, 1) if job.id not in ids), *failed]

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from stoker.overview.job_words import called
+from stoker.overview.job_words import in_a_sentence
 from stoker.overview.machines import FORGOTTEN_AFTER, home_of
 from stoker.overview.model import EndedJob, GpuCard, Health, Machine, Point, RunningJob, WaitingJob
 from stoker.queue.explanation import spoken
@@ -39,14 +39,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """How many there were in all."""
 
 
-def judge(facts: Facts, away: str | None = None) -> Health:
-    """`away` says why the queue cannot be asked, when it cannot: the facts are then the last that were known."""
-    return _summed_up([*_away(away), *_bad(facts), *_attention(facts)], facts.machines)
+def judge(facts: Facts) -> Health:
+    return _summed_up([*_bad(facts), *_attention(facts)], facts.machines)
 
 
 def without_queue(health: Health, away: str) -> Health:
-    """The same when the queue has gone away since: an old answer must not pass for a new one."""
-    return _summed_up([*_away(away), *health.points], ())
+    """The same when the queue has gone away since, and why: an old answer must not pass for a new one."""
+    return _summed_up([Point(level="bad", sentence=_capital(away)), *health.points], ())
 
 
 def _summed_up(points: Sequence[Point], machines: Sequence[Machine]) -> Health:
@@ -69,22 +68,20 @@ def _headline(points: Sequence[Point], bad: int) -> str:
 
 def _all_is_well(machines: Sequence[Machine]) -> str:
     cards = [card for machine in machines if machine.there for card in machine.gpus]
-    working = sum(card.doing in _WORK for card in cards)
+    readable = [card for card in cards if not _is_unread(card)]
+    working = sum(card.doing in _WORK for card in readable)
     if not cards:
         return "All is well"
+    if not readable:
+        return "All is well so far: no GPU can be read at the moment"
     if not working:
-        return f"All is well: {_gpus(len(cards))} {_is(len(cards))} ready"
+        return f"All is well: {_gpus(len(readable))} {_is(len(readable))} ready"
     if working == len(cards):
         return "All is well: the GPU works" if working == 1 else f"All is well: all {working} GPUs work"
     return f"All is well: {working} of {len(cards)} GPUs {'works' if working == 1 else 'work'}"
 
 
 # What is wrong
-
-
-def _away(why: str | None) -> Iterator[Point]:
-    if why is not None:
-        yield Point(level="bad", sentence=_capital(why))
 
 
 def _bad(facts: Facts) -> Iterator[Point]:
@@ -117,15 +114,16 @@ def _runs_on(job: RunningJob, machine: Machine) -> bool:
 
 
 def _unreadable(machine: Machine, now: float) -> Iterator[Point]:
-    if not machine.there:
+    if not machine.there or machine.absent:
         return
-    unknown = [card for card in machine.gpus if card.doing == "unknown" and _lasts(card, machine, now, _UNKNOWN_FOR)]
+    unread = [(card, now - _unread_since(card, machine)) for card in machine.gpus if _is_unread(card)]
+    unknown = [(card, lasted) for card, lasted in unread if lasted >= _UNKNOWN_FOR]
     if machine.problem is not None and now - machine.started >= _UNKNOWN_FOR and (unknown or not machine.gpus):
         sentence = f"{machine.host} cannot read its GPUs: {machine.problem}"
         yield Point(level="bad", sentence=sentence, host=machine.host)
     elif unknown:
-        which = f"GPU {unknown[0].index}" if len(unknown) == 1 else _gpus(len(unknown))
-        shortest = spoken(min(now - _since(card, machine) for card in unknown))
+        which = f"GPU {unknown[0][0].index}" if len(unknown) == 1 else _gpus(len(unknown))
+        shortest = spoken(min(lasted for _card, lasted in unknown))
         has = "has" if len(unknown) == 1 else "have"
         sentence = f"{which} of {machine.host} {has} been unreadable for {shortest}"
         yield Point(level="bad", sentence=sentence, host=machine.host)
@@ -226,15 +224,26 @@ def _is_large_enough(card: GpuCard, job: Job) -> bool:
 def _free_cards(machine: Machine, now: float, seconds: float) -> list[GpuCard]:
     if not machine.there or machine.paused:
         return []
-    return [card for card in machine.gpus if card.doing == "free" and _lasts(card, machine, now, seconds)]
+    free = [card for card in machine.gpus if card.doing == "free" and not _is_unread(card)]
+    return [card for card in free if _lasts(card, machine, now, seconds)]
 
 
 def _lasts(card: GpuCard, machine: Machine, now: float, seconds: float) -> bool:
     return now - _since(card, machine) >= seconds
 
 
+def _is_unread(card: GpuCard) -> bool:
+    """A job that holds it keeps its place on it, and tells nothing of whether it works."""
+    return card.doing == "unknown" or card.unread_since is not None
+
+
+def _unread_since(card: GpuCard, machine: Machine) -> float:
+    return _since(card, machine) if card.unread_since is None else max(card.unread_since, machine.started)
+
+
 def _since(card: GpuCard, machine: Machine) -> float:
-    return card.since if card.since is not None else machine.started
+    """A worker has seen nothing before it started, whatever its clock says."""
+    return machine.started if card.since is None else max(card.since, machine.started)
 
 
 # Words
@@ -245,8 +254,7 @@ def _about(job: Job, sentence: str) -> Point:
 
 
 def _name(job: Job) -> str:
-    name = called(job)
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    return in_a_sentence(job, _LONGEST_NAME)
 
 
 def _jobs(count: int, which: str = "") -> str:

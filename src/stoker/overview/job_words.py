@@ -25,5 +25,16 @@ def called(job: Job) -> str:
     return on_one_line(job.name or command_text(job))
 
 
+def in_a_sentence(job: Job, longest: int) -> str:
+    """The same, cut, and in quotes where it is more than one word: then it is seen where it ends."""
+    name = shortened(job, longest)
+    return f"“{name}”" if " " in name else name
+
+
+def shortened(job: Job, longest: int) -> str:
+    name = called(job)
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+
+
 def _stand_in(letter: str) -> str:
     return " " if letter.isspace() else "\N{REPLACEMENT CHARACTER}"

@@ -44,6 +44,7 @@ def _machine(worker: Worker, jobs: Mapping[str, Job], now: float) -> Machine:
         paused=worker.paused,
         problem=worker.view.problem,
         simulated=worker.view.simulated,
+        absent=worker.view.absent,
         gpus=tuple(_card(gpu, jobs) for gpu in sorted(cards, key=lambda gpu: gpu.index)),
     )
 
@@ -74,6 +75,7 @@ def _card(gpu: WorkerGpu, jobs: Mapping[str, Job]) -> GpuCard:
         since=gpu.since,
         note=gpu.note,
         jobs=gpu.jobs,
+        unread_since=gpu.unread_since,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from stoker.overview.job_words import called, on_one_line
+from stoker.overview.job_words import in_a_sentence, on_one_line, shortened
 from stoker.overview.machines import home_of
 from stoker.queue.explanation import spoken
 from stoker.queue.model import HEARD_WITHIN, Attempt, Job, Worker, WorkerGpu
@@ -52,7 +52,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     """By the database's clock."""
     ended: Sequence[Job] = ()
-    """Those that ended lately, newest first."""
+    """Those that failed lately, and the last that ended at all; newest first."""
     retried: Mapping[str, Job] = {}
     """Jobs that run or wait again, by an attempt at them that has ended lately."""
     causes: Mapping[str, str] = {}
@@ -74,7 +74,7 @@ class News:
         self._watching = 0.0
         self._looked: float | None = None
         self._unknown: dict[_Subject, float] = {}
-        """Since when."""
+        """Since when, by the first look that found it so: the clocks of workers may be wrong."""
         self._fine: set[_Subject] = set()
         self._bad: set[_Subject] = set()
         """What was told to last, or found to have been told."""
@@ -126,12 +126,15 @@ class News:
     # What lasts
 
     def _gpus(self, sight: Sight) -> Iterator[Event]:
-        for subject, (worker, gpu) in _gpus_of(there(sight)).items():
+        workers = there(sight)
+        found = _gpus_of(workers)
+        for worker in workers:
+            if worker.view.absent and (worker.host, _ALL_GPUS) not in found:
+                self._unknown.pop((worker.host, _ALL_GPUS), None)
+        for subject, (worker, gpu) in found.items():
             if _is_unknown(worker, gpu):
                 self._fine.discard(subject)
-                told = gpu.since if gpu is not None and gpu.since is not None else sight.now
-                since = min(told, self._unknown.get(subject, sight.now))
-                self._unknown[subject] = since
+                since = self._unknown.setdefault(subject, sight.now)
                 if subject not in self._bad and sight.now - since >= self._unknown_after:
                     self._bad.add(subject)
                     yield _unreadable(subject, worker, gpu, sight.now - since)
@@ -183,10 +186,11 @@ def _has_left(worker: Worker, sight: Sight) -> bool:
 
 
 def _gpus_of(workers: Sequence[Worker]) -> dict[_Subject, tuple[Worker, WorkerGpu | None]]:
-    """Each GPU with who tells of it; of several workers the one that can read it. Without a GPU: the whole machine."""
+    """Each GPU with who tells of it; of several workers the one that can read it. Without a GPU: the whole machine,
+    unless it has none."""
     found: dict[_Subject, tuple[Worker, WorkerGpu | None]] = {}
     for worker in workers:
-        for gpu in (None, *worker.view.gpus):
+        for gpu in worker.view.gpus if worker.view.absent else (None, *worker.view.gpus):
             subject = (worker.host, gpu.uuid if gpu is not None else _ALL_GPUS)
             if subject not in found or _is_unknown(*found[subject]):
                 found[subject] = (worker, gpu)
@@ -195,7 +199,7 @@ def _gpus_of(workers: Sequence[Worker]) -> dict[_Subject, tuple[Worker, WorkerGp
 
 def _is_unknown(worker: Worker, gpu: WorkerGpu | None) -> bool:
     if gpu is not None:
-        return gpu.doing == "unknown"
+        return gpu.doing == "unknown" or gpu.unread_since is not None
     return worker.view.problem is not None and not worker.view.gpus
 
 
@@ -206,8 +210,8 @@ def _failed(job: Job) -> Event:
     code = f" with exit code {job.exit_code}" if job.exit_code else ""
     return Event(
         kind="failed",
-        key=f"failed:{_attempt(job)}",
-        name=_name(job),
+        key=_ended(_attempt(job)),
+        name=shortened(job, _LONGEST_NAME),
         sentence=f"Job {_name(job)} failed{code}{_because(job.sentence)}.",
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
@@ -218,8 +222,8 @@ def _idle_stopped(job: Job, attempt: str) -> Event:
     again = "" if job.state == "failed" else " It will be tried again."
     return Event(
         kind="idle-stopped",
-        key=f"idle-stopped:{attempt}",
-        name=_name(job),
+        key=_ended(attempt),
+        name=shortened(job, _LONGEST_NAME),
         sentence=f"Job {_name(job)} was stopped because its GPUs stayed idle{_because(job.sentence)}.{again}",
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
@@ -291,9 +295,13 @@ def _attempt(job: Job) -> str:
     return job.attempt or job.id
 
 
+def _ended(attempt: str) -> str:
+    """One key however it is told: that its GPUs were idle may be known only after it was told as failed."""
+    return f"ended:{attempt}"
+
+
 def _name(job: Job) -> str:
-    name = called(job)
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    return in_a_sentence(job, _LONGEST_NAME)
 
 
 def _gpu_name(worker: Worker, gpu: WorkerGpu | None) -> str:

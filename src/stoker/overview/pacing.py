@@ -72,12 +72,21 @@ class Pacer:
         # Here and below one by one: a queue that goes away in the middle of it must not take events along.
         while self._arrived:
             event = self._arrived[0]
-            if event.turn == "happened":
+            if event.turn == "over":
+                self._end(event, ledger)
+            else:
                 self._waiting.setdefault(event.kind, []).append(event)
-            # That something is over can be claimed once, and only after it was told to have begun.
-            elif ledger.tell_once(event.key) if event.turn == "began" else ledger.untell(event.key):
-                self._ours.setdefault(event.kind, []).append(event)
             self._arrived.popleft()
+
+    def _end(self, over: Event, ledger: Ledger) -> None:
+        """That something is over can be claimed once, and only after it was told to have begun, by whomever."""
+        # Whoever hears of it only now need not hear that it began.
+        if waiting := [event for event in self._waiting.get(over.kind, []) if event.key != over.key]:
+            self._waiting[over.kind] = waiting
+        else:
+            self._waiting.pop(over.kind, None)
+        if ledger.untell(over.key):
+            self._ours.setdefault(over.kind, []).append(over)
 
     def _claim(self, kind: Kind, ledger: Ledger) -> None:
         waiting = self._waiting.get(kind, [])

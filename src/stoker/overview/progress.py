@@ -30,9 +30,11 @@ _DRAWING: Final = re.compile(
 
 _PERCENT: Final = r"(?<![\d.])(?P<percent>\d{1,3}(?:\.\d{1,6})?) ?%"
 _NUMBER: Final = r"\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,6})?"
+# A letter behind a blank is a scale only of bytes: `step 3/4 m=0.9` is not of millions.
+_BLANK: Final = r"(?: (?=[kMGTPE]?(?:i?B|bytes)\b))?"
 _COUNT: Final = (
-    rf"(?<![\w./:-])(?P<done>{_NUMBER}) ?(?P<done_scale>[kMGTPE]?)(?P<done_unit>i?B|bytes)? *(?:/|of) *"
-    rf"(?P<total>{_NUMBER}) ?(?P<total_scale>[kMGTPE]?)(?P<total_unit>i?B|bytes)?(?![\w/:]|\.\d)"
+    rf"(?<![\w./:-])(?P<done>{_NUMBER}){_BLANK}(?P<done_scale>[kMGTPE]?)(?P<done_unit>i?B|bytes)? *(?:/|of) *"
+    rf"(?P<total>{_NUMBER}){_BLANK}(?P<total_scale>[kMGTPE]?)(?P<total_unit>i?B|bytes)?(?![\w/:]|\.\d)"
 )
 _TIME: Final = r"(?:\d{1,4} days?, )?(?:\d{1,5}:)?\d{1,3}:\d{2}"
 _UNITS: Final = r"(?:\d{1,6}(?:\.\d{1,3})? ?[dhms](?![a-z]) ?){1,4}"
@@ -79,8 +81,8 @@ _SIGNS: Final = (
 _REMAINING: Final = (
     _of(rf"\b(?:eta|remaining)\b[ :=]*(?P<remaining>{_TIME}|{_UNITS})"),
     _of(rf"{_TIME} *[•·] *(?P<remaining>{_TIME})"),
-    _of(rf"(?:{_MARK}|{_MARK} *\d{{1,3}}(?:\.\d+)?%) +(?P<remaining>{_TIME}|\d{{1,6}}s)(?! *[•·])"),
 )
+_BEHIND_BAR: Final = _of(rf"(?:{_MARK}|{_MARK} *\d{{1,3}}(?:\.\d+)?%) +(?P<remaining>{_TIME}|\d{{1,6}}s)(?! *[•·])")
 _ONE_UNIT: Final = _of(r"(\d{1,6}(?:\.\d{1,3})?) ?([dhms])")
 _PERCENT_BESIDE_BAR: Final = re.compile(
     rf"\d{{1,3}}(?:\.\d{{1,6}})? ?% *(?={_MARK})|(?<={_MARK}) *\d{{1,3}}(?:\.\d+)?%"
@@ -141,12 +143,16 @@ def _amount(number: str, scale: str | None) -> float:
 
 
 def _remaining(line: str, sign: _Sign) -> float | None:
-    if sign.fraction == 1.0:
-        return 0.0
+    """None also where all is counted: the last epoch is announced when it begins."""
     if sign.remaining is not None:
         return _seconds(sign.remaining)
     found = next(filter(None, (pattern.search(line) for pattern in _REMAINING)), None)
-    return None if found is None else _seconds(found["remaining"])
+    if found is not None:
+        return _seconds(found["remaining"])
+    beside = _BEHIND_BAR.search(line)
+    seconds = None if beside is None else _seconds(beside["remaining"])
+    # Behind a full bar some write how long it took.
+    return None if seconds and sign.fraction == 1.0 else seconds
 
 
 def _seconds(text: str) -> float | None:

@@ -21,6 +21,7 @@ from stoker.overview.model import (
     RunningJob,
     WaitingJob,
 )
+from stoker.overview.sightings import Sightings
 from stoker.overview.sparing import Sparing
 from stoker.overview.words import NOTHING, Listening
 from stoker.queue.explanation import Surroundings, explain, gpu_names
@@ -45,14 +46,14 @@ class Observer:
         self._failures = Sparing[int]()
         self._failed = Sparing[list[Job]]()
         self._hours = Sparing[Hours](_HOURS_EVERY)
+        self._sightings = Sightings()
 
     def observe(self, store: "Store") -> Overview:
         around = look_around(store)
         counts = self._counts(store)
         running_jobs = store.jobs(states=["running"], order="newest", limit=MOST_RUNNING)
-        machines = machines_of(
-            around.workers, around.running.values(), {job.id: job for job in running_jobs}, around.now
-        )
+        told = machines_of(around.workers, around.running.values(), {job.id: job for job in running_jobs}, around.now)
+        machines = self._sightings.dated(told, around.now)
         running = self._running(store, running_jobs, around)
         waiting = _waiting(store, around)
         ended, failed = self._ended(store, around)

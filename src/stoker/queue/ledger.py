@@ -6,6 +6,7 @@ from typing import Final, get_args
 from stoker.queue.driver import Driver, Parameters
 from stoker.queue.model import Doing, Usage
 from stoker.queue.occasion import Occasion
+from stoker.queue.rows import clean_text
 
 # A month, and the day on which somebody looks back at it.
 KEPT_MINUTES: Final = 31 * 24 * 60
@@ -35,10 +36,10 @@ class Ledger:
         parameters = dict[str, str | int | float | None](since=since_minute)
         sql = [self._driver.sql("usage"), self._driver.sql("usage_since")]
         if host is not None:
-            parameters["host"] = host
+            parameters["host"] = clean_text(host)
             sql.append(self._driver.sql("usage_of_host"))
         if gpu is not None:
-            parameters["gpu"] = gpu
+            parameters["gpu"] = clean_text(gpu)
             sql.append(self._driver.sql("usage_of_gpu"))
         sql.append(self._driver.sql("usage_order"))
         rows = self._driver.fetch_text(" ".join(sql), parameters)

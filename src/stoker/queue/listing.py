@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stoker.queue.driver import Driver
+from stoker.queue.driver import Driver, Parameters
 from stoker.queue.model import Job, Order, State
 from stoker.queue.rows import clean_text, job_of, literal
 
@@ -60,3 +60,18 @@ def failed_since(driver: Driver, at: float, limit: int) -> list[Job]:
 
 def in_line(driver: Driver, limit: int) -> list[Job]:
     return [job_of(row) for row in driver.fetch_text(f"{driver.sql('in line')} LIMIT {max(0, limit):d}", {})]
+
+
+def ahead(driver: Driver, job: Job, most: int) -> int:
+    sql = f"SELECT count(*) FROM ({driver.sql('ahead')} LIMIT {max(0, most):d}) AS counted"  # noqa: S608  # our own pieces
+    return int(driver.fetch_text(sql, _place(job))[0][0])
+
+
+def neighbours(driver: Driver, job: Job) -> tuple[str | None, str | None]:
+    ((before, behind),) = driver.fetch("neighbours", _place(job))
+    return before, behind
+
+
+def _place(job: Job) -> Parameters:
+    """What decides the order of those that wait."""
+    return {"priority": job.priority, "position": job.position, "submitted": job.submitted, "id": job.id}

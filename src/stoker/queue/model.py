@@ -23,6 +23,10 @@ LONGEST_LABEL: Final = 200
 HEARD_WITHIN: Final = 60.0
 
 
+class NoSuchJobError(BadInputError):
+    """No job has this id or name, nor an id that begins so."""
+
+
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What a person asked for: the part of a job that they may edit."""
 
@@ -184,6 +188,8 @@ class Snoozed(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """From now on; 0 ends it."""
     by: str
+    until: float = 0.0
+    """The same by the database's clock, 0 when it was ended: by this and who asked, a wish is told from another."""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):

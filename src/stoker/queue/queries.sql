@@ -156,7 +156,7 @@ RETURNING id, state
 
 -- wishes --
 SELECT a.id, CASE WHEN j.cancel_requested IS NULL THEN 0 ELSE 1 END,
-  CASE WHEN s.until > {now} THEN s.until - {now} WHEN s.until = 0 THEN 0 END, s.who
+  CASE WHEN s.until > {now} THEN s.until - {now} WHEN s.until = 0 THEN 0 END, s.until, s.who
 FROM stoker_attempts a JOIN stoker_jobs j ON j.attempt = a.id AND j.id = a.job_id
   LEFT JOIN stoker_snoozes s ON s.attempt_id = a.id
 WHERE a.worker_id = :worker AND a.outcome IS NULL AND j.state = 'running'
@@ -445,6 +445,8 @@ VALUES (:host, :gpu, :minute, :job, :background, :somebody, :free, :unknown, :ut
 ON CONFLICT (host, gpu, minute) DO UPDATE SET
   job = excluded.job, background = excluded.background, somebody = excluded.somebody, free = excluded.free,
   unknown = excluded.unknown, utilization = excluded.utilization, memory = excluded.memory
+WHERE excluded.job + excluded.background + excluded.somebody + excluded.free + excluded.unknown
+  >= stoker_usage.job + stoker_usage.background + stoker_usage.somebody + stoker_usage.free + stoker_usage.unknown
 
 -- usage --
 SELECT host, gpu, minute, job, background, somebody, free, unknown, utilization, memory FROM stoker_usage

@@ -29,6 +29,7 @@ from stoker.queue.model import (
     Finding,
     Job,
     NewJob,
+    NoSuchJobError,
     Order,
     Outcome,
     Place,
@@ -393,7 +394,7 @@ class Store:
             return job_of(rows[0])
         found = self._driver.fetch("jobs by name", {"name": clean_text(text)}) or self._by_prefix(text)
         if not found:
-            raise BadInputError(f"there is no job {text!r} in {self.place}: `stoker list` shows them")
+            raise NoSuchJobError(f"there is no job {text!r} in {self.place}: `stoker list` shows them")
         if len(found) > 1:
             some = ", ".join(row[0] for row in found[:4])
             raise BadInputError(
@@ -452,6 +453,14 @@ class Store:
     def in_line(self, limit: int = 50) -> list[Job]:
         """The first of the queued jobs in their order, ready or not, by the index of those that wait."""
         return listing.in_line(self._driver, limit)
+
+    def ahead_of(self, job: Job, most: int) -> int:
+        """How many queued jobs come before this one, counted up to so many."""
+        return listing.ahead(self._driver, job, most)
+
+    def neighbours(self, job: Job) -> tuple[str | None, str | None]:
+        """The ids of the jobs right before and behind it, of those of its priority that are queued or held."""
+        return listing.neighbours(self._driver, job)
 
     def failed_since(self, at: float, limit: int = 20) -> list[Job]:
         """Those that failed then or later, the newest first."""
@@ -546,10 +555,10 @@ class Store:
 
     def pause_worker(self, worker: str) -> bool:
         """It claims nothing until `resume_worker`. False when there is no such worker."""
-        return self._changed(lambda: self._driver.fetch("pause worker", {"worker": worker, "paused": 1})) != []
+        return self._changed(lambda: self._driver.fetch("pause worker", _pause(worker, 1))) != []
 
     def resume_worker(self, worker: str) -> bool:
-        return self._changed(lambda: self._driver.fetch("pause worker", {"worker": worker, "paused": 0})) != []
+        return self._changed(lambda: self._driver.fetch("pause worker", _pause(worker, 0))) != []
 
     # What is told and counted
 
@@ -605,3 +614,7 @@ class Store:
 
 def _forgettable(older_than: float, states: Sequence[State]) -> Parameters:
     return {"states": json_text([state for state in states if state in ENDED]), "age": float(older_than)}
+
+
+def _pause(worker: str, paused: int) -> Parameters:
+    return {"worker": clean_text(worker), "paused": paused}

@@ -23,7 +23,4 @@ def why(store: Store, job: Job) -> Why:
 
 def ahead_of(store: Store, job: Job) -> int:
     """How many queued jobs come before it, if it is queued; those that nobody would wait for are counted too."""
-    if job.state != "queued":
-        return 0
-    ids = [other.id for other in store.in_line(MOST_AHEAD)]
-    return ids.index(job.id) if job.id in ids else len(ids)
+    return store.ahead_of(job, MOST_AHEAD) if job.state == "queued" else 0

@@ -15,8 +15,12 @@ def wishes(driver: Driver, worker: str) -> Wishes:
     """
     rows = driver.fetch("wishes", {"worker": worker})
     return Wishes(
-        cancelled=frozenset(name for name, unwanted, _left, _who in rows if unwanted),
-        snoozed={name: Snoozed(seconds=float(left), by=who) for name, _unwanted, left, who in rows if left is not None},
+        cancelled=frozenset(name for name, unwanted, *_snooze in rows if unwanted),
+        snoozed={
+            name: Snoozed(seconds=float(left), by=who, until=float(until))
+            for name, _unwanted, left, until, who in rows
+            if left is not None
+        },
     )
 
 

@@ -132,10 +132,14 @@ class Record:
         _replace(self.directory / "status.json", status)
 
     def write_snooze(self, snooze: Snooze | None) -> None:
-        if snooze is None:
-            (self.directory / "snooze.json").unlink(missing_ok=True)
-        else:
-            _replace(self.directory / "snooze.json", snooze)
+        path = self.directory / "snooze.json"
+        if snooze is not None:
+            _replace(path, snooze)
+            return
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StokerError(f"{path} cannot be removed: {error.strerror}", exit_code=125) from None
 
     def write_report(self, text: str) -> None:
         _replace_text(self.report, text.encode())
@@ -220,7 +224,7 @@ def boot_id() -> str:
 def _read(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:
         raise StokerError(f"{path} cannot be read: {error}") from None
 
 

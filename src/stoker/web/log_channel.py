@@ -23,6 +23,7 @@ from stoker.overview.outputs import OutputReader, TailReader
 from stoker.queue import Store
 from stoker.queue.model import ENDED, Attempt
 from stoker.web.desk import Desk
+from stoker.web.log_steps import Steps
 
 # What a page begins with: more than anybody scrolls through on a phone.
 FIRST_LINES: Final = 1000
@@ -59,6 +60,8 @@ class Channel:
         self._desk = desk
         self._threads = threads
         self._lines: LogLines | None = None
+        self._steps: Steps | None = None
+        """Those in which the lines are read."""
         self._directory: Path | None = None
         self._tail = ""
         self._rows: deque[Row] = deque()
@@ -123,10 +126,11 @@ class Channel:
         if directory is None:
             return
         lines = LogLines(OutputReader(directory))
+        steps = Steps(self._threads, lines.close)
         try:
-            await self._in_thread(lambda: lines.begin_with_line(number))
+            await steps.do(lambda: lines.begin_with_line(number))
             while number < self.first:
-                news = await self._in_thread(lines.read)
+                news = await steps.do(lines.read)
                 rows = [row for row in news.settled if row.number >= number]
                 if rows:
                     number = rows[-1].number + 1
@@ -134,7 +138,7 @@ class Channel:
                 elif not news.is_behind:
                     return
         finally:
-            lines.close()
+            steps.close()
 
     # Its own task
 
@@ -145,8 +149,8 @@ class Channel:
         finally:
             self.is_over = True
             self._publish()
-            if self._lines is not None:
-                self._lines.close()
+            if self._steps is not None:
+                self._steps.close()
 
     async def _run(self) -> None:
         ending: Ending | None = None
@@ -189,16 +193,18 @@ class Channel:
             await self._begin()
         if not self.is_whole:
             self._tail = await self._desk.ask(lambda store: store.log(self._attempt.id))
-        assert self._lines is not None  # noqa: S101 - it was begun above
-        return await self._in_thread(self._lines.read)
+        assert self._lines is not None and self._steps is not None  # noqa: S101, PT018 - both were begun above
+        return await self._steps.do(self._lines.read)
 
     async def _begin(self) -> None:
         self._directory = directory = await self._in_thread(lambda: place_of(self._home, self._attempt))
         if directory is None:
             if self._lines is None:
                 self._lines, self.epoch = LogLines(TailReader(lambda: self._tail)), os.urandom(8).hex()
+                self._steps = Steps(self._threads, self._lines.close)
             return
         lines = LogLines(OutputReader(directory))
+        steps = Steps(self._threads, lines.close)
 
         def begin() -> str:
             before = first_file(directory)
@@ -206,8 +212,12 @@ class Channel:
             # When the file was moved aside meanwhile, nobody else can count from the same line.
             return before if first_file(directory) == before else os.urandom(8).hex()
 
-        self.epoch = await self._in_thread(begin)
-        self._lines = lines
+        try:
+            self.epoch = await steps.do(begin)
+        except BaseException:
+            steps.close()
+            raise
+        self._lines, self._steps = lines, steps
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -263,6 +273,10 @@ class Channels:
     async def in_thread(self, work: Callable[[], T]) -> T:
         """For what reads files here."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def steps(self, close: Callable[[], None]) -> Steps:
+        """For what reads a file bit by bit; `close` closes it."""
+        return Steps(self._threads, close)
 
     def leave(self, channel: Channel) -> None:
         channel.followers -= 1

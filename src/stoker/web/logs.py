@@ -7,6 +7,7 @@ what was asked for.
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Final
 
 from fastapi import APIRouter, FastAPI, Header, HTTPException, Query, Request
@@ -107,27 +108,26 @@ async def download(request: Request, job: str, number: str) -> Response:
     """The output as a text file: the whole where it ran here, or else the end that the queue keeps."""
     house, channels = house_of(request), channels_of(request)
     attempt = await _attempt(house, job, number)
-    if place_of(house.config.home, attempt) is None:
+    directory = await channels.in_thread(lambda: place_of(house.config.home, attempt))
+    if directory is None:
         text = await house.desk.ask(lambda store: store.log(attempt.id))
         return Response(text.encode(), headers=_file(attempt, "log", "text/plain") | {"Stoker-Log": "end"})
     headers = _file(attempt, "log", "text/plain") | {"Stoker-Log": "whole"}
-    return StreamingResponse(_output(house, channels, attempt), headers=headers)
+    return StreamingResponse(output_of(channels, directory), headers=headers)
 
 
-async def _output(house: House, channels: Channels, attempt: Attempt) -> AsyncIterator[bytes]:
-    """In steps, so that no more than one of them is in memory."""
-    directory = place_of(house.config.home, attempt)
-    if directory is None:
-        return
+async def output_of(channels: Channels, directory: Path) -> AsyncIterator[bytes]:
+    """All of it, in steps, so that no more than one of them is in memory."""
     reader = OutputReader(directory)
+    steps = channels.steps(reader.close)
     try:
         is_behind = True
         while is_behind:
-            piece = await channels.in_thread(lambda: reader.read(STEP))
+            piece = await steps.do(lambda: reader.read(STEP))
             is_behind = reader.is_behind
             yield piece.finished + piece.unfinished
     finally:
-        reader.close()
+        steps.close()
 
 
 @router.get("/jobs/{job}/attempts/{number}/report")

@@ -5,7 +5,7 @@ that nobody can read.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, get_args
 
 from fastapi import APIRouter
@@ -33,8 +33,16 @@ async def metrics(request: Request) -> Response:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(Figures(board.latest if board.problem is None else None))
-    encode, media_type = choose_encoder(request.headers.get("accept", ""))
+    encode, media_type = _encoder(request.headers.get("accept", ""))
     return Response(encode(registry), media_type=media_type)
+
+
+def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    try:
+        return choose_encoder(accept)
+    except TypeError:
+        # A version that is no number cannot be compared with those that there are.
+        return choose_encoder("")
 
 
 class Figures(Collector):

@@ -7,6 +7,7 @@ An attempt's directory is a run's record with this beside it:
     output           what the job printed, and `output.1` the older part of it
     socket           where the attendant listens for a worker
     fit.json         how its batch size was found, if it was
+    heeded.json      which snooze asked for through the queue was heeded last, if any was
 """
 
 import os
@@ -30,6 +31,7 @@ from stoker.worker.fitting import Fitting
 _UNDELIVERED: Final = "attempt.json"
 _DELIVERED: Final = "delivered.json"
 _FIT: Final = "fit.json"
+_HEEDED: Final = "heeded.json"
 # Before a lease ends, everything of the job must be gone: what the kernel needs to take a large process apart.
 LONGEST_MARGIN: Final = 15.0
 MARGIN_SHARE: Final = 0.1
@@ -88,6 +90,14 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
         return self.plan.grace + min(LONGEST_MARGIN, self.lease * MARGIN_SHARE)
 
 
+class Heeded(msgspec.Struct, frozen=True):
+    """The wish that somebody told the queue and that was heeded last: the next worker must not heed it again."""
+
+    until: float
+    """As the database gave it; 0 when a snooze was ended."""
+    by: str
+
+
 class AttemptRecord(Record):
     """The directory of one attempt."""
 
@@ -107,7 +117,7 @@ class AttemptRecord(Record):
         """None when its outcome was delivered, or it is not readable."""
         try:
             return msgspec.json.decode((self.directory / _UNDELIVERED).read_bytes(), type=Assignment)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):
             return None
 
     def is_assigned(self) -> bool:
@@ -123,16 +133,29 @@ class AttemptRecord(Record):
 
     def write_fit(self, fitted: Fitted) -> None:
         """A reader sees all of it or nothing. Raises OSError."""
-        fresh = self.directory / f".{_FIT}"
-        fresh.write_bytes(msgspec.json.encode(fitted))
-        fresh.replace(self.directory / _FIT)
+        self._replace(_FIT, fitted)
 
     def fit(self) -> Fitted | None:
         """None as long as no size was found."""
         try:
             return msgspec.json.decode((self.directory / _FIT).read_bytes(), type=Fitted)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):
             return None
+
+    def write_heeded(self, heeded: Heeded) -> None:
+        """Raises OSError."""
+        self._replace(_HEEDED, heeded)
+
+    def heeded(self) -> Heeded | None:
+        try:
+            return msgspec.json.decode((self.directory / _HEEDED).read_bytes(), type=Heeded)
+        except (OSError, ValueError):
+            return None
+
+    def _replace(self, name: str, value: msgspec.Struct) -> None:
+        fresh = self.directory / f".{name}"
+        fresh.write_bytes(msgspec.json.encode(value))
+        fresh.replace(self.directory / name)
 
     def listen(self) -> socket.socket:
         """The attendant's end, for a worker that comes later."""

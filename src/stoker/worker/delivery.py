@@ -1,9 +1,11 @@
 """The outcome of an attempt, the last of its output and what was found, brought to the queue."""
 
+import contextlib
 from pathlib import Path
 from typing import Final
 
 from stoker.queue import Store
+from stoker.queue.driver import CollisionError
 from stoker.runs.output import Links, read_tail
 from stoker.worker.assignment import Assignment, AttemptRecord
 from stoker.worker.findings import tell_finding, tell_fit
@@ -60,7 +62,9 @@ class Excerpt:
 
     def _deliver(self, store: Store, most: int) -> None:
         if text := read_tail(self._output, min(most, self._limit)):
-            store.write_log(self._attempt, text)
+            # Of a job that is cleaned away at the same moment, nothing is kept.
+            with contextlib.suppress(CollisionError):
+                store.write_log(self._attempt, text)
         self._look_for_link()
         if self._link is not None and not self._told_link:
             store.set_link(self._attempt, self._link)

@@ -1,22 +1,19 @@
 """One attempt that this machine has taken on, as its worker sees it."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Final
 
 from stoker.queue.model import Snoozed
 from stoker.runs.cgroup import Cgroup
 from stoker.runs.marks import kill_marked
 from stoker.runs.processes import descends, identify, is_alive
 from stoker.runs.record import Snooze
-from stoker.worker.assignment import Assignment, AttemptRecord, conclusion
+from stoker.worker.assignment import Assignment, AttemptRecord, Heeded, conclusion
 from stoker.worker.capacity import Holding
 from stoker.worker.delivery import Excerpt
 from stoker.worker.messages import Channel, Over, Stop
-
-# The queue says how much of a snooze is left, a moment ago and by its own clock: what differs by less is the same one.
-_SAME_SNOOZE: Final = 3.0
 
 
 class Engagement:
@@ -35,10 +32,10 @@ class Engagement:
         """Whether the queue has the outcome; what is missing then is the last of the output."""
         self.guardian_end = -1
         """A descriptor that becomes readable when the guardian of a job without an attendant is gone."""
-        self._snooze: Snooze | None = None
-        """The last that somebody asked the queue for, as far as it is known here."""
-        self._rest_ended = False
-        """Whether the wish to end it has been heeded: what is asked for after that is another matter."""
+        self.snooze_trouble_told = False
+        """Whether it was told that a snooze could not be written: it is tried again without a word."""
+        self._heeded = self._kept = record.heeded()
+        """The last snooze that somebody asked the queue for and that was heeded, and the one that the disk has."""
 
     @property
     def job(self) -> str:
@@ -66,23 +63,23 @@ class Engagement:
     def heed(self, wish: Snoozed) -> bool:
         """Has its supervisor leave the job alone for as long as somebody asked the queue for; whether that was new.
 
-        A wish that is not new is not written again: since then the job itself may have asked for something else.
+        A wish that is not new is not written again: since then the job itself may have asked for something else. One
+        that could not be written is new the next time too. Raises StokerError.
         """
-        return self._rest(wish) if wish.seconds > 0 else self._end_rest()
+        wished = Heeded(wish.until, wish.by)
+        changed = wished != self._heeded and self._carry_out(wish)
+        self._heeded = wished
+        if self._kept != wished:
+            # As long as the disk does not take it, it is known here at least.
+            with contextlib.suppress(OSError):
+                self.record.write_heeded(wished)
+                self._kept = wished
+        return changed
 
-    def _rest(self, wish: Snoozed) -> bool:
-        fresh = Snooze(time.monotonic() + wish.seconds, time.time() + wish.seconds, wish.by)
-        before, self._rest_ended = self._snooze, False
-        if before is not None and before.by == wish.by and abs(before.until - fresh.until) < _SAME_SNOOZE:
-            return False
-        self._snooze = fresh
-        self.record.write_snooze(fresh)
-        return True
-
-    def _end_rest(self) -> bool:
-        if self._rest_ended:
-            return False
-        self._snooze, self._rest_ended = None, True
+    def _carry_out(self, wish: Snoozed) -> bool:
+        if wish.seconds > 0:
+            self.record.write_snooze(Snooze(time.monotonic() + wish.seconds, time.time() + wish.seconds, wish.by))
+            return True
         # Also one that an earlier worker wrote, or that somebody asked for on this machine.
         if self.record.snooze() is None:
             return False

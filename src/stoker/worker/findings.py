@@ -6,6 +6,7 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.queue import QueueAwayError, Store
+from stoker.queue.driver import CollisionError
 from stoker.queue.model import Finding
 from stoker.worker.assignment import AttemptRecord
 
@@ -43,6 +44,8 @@ def _tell(store: Store, attempt: str, finding: Finding | None) -> None:
         store.write_finding(attempt, finding)
     except QueueAwayError:
         raise
+    except CollisionError:
+        return  # the job was cleaned away meanwhile
     except StokerError:
         return  # it is in the record, on the machine that ran it
 

@@ -157,8 +157,9 @@ class WorkerLoop:
             self._listen(store)
             self._placing.place(store)
             self._acknowledge()
-            self._send_last_output(store)
+            # Before whatever may be large, or be waited for: a lease that ends costs the job.
             self._keep_leases(store)
+            self._send_last_output(store)
             self._say_hello(store)
             self._send_output(store)
             self._tell_usage(store)
@@ -259,11 +260,16 @@ class WorkerLoop:
             if engagement is None or engagement.over is not None:
                 continue
             try:
-                if engagement.heed(wish):
+                changed = engagement.heed(wish)
+                engagement.snooze_trouble_told = False
+                if changed:
                     what = f"left alone for {format_duration(round(wish.seconds))}" if wish.seconds else "watched again"
                     self._tell(f"{engagement.job}: {what}, as {wish.by or 'somebody'} asked")
             except StokerError as error:
-                self._tell(f"{engagement.job}: cannot be snoozed: {error}")
+                if not engagement.snooze_trouble_told:
+                    engagement.snooze_trouble_told = True
+                    what = "cannot be snoozed" if wish.seconds else "its snooze cannot be ended"
+                    self._tell(f"{engagement.job}: {what}, which is tried again: {error}")
 
     def _keep_leases(self, store: Store) -> None:
         if time.monotonic() < self._renew_at:
@@ -289,11 +295,13 @@ class WorkerLoop:
         if moment < self._heartbeat_at:
             return
         self._heartbeat_at = moment + _CHANGES
+        absent = self._premises.is_without_gpus()
         view = View(
             gpus=self._premises.told_gpus(),
             waiting=self._placing.why(),
-            problem=self._premises.machine.problem,
+            problem=None if absent else self._premises.machine.problem,
             simulated=self._premises.machine.simulated,
+            absent=absent,
         )
         if _gist(view) == self._told_gist and moment < self._told_at + _HEARTBEATS:
             return
@@ -340,8 +348,8 @@ class WorkerLoop:
 
 def _gist(view: View) -> tuple[object, ...]:
     """What of it is told at once when it changes; how busy a GPU is changes all the time."""
-    gpus = [(gpu.uuid, gpu.jobs, gpu.note, gpu.doing, gpu.whom) for gpu in view.gpus]
-    return view.waiting, view.problem, gpus
+    gpus = [(gpu.uuid, gpu.jobs, gpu.note, gpu.doing, gpu.whom, gpu.unread_since) for gpu in view.gpus]
+    return view.waiting, view.problem, view.absent, gpus
 
 
 def _jobs(count: int) -> str:

@@ -137,6 +137,8 @@ class _Watched:
         self._obstacle: Obstacle = Unreadable(_NOT_SEEN.reason)
         """What is in everybody's way, beside those that hold it."""
         self._note = ""
+        self._unread_since: float | None = None
+        """By the wall's clock."""
 
     def observe(self, look: Look, reading: Reading, owner: Owner, holders: Collection[str]) -> None:
         """What is to be seen in one look; since when it has been so is for `judge`."""
@@ -147,6 +149,11 @@ class _Watched:
         self._utilization = utilization.mean if known(utilization) else None
         foreigners, is_left_over = self._tell_apart(look, reading, owner)
         peak: Maybe[float] = utilization.peak if known(utilization) else utilization
+        problem = _problem(look, reading)
+        if problem is None:
+            self._unread_since = None
+        elif self._unread_since is None:
+            self._unread_since = look.wall
         self.seen = SeenGpu(
             uuid=self.gpu.uuid,
             index=self._index,
@@ -155,7 +162,7 @@ class _Watched:
             # Not free for as long as the driver lists somebody.
             peak=1.0 if is_left_over and known(peak) else peak,
             foreigners=foreigners,
-            problem=_problem(look, reading),
+            problem=problem,
             obstructed_since=self.seen.obstructed_since,
         )
 
@@ -252,6 +259,7 @@ class _Watched:
             note=self._note,
             doing=doing,
             whom=whom,
+            unread_since=self._unread_since,
         )
 
 

@@ -50,7 +50,8 @@ class Premises:
         self.machine.simulated = orders.source.partition(":")[0] == SIMULATED
         self.filling = filling
         self.no_gpus = False
-        """Whether there was nothing to look at."""
+        """Whether there is nothing to look at."""
+        self._absence_told = False
         self.meter = Meter(host)
         self._occupancy = Occupancy()
         self._crew = crew
@@ -75,6 +76,8 @@ class Premises:
             return changed or wanted
         if look is None:
             return changed
+        self.no_gpus = False
+        self._absence_told = self._absence_told and not look.gpus
         self._observe(look)
         self._looked_at = time.monotonic()
         if wanted:
@@ -105,6 +108,10 @@ class Premises:
         used = self.machine.used
         found = [one.holding(used.get(one.job, {})) for one in self._crew.running()]
         return found if self.filling is None else found + self.filling.holdings(used.get(BACKGROUND, {}))
+
+    def is_without_gpus(self) -> bool:
+        """Whether this machine has none, and had none: one whose GPUs are gone has a problem."""
+        return self.no_gpus and not self.machine.known
 
     def gpus(self) -> list[SeenGpu]:
         return self.machine.gpus
@@ -147,8 +154,9 @@ class Premises:
 
     def _note_absence(self, absent: AbsentError) -> None:
         """There is nothing to look at. What was seen of GPUs that were there before says nothing any more."""
-        if not self.no_gpus:
-            self.no_gpus = True
+        self.no_gpus = True
+        if not self._absence_told:
+            self._absence_told = True
             self._tell(f"{absent}: jobs that need no GPU are run")
         self._looked_at = time.monotonic()
         nothing = Look("", self._looked_at, time.time(), (), (), Unknown(str(absent)))

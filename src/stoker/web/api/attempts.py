@@ -1,26 +1,33 @@
 """`/jobs/{job}/attempts`: every try at a job: what it printed, why it was stopped, how its batch size was found."""
 
+import codecs
+from collections import deque
+from collections.abc import AsyncIterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from stoker.overview.outputs import OutputReader, directory_of, has_output, last_lines, reader_of
+from stoker.overview.log_lines import STEP, place_of
+from stoker.overview.outputs import OutputReader, Piece, TailReader, last_lines
 from stoker.queue.model import Attempt
 from stoker.queue.store import Store
 from stoker.web.api.answers import TEXT, answer, found, problems_listed, text_listed
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
 from stoker.web.house import house_of
+from stoker.web.logs import channels_of, output_of
 from stoker.web.problems import NotFoundError
 
 router = APIRouter(tags=["attempts"])
 
 MARKDOWN: Final = "text/markdown; charset=utf-8"
 EXTENT: Final = "Stoker-Log"
+# The last lines are looked for in so much of the end: more than anybody reads, and little enough to be held in memory.
+LONGEST_END: Final = 4 * 2**20
 Number = Annotated[int, Path(ge=1, lt=2**31, description="Which attempt at the job; the first is 1.")]
 
 
@@ -61,23 +68,28 @@ async def list_attempts(request: Request, job: JobId) -> Response:
     """Where each ran, when, and how it ended."""
     house = house_of(request)
 
-    def attempts(store: Store) -> AttemptList:
+    def attempts(store: Store) -> tuple[list[Attempt], dict[str, str], dict[str, str]]:
         made = store.attempts(found(store, job).id)
         hosts = {worker.id: worker.host for worker in store.workers()}
-        causes = store.causes([attempt.id for attempt in made])
-        return AttemptList(
+        return made, hosts, store.causes([attempt.id for attempt in made])
+
+    made, hosts, causes = await house.desk.ask(attempts)
+    whole = await channels_of(request).in_thread(
+        lambda: {attempt.id for attempt in made if place_of(house.config.home, attempt) is not None}
+    )
+    return answer(
+        AttemptList(
             items=[
                 AttemptMade(
                     attempt=attempt,
                     host=hosts.get(attempt.worker),
                     cause=causes.get(attempt.id, ""),
-                    is_whole=has_output(directory_of(house.config.home, attempt)),
+                    is_whole=attempt.id in whole,
                 )
                 for attempt in made
             ]
         )
-
-    return answer(await house.desk.ask(attempts))
+    )
 
 
 @router.get(
@@ -96,23 +108,52 @@ async def get_log(
     request: Request,
     job: JobId,
     number: Number,
-    lines: Annotated[int | None, Query(ge=0, lt=2**31, description="Only the last so many lines.")] = None,
+    lines: Annotated[
+        int | None, Query(ge=0, lt=2**31, description="Only the last so many lines, of the last 4 MiB.")
+    ] = None,
 ) -> Response:
     """All of it where the job ran on the machine of this server, else its end, which the queue keeps."""
-    house = house_of(request)
-    text, is_whole = await house.desk.ask(
-        lambda store: _output(store, house.config.home, _attempt(store, job, number), lines)
-    )
-    return Response(text, headers={EXTENT: "whole" if is_whole else "end"}, media_type=TEXT)
+    house, channels = house_of(request), channels_of(request)
+    attempt = await house.desk.ask(lambda store: _attempt(store, job, number))
+    directory = await channels.in_thread(lambda: place_of(house.config.home, attempt))
+    if directory is None:
+        tail = await house.desk.ask(lambda store: store.log(attempt.id))
+        return _text(last_lines(TailReader(lambda: tail).read(), lines), "end")
+    if lines is None:
+        text = _decoded(output_of(channels, directory))
+        return StreamingResponse(text, headers={EXTENT: "whole"}, media_type=TEXT)
+    return _text(last_lines(await channels.in_thread(lambda: _end_of(directory)), lines), "whole")
 
 
-def _output(store: Store, home: FilePath, attempt: Attempt, lines: int | None) -> tuple[str, bool]:
-    reader = reader_of(store, home, attempt)
+def _text(piece: Piece, extent: str) -> Response:
+    text = (piece.finished + piece.unfinished).decode(errors="replace")
+    return Response(text, headers={EXTENT: extent}, media_type=TEXT)
+
+
+async def _decoded(output: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """It is said to be UTF-8, whatever the job wrote; a letter may be cut between two pieces."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    async for piece in output:
+        yield decoder.decode(piece)
+    yield decoder.decode(b"", final=True)
+
+
+def _end_of(directory: FilePath) -> Piece:
+    """The last part of an output, from the beginning of a line on."""
+    reader = OutputReader(directory)
+    blocks: deque[bytes] = deque()
+    size = 0
     try:
-        piece = last_lines(reader.read(), lines)
+        while True:
+            piece = reader.read(STEP)
+            blocks.append(piece.finished)
+            size += len(piece.finished)
+            while size - len(blocks[0]) >= LONGEST_END:
+                size -= len(blocks.popleft())
+            if not reader.is_behind:
+                return Piece(b"".join(blocks), piece.unfinished)
     finally:
         reader.close()
-    return (piece.finished + piece.unfinished).decode(errors="replace"), isinstance(reader, OutputReader)
 
 
 @router.get(

@@ -225,14 +225,11 @@ def _moving(store: Store, body: MoveBody) -> Verb:
 
 def _back(request: Request, store: Store, job: Job) -> Undo:
     """Beside the neighbour that it had among those of its priority; where it had none, only that matters."""
-    line = [
-        other for other in store.jobs(["queued", "held"], order="queue", limit=10_000) if other.priority == job.priority
-    ]
-    ids = [other.id for other in line]
-    if job.id in ids and len(ids) > 1:
-        at = ids.index(job.id)
-        beside = {"before": ids[at + 1]} if at + 1 < len(ids) else {"after": ids[at - 1]}
-        return _post(request, job, "move", beside)
+    before, behind = store.neighbours(job)
+    if behind is not None:
+        return _post(request, job, "move", {"before": behind})
+    if before is not None:
+        return _post(request, job, "move", {"after": before})
     return Undo(method="PATCH", path=_path(request, job), body={"priority": job.priority})
 
 

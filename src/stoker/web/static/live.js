@@ -4,7 +4,7 @@
 (() => {
   const SILENT_FOR = 40000; // milliseconds: the server says something at least every 15 s
   const AGAIN_AFTER = [500, 1000, 2000, 5000, 10000];
-  const UNSEEN_FOR = 60000; // a browser has few connections to one server: a page that nobody looks at gives its own back
+  const UNSEEN_FOR = 10000; // a browser has few connections to one server: a page that nobody looks at gives its own back
   const TOUCH_FOR = 1500; // a finger that rests longer than this reads, and does not aim
   const where = document.body.dataset.live;
   if (!where) return;
@@ -87,9 +87,15 @@
     tell();
   }
 
-  function connect() {
+  function rest() {
     clearTimeout(again);
     source?.close();
+    source = null;
+  }
+
+  function connect() {
+    rest();
+    if (document.hidden) return; // opened in the background, or left: `wake` connects
     heard = Date.now();
     source = new EventSource(where);
     source.addEventListener("open", alive);
@@ -107,7 +113,7 @@
     failures += 1;
     tell();
     // Some failures the browser mends itself; after an answer that is no stream it gives up, and we ask why.
-    if (source.readyState === EventSource.CLOSED) {
+    if (source?.readyState === EventSource.CLOSED) {
       askWhy();
       later();
     }
@@ -133,16 +139,16 @@
   function wake() {
     clearTimeout(unseen);
     if (document.hidden) {
-      unseen = setTimeout(() => source.close(), UNSEEN_FOR);
+      unseen = setTimeout(rest, UNSEEN_FOR);
       return;
     }
     Stoker.freshen();
-    if (Date.now() - heard > SILENT_FOR / 2 || source.readyState === EventSource.CLOSED) connect();
+    if (!source || Date.now() - heard > SILENT_FOR / 2 || source.readyState === EventSource.CLOSED) connect();
   }
   document.addEventListener("visibilitychange", wake);
   addEventListener("pageshow", (event) => { if (event.persisted) connect(); });
   addEventListener("online", () => connect());
-  addEventListener("pagehide", () => source.close());
+  addEventListener("pagehide", rest);
   setInterval(() => {
     flush();
     if (document.hidden || Date.now() - heard < SILENT_FOR) return;

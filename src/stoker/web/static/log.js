@@ -7,6 +7,7 @@
   const SILENT_FOR = 40000; // milliseconds: the server says something at least every 15 s
   const AGAIN_AFTER = [500, 1000, 2000, 5000, 10000];
   const LOOK_FOR_ATTEMPTS = 3000;
+  const UNSEEN_FOR = 10000; // a browser has few connections to one server: a page that nobody looks at gives its own back
   const NEAR = 40; // pixels from the bottom that count as being there
 
   function start(panel) {
@@ -26,6 +27,7 @@
     let heard = 0;
     let failures = 0;
     let again = 0;
+    let unseen = 0;
     let over = false; // the attempt has ended, and all of it is here
     let looking = 0;
     let sticks = true; // the reader is at the bottom and wants to stay there
@@ -151,7 +153,7 @@
 
     function open() {
       close();
-      if (!attempt || over) return;
+      if (!attempt || over || document.hidden) return; // what is opened in the background waits to be looked at
       heard = Date.now();
       const mine = new EventSource(`/jobs/${job}/attempts/${attempt}/log/live${mark ? `?after=${encodeURIComponent(mark)}` : ""}`);
       source = mine;
@@ -185,8 +187,13 @@
       if (document.hidden || over || !attempt) return;
       if (!source || source.readyState === EventSource.CLOSED || Date.now() - heard > SILENT_FOR) open();
     }
-    document.addEventListener("visibilitychange", awake);
+    document.addEventListener("visibilitychange", () => {
+      clearTimeout(unseen);
+      if (document.hidden) unseen = setTimeout(close, UNSEEN_FOR);
+      else awake();
+    });
     addEventListener("pageshow", awake);
+    addEventListener("pagehide", close);
     addEventListener("online", () => { if (!over && attempt) open(); });
     setInterval(awake, 5000);
 

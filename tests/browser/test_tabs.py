@@ -1,0 +1,93 @@
+"""Many tabs at once: a browser has six connections to one server, and those that nobody looks at must not keep them."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from stoker.queue import NewJob, init_queue
+from tests.support.browser import screen
+from tests.support.page_site import PageSite, page_site
+
+pytestmark = pytest.mark.timeout(60)
+TABS = 8
+# Patience on a machine that is busy with other tests; without a connection it would be for ever.
+SOON = 15_000
+# Without a screen the browser calls every page visible, so this says otherwise. `sources` are the streams of the page.
+UNSEEN = """
+window.isUnseen = true;
+Object.defineProperty(Document.prototype, 'hidden', {get: () => window.isUnseen});
+Object.defineProperty(Document.prototype, 'visibilityState', {get: () => window.isUnseen ? 'hidden' : 'visible'});
+window.look = (seen) => { window.isUnseen = !seen; document.dispatchEvent(new Event('visibilitychange')); };
+window.sources = [];
+window.EventSource = class extends EventSource { constructor(where) { super(where); window.sources.push(this); } };
+"""
+OPEN = "sources.filter(one => one.readyState !== EventSource.CLOSED).length"
+
+
+@pytest.fixture
+def jobs() -> list[str]:
+    """They run here, and have printed a line."""
+    with init_queue() as store:
+        ids = store.submit([NewJob(command="train", name=f"train {number}") for number in range(TABS)])
+        for job in ids:
+            assert store.claim(job, "w", [], 600.0) is not None
+            _output(job).parent.mkdir(parents=True)
+            _output(job).write_text("epoch 1\n")
+    return ids
+
+
+@pytest.fixture
+def site(jobs: list[str]) -> Iterator[PageSite]:
+    with page_site("serve", "--port", "0") as started:
+        yield started
+
+
+def test_tabs_that_nobody_looks_at_leave_the_connections_to_the_others(
+    browser: Browser, site: PageSite, jobs: list[str]
+) -> None:
+    with screen(browser, "desk") as shown:
+        page = shown.page
+        page.goto(f"{site.address}/login#{site.token}")
+        expect(page.locator("#health-headline")).to_be_visible(timeout=SOON)
+        page.goto("about:blank")
+        behind = [_tab(page, f"{site.address}/jobs/{job}") for job in jobs]
+        for tab in behind:
+            tab.wait_for_load_state("domcontentloaded")
+        assert [tab.evaluate(OPEN) for tab in behind] == [0] * TABS
+        page.goto(f"{site.address}/jobs/{jobs[0]}")
+        expect(page.get_by_role("log")).to_contain_text("epoch 1", timeout=SOON)
+        behind[1].evaluate("look(true)")
+        expect(behind[1].get_by_role("log")).to_have_text("epoch 1", timeout=SOON)
+        _comes_back(behind[1], _output(jobs[1]))
+        assert shown.complaints == []
+
+
+def _comes_back(tab: Page, output: Path) -> None:
+    """Left for a while, it gives back what it has; then it goes on where it was."""
+    assert tab.evaluate(OPEN) == 2
+    tab.clock.install()
+    tab.evaluate("look(false)")
+    tab.clock.fast_forward(9_000)
+    assert tab.evaluate(OPEN) == 2
+    tab.clock.fast_forward(2_000)
+    assert tab.evaluate(OPEN) == 0
+    with output.open("a") as file:
+        file.write("epoch 2\n")
+    tab.evaluate("look(true)")
+    expect(tab.get_by_role("log").locator(".log-line")).to_have_text(["epoch 1", "epoch 2"], timeout=SOON)
+    assert tab.evaluate("sources.some(one => one.url.includes('/log/live?after='))")
+    assert tab.evaluate(OPEN) == 2
+
+
+def _tab(beside: Page, address: str) -> Page:
+    tab = beside.context.new_page()
+    tab.add_init_script(UNSEEN)
+    tab.goto(address, wait_until="commit")
+    return tab
+
+
+def _output(job: str) -> Path:
+    return Path(os.environ["STOKER_HOME"]) / "attempts" / f"{job}-1" / "output"

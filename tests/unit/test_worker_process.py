@@ -1,0 +1,42 @@
+"""The worker beside the page: it comes back, whatever it dies of."""
+
+import subprocess
+import threading
+
+from stoker.cli.worker_process import WorkerProcess
+from tests.support.waiting import wait_for
+
+
+class NoPauses(threading.Event):
+    """Remembers for how long it was to be waited, and does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.asked.append(timeout)
+        return self.is_set()
+
+
+class ShortLived(WorkerProcess):
+    """Its workers end at once, except the last of so many."""
+
+    def __init__(self, lives: int) -> None:
+        self.lives = lives
+        self.told: list[str] = []
+        super().__init__((), {}, self.told.append)
+        self.pauses = NoPauses()
+        self._ending = self.pauses
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        self.lives -= 1
+        return subprocess.Popen(["false"] if self.lives else ["sleep", "600"])
+
+
+def test_a_worker_that_dies_at_once_is_tried_again_after_longer_and_longer_and_told_of_once() -> None:
+    with ShortLived(7) as keeper:
+        wait_for(lambda: keeper.lives == 0, deadline=20.0, named="the worker that stays")
+    assert keeper.pauses.asked == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    assert keeper.told == ["the worker ended with code 1 soon after its start: it is tried again until it stays"]
+    assert keeper._process.returncode == -15
