@@ -57,6 +57,7 @@ __all__ = [
     "open_queue",
     "queue_address",
     "queue_version",
+    "warm_up",
 ]
 
 
@@ -77,6 +78,11 @@ def open_queue(url: str | None = None, patience: float | None = None) -> Store:
         driver.close()
         raise
     return Store(driver)
+
+
+def warm_up(url: str | None) -> None:
+    """Loads all that opening this queue takes, so that it can be opened after Stoker's files were replaced."""
+    _driver(queue_address(url)).close()
 
 
 def init_queue(url: str | None = None) -> Store:

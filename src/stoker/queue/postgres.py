@@ -51,7 +51,7 @@ class PostgresDriver:
         self._psycopg = psycopg
         self._address = address
         self._patience = patience
-        own = sections("queries_postgres.sql") | sections("queries.sql")
+        own = {**sections("queries_postgres.sql"), **sections("queries.sql")}
         self._statements = {
             name: _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")) for name, text in translated(own, own).items()
         }

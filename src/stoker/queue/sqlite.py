@@ -27,7 +27,7 @@ class SqliteDriver:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        own = sections("queries_sqlite.sql") | sections("queries.sql")
+        own = {**sections("queries_sqlite.sql"), **sections("queries.sql")}
         self._statements = translated(own, own)
         self._scripts = {name: script(self._statements[name]) for name in SCRIPTS}
         self._connection: sqlite3.Connection | None = None

@@ -1,5 +1,6 @@
 """The queue's SQL: kept in `.sql` files under `-- name --` headers, read once and translated to a dialect."""
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,8 +9,9 @@ _HEADER = re.compile(r"^-- (.+) --$", re.MULTILINE)
 _MACRO = re.compile(r"\{(\w+)(?: (\w+))?\}")
 
 
-def sections(file: str) -> dict[str, str]:
-    """The text under each header."""
+@functools.cache
+def sections(file: str) -> Mapping[str, str]:
+    """The text under each header. Read once: an upgrade may put another file there while this program runs."""
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     _preamble, *parts = _HEADER.split(text)
     return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}

@@ -5,6 +5,7 @@ everything imported that an attendant needs, and does nothing else. Attendants a
 nursery and the worker.
 """
 
+import contextlib
 import gc
 import importlib
 import os
@@ -14,11 +15,20 @@ import socket
 from typing import Final
 
 from stoker.errors import StokerError
+from stoker.queue import warm_up
 from stoker.runs.syscalls import set_name
 from stoker.worker.attendant import run_and_leave
 from stoker.worker.messages import Channel
 
 _ANOTHER: Final = b"a"
+# Besides what the attendant imports at its top: how jobs are started, stopped and explained, and outcomes delivered.
+_NEEDED: Final = (
+    "subprocess",
+    "stoker.fit.oom",
+    "stoker.runs.inquest",
+    "stoker.worker.delivery",
+    "stoker.worker.worktree",
+)
 # A fork of a process of this size takes milliseconds, also on a machine that is busy.
 _PATIENCE: Final = 10.0
 
@@ -26,14 +36,14 @@ _PATIENCE: Final = 10.0
 class Nursery:
     """The worker's side: asks for attendants, and gets a line to each."""
 
-    def __init__(self) -> None:
-        """For a process of one thread, without connections that a fork would break."""
+    def __init__(self, queue: str | None) -> None:
+        """For a process of one thread, without connections that a fork would break. `queue`: where outcomes go."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         gc.freeze()
         self._pid = os.fork()
         if self._pid == 0:
             mine.close()
-            _rear(its)
+            _rear(its, queue)
         its.close()
         # Said of the line itself: Python 3.11 does not pass flags on when descriptors are received.
         mine.setblocking(False)
@@ -84,7 +94,7 @@ class Nursery:
         os.waitpid(self._pid, 0)
 
 
-def _rear(line: socket.socket) -> None:
+def _rear(line: socket.socket, queue: str | None) -> None:
     """The life of the nursery: never returns."""
     try:
         os.setsid()
@@ -96,12 +106,23 @@ def _rear(line: socket.socket) -> None:
         quiet = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1) if os.environ.get("STOKER_DEBUG") else (0, 1, 2):
             os.dup2(quiet, descriptor)
-        # What guardians start jobs with: imported once, here, and shared by all of them.
-        importlib.import_module("subprocess")
+        _learn(queue)
         while line.recv(16):
             _fork_one(line)
     finally:
         os._exit(0)
+
+
+def _learn(queue: str | None) -> None:
+    """Loads what attendants and guardians may need in all their lives, once, and shared by all of them.
+
+    An upgrade replaces Stoker's files while jobs run: who loaded half of it from the old files and half from the new
+    ones could not bring an outcome to the queue, nor renew a lease.
+    """
+    for module in _NEEDED:
+        importlib.import_module(module)
+    with contextlib.suppress(StokerError):  # the worker itself says what is wrong with it
+        warm_up(queue)
 
 
 def _fork_one(line: socket.socket) -> None:
