@@ -224,6 +224,13 @@ def test_a_worker_that_cannot_see_its_gpus_may_have_enough() -> None:
     assert why.sentence.endswith("it is next; on gpu-box: the driver does not answer")
 
 
+def test_where_no_gpu_was_found_the_worker_says_where_it_looked_and_it_hides_nothing_of_the_others() -> None:
+    wanted = job(gpus=3)
+    bare = worker("cpu-box", gpus=0, absent=True, waiting={wanted.id: "waits for 3 GPUs: no driver is loaded"})
+    assert explain(wanted, around(bare)).sentence == "on cpu-box: waits for 3 GPUs: no driver is loaded"
+    assert "no worker has more than 2 (gpu-box)" in explain(wanted, around(bare, worker())).sentence
+
+
 def test_a_job_without_gpus_is_never_too_large() -> None:
     assert explain(job(gpus=0), around(worker(gpus=0))).kind == "next"
 

@@ -205,8 +205,12 @@ def _word_of(worker: Worker, job: str) -> str:
 
 
 def _too_large(job: Job, there: Sequence[Worker]) -> Why | None:
-    """More than any machine has. A worker that cannot see its GPUs might have enough of them."""
-    if not job.gpus or any(worker.view.problem for worker in there):
+    """More than any machine has. A worker that cannot see its GPUs might have enough of them.
+
+    Where no worker found any GPU, they say themselves where they looked.
+    """
+    blind = any(worker.view.problem for worker in there) or all(worker.view.absent for worker in there)
+    if not job.gpus or blind:
         return None
     largest = max(there, key=lambda worker: len(worker.view.gpus))
     most = len(largest.view.gpus)

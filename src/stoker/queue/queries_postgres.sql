@@ -52,7 +52,8 @@ NOTIFY stoker
 LISTEN stoker
 
 -- is there a queue --
-SELECT to_regclass('stoker_queue') IS NOT NULL, to_regclass('stoker_steps') IS NOT NULL
+SELECT count(*) FILTER (WHERE oid = to_regclass('stoker_queue')), count(*) FILTER (WHERE oid = to_regclass('stoker_steps'))
+FROM pg_catalog.pg_class WHERE oid IN (to_regclass('stoker_queue'), to_regclass('stoker_steps'))
 
 -- alone --
 SELECT pg_advisory_xact_lock(7528433)
