@@ -65,6 +65,14 @@ class FilledSite:
         assert len(self.noted("start")) == count
         return {given: int(pid) for pid, given in self.noted("start")}
 
+    def wait_until_told(self) -> None:
+        """The worker knows of it, too: a job that comes in the moment of its start would be given the GPU beside it."""
+        wait_for(
+            lambda: any(gpu.doing == "background" for worker in self.site.store.workers() for gpu in worker.view.gpus),
+            deadline=PATIENCE,
+            named="a background program that the worker knows of",
+        )
+
     def asked_to_end(self) -> set[int]:
         return {int(pid) for (pid,) in self.noted("term")}
 
@@ -155,6 +163,7 @@ def test_a_job_that_waits_for_a_program_to_leave_says_so(filled: FilledSite) -> 
     filled.program("trap '' TERM\n" + MINER.replace("trap '", ": '").replace("sleep 1000 & wait $!", "exec sleep 1000"))
     filled.work()
     (pid,) = filled.miners(1).values()
+    filled.wait_until_told()
     job = site.submit("true", gpus=1)
     why = site.wait_for_why(job, "GPU 0")
     assert "background" in why

