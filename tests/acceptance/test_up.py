@@ -20,6 +20,9 @@ def test_a_job_from_the_page_runs_here(tmp_path: Path) -> None:
         job = made.json()["jobs"][0]["id"]
         wait_for(lambda: client.get(f"/api/v1/jobs/{job}").json()["state"] == "succeeded", deadline=30)
         assert "hello from GPU" in client.get(f"/api/v1/jobs/{job}/attempts/1/log").text
+        log = tmp_path / "stoker-home" / "work.log"
+        assert f"{job}: started on GPU 0" in log.read_text()
+        assert log.stat().st_mode & 0o777 == 0o600
         worker = list(descendants(site.process.pid))
         assert worker
         assert site.end() == 0

@@ -2,6 +2,7 @@
 
 import subprocess
 import threading
+from pathlib import Path
 
 from stoker.cli.worker_process import WorkerProcess
 from tests.support.waiting import wait_for
@@ -22,10 +23,10 @@ class NoPauses(threading.Event):
 class ShortLived(WorkerProcess):
     """Its workers end at once, except the last of so many."""
 
-    def __init__(self, lives: int) -> None:
+    def __init__(self, lives: int, log: Path) -> None:
         self.lives = lives
         self.told: list[str] = []
-        super().__init__((), {}, self.told.append)
+        super().__init__((), {}, log, self.told.append)
         self.pauses = NoPauses()
         self._ending = self.pauses
 
@@ -34,9 +35,15 @@ class ShortLived(WorkerProcess):
         return subprocess.Popen(["false"] if self.lives else ["sleep", "600"])
 
 
-def test_a_worker_that_dies_at_once_is_tried_again_after_longer_and_longer_and_told_of_once() -> None:
-    with ShortLived(7) as keeper:
+def test_a_worker_that_dies_at_once_is_tried_again_after_longer_and_longer_and_told_of_once(tmp_path: Path) -> None:
+    log = tmp_path / "work.log"
+    log.write_text("12:00:00 at work\nstoker: a worker is there already\n\n")
+    with ShortLived(7, log) as keeper:
         wait_for(lambda: keeper.lives == 0, deadline=20.0, named="the worker that stays")
     assert keeper.pauses.asked == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
-    assert keeper.told == ["the worker ended with code 1 soon after its start: it is tried again until it stays"]
+    (told,) = keeper.told
+    assert (
+        told
+        == "the worker ended with code 1 soon after its start (stoker: a worker is there already): it is tried again"
+    )
     assert keeper._process.returncode == -15

@@ -86,8 +86,9 @@ def _serve(
     from stoker.web.listening import listening_socket
 
     listener = listening_socket(config)
-
-    with around or nullcontext(), WorkerProcess(options, environment, tell), meanwhile or nullcontext():
+    log = config.home / "work.log"
+    with around or nullcontext(), WorkerProcess(options, environment, log, tell), meanwhile or nullcontext():
+        sys.stdout.write(f"The worker is at work; what it does is on the page, and in {log}\n")
         run_page(config, listener)
 
 
