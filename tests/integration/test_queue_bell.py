@@ -11,21 +11,11 @@ import pytest
 
 from stoker.queue import Bell, Finding, NewJob, Store, Usage, View, init_queue, open_queue
 from stoker.queue.pace import SECONDS_BETWEEN, Pace
+from tests.support.either_queue import queue, url
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import wait_for
 
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_url"))
-    return str(tmp_path / "queue.db")
-
-
-@pytest.fixture
-def queue(url: str) -> Iterator[Store]:
-    with init_queue(url) as opened:
-        yield opened
+__all__ = ["queue", "url"]
 
 
 @pytest.fixture
