@@ -21,6 +21,7 @@ from stoker.gpus.prober import Prober
 from stoker.runs.descriptors import close_all_but
 from stoker.runs.processes import descends
 from stoker.worker.capacity import BACKGROUND, Holding, Want
+from stoker.worker.grants import Grants
 from stoker.worker.orders import Orders
 
 _LONGEST: Final = 65536
@@ -46,6 +47,7 @@ class Filling:
         self._since: dict[str, float] = {}
         self._programs: dict[str, str] = {}
         self._granted: frozenset[str] | None = None
+        self._grants = Grants()
         self._dead = False
 
     def fileno(self) -> int:
@@ -56,6 +58,12 @@ class Filling:
     def occupied(self) -> frozenset[str]:
         """The uuids of the GPUs on which a background program runs."""
         return frozenset(self._since)
+
+    @property
+    def reach(self) -> frozenset[str]:
+        """The same, with those on which one may be starting at this moment: a GPU that was taken back is free when the
+        filler has said that it knows."""
+        return self.occupied | self._grants.possible
 
     def attend(self) -> bool:
         """Hears what the filler says; whether that changed anything."""
@@ -72,9 +80,11 @@ class Filling:
                 self._dead = True
                 self._since.clear()
                 self._programs.clear()
+                self._grants.end()
                 self._tell("what fills idle GPUs has ended: they stay idle until the next `stoker work --fill`")
                 break
-            self._programs = msgspec.msgpack.decode(packet, type=dict[str, str])
+            heard, self._programs = msgspec.msgpack.decode(packet, type=tuple[int, dict[str, str]])
+            self._grants.heard(heard)
             self._since = {uuid: self._since.get(uuid, time.monotonic()) for uuid in self._programs}
         return changed
 
@@ -94,16 +104,16 @@ class Filling:
 
         `used`: the bytes that background programs really use on each GPU; None when nobody can tell.
         """
-        granted = self._granted or frozenset()
+        granted, moment = self._granted or frozenset(), time.monotonic()
         return [
             Holding(
                 Want(self.name_on(uuid), 1, _LAST, priority=-_LAST, preemptible=True, background=True),
                 (uuid,),
-                since,
+                self._since.get(uuid, moment),
                 used=used,
                 stopping=uuid not in granted,
             )
-            for uuid, since in self._since.items()
+            for uuid in sorted(self.reach)
         ]
 
     def grant(self, uuids: Iterable[str]) -> None:
@@ -111,8 +121,9 @@ class Filling:
         wanted = frozenset(uuids)
         if wanted != self._granted and not self._dead:
             self._granted = wanted
+            number = self._grants.give(wanted)
             with contextlib.suppress(OSError):
-                self._line.send(msgspec.msgpack.encode(sorted(wanted)), socket.MSG_NOSIGNAL)
+                self._line.send(msgspec.msgpack.encode((number, sorted(wanted))), socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
         """Its programs end with it."""
@@ -142,30 +153,32 @@ def _fill(
 
 def _follow(line: socket.socket, filler: Filler) -> None:
     """Does as it is told until the worker is gone, and leaves nothing behind."""
-    told: dict[str, str] | None = None
-    listening = True
-    while listening or filler.busy:
-        filler.wait([line.fileno()] if listening else [])
+    told: tuple[int, dict[str, str]] | None = None
+    heard: int | None = 0
+    while heard is not None or filler.busy:
+        filler.wait([line.fileno()] if heard is not None else [])
         filler.heed_signals()
-        if listening:
-            listening = _heed(line, filler)
+        if heard is not None:
+            heard = _heed(line, filler, heard)
         filler.step()
-        if listening and told != (occupants := filler.occupants()):
-            told = occupants
+        # After that step: a program that was about to start on a GPU that was taken back is among them, or never comes.
+        if heard is not None and told != (news := (heard, filler.occupants())):
+            told = news
             with contextlib.suppress(OSError):
-                line.send(msgspec.msgpack.encode(occupants), socket.MSG_NOSIGNAL)
+                line.send(msgspec.msgpack.encode(news), socket.MSG_NOSIGNAL)
 
 
-def _heed(line: socket.socket, filler: Filler) -> bool:
-    """Whether the worker is still there."""
+def _heed(line: socket.socket, filler: Filler, heard: int) -> int | None:
+    """The number of the last grant; None when the worker is gone."""
     while True:
         try:
             packet = line.recv(_LONGEST, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return True
+            return heard
         except OSError:
             packet = b""
         if not packet:
             filler.end()
-            return False
-        filler.grant(msgspec.msgpack.decode(packet, type=frozenset[str]))
+            return None
+        heard, granted = msgspec.msgpack.decode(packet, type=tuple[int, frozenset[str]])
+        filler.grant(granted)

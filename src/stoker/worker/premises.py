@@ -139,7 +139,7 @@ class Premises:
         if self.filling is None:
             return
         held = {uuid for one in self._crew.engaged.values() for uuid in one.assignment.gpus}
-        wanted = {uuid for uuid in self.filling.occupied if self.filling.name_on(uuid) in victims}
+        wanted = {uuid for uuid in self.filling.reach if self.filling.name_on(uuid) in victims}
         # Once asked for, a GPU is not given back before the program on it is gone.
         wanted |= {holding.gpus[0] for holding in self.filling.holdings({}) if holding.stopping}
         self.filling.grant(uuid for uuid in self.machine.known if uuid not in held | wanted)

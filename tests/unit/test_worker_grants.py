@@ -1,0 +1,36 @@
+"""A GPU that was lent to background programs is free again when the filler has said so, not when it was told."""
+
+from stoker.worker.grants import Grants
+
+BOTH, ONE, NONE = frozenset({"a", "b"}), frozenset({"a"}), frozenset[str]()
+
+
+def test_a_gpu_that_is_taken_back_may_be_in_use_until_that_was_heard() -> None:
+    grants = Grants()
+    first = grants.give(BOTH)
+    grants.heard(first)
+    assert grants.possible == BOTH
+    second = grants.give(ONE)
+    assert grants.possible == BOTH
+    grants.heard(first)
+    assert grants.possible == BOTH
+    grants.heard(second)
+    assert grants.possible == ONE
+
+
+def test_an_answer_to_the_last_of_several_answers_all() -> None:
+    grants = Grants()
+    grants.give(BOTH)
+    grants.give(ONE)
+    last = grants.give(NONE)
+    assert grants.possible == BOTH
+    grants.heard(last)
+    assert grants.possible == NONE
+    assert grants.give(ONE) > last
+
+
+def test_without_a_filler_nothing_starts() -> None:
+    grants = Grants()
+    grants.give(BOTH)
+    grants.end()
+    assert grants.possible == NONE
