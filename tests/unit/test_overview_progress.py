@@ -21,6 +21,22 @@ BARS: dict[str, tuple[str, float | None, float | None, str]] = {
         "Epoch 3:  32%|███▏      | 317/1000 [02:11<04:40,  2.44it/s, v_num=0, train_loss=0.310]",
         0.317, 280.0, "Epoch 3: 317/1000 [02:11<04:40, 2.44it/s, v_num=0, train_loss=0.310]",
     ),
+    "tqdm of one epoch of several": (
+        "Epoch 3/10:  32%|███▏      | 317/1000 [02:11<04:40,  2.44it/s]",
+        0.2317, 280.0 + 7 * 411, "Epoch 3/10: 317/1000 [02:11<04:40, 2.44it/s]",
+    ),
+    "tqdm of the last epoch": (
+        "Epoch 10/10:  50%|█████     | 5/10 [00:10<00:10,  2.00s/it]",
+        0.95, 10.0, "Epoch 10/10: 5/10 [00:10<00:10, 2.00s/it]",
+    ),
+    "an epoch that counts from zero": (
+        "Epoch 0/9:  50%|█████     | 5/10 [00:10<00:10,  2.00s/it]",
+        0.05, 10.0 + 9 * 20, "Epoch 0/9: 5/10 [00:10<00:10, 2.00s/it]",
+    ),
+    "keras below its epoch": (
+        "Epoch 3/4\n 50/100 [=====>......] - ETA: 30s - loss: 0.31",
+        0.625, 30.0 + 60.0, "50/100 - ETA: 30s - loss: 0.31",
+    ),
     "tqdm that has just begun": (
         "  0%|          | 0/1000 [00:00<?, ?it/s]", 0.0, None, "0/1000 [00:00<?, ?it/s]",
     ),
@@ -59,7 +75,7 @@ BARS: dict[str, tuple[str, float | None, float | None, str]] = {
     "rich that does not know how long": ("Working... ━━━━━━━━━━━━━━ 0% -:--:--", 0.0, None, "Working... 0% -:--:--"),
     "rich of Lightning": (
         "Epoch 3/9  ━━━━━╸━━━━━━━━━━ 317/1000 0:02:11 • 0:04:40 2.44it/s v_num: 0 train_loss: 0.31",
-        0.317, 280.0, "Epoch 3/9 317/1000 0:02:11 • 0:04:40 2.44it/s v_num: 0 train_loss: 0.31",
+        2.317 / 9, 280.0 + 6 * 411, "Epoch 3/9 317/1000 0:02:11 • 0:04:40 2.44it/s v_num: 0 train_loss: 0.31",
     ),
     "pip": (
         "   ━━━━━━━━━━━╸━━━━━━━━━━ 45.2/100.0 MB 4.1 MB/s eta 0:00:12",
@@ -84,8 +100,8 @@ BARS: dict[str, tuple[str, float | None, float | None, str]] = {
     "a step of so many": ("iteration 317 of 1000, loss 0.31", 0.317, None, "iteration 317 of 1000, loss 0.31"),
     "steps behind the count": ("317/1000 steps, eta 4m40s", 0.317, 280.0, "317/1000 steps, eta 4m40s"),
     "an epoch": ("Epoch 3/10", 0.3, None, "Epoch 3/10"),
-    "the steps of an epoch": ("Epoch 3/10: 317/1000 loss=0.31", 0.317, None, "Epoch 3/10: 317/1000 loss=0.31"),
-    "epoch and step in brackets": ("Epoch [3/10], Step [317/1000], Loss: 0.3100", 0.317, None,
+    "the steps of an epoch": ("Epoch 3/10: 317/1000 loss=0.31", 0.2317, None, "Epoch 3/10: 317/1000 loss=0.31"),
+    "epoch and step in brackets": ("Epoch [3/10], Step [317/1000], Loss: 0.3100", 0.2317, None,
                                    "Epoch [3/10], Step [317/1000], Loss: 0.3100"),
     "epoch and batch in brackets": ("Epoch: [3][ 317/1000]\tTime  0.310 (0.320)\tLoss 3/4", 0.317, None,
                                     "Epoch: [3][ 317/1000] Time 0.310 (0.320) Loss 3/4"),

@@ -5,7 +5,7 @@ percentage in brackets. `loss 3/4`, a date or a version is none.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from stoker.overview.model import Progress
@@ -80,8 +80,11 @@ _SIGNS: Final = (
 # How much longer it takes, the surest first.
 _REMAINING: Final = (
     _of(rf"\b(?:eta|remaining)\b[ :=]*(?P<remaining>{_TIME}|{_UNITS})"),
-    _of(rf"{_TIME} *[•·] *(?P<remaining>{_TIME})"),
+    _of(rf"(?P<elapsed>{_TIME}) *[•·] *(?P<remaining>{_TIME})"),
 )
+# A bar within an epoch is not the whole: `Epoch 3/10: 317/1000`, or the epoch on a line of its own above it.
+_EPOCH: Final = _of(r"\bepochs?\b[ :=]*[\[(]?[ ]*(?P<epoch>\d{1,6}) ?/ ?(?P<epochs>\d{1,6})(?![\w/.:]*\d)")
+_EPOCH_ALONE: Final = _of(rf"^\W*{_EPOCH.pattern}[\W]*$")
 _BEHIND_BAR: Final = _of(rf"(?:{_MARK}|{_MARK} *\d{{1,3}}(?:\.\d+)?%) +(?P<remaining>{_TIME}|\d{{1,6}}s)(?! *[•·])")
 _ONE_UNIT: Final = _of(r"(\d{1,6}(?:\.\d{1,3})?) ?([dhms])")
 _PERCENT_BESIDE_BAR: Final = re.compile(
@@ -95,24 +98,75 @@ class _Sign(NamedTuple):
     fraction: float | None
     has_count: bool
     remaining: str | None
+    elapsed: str | None = None
+    start: int = 0
+    """Where in its line its own figures begin."""
+
+
+class _Part(NamedTuple):
+    """What the bar itself tells, of one epoch if there are several."""
+
+    fraction: float | None
+    remaining: float | None
+    elapsed: float | None
 
 
 def progress_in(text: str) -> Progress | None:
     """The last that the text tells, or None when it tells of none."""
     lines = [line for line in harmless(text).split("\n") if line.strip()]
-    for line in reversed(lines[-_MOST_LINES:]):
+    recent = lines[-_MOST_LINES:]
+    for number, line in reversed(list(enumerate(recent))):
         if len(line) <= _LONGEST_LINE and _COULD_BE.search(line):
             plain = _DRAWING.sub(f" {_MARK} ", line)
             if (sign := _sign_in(plain)) is not None:
-                return Progress(fraction=sign.fraction, text=_figures(plain, sign), remaining=_remaining(plain, sign))
+                part = _Part(sign.fraction, *_times(plain, sign))
+                epoch = _epoch_of(plain, sign, recent[:number])
+                fraction, remaining = part[:2] if epoch is None else _of_all(part, *epoch)
+                return Progress(fraction=fraction, text=_figures(plain, sign), remaining=remaining)
     return None
+
+
+def _epoch_of(line: str, sign: _Sign, above: Sequence[str]) -> tuple[int, int] | None:
+    """Which epoch of how many the bar is of, where that is told; None when it is not, or is all that is told."""
+    found = _EPOCH.search(line)
+    if found is None:
+        if _of_epochs(line):
+            return None
+        alone = (_EPOCH_ALONE.match(other) for other in reversed(above) if len(other) <= _LONGEST_TEXT)
+        found = next(filter(None, alone), None)
+    elif found.end() > sign.start:
+        return None
+    if found is None:
+        return None
+    epoch, epochs = int(found["epoch"]), int(found["epochs"])
+    return (epoch, epochs) if epoch <= epochs and epochs > 0 else None
+
+
+def _of_epochs(line: str) -> bool:
+    return re.search(r"\bepochs?\b", line, re.IGNORECASE) is not None
+
+
+def _of_all(part: _Part, epoch: int, epochs: int) -> tuple[float | None, float | None]:
+    """How far it is with all epochs, and how much longer they take if each takes as long as this one."""
+    # Most count from one. Who counts from zero is told from them only in the first, and is one short after that.
+    done, total = (epoch - 1, epochs) if epoch else (0, epochs + 1)
+    if part.fraction is None:
+        return None, None
+    remaining, left = part.remaining, total - done - 1
+    if remaining is not None and left:
+        if part.elapsed is not None:
+            remaining += left * (part.elapsed + remaining)
+        else:
+            remaining = remaining + left * remaining / (1 - part.fraction) if part.fraction < 1 else None
+    return (done + part.fraction) / total, remaining
 
 
 def _sign_in(line: str) -> _Sign | None:
     for pattern in _SIGNS:
         for found in reversed(list(pattern.finditer(line))):
             if (sign := _understood(found.groupdict())) is not None:
-                return sign
+                start = found.start("done") if "done" in pattern.groupindex and found["done"] else found.start()
+                return sign._replace(elapsed=found.groupdict().get("elapsed"), start=start)
     return None
 
 
@@ -142,17 +196,18 @@ def _amount(number: str, scale: str | None) -> float:
     return float(number.replace(",", "")) * _SCALES[(scale or "").upper()]
 
 
-def _remaining(line: str, sign: _Sign) -> float | None:
-    """None also where all is counted: the last epoch is announced when it begins."""
+def _times(line: str, sign: _Sign) -> tuple[float | None, float | None]:
+    """What remains, None also where all is counted (a last epoch is announced when it begins); and what has passed."""
     if sign.remaining is not None:
-        return _seconds(sign.remaining)
+        return _seconds(sign.remaining), None if sign.elapsed is None else _seconds(sign.elapsed)
     found = next(filter(None, (pattern.search(line) for pattern in _REMAINING)), None)
     if found is not None:
-        return _seconds(found["remaining"])
+        elapsed = found.groupdict().get("elapsed")
+        return _seconds(found["remaining"]), None if elapsed is None else _seconds(elapsed)
     beside = _BEHIND_BAR.search(line)
     seconds = None if beside is None else _seconds(beside["remaining"])
     # Behind a full bar some write how long it took.
-    return None if seconds and sign.fraction == 1.0 else seconds
+    return (None if seconds and sign.fraction == 1.0 else seconds), None
 
 
 def _seconds(text: str) -> float | None:
