@@ -23,7 +23,17 @@ HELPER = "stoker.gpus.helper"
 
 def helpers() -> list[psutil.Process]:
     """The helper processes that this test started, ended ones that nobody reaped included."""
-    return [p for p in psutil.Process().children() if p.status() == psutil.STATUS_ZOMBIE or HELPER in str(p.cmdline())]
+    return [child for child in psutil.Process().children() if _is_helper(child)]
+
+
+def _is_helper(process: psutil.Process) -> bool:
+    """Also one that has ended and was not waited for: of that its command cannot be read any more."""
+    try:
+        return HELPER in str(process.cmdline())
+    except psutil.ZombieProcess:
+        return True
+    except psutil.NoSuchProcess:
+        return False
 
 
 def problem(look: Look) -> str:
