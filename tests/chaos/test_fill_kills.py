@@ -21,7 +21,7 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
-KILLS = int(os.environ.get("CHAOS_KILLS") or 12)
+KILLS = int(os.environ.get("CHAOS_KILLS") or 6)
 # From the start of the interpreter until some time after every program runs.
 LONGEST_LIFE = 1.6
 GPUS = 3
