@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, expect
 
 from tests.support.browser import SIZES, Screen, screen
-from tests.support.page_site import PageSite, page_site
+from tests.support.page_site import PageSite, page_site, stop_jobs
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
@@ -25,6 +25,7 @@ HANGS = {"window": 2.0, "below": 0.05, "after": 1.0, "every": 0.5}
 def site(tmp_path: Path) -> Iterator[PageSite]:
     with page_site("up", "--port", "0", STOKER_GPUS=f"sim:2@{tmp_path}/gpus") as started:
         yield started
+        stop_jobs(tmp_path / "stoker-home")
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -14,6 +14,9 @@ from typing import Any
 
 import httpx
 
+from stoker.queue import open_queue
+from tests.support.waiting import wait_for
+
 # Everything is compiled and imported within a few seconds, also on a machine that is busy.
 PATIENCE = 40.0
 
@@ -67,6 +70,13 @@ class PageSite:
             for line in lines:
                 self.said.append(line)
                 self._lines.put(line)
+
+
+def stop_jobs(home: Path) -> None:
+    """Those that a page's worker runs would go on without it."""
+    with open_queue(str(home / "queue.db")) as store:
+        store.cancel(job.id for job in store.jobs(states=["queued", "held", "running"], limit=1000))
+        wait_for(lambda: not store.running(), deadline=PATIENCE, named="the end of its jobs")
 
 
 @contextlib.contextmanager
