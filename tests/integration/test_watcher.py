@@ -127,7 +127,7 @@ def test_a_gpu_that_cannot_be_read_is_not_idle_however_long(trouble: Unknown | A
     prober = Scripted(0.0, *[trouble] * 12, 0.0)
     code, _said = watch(prober, Scribe("it", log))
     assert (code, log) == (124, ["it"])
-    # Twelve looks that saw nothing, one that began the window after them and one that ended it; on a busy machine no more.
+    # Twelve looks that saw nothing, then one that began the window and one that ended it: on a busy machine no more.
     assert prober.looks >= 12 + 2
 
 
