@@ -110,8 +110,9 @@ def test_a_signal_ends_it_although_pages_listen() -> None:
         (["--queue", "postgresql://nobody@127.0.0.1:1/none"], "127.0.0.1"),
     ],
 )
-def test_bad_input_is_one_sentence_and_nothing_listens(arguments: list[str], sentence: str) -> None:
+def test_bad_input_is_one_sentence_and_nothing_listens(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     done = stoker("serve", *arguments)
+    assert not (tmp_path / "stoker-home" / "queue.db").exists()
     assert done.code != 0
     assert sentence in done.err
     assert done.err.count("\n") <= 3

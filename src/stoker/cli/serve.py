@@ -21,10 +21,10 @@ def command(page: dict[str, Any], queue_url: str | None) -> int:
     from stoker.cli.notifying import notifying
 
     config = page_config(page, queue_url_of(queue_url))
-    opened_or_created(queue_url).close()
     from stoker.web.listening import listening_socket
 
     listener = listening_socket(config)
+    opened_or_created(queue_url).close()
 
     with until_signalled(), notifying(config, tell):
         run_page(config, listener)
