@@ -1,0 +1,8 @@
+"""Events for pages: whatever a job's text has in it, it stays the data of one event."""
+
+from stoker.web.showcase import event
+
+
+def test_no_line_end_of_any_kind_begins_another_field() -> None:
+    told = event("running", "one\revent: forged\r\n\rdata: two\n")
+    assert told == "event: running\ndata: one\ndata: event: forged\ndata: \ndata: data: two\ndata: \n\n"
