@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(what: Callable[[], T | None], *, deadline: float = 10.0, named: str = "the event") -> T:
+def wait_for(what: Callable[[], T | None], *, deadline: float = 60.0, named: str = "the event") -> T:
     """The first true answer of `what`; fails the test when there is none in time."""
     ends = time.monotonic() + deadline
     while not (answer := what()):

@@ -9,7 +9,7 @@ from stoker.version import __version__
 from stoker.web import api, entry, health, live, logs, metrics, pages, problems, statics
 from stoker.web.house import House
 from stoker.web.pages.trouble import trouble_page
-from stoker.web.showcase import JobShowcase, Showcase
+from stoker.web.showcase import Looks, Showcase
 
 
 def create_app(house: House) -> FastAPI:
@@ -26,7 +26,7 @@ def create_app(house: House) -> FastAPI:
     )
     app.state.house = house
     app.state.showcase = Showcase()
-    app.state.job_showcase = JobShowcase()
+    app.state.looks = Looks()
     problems.install(app, trouble_page)
     for part in (api, metrics, health, pages, live, logs, entry):
         app.include_router(part.router)

@@ -13,8 +13,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import StreamingResponse
 
 from stoker.errors import BadInputError, StokerError
+from stoker.overview import detail
 from stoker.web.house import House, house_of, visitor_of
-from stoker.web.showcase import Events, JobShowcase, Showcase, event
+from stoker.web.pages.job_list import Listing
+from stoker.web.pages.sections import render_job
+from stoker.web.showcase import Events, Looks, Showcase, event
 
 router = APIRouter(include_in_schema=False)
 
@@ -34,14 +37,36 @@ async def overview_events(request: Request) -> StreamingResponse:
     return _answer(house, _stream(house, events, lambda: house.keys.still_valid(visitor)))
 
 
-@router.get("/live/jobs/{job}")
-async def job_events(request: Request, job: str) -> StreamingResponse:
+@router.get("/live/jobs")
+async def list_events(request: Request, state: str = "", tag: str = "", cursor: str = "") -> StreamingResponse:
     house, visitor = house_of(request), visitor_of(request)
-    showcase: JobShowcase = request.app.state.job_showcase
+    looks: Looks = request.app.state.looks
+    listing = Listing.asked(state, tag, cursor)
+
+    async def sections() -> dict[str, str]:
+        return listing.sections(await house.desk.ask(listing.look), visitor.role)
 
     async def events() -> Events:
         try:
-            return await showcase.events(house, job, visitor.role)
+            return await looks.events(house.board.version, (listing, visitor.role), sections)
+        except StokerError:
+            return {}
+
+    return _answer(house, _stream(house, events, lambda: house.keys.still_valid(visitor)))
+
+
+@router.get("/live/jobs/{job}")
+async def job_events(request: Request, job: str) -> StreamingResponse:
+    house, visitor = house_of(request), visitor_of(request)
+    looks: Looks = request.app.state.looks
+
+    async def sections() -> dict[str, str]:
+        found = await house.desk.ask(lambda store: detail.read(store, job, house.config.home))
+        return render_job(found, visitor.role)
+
+    async def events() -> Events:
+        try:
+            return await looks.events(house.board.version, (job, visitor.role), sections)
         except BadInputError:
             return {"gone": event("gone", job)}  # it was cleaned away
         except StokerError:

@@ -5,22 +5,19 @@ same.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
 from markupsafe import Markup
 
-from stoker.overview.detail import read
 from stoker.overview.model import Overview
-from stoker.web.house import House
-from stoker.web.pages.sections import for_page, render, render_job
+from stoker.web.pages.sections import for_page, render
 from stoker.web.visitor import Role
 
-# Changes of one job are looked for when anything changed, but not more often than anybody can read.
-_BETWEEN_JOB_LOOKS: Final = 0.5
-# Looks at jobs are for pages that are only open: what people do must find a free thread at the desk.
-_JOB_LOOKS_AT_ONCE: Final = 2
+# Pages that are only open wait for each other: what people do must find a free thread at the desk.
+_LOOKS_AT_ONCE: Final = 2
 
 Events = dict[str, str]
 """Server-sent events, by the section that they bring."""
@@ -60,30 +57,34 @@ def _paint(overview: Overview, role: Role) -> Shown:
     return Shown({name: event(name, html) for name, html in sections.items()}, for_page(overview, role, sections))
 
 
-class JobShowcase:
-    """The pages of single jobs: one look at a job serves everybody who watches it."""
+class Looks:
+    """The other live pages: with each version of the board, one look serves everybody who has the same page open."""
 
     def __init__(self) -> None:
-        self._looks: dict[tuple[str, Role], asyncio.Task[Events]] = {}
-        self._turns = asyncio.Semaphore(_JOB_LOOKS_AT_ONCE)
+        self._version = -1
+        self._looks: dict[Hashable, asyncio.Task[Events]] = {}
+        self._turns = asyncio.Semaphore(_LOOKS_AT_ONCE)
 
-    async def events(self, house: House, job: str, role: Role) -> Events:
-        which = (job, role)
+    async def events(
+        self, version: int, which: Hashable, sections: Callable[[], Awaitable[Mapping[str, str]]]
+    ) -> Events:
+        """What `sections` finds, or has found for somebody else who asked for the same."""
+        if version != self._version:
+            self._version, self._looks = version, {}
         look = self._looks.get(which)
         if look is None:
-            look = self._looks[which] = asyncio.create_task(self._look(house, job, role))
-            look.add_done_callback(lambda done: self._looked(which, done))
+            look = self._looks[which] = asyncio.create_task(self._look(sections))
+            look.add_done_callback(_ask_why)
         return await asyncio.shield(look)
 
-    def _looked(self, which: tuple[str, Role], look: "asyncio.Task[Events]") -> None:
-        if not look.cancelled():
-            look.exception()  # whoever waited for it has left: then nobody else asks
-        asyncio.get_running_loop().call_later(_BETWEEN_JOB_LOOKS, self._looks.pop, which, None)
-
-    async def _look(self, house: House, job: str, role: Role) -> Events:
+    async def _look(self, sections: Callable[[], Awaitable[Mapping[str, str]]]) -> Events:
         async with self._turns:
-            detail = await house.desk.ask(lambda store: read(store, job, house.config.home))
-        return {name: event(name, html) for name, html in render_job(detail, role).items()}
+            return {name: event(name, html) for name, html in (await sections()).items()}
+
+
+def _ask_why(look: "asyncio.Task[Events]") -> None:
+    if not look.cancelled():
+        look.exception()  # whoever waited for it may have left: then nobody else asks
 
 
 def event(name: str, text: str) -> str:

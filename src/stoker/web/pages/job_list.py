@@ -3,16 +3,18 @@
 from typing import Final, cast, get_args
 from urllib.parse import urlencode
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stoker.queue.model import State
 from stoker.queue.store import Store
-from stoker.web.house import house_of
-from stoker.web.pages import words
+from stoker.web.house import house_of, visitor_of
 from stoker.web.pages.front import now_of
+from stoker.web.pages.sections import render_list, trusted
 from stoker.web.pagination import Page, page_of, place_of
 from stoker.web.templating import page
+from stoker.web.visitor import Role
 
 router = APIRouter()
 
@@ -29,33 +31,50 @@ _CHOICES: Final = (
 )
 
 
+class Listing(msgspec.Struct, frozen=True):
+    """Which jobs somebody wants to see."""
+
+    state: str = ""
+    tag: str = ""
+    cursor: str = ""
+
+    @classmethod
+    def asked(cls, state: str, tag: str, cursor: str) -> "Listing":
+        """As an address has it. A state that there is not asks for every state."""
+        listing = cls(state if state in get_args(State) else "", tag.strip(), cursor)
+        if cursor:
+            place_of(cursor)  # or it is no cursor, and that is said before anything is begun
+        return listing
+
+    def look(self, store: Store) -> Page:
+        states = (cast("State", self.state),) if self.state else ()
+        before = place_of(self.cursor) if self.cursor else None
+        return page_of(store.page(states, self.tag or None, before, _ON_A_PAGE + 1), _ON_A_PAGE)
+
+    def sections(self, found: Page, role: Role) -> dict[str, str]:
+        older = self.address(found.next) if found.next else None
+        return render_list(found.items, older, self.address() if self.cursor else None, role)
+
+    def address(self, cursor: str = "", *, of: str = "/jobs") -> str:
+        parts = (("state", self.state), ("tag", self.tag), ("cursor", cursor))
+        asked = [(name, value) for name, value in parts if value]
+        return f"{of}?{urlencode(asked)}" if asked else of
+
+
 @router.get("/jobs")
 async def jobs(request: Request, state: str = "", tag: str = "", cursor: str = "", made: str = "") -> Response:
     house = house_of(request)
-    states: tuple[State, ...] = (cast("State", state),) if state in get_args(State) else ()
-
-    def look(store: Store) -> Page:
-        before = place_of(cursor) if cursor else None
-        return page_of(store.page(states, tag.strip() or None, before, _ON_A_PAGE + 1), _ON_A_PAGE)
-
-    found = await house.desk.ask(look)
+    listing = Listing.asked(state, tag, cursor)
+    found = await house.desk.ask(listing.look)
     return page(
         request,
         "jobs.html",
-        jobs=found.items,
-        next=_address(state, tag, found.next) if found.next else None,
-        first=_address(state, tag) if cursor else None,
-        choices=[(value, label, _address(value, tag)) for value, label in _CHOICES],
-        state=states[0] if states else "",
-        tag=tag.strip(),
+        sections=trusted(listing.sections(found, visitor_of(request).role)),
+        choices=[(value, label, Listing(value, listing.tag).address()) for value, label in _CHOICES],
+        state=listing.state,
+        tag=listing.tag,
         made=int(made) if made.isascii() and made.isdigit() and len(made) < 7 else 0,
-        because=words.because,
-        took=words.took,
         here="jobs",
+        live=listing.address(cursor, of="/live/jobs"),
         now=now_of(house.board),
     )
-
-
-def _address(state: str, tag: str, cursor: str = "") -> str:
-    asked = [(name, value) for name, value in (("state", state), ("tag", tag), ("cursor", cursor)) if value]
-    return f"/jobs?{urlencode(asked)}" if asked else "/jobs"

@@ -3,13 +3,14 @@
 Nothing in them changes because time passes, so a section is sent again only when there is something to tell.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from markupsafe import Markup
 
 from stoker.overview.detail import Detail
 from stoker.overview.model import Machine, Overview
+from stoker.queue.model import Job
 from stoker.web.pages import words
 from stoker.web.templating import rendered, slug
 from stoker.web.visitor import Role
@@ -70,6 +71,12 @@ def render_job(detail: Detail, role: Role) -> dict[str, str]:
     """The sections of one job's page by their names."""
     context = {"detail": detail, "acts": role == "operator", **_WORDS}
     return {name: rendered(f"job_{name}.html", **context).strip() for name in JOB}
+
+
+def render_list(jobs: Sequence[Job], older: str | None, newest: str | None, role: Role) -> dict[str, str]:
+    """The one section of a list of jobs, with the addresses of what is before and behind it."""
+    context = {"jobs": jobs, "older": older, "newest": newest, "acts": role == "operator", **_WORDS}
+    return {"list": rendered("job_list.html", **context).strip()}
 
 
 def trusted(sections: Mapping[str, str]) -> dict[str, Markup]:

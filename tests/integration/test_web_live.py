@@ -1,0 +1,119 @@
+"""Lists of jobs that are open: they change by themselves, and one look serves everybody who has the same one open."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.queue.model import NewJob
+from stoker.queue.store import Store
+from stoker.web import live
+from stoker.web.pages.job_list import Listing
+from stoker.web.pagination import Page, cursor_of
+from stoker.web.showcase import Looks
+from stoker.web.visitor import Visitor
+from tests.support.api_site import ApiSite
+from tests.support.asgi_page import AsgiPage
+
+
+class Site(ApiSite):
+    """With the live pages."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.app.include_router(live.router)
+        self.app.state.looks = Looks()
+        token = self.keys.add("phone", "operator")
+        self.visitor = Visitor(token.role, token.name, None, token.id)
+
+    def page(self, address: str) -> AsgiPage:
+        return AsgiPage(self.app, address, self.visitor)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with closing(Site(tmp_path)) as made:
+        yield made
+
+
+def newest(page: AsgiPage) -> str:
+    return page.heard("list")[-1]
+
+
+def test_a_list_that_is_open_follows_its_jobs(site: Site) -> None:
+    async def story() -> None:
+        [first] = site.store.submit([NewJob(command="true", name="first")])
+        async with site.page("/live/jobs?state=queued") as page:
+            await page.until(lambda: page.heard("list"))
+            assert f'id="row-{first}"' in newest(page)
+            [second] = site.store.submit([NewJob(command="true", name="second")])
+            site.look()
+            await page.until(lambda: f'id="row-{second}"' in newest(page), "the new job")
+            site.store.cancel([first])
+            site.look()
+            await page.until(lambda: f'id="row-{first}"' not in newest(page), "the end of the cancelled one")
+            assert f'id="row-{second}"' in newest(page)
+
+    asyncio.run(story())
+
+
+def test_what_did_not_change_is_not_sent_again(site: Site) -> None:
+    async def story() -> None:
+        [queued] = site.store.submit([NewJob(command="true")])
+        async with site.page("/live/jobs?state=held") as page, site.page("/live/jobs") as all_of_them:
+            await page.until(lambda: page.heard("list") and all_of_them.heard("list"))
+            site.store.hold([queued])
+            site.look()
+            await page.until(lambda: len(page.heard("list")) == 2)
+            site.store.submit([NewJob(command="true", name="another")])
+            site.look()
+            await all_of_them.until(lambda: "another" in newest(all_of_them))
+            assert len(page.heard("list")) == 2
+
+    asyncio.run(story())
+
+
+def test_an_older_page_stays_where_it_is(site: Site) -> None:
+    async def story() -> None:
+        old, new = site.store.submit([NewJob(command="true", name=name) for name in ("old", "new")])
+        async with site.page(f"/live/jobs?cursor={cursor_of(site.store.job(new))}") as page:
+            await page.until(lambda: page.heard("list"))
+            assert (f'id="row-{old}"' in newest(page), f'id="row-{new}"' in newest(page)) == (True, False)
+            site.store.submit([NewJob(command="true", name="added")])
+            site.store.cancel([old])
+            site.look()
+            await page.until(lambda: len(page.heard("list")) == 2)
+            assert f'id="row-{old}"' in newest(page)
+            assert "added" not in newest(page)
+
+    asyncio.run(story())
+
+
+def test_one_look_serves_everybody_with_the_same_list(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Listing] = []
+    look = Listing.look
+
+    def counted(self: Listing, store: Store) -> Page:
+        looked.append(self)
+        return look(self, store)
+
+    async def story() -> None:
+        pages = [site.page("/live/jobs") for _ in range(20)] + [site.page("/live/jobs?tag=a")]
+        for page in pages:
+            await page.__aenter__()
+        await pages[0].until(lambda: all(page.heard("list") for page in pages))
+        for page in pages:
+            await page.__aexit__(None, None, None)
+        assert sorted(listing.tag for listing in looked) == ["", "a"]
+
+    monkeypatch.setattr(Listing, "look", counted)
+    asyncio.run(story())
+
+
+def test_a_cursor_that_is_none_is_refused_before_anything_is_sent(site: Site) -> None:
+    answer: Any = site.client().get("/live/jobs?cursor=nonsense")
+    assert answer.status_code == 422
+    assert "that is no cursor" in answer.json()["errors"][0]["detail"]
