@@ -190,6 +190,18 @@ def test_the_unfinished_line_of_a_tail_is_told_as_it_stands() -> None:
     assert reader.read() == Piece(b"100%\n", b"")
 
 
+def test_a_tail_that_moved_on_too_far_says_that_lines_are_missing() -> None:
+    text = "one\ntwo\n"
+    reader = TailReader(lambda: text)
+    assert reader.read().finished == b"one\ntwo\n"
+    text = "eight\nnine\n"
+    marker, *lines = reader.read().finished.splitlines()
+    assert b"lines are missing here" in marker
+    assert lines == [b"eight", b"nine"]
+    text = "nine\nten\n"
+    assert reader.read().finished == b"ten\n"
+
+
 @given(before=st.text("ab\n", max_size=700).map(str.encode), more=st.text("ab\n", max_size=30).map(str.encode))
 def test_what_two_tails_have_in_common_is_the_most_it_can_be(before: bytes, more: bytes) -> None:
     after = (before + more)[-600:]

@@ -7,6 +7,8 @@ from stoker.overview.output_reader import Piece
 
 # As much as is looked for at first; longer than most lines, so that it is seldom found in a wrong place.
 _PROBE: Final = 256
+# Nobody should take what is left of an output for all of it.
+_MISSING: Final = b"[stoker: lines are missing here, they came faster than the queue is told of them]\n"
 
 
 class TailReader:
@@ -20,8 +22,11 @@ class TailReader:
         text = self._tail().encode()
         end = text.rfind(b"\n") + 1
         lines = text[:end]
-        fresh = lines[overlap(self._told, lines) :]
+        known = overlap(self._told, lines)
+        fresh = lines[known:]
         if fresh:
+            if self._told and not known:
+                fresh = _MISSING + fresh
             # All that the next tail can begin with.
             self._told = lines
         return Piece(fresh, text[end:])

@@ -13,7 +13,8 @@ from stoker.worker.messages import Over
 
 # What the queue keeps of an output; the whole is in the file on the machine that ran it.
 TAIL: Final = 64 * 1024
-# While it runs: written every few seconds, for every job of every machine.
+# While it runs: written every few seconds, for every job of every machine. A job that prints more in between gets the
+# whole, so that whoever follows it finds where to go on.
 RUNNING_TAIL: Final = 16 * 1024
 # A link is told when a training begins. Further than that into its output it is not looked for.
 _LINK_WITHIN: Final = 16 * 2**20
@@ -54,8 +55,13 @@ class Excerpt:
             return
         if self._seen == (seen := (found.st_ino, found.st_size)):
             return
-        self._deliver(store, RUNNING_TAIL)
+        self._deliver(store, RUNNING_TAIL if self._has_said_little(*seen) else TAIL)
         self._seen = seen
+
+    def _has_said_little(self, file: int, size: int) -> bool:
+        """Since the last time, so that a short excerpt has something in common with the one before."""
+        before, told = self._seen or (file, 0)
+        return file == before and size - told <= RUNNING_TAIL // 2
 
     def deliver_last(self, store: Store) -> None:
         self._deliver(store, TAIL)

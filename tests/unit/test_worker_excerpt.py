@@ -1,0 +1,53 @@
+"""The end of a running job's output, as the queue gets it every few seconds and as somebody elsewhere follows it."""
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from stoker.overview.tail_reader import TailReader
+from stoker.queue import Store
+from stoker.worker.assignment import Assignment, AttemptRecord
+from stoker.worker.delivery import RUNNING_TAIL, TAIL, Excerpt
+
+
+class Queue:
+    """Keeps one output."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write_log(self, _attempt: str, text: str) -> bool:
+        self.text = text
+        return True
+
+
+class Assigned:
+    attempt = "a"
+    log_limit = 2**30
+    fitting = None
+
+
+@pytest.mark.parametrize("lines_between", [1, 100, 500, 2000, 3000])
+def test_whoever_follows_gets_every_line_once_however_fast_they_come(tmp_path: Path, lines_between: int) -> None:
+    record, queue = AttemptRecord(tmp_path), Queue()
+    excerpt, reader = Excerpt(record, cast(Assignment, Assigned())), TailReader(lambda: queue.text)
+    printed, read = b"", b""
+    for begin in range(0, 10 * lines_between, lines_between):
+        printed += b"".join(b"step %6d loss 0.1\n" % number for number in range(begin, begin + lines_between))
+        record.output.write_bytes(printed)
+        excerpt.deliver(cast(Store, queue))
+        read += reader.read().finished
+    assert read == printed
+
+
+def test_of_a_job_that_prints_little_little_is_written(tmp_path: Path) -> None:
+    record, queue = AttemptRecord(tmp_path), Queue()
+    excerpt = Excerpt(record, cast(Assignment, Assigned()))
+    sizes = []
+    for more in (3 * TAIL, 10, 10, TAIL, 10):
+        with record.output.open("ab") as file:
+            file.write(b"x" * (more - 1) + b"\n")
+        excerpt.deliver(cast(Store, queue))
+        sizes.append(len(queue.text))
+    assert [size > RUNNING_TAIL for size in sizes] == [True, False, False, True, False]
