@@ -189,7 +189,7 @@ def _place(directory: str | None, pin: bool, allow_dirty: bool) -> dict[str, Any
     from stoker.queue.provenance import check_pin, checkout_of, login_name, working_directory
 
     where = working_directory(directory)
-    found = checkout_of(where)
+    found = checkout_of(where, to_pin=pin)
     if pin:
         check_pin(where, found, allow_dirty=allow_dirty)
     return {

@@ -235,7 +235,7 @@ def _place(options: Mapping[str, Any], allow_dirty: bool) -> dict[str, Any]:
     """Where it runs, which code is there, and who wants it."""
     where = options.get("directory")
     directory = working_directory(None if where is None else os.fspath(where))
-    found = checkout_of(directory)
+    found = checkout_of(directory, to_pin=bool(options.get("pin")))
     if options.get("pin"):
         check_pin(directory, found, allow_dirty=allow_dirty)
     return {"directory": directory, "commit": found.commit, "dirty": found.dirty, "submitter": login_name()}

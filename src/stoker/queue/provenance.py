@@ -13,7 +13,9 @@ from stoker.errors import BadInputError
 # What decides which programs and libraries a command finds when a virtualenv or a conda environment is active.
 KEPT: Final = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH", "PYTHONPATH")
 # On a file server that does not answer, a job without its commit is better than a submit that hangs.
-GIT_SECONDS: Final = 2.0
+GIT_SECONDS: Final = 3.0
+# A job that is pinned to its commit cannot do without.
+GIT_SECONDS_TO_PIN: Final = 60.0
 
 
 class Checkout(NamedTuple):
@@ -32,20 +34,21 @@ def login_name() -> str:
         return ""
 
 
-def checkout_of(directory: str) -> Checkout:
+def checkout_of(directory: str, *, to_pin: bool = False) -> Checkout:
     """Asks git once, without taking its locks or waking its file monitor: a person may be committing just now."""
     question = ("-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+    seconds = GIT_SECONDS_TO_PIN if to_pin else GIT_SECONDS
     try:
         done = subprocess.run(
             ["git", "--no-optional-locks", "-C", directory, *question],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=GIT_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Checkout(problem=f"git did not answer within {GIT_SECONDS:g} s")
+        return Checkout(problem=f"git did not answer within {seconds:g} s")
     except (OSError, ValueError):
         return Checkout(problem="git cannot be run here")
     if done.returncode != 0:
