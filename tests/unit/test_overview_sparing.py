@@ -51,3 +51,21 @@ def test_what_changes_slowly_is_not_asked_for_before_its_time() -> None:
     assert kept.get(ask) == 0
     clock.now += 0.2
     assert kept.get(ask) == 1
+
+
+def test_an_answer_that_was_held_up_once_is_soon_asked_for_again() -> None:
+    clock = Clock()
+    kept = Sparing[int](clock=clock)
+    prices, answers = iter([5.0, 0.0, 5.0, 5.0, 0.0]), iter(range(5))
+
+    def ask() -> int:
+        clock.now += next(prices)
+        return next(answers)
+
+    kept.get(ask)
+    clock.now += 5.1
+    assert [kept.get(ask), kept.get(ask)] == [1, 2]  # the second was cheap
+    clock.now += 5.1
+    assert kept.get(ask) == 3
+    clock.now += 240.0  # dear twice: now it is believed
+    assert kept.get(ask) == 3

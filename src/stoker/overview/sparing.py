@@ -11,6 +11,8 @@ T = TypeVar("T")
 SHARE: Final = 0.02
 # What takes less is asked each time: a machine that is busy for a moment must not make it look dear.
 CHEAP: Final = 0.01
+# What was dear once may only have been held up: until it was so twice, its answer is kept no longer than this.
+DOUBTFUL: Final = 5.0
 
 
 class Sparing(Generic[T]):
@@ -21,6 +23,7 @@ class Sparing(Generic[T]):
         self._clock = clock
         self._due = -math.inf
         self._kept: list[T] = []
+        self._took = 0.0
 
     def is_due(self) -> bool:
         return self._clock() >= self._due
@@ -33,6 +36,12 @@ class Sparing(Generic[T]):
         answer = ask()
         ended = self._clock()
         self._kept = [answer]
-        took = ended - began
-        self._due = ended + max(self._at_least, took / SHARE if took > CHEAP else 0.0)
+        before, self._took = self._took, ended - began
+        proven = _worth(min(before, self._took))
+        self._due = ended + max(self._at_least, proven, min(_worth(self._took), DOUBTFUL))
         return answer
+
+
+def _worth(price: float) -> float:
+    """How many seconds an answer is kept that took so many."""
+    return price / SHARE if price > CHEAP else 0.0
