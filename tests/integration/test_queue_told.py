@@ -11,6 +11,7 @@ from stoker.queue.ledger import KEPT_MINUTES
 from stoker.queue.notices import KEPT_SECONDS
 from tests.support.either_queue import queue, url
 from tests.support.queue_jobs import LONG, moment, start, submit
+from tests.support.waiting import wait_for
 
 __all__ = ["queue", "url"]
 
@@ -32,7 +33,7 @@ def test_a_snooze_is_told_to_the_worker_of_the_attempt_until_it_has_ended(queue:
     assert set(wishes.snoozed) == {attempt}
     assert wishes.snoozed[attempt].by == "alice"
     assert wishes.snoozed[attempt].until == queue.snoozes()[attempt]
-    assert 590.0 < wishes.snoozed[attempt].seconds <= 600.0
+    assert 540.0 < wishes.snoozed[attempt].seconds <= 600.0
     queue.cancel([queue.attempt(name).job for name in (attempt, other)])  # type: ignore[union-attr]  # they are there
     wishes = queue.wishes("w")
     assert (wishes.cancelled, set(wishes.snoozed)) == (frozenset({attempt, other}), {attempt})
@@ -46,7 +47,7 @@ def test_a_later_snooze_counts_and_zero_ends_it(queue: Store) -> None:
     assert queue.snooze(attempt, 600.0, "alice")
     assert queue.snooze(attempt, 30.0, "bob")
     assert queue.wishes("w").snoozed[attempt].by == "bob"
-    assert queue.snoozes()[attempt] == pytest.approx(queue.clock() + 30.0, abs=5.0)
+    assert queue.snoozes()[attempt] == pytest.approx(queue.clock() + 30.0, abs=25.0)
     assert queue.snooze(attempt, 0.0, "carol")
     assert queue.snoozes() == {}
     # The worker has to be told that it is over.
@@ -56,7 +57,8 @@ def test_a_later_snooze_counts_and_zero_ends_it(queue: Store) -> None:
 def test_a_snooze_that_is_over_is_told_no_more(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     assert queue.snooze(attempt, 0.001, "alice")
-    moment(queue)
+    over = queue.clock() + 0.002
+    wait_for(lambda: queue.clock() > over, named="the end of the snooze")
     assert (queue.wishes("w"), queue.snoozes()) == (Wishes(), {})
 
 
@@ -215,7 +217,7 @@ def test_of_all_who_would_tell_something_one_does(queue: Store, url: str) -> Non
     for teller in tellers:
         teller.start()
     for teller in tellers:
-        teller.join(30.0)
+        teller.join(60.0)
     assert sorted(told) == [False, False, False, True]
     assert queue.tell_once("another")
     assert queue.untell("failed 3f9ede8c")

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import psycopg
 import pytest
@@ -15,6 +16,9 @@ from stoker.queue import NewJob, QueueAwayError, Store, init_queue, open_queue
 from stoker.web import board as board_module
 from stoker.web.board import Board
 from stoker.web.config import Config
+from tests.support.waiting import wait_for
+
+T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
@@ -29,7 +33,7 @@ async def started(directory: Path) -> AsyncIterator[Board]:
 
 async def until(board: Board, number: int) -> Overview:
     """The first overview with so many queued jobs."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         version = -1
         while board.latest is None or board.latest.counts.get("queued", 0) != number:
             version = await board.changed(version, 5.0)
@@ -58,7 +62,7 @@ def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypa
         async with started(tmp_path) as board:
             await until(board, 0)
             (tmp_path / "stale").touch()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while board.problem is None:
                     board.look_now()
                     await board.changed(board.version, 0.5)
@@ -88,9 +92,25 @@ def test_a_queue_that_hangs_is_told_although_nothing_failed(tmp_path: Path) -> N
 
 def test_a_database_that_hangs_counts_as_away(postgres_url: str) -> None:
     init_queue(postgres_url).close()
-    with psycopg.connect(postgres_url) as somebody, open_queue(postgres_url, patience=0.2) as queue:
+
+    def answered(ask: Callable[[], T]) -> T:
+        """What it is told: a server that is held up for a moment may miss so short a patience."""
+        (answer,) = wait_for(lambda: _unless_away(ask), named="an answer")
+        return answer
+
+    with (
+        psycopg.connect(postgres_url) as somebody,
+        answered(lambda: open_queue(postgres_url, patience=0.2)) as queue,
+    ):
         somebody.execute("LOCK TABLE stoker_jobs")
         with pytest.raises(QueueAwayError, match="timeout"):
             queue.counts()
         somebody.rollback()
-        assert queue.counts() == {}
+        assert answered(queue.counts) == {}
+
+
+def _unless_away(ask: Callable[[], T]) -> tuple[T] | None:
+    try:
+        return (ask(),)
+    except QueueAwayError:
+        return None

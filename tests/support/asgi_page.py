@@ -107,7 +107,7 @@ class AsgiPage:
         return [data for kind, data in self.events if kind == name]
 
     async def until(
-        self, what: Callable[[], object], named: str = "what was waited for", deadline: float = 10.0
+        self, what: Callable[[], object], named: str = "what was waited for", deadline: float = 60.0
     ) -> None:
         ends = time.monotonic() + deadline
         while not what():

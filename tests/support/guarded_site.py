@@ -114,5 +114,5 @@ def served(app: ASGIApp, host: str = "127.0.0.1", **deadlines: float) -> Iterato
         yield int(listener.getsockname()[1])
     finally:
         server.should_exit = True
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         listener.close()

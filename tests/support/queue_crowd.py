@@ -35,7 +35,7 @@ def crowd(queue: Store, url: str, processes: int, seconds: float, directory: Pat
 
 
 def _feed(queue: Store, seconds: float) -> list[str]:
-    ids: list[str] = []
+    ids = queue.submit([NewJob(command="x", gpus=0)] * BATCH)
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         if queue.counts().get("queued", 0) < BATCH:
