@@ -286,33 +286,34 @@ def test_a_stop_kills_only_who_does_not_end_when_asked(holders: Holders) -> None
         overseer.order_stop("SIGTERM", 0.05)
         outcome = overseer.hear("outcome")
         assert (outcome["asked"], outcome["killed"], outcome["survivors"]) == (2, 2, [])
-        assert exit_code(outcome["status"]) == 137
         assert not holders.anyone_left()
+        # Known by then: a guardian that is slow to collect what was killed is not waited for in the stop itself.
+        assert exit_code(overseer.hear("finished")["status"]) == 137
 
 
 def test_a_stop_waits_no_longer_than_the_job_takes(holders: Holders) -> None:
     with escaping("setsid", holders) as overseer:
         holders.wait_until_ready(2)
-        overseer.order_stop("SIGTERM", 60)
-        outcome = overseer.hear("outcome", deadline=10)
+        overseer.order_stop("SIGTERM", 600)
+        outcome = overseer.hear("outcome")
         assert (outcome["asked"], outcome["killed"]) == (2, 0)
-        assert exit_code(outcome["status"]) == 143
+        assert exit_code(overseer.hear("finished")["status"]) == 143
 
 
 def test_a_stopped_process_is_made_to_go_on_so_that_it_can_end(holders: Holders) -> None:
     with escaping("stopped", holders) as overseer:
         holders.wait_until_ready(2)
-        overseer.order_stop("SIGTERM", 60)
-        assert overseer.hear("outcome", deadline=10)["killed"] == 0
+        overseer.order_stop("SIGTERM", 600)
+        assert overseer.hear("outcome")["killed"] == 0
 
 
 def test_ctrl_c_ends_the_grace(holders: Holders) -> None:
     with escaping("says-when-asked", holders) as overseer:
         holders.wait_until_ready(1)
-        overseer.order_stop("SIGTERM", 60)
+        overseer.order_stop("SIGTERM", 600)
         holders.wait_until_ready(1)
         overseer.process.send_signal(signal.SIGINT)
-        assert overseer.hear("outcome", deadline=10)["killed"] == 1
+        assert overseer.hear("outcome")["killed"] == 1
 
 
 # The supervisor or the guardian is killed
@@ -376,7 +377,7 @@ def test_a_killed_guardian_loses_nothing_of_the_job(holders: Holders, cgroup: bo
         assert not holders.anyone_left()
         assert "guardian was killed" in overseer.hear("finished")["containment"]
         assert overseer.hear("helper_left_alone")
-        overseer.process.wait(timeout=10)
+        overseer.process.wait(timeout=60)
 
 
 def test_a_guardian_killed_while_the_job_begins_loses_nothing_either() -> None:
@@ -388,14 +389,38 @@ def test_a_guardian_killed_while_the_job_begins_loses_nothing_either() -> None:
         "from stoker.runs.ladder import stop\n"
         "keeper.Keeper._close_all_but_own = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
         "guardian = launch(Program(['sleep', '60'], os.environ))\n"
-        "assert select.select([guardian], [], [], 10)[0], 'nothing calls for attention'\n"
+        "assert select.select([guardian], [], [], 60)[0], 'nothing calls for attention'\n"
         "assert isinstance(guardian.news(), Gone)\n"
-        "outcome = stop(guardian, signal.SIGTERM, 10)\n"
+        "outcome = stop(guardian, signal.SIGTERM, 60)\n"
         "guardian.finish()\n"
         "print(outcome.asked, outcome.killed, guardian.empty)"
     )
     tried = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert tried.stdout == "1 0 True\n"
+
+
+def test_a_signal_that_comes_before_the_start_is_known_reaches_the_job() -> None:
+    program = (
+        "import os, select, signal\n"
+        "from stoker.runs import guardian as module, keeper\n"
+        "closing, (held, let_go) = keeper.Keeper._close_all_but_own, os.pipe()\n"
+        "def late(self):\n"
+        "    os.read(held, 1)\n"
+        "    closing(self)\n"
+        "keeper.Keeper._close_all_but_own = late\n"
+        "module._START_PATIENCE = 0\n"
+        "guardian = module.launch(module.Program(['sleep', '60'], os.environ))\n"
+        "print(guardian.news(), guardian.signal(signal.SIGTERM))\n"
+        "os.write(let_go, b'.')\n"
+        "told = []\n"
+        "while not told or not isinstance(told[-1], module.Ended):\n"
+        "    assert select.select([guardian], [], [], 60)[0], told\n"
+        "    told += [news for news in [guardian.news()] if news is not None]\n"
+        "guardian.finish()\n"
+        "print(*(type(news).__name__ for news in told), os.waitstatus_to_exitcode(told[-1].status))"
+    )
+    tried = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert tried.stdout == "None True\nStarted Ended -15\n"
 
 
 def test_a_guardian_that_was_stopped_does_not_keep_the_supervisor(holders: Holders) -> None:

@@ -206,6 +206,8 @@ class Guardian:
         self._adopted: dict[int, Identity] | None = None
         """After the guardian's death: the members that are watched, by pidfd."""
         self._untold: list[News] = []
+        self._early: list[int] = []
+        """Signals for a command that is not yet known to run."""
         self._dismissed = False
         self._finished = False
         self._struck = False
@@ -228,6 +230,7 @@ class Guardian:
         Waits a moment until the command runs or is known not to. That is news all the same.
         """
         self.job, self.status, self.empty = None, None, False
+        self._early.clear()
         self._beginning = beginning
         with contextlib.suppress(BrokenPipeError):  # killed just now: news of that come
             _write_all(self._order, beginning.order())
@@ -259,7 +262,10 @@ class Guardian:
         return any(member.pid == pid for member in self.members())
 
     def signal(self, signum: int) -> bool:
-        """Sends it to the command's own process alone; False when that is gone."""
+        """Sends it to the command's own process alone, as soon as that runs; False when it is gone."""
+        if self.job is None and not self.empty and self._report is not None:
+            self._early.append(signum)
+            return True
         return self.job is not None and self.status is None and send(self.job, signum)
 
     def finish(self) -> None:
@@ -332,6 +338,9 @@ class Guardian:
         kind, first, second = MESSAGE.unpack(message)
         if kind == STARTED:
             self.job = Identity(first, second)
+            for signum in self._early:
+                send(self.job, signum)
+            self._early.clear()
             self._tell(Started(self.job))
         elif kind == FAILED:
             self.empty = True
