@@ -13,6 +13,7 @@ from typing import Final
 from stoker.dropin.idle_watch import PROGRAM, IdleWatch
 from stoker.dropin.looks import look_come, open_prober
 from stoker.gpus.lookout import Lookout
+from stoker.gpus.prober import Prober
 from stoker.runs.guardian import Ended, Failed, Gone, Guardian, Program, Started, exit_code, launch
 from stoker.runs.ladder import stop
 from stoker.runs.processes import Identity, send, stat
@@ -55,16 +56,20 @@ class WatchedCommand:
                 helpers=lambda: () if prober.helper is None else (prober.helper,),
             )
             goodbye.callback(guardian.finish)
-            return self._until_ended(guardian, signals, Lookout(prober, self._watch.look_every))
+            return self._until_ended(guardian, signals, prober)
 
-    def _until_ended(self, guardian: Guardian, signals: SignalStream, lookout: Lookout) -> int:
+    def _until_ended(self, guardian: Guardian, signals: SignalStream, prober: Prober) -> int:
+        lookout: Lookout | None = None
         while True:
             if (code := self._hear(guardian)) is not None:
                 return code
+            if lookout is None and guardian.job is not None:
+                # Not before: a command that is slow to start has not been idle.
+                lookout = Lookout(prober, self._watch.look_every)
             for received in signals.read():
                 if (code := self._pass_on(received, guardian)) is not None:
                     return code
-            look = look_come(lookout)
+            look = look_come(lookout) if lookout is not None else None
             idle = self._watch.observe(look) if look is not None else ()
             if idle:
                 return self._kill_idle(guardian, idle)
@@ -128,11 +133,15 @@ class WatchedCommand:
         return KILLED
 
 
-def _wait(guardian: Guardian, signals: SignalStream, lookout: Lookout) -> None:
+def _wait(guardian: Guardian, signals: SignalStream, lookout: Lookout | None) -> None:
     poll = select.poll()
-    for descriptor in (guardian.fileno(), signals.fileno(), lookout.fileno()):
-        if descriptor >= 0:
-            poll.register(descriptor, select.POLLIN)
+    poll.register(guardian.fileno(), select.POLLIN)
+    poll.register(signals.fileno(), select.POLLIN)
+    if lookout is None:
+        poll.poll()
+        return
+    if lookout.fileno() >= 0:
+        poll.register(lookout.fileno(), select.POLLIN)
     poll.poll(max(lookout.due() - time.monotonic(), 0) * 1000)
 
 
