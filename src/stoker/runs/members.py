@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 # Reading a command line takes microseconds; whoever needs longer waits for a lock that a hung process holds.
 LATE: Final = 0.5
+# Time is counted in steps of this length, so that a machine that stood still for a while makes nobody late.
+_STEP: Final = 0.05
 # Enough to tell two commands apart; some programs put megabytes there.
 MOST_COMMAND: Final = 4096
 # A process with more threads than this is told by these alone: looking is to stay a matter of milliseconds.
@@ -150,9 +152,12 @@ def answers_in_time(ask: Callable[[int], T], pids: Iterable[int]) -> dict[int, T
         with contextlib.suppress(RuntimeError):  # A machine full of processes has no thread left to give.
             thread.start()
             started.append(thread)
-    ends = time.monotonic() + LATE
+    left = LATE
     for thread in started:
-        thread.join(max(0.0, ends - time.monotonic()))
+        while thread.is_alive() and left > 0:
+            begun = time.monotonic()
+            thread.join(min(_STEP, left))
+            left -= min(time.monotonic() - begun, _STEP)
     return dict(answers)
 
 
