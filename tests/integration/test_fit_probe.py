@@ -2,16 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.gpus.sim import Machine
-from stoker.gpus.sim.faults import add_fault, parse_fault
+from stoker.gpus.sim.faults import add_fault, clear_faults, parse_fault
 from tests.support import fit_runner, sim_trainer
 from tests.support.waiting import wait_for
 
@@ -20,6 +21,8 @@ MIB = 2**20
 TRAINER = (sys.executable, sim_trainer.__file__)
 # A trainer that would go on for minutes.
 LONG = ("--steps", "100000")
+# It holds all its memory before its first step, and goes on until a look has seen that, however late.
+SHOWN = {"until": r"^step 0\b"}
 # The size is both the first and the largest, so one probe is all.
 ONCE = {"base": 8, "most": 8}
 
@@ -41,10 +44,14 @@ def neighbour() -> "Iterator[subprocess.Popen[str]]":
 
 
 def fit(*command: str, **asked: Any) -> Any:
-    request = {"command": [*TRAINER, *command], **asked}
+    request = {"command": [*TRAINER, *command], "deadline": 60.0, **asked}
     words = [sys.executable, fit_runner.__file__, json.dumps(request)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
     return json.loads(done.stdout)
+
+
+def fit_what_is_shown(*command: str, **asked: Any) -> Any:
+    return fit(*LONG, *command, limits=SHOWN, **asked)
 
 
 def only_probe(answer: Any) -> Any:
@@ -53,8 +60,28 @@ def only_probe(answer: Any) -> Any:
     return probe
 
 
+def first_in_time(tries: Iterator[Any], is_in_time: Callable[[Any], bool]) -> Any:
+    """Of tries that leave the trainer more time each, the first that left it enough: on a quiet machine the first."""
+    late = []
+    for answer in tries:
+        if is_in_time(answer):
+            return answer
+        late.append(answer)
+    raise AssertionError(f"the trainer never came to it in time: {late}")
+
+
+def seen(answer: Any) -> bool:
+    """Whether a look came while the trainer held its memory."""
+    return "was never seen to use" not in answer.get("error", "")
+
+
 def lives(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").exists()
+
+
+def written(file: Path) -> bool:
+    """Whether the trainer came to leave a process behind."""
+    return file.exists() and file.read_text() != ""
 
 
 def break_driver(kind: str, field: str) -> None:
@@ -63,7 +90,7 @@ def break_driver(kind: str, field: str) -> None:
 
 
 def test_the_largest_size_is_found_in_three_runs() -> None:
-    answer = fit()
+    answer = fit_what_is_shown()
     # 24 GiB less a tenth are 22118 MiB: 200 batches of 100 MiB and the fixed 2048 fit, 208 do not.
     assert answer["fitted"]["size"] == 200
     assert [probe["size"] for probe in answer["fitted"]["observations"]][-1] == 200
@@ -72,7 +99,7 @@ def test_the_largest_size_is_found_in_three_runs() -> None:
 
 
 def test_memory_of_others_is_not_the_probes_and_not_there_to_be_had(neighbour: "subprocess.Popen[str]") -> None:
-    answer = fit()
+    answer = fit_what_is_shown()
     assert answer["fitted"]["observations"][0]["peak"] == (2048 + 8 * 100) * MIB
     assert answer["fitted"]["limit"] == int(16 * GIB * 0.9)
     assert answer["fitted"]["size"] == 120
@@ -83,14 +110,14 @@ def test_without_a_list_of_processes_the_difference_counts_and_that_is_told(
     neighbour: "subprocess.Popen[str]",
 ) -> None:
     break_driver("unsupported", "processes")
-    answer = fit()
+    answer = fit_what_is_shown()
     assert (answer["fitted"]["size"], answer["fitted"]["observations"][0]["peak"]) == (120, (2048 + 8 * 100) * MIB)
     assert "the driver does not tell the memory of each process" in answer["fitted"]["note"]
     assert neighbour.poll() is None
 
 
 def test_of_several_gpus_the_fullest_counts() -> None:
-    answer = fit("--gpus", "2", terms=ONCE)
+    answer = fit_what_is_shown("--gpus", "2", terms=ONCE)
     assert only_probe(answer)["peak"] == (2048 + 1024 + 8 * 100) * MIB
     assert answer["gpus"] == [0, 1]
 
@@ -99,7 +126,7 @@ def test_it_is_fitted_to_the_gpu_that_the_command_sees(
     neighbour: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    answer = fit(terms=ONCE)
+    answer = fit_what_is_shown(terms=ONCE)
     assert (answer["fitted"]["limit"], answer["gpus"]) == (int(24 * GIB * 0.9), [1])
     assert neighbour.poll() is None
 
@@ -108,45 +135,61 @@ def test_a_probe_ends_when_its_memory_stayed_over_several_steps() -> None:
     probe = only_probe(fit(*LONG, "--state", "512", "--step-time", "0.2", terms=ONCE))
     # What the optimizer took at the second step is in it.
     assert (probe["peak"], probe["settled"]) == ((2048 + 8 * 100 + 512) * MIB, True)
-    assert 1.0 <= probe["seconds"] < 10
+    assert 1.0 <= probe["seconds"] < 30
 
 
 def test_a_probe_without_steps_ends_when_its_memory_stayed_for_a_while() -> None:
     probe = only_probe(fit(*LONG, "--silent", terms=ONCE, limits={"flat_for": 0.5}))
     assert probe["settled"]
-    assert 0.5 <= probe["seconds"] < 10
+    assert 0.5 <= probe["seconds"] < 30
 
 
 def test_a_probe_ends_when_its_output_says_that_steps_run() -> None:
     probe = only_probe(fit(*LONG, "--step-time", "0.1", terms=ONCE, limits={"until": r"^step 2\b", "flat_for": 0.01}))
     assert probe["settled"]
-    assert 0.3 <= probe["seconds"] < 10
+    assert 0.3 <= probe["seconds"] < 30
 
 
 def test_a_probe_whose_time_is_over_may_not_have_shown_all() -> None:
-    probe = only_probe(fit(*LONG, "--silent", terms=ONCE, limits={"seconds": 0.7}))
+    limits = ({"seconds": seconds, "flat_for": 600} for seconds in (0.7, 4, 16))
+    tries = (fit(*LONG, "--silent", terms=ONCE, limits=limit) for limit in limits)
+    probe = only_probe(first_in_time(tries, seen))
     assert (probe["outcome"], probe["settled"]) == ("fits", False)
 
 
-@pytest.mark.parametrize("more", [(), LONG], ids=["ends by itself", "is ended"])
-def test_nothing_that_a_probe_started_is_left(more: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("steps", "limits"),
+    [((8, 80, 400), {"until": "^a line that it never prints"}), ((100000,), {})],
+    ids=["ends by itself", "is ended"],
+)
+def test_nothing_that_a_probe_started_is_left(steps: tuple[int, ...], limits: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "left"
-    only_probe(fit("--leave", str(file), *more, terms=ONCE))
+    tries = (fit("--leave", str(file), "--steps", str(count), terms=ONCE, limits=limits) for count in steps)
+    only_probe(first_in_time(tries, seen))
     assert not lives(int(file.read_text()))
 
 
 def test_whoever_wants_it_to_end_is_heard_and_nothing_is_left(tmp_path: Path) -> None:
     file = tmp_path / "left"
-    answer = fit(*LONG, "--leave", str(file), stop_after=10, limits={"seconds": 60})
+    command = (*LONG, "--silent", "--leave", str(file))
+    limits = {"seconds": 90, "flat_for": 600}
+    tries = (fit(*command, stop_after=calls, limits=limits) for calls in (5, 40, 160))
+    answer = first_in_time(tries, lambda _answer: written(file))
     assert answer["error"] == "somebody wants it to end"
     assert not lives(int(file.read_text()))
 
 
 def test_a_driver_that_hangs_during_a_probe_ends_it_with_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "left"
-    answer = fit(*LONG, "--leave", str(file), "--silent", hang_after=5, deadline=3.1)
+
+    def hung(deadline: float) -> Any:
+        clear_faults(Machine.of_environment(os.environ))
+        return fit(*LONG, "--leave", str(file), "--silent", hang_after=5, deadline=deadline)
+
+    answer = first_in_time(map(hung, (3.1, 8.1, 24.1)), lambda _answer: written(file))
     assert answer["kind"] == "ProbeFailedError"
-    assert answer["error"] == "the memory of the probe could not be watched: the driver did not answer in 3.1 s"
+    told = r"the memory of the probe could not be watched: the driver did not answer in \d+\.1 s"
+    assert re.fullmatch(told, answer["error"])
     assert not lives(int(file.read_text()))
 
 
@@ -162,6 +205,6 @@ def test_a_fitter_that_is_killed_leaves_no_probe_behind(tmp_path: Path) -> None:
 
 def test_running_out_of_memory_lowers_the_bound_and_goes_on() -> None:
     # The base takes 27 GiB, so sizes below it are tried.
-    answer = fit("--slope", "1600", terms={"base": 16})
+    answer = fit_what_is_shown("--slope", "1600", terms={"base": 16})
     assert answer["fitted"]["observations"][0]["outcome"] == "oom"
     assert answer["fitted"]["size"] == 8

@@ -97,6 +97,7 @@ class Probe:
         self._unfinished = ""
         self._matched: float | None = None
         self._plateau = Plateau(stage.limits.flat_for)
+        self._flat = False
         self._begun = time.monotonic()
         self._seen = self._begun
 
@@ -156,6 +157,8 @@ class Probe:
         if reason is None:
             self._seen = look.at
             self._plateau.see(look.at, watch.peak, self._rates.steps_seen, watch.works)
+            # By what was seen: memory that no look has followed since, while this process was held up, may have grown.
+            self._flat = self._plateau.reached(look.at, self._rates.steps_seen)
         elif look.at - self._seen > LONGEST_GAP:
             raise ProbeFailedError(f"the memory of the probe could not be watched: {reason}")
 
@@ -163,7 +166,7 @@ class Probe:
         now = time.monotonic()
         if self._matched is not None and self._seen > self._matched and watch.peak:
             return "until"
-        if self._until is None and self._plateau.reached(now, self._rates.steps_seen):
+        if self._until is None and self._flat:
             return "flat"
         return "time" if now - self._begun >= self._stage.limits.seconds else None
 

@@ -49,8 +49,8 @@ _OOM_WITHIN: Final = 256 * 1024
 # Between two tries to reach the queue, doubled from try to try.
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 30.0
-# It comes at once, unless something of the job cannot be killed.
-_LAST_WORDS_WITHIN: Final = 1.0
+# It comes at once, unless the guardian is held up or something of the job cannot be killed.
+_LAST_WORDS_WITHIN: Final = 10.0
 # A worker that is there records an outcome at once, unless its database is away or it hangs.
 _RECORDED_WITHIN: Final = 60.0
 # After that nobody waits for it any more; the next worker finds it on disk.
