@@ -1,5 +1,6 @@
 """Fixtures that several tiers share."""
 
+import compileall
 import os
 import signal
 import sys
@@ -7,8 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.mock_nvml import MockMachine
+
+# No example is wrong because the machine was busy with something else.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where Python does not do that itself, each of thousands of commands would compile all that was changed lately."""
+    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
 
 
 @pytest.fixture(autouse=True, scope="session")

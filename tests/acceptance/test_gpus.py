@@ -61,8 +61,8 @@ class Case(NamedTuple):
     """The states in the JSON; None when there is none."""
     unknown: dict[str, str] = {}  # noqa: RUF012 - never changed
     """What of the first GPU is unknown, and why."""
-    at_most: float = 4.0
-    """Seconds."""
+    deadline: str = "60s"
+    """Long, so that nothing which only takes its time is called hung."""
 
 
 ROW = "0, GPU-1, NVIDIA A100, 00000000:07:00.0, 5, 1000, 40960, 60.5, 400.00, 33"
@@ -112,8 +112,8 @@ FAULTS = [
         {"processes": "the driver does not permit this user to read it"},
     ),
     Case(
-        "a call hangs for 60 s", faulty("nvmlDeviceGetMemoryInfo_v2", hang=60.0), 1,
-        "the GPUs cannot be read: the driver did not answer in 1 s", ["unknown"],
+        "a call hangs", faulty("nvmlDeviceGetMemoryInfo_v2", hang=600.0), 1,
+        "the GPUs cannot be read: the driver did not answer in 1 s", ["unknown"], deadline="1s",
     ),
     Case(
         "nvidia-smi killed", nvidia_smi("kill -9 $$"), 1, "nvidia-smi was killed by signal 9", ["unknown"],
@@ -141,11 +141,10 @@ def test_a_fault_is_unknown_with_a_sentence_never_idle(
     (tmp_path / "root").mkdir()
     monkeypatch.setenv("STOKER_ROOT", str(tmp_path / "root"))  # no other vendor's GPU of the machine at hand
     case.given(nvidia, tmp_path, monkeypatch)
-    done = stoker("gpus", "--json", "--deadline", "1s")
+    done = stoker("gpus", "--json", "--deadline", case.deadline)
     assert done.code == case.code, done.err
     assert case.sentence in done.err
     assert done.err.count("\n") == (1 if case.sentence else 0)
-    assert done.seconds < case.at_most
     if case.states is None:
         assert done.out == ""
         return
@@ -210,7 +209,7 @@ def test_follow_prints_one_json_line_per_look_until_interrupted(nvidia: MockMach
     nvidia.gpus[0].utilization = 88
     wait_for(lambda: msgspec.json.decode(process.stdout.readline())["gpus"][0]["state"] == "busy")  # type: ignore[union-attr]  # stdout is a pipe
     process.send_signal(signal.SIGINT)
-    _out, err = process.communicate(timeout=10)
+    _out, err = process.communicate(timeout=60)
     assert first["gpus"][0]["state"] == "idle"
     assert (process.returncode, err) == (0, "")
 

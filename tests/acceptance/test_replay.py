@@ -1,5 +1,7 @@
 """`stoker replay` as a person types it."""
 
+import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,9 +9,10 @@ import pytest
 
 from stoker.gpus.model import Maybe, Unknown
 from stoker.gpus.recording import RecordingWriter
-from tests.support.command import stoker
+from tests.support.command import stoker, stoker_command
 from tests.support.looks import a_look
 from tests.support.mock_nvml import MockMachine
+from tests.support.waiting import wait_for
 
 # Tuesday, 2026-11-10, 00:00 UTC.
 MIDNIGHT = 1_794_268_800.0
@@ -158,7 +161,11 @@ def test_the_page_is_one_file_that_needs_no_other(night: Path, tmp_path: Path) -
 
 def test_what_was_just_recorded_can_be_replayed(nvidia: MockMachine, tmp_path: Path) -> None:
     trace = tmp_path / "r"
-    assert stoker("record", str(trace), "--every", "20ms", "--for", "400ms").code == 0
+    recorder = subprocess.Popen([stoker_command(), "record", str(trace), "--every", "20ms"], stderr=subprocess.DEVNULL)
+    # However long they take, these are more than enough for the window.
+    wait_for(lambda: trace.exists() and trace.read_bytes().count(b"\n") > 20)
+    recorder.send_signal(signal.SIGINT)
+    assert recorder.wait(timeout=60) == 0
     done = stoker("replay", str(trace), "--for", "200ms", "--json")
     assert [firing["reason"] for firing in done.json()["firings"]] == ["GPU 0 and GPU 1 stayed below 1% for 0.2s"]
 

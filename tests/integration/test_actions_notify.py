@@ -1,5 +1,6 @@
 """Messages to people by apprise, to a receiver on loopback."""
 
+import socket
 import sys
 
 import pytest
@@ -17,9 +18,13 @@ FACTS = Facts(
 )
 
 
+# Apprise gives a receiver four seconds to answer, unless it is told otherwise.
+PATIENTLY = "cto=60&rto=60"
+
+
 def test_the_message_says_where_and_why() -> None:
     with Receiver().listening() as receiver:
-        action = Notify(f"json://127.0.0.1:{receiver.port}/hook")
+        action = Notify(f"json://127.0.0.1:{receiver.port}/hook?{PATIENTLY}")
         assert action.prepare() == ()
         assert receiver.asked == []
         action.act(FACTS)
@@ -30,7 +35,7 @@ def test_the_message_says_where_and_why() -> None:
 
 def test_warnings_can_be_told_too() -> None:
     with Receiver().listening() as receiver:
-        action = Notify(f"json://127.0.0.1:{receiver.port}/hook")
+        action = Notify(f"json://127.0.0.1:{receiver.port}/hook?{PATIENTLY}")
         action.prepare()
         action.tell("node7", "GPU 0 cannot be read")
         [asked] = receiver.asked
@@ -41,7 +46,7 @@ def test_a_message_that_is_not_delivered_is_a_failure_that_keeps_the_url_secret(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with Receiver(Answer(403)).listening() as receiver:
-        action = Notify(f"json://alice:hunter22@127.0.0.1:{receiver.port}/t0psecret?token=s3same")
+        action = Notify(f"json://alice:hunter22@127.0.0.1:{receiver.port}/t0psecret?token=s3same&{PATIENTLY}")
         action.prepare()
         with pytest.raises(ActionError) as failed:
             action.act(FACTS)
@@ -54,12 +59,12 @@ def test_a_message_that_is_not_delivered_is_a_failure_that_keeps_the_url_secret(
 
 
 def test_a_receiver_that_is_not_there_is_a_failure() -> None:
-    with Receiver().listening() as receiver:
-        url = f"json://127.0.0.1:{receiver.port}/hook"
-    action = Notify(url)
-    action.prepare()
-    with pytest.raises(ActionError, match="was not delivered"):
-        action.act(FACTS)
+    with socket.socket() as silent:  # bound, so that nobody else gets the port, and never listening
+        silent.bind(("127.0.0.1", 0))
+        action = Notify(f"json://127.0.0.1:{silent.getsockname()[1]}/hook")
+        action.prepare()
+        with pytest.raises(ActionError, match="was not delivered"):
+            action.act(FACTS)
 
 
 @pytest.mark.parametrize("url", ["nonsense://t0psecret", "t0psecret", "json:/t0psecret"])

@@ -46,7 +46,7 @@ def test_a_queue_that_goes_away_is_waited_for_and_told_once(
         wait_for(lambda: "waiting, and trying again" in feeder.err, named="the complaint")
     finally:
         mortal_server.start()
-    wait_for(lambda: feeder.taken[-1] == "two", deadline=30, named="the second job")
+    wait_for(lambda: feeder.taken[-1] == "two", named="the second job")
     assert queue.commands() == ["one", "two"]
     queue.run("two", "succeeded")
     wait_for(finished.exists, named="the finished command")
@@ -116,9 +116,9 @@ def test_lines_are_taken_while_the_finished_file_cannot_be_written(tmp_path: Pat
         leftover.unlink()
     place.rmdir()
     queue.run("one", "succeeded")
-    wait_for(lambda: "finished commands cannot be written" in feeder.err, deadline=30, named="the complaint")
+    wait_for(lambda: "finished commands cannot be written" in feeder.err, named="the complaint")
     path.write_text("one\ntwo\n")
-    wait_for(lambda: feeder.taken == ["one", "two"], deadline=30, named="the second job")
+    wait_for(lambda: feeder.taken == ["one", "two"], named="the second job")
     place.mkdir()
     queue.run("two", "succeeded")
     finished = place / "finished.txt"

@@ -13,18 +13,21 @@ from stoker.gpus.prober import Prober
 from tests.support.mock_nvml import MockMachine, Samples
 
 GIB = 2**30
+NOBODY = 2**22 + 1
+"""A number that no process has: the kernel gives none above 2**22, and one that has ended gives its number away."""
 
 
 @pytest.fixture
 def prober(nvidia: MockMachine) -> Iterator[Prober]:
-    with Prober("nvml") as prober:
+    # Not the deadline of a person's look: the first one starts an interpreter, which takes long on a busy machine.
+    with Prober("nvml", deadline=60) as prober:
         yield prober
 
 
 @pytest.fixture
 def somebody() -> Iterator[int]:
     """A real process that a mock GPU may list."""
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "300"])
     yield process.pid
     process.kill()
     process.wait()
@@ -96,6 +99,8 @@ def _plain_rate() -> int:
 
 def test_each_sample_is_counted_once(nvidia: MockMachine, prober: Prober) -> None:
     gpu = nvidia.gpus[0]
+    gpu.set_samples([])
+    prober.look()  # which the next one looks back to, however long the start of the helper took
     gpu.set_samples([(0.1, 80)])
     first = prober.look().readings[0].utilization
     gpu.utilization = 0
@@ -221,9 +226,7 @@ def test_more_processes_than_room_was_made_for(nvidia: MockMachine, prober: Prob
 
 
 def test_a_process_that_ended_is_listed_without_a_name(nvidia: MockMachine, prober: Prober) -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    nvidia.gpus[0].add_process(ended.pid)
+    nvidia.gpus[0].add_process(NOBODY)
     processes = prober.look().readings[0].processes
     assert known(processes)
     assert isinstance(processes[0].name, Unknown)

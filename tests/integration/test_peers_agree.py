@@ -91,6 +91,7 @@ def in_words_of(gpu: dict[str, Any], *, memory_unit: int, power_unit: float) -> 
 def test_a_peer_says_the_same_field_by_field(
     busy: MockMachine, program: str, memory_unit: int, power_unit: float
 ) -> None:
-    ours = [in_words_of(gpu, memory_unit=memory_unit, power_unit=power_unit) for gpu in stoker("gpus", "--json").json()]
+    look = stoker("gpus", "--json", "--deadline", "60s").json()
+    ours = [in_words_of(gpu, memory_unit=memory_unit, power_unit=power_unit) for gpu in look]
     assert ours == peer(program)
     assert [len(gpu["processes"]) for gpu in ours] == [1, 2]

@@ -53,8 +53,9 @@ def test_a_holder_is_told_with_its_name_program_user_and_start(
     nodes: dict[str, tuple[Path, ...]], openers: Openers
 ) -> None:
     process = openers.open(*nodes["GPU-a"])
-    named = wait_for(lambda: Holders(nodes).scan().by_gpu["GPU-a"])
-    (found,) = [holder for holder in named if holder.pid == process.pid]
+    # It says that it is ready a moment before it becomes a `sleep`.
+    wait_for(lambda: read_stat_fields(f"/proc/{process.pid}/stat")[0] == "sleep")
+    (found,) = [holder for holder in Holders(nodes).scan().by_gpu["GPU-a"] if holder.pid == process.pid]
     name, fields = read_stat_fields(f"/proc/{process.pid}/stat")
     program = Path(f"/proc/{process.pid}/exe").readlink().name
     user = pwd.getpwuid(os.geteuid()).pw_name
@@ -253,5 +254,5 @@ def test_a_proc_that_hides_the_processes_of_others_says_so(tmp_path: Path) -> No
 
 def test_the_first_scan_imports_nothing_heavy() -> None:
     code = "import sys, stoker.presence.holders; print('asyncio' in sys.modules or 'pynvml' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert told.stdout == "False\n"

@@ -12,18 +12,29 @@ import psutil
 import pytest
 
 from stoker.errors import BadInputError
+from stoker.gpus import helper_process
 from stoker.gpus.model import Look, Unknown, known
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
+from stoker.runs.processes import identify, is_alive
 from tests.support.mock_nvml import MockMachine
 from tests.support.waiting import wait_for
 
 HELPER = "stoker.gpus.helper"
 
 
+_earlier: list[psutil.Process] = []
+
+
+@pytest.fixture(autouse=True)
+def _only_of_this_test() -> None:
+    """A helper that was slow to leave at the end of another test may still be there, if only as a zombie."""
+    _earlier[:] = psutil.Process().children()
+
+
 def helpers() -> list[psutil.Process]:
     """The helper processes that this test started, ended ones that nobody reaped included."""
-    return [child for child in psutil.Process().children() if _is_helper(child)]
+    return [child for child in psutil.Process().children() if child not in _earlier and _is_helper(child)]
 
 
 def _is_helper(process: psutil.Process) -> bool:
@@ -36,37 +47,59 @@ def _is_helper(process: psutil.Process) -> bool:
         return False
 
 
+def started(deadline: float) -> Prober:
+    """A prober with this deadline whose helper runs: the start of one takes longer than that on a busy machine."""
+    prober = Prober("nvml", deadline=60)
+    assert prober.look().problem is None
+    prober.deadline = deadline
+    return prober
+
+
 def problem(look: Look) -> str:
     assert look.problem is not None
     return look.problem.reason
 
 
 def test_a_blocked_driver_makes_looks_unknown_in_time_with_one_helper_and_one_call(nvidia: MockMachine) -> None:
-    with Prober("nvml", deadline=0.4) as prober:
-        assert prober.look().problem is None
-        nvidia.fault("nvmlDeviceGetSamples", hang=60)
-        begun = time.monotonic()
-        look = prober.look()
-        assert 0.4 <= time.monotonic() - begun < 1.5
+    with started(deadline=0.4) as prober:
+        look, took = _blocked_look(nvidia, prober)
+        for _ in range(2):
+            if took < 1.5:
+                break
+            # The machine stood still just then, or this is how long it takes: the next time tells.
+            nvidia.clear_faults()
+            wait_for(lambda: _good(prober.look()), named="a good look")
+            look, took = _blocked_look(nvidia, prober)
+        assert 0.4 <= took < 1.5
         assert problem(look) == "the driver did not answer in 0.4 s"
         assert [gpu.uuid for gpu in look.gpus] == [gpu.uuid for gpu in nvidia.gpus]
         assert all(isinstance(reading.utilization, Unknown) for reading in look.readings)
         threads = threading.active_count()
+        times = []
         for _ in range(20):
             again = time.monotonic()
             assert "has not answered for" in problem(prober.look())
-            assert time.monotonic() - again < 0.3  # the deadline was already over: no reason to wait again
+            times.append(time.monotonic() - again)
+        # The deadline was already over: no reason to wait again. The middle one: the machine may stand still at some.
+        assert sorted(times)[10] < 0.3
         assert len(helpers()) == 1
-        assert threading.active_count() == threads
-        assert nvidia.max_in_flight == 1
+        assert threading.active_count() <= threads
+        assert wait_for(lambda: nvidia.max_in_flight, named="the blocked call") == 1
         nvidia.clear_faults()
 
 
+def _blocked_look(machine: MockMachine, prober: Prober) -> tuple[Look, float]:
+    """A look while the driver blocks, and how long it took."""
+    machine.fault("nvmlDeviceGetSamples", hang=600)
+    begun = time.monotonic()
+    return prober.look(), time.monotonic() - begun
+
+
 def test_it_recovers_by_itself_when_the_driver_does(nvidia: MockMachine) -> None:
-    with Prober("nvml", deadline=0.2) as prober:
-        prober.look()
-        nvidia.fault("nvmlDeviceGetSamples", hang=60)
+    with started(deadline=0.2) as prober:
+        nvidia.fault("nvmlDeviceGetSamples", hang=600)
         assert prober.look().problem is not None
+        nvidia.wait_until_hanging()
         nvidia.clear_faults()
         nvidia.gpus[0].utilization = 55
         look = wait_for(lambda: _good(prober.look()), named="a good look")
@@ -79,39 +112,41 @@ def _good(look: Look) -> Look | None:
 
 
 def test_a_driver_that_blocks_at_its_opening_is_guarded_too(nvidia: MockMachine) -> None:
-    nvidia.fault("nvmlInitWithFlags", hang=60)
+    nvidia.fault("nvmlInitWithFlags", hang=600)
     with Prober("nvml", deadline=0.3) as prober:
         assert problem(prober.look()) == "the driver did not answer in 0.3 s"
+        nvidia.wait_until_hanging()
         nvidia.clear_faults()
         assert len(wait_for(lambda: _good(prober.look())).gpus) == 2
 
 
 def test_signals_are_heard_while_the_driver_blocks(nvidia: MockMachine) -> None:
-    nvidia.fault("nvmlDeviceGetSamples", hang=60)
-    heard: list[float] = []
-    previous = signal.signal(signal.SIGALRM, lambda *_: heard.append(time.monotonic()))
+    nvidia.fault("nvmlDeviceGetSamples", hang=600)
+    heard = threading.Event()
+    previous = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
+    ringing = threading.Thread(target=_ring_when_it_hangs, args=[nvidia, heard])
     try:
-        with Prober("nvml", deadline=3) as prober:
-            threading.Thread(target=_ring_when_it_hangs, args=[nvidia]).start()
-            prober.look()
-            returned = time.monotonic()
-            nvidia.clear_faults()
+        with Prober("nvml", deadline=200) as prober:
+            ringing.start()
+            # The driver goes on once the signal was heard: in the middle of the wait, not after it.
+            assert prober.look().problem is None
     finally:
-        signal.signal(signal.SIGALRM, previous)
-    assert heard
-    assert returned - heard[0] > 1  # heard in the middle of the wait, not after it
+        ringing.join()
+        signal.signal(signal.SIGUSR1, previous)
 
 
-def _ring_when_it_hangs(machine: MockMachine) -> None:
+def _ring_when_it_hangs(machine: MockMachine, heard: threading.Event) -> None:
     machine.wait_until_hanging()
-    os.kill(os.getpid(), signal.SIGALRM)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    if heard.wait(60):
+        machine.clear_faults()
 
 
 def test_a_crash_inside_the_driver_is_told_and_a_new_helper_takes_over(nvidia: MockMachine) -> None:
-    with Prober("nvml", deadline=5) as prober:
-        prober.look()
+    with started(deadline=60) as prober:
         (helper,) = helpers()
         helper.send_signal(signal.SIGSEGV)
+        wait_for(lambda: helper.status() == psutil.STATUS_ZOMBIE, named="the crash")
         looks = [prober.look()]
         assert problem(looks[0]) == "the helper that reads the GPUs was killed by SIGSEGV; it is started again"
         assert len(looks[0].readings) == 2
@@ -119,36 +154,41 @@ def test_a_crash_inside_the_driver_is_told_and_a_new_helper_takes_over(nvidia: M
         assert len(helpers()) == 1
 
 
-def test_closing_leaves_nothing_behind(nvidia: MockMachine) -> None:
-    with Prober("nvml") as prober:
-        prober.look()
+def test_closing_leaves_nothing_behind(nvidia: MockMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not what this is about: a helper that takes longer to leave is asked by a signal, and leaves without a goodbye.
+    monkeypatch.setattr(helper_process, "_GOODBYE", 60.0)
+    with started(deadline=60):
         assert len(helpers()) == 1
     assert helpers() == []
     assert nvidia.calls("nvmlShutdown") == 1
 
 
 def test_closing_while_the_driver_blocks_does_not_wait_for_it(nvidia: MockMachine) -> None:
-    prober = Prober("nvml", deadline=0.2)
-    nvidia.fault("nvmlDeviceGetSamples", hang=60)
+    prober = started(deadline=0.2)
+    (helper,) = helpers()
+    nvidia.fault("nvmlDeviceGetSamples", hang=600)
     prober.look()
+    nvidia.wait_until_hanging()
     begun = time.monotonic()
     prober.close()
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 60
+    assert nvidia.in_flight == 1
     nvidia.clear_faults()
-    wait_for(lambda: all(p.status() == psutil.STATUS_ZOMBIE for p in helpers()), named="the helper's end")
+    wait_for(lambda: os.waitpid(helper.pid, os.WNOHANG)[0] == helper.pid, named="the helper's end")
 
 
 def test_the_helper_of_a_killed_program_goes_by_itself(nvidia: MockMachine) -> None:
     program = (
-        "import os, signal; from stoker.gpus.prober import Prober; p = Prober('nvml'); p.look();"
+        "import os, signal; from stoker.gpus.prober import Prober; p = Prober('nvml', deadline=60); p.look();"
         "print(p._helper.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stdout
-    wait_for(lambda: not psutil.pid_exists(int(out)), named="the helper's end")
+    helper = identify(int(out))
+    wait_for(lambda: helper is None or not is_alive(helper), named="the helper's end")
 
 
 def test_no_gpu_here_is_said_with_what_was_tried(tmp_path: Path) -> None:
-    with Prober("auto", root=str(tmp_path)) as prober, pytest.raises(AbsentError) as caught:
+    with Prober("auto", deadline=60, root=str(tmp_path)) as prober, pytest.raises(AbsentError) as caught:
         prober.look()
     sentence = str(caught.value)
     assert sentence.startswith("no GPU was found (nvml: ")
@@ -167,6 +207,6 @@ def test_a_source_that_is_none_is_refused_before_anything_starts(spec: str) -> N
 
 
 def test_auto_takes_the_library_and_says_so(nvidia: MockMachine) -> None:
-    with Prober("auto") as prober:
+    with Prober("auto", deadline=60) as prober:
         prober.look()
         assert [(choice.source, choice.taken) for choice in prober.choices] == [("nvml", True)]

@@ -1,12 +1,12 @@
 """Real processes on a simulated machine: what they hold, what they may not, and what is left of them."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,6 +46,16 @@ def start(machine: Machine) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def sleeps(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long whoever follows a script slept: the machine's clock moves by that alone."""
+    slept: list[float] = []
+    begun = machine.clock()
+    machine.clock = lambda: begun + sum(slept)
+    monkeypatch.setattr("stoker.gpus.sim.process.time", SimpleNamespace(sleep=slept.append))
+    return slept
 
 
 HOLDER = """
@@ -200,14 +210,14 @@ def test_processes_that_race_for_memory_get_all_of_it_and_not_a_byte_more(machin
 
 
 BUSY_WRITER = """
+import select, sys
 from stoker.gpus.sim import SimulatedProcess
 with SimulatedProcess.attach(gpu=0) as gpu:
     gpu.allocate(2**30)
     print("ready", flush=True)
-    for step in range(300):
-        gpu.work(utilization=0.5 + 0.5 * (step % 2))
-    print("done", flush=True)
-    input()
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        gpu.work(utilization=0.5)
+        gpu.work(utilization=1.0)
 """
 
 
@@ -215,13 +225,10 @@ def test_a_look_never_sees_half_of_a_change(machine: Machine, start: Start) -> N
     writer = start(BUSY_WRITER)
     assert line(writer) == "ready"
     source = open_source("2x4GiB")
-    seen = []
-    assert writer.stdout is not None
-    while not select.select([writer.stdout], [], [], 0)[0]:
-        seen.append(source.look().readings[0])
+    seen = [source.look().readings[0] for _ in range(40)]
     source.close()
-    assert line(writer) == "done"
-    assert len(seen) > 5
+    tell(writer)
+    assert writer.wait(60) == 0
     assert {reading.memory_used for reading in seen} == {GIB}
     assert all(known(reading.utilization) for reading in seen)
 
@@ -250,18 +257,20 @@ def test_a_forked_child_can_neither_use_nor_lose_its_parents_gpu(start: Start) -
     assert line(parent) == str(GIB)
 
 
-def test_growing_memory_fails_when_the_gpu_is_full_and_not_before(machine: Machine) -> None:
-    with SimulatedProcess.attach(gpu=0) as gpu:
-        script = gpu.play((grow(GIB, 8 * GIB, 0.3),))
+def test_growing_memory_fails_when_the_gpu_is_full_and_not_before(machine: Machine, sleeps: list[float]) -> None:
+    with SimulatedProcess.attach(gpu=0, machine=machine) as gpu:
+        script = gpu.play((grow(GIB, 8 * GIB, 60.0),))
         with pytest.raises(SimulatedOutOfMemoryError):
             follow([gpu], script)
         assert GIB < gpu.memory <= 4 * GIB
+        assert sum(sleeps) < 60.0
 
 
-def test_growing_memory_that_fits_ends_at_its_goal(machine: Machine) -> None:
-    with SimulatedProcess.attach(gpu=0) as gpu:
-        follow([gpu], gpu.play((grow(GIB, 3 * GIB, 0.2),)))
+def test_growing_memory_that_fits_ends_at_its_goal(machine: Machine, sleeps: list[float]) -> None:
+    with SimulatedProcess.attach(gpu=0, machine=machine) as gpu:
+        follow([gpu], gpu.play((grow(GIB, 3 * GIB, 60.0),)))
         assert gpu.memory == 3 * GIB
+        assert sum(sleeps) == pytest.approx(60.0)
 
 
 def test_work_for_some_seconds_ends_by_itself(machine: Machine) -> None:
@@ -281,7 +290,7 @@ def test_leaving_a_machine_that_was_removed_makes_no_new_one(machine: Machine, t
 
 
 def test_a_prober_reads_the_machine_and_takes_a_hang_for_unknown(machine: Machine) -> None:
-    with SimulatedProcess.attach(gpu=0) as gpu, Prober("sim:2x4GiB", deadline=5.0) as prober:
+    with SimulatedProcess.attach(gpu=0) as gpu, Prober("sim:2x4GiB", deadline=60.0) as prober:
         gpu.allocate(GIB)
         assert prober.look().readings[0].memory_used == GIB
         add_fault(machine, parse_fault("hang", None, None, machine.clock(), None))
@@ -289,5 +298,5 @@ def test_a_prober_reads_the_machine_and_takes_a_hang_for_unknown(machine: Machin
         hung = prober.look()
         assert hung.problem is not None or all(isinstance(r.memory_used, Unknown) for r in hung.readings)
         clear_faults(machine)
-        prober.deadline = 5.0
+        prober.deadline = 60.0
         assert prober.look().readings[0].memory_used == GIB

@@ -1,11 +1,14 @@
 """How jobs of a worker end: retries, limits, idleness, and commands that never begin."""
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from stoker.queue import Job
+from stoker.runs.record import Record
+from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
 IDLE_AT_ONCE = {"every": 0.2, "window": 1.0, "after": 0.0}
@@ -13,6 +16,10 @@ IDLE_AT_ONCE = {"every": 0.2, "window": 1.0, "after": 0.0}
 
 def outcomes(site: WorkSite, job: str) -> list[tuple[str | None, int | None]]:
     return [(attempt.outcome, attempt.exit_code) for attempt in site.store.attempts(job)]
+
+
+def record(site: WorkSite, job: str) -> Record:
+    return Record(site.output(job).parent)
 
 
 def test_a_job_that_fails_is_tried_again_after_its_back_off_and_then_has_failed(site: WorkSite) -> None:
@@ -37,12 +44,14 @@ def test_a_job_that_succeeds_on_its_second_try_has_succeeded(site: WorkSite) -> 
 
 
 def test_a_job_is_stopped_at_its_time_limit(site: WorkSite) -> None:
-    job = site.submit("echo $$ > pid; exec sleep 600", time_limit=0.5)
+    job = site.submit("exec sleep 600", time_limit=0.5)
     site.work_until_empty()
     found = site.job(job)
     assert (found.state, found.exit_code) == ("failed", 124)
     assert found.sentence == "It had run for 0.5s, which was its time limit"
-    assert not Path(f"/proc/{(site.directory / 'pid').read_text().strip()}").exists()
+    pid = record(site, job).status().job
+    assert pid is not None
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_hung_job_frees_its_gpu_and_its_report_is_kept(site: WorkSite) -> None:
@@ -60,9 +69,14 @@ def test_a_hung_job_frees_its_gpu_and_its_report_is_kept(site: WorkSite) -> None
 
 
 def test_a_busy_job_is_left_alone_under_the_same_rule(site: WorkSite) -> None:
-    job = site.submit("exec stoker sim load --for 3s --memory 1GiB", gpus=1, policy=IDLE_AT_ONCE)
-    site.work_until_empty()
-    assert site.job(job).state == "succeeded"
+    # It is judged once it has begun to work, however long that takes.
+    command = f"stoker sim load --memory 1GiB & {site.until('gate')}"
+    job = site.submit(command, gpus=1, policy=IDLE_AT_ONCE | {"arm_above": 0.5})
+    site.work()
+    wait_for(lambda: record(site, job).status().verdict == "busy", named="that it is seen to work")
+    time.sleep(1.5 * IDLE_AT_ONCE["window"])
+    site.open_gate("gate")
+    assert site.wait_until(job, "succeeded", "failed").state == "succeeded"
 
 
 @pytest.mark.parametrize(
@@ -110,10 +124,11 @@ def test_a_job_after_one_that_had_to_be_killed_runs_as_if_nothing_had_been(site:
 def test_the_gpu_of_a_job_that_ends_is_free_at_once(site: WorkSite) -> None:
     """Memory that comes back with the end of a process is not waited for longer than that takes."""
     jobs = [site.submit("exec stoker sim load --memory 20GiB --for 0.3s", gpus=1) for _ in range(3)]
-    begun = time.monotonic()
     site.work_until_empty("--gpus", "0")
     assert [site.job(job).state for job in jobs] == ["succeeded"] * 3
-    assert time.monotonic() - begun < 20.0
+    # One of the two changes: the machine may have been busy during the other.
+    changes = [site.last_attempt(after).started - (site.job(job).ended or 0.0) for job, after in pairwise(jobs)]
+    assert min(changes) < 5.0
 
 
 def test_the_sentence_of_a_preempted_job_says_so(site: WorkSite) -> None:
@@ -121,4 +136,4 @@ def test_the_sentence_of_a_preempted_job_says_so(site: WorkSite) -> None:
     filler = site.submit(site.until("gate"), gpus=1, preemptible=True)
     site.wait_until(filler, "running")
     site.wait_until(site.submit(site.until("gate"), gpus=1), "running")
-    assert site.store.attempts(filler)[0].sentence == "It made room for another job"
+    assert wait_for(lambda: site.store.attempts(filler)[0].sentence) == "It made room for another job"

@@ -1,11 +1,9 @@
 """What a worker keeps of what its jobs print: in a file per attempt, and the end of it in the queue."""
 
-import time
-
 import pytest
 
 from tests.support.waiting import wait_for
-from tests.support.work_site import PATIENCE, WorkSite
+from tests.support.work_site import WorkSite
 
 KIB = 1024
 
@@ -40,10 +38,10 @@ def test_the_queue_has_the_end_of_the_output_while_the_job_runs(site: WorkSite) 
     job = site.submit(f"echo so far; {site.until('gate')}; echo the rest")
     site.work()
     site.wait_until(job, "running")
-    wait_for(lambda: kept(site, job) == "so far\n", deadline=PATIENCE, named="the output in the queue")
+    wait_for(lambda: kept(site, job) == "so far\n", named="the output in the queue")
     site.open_gate("gate")
     site.wait_until(job, "succeeded")
-    wait_for(lambda: kept(site, job) == "so far\nthe rest\n", deadline=PATIENCE, named="the rest of it")
+    wait_for(lambda: kept(site, job) == "so far\nthe rest\n", named="the rest of it")
 
 
 def test_the_link_of_a_run_is_kept(site: WorkSite) -> None:
@@ -62,7 +60,6 @@ def test_what_a_python_job_prints_is_there_at_once(site: WorkSite, monkeypatch: 
     site.work()
     wait_for(
         lambda: site.output(job).exists() and site.output(job).read_text() == "begun\n",
-        deadline=PATIENCE,
         named="what it printed",
     )
     assert site.job(job).state == "running"
@@ -86,6 +83,4 @@ def test_every_attempt_has_its_own_output(site: WorkSite) -> None:
 def test_logs_follow_a_job_to_its_end(site: WorkSite) -> None:
     site.work()
     job = site.submit("echo one; sleep 0.5; echo two")
-    begun = time.monotonic()
     assert site.stoker("logs", "-f", job).out == "one\ntwo\n"
-    assert time.monotonic() - begun < PATIENCE

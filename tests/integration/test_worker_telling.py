@@ -4,8 +4,9 @@ import time
 
 from stoker.queue import Worker
 from stoker.queue.model import Doing, Finding, WorkerGpu
+from stoker.runs.record import Record
 from tests.support.waiting import wait_for
-from tests.support.work_site import PATIENCE, WorkSite
+from tests.support.work_site import WorkSite
 
 IDLE_SOON = {"every": 0.2, "window": 1.0, "after": 0.0}
 HANGS = "exec stoker sim load --phase idle"
@@ -23,18 +24,19 @@ def gpu_that_is(site: WorkSite, doing: Doing, index: int = 0) -> WorkerGpu:
         gpus = found.view.gpus if found is not None else ()
         return next((gpu for gpu in gpus if gpu.index == index and gpu.doing == doing), None)
 
-    return wait_for(said, deadline=PATIENCE, named=f"that GPU {index} is told to be {doing}")
+    return wait_for(said, named=f"that GPU {index} is told to be {doing}")
 
 
 def finding(site: WorkSite, job: str) -> Finding:
     attempt = site.last_attempt(job).id
-    return wait_for(lambda: site.store.finding(attempt), deadline=PATIENCE, named="what was found")
+    return wait_for(lambda: site.store.finding(attempt), named="what was found")
 
 
 def test_what_gpus_do_is_told_as_it_changes_and_added_up(site: WorkSite) -> None:
     begun = time.time()
     alice = site.foreigner("--gpu", "1")
-    working = site.work()
+    # However late a look comes, no GPU is told to be unknown.
+    working = site.work(environment={"STOKER_DEADLINE": "60s"})
     free = gpu_that_is(site, "free")
     there = worker(site)
     assert there is not None
@@ -66,11 +68,16 @@ def test_what_gpus_do_is_told_as_it_changes_and_added_up(site: WorkSite) -> None
 
 def test_a_snooze_asked_for_through_the_queue_keeps_an_idle_job_alive(site: WorkSite) -> None:
     site.work("--grace", "2s")
-    spared = site.submit(HANGS, gpus=1, policy=IDLE_SOON | {"window": 2.5})
-    site.wait_until(spared, "running")
+    # It is judged once it has worked, and hangs when the gate is open: not before its snooze was heard.
+    works_first = f"stoker sim load & {site.until('gate')}; kill $!; {HANGS}"
+    spared = site.submit(works_first, gpus=1, policy=IDLE_SOON | {"arm_above": 0.5})
+    record = Record(site.output(spared).parent)
+    wait_for(lambda: record.status().verdict == "busy", named="that it is seen to work")
     assert site.store.snooze(site.last_attempt(spared).id, 600.0, "alice")
+    wait_for(lambda: record.status().reason.startswith("snoozed"), named="the snooze")
+    site.open_gate("gate")
     # By the time that this more patient one is stopped, the first would have been for long.
-    stopped = site.submit(HANGS, gpus=1, policy=IDLE_SOON | {"window": 4.0})
+    stopped = site.submit(HANGS, gpus=1, policy=IDLE_SOON | {"window": 2.0})
     site.wait_until(stopped, "failed")
     assert finding(site, stopped).cause == "idle"
     assert site.job(spared).state == "running"

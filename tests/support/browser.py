@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, sync_playwright
 
 ROOT: Final = Path(__file__).parents[2]
 # Kept after the run, for whoever wants to look at them; never committed.
@@ -22,6 +22,8 @@ ARGUMENTS: Final = (
     "--disable-sync",
 )
 SIZES: Final = {"phone": (390, 844), "desk": (1440, 900)}
+# Milliseconds, also on a machine that is busy: of all that the browser is asked to do or expected to show.
+PATIENCE: Final = 60_000
 # What fingers hit: the recommendation of the platforms.
 SMALLEST_TARGET: Final = 44
 _AXE: Final = "axe_playwright_python", "axe.min.js"
@@ -115,9 +117,12 @@ class Screen:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*ARGUMENTS])
-        yield browser
-        browser.close()
+        expect.set_options(timeout=PATIENCE)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*ARGUMENTS], timeout=2 * PATIENCE)
+        try:
+            yield browser
+        finally:
+            browser.close()
 
 
 @contextmanager
@@ -126,6 +131,8 @@ def screen(browser: Browser, size: str, **options: Any) -> Iterator[Screen]:
     context = browser.new_context(
         viewport={"width": width, "height": height}, has_touch=size == "phone", is_mobile=size == "phone", **options
     )
-    context.set_default_timeout(15_000)
-    yield Screen(context.new_page(), size)
-    context.close()
+    context.set_default_timeout(PATIENCE)
+    try:
+        yield Screen(context.new_page(), size)
+    finally:
+        context.close()

@@ -44,6 +44,7 @@ def namespaced(socket: Path) -> Iterator[Cable]:
     name, ours, theirs = f"stoker-{number}", f"sk{number}a", f"sk{number}b"
     # Of the addresses that nobody routes; other tests of the same kind run at the same time.
     here, there = (f"10.213.{number // 60 % 250}.{number % 60 * 4 + place}" for place in (1, 2))
+    _ip("netns", "del", name, check=False)  # of a run that was killed, with a process of the same number
     _ip("netns", "add", name)
     try:
         _ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", name)

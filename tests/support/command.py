@@ -25,7 +25,7 @@ def stoker_command() -> str:
     return str(Path(sys.executable).with_name("stoker"))
 
 
-def stoker(*arguments: str, environment: Mapping[str, str] | None = None, timeout: float = 60.0) -> Finished:
+def stoker(*arguments: str, environment: Mapping[str, str] | None = None, timeout: float = 100.0) -> Finished:
     """Runs `stoker` to its end."""
     begun = time.monotonic()
     done = subprocess.run(

@@ -37,12 +37,13 @@ class Feeder:
     @property
     def taken(self) -> list[str]:
         """The commands that it said it took."""
-        return [line.split("  ", 1)[1] for line in self.out.splitlines()]
+        # The last line may be being written.
+        return [line.split("  ", 1)[1] for line in self.out.split("\n")[:-1]]
 
     def end(self, how: signal.Signals = signal.SIGINT) -> int:
         if self.process.poll() is None:
             self.process.send_signal(how)
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=60)
 
 
 class Feeders:

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -13,21 +14,23 @@ from typing import Any
 
 import pytest
 
+from stoker.fill.ledger import Ledger
+from stoker.places import state_home
 from tests.support.command import Finished, stoker, stoker_command
 from tests.support.compiled import compiled
 from tests.support.mock_nvml import MockMachine
 from tests.support.openers import Openers
-from tests.support.waiting import wait_for
+from tests.support.waiting import kill_all, wait_for
 
 # On a machine that runs other tests at the same time.
-PATIENCE = 30.0
+PATIENCE = 60.0
 FAST = 20
 """So many times faster a clock runs that is fast."""
 
 # It runs until it is asked to end, and notes both. What it starts itself is left to whoever looks after it.
 MINER = """\
-echo "start $$ ${CUDA_VISIBLE_DEVICES-unset}" >> "$DIARY"
 trap 'echo "term $$" >> "$DIARY"; exit 0' TERM
+echo "start $$ ${CUDA_VISIBLE_DEVICES-unset}" >> "$DIARY"
 sleep 1000 & wait $!
 """
 
@@ -150,19 +153,22 @@ class FillSite:
         return seats
 
     def wait_for_why(self, pattern: str, seat: int = 0) -> str:
-        """Why the program does what it does, once that fits."""
+        """Why the program does what it does, once that fits. Read without the start of a command."""
         ends = time.monotonic() + PATIENCE
+        ledger = Ledger(state_home(), socket.gethostname())
         why = ""
         while not re.search(pattern, why):
             assert time.monotonic() < ends, f"the reason never was {pattern!r}, but {why!r}"
-            seats = self.seats()
-            why = seats[seat]["why"] if len(seats) > seat else ""
+            time.sleep(0.01)
+            status = ledger.read()
+            why = status.seats[seat].why if status is not None and len(status.seats) > seat else ""
         return why
 
     # What the programs noted
 
     def noted(self) -> list[list[str]]:
-        return [line.split() for line in self.diary.read_text().splitlines()] if self.diary.exists() else []
+        # The last line may be being written.
+        return [line.split() for line in self.diary.read_text().split("\n")[:-1]] if self.diary.exists() else []
 
     def started(self) -> dict[int, str]:
         """The visible devices of every program that was started, by its pid."""
@@ -240,10 +246,7 @@ class FillSite:
         for filler in self._fillers:
             filler.process.kill()
             filler.process.wait(timeout=PATIENCE)
-        for _ in range(5):
-            for pid in self.processes():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        kill_all(self.processes)
         self.openers.end()
         for descriptor in self._terminals:
             os.close(descriptor)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from stoker.fill.tenant import MARK
 from tests.support.command import stoker_command
 from tests.support.mock_nvml import MockMachine
-from tests.support.waiting import wait_for
+from tests.support.waiting import kill_all, wait_for
 
 # A program on a GPU: it opens the node, notes whether it is alone there, and when it is asked to end.
 PROGRAM: Final = """
@@ -123,7 +123,8 @@ class FillStage:
 
     def diary(self) -> list[Entry]:
         path = self.directory / "diary"
-        lines = path.read_text().splitlines() if path.exists() else []
+        # The last line may be being written.
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
         return [Entry(float(at), int(pid), gpu, what) for at, pid, gpu, what in map(str.split, lines)]
 
     def latest(self, gpu: str) -> Entry | None:
@@ -135,7 +136,7 @@ class FillStage:
         last = self.latest(gpu)
         return last.pid if last is not None and last.what == "runs" and _is_there(last.pid) else None
 
-    def wait_until_running(self, gpus: Sequence[str], deadline: float = 30.0) -> None:
+    def wait_until_running(self, gpus: Sequence[str], deadline: float = 60.0) -> None:
         wait_for(lambda: all(map(self.running, gpus)), deadline=deadline, named="a program on every GPU")
 
     def programs(self) -> list[int]:
@@ -151,12 +152,11 @@ class FillStage:
                 filler.send_signal(signal.SIGTERM)
         for filler in self._started:
             try:
-                filler.wait(20)
+                filler.wait(60)
             except subprocess.TimeoutExpired:
                 filler.kill()
                 filler.wait()
-        for pid in self.programs():
-            os.kill(pid, signal.SIGKILL)
+        kill_all(self.programs)
 
 
 class Visitor:
@@ -199,7 +199,7 @@ class SteppingAside(NamedTuple):
 
 
 def visit(
-    site: FillStage, visitor: Visitor, gpu: str, node: Path | None = None, patience: float = 20.0
+    site: FillStage, visitor: Visitor, gpu: str, node: Path | None = None, patience: float = 60.0
 ) -> SteppingAside:
     """Opens the node of a GPU on which a program runs, waits until that is gone, and leaves again."""
     pid = site.running(gpu)

@@ -50,7 +50,7 @@ def main() -> None:
     )
     told: list[str] = []
     hook = Hook(asked.get("stop_after"), asked.get("hang_after"))
-    with Prober(os.environ["STOKER_GPUS"], deadline=asked.get("deadline", 5.0)) as prober:
+    with Prober(os.environ["STOKER_GPUS"], deadline=asked.get("deadline", 60.0)) as prober:
         try:
             fitter = Fitter(request, prober, told.append, hook)
             answer: dict[str, Any] = {"fitted": fitter.fit(), "gpus": [gpu.index for gpu in fitter.gpus]}

@@ -27,7 +27,7 @@ ABOVE: Final = {"guardian": ("stoker-guard",), "attendant": ("stoker-guard", "st
 WORK: Final = ("--lease", "6s", "--grace", "1s", "--cpu-jobs", "2")
 LONGEST_OUTAGE: Final = 1.0
 # From the last kill to the last outcome: a lease or two, and the jobs that are left.
-LONGEST_END: Final = 60.0
+LONGEST_END: Final = 120.0
 # So many jobs more than the kills so far account for.
 BACKLOG: Final = 5
 # For a victim of the wanted kind: when all jobs are done there is none any more.

@@ -16,9 +16,8 @@ def record_of(site: WorkSite, job: str, number: int = 1) -> AttemptRecord:
 
 def keepers_of(site: WorkSite, job: str, number: int = 1) -> Keepers:
     """Of an attempt whose outcome the queue does not have."""
-    assignment = record_of(site, job, number).assignment()
-    assert assignment is not None
-    return assignment.keepers
+    # A job runs, for the queue, a moment before that is written down.
+    return wait_for(record_of(site, job, number).assignment, named="its assignment").keepers
 
 
 def kill_attendant(keepers: Keepers, how: signal.Signals = signal.SIGKILL) -> None:

@@ -1,22 +1,37 @@
 """A mail server on loopback that keeps what it is sent."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from email.message import EmailMessage
 from email.parser import BytesParser
 from email.policy import default
-from socket import socket
+from socket import create_server
 from typing import Any
 
 from aiosmtpd.controller import Controller
+
+# Seconds that it may take to listen, also on a machine that is busy.
+PATIENCE = 60.0
+
+
+class _Listening(Controller):
+    """On a port that is its own from the beginning: one that was only found free may be somebody else's by now."""
+
+    def __init__(self, mailbox: "Mailbox") -> None:
+        self._socket = create_server(("127.0.0.1", 0))
+        port = int(self._socket.getsockname()[1])
+        super().__init__(mailbox, hostname="127.0.0.1", port=port, ready_timeout=PATIENCE)
+
+    def _create_server(self) -> Coroutine[Any, Any, asyncio.AbstractServer]:
+        return self.loop.create_server(self._factory_invoker, sock=self._socket)
 
 
 class Mailbox:
     def __init__(self) -> None:
         self.mails: list[EmailMessage] = []
-        with socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = 0
+        """Once it is open."""
 
     async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:  # noqa: ARG002, N802 - aiosmtpd's name
         self.mails.append(BytesParser(policy=default).parsebytes(envelope.content))
@@ -24,7 +39,8 @@ class Mailbox:
 
     @contextmanager
     def open(self) -> Iterator["Mailbox"]:
-        controller = Controller(self, hostname="127.0.0.1", port=self.port)
+        controller = _Listening(self)
+        self.port = controller.port
         controller.start()
         try:
             yield self

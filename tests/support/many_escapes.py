@@ -6,6 +6,7 @@ single-threaded and adopts orphans, and a test runner is neither.
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from tests.support.escapes import ESCAPES, Escape, Holders, build
 # Long enough for a program that obeys to end, short enough to be waited for a hundred times.
 GRACE_OF_THE_OBEDIENT = 10.0
 GRACE_OF_THE_DEAF = 0.01
+# Processes that nobody else's are among, with numbers of their own.
+APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 class Bystander:
@@ -85,8 +88,10 @@ class Haunted:
 
 
 def main() -> None:
-    way, times, means = sys.argv[1:]
+    way, times, means, *apart = sys.argv[1:]
     escape = ESCAPES[way]
+    if way.startswith("pid reused") and not apart:
+        go_apart()
     bystanders = [Bystander(), Bystander()]
     troubles: list[str] = []
     for number in range(int(times)):
@@ -97,6 +102,14 @@ def main() -> None:
     for bystander in bystanders:
         troubles += bystander.troubles()
     sys.stdout.write("\n".join(troubles))
+
+
+def go_apart() -> None:
+    """Where that is allowed: who chooses pids gives everybody else on the machine old ones, and they take his."""
+    if subprocess.run([*APART, "true"], check=False, capture_output=True).returncode == 0:
+        # A shell is the first process there: that one is treated by the kernel as no other is.
+        again = [sys.executable, "-m", "tests.support.many_escapes", *sys.argv[1:], "apart"]
+        os.execvp(APART[0], [*APART, "sh", "-c", '"$@"; exit $?', "sh", *again])
 
 
 def attempt(escape: Escape, means: str, bystanders: list[Bystander], *, reuse: bool) -> list[str]:
@@ -142,7 +155,7 @@ def reused_pid(guardian: Guardian) -> tuple[Identity, Bystander]:
     job = guardian.job
     ghost = next(member for member in guardian.members() if member != job)
     send(ghost, signal.SIGKILL)
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while identify(ghost.pid) == ghost:
         if time.monotonic() > ends:
             raise AssertionError("a killed member was not collected")
@@ -157,6 +170,8 @@ def reused_pid(guardian: Guardian) -> tuple[Identity, Bystander]:
         # Start times are told in hundredths of a second, and pids that are chosen come back faster than that.
         if heir.pid == ghost.pid and identify(heir.pid) != ghost:
             return ghost, heir
+        if heir.pid != ghost.pid and identify(ghost.pid) is not None:
+            return Identity(heir.pid, ghost.started - 1), heir  # somebody else's, for as long as he likes
         heir.dismiss()
 
 

@@ -1,5 +1,6 @@
 """Stand-ins for the device nodes of GPUs, and real processes that open them."""
 
+import contextlib
 import os
 import signal
 import stat
@@ -70,8 +71,9 @@ class Openers:
 
     def end(self) -> None:
         for process in self._started:
-            # With all that it has started.
-            os.killpg(process.pid, signal.SIGKILL)
+            # With all that it has started, unless nothing of that is left.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         for process in self._started:
             process.wait()
             for pipe in (process.stdin, process.stdout):
@@ -99,7 +101,7 @@ os.setgid({NOBODY})
 os.setuid({NOBODY})
 """
     command = [sys.executable, "-c", begin + code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -37,7 +37,7 @@ class Overseer:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def hear(self, word: str, *, deadline: float = 10.0) -> Any:
+    def hear(self, word: str, *, deadline: float = 60.0) -> Any:
         """What it says of this, when it does; lines of the job itself and of other things are passed over."""
         ends = time.monotonic() + deadline
         while True:
@@ -63,7 +63,7 @@ class Overseer:
         os.close(self._tell)
         if self.process.stdin is not None:
             self.process.stdin.close()
-        self._reader.join(timeout=10)
+        self._reader.join(timeout=60)
         assert not self._reader.is_alive(), "somebody outlived the overseer: its output is still held"
 
     def _read(self) -> None:

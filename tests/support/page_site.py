@@ -18,7 +18,7 @@ from stoker.queue import open_queue
 from tests.support.waiting import wait_for
 
 # Everything is compiled and imported within a few seconds, also on a machine that is busy.
-PATIENCE = 40.0
+PATIENCE = 60.0
 
 
 class PageSite:
@@ -37,7 +37,12 @@ class PageSite:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        link = self.hear(r"(https?://\S+)/login#(\S+)")
+        try:
+            link = self.hear(r"(https?://\S+)/login#(\S+)")
+        except BaseException:
+            self.process.kill()  # nobody gets to know of it
+            self.process.wait()
+            raise
         self.address, self.token = link[1], link[2]
 
     def hear(self, pattern: str) -> "re.Match[str]":
@@ -55,7 +60,7 @@ class PageSite:
     def client(self, **options: Any) -> httpx.Client:
         """One that has the token."""
         return httpx.Client(
-            base_url=self.address, headers={"Authorization": f"Bearer {self.token}"}, timeout=20, **options
+            base_url=self.address, headers={"Authorization": f"Bearer {self.token}"}, timeout=PATIENCE, **options
         )
 
     def end(self) -> int:

@@ -1,6 +1,7 @@
 """A real, private PostgreSQL for the tests: started once per session, a fresh database for each test."""
 
 import contextlib
+import fcntl
 import importlib.util
 import itertools
 import os
@@ -11,13 +12,21 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
 from stoker.runs.processes import children, stat
 from tests.support.waiting import wait_for
 
+# Seconds, on a machine that runs other tests at the same time.
+PATIENCE = 60.0
 PASSWORD = "a password of the tests"
+# Held for as long as the server is needed.
+LOCK = "in-use"
+# In memory, where there is enough of it: a new database is some hundred files.
+MEMORY = Path("/dev/shm")
+ENOUGH = 2**31
 # Nothing here must outlive the tests, so nothing is waited for until it is on the disk.
 SETTINGS = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=60", "shared_buffers=32MB")
 # What was committed is there again after the server was killed, though not after the machine was.
@@ -30,9 +39,12 @@ class PostgresServer:
     def __init__(self, programs: Path, settings: tuple[str, ...] = SETTINGS) -> None:
         self._programs = programs
         self._settings = settings
-        self.directory = Path(tempfile.mkdtemp(prefix="stoker-pg-"))
+        self.directory, self._ours = _new_directory()
         self._process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count(1)
+        self._left: list[str] = []
+        self._administrator: Any = None
+        """A connection that is kept: to make one takes longer than most of what is asked of it."""
 
     def start(self) -> None:
         """Starts it, or starts it again after `kill`; nothing happens when it runs."""
@@ -55,11 +67,12 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
             )
-        wait_for(self._answers, deadline=30.0, named=f"PostgreSQL's start (see {self.directory / 'log'})")
+        wait_for(self._answers, deadline=PATIENCE, named=f"PostgreSQL's start (see {self.directory / 'log'})")
 
     def stop(self) -> None:
         self._end(signal.SIGINT)
         shutil.rmtree(self.directory, ignore_errors=True)
+        self._ours.close()
 
     def kill(self) -> None:
         """As if the machine had lost it: all connections break at once."""
@@ -69,16 +82,22 @@ class PostgresServer:
         """kill -9: what serves the connections finds out by itself, a moment later."""
         serving = children(self._process.pid) if self._process is not None else []
         self._end(signal.SIGKILL)
-        wait_for(lambda: not any(found and not found.over for found in map(stat, serving)), deadline=30.0)
+        wait_for(lambda: not any(found and not found.over for found in map(stat, serving)), deadline=PATIENCE)
 
     def url(self, database: str, *, user: str = "stoker", password: str = PASSWORD) -> str:
         return f"postgresql://{user}:{password.replace(' ', '%20')}@/{database}?host={self.directory}"
 
     def create_database(self) -> str:
         """The url of a fresh one."""
+        while self._left:
+            self.drop_database(self._left.pop())
         name = f"test_{next(self._names)}"
         self.administer(f"CREATE DATABASE {name}")
         return self.url(name)
+
+    def leave_database(self, url: str) -> None:
+        """It is dropped before the next one is made: right after its last connection that takes a tenth of a second."""
+        self._left.append(url)
 
     def drop_database(self, url: str) -> None:
         name = url.split("?", maxsplit=1)[0].rsplit("/", maxsplit=1)[1]
@@ -87,8 +106,13 @@ class PostgresServer:
     def administer(self, statement: str) -> None:
         import psycopg
 
-        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(statement.encode())
+        if self._administrator is None:
+            self._administrator = psycopg.connect(self.url("postgres"), autocommit=True)
+        try:
+            self._administrator.execute(statement.encode())
+        except psycopg.OperationalError:
+            self._dismiss_administrator()
+            raise
 
     def _initialise(self) -> None:
         secret = self.directory / "password"
@@ -120,10 +144,31 @@ class PostgresServer:
         return False
 
     def _end(self, how: signal.Signals) -> None:
+        self._dismiss_administrator()
         if self._process is not None:
             self._process.send_signal(how)
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=PATIENCE)
             self._process = None
+
+    def _dismiss_administrator(self) -> None:
+        if self._administrator is not None:
+            self._administrator.close()
+            self._administrator = None
+
+
+def _new_directory() -> tuple[Path, IO[bytes]]:
+    """And its lock. Removes those first that runs have left which were killed."""
+    in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ENOUGH
+    place = MEMORY if in_memory else Path(tempfile.gettempdir())
+    for lock in place.glob(f"stoker-pg-*/{LOCK}"):
+        with contextlib.suppress(OSError), lock.open("rb") as somebodys:
+            fcntl.flock(somebodys, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix="new-stoker-pg-", dir=place))
+    ours = (made / LOCK).open("wb")
+    fcntl.flock(ours, fcntl.LOCK_EX)
+    # Not found by another before it is locked.
+    return made.rename(place / made.name.removeprefix("new-")), ours
 
 
 def _unprivileged(*options: str) -> list[str]:
@@ -180,7 +225,7 @@ def mortal_url(mortal_server: PostgresServer) -> Iterator[str]:
     url = mortal_server.create_database()
     yield url
     mortal_server.start()
-    mortal_server.drop_database(url)
+    mortal_server.leave_database(url)
 
 
 @pytest.fixture
@@ -188,4 +233,4 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """A database of the test's own."""
     url = postgres_server.create_database()
     yield url
-    postgres_server.drop_database(url)
+    postgres_server.leave_database(url)

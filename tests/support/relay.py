@@ -21,7 +21,7 @@ class Relay:
         self._listening: Future[int] = Future()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
         self._thread.start()
-        self.port = self._listening.result(timeout=10)
+        self.port = self._listening.result(timeout=60)
 
     def cut(self) -> None:
         """Nothing gets through and nobody is told, as on a network that is broken somewhere on the way."""

@@ -1,5 +1,6 @@
 """A terminal with a person at it: a program on a real pty, what it drew, and keys for it."""
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class Terminal:
@@ -28,6 +29,8 @@ class Terminal:
         self.resize(columns, lines)
         self.modes: list[Any] = termios.tcgetattr(terminal)
         os.write(terminal, b"\n")
+        # What was drawn comes in pieces that may end within a letter.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.drawn = ""
         """All that was drawn so far."""
 
@@ -55,6 +58,8 @@ class Terminal:
 
     def do(self, keys: str, text: str) -> None:
         """Presses keys and waits for what is drawn then."""
+        while self._is_ready(0) and self._read(0):
+            pass  # of before, and not read yet
         before = len(self.drawn)
         self.press(keys)
         self.until(text, before)
@@ -69,15 +74,17 @@ class Terminal:
         return os.waitstatus_to_exitcode(status)
 
     def _read(self, seconds: float) -> bool:
-        ready, _, _ = select.select([self._terminal], [], [], seconds)
-        if not ready:
+        if not self._is_ready(seconds):
             return True
         try:
             piece = os.read(self._terminal, 65536)
         except OSError:
             return False  # how a terminal says that its last user left
-        self.drawn += piece.decode(errors="replace")
+        self.drawn += self._decoder.decode(piece)
         return bool(piece)
+
+    def _is_ready(self, seconds: float) -> bool:
+        return bool(select.select([self._terminal], [], [], seconds)[0])
 
     def close(self) -> None:
         os.close(self._terminal)

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from stoker.queue import Attempt, Job, NewJob, Store, init_queue
+from stoker.queue.surroundings import why
 from tests.support.command import Finished, stoker, stoker_command
-from tests.support.waiting import wait_for
+from tests.support.waiting import kill_all, wait_for
 
 # On a machine that runs other tests at the same time.
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class RunningWorker:
@@ -150,11 +151,11 @@ class WorkSite:
             raise AssertionError(f"{error}: it is {self.job(name).state}, and was told of\n{said}") from None
 
     def wait_for_why(self, name: str, pattern: str) -> str:
-        """What `stoker why` says of it, once that fits."""
-
+        """What `stoker why` says of it, once that fits. Asked as that asks, without the start of a command."""
         ends = time.monotonic() + PATIENCE
-        while not re.search(pattern, said := self.stoker("why", name).out):
+        while not re.search(pattern, said := f"{name}: {why(self.store, self.job(name)).sentence}\n"):
             assert time.monotonic() < ends, f"`stoker why` never said {pattern!r}, but {said!r}"
+            time.sleep(0.01)
         return said
 
     def output(self, name: str, number: int = 1) -> Path:
@@ -175,10 +176,7 @@ class WorkSite:
         return found
 
     def close(self) -> None:
-        for _ in range(5):
-            for pid in self.processes():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        kill_all(self.processes)
         for child in self._children:
             child.kill()
             child.wait(timeout=PATIENCE)

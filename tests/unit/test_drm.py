@@ -477,7 +477,11 @@ def test_a_card_that_comes_back_starts_afresh(machine: FakeMachine, clock: Clock
 
 # Whatever the files say
 
-NO_FIXTURE_RESET = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+NO_FIXTURE_RESET = settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def believable(look: Look) -> bool:

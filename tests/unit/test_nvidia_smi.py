@@ -494,18 +494,30 @@ class InterruptedLookError(Exception):
 
 @contextmanager
 def interrupted_while_stuck(smi: FakeNvidiaSmi) -> Iterator[None]:
-    """Breaks off whatever is inside, as a signal does, once nvidia-smi has started and hangs."""
+    """Breaks off whatever is inside, as a signal does, once nvidia-smi has started and is waited for."""
     started = smi.folder / "gpus.pid"
     started.unlink()
+    broken_off = False
 
     def break_off(signum: int, frame: object) -> None:
-        raise InterruptedLookError
+        nonlocal broken_off
+        if not broken_off:
+            broken_off = True
+            raise InterruptedLookError
+
+    def waited_for() -> bool:
+        frame = sys._current_frames().get(main)
+        reads = frame is not None and frame.f_code is nvidia_smi._read_to_end.__code__
+        return reads and started.exists() and started.read_text() != ""
 
     def send() -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and not (started.exists() and started.read_text()):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not waited_for():
             time.sleep(0.002)
-        signal.pthread_kill(main, signal.SIGUSR1)
+        # One that comes just before the call that blocks does not wake it.
+        while not broken_off:
+            signal.pthread_kill(main, signal.SIGUSR1)
+            time.sleep(0.01)
 
     main = threading.get_ident()
     before = signal.signal(signal.SIGUSR1, break_off)
@@ -520,6 +532,11 @@ def interrupted_while_stuck(smi: FakeNvidiaSmi) -> Iterator[None]:
 
 
 class TestACommandThatHangs:
+    @pytest.fixture(autouse=True)
+    def _patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The command here ends when it is asked to, however late."""
+        monkeypatch.setattr(nvidia_smi, "_SECONDS_TO_LEAVE", 60.0)
+
     def test_it_is_ended_when_the_source_is_closed(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         source = opened()
         smi.gets_stuck()

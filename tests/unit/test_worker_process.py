@@ -39,7 +39,7 @@ def test_a_worker_that_dies_at_once_is_tried_again_after_longer_and_longer_and_t
     log = tmp_path / "work.log"
     log.write_text("12:00:00 at work\nstoker: a worker is there already\n\n")
     with ShortLived(7, log) as keeper:
-        wait_for(lambda: keeper.lives == 0, deadline=20.0, named="the worker that stays")
+        wait_for(lambda: keeper.lives == 0, named="the worker that stays")
     assert keeper.pauses.asked == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     (told,) = keeper.told
     assert (

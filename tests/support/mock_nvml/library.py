@@ -1,6 +1,7 @@
 """Compiles the mock `libnvidia-ml.so.1`, once for each state of its source."""
 
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import platform
@@ -43,6 +44,7 @@ class Plan(NamedTuple):
     """Different for every source: a library refuses the state of another one."""
 
 
+@functools.cache
 def plan() -> Plan:
     source = SOURCE.read_text()
     written = set(re.findall(r"^(?:API [^(]*?\b|LISTS_PROCESSES\()(nvml\w+)", source, re.MULTILINE))

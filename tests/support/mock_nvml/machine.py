@@ -388,7 +388,7 @@ class MockMachine:
         """How many calls hung at the same time, at most."""
         return int(self._shared.max_in_flight)
 
-    def wait_until_hanging(self, *, deadline: float = 10.0) -> None:
+    def wait_until_hanging(self, *, deadline: float = 60.0) -> None:
         """Returns as soon as a call hangs."""
         end = time.monotonic() + deadline
         while not self.in_flight:
