@@ -136,7 +136,7 @@ def in_terminal(editor: Path, *words: str) -> tuple[int, str]:
         except OSError:
             pass  # the other end was closed: that is how a terminal says so
         os.close(master)
-        code = process.wait(timeout=30)
+        code = process.wait(timeout=60)
     assert b"Traceback" not in screen
     return code, screen.decode().replace("\r\n", "\n")
 

@@ -45,7 +45,17 @@ class Sheet:
 
     def row(self, number: int) -> list[str]:
         """What is written back beside it."""
-        return [self.cells[f"{column}{number}"] for column in "DEFG"]
+        with self.server.lock:
+            return [self.cells[f"{column}{number}"] for column in "DEFG"]
+
+    def requests(self, part: str) -> int:
+        """How many there were with this in their address."""
+        with self.server.lock:
+            return sum(part in asked for asked in self.server.asked)
+
+    def wait_for_feeders(self, number: int) -> None:
+        """Until so many have come as far as Google: each asks once for a token."""
+        wait_for(lambda: self.requests("/token") >= number, named=f"feeder {number}")
 
     def _words(self, *options: str) -> list[str]:
         return ["sheet", KEY, "--credentials", str(self.credentials), "--queue", self.queue.url, *options]
@@ -82,15 +92,17 @@ def test_rows_become_jobs_in_their_order_and_the_counter_is_raised(sheet: Sheet)
 def test_two_feeders_and_a_kill_in_the_middle_make_500_jobs_of_500_rows(sheet: Sheet) -> None:
     commands = [f"python train.py --seed={number}" for number in range(500)]
     sheet.server.delay = 0.02
-    sheet.fill(*commands[:250])
     first, second = sheet.start(), sheet.start()
+    sheet.wait_for_feeders(2)
+    sheet.fill(*commands[:250])
     wait_for(lambda: len(sheet.queue.jobs()) >= 100, named="the first jobs")
     first.end(signal.SIGKILL)
     sheet.fill(*commands[250:], first=253)
     third = sheet.start()
-    wait_for(lambda: sheet.cells["B1"] == "501", deadline=30, named="the last row")
+    wait_for(lambda: sheet.cells["B1"] == "501", named="the last row")
     wait_for(lambda: all(sheet.cells.column("F", 3, 502)), named="all ids")
     assert sheet.queue.commands() == commands
+    sheet.wait_for_feeders(3)
     assert second.end() == 130
     assert third.end() == 130
     assert (second.err.strip(), third.err.strip()) == ("", "")
@@ -112,7 +124,7 @@ def test_a_feeder_that_dies_between_the_queue_and_the_counter_takes_nothing_twic
 
 def test_empty_rows_are_waited_for_at_the_end_and_skipped_before_it(sheet: Sheet) -> None:
     feeder = sheet.start()
-    wait_for(lambda: any("batchGet" in asked for asked in sheet.server.asked), named="a look")
+    wait_for(lambda: sheet.requests("batchGet"), named="a look")
     sheet.fill("one", "", "# a note", "two")
     wait_for(lambda: sheet.cells["B1"] == "5", named="the rows")
     sheet.fill("three", first=7)
@@ -134,8 +146,8 @@ def test_state_gpu_id_and_link_are_written_back_also_for_jobs_of_an_earlier_feed
     assert sheet.row(3) == ["succeeded", "GPU 0 and 1 on lab1", good, "https://wandb.ai/me/p/runs/1"]
     assert sheet.row(4) == ["failed", "GPU deadbeef on lab1", bad, ""]
     assert sheet.server.written == [["D3", "E3", "G3", "D4", "E4"]], "one request, and only what changed"
-    looks = len(sheet.server.asked)
-    wait_for(lambda: len(sheet.server.asked) > looks + 1, named="another look")
+    looks = sheet.requests("batchGet")
+    wait_for(lambda: sheet.requests("batchGet") > looks + 1, named="two more looks, so that all of one is over")
     assert len(sheet.server.written) == 1
     sheet.queue.run("waiting", "succeeded")
     wait_for(lambda: sheet.row(5)[0] == "succeeded", named="the state of the last")

@@ -18,9 +18,12 @@ from tests.support.waiting import wait_for
 
 GIB = 2**30
 MIB = 2**20
-TRAINER = (sys.executable, sim_trainer.__file__)
+# It trains until the probe has seen enough of it: one that ends by itself may have ended before it was looked at.
+TRAINER = (sys.executable, sim_trainer.__file__, "--steps", "100000")
+# By then it holds all that it takes, and the probe is over with the next look.
+SEEN = ("--probe-until", "step 1:")
 # The first size is the largest, so that one probe is all.
-ONCE = ("--max", "8")
+ONCE = (*SEEN, "--max", "8")
 # Resident memory stands in for the card's: the program says that it is on the card.
 RESIDENT = ("env", "STOKER_RSS_GPU=0", sys.executable)
 
@@ -36,7 +39,7 @@ def said(file: Path) -> list[str]:
 
 
 def test_the_size_alone_is_printed_and_standard_error_says_how_it_was_found() -> None:
-    done = stoker("fit", "--", *TRAINER)
+    done = stoker("fit", *SEEN, "--", *TRAINER)
     assert (done.code, done.out) == (0, "200\n")
     lines = done.err.splitlines()
     assert lines[0] == "stoker: GPU 0 (Simulated 24 GiB) has 24 GiB free, of which 10% is left so"
@@ -45,7 +48,7 @@ def test_the_size_alone_is_printed_and_standard_error_says_how_it_was_found() ->
 
 
 def test_json_tells_the_model_the_probes_the_margin_and_the_prediction() -> None:
-    answer = stoker("fit", "--json", "--margin", "20%", "--per-gpu", "2", "--", *TRAINER).json()
+    answer = stoker("fit", *SEEN, "--json", "--margin", "20%", "--per-gpu", "2", "--", *TRAINER).json()
     assert (answer["size"], answer["margin"], answer["reused"]) == (72, 0.2, None)
     assert answer["model"] == {"fixed": 2 * GIB, "slope": 100 * MIB}
     assert (answer["predicted"], answer["limit"]) == ((2048 + 72 * 100) * MIB, int(24 * GIB * 0.8 / 2))
@@ -90,7 +93,7 @@ def test_the_size_goes_in_as_asked(way: Way, shape: str, tmp_path: Path) -> None
 
 
 def test_an_effective_batch_is_made_up_of_steps() -> None:
-    answer = stoker("fit", "--json", "--effective", "512", "--", *TRAINER, "--steps={accumulate}").json()
+    answer = stoker("fit", *SEEN, "--json", "--effective", "512", "--", *TRAINER, "--grad={accumulate}").json()
     assert answer["size"] * answer["accumulate"] == 512
     assert answer["size"] <= 200
 
@@ -102,7 +105,7 @@ def test_a_preset_sets_options_and_what_is_typed_beside_it_wins(
     config.write_text('[fit.mine]\nmax = 8\nbatch-env = "BATCH"\nmargin = "20%"\nprobe_args = "--quick"\n')
     monkeypatch.setenv("STOKER_CONFIG", str(config))
     file = tmp_path / "said"
-    done = stoker("fit", "--preset", "mine", "--margin", "30%", "--json", "--", *TRAINER, "--said", str(file))
+    done = stoker("fit", *SEEN, "--preset", "mine", "--margin", "30%", "--json", "--", *TRAINER, "--said", str(file))
     assert (done.json()["size"], done.json()["margin"]) == (8, 0.3)
     assert said(file) == ["--quick"]
 
@@ -135,11 +138,11 @@ def test_what_was_found_is_reused_when_asked_with_its_age(tmp_path: Path) -> Non
 
 
 def test_what_is_remembered_is_not_taken_where_it_does_not_fit_now() -> None:
-    assert stoker("fit", "--", *TRAINER).out == "200\n"
+    assert stoker("fit", *SEEN, "--", *TRAINER).out == "200\n"
     with subprocess.Popen(["stoker", "sim", "load", "--memory", "8GiB"], stdout=subprocess.PIPE) as neighbour:
         assert neighbour.stdout is not None
         neighbour.stdout.readline()
-        done = stoker("fit", "--reuse", "--", *TRAINER)
+        done = stoker("fit", *SEEN, "--reuse", "--", *TRAINER)
         neighbour.kill()
     assert done.out == "120\n"
     assert "what is remembered needs 22 GiB, and only 14 GiB may be taken now" in done.err
@@ -154,11 +157,11 @@ def test_gpu_chooses_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     file = tmp_path / "left"
-    words = [stoker_command(), "fit", "--", *TRAINER, "--steps", "100000", "--silent", "--leave", str(file)]
+    words = [stoker_command(), "fit", "--", *TRAINER, "--silent", "--leave", str(file)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as fit:
         wait_for(lambda: file.exists() and file.read_text())
         fit.send_signal(number)
-        out, err = fit.communicate(timeout=20)
+        out, err = fit.communicate(timeout=60)
     assert (fit.returncode, out) == (128 + number, "")
     assert err.splitlines()[-1] == f"stoker: stopped by {number.name}; nothing of the probe is left"
     assert not Path(f"/proc/{file.read_text()}").exists()
@@ -204,7 +207,7 @@ TROUBLES = {
 def test_no_trouble_ends_in_a_wrong_answer(trouble: Trouble) -> None:
     if trouble.fault:
         stoker("sim", "fault", *trouble.fault)
-    words = [stoker_command(), "fit", *trouble.options, "--", *trouble.command]
+    words = [stoker_command(), "fit", *SEEN, *trouble.options, "--", *trouble.command]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (trouble.code, trouble.out), done.stderr
     assert trouble.says in done.stderr

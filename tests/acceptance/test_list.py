@@ -39,12 +39,13 @@ def test_running_jobs_come_first_then_waiting_ones_in_their_order_then_the_newes
 
 
 def test_a_line_says_the_state_and_why_the_gpus_the_time_and_the_exit_code(queue: Store) -> None:
-    running, retried, failed, after, large = submit(queue, "a", "b", "c", "d", "e", retries=1)
+    running, retried, failed, after, large = submit(queue, "a", "b", "c", "d", "e", retries=1, backoff=600.0)
     be_there(queue, gpus=2)
     start(queue, running, "GPU-1")
     run(queue, retried, "failed", 3)
     queue.edit(failed, {"retries": 0, "name": "the run"})
     run(queue, failed, "failed", 7)
+    queue._driver.fetch_text("UPDATE stoker_jobs SET started = ended - 90 WHERE name = 'the run'", {})
     queue.edit(after, {"after": (running,), "memory": 20 * 2**30, "gpus": 2})
     queue.edit(large, {"gpus": 9})
     done = stoker("list")
@@ -53,7 +54,7 @@ def test_a_line_says_the_state_and_why_the_gpus_the_time_and_the_exit_code(queue
     assert f"queued, after {running}" in row(done.out, after)
     assert "2 x 20 GiB" in row(done.out, after)
     assert "queued, too large" in row(done.out, large)
-    assert row(done.out, failed).split()[-4:] == ["0s", "7", "the", "run"]
+    assert row(done.out, failed).split()[-4:] == ["1m30s", "7", "the", "run"]
     assert done.out.splitlines()[-1] == "1 running, 3 queued, 1 failed; 1 worker, on gpu-box"
 
 

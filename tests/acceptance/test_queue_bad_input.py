@@ -76,12 +76,24 @@ def tcp_server(postgres_server: PostgresServer) -> Iterator[TcpServer]:
     """`postgres_server` has found out whether there can be one."""
     programs = postgres_programs()
     assert programs is not None
-    server = TcpServer(programs)
+    server = _started(programs)
     try:
-        server.start()
         yield server
     finally:
         server.stop()
+
+
+def _started(programs: Path, tries: int = 5) -> TcpServer:
+    """Between finding a free port and listening on it, another process may take it: then there is another one."""
+    server = TcpServer(programs)
+    try:
+        server.start()
+    except AssertionError:
+        server.stop()
+        if tries == 1:
+            raise
+        return _started(programs, tries - 1)
+    return server
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.queue import open_queue
-from stoker.runs.processes import descendants
+from stoker.runs.processes import descendants, is_alive
 from tests.support.command import stoker
 from tests.support.page_site import page_site
 from tests.support.waiting import wait_for
@@ -18,15 +18,15 @@ def test_a_job_from_the_page_runs_here(tmp_path: Path) -> None:
         made = client.post("/api/v1/jobs", json={"command": "echo hello from GPU", "directory": str(tmp_path)})
         assert made.status_code == 201, made.text
         job = made.json()["jobs"][0]["id"]
-        wait_for(lambda: client.get(f"/api/v1/jobs/{job}").json()["state"] == "succeeded", deadline=30)
+        wait_for(lambda: client.get(f"/api/v1/jobs/{job}").json()["state"] == "succeeded")
         assert "hello from GPU" in client.get(f"/api/v1/jobs/{job}/attempts/1/log").text
         log = tmp_path / "stoker-home" / "work.log"
-        assert f"{job}: started on GPU 0" in log.read_text()
+        wait_for(lambda: f"{job}: started on GPU 0" in log.read_text(), named="the worker's word on the start")
         assert log.stat().st_mode & 0o777 == 0o600
-        worker = list(descendants(site.process.pid))
+        worker = descendants(site.process.pid)
         assert worker
         assert site.end() == 0
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in worker), named="the end of the worker")
+    wait_for(lambda: not any(map(is_alive, worker)), named="the end of the worker")
 
 
 def test_without_gpus_it_is_a_demo_and_says_so_and_leaves_nothing(tmp_path: Path) -> None:
@@ -36,18 +36,18 @@ def test_without_gpus_it_is_a_demo_and_says_so_and_leaves_nothing(tmp_path: Path
     settings = {"STOKER_ROOT": str(tmp_path / "no-gpus"), "STOKER_CONFIG": str(config)}
     with page_site("up", "--port", "0", **settings) as site, site.client() as client:
         assert any("simulated" in line for line in site.said)
-        wait_for(lambda: len(_running(client.get("/api/v1/overview").json())) >= 3, deadline=40, named="jobs at work")
+        wait_for(lambda: len(_running(client.get("/api/v1/overview").json())) >= 3, named="jobs at work")
         wait_for(lambda: "These GPUs are simulated" in client.get("/").text, named="being told so plainly")
         site.process.send_signal(signal.SIGINT)
-        assert site.process.wait(40) == 0
+        assert site.process.wait(60) == 0
     home = tmp_path / "stoker-home" / "demo"
     with open_queue(str(home / "queue.db")) as store:
         assert store.running() == []
-    assert not _mentioning(str(home))
+    wait_for(lambda: not _mentioning(str(home)), named="the end of its last process")
 
 
 def test_a_demo_on_a_queue_of_real_work_is_refused(tmp_path: Path) -> None:
-    done = stoker("up", "--demo", "--port", "0", "--queue", str(tmp_path / "queue.db"), timeout=20)
+    done = stoker("up", "--demo", "--port", "0", "--queue", str(tmp_path / "queue.db"))
     assert done.code == 2
     assert done.err == "stoker: --demo has a queue of its own: leave out --demo, or --queue\n"
 
@@ -60,7 +60,7 @@ def test_who_named_a_queue_gets_no_demo_instead(tmp_path: Path, where: str) -> N
     environment = {"STOKER_ROOT": str(tmp_path / "no-gpus"), "STOKER_CONFIG": str(config)}
     if where == "environment":
         environment["STOKER_QUEUE"] = queue
-    done = stoker("up", "--port", "0", environment=environment, timeout=20)
+    done = stoker("up", "--port", "0", environment=environment)
     assert done.code != 0
     assert "simulated" not in done.out
     assert "127.0.0.1" in done.err

@@ -31,7 +31,7 @@ class Waiting(NamedTuple):
         return self.process.stderr.readline()
 
     def ended(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=60)
         return self.process.returncode, out, err
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ from tests.support.work_site import PATIENCE, WorkSite
 
 GIB = 2**30
 DRIVER_NOT_LOADED = 9
-# The worker asks a queue that does not ring after 5 s: what starts within this was rung for.
+# The worker asks a queue that does not ring 5 s after it did so last: what starts within this was rung for.
 WELL_BEFORE_THE_SLOW_POLL = 2.0
+# A machine that is held up may be too slow once. Without a bell it is each time, as nothing else has woken the worker.
+TRIES = 5
 
 
 def ran_in_order(site: WorkSite) -> list[str]:
@@ -40,8 +43,8 @@ def test_every_free_gpu_takes_the_next_job(site: WorkSite) -> None:
     for job in jobs[:2]:
         site.wait_until(job, "running")
     assert {site.last_attempt(job).gpus for job in jobs[:2]} == {(site.uuid(0),), (site.uuid(1),)}
-    why = site.wait_for_why(jobs[2], "waits for a GPU")
-    assert f"GPU 0 is held by job {jobs[0]}, GPU 1 is held by job {jobs[1]}" in why
+    held = f"GPU 0 is held by job {jobs[0]}, GPU 1 is held by job {jobs[1]}"
+    site.wait_for_why(jobs[2], f"waits for a GPU.*{held}")
     site.open_gate("gate")
     site.wait_until(jobs[2], "succeeded")
 
@@ -61,7 +64,7 @@ def test_a_job_of_two_gpus_is_not_starved_by_small_ones(site: WorkSite) -> None:
     small = site.submit("true", gpus=1)
     site.work()
     site.wait_until(first, "running")
-    assert "GPU 1 is kept for job" in site.wait_for_why(small, "kept")
+    site.wait_for_why(small, f"GPU 1 is kept for job {large}")
     site.open_gate("first")
     site.wait_until(large, "running")
     assert site.job(small).state == "queued"
@@ -77,7 +80,7 @@ def test_a_small_job_slips_in_where_it_delays_nobody(site: WorkSite) -> None:
     site.work()
     site.wait_until(short, "succeeded")
     assert [site.job(job).state for job in (first, large, endless)] == ["running", "queued", "queued"]
-    assert "frees in at most 10 min" in site.wait_for_why(large, "at most")
+    site.wait_for_why(large, "frees in at most (10|9) min")
 
 
 class TestFree:
@@ -85,8 +88,7 @@ class TestFree:
         foreigner = site.foreigner("--gpu", "0", "--utilization", "0%")
         site.work("--gpus", "0")
         job = site.submit("true", gpus=1)
-        why = site.wait_for_why(job, "used by")
-        assert re.search(rf"waits for a GPU: GPU 0 is used by \w+'s \S+ \(pid {foreigner.pid}\)", why)
+        site.wait_for_why(job, rf"waits for a GPU: GPU 0 is used by \w+'s \S+ \(pid {foreigner.pid}\)")
         foreigner.kill()
         site.wait_until(job, "succeeded")
 
@@ -94,8 +96,7 @@ class TestFree:
         jobs = [site.submit(site.until("gate"), gpus=1) for _ in range(2)]
         site.work("--gpus", "1")
         site.wait_until(jobs[0], "running")
-        why = site.wait_for_why(jobs[1], "held by")
-        assert "GPU 1 is held" in why
+        why = site.wait_for_why(jobs[1], "GPU 1 is held by")
         assert "GPU 0" not in why
         assert site.last_attempt(jobs[0]).gpus == (site.uuid(1),)
         assert not site.store.attempts(jobs[1])
@@ -112,7 +113,7 @@ class TestFree:
             if starts:
                 site.wait_until(job, "succeeded")
             else:
-                assert "GPU 0 is 30% busy (free below 20%)" in site.wait_for_why(job, "busy")
+                site.wait_for_why(job, r"GPU 0 is 30% busy \(free below 20%\)")
                 assert not site.store.attempts(job)
         finally:
             desktop.kill()
@@ -134,15 +135,15 @@ class TestFree:
         site.work()
         site.wait_until(jobs[0], "running")
         assert site.last_attempt(jobs[0]).gpus == (site.uuid(1),)
-        assert "GPU 0 cannot be read (GPU is lost)" in site.wait_for_why(jobs[1], "cannot be read")
+        site.wait_for_why(jobs[1], r"GPU 0 cannot be read \(GPU is lost\)")
 
     def test_a_machine_without_gpus_runs_jobs_that_need_none(self, site: WorkSite) -> None:
         worker = site.work("--source", "nvml")
         job, needy = site.submit("true"), site.submit("true", gpus=1)
         site.wait_until(job, "succeeded")
         worker.wait_until_it_says("libnvidia-ml.so.1 is not installed .*: jobs that need no GPU are run")
-        why = site.wait_for_why(needy, "waits for a GPU")
-        assert "the GPUs of this machine cannot be read (the library libnvidia-ml.so.1 is not installed" in why
+        unread = r"the GPUs of this machine cannot be read \(the library libnvidia-ml.so.1 is not installed"
+        site.wait_for_why(needy, f"waits for a GPU.*{unread}")
 
     def test_nothing_is_started_on_gpus_that_were_seen_once_and_cannot_be_read_now(self, site: WorkSite) -> None:
         first = site.submit(site.until("gate"), gpus=2)
@@ -153,7 +154,7 @@ class TestFree:
         site.wait_for_why(second, "cannot be read")
         site.open_gate("gate")
         site.wait_until(first, "succeeded")
-        assert "cannot be read" in site.stoker("why", second).out
+        site.wait_for_why(second, "cannot be read")
         assert not site.store.attempts(second)
         site.stoker("sim", "fault", "--clear")
         site.wait_until(second, "succeeded")
@@ -170,7 +171,7 @@ class TestFree:
         site.wait_for_why(second, "the NVIDIA driver is not loaded")
         site.open_gate("gate")
         site.wait_until(first, "succeeded")
-        assert "the NVIDIA driver is not loaded" in site.stoker("why", second).out
+        site.wait_for_why(second, "the NVIDIA driver is not loaded")
         assert not site.store.attempts(second)
 
 
@@ -209,8 +210,7 @@ class TestSharing:
         site.work("--gpus", "0")
         for job in jobs[:2]:
             site.wait_until(job, "running")
-        why = site.wait_for_why(jobs[2], "left beside")
-        assert f"GPU 0 has 3.5 GiB left beside jobs {jobs[0]} and {jobs[1]}" in why
+        site.wait_for_why(jobs[2], f"GPU 0 has 3.5 GiB left beside jobs {jobs[0]} and {jobs[1]}")
         site.open_gate("gate0")
         site.wait_until(jobs[2], "running")
         assert site.job(jobs[1]).state == "running"
@@ -226,7 +226,7 @@ class TestSharing:
         sharing = site.submit("true", gpus=1, share=True, memory=GIB)
         site.work("--gpus", "0")
         site.wait_until(alone, "running")
-        assert f"GPU 0 is held by job {alone}" in site.wait_for_why(sharing, "held")
+        site.wait_for_why(sharing, f"GPU 0 is held by job {alone}")
 
     def test_slots_put_so_many_jobs_on_one_gpu(self, site: WorkSite) -> None:
         jobs = [site.submit(site.until(f"gate{n}"), gpus=1) for n in range(3)]
@@ -299,28 +299,42 @@ class TestSteering:
         assert site.stoker("wait", job).code != 0
 
     def test_a_held_job_starts_when_it_is_released(self, site: WorkSite) -> None:
-        job = site.submit("true", held=True)
         site.work()
-        site.wait_until(site.submit("true"), "succeeded")
-        assert site.job(job).state == "held"
-        site.stoker("release", job)
-        site.wait_until(job, "succeeded", deadline=WELL_BEFORE_THE_SLOW_POLL)
+
+        def starts_when_released() -> float:
+            job = site.submit("true", held=True)
+            site.wait_until(site.submit("true"), "succeeded")
+            assert site.job(job).state == "held"
+            # Not by the command, which takes long to start on a busy machine: by then a poll may be due.
+            assert site.store.release([job]) == [job]
+            return _until_started(site, job)
+
+        _was_rung_for(starts_when_released)
 
     @pytest.mark.parametrize("whom", ["queue", "worker"])
     def test_a_paused_queue_or_worker_starts_nothing_and_what_runs_goes_on(self, site: WorkSite, whom: str) -> None:
-        running = site.submit(site.until("gate"))
         site.work()
-        site.wait_until(running, "running")
-        wait_for(site.store.workers, deadline=PATIENCE)
-        options = () if whom == "queue" else ("--worker", site.store.workers()[0].host)
-        assert site.stoker("pause", *options).code == 0
-        job = site.submit("true")
-        assert "paused" in site.wait_for_why(job, "paused")
-        site.open_gate("gate")
-        site.wait_until(running, "succeeded")
-        assert site.job(job).state == "queued"
-        assert site.stoker("resume", *options).code == 0
-        site.wait_until(job, "succeeded", deadline=WELL_BEFORE_THE_SLOW_POLL)
+        gates = iter(range(TRIES))
+
+        def starts_when_resumed() -> float:
+            gate = f"gate{next(gates)}"
+            running = site.submit(site.until(gate))
+            site.wait_until(running, "running")
+            (worker,) = wait_for(site.store.workers)
+            options = () if whom == "queue" else ("--worker", worker.host)
+            assert site.stoker("pause", *options).code == 0
+            job = site.submit("true")
+            site.wait_for_why(job, "paused")
+            site.open_gate(gate)
+            site.wait_until(running, "succeeded")
+            assert site.job(job).state == "queued"
+            if whom == "queue":
+                site.store.resume()
+            else:
+                assert site.store.resume_worker(worker.id)
+            return _until_started(site, job)
+
+        _was_rung_for(starts_when_resumed)
 
     def test_jobs_come_after_others(self, site: WorkSite) -> None:
         good, bad = site.submit("sleep 0.3; echo good >> order"), site.submit("sleep 0.3; exit 3")
@@ -434,7 +448,8 @@ class TestTheWorkerItself:
         site.wait_for_why(job, "used by")
         used, begun = _cpu_seconds(worker.process.pid), time.monotonic()
         wait_for(lambda: time.monotonic() > begun + 2.0)
-        assert _cpu_seconds(worker.process.pid) - used < 0.5
+        used = _cpu_seconds(worker.process.pid) - used
+        assert used < 0.25 * (time.monotonic() - begun)
 
     @pytest.mark.parametrize("gpus", [0, 1])
     def test_a_submit_wakes_it_on_sqlite(self, site: WorkSite, gpus: int) -> None:
@@ -469,13 +484,31 @@ class TestTheWorkerItself:
 
 def _starts_at_once(site: WorkSite, gpus: int) -> None:
     site.wait_until(site.submit("true"), "succeeded")
-    taken = []
-    for _ in range(3):
+
+    def starts() -> float:
         job = site.wait_until(site.submit("true", gpus=gpus), "succeeded")
         assert job.started is not None
-        taken.append(job.started - job.submitted)
-    # Three in a row: a poll that happened to be due can explain one of them, not all.
-    assert max(taken) < WELL_BEFORE_THE_SLOW_POLL, taken
+        return job.started - job.submitted
+
+    # Twice: a poll that happened to be due can explain one of them.
+    for _ in range(2):
+        _was_rung_for(starts)
+
+
+def _until_started(site: WorkSite, job: str) -> float:
+    """How much later than now it starts, by the queue's own clock."""
+    now = site.store.clock()
+    started = site.wait_until(job, "succeeded").started
+    assert started is not None
+    return started - now
+
+
+def _was_rung_for(starts: Callable[[], float]) -> None:
+    """`starts` has something started, and says how many seconds that took."""
+    taken: list[float] = []
+    while len(taken) < TRIES and not any(one < WELL_BEFORE_THE_SLOW_POLL for one in taken):
+        taken.append(starts())
+    assert min(taken) < WELL_BEFORE_THE_SLOW_POLL, taken
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -26,12 +26,12 @@ def test_a_job_outlives_its_worker_and_the_files_of_its_stoker(tmp_path: Path) -
             start_new_session=True,
         )
         try:
-            wait_for(lambda: queue.job(job).state == "running", deadline=20, named="the start of the job")
+            wait_for(lambda: queue.job(job).state == "running", named="the start of the job")
             wait_for(lambda: list((tmp_path / "stoker-home" / "attempts").glob("*/socket")), named="its attendant")
         finally:
             os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
         shutil.rmtree(installed)
         hint.touch()
-        wait_for(lambda: queue.job(job).state == "failed", deadline=20, named="the outcome")
+        wait_for(lambda: queue.job(job).state == "failed", named="the outcome")
         assert queue.job(job).exit_code == 3

@@ -16,7 +16,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.work_site import WorkSite
 
 # On a machine that does much else; alone it takes a fraction of that.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,11 +23,11 @@ from tests.support.waiting import wait_for
 pytestmark = pytest.mark.timeout(300)
 
 KILLS = int(os.environ.get("CHAOS_KILLS") or 6)
-# From the start of the interpreter until some time after every program runs.
-LONGEST_LIFE = 1.6
+# From the start of the interpreter until some time after every program runs: so many times what the first one needed.
+LIFE_PER_START = 2.0
 GPUS = 3
 # A program ends within its grace.
-LINGER, GRACE = 0.3, 3.0
+LINGER, GRACE = 0.3, 30.0
 
 
 @pytest.fixture
@@ -44,26 +45,37 @@ def stage(tmp_path: Path) -> Iterator[FillStage]:
 
 
 def test_killed_fillers_leave_no_program_that_is_not_asked_to_end(stage: FillStage, chance: random.Random) -> None:
-    for _ in range(KILLS):
-        filler = stage.fill()
-        time.sleep(chance.uniform(0.0, LONGEST_LIFE))
+    for filler in fillers(stage, chance):
         filler.kill()
         filler.wait()
     end_well(stage)
 
 
 def test_fillers_killed_with_their_guardians_leave_no_program_either(stage: FillStage, chance: random.Random) -> None:
-    for _ in range(KILLS):
-        filler = stage.fill()
-        time.sleep(chance.uniform(0.0, LONGEST_LIFE))
+    for filler in fillers(stage, chance):
+        # All at once, as far as that can be. Once it stands still it neither starts nor buries any.
+        filler.send_signal(signal.SIGSTOP)
+        wait_for(lambda filler=filler: (found := stat(filler.pid)) and found.state in "TZ")  # type: ignore[misc]  # bound now
         guardians = [child for child in children(filler.pid) if (found := stat(child)) and found.name == GUARDIAN_NAME]
-        # All at once, as far as that can be.
-        for pid in (filler.pid, *guardians):
-            os.kill(pid, signal.SIGSTOP)
+        for guardian in guardians:
+            os.kill(guardian, signal.SIGSTOP)
         for pid in (filler.pid, *guardians):
             os.kill(pid, signal.SIGKILL)
         filler.wait()
     end_well(stage)
+
+
+def fillers(stage: FillStage, chance: random.Random) -> Iterator["subprocess.Popen[bytes]"]:
+    """One after the other, each when it is to be killed: the first when a program of its runs, the others any time."""
+    begun = time.monotonic()
+    filler = stage.fill()
+    wait_for(lambda: any(map(stage.running, stage.nodes)), named="a program on a GPU")
+    longest = LIFE_PER_START * (time.monotonic() - begun)
+    yield filler
+    for _ in range(KILLS - 1):
+        filler = stage.fill()
+        time.sleep(chance.uniform(0.0, longest))
+        yield filler
 
 
 def end_well(stage: FillStage) -> None:
@@ -72,11 +84,11 @@ def end_well(stage: FillStage) -> None:
     # Of this filler: what an earlier one started may still be running.
     wait_for(
         lambda: all((pid := stage.running(gpu)) and descends(pid, filler.pid) for gpu in stage.nodes),
-        deadline=30, named="a program on every GPU",
+        named="a program on every GPU",
     )  # fmt: skip
     filler.send_signal(signal.SIGTERM)
 
-    assert filler.wait(30) == 0
+    assert filler.wait(60) == 0
     wait_for(lambda: not stage.programs(), named="the end of every program")
     diary = stage.diary()
     ran = {entry.pid for entry in diary if entry.what == "runs"}
