@@ -8,6 +8,8 @@ import ssl
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,7 +17,7 @@ import psutil
 import pytest
 
 from stoker.cli.private_log import PrivateLog
-from stoker.queue import NewJob, open_queue
+from stoker.queue import NewJob, Store, open_queue
 from tests.support.command import stoker
 from tests.support.page_site import page_site
 from tests.support.waiting import wait_for
@@ -60,8 +62,15 @@ def test_what_is_submitted_elsewhere_is_on_the_page_within_a_second(tmp_path: Pa
             if line == "event: waiting":
                 break
         with open_queue(None) as store:
-            store.submit([NewJob(command="true", name="from-elsewhere")])
-        assert next(line for line in lines if "from-elsewhere" in line)
+            # A machine that is busy may hold up one of them or two.
+            assert any(_seconds_until_shown(store, f"from-elsewhere-{number}", lines) < 1.0 for number in range(5))
+
+
+def _seconds_until_shown(store: Store, name: str, lines: Iterator[str]) -> float:
+    begun = time.monotonic()
+    store.submit([NewJob(command="true", name=name)])
+    assert next(line for line in lines if name in line)
+    return time.monotonic() - begun
 
 
 def test_it_speaks_tls(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_job_from_the_link_to_its_end(browser: Browser, site: PageSite, size: 
         wait_for(lambda: _state(api, waiting[2]) == "running", named="the turn of the first that waits")
         _cancel_one_that_runs(shown, api, waiting[2])
         _read_the_report(shown, api, hung)
-        _see_all_jobs_in_the_dark(shown)
+        _see_all_jobs_in_the_dark(shown, api)
         _log_out(shown, site)
 
 
@@ -189,10 +189,15 @@ def _read_the_report(shown: Screen, api: httpx.Client, hung: str) -> None:
     shown.look_over("8-report")
 
 
-def _see_all_jobs_in_the_dark(shown: Screen) -> None:
+def _see_all_jobs_in_the_dark(shown: Screen, api: httpx.Client) -> None:
     shown.page.emulate_media(color_scheme="dark")
     shown.page.get_by_role("link", name="Jobs").first.click()
     expect(shown.page.get_by_role("link", name="hung").first).to_be_visible()
+    newcomer = shown.page.get_by_role("row", name="newcomer")
+    job = _submitted(api, "newcomer", "true", held=True)
+    expect(newcomer).to_contain_text("held")
+    api.post(f"/api/v1/jobs/{job}/cancel").raise_for_status()
+    expect(newcomer).to_contain_text("cancelled")
     shown.look_over("9-jobs-dark")
     shown.page.get_by_role("link", name="Overview").first.click()
     expect(shown.page.locator("#section-ended").get_by_role("link", name="hung")).to_be_visible()
