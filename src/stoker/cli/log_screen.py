@@ -5,7 +5,7 @@ import shutil
 import sys
 from typing import Final, Protocol
 
-from stoker.overview.output_reader import Piece
+from stoker.runs.output_reader import Piece
 
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 _CLEAR_LINE: Final = "\r\x1b[K"

@@ -1,16 +1,14 @@
 """The output of an attempt as numbered lines of HTML, from any line on, in steps that need little memory."""
 
 import os
-import stat
 from collections import deque
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
 from stoker.overview.ansi import REACH, Line, Terminal, as_html
 from stoker.overview.outputs import OutputReader, Reader, directory_of
 from stoker.queue.model import Attempt
+from stoker.worker.place import is_output_of
 
 # What is read in one step: a few milliseconds of work.
 STEP: Final = 256 * 1024
@@ -38,44 +36,10 @@ class News(NamedTuple):
     """Whether there is more to be read at once."""
 
 
-class _Assigned(msgspec.Struct):
-    attempt: str
-
-
 def place_of(home: Path, attempt: Attempt) -> Path | None:
-    """The directory of the attempt's output, when it is on this machine and nobody else's.
-
-    A link is not followed: what it leads to need not be the output of anything. Ids are unique in one queue only, so
-    a directory that says it is of another attempt is left alone too.
-    """
+    """The directory of the attempt's output, when it is on this machine and nobody else's."""
     directory = directory_of(home, attempt)
-    try:
-        if not stat.S_ISDIR(directory.lstat().st_mode):
-            return None
-    except OSError:
-        return None
-    kinds = [_kind(directory / name) for name in ("output", "output.1")]
-    if not any(kinds) or not all(stat.S_ISREG(kind) for kind in kinds if kind):
-        return None
-    return directory if _owner(directory) in {None, attempt.id} else None
-
-
-def _kind(path: Path) -> int:
-    """What kind of file it is; 0 when there is none."""
-    try:
-        return path.lstat().st_mode
-    except OSError:
-        return 0
-
-
-def _owner(directory: Path) -> str | None:
-    """The id of the attempt that it is of, if it says so."""
-    for name in ("attempt.json", "delivered.json"):
-        try:
-            return msgspec.json.decode((directory / name).read_bytes(), type=_Assigned).attempt
-        except (OSError, msgspec.DecodeError):
-            continue
-    return None
+    return directory if is_output_of(directory, attempt.id) else None
 
 
 def first_file(directory: Path) -> str:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stoker.overview.output_reader import OutputReader, Piece, has_output
 from stoker.overview.tail_reader import TailReader
 from stoker.queue.model import Attempt
+from stoker.runs.output_reader import OutputReader, Piece, has_output
 
 if TYPE_CHECKING:
     from stoker.queue import Store

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from stoker.overview.output_reader import Piece
+from stoker.runs.output_reader import Piece
 
 # As much as is looked for at first; longer than most lines, so that it is seldom found in a wrong place.
 _PROBE: Final = 256

@@ -7,7 +7,7 @@ from stoker.errors import StokerError
 from stoker.queue.bell import Bell
 
 T = TypeVar("T")
-Parameters = Mapping[str, str | int | float | None]
+Parameters = Mapping[str, str | int | float | bytes | None]
 Row = tuple[Any, ...]
 
 

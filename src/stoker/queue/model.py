@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -197,6 +197,36 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
     cancelled: frozenset[str] = frozenset()
     snoozed: dict[str, Snoozed] = {}
+
+
+class Wanted(NamedTuple):
+    """Somebody wants to read the whole output of this attempt, on another machine."""
+
+    attempt: str
+    job: str
+    number: int
+    worker: str
+    """Which ran it."""
+
+
+class Lent(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of an output, on its way to whoever wants it."""
+
+    edition: str
+    """Another one begins anew, and may have other lines."""
+    start: int
+    """Where it begins among all finished lines, in bytes."""
+    finished: bytes = b""
+    unfinished: bytes = b""
+    """The line after them, as it is now."""
+    is_behind: bool = False
+    """Whether there is more to be had at once."""
+    is_complete: bool = False
+    """Whether the attempt has ended, and this is the last of it."""
+
+    @property
+    def size(self) -> int:
+        return self.start + len(self.finished)
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

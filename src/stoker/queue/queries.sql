@@ -479,3 +479,39 @@ DELETE FROM stoker_notices WHERE name = :name RETURNING name
 
 -- forget notices --
 DELETE FROM stoker_notices WHERE told < {now} - :age
+
+-- renew loan --
+UPDATE stoker_loans SET until = {now} + :seconds WHERE attempt_id = :attempt AND until > {now} RETURNING attempt_id
+
+-- ask for loan --
+INSERT INTO stoker_loans (attempt_id, until)
+SELECT a.id, {now} + :seconds FROM stoker_attempts a WHERE a.id = :attempt
+ON CONFLICT (attempt_id) DO UPDATE SET until = excluded.until
+RETURNING attempt_id
+
+-- wanted outputs --
+SELECT a.id, a.job_id, a.number, a.worker_id FROM stoker_loans l JOIN stoker_attempts a ON a.id = l.attempt_id
+WHERE l.until > {now}
+
+-- lend --
+UPDATE stoker_loans SET edition = :edition, size = :size, unfinished = :unfinished, complete = :complete
+WHERE attempt_id = :attempt AND until > {now} RETURNING attempt_id
+
+-- take back --
+UPDATE stoker_loans SET edition = '' WHERE attempt_id = :attempt
+
+-- take back other editions --
+DELETE FROM stoker_lent WHERE attempt_id = :attempt AND edition <> :edition
+
+-- lend piece --
+INSERT INTO stoker_lent (attempt_id, edition, start, data) VALUES (:attempt, :edition, :start, :data)
+
+-- loan --
+SELECT edition, size, unfinished, complete FROM stoker_loans WHERE attempt_id = :attempt AND edition <> ''
+
+-- lent pieces --
+SELECT start, data FROM stoker_lent WHERE attempt_id = :attempt AND edition = :edition AND start >= :start
+ORDER BY start LIMIT :most
+
+-- end loans --
+DELETE FROM stoker_loans WHERE until < {now} - :seconds

@@ -135,3 +135,20 @@ CREATE TABLE stoker_notices (
   name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   told DOUBLE PRECISION NOT NULL
 );
+
+CREATE TABLE stoker_loans (
+  attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
+  until DOUBLE PRECISION NOT NULL,
+  edition TEXT NOT NULL DEFAULT '',
+  size BIGINT NOT NULL DEFAULT 0,
+  unfinished BYTEA,
+  complete INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE stoker_lent (
+  attempt_id TEXT NOT NULL REFERENCES stoker_loans (attempt_id) ON DELETE CASCADE,
+  edition TEXT NOT NULL,
+  start BIGINT NOT NULL,
+  data BYTEA NOT NULL,
+  PRIMARY KEY (attempt_id, edition, start)
+);

@@ -133,3 +133,20 @@ CREATE TABLE stoker_notices (
   name TEXT NOT NULL PRIMARY KEY,
   told REAL NOT NULL
 ) WITHOUT ROWID;
+
+CREATE TABLE stoker_loans (
+  attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
+  until REAL NOT NULL,
+  edition TEXT NOT NULL DEFAULT '',
+  size INTEGER NOT NULL DEFAULT 0,
+  unfinished BLOB,
+  complete INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE stoker_lent (
+  attempt_id TEXT NOT NULL REFERENCES stoker_loans (attempt_id) ON DELETE CASCADE,
+  edition TEXT NOT NULL,
+  start INTEGER NOT NULL,
+  data BLOB NOT NULL,
+  PRIMARY KEY (attempt_id, edition, start)
+);

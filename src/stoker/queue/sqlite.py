@@ -52,7 +52,7 @@ class SqliteDriver:
     def at_once(self, statement: str, parameters: Parameters) -> list[Row]:
         return self.transaction(lambda: self._steps(statement, dict(parameters)))
 
-    def _steps(self, statement: str, known: dict[str, str | int | float | None]) -> list[Row]:
+    def _steps(self, statement: str, known: dict[str, str | int | float | bytes | None]) -> list[Row]:
         rows: list[Row] = []
         for step in self._scripts[statement]:
             cursor = self._connected().execute(step, known)

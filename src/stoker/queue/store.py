@@ -11,7 +11,7 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.queue import listing, wishes
+from stoker.queue import listing, loans, wishes
 from stoker.queue.bell import Bell
 from stoker.queue.driver import CollisionError, Driver, Parameters, Row
 from stoker.queue.editing import edited, edited_row
@@ -28,6 +28,7 @@ from stoker.queue.model import (
     Doing,
     Finding,
     Job,
+    Lent,
     NewJob,
     NoSuchJobError,
     Order,
@@ -37,6 +38,7 @@ from stoker.queue.model import (
     State,
     Usage,
     View,
+    Wanted,
     Wishes,
     Worker,
     check,
@@ -242,6 +244,32 @@ class Store:
         if not wanted or letters < 1:
             return {}
         return dict(self._driver.fetch("last words", {"attempts": json_text(wanted), "letters": letters}))
+
+    def want_output(self, attempt: str, seconds: float) -> bool:
+        """Has the whole output lent by the machine that has it, for so long from now on. False: no such attempt."""
+        if loans.renew(self._driver, attempt, seconds):
+            return True
+        return self._change(lambda: loans.ask(self._driver, attempt, seconds)) != []
+
+    def wanted_outputs(self) -> list[Wanted]:
+        """Which are to be lent, by whomever has them."""
+        return loans.wanted(self._driver)
+
+    def lend_output(self, attempt: str, lent: Lent) -> bool:
+        """Brings the next part of it. False, and nothing is kept, when nobody wants it any more."""
+        return self._driver.transaction(lambda: loans.lend(self._driver, attempt, lent))
+
+    def take_back_output(self, attempt: str) -> None:
+        """It is lent no more, although somebody wants it."""
+        self._driver.transaction(lambda: loans.take_back(self._driver, attempt))
+
+    def lent_output(self, attempt: str, edition: str = "", start: int = 0) -> Lent | None:
+        """What was lent of it behind the first `start` bytes of this edition. None: nobody lends it yet."""
+        return loans.lent(self._driver, attempt, edition, start)
+
+    def end_loans(self) -> None:
+        """Forgets those that nobody has wanted for a while."""
+        loans.end(self._driver)
 
     def write_finding(self, attempt: str, finding: Finding) -> bool:
         """Keeps what is known of an attempt; what is empty leaves what was written before. False: no such attempt."""

@@ -27,6 +27,7 @@ from stoker.worker.engagement import Engagement
 from stoker.worker.filling import Filling
 from stoker.worker.findings import tell_finding
 from stoker.worker.home import Home
+from stoker.worker.lending import Lending
 from stoker.worker.messages import Recorded, Renewed, Stop
 from stoker.worker.orders import Orders
 from stoker.worker.placing import Placing
@@ -65,6 +66,7 @@ class WorkerLoop:
         self._tell = tell
         self._premises = Premises(orders, home.host, crew, prober, filling, tell)
         self._placing = Placing(orders, home, crew, self._premises, tell)
+        self._lending = Lending(home)
         self._signals = SignalStream(_STOPPING)
         self._store: Store | None = None
         self._bell: Bell | None = None
@@ -86,6 +88,7 @@ class WorkerLoop:
             goodbye.callback(self._signals.close)
             goodbye.callback(self._crew.dismiss)
             goodbye.callback(self._close_queue)
+            goodbye.callback(self._lending.forget_all)
             goodbye.callback(self._say_goodbye)
             self._crew.keep_some_ready()
             while not self._asked_to_end():
@@ -126,6 +129,7 @@ class WorkerLoop:
             self._renew_at if self._crew.engaged else math.inf,
             self._heartbeat_at,
             self._output_at if self._crew.engaged else math.inf,
+            self._lending.due(),
             time.monotonic() + owed if owed is not None else math.inf,
         )
 
@@ -163,8 +167,9 @@ class WorkerLoop:
             self._say_hello(store)
             self._send_output(store)
             self._tell_usage(store)
+            self._lending.lend(store)
             store.settle()
-            self._tidy()
+            self._tidy(store)
         except StokerError as error:
             self._acknowledge()
             self._lose_queue(error)
@@ -242,6 +247,7 @@ class WorkerLoop:
         rang = self._bell is not None and self._bell.heard()
         if rang or self._placing.polls_now():
             self._placing.stale = True
+            self._lending.rang()
             if self._crew.engaged:
                 wishes = store.wishes(self._home.worker)
                 self._cancel(wishes.cancelled)
@@ -331,9 +337,10 @@ class WorkerLoop:
             engagement.excerpt.deliver(store)
         self._output_at = time.monotonic() + _OUTPUT_EVERY
 
-    def _tidy(self) -> None:
+    def _tidy(self, store: Store) -> None:
         if time.monotonic() >= self._tidy_at:
             self._home.tidy()
+            store.end_loans()
             self._tidy_at = time.monotonic() + _TIDY_EVERY
 
     def _tell_end(self, engagement: Engagement, accepted: bool) -> None:

@@ -1,0 +1,82 @@
+"""Outputs that somebody on another machine reads: the machine that has them lends them through the queue meanwhile.
+
+The queue keeps only the end of an output. Whoever wants the whole says so, again and again; the worker of the machine
+that has it brings it piece by piece, and all of it goes again when nobody wants it any more.
+"""
+
+from typing import Final
+
+from stoker.queue.driver import Driver, Parameters, Row
+from stoker.queue.model import Lent, Wanted
+
+# Of a reader that comes back soon, the worker need not begin anew.
+_KEPT: Final = 60.0
+# What one look brings at most: a few megabytes.
+_MOST_PIECES: Final = 8
+
+
+def ask(driver: Driver, attempt: str, seconds: float) -> list[Row]:
+    """One row, unless there is no such attempt."""
+    return driver.fetch("ask for loan", {"attempt": attempt, "seconds": float(seconds)})
+
+
+def renew(driver: Driver, attempt: str, seconds: float) -> bool:
+    """False when nobody wanted it any more: then its worker must be told."""
+    return bool(driver.fetch("renew loan", {"attempt": attempt, "seconds": float(seconds)}))
+
+
+def wanted(driver: Driver) -> list[Wanted]:
+    return [Wanted(*row) for row in driver.fetch("wanted outputs", {})]
+
+
+def lend(driver: Driver, attempt: str, lent: Lent) -> bool:
+    """False, and nothing is kept, when nobody wants it any more."""
+    of: dict[str, str | int | bytes] = {"attempt": attempt, "edition": lent.edition}
+    state: Parameters = {
+        **of,
+        "size": lent.size,
+        "unfinished": lent.unfinished,
+        "complete": int(lent.is_complete),
+    }
+    if not driver.fetch("lend", state):
+        return False
+    if lent.start == 0:
+        driver.fetch("take back other editions", of)
+    if lent.finished:
+        driver.fetch("lend piece", {**of, "start": lent.start, "data": lent.finished})
+    return True
+
+
+def take_back(driver: Driver, attempt: str) -> None:
+    """Whoever reads it has to do with what the queue keeps."""
+    driver.fetch("take back", {"attempt": attempt})
+    driver.fetch("take back other editions", {"attempt": attempt, "edition": ""})
+
+
+def lent(driver: Driver, attempt: str, edition: str, start: int) -> Lent | None:
+    """What there is from `start` of this edition on; of another one, if there is only that, from its beginning."""
+    for newest, size, unfinished, complete in driver.fetch("loan", {"attempt": attempt}):
+        begin = start if newest == edition else 0
+        rows = driver.fetch(
+            "lent pieces", {"attempt": attempt, "edition": newest, "start": begin, "most": _MOST_PIECES}
+        )
+        finished = b""
+        for place, data in rows:
+            if place == begin + len(finished):
+                finished += bytes(data)
+        # What was brought since the first question has another unfinished line behind it.
+        is_all = begin + len(finished) == size
+        return Lent(
+            edition=newest,
+            start=begin,
+            finished=finished,
+            unfinished=bytes(unfinished or b"") if is_all else b"",
+            is_behind=not is_all,
+            is_complete=bool(complete) and is_all,
+        )
+    return None
+
+
+def end(driver: Driver) -> None:
+    """Forgets what nobody wants any more."""
+    driver.fetch("end loans", {"seconds": _KEPT})
