@@ -12,79 +12,18 @@ from urllib.parse import quote, unquote
 
 import msgspec
 import pytest
-from fastapi import FastAPI
 
 from stoker.overview.log_lines import STEP, place_of
 from stoker.overview.outputs import OutputReader, Piece
-from stoker.queue import Finding, NewJob, Store, init_queue
+from stoker.queue import Finding, init_queue
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.model import Attempt
 from stoker.web import logs
 from stoker.web.app import create_app
-from stoker.web.board import Board
-from stoker.web.config import Config
 from stoker.web.desk import Desk
-from stoker.web.house import House
-from stoker.web.keys import Keys
-from stoker.web.log_channel import Channels
-from stoker.web.visitor import Visitor
-from tests.support.asgi_page import AsgiPage
+from tests.support.log_place import Place
 
 EVIL = "<script>alert(1)</script>"
-
-
-class QuietBoard(Board):
-    """No overview is read: these pages need to know only whether the server ends."""
-
-    def __init__(self) -> None:
-        self._ending = threading.Event()
-
-
-class Place:
-    """A queue with one job that runs here, and the application that shows its log."""
-
-    def __init__(self, store: Store, home: Path) -> None:
-        self.store = store
-        self.home = home
-        self.job = store.submit([NewJob(command="train")])[0]
-        self.attempt = self.start()
-        self.directory = home / "attempts" / f"{self.job}-1"
-        self.output = self.directory / "output"
-        config = Config(queue=None, home=home)
-        keys = Keys(home)
-        visitor = keys.by_token(keys.first().secret)
-        assert visitor is not None
-        self.visitor: Visitor = visitor
-        self.house = House(config=config, desk=Desk(None), board=QuietBoard(), keys=keys)
-        self.app = create_app(self.house)
-
-    def start(self) -> str:
-        attempt = self.store.claim(self.job, "w", [], 600.0)
-        assert attempt is not None
-        return attempt.id
-
-    def prints(self, data: bytes) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with self.output.open("ab") as file:
-            file.write(data)
-
-    def rewrites(self, data: bytes) -> None:
-        """As the keeper does: finished lines stay, and what follows them is written over, so that none is ever gone."""
-        finished = self.output.read_bytes().rpartition(b"\n")[0]
-        assert data.startswith(finished)
-        with self.output.open("r+b", buffering=0) as file:
-            os.pwrite(file.fileno(), data[len(finished) :], len(finished))
-            file.truncate(len(data))
-
-    def page(self, what: str = "log/live", app: FastAPI | None = None, **headers: str) -> AsgiPage:
-        address = what if what.startswith("/") else f"/jobs/{self.job}/attempts/1/{what}"
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return AsgiPage(app or self.app, address, self.visitor, named)
-
-    @property
-    def channels(self) -> Channels:
-        channels: Channels = self.app.state.log_channels
-        return channels
 
 
 @pytest.fixture

@@ -30,12 +30,14 @@ def wanted(driver: Driver) -> list[Wanted]:
 
 
 def lend(driver: Driver, attempt: str, lent: Lent) -> bool:
-    """False, and nothing is kept, when nobody wants it any more."""
+    """False, and nothing is kept, when nobody wants it any more, or what comes before it is not here."""
     of: dict[str, str | int | bytes] = {"attempt": attempt, "edition": lent.edition}
     state: Parameters = {
         **of,
+        "start": lent.start,
         "size": lent.size,
         "unfinished": lent.unfinished,
+        "behind": int(lent.is_behind),
         "complete": int(lent.is_complete),
     }
     if not driver.fetch("lend", state):
@@ -55,7 +57,7 @@ def take_back(driver: Driver, attempt: str) -> None:
 
 def lent(driver: Driver, attempt: str, edition: str, start: int) -> Lent | None:
     """What there is from `start` of this edition on; of another one, if there is only that, from its beginning."""
-    for newest, size, unfinished, complete in driver.fetch("loan", {"attempt": attempt}):
+    for newest, size, unfinished, behind, complete in driver.fetch("loan", {"attempt": attempt}):
         begin = start if newest == edition else 0
         rows = driver.fetch(
             "lent pieces", {"attempt": attempt, "edition": newest, "start": begin, "most": _MOST_PIECES}
@@ -71,7 +73,7 @@ def lent(driver: Driver, attempt: str, edition: str, start: int) -> Lent | None:
             start=begin,
             finished=finished,
             unfinished=bytes(unfinished or b"") if is_all else b"",
-            is_behind=not is_all,
+            is_behind=bool(behind) or not is_all,
             is_complete=bool(complete) and is_all,
         )
     return None

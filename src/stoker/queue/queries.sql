@@ -490,12 +490,13 @@ ON CONFLICT (attempt_id) DO UPDATE SET until = excluded.until
 RETURNING attempt_id
 
 -- wanted outputs --
-SELECT a.id, a.job_id, a.number, a.worker_id FROM stoker_loans l JOIN stoker_attempts a ON a.id = l.attempt_id
-WHERE l.until > {now}
+SELECT a.id, a.job_id, a.number, a.worker_id FROM stoker_loans l CROSS JOIN stoker_attempts a
+WHERE l.until > {now} AND a.id = l.attempt_id
 
 -- lend --
-UPDATE stoker_loans SET edition = :edition, size = :size, unfinished = :unfinished, complete = :complete
-WHERE attempt_id = :attempt AND until > {now} RETURNING attempt_id
+UPDATE stoker_loans SET edition = :edition, size = :size, unfinished = :unfinished, behind = :behind,
+  complete = :complete
+WHERE attempt_id = :attempt AND until > {now} AND (edition = :edition OR :start = 0) RETURNING attempt_id
 
 -- take back --
 UPDATE stoker_loans SET edition = '' WHERE attempt_id = :attempt
@@ -507,7 +508,7 @@ DELETE FROM stoker_lent WHERE attempt_id = :attempt AND edition <> :edition
 INSERT INTO stoker_lent (attempt_id, edition, start, data) VALUES (:attempt, :edition, :start, :data)
 
 -- loan --
-SELECT edition, size, unfinished, complete FROM stoker_loans WHERE attempt_id = :attempt AND edition <> ''
+SELECT edition, size, unfinished, behind, complete FROM stoker_loans WHERE attempt_id = :attempt AND edition <> ''
 
 -- lent pieces --
 SELECT start, data FROM stoker_lent WHERE attempt_id = :attempt AND edition = :edition AND start >= :start

@@ -142,6 +142,7 @@ CREATE TABLE stoker_loans (
   edition TEXT NOT NULL DEFAULT '',
   size BIGINT NOT NULL DEFAULT 0,
   unfinished BYTEA,
+  behind INTEGER NOT NULL DEFAULT 0,
   complete INTEGER NOT NULL DEFAULT 0
 );
 

@@ -140,6 +140,7 @@ CREATE TABLE stoker_loans (
   edition TEXT NOT NULL DEFAULT '',
   size INTEGER NOT NULL DEFAULT 0,
   unfinished BLOB,
+  behind INTEGER NOT NULL DEFAULT 0,
   complete INTEGER NOT NULL DEFAULT 0
 );
 

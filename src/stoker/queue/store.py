@@ -256,7 +256,7 @@ class Store:
         return loans.wanted(self._driver)
 
     def lend_output(self, attempt: str, lent: Lent) -> bool:
-        """Brings the next part of it. False, and nothing is kept, when nobody wants it any more."""
+        """Brings the next part of it. False, and nothing is kept: nobody wants it any more, or it must begin anew."""
         return self._driver.transaction(lambda: loans.lend(self._driver, attempt, lent))
 
     def take_back_output(self, attempt: str) -> None:

@@ -1,11 +1,13 @@
 """Live logs: one reader for everybody who follows the same attempt, and no more of its lines in memory than a page has.
 
 A follower remembers what it has told, and takes what differs when it can send again: a slow phone skips states of a
-progress bar, and reads lines that are not in memory any more from the file, at its own pace.
+progress bar, and reads lines that are not in memory any more from the file, at its own pace. An output on another
+machine is lent by its worker and kept in a file meanwhile; where nobody lends it, its end is read from the queue.
 """
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections import deque
@@ -19,6 +21,7 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.overview.log_lines import LogLines, News, Row, first_file, place_of
+from stoker.overview.mirror import Mirror, may_be_lent
 from stoker.overview.outputs import OutputReader, TailReader
 from stoker.queue import Store
 from stoker.queue.model import ENDED, Attempt
@@ -31,8 +34,13 @@ FIRST_LINES: Final = 1000
 _THREADS: Final = 4
 # As quick as a progress bar looks smooth; a database should not be asked for the same text so often.
 _LOOK_AT_FILE: Final = 0.2
-_LOOK_AT_QUEUE: Final = 1.0
+_LOOK_AT_QUEUE: Final = 0.5
 _ASK_FOR_END: Final = 1.0
+# A worker that is there begins to lend within this; after that the page shows what the queue has.
+_LENT_WITHIN: Final = 3.0
+_LOOK_FOR_LOAN: Final = 0.1
+# The last of an output is brought within this after its end, or its worker is gone.
+_LAST_LENT_WITHIN: Final = 10.0
 # A phone that loses its connection for a moment finds the same reader again.
 _LINGER: Final = 30.0
 # Both bounds hold for what is kept for followers that are a little behind.
@@ -63,6 +71,12 @@ class Channel:
         self._steps: Steps | None = None
         """Those in which the lines are read."""
         self._directory: Path | None = None
+        self._is_here = False
+        """Whether the output is a file of this machine."""
+        self._mirror: Mirror | None = Mirror(attempt.id)
+        """Of an output elsewhere; None when nobody lends it any more."""
+        self._patience: float | None = None
+        """Until when somebody may begin to lend it, in monotonic seconds; None before it was asked for."""
         self._tail = ""
         self._rows: deque[Row] = deque()
         self._letters = 0
@@ -86,7 +100,7 @@ class Channel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the output is here, not only its end in the queue."""
+        """Whether all of the output can be had, not only its end in the queue."""
         return self._directory is not None
 
     @property
@@ -151,26 +165,47 @@ class Channel:
             self._publish()
             if self._steps is not None:
                 self._steps.close()
+            if self._mirror is not None:
+                self._threads.submit(self._mirror.close)
 
     async def _run(self) -> None:
         ending: Ending | None = None
-        asked = -_ASK_FOR_END
+        asked = ended = -math.inf
         while self.followers or time.monotonic() - self.left < _LINGER:
             pause = _LOOK_AT_QUEUE
             try:
                 if ending is None and time.monotonic() - asked >= _ASK_FOR_END:
                     # Asked before the output is read: then what is read is all.
-                    asked = time.monotonic()
+                    asked = ended = time.monotonic()
                     ending = await self._ask_for_ending()
                 news = await self._look()
-                self._take(news, "")
-                if ending is not None and not news.is_behind:
-                    self.ending = ending
-                    return
-                pause = 0.0 if news.is_behind else _LOOK_AT_FILE if self.is_whole else _LOOK_AT_QUEUE
+                if news is not None:
+                    self._take(news, "")
+                    if ending is not None and self._has_all(news, ended):
+                        self.ending = ending
+                        return
+                pause = self._pause(news)
             except (StokerError, OSError) as error:
                 self._take(None, str(error))
             await asyncio.sleep(pause)
+
+    def _has_all(self, news: News, ended: float) -> bool:
+        """Whether this is the last of an attempt that has ended."""
+        if news.is_behind:
+            return False
+        if self._is_here or self._directory is None or self._mirror is None or self._mirror.is_complete:
+            return True
+        if time.monotonic() - ended > _LAST_LENT_WITHIN:
+            self._stop_borrowing()  # its last words are in the queue
+        return False
+
+    def _pause(self, news: News | None) -> float:
+        """How long to rest before the next look."""
+        if (news is not None and news.is_behind) or (self._mirror is not None and self._mirror.is_behind):
+            return 0.0
+        if news is None:
+            return _LOOK_FOR_LOAN
+        return _LOOK_AT_FILE if self._is_here else _LOOK_AT_QUEUE
 
     async def _ask_for_ending(self) -> Ending | None:
         """A queue that is away keeps nobody from reading a file that is here."""
@@ -187,22 +222,61 @@ class Channel:
             return None
         return Ending(found.outcome, found.sentence, again=store.job(found.job).state not in ENDED)
 
-    async def _look(self) -> News:
-        if self._lines is None or (not self.is_whole and not self.open):
+    async def _look(self) -> News | None:
+        """None as long as nobody lends it yet, and may soon."""
+        if not self._is_here and not self.open and not self._rows:
             # It may run here, and have printed nothing before.
-            await self._begin()
-        if not self.is_whole:
-            self._tail = await self._desk.ask(lambda store: store.log(self._attempt.id))
+            directory = await self._in_thread(lambda: place_of(self._home, self._attempt))
+            if directory is not None:
+                self._is_here = True
+                self._stop_borrowing()
+                await self._begin(directory, None)
+        if not self._is_here and not await self._look_elsewhere():
+            return None
         assert self._lines is not None and self._steps is not None  # noqa: S101, PT018 - both were begun above
         return await self._steps.do(self._lines.read)
 
-    async def _begin(self) -> None:
-        self._directory = directory = await self._in_thread(lambda: place_of(self._home, self._attempt))
-        if directory is None:
-            if self._lines is None:
-                self._lines, self.epoch = LogLines(TailReader(lambda: self._tail)), os.urandom(8).hex()
-                self._steps = Steps(self._threads, self._lines.close)
-            return
+    async def _look_elsewhere(self) -> bool:
+        """Brings what is new of an output on another machine; False when it should be waited for."""
+        await self._desk.ask(self._borrow)
+        mirror = self._mirror
+        if mirror is not None and mirror.directory is not None:
+            if mirror.edition != self.epoch and mirror.is_behind:
+                # Not before all of it is here: thousands of lines would pass by.
+                return self._lines is not None
+            if mirror.edition != self.epoch:
+                await self._begin(mirror.directory, mirror.edition)
+            return True
+        if mirror is not None and self._lines is None and time.monotonic() < (self._patience or 0.0):
+            return False
+        if self._lines is None or self._directory is not None:
+            self._begin_with_end()
+        return True
+
+    def _borrow(self, store: Store) -> None:
+        """For a thread of the desk."""
+        mirror = self._mirror
+        if mirror is not None:
+            mirror.update(store)
+            if mirror.edition:
+                return
+        if self._patience is None:
+            self._patience = time.monotonic() + _LENT_WITHIN if may_be_lent(store, self._attempt) else 0.0
+        self._tail = store.log(self._attempt.id)
+
+    def _stop_borrowing(self) -> None:
+        mirror, self._mirror = self._mirror, None
+        if mirror is not None:
+            self._threads.submit(mirror.close)
+
+    def _begin_with_end(self) -> None:
+        self._leave()
+        self._directory, self.epoch = None, os.urandom(8).hex()
+        self._lines = LogLines(TailReader(lambda: self._tail))
+        self._steps = Steps(self._threads, self._lines.close)
+
+    async def _begin(self, directory: Path, epoch: str | None) -> None:
+        """With a file; `epoch` is its own, unless others count its lines too."""
         lines = LogLines(OutputReader(directory))
         steps = Steps(self._threads, lines.close)
 
@@ -213,11 +287,20 @@ class Channel:
             return before if first_file(directory) == before else os.urandom(8).hex()
 
         try:
-            self.epoch = await steps.do(begin)
+            counted = await steps.do(begin)
         except BaseException:
             steps.close()
             raise
+        self._leave()
+        self._directory, self.epoch = directory, epoch or counted
         self._lines, self._steps = lines, steps
+
+    def _leave(self) -> None:
+        """What was read before is of another epoch."""
+        if self._steps is not None:
+            self._steps.close()
+        self._rows.clear()
+        self._letters, self.open = 0, ()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

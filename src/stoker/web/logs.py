@@ -4,17 +4,19 @@ What a job printed is made safe for a page on this side only. Files are named by
 what was asked for.
 """
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from fastapi import APIRouter, FastAPI, Header, HTTPException, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from stoker.errors import BadInputError
 from stoker.overview.log_lines import STEP, place_of
+from stoker.overview.mirror import Mirror, may_be_lent
 from stoker.overview.outputs import OutputReader
 from stoker.queue.model import ENDED, ID, Attempt, Job
 from stoker.web.house import House, house_of, visitor_of
@@ -35,6 +37,9 @@ router = APIRouter(include_in_schema=False, lifespan=_lifespan)
 _BEAT_EVERY: Final = 15.0
 # Whether the server ends, and whether the visitor is still welcome, is asked at least this often.
 _LOOK_UP_EVERY: Final = 1.0
+# A worker that is there begins to lend within this, and goes on as long as it brings something within this.
+_LENT_WITHIN: Final = 3.0
+_LOOK_FOR_LOAN: Final = 0.1
 
 
 def channels_of(request: Request) -> Channels:
@@ -105,21 +110,66 @@ async def _events(
 
 @router.get("/jobs/{job}/attempts/{number}/log")
 async def download(request: Request, job: str, number: str) -> Response:
-    """The output as a text file: the whole where it ran here, or else the end that the queue keeps."""
+    """The output as a text file: the whole where it is to be had, or else the end that the queue keeps."""
     house, channels = house_of(request), channels_of(request)
     attempt = await _attempt(house, job, number)
-    directory = await channels.in_thread(lambda: place_of(house.config.home, attempt))
-    if directory is None:
-        text = await house.desk.ask(lambda store: store.log(attempt.id))
-        return Response(text.encode(), headers=_file(attempt, "log", "text/plain") | {"Stoker-Log": "end"})
+    found = await find_output(house, channels, attempt)
     headers = _file(attempt, "log", "text/plain") | {"Stoker-Log": "whole"}
-    return StreamingResponse(output_of(channels, directory), headers=headers)
+    if found is None:
+        text = await house.desk.ask(lambda store: store.log(attempt.id))
+        return Response(text.encode(), headers=headers | {"Stoker-Log": "end"})
+    return StreamingResponse(output_of(channels, found), headers=headers)
 
 
-async def output_of(channels: Channels, directory: Path) -> AsyncIterator[bytes]:
+class Found(NamedTuple):
+    """Where the whole of an output is."""
+
+    directory: Path
+    close: Callable[[], None]
+    """When it is not needed any more."""
+
+
+async def find_output(house: House, channels: Channels, attempt: Attempt) -> Found | None:
+    """Here, or brought here from the machine that has it; None when nobody lends it."""
+    directory = await channels.in_thread(lambda: place_of(house.config.home, attempt))
+    if directory is not None:
+        return Found(directory, lambda: None)
+    mirror = Mirror(attempt.id)
+    try:
+        if await house.desk.ask(lambda store: may_be_lent(store, attempt)) and await _is_lent(house, mirror):
+            borrowed = mirror.directory
+            return None if borrowed is None else Found(borrowed, mirror.close)
+    except BaseException:
+        mirror.close()
+        raise
+    mirror.close()
+    return None
+
+
+async def _is_lent(house: House, mirror: Mirror) -> bool:
+    """Once all of it is here that there is now, or somebody was waited for in vain."""
+    ends = time.monotonic() + _LENT_WITHIN
+    while True:
+        before = mirror.size
+        await house.desk.ask(mirror.update)
+        if mirror.edition and not mirror.is_behind:
+            return True
+        if mirror.size > before:
+            ends = time.monotonic() + _LENT_WITHIN
+        elif time.monotonic() > ends:
+            return False
+        await asyncio.sleep(_LOOK_FOR_LOAN if mirror.size == before else 0.0)
+
+
+async def output_of(channels: Channels, found: Found) -> AsyncIterator[bytes]:
     """All of it, in steps, so that no more than one of them is in memory."""
-    reader = OutputReader(directory)
-    steps = channels.steps(reader.close)
+    reader = OutputReader(found.directory)
+
+    def close() -> None:
+        reader.close()
+        found.close()
+
+    steps = channels.steps(close)
     try:
         is_behind = True
         while is_behind:

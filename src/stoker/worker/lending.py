@@ -128,6 +128,7 @@ class _Lender:
             start=0 if self._told is None else self._told.size,
             finished=finished,
             unfinished=unfinished if is_complete else unfinished[:_LONGEST_UNFINISHED],
+            is_behind=self._reader.is_behind,
             is_complete=is_complete,
         )
 
@@ -135,9 +136,9 @@ class _Lender:
         self._reader.close()
 
     def _is_news(self, lent: Lent) -> bool:
-        told = self._told
-        return (
-            told is None
-            or bool(lent.finished)
-            or (told.unfinished, told.is_complete) != (lent.unfinished, lent.is_complete)
-        )
+        return self._told is None or bool(lent.finished) or _state(self._told) != _state(lent)
+
+
+def _state(lent: Lent) -> tuple[object, ...]:
+    """What may change although nothing was finished."""
+    return lent.unfinished, lent.is_behind, lent.is_complete

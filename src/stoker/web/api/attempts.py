@@ -19,7 +19,7 @@ from stoker.web.api.answers import TEXT, answer, found, problems_listed, text_li
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
 from stoker.web.house import house_of
-from stoker.web.logs import channels_of, output_of
+from stoker.web.logs import channels_of, find_output, output_of
 from stoker.web.problems import NotFoundError
 
 router = APIRouter(tags=["attempts"])
@@ -112,17 +112,20 @@ async def get_log(
         int | None, Query(ge=0, lt=2**31, description="Only the last so many lines, of the last 4 MiB.")
     ] = None,
 ) -> Response:
-    """All of it where the job ran on the machine of this server, else its end, which the queue keeps."""
+    """All of it, from whatever machine has it; where that is gone, its end, which the queue keeps."""
     house, channels = house_of(request), channels_of(request)
     attempt = await house.desk.ask(lambda store: _attempt(store, job, number))
-    directory = await channels.in_thread(lambda: place_of(house.config.home, attempt))
-    if directory is None:
+    found = await find_output(house, channels, attempt)
+    if found is None:
         tail = await house.desk.ask(lambda store: store.log(attempt.id))
         return _text(last_lines(TailReader(lambda: tail).read(), lines), "end")
     if lines is None:
-        text = _decoded(output_of(channels, directory))
+        text = _decoded(output_of(channels, found))
         return StreamingResponse(text, headers={EXTENT: "whole"}, media_type=TEXT)
-    return _text(last_lines(await channels.in_thread(lambda: _end_of(directory)), lines), "whole")
+    try:
+        return _text(last_lines(await channels.in_thread(lambda: _end_of(found.directory)), lines), "whole")
+    finally:
+        found.close()
 
 
 def _text(piece: Piece, extent: str) -> Response:

@@ -1,0 +1,201 @@
+"""Logs of jobs on other machines: the whole while their workers lend it, and what the queue has when they do not."""
+
+import asyncio
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from stoker.queue import init_queue
+from stoker.queue.model import Lent, View
+from stoker.web import log_channel, logs
+from stoker.worker import lending
+from stoker.worker.home import Home
+from tests.support.log_place import Place
+
+WORKER = "w-1"
+
+
+class FarHome:
+    """The machine that ran it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def is_own(self, worker: str) -> bool:
+        return worker == "w"
+
+
+class Far(Place):
+    """Its worker was heard of just now, and lends while it `works`."""
+
+    @contextlib.asynccontextmanager
+    async def works(self) -> AsyncIterator[None]:
+        async def lend() -> None:
+            lender = lending.Lending(cast(Home, FarHome(self.directory.parents[1])))
+            try:
+                while True:
+                    lender.rang()
+                    lender.lend(self.store)
+                    await asyncio.sleep(0.01)
+            finally:
+                lender.forget_all()
+
+        work = asyncio.create_task(lend())
+        try:
+            yield
+        finally:
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+    def end(self) -> None:
+        assert self.store.finish(self.attempt, "succeeded", 0)
+        (self.directory / "attempt.json").rename(self.directory / "delivered.json")
+
+
+@pytest.fixture
+def borrowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where what is borrowed is kept."""
+    place = tmp_path / "borrowed"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+@pytest.fixture
+def far(tmp_path: Path, borrowed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
+    monkeypatch.setattr(lending, "_ASK_EVERY", 0.02)
+    monkeypatch.setattr(lending, "_LEND_EVERY", 0.02)
+    monkeypatch.setattr(log_channel, "_LOOK_AT_QUEUE", 0.05)
+    with init_queue() as store:
+        store.heartbeat(WORKER, "far", View())
+        found = Far(store, Path(os.environ["STOKER_HOME"]), tmp_path / "far")
+        found.prints(b"")
+        (found.directory / "attempt.json").write_text(json.dumps({"attempt": found.attempt}))
+        yield found
+        found.house.desk.close()
+
+
+def played(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(story(), 100))
+
+
+def printed(begin: int, end: int) -> bytes:
+    return b"".join(b"line %d\n" % number for number in range(begin, end))
+
+
+def shown(begin: int, end: int) -> list[str]:
+    return [f"line {number}" for number in range(begin, end)]
+
+
+def test_the_whole_output_of_a_job_elsewhere_is_followed_to_its_end(far: Far, borrowed: Path) -> None:
+    async def story() -> None:
+        far.prints(printed(0, 30_000) + b" 10%")
+        async with far.works(), far.page("log/live?all=1") as page, far.page() as last:
+            await page.until(lambda: page.text == [*shown(0, 30_000), " 10%"])
+            assert json.loads(page.heard("begin")[-1]) == {"from": 0, "whole": True}
+            await last.until(lambda: last.text == [*shown(29_000, 30_000), " 10%"] or len(last.text) == 1000)
+            far.rewrites(far.output.read_bytes().removesuffix(b" 10%") + b" 20%")
+            await page.until(lambda: page.text[-1] == " 20%")
+            far.rewrites(far.output.read_bytes().removesuffix(b" 20%") + b"100%\n" + printed(30_000, 30_010))
+            far.end()
+            await page.ended()
+            assert page.text == [*shown(0, 30_000), "100%", *shown(30_000, 30_010)]
+            assert json.loads(page.heard("end")[-1])["outcome"] == "succeeded"
+            assert last.text[-1] == "line 30009"
+        await far.channels.close()
+        assert list(borrowed.iterdir()) == []
+
+    played(story)
+
+
+@pytest.mark.parametrize("what", ["log", "/api/v1/jobs/{job}/attempts/1/log"])
+def test_the_whole_output_of_a_job_elsewhere_can_be_taken_away(far: Far, borrowed: Path, what: str) -> None:
+    async def story() -> None:
+        text = printed(0, 60_000) + "é\n".encode() + b"the last line"
+        far.prints(text)
+        async with far.works(), far.page(what.replace("{job}", far.job)) as page:
+            await page.ended()
+        assert (page.status, page.headers["stoker-log"]) == (200, "whole")
+        assert page.body == text
+        assert list(borrowed.iterdir()) == []
+
+    played(story)
+
+
+def test_a_worker_that_is_away_for_a_while_costs_no_line(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_channel, "_LENT_WITHIN", 0.0)
+
+    async def story() -> None:
+        far.prints(printed(0, 5000))
+        far.store.write_log(far.attempt, "line 4999\n")
+        async with far.page("log/live?all=1") as page:
+            await page.until(lambda: page.text == ["line 4999"])
+            assert not json.loads(page.heard("begin")[-1])["whole"]
+            for end in (5010, 5020):  # lent from the beginning each time, by another worker
+                far.prints(printed(end - 10, end))
+                async with far.works():
+                    await page.until(lambda upto=end: page.text == shown(0, upto))  # type: ignore[misc]
+            assert len(page.heard("begin")) == 3
+
+    played(story)
+
+
+def test_of_a_job_whose_worker_died_the_last_words_are_those_in_the_queue(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_channel, "_LAST_LENT_WITHIN", 0.2)
+
+    async def story() -> None:
+        far.prints(printed(0, 100))
+        async with far.page() as page:
+            async with far.works():
+                await page.until(lambda: page.text == shown(0, 100))
+            far.store.write_log(far.attempt, "line 99\nits last words\n")
+            far.store.finish(far.attempt, "failed", 1)
+            await page.ended()
+            assert page.text == ["line 99", "its last words"]
+            assert not json.loads(page.heard("begin")[-1])["whole"]
+
+    played(story)
+
+
+@pytest.mark.parametrize("what", ["log", "log/live"])
+def test_a_machine_that_nobody_has_heard_of_is_not_waited_for(
+    far: Far, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async def story() -> None:
+        far.store.write_log(far.attempt, "what the queue has\n")
+        far.store.finish(far.attempt, "failed", 1)
+        async with far.page(what) as page:
+            await page.ended()
+        assert b"what the queue has" in page.body
+
+    far.store.farewell(WORKER)
+    for place in (log_channel, logs):
+        monkeypatch.setattr(place, "_LENT_WITHIN", 600.0)
+    played(story)
+
+
+def test_an_edition_with_the_name_of_another_place_is_not_kept(far: Far, borrowed: Path) -> None:
+    """Whoever can write to the queue must not be able to write to the disk of the page."""
+
+    async def story() -> None:
+        far.store.want_output(far.attempt, 60.0)
+        far.store.lend_output(far.attempt, Lent(edition="../evil", start=0, finished=b"evil\n"))
+        far.store.write_log(far.attempt, "what the queue has\n")
+        far.store.finish(far.attempt, "failed", 1)
+        async with far.page() as page:
+            await page.ended()
+        assert page.text == ["what the queue has"]
+        assert list(borrowed.iterdir()) == []
+        assert not (borrowed / "../evil").exists()
+
+    far.store.farewell(WORKER)
+    played(story)
