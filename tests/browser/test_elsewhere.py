@@ -10,11 +10,12 @@ from playwright.sync_api import Browser, expect
 
 from stoker.fit.terms import Fitted, Observation
 from stoker.queue import NewJob, Store, init_queue
-from stoker.queue.model import Finding, Usage, View, WorkerGpu
+from stoker.queue.model import Finding, Lent, Usage, View, WorkerGpu
 from tests.support.browser import screen
 from tests.support.command import stoker
 from tests.support.page_site import PageSite, page_site
 from tests.support.sheets_server import KEY, SheetsServer
+from tests.support.waiting import wait_for
 
 GIB = 2**30
 SCRIPT = "<script>alert(1)</script>"
@@ -54,10 +55,12 @@ def test_everything_that_a_machine_elsewhere_told_is_shown(
         expect(page.locator("#section-waiting").get_by_text(f"echo {SCRIPT}")).to_be_visible()
         shown.look_over("elsewhere-1-overview")
         page.goto(f"{site.address}/jobs/{running}")
+        first = _lend(store, running, b"", "epoch 1")
         expect(page.get_by_role("log")).to_contain_text(f"{SCRIPT} epoch 1")
         expect(page.get_by_role("log").locator(".a-fg-2, .a-fg-10, [class*=a-fg]").first).to_have_text("green")
-        store.write_log(_attempt(store, running), _output("epoch 2"))
+        _lend(store, running, first, "epoch 2")
         expect(page.get_by_role("log")).to_contain_text("epoch 2")
+        expect(page.get_by_role("log")).to_contain_text("epoch 1")
         shown.look_over("elsewhere-2-log")
         page.goto(f"{site.address}/jobs/{hung}")
         page.get_by_text("The whole report").click()
@@ -95,6 +98,16 @@ def _a_machine_at_work(store: Store) -> tuple[str, str]:
 
 def _output(words: str) -> str:
     return f"{SCRIPT} {words} \x1b[32mgreen\x1b[0m\n 42%|████      | 42/100 [00:42<00:58, 1.00it/s]"
+
+
+def _lend(store: Store, job: str, before: bytes, words: str) -> bytes:
+    """As the worker does that has the output, once somebody wants it: one line more, and the bar behind it."""
+    attempt = _attempt(store, job)
+    wait_for(lambda: attempt in {wanted.attempt for wanted in store.wanted_outputs()}, named="a wish to read it")
+    line, bar = _output(words).encode().splitlines(keepends=True)
+    lent = Lent(edition="1", start=len(before), finished=line, unfinished=bar)
+    assert store.lend_output(attempt, lent)
+    return before + line
 
 
 def _attempt(store: Store, job: str) -> str:
