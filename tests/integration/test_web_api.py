@@ -489,7 +489,7 @@ def test_the_output_is_whole_where_it_ran_and_its_end_elsewhere(site: ApiSite, c
     answer = client.get(path)
     assert (answer.text, answer.headers["stoker-log"]) == ("one\n<script>\nthree \N{REPLACEMENT CHARACTER}", "whole")
     assert client.get(path, params={"lines": 2}).text == "<script>\nthree \N{REPLACEMENT CHARACTER}"
-    assert told(client.get(f"{V1}/jobs/{name}/attempts"))["items"][0]["is_whole"]
+    assert told(client.get(f"{V1}/jobs/{name}/attempts"))["items"][0]["is_here"]
 
 
 def test_a_long_output_is_never_in_memory_as_a_whole(site: ApiSite, client: Client) -> None:
@@ -559,7 +559,7 @@ def test_a_file_that_is_not_the_attempts_own_is_not_told(
     for wanted, text in (({}, "one\nthe end\n"), ({"lines": 1}, "the end\n")):
         answer = client.get(f"{V1}/jobs/{name}/attempts/1/log", params=wanted)
         assert (answer.text, answer.headers["stoker-log"]) == (text, "end")
-    assert not told(client.get(f"{V1}/jobs/{name}/attempts"))["items"][0]["is_whole"]
+    assert not told(client.get(f"{V1}/jobs/{name}/attempts"))["items"][0]["is_here"]
 
 
 def test_the_report_and_the_fit_of_an_attempt(site: ApiSite, client: Client) -> None:

@@ -39,8 +39,8 @@ class AttemptMade(msgspec.Struct, frozen=True, kw_only=True):
     """The machine; null when it has been forgotten."""
     cause: str
     """How it ended, as its record has it, such as `idle`; empty while it runs."""
-    is_whole: bool
-    """Whether all of its output is on this machine, and not only its end in the queue."""
+    is_here: bool
+    """Whether its output is on this machine; of others it is lent as long as their workers run."""
 
 
 class AttemptList(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ async def list_attempts(request: Request, job: JobId) -> Response:
         return made, hosts, store.causes([attempt.id for attempt in made])
 
     made, hosts, causes = await house.desk.ask(attempts)
-    whole = await channels_of(request).in_thread(
+    here = await channels_of(request).in_thread(
         lambda: {attempt.id for attempt in made if place_of(house.config.home, attempt) is not None}
     )
     return answer(
@@ -84,7 +84,7 @@ async def list_attempts(request: Request, job: JobId) -> Response:
                     attempt=attempt,
                     host=hosts.get(attempt.worker),
                     cause=causes.get(attempt.id, ""),
-                    is_whole=attempt.id in whole,
+                    is_here=attempt.id in here,
                 )
                 for attempt in made
             ]
