@@ -1,4 +1,4 @@
-"""`stoker logs` as a person types it: all of the output where the job ran, its end elsewhere, and on as it comes."""
+"""`stoker logs` as a person types it: all of the output, here or as it is lent, else its end, and on as it comes."""
 
 import os
 import pty
@@ -13,8 +13,9 @@ import pytest
 
 from stoker.queue import Attempt, Store
 from stoker.runs.output import OutputLog
-from tests.support.attempts import be_there, place_of, run, start, submit
+from tests.support.attempts import WORKER, be_there, place_of, run, start, submit
 from tests.support.command import stoker, stoker_command
+from tests.support.lender import Lender
 from tests.support.waiting import wait_for
 
 
@@ -69,9 +70,10 @@ def test_all_of_the_output_is_shown_where_the_job_ran_with_its_older_part(queue:
     assert stoker("logs", job, "--json").json() == {"job": job, "attempt": 1, "whole": True, "text": "one\ntwo\n100%"}
 
 
-def test_elsewhere_the_end_of_it_is_shown_and_said_to_be_that(queue: Store) -> None:
+def test_of_a_machine_that_is_gone_the_end_is_shown_and_said_to_be_that(queue: Store) -> None:
     (job,) = submit(queue, "a")
     be_there(queue)
+    queue.farewell(WORKER)
     queue.write_log(run(queue, job, "succeeded", 0).id, "the\nend\n")
     done = stoker("logs", job)
     assert (done.code, done.out) == (0, "the\nend\n")
@@ -108,6 +110,117 @@ def test_a_job_that_has_not_started_says_why(queue: Store) -> None:
 def test_mistakes_are_told_in_one_sentence(queue: Store, arguments: list[str]) -> None:
     done = stoker("logs", *arguments)
     assert (done.code, len(done.err.splitlines())) == (2, 1)
+
+
+# From another machine
+
+
+@pytest.fixture
+def lender(queue: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lender:
+    """A machine elsewhere whose worker was heard of just now."""
+    be_there(queue)
+    return Lender(tmp_path / "far", monkeypatch)
+
+
+@pytest.fixture
+def borrowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where what is borrowed is kept, as long as it is."""
+    place = tmp_path / "borrowed"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    return place
+
+
+def many_lines(begin: int, end: int) -> str:
+    return "".join(f"line {number} {'x' * 60}\n" for number in range(begin, end))
+
+
+def test_all_of_it_is_shown_from_a_machine_that_lends_it(queue: Store, lender: Lender, borrowed: Path) -> None:
+    (job,) = submit(queue, "a")
+    attempt = run(queue, job, "succeeded", 0)
+    queue.write_log(attempt.id, "only the tail\n")
+    (lender.place_of(attempt) / "output").write_text(many_lines(0, 10_000) + "100%")
+    lender.end(attempt)
+    with lender.works():
+        done = stoker("logs", job)
+        assert (done.code, done.out, done.err) == (0, many_lines(0, 10_000) + "100%\n", "")
+        assert stoker("logs", job, "-f").out == done.out
+        told = stoker("logs", job, "--json").json()
+    assert told == {"job": job, "attempt": 1, "whole": True, "text": done.out.removesuffix("\n")}
+    assert list(borrowed.iterdir()) == []
+
+
+def test_the_last_lines_that_the_queue_has_are_not_borrowed(queue: Store, lender: Lender) -> None:
+    (job,) = submit(queue, "a")
+    attempt = run(queue, job, "succeeded", 0)
+    queue.write_log(attempt.id, "ut off\none\ntwo\n100%")
+    queue._driver.fetch_text("UPDATE stoker_attempts SET ended = ended - 60", {})
+    (lender.place_of(attempt) / "output").write_text("cut off\none\ntwo\n100%")
+    lender.end(attempt)
+    done = stoker("logs", job, "-n", "3")
+    assert (done.out, done.err) == ("one\ntwo\n100%\n", "")
+    assert queue.wanted_outputs() == []
+    with lender.works():
+        assert stoker("logs", job, "-n", "4").out == "cut off\none\ntwo\n100%\n"
+
+
+def test_following_a_job_elsewhere_shows_all_of_it_to_its_last_line(
+    queue: Store, lender: Lender, borrowed: Path, following: Callable[..., Following]
+) -> None:
+    (job,) = submit(queue, "a")
+    attempt = start(queue, job)
+    log = OutputLog(lender.place_of(attempt) / "output", limit=2**20)
+    log.write(many_lines(0, 4000).encode() + b" 10%")
+    with lender.works():
+        follower = following(job, "-f")
+        wait_for(lambda: follower.out == many_lines(0, 4000), named="what was printed before")
+        log.write(b"\r100%\n" + many_lines(0, 2000).encode())
+        follower.shows(6001)
+    lender.start_anew()
+    lender.end(attempt)
+    log.write(b"last\nwords")
+    with lender.works():
+        follower.shows(6002)
+        queue.finish(attempt.id, "succeeded", 0)
+        assert follower.code() == 0
+    assert follower.out == many_lines(0, 4000) + "100%\n" + many_lines(0, 2000) + "last\nwords\n"
+    assert follower.err == ""
+    assert list(borrowed.iterdir()) == []
+    log.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_nothing_stays_here_of_what_was_borrowed_however_it_is_ended(
+    queue: Store, lender: Lender, borrowed: Path, following: Callable[..., Following], number: signal.Signals
+) -> None:
+    (job,) = submit(queue, "a")
+    attempt = start(queue, job)
+    (lender.place_of(attempt) / "output").write_text("one\n")
+    with lender.works():
+        follower = following(job, "-f")
+        follower.shows(1)
+        assert len(list(borrowed.iterdir())) == 1
+        follower.process.send_signal(number)
+        assert follower.code() == 130
+    assert follower.err.strip() == ""
+    assert list(borrowed.iterdir()) == []
+
+
+def test_nothing_stays_here_of_what_was_borrowed_when_nobody_reads_on(
+    queue: Store, lender: Lender, borrowed: Path
+) -> None:
+    (job,) = submit(queue, "a")
+    attempt = start(queue, job)
+    output = lender.place_of(attempt) / "output"
+    output.write_text("one\n")
+    with lender.works(), subprocess.Popen([stoker_command(), "logs", "-f", job], stdout=subprocess.PIPE) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == b"one\n"
+        assert len(list(borrowed.iterdir())) == 1
+        follower.stdout.close()
+        output.write_text("one\ntwo\n")
+        follower.wait(60)
+    assert list(borrowed.iterdir()) == []
 
 
 # Following

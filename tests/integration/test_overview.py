@@ -11,7 +11,7 @@ import pytest
 from stoker.errors import BadInputError
 from stoker.overview.detail import read
 from stoker.overview.model import MOST_ENDED, MOST_RUNNING, MOST_WAITING, Overview, Progress
-from stoker.overview.outputs import OutputReader, TailReader, reader_of
+from stoker.overview.outputs import reader_of
 from stoker.overview.snapshot import Observer
 from stoker.queue import Finding, NewJob, Store, Usage, View, WorkerGpu, init_queue
 from stoker.queue.driver import Parameters, Row
@@ -193,10 +193,10 @@ def test_the_whole_output_is_read_where_it_is_and_its_end_elsewhere(here: Store,
     here.write_log(claim(here, name, []), "the end\n")
     (directory(home, name) / "output").write_text("all\nof it\n")
     (attempt,) = here.attempts(name)
-    for place, kind, text in [(home, OutputReader, b"all\nof it\n"), (tmp_path, TailReader, b"the end\n")]:
+    for place, is_here, text in [(home, True, b"all\nof it\n"), (tmp_path, False, b"the end\n")]:
         reader = reader_of(here, place, attempt)
-        assert isinstance(reader, kind)
         assert reader.read().finished == text
+        assert reader.is_here == reader.is_whole == is_here
         reader.close()
 
 

@@ -108,9 +108,9 @@ def test_the_whole_output_of_a_job_elsewhere_is_followed_to_its_end(far: Far, bo
             await page.ended()
             assert page.text == [*shown(0, 30_000), "100%", *shown(30_000, 30_010)]
             assert json.loads(page.heard("end")[-1])["outcome"] == "succeeded"
+            await last.ended()
             assert last.text[-1] == "line 30009"
-        await far.channels.close()
-        assert list(borrowed.iterdir()) == []
+            await last.until(lambda: not any(borrowed.iterdir()), "the end of what was borrowed")
 
     played(story)
 
@@ -122,9 +122,9 @@ def test_the_whole_output_of_a_job_elsewhere_can_be_taken_away(far: Far, borrowe
         far.prints(text)
         async with far.works(), far.page(what.replace("{job}", far.job)) as page:
             await page.ended()
-        assert (page.status, page.headers["stoker-log"]) == (200, "whole")
-        assert page.body == text
-        assert list(borrowed.iterdir()) == []
+            assert (page.status, page.headers["stoker-log"]) == (200, "whole")
+            assert page.body == text
+            await page.until(lambda: not any(borrowed.iterdir()), "the end of what was borrowed")
 
     played(story)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.cli.listening import SLOW_POLL, Listener, note, patiently
 from stoker.cli.log_screen import LogScreen
-from stoker.overview.outputs import OutputReader, Piece, Reader, TailReader, last_lines, reader_of
+from stoker.overview.outputs import Piece, Reader, last_lines, reader_of
 from stoker.places import state_home
 from stoker.queue.model import ENDED, Attempt, Job
 
@@ -17,6 +17,8 @@ _LOOK_AT_FILE: Final = 0.1
 _LOOK_AT_QUEUE: Final = 0.3
 # The end of an attempt is told by the bell; this is for when it is not.
 _ASK_FOR_END: Final = 1.0
+# What another machine lends comes twice a second. A worker that was stopped meanwhile is not waited for.
+_LAST_OF_IT: Final = 5.0
 
 
 class Follower:
@@ -44,35 +46,36 @@ class Follower:
         reader = self._reader(attempt)
         has_ended = self._has_ended(attempt)
         asked = time.monotonic()
-        silent = True
+        silent = seems_whole = True
         try:
             while True:
                 piece = patiently(reader.read)
+                if any(piece) and seems_whole and not reader.is_whole:
+                    self._say_it_is_the_end(attempt)
+                    seems_whole = False
                 if silent and any(piece):
-                    piece, silent = self._first(piece, reader, attempt), False
-                if has_ended:
+                    piece, silent = self._first(piece), False
+                if has_ended and not (reader.is_late and time.monotonic() - asked < _LAST_OF_IT):
                     self._screen.leave(piece)
                     return
                 self._screen.show(piece)
-                is_file = isinstance(reader, OutputReader)
-                heard = self._listener.wait(_LOOK_AT_FILE if is_file else _LOOK_AT_QUEUE)
-                if heard or time.monotonic() - asked >= _ASK_FOR_END:
+                heard = self._listener.wait(_LOOK_AT_FILE if reader.is_here else _LOOK_AT_QUEUE)
+                if not has_ended and (heard or time.monotonic() - asked >= _ASK_FOR_END):
                     # Asked before the output is read: then what is read is all.
                     has_ended = self._has_ended(attempt)
                     asked = time.monotonic()
-                if silent and not is_file:
-                    # It may run here, and have printed nothing before.
-                    reader = self._reader(attempt)
         finally:
             reader.close()
             self._screen.pause()
 
-    def _first(self, piece: Piece, reader: Reader, attempt: Attempt) -> Piece:
+    def _first(self, piece: Piece) -> Piece:
         """The first that is shown of an attempt; of the first attempt, no more lines than were asked for."""
-        if isinstance(reader, TailReader):
-            patiently(lambda: say_it_is_the_end(self._store, attempt))
         wanted, self._lines = self._lines, None
         return last_lines(piece, wanted)
+
+    def _say_it_is_the_end(self, attempt: Attempt) -> None:
+        self._screen.pause()
+        patiently(lambda: say_it_is_the_end(self._store, attempt))
 
     def _reader(self, attempt: Attempt) -> Reader:
         return reader_of(self._store, state_home(), attempt)

@@ -1,7 +1,8 @@
 """`stoker logs`: what a job printed, so far or as it comes."""
 
+import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -11,7 +12,11 @@ from stoker.errors import BadInputError
 
 if TYPE_CHECKING:
     from stoker.cli.log_screen import LogScreen
+    from stoker.overview.outputs import Piece
     from stoker.queue import Attempt, Job, Store
+
+# The queue gets the last of an output shortly after the outcome.
+_HAS_THE_LAST: Final = 10.0
 
 
 @click.command("logs")
@@ -24,8 +29,9 @@ if TYPE_CHECKING:
 def command(job: str, follow: bool, lines: int | None, number: int | None, as_json: bool, queue_url: str | None) -> int:
     """Show what JOB (an id, the beginning of one, or a name) printed.
 
-    All of it where it ran; elsewhere its end, which the queue keeps.
+    All of it, also when it ran on another machine, as long as a worker is there; else its end, which the queue keeps.
     """
+    _leave_nothing_behind()
     with opened(queue_url) as store:
         found = store.job(job)
         attempt = _attempt(store, found, number)
@@ -36,6 +42,13 @@ def command(job: str, follow: bool, lines: int | None, number: int | None, as_js
         else:
             _print(store, attempt, lines, as_json)
     return 0
+
+
+def _leave_nothing_behind() -> None:
+    """What is kept here of another machine's output goes also when the terminal is closed: as after Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
 
 
 def _attempt(store: "Store", job: "Job", number: int | None) -> "Attempt | None":
@@ -72,19 +85,13 @@ def _screen(job: "Job", as_json: bool) -> "LogScreen":
 
 def _print(store: "Store", attempt: "Attempt", lines: int | None, as_json: bool) -> None:
     from stoker.cli.following import say_it_is_the_end
-    from stoker.overview.outputs import OutputReader, last_lines, reader_of
-    from stoker.places import state_home
 
-    reader = reader_of(store, state_home(), attempt)
-    if not isinstance(reader, OutputReader):
-        say_it_is_the_end(store, attempt)
-    try:
-        finished, unfinished = last_lines(reader.read(), lines)
-    finally:
-        reader.close()
+    (finished, unfinished), is_all = _read(store, attempt, lines)
     text = finished + unfinished
+    if not is_all:
+        say_it_is_the_end(store, attempt)
     if as_json:
-        whole = isinstance(reader, OutputReader) and lines is None
+        whole = is_all and lines is None
         told = {"job": attempt.job, "attempt": attempt.number, "whole": whole, "text": text.decode(errors="replace")}
         _print_json(told)
         return
@@ -92,6 +99,34 @@ def _print(store: "Store", attempt: "Attempt", lines: int | None, as_json: bool)
     if unfinished:
         sys.stdout.buffer.write(b"\n")
     sys.stdout.buffer.flush()
+
+
+def _read(store: "Store", attempt: "Attempt", lines: int | None) -> tuple["Piece", bool]:
+    """What it printed, and whether that is all that was asked for."""
+    from stoker.overview.outputs import directory_of, has_output, last_lines, reader_of
+    from stoker.places import state_home
+
+    is_here = has_output(directory_of(state_home(), attempt))
+    if lines is not None and not is_here and (kept := _kept_lines(store, attempt, lines)) is not None:
+        return kept, True
+    reader = reader_of(store, state_home(), attempt)
+    try:
+        piece = reader.read()
+        return last_lines(piece, lines), reader.is_whole
+    finally:
+        reader.close()
+
+
+def _kept_lines(store: "Store", attempt: "Attempt", count: int) -> "Piece | None":
+    """The last so many lines of an attempt that has ended, if the queue has them: then nobody need lend it all."""
+    from stoker.overview.outputs import TailReader, last_lines
+
+    if attempt.ended is None or store.clock() - attempt.ended < _HAS_THE_LAST:
+        return None
+    end = TailReader(lambda: store.log(attempt.id)).read()
+    # One more: the first line there may lack its beginning.
+    has_enough = end.finished.count(b"\n") + bool(end.unfinished) > count
+    return last_lines(end, count) if has_enough else None
 
 
 def _nothing_yet(store: "Store", job: "Job", as_json: bool) -> None:

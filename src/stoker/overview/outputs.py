@@ -1,8 +1,9 @@
-"""The output of an attempt, wherever it is: the whole of it in the file here, or its end in the queue."""
+"""The output of an attempt, wherever it is: the whole of it in the file here, or as it is brought from elsewhere."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from stoker.overview.borrowed_reader import BorrowedReader
 from stoker.overview.tail_reader import TailReader
 from stoker.queue.model import Attempt
 from stoker.runs.output_reader import OutputReader, Piece, has_output
@@ -16,6 +17,18 @@ __all__ = ["OutputReader", "Piece", "Reader", "TailReader", "directory_of", "has
 class Reader(Protocol):
     """Tells an attempt's output piece by piece."""
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it reads a file that is written here, which may be looked at often."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether what was told so far is all of the output, and not only its end."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the last of an attempt that has ended may still be on its way."""
+
     def read(self) -> Piece:
         """What is new."""
 
@@ -28,9 +41,9 @@ def directory_of(home: Path, attempt: Attempt) -> Path:
 
 
 def reader_of(store: "Store", home: Path, attempt: Attempt) -> Reader:
-    """Of the whole output when it is here, or else of its end."""
+    """Of the whole output, here or as it is lent; or else of its end."""
     directory = directory_of(home, attempt)
-    return OutputReader(directory) if has_output(directory) else TailReader(lambda: store.log(attempt.id))
+    return OutputReader(directory) if has_output(directory) else BorrowedReader(store, attempt, directory)
 
 
 def last_lines(piece: Piece, count: int | None) -> Piece:

@@ -14,25 +14,37 @@ _MISSING: Final = b"[stoker: lines are missing here, they came faster than the q
 class TailReader:
     """`tail` gives the last part of the output as it is now: what was told before is recognised and left out."""
 
-    def __init__(self, tail: Callable[[], str]) -> None:
+    is_here: Final = False
+    is_whole: Final = False
+    is_late: Final = False
+
+    def __init__(self, tail: Callable[[], str], told: bytes = b"") -> None:
+        """`told` are the last lines that another reader has told: the tail may still be behind them."""
         self._tail = tail
-        self._told = b""
+        self._told = told
+        self._may_lag = bool(told)
 
     def read(self) -> Piece:
         text = self._tail().encode()
         end = text.rfind(b"\n") + 1
         lines = text[:end]
-        known = overlap(self._told, lines)
-        fresh = lines[known:]
-        if fresh:
-            if self._told and not known:
-                fresh = _MISSING + fresh
+        if self._may_lag and lines in self._told:
+            return Piece(b"", text[end:] if self._told.endswith(lines) else b"")
+        self._may_lag = False
+        if fresh := unknown(self._told, lines):
             # All that the next tail can begin with.
             self._told = lines
         return Piece(fresh, text[end:])
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def unknown(told: bytes, lines: bytes) -> bytes:
+    """What follows in `lines` on those that were told; all, with a word on what is missing, when it does not."""
+    known = overlap(told, lines)
+    fresh = lines[known:]
+    return _MISSING + fresh if fresh and told and not known else fresh
 
 
 def overlap(before: bytes, after: bytes) -> int:

@@ -13,6 +13,8 @@ from stoker.queue.model import Lent, Wanted
 _KEPT: Final = 60.0
 # What one look brings at most: a few megabytes.
 _MOST_PIECES: Final = 8
+# A line may be of any length; a row should not.
+_LONGEST_PIECE: Final = 2**20
 
 
 def ask(driver: Driver, attempt: str, seconds: float) -> list[Row]:
@@ -44,8 +46,9 @@ def lend(driver: Driver, attempt: str, lent: Lent) -> bool:
         return False
     if lent.start == 0:
         driver.fetch("take back other editions", of)
-    if lent.finished:
-        driver.fetch("lend piece", {**of, "start": lent.start, "data": lent.finished})
+    for begin in range(0, len(lent.finished), _LONGEST_PIECE):
+        data = lent.finished[begin : begin + _LONGEST_PIECE]
+        driver.fetch("lend piece", {**of, "start": lent.start + begin, "data": data})
     return True
 
 

@@ -2,7 +2,8 @@ Every statement of the queue. {now} is the database's own clock in seconds since
 is in the JSON array :x; {job}, {fulfilled} and {open} are the first three pieces below. {locked x} and {skip_locked x}
 lock rows where the database knows how; in SQLite a transaction locks everything anyway. {claimed x} is the whole of a claim,
 in one round trip where that matters. {queued}, {by_queued}, {likely} and {surely} make each planner walk along the index of
-queued jobs and stop early, also before it has any statistics of the table; {by_ended} names the index of ends.
+queued jobs and stop early, also before it has any statistics of the table; {by_ended} names the index of ends. The tables
+of a CROSS JOIN are read in their order by SQLite, which otherwise may begin with the large one.
 
 -- job --
 j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, j.not_before, j.retries_left,
@@ -486,7 +487,8 @@ UPDATE stoker_loans SET until = {now} + :seconds WHERE attempt_id = :attempt AND
 -- ask for loan --
 INSERT INTO stoker_loans (attempt_id, until)
 SELECT a.id, {now} + :seconds FROM stoker_attempts a WHERE a.id = :attempt
-ON CONFLICT (attempt_id) DO UPDATE SET until = excluded.until
+ON CONFLICT (attempt_id) DO UPDATE SET until = excluded.until,
+  edition = CASE WHEN stoker_loans.complete = 1 THEN stoker_loans.edition ELSE '' END
 RETURNING attempt_id
 
 -- wanted outputs --

@@ -32,6 +32,10 @@ def has_output(directory: Path) -> bool:
 class OutputReader:
     """One reader of one attempt's output, from its beginning."""
 
+    is_here: Final = True
+    is_whole: Final = True
+    is_late: Final = False
+
     def __init__(self, directory: Path) -> None:
         self._newer = directory / "output"
         self._older = directory / "output.1"
@@ -90,6 +94,7 @@ class OutputReader:
         end = data.rfind(b"\n") + 1
         self.is_behind = self._done + len(data) < found.st_size
         if self.is_behind and not end:
+            self._stamp = (-1, -1)  # It was not read to its end.
             return self._advance(2 * len(data))
         self._done += end
         self._rest = b"" if self.is_behind else data[end:]

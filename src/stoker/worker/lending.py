@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import StokerError
-from stoker.queue import Store
+from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
 from stoker.queue.model import Lent, Wanted
 from stoker.runs.output_reader import OutputReader
@@ -17,6 +17,7 @@ from stoker.worker.place import is_output_of
 
 # Whether there is something to lend is asked no more often than this, however often the bell rings.
 _ASK_EVERY: Final = 1.0
+_AFTER_TROUBLE: Final = 60.0
 # As quick as people read along; a row is written each time.
 _LEND_EVERY: Final = 0.5
 # What is brought in one step: between two of them the worker does what else there is to do.
@@ -44,16 +45,21 @@ class Lending:
         return min([self._ask_at, *(lender.due for lender in self._lenders.values())])
 
     def lend(self, store: Store) -> None:
-        """What is due. Raises StokerError when the queue is away: what was on its way then is begun anew later."""
+        """What is due. Raises QueueAwayError: what was on its way then is begun anew later."""
         try:
             if time.monotonic() >= self._ask_at:
                 self._ask(store)
             for attempt, lender in list(self._lenders.items()):
                 if time.monotonic() >= lender.due and not lender.lend(store):
                     self._forget(attempt)
-        except StokerError:
+        except QueueAwayError:
             self.forget_all()
             raise
+        except StokerError:
+            # Whatever the database has against it, jobs have nothing to do with that.
+            self.forget_all()
+            self._asked = time.monotonic() + _AFTER_TROUBLE
+            self._ask_at = math.inf
 
     def forget_all(self) -> None:
         for attempt in list(self._lenders):

@@ -1,0 +1,74 @@
+"""A machine elsewhere whose worker lends outputs, without a worker."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from stoker.queue import Attempt, Store, open_queue
+from stoker.worker import lending
+from stoker.worker.home import Home
+from tests.support.attempts import WORKER
+
+
+class FarHome:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def is_own(self, worker: str) -> bool:
+        return worker == WORKER
+
+
+class Lender:
+    """What the worker there does, step by step, or by itself while it `works`."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lending, "_ASK_EVERY", 0.0)
+        monkeypatch.setattr(lending, "_LEND_EVERY", 0.0)
+        self._place = place
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        self._lending = lending.Lending(cast(Home, FarHome(self._place)))
+
+    def place_of(self, attempt: Attempt) -> Path:
+        """The directory of an attempt, there; as long as it runs."""
+        place = self._place / "attempts" / f"{attempt.job}-{attempt.number}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "attempt.json").write_text(f'{{"attempt": "{attempt.id}"}}')
+        return place
+
+    def end(self, attempt: Attempt) -> None:
+        """It has told the queue everything."""
+        place = self.place_of(attempt)
+        (place / "attempt.json").rename(place / "delivered.json")
+
+    def lend(self, store: Store) -> None:
+        """One step."""
+        self._lending.rang()
+        self._lending.lend(store)
+
+    def close(self) -> None:
+        self._lending.forget_all()
+
+    @contextmanager
+    def works(self) -> Iterator[None]:
+        """On the queue that `stoker` finds by itself."""
+        ends = threading.Event()
+
+        def work() -> None:
+            with open_queue() as store:
+                while not ends.wait(0.01):
+                    self.lend(store)
+                self.close()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            thread.join()

@@ -1,0 +1,432 @@
+"""Reading an output on another machine: all of it while it is lent, its end when it is not, and no line twice."""
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from stoker.cli import following
+from stoker.cli.following import Follower
+from stoker.cli.listening import Listener
+from stoker.cli.log_screen import PipeScreen
+from stoker.overview import borrowed_reader
+from stoker.overview.borrowed_reader import BorrowedReader
+from stoker.overview.outputs import Piece
+from stoker.queue import Attempt, Store, init_queue
+from stoker.runs.output import OutputLog
+from tests.support.attempts import WORKER, be_there, start, submit
+from tests.support.lender import Lender
+
+PATIENCE = borrowed_reader._PATIENCE
+
+
+class Scene:
+    """An attempt elsewhere and its reader here, on a clock that moves only while the reader waits."""
+
+    def __init__(self, store: Store, place: Path, lender: Lender) -> None:
+        self.store = store
+        self.lender = lender
+        self.attempt = start(store, *submit(store, "train"))
+        self.here = place / "here"
+        self.waited = 0.0
+        self.clock = SimpleNamespace(monotonic=self.now, sleep=self.sleep)
+        self.meanwhile: Callable[[], None] = self.work
+        self.reader = BorrowedReader(store, self.attempt, self.here)
+
+    def now(self) -> float:
+        return 1000.0 + self.waited
+
+    def sleep(self, seconds: float) -> None:
+        self.waited += seconds
+        self.meanwhile()
+
+    def work(self) -> None:
+        self.lender.lend(self.store)
+
+    def idle(self) -> None:
+        """No worker answers."""
+
+    @property
+    def output(self) -> Path:
+        return self.lender.place_of(self.attempt) / "output"
+
+    def prints(self, data: bytes) -> None:
+        with self.output.open("ab") as file:
+            file.write(data)
+
+    def ends(self) -> Attempt:
+        self.store.finish(self.attempt.id, "succeeded", 0)
+        self.lender.end(self.attempt)
+        found = self.store.attempt(self.attempt.id)
+        assert found is not None
+        return found
+
+    def read(self) -> Piece:
+        """After the worker had time for what is new."""
+        self.work()
+        return self.reader.read()
+
+
+@pytest.fixture
+def borrowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where what is borrowed is kept."""
+    place = tmp_path / "borrowed"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+@pytest.fixture
+def scene(tmp_path: Path, borrowed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    with init_queue(str(tmp_path / "queue.db")) as store:
+        be_there(store)
+        scene = Scene(store, tmp_path, Lender(tmp_path / "far", monkeypatch))
+        monkeypatch.setattr(borrowed_reader, "time", scene.clock)
+        yield scene
+        scene.reader.close()
+        scene.lender.close()
+    assert list(borrowed.iterdir()) == []
+
+
+def lines(begin: int, end: int) -> bytes:
+    return b"".join(b"line %d\n" % number for number in range(begin, end))
+
+
+# The whole
+
+
+def test_the_first_read_brings_all_of_a_long_output_and_the_next_what_is_new(scene: Scene) -> None:
+    scene.prints(lines(0, 100_000) + b" 10%")
+    assert len(lines(0, 100_000)) > 4 * 256 * 1024  # several steps of the worker
+    assert scene.reader.read() == Piece(lines(0, 100_000), b" 10%")
+    assert scene.reader.is_whole
+    assert not scene.reader.is_here
+    assert scene.read() == Piece(b"", b" 10%")
+    scene.prints(b"\n" + lines(0, 3) + b"end")
+    assert scene.read() == Piece(b" 10%\n" + lines(0, 3), b"end")
+
+
+def test_bytes_that_are_no_text_come_as_they_are(scene: Scene) -> None:
+    scene.prints(b"\xff\0\xfe\n")
+    assert scene.reader.read() == Piece(b"\xff\0\xfe\n", b"")
+
+
+def test_it_is_late_until_the_last_of_an_attempt_that_has_ended_is_here(scene: Scene) -> None:
+    scene.prints(b"1\n")
+    scene.reader.read()
+    scene.prints(b"2")
+    scene.ends()
+    assert scene.reader.read() == Piece(b"", b"")
+    assert scene.reader.is_late
+    assert scene.read() == Piece(b"", b"2")
+    assert not scene.reader.is_late
+
+
+def test_of_an_attempt_that_has_ended_the_first_read_waits_for_the_last_line(scene: Scene) -> None:
+    scene.prints(b"1\n")
+    scene.reader.read()
+    scene.prints(b"2")
+    second = BorrowedReader(scene.store, scene.ends(), scene.here)
+    assert second.read() == Piece(b"1\n", b"2")
+    assert not second.is_late
+    second.close()
+
+
+def test_what_is_left_of_an_earlier_loan_is_not_taken_for_all(scene: Scene) -> None:
+    """Its reader has gone, and the job has printed more since."""
+    scene.prints(b"1\n")
+    scene.reader.read()
+    scene.store._driver.fetch_text("UPDATE stoker_loans SET until = until - 31", {})
+    scene.work()
+    scene.prints(b"2\n")
+    second = BorrowedReader(scene.store, scene.attempt, scene.here)
+    assert second.read() == Piece(b"1\n2\n", b"")
+    second.close()
+
+
+def test_a_slow_loan_is_waited_for_as_long_as_it_goes_on(scene: Scene) -> None:
+    turns = itertools.count()
+    scene.meanwhile = lambda: scene.work() if next(turns) % 50 == 0 else None  # every five seconds
+    scene.prints(lines(0, 100_000))
+    assert scene.reader.read().finished == lines(0, 100_000)
+    assert scene.waited > 20.0
+
+
+def test_a_machine_that_was_asleep_waits_for_an_answer_when_it_wakes(scene: Scene) -> None:
+    def sleep_and_wake() -> None:
+        scene.waited += 3600.0
+        scene.meanwhile = scene.work
+
+    scene.meanwhile = sleep_and_wake
+    scene.prints(b"1\n")
+    assert scene.reader.read() == Piece(b"1\n", b"")
+    assert scene.reader.is_whole
+
+
+def test_nothing_stays_here_when_it_is_closed(scene: Scene, borrowed: Path) -> None:
+    scene.prints(b"1\n")
+    scene.reader.read()
+    assert len(list(borrowed.iterdir())) == 1
+    scene.reader.close()
+    assert list(borrowed.iterdir()) == []
+
+
+# Another edition
+
+
+def test_a_worker_that_is_started_anew_tells_no_line_twice(scene: Scene) -> None:
+    scene.prints(lines(0, 50_000) + b" 10%")
+    told = scene.reader.read().finished
+    for number in range(50_000, 50_003):
+        scene.lender.close()
+        scene.lender.start_anew()
+        scene.prints(b"\n" if number == 50_000 else b"")
+        scene.prints(lines(number, number + 1))
+        steps = [scene.read() for _ in range(6)]
+        assert b"".join(step.finished for step in steps[:2]) == b""  # it is still being brought
+        told += b"".join(step.finished for step in steps)
+    assert told == lines(0, 50_000) + b" 10%\n" + lines(50_000, 50_003)
+    assert scene.reader.is_whole
+
+
+def test_the_unfinished_line_stays_while_another_edition_is_brought(scene: Scene) -> None:
+    scene.prints(lines(0, 50_000) + b" 10%")
+    scene.reader.read()
+    scene.lender.close()
+    scene.lender.start_anew()
+    assert {scene.read() for _ in range(4)} == {Piece(b"", b" 10%")}
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_an_output_that_has_lost_its_beginning_meanwhile_goes_on_where_it_was(scene: Scene, repeats: int) -> None:
+    """Its writer keeps only so much, and the new worker begins with what is left."""
+    log = OutputLog(scene.output, limit=20_000)
+    log.write(lines(0, 1000))
+    told = scene.reader.read().finished
+    for turn in range(repeats):
+        log.write(lines(1000 + 500 * turn, 1500 + 500 * turn))
+        scene.lender.close()
+        scene.lender.start_anew()
+        told += scene.read().finished
+    log.close()
+    assert told == lines(0, 1000 + 500 * repeats)
+
+
+def test_lines_that_are_lost_between_two_editions_are_said_to_be_missing(scene: Scene) -> None:
+    scene.prints(lines(0, 10))
+    scene.reader.read()
+    scene.lender.close()
+    scene.lender.start_anew()
+    scene.output.write_bytes(lines(50, 60))
+    marker, rest = scene.read().finished.split(b"\n", 1)
+    assert b"lines are missing here" in marker
+    assert rest == lines(50, 60)
+
+
+# The end
+
+
+def test_the_end_is_told_when_nobody_lends_it_in_time(scene: Scene) -> None:
+    scene.meanwhile = scene.idle
+    scene.store.write_log(scene.attempt.id, "the\nend")
+    assert scene.reader.read() == Piece(b"the\n", b"end")
+    assert not scene.reader.is_whole
+    assert not scene.reader.is_late
+    assert scene.waited == pytest.approx(PATIENCE, abs=0.2)
+    scene.store.write_log(scene.attempt.id, "the\nend\nof it")
+    assert scene.reader.read() == Piece(b"end\n", b"of it")
+    assert scene.waited < PATIENCE + 0.2
+
+
+def test_a_machine_that_is_gone_is_not_waited_for(scene: Scene) -> None:
+    scene.store.farewell(WORKER)
+    scene.store.write_log(scene.attempt.id, "the end\n")
+    assert scene.reader.read() == Piece(b"the end\n", b"")
+    assert not scene.reader.is_whole
+    assert scene.waited == 0.0
+
+
+@pytest.mark.parametrize("age", [0, 31])
+def test_what_a_machine_that_is_gone_has_lent_to_its_end_is_the_whole(scene: Scene, age: int) -> None:
+    scene.prints(lines(0, 250_000))
+    assert len(lines(0, 250_000)) > 8 * 256 * 1024  # more than one look brings
+    scene.reader.read()
+    ended = scene.ends()
+    scene.read()
+    scene.store.farewell(WORKER)
+    scene.store._driver.fetch_text(f"UPDATE stoker_loans SET until = until - {age}", {})
+    scene.waited = 0.0
+    second = BorrowedReader(scene.store, ended, scene.here)
+    assert second.read() == Piece(lines(0, 250_000), b"")
+    assert second.is_whole
+    assert scene.waited == 0.0
+    second.close()
+
+
+def test_a_loan_that_stops_in_the_middle_before_anything_was_told_leaves_the_end(scene: Scene) -> None:
+    scene.prints(lines(0, 100_000))
+    scene.store.write_log(scene.attempt.id, "the end\n")
+    steps = iter(range(3))
+    scene.meanwhile = lambda: scene.work() if next(steps, None) is not None else None
+    assert scene.reader.read() == Piece(b"the end\n", b"")
+    assert not scene.reader.is_whole
+    assert PATIENCE < scene.waited < 30.0
+
+
+def test_what_is_left_of_an_earlier_loan_is_not_told_when_nobody_goes_on_with_it(scene: Scene) -> None:
+    scene.prints(b"old\n")
+    scene.reader.read()
+    scene.store._driver.fetch_text("UPDATE stoker_loans SET until = until - 31", {})
+    scene.store.write_log(scene.attempt.id, "old\nnew\n")
+    scene.meanwhile = scene.idle
+    second = BorrowedReader(scene.store, scene.attempt, scene.here)
+    assert second.read() == Piece(b"old\nnew\n", b"")
+    assert not second.is_whole
+    second.close()
+
+
+def test_without_room_for_it_here_the_end_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.prints(b"all\nof it\n")
+    scene.store.write_log(scene.attempt.id, "of it\n")
+
+    def full(**_asked: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    assert scene.reader.read() == Piece(b"of it\n", b"")
+    assert not scene.reader.is_whole
+
+
+@pytest.mark.parametrize("behind", [0, 50])
+def test_what_is_taken_back_goes_on_with_the_end_and_no_line_twice(scene: Scene, behind: int) -> None:
+    """The queue hears of a running job's output a few seconds late."""
+    scene.prints(b"\xff\n" + lines(0, 20_000) + b" 10%")
+    assert scene.reader.read().finished == b"\xff\n" + lines(0, 20_000)
+    scene.store.take_back_output(scene.attempt.id)
+    assert scene.reader.read() == Piece(b"", b" 10%")
+    scene.waited += PATIENCE
+    written = (b"\xff\n" + lines(0, 20_000)).decode(errors="replace")
+    scene.store.write_log(scene.attempt.id, written[: len(written) - 11 * behind])
+    assert scene.reader.read() == Piece(b"", b"")
+    assert not scene.reader.is_whole
+    scene.store.write_log(scene.attempt.id, written + "new\n 20%")
+    assert scene.reader.read() == Piece(b"new\n", b" 20%")
+
+
+def test_what_is_taken_back_and_soon_lent_anew_stays_whole(scene: Scene) -> None:
+    """One that is longer than anybody reads is begun anew now and then."""
+    scene.prints(lines(0, 10))
+    scene.reader.read()
+    scene.waited += 2 * PATIENCE
+    scene.reader.read()
+    scene.store.take_back_output(scene.attempt.id)
+    scene.reader.read()
+    scene.waited += PATIENCE / 2
+    scene.lender.close()
+    scene.lender.start_anew()
+    scene.prints(lines(10, 12))
+    assert scene.read() == Piece(lines(10, 12), b"")
+    scene.waited += PATIENCE
+    assert scene.read() == Piece(b"", b"")
+    assert scene.reader.is_whole
+
+
+# A job that has just started
+
+
+def test_a_job_that_prints_nothing_for_long_is_read_whole_when_it_does(scene: Scene) -> None:
+    assert scene.reader.read() == Piece(b"", b"")
+    assert scene.waited >= PATIENCE
+    scene.prints(b"1\n")
+    scene.store.write_log(scene.attempt.id, "1\n")
+    assert scene.read() == Piece(b"1\n", b"")
+    assert scene.reader.is_whole
+
+
+def test_the_end_stays_the_end_once_something_of_it_was_told(scene: Scene) -> None:
+    scene.meanwhile = scene.idle
+    scene.store.write_log(scene.attempt.id, "2\n")
+    scene.reader.read()
+    scene.prints(b"1\n2\n")
+    assert scene.read() == Piece(b"", b"")
+    assert not scene.reader.is_whole
+
+
+def test_a_job_that_turns_out_to_run_here_is_read_here(scene: Scene) -> None:
+    def begin() -> None:
+        scene.here.mkdir(exist_ok=True)
+        (scene.here / "output").write_bytes(b"1\n")
+
+    scene.meanwhile = begin
+    assert scene.reader.read() == Piece(b"1\n", b"")
+    assert scene.waited < PATIENCE
+    assert (scene.reader.is_here, scene.reader.is_whole, scene.reader.is_late) == (True, True, False)
+
+
+# Following it
+
+
+class Script:
+    """What happens while the follower waits, one after the other; then time passes."""
+
+    def __init__(self, scene: Scene, *events: Callable[[], object]) -> None:
+        self._scene = scene
+        self._events = iter(events)
+
+    def wait(self, seconds: float) -> bool:
+        event = next(self._events, None)
+        if event is None:
+            self._scene.sleep(seconds)
+        else:
+            event()
+        assert self._scene.waited < 60.0
+        return True
+
+
+def follow(scene: Scene, monkeypatch: pytest.MonkeyPatch, *events: Callable[[], object]) -> None:
+    monkeypatch.setattr(following, "time", scene.clock)
+    Follower(scene.store, cast(Listener, Script(scene, *events)), PipeScreen(), None).follow_attempt(scene.attempt)
+
+
+def test_the_following_goes_on_until_the_last_line_is_here(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scene.prints(b"1\n")
+    late = scene.idle, scene.idle, lambda: scene.prints(b"2\n3"), lambda: scene.lender.end(scene.attempt)
+    follow(scene, monkeypatch, lambda: scene.store.finish(scene.attempt.id, "succeeded", 0), *late)
+    assert capfd.readouterr() == ("1\n2\n3\n", "")
+
+
+def test_a_last_line_that_does_not_come_is_not_waited_for_long(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scene.prints(b"1\n")
+    follow(scene, monkeypatch, lambda: scene.store.finish(scene.attempt.id, "lost", None))
+    assert capfd.readouterr() == ("1\n", "")
+    assert scene.waited < 10.0
+
+
+def test_what_is_taken_back_while_it_is_followed_goes_on_as_the_queue_keeps_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def take_back() -> None:
+        scene.store.take_back_output(scene.attempt.id)
+        scene.store.write_log(scene.attempt.id, "1\n2\n")
+        scene.meanwhile = scene.idle
+
+    def wait_long() -> None:
+        scene.waited += PATIENCE
+
+    def end() -> None:
+        scene.store.write_log(scene.attempt.id, "1\n2\n3")
+        scene.store.finish(scene.attempt.id, "succeeded", 0)
+
+    scene.prints(b"1\n")
+    follow(scene, monkeypatch, take_back, wait_long, scene.idle, end)
+    said = capfd.readouterr()
+    assert said.out == "1\n2\n3\n"
+    assert said.err == "stoker: this is the end of the output, as the queue keeps it; the whole is on gpu-box\n"
