@@ -10,6 +10,7 @@ import pytest
 
 from stoker.errors import StokerError
 from stoker.queue import Finding, NewJob, Store, View, init_queue, open_queue, queue_version, schema
+from stoker.queue.model import Lent
 from stoker.queue.statements import sections
 
 NOVELTY = """
@@ -132,6 +133,9 @@ def test_a_queue_of_version_1_keeps_all_that_is_in_it(url: str, monkeypatch: pyt
         assert queue.write_finding(running.id, Finding(cause="idle"))
         assert queue.snooze(running.id, 60.0, "alice")
         assert list(queue.wishes("older").snoozed) == [running.id]
+        assert queue.want_output(running.id, 60.0)
+        assert queue.lend_output(running.id, Lent(edition="aa", start=0, finished=b"all of it\n"))
+        assert queue.lent_output(running.id) == Lent(edition="aa", start=0, finished=b"all of it\n")
         assert queue.finish(running.id, "failed", 1)
         assert queue.jobs(("queued",))[0].id == second
 

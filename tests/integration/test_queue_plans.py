@@ -49,6 +49,9 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "position": 1.0,
     "limit": 50,
     "offset": 0,
+    "edition": "aa",
+    "start": 0,
+    "most": 8,
 }
 WALKS = ("ready", "claim next")
 HOT = (*WALKS, "claim", "claim any", "succeed", "expired attempts", "is anything expired", "next wake", "wishes")
@@ -63,6 +66,7 @@ LOOKS = (
     "idle stops",
     "last words",
 )
+LOANS = ("ask for loan", "renew loan", "wanted outputs", "loan", "lent pieces")
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -151,9 +155,9 @@ def test_nothing_that_watchers_ask_of_the_last_hour_reads_the_history(queue: Sto
 
 
 def assert_reads_little(plan: str) -> None:
-    assert not re.search(r"Seq Scan on stoker_(jobs|attempts|findings|logs|usage)", plan)
+    assert not re.search(r"Seq Scan on stoker_(jobs|attempts|findings|logs|lent|usage)", plan)
     # SQLite scans an index too when it reads all of it.
-    assert not re.search(r"SCAN (j|a|f|stoker_jobs|stoker_attempts|stoker_findings|stoker_usage)\b(?! USING)", plan)
+    assert not re.search(r"SCAN (j|a|f|stoker_(jobs|attempts|findings|lent|usage))\b(?! USING)", plan)
 
 
 def asked_of(
@@ -261,5 +265,13 @@ def assert_looks_into_the_queued(plan: str, times: int) -> None:
 
 @pytest.mark.parametrize("statement", ["unfinished counts", "unfulfilled of several"])
 def test_nothing_that_is_asked_many_times_a_minute_reads_the_history(queue: Store, statement: str) -> None:
+    for plan in plans(queue, statement):
+        assert_reads_little(plan)
+
+
+@pytest.mark.parametrize("statement", LOANS)
+def test_whoever_lends_an_output_or_reads_one_reads_neither_the_history_nor_what_others_lend(
+    queue: Store, statement: str
+) -> None:
     for plan in plans(queue, statement):
         assert_reads_little(plan)

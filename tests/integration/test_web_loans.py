@@ -166,6 +166,25 @@ def test_of_a_job_whose_worker_died_the_last_words_are_those_in_the_queue(
     played(story)
 
 
+def test_of_an_output_that_was_never_lent_to_its_end_the_queue_has_the_rest(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_channel, "_LENT_WITHIN", 0.2)
+
+    async def story() -> None:
+        far.store.write_log(far.attempt, "what the queue has\n")
+        far.store.want_output(far.attempt, 60.0)
+        assert far.store.lend_output(far.attempt, Lent(edition="1", start=0, finished=b"one\n", is_behind=True))
+        async with far.page() as page:
+            await page.until(lambda: page.text == ["what the queue has"])
+            lent = Lent(edition="1", start=4, finished=b"two\n")
+            assert far.store.lend_output(far.attempt, lent)
+            await page.until(lambda: page.text == ["one", "two"])
+            assert json.loads(page.heard("begin")[-1])["whole"]
+
+    played(story)
+
+
 @pytest.mark.parametrize("what", ["log", "log/live"])
 def test_a_machine_that_nobody_has_heard_of_is_not_waited_for(
     far: Far, monkeypatch: pytest.MonkeyPatch, what: str

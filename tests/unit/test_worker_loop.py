@@ -32,6 +32,7 @@ class Stage:
     def __init__(self, directory: Path) -> None:
         self.told: list[str] = []
         self.store = Mock(spec=Store)
+        self.store.wanted_outputs.return_value = []
         self.prober = Mock(spec=Prober)
         self._directory = directory
         self._crew = Mock(spec=Crew, engaged={})

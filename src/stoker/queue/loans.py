@@ -9,8 +9,8 @@ from typing import Final
 from stoker.queue.driver import Driver, Parameters, Row
 from stoker.queue.model import Lent, Wanted
 
-# Of a reader that comes back soon, the worker need not begin anew.
-_KEPT: Final = 60.0
+# In seconds: what was lent to its end is still there for a reader that comes soon after another one.
+KEPT: Final = 60.0
 # What one look brings at most: a few megabytes.
 _MOST_PIECES: Final = 8
 # A line may be of any length; a row should not.
@@ -84,4 +84,4 @@ def lent(driver: Driver, attempt: str, edition: str, start: int) -> Lent | None:
 
 def end(driver: Driver) -> None:
     """Forgets what nobody wants any more."""
-    driver.fetch("end loans", {"seconds": _KEPT})
+    driver.fetch("end loans", {"seconds": KEPT})

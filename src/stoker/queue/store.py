@@ -249,7 +249,10 @@ class Store:
         """Has the whole output lent by the machine that has it, for so long from now on. False: no such attempt."""
         if loans.renew(self._driver, attempt, seconds):
             return True
-        return self._change(lambda: loans.ask(self._driver, attempt, seconds)) != []
+        try:
+            return self._change(lambda: loans.ask(self._driver, attempt, seconds)) != []
+        except CollisionError:  # it was cleaned away in this moment
+            return False
 
     def wanted_outputs(self) -> list[Wanted]:
         """Which are to be lent, by whomever has them."""

@@ -77,6 +77,9 @@ class Channel:
         """Of an output elsewhere; None when nobody lends it any more."""
         self._patience: float | None = None
         """Until when somebody may begin to lend it, in monotonic seconds; None before it was asked for."""
+        self._brought = ("", 0)
+        self._brought_at = 0.0
+        """How much of which edition the mirror had when something came last, and when that was."""
         self._tail = ""
         self._rows: deque[Row] = deque()
         self._letters = 0
@@ -201,10 +204,10 @@ class Channel:
 
     def _pause(self, news: News | None) -> float:
         """How long to rest before the next look."""
-        if (news is not None and news.is_behind) or (self._mirror is not None and self._mirror.is_behind):
+        if news is not None and news.is_behind:
             return 0.0
-        if news is None:
-            return _LOOK_FOR_LOAN
+        if news is None or (self._mirror is not None and self._mirror.is_behind):
+            return 0.0 if time.monotonic() - self._brought_at < _LOOK_FOR_LOAN else _LOOK_FOR_LOAN
         return _LOOK_AT_FILE if self._is_here else _LOOK_AT_QUEUE
 
     async def _ask_for_ending(self) -> Ending | None:
@@ -241,13 +244,15 @@ class Channel:
         await self._desk.ask(self._borrow)
         mirror = self._mirror
         if mirror is not None and mirror.directory is not None:
-            if mirror.edition != self.epoch and mirror.is_behind:
+            if mirror.edition == self.epoch:
+                return True
+            if not mirror.is_behind:
+                await self._begin(mirror.directory, mirror.edition)
+                return True
+            if time.monotonic() - self._brought_at < _LENT_WITHIN:
                 # Not before all of it is here: thousands of lines would pass by.
                 return self._lines is not None
-            if mirror.edition != self.epoch:
-                await self._begin(mirror.directory, mirror.edition)
-            return True
-        if mirror is not None and self._lines is None and time.monotonic() < (self._patience or 0.0):
+        elif mirror is not None and self._lines is None and time.monotonic() < (self._patience or 0.0):
             return False
         if self._lines is None or self._directory is not None:
             self._begin_with_end()
@@ -258,7 +263,9 @@ class Channel:
         mirror = self._mirror
         if mirror is not None:
             mirror.update(store)
-            if mirror.edition:
+            if self._brought != (brought := (mirror.edition, mirror.size)):
+                self._brought, self._brought_at = brought, time.monotonic()
+            if mirror.edition and (mirror.edition == self.epoch or not mirror.is_behind):
                 return
         if self._patience is None:
             self._patience = time.monotonic() + _LENT_WITHIN if may_be_lent(store, self._attempt) else 0.0

@@ -9,6 +9,7 @@ from typing import Final
 from stoker.errors import StokerError
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
+from stoker.queue.loans import KEPT
 from stoker.queue.model import Lent, Wanted
 from stoker.runs.output_reader import OutputReader
 from stoker.worker.assignment import AttemptRecord
@@ -36,19 +37,24 @@ class Lending:
         self._lenders: dict[str, _Lender] = {}
         self._asked = -math.inf
         self._ask_at = 0.0
+        self._end_at = math.inf
+        """When what nobody wants any more is to be forgotten."""
 
     def rang(self) -> None:
         """Something in the queue has changed: perhaps that."""
         self._ask_at = min(self._ask_at, self._asked + _ASK_EVERY)
 
     def due(self) -> float:
-        return min([self._ask_at, *(lender.due for lender in self._lenders.values())])
+        return min([self._ask_at, self._end_at, *(lender.due for lender in self._lenders.values())])
 
     def lend(self, store: Store) -> None:
         """What is due. Raises QueueAwayError: what was on its way then is begun anew later."""
         try:
             if time.monotonic() >= self._ask_at:
                 self._ask(store)
+            if time.monotonic() >= self._end_at:
+                self._end_at = math.inf
+                store.end_loans()
             for attempt, lender in list(self._lenders.items()):
                 if time.monotonic() >= lender.due and not lender.lend(store):
                     self._forget(attempt)
@@ -70,7 +76,7 @@ class Lending:
         self._asked = time.monotonic()
         for attempt in self._lenders.keys() - wanted.keys():
             self._forget(attempt)
-            store.end_loans()
+            self._end_at = self._asked + KEPT + 1.0
         for attempt, one in wanted.items():
             if attempt not in self._lenders and (directory := self._place_of(one)) is not None:
                 self._lenders[attempt] = _Lender(one, directory)

@@ -1,0 +1,357 @@
+"""Whole outputs on loan: asked for by readers, brought in pieces, gone when nobody wants them; on both databases."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from stoker.queue import Store, open_queue
+from stoker.queue.driver import CollisionError, Parameters, Row
+from stoker.queue.model import Lent, Wanted
+from tests.support.either_queue import queue, url
+from tests.support.queue_jobs import LONG, start, submit
+from tests.support.waiting import wait_for
+
+__all__ = ["queue", "url"]
+
+NO_TEXT = b"a\xff\0b\x80 'it\\x' %s :name \xf0\x9f\x94\xa5\r\n\0\n"
+
+
+@pytest.fixture
+def other(queue: Store, url: str) -> Iterator[Store]:
+    """Another one's connection."""
+    with open_queue(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def attempt(queue: Store) -> str:
+    return start(queue, *submit(queue, "x"))
+
+
+@pytest.fixture
+def wanted(queue: Store, attempt: str) -> str:
+    """An attempt whose output somebody wants."""
+    assert queue.want_output(attempt, LONG)
+    return attempt
+
+
+def part(
+    begin: int, finished: bytes = b"", unfinished: bytes = b"", edition: str = "aa", *, ended: bool = False
+) -> Lent:
+    return Lent(edition=edition, start=begin, finished=finished, unfinished=unfinished, is_complete=ended)
+
+
+def lend(queue: Store, attempt: str, *pieces: bytes, edition: str = "aa") -> None:
+    place = 0
+    for piece in pieces:
+        assert queue.lend_output(attempt, part(place, piece, edition=edition))
+        place += len(piece)
+
+
+def look(queue: Store, attempt: str, edition: str = "", begin: int = 0) -> Lent:
+    found = queue.lent_output(attempt, edition, begin)
+    assert found is not None
+    return found
+
+
+def let_pass(queue: Store, seconds: float) -> None:
+    """As if so much more time had passed since somebody asked."""
+    queue._driver.fetch_text(f"UPDATE stoker_loans SET until = until - {seconds}", {})
+
+
+def rows(queue: Store, table: str) -> int:
+    return int(queue._driver.fetch_text(f"SELECT count(*) FROM stoker_{table}", {})[0][0])
+
+
+def rings_of(queue: Store, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One for every ring of the bell from now on."""
+    rings: list[None] = []
+    announce = queue._driver.announce
+
+    def counted() -> None:
+        rings.append(None)
+        announce()
+
+    monkeypatch.setattr(queue._driver, "announce", counted)
+    return rings
+
+
+# Asking
+
+
+def test_a_worker_hears_that_an_output_is_wanted(queue: Store, other: Store, attempt: str) -> None:
+    bell = queue.bell()
+    wait_for(lambda: bell.fileno() >= 0 or (bell.heard() and bell.fileno() >= 0), named="the bell that listens")
+    bell.heard()
+    assert other.want_output(attempt, LONG)
+    wait_for(bell.heard, named="the ring")
+    bell.close()
+
+
+def test_the_bell_rings_for_what_is_new_and_for_what_nobody_wanted_any_more(
+    queue: Store, attempt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rings = rings_of(queue, monkeypatch)
+    assert queue.want_output(attempt, LONG)
+    assert len(rings) == 1
+    for _ in range(3):
+        assert queue.want_output(attempt, LONG)
+    assert len(rings) == 1
+    let_pass(queue, LONG)
+    assert queue.wanted_outputs() == []
+    assert queue.want_output(attempt, LONG)
+    assert len(rings) == 2
+    assert [one.attempt for one in queue.wanted_outputs()] == [attempt]
+
+
+def test_who_asks_again_has_it_for_as_long_as_they_say_then(queue: Store, wanted: str) -> None:
+    let_pass(queue, LONG - 60.0)
+    assert queue.want_output(wanted, LONG)
+    let_pass(queue, LONG - 60.0)
+    assert [one.attempt for one in queue.wanted_outputs()] == [wanted]
+
+
+def test_an_attempt_that_is_not_there_cannot_be_asked_for(
+    queue: Store, attempt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rings = rings_of(queue, monkeypatch)
+    assert not queue.want_output(f"{attempt}x", LONG)
+    assert (queue.wanted_outputs(), rings) == ([], [])
+    assert queue.lent_output(f"{attempt}x") is None
+
+
+def test_a_worker_learns_all_that_it_needs_to_find_the_output(queue: Store) -> None:
+    jobs = submit(queue, "here", "there", "unwanted", retries=1)
+    first, second, _third = (start(queue, job, f"worker of {job}") for job in jobs)
+    queue.finish(second, "failed", 1)
+    queue.retry([jobs[1]])
+    again = start(queue, jobs[1], "another")
+    for name in (first, second, again):
+        assert queue.want_output(name, LONG)
+    assert sorted(queue.wanted_outputs()) == sorted(
+        [
+            Wanted(first, jobs[0], 1, f"worker of {jobs[0]}"),
+            Wanted(second, jobs[1], 1, f"worker of {jobs[1]}"),
+            Wanted(again, jobs[1], 2, "another"),
+        ]
+    )
+
+
+# Lending
+
+
+def test_nothing_can_be_read_before_something_was_lent(queue: Store, wanted: str) -> None:
+    assert queue.lent_output(wanted) is None
+    assert queue.lend_output(wanted, part(0))
+    assert queue.lent_output(wanted) == part(0)
+
+
+def test_what_was_lent_is_read_from_the_end_of_any_piece_on(queue: Store, wanted: str) -> None:
+    pieces = [b"one\n", b"two\nthree\n", NO_TEXT, b"\n", b"end\n"]
+    lend(queue, wanted, *pieces)
+    whole = b"".join(pieces)
+    places = [sum(map(len, pieces[:count])) for count in range(len(pieces) + 1)]
+    for place in places:
+        assert look(queue, wanted, "aa", place) == part(place, whole[place:])
+    assert look(queue, wanted) == part(0, whole)
+
+
+def test_a_long_output_is_read_in_several_looks(queue: Store, wanted: str) -> None:
+    pieces = [b"%d\n" % number * number for number in range(1, 22)]
+    lend(queue, wanted, *pieces)
+    queue.lend_output(wanted, part(len(b"".join(pieces)), unfinished=b" 10%", ended=True))
+    told, looks = look(queue, wanted), 1
+    found = told.finished
+    while told.is_behind:
+        assert (told.unfinished, told.is_complete) == (b"", False)
+        told = look(queue, wanted, "aa", told.size)
+        assert told.finished
+        found, looks = found + told.finished, looks + 1
+    assert found == b"".join(pieces)
+    assert (told.unfinished, told.is_complete) == (b" 10%", True)
+    assert 1 < looks < len(pieces)
+
+
+def test_bytes_that_are_no_text_come_back_as_they_were(queue: Store, wanted: str) -> None:
+    every = bytes(range(256)) + b"\n"
+    lend(queue, wanted, NO_TEXT, every)
+    assert queue.lend_output(wanted, part(len(NO_TEXT + every), unfinished=b"\0\xff\0"))
+    assert look(queue, wanted) == part(0, NO_TEXT + every, b"\0\xff\0")
+
+
+def test_a_line_of_any_length_can_be_lent(queue: Store, wanted: str) -> None:
+    """All of it in one step, and read in as many looks as it takes."""
+    line = b"".join(b"%07d " % number for number in range(2**18)) * 5 + b"\n"
+    assert queue.lend_output(wanted, part(0, line, b"next"))
+    assert queue.lend_output(wanted, part(len(line), b"next\n", ended=True))
+    told = look(queue, wanted)
+    found = told.finished
+    while told.is_behind and told.finished:
+        told = look(queue, wanted, "aa", told.size)
+        found += told.finished
+    assert (found == line + b"next\n", told.is_complete) == (True, True)
+
+
+def test_the_unfinished_line_is_replaced_by_what_became_of_it(queue: Store, wanted: str) -> None:
+    for unfinished in (b" 10% of it", b" 20%", b""):
+        assert queue.lend_output(wanted, part(0, unfinished=unfinished))
+        assert look(queue, wanted, "aa") == part(0, unfinished=unfinished)
+    assert queue.lend_output(wanted, part(0, b"100%\n", b"next"))
+    assert look(queue, wanted, "aa") == part(0, b"100%\n", b"next")
+    assert look(queue, wanted, "aa", 5) == part(5, b"", b"next")
+
+
+def test_that_its_lender_has_more_is_told_to_the_reader(queue: Store, wanted: str) -> None:
+    more = Lent(edition="aa", start=0, finished=b"1\n", is_behind=True)
+    assert queue.lend_output(wanted, more)
+    assert look(queue, wanted) == more
+    assert queue.lend_output(wanted, part(2, b"2\n"))
+    assert not look(queue, wanted, "aa", 2).is_behind
+
+
+def interrupted_look(queue: Store, attempt: str, between: Callable[[], bool]) -> Lent:
+    """As somebody sees it when this is done after the state was asked for, and before the lines are."""
+    fetch = queue._driver.fetch
+
+    def interrupted(statement: str, parameters: Parameters) -> list[Row]:
+        found = fetch(statement, parameters)
+        if statement == "loan":
+            assert between()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue._driver, "fetch", interrupted)
+        return look(queue, attempt)
+
+
+def test_a_line_that_came_between_two_questions_of_one_look_is_told_with_what_follows_it(
+    queue: Store, other: Store, wanted: str
+) -> None:
+    """The unfinished line was asked for first, and is finished when the lines are."""
+    assert queue.lend_output(wanted, part(0, b"1\n", b"2"))
+    told = interrupted_look(queue, wanted, lambda: other.lend_output(wanted, part(2, b"2\n", b"3", ended=True)))
+    assert (told.finished, told.unfinished, told.is_behind, told.is_complete) == (b"1\n2\n", b"", True, False)
+    assert look(queue, wanted, "aa", told.size) == part(4, b"", b"3", ended=True)
+
+
+def test_a_new_edition_that_came_between_two_questions_of_one_look_is_not_taken_for_the_old_one(
+    queue: Store, other: Store, wanted: str
+) -> None:
+    lend(queue, wanted, b"1\n", b"2\n")
+    told = interrupted_look(queue, wanted, lambda: other.lend_output(wanted, part(0, b"other\n", edition="bb")))
+    assert (told.edition, told.finished, told.is_behind) == ("aa", b"", True)
+    assert look(queue, wanted, "aa", told.size) == part(0, b"other\n", edition="bb")
+
+
+def test_a_new_edition_replaces_the_old_one_and_is_read_from_its_beginning(queue: Store, wanted: str) -> None:
+    lend(queue, wanted, b"old 1\n", b"old 2\n")
+    lend(queue, wanted, b"1\n", edition="bb")
+    assert look(queue, wanted, "aa", 12) == look(queue, wanted, "aa", 6) == part(0, b"1\n", edition="bb")
+    assert rows(queue, "lent") == 1
+    assert queue.lend_output(wanted, part(2, b"2\n", edition="bb"))
+    assert look(queue, wanted, "bb", 2) == part(2, b"2\n", edition="bb")
+
+
+def test_an_edition_that_another_one_has_replaced_cannot_go_on(queue: Store, wanted: str) -> None:
+    lend(queue, wanted, b"old\n")
+    lend(queue, wanted, b"new\n", edition="bb")
+    assert not queue.lend_output(wanted, part(4, b"of the old one\n"))
+    assert look(queue, wanted) == part(0, b"new\n", edition="bb")
+    assert rows(queue, "lent") == 1
+
+
+def test_the_middle_of_an_output_whose_beginning_was_forgotten_is_refused(queue: Store, wanted: str) -> None:
+    """Its worker was cut off for minutes, and somebody else asks for it now."""
+    lend(queue, wanted, b"1\n", b"2\n")
+    let_pass(queue, 2 * LONG)
+    queue.end_loans()
+    assert queue.want_output(wanted, LONG)
+    assert not queue.lend_output(wanted, part(4, b"3\n"))
+    assert queue.lent_output(wanted) is None
+    lend(queue, wanted, b"1\n2\n3\n", edition="bb")
+    assert look(queue, wanted) == part(0, b"1\n2\n3\n", edition="bb")
+
+
+def test_a_piece_that_is_lent_twice_collides_and_changes_nothing(queue: Store, wanted: str) -> None:
+    lend(queue, wanted, b"1\n", b"2\n")
+    before = look(queue, wanted)
+    for again in (part(2, b"another\n", b"3", ended=True), part(0, b"another\n", b"3")):
+        with pytest.raises(CollisionError):
+            queue.lend_output(wanted, again)
+        assert look(queue, wanted) == before
+
+
+def test_what_one_attempt_lends_is_of_no_concern_to_another(queue: Store, wanted: str) -> None:
+    second = start(queue, *submit(queue, "y"))
+    assert queue.want_output(second, LONG)
+    lend(queue, wanted, b"one\n")
+    lend(queue, second, b"another\n")
+    lend(queue, second, b"another one\n", edition="bb")
+    assert look(queue, wanted) == part(0, b"one\n")
+    queue.take_back_output(second)
+    assert look(queue, wanted) == part(0, b"one\n")
+
+
+# Ending
+
+
+def test_nothing_is_lent_that_nobody_wants(queue: Store, attempt: str) -> None:
+    assert not queue.lend_output(attempt, part(0, b"one\n"))
+    assert queue.want_output(attempt, LONG)
+    lend(queue, attempt, b"one\n")
+    let_pass(queue, LONG)
+    assert not queue.lend_output(attempt, part(4, b"two\n", b"three"))
+    assert queue.lent_output(attempt) == part(0, b"one\n")
+
+
+def test_what_is_taken_back_can_be_read_no_more_and_lent_anew(queue: Store, wanted: str) -> None:
+    lend(queue, wanted, b"one\n")
+    queue.lend_output(wanted, part(4, b"", b"two", ended=True))
+    queue.take_back_output(wanted)
+    assert queue.lent_output(wanted) is queue.lent_output(wanted, "aa", 4) is None
+    assert rows(queue, "lent") == 0
+    assert [one.attempt for one in queue.wanted_outputs()] == [wanted]
+    lend(queue, wanted, b"1\n", edition="bb")
+    assert look(queue, wanted, "aa", 4) == part(0, b"1\n", edition="bb")
+
+
+def test_what_nobody_has_wanted_for_a_minute_is_forgotten(queue: Store) -> None:
+    late, soon = (start(queue, job) for job in submit(queue, "late", "soon"))
+    for name in (late, soon):
+        assert queue.want_output(name, LONG)
+        lend(queue, name, b"1\n", b"2\n")
+    let_pass(queue, LONG)
+    queue._driver.fetch_text(f"UPDATE stoker_loans SET until = until - 61 WHERE attempt_id = '{late}'", {})
+    queue.end_loans()
+    assert queue.lent_output(late) is None
+    assert look(queue, soon) == part(0, b"1\n2\n")
+    assert rows(queue, "lent") == 2
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_reader_that_comes_back_within_a_minute_finds_what_was_complete_and_nothing_that_has_grown_old(
+    queue: Store, wanted: str, ended: bool
+) -> None:
+    whole = part(0, b"1\n", b"2", ended=ended)
+    assert queue.lend_output(wanted, whole)
+    let_pass(queue, LONG)
+    queue.end_loans()
+    assert queue.want_output(wanted, LONG)
+    assert queue.lent_output(wanted) == (whole if ended else None)
+    lend(queue, wanted, b"1\n2\n", edition="bb")
+    assert look(queue, wanted, "aa", 2) == part(0, b"1\n2\n", edition="bb")
+
+
+def test_cleaning_takes_along_what_was_lent(queue: Store, wanted: str) -> None:
+    kept = start(queue, *submit(queue, "kept"))
+    assert queue.want_output(kept, LONG)
+    for name in (wanted, kept):
+        lend(queue, name, b"1\n", b"2\n")
+    queue.finish(wanted, "succeeded", 0)
+    assert queue.clean(-1.0) == 1
+    assert queue.lent_output(wanted) is None
+    assert [one.attempt for one in queue.wanted_outputs()] == [kept]
+    assert (rows(queue, "loans"), rows(queue, "lent")) == (1, 2)
+    assert not queue.lend_output(wanted, part(4, b"3\n"))
+    assert not queue.want_output(wanted, LONG)
+    assert queue.check() == []

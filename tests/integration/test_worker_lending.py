@@ -1,0 +1,101 @@
+"""Whoever reads an output from elsewhere gets all of it, while the job runs and after, whatever its worker does."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.overview.mirror import Mirror
+from stoker.queue import Store, open_queue
+from stoker.runs.output_reader import OutputReader
+from tests.support.waiting import wait_for
+from tests.support.work_site import WorkSite
+
+# Much more than the queue keeps of it.
+NUMBERS = 30_000
+COUNTED = "".join(f"{number}\n" for number in range(1, NUMBERS + 1))
+
+
+class Elsewhere:
+    """Somebody on another machine, who reads what one job prints."""
+
+    def __init__(self, store: Store, attempt: str) -> None:
+        self._store = store
+        self.mirror = Mirror(attempt)
+
+    def text(self) -> str:
+        """All that is there now, as anybody reads an output."""
+        self.mirror.update(self._store)
+        if self.mirror.directory is None:
+            return ""
+        with contextlib.closing(OutputReader(self.mirror.directory)) as reader:
+            return b"".join(reader.read()).decode()
+
+    def wait_until_it_reads(self, text: str) -> None:
+        wait_for(lambda: self.text() == text, named=f"an output that ends with {text[-40:]!r}")
+
+    def wait_until_complete(self) -> str:
+        def whole() -> str | None:
+            text = self.text()
+            return text if self.mirror.is_complete else None
+
+        return wait_for(whole, named="the whole output")
+
+
+@pytest.fixture
+def elsewhere(site: WorkSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Elsewhere]]:
+    """Gives a reader of a job, on a machine where no job ran and with the same queue."""
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "elsewhere"))
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(open_queue(site.store.place))
+
+        def reader_of(job: str) -> Elsewhere:
+            reader = Elsewhere(store, site.last_attempt(job).id)
+            stack.callback(reader.mirror.close)
+            return reader
+
+        yield reader_of
+
+
+def test_an_output_is_read_whole_from_elsewhere_while_it_is_printed_and_afterwards(
+    site: WorkSite, elsewhere: Callable[[str], Elsewhere]
+) -> None:
+    site.work()
+    first, second = site.until("first"), site.until("second")
+    job = site.submit(rf"seq {NUMBERS}; {first}; printf 'more\n 10%%'; {second}; printf '\r100%%\nend'")
+    site.wait_until(job, "running")
+    reader = elsewhere(job)
+    reader.wait_until_it_reads(COUNTED)
+    edition = reader.mirror.edition
+    site.open_gate("first")
+    reader.wait_until_it_reads(f"{COUNTED}more\n 10%")
+    assert not reader.mirror.is_complete
+    site.open_gate("second")
+    assert reader.wait_until_complete() == f"{COUNTED}more\n100%\nend"
+    assert reader.mirror.edition == edition
+    assert elsewhere(job).wait_until_complete() == f"{COUNTED}more\n100%\nend"
+    ended = site.submit(f"seq {NUMBERS}; echo another")
+    site.wait_until(ended, "succeeded")
+    assert elsewhere(ended).wait_until_complete() == f"{COUNTED}another\n"
+    assert len(site.store.log(site.last_attempt(ended).id)) < len(COUNTED)
+
+
+def test_when_a_worker_is_killed_and_started_again_its_outputs_are_lent_anew_and_nothing_is_lost(
+    site: WorkSite, elsewhere: Callable[[str], Elsewhere]
+) -> None:
+    worker = site.work()
+    job = site.submit(f"seq {NUMBERS}; {site.until('first')}; echo alone; {site.until('second')}; echo end")
+    site.wait_until(job, "running")
+    reader = elsewhere(job)
+    reader.wait_until_it_reads(COUNTED)
+    edition = reader.mirror.edition
+    worker.kill()
+    site.open_gate("first")
+    wait_for(lambda: site.output(job).read_text().endswith("alone\n"), named="what it printed without a worker")
+    assert reader.text() == COUNTED
+    site.work()
+    reader.wait_until_it_reads(f"{COUNTED}alone\n")
+    assert reader.mirror.edition != edition
+    site.open_gate("second")
+    assert reader.wait_until_complete() == f"{COUNTED}alone\nend\n"

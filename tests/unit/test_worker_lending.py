@@ -1,0 +1,643 @@
+"""A worker lends outputs of its own machine while somebody wants them: all of them, soon, and never at a job's cost."""
+
+import contextlib
+import errno
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.errors import StokerError
+from stoker.overview.mirror import Mirror
+from stoker.queue import Store, init_queue
+from stoker.queue.driver import QueueAwayError
+from stoker.queue.model import Lent
+from stoker.runs.output import OutputLog
+from stoker.runs.output_reader import OutputReader
+from stoker.worker import lending as module
+from stoker.worker.home import Home
+from stoker.worker.lending import Lending
+from tests.support.queue_jobs import LONG, submit
+
+MOMENT = 0.5
+SECOND = 1.0
+
+
+class Run:
+    """One attempt: where it printed, and what its output is called in the queue."""
+
+    def __init__(self, directory: Path, attempt: str) -> None:
+        self.attempt = attempt
+        self.directory = directory
+        self.directory.mkdir()
+        (self.directory / "attempt.json").write_text(f'{{"attempt": "{attempt}"}}')
+        self.output = directory / "output"
+
+    def prints(self, data: bytes) -> None:
+        with self.output.open("ab") as file:
+            file.write(data)
+
+    def ends(self) -> None:
+        (self.directory / "attempt.json").rename(self.directory / "delivered.json")
+
+
+class Stage:
+    """A worker that lends, on a clock that the test sets, through a queue that is a real one."""
+
+    def __init__(self, directory: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.store = store
+        self.home = Home(directory)
+        self.lending = Lending(self.home)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self._patch = monkeypatch
+
+    def run(self, worker: str | None = None) -> Run:
+        """An attempt that has begun, and printed nothing yet."""
+        (job,) = submit(self.store, "x")
+        attempt = self.store.claim(job, worker or self.home.worker, [], LONG)
+        assert attempt is not None
+        return Run(self.home.directory / "attempts" / f"{job}-{attempt.number}", attempt.id)
+
+    def wanted(self, printed: bytes = b"") -> Run:
+        """One that somebody wants to read."""
+        run = self.run()
+        run.prints(printed)
+        assert self.store.want_output(run.attempt, LONG)
+        return run
+
+    def forget_wish(self, run: Run, ago: float = 1.0) -> None:
+        """As if nobody had wanted it any more for so long."""
+        change = f"UPDATE stoker_loans SET until = until - {LONG + ago} WHERE attempt_id = '{run.attempt}'"
+        self.store._driver.fetch_text(change, {})
+
+    def lend(self, after: float = 0.0) -> None:
+        """What is due after so many seconds, and nothing else."""
+        self.now += after
+        self.lending.lend(self.store)
+
+    def read(self, run: Run, edition: str = "", start: int = 0) -> Lent:
+        """All that was lent of it."""
+        told = self.store.lent_output(run.attempt, edition, start)
+        assert told is not None
+        return told
+
+    def calls(self, name: str) -> list[object]:
+        """One for every call of the store from now on."""
+        made: list[object] = []
+        original = getattr(self.store, name)
+
+        def counted(*arguments: Any) -> Any:
+            made.append(arguments)
+            return original(*arguments)
+
+        self._patch.setattr(self.store, name, counted)
+        return made
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    with init_queue(str(tmp_path / "queue.db")) as store:
+        stage = Stage(tmp_path / "home", store, monkeypatch)
+        yield stage
+        stage.lending.forget_all()
+        stage.home.leave()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only their number
+
+
+# Whose
+
+
+def test_an_output_that_is_wanted_is_lent_and_no_other(stage: Stage) -> None:
+    run, unwanted = stage.wanted(b"one\ntwo\n 10%"), stage.run()
+    unwanted.prints(b"private\n")
+    stage.lend()
+    told = stage.read(run)
+    assert (told.finished, told.unfinished, told.is_behind, told.is_complete) == (b"one\ntwo\n", b" 10%", False, False)
+    assert stage.store.lent_output(unwanted.attempt) is None
+
+
+def test_what_another_machine_ran_is_left_to_it(stage: Stage) -> None:
+    run = stage.run("another-1")
+    run.prints(b"of an older job by the same name\n")
+    stage.store.want_output(run.attempt, LONG)
+    stage.lend()
+    assert stage.store.lent_output(run.attempt) is None
+
+
+def test_what_an_earlier_worker_of_this_home_ran_is_lent(stage: Stage) -> None:
+    run = stage.run(f"{stage.home.key}-earlier")
+    run.prints(b"one\n")
+    stage.store.want_output(run.attempt, LONG)
+    stage.lend()
+    assert stage.read(run).finished == b"one\n"
+
+
+def of_another_queue(run: Run) -> None:
+    (run.directory / "attempt.json").write_text('{"attempt": "another"}')
+
+
+def linked(run: Run) -> None:
+    run.output.rename(run.directory / "secret")
+    run.output.symlink_to(run.directory / "secret")
+
+
+def linked_as_a_whole(run: Run) -> None:
+    elsewhere = run.directory.parents[1] / "elsewhere"
+    run.directory.rename(elsewhere)
+    run.directory.symlink_to(elsewhere)
+
+
+def cleaned_away(run: Run) -> None:
+    run.output.unlink()
+
+
+@pytest.mark.parametrize("spoilt", [of_another_queue, linked, linked_as_a_whole, cleaned_away])
+def test_what_is_not_surely_the_output_of_the_attempt_is_not_lent(stage: Stage, spoilt: Callable[[Run], None]) -> None:
+    run = stage.wanted(b"secret\n")
+    spoilt(run)
+    for _ in range(3):
+        stage.lend(SECOND)
+    assert stage.store.lent_output(run.attempt) is None
+
+
+# When
+
+
+def test_the_queue_is_asked_at_most_once_a_second_however_often_it_rings(stage: Stage) -> None:
+    asked = stage.calls("wanted_outputs")
+    stage.lend()
+    for _ in range(9):
+        stage.lending.rang()
+        stage.lend(0.1)
+    assert len(asked) == 1
+    assert stage.lending.due() == pytest.approx(1000.0 + SECOND)
+    stage.lend(0.2)
+    assert len(asked) == 2
+
+
+def test_nothing_is_asked_without_a_ring_when_nothing_was_wanted(stage: Stage) -> None:
+    asked = stage.calls("wanted_outputs")
+    stage.lend()
+    assert stage.lending.due() == math.inf
+    stage.lend(3600.0)
+    assert len(asked) == 1
+    run = stage.wanted(b"one\n")
+    stage.lending.rang()
+    assert stage.lending.due() <= stage.now
+    stage.lend()
+    assert stage.read(run).finished == b"one\n"
+
+
+def test_an_output_that_begins_after_somebody_wanted_it_is_lent_within_a_second(stage: Stage) -> None:
+    run = stage.run()
+    stage.store.want_output(run.attempt, LONG)
+    stage.lend()
+    run.prints(b"one\n")
+    stage.lend(SECOND)
+    assert stage.read(run).finished == b"one\n"
+
+
+def test_a_long_output_is_brought_in_steps_with_time_for_other_things_between(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STEP", 10)
+    lines = b"".join(b"%04d\n" % number for number in range(7))
+    run = stage.wanted(lines + b"last")
+    for step in (1, 2, 3):
+        stage.lend()
+        told = stage.read(run)
+        assert (told.finished, told.unfinished, told.is_behind) == (lines[: 10 * step], b"", True)
+        assert stage.lending.due() <= stage.now
+    stage.lend()
+    told = stage.read(run)
+    assert (told.finished, told.unfinished, told.is_behind) == (lines, b"last", False)
+    assert stage.lending.due() == stage.now + MOMENT
+
+
+def test_what_is_new_is_brought_twice_a_second_and_nothing_when_there_is_nothing(stage: Stage) -> None:
+    run = stage.wanted(b"one\n")
+    stage.lend()
+    brought = stage.calls("lend_output")
+    run.prints(b"two\n")
+    stage.lend(0.9 * MOMENT)
+    assert not brought
+    stage.lend(0.1 * MOMENT)
+    assert stage.read(run).finished == b"one\ntwo\n"
+    for _ in range(10):
+        stage.lend(MOMENT)
+    assert len(brought) == 1
+    run.prints(b" 10%")
+    stage.lend(MOMENT)
+    assert stage.read(run).unfinished == b" 10%"
+    os.truncate(run.output, 8)
+    run.prints(b" 20%\nthree\n")
+    stage.lend(MOMENT)
+    assert (stage.read(run).finished, stage.read(run).unfinished) == (b"one\ntwo\n 20%\nthree\n", b"")
+    assert len(brought) == 3
+
+
+def test_several_outputs_are_lent_side_by_side(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STEP", 4)
+    runs = [stage.wanted(b"%d00\n" % number * 5) for number in range(3)]
+    for _ in range(5):
+        stage.lend()
+    assert [stage.read(run).finished for run in runs] == [b"%d00\n" % number * 5 for number in range(3)]
+
+
+# What
+
+
+def test_an_output_that_is_rotated_meanwhile_is_lent_whole_and_in_one_edition(stage: Stage) -> None:
+    run = stage.wanted()
+    log = OutputLog(run.output, 2 * 60)
+    written = b""
+    for number in range(40):
+        line = b"line number %d\n" % number
+        log.write(line)
+        written += line
+        stage.lend(MOMENT)
+    log.close()
+    edition = stage.read(run).edition
+    found = b""
+    while (told := stage.read(run, edition, len(found))).is_behind:
+        found += told.finished
+    assert found + told.finished == written
+    assert told.edition == edition
+
+
+def test_an_output_that_is_too_large_is_not_lent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGEST", 100)
+    monkeypatch.setattr(module, "_STEP", 10)
+    run = stage.run()
+    (run.directory / "output.1").write_bytes(b"x\n" * 40)
+    run.prints(b"x\n" * 11)
+    stage.store.want_output(run.attempt, LONG)
+    brought = stage.calls("lend_output")
+    for _ in range(3):
+        stage.lend(SECOND)
+    assert not brought
+    assert stage.store.lent_output(run.attempt) is None
+
+
+def test_an_output_that_becomes_too_large_is_taken_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGEST", 100)
+    run = stage.wanted(b"x\n" * 50)
+    stage.lend()
+    assert len(stage.read(run).finished) == 100
+    opened = descriptors()
+    run.prints(b"y\n")
+    for _ in range(5):
+        stage.lend(MOMENT)
+        assert stage.store.lent_output(run.attempt) is None
+    assert descriptors() == opened - 1
+
+
+@pytest.mark.parametrize("error", [StokerError("it cannot be read"), OSError(errno.EIO, "Input/output error")])
+def test_an_output_that_cannot_be_read_is_taken_back_and_costs_no_other(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    bad, good = stage.wanted(b"one\n"), stage.wanted(b"one\n")
+    stage.lend()
+    read = OutputReader.read
+
+    def spoilt(reader: OutputReader, most: int | None = None) -> Any:
+        if reader._newer == bad.output:
+            raise error
+        return read(reader, most)
+
+    for run in (bad, good):
+        run.prints(b"two\n")
+    with monkeypatch.context() as trouble:
+        trouble.setattr(OutputReader, "read", spoilt)
+        stage.lend(MOMENT)
+        assert stage.store.lent_output(bad.attempt) is None
+        stage.lend(SECOND)
+        assert stage.store.lent_output(bad.attempt) is None
+    assert stage.read(good).finished == b"one\ntwo\n"
+    stage.lend(SECOND)
+    assert stage.read(bad).finished == b"one\ntwo\n"
+
+
+def test_a_line_that_grows_for_ever_is_cut_until_its_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONGEST_UNFINISHED", 64)
+    run = stage.wanted(b"one\n" + b"x" * 100)
+    stage.lend()
+    assert stage.read(run).unfinished == b"x" * 64
+    brought = stage.calls("lend_output")
+    run.prints(b"x" * 100)
+    stage.lend(MOMENT)
+    assert not brought  # that is what it is for
+    run.ends()
+    stage.lend(MOMENT)
+    told = stage.read(run)
+    assert (told.unfinished, told.is_complete) == (b"x" * 200, True)
+
+
+@pytest.mark.parametrize("end", [b"", b"\nlast\n"])
+def test_a_long_line_that_grows_by_more_than_a_step_is_lent_to_its_end(stage: Stage, end: bytes) -> None:
+    """What the file has behind the step is not yet known when the line is first seen to have grown."""
+    run = stage.wanted(b"one\n" + b"x" * 100_000)
+    stage.lend()
+    run.prints(b"x" * 900_000 + end)
+    run.ends()
+    for _ in range(3):
+        stage.lend(MOMENT)
+    told = stage.read(run)
+    assert told.is_complete
+    assert told.finished + told.unfinished == b"one\n" + b"x" * 1_000_000 + end
+
+
+def test_an_attempt_that_has_ended_is_complete_once_all_of_it_is_there(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STEP", 10)
+    run = stage.wanted(b"123456789\n")
+    stage.lend()
+    run.prints(b"123456789\n" * 2 + b"end")
+    run.ends()
+    stage.lend(MOMENT)
+    stage.lend()
+    assert (stage.read(run).size, stage.read(run).is_complete) == (30, False)
+    stage.lend()
+    told = stage.read(run)
+    assert (told.finished, told.unfinished, told.is_complete) == (b"123456789\n" * 3, b"end", True)
+
+
+def test_an_attempt_that_ended_long_ago_is_lent_whole_at_once(stage: Stage) -> None:
+    run = stage.run()
+    (run.directory / "output.1").write_bytes(b"older\n")
+    run.prints(b"newer\n")
+    run.ends()
+    stage.store.want_output(run.attempt, LONG)
+    stage.lend()
+    told = stage.read(run)
+    assert (told.finished, told.is_complete) == (b"older\nnewer\n", True)
+
+
+def test_an_attempt_that_ends_while_it_is_read_is_complete_only_with_its_last_words(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stage.wanted(b"one\n")
+    read = OutputReader.read
+
+    def and_then_it_ends(reader: OutputReader, most: int | None = None) -> Any:
+        piece = read(reader, most)
+        run.prints(b"last words\n")
+        run.ends()
+        return piece
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputReader, "read", and_then_it_ends)
+        stage.lend()
+    assert (stage.read(run).finished, stage.read(run).is_complete) == (b"one\n", False)
+    stage.lend(MOMENT)
+    assert (stage.read(run).finished, stage.read(run).is_complete) == (b"one\nlast words\n", True)
+
+
+# Its end
+
+
+def test_what_nobody_wants_any_more_is_noticed_and_let_go(stage: Stage) -> None:
+    before = descriptors()
+    run = stage.wanted(b"one\n")
+    stage.lend()
+    assert descriptors() == before + 1
+    stage.forget_wish(run)
+    asked, ended = stage.calls("wanted_outputs"), stage.calls("end_loans")
+    stage.lend(SECOND)
+    assert descriptors() == before
+    run.prints(b"two\n")
+    stage.lend(SECOND)
+    assert stage.read(run).finished == b"one\n"
+    # Whoever comes back soon need not wait for it again; after that, it is in nobody's way.
+    assert 60.0 <= stage.lending.due() - stage.now < 120.0
+    assert not ended
+    stage.forget_wish(run, ago=61.0)
+    stage.lend(stage.lending.due() - stage.now)
+    assert stage.store.lent_output(run.attempt) is None
+    assert (stage.lending.due(), len(asked)) == (math.inf, 1)
+
+
+def test_what_nobody_wants_is_let_go_when_it_is_brought(stage: Stage) -> None:
+    before = descriptors()
+    run = stage.wanted(b"one\n")
+    stage.lend()
+    stage.forget_wish(run)
+    run.prints(b"two\n")
+    stage.lend(MOMENT)
+    assert descriptors() == before
+    assert stage.read(run).finished == b"one\n"
+
+
+def test_a_reader_that_comes_back_gets_what_it_has_missed(stage: Stage) -> None:
+    run = stage.wanted(b"one\n")
+    stage.lend()
+    first = stage.read(run)
+    stage.forget_wish(run)
+    stage.lend(SECOND)
+    run.prints(b"two\n")
+    stage.store.want_output(run.attempt, LONG)
+    stage.lending.rang()
+    stage.lend(SECOND)
+    assert stage.read(run, first.edition, first.size).size == 8
+    assert stage.read(run).finished == b"one\ntwo\n"
+
+
+def test_a_job_that_is_cleaned_away_meanwhile_does_no_harm(stage: Stage) -> None:
+    run, other = stage.wanted(b"one\n"), stage.wanted(b"one\n")
+    stage.lend()
+    assert stage.store.finish(run.attempt, "succeeded", 0)
+    assert stage.store.clean(-1.0) == 1
+    for one in (run, other):
+        one.prints(b"two\n")
+    stage.lend(MOMENT)
+    stage.lend(SECOND)
+    assert stage.read(other).finished == b"one\ntwo\n"
+
+
+def test_a_worker_that_was_cut_off_until_all_was_forgotten_begins_anew(stage: Stage) -> None:
+    run = stage.wanted(b"one\n")
+    stage.lend()
+    stage.forget_wish(run, ago=120.0)
+    stage.store.end_loans()
+    stage.store.want_output(run.attempt, LONG)
+    run.prints(b"two\n")
+    for _ in range(3):
+        stage.lend(SECOND)
+    assert stage.read(run).finished == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("was_done", [False, True])
+def test_what_was_on_its_way_when_the_queue_went_away_is_begun_anew(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, was_done: bool
+) -> None:
+    before = descriptors()
+    run = stage.wanted(b"one\n")
+    stage.lend()
+    edition = stage.read(run).edition
+    lend_output = stage.store.lend_output
+
+    def away(attempt: str, lent: Lent) -> bool:
+        if was_done:
+            lend_output(attempt, lent)
+        raise QueueAwayError("the queue went away")
+
+    run.prints(b"two\n")
+    with monkeypatch.context() as trouble:
+        trouble.setattr(stage.store, "lend_output", away)
+        with pytest.raises(QueueAwayError):
+            stage.lend(MOMENT)
+    assert descriptors() == before
+    stage.lend(SECOND)
+    told = stage.read(run, edition, 4)
+    assert (told.start, told.finished) == (0, b"one\ntwo\n")
+    assert told.edition != edition
+
+
+def test_a_queue_that_is_away_when_it_is_asked_is_asked_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> None:
+        raise QueueAwayError("the queue went away")
+
+    with monkeypatch.context() as trouble:
+        trouble.setattr(stage.store, "wanted_outputs", away)
+        with pytest.raises(QueueAwayError):
+            stage.lend()
+    run = stage.wanted(b"one\n")
+    stage.lend()
+    assert stage.read(run).finished == b"one\n"
+
+
+def test_a_database_that_refuses_loans_costs_no_job_anything(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_attempt: str, _lent: Lent) -> bool:
+        raise StokerError("the queue may not be changed by this user")
+
+    run = stage.wanted(b"one\n")
+    with monkeypatch.context() as trouble:
+        trouble.setattr(stage.store, "lend_output", refused)
+        stage.lend()
+    asked = stage.calls("wanted_outputs")
+    for _ in range(10):
+        stage.lending.rang()
+        stage.lend(SECOND)
+    assert not asked  # it would be refused again
+    stage.lend(120.0)
+    assert stage.read(run).finished == b"one\n"
+
+
+# All of it together
+
+WORDS = [b"line\n", b"a longer line than that\n", b"\r 10%", b"\r 100%", b"x" * 30, b"\n", b"\0\xff"]
+PRINTED = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(b"".join)
+# Mostly none of the last ones: what comes after them is another edition, and a shorter one.
+EVENTS = st.sampled_from([*["nothing", "lends", "reads"] * 8, "worker restarts", "queue goes away"])
+STEPS = st.lists(st.tuples(PRINTED, EVENTS), min_size=15, max_size=40)
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One for all examples."""
+    place = tmp_path_factory.mktemp("lasting")
+    with pytest.MonkeyPatch.context() as patch, init_queue(str(place / "queue.db")) as store:
+        patch.setattr(module, "_STEP", 64)
+        stage = Stage(place / "home", store, patch)
+        yield stage
+        stage.lending.forget_all()
+        stage.home.leave()
+
+
+@given(steps=STEPS)
+@settings(max_examples=60)
+def test_a_mirror_becomes_what_was_printed_whatever_happens_on_the_way(
+    lasting: Stage, steps: list[tuple[bytes, str]]
+) -> None:
+    run = lasting.wanted()
+    mirror = Mirror(run.attempt)
+    follower = Follower(mirror)
+    log, whole = OutputLog(run.output, 2 * 150), OutputLog(run.directory / "whole", 10**9)
+    try:
+        is_whole = play(steps, lasting, run, (log, whole), follower)
+        run.ends()
+        for _ in range(100):
+            lasting.lend(SECOND)
+            follower.read(lasting.store)
+            if mirror.is_complete:
+                break
+        assert mirror.is_complete
+        expected = (run.directory / "whole").read_bytes()
+        with contextlib.closing(OutputReader(run.directory)) as fresh:
+            assert follower.told.endswith(b"".join(fresh.read()))
+        assert expected.endswith(follower.told)
+        assert not is_whole or follower.told == expected
+    finally:
+        for opened in (log, whole, follower, mirror):
+            opened.close()
+        lasting.forget_wish(run)
+        lasting.lending.forget_all()
+
+
+def play(
+    steps: list[tuple[bytes, str]],
+    stage: Stage,
+    run: Run,
+    logs: tuple[OutputLog, OutputLog],
+    follower: "Follower",
+) -> bool:
+    """Whether whoever has read along has all of it."""
+    is_whole = True
+    stage.lending.rang()
+    stage.lend(SECOND)
+    for printed, event in steps:
+        for log in logs:
+            log.write(printed)
+        # Two rotations between two looks would lose lines to any reader.
+        stage.lend(MOMENT)
+        match event:
+            case "lends":
+                stage.lend(SECOND)
+            case "reads":
+                follower.read(stage.store)
+            case "worker restarts" | "queue goes away":
+                # What was rotated away before is not in the next edition.
+                is_whole = is_whole and not (run.directory / "output.1").exists()
+                stage.lending.forget_all()
+                if event == "worker restarts":
+                    stage.lending = Lending(stage.home)
+                stage.lend(SECOND)
+    return is_whole
+
+
+class Follower:
+    """Reads a mirror as anybody reads an output, and begins anew when it does."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+        self._edition = ""
+        self._reader: OutputReader | None = None
+        self._finished = b""
+        self.told = b""
+
+    def read(self, store: Store) -> None:
+        self._mirror.update(store)
+        if self._mirror.directory is None:
+            return
+        if self._reader is None or self._mirror.edition != self._edition:
+            self.close()
+            self._edition, self._finished = self._mirror.edition, b""
+            self._reader = OutputReader(self._mirror.directory)
+        finished, unfinished = self._reader.read()
+        self._finished += finished
+        self.told = self._finished + unfinished
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
