@@ -1,16 +1,19 @@
 """Lists of jobs that are open: they change by themselves, and one look serves everybody who has the same one open."""
 
 import asyncio
+import math
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stoker.queue.model import NewJob
 from stoker.queue.store import Store
-from stoker.web import live
+from stoker.web import live, showcase
 from stoker.web.pages.job_list import Listing
 from stoker.web.pagination import Page, cursor_of
 from stoker.web.showcase import Looks
@@ -34,7 +37,9 @@ class Site(ApiSite):
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    # However long one takes here: nothing is sparing unless a test says so.
+    monkeypatch.setattr(showcase, "_DEAR", math.inf)
     with closing(Site(tmp_path)) as made:
         yield made
 
@@ -110,6 +115,28 @@ def test_one_look_serves_everybody_with_the_same_list(site: Site, monkeypatch: p
         assert sorted(listing.tag for listing in looked) == ["", "a"]
 
     monkeypatch.setattr(Listing, "look", counted)
+    asyncio.run(story())
+
+
+def test_a_look_that_takes_long_is_not_repeated_all_the_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(showcase, "_DEAR", -1.0)
+    monkeypatch.setattr(showcase, "_SHARE", 1e-9)
+    now = [1000.0]
+    monkeypatch.setattr(showcase, "time", SimpleNamespace(monotonic=lambda: now[0] + time.monotonic() * 1e-6))
+
+    async def story() -> None:
+        looks, found = Looks(), 0
+
+        async def sections() -> dict[str, str]:
+            nonlocal found
+            found += 1
+            return {"list": str(found)}
+
+        for version in range(5):
+            assert "data: 1\n" in (await looks.events(version, "a", sections))["list"]
+        now[0] += 11.0
+        assert "data: 2\n" in (await looks.events(5, "a", sections))["list"]
+
     asyncio.run(story())
 
 

@@ -11,7 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from stoker.queue import init_queue
+from stoker.errors import StokerError
+from stoker.overview.mirror import Mirror
+from stoker.queue import Store, init_queue
 from stoker.queue.model import Lent, View
 from stoker.web import log_channel, logs
 from stoker.worker import lending
@@ -162,6 +164,77 @@ def test_of_a_job_whose_worker_died_the_last_words_are_those_in_the_queue(
             await page.ended()
             assert page.text == ["line 99", "its last words"]
             assert not json.loads(page.heard("begin")[-1])["whole"]
+
+    played(story)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), StokerError("it may not be changed")])
+@pytest.mark.parametrize("what", ["log", "log/live"])
+def test_what_cannot_be_borrowed_is_shown_as_the_queue_has_it(
+    far: Far, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
+) -> None:
+    def spoilt(_mirror: Mirror, _store: Store) -> None:
+        raise error
+
+    async def story() -> None:
+        far.store.write_log(far.attempt, "what the queue has\n")
+        far.store.finish(far.attempt, "failed", 1)
+        async with far.page(what) as page:
+            await page.ended()
+        assert page.status == 200
+        assert b"what the queue has" in page.body
+
+    monkeypatch.setattr(Mirror, "update", spoilt)
+    played(story)
+
+
+def test_what_is_said_to_be_the_whole_of_an_ended_job_has_its_last_line(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_LENT_WITHIN", 0.2)
+
+    async def story() -> None:
+        far.store.want_output(far.attempt, 60.0)
+        assert far.store.lend_output(far.attempt, Lent(edition="1", start=0, finished=b"one\n"))
+        far.store.write_log(far.attempt, "one\nthe last\n")
+        far.store.finish(far.attempt, "succeeded", 0)
+        async with far.page("log") as page:
+            await page.ended()
+        assert (page.headers["stoker-log"], page.body) == ("end", b"one\nthe last\n")
+        lent = Lent(edition="1", start=4, finished=b"the last\n", is_complete=True)
+        assert far.store.lend_output(far.attempt, lent)
+        async with far.page("log") as page:
+            await page.ended()
+        assert (page.headers["stoker-log"], page.body) == ("whole", b"one\nthe last\n")
+
+    played(story)
+
+
+def test_more_downloads_than_there_is_room_for_get_the_end(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        far.store.write_log(far.attempt, "what the queue has\n")
+        channels = log_channel.Channels(far.home, far.house.desk)
+        far.app.state.log_channels = channels
+        while channels.borrowing.acquire(blocking=False):
+            pass
+        async with far.page("log") as page:
+            await page.ended()
+        assert (page.headers["stoker-log"], page.body) == ("end", b"what the queue has\n")
+
+    played(story)
+
+
+def test_a_few_lines_are_not_brought_from_far_away_when_the_queue_has_them(far: Far) -> None:
+    async def story() -> None:
+        far.prints(printed(0, 100))
+        far.store.write_log(far.attempt, printed(90, 100).decode())
+        async with far.page(f"/api/v1/jobs/{far.job}/attempts/1/log?lines=3") as page:
+            await page.ended()
+        assert page.body == printed(97, 100)
+        assert far.store.wanted_outputs() == []
+        async with far.works(), far.page(f"/api/v1/jobs/{far.job}/attempts/1/log?lines=50") as page:
+            await page.ended()
+        assert page.body == printed(50, 100)
 
     played(story)
 

@@ -13,6 +13,7 @@ from stoker.cli import following
 from stoker.cli.following import Follower
 from stoker.cli.listening import Listener
 from stoker.cli.log_screen import PipeScreen
+from stoker.errors import StokerError
 from stoker.overview import borrowed_reader
 from stoker.overview.borrowed_reader import BorrowedReader
 from stoker.overview.outputs import Piece
@@ -408,6 +409,29 @@ def test_a_last_line_that_does_not_come_is_not_waited_for_long(
     follow(scene, monkeypatch, lambda: scene.store.finish(scene.attempt.id, "lost", None))
     assert capfd.readouterr() == ("1\n", "")
     assert scene.waited < 10.0
+
+
+def test_the_last_words_of_a_job_whose_worker_has_left_are_those_in_the_queue(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def end() -> None:
+        scene.meanwhile = scene.idle
+        scene.store.write_log(scene.attempt.id, "1\nits last words")
+        scene.store.finish(scene.attempt.id, "failed", 1)
+
+    scene.prints(b"1\n")
+    follow(scene, monkeypatch, end)
+    assert capfd.readouterr().out == "1\nits last words\n"
+
+
+def test_a_database_that_has_no_loans_has_the_end(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise StokerError("the queue may not be changed by this user")
+
+    monkeypatch.setattr(scene.store, "want_output", refuse)
+    scene.store.write_log(scene.attempt.id, "1\n")
+    assert scene.reader.read() == Piece(b"1\n", b"")
+    assert not scene.reader.is_whole
 
 
 def test_what_is_taken_back_while_it_is_followed_goes_on_as_the_queue_keeps_it(

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,6 +80,12 @@ class Stage:
         """What is due after so many seconds, and nothing else."""
         self.now += after
         self.lending.lend(self.store)
+
+    def lend_all(self, after: float = 0.0) -> None:
+        """The same, step by step until nothing is due."""
+        self.lend(after)
+        while self.lending.due() <= self.now:
+            self.lend()
 
     def read(self, run: Run, edition: str = "", start: int = 0) -> Lent:
         """All that was lent of it."""
@@ -188,7 +193,8 @@ def test_the_queue_is_asked_at_most_once_a_second_however_often_it_rings(stage: 
 def test_nothing_is_asked_without_a_ring_when_nothing_was_wanted(stage: Stage) -> None:
     asked = stage.calls("wanted_outputs")
     stage.lend()
-    assert stage.lending.due() == math.inf
+    # Only whether others have left something is looked for now and then.
+    assert stage.lending.due() - stage.now == 600.0
     stage.lend(3600.0)
     assert len(asked) == 1
     run = stage.wanted(b"one\n")
@@ -249,9 +255,55 @@ def test_what_is_new_is_brought_twice_a_second_and_nothing_when_there_is_nothing
 def test_several_outputs_are_lent_side_by_side(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEP", 4)
     runs = [stage.wanted(b"%d00\n" % number * 5) for number in range(3)]
-    for _ in range(5):
+    for _ in range(6):
         stage.lend()
+    assert [len(stage.read(run).finished) for run in runs] == [8, 8, 8]
+    stage.lend_all()
     assert [stage.read(run).finished for run in runs] == [b"%d00\n" % number * 5 for number in range(3)]
+
+
+def test_of_many_outputs_some_wait_until_others_are_brought(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_LENDERS", 2)
+    before = descriptors()
+    runs = [stage.wanted(b"one\n") for _ in range(5)]
+    stage.lend_all()
+    assert descriptors() == before + 2
+    assert sum(stage.store.lent_output(run.attempt) is not None for run in runs) == 2
+    for run in runs:
+        run.ends()
+    for _ in range(5):
+        stage.lend_all(SECOND)
+    assert all(stage.read(run).is_complete for run in runs)
+    assert descriptors() == before
+    assert stage.lending.due() == stage.now + SECOND  # what is complete is looked at no more
+
+
+def test_the_queue_is_not_filled_by_what_many_want(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_LENT", 6)
+    runs = [stage.wanted(b"one\n") for _ in range(4)]
+    for run in runs:
+        run.ends()
+    for _ in range(5):
+        stage.lend_all(SECOND)
+    assert sum(stage.store.lent_output(run.attempt) is not None for run in runs) == 4
+    # All were begun before the first was brought; no other one is.
+    another = stage.wanted(b"two\n")
+    stage.lend_all(SECOND)
+    assert stage.store.lent_output(another.attempt) is None
+
+
+@pytest.mark.parametrize("line", [b"x" * 200, b"x" * 200 + b"\n", b"one\n" * 3 + b"x" * 200])
+def test_a_line_without_an_end_is_no_output_to_lend(stage: Stage, monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
+    monkeypatch.setattr(module, "_LONGEST_LINE", 100)
+    monkeypatch.setattr(module, "_STEP", 10)
+    run = stage.wanted(line)
+    for _ in range(3):
+        stage.lend_all(SECOND)
+    assert stage.store.lent_output(run.attempt) is None
+    read = [0]
+    monkeypatch.setattr(OutputReader, "read", lambda *_: read.append(1))
+    stage.lend_all(SECOND)
+    assert read == [0]  # nor is it tried again
 
 
 # What
@@ -307,7 +359,7 @@ def test_an_output_that_cannot_be_read_is_taken_back_and_costs_no_other(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     bad, good = stage.wanted(b"one\n"), stage.wanted(b"one\n")
-    stage.lend()
+    stage.lend_all()
     read = OutputReader.read
 
     def spoilt(reader: OutputReader, most: int | None = None) -> Any:
@@ -319,12 +371,15 @@ def test_an_output_that_cannot_be_read_is_taken_back_and_costs_no_other(
         run.prints(b"two\n")
     with monkeypatch.context() as trouble:
         trouble.setattr(OutputReader, "read", spoilt)
-        stage.lend(MOMENT)
+        stage.lend_all(MOMENT)
         assert stage.store.lent_output(bad.attempt) is None
-        stage.lend(SECOND)
+        stage.lend_all(SECOND)
         assert stage.store.lent_output(bad.attempt) is None
     assert stage.read(good).finished == b"one\ntwo\n"
-    stage.lend(SECOND)
+    stage.forget_wish(bad)
+    stage.lend_all(SECOND)
+    stage.store.want_output(bad.attempt, LONG)
+    stage.lend_all(SECOND)
     assert stage.read(bad).finished == b"one\ntwo\n"
 
 
@@ -425,7 +480,7 @@ def test_what_nobody_wants_any_more_is_noticed_and_let_go(stage: Stage) -> None:
     stage.forget_wish(run, ago=61.0)
     stage.lend(stage.lending.due() - stage.now)
     assert stage.store.lent_output(run.attempt) is None
-    assert (stage.lending.due(), len(asked)) == (math.inf, 1)
+    assert (stage.lending.due() - stage.now, len(asked)) == (600.0, 1)
 
 
 def test_what_nobody_wants_is_let_go_when_it_is_brought(stage: Stage) -> None:
@@ -455,13 +510,13 @@ def test_a_reader_that_comes_back_gets_what_it_has_missed(stage: Stage) -> None:
 
 def test_a_job_that_is_cleaned_away_meanwhile_does_no_harm(stage: Stage) -> None:
     run, other = stage.wanted(b"one\n"), stage.wanted(b"one\n")
-    stage.lend()
+    stage.lend_all()
     assert stage.store.finish(run.attempt, "succeeded", 0)
     assert stage.store.clean(-1.0) == 1
     for one in (run, other):
         one.prints(b"two\n")
-    stage.lend(MOMENT)
-    stage.lend(SECOND)
+    stage.lend_all(MOMENT)
+    stage.lend_all(SECOND)
     assert stage.read(other).finished == b"one\ntwo\n"
 
 
@@ -498,7 +553,10 @@ def test_what_was_on_its_way_when_the_queue_went_away_is_begun_anew(
         with pytest.raises(QueueAwayError):
             stage.lend(MOMENT)
     assert descriptors() == before
+    stage.lending.rang()
     stage.lend(SECOND)
+    assert stage.read(run).edition == edition  # perhaps it was the loan that was too much for it
+    stage.lend(5.0)
     told = stage.read(run, edition, 4)
     assert (told.start, told.finished) == (0, b"one\ntwo\n")
     assert told.edition != edition
@@ -513,7 +571,7 @@ def test_a_queue_that_is_away_when_it_is_asked_is_asked_again(stage: Stage, monk
         with pytest.raises(QueueAwayError):
             stage.lend()
     run = stage.wanted(b"one\n")
-    stage.lend()
+    stage.lend(5.0)
     assert stage.read(run).finished == b"one\n"
 
 

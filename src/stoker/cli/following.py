@@ -55,9 +55,11 @@ class Follower:
                     seems_whole = False
                 if silent and any(piece):
                     piece, silent = self._first(piece), False
-                if has_ended and not (reader.is_late and time.monotonic() - asked < _LAST_OF_IT):
+                if has_ended and not reader.is_late:
                     self._screen.leave(piece)
                     return
+                if has_ended and time.monotonic() - asked >= _LAST_OF_IT:
+                    reader.give_up()
                 self._screen.show(piece)
                 heard = self._listener.wait(_LOOK_AT_FILE if reader.is_here else _LOOK_AT_QUEUE)
                 if not has_ended and (heard or time.monotonic() - asked >= _ASK_FOR_END):

@@ -4,8 +4,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stoker.errors import StokerError
 from stoker.overview.mirror import Mirror, may_be_lent
 from stoker.overview.tail_reader import TailReader, unknown
+from stoker.queue.driver import QueueAwayError
 from stoker.queue.model import Attempt
 from stoker.queue.rows import clean_text
 from stoker.runs.output_reader import OutputReader, Piece, has_output
@@ -76,6 +78,10 @@ class BorrowedReader:
             self._settle()
         return Piece(finished, self._unfinished)
 
+    def give_up(self) -> None:
+        if self.is_late:
+            self._settle_for_the_end()
+
     def close(self) -> None:
         self._mirror.close()
         if self._reader is not None:
@@ -120,7 +126,9 @@ class BorrowedReader:
             return
         try:
             self._mirror.update(self._store)
-        except OSError:  # there is no room for it here
+        except QueueAwayError:
+            raise
+        except (OSError, StokerError):  # there is no room for it here, or the database has something against it
             self._settle_for_the_end()
             return
         if self._mirror.directory is not None:

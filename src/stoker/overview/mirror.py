@@ -94,6 +94,8 @@ class Mirror:
             # For nobody else: what jobs print is their owner's.
             self._place = Path(tempfile.mkdtemp(prefix="stoker-log-"))
             self._remover = weakref.finalize(self, shutil.rmtree, str(self._place), True)
+        if self.edition and self.edition != lent.edition:
+            shutil.rmtree(self._place / self.edition, ignore_errors=True)
         directory = self._place / lent.edition
         directory.mkdir(exist_ok=True)
         with (directory / "output").open("ab") as file:

@@ -32,6 +32,9 @@ class Reader(Protocol):
     def read(self) -> Piece:
         """What is new."""
 
+    def give_up(self) -> None:
+        """Waits no more for what is late: the end that the queue keeps has to do."""
+
     def close(self) -> None: ...
 
 

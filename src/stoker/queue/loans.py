@@ -15,6 +15,8 @@ KEPT: Final = 60.0
 _MOST_PIECES: Final = 8
 # A line may be of any length; a row should not.
 _LONGEST_PIECE: Final = 2**20
+# What is deleted at once, by somebody who has other things to do.
+_MOST_FORGOTTEN: Final = 16
 
 
 def ask(driver: Driver, attempt: str, seconds: float) -> list[Row]:
@@ -44,8 +46,8 @@ def lend(driver: Driver, attempt: str, lent: Lent) -> bool:
     }
     if not driver.fetch("lend", state):
         return False
-    if lent.start == 0:
-        driver.fetch("take back other editions", of)
+    if lent.finished or lent.start == 0:
+        driver.fetch("take back other editions", {**of, "most": _MOST_FORGOTTEN})
     for begin in range(0, len(lent.finished), _LONGEST_PIECE):
         data = lent.finished[begin : begin + _LONGEST_PIECE]
         driver.fetch("lend piece", {**of, "start": lent.start + begin, "data": data})
@@ -55,7 +57,7 @@ def lend(driver: Driver, attempt: str, lent: Lent) -> bool:
 def take_back(driver: Driver, attempt: str) -> None:
     """Whoever reads it has to do with what the queue keeps."""
     driver.fetch("take back", {"attempt": attempt})
-    driver.fetch("take back other editions", {"attempt": attempt, "edition": ""})
+    driver.fetch("take back other editions", {"attempt": attempt, "edition": "", "most": _MOST_FORGOTTEN})
 
 
 def lent(driver: Driver, attempt: str, edition: str, start: int) -> Lent | None:
@@ -82,6 +84,9 @@ def lent(driver: Driver, attempt: str, edition: str, start: int) -> Lent | None:
     return None
 
 
-def end(driver: Driver) -> None:
-    """Forgets what nobody wants any more."""
-    driver.fetch("end loans", {"seconds": KEPT})
+def end(driver: Driver) -> bool:
+    """Forgets some of what nobody has wanted for a while. False when there is more of it."""
+    if len(driver.fetch("forget pieces", {"seconds": KEPT, "most": _MOST_FORGOTTEN})) == _MOST_FORGOTTEN:
+        return False
+    driver.fetch("forget loans", {"seconds": KEPT})
+    return True

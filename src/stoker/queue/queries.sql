@@ -504,7 +504,8 @@ WHERE attempt_id = :attempt AND until > {now} AND (edition = :edition OR :start 
 UPDATE stoker_loans SET edition = '' WHERE attempt_id = :attempt
 
 -- take back other editions --
-DELETE FROM stoker_lent WHERE attempt_id = :attempt AND edition <> :edition
+DELETE FROM stoker_lent WHERE (attempt_id, edition, start) IN (
+  SELECT attempt_id, edition, start FROM stoker_lent WHERE attempt_id = :attempt AND edition <> :edition LIMIT :most)
 
 -- lend piece --
 INSERT INTO stoker_lent (attempt_id, edition, start, data) VALUES (:attempt, :edition, :start, :data)
@@ -516,5 +517,11 @@ SELECT edition, size, unfinished, behind, complete FROM stoker_loans WHERE attem
 SELECT start, data FROM stoker_lent WHERE attempt_id = :attempt AND edition = :edition AND start >= :start
 ORDER BY start LIMIT :most
 
--- end loans --
+-- forget pieces --
+DELETE FROM stoker_lent WHERE (attempt_id, edition, start) IN (
+  SELECT p.attempt_id, p.edition, p.start FROM stoker_loans l CROSS JOIN stoker_lent p
+  WHERE l.until < {now} - :seconds AND p.attempt_id = l.attempt_id LIMIT :most)
+RETURNING start
+
+-- forget loans --
 DELETE FROM stoker_loans WHERE until < {now} - :seconds

@@ -136,6 +136,7 @@ CREATE TABLE stoker_notices (
   told DOUBLE PRECISION NOT NULL
 );
 
+-- 3 --
 CREATE TABLE stoker_loans (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
   until DOUBLE PRECISION NOT NULL,

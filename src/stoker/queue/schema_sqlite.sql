@@ -134,6 +134,7 @@ CREATE TABLE stoker_notices (
   told REAL NOT NULL
 ) WITHOUT ROWID;
 
+-- 3 --
 CREATE TABLE stoker_loans (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
   until REAL NOT NULL,

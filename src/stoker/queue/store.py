@@ -270,9 +270,9 @@ class Store:
         """What was lent of it behind the first `start` bytes of this edition. None: nobody lends it yet."""
         return loans.lent(self._driver, attempt, edition, start)
 
-    def end_loans(self) -> None:
-        """Forgets those that nobody has wanted for a while."""
-        loans.end(self._driver)
+    def end_loans(self) -> bool:
+        """Forgets some of those that nobody has wanted for a while. False when there are more."""
+        return self._driver.transaction(lambda: loans.end(self._driver))
 
     def write_finding(self, attempt: str, finding: Finding) -> bool:
         """Keeps what is known of an attempt; what is empty leaves what was written before. False: no such attempt."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import math
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,7 +24,7 @@ from stoker.errors import StokerError
 from stoker.overview.log_lines import LogLines, News, Row, first_file, place_of
 from stoker.overview.mirror import Mirror, may_be_lent
 from stoker.overview.outputs import OutputReader, TailReader
-from stoker.queue import Store
+from stoker.queue import QueueAwayError, Store
 from stoker.queue.model import ENDED, Attempt
 from stoker.web.desk import Desk
 from stoker.web.log_steps import Steps
@@ -41,6 +42,8 @@ _LENT_WITHIN: Final = 3.0
 _LOOK_FOR_LOAN: Final = 0.1
 # The last of an output is brought within this after its end, or its worker is gone.
 _LAST_LENT_WITHIN: Final = 10.0
+# So many outputs of other machines are brought here for downloads at the same time: each may have a hundred megabytes.
+_MOST_BORROWED: Final = 4
 # A phone that loses its connection for a moment finds the same reader again.
 _LINGER: Final = 30.0
 # Both bounds hold for what is kept for followers that are a little behind.
@@ -207,7 +210,9 @@ class Channel:
         if news is not None and news.is_behind:
             return 0.0
         if news is None or (self._mirror is not None and self._mirror.is_behind):
-            return 0.0 if time.monotonic() - self._brought_at < _LOOK_FOR_LOAN else _LOOK_FOR_LOAN
+            silent_for = time.monotonic() - self._brought_at
+            if news is None or silent_for < _LENT_WITHIN:
+                return 0.0 if silent_for < _LOOK_FOR_LOAN else _LOOK_FOR_LOAN
         return _LOOK_AT_FILE if self._is_here else _LOOK_AT_QUEUE
 
     async def _ask_for_ending(self) -> Ending | None:
@@ -231,9 +236,9 @@ class Channel:
             # It may run here, and have printed nothing before.
             directory = await self._in_thread(lambda: place_of(self._home, self._attempt))
             if directory is not None:
+                await self._begin(directory, None)
                 self._is_here = True
                 self._stop_borrowing()
-                await self._begin(directory, None)
         if not self._is_here and not await self._look_elsewhere():
             return None
         assert self._lines is not None and self._steps is not None  # noqa: S101, PT018 - both were begun above
@@ -262,7 +267,13 @@ class Channel:
         """For a thread of the desk."""
         mirror = self._mirror
         if mirror is not None:
-            mirror.update(store)
+            try:
+                mirror.update(store)
+            except QueueAwayError:
+                raise
+            except (StokerError, OSError):
+                # There is no room for it here, or the database has something against it: its end has to do.
+                self._stop_borrowing()
             if self._brought != (brought := (mirror.edition, mirror.size)):
                 self._brought, self._brought_at = brought, time.monotonic()
             if mirror.edition and (mirror.edition == self.epoch or not mirror.is_behind):
@@ -345,6 +356,8 @@ class Channels:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="logs")
         self._open: dict[str, Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.borrowing = threading.BoundedSemaphore(_MOST_BORROWED)
+        """Held by each download of an output on another machine: it is brought here as a whole."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -363,6 +376,11 @@ class Channels:
     async def in_thread(self, work: Callable[[], T]) -> T:
         """For what reads files here."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def later(self, work: Callable[[], None]) -> None:
+        """For what only tidies up."""
+        with contextlib.suppress(RuntimeError):  # the server ends, and the process takes it along
+            self._threads.submit(work)
 
     def steps(self, close: Callable[[], None]) -> Steps:
         """For what reads a file bit by bit; `close` closes it."""

@@ -14,10 +14,11 @@ from typing import Annotated, Final, NamedTuple
 from fastapi import APIRouter, FastAPI, Header, HTTPException, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, StokerError
 from stoker.overview.log_lines import STEP, place_of
 from stoker.overview.mirror import Mirror, may_be_lent
 from stoker.overview.outputs import OutputReader
+from stoker.queue.driver import QueueAwayError
 from stoker.queue.model import ENDED, ID, Attempt, Job
 from stoker.web.house import House, house_of, visitor_of
 from stoker.web.log_channel import Channels
@@ -134,25 +135,35 @@ async def find_output(house: House, channels: Channels, attempt: Attempt) -> Fou
     directory = await channels.in_thread(lambda: place_of(house.config.home, attempt))
     if directory is not None:
         return Found(directory, lambda: None)
+    if not channels.borrowing.acquire(blocking=False):
+        return None
     mirror = Mirror(attempt.id)
-    try:
-        if await house.desk.ask(lambda store: may_be_lent(store, attempt)) and await _is_lent(house, mirror):
-            borrowed = mirror.directory
-            return None if borrowed is None else Found(borrowed, mirror.close)
-    except BaseException:
+
+    def close() -> None:
         mirror.close()
+        channels.borrowing.release()
+
+    borrowed = None
+    try:
+        if await house.desk.ask(lambda store: may_be_lent(store, attempt)) and await _is_lent(house, mirror, attempt):
+            borrowed = mirror.directory
+    except QueueAwayError:
         raise
-    mirror.close()
-    return None
+    except (StokerError, OSError):
+        return None  # there is no room for it here, or the database has something against it
+    finally:
+        if borrowed is None:
+            channels.later(close)
+    return None if borrowed is None else Found(borrowed, lambda: channels.later(close))
 
 
-async def _is_lent(house: House, mirror: Mirror) -> bool:
+async def _is_lent(house: House, mirror: Mirror, attempt: Attempt) -> bool:
     """Once all of it is here that there is now, or somebody was waited for in vain."""
     ends = time.monotonic() + _LENT_WITHIN
     while True:
         before = mirror.size
         await house.desk.ask(mirror.update)
-        if mirror.edition and not mirror.is_behind:
+        if mirror.is_complete or (mirror.edition and not mirror.is_behind and attempt.outcome is None):
             return True
         if mirror.size > before:
             ends = time.monotonic() + _LENT_WITHIN

@@ -5,6 +5,7 @@ same.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -18,6 +19,12 @@ from stoker.web.visitor import Role
 
 # Pages that are only open wait for each other: what people do must find a free thread at the desk.
 _LOOKS_AT_ONCE: Final = 2
+
+# A look that takes longer, such as one for a tag that tens of thousands of jobs have, gets only so much of the time,
+# but what it found is soon looked for again.
+_DEAR: Final = 0.1
+_SHARE: Final = 0.1
+_LONGEST_KEPT: Final = 10.0
 
 Events = dict[str, str]
 """Server-sent events, by the section that they bring."""
@@ -63,6 +70,8 @@ class Looks:
     def __init__(self) -> None:
         self._version = -1
         self._looks: dict[Hashable, asyncio.Task[Events]] = {}
+        self._dear: dict[Hashable, tuple[float, Events]] = {}
+        """What took long to find, and until when it is good enough, in monotonic seconds."""
         self._turns = asyncio.Semaphore(_LOOKS_AT_ONCE)
 
     async def events(
@@ -71,15 +80,23 @@ class Looks:
         """What `sections` finds, or has found for somebody else who asked for the same."""
         if version != self._version:
             self._version, self._looks = version, {}
+            self._dear = {one: kept for one, kept in self._dear.items() if kept[0] > time.monotonic()}
+        if which in self._dear:
+            return self._dear[which][1]
         look = self._looks.get(which)
         if look is None:
-            look = self._looks[which] = asyncio.create_task(self._look(sections))
+            look = self._looks[which] = asyncio.create_task(self._look(which, sections))
             look.add_done_callback(_ask_why)
         return await asyncio.shield(look)
 
-    async def _look(self, sections: Callable[[], Awaitable[Mapping[str, str]]]) -> Events:
+    async def _look(self, which: Hashable, sections: Callable[[], Awaitable[Mapping[str, str]]]) -> Events:
         async with self._turns:
-            return {name: event(name, html) for name, html in (await sections()).items()}
+            begun = time.monotonic()
+            found = {name: event(name, html) for name, html in (await sections()).items()}
+            took = time.monotonic() - begun
+        if took > _DEAR:
+            self._dear[which] = time.monotonic() + min(took / _SHARE, _LONGEST_KEPT), found
+        return found
 
 
 def _ask_why(look: "asyncio.Task[Events]") -> None:

@@ -169,7 +169,7 @@ class WorkerLoop:
             self._tell_usage(store)
             self._lending.lend(store)
             store.settle()
-            self._tidy(store)
+            self._tidy()
         except StokerError as error:
             self._acknowledge()
             self._lose_queue(error)
@@ -337,10 +337,9 @@ class WorkerLoop:
             engagement.excerpt.deliver(store)
         self._output_at = time.monotonic() + _OUTPUT_EVERY
 
-    def _tidy(self, store: Store) -> None:
+    def _tidy(self) -> None:
         if time.monotonic() >= self._tidy_at:
             self._home.tidy()
-            store.end_loans()
             self._tidy_at = time.monotonic() + _TIDY_EVERY
 
     def _tell_end(self, engagement: Engagement, accepted: bool) -> None:

@@ -18,7 +18,8 @@ from stoker.queue.store import Store
 from stoker.web.api.answers import TEXT, answer, found, problems_listed, text_listed
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
-from stoker.web.house import house_of
+from stoker.web.house import House, house_of
+from stoker.web.log_channel import Channels
 from stoker.web.logs import channels_of, find_output, output_of
 from stoker.web.problems import NotFoundError
 
@@ -115,17 +116,28 @@ async def get_log(
     """All of it, from whatever machine has it; where that is gone, its end, which the queue keeps."""
     house, channels = house_of(request), channels_of(request)
     attempt = await house.desk.ask(lambda store: _attempt(store, job, number))
-    found = await find_output(house, channels, attempt)
-    if found is None:
+    if lines is not None and (kept := await _kept_lines(house, channels, attempt, lines)) is not None:
+        return kept
+    whole = await find_output(house, channels, attempt)
+    if whole is None:
         tail = await house.desk.ask(lambda store: store.log(attempt.id))
         return _text(last_lines(TailReader(lambda: tail).read(), lines), "end")
     if lines is None:
-        text = _decoded(output_of(channels, found))
+        text = _decoded(output_of(channels, whole))
         return StreamingResponse(text, headers={EXTENT: "whole"}, media_type=TEXT)
     try:
-        return _text(last_lines(await channels.in_thread(lambda: _end_of(found.directory)), lines), "whole")
+        return _text(last_lines(await channels.in_thread(lambda: _end_of(whole.directory)), lines), "whole")
     finally:
-        found.close()
+        whole.close()
+
+
+async def _kept_lines(house: House, channels: Channels, attempt: Attempt, count: int) -> Response | None:
+    """The last lines of an output elsewhere, if the queue has so many: then nobody need bring all of it."""
+    if await channels.in_thread(lambda: place_of(house.config.home, attempt)) is not None:
+        return None
+    tail = await house.desk.ask(lambda store: store.log(attempt.id))
+    # One more: the first line there may lack its beginning.
+    return _text(last_lines(TailReader(lambda: tail).read(), count), "end") if tail.count("\n") > count else None
 
 
 def _text(piece: Piece, extent: str) -> Response:
