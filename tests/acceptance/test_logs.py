@@ -15,7 +15,7 @@ from stoker.queue import Attempt, Store
 from stoker.runs.output import OutputLog
 from tests.support.attempts import WORKER, be_there, place_of, run, start, submit
 from tests.support.command import stoker, stoker_command
-from tests.support.lender import Lender
+from tests.support.lender import Lender, borrowed_in
 from tests.support.waiting import wait_for
 
 
@@ -124,11 +124,7 @@ def lender(queue: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Len
 
 @pytest.fixture
 def borrowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where what is borrowed is kept, as long as it is."""
-    place = tmp_path / "borrowed"
-    place.mkdir()
-    monkeypatch.setenv("TMPDIR", str(place))
-    return place
+    return borrowed_in(tmp_path / "borrowed", monkeypatch)
 
 
 def many_lines(begin: int, end: int) -> str:

@@ -4,50 +4,42 @@ import asyncio
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from stoker.errors import StokerError
 from stoker.overview.mirror import Mirror
 from stoker.queue import Store, init_queue
-from stoker.queue.model import Lent, View
+from stoker.queue.model import Lent
 from stoker.web import log_channel, logs
-from stoker.worker import lending
-from stoker.worker.home import Home
+from tests.support.attempts import WORKER, be_there
+from tests.support.lender import Lender, borrowed_in
 from tests.support.log_place import Place
-
-WORKER = "w-1"
-
-
-class FarHome:
-    """The machine that ran it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def is_own(self, worker: str) -> bool:
-        return worker == "w"
 
 
 class Far(Place):
     """Its worker was heard of just now, and lends while it `works`."""
 
+    def __init__(self, store: Store, home: Path, far: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(store, home, far)
+        self._lender = Lender(far, monkeypatch)
+        found = store.attempt(self.attempt)
+        assert found is not None
+        self._found = found
+        self._lender.place_of(found)
+        self.prints(b"")
+
     @contextlib.asynccontextmanager
     async def works(self) -> AsyncIterator[None]:
         async def lend() -> None:
-            lender = lending.Lending(cast(Home, FarHome(self.directory.parents[1])))
-            try:
-                while True:
-                    lender.rang()
-                    lender.lend(self.store)
-                    await asyncio.sleep(0.01)
-            finally:
-                lender.forget_all()
+            while True:
+                self._lender.lend(self.store)
+                await asyncio.sleep(0.01)
 
+        self._lender.start_anew()
         work = asyncio.create_task(lend())
         try:
             yield
@@ -55,31 +47,24 @@ class Far(Place):
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await work
+            self._lender.close()
 
     def end(self) -> None:
         assert self.store.finish(self.attempt, "succeeded", 0)
-        (self.directory / "attempt.json").rename(self.directory / "delivered.json")
+        self._lender.end(self._found)
 
 
 @pytest.fixture
 def borrowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where what is borrowed is kept."""
-    place = tmp_path / "borrowed"
-    place.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    return place
+    return borrowed_in(tmp_path / "borrowed", monkeypatch)
 
 
 @pytest.fixture
 def far(tmp_path: Path, borrowed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
-    monkeypatch.setattr(lending, "_ASK_EVERY", 0.02)
-    monkeypatch.setattr(lending, "_LEND_EVERY", 0.02)
     monkeypatch.setattr(log_channel, "_LOOK_AT_QUEUE", 0.05)
     with init_queue() as store:
-        store.heartbeat(WORKER, "far", View())
-        found = Far(store, Path(os.environ["STOKER_HOME"]), tmp_path / "far")
-        found.prints(b"")
-        (found.directory / "attempt.json").write_text(json.dumps({"attempt": found.attempt}))
+        be_there(store)
+        found = Far(store, Path(os.environ["STOKER_HOME"]), tmp_path / "far", monkeypatch)
         yield found
         found.house.desk.close()
 

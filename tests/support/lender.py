@@ -1,5 +1,6 @@
 """A machine elsewhere whose worker lends outputs, without a worker."""
 
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,14 @@ from stoker.queue import Attempt, Store, open_queue
 from stoker.worker import lending
 from stoker.worker.home import Home
 from tests.support.attempts import WORKER
+
+
+def borrowed_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Has what is borrowed kept there, by this process and by those that it starts."""
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setenv("TMPDIR", str(place))
+    return place
 
 
 class FarHome:

@@ -16,6 +16,7 @@ from stoker.web.keys import Keys
 from stoker.web.log_channel import Channels
 from stoker.web.visitor import Visitor
 from tests.support.asgi_page import AsgiPage
+from tests.support.attempts import start
 
 
 class QuietBoard(Board):
@@ -44,9 +45,7 @@ class Place:
         self.app = create_app(self.house)
 
     def start(self) -> str:
-        attempt = self.store.claim(self.job, "w", [], 600.0)
-        assert attempt is not None
-        return attempt.id
+        return start(self.store, self.job).id
 
     def prints(self, data: bytes) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

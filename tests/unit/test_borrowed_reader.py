@@ -20,7 +20,7 @@ from stoker.overview.outputs import Piece
 from stoker.queue import Attempt, Store, init_queue
 from stoker.runs.output import OutputLog
 from tests.support.attempts import WORKER, be_there, start, submit
-from tests.support.lender import Lender
+from tests.support.lender import Lender, borrowed_in
 
 PATIENCE = borrowed_reader._PATIENCE
 
@@ -74,11 +74,7 @@ class Scene:
 
 @pytest.fixture
 def borrowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where what is borrowed is kept."""
-    place = tmp_path / "borrowed"
-    place.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    return place
+    return borrowed_in(tmp_path / "borrowed", monkeypatch)
 
 
 @pytest.fixture
