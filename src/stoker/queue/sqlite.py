@@ -183,9 +183,13 @@ class SqliteDriver:
             connection = sqlite3.connect(
                 f"{self._path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=BUSY_SECONDS
             )
-            # A power cut may undo the last commits, never the file; a crash of ours undoes nothing.
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute("PRAGMA foreign_keys = ON")
+            try:
+                # A power cut may undo the last commits, never the file; a crash of ours undoes nothing.
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute("PRAGMA foreign_keys = ON")
+            except BaseException:
+                connection.close()
+                raise
             self._connection = connection
         return self._connection
 
