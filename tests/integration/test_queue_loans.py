@@ -128,11 +128,12 @@ def test_a_worker_learns_all_that_it_needs_to_find_the_output(queue: Store) -> N
     again = start(queue, jobs[1], "another")
     for name in (first, second, again):
         assert queue.want_output(name, LONG)
+    assert queue.lend_output(first, Lent(edition="1", start=0))
     assert sorted(queue.wanted_outputs()) == sorted(
         [
-            Wanted(first, jobs[0], 1, f"worker of {jobs[0]}"),
-            Wanted(second, jobs[1], 1, f"worker of {jobs[1]}"),
-            Wanted(again, jobs[1], 2, "another"),
+            Wanted(first, jobs[0], 1, f"worker of {jobs[0]}", "1"),
+            Wanted(second, jobs[1], 1, f"worker of {jobs[1]}", ""),
+            Wanted(again, jobs[1], 2, "another", ""),
         ]
     )
 

@@ -62,6 +62,7 @@ def borrowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def far(tmp_path: Path, borrowed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
     monkeypatch.setattr(log_channel, "_LOOK_AT_QUEUE", 0.05)
+    monkeypatch.setattr(log_channel, "_LAST_KEPT_WITHIN", 0.2)
     with init_queue() as store:
         be_there(store)
         found = Far(store, Path(os.environ["STOKER_HOME"]), tmp_path / "far", monkeypatch)
@@ -220,6 +221,34 @@ def test_a_few_lines_are_not_brought_from_far_away_when_the_queue_has_them(far: 
         async with far.works(), far.page(f"/api/v1/jobs/{far.job}/attempts/1/log?lines=50") as page:
             await page.ended()
         assert page.body == printed(50, 100)
+        far.prints(b"the last\n")
+        far.end()
+        # What the queue has may be older than the outcome.
+        async with far.works(), far.page(f"/api/v1/jobs/{far.job}/attempts/1/log?lines=1") as page:
+            await page.ended()
+        assert page.body == b"the last\n"
+
+    played(story)
+
+
+def test_a_page_that_reads_the_end_when_a_job_ends_is_told_its_last_words_too(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_channel, "_LENT_WITHIN", 0.0)
+    monkeypatch.setattr(log_channel, "_LAST_KEPT_WITHIN", 600.0)
+    monkeypatch.setattr(log_channel, "_ASK_FOR_END", 0.05)
+
+    async def story() -> None:
+        far.store.write_log(far.attempt, "one\n")
+        async with far.page() as page:
+            await page.until(lambda: page.text == ["one"])
+            far.store.finish(far.attempt, "failed", 1)
+            await asyncio.sleep(0.3)  # the end is learned of, and the queue gets the last of the output after it
+            far.store.write_log(far.attempt, "one\nits last words\n")
+            await page.until(lambda: page.text == ["one", "its last words"])
+            monkeypatch.setattr(log_channel, "_LAST_KEPT_WITHIN", 0.0)
+            await page.ended()
+        assert page.text == ["one", "its last words"]
 
     played(story)
 

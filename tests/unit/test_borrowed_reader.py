@@ -18,6 +18,7 @@ from stoker.overview import borrowed_reader
 from stoker.overview.borrowed_reader import BorrowedReader
 from stoker.overview.outputs import Piece
 from stoker.queue import Attempt, Store, init_queue
+from stoker.queue.model import Lent
 from stoker.runs.output import OutputLog
 from tests.support.attempts import WORKER, be_there, start, submit
 from tests.support.lender import Lender, borrowed_in
@@ -404,7 +405,7 @@ def test_a_last_line_that_does_not_come_is_not_waited_for_long(
     scene.prints(b"1\n")
     follow(scene, monkeypatch, lambda: scene.store.finish(scene.attempt.id, "lost", None))
     assert capfd.readouterr() == ("1\n", "")
-    assert scene.waited < 10.0
+    assert scene.waited < 15.0
 
 
 def test_the_last_words_of_a_job_whose_worker_has_left_are_those_in_the_queue(
@@ -418,6 +419,44 @@ def test_the_last_words_of_a_job_whose_worker_has_left_are_those_in_the_queue(
     scene.prints(b"1\n")
     follow(scene, monkeypatch, end)
     assert capfd.readouterr().out == "1\nits last words\n"
+
+
+def test_a_job_that_is_over_before_anything_of_it_came_is_followed_to_its_last_line(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def end() -> None:
+        scene.prints(b"1\n2")
+        scene.store.finish(scene.attempt.id, "failed", 1)
+
+    scene.meanwhile = scene.idle  # it has no output yet, so nobody can lend it
+
+    def begin_to_work() -> None:
+        scene.meanwhile = scene.work
+
+    follow(scene, monkeypatch, scene.idle, end, scene.idle, begin_to_work, lambda: scene.lender.end(scene.attempt))
+    assert capfd.readouterr() == ("1\n2\n", "")
+
+
+def test_a_last_line_that_came_is_not_lost_to_an_older_end_in_the_queue(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scene.store.write_log(scene.attempt.id, "1\n")
+    scene.prints(b"1\n2\nresult 42")
+    follow(scene, monkeypatch, lambda: scene.store.finish(scene.attempt.id, "succeeded", 0))
+    assert capfd.readouterr().out == "1\n2\nresult 42\n"
+
+
+def test_an_output_that_grows_faster_than_it_is_lent_is_not_waited_for(scene: Scene) -> None:
+    editions = itertools.count(1)
+
+    def begin_anew() -> None:
+        lent = Lent(edition=f"{next(editions)}", start=0, finished=b"one\n", is_behind=True)
+        scene.store.lend_output(scene.attempt.id, lent)
+
+    scene.meanwhile = begin_anew
+    scene.store.write_log(scene.attempt.id, "the end\n")
+    assert scene.reader.read() == Piece(b"the end\n", b"")
+    assert scene.waited < 3.0
 
 
 def test_a_database_that_has_no_loans_has_the_end(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

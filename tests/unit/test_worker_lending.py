@@ -264,11 +264,15 @@ def test_several_outputs_are_lent_side_by_side(stage: Stage, monkeypatch: pytest
 
 def test_of_many_outputs_some_wait_until_others_are_brought(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_LENDERS", 2)
+    monkeypatch.setattr(module, "_MOST_OPEN", 3)
     before = descriptors()
     runs = [stage.wanted(b"one\n") for _ in range(5)]
     stage.lend_all()
     assert descriptors() == before + 2
     assert sum(stage.store.lent_output(run.attempt) is not None for run in runs) == 2
+    for _ in range(3):
+        stage.lend_all(SECOND)
+    assert descriptors() == before + 3
     for run in runs:
         run.ends()
     for _ in range(5):
@@ -276,6 +280,25 @@ def test_of_many_outputs_some_wait_until_others_are_brought(stage: Stage, monkey
     assert all(stage.read(run).is_complete for run in runs)
     assert descriptors() == before
     assert stage.lending.due() == stage.now + SECOND  # what is complete is looked at no more
+
+
+def test_jobs_that_are_followed_keep_nobody_else_waiting(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_LENDERS", 1)
+    for _ in range(3):
+        run = stage.wanted(b"one\n")
+        for _ in range(2):
+            stage.lend_all(SECOND)
+        assert stage.read(run).finished == b"one\n"
+
+
+def test_a_reader_that_comes_right_after_another_one_left_gets_a_silent_job_too(stage: Stage) -> None:
+    run = stage.wanted(b"one\n")
+    stage.lend_all()
+    stage.forget_wish(run)
+    stage.store.want_output(run.attempt, LONG)
+    assert stage.store.lent_output(run.attempt) is None
+    stage.lend_all(SECOND)
+    assert stage.read(run).finished == b"one\n"
 
 
 def test_the_queue_is_not_filled_by_what_many_want(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ _LOOK_AT_QUEUE: Final = 0.3
 _ASK_FOR_END: Final = 1.0
 # What another machine lends comes twice a second. A worker that was stopped meanwhile is not waited for.
 _LAST_OF_IT: Final = 5.0
+# The end that the queue keeps is written shortly after the outcome.
+_LAST_KEPT: Final = 2.0
 
 
 class Follower:
@@ -55,7 +57,7 @@ class Follower:
                     seems_whole = False
                 if silent and any(piece):
                     piece, silent = self._first(piece), False
-                if has_ended and not reader.is_late:
+                if has_ended and not reader.is_late and not self._may_come(reader, attempt, asked):
                     self._screen.leave(piece)
                     return
                 if has_ended and time.monotonic() - asked >= _LAST_OF_IT:
@@ -69,6 +71,11 @@ class Follower:
         finally:
             reader.close()
             self._screen.pause()
+
+    def _may_come(self, reader: Reader, attempt: Attempt, learned: float) -> bool:
+        """Whether the queue may not have the last of an attempt yet whose end was learned of just now."""
+        is_kept = reader.is_whole or attempt.outcome is not None
+        return not is_kept and time.monotonic() - learned < _LAST_KEPT
 
     def _first(self, piece: Piece) -> Piece:
         """The first that is shown of an attempt; of the first attempt, no more lines than were asked for."""

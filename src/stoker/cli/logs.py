@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from stoker.cli.log_screen import LogScreen
     from stoker.overview.outputs import Piece
     from stoker.queue import Attempt, Job, Store
-
-# The queue gets the last of an output shortly after the outcome.
-_HAS_THE_LAST: Final = 10.0
 
 
 @click.command("logs")
@@ -119,9 +116,9 @@ def _read(store: "Store", attempt: "Attempt", lines: int | None) -> tuple["Piece
 
 def _kept_lines(store: "Store", attempt: "Attempt", count: int) -> "Piece | None":
     """The last so many lines of an attempt that has ended, if the queue has them: then nobody need lend it all."""
-    from stoker.overview.outputs import TailReader, last_lines
+    from stoker.overview.outputs import LAST_WITHIN, TailReader, last_lines
 
-    if attempt.ended is None or store.clock() - attempt.ended < _HAS_THE_LAST:
+    if attempt.ended is None or store.clock() - attempt.ended < LAST_WITHIN:
         return None
     end = TailReader(lambda: store.log(attempt.id)).read()
     # One more: the first line there may lack its beginning.

@@ -45,7 +45,12 @@ class BorrowedReader:
         self._is_settled = False
         """Whether the reader stays what it is."""
         self._has_begun = False
+        self._is_there = True
+        """Whether somebody may lend it."""
         self._lent_last = 0.0
+        self._progressed = 0.0
+        """When more of it came last, in monotonic seconds."""
+        self._brought = ("", 0)
         self._told = 0
         """How many bytes of finished lines."""
         self._memory = b""
@@ -62,7 +67,7 @@ class BorrowedReader:
 
     @property
     def is_late(self) -> bool:
-        return self.is_whole and not self.is_here and not self._mirror.is_complete
+        return self._is_there and not self._is_settled and not self._mirror.is_complete
 
     def read(self) -> Piece:
         if self._has_begun:
@@ -71,7 +76,10 @@ class BorrowedReader:
         else:
             self._begin()
             self._has_begun = True
-        finished, self._unfinished = self._next()
+        finished, unfinished = self._next()
+        # The end that the queue keeps may be older than what was lent: then that line is still the last.
+        is_older = self._is_settled and isinstance(self._reader, TailReader) and not finished
+        self._unfinished = unfinished or (self._unfinished if is_older else b"")
         self._told += len(finished)
         self._memory = (self._memory + finished[-_REMEMBERED:])[-_REMEMBERED:]
         if isinstance(self._reader, TailReader) and not self._is_silent():
@@ -79,7 +87,7 @@ class BorrowedReader:
         return Piece(finished, self._unfinished)
 
     def give_up(self) -> None:
-        if self.is_late:
+        if self.is_late and time.monotonic() - self._progressed >= _STALLED:
             self._settle_for_the_end()
 
     def close(self) -> None:
@@ -89,15 +97,18 @@ class BorrowedReader:
 
     def _begin(self) -> None:
         """Waits until the loan has begun, and then as long as it comes nearer to the end."""
-        is_there = may_be_lent(self._store, self._attempt)
+        self._is_there = may_be_lent(self._store, self._attempt)
         self._lent_last = time.monotonic()
         self._look()
-        progress, waited = ("", 0), 0.0
+        edition, progress, waited = "", ("", 0), 0.0
         while not self._is_settled and not self._has_caught_up():
             begun = time.monotonic()
+            if edition and self._mirror.edition != edition:
+                break  # it grows faster than it is lent, or its worker was started anew
+            edition = self._mirror.edition
             if (found := self._progress()) != progress:
                 progress, waited = found, 0.0
-            elif not is_there or waited >= (_STALLED if self._mirror.is_behind else _PATIENCE):
+            elif not self._is_there or waited >= (_STALLED if self._mirror.is_behind else _PATIENCE):
                 break
             else:
                 time.sleep(_LOOK_EVERY)
@@ -133,6 +144,8 @@ class BorrowedReader:
             return
         if self._mirror.directory is not None:
             self._lent_last = time.monotonic()
+            if self._brought != (brought := (self._mirror.edition, self._mirror.size)):
+                self._brought, self._progressed = brought, time.monotonic()
 
     def _lose_patience(self, patience: float) -> None:
         """The end has to do, when the whole has not been lent for so long."""

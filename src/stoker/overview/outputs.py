@@ -1,7 +1,7 @@
 """The output of an attempt, wherever it is: the whole of it in the file here, or as it is brought from elsewhere."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from stoker.overview.borrowed_reader import BorrowedReader
 from stoker.overview.tail_reader import TailReader
@@ -11,7 +11,21 @@ from stoker.runs.output_reader import OutputReader, Piece, has_output
 if TYPE_CHECKING:
     from stoker.queue import Store
 
-__all__ = ["OutputReader", "Piece", "Reader", "TailReader", "directory_of", "has_output", "last_lines", "reader_of"]
+__all__ = [
+    "LAST_WITHIN",
+    "OutputReader",
+    "Piece",
+    "Reader",
+    "TailReader",
+    "directory_of",
+    "has_output",
+    "last_lines",
+    "reader_of",
+]
+
+
+# So many seconds after the outcome the queue surely has the last of an output too, if its worker is there.
+LAST_WITHIN: Final = 10.0
 
 
 class Reader(Protocol):

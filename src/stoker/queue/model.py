@@ -207,6 +207,8 @@ class Wanted(NamedTuple):
     number: int
     worker: str
     """Which ran it."""
+    edition: str
+    """What readers have of it now; empty when they have none."""
 
 
 class Lent(msgspec.Struct, frozen=True, kw_only=True):

@@ -492,7 +492,7 @@ ON CONFLICT (attempt_id) DO UPDATE SET until = excluded.until,
 RETURNING attempt_id
 
 -- wanted outputs --
-SELECT a.id, a.job_id, a.number, a.worker_id FROM stoker_loans l CROSS JOIN stoker_attempts a
+SELECT a.id, a.job_id, a.number, a.worker_id, l.edition FROM stoker_loans l CROSS JOIN stoker_attempts a
 WHERE l.until > {now} AND a.id = l.attempt_id
 
 -- lend --

@@ -23,9 +23,11 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.overview.log_lines import LogLines, News, Row, first_file, place_of
 from stoker.overview.mirror import Mirror, may_be_lent
-from stoker.overview.outputs import OutputReader, TailReader
+from stoker.overview.outputs import LAST_WITHIN, OutputReader, TailReader
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.model import ENDED, Attempt
+from stoker.queue.rows import clean_text
+from stoker.runs.output import read_tail
 from stoker.web.desk import Desk
 from stoker.web.log_steps import Steps
 
@@ -42,6 +44,12 @@ _LENT_WITHIN: Final = 3.0
 _LOOK_FOR_LOAN: Final = 0.1
 # The last of an output is brought within this after its end, or its worker is gone.
 _LAST_LENT_WITHIN: Final = 10.0
+# The same of the end that the queue keeps.
+_LAST_KEPT_WITHIN: Final = 3.0
+# More than the queue keeps, so that what it keeps is found there.
+_LONGEST_TAIL: Final = 256 * 1024
+# Before so many seconds are over a page that is empty waits for an output that is long; then it shows the end.
+_EMPTY_FOR: Final = 8.0
 # So many outputs of other machines are brought here for downloads at the same time: each may have a hundred megabytes.
 _MOST_BORROWED: Final = 4
 # A phone that loses its connection for a moment finds the same reader again.
@@ -80,10 +88,12 @@ class Channel:
         """Of an output elsewhere; None when nobody lends it any more."""
         self._patience: float | None = None
         """Until when somebody may begin to lend it, in monotonic seconds; None before it was asked for."""
+        self._since = time.monotonic()
         self._brought = ("", 0)
         self._brought_at = 0.0
         """How much of which edition the mirror had when something came last, and when that was."""
         self._tail = ""
+        self._ended_long_ago = False
         self._rows: deque[Row] = deque()
         self._letters = 0
         self._news = asyncio.Event()
@@ -187,7 +197,7 @@ class Channel:
                 news = await self._look()
                 if news is not None:
                     self._take(news, "")
-                    if ending is not None and self._has_all(news, ended):
+                    if ending is not None and await self._has_all(news, ended):
                         self.ending = ending
                         return
                 pause = self._pause(news)
@@ -195,24 +205,36 @@ class Channel:
                 self._take(None, str(error))
             await asyncio.sleep(pause)
 
-    def _has_all(self, news: News, ended: float) -> bool:
-        """Whether this is the last of an attempt that has ended."""
+    async def _has_all(self, news: News, ended: float) -> bool:
+        """Whether this is the last of an attempt of whose end we learned then."""
         if news.is_behind:
             return False
-        if self._is_here or self._directory is None or self._mirror is None or self._mirror.is_complete:
+        silent_for = time.monotonic() - max(ended, self._brought_at)
+        if self._is_here:
             return True
-        if time.monotonic() - ended > _LAST_LENT_WITHIN:
+        if self._directory is None or self._mirror is None:
+            return not self._is_on_its_way() and (self._ended_long_ago or silent_for > _LAST_KEPT_WITHIN)
+        if self._mirror.is_complete:
+            return True
+        if silent_for > _LAST_LENT_WITHIN:
+            output = self._directory / "output"
+            tail = await self._desk.ask(lambda store: store.log(self._attempt.id))
+            if tail in await self._in_thread(lambda: clean_text(read_tail(output, _LONGEST_TAIL))):
+                return True
             self._stop_borrowing()  # its last words are in the queue
         return False
+
+    def _is_on_its_way(self) -> bool:
+        """Whether more of an output elsewhere is being brought."""
+        is_behind = self._mirror is not None and self._mirror.is_behind
+        return is_behind and time.monotonic() - self._brought_at < _LENT_WITHIN
 
     def _pause(self, news: News | None) -> float:
         """How long to rest before the next look."""
         if news is not None and news.is_behind:
             return 0.0
-        if news is None or (self._mirror is not None and self._mirror.is_behind):
-            silent_for = time.monotonic() - self._brought_at
-            if news is None or silent_for < _LENT_WITHIN:
-                return 0.0 if silent_for < _LOOK_FOR_LOAN else _LOOK_FOR_LOAN
+        if news is None or self._is_on_its_way():
+            return 0.0 if time.monotonic() - self._brought_at < _LOOK_FOR_LOAN else _LOOK_FOR_LOAN
         return _LOOK_AT_FILE if self._is_here else _LOOK_AT_QUEUE
 
     async def _ask_for_ending(self) -> Ending | None:
@@ -228,6 +250,7 @@ class Channel:
             return Ending("forgotten", "it was removed from the queue", again=False)
         if found.outcome is None:
             return None
+        self._ended_long_ago = found.ended is not None and store.clock() - found.ended > LAST_WITHIN
         return Ending(found.outcome, found.sentence, again=store.job(found.job).state not in ENDED)
 
     async def _look(self) -> News | None:
@@ -254,9 +277,10 @@ class Channel:
             if not mirror.is_behind:
                 await self._begin(mirror.directory, mirror.edition)
                 return True
-            if time.monotonic() - self._brought_at < _LENT_WITHIN:
+            is_empty = self._lines is None
+            if self._is_on_its_way() and not (is_empty and time.monotonic() - self._since > _EMPTY_FOR):
                 # Not before all of it is here: thousands of lines would pass by.
-                return self._lines is not None
+                return not is_empty
         elif mirror is not None and self._lines is None and time.monotonic() < (self._patience or 0.0):
             return False
         if self._lines is None or self._directory is not None:
@@ -274,10 +298,11 @@ class Channel:
             except (StokerError, OSError):
                 # There is no room for it here, or the database has something against it: its end has to do.
                 self._stop_borrowing()
-            if self._brought != (brought := (mirror.edition, mirror.size)):
-                self._brought, self._brought_at = brought, time.monotonic()
-            if mirror.edition and (mirror.edition == self.epoch or not mirror.is_behind):
-                return
+            else:
+                if self._brought != (brought := (mirror.edition, mirror.size)):
+                    self._brought, self._brought_at = brought, time.monotonic()
+                if mirror.edition and (mirror.edition == self.epoch or not mirror.is_behind):
+                    return
         if self._patience is None:
             self._patience = time.monotonic() + _LENT_WITHIN if may_be_lent(store, self._attempt) else 0.0
         self._tail = store.log(self._attempt.id)

@@ -160,9 +160,13 @@ async def find_output(house: House, channels: Channels, attempt: Attempt) -> Fou
 async def _is_lent(house: House, mirror: Mirror, attempt: Attempt) -> bool:
     """Once all of it is here that there is now, or somebody was waited for in vain."""
     ends = time.monotonic() + _LENT_WITHIN
+    edition = ""
     while True:
         before = mirror.size
         await house.desk.ask(mirror.update)
+        if edition and mirror.edition != edition:
+            return False  # it grows faster than it is lent, or its worker was started anew
+        edition = mirror.edition
         if mirror.is_complete or (mirror.edition and not mirror.is_behind and attempt.outcome is None):
             return True
         if mirror.size > before:

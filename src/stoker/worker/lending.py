@@ -29,6 +29,8 @@ _LEND_EVERY: Final = 0.5
 _STEP: Final = 256 * 1024
 # Who wants to read more than these at once waits until others are brought.
 _MOST_LENDERS: Final = 8
+# Those that are brought as far as they go, and go on as their jobs do: each has a file open.
+_MOST_OPEN: Final = 64
 # All together in the queue, finished ones too.
 _MOST_LENT: Final = 512 * 2**20
 # More than anybody reads, and than a queue should have to carry: of such an output others see the end.
@@ -104,6 +106,9 @@ class Lending:
             self._forget(attempt)
             self._end_at = min(self._end_at, self._asked + KEPT + 1.0)
         for attempt, one in wanted.items():
+            if attempt in self._lenders and not self._lenders[attempt].is_known_as(one.edition):
+                # Nobody wanted it for a moment, and whoever wants it now was to begin anew.
+                self._forget(attempt)
             if attempt in self._lenders or attempt in self._refused or not self._has_room():
                 continue
             directory = self._home.directory / "attempts" / f"{one.job}-{one.number}"
@@ -113,9 +118,11 @@ class Lending:
         self._ask_at = self._asked + _ASK_EVERY if wanted else math.inf
 
     def _has_room(self) -> bool:
-        on_their_way = [lender for lender in self._lenders.values() if not lender.is_done]
-        lent = sum(lender.size for lender in self._lenders.values())
-        return len(on_their_way) < _MOST_LENDERS and lent < _MOST_LENT
+        lenders = self._lenders.values()
+        on_their_way = sum(lender.is_behind for lender in lenders)
+        open_ones = sum(not lender.is_done for lender in lenders)
+        lent = sum(lender.size for lender in lenders)
+        return on_their_way < _MOST_LENDERS and open_ones < _MOST_OPEN and lent < _MOST_LENT
 
     def _forget(self, attempt: str) -> None:
         self._lenders.pop(attempt).close()
@@ -138,6 +145,14 @@ class _Lender:
     def size(self) -> int:
         """What the queue has of it, in bytes."""
         return 0 if self._told is None else self._told.size
+
+    @property
+    def is_behind(self) -> bool:
+        return self._told is None or self._told.is_behind
+
+    def is_known_as(self, edition: str) -> bool:
+        """Whether readers have what was told of it."""
+        return self._told is None or edition == self._edition
 
     @property
     def is_done(self) -> bool:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from stoker.overview.log_lines import STEP, place_of
-from stoker.overview.outputs import OutputReader, Piece, TailReader, last_lines
+from stoker.overview.outputs import LAST_WITHIN, OutputReader, Piece, TailReader, last_lines
 from stoker.queue.model import Attempt
 from stoker.queue.store import Store
 from stoker.web.api.answers import TEXT, answer, found, problems_listed, text_listed
@@ -135,7 +135,9 @@ async def _kept_lines(house: House, channels: Channels, attempt: Attempt, count:
     """The last lines of an output elsewhere, if the queue has so many: then nobody need bring all of it."""
     if await channels.in_thread(lambda: place_of(house.config.home, attempt)) is not None:
         return None
-    tail = await house.desk.ask(lambda store: store.log(attempt.id))
+    tail, now = await house.desk.ask(lambda store: (store.log(attempt.id), store.clock()))
+    if attempt.ended is not None and now - attempt.ended < LAST_WITHIN:
+        return None
     # One more: the first line there may lack its beginning.
     return _text(last_lines(TailReader(lambda: tail).read(), count), "end") if tail.count("\n") > count else None
 
