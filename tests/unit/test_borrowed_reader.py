@@ -431,6 +431,7 @@ def test_a_job_that_is_over_before_anything_of_it_came_is_followed_to_its_last_l
     scene.meanwhile = scene.idle  # it has no output yet, so nobody can lend it
 
     def begin_to_work() -> None:
+        scene.waited += PATIENCE
         scene.meanwhile = scene.work
 
     follow(scene, monkeypatch, scene.idle, end, scene.idle, begin_to_work, lambda: scene.lender.end(scene.attempt))
