@@ -129,7 +129,7 @@ def test_a_worker_that_is_away_for_a_while_costs_no_line(far: Far, monkeypatch: 
             for end in (5010, 5020):  # lent from the beginning each time, by another worker
                 far.prints(printed(end - 10, end))
                 async with far.works():
-                    await page.until(lambda upto=end: page.text == shown(0, upto))  # type: ignore[misc]
+                    await page.until(lambda upto=end: page.text == shown(0, upto))  # type: ignore[misc]  # bound now
             assert len(page.heard("begin")) == 3
 
     played(story)

@@ -181,8 +181,7 @@ class Channel:
             self._publish()
             if self._steps is not None:
                 self._steps.close()
-            if self._mirror is not None:
-                self._threads.submit(self._mirror.close)
+            self._stop_borrowing()
 
     async def _run(self) -> None:
         ending: Ending | None = None
