@@ -286,8 +286,10 @@ def test_the_idle_exit_code_can_be_chosen() -> None:
 
 
 def test_a_dry_run_says_when_and_does_nothing() -> None:
-    code, said = run_until_said(*QUICK, "--dry-run", words="would stop the job now", more="sleep 0.5; exit 3")
+    options = (*QUICK, "--dry-run", "--warn-at", "10%")
+    code, said = run_until_said(*options, words="would stop the job now", more="sleep 0.5; exit 3")
     assert code == 3
+    assert "is stopped" not in said
     assert said.count("would stop the job now") == 1
 
 

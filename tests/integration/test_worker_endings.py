@@ -55,7 +55,8 @@ def test_a_job_is_stopped_at_its_time_limit(site: WorkSite) -> None:
 
 
 def test_a_hung_job_frees_its_gpu_and_its_report_is_kept(site: WorkSite) -> None:
-    hung = site.submit("exec stoker sim load --phase idle", gpus=1, policy=IDLE_AT_ONCE)
+    command = "echo loss 0.3; echo warned >&2; exec stoker sim load --phase idle"
+    hung = site.submit(command, gpus=1, policy=IDLE_AT_ONCE)
     site.work("--gpus", "0")
     found = site.wait_until(hung, "failed")
     assert found.exit_code == 124
@@ -66,6 +67,8 @@ def test_a_hung_job_frees_its_gpu_and_its_report_is_kept(site: WorkSite) -> None
     assert found.sentence in shown
     assert "sim load" in report
     assert report.splitlines()[0] in shown
+    assert "Captured output:\n\n```text\nloss 0.3\nwarned\n" in report
+    assert f"`stoker edit {hung} --for 2h`, then `stoker retry {hung}`" in report
 
 
 def test_a_busy_job_is_left_alone_under_the_same_rule(site: WorkSite) -> None:

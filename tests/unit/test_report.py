@@ -2,9 +2,11 @@
 
 import os
 import re
+import subprocess
 import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -13,15 +15,18 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from stoker.cli import edit, run, submit
 from stoker.gpus.model import Look, Maybe, Unknown, known
+from stoker.runs.causes import CAUSES
 from stoker.runs.evidence import Evidence
-from stoker.runs.hints import hints
+from stoker.runs.hints import hints, options_of
 from stoker.runs.markdown import prose
 from stoker.runs.members import Member
 from stoker.runs.report import brief, render
 from stoker.runs.stacks import NOT_INSTALLED, NOT_PYTHON, Frame, Stack, Thread, parse_dump
-from stoker.runs.transcript import harmless, output_tail
+from stoker.runs.transcript import Output, harmless, last_outputs, output_tail
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
+from tests.support.waiting import wait_for
 
 SITE = "/opt/conda/lib/python3.11/site-packages"
 STDLIB = "/opt/conda/lib/python3.11"
@@ -30,6 +35,31 @@ WORKER_LOOP = f"_worker_loop {SITE}/torch/utils/data/_utils/worker.py:275"
 LOADER = f"_next_data {SITE}/torch/utils/data/dataloader.py:1327"
 ALL_REDUCE = f"all_reduce {SITE}/torch/distributed/distributed_c10d.py:2501"
 TRAIN = "main /home/alice/bert/train.py:30"
+# What py-spy shows of a child of multiprocessing that was forked: the calls of its parent are below its own.
+FORKED_WORKER = [
+    "work /home/alice/bert/worker.py:5",
+    f"BaseProcess.run {STDLIB}/multiprocessing/process.py:108",
+    f"BaseProcess._bootstrap {STDLIB}/multiprocessing/process.py:314",
+    f"Popen._launch {STDLIB}/multiprocessing/popen_fork.py:71",
+    f"BaseProcess.start {STDLIB}/multiprocessing/process.py:121",
+    TRAIN,
+]
+ASYNCIO_EVENT = [
+    f"EpollSelector.select {STDLIB}/selectors.py:468",
+    f"BaseEventLoop._run_once {STDLIB}/asyncio/base_events.py:1884",
+    f"BaseEventLoop.run_forever {STDLIB}/asyncio/base_events.py:607",
+    f"run {STDLIB}/asyncio/runners.py:190",
+    TRAIN,
+]
+CELL = f"do_execute {SITE}/ipykernel/ipkernel.py:420"
+FALSE_HERE = {
+    "It waits for its own threads or child processes to end",
+    "It waits for the network",
+    "It waits in a collective operation that other ranks have not joined",
+    "It is a notebook or a server, and nobody asked it for anything",
+    "It waits for a lock",
+    "The program was over, but did not exit",
+}
 
 
 def a_frame(text: str) -> Frame:
@@ -84,6 +114,8 @@ def an_evidence(**changes: Any) -> Evidence:
         stacks=[a_stack(101, TRAIN)],
         used=(a_gpu(0).uuid, a_gpu(1).uuid),
     )
+    if "output" in changes:
+        changes["outputs"] = [Output("standard output", "", changes.pop("output"))]
     return msgspec.structs.replace(evidence, **changes)
 
 
@@ -105,6 +137,12 @@ def titles(evidence: Evidence) -> list[str]:
 
 def steps(evidence: Evidence) -> str:
     return "\n".join(step for hint in hints(evidence) for step in hint.steps)
+
+
+def dump_of(*frames: str) -> str:
+    """As `py-spy dump` prints them."""
+    calls = [re.sub(r"(\S+) (.*)", r"    \1 (\2)", frame) for frame in frames]
+    return "\n".join(["Process 101: python", "Python v3.11.2", "", 'Thread 101 (idle): "MainThread"', *calls, ""])
 
 
 def tokens(markdown: str) -> list[Token]:
@@ -213,7 +251,8 @@ class TestAdviceFromStacks:
             ([f"readinto {STDLIB}/socket.py:705", f"get {SITE}/requests/api.py:73", TRAIN], "waits for the network"),
             ([f"_acquire {SITE}/filelock/_unix.py:42", TRAIN], "waits for a lock file"),
             ([f"wait {SITE}/torch/utils/file_baton.py:42", TRAIN], "waits for a lock file"),
-            ([f"Condition.wait {STDLIB}/threading.py:327", TRAIN], "waits for a lock"),
+            ([f"Condition.wait {STDLIB}/threading.py:327", TRAIN], "waits for an event or a condition"),
+            ([f"acquire {STDLIB}/threading.py:507", TRAIN], "waits for a lock"),
             ([f"Popen.wait {STDLIB}/subprocess.py:1264", TRAIN], "a program that it started"),
             ([f"BaseProcess.join {STDLIB}/multiprocessing/process.py:149", TRAIN], "threads or child processes to end"),
             ([f"_shutdown {STDLIB}/threading.py:1553"], "The program was over, but did not exit"),
@@ -280,12 +319,44 @@ class TestAdviceFromStacks:
 
     @pytest.mark.parametrize(
         ("call", "title"),
-        [("clock_nanosleep", "It sleeps"), ("futex", "a lock or for a call"), ("recvfrom of a socket", "the network")],
+        [("clock_nanosleep", "It sleeps"), ("futex", "a lock or for a call"), ("recvfrom of a socket", "on a socket")],
     )
     def test_where_the_calls_say_nothing_the_kernel_does(self, call: str, title: str) -> None:
         evidence = an_evidence(members=[a_member(call=call)])
         assert title in titles(evidence)[0]
         assert "main (train.py:30)" in steps(evidence)
+
+    @pytest.mark.parametrize(
+        ("call", "frames"),
+        [
+            # The calls around a person's own code say nothing of what that code waits for.
+            pytest.param("clock_nanosleep", FORKED_WORKER, id="a forked worker that sleeps"),
+            pytest.param("clock_nanosleep", ["sleep /home/alice/x.py:3", ALL_REDUCE], id="a hook of a collective"),
+            pytest.param("clock_nanosleep", ["sleep /home/alice/x.py:3", CELL], id="a cell of a notebook"),
+            pytest.param("clock_nanosleep", [TRAIN], id="the program's own sleep"),
+            pytest.param("epoll_wait", ASYNCIO_EVENT, id="asyncio.Event"),
+            pytest.param("futex", [f"Event.wait {STDLIB}/threading.py:629", TRAIN], id="threading.Event"),
+            pytest.param("accept4 of a socket", [f"accept {STDLIB}/socket.py:294", TRAIN], id="a server of its own"),
+            pytest.param("recvfrom of a socket", [TRAIN], id="a socket that may be local"),
+            pytest.param("poll", [f"finish {SITE}/wandb/sdk/wandb_run.py:9", TRAIN], id="wandb between two runs"),
+        ],
+    )
+    def test_no_cause_is_named_that_the_stack_does_not_show(self, call: str, frames: list[str]) -> None:
+        members = [a_member(call=call), a_member(102, call=call)]
+        told = titles(an_evidence(members=members, stacks=[a_stack(101, *frames)]))
+        allowed = {"It waits for the network"} if "wandb" in frames[0] else set()
+        assert not allowed ^ (set(told) & FALSE_HERE)
+
+    def test_an_idle_event_loop_is_said_to_be_one(self) -> None:
+        evidence = an_evidence(members=[a_member(call="epoll_wait")], stacks=[a_stack(101, *ASYNCIO_EVENT)])
+        assert titles(evidence)[0] == "Its event loop has nothing to do: every task waits"
+
+    def test_a_forked_worker_is_not_said_to_be_where_it_was_forked(self) -> None:
+        threads = parse_dump(dump_of(*FORKED_WORKER))
+        evidence = an_evidence(members=[a_member(call="clock_nanosleep")], stacks=[Stack(101, threads)])
+        assert titles(evidence)[0] == "It sleeps"
+        assert "work (worker.py:5)" in steps(evidence)
+        assert "train.py" not in steps(evidence) + section(render(evidence), "Where they were")
 
     def test_a_healthy_run_that_reached_its_time_limit_is_not_told_that_it_hung(self) -> None:
         blocked = a_member(state="D", blocked=1, place="io_schedule")
@@ -406,6 +477,38 @@ class TestOtherAdvice:
         assert titles(an_evidence(ending="signal", members=[], stacks=[], looks=[])) == [
             "Nothing here calls for anything"
         ]
+
+
+class TestAdvisedOptions:
+    """An option that is advised exists for the verb that started the job, and means what the advice says."""
+
+    PARAMETERS: ClassVar = {
+        None: (run.command, {"after", "window", "max_time", "dry_run", "signal_name"}),
+        "j7": (submit.command, {"after", "window", "time_limit", "idle"}),
+    }
+    OF_OTHER_PROGRAMS: ClassVar = {"--shm-size", "--ipc", "--cap-add"}
+
+    def advice(self, job: str | None) -> Iterator[str]:
+        """Everything that a report may advise."""
+        for cause in CAUSES:
+            yield from (step.format(delay=options_of(an_evidence(job=job)).delay) for step in cause.steps)
+        for ending in ("idle", "time limit"):
+            active = a_stack(101, TRAIN, status="active")
+            for stacks in ([active], [Stack(101, Unknown("no permission to read its memory"))]):
+                yield steps(an_evidence(job=job, ending=ending, used=(), stacks=stacks))
+
+    @pytest.mark.parametrize("job", [None, "j7"])
+    def test_every_one_exists_and_means_that(self, job: str | None) -> None:
+        command, meant = self.PARAMETERS[job]
+        parameters = {option: parameter.name for parameter in command.params for option in parameter.opts}
+        advised = set(re.findall(r"(?<![\w-])--[a-z-]+", "\n".join(self.advice(job)))) - self.OF_OTHER_PROGRAMS
+        assert {parameters.get(option, f"no option {option}") for option in advised} == meant
+
+    def test_a_queued_job_is_changed_by_edit_and_queued_again(self) -> None:
+        told = steps(an_evidence(job="j7", ending="time limit"))
+        assert "`stoker edit j7 --time-limit 24h`, then `stoker retry j7`." in told
+        parameters = {option: parameter.name for parameter in edit.command.params for option in parameter.opts}
+        assert (parameters["--time-limit"], parameters["--for"]) == ("time_limit", "window")
 
 
 class TestProcesses:
@@ -534,8 +637,8 @@ class TestOutput:
     @pytest.mark.parametrize(
         ("output", "told"),
         [
-            (Unknown("it went to a terminal, so it is not kept"), "Not here: it went to a terminal"),
-            (" \n", "It wrote nothing."),
+            (Unknown("it went to a terminal, so it is not kept"), "Not here: standard output; it went to a terminal"),
+            (" \n", "It wrote nothing: standard output is empty."),
         ],
     )
     def test_no_output_is_told(self, output: Maybe[str], told: str) -> None:
@@ -604,6 +707,61 @@ class TestOutputTail:
     def test_an_empty_file_is_empty_not_unknown(self, tmp_path: Path) -> None:
         (tmp_path / "log").touch()
         assert output_tail(tmp_path / "log") == ""
+
+
+class TestWhereItWrote:
+    """Real processes, as the supervisor finds them when it is about to stop them."""
+
+    @pytest.fixture
+    def started(self, tmp_path: Path) -> Iterator[Callable[[str], int]]:
+        processes: list[subprocess.Popen[bytes]] = []
+
+        def start(command: str) -> int:
+            line = ["/bin/sh", "-c", command]
+            process = subprocess.Popen(
+                line, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            processes.append(process)
+            wait_for(lambda: (tmp_path / "ready").exists() and (tmp_path / "ready").read_text())
+            return process.pid
+
+        yield start
+        for process in processes:
+            process.communicate(b"\n")
+
+    def test_what_went_to_two_files_is_told_by_name(self, started: Callable[[str], int], tmp_path: Path) -> None:
+        error = "Traceback (most recent call last):\n  File\nValueError: nan"
+        pid = started(f"exec >out 2>err; printf '{error}' >&2; echo >ready; read wait")
+        evidence = an_evidence(outputs=last_outputs([pid]), stacks=[], members=[])
+        output = section(render(evidence), "The last output")
+        assert f"Standard error (`{tmp_path}/err`):\n\n```text\nTraceback (most" in output
+        assert f"Empty: standard output (`{tmp_path}/out`)." in output
+        assert titles(evidence)[0] == "Its last output has an error in it"
+        assert "`ValueError: nan`" in steps(evidence)
+
+    def test_files_of_what_a_shell_started_are_found(self, started: Callable[[str], int], tmp_path: Path) -> None:
+        shell = started("sh -c 'echo loss 0.3; echo $$ >ready; read wait' >out 2>&1 <&0; true")
+        child = int((tmp_path / "ready").read_text())
+        (output,) = [each for each in last_outputs([shell, child]) if each.file]
+        assert (output.name, output.text) == ("standard output and standard error", "loss 0.3")
+
+    def test_captured_output_of_a_queued_job_is_quoted(self, started: Callable[[str], int], tmp_path: Path) -> None:
+        pid = started("echo >ready; read wait")
+        (tmp_path / "output.1").write_text("epoch 1\n")
+        (tmp_path / "output").write_text("CUDA out of memory\nstoker: idle for 15m\n")
+        evidence = an_evidence(job="j7", outputs=last_outputs([pid], tmp_path / "output"), stacks=[], members=[])
+        assert blocks(render(evidence))[-1] == "epoch 1\nCUDA out of memory\nstoker: idle for 15m\n"
+        assert "memory that ran out" in titles(evidence)[0]
+
+    def test_what_the_supervisor_said_is_no_sign(self) -> None:
+        output = "stoker: it ran out of memory, and is started again\nOverwrite? [y/N] stoker: GPU 0 is idle\n"
+        assert titles(an_evidence(output=output))[0] == "It waits for a person at the keyboard"
+        assert "Its output speaks of memory that ran out" not in titles(an_evidence(output=output))
+
+    def test_a_pipe_is_named_with_what_went_there(self, started: Callable[[str], int]) -> None:
+        page = render(an_evidence(outputs=last_outputs([started("echo >ready; read wait")])))
+        told = "Not here: standard output and standard error; it went to a pipe, so it is not kept."
+        assert told in section(page, "The last output")
 
 
 class TestBrief:

@@ -1,7 +1,7 @@
 """What a stack says of why a program waits: the calls in well-known libraries in which training programs hang."""
 
+import itertools
 import re
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from stoker.runs.stacks import Frame, Thread
@@ -11,16 +11,16 @@ _INNERMOST: Final = 8
 
 
 class Cause(NamedTuple):
-    """One kind of waiting, with what a person can do about it (Markdown)."""
+    """One kind of waiting, with what a person can do about it (Markdown, with the option's name for `{delay}`)."""
 
     calls: re.Pattern[str]
-    """Searched in `function file` of each call that is not of the person's own code."""
+    """Searched in `function file` of the library calls that the innermost own code made, a line each."""
     title: str
     steps: tuple[str, ...]
 
 
 def _calls(*patterns: str) -> re.Pattern[str]:
-    return re.compile("|".join(patterns))
+    return re.compile("|".join(patterns), re.MULTILINE)
 
 
 PERSON: Final = Cause(
@@ -77,7 +77,8 @@ LOCK_FILE: Final = Cause(
 )
 NETWORK: Final = Cause(
     _calls(
-        r" (?:ssl|socket|http/client|urllib/request)\.py$",
+        # Who accepts connections waits for nothing in particular.
+        r"^(?!(?:\S*\.)?accept ).* (?:ssl|socket|http/client|urllib/request)\.py$",
         r" (?:urllib3|requests|httpx|aiohttp|botocore|boto3|s3fs|gcsfs|huggingface_hub|wandb|grpc|google/cloud)/",
     ),
     "It waits for the network",
@@ -105,7 +106,7 @@ COMPILE: Final = Cause(
         r" jax/_src/compiler\.py",
     ),
     "It was compiling",
-    ("Compilation needs no GPU: give it time with a longer `--after` or `--for`, or keep the compiler's cache.",),
+    ("Compilation needs no GPU: give it time with a longer {delay} or `--for`, or keep the compiler's cache.",),
 )
 LOADER: Final = Cause(
     _calls(
@@ -141,21 +142,34 @@ JOIN: Final = Cause(
     _calls(
         r"\bjoin (?:threading|multiprocessing/\w+|torch/multiprocessing/spawn)\.py",
         r"_wait_for_tstate_lock",
-        r" multiprocessing/popen_",
+        r"\b(?:wait|poll) multiprocessing/popen_",
     ),
     "It waits for its own threads or child processes to end",
     ("Look at their stacks below: the one that does not end is the cause.",),
 )
 LOCK: Final = Cause(
-    _calls(r"\b(?:acquire|__enter__|wait|wait_for) (?:threading|multiprocessing/synchronize)\.py"),
+    _calls(r"\b(?:acquire|__enter__) (?:threading|multiprocessing/synchronize)\.py"),
     "It waits for a lock",
     ("Find who holds it among the other stacks: two that wait for each other are a deadlock.",),
+)
+EVENT: Final = Cause(
+    _calls(r"\b(?:wait|wait_for) (?:threading|multiprocessing/synchronize)\.py"),
+    "It waits for an event or a condition that another thread or process sets",
+    ("Whoever should set it died, hangs, or was never started: look at the other stacks and the last output.",),
+)
+EVENT_LOOP: Final = Cause(
+    _calls(r"\A(?:\S*\.)?select selectors\.py\n(?:\S*\.)?_run_once asyncio/base_events\.py"),
+    "Its event loop has nothing to do: every task waits",
+    (
+        "For what does not show on a stack: it may be an `asyncio.Event`, a queue, a timer or the network.",
+        "`asyncio.all_tasks()`, printed now and then, tells which tasks are there and where each waits.",
+    ),
 )
 
 # The first that fits counts: what says most about the reason comes first, what any program may do comes last.
 CAUSES: Final = (
     PERSON, EXIT, RENDEZVOUS, COLLECTIVE, LOCK_FILE, NETWORK, CHECKPOINT, COMPILE, LOADER, SERVER, CHILD, QUEUE, JOIN,
-    LOCK,
+    LOCK, EVENT, EVENT_LOOP,
 )  # fmt: skip
 
 _WAITS_FOR_WORK: Final = _calls(
@@ -170,14 +184,15 @@ _WAITS_FOR_WORK: Final = _calls(
 
 
 def cause_of(thread: Thread) -> Cause | None:
-    """Why this thread waits, as far as its calls tell."""
-    calls = [_call(frame) for frame in thread.frames if not frame.own]
-    return next((cause for cause in CAUSES if any(cause.calls.search(call) for call in calls)), None)
+    """Why this thread waits, as far as its calls tell: those that the innermost own code made, not those around it."""
+    calls = "\n".join(map(_call, _innermost(thread)))
+    is_over = own_call(thread) is None
+    return next((cause for cause in CAUSES if cause.calls.search(calls) and (cause is not EXIT or is_over)), None)
 
 
 def waits_for_work(thread: Thread) -> bool:
     """Whether it is a helper of some library that does nothing until it is asked to: no sign of a hang."""
-    return any(_WAITS_FOR_WORK.search(_call(frame)) for frame in _until_own(thread))
+    return any(_WAITS_FOR_WORK.search(_call(frame)) for frame in _innermost(thread)[:_INNERMOST])
 
 
 def own_call(thread: Thread) -> Frame | None:
@@ -185,11 +200,9 @@ def own_call(thread: Thread) -> Frame | None:
     return next((frame for frame in thread.frames if frame.own), None)
 
 
-def _until_own(thread: Thread) -> Iterator[Frame]:
-    for frame in thread.frames[:_INNERMOST]:
-        if frame.own:
-            return
-        yield frame
+def _innermost(thread: Thread) -> list[Frame]:
+    """The library calls that the innermost own code made; all of them when there is none of it."""
+    return list(itertools.takewhile(lambda frame: not frame.own, thread.frames))
 
 
 def _call(frame: Frame) -> str:

@@ -1,6 +1,8 @@
 """What is known of a run at its end: the facts from which its report is written."""
 
+import re
 from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -9,6 +11,10 @@ from stoker.gpus.state import BUSY_FROM
 from stoker.runs.members import Member
 from stoker.runs.record import Ending
 from stoker.runs.stacks import Stack, Thread
+from stoker.runs.transcript import Output
+
+# What the supervisor itself said meanwhile; after a question without a line end it stands in the same line.
+_OWN_WORDS: Final = re.compile(r"\bstoker: .*\n?")
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +22,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     name: str | None = None
+    job: str | None = None
+    """The id of the queued job that it is an attempt of; None: it was started by `stoker run`."""
     command: tuple[str, ...]
     directory: str
     host: str
@@ -46,7 +54,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The uuids of the GPUs on which the run was ever seen; None where nobody can tell."""
     members: Sequence[Member] = ()
     stacks: Sequence[Stack] = ()
-    output: Maybe[str] = Unknown("it is not kept")
+    outputs: Sequence[Output] = ()
+    """The end of what it wrote, for each place that it wrote to."""
     driver: Maybe[str] = Unknown("nobody asked")
     left: Sequence[str] = ()
     """What outlived the stop, in words: processes, or holders of GPU memory."""
@@ -58,6 +67,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the GPUs did nothing in the window: only then is where the program was a sign of why."""
         peak = self.peak()
         return self.ending == "idle" or (peak is not None and peak < self.limit)
+
+    def words(self) -> list[str]:
+        """What it wrote itself, place by place, without what its supervisor wrote there."""
+        return [_OWN_WORDS.sub("", output.text) for output in self.outputs if known(output.text)]
 
     @property
     def limit(self) -> float:

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
 from stoker.gpus.model import Unknown, known
-from stoker.runs.causes import CAUSES, COLLECTIVE, LOADER, NETWORK, PERSON, cause_of, own_call, waits_for_work
+from stoker.runs.causes import CAUSES, COLLECTIVE, LOADER, PERSON, cause_of, own_call, waits_for_work
 from stoker.runs.evidence import Evidence
 from stoker.runs.markdown import clipped, code, listed, prose
 from stoker.runs.members import Member
@@ -17,6 +17,9 @@ from stoker.units import format_memory
 # What a person reads on a phone before giving up.
 MOST_HINTS: Final = 5
 _LINE_END: Final = "\n"
+_BY_SIGNAL: Final = (
+    "Or run it with `PYTHONFAULTHANDLER=1` and `stoker run --signal ABRT`: then Python prints them itself."
+)
 
 _TERMINAL: Final = re.compile(r"^(?:read|select|pselect6) of /dev/(?:pts/|tty|console)")
 _PROMPT: Final = re.compile(
@@ -26,7 +29,8 @@ _GPU_DRIVER: Final = re.compile(r"nvidia|nv_|rm_|uvm|amdgpu|kfd|i915|\bxe_|drm",
 _FILE_SYSTEM: Final = re.compile(
     r"nfs|rpc_|fuse|ceph|lustre|ll_|cifs|smb|ext4|xfs|btrfs|io_schedule|folio|page|jbd2|wait_on_", re.IGNORECASE
 )
-_EXCEPTION: Final = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b.*$", re.MULTILINE)
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_UNINDENTED: Final = re.compile(r"^(?!\[\w+\]:?\s\s)\S[^\n]*", re.MULTILINE)
 
 
 class Hint(NamedTuple):
@@ -36,6 +40,18 @@ class Hint(NamedTuple):
     """Plain text, a sentence without its full stop, or a question."""
     steps: tuple[str, ...]
     """Markdown, a sentence or two each."""
+
+
+class _Options(NamedTuple):
+    """What the same wishes are called where the job was started: `submit` and `edit` have other names than `run`."""
+
+    delay: str
+    limit: str
+    never: str
+
+
+_OF_RUN: Final = _Options(delay="`--after`", limit="`--max-time`", never="`--dry-run` to only be told")
+_OF_SUBMIT: Final = _Options(delay="`--idle-after`", limit="`--time-limit`", never="`--idle off` to never stop it")
 
 
 class _Clue(NamedTuple):
@@ -93,6 +109,17 @@ def shown_place(frame: Frame, directory: str) -> str:
     return f"{file}:{frame.line}"
 
 
+def options_of(evidence: Evidence) -> _Options:
+    return _OF_RUN if evidence.job is None else _OF_SUBMIT
+
+
+def _again_with(evidence: Evidence, options: str) -> Iterator[str]:
+    """How a queued job is given other options: it is changed, and queued again."""
+    if evidence.job is not None:
+        job = one_line(evidence.job)
+        yield f"{code(f'stoker edit {job} {options}')}, then {code(f'stoker retry {job}')}."
+
+
 def _left_behind(evidence: Evidence) -> Iterator[Hint]:
     if evidence.left:
         named = tuple(f"{prose(each)}" for each in evidence.left[:4])
@@ -129,13 +156,13 @@ def _paused(evidence: Evidence) -> Iterator[Hint]:
 
 def _waits_for_a_person(evidence: Evidence) -> Iterator[Hint]:
     at_terminal = [m for m in evidence.members if known(m.call) and _TERMINAL.search(m.call)]
-    question = evidence.output.rstrip().rpartition("\n")[2] if known(evidence.output) else ""
-    asks = _PROMPT.search(one_line(question))
+    last_lines = [text.rstrip().rpartition(_LINE_END)[2] for text in evidence.words()]
+    question = next((line for line in last_lines if _PROMPT.search(one_line(line))), None)
     in_debugger = any(cause_of(thread) is PERSON for _, thread in evidence.main_threads())
-    if not (at_terminal or asks or in_debugger):
+    if not (at_terminal or question or in_debugger):
         return
     steps = [f"{_named(at_terminal)} reads from the terminal."] if at_terminal else []
-    if asks:
+    if question:
         steps.append(f"Its last output is a question: {code(clipped(one_line(question), 80))}.")
     yield Hint(PERSON.title, (*steps, *PERSON.steps))
 
@@ -149,11 +176,11 @@ def _in_its_code(evidence: Evidence) -> Iterator[Hint]:
         found = [(pid, thread) for pid, thread in working if cause_of(thread) is cause]
         if not found or cause is PERSON:
             continue
-        steps = [*_places(evidence, found), *cause.steps]
+        steps = [*_places(evidence, found), *(step.format(delay=options_of(evidence).delay) for step in cause.steps)]
         if cause is COLLECTIVE:
             steps[:0] = _other_ranks(evidence, working)
         if cause is LOADER:
-            steps[:0] = _loader_workers(found)
+            steps[:0] = _loader_workers(evidence, working)
         yield Hint(cause.title, tuple(steps))
 
 
@@ -177,26 +204,32 @@ def _by_system_call(evidence: Evidence) -> Iterator[Hint]:
         elif call == "futex":
             step = "If that line calls the GPU, the GPU does not answer; if it takes a lock, somebody else holds it."
             yield Hint("It waits for a lock or for a call that does not return", (*place, step))
-        elif call.endswith("a socket") or "epoll" in call:
-            yield Hint(NETWORK.title, (*place, *NETWORK.steps))
+        elif call.endswith("a socket"):
+            step = "At the other end is another process, here or across the network: look whether it is alive."
+            yield Hint("It waits on a socket", (*place, step))
+        elif call.startswith(("epoll", "poll", "ppoll", "select", "pselect")):
+            step = "That may be the network, another process or a timer: look at the other stacks and the last output."
+            yield Hint("It waits for something from outside to happen", (*place, step))
 
 
 def _in_its_output(evidence: Evidence) -> Iterator[Hint]:
-    if not known(evidence.output):
-        return
     for clue in _CLUES:
-        if match := clue.words.search(evidence.output):
-            before, after = evidence.output[: match.end()], evidence.output[match.end() :]
-            line = f"{before.rpartition(_LINE_END)[2]}{after.partition(_LINE_END)[0]}"
-            yield Hint(clue.title, (code(clipped(one_line(line), 120)), clue.step))
+        for text in evidence.words():
+            if match := clue.words.search(text):
+                before, after = text[: match.end()], text[match.end() :]
+                line = f"{before.rpartition(_LINE_END)[2]}{after.partition(_LINE_END)[0]}"
+                yield Hint(clue.title, (code(clipped(one_line(line), 120)), clue.step))
+                return
+    for text in evidence.words():
+        if _TRACEBACK in text:
+            # The lines of a traceback are indented; the first that is not says what was wrong.
+            error = _UNINDENTED.search(text.rpartition(_TRACEBACK)[2])
+            last = code(clipped(one_line(error[0]), 120)) if error else "It is at the end of this page."
+            yield Hint(
+                "Its last output has an error in it",
+                (last, "If others go on after one process failed, they wait for it for ever: begin with this error."),
+            )
             return
-    if "Traceback (most recent call last)" in evidence.output:
-        errors = _EXCEPTION.findall(evidence.output)
-        last = code(clipped(one_line(errors[-1]), 120)) if errors else "It is at the end of this page."
-        yield Hint(
-            "Its last output has an error in it",
-            (last, "If others go on after one process failed, they wait for it for ever: begin with this error."),
-        )
 
 
 def _never_on_a_gpu(evidence: Evidence) -> Iterator[Hint]:
@@ -206,7 +239,7 @@ def _never_on_a_gpu(evidence: Evidence) -> Iterator[Hint]:
             (
                 "Ask the program whether it sees one: `python -c 'import torch; print(torch.cuda.is_available())'`.",
                 "Usual causes: a build without CUDA, a wrong `CUDA_VISIBLE_DEVICES`, `device='cpu'`.",
-                "If it only prepares for long: a longer `--after`.",
+                f"If it only prepares for long: a longer {options_of(evidence).delay}.",
             ),
         )
 
@@ -222,7 +255,7 @@ def _holds_memory(evidence: Evidence) -> Iterator[Hint]:
     if evidence.ending == "idle" and holding:
         yield Hint(
             "It holds GPU memory and computes nothing",
-            (f"It holds {listed(holding)}: it did reach the GPU, so it stopped working rather than never started.",),
+            (f"It holds {listed(holding)}: it did reach the GPU, so neither the build nor the device is wrong.",),
         )
 
 
@@ -256,7 +289,7 @@ def _without_stacks(evidence: Evidence) -> Iterator[Hint]:
         "Where it hung in its code is not known",
         (
             f"{prose(telling[0][:1].upper() + telling[0][1:])}.",
-            "Or run it with `PYTHONFAULTHANDLER=1` and `stoker run --signal ABRT`: then Python prints them itself.",
+            *([_BY_SIGNAL] if evidence.job is None else []),
         ),
     )
 
@@ -267,7 +300,8 @@ def _on_purpose(evidence: Evidence) -> Iterator[Hint]:
             "Was it quiet on purpose?",
             (
                 "From within the job: `stoker snooze 30m` before a quiet stretch.",
-                "For the whole run: a longer `--for`, or `--dry-run` to only be told.",
+                f"For the whole run: a longer `--for`, or {options_of(evidence).never}.",
+                *_again_with(evidence, "--for 2h"),
             ),
         )
 
@@ -276,7 +310,10 @@ def _too_long(evidence: Evidence) -> Iterator[Hint]:
     if evidence.ending == "time limit":
         yield Hint(
             "It needed more time than it was given",
-            ("Go on from its last checkpoint, or give it more with `--max-time`.",),
+            (
+                f"Go on from its last checkpoint, or give it more with {options_of(evidence).limit}.",
+                *_again_with(evidence, "--time-limit 24h"),
+            ),
         )
 
 
@@ -313,9 +350,9 @@ def _other_ranks(evidence: Evidence, working: Sequence[tuple[int, Thread]]) -> I
             yield f"**pid {pid} is somewhere else**: in {code(clipped(shown_frame(frame, evidence.directory), 100))}."
 
 
-def _loader_workers(found: Sequence[tuple[int, Thread]]) -> Iterator[str]:
-    workers = [thread for _, thread in found if any("_worker_loop" in frame.function for frame in thread.frames)]
-    fetching = [thread for thread in workers if any("_utils/fetch" in frame.file for frame in thread.frames)]
+def _loader_workers(evidence: Evidence, working: Sequence[tuple[int, Thread]]) -> Iterator[str]:
+    workers = [(pid, thread) for pid, thread in working if any("_worker_loop" in f.function for f in thread.frames)]
+    fetching = [(pid, thread) for pid, thread in workers if any("_utils/fetch" in f.file for f in thread.frames)]
     if workers and not fetching:
         yield (
             f"All {len(workers)} data loader workers wait for work while the program waits for data: one was probably"
@@ -323,6 +360,7 @@ def _loader_workers(found: Sequence[tuple[int, Thread]]) -> Iterator[str]:
         )
     elif fetching:
         yield f"{len(fetching)} of {len(workers)} data loader workers are inside the dataset's own code."
+        yield from _places(evidence, fetching)
 
 
 def _was_on_no_gpu(evidence: Evidence) -> bool:

@@ -6,12 +6,13 @@ Imported only then: a supervisor that lives beside a training for days has no ne
 import sys
 import time
 from collections.abc import Sequence
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.gpus.model import Maybe, Unknown, known
+from stoker.gpus.model import Maybe, Unknown
 from stoker.runs.evidence import Evidence
 from stoker.runs.journal import Journal
 from stoker.runs.members import read_members
@@ -19,7 +20,7 @@ from stoker.runs.record import Record, Status
 from stoker.runs.report import brief, render
 from stoker.runs.signals import SignalStream
 from stoker.runs.stacks import collect_stacks
-from stoker.runs.transcript import output_tail
+from stoker.runs.transcript import last_outputs
 
 # The questions take one look's time at the most, so that the first signal is no later than that; but as long as
 # py-spy needs on a busy machine, and never so long that a person wonders.
@@ -27,21 +28,31 @@ SHORTEST_PATIENCE: Final = 1.0
 LONGEST_PATIENCE: Final = 10.0
 # The chart shows what came before the window too: that is where it went wrong.
 WINDOWS_SHOWN: Final = 1.5
-_OUTPUT: Final = 1
-_ERRORS: Final = 2
+
+
+class Queued(NamedTuple):
+    """What a report says of an attempt at a queued job."""
+
+    job: str
+    output: Path
+    """The file in which its output is kept."""
 
 
 class Inquest:
     """Evidence of one run, gathered in two steps: before the stop and after it."""
 
-    def __init__(self, record: Record, status: Status, journal: Journal, judged: frozenset[str] | None) -> None:
+    def __init__(
+        self, record: Record, status: Status, journal: Journal, judged: frozenset[str] | None, queued: Queued | None
+    ) -> None:
         """`judged` are the uuids of the GPUs that the rule went by, where the run was seen on none; None: all."""
         self._record = record
+        self._captured = queued.output if queued is not None else None
         spec = record.spec()
         self._every = spec.policy.every
         window = spec.policy.window * WINDOWS_SHOWN
         self._evidence = Evidence(
             run=spec.id,
+            job=queued.job if queued is not None else None,
             command=spec.command,
             directory=spec.directory,
             host=spec.host,
@@ -58,7 +69,6 @@ class Inquest:
             below=spec.policy.below,
             judged=status.used or judged,
             used=status.used,
-            output=_last_output(),
             driver=_driver(),
         )
 
@@ -66,8 +76,9 @@ class Inquest:
         """Asks every process where it is, for a bounded time; a Ctrl-C meanwhile cuts it short."""
         patience = min(max(self._every, SHORTEST_PATIENCE), LONGEST_PATIENCE)
         members = read_members(pids)
+        outputs = last_outputs(pids, self._captured)
         stacks = collect_stacks(pids, deadline=patience, enough=lambda: bool(hurry.read()))
-        self._evidence = msgspec.structs.replace(self._evidence, members=members, stacks=stacks)
+        self._evidence = msgspec.structs.replace(self._evidence, members=members, outputs=outputs, stacks=stacks)
         # Written now as well: should the stop itself be cut short, what was learned is there.
         self._write()
 
@@ -84,12 +95,6 @@ class Inquest:
             sys.stderr.write(f"stoker: {error}\n")
             return False
         return True
-
-
-def _last_output() -> Maybe[str]:
-    """What it wrote last, where that went to a file; a terminal or a pipe keeps nothing."""
-    out = output_tail(_OUTPUT)
-    return out if known(out) else output_tail(_ERRORS)
 
 
 def _driver() -> Maybe[str]:

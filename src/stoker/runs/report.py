@@ -13,11 +13,13 @@ from stoker.runs.hints import hints
 from stoker.runs.markdown import block, clipped, code, listed, prose
 from stoker.runs.record import Ending
 from stoker.runs.scene import process_tree, stacks_as_markdown, where_it_was
-from stoker.runs.transcript import harmless, last_lines, one_line
+from stoker.runs.transcript import Output, harmless, last_lines, one_line
 from stoker.units import format_duration, format_memory
 from stoker.version import __version__
 
 OUTPUT_LINES: Final = 40
+# Of each file, when it wrote to several.
+FEWEST_LINES: Final = 10
 # Two lines of a usual terminal: a sentence that is longer than that is in the report.
 BRIEF_WIDTH: Final = 160
 
@@ -111,10 +113,29 @@ def _remarks(evidence: Evidence) -> Iterator[str]:
 
 
 def _output(evidence: Evidence) -> str:
-    if not known(evidence.output):
-        return f"Not here: {prose(evidence.output.reason)}."
-    text = last_lines(harmless(evidence.output), OUTPUT_LINES)
-    return block(text) if text.strip() else "It wrote nothing."
+    """What it wrote to each place, said by name, and why the rest is not here."""
+    texts = {output: harmless(output.text) for output in evidence.outputs if known(output.text)}
+    quoted = [output for output, text in texts.items() if text.strip()]
+    lines = max(OUTPUT_LINES // max(len(quoted), 1), FEWEST_LINES)
+    parts = []
+    for output in quoted:
+        parts += [f"{_capitalized(_source(output))}:", block(last_lines(texts[output], lines))]
+    empty = [_source(output) for output in texts if output not in quoted]
+    if empty and not quoted:
+        parts.append(f"It wrote nothing: {listed(empty)} {'is' if len(empty) == 1 else 'are'} empty.")
+    elif empty:
+        parts.append(f"Empty: {listed(empty)}.")
+    missing = [output for output in evidence.outputs if not known(output.text)]
+    parts += [f"Not here: {_source(output)}; {prose(_or_reason(output.text))}." for output in missing]
+    return "\n\n".join(parts) or "Not here: no process was left whose output could be read."
+
+
+def _source(output: Output) -> str:
+    return f"{prose(output.name)} ({code(output.file)})" if output.file else prose(output.name)
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _facts(evidence: Evidence) -> str:
@@ -135,6 +156,10 @@ def _facts(evidence: Evidence) -> str:
     }
     lines = [f"- {name}: {value}" for name, value in facts.items()]
     return "\n".join([*lines, *(f"- snoozed: {prose(snooze)}" for snooze in evidence.snoozes)])
+
+
+def _or_reason(value: Maybe[str]) -> str:
+    return value if known(value) else value.reason
 
 
 def _or_why(value: Maybe[str]) -> str:

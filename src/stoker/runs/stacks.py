@@ -44,6 +44,8 @@ _FRAME: Final = re.compile(r"    (?P<function>.+) \((?P<file>.*):(?P<line>\d+)\)
 _INSTALLED: Final = re.compile(
     r".*/(?:lib(?:64)?/python\d[^/]*/(?:(?:site|dist)-packages/)?|(?:site|dist)-packages/|python\d+\.zip/)"
 )
+# Where a child of `multiprocessing` begins, whichever way it was started.
+_BEGINNING: Final = re.compile(r"\b_bootstrap .*/multiprocessing/process\.py$")
 _DENIED: Final = re.compile(r"permission denied|operation not permitted|os error (?:1|13)\b", re.IGNORECASE)
 _UNSUPPORTED: Final = re.compile(
     r"unsupported version|failed to find python version|failed to find a python interpreter|interpreter.*not found"
@@ -145,8 +147,15 @@ def parse_dump(text: str) -> tuple[Thread, ...]:
 def _close(found: list[Thread], frames: list[Frame]) -> None:
     """The frames belong to the last thread that was begun."""
     if found:
-        kept = tuple(frames[:MOST_FRAMES])
-        found[-1] = msgspec.structs.replace(found[-1], frames=kept, cut=len(frames) - len(kept))
+        own = frames[: _beginning(frames)]
+        kept = tuple(own[:MOST_FRAMES])
+        found[-1] = msgspec.structs.replace(found[-1], frames=kept, cut=len(own) - len(kept))
+
+
+def _beginning(frames: Sequence[Frame]) -> int:
+    """How many frames are the process's own: a forked child has the calls of its parent below them."""
+    places = (place for place, frame in enumerate(frames, 1) if _BEGINNING.search(f"{frame.function} {frame.file}"))
+    return next(places, len(frames))
 
 
 _Answers: TypeAlias = dict[int, Maybe[tuple[Thread, ...]]]

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -46,6 +46,9 @@ from stoker.units import format_duration
 from stoker.verdicts.idle import IdleRule
 from stoker.verdicts.scope import JobScope, MachineScope
 from stoker.verdicts.verdict import Activity, Verdict
+
+if TYPE_CHECKING:
+    from stoker.runs.inquest import Queued
 
 # Commands that are over before this never pay for a GPU helper.
 FIRST_LOOK: Final = 3.0
@@ -195,6 +198,7 @@ class Supervisor:
         self._interrupts = 0
         self._told: set[str] = set()
         self._snoozed_until: float | None = None
+        self._log: str | None = None
 
     @property
     def status(self) -> Status:
@@ -202,6 +206,7 @@ class Supervisor:
 
     def run(self, log: str | None = None, log_limit: int = 0) -> int:
         """The exit code that the whole command ends with. `log` is the file that keeps the job's output."""
+        self._log = log
         with contextlib.ExitStack() as goodbye:
             goodbye.callback(self._journal.close)
             goodbye.callback(self._prober.leave)
@@ -349,7 +354,9 @@ class Supervisor:
             self._told -= {"warned", "dry run"}
         elif policy.warn_at is not None and verdict.progress >= policy.warn_at:
             left = format_duration(policy.window - verdict.idle_for)
-            self._tell("warned", f"{verdict.reason}; the job is stopped in {left} unless it works or is snoozed")
+            would = "would be stopped" if self._plan.dry_run else "is stopped"
+            dry = " (dry run: it goes on)" if self._plan.dry_run else ""
+            self._tell("warned", f"{verdict.reason}; the job {would} in {left} unless it works or is snoozed{dry}")
         if verdict.unknown_for == 0.0:
             self._told.discard("unknown")
         elif verdict.unknown_for >= TELL_UNKNOWN_AFTER:
@@ -412,7 +419,7 @@ class Supervisor:
         self._note(state="stopping", ending=ending, sentence=sentence)
         inquest: Inquest | None = None
         with self._explaining():
-            inquest = Inquest(self._record, self._status, self._journal, self._judged)
+            inquest = Inquest(self._record, self._status, self._journal, self._judged, self._queued())
             inquest.question([member.pid for member in self._guardian.members()], hurry=self._signals)
         if ending == "idle" and self._record.snooze() is not None:
             self._record.report.unlink(missing_ok=True)
@@ -425,6 +432,12 @@ class Supervisor:
             with self._explaining():
                 inquest.publish(f"{outcome.in_words()}; exit code {code}", left)
         return self._over(ending, sentence, code)
+
+    def _queued(self) -> "Queued | None":
+        """The queued job that this is an attempt of: only its output is kept by us."""
+        from stoker.runs.inquest import Queued
+
+        return None if self._log is None else Queued(self._environment["STOKER_JOB_ID"], Path(self._log))
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:

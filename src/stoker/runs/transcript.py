@@ -3,15 +3,24 @@
 import os
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from stoker.gpus.model import Maybe, Unknown
+from stoker.runs.members import answers_in_time
+from stoker.runs.output import read_tail
 
 LINES: Final = 40
 # Forty lines of ordinary output many times over; of a single endless line the end is enough.
 MOST_BYTES: Final = 64 * 1024
 MOST_COLUMNS: Final = 400
+# Standard output and standard error of a program and of what it pipes into; ranks may have a file each.
+MOST_PLACES: Final = 4
+
+_NAMES: Final = {1: "standard output", 2: "standard error"}
 
 # Sequences that steer a terminal. None reaches beyond the next escape or line, so that a broken one eats little.
 _ESCAPES: Final = re.compile(
@@ -22,6 +31,70 @@ _ESCAPES: Final = re.compile(
 # What is left after that and is no text: controls, the marks that turn the writing direction around, odd line ends.
 _UNSEEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
 _BLANKS: Final = re.compile(r"\n{3,}")
+
+
+class Output(msgspec.Struct, frozen=True):
+    """The end of what a run wrote to one place, or why it is not known."""
+
+    name: str
+    """`standard error`, or what else it is."""
+    file: str
+    """Its path; empty when it has none that a person could open."""
+    text: Maybe[str]
+
+
+class _Place(NamedTuple):
+    """What a descriptor is open on, and where it can be read."""
+
+    identity: tuple[int, int]
+    descriptor: int
+    path: str
+    file: str
+    """Its name, if it is a file that can be read again."""
+
+
+def last_outputs(pids: Sequence[int], captured: Path | None = None) -> list[Output]:
+    """What the processes of a run wrote last, wherever their standard output and standard error go to.
+
+    `captured` is the file in which a queued job's output is kept. A file on a dead network mount costs half a second.
+    """
+    asked = list(pids) or [os.getpid()]
+    answers = answers_in_time(_places_of, asked)
+    descriptors: dict[tuple[int, int], set[int]] = {}
+    chosen: dict[tuple[int, int], _Place] = {}
+    for pid in asked:
+        for place in answers.get(pid, ()):
+            # A pipe or a terminal is only mentioned as that of the command itself, and where nothing else is kept.
+            if place.file or (captured is None and pid == asked[0]):
+                chosen.setdefault(place.identity, place)
+                descriptors.setdefault(place.identity, set()).add(place.descriptor)
+    kept = list(chosen.values())[:MOST_PLACES]
+    texts = answers_in_time(lambda number: output_tail(kept[number].path), range(len(kept)))
+    late = Unknown("its file system does not answer")
+    found = [
+        Output(_named(descriptors[place.identity]), place.file, texts.get(number, late))
+        for number, place in enumerate(kept)
+    ]
+    if captured is None:
+        return found
+    return [Output("captured output", "", last_lines(harmless(read_tail(captured, MOST_BYTES)), LINES)), *found]
+
+
+def _places_of(pid: int) -> list[_Place]:
+    found = []
+    for descriptor in _NAMES:
+        path = f"/proc/{pid}/fd/{descriptor}"
+        try:
+            about, target = os.stat(path), os.readlink(path)  # noqa: PTH116, PTH115 - links that lead nowhere
+        except OSError:
+            continue  # It is closed, the process has ended, or it is another user's.
+        file = target if stat.S_ISREG(about.st_mode) else ""
+        found.append(_Place((about.st_dev, about.st_ino), descriptor, path, file))
+    return found
+
+
+def _named(descriptors: set[int]) -> str:
+    return " and ".join(_NAMES[descriptor] for descriptor in sorted(descriptors))
 
 
 def output_tail(output: int | str | os.PathLike[str], lines: int = LINES) -> Maybe[str]:
