@@ -1,6 +1,7 @@
-"""The stat file of a process or thread in /proc, read once and split where it can be split."""
+"""The stat file of a process or thread in /proc, read once and split where it can be split; and which boot this is."""
 
 import os
+from pathlib import Path
 
 # Fields after the name, which is the second of the file, counted from the state: see proc_pid_stat(5).
 STATE = 0
@@ -33,3 +34,11 @@ def read_stat_fields(path: str) -> tuple[str, list[bytes]]:
         raise ValueError(f"{path} is not the stat file of a process")
     name = before.partition(b"(")[2].decode(errors="replace")
     return "".join(letter if letter.isprintable() else "?" for letter in name), fields
+
+
+def boot_id() -> str:
+    """Monotonic times and pids mean something only within one boot. Empty when it cannot be told."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

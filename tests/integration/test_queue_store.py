@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from stoker.queue import (
 )
 from stoker.queue.address import PostgresAddress, SqliteAddress, queue_address
 from stoker.queue.rows import LOG_TAIL
+from stoker.queue.sqlite import SqliteDriver
 from tests.support.postgres import PostgresServer
 
 LONG = 600.0
@@ -275,6 +277,71 @@ def test_a_renewed_lease_keeps_the_job(queue: Store) -> None:
     assert [queue.job(job).state for job in ids] == ["running", "queued"]
 
 
+def test_a_worker_never_takes_its_own_attempts_for_lost(queue: Store) -> None:
+    (job,) = submit(queue, "runs here")
+    assert queue.claim(job, "mine", [], OVER) is not None
+    assert queue.sweep("mine") == 0
+    assert queue.ready(worker="mine") == []
+    assert queue.claim(job, "mine", [], LONG) is None
+    assert queue.job(job).state == "running"
+    assert queue.sweep("another") == 1
+
+
+def set_clock(queue: Store, by: float) -> None:
+    """The time of day that the database sees from now on is so far off."""
+    driver = queue._driver
+    if isinstance(driver, SqliteDriver):
+        days = lambda _now: (time.time() + by) / 86400.0 + 2440587.5  # noqa: E731
+        driver.close()  # with the statements that know the old function
+        driver._connected().create_function("julianday", 1, days)
+        return
+    driver.fetch_text("CREATE SCHEMA IF NOT EXISTS set_clock", {})
+    driver.fetch_text(
+        "CREATE OR REPLACE FUNCTION set_clock.statement_timestamp() RETURNS timestamptz LANGUAGE sql AS "
+        f"$$ SELECT pg_catalog.statement_timestamp() + interval '{by} seconds' $$",
+        {},
+    )
+    driver.fetch_text("SET search_path = set_clock, pg_catalog, public", {})
+
+
+@pytest.mark.parametrize("by", [3600.0, LONG * 0.9, -3600.0])
+def test_a_step_of_the_clock_ends_no_lease(queue: Store, by: float) -> None:
+    (job,) = submit(queue, "runs")
+    attempt = queue.claim(job, "w", [], LONG)
+    assert attempt is not None
+    assert queue.sweep("another") == 0
+    before = queue.clock()
+    set_clock(queue, by)
+    assert queue.clock() - before == pytest.approx(by, abs=60.0)
+    for _ in range(2):
+        assert queue.sweep("another") == 0
+    assert queue.claim(job, "another", [], LONG) is None
+    (shown,) = queue.running()
+    if by > 0 or isinstance(queue._driver, SqliteDriver):
+        # What people are shown goes by the clock that they see.
+        assert shown.lease_expires - queue.clock() == pytest.approx(LONG, abs=60.0)
+    assert queue.renew([attempt.id], LONG) == {attempt.id: False}
+    assert queue.sweep("another") == 0
+    (lost,) = submit(queue, "lost")
+    assert queue.claim(lost, "w", [], OVER) is not None
+    assert queue.sweep("another") == 1
+
+
+def test_all_processes_hold_leases_against_the_same_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = str(tmp_path / "queue.db")
+    with init_queue(place) as first:
+        (job,) = submit(first, "runs")
+        attempt = first.claim(job, "w", [], LONG)
+        assert attempt is not None
+        really = time.time
+        with monkeypatch.context() as stepped:
+            stepped.setattr(time, "time", lambda: really() + 3600.0)
+            with open_queue(place) as second:
+                assert second.sweep("another") == 0
+                assert second.renew([attempt.id], LONG) == {attempt.id: False}
+        assert first.running()[0].lease_expires - really() == pytest.approx(LONG, abs=60.0)
+
+
 def test_a_restarted_worker_adopts_what_still_runs(queue: Store) -> None:
     ids = submit(queue, "runs", "ended")
     runs, ended = (queue.claim(job, "old start", [], LONG) for job in ids)
@@ -297,7 +364,7 @@ def test_a_lost_job_is_held_when_it_asked_for_that(queue: Store) -> None:
 def test_a_job_that_is_lost_again_and_again_is_held(queue: Store) -> None:
     (job,) = submit(queue, "takes its machine down")
     lost = 0
-    while queue.claim(job, "w", [], OVER):
+    while queue.claim(job, f"w{lost}", [], OVER):
         lost += 1
         assert lost <= 10
     assert lost == 10
@@ -555,7 +622,7 @@ def test_a_job_whose_worker_is_gone_is_ready_again_for_who_looks(queue: Store, u
 
 def test_a_link_is_kept_from_the_current_attempt_only(queue: Store) -> None:
     (job,) = submit(queue, "x")
-    old = queue.claim(job, "w", [], OVER)
+    old = queue.claim(job, "cut off", [], OVER)
     new = queue.claim(job, "w", [], LONG)
     assert old is not None
     assert new is not None

@@ -8,7 +8,8 @@ import pytest
 
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.who import read_stat
-from stoker.runs.record import MOST_RECORDS, OLDEST_RECORD, Record, Records, Snooze, Spec, Status, boot_id
+from stoker.procfs import boot_id
+from stoker.runs.record import MOST_RECORDS, OLDEST_RECORD, Record, Records, Snooze, Spec, Status
 from stoker.runs.summary import in_a_word, summary_of
 from stoker.verdicts.policy import Policy
 

@@ -47,8 +47,8 @@ def status(as_json: bool) -> int:
     import socket
 
     from stoker.fill.ledger import Ledger
+    from stoker.procfs import boot_id
     from stoker.runs.processes import Identity, is_alive
-    from stoker.runs.record import boot_id
 
     found = Ledger(state_home(), socket.gethostname()).read()
     alive = found is not None and found.boot == boot_id() and is_alive(Identity(found.pid, found.started))

@@ -35,8 +35,8 @@ from stoker.presence.holders import Holders
 from stoker.presence.ignoring import SHIPPED, Ignored
 from stoker.presence.nodes import device_nodes
 from stoker.presence.terminals import Terminals
+from stoker.procfs import boot_id
 from stoker.runs.processes import Identity, descends, identify, stat
-from stoker.runs.record import boot_id
 from stoker.runs.signals import SignalStream
 from stoker.units import format_duration
 

@@ -1,4 +1,5 @@
-Every statement of the queue. {now} is the database's own clock in seconds since the epoch; {among x} asks whether something
+Every statement of the queue. {now} is the database's own clock in seconds since the epoch; {lease_now} is the clock that
+leases are held against, which in SQLite nobody can set; {shown_lease} is the end of a lease by {now}; {among x} asks whether something
 is in the JSON array :x; {job}, {fulfilled} and {open} are the first three pieces below. {locked x} and {skip_locked x}
 lock rows where the database knows how; in SQLite a transaction locks everything anyway. {claimed x} is the whole of a claim,
 in one round trip where that matters. {queued}, {by_queued}, {likely} and {surely} make each planner walk along the index of
@@ -99,22 +100,28 @@ SET state = 'running', attempt = :attempt, attempts = attempts + 1, started = {n
 (id, job_id, worker_id, number, gpus, started, lease_expires)
 
 -- is anything expired --
-SELECT 1 FROM stoker_attempts WHERE outcome IS NULL AND lease_expires < {now} LIMIT 1
+SELECT {lease_now}, EXISTS (
+  SELECT 1 FROM stoker_attempts WHERE outcome IS NULL AND lease_expires < {lease_now} AND worker_id <> :worker
+)
 
 -- expired attempts --
 SELECT a.id FROM stoker_attempts a
-WHERE a.outcome IS NULL AND a.lease_expires < {now}
+WHERE a.outcome IS NULL AND a.lease_expires < {lease_now} AND a.worker_id <> :worker
 ORDER BY a.lease_expires, a.id
 LIMIT 100
 {skip_locked a}
 
+-- forgive step --
+UPDATE stoker_attempts SET lease_expires = lease_expires + :step
+WHERE outcome IS NULL AND lease_expires BETWEEN {lease_now} - :step AND {lease_now} + :step
+
 -- renew --
-UPDATE stoker_attempts SET lease_expires = {now} + :lease
+UPDATE stoker_attempts SET lease_expires = {lease_now} + :lease
 WHERE id {among attempts} AND outcome IS NULL
 RETURNING id, (SELECT j.cancel_requested IS NOT NULL FROM stoker_jobs j WHERE j.id = job_id)
 
 -- adopt --
-UPDATE stoker_attempts SET worker_id = :worker, lease_expires = {now} + :lease
+UPDATE stoker_attempts SET worker_id = :worker, lease_expires = {lease_now} + :lease
 WHERE id {among attempts} AND outcome IS NULL
 RETURNING id
 
@@ -325,15 +332,15 @@ WHERE seen < {now} - :age
   AND NOT EXISTS (SELECT 1 FROM stoker_attempts a WHERE a.worker_id = stoker_workers.id AND a.outcome IS NULL)
 
 -- attempts of job --
-SELECT id, job_id, worker_id, number, gpus, started, lease_expires, ended, outcome, exit_code, sentence
+SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, sentence
 FROM stoker_attempts WHERE job_id = :job ORDER BY number
 
 -- attempt --
-SELECT id, job_id, worker_id, number, gpus, started, lease_expires, ended, outcome, exit_code, sentence
+SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, sentence
 FROM stoker_attempts WHERE id = :attempt
 
 -- running attempts --
-SELECT id, job_id, worker_id, number, gpus, started, lease_expires, ended, outcome, exit_code, sentence
+SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, sentence
 FROM stoker_attempts WHERE outcome IS NULL ORDER BY started, id
 
 -- write log --

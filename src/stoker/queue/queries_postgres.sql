@@ -5,6 +5,12 @@ filled since then it would read and sort all jobs for each claim.
 -- now --
 CAST(extract(epoch FROM statement_timestamp()) AS DOUBLE PRECISION)
 
+-- lease_now --
+{now}
+
+-- shown_lease --
+lease_expires
+
 -- among --
 = ANY (ARRAY(SELECT json_array_elements_text(CAST(:$ AS JSON))))
 
@@ -33,7 +39,7 @@ right($, :letters)
 -- claimed --
 WITH started AS ({start} WHERE id = ({$}) RETURNING id, attempts)
 INSERT INTO stoker_attempts {attempt_columns}
-SELECT :attempt, s.id, :worker, s.attempts, :gpus, {now}, {now} + :lease FROM started s
+SELECT :attempt, s.id, :worker, s.attempts, :gpus, {now}, {lease_now} + :lease FROM started s
 RETURNING job_id, number, started, lease_expires
 
 -- succeed --

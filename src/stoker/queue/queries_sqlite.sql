@@ -3,6 +3,18 @@ What SQLite says in its own way. Where there are several statements, each knows 
 -- now --
 ((julianday('now') - 2440587.5) * 86400.0)
 
+-- lease_now --
+:lease_now
+
+-- shown_lease --
+lease_expires + round({now} - {lease_now})
+
+-- read clock --
+SELECT ahead FROM stoker_clocks WHERE boot = :boot
+
+-- write clock --
+INSERT INTO stoker_clocks (boot, ahead) VALUES (:boot, :ahead) ON CONFLICT (boot) DO NOTHING
+
 -- among --
 IN (SELECT value FROM json_each(:$))
 
@@ -29,8 +41,8 @@ substr($, -:letters)
 -- claimed --
 {start} WHERE id = ({$}) RETURNING id AS job, attempts AS number;
 INSERT INTO stoker_attempts {attempt_columns}
-VALUES (:attempt, :job, :worker, :number, :gpus, {now}, {now} + :lease)
-RETURNING job_id, number, started, lease_expires
+VALUES (:attempt, :job, :worker, :number, :gpus, {now}, {lease_now} + :lease)
+RETURNING job_id, number, started, {shown_lease}
 
 -- succeed --
 {success_of_attempt} RETURNING job_id AS job;

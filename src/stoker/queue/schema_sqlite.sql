@@ -152,3 +152,9 @@ CREATE TABLE stoker_lent (
   data BLOB NOT NULL,
   PRIMARY KEY (attempt_id, edition, start)
 );
+
+-- 4 --
+CREATE TABLE stoker_clocks (
+  boot TEXT NOT NULL PRIMARY KEY,
+  ahead REAL NOT NULL
+) WITHOUT ROWID;

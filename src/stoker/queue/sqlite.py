@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from stoker.errors import StokerError
+from stoker.procfs import boot_id
 from stoker.queue import schema
 from stoker.queue.bell import Bell
 from stoker.queue.driver import CollisionError, Parameters, QueueAwayError, Row
@@ -18,6 +19,8 @@ from stoker.queue.statements import script, sections, translated
 BUSY_SECONDS: Final = 30.0
 # What PostgreSQL does in one statement and SQLite in several.
 SCRIPTS: Final = ("claim", "claim any", "claim next", "succeed")
+# What statements about leases call the clock that they are held against.
+LEASE_CLOCK: Final = "lease_now"
 
 T = TypeVar("T")
 
@@ -32,6 +35,7 @@ class SqliteDriver:
         self._scripts = {name: script(self._statements[name]) for name in SCRIPTS}
         self._connection: sqlite3.Connection | None = None
         self._has_news = False
+        self._ahead: float | None = None
 
     @property
     def place(self) -> str:
@@ -39,6 +43,7 @@ class SqliteDriver:
 
     def transaction(self, work: Callable[[], T]) -> T:
         with self._explained():
+            self._lease_now()  # before it: what is rolled back must not be remembered
             self._connected().execute("BEGIN IMMEDIATE")
             return self._until_commit(work)
 
@@ -47,13 +52,43 @@ class SqliteDriver:
 
     def fetch_text(self, sql: str, parameters: Parameters) -> list[Row]:
         with self._explained():
+            if f":{LEASE_CLOCK}" in sql:
+                parameters = {**parameters, LEASE_CLOCK: self._lease_now()}
             return self._connected().execute(sql, parameters).fetchall()
+
+    def _lease_now(self) -> float:
+        """What leases are held against: a clock that nobody sets, and that goes on while the machine sleeps.
+
+        It shows the time of day at which a queue was first used after the machine was started. That moment is kept in
+        the file, so that all processes have the same clock, and a step of the time of day ends no lease.
+        """
+        clock = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if self._ahead is None:
+            boot, ahead = boot_id(), time.time() - clock
+            if not boot:
+                return clock + ahead
+            try:
+                self._ahead = self._kept_ahead(boot, ahead)
+            except sqlite3.OperationalError:
+                # A full disk, or a queue of an older version: what changes a lease fails by itself, or has no other.
+                return clock + ahead
+        return clock + self._ahead
+
+    def _kept_ahead(self, boot: str, ahead: float) -> float:
+        connection = self._connected()
+        which = {"boot": boot, "ahead": ahead}
+        found = connection.execute(self._statements["read clock"], which).fetchone()
+        if found is None:
+            connection.execute(self._statements["write clock"], which)
+            found = connection.execute(self._statements["read clock"], which).fetchone()
+        return float(found[0])
 
     def at_once(self, statement: str, parameters: Parameters) -> list[Row]:
         return self.transaction(lambda: self._steps(statement, dict(parameters)))
 
     def _steps(self, statement: str, known: dict[str, str | int | float | bytes | None]) -> list[Row]:
         rows: list[Row] = []
+        known[LEASE_CLOCK] = self._lease_now()
         for step in self._scripts[statement]:
             cursor = self._connected().execute(step, known)
             rows = cursor.fetchall()

@@ -50,6 +50,8 @@ from stoker.queue.rows import attempt_of, clean_text, dependencies, job_of, json
 
 # A job whose worker is gone waits no longer than that for a free one; looking costs a round trip.
 SECONDS_BETWEEN_SWEEPS: Final = 1.0
+# Two clocks drift apart by milliseconds in a minute; what is more than that within one is a step.
+SMALLEST_STEP: Final = 1.0
 # Ids are drawn from four thousand million: a second draw is rare, a third is not seen.
 MOST_DRAWS: Final = 20
 
@@ -72,6 +74,8 @@ class Store:
         self._driver = driver
         self._pace = Pace()
         self._swept = -math.inf
+        self._clocks: tuple[float, float, float] | None = None
+        """The database's clock when it was last looked at, and ours right before and after that."""
         self._ready: dict[Row, Job] = {}
         self._findings = Findings(driver)
         self._ledger = Ledger(driver)
@@ -111,7 +115,7 @@ class Store:
 
     def ready(self, limit: int = 100, worker: str = "") -> list[Job]:
         """The jobs that could start now, on this worker, in the order in which they should; none during a pause."""
-        self._sweep_now_and_then()
+        self._sweep_now_and_then(worker)
         known = self._ready
         # Written out, for of a number that it does not know PostgreSQL believes that it is a tenth of the table.
         rows = self._driver.fetch_text(f"{self._driver.sql('ready')} LIMIT {limit:d}", {"worker": worker})
@@ -134,7 +138,7 @@ class Store:
     def _claimed(
         self, statement: str, which: Mapping[str, str | int], worker: str, gpus: Sequence[str], lease: float
     ) -> Attempt | None:
-        self._sweep_now_and_then()
+        self._sweep_now_and_then(worker)
         attempt = os.urandom(16).hex()
         parameters: Parameters = {
             **which,
@@ -144,7 +148,7 @@ class Store:
             "lease": float(lease),
         }
         rows = self._taken_job(statement, parameters)
-        if not rows and self.sweep():
+        if not rows and self.sweep(worker):
             rows = self._taken_job(statement, parameters)
         if not rows:
             return None
@@ -168,19 +172,38 @@ class Store:
                 f"a job that waits in {self.place} has an attempt that runs: `stoker queue check` says which"
             ) from None
 
-    def sweep(self) -> int:
-        """Gives away what was held by expired leases; how many there were. `ready` and every claim do it too."""
+    def sweep(self, worker: str = "") -> int:
+        """Gives away what was held by expired leases; how many there were. `ready` and every claim do it too.
+
+        The attempts of `worker` itself are left alone: whether those still run, it need not guess from a clock.
+        """
         self._swept = time.monotonic()
-        if not self._driver.fetch("is anything expired", {}):
+        before = _own_clock()
+        ((clock, is_any),) = self._driver.fetch("is anything expired", {"worker": worker})
+        step = self._step_of(float(clock), before, _own_clock())
+        if step > 0.0:
+            # Nobody could renew in time: leases that ended, or are about to, by the step alone get back what they had.
+            # Several workers may notice it. Shifted twice at the most, a lease is beyond the reach of the next.
+            self._driver.fetch("forgive step", {"step": step})
+        elif not is_any:
             return 0
-        return self._paced_change(self._sweep)
+        return self._paced_change(lambda: self._sweep(worker))
 
-    def _sweep_now_and_then(self) -> None:
+    def _step_of(self, clock: float, before: float, after: float) -> float:
+        """By how much the database's clock was set forward since the last look at it; 0 when it was not."""
+        last, self._clocks = self._clocks, (clock, before, after)
+        if last is None:
+            return 0.0
+        gone = clock - last[0]
+        # The answers may have been under way for long: at least that much of it is a step, and at most this much.
+        return gone - (before - last[2]) if gone - (after - last[1]) > SMALLEST_STEP else 0.0
+
+    def _sweep_now_and_then(self, worker: str) -> None:
         if time.monotonic() - self._swept >= SECONDS_BETWEEN_SWEEPS:
-            self.sweep()
+            self.sweep(worker)
 
-    def _sweep(self) -> int:
-        expired = self._driver.fetch("expired attempts", {})
+    def _sweep(self, worker: str) -> int:
+        expired = self._driver.fetch("expired attempts", {"worker": worker})
         for (attempt,) in expired:
             self._end(attempt, "lost", None, "")
         return len(expired)
@@ -641,6 +664,11 @@ class Store:
 
     def _changed(self, work: Callable[[], list[Row]]) -> list[str]:
         return [row[0] for row in self._change(work)]
+
+
+def _own_clock() -> float:
+    """One that nobody sets, and that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _forgettable(older_than: float, states: Sequence[State]) -> Parameters:

@@ -21,6 +21,7 @@ import msgspec
 
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.who import read_stat
+from stoker.procfs import boot_id
 from stoker.verdicts.policy import Policy
 
 # Enough to look back over weeks of experiments; a record is mostly its readings, a few MiB at the most.
@@ -211,14 +212,6 @@ class Records:
                 spec = record.spec()
                 if (place >= MOST_RECORDS or spec.started < too_old) and not record.is_alive(spec):
                     shutil.rmtree(record.directory)
-
-
-def boot_id() -> str:
-    """Monotonic times and pids mean something only within one boot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _read(path: Path, kind: type[T]) -> T:

@@ -25,6 +25,7 @@ from stoker.gpus.state import describe
 from stoker.gpus.visible import select_gpus
 from stoker.gpus.who import read_stat
 from stoker.places import state_home
+from stoker.procfs import boot_id
 from stoker.runs.guardian import (
     Aftermath,
     Beginning,
@@ -40,7 +41,7 @@ from stoker.runs.guardian import (
 from stoker.runs.journal import Journal
 from stoker.runs.ladder import Outcome, stop
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
-from stoker.runs.record import Ending, Record, Records, Spec, Status, boot_id
+from stoker.runs.record import Ending, Record, Records, Spec, Status
 from stoker.runs.signals import FORWARDED, Received, SignalStream
 from stoker.units import format_duration
 from stoker.verdicts.idle import IdleRule

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
+from stoker.procfs import boot_id
 from stoker.queue import Store
-from stoker.runs.record import boot_id
 from stoker.worker.assignment import Assignment, AttemptRecord, undelivered
 from stoker.worker.engagement import Engagement
 from stoker.worker.home import Home

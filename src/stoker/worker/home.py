@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import StokerError
+from stoker.procfs import boot_id
 from stoker.queue import Attempt
-from stoker.runs.record import boot_id
 from stoker.worker.assignment import AttemptRecord
 
 # Enough to look back over weeks; the queue keeps the end of every output anyway.
