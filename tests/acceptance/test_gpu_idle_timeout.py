@@ -290,6 +290,11 @@ def test_the_commands_own_code_and_output_pass_through(nvidia: MockMachine, scri
     assert len(done.log) == 1
 
 
+def test_a_log_that_cannot_be_written_leaves_the_code_as_it_is(nvidia: MockMachine) -> None:
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>/dev/full', "sh", *COMMAND, "sh", "-c", "exit 3"], check=False)
+    assert done.returncode == 3
+
+
 def test_a_command_that_is_not_there_or_not_executable_is_said_in_a_sentence(nvidia: MockMachine) -> None:
     assert idle_timeout(*SELDOM, "no-such-command") == Ended(
         127, "", "gpu_idle_timeout: cannot run 'no-such-command': there is no such command\n"

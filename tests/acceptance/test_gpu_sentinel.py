@@ -129,6 +129,17 @@ def test_shutdown_and_reboot_are_called_once_and_with_the_right_words(
     assert a_machine_that_can_be_shut_down.read_text() == f"{words}\n"
 
 
+@pytest.mark.parametrize("redirection", [">/dev/full 2>/dev/full", ">&- 2>&-"])
+def test_a_log_that_cannot_be_written_does_not_keep_it_from_acting(
+    nvidia: MockMachine, a_machine_that_can_be_shut_down: Path, redirection: str
+) -> None:
+    words = ("--arm_duration", "0", "--kill_duration", "1", "--kill_action", "shutdown")
+    line = f'exec "$@" {redirection}'
+    done = subprocess.run(["/bin/sh", "-c", line, "sh", *COMMAND, *words], timeout=60, check=False)
+    assert done.returncode == 0
+    assert a_machine_that_can_be_shut_down.read_text() == "-h now\n"
+
+
 def test_a_shutdown_that_fails_is_told_and_tried_again(
     nvidia: MockMachine, run: Run, a_machine_that_can_be_shut_down: Path
 ) -> None:

@@ -96,6 +96,13 @@ def test_the_code_is_the_commands_own_as_with_gnu_timeout(command: list[str], co
     assert code == (expected if expected >= 0 else 128 - expected)
 
 
+@pytest.mark.parametrize("redirection", [">&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
+@pytest.mark.parametrize(("command", "code"), [("sh -c 'exit 3'", 3), ("no-such-command", 127)])
+def test_streams_that_cannot_be_written_leave_the_code_as_it_is(redirection: str, command: str, code: int) -> None:
+    line = f"{stoker_command()} run -- {command} {redirection}"
+    assert subprocess.run(["sh", "-c", line], timeout=60, check=False).returncode == code
+
+
 def test_input_output_and_arguments_pass_through_untouched() -> None:
     script = "import sys; d = sys.stdin.buffer.read(); sys.stdout.buffer.write(d); sys.stderr.write(repr(sys.argv[1:]))"
     done = subprocess.run(

@@ -2,7 +2,6 @@
 
 import functools
 import select
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from stoker.gpus.lookout import LONGEST_WAIT, Lookout
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
+from stoker.streams import ERROR, emit
 from stoker.units import format_duration, format_percent
 from stoker.verdicts.idle import IdleRule
 from stoker.verdicts.policy import Policy
@@ -46,12 +46,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def say(sentence: str) -> None:
-    """To stderr. A log that nobody reads any more (a closed pipe, a full disk) does not end the watching."""
-    try:
-        sys.stderr.write(f"stoker: {sentence}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return
+    """To stderr."""
+    emit(ERROR, f"stoker: {sentence}\n")
 
 
 class Watcher:

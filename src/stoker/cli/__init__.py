@@ -5,6 +5,9 @@ import sys
 
 def main() -> None:
     """The `stoker` command."""
+    from stoker.streams import open_missing
+
+    open_missing()
     if sys.argv[1:] == ["--version"]:
         # Answered before anything is imported: it is what scripts and completion call most.
         from stoker.version import __version__

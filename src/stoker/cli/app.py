@@ -1,5 +1,6 @@
 """The `stoker` command group, and how every verb ends: a code, and one sentence when something was wrong."""
 
+import errno
 import importlib
 import os
 import sys
@@ -10,6 +11,7 @@ import click
 from stoker.cli.defaults import CONFIGURABLE, defaults_from_file
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.spawn import Helper
+from stoker.streams import ERROR, emit
 from stoker.version import __version__
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ VERBS: Final = {
 }
 OWN_FAILURE: Final = 125
 INTERRUPTED: Final = 130
+# A disk without room is the machine's trouble, not a mistake in Stoker.
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Verbs(click.Group):
@@ -114,14 +118,23 @@ def run(arguments: list[str], early: Helper | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output is gone (`| head`): nothing more to say, and nothing wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _discard_output()
+            _say(f"cannot write: {os.strerror(error.errno).lower()}")
+            return OWN_FAILURE
         if os.environ.get("STOKER_DEBUG"):
             raise
         _say(f"internal error: {type(error).__name__}: {error} (run with --debug and report the traceback)")
         return OWN_FAILURE
     return result if isinstance(result, int) else 0
+
+
+def _discard_output() -> None:
+    """Otherwise Python tries again at exit, and changes the exit code when that fails."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refused(error: click.ClickException | StokerError) -> int:
@@ -137,4 +150,4 @@ def _refused(error: click.ClickException | StokerError) -> int:
 
 
 def _say(sentence: str) -> None:
-    sys.stderr.write(f"stoker: {sentence}\n")
+    emit(ERROR, f"stoker: {sentence}\n")

@@ -1,6 +1,5 @@
 """`stoker fill`: background programs on idle GPUs, and `stoker fill status`."""
 
-import contextlib
 import os
 import sys
 import time
@@ -9,8 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.options import open_prober, source_options
+from stoker.cli.telling import tell
 from stoker.errors import StokerError
 from stoker.places import state_home
+from stoker.streams import ERROR, emit
 
 if TYPE_CHECKING:
     from stoker.fill.config import FillConfig
@@ -32,7 +33,7 @@ def command(
     with open_prober(source, deadline) as prober:
         config = _checked(file, prober)
         for hint in hints_of(config):
-            sys.stderr.write(f"stoker: {hint}\n")
+            emit(ERROR, f"stoker: {hint}\n")
         if check:
             count = len(config.programs)
             sys.stdout.write(f"{config.source}: {count} program{'s' if count != 1 else ''}, no mistakes\n")
@@ -72,7 +73,7 @@ def _fill(config: "FillConfig", prober: "Prober") -> int:
     from stoker.fill.ledger import KILLED_LATELY, lock
 
     lock(state_home(), socket.gethostname(), KILLED_LATELY)
-    return Filler(config, prober, state_home(), _tell, root=Path(os.environ.get("STOKER_ROOT", "/"))).run()
+    return Filler(config, prober, state_home(), tell, root=Path(os.environ.get("STOKER_ROOT", "/"))).run()
 
 
 def checked_config(file: str | None, source: str, deadline: float) -> "FillConfig":
@@ -138,10 +139,3 @@ def _print(found: "FillStatus", alive: bool) -> None:
         sys.stdout.write(f"note: {note}\n")
     if not alive:
         sys.stdout.write(f"`{found.owner}` is not running: this is what it left\n")
-
-
-def _tell(sentence: str) -> None:
-    line = f"{time.strftime('%H:%M:%S')} {sentence}\n".encode(errors="backslashreplace")
-    # A terminal that is gone, a disk that is full or a reader that left is no reason not to watch.
-    with contextlib.suppress(OSError):
-        os.write(1, line)

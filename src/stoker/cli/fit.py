@@ -14,6 +14,7 @@ import click
 from stoker.cli.options import DURATION, FRACTION, open_prober, source_options
 from stoker.errors import BadInputError, StokerError
 from stoker.settings import load_settings
+from stoker.streams import ERROR, emit
 
 if TYPE_CHECKING:
     from stoker.fit.fitter import Fitter, Request
@@ -284,5 +285,4 @@ def _heed(signals: "SignalStream") -> None:
 
 
 def _say(sentence: str) -> None:
-    sys.stderr.write(f"stoker: {sentence}\n")
-    sys.stderr.flush()
+    emit(ERROR, f"stoker: {sentence}\n")

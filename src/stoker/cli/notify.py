@@ -1,16 +1,15 @@
 """`stoker notify`: tell people what happens in the queue, where no page does it."""
 
-import contextlib
 import os
 import signal
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import click
 
 from stoker.cli.queue_options import opened, queue_option
+from stoker.cli.telling import tell
 from stoker.errors import BadInputError, StokerError
 from stoker.settings import load_settings
 from stoker.settings_path import config_path
@@ -64,16 +63,8 @@ def _run(wanted: "Notifications", queue_url: str | None) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: stop.set())
-    crier = Crier(wanted, "", lambda: opened(queue_url), _tell)
+    crier = Crier(wanted, "", lambda: opened(queue_url), tell)
     people = "1 URL" if len(wanted.urls) == 1 else f"{len(wanted.urls)} URLs"
-    _tell(f"telling {people} of: {', '.join(wanted.events)}")
+    tell(f"telling {people} of: {', '.join(wanted.events)}")
     crier.run(stop)
     return 0
-
-
-def _tell(sentence: str) -> None:
-    """One line each, as soon as it happens: people read it in a terminal, in a file, in the journal."""
-    line = f"{time.strftime('%H:%M:%S')} {sentence}\n".encode(errors="backslashreplace")
-    # A reader that left is no reason to tell nobody any more.
-    with contextlib.suppress(OSError):
-        os.write(1, line)

@@ -14,6 +14,7 @@ from stoker.dropin.idle_watch import PROGRAM, IdleWatch, Numbers, open_log
 from stoker.dropin.looks import steady_looks
 from stoker.errors import BadInputError, StokerError
 from stoker.runs.plan import parse_signal
+from stoker.streams import ERROR, emit, open_missing
 
 KILLED: Final = 1
 FAILED: Final = 1
@@ -35,12 +36,13 @@ class Options(NamedTuple):
 
 def main() -> None:
     """The `gpu_idle_timeout` command."""
+    open_missing()
     options = parse(sys.argv[1:])
     log = open_log(debug=options.debug)
     try:
         code = run(options, log)
     except StokerError as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        emit(ERROR, f"{PROGRAM}: {error}\n")
         code = error.exit_code if isinstance(error, BadInputError) else FAILED
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -1,7 +1,6 @@
 """`gpu_mon`: programs on idle GPUs, by the configuration file and the command line of the program that it replaces."""
 
 import argparse
-import contextlib
 import os
 import socket
 import sys
@@ -20,6 +19,7 @@ from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
 from stoker.places import state_home
 from stoker.settings import load_settings
+from stoker.streams import ERROR, OUTPUT, emit, open_missing
 from stoker.units import parse_duration
 
 INTERRUPTED: Final = 130
@@ -27,10 +27,11 @@ INTERRUPTED: Final = 130
 
 def main() -> None:
     """The `gpu_mon` command."""
+    open_missing()
     try:
         code = run(sys.argv[1:])
     except StokerError as error:
-        sys.stderr.write(f"gpu_mon: {error}\n")
+        emit(ERROR, f"gpu_mon: {error}\n")
         code = error.exit_code
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -54,7 +55,4 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _tell(sentence: str) -> None:
-    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n".encode(errors="backslashreplace")
-    # A terminal that is gone, a disk that is full or a reader that left is no reason not to watch.
-    with contextlib.suppress(OSError):
-        os.write(1, line)
+    emit(OUTPUT, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n")

@@ -13,6 +13,7 @@ from stoker.dropin.looks import steady_looks
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Look
 from stoker.gpus.usage import chosen_gpus, mean_usage, why_unknown
+from stoker.streams import ERROR, OUTPUT, emit, open_missing
 from stoker.units import format_percent
 from stoker.verdicts.sentinel import Sentinel, SentinelState
 
@@ -33,6 +34,7 @@ class Options(NamedTuple):
 
 def main() -> None:
     """The `gpu_sentinel` command."""
+    open_missing()
     try:
         code = Watch(parse(sys.argv[1:])).run()
     except StokerError as error:
@@ -89,9 +91,9 @@ class Watch:
             )
 
     def _kill(self) -> None:
-        _say(f"GPU usage was {self._idle_in_words()}: {self._options.kill_action}")
         if self._action is not None:
             self._action.act(self._facts())
+        _say(f"GPU usage was {self._idle_in_words()}: {self._options.kill_action}")
         self._done = True
 
     def _facts(self) -> Facts:
@@ -202,13 +204,11 @@ def _listed(indices: set[int]) -> str:
 
 
 def _say(sentence: str) -> None:
-    # At once, also into a pipe: somebody may wait for it.
-    sys.stdout.write(f"{sentence}\n")
-    sys.stdout.flush()
+    emit(OUTPUT, f"{sentence}\n")
 
 
 def _complain(sentence: str) -> None:
-    sys.stderr.write(f"gpu_sentinel: {sentence}\n")
+    emit(ERROR, f"gpu_sentinel: {sentence}\n")
 
 
 if __name__ == "__main__":

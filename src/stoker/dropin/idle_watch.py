@@ -2,12 +2,12 @@
 
 import logging
 import math
-import sys
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from stoker.gpus.lookout import LONGEST_WAIT
 from stoker.gpus.model import Look, known
+from stoker.streams import ERROR, emit
 from stoker.verdicts.policy import GAP_ALLOWANCE, GAP_LOOKS
 from stoker.verdicts.samples import Sample, SampleGatherer, SamplesRule
 
@@ -103,9 +103,16 @@ class IdleWatch:
         self._unknown = unknown
 
 
+class _GuardedHandler(logging.Handler):
+    """Writes to stderr, where that is possible."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        emit(ERROR, f"{self.format(record)}\n")
+
+
 def open_log(*, debug: bool) -> logging.Logger:
     """The log on stderr, with lines as the original writes them."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _GuardedHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)s: %(levelname)s: {PROGRAM}: %(message)s"))
     log = logging.Logger(PROGRAM, logging.DEBUG if debug else logging.INFO)
     log.addHandler(handler)

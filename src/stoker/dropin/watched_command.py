@@ -5,7 +5,6 @@ import logging
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -18,6 +17,7 @@ from stoker.runs.guardian import Ended, Failed, Gone, Guardian, Program, Started
 from stoker.runs.ladder import stop
 from stoker.runs.processes import Identity, send, stat
 from stoker.runs.signals import FORWARDED, Received, SignalStream
+from stoker.streams import ERROR, emit
 
 KILLED: Final = 1
 # What the original gives to signal handlers before it kills.
@@ -78,7 +78,7 @@ class WatchedCommand:
     def _hear(self, guardian: Guardian) -> int | None:
         while (news := guardian.news()) is not None:
             if isinstance(news, Failed):
-                sys.stderr.write(f"{PROGRAM}: cannot run {self._command[0]!r}: {news.why}\n")
+                emit(ERROR, f"{PROGRAM}: cannot run {self._command[0]!r}: {news.why}\n")
                 return news.exit_code
             if isinstance(news, Started):
                 self._watch.announce()

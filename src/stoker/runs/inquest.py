@@ -3,7 +3,6 @@
 Imported only then: a supervisor that lives beside a training for days has no need of it before.
 """
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from stoker.runs.report import brief, render
 from stoker.runs.signals import SignalStream
 from stoker.runs.stacks import collect_stacks
 from stoker.runs.transcript import last_outputs
+from stoker.streams import ERROR, emit
 
 # The questions take one look's time at the most, so that the first signal is no later than that; but as long as
 # py-spy needs on a busy machine, and never so long that a person wonders.
@@ -86,13 +86,13 @@ class Inquest:
         """Completes the report with how the stop went, and tells the person in brief."""
         self._evidence = msgspec.structs.replace(self._evidence, exit=how, left=left, ended=time.time())
         written = self._write()
-        sys.stderr.write(brief(self._evidence, str(self._record.report) if written else None) + "\n")
+        emit(ERROR, brief(self._evidence, str(self._record.report) if written else None) + "\n")
 
     def _write(self) -> bool:
         try:
             self._record.write_report(render(self._evidence))
         except StokerError as error:
-            sys.stderr.write(f"stoker: {error}\n")
+            emit(ERROR, f"stoker: {error}\n")
             return False
         return True
 

@@ -7,7 +7,6 @@ import pwd
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -43,6 +42,7 @@ from stoker.runs.ladder import Outcome, stop
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 from stoker.runs.record import Ending, Record, Records, Spec, Status
 from stoker.runs.signals import FORWARDED, Received, SignalStream
+from stoker.streams import ERROR, emit
 from stoker.units import format_duration
 from stoker.verdicts.idle import IdleRule
 from stoker.verdicts.scope import JobScope, MachineScope
@@ -564,6 +564,4 @@ def _in_words(error: Exception) -> str:
 
 
 def _say(sentence: str) -> None:
-    with contextlib.suppress(OSError):  # a terminal that is gone must not take the supervisor with it
-        sys.stderr.write(f"stoker: {sentence}\n")
-        sys.stderr.flush()
+    emit(ERROR, f"stoker: {sentence}\n")

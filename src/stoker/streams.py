@@ -1,0 +1,41 @@
+"""Standard input, output and error of programs whose work matters more than what they say about it."""
+
+import contextlib
+import os
+import select
+import sys
+from typing import Final
+
+OUTPUT: Final = 1
+ERROR: Final = 2
+# A pipe nobody reads or a terminal stopped by Ctrl-S: after this long the line is dropped.
+_PATIENCE: Final = 0.1
+
+
+def open_missing() -> None:
+    """Opens the null device in place of standard streams that the caller closed (`>&-`).
+
+    Otherwise the next file to be opened gets the free number and with it what is meant for people. The null device is
+    closed on exec, so a command started from here finds the streams closed, as it would without Stoker.
+    """
+    for descriptor, name, mode in ((0, "stdin", "r"), (OUTPUT, "stdout", "w"), (ERROR, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - a descriptor
+
+
+def emit(descriptor: int, text: str) -> None:
+    """Writes it at once; drops what cannot be written: a full disk or a reader that left stops no guard.
+
+    Python's own streams would keep the text, try again at exit and turn the exit code into 120.
+    """
+    rest = text.encode(errors="backslashreplace")
+    with contextlib.suppress(OSError):
+        room = select.poll()
+        room.register(descriptor, select.POLLOUT)
+        while rest and room.poll(_PATIENCE * 1000):
+            # As much as a pipe that has room takes without blocking.
+            rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
