@@ -154,6 +154,7 @@ def test_what_a_person_just_did_is_soon_seen(here: Store, home: Path, monkeypatc
 def test_a_worker_that_left_is_told_from_one_that_was_lost(queue: Store, home: Path) -> None:
     greet(queue, "box-1", "left-box")
     greet(queue, "other-1", "lost-box")
+    before = queue.clock()
     queue.farewell("box-1")
     queue._driver.fetch_text("UPDATE stoker_workers SET seen = seen - 600 WHERE id = 'other-1'", {})
     seen = observed(queue, home)
@@ -161,6 +162,7 @@ def test_a_worker_that_left_is_told_from_one_that_was_lost(queue: Store, home: P
         "left-box": (False, True),
         "lost-box": (False, False),
     }
+    assert before <= next(machine.seen for machine in seen.machines if machine.left) <= queue.clock()
     assert [(point.level, point.host) for point in seen.health.points if point.host] == [("bad", "lost-box")]
     assert {gpu.doing for machine in seen.machines for gpu in machine.gpus} == {"unknown"}
 

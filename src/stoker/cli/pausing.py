@@ -125,11 +125,10 @@ def _meant(store: "Store", text: str) -> list["Worker"]:
 
 
 def _present(store: "Store", workers: list["Worker"], host: str) -> list["Worker"]:
-    from stoker.queue.model import HEARD_WITHIN
     from stoker.units import format_duration
 
     now = store.clock()
-    present = [worker for worker in workers if now - worker.seen <= HEARD_WITHIN]
+    present = [worker for worker in workers if worker.is_there(now)]
     if not present:
         silent = format_duration(round(now - max(worker.seen for worker in workers)))
         raise StokerError(

@@ -123,8 +123,6 @@ def _health(store: "Store") -> Health:
 
 
 def _workers(store: "Store") -> list[WorkerSeen]:
-    from stoker.queue.model import HEARD_WITHIN
-
     now = store.clock()
     return [
         WorkerSeen(
@@ -132,7 +130,7 @@ def _workers(store: "Store") -> list[WorkerSeen]:
             host=worker.host,
             gpus=len(worker.view.gpus),
             paused=worker.paused,
-            there=now - worker.seen <= HEARD_WITHIN,
+            there=worker.is_there(now),
             silent=max(now - worker.seen, 0.0),
             problem=worker.view.problem,
         )

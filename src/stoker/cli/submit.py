@@ -257,10 +257,8 @@ def _advise(store: "Store") -> None:
     """Tells a person, not a script, that nothing will start these jobs now."""
     if not sys.stderr.isatty():
         return
-    from stoker.queue.model import HEARD_WITHIN
-
     now = store.clock()
-    if not any(worker.seen >= now - HEARD_WITHIN for worker in store.workers()):
+    if not any(worker.is_there(now) for worker in store.workers()):
         sys.stderr.write("no worker is there to run it: `stoker work` starts one\n")
     elif store.paused():
         sys.stderr.write("the queue is paused: `stoker resume` lets it go on\n")

@@ -5,7 +5,7 @@ from typing import Final
 
 from stoker.overview.model import GpuCard, Machine
 from stoker.queue.explanation import spoken
-from stoker.queue.model import HEARD_WITHIN, Attempt, Job, Worker, WorkerGpu
+from stoker.queue.model import Attempt, Job, Worker, WorkerGpu
 
 # Who wants to know of a machine that has been away for longer asks for it by name.
 FORGOTTEN_AFTER: Final = 86400.0
@@ -32,7 +32,7 @@ def machines_of(
 
 
 def _machine(worker: Worker, jobs: Mapping[str, Job], now: float) -> Machine:
-    there = now - worker.seen <= HEARD_WITHIN
+    there = worker.is_there(now)
     cards = worker.view.gpus if there else tuple(_unseen(gpu, worker, now) for gpu in worker.view.gpus)
     return Machine(
         worker=worker.id,

@@ -13,7 +13,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stoker.queue.model import HEARD_WITHIN, Attempt, Lent
+from stoker.queue.model import Attempt, Lent
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -28,7 +28,7 @@ _EDITION: Final = re.compile(r"[0-9a-f]{1,64}")
 def may_be_lent(store: "Store", attempt: Attempt) -> bool:
     """Whether a worker has lately been heard of on the machine that ran it: nobody else has its output."""
     home, now = _home(attempt.worker), store.clock()
-    return any(_home(worker.id) == home and now - worker.seen <= HEARD_WITHIN for worker in store.workers())
+    return any(_home(worker.id) == home and worker.is_there(now) for worker in store.workers())
 
 
 def _home(worker: str) -> str:

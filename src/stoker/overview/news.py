@@ -147,7 +147,7 @@ class News:
         for worker in sight.workers:
             subject = (worker.id, "")
             silent = sight.now - worker.seen
-            if silent <= HEARD_WITHIN:
+            if worker.is_there(sight.now):
                 if self._is_news(subject):
                     yield _heard_again(worker)
                 continue
@@ -174,7 +174,7 @@ def is_unexplained(job: Job, sight: Sight) -> bool:
 
 
 def there(sight: Sight) -> list[Worker]:
-    return [worker for worker in sight.workers if sight.now - worker.seen <= HEARD_WITHIN]
+    return [worker for worker in sight.workers if worker.is_there(sight.now)]
 
 
 def _has_left(worker: Worker, sight: Sight) -> bool:

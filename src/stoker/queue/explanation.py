@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from stoker.queue.model import ENDED, HEARD_WITHIN, Attempt, Job, State, Worker
+from stoker.queue.model import ENDED, Attempt, Job, State, Worker
 from stoker.units import format_memory
 
 Kind = Literal[
@@ -54,7 +54,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
     def there(self) -> list[Worker]:
         """The workers that have been heard of lately."""
-        return [worker for worker in self.workers if self.now - worker.seen <= HEARD_WITHIN]
+        return [worker for worker in self.workers if worker.is_there(self.now)]
 
     def host_of(self, worker: str) -> str | None:
         return next((known.host for known in self.workers if known.id == worker), None)

@@ -168,7 +168,12 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     view: View
     started: float
     seen: float
+    """When it was last heard of; of one that has left, when it said goodbye."""
     paused: bool
+
+    def is_there(self, now: float) -> bool:
+        """Whether it was heard of lately and has not said goodbye since."""
+        return not self.view.left and now - self.seen <= HEARD_WITHIN
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

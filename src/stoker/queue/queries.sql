@@ -390,7 +390,7 @@ ON CONFLICT (id) DO UPDATE SET host = excluded.host, view = excluded.view, seen 
 SELECT view FROM stoker_workers WHERE id = :worker
 
 -- farewell --
-UPDATE stoker_workers SET seen = {now} - :ago, view = :view WHERE id = :worker
+UPDATE stoker_workers SET seen = {now}, view = :view WHERE id = :worker
 
 -- workers --
 SELECT id, host, view, started, seen, paused FROM stoker_workers ORDER BY host, started, id

@@ -589,8 +589,7 @@ class Store:
         def work() -> None:
             for (view,) in self._driver.fetch("view of worker", {"worker": worker}):
                 left = msgspec.structs.replace(msgspec.json.decode(view, type=View), left=True)
-                parameters: Parameters = {"worker": worker, "ago": HEARD_WITHIN + 1.0, "view": json_text(left)}
-                self._driver.fetch("farewell", parameters)
+                self._driver.fetch("farewell", {"worker": worker, "view": json_text(left)})
 
         self._driver.transaction(work)
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.queue.model import HEARD_WITHIN, Worker
+from stoker.queue.model import Worker
 from stoker.queue.pausing import PAUSE, RESUME, Direction, already
 from stoker.queue.store import Store
 from stoker.web.api.answers import Done, Undo, answer, problems_listed
@@ -49,7 +49,7 @@ async def list_workers(request: Request) -> Response:
     def workers(store: Store) -> WorkerList:
         now = store.clock()
         return WorkerList(
-            items=[WorkerSeen(worker=one, is_there=now - one.seen <= HEARD_WITHIN) for one in store.workers()]
+            items=[WorkerSeen(worker=one, is_there=one.is_there(now)) for one in store.workers()]
         )
 
     return answer(await house_of(request).desk.ask(workers))
