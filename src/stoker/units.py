@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable, Iterable
 
 from stoker.errors import BadInputError
 
@@ -12,6 +13,7 @@ _BYTES = {
     "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
+_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _DURATION_PART = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(ms|[smhd])")
 _MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]+)")
 
@@ -68,11 +70,25 @@ def format_duration(seconds: float) -> str:
 
 def format_memory(amount: int) -> str:
     """`0 B`, `512 MiB`, `7.9 GiB`, `80 GiB`."""
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, size in _UNITS:
         if amount >= size:
             value = amount / size
             return f"{value:.1f} {unit}" if value < 10 and unit in ("GiB", "TiB") else f"{value:.0f} {unit}"
     return f"{amount} B"
+
+
+def memory_formatter(wanted: int, amounts: Iterable[int]) -> Callable[[int], str]:
+    """`format_memory`, or with so many decimals that less than `wanted` is seen to be less: `12.0 GiB`, `11.7 GiB`."""
+    less = [amount for amount in amounts if amount < wanted]
+    if all(parse_memory(format_memory(amount)) < parse_memory(format_memory(wanted)) for amount in less):
+        return format_memory
+    unit, size = next(((unit, size) for unit, size in _UNITS if wanted >= size), ("B", 1))
+    shown = next(
+        digits
+        for digits in range(1, 16)
+        if all(f"{a / size:.{digits}f}" != f"{wanted / size:.{digits}f}" for a in less)
+    )
+    return lambda amount: f"{amount / size:.{shown}f} {unit}"
 
 
 def format_percent(fraction: float) -> str:

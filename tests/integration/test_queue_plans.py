@@ -263,7 +263,7 @@ def assert_looks_into_the_queued(plan: str, times: int) -> None:
     assert len(re.findall(r"SEARCH j USING (COVERING )?INDEX stoker_jobs_queued|Index Cond: .*priority", plan)) == times
 
 
-@pytest.mark.parametrize("statement", ["unfinished counts", "unfulfilled of several"])
+@pytest.mark.parametrize("statement", ["unfinished counts", "unfulfilled needs"])
 def test_nothing_that_is_asked_many_times_a_minute_reads_the_history(queue: Store, statement: str) -> None:
     for plan in plans(queue, statement):
         assert_reads_little(plan)

@@ -185,14 +185,17 @@ def test_a_job_waits_for_the_success_of_those_it_comes_after(queue: Store) -> No
     (then,) = submit(queue, "then", after=(first,), after_any=(second,))
     assert queue.claim(then, "w", [], LONG) is None
     run(queue, second, "failed", 1)
-    assert queue.unfulfilled(then) == {first: "queued"}
+    assert queue.needs_of([then]).of(then) == {first: "queued"}
     run(queue, first, "failed", 1)
     assert ready(queue) == []
-    assert queue.unfulfilled(then) == {first: "failed"}
+    assert queue.needs_of([then]).of(then) == {first: "failed"}
+    (last,) = submit(queue, "last", after_any=(then,))
+    assert queue.needs_of([last]).dead_end(last) == ((then, "queued"), (first, "failed"))
     queue.retry([first])
+    assert queue.needs_of([last]).dead_end(last) == ()
     run(queue, first, "succeeded", 0)
     assert ready(queue) == [then]
-    assert queue.unfulfilled(then) == {}
+    assert queue.needs_of([then]).of(then) == {}
 
 
 def test_a_claim_is_given_once_and_says_what_it_gave(queue: Store) -> None:

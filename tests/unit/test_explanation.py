@@ -1,12 +1,14 @@
 """Why a job does not run: every reason has its words, and the one that decides is told."""
 
+import itertools
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
-from stoker.queue.explanation import MOST_AHEAD, Surroundings, Why, clock_time, explain, spoken
+from stoker.queue.explanation import MOST_AHEAD, Needs, Surroundings, Why, clock_time, explain, spoken
 from stoker.queue.model import Attempt, Job, State, View, Worker, WorkerGpu
 
 NOW = 1_800_000_000.0
@@ -31,6 +33,11 @@ def worker(host: str = "gpu-box", *, gpus: int = 2, seen: float = 1.0, paused: b
 
 def around(*workers: Worker, **fields: Any) -> Surroundings:
     return Surroundings(now=NOW, workers=workers, **fields)
+
+
+def needs(of_the_job: Mapping[str, State], *others: tuple[str, str, State]) -> Needs:
+    """What the job waits for, and who else waits for what."""
+    return Needs([*(("0a0a0a0a", name, state) for name, state in of_the_job.items()), *others])
 
 
 def attempt(**fields: Any) -> Attempt:
@@ -107,14 +114,18 @@ def test_a_job_that_was_held_because_it_was_lost_says_so() -> None:
 
 
 def test_a_retry_says_in_how_long_and_after_what() -> None:
-    why = explain(job(not_before=NOW + 19.2, sentence="exit code 1"), around(worker()))
-    assert why == Why("retry", "retry in 20 s", "waits until its retry in 20 s, after this: exit code 1")
+    why = explain(job(not_before=NOW + 19.2, attempts=2, exit_code=3), around(worker()))
+    sentence = "waits until its retry in 20 s, after attempt 2 ended with exit code 3"
+    assert why == Why("retry", "retry in 20 s", sentence)
+    preempted = job(attempts=1, exit_code=143, sentence="made room for another job")
+    why = explain(preempted, around(worker()))
+    assert why.sentence.endswith("; attempt 1 ended with exit code 143: made room for another job")
 
 
 def test_a_job_after_others_names_them_and_what_they_do() -> None:
-    why = explain(job(), around(worker()), {"1b1b1b1b": "running"})
+    why = explain(job(), around(worker()), needs({"1b1b1b1b": "running"}))
     assert why == Why("after", "after 1b1b1b1b", "waits for job 1b1b1b1b (running)")
-    why = explain(job(), around(worker()), {"1b1b1b1b": "running", "2c2c2c2c": "held"})
+    why = explain(job(), around(worker()), needs({"1b1b1b1b": "running", "2c2c2c2c": "held"}))
     assert (why.word, why.sentence) == (
         "after 1b1b1b1b and 1 more",
         "waits for jobs 1b1b1b1b (running) and 2c2c2c2c (held)",
@@ -122,18 +133,41 @@ def test_a_job_after_others_names_them_and_what_they_do() -> None:
 
 
 def test_many_jobs_that_it_comes_after_are_not_all_named() -> None:
-    why = explain(job(), around(worker()), {f"{number}" * 8: "queued" for number in range(9)})
+    why = explain(job(), around(worker()), needs({f"{number}" * 8: "queued" for number in range(1, 10)}))
     assert why.sentence.endswith("and 6 others")
 
 
 @pytest.mark.parametrize(("state", "became"), [("failed", "which failed"), ("cancelled", "which was cancelled")])
 def test_a_job_after_one_that_did_not_succeed_can_never_start_and_says_what_to_do(state: State, became: str) -> None:
-    why = explain(job(), around(worker()), {"1b1b1b1b": state, "2c2c2c2c": "running"})
+    why = explain(job(), around(worker()), needs({"1b1b1b1b": state, "2c2c2c2c": "running"}))
     assert why.kind == "never"
     assert why.sentence == (
         f"can never start: it comes after 1b1b1b1b, {became}; `stoker retry 1b1b1b1b` tries that again, "
         "`stoker cancel 0a0a0a0a` gives this one up"
     )
+
+
+@pytest.mark.parametrize(("state", "became"), [("failed", "which failed"), ("cancelled", "which was cancelled")])
+def test_a_job_two_steps_behind_one_that_did_not_succeed_can_never_start_either(state: State, became: str) -> None:
+    known = needs({"1b1b1b1b": "queued", "3d3d3d3d": "running"}, ("1b1b1b1b", "2c2c2c2c", state))
+    why = explain(job(), around(worker()), known)
+    assert (why.kind, why.word) == ("never", f"after 2c2c2c2c, {state}")
+    assert why.sentence == (
+        f"can never start: it waits for 1b1b1b1b, which waits for 2c2c2c2c, {became}; "
+        "`stoker retry 2c2c2c2c` tries that again, `stoker cancel 0a0a0a0a` gives this one up"
+    )
+
+
+def test_a_long_way_to_the_one_that_failed_is_cut_short() -> None:
+    names = [f"{number}" * 8 for number in range(1, 9)]
+    steps: list[tuple[str, str, State]] = [(one, other, "queued") for one, other in itertools.pairwise(names)]
+    why = explain(job(), around(worker()), needs({names[0]: "held"}, *steps, (names[-1], "2c2c2c2c", "failed")))
+    assert "33333333, which waits for 5 others, the last of them for 2c2c2c2c, which failed; " in why.sentence
+
+
+def test_a_job_behind_others_that_can_still_run_only_waits() -> None:
+    known = needs({"1b1b1b1b": "queued"}, ("1b1b1b1b", "2c2c2c2c", "running"), ("3d3d3d3d", "4e4e4e4e", "failed"))
+    assert explain(job(), around(worker()), known).sentence == "waits for job 1b1b1b1b (queued)"
 
 
 def test_what_would_keep_it_even_then_is_told_too() -> None:

@@ -56,6 +56,22 @@ def test_each_thing_that_can_stand_in_the_way_is_told(obstacle: Obstacle, said: 
     assert why_waiting(NotEnoughGpus(*asks(1), ((3, obstacle),))) == f"waits for a GPU: {said}"
 
 
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (11.7, "12.0 GiB: GPU 0 has 11.7 GiB left"),
+        (11.97, "12.00 GiB: GPU 0 has 11.97 GiB left"),
+        (11.4, "12 GiB: GPU 0 has 11 GiB left"),
+        (0.5, "12 GiB: GPU 0 has 512 MiB left"),
+    ],
+)
+def test_too_little_memory_is_seen_to_be_too_little(left: float, said: str) -> None:
+    beside = NotEnoughGpus(*asks(1, 12 * GIB), ((0, Held(("a",), None, int(left * GIB))),))
+    assert why_waiting(beside) == f"waits for a GPU with {said} beside job a"
+    small = why_waiting(NotEnoughGpus(*asks(1, 12 * GIB), ((0, TooSmall(int(left * GIB))),)))
+    assert small == f"waits for a GPU with {said.replace('has', 'has only').removesuffix(' left')}"
+
+
 def test_gpus_of_which_the_same_is_true_are_named_together() -> None:
     held = Held(("deadbeef",), None, None)
     reason = NotEnoughGpus(*asks(4), ((0, held), (1, Free()), (2, held), (3, held)))
@@ -87,7 +103,7 @@ def test_at_most_is_never_less_than_it_is(seconds: float, said: str) -> None:
         (CannotFit(*asks(1), 0, 0, 0), "it asks for a GPU, and there is none"),
         (CannotFit(*asks(1, 80 * GIB), 2, 0, 24 * GIB), "asks for a GPU with 80 GiB, and the largest can give 24 GiB"),
         (CannotFit(*asks(2, 40 * GIB), 4, 1, 48 * GIB), "and only 1 of the 4 here can give that much"),
-        (CannotFit(*asks(1, 24 * GIB), 1, 0, 24 * GIB - 12 * 2**20), "and the largest can give 12 MiB less"),
+        (CannotFit(*asks(1, 24 * GIB), 1, 0, 24 * GIB - 12 * 2**20), "24.00 GiB, and the largest can give 23.99 GiB"),
         (NoPlaceWithoutGpu(0), "it takes no jobs without a GPU"),
     ],
 )

@@ -82,9 +82,9 @@ def _jobs(store: "Store", wanted: _Wanted) -> list[Job]:
 def _reasons(store: "Store", jobs: list[Job], around: Surroundings) -> list[Why]:
     reasons = []
     ahead = 0
+    needs = store.needs_of([job.id for job in jobs if job.state == "queued" and (job.after or job.after_any)])
     for job in jobs:
-        waits_for_others = job.state == "queued" and (job.after or job.after_any)
-        reasons.append(explain(job, around, store.unfulfilled(job.id) if waits_for_others else {}, ahead))
+        reasons.append(explain(job, around, needs, ahead))
         ahead += job.state == "queued"
     return reasons
 

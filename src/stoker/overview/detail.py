@@ -11,7 +11,7 @@ from stoker.overview.outputs import directory_of, has_output
 from stoker.overview.words import NOTHING, Listening
 from stoker.queue.explanation import Surroundings, Why, explain, gpu_names
 from stoker.queue.model import Attempt, Finding, Job, State
-from stoker.queue.surroundings import ahead_of, look_around
+from stoker.queue.surroundings import ahead_of, look_around, needs_of
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -64,7 +64,7 @@ def read(store: "Store", job_id: str, home: Path) -> Detail:
     job = store.job(job_id)
     around = look_around(store)
     attempts = store.attempts(job.id)
-    needs = store.unfulfilled(job.id) if job.state == "queued" else {}
+    needs = needs_of(store, job)
     running = [attempt for attempt in attempts if attempt.outcome is None]
     words = Listening(home).words(store, running)
     current = running[-1].id if running else ""
@@ -73,7 +73,7 @@ def read(store: "Store", job_id: str, home: Path) -> Detail:
         now=around.now,
         job=job,
         why=explain(job, around, needs, ahead_of(store, job)),
-        needs=needs,
+        needs=needs.of(job.id),
         attempts=_attempts(store, attempts, around, home),
         progress=said.progress,
         last_line=said.line,

@@ -131,14 +131,12 @@ def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:
     """The first of those that are queued or held, in their order."""
     queued = store.in_line(MOST_WAITING)
     held = store.jobs(states=["held"], order="queue", limit=MOST_WAITING)
-    needs = store.unfulfilled_of([job.id for job in queued if job.after or job.after_any])
+    needs = store.needs_of([job.id for job in queued if job.after or job.after_any])
     ahead = {job.id: place for place, job in enumerate(queued)}
     first = sorted((*queued, *held), key=lambda job: (-job.priority, job.position, job.submitted, job.id))[
         :MOST_WAITING
     ]
-    return tuple(
-        WaitingJob(job=job, why=explain(job, around, needs.get(job.id, {}), ahead.get(job.id, 0))) for job in first
-    )
+    return tuple(WaitingJob(job=job, why=explain(job, around, needs, ahead.get(job.id, 0))) for job in first)
 
 
 def _hours(store: "Store", now: float) -> Hours:

@@ -1,14 +1,16 @@
 """Why a job is as it is, and above all why it does not run: one decision, for `why`, `list`, `show` and every page."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from stoker.queue.model import ENDED, Attempt, Job, State, Worker
-from stoker.units import format_memory
+from stoker.units import format_memory, memory_formatter
 
+DeadEnd: TypeAlias = Sequence[tuple[str, State]]
 Kind = Literal[
     "running",
     "stopping",
@@ -60,21 +62,65 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         return next((known.host for known in self.workers if known.id == worker), None)
 
 
-def explain(job: Job, around: Surroundings, needs: Mapping[str, State] = {}, ahead: int = 0) -> Why:
-    """`needs` are the jobs that it still waits for; `ahead` says how many queued ones come before it."""
+class Needs:
+    """What queued jobs still wait for, as far back as that goes, and which of them wait in vain."""
+
+    def __init__(self, edges: Iterable[tuple[str, str, State]] = ()) -> None:
+        """Each edge is a job, one that it waits for, and the state of that one."""
+        self._of: dict[str, dict[str, State]] = {}
+        waiting: dict[str, list[str]] = {}
+        for job, needed, state in edges:
+            self._of.setdefault(job, {})[needed] = state
+            waiting.setdefault(needed, []).append(job)
+        # From what has failed back to whatever waits for it, nearest first: each then knows the way there.
+        failed = (needed for needs in self._of.values() for needed, state in needs.items() if state in ENDED)
+        reached = dict.fromkeys(failed, "")
+        self._way = reached
+        line = deque(reached)
+        while line:
+            needed = line.popleft()
+            for job in waiting.get(needed, ()):
+                if job not in reached:
+                    reached[job] = needed
+                    line.append(job)
+
+    def of(self, job: str) -> dict[str, State]:
+        """The jobs that it waits for itself."""
+        return self._of.get(job, {})
+
+    def dead_end(self, job: str) -> DeadEnd:
+        """The jobs between it and one that will not succeed, and that one last; nothing when there is none."""
+        way: list[tuple[str, State]] = []
+        while needed := self._way.get(job):
+            way.append((needed, self._of[job][needed]))
+            job = needed
+        return tuple(way)
+
+
+NO_NEEDS: Final = Needs()
+
+
+def explain(job: Job, around: Surroundings, needs: Needs = NO_NEEDS, ahead: int = 0) -> Why:
+    """`needs` knows the jobs that it still waits for; `ahead` says how many queued ones come before it."""
     if job.state == "running":
         return _running(job, around)
     if job.state in ENDED:
         return _ended(job, around.now)
     if job.state == "held":
         return _held(job)
-    return _waiting(job, around, needs) or _obstacle(around) or _on_workers(job, around.there(), ahead)
+    why = _waiting(job, around, needs) or _obstacle(around) or _on_workers(job, around.there(), ahead)
+    if (before := _attempt_before(job)) and before not in why.sentence:
+        return Why(why.kind, why.word, f"{why.sentence}; {before}")
+    return why
 
 
-def _waiting(job: Job, around: Surroundings, needs: Mapping[str, State]) -> Why | None:
+def _waiting(job: Job, around: Surroundings, known: Needs) -> Why | None:
     """What is this job's own affair."""
+    needs = known.of(job.id)
     if failed := [name for name, state in needs.items() if state in ENDED]:
         return _never(job, failed, needs)
+    if way := known.dead_end(job.id):
+        return _never_through(job, way)
     if needs:
         return _and_besides(_after(needs), around)
     if job.not_before > around.now:
@@ -141,6 +187,17 @@ def _never(job: Job, failed: Sequence[str], needs: Mapping[str, State]) -> Why:
     )
 
 
+def _never_through(job: Job, way: DeadEnd) -> Why:
+    """Behind others that wait in vain themselves."""
+    *between, (failed, state) = way
+    shown = [name for name, _ in between[:_MOST_NAMES]]
+    waits = "".join(f" {name}, which waits for" for name in shown)
+    more = f" {len(between) - len(shown)} others, the last of them for" if len(between) > len(shown) else ""
+    cure = f"`stoker retry {failed}` tries that again, `stoker cancel {job.id}` gives this one up"
+    sentence = f"can never start: it waits for{waits}{more} {failed}, which {_became(state)}; {cure}"
+    return Why("never", f"after {failed}, {state}", sentence)
+
+
 def _after(needs: Mapping[str, State]) -> Why:
     which = _some([f"{name} ({state})" for name, state in needs.items()])
     jobs = "job" if len(needs) == 1 else "jobs"
@@ -149,8 +206,18 @@ def _after(needs: Mapping[str, State]) -> Why:
 
 def _retry(job: Job, now: float) -> Why:
     wait = spoken(job.not_before - now, up=True)
-    because = f", after this: {job.sentence}" if job.sentence else ""
+    before = _attempt_before(job)
+    because = f", after {before}" if before else ""
     return Why("retry", f"retry in {wait}", f"waits until its retry in {wait}{because}")
+
+
+def _attempt_before(job: Job) -> str:
+    """How the attempt ended that it is queued again after; nothing is kept of one that a person had repeated."""
+    if not job.attempts or (job.exit_code is None and not job.sentence):
+        return ""
+    code = f" with exit code {job.exit_code}" if job.exit_code is not None else ""
+    because = f": {job.sentence}" if job.sentence else ""
+    return f"attempt {job.attempts} ended{code}{because}"
 
 
 def _and_besides(why: Why, around: Surroundings) -> Why:
@@ -212,15 +279,19 @@ def _too_large(job: Job, there: Sequence[Worker]) -> Why | None:
     blind = any(worker.view.problem for worker in there) or all(worker.view.absent for worker in there)
     if not job.gpus or blind:
         return None
+    amount: Callable[[int], str] = format_memory
     largest = max(there, key=lambda worker: len(worker.view.gpus))
     most = len(largest.view.gpus)
     if most < job.gpus:
         has = f"no worker has more than {most} ({largest.host})" if most else "no worker has any"
     elif job.memory is not None and max(_large_enough(worker, job.memory) for worker in there) < job.gpus:
-        has = _too_small([gpu.memory_total or 0 for worker in there for gpu in worker.view.gpus], job.memory)
+        sizes = [gpu.memory_total or 0 for worker in there for gpu in worker.view.gpus]
+        amount = memory_formatter(job.memory, (max(sizes),))
+        small = max(sizes) < job.memory
+        has = f"the largest anywhere has {amount(max(sizes))}" if small else "no worker has so many that large"
     else:
         return None
-    wanted = _count(job.gpus) if job.memory is None else f"{_count(job.gpus)} with {format_memory(job.memory)}"
+    wanted = _count(job.gpus) if job.memory is None else f"{_count(job.gpus)} with {amount(job.memory)}"
     cure = f"it starts when a worker with more is there, or when `stoker edit {job.id}` asks for less"
     return Why("too large", "too large", f"cannot start: it asks for {wanted}, and {has}; {cure}")
 
@@ -228,12 +299,6 @@ def _too_large(job: Job, there: Sequence[Worker]) -> Why | None:
 def _large_enough(worker: Worker, memory: int) -> int:
     """How many of its GPUs may be so large: one that tells no size may."""
     return sum(gpu.memory_total is None or gpu.memory_total >= memory for gpu in worker.view.gpus)
-
-
-def _too_small(sizes: Sequence[int], memory: int) -> str:
-    if max(sizes) < memory:
-        return f"the largest anywhere has {format_memory(max(sizes))}"
-    return "no worker has so many that large"
 
 
 # Words

@@ -298,17 +298,17 @@ SELECT (
 -- failed since --
 SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at AND j.state = 'failed' ORDER BY j.ended DESC
 
--- unfulfilled of several --
-SELECT d.job_id, n.id, n.state FROM stoker_dependencies d JOIN stoker_jobs n ON n.id = d.needs
-WHERE d.job_id {among jobs}
-  AND NOT (n.state = 'succeeded' OR (d.kind = 'any' AND n.state IN ('failed', 'cancelled')))
+-- unfulfilled needs --
+WITH RECURSIVE chain (id) AS (
+  SELECT job_id FROM stoker_dependencies WHERE job_id {among jobs}
+  UNION
+  SELECT n.id FROM chain JOIN stoker_dependencies d ON d.job_id = chain.id JOIN stoker_jobs n ON n.id = d.needs
+  WHERE n.state IN ('queued', 'held')
+)
+SELECT d.job_id, n.id, n.state
+FROM chain JOIN stoker_dependencies d ON d.job_id = chain.id JOIN stoker_jobs n ON n.id = d.needs
+WHERE NOT (n.state = 'succeeded' OR (d.kind = 'any' AND n.state IN ('failed', 'cancelled')))
 ORDER BY d.job_id, n.id
-
--- unfulfilled --
-SELECT n.id, n.state FROM stoker_dependencies d JOIN stoker_jobs n ON n.id = d.needs
-WHERE d.job_id = :job
-  AND NOT (n.state = 'succeeded' OR (d.kind = 'any' AND n.state IN ('failed', 'cancelled')))
-ORDER BY n.id
 
 -- forgettable --
 j.state {among states} AND j.ended < {now} - :age

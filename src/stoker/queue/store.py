@@ -17,6 +17,7 @@ from stoker.queue.driver import CollisionError, Driver, Parameters, Row
 from stoker.queue.editing import edited, edited_row
 from stoker.queue.ending import consequence
 from stoker.queue.entry import check_submission, insert, must_exist
+from stoker.queue.explanation import Needs
 from stoker.queue.findings import Findings
 from stoker.queue.ledger import Ledger
 from stoker.queue.model import (
@@ -520,18 +521,10 @@ class Store:
         """Those that failed then or later, the newest first."""
         return listing.failed_since(self._driver, at, limit)
 
-    def unfulfilled_of(self, jobs: Iterable[str]) -> dict[str, dict[str, State]]:
-        """What each of several jobs still waits for, in one question; nothing for those that wait for none."""
+    def needs_of(self, jobs: Iterable[str]) -> Needs:
+        """What each of several jobs still waits for, and what those wait for in turn, in one question."""
         wanted = list(jobs)
-        found: dict[str, dict[str, State]] = {}
-        if wanted:
-            for job, needed, state in self._driver.fetch("unfulfilled of several", {"jobs": json_text(wanted)}):
-                found.setdefault(job, {})[needed] = state
-        return found
-
-    def unfulfilled(self, job: str) -> dict[str, State]:
-        """The jobs that this one still waits for, and their states."""
-        return dict(self._driver.fetch("unfulfilled", {"job": job}))
+        return Needs(self._driver.fetch("unfulfilled needs", {"jobs": json_text(wanted)}) if wanted else ())
 
     def next_wake(self) -> float | None:
         """When the next retry may start, in seconds since the epoch by the database's clock."""

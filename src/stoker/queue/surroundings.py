@@ -1,6 +1,6 @@
 """What an explanation needs to know, asked of the queue."""
 
-from stoker.queue.explanation import MOST_AHEAD, Surroundings, Why, explain
+from stoker.queue.explanation import MOST_AHEAD, Needs, Surroundings, Why, explain
 from stoker.queue.model import Job
 from stoker.queue.store import Store
 
@@ -17,8 +17,12 @@ def look_around(store: Store) -> Surroundings:
 
 def why(store: Store, job: Job) -> Why:
     """Why this one job is as it is."""
-    needs = store.unfulfilled(job.id) if job.state == "queued" else {}
-    return explain(job, look_around(store), needs, ahead_of(store, job))
+    return explain(job, look_around(store), needs_of(store, job), ahead_of(store, job))
+
+
+def needs_of(store: Store, job: Job) -> Needs:
+    """What it waits for, if it is queued."""
+    return store.needs_of([job.id] if job.state == "queued" else [])
 
 
 def ahead_of(store: Store, job: Job) -> int:

@@ -1,10 +1,10 @@
 """Why a job waits, in words: `waits for 2 GPUs with 20 GiB: GPU 0 is used by alice's python (pid 4242), …`."""
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, assert_never
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias, assert_never
 
-from stoker.units import format_memory, format_percent
+from stoker.units import format_memory, format_percent, memory_formatter
 from stoker.worker.capacity import (
     Busy,
     Foreign,
@@ -19,6 +19,9 @@ from stoker.worker.capacity import (
 )
 from stoker.worker.placement import CannotFit, NoGpusSeen, NoPlaceWithoutGpu, NotEnoughGpus, Reason
 
+Amount: TypeAlias = Callable[[int], str]
+"""How an amount of memory is written, so that it can be compared with the others in the sentence."""
+
 # A GPU shared by many small jobs: the first few of them are enough to know whom to ask.
 _MOST_NAMES = 3
 
@@ -27,9 +30,12 @@ def why_waiting(reason: Reason) -> str:
     """A sentence without its subject, the job: no capital, no full stop."""
     match reason:
         case NotEnoughGpus(gpus=gpus, memory=memory, obstacles=obstacles):
-            return f"waits for {_wanted(gpus, memory)}: {_by_gpu(obstacles)}"
+            amount = memory_formatter(memory or 0, _compared(obstacles))
+            return f"waits for {_wanted(gpus, memory, amount)}: {_by_gpu(obstacles, amount)}"
         case CannotFit(gpus=gpus, memory=memory):
-            return f"can never start on this machine: it asks for {_wanted(gpus, memory)}, {_what_there_is(reason)}"
+            amount = memory_formatter(memory or 0, (reason.largest,))
+            there = _what_there_is(reason, amount)
+            return f"can never start on this machine: it asks for {_wanted(gpus, memory, amount)}, {there}"
         case NoGpusSeen(gpus=gpus, memory=memory, problem=problem):
             return f"waits for {_wanted(gpus, memory)}: the GPUs of this machine cannot be read ({problem})"
         case NoPlaceWithoutGpu(at_once=0):
@@ -43,7 +49,7 @@ def why_waiting(reason: Reason) -> str:
 
 def what_of_it(obstacle: Obstacle) -> str:
     """The same of a single GPU, which is the subject: `is used by alice's python (pid 4242)`."""
-    return _predicate(obstacle).one
+    return _predicate(obstacle, format_memory).one
 
 
 class _Predicate(NamedTuple):
@@ -53,11 +59,20 @@ class _Predicate(NamedTuple):
     several: str
 
 
-def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]]) -> str:
+def _compared(obstacles: Sequence[tuple[int, Obstacle]]) -> Iterator[int]:
+    """The amounts that a person compares with what the job asks for."""
+    for _, obstacle in obstacles:
+        if isinstance(obstacle, TooSmall):
+            yield obstacle.usable
+        elif isinstance(obstacle, Held) and obstacle.left is not None:
+            yield obstacle.left
+
+
+def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]], amount: Amount) -> str:
     """GPUs of which the same is true are named together."""
     indices: dict[_Predicate, list[int]] = {}
     for index, obstacle in obstacles:
-        indices.setdefault(_predicate(obstacle), []).append(index)
+        indices.setdefault(_predicate(obstacle, amount), []).append(index)
     return ", ".join(
         f"GPU {gpus[0]} {predicate.one}"
         if len(gpus) == 1
@@ -66,14 +81,14 @@ def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]]) -> str:
     )
 
 
-def _predicate(obstacle: Obstacle) -> _Predicate:
+def _predicate(obstacle: Obstacle, amount: Amount) -> _Predicate:
     match obstacle:
         case Foreign(processes=processes):
             said = _being(f"used by {some(processes)}")
         case Unreadable(reason=reason):
             said = _Predicate(f"cannot be read ({reason})", f"cannot be read ({reason})")
         case TooSmall(usable=usable):
-            said = _having(f"only {format_memory(usable)}")
+            said = _having(f"only {amount(usable)}")
         case Busy(peak=peak, free_below=free_below):
             said = _being(
                 f"{format_percent(peak)} busy (free below {format_percent(free_below)}) with nobody seen there"
@@ -81,7 +96,7 @@ def _predicate(obstacle: Obstacle) -> _Predicate:
         case MemoryTaken(used=used):
             said = _having(f"{format_memory(used)} in use that nobody is seen to hold")
         case Held():
-            said = _held(obstacle)
+            said = _held(obstacle, amount)
         case Stopping(jobs=jobs):
             said = _being(f"being freed ({_jobs(jobs)} {'is' if len(jobs) == 1 else 'are'} stopping)")
         case Kept(job=job):
@@ -93,9 +108,9 @@ def _predicate(obstacle: Obstacle) -> _Predicate:
     return said
 
 
-def _held(obstacle: Held) -> _Predicate:
+def _held(obstacle: Held, amount: Amount) -> _Predicate:
     if obstacle.left is not None:
-        left = f"{format_memory(obstacle.left)} left beside {_jobs(obstacle.jobs)}"
+        left = f"{amount(obstacle.left)} left beside {_jobs(obstacle.jobs)}"
         until = "" if obstacle.frees_in is None else f", more in at most {_rounded_up(obstacle.frees_in)}"
         return _having(f"{left}{until}")
     if obstacle.frees_in is not None:
@@ -112,12 +127,12 @@ def _having(what: str) -> _Predicate:
     return _Predicate(f"has {what}", f"have {what}")
 
 
-def _wanted(gpus: int, memory: int | None) -> str:
+def _wanted(gpus: int, memory: int | None, amount: Amount = format_memory) -> str:
     count = "a GPU" if gpus == 1 else f"{gpus} GPUs"
-    return count if memory is None else f"{count} with {format_memory(memory)}"
+    return count if memory is None else f"{count} with {amount(memory)}"
 
 
-def _what_there_is(reason: CannotFit) -> str:
+def _what_there_is(reason: CannotFit, amount: Amount) -> str:
     if reason.gpus_here == 0:
         return "and there is none"
     here = "there is only 1" if reason.gpus_here == 1 else f"there are only {reason.gpus_here}"
@@ -125,14 +140,7 @@ def _what_there_is(reason: CannotFit) -> str:
         return f"and {here}"
     if reason.large_enough:
         return f"and only {reason.large_enough} of the {reason.gpus_here} here can give that much"
-    return f"and {_too_little(reason.memory or 0, reason.largest)}"
-
-
-def _too_little(wanted: int, largest: int) -> str:
-    """Rounded to the same number, the two would contradict each other: then the difference is told."""
-    if format_memory(wanted) == format_memory(largest):
-        return f"the largest can give {format_memory(wanted - largest)} less"
-    return f"the largest can give {format_memory(largest)}"
+    return f"and the largest can give {amount(reason.largest)}"
 
 
 def _jobs(jobs: Sequence[str]) -> str:

@@ -48,9 +48,7 @@ async def list_workers(request: Request) -> Response:
 
     def workers(store: Store) -> WorkerList:
         now = store.clock()
-        return WorkerList(
-            items=[WorkerSeen(worker=one, is_there=one.is_there(now)) for one in store.workers()]
-        )
+        return WorkerList(items=[WorkerSeen(worker=one, is_there=one.is_there(now)) for one in store.workers()])
 
     return answer(await house_of(request).desk.ask(workers))
 
