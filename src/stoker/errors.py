@@ -1,5 +1,10 @@
 """The errors a person reads: one sentence that says what is wrong, where, and what to do."""
 
+import contextlib
+import sys
+
+_warned: set[str] = set()
+
 
 class StokerError(Exception):
     """Shown to the person as it is, without a traceback; `exit_code` becomes the command's."""
@@ -16,3 +21,11 @@ class BadInputError(StokerError):
     """What the person typed or wrote in a file cannot be meant."""
 
     exit_code = 2
+
+
+def warn(sentence: str) -> None:
+    """Says on stderr what is not an error but should be changed, once per process."""
+    if sentence not in _warned:
+        _warned.add(sentence)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            sys.stderr.write(f"stoker: {sentence}\n")

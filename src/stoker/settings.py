@@ -7,7 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, warn
+from stoker.masking import without_passwords
+from stoker.places import may_be_read_by_others
 from stoker.settings_path import config_path
 from stoker.units import parse_duration
 
@@ -63,6 +65,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     web: dict[str, Any] = {}
     """Options of the page: host, port, url, names, cert, key, title."""
 
+    @property
+    def has_secrets(self) -> bool:
+        """Whether others must not read the file: for a password of the queue, or an address of the notifications."""
+        return without_passwords(self.queue) != self.queue or bool(self.notify.urls)
+
 
 def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
     """The file's settings with the environment's over them. A file that was named must be there."""
@@ -78,7 +85,8 @@ def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.
 
 def _read(path: Path, *, must_exist: bool) -> Settings:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text, is_public = file.read(), may_be_read_by_others(os.fstat(file.fileno()))
     except FileNotFoundError:
         if must_exist:
             raise BadInputError(f"the configuration file {path} does not exist") from None
@@ -92,4 +100,6 @@ def _read(path: Path, *, must_exist: bool) -> Settings:
         settings.notify.check()
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, BadInputError) as error:
         raise BadInputError(f"mistake in the configuration file {path}: {error}") from None
+    if settings.has_secrets and is_public:
+        warn(f"other users of this machine can read the secrets in {path}: run `chmod 600 {path}`")
     return settings

@@ -81,9 +81,12 @@ def test_it_speaks_tls(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )  # fmt: skip
+    key.chmod(0o644)
     trusting = ssl.create_default_context(cafile=str(cert))
     with page_site("serve", "--port", "0", "--cert", str(cert), "--key", str(key)) as site:
         assert site.address.startswith("https://")
+        told = f"stoker: other users of this machine can read the key {key}: run `chmod 600 {key}`\n"
+        assert site.said.count(told) == 1
         with httpx.Client(base_url=site.address, verify=trusting, timeout=PATIENCE) as client:
             assert client.get("/healthz").status_code == 200
             entered = client.post("/login", data={"token": site.token}, headers={"Origin": site.address})

@@ -1,12 +1,13 @@
 """`stoker up`: page, worker and queue in one command."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
-from stoker.queue import open_queue
+from stoker.queue import init_queue, open_queue
 from stoker.runs.processes import descendants, is_alive
 from tests.support.command import stoker
 from tests.support.page_site import page_site
@@ -44,6 +45,24 @@ def test_without_gpus_it_is_a_demo_and_says_so_and_leaves_nothing(tmp_path: Path
     with open_queue(str(home / "queue.db")) as store:
         assert store.running() == []
     wait_for(lambda: not _mentioning(str(home)), named="the end of its last process")
+
+
+def test_a_database_with_a_password_serves_a_fresh_account_and_nobody_sees_the_password(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    init_queue(postgres_url).close()
+    password = re.search(r":([^:@]+)@", postgres_url)
+    assert password is not None
+    # There is no state directory yet.
+    gpus = f"sim:1@{tmp_path}/gpus"
+    with page_site("up", "--port", "0", "--queue", postgres_url, STOKER_GPUS=gpus) as site, site.client() as client:
+        wait_for(lambda: client.get("/api/v1/workers").json()["items"], named="the worker")
+        ids = [site.process.pid, *(one.pid for one in descendants(site.process.pid))]
+        shown = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in ids]
+        assert len(ids) >= 3
+        assert "--queue postgresql://" in shown[0]
+        assert not [line for line in shown if password[1] in line]
+        assert site.end() == 0
 
 
 def test_a_demo_on_a_queue_of_real_work_is_refused(tmp_path: Path) -> None:

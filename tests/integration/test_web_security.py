@@ -377,28 +377,21 @@ def test_who_has_not_been_let_in_brings_no_more_than_a_token(site: Site) -> None
     assert site.ask("POST", "/login", data={"token": "x" * 20_000}).status_code == 413
 
 
-def test_guessing_tokens_is_stopped_and_nobody_else_is(site: Site) -> None:
+def test_guessing_tokens_is_stopped_and_the_right_one_is_never_locked_out(site: Site) -> None:
     secret = site.keys.first().secret
     device = site.login()
     statuses = [site.ask("POST", "/login", data={"token": f"stk_{n}"}).status_code for n in range(12)]
     assert statuses == [401] * 10 + [429] * 2
-    stopped = site.ask("POST", "/login", data={"token": secret}, headers=HTML)
+    stopped = site.ask("POST", "/login", data={"token": "stk_wrong"}, headers=HTML)
     assert stopped.status_code == 429
     assert 0 < int(stopped.headers["retry-after"]) <= 30
     assert "too many wrong tokens" in stopped.text
     # A header about the address is anybody's invention.
-    assert (
-        site.ask("POST", "/login", data={"token": secret}, headers={"X-Forwarded-For": "203.0.113.9"}).status_code
-        == 429
-    )
+    elsewhere = {"X-Forwarded-For": "203.0.113.9"}
+    assert site.ask("POST", "/login", data={"token": "stk_wrong"}, headers=elsewhere).status_code == 429
+    # Somebody else at this address has sent the wrong ones: the owner comes in all the same.
+    assert site.ask("POST", "/login", data={"token": secret}).status_code == 200
     assert site.ask("GET", "/", headers=device).status_code == 200
-    assert asyncio.run(from_elsewhere(site, secret)) == 200
-
-
-async def from_elsewhere(site: Site, secret: str) -> int:
-    transport = httpx.ASGITransport(site.app, client=("198.51.100.4", 4000))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost:7865") as client:
-        return (await client.post("/login", data={"token": secret})).status_code
 
 
 def test_guessing_many_tokens_at_once_is_stopped_too(site: Site) -> None:
@@ -436,11 +429,11 @@ def test_guessing_tokens_as_a_program_is_stopped_too(site: Site) -> None:
     secret = site.keys.first().secret
     wrong = [{"Authorization": f"Bearer stk_{number}"} for number in range(11)]
     assert [site.ask("GET", "/", headers=headers).status_code for headers in wrong] == [401] * 10 + [429]
-    answer = site.ask("GET", "/", headers={"Authorization": f"Bearer {secret}"})
-    assert answer.status_code == 429
+    answer = site.ask("GET", "/", headers=wrong[0])
     assert int(answer.headers["retry-after"]) > 0
-    # People who log in are not kept out by a program with an old token.
-    assert site.ask("POST", "/login", data={"token": secret}).status_code == 200
+    assert site.ask("GET", "/", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
+    # People who mistype a token are not kept out by a program with an old one.
+    assert site.ask("POST", "/login", data={"token": "stk_mistyped"}).status_code == 401
 
 
 # What is written down

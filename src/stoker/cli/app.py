@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stoker.cli.defaults import CONFIGURABLE, defaults_from_file
-from stoker.errors import BadInputError, StokerError
+from stoker.errors import BadInputError, StokerError, warn
 from stoker.gpus.spawn import Helper
+from stoker.masking import without_passwords
+from stoker.places import state_home, tighten_home
 from stoker.streams import ERROR, emit
 from stoker.version import __version__
 
@@ -98,6 +100,8 @@ def stoker(context: click.Context, config: str | None, debug: bool) -> None:
         os.environ["STOKER_CONFIG"] = config
     if debug:
         os.environ["STOKER_DEBUG"] = "1"
+    if (sentence := tighten_home(state_home())) is not None:
+        warn(sentence)
     verb = context.invoked_subcommand
     if verb in CONFIGURABLE and (command := stoker.get_command(context, verb)) is not None:
         try:
@@ -150,4 +154,5 @@ def _refused(error: click.ClickException | StokerError) -> int:
 
 
 def _say(sentence: str) -> None:
-    emit(ERROR, f"stoker: {sentence}\n")
+    emit(ERROR, f"stoker: {without_passwords(sentence)}
+")

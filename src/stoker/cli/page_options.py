@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stoker.errors import BadInputError, StokerError
-from stoker.places import state_home
+from stoker.places import private_directory, state_home
 from stoker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _log_file(path: Path, form: str) -> "logging.Handler":
     from stoker.cli.private_log import PrivateLog
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_directory(path.parent)
         return PrivateLog(path, form)
     except OSError as error:
         raise StokerError(f"the log {path} cannot be written: {error.strerror}") from None

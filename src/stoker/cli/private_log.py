@@ -1,11 +1,12 @@
 """A log that only its owner reads, also after it began anew, and that does not grow for ever."""
 
 import logging
-import os
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
+
+from stoker.places import open_privately
 
 # A few weeks of a busy page; the oldest part is dropped.
 _SIZE: Final = 8 * 2**20
@@ -19,12 +20,7 @@ class PrivateLog(RotatingFileHandler):
         self.setFormatter(logging.Formatter(form))
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_privately)
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=open_privately)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """A full disk is no reason not to answer, nor to write on the terminal."""
-
-
-def _privately(path: str, flags: int) -> int:
-    """A new file is its owner's from its first moment, whatever the umask."""
-    return os.open(path, flags, 0o600)

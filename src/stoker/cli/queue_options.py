@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from stoker.errors import warn
+from stoker.places import tighten_queue
 from stoker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ def opened(option: str | None) -> "Store":
     """The queue that is there."""
     from stoker.queue import open_queue
 
-    return open_queue(queue_url_of(option))
+    url = queue_url_of(option)
+    return _tightened(open_queue(url), url)
 
 
 def opened_or_created(option: str | None) -> "Store":
@@ -39,4 +42,16 @@ def opened_or_created(option: str | None) -> "Store":
     from stoker.queue import SqliteAddress, init_queue, open_queue, queue_address
 
     url = queue_url_of(option)
-    return init_queue(url) if isinstance(queue_address(url), SqliteAddress) else open_queue(url)
+    if isinstance(queue_address(url), SqliteAddress):
+        return _tightened(init_queue(url), url)
+    return open_queue(url)
+
+
+def _tightened(store: "Store", url: str | None) -> "Store":
+    """Only now, that it is known to be a queue: what else a person named is left as it is."""
+    from stoker.queue import SqliteAddress, queue_address
+
+    address = queue_address(url)
+    if isinstance(address, SqliteAddress) and (sentence := tighten_queue(address.path)) is not None:
+        warn(sentence)
+    return store

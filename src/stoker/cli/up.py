@@ -47,9 +47,10 @@ def _run(page: Mapping[str, Any], queue_url: str | None) -> None:
     from stoker.cli.notifying import notifying
 
     opened_or_created(queue_url).close()
-    options = [] if queue_url is None else ["--queue", queue_url]
+    # Not as an argument: an address may hold a password, and arguments are seen by everybody.
+    environment = os.environ if queue_url is None else {**os.environ, "STOKER_QUEUE": queue_url}
     config = page_config(page, queue_url_of(queue_url), state_home())
-    _serve(config, options, os.environ, around=notifying(config, tell))
+    _serve(config, [], environment, around=notifying(config, tell))
 
 
 def _run_demo(page: Mapping[str, Any], home: Path) -> None:
@@ -59,7 +60,6 @@ def _run_demo(page: Mapping[str, Any], home: Path) -> None:
     sys.stdout.write(
         "These GPUs are simulated: nothing that you see is real work. `stoker up --no-demo` does without.\n"
     )
-    home.mkdir(parents=True, exist_ok=True)
     queue = str(home / "queue.db")
     init_queue(queue).close()
     environment = {

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from stoker.errors import StokerError
+from stoker.places import open_privately, private_directory
 from stoker.runs.syscalls import hear_of_death_of_parent
 
 # One that lived shorter than this could not do its work, and says why itself.
@@ -102,9 +103,10 @@ class WorkerProcess:
 def _appended(path: Path) -> Iterator[int]:
     """The log, for its owner alone; begun anew when it has become long."""
     try:
+        private_directory(path.parent)
         if path.exists() and path.stat().st_size > _LONGEST_LOG:
             path.replace(path.with_name(f"{path.name}.1"))
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = open_privately(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     except OSError as error:
         raise StokerError(f"the worker's log {path} cannot be written: {error.strerror}") from None
     try:

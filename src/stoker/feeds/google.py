@@ -12,9 +12,10 @@ from google.auth.exceptions import GoogleAuthError, RefreshError
 from requests import RequestException, Response
 from requests.exceptions import JSONDecodeError
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, warn
 from stoker.feeds.rows import Cell, Values
 from stoker.feeds.sheet import SheetAwayError, SheetRefusedError
+from stoker.places import may_be_read_by_others
 
 GOOGLE: Final = "https://sheets.googleapis.com"
 # Nothing of the Drive is needed, so nothing of it is asked for.
@@ -142,6 +143,8 @@ def _authorized(credentials: Path, address: str) -> tuple[str, gspread.Client]:
 
     try:
         text = credentials.read_bytes()
+        if may_be_read_by_others(credentials.stat()):
+            warn(f"other users of this machine can read the key {credentials}: run `chmod 600 {credentials}`")
         account = msgspec.json.decode(text, type=_Account).client_email
         client = gspread.service_account_from_dict(_decoded(text), scopes=SCOPES, http_client=AtAddress)
     except OSError as error:

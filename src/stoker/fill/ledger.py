@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.places import open_privately, private_directory, private_file
 
 # A guardian that was just forked holds what its filler held, for a moment longer than a filler that is killed then.
 KILLED_LATELY: Final = 0.5
@@ -69,7 +70,8 @@ class Ledger:
         """A disk that is full costs the status, never a program."""
         fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n")
+            with private_file(fresh) as file:
+                file.write(msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n")
             fresh.replace(self.path)
 
 
@@ -79,8 +81,8 @@ def lock(home: Path, host: str, patience: float = 0.0) -> int:
     `patience`: how many seconds to wait for one that is about to leave.
     """
     try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(home / f"fill-{host}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        private_directory(home)
+        descriptor = open_privately(home / f"fill-{host}.lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise StokerError(f"{home} cannot be written: {error.strerror} (STOKER_HOME names another place)") from None
     ends = time.monotonic() + patience

@@ -15,6 +15,7 @@ from stoker.errors import StokerError
 from stoker.fit.overrides import Command, Overrides, in_words
 from stoker.fit.terms import Fitted, Terms
 from stoker.gpus.model import Gpu, known
+from stoker.places import private_directory, private_file
 
 # Many times what anybody trains; the oldest go first.
 MOST: Final = 500
@@ -93,12 +94,13 @@ class Memo:
 
     def _write(self, entries: list[Remembered]) -> None:
         fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=1) + b"\n")
+        with private_file(fresh) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(entries), indent=1) + b"\n")
         fresh.replace(self._path)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._path.with_name(f".{self._path.name}.lock").open("w") as lock:
+        private_directory(self._path.parent)
+        with private_file(self._path.with_name(f".{self._path.name}.lock")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

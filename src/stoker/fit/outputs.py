@@ -10,6 +10,7 @@ from typing import Final
 
 from stoker.errors import StokerError
 from stoker.fit.terms import ProbeFailedError
+from stoker.places import private_directory
 
 # For as long as somebody may still want to read why it failed.
 KEPT_FOR: Final = 7 * 86400.0
@@ -34,7 +35,7 @@ def probe_outputs(home: Path, tell: Callable[[str], None]) -> Iterator[Path]:
 
 def _fresh(home: Path) -> Path:
     try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_directory(home)
         directory = Path(tempfile.mkdtemp(dir=home))
     except OSError as error:
         raise StokerError(f"the output of probes cannot be kept in {home}: {error.strerror}") from None

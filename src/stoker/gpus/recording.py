@@ -49,12 +49,15 @@ class _Line(msgspec.Struct, frozen=True, array_like=True):
 class RecordingWriter:
     """Appends looks to a file. One writer at a time; a second one is refused."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, private: bool = False) -> None:
+        """`private`: a file that this creates is its owner's alone, whatever the umask."""
         self._path = path
         self._gpus: tuple[Gpu, ...] | None = None
         self._before: list[list[Any]] = []
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(
+                path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600 if private else 0o644
+            )
         except OSError as error:
             raise StokerError(f"cannot write to {path}: {error.strerror}") from None
         try:

@@ -13,6 +13,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stoker.places import private_directory, private_file
 from stoker.queue.model import Attempt, Lent
 
 if TYPE_CHECKING:
@@ -97,8 +98,8 @@ class Mirror:
         if self.edition and self.edition != lent.edition:
             shutil.rmtree(self._place / self.edition, ignore_errors=True)
         directory = self._place / lent.edition
-        directory.mkdir(exist_ok=True)
-        with (directory / "output").open("ab") as file:
+        private_directory(directory)
+        with private_file(directory / "output", "ab") as file:
             # The unfinished line is written over, as its writer does.
             file.truncate(lent.start)
             file.write(lent.finished + lent.unfinished)

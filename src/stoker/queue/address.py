@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import BadInputError
+from stoker.masking import without_passwords
 from stoker.places import state_home
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+]*):(//)?", re.IGNORECASE)
@@ -29,8 +30,7 @@ class PostgresAddress(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """For people: without its password."""
-        shown = re.sub(r"(//[^/@:]*):[^@]*@", r"\1@", self.url)
-        return re.sub(r"([?&]password=)[^&]*", r"\1…", shown)
+        return without_passwords(self.url)
 
     def __repr__(self) -> str:
         return f"PostgresAddress({str(self)!r})"

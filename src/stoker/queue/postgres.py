@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stoker.errors import StokerError
+from stoker.masking import without_passwords
 from stoker.queue import schema
 from stoker.queue.address import PostgresAddress
 from stoker.queue.bell import Bell
@@ -183,7 +184,9 @@ class PostgresDriver:
         try:
             wanted = {**settings, **conninfo_to_dict(self._address.url)}
         except self._psycopg.ProgrammingError as error:
-            raise StokerError(f"{self._address} is not the address of a database: {_last_line(error)}") from None
+            raise StokerError(
+                f"{self._address} is not the address of a database: {without_passwords(_last_line(error))}"
+            ) from None
         try:
             connection = self._psycopg.connect(**wanted, autocommit=True)
         except self._psycopg.Error as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from stoker.errors import StokerError
+from stoker.places import open_privately, private_directory
 from stoker.procfs import boot_id
 from stoker.queue import schema
 from stoker.queue.bell import Bell
@@ -158,7 +159,9 @@ class SqliteDriver:
 
     def create(self) -> None:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_directory(self._path.parent)
+            # SQLite gives the write-ahead log and its index the mode of the file.
+            os.close(open_privately(self._path, os.O_RDWR | os.O_CREAT))
         except OSError as error:
             raise StokerError(f"the queue {self._path} cannot be created: {error.strerror}") from None
         with self._explained():

@@ -28,7 +28,7 @@ class Journal:
             return
         try:
             if self._writer is None:
-                self._writer = RecordingWriter(self._path)
+                self._writer = RecordingWriter(self._path, private=True)
             self._writer.append(look)
             if self._writer.size > MOST_READINGS:
                 self._turn_over()

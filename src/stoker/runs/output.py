@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from stoker.places import open_privately
+
 # A line that is longer than this is cut where the file is full, rather than taken along to the next file.
 _LONGEST_LINE: Final = 64 * 1024
 _BLOCK: Final = 64 * 1024
@@ -87,7 +89,7 @@ class OutputLog:
     # The file
 
     def _open(self) -> None:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_privately(self._path, os.O_RDWR | os.O_CREAT)
         try:
             size = os.fstat(descriptor).st_size
             line = _beginning_of_last_line(descriptor, size)

@@ -21,6 +21,7 @@ import msgspec
 
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.who import read_stat
+from stoker.places import private_directory, private_file
 from stoker.procfs import boot_id
 from stoker.verdicts.policy import Policy
 
@@ -171,7 +172,7 @@ class Records:
                 try:
                     directory.mkdir(mode=0o700)
                 except FileNotFoundError:
-                    self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    private_directory(self._directory)
                     continue
                 except FileExistsError:
                     if name is None:
@@ -229,7 +230,8 @@ def _replace_text(path: Path, body: bytes) -> None:
     """A reader sees the old file or the new one, never half of one."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fresh.write_bytes(body)
+        with private_file(fresh) as file:
+            file.write(body)
         fresh.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -51,7 +51,6 @@ async def login(request: Request) -> Response:
     address = neighbourhood(client_address(request.scope))
     try:
         # Nothing is awaited between these: of a hundred tokens that come at once, each is counted before the next.
-        patience.listen(address)
         if not house.keys.recognizes(token):
             patience.failed(address)
             return _refused(request, 401, _NOT_RIGHT, wanted)

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.places import open_privately, private_directory
 from stoker.web.visitor import Role
 
 # A writer holds the lock for milliseconds; one that is stopped must not stop the page too.
@@ -107,7 +108,7 @@ class KeyFile:
     def write(self, contents: Contents) -> Stamp:
         """Puts a new file in the old one's place. It is private from its first moment, whatever the umask."""
         fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_privately(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 os.fchmod(file.fileno(), 0o600)  # a umask can only have taken from it
@@ -125,8 +126,8 @@ class KeyFile:
     @contextlib.contextmanager
     def locked(self, patience: float = _PATIENCE) -> Iterator[None]:
         """One writer at a time, of all processes. OSError when the lock is not to be had."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        private_directory(self.path.parent)
+        lock = open_privately(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT)
         try:
             ends = time.monotonic() + patience
             while not _taken(lock):

@@ -229,13 +229,12 @@ class Keys:
         return found
 
     def _by_secret(self, secret: str) -> Token | None:
-        shown = secret.strip().encode(errors="replace")
+        shown = _digest(secret.strip())
 
         def right(contents: Contents) -> Token | None:
-            # All are compared, each in constant time: how long it takes tells nothing.
-            return next(
-                iter([token for token in contents.tokens if hmac.compare_digest(token.secret.encode(), shown)]), None
-            )
+            # All are compared, by digests and in constant time: how long it takes tells nothing.
+            equal = [token for token in contents.tokens if hmac.compare_digest(_digest(token.secret), shown)]
+            return equal[0] if equal else None
 
         return self._known(right)
 

@@ -3,10 +3,11 @@
 import errno
 import socket
 import ssl
+import stat
 from pathlib import Path
 from typing import Final
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, warn
 from stoker.web.config import Config
 
 _SEND_BUFFER: Final = 128 * 1024
@@ -51,6 +52,9 @@ def _check_tls(config: Config) -> None:
         return
     for path in (config.cert, config.key):
         _must_be_readable(path)
+    # Its group may be one of servers, such as Debian's ssl-cert.
+    if config.key.stat().st_mode & stat.S_IROTH:
+        warn(f"other users of this machine can read the key {config.key}: run `chmod 600 {config.key}`")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.cert, config.key)
     except (ssl.SSLError, OSError) as error:

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from stoker.fit.terms import Fitted
+from stoker.places import open_privately, private_file
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
 from stoker.runs.processes import Identity
@@ -108,7 +109,7 @@ class AttemptRecord(Record):
     def assign(self, assignment: Assignment) -> None:
         fresh = f"{self.directory}/.{_UNDELIVERED}"
         # For nobody else: the address of the queue may hold a password.
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = open_privately(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
             file.write(msgspec.json.encode(assignment))
         os.rename(fresh, f"{self.directory}/{_UNDELIVERED}")  # noqa: PTH104 - between two jobs, where Path takes its time
@@ -154,7 +155,8 @@ class AttemptRecord(Record):
 
     def _replace(self, name: str, value: msgspec.Struct) -> None:
         fresh = self.directory / f".{name}"
-        fresh.write_bytes(msgspec.json.encode(value))
+        with private_file(fresh) as file:
+            file.write(msgspec.json.encode(value))
         fresh.replace(self.directory / name)
 
     def listen(self) -> socket.socket:
@@ -162,6 +164,7 @@ class AttemptRecord(Record):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         with _short_path(self.directory) as path:
             listener.bind(path)
+            os.chmod(path, 0o600)  # noqa: PTH101 - the directory is private, so nobody comes in between
         listener.listen(4)
         return listener
 

@@ -11,6 +11,7 @@ from stoker.fit.overrides import Command, argv
 from stoker.fit.terms import Fitted
 from stoker.fit.wish import Wish
 from stoker.gpus.prober import Prober
+from stoker.places import private_directory
 from stoker.runs.plan import Plan
 from stoker.units import format_memory
 
@@ -38,7 +39,7 @@ class Fitting(msgspec.Struct, frozen=True, kw_only=True):
         from stoker.fit.fitter import Fitter, Request
         from stoker.fit.memo import Memo, key_of
 
-        place.mkdir(exist_ok=True)
+        private_directory(place)
         wish = self.wish
         request = Request(
             command=self.command,

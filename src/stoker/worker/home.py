@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import StokerError
+from stoker.places import open_privately, private_directory
 from stoker.procfs import boot_id
 from stoker.queue import Attempt
 from stoker.worker.assignment import AttemptRecord
@@ -29,8 +30,8 @@ class Home:
         # As one dictionary: every question to `os.environ` translates names and values anew.
         self.surroundings = dict(os.environ)
         try:
-            (directory / "attempts").mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = os.open(directory / f"worker-{self.host}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            private_directory(directory / "attempts")
+            self._lock = open_privately(directory / f"worker-{self.host}.lock", os.O_RDWR | os.O_CREAT)
             self._take()
         except OSError as error:
             raise StokerError(

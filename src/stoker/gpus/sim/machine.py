@@ -19,7 +19,7 @@ import msgspec
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Gpu
 from stoker.gpus.sim.load import HISTORY, Load, Use
-from stoker.places import state_home
+from stoker.places import private_directory, private_file, state_home
 from stoker.units import format_memory, parse_memory
 
 DEFAULT_GPUS: Final = 4
@@ -102,6 +102,8 @@ class Machine:
     ) -> None:
         self.shape = shape
         self.directory = directory.expanduser().absolute() / str(shape)
+        # A directory that somebody named may be shared by several users.
+        self._is_private = self.directory.is_relative_to(state_home().absolute())
         self.root = root
         self.proc = root / "proc"
         self.clock = clock
@@ -160,8 +162,12 @@ class Machine:
     def locked(self) -> Iterator[tuple["Found", ...]]:
         """Holds the machine still, and gives the loads that are left after the dead were cleared away."""
         try:
-            self.loads_directory.mkdir(parents=True, exist_ok=True)
-            file = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if self._is_private:
+                private_directory(self.loads_directory)
+            else:
+                self.loads_directory.mkdir(parents=True, exist_ok=True)
+            mode = 0o600 if self._is_private else 0o666
+            file = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
         except OSError as error:
             raise StokerError(
                 f"the simulated machine in {self.directory} cannot be used ({error.strerror}): "
@@ -207,7 +213,8 @@ class Machine:
     def replace(self, path: Path, content: bytes) -> None:
         """Readers see the old content or the new, never a part. Call it only under the lock."""
         new = path.with_name(f"{path.name}.new")
-        new.write_bytes(content)
+        with private_file(new) if self._is_private else new.open("wb") as file:
+            file.write(content)
         new.replace(path)
 
 

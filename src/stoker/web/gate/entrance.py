@@ -61,7 +61,6 @@ class Entrance:
         return next((visitor for visitor in found if visitor is not None), None)
 
     def _by_token(self, secret: str, address: str) -> Visitor | None:
-        self._patience.listen(address)
         visitor = self._keys.by_token(secret)
         if visitor is None:
             self._patience.failed(address)

@@ -1,4 +1,4 @@
-"""How many wrong tokens are listened to: few from one address, not many from all together."""
+"""How many wrong tokens are answered: few from one address, not many from all together."""
 
 import math
 import time
@@ -39,7 +39,7 @@ class Bucket(msgspec.Struct):
 
 
 class TooManyError(Exception):
-    """Nobody listens for so many whole seconds."""
+    """Wrong tokens are not answered for this many whole seconds."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"too many wrong tokens: try again in {seconds} s")
@@ -47,31 +47,27 @@ class TooManyError(Exception):
 
 
 class Patience:
-    """Counts failures by address."""
+    """Counts wrong tokens by address. A right token is never asked about: nobody can lock its owner out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._all = Bucket(_TRIES_OF_ALL, _SECONDS_PER_TRY_OF_ALL)
         self._by_address: OrderedDict[str, Bucket] = OrderedDict()
 
-    def listen(self, address: str) -> None:
-        """Raises TooManyError when an address has said too much that was wrong: it is not heard, right or wrong."""
-        bucket = self._by_address.get(address)
-        if bucket is not None and (seconds := bucket.seconds_until_room(self._clock())) > 0:
-            raise TooManyError(math.ceil(seconds))
-
     def failed(self, address: str) -> None:
-        """Remembers a wrong token. Raises TooManyError when there are too many from everywhere.
+        """Counts a wrong token. Raises TooManyError when there were too many before it, from there or from everywhere.
 
-        Only then: a right token, from an address that was quiet, passes however many others fail.
+        What is refused that way still counts for everywhere, but not for its address, which has its next try in time.
         """
         now = self._clock()
         everybody = self._all.seconds_until_room(now)
+        self._all.add(now)
         bucket = self._by_address.pop(address, None) or Bucket(_TRIES, _SECONDS_PER_TRY)
-        bucket.add(now)
         self._by_address[address] = bucket
         while len(self._by_address) > _MOST_ADDRESSES:
             self._by_address.popitem(last=False)
-        self._all.add(now)
-        if everybody > 0:
-            raise TooManyError(math.ceil(everybody))
+        wait = bucket.seconds_until_room(now)
+        if wait == 0:
+            bucket.add(now)
+        if wait or everybody:
+            raise TooManyError(math.ceil(max(wait, everybody)))
