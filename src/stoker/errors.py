@@ -1,7 +1,6 @@
 """The errors a person reads: one sentence that says what is wrong, where, and what to do."""
 
-import contextlib
-import sys
+from stoker.streams import ERROR, emit
 
 _warned: set[str] = set()
 
@@ -27,5 +26,4 @@ def warn(sentence: str) -> None:
     """Says on stderr what is not an error but should be changed, once per process."""
     if sentence not in _warned:
         _warned.add(sentence)
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
-            sys.stderr.write(f"stoker: {sentence}\n")
+        emit(ERROR, f"stoker: {sentence}\n")

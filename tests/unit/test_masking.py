@@ -51,7 +51,7 @@ def test_the_list_of_processes_shows_no_password_and_the_program_still_has_it() 
     ],
 )
 def test_a_file_of_secrets_that_others_can_read_is_told_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int, text: str, is_told: bool
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: int, text: str, is_told: bool
 ) -> None:
     _warned.clear()
     file = tmp_path / "stoker.toml"
@@ -60,4 +60,4 @@ def test_a_file_of_secrets_that_others_can_read_is_told_once(
     for _ in range(2):
         load_settings(file)
     said = f"stoker: other users of this machine can read the secrets in {file}: run `chmod 600 {file}`\n"
-    assert capsys.readouterr().err == (said if is_told else "")
+    assert capfd.readouterr().err == (said if is_told else "")

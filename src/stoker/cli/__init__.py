@@ -15,10 +15,14 @@ def main() -> None:
         sys.stdout.write(f"stoker {__version__}\n")
         return
     if any("://" in word for word in sys.argv):
-        from stoker.cli.process_title import hide_passwords, warn_of_passwords
+        from stoker.cli.process_title import hide_passwords
+        from stoker.errors import warn
 
         if not hide_passwords(sys.argv[1:]):
-            warn_of_passwords()
+            warn(
+                "other users of this machine can see the password in --queue:"
+                " write it into STOKER_QUEUE, stoker.toml or ~/.pgpass instead"
+            )
     from stoker.cli.early import helper_for
 
     early = helper_for(sys.argv[1:])

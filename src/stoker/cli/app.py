@@ -154,5 +154,4 @@ def _refused(error: click.ClickException | StokerError) -> int:
 
 
 def _say(sentence: str) -> None:
-    emit(ERROR, f"stoker: {without_passwords(sentence)}
-")
+    emit(ERROR, f"stoker: {without_passwords(sentence)}\n")

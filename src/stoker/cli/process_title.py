@@ -1,7 +1,6 @@
 """Keeps passwords out of the list of processes, which every user of a machine can read."""
 
 import os
-import sys
 from pathlib import Path
 
 from stoker.masking import without_passwords
@@ -35,10 +34,3 @@ def _overwrite(start: int, shown: bytes) -> None:
 
     # The kernel shows this part of the process's own memory.
     ctypes.memmove(start, shown, len(shown))
-
-
-def warn_of_passwords() -> None:
-    sys.stderr.write(
-        "stoker: other users of this machine can see the password in --queue:"
-        " write it into STOKER_QUEUE, stoker.toml or ~/.pgpass instead\n"
-    )
