@@ -1,9 +1,5 @@
 """The errors a person reads: one sentence that says what is wrong, where, and what to do."""
 
-from stoker.streams import ERROR, emit
-
-_warned: set[str] = set()
-
 
 class StokerError(Exception):
     """Shown to the person as it is, without a traceback; `exit_code` becomes the command's."""
@@ -20,10 +16,3 @@ class BadInputError(StokerError):
     """What the person typed or wrote in a file cannot be meant."""
 
     exit_code = 2
-
-
-def warn(sentence: str) -> None:
-    """Says on stderr what is not an error but should be changed, once per process."""
-    if sentence not in _warned:
-        _warned.add(sentence)
-        emit(ERROR, f"stoker: {sentence}\n")

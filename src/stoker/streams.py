@@ -11,6 +11,8 @@ ERROR: Final = 2
 # A pipe nobody reads or a terminal stopped by Ctrl-S: after this long the line is dropped.
 _PATIENCE: Final = 0.1
 
+_warned: set[str] = set()
+
 
 def open_missing() -> None:
     """Opens the null device in place of standard streams that the caller closed (`>&-`).
@@ -39,3 +41,10 @@ def emit(descriptor: int, text: str) -> None:
         while rest and room.poll(_PATIENCE * 1000):
             # As much as a pipe that has room takes without blocking.
             rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
+
+
+def warn(sentence: str) -> None:
+    """Says on stderr what is not an error but should be changed, once per process."""
+    if sentence not in _warned:
+        _warned.add(sentence)
+        emit(ERROR, f"stoker: {sentence}\n")

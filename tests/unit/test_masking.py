@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import _warned
 from stoker.masking import without_passwords
 from stoker.settings import load_settings
+from stoker.streams import _warned
 
 
 @pytest.mark.parametrize(

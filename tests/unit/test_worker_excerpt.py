@@ -51,3 +51,16 @@ def test_of_a_job_that_prints_little_little_is_written(tmp_path: Path) -> None:
         excerpt.deliver(cast(Store, queue))
         sizes.append(len(queue.text))
     assert [size > RUNNING_TAIL for size in sizes] == [True, False, False, True, False]
+
+
+def test_a_bar_that_keeps_its_length_is_delivered_again_and_one_that_stands_still_is_not(tmp_path: Path) -> None:
+    record, queue = AttemptRecord(tmp_path), Queue()
+    excerpt = Excerpt(record, cast(Assignment, Assigned()))
+    written = []
+    for bar in (b"train 101/600", b"train 249/600", b"train 249/600"):
+        with record.output.open("r+b" if record.output.exists() else "wb") as file:
+            file.write(b"epoch 1\n" + bar)
+        queue.text = ""
+        excerpt.deliver(cast(Store, queue))
+        written.append(queue.text)
+    assert written == ["epoch 1\ntrain 101/600", "epoch 1\ntrain 249/600", ""]

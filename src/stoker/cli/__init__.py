@@ -16,7 +16,7 @@ def main() -> None:
         return
     if any("://" in word for word in sys.argv):
         from stoker.cli.process_title import hide_passwords
-        from stoker.errors import warn
+        from stoker.streams import warn
 
         if not hide_passwords(sys.argv[1:]):
             warn(

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stoker.cli.defaults import CONFIGURABLE, defaults_from_file
-from stoker.errors import BadInputError, StokerError, warn
+from stoker.errors import BadInputError, StokerError
 from stoker.gpus.spawn import Helper
 from stoker.masking import without_passwords
 from stoker.places import state_home, tighten_home
-from stoker.streams import ERROR, emit
+from stoker.streams import ERROR, emit, warn
 from stoker.version import __version__
 
 if TYPE_CHECKING:

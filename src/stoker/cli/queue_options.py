@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stoker.errors import warn
 from stoker.places import tighten_queue
 from stoker.settings import load_settings
+from stoker.streams import warn
 
 if TYPE_CHECKING:
     from stoker.queue import Store

@@ -12,10 +12,11 @@ from google.auth.exceptions import GoogleAuthError, RefreshError
 from requests import RequestException, Response
 from requests.exceptions import JSONDecodeError
 
-from stoker.errors import BadInputError, warn
+from stoker.errors import BadInputError
 from stoker.feeds.rows import Cell, Values
 from stoker.feeds.sheet import SheetAwayError, SheetRefusedError
 from stoker.places import may_be_read_by_others
+from stoker.streams import warn
 
 GOOGLE: Final = "https://sheets.googleapis.com"
 # Nothing of the Drive is needed, so nothing of it is asked for.

@@ -7,7 +7,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from stoker.errors import BadInputError, warn
+from stoker.errors import BadInputError
+from stoker.streams import warn
 from stoker.web.config import Config
 
 _SEND_BUFFER: Final = 128 * 1024

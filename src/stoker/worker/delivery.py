@@ -44,6 +44,8 @@ class Excerpt:
         self._link: str | None = None
         self._told_link = False
         self._seen: tuple[int, int] | None = None
+        self._end = ""
+        """What was delivered last, as far as a bar may have rewritten it since."""
 
     def deliver(self, store: Store) -> None:
         """What is new since the last time."""
@@ -53,10 +55,12 @@ class Excerpt:
             found = self._output.stat()
         except OSError:
             return
-        if self._seen == (seen := (found.st_ino, found.st_size)):
+        # A progress bar is rewritten in place, and often keeps its length.
+        end = read_tail(self._output, min(RUNNING_TAIL, self._limit))
+        if self._seen == (seen := (found.st_ino, found.st_size)) and end == self._end:
             return
         self._deliver(store, RUNNING_TAIL if self._has_said_little(*seen) else TAIL)
-        self._seen = seen
+        self._seen, self._end = seen, end
 
     def _has_said_little(self, file: int, size: int) -> bool:
         """Since the last time, so that a short excerpt has something in common with the one before."""
