@@ -1,12 +1,14 @@
 """`stoker queue`: the queue is created, brought up to date and looked at."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from stoker.queue import NewJob, Store, View, WorkerGpu, init_queue
 from stoker.queue.schema import VERSION
-from tests.support.command import stoker
+from tests.support.command import stoker, stoker_command
 from tests.support.queue_jobs import end, start, submit
 
 
@@ -26,6 +28,27 @@ def test_a_queue_is_created_and_creating_it_again_does_no_harm(tmp_path: Path) -
     )
     with init_queue(str(file)) as store:
         assert store.job("a").state == "queued"
+
+
+@pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o755, 0o600), (0o755, 0o644)])
+@pytest.mark.parametrize("verb", [("list",), ("submit", "true")])
+def test_a_queue_of_another_user_is_refused_in_a_sentence(
+    tmp_path: Path, directory: int, file: int, verb: tuple[str, ...]
+) -> None:
+    queue = tmp_path / "theirs" / "queue.db"
+    init_queue(str(queue)).close()
+    # Root may do everything; without these capabilities it is a user like any other.
+    user = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
+    for path, mode in ((queue, file), (queue.parent, directory)):
+        if user:
+            os.chown(path, 65534, 65534)
+        path.chmod(mode if user else 0)
+    command = [*user, stoker_command(), verb[0], "--queue", str(queue), *verb[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    queue.parent.chmod(0o755)
+    assert done.returncode != 0
+    assert done.stderr.startswith(f"stoker: the queue {queue} cannot be used: this user may not ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_queue_is_created_in_postgresql_without_showing_the_password(postgres_url: str) -> None:

@@ -131,7 +131,11 @@ def run(arguments: list[str], early: Helper | None = None) -> int:
             return OWN_FAILURE
         if os.environ.get("STOKER_DEBUG"):
             raise
-        _say(f"internal error: {type(error).__name__}: {error} (run with --debug and report the traceback)")
+        if isinstance(error, PermissionError) and error.filename is not None:
+            # Another user's file is no mistake in Stoker either.
+            _say(f"{os.fsdecode(error.filename)}: this user may not use it")
+        else:
+            _say(f"internal error: {type(error).__name__}: {error} (run with --debug and report the traceback)")
         return OWN_FAILURE
     return result if isinstance(result, int) else 0
 

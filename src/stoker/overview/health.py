@@ -5,11 +5,13 @@ from typing import Final
 
 import msgspec
 
+from stoker.gpus.state import BUSY_FROM
 from stoker.overview.job_words import in_a_sentence
 from stoker.overview.machines import FORGOTTEN_AFTER, home_of
-from stoker.overview.model import EndedJob, GpuCard, Health, Machine, Point, RunningJob, WaitingJob
+from stoker.overview.model import EndedJob, GpuCard, Health, Level, Machine, Point, RunningJob, WaitingJob
 from stoker.queue.explanation import spoken
 from stoker.queue.model import Job, State
+from stoker.units import format_memory
 
 # Failures of a day are news; older ones are history.
 NEWS_FOR: Final = 86400.0
@@ -69,16 +71,15 @@ def _headline(points: Sequence[Point], bad: int) -> str:
 def _all_is_well(machines: Sequence[Machine]) -> str:
     cards = [card for machine in machines if machine.there for card in machine.gpus]
     readable = [card for card in cards if not _is_unread(card)]
-    working = sum(card.doing in _WORK for card in readable)
-    if not cards:
-        return "All is well"
-    if not readable:
+    used = sum(card.doing in _WORK and not _is_orphaned(card) for card in readable)
+    free = sum(card.doing == "free" for card in readable)
+    if cards and not readable:
         return "All is well so far: no GPU can be read at the moment"
-    if not working:
-        return f"All is well: {_gpus(len(readable))} {_is(len(readable))} ready"
-    if working == len(cards):
-        return "All is well: the GPU works" if working == 1 else f"All is well: all {working} GPUs work"
-    return f"All is well: {working} of {len(cards)} GPUs {'works' if working == 1 else 'work'}"
+    if not used:
+        return f"All is well: {_gpus(free)} {_is(free)} ready" if free else "All is well"
+    if used == len(cards):
+        return "All is well: the GPU is in use" if used == 1 else f"All is well: all {used} GPUs are in use"
+    return f"All is well: {used} of {len(cards)} GPUs {_is(used)} in use"
 
 
 # What is wrong
@@ -96,6 +97,8 @@ def _bad(facts: Facts) -> Iterator[Point]:
         yield Point(level="bad", sentence=f"{_jobs_wait(queued)}, and no worker is there")
     for machine in facts.machines:
         yield from _unreadable(machine, facts.now)
+    if facts.counts.get("queued", 0):
+        yield from _orphaned(facts, "bad")
     for job in facts.running:
         if job.why.kind == "silent" and not any(_runs_on(job, machine) for machine in lost):
             sentence = f"{_name(job.job)} on {job.host} is not heard of any more"
@@ -129,11 +132,33 @@ def _unreadable(machine: Machine, now: float) -> Iterator[Point]:
         yield Point(level="bad", sentence=sentence, host=machine.host)
 
 
+def _orphaned(facts: Facts, level: Level) -> Iterator[Point]:
+    """Memory that no process holds: what a crashed job or a container left behind keeps others from the GPU."""
+    queued = facts.counts.get("queued", 0)
+    while_waiting = f", while {_jobs_wait(queued)}" if queued else ""
+    for machine in facts.machines:
+        if not machine.there:
+            continue
+        for card in machine.gpus:
+            if _is_orphaned(card) and _lasts(card, machine, facts.now, _COULD_RUN_FOR):
+                held = format_memory(card.memory_used or 0)
+                sentence = f"GPU {card.index} of {machine.host} has {held} in use by no visible process{while_waiting}"
+                yield Point(level=level, sentence=sentence, host=machine.host)
+
+
+def _is_orphaned(card: GpuCard) -> bool:
+    """Whether it holds memory for nobody who can be seen, and does nothing."""
+    unseen = card.doing == "somebody" and not card.whom and bool(card.memory_used)
+    return unseen and card.utilization is not None and card.utilization < BUSY_FROM
+
+
 # What somebody should look at
 
 
 def _attention(facts: Facts) -> Iterator[Point]:
     yield from _failures(facts)
+    if not facts.counts.get("queued", 0):
+        yield from _orphaned(facts, "attention")
     yield from _stuck(facts)
     yield from _pauses(facts)
     yield from _free(facts)

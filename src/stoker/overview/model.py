@@ -104,7 +104,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     level: Level
     headline: str
-    """A few words: `All is well: 7 of 8 GPUs work`, `2 things need you`."""
+    """A few words: `All is well: 7 of 8 GPUs are in use`, `2 things need you`."""
     points: tuple[Point, ...] = ()
     """Worst first."""
 

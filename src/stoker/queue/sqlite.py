@@ -141,7 +141,7 @@ class SqliteDriver:
         ]
 
     def version(self) -> int | None:
-        if not self._path.exists():
+        if not self._is_there():
             return None
         # In one question: between two, another one may create it.
         ((queues, everything, has_steps),) = self.fetch("is there a queue", {})
@@ -153,6 +153,22 @@ class SqliteDriver:
             return max(self.oldest(), int(self.fetch("read step", {})[0][0]) if has_steps else 0)
         except (IndexError, TypeError, ValueError):
             raise StokerError(f"{self._path} says no version, so it is not a queue that Stoker can read") from None
+
+    def _is_there(self) -> bool:
+        try:
+            self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except PermissionError:
+            raise self._denied() from None
+        except OSError as error:
+            raise StokerError(f"the queue {self._path} cannot be used: {(error.strerror or '').lower()}") from None
+        return True
+
+    def _denied(self) -> StokerError:
+        return StokerError(
+            f"the queue {self._path} cannot be used: this user may not open it (--queue or STOKER_QUEUE names another)"
+        )
 
     def oldest(self) -> int:
         return int(self.fetch("read oldest", {})[0][0])
@@ -256,6 +272,14 @@ class SqliteDriver:
                 )
             case ["FULL"]:
                 return QueueAwayError(f"the queue {self._path} cannot be written: its disk is full")
-            case ["CANTOPEN"] if not self._path.exists():
-                return StokerError(f"there is no queue at {self._path}: the first `stoker submit` creates it")
+            case ["CANTOPEN" | "READONLY" | "PERM"]:
+                return self._unopened(error)
         return StokerError(f"the queue {self._path} cannot be used: {error}")
+
+    def _unopened(self, error: sqlite3.Error) -> StokerError:
+        if not self._is_there():
+            return StokerError(f"there is no queue at {self._path}: the first `stoker submit` creates it")
+        if not os.access(self._path, os.R_OK | os.W_OK):
+            return self._denied()
+        why = str(error) if os.access(self._path.parent, os.W_OK) else "this user may not write to its directory"
+        return StokerError(f"the queue {self._path} cannot be used: {why}")
