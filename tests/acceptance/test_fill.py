@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.command import stoker_command
 from tests.support.fill_site import FAST, MINER, PATIENCE, FillSite, RunningFiller, alive
+from tests.support.terminal import terminal
 from tests.support.waiting import wait_for
 
 UNKNOWN_ERROR = 999
@@ -275,14 +277,19 @@ class TestTheEnd:
         assert filling.asked_to_end() == {miner}
         assert_nothing_is_left(filling)
 
-    def test_a_second_signal_ends_the_patience(self, filling: FillSite) -> None:
+    def test_ctrl_c_once_more_ends_the_patience_and_a_signal_of_a_program_does_not(self, filling: FillSite) -> None:
         filling.program("miner-run", DEAF)
-        filler = filling.fill("--config", filling.config(on_both("grace = 10m")))
-        processes = filling.wait_for_start(2)
-        filler.process.send_signal(signal.SIGINT)
-        filling.wait_for_why("nobody watches for people any more")
-        assert all(map(alive, processes))
-        assert filler.stop(signal.SIGINT) == 0
+        config = filling.config(on_both("grace = 10m"), defaults="interval_seconds = 1")
+        with terminal([stoker_command(), "fill", "--config", config], **filling.environment) as screen:
+            processes = filling.wait_for_start(2)
+            for how in (signal.SIGTERM, signal.SIGINT):
+                os.kill(screen.pid, how)
+                filling.wait_for_why("nobody watches for people any more")
+            filling.machine.reset_calls()
+            wait_for(lambda: filling.machine.calls("nvmlDeviceGetSamples") >= 3, named="another two looks")
+            assert all(map(alive, processes))
+            screen.press("\x03")
+            assert screen.code() == 0
         assert_nothing_is_left(filling)
 
     def test_killed_it_takes_its_programs_along_and_the_next_one_starts_anew(self, filling: FillSite) -> None:

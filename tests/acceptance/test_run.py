@@ -209,11 +209,35 @@ def test_ctrl_c_on_a_terminal_is_delivered_once_and_a_second_one_is_obeyed_at_on
     # Two that come before the first was looked at are one to the kernel: on a busy machine a person presses again.
     for _press in range(10):
         os.write(terminal, b"\x03")
-        if b"Ctrl-C was pressed twice" in (seen := seen + _read_for(terminal, 2.0, b"Ctrl-C was pressed twice")):
+        if b"Ctrl-C was pressed twice" in (seen := seen + _read_for(terminal, 0.5, b"Ctrl-C was pressed twice")):
             break
     seen += _read_all(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     assert b"Ctrl-C was pressed twice" in seen
+
+
+def test_interrupts_of_programs_are_passed_on_however_many_there_are() -> None:
+    # At first it signals the process group in which Stoker is too.
+    script = (
+        "import os, signal, sys\n"
+        "got = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: (got.append(0), print('heard', flush=True)))\n"
+        "os.killpg(0, signal.SIGINT)\n"
+        "while len(got) < 4: signal.pause()\n"
+        "sys.exit(7)\n"
+    )
+    process = subprocess.Popen(
+        [stoker_command(), "run", "--", sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for _ in range(3):
+        assert process.stdout.readline() == "heard\n"
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 7
 
 
 def test_job_control_works_as_if_the_command_had_been_typed() -> None:

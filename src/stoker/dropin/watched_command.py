@@ -16,7 +16,7 @@ from stoker.gpus.prober import Prober
 from stoker.runs.guardian import Ended, Failed, Gone, Guardian, Program, Started, exit_code, launch
 from stoker.runs.ladder import stop
 from stoker.runs.processes import Identity, send, stat
-from stoker.runs.signals import FORWARDED, Received, SignalStream
+from stoker.runs.signals import FORWARDED, Impatience, Received, SignalStream
 from stoker.streams import ERROR, emit
 
 KILLED: Final = 1
@@ -42,7 +42,7 @@ class WatchedCommand:
         self._log = log
         self._signum = signum
         self._children = children
-        self._interrupts = 0
+        self._impatience = Impatience()
 
     def run(self) -> int:
         """The exit code that the whole program ends with."""
@@ -96,12 +96,10 @@ class WatchedCommand:
             stop(guardian, signal.SIGTERM, HANDLERS_TIME)
 
     def _pass_on(self, received: Received, guardian: Guardian) -> int | None:
-        if received.signal == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                # A second Ctrl-C means now, whatever the command makes of the first.
-                stop(guardian, signal.SIGKILL, 0.0)
-                return 128 + signal.SIGINT
+        if self._impatience.heard(received):
+            # It means now, whatever the command makes of the first press.
+            stop(guardian, signal.SIGKILL, 0.0)
+            return 128 + signal.SIGINT
         # What a terminal says to all in front of it, the command has heard already.
         if not received.from_kernel and not guardian.owns(received.sender):
             guardian.signal(received.signal)

@@ -180,11 +180,11 @@ class Filler:
         poll.poll(max(0.0, self.due() - time.monotonic()) * 1000 + 0.5)
 
     def heed_signals(self) -> None:
-        """A signal ends it; a second one ends the patience with its programs."""
+        """A signal ends it; Ctrl-C at the terminal after that ends the patience with its programs."""
         for received in self._signals.read():
             if received.signal not in _STOPPING:
                 continue
-            if self._ending:
+            if self._ending and received.signal == signal.SIGINT and received.from_kernel:
                 for place in self._places:
                     if place.tenant is not None:
                         place.tenant.hurry()

@@ -201,7 +201,7 @@ def stop(
         # Rounded up: a poll that ends a moment too early only makes another round.
         poll.poll(ladder.timeout() * 1000 + 1)
         tree.attend()
-        if hurry is not None and _hurried(hurry, tree):
+        if hurry is not None and _hurried(hurry):
             ladder.hurry()
     outcome = ladder.outcome()
     if not outcome.survivors:
@@ -217,13 +217,9 @@ def _wait_until_collected(tree: Watched) -> None:
         tree.attend()
 
 
-def _hurried(signals: SignalStream, tree: Tree) -> bool:
-    """Whether a person wants it over now. A job that signals its own group in its last moments is no person."""
-    wishes = [received for received in signals.read() if received.signal in _HURRYING]
-    if not wishes:
-        return False
-    members = {member.pid for member in tree.census().members}
-    return any(wish.sender not in members for wish in wishes)
+def _hurried(signals: SignalStream) -> bool:
+    """Whether a person at the terminal wants it over now: a program, or the job in its last moments, is no person."""
+    return any(received.signal in _HURRYING and received.from_kernel for received in signals.read())
 
 
 def _were_killed(count: int) -> str:

@@ -1,9 +1,11 @@
 """Signals as things to read, with who sent them: what a terminal said to all is told from what was said to Stoker."""
 
+import math
 import os
 import signal
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from stoker.runs.syscalls import signal_descriptor
@@ -14,6 +16,8 @@ FORWARDED: Final = (
 )  # fmt: skip
 # <asm-generic/siginfo.h>: sent by the kernel itself, for a terminal to its whole foreground group.
 _FROM_KERNEL: Final = 0x80
+# Two presses of Ctrl-C that belong together. A person at a REPL presses it once in a while for other reasons.
+DOUBLE_PRESS: Final = 2.0
 # struct signalfd_siginfo is 128 bytes: number, errno, code, pid, uid, and more that is not read here.
 _RECORD: Final = 128
 _FIRST_FIELDS: Final = struct.Struct("=IiiII")
@@ -37,6 +41,25 @@ class Received(NamedTuple):
         """
         told_alone = self.signal == signal.SIGHUP and os.getsid(0) == os.getpid()
         return self.code == _FROM_KERNEL and not told_alone
+
+
+class Impatience:
+    """Tells when a person at the terminal pressed Ctrl-C twice in a row.
+
+    SIGINT from a program never counts, however often it comes: trainings write checkpoints when they get it, and jobs
+    signal their own process group.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pressed = -math.inf
+
+    def heard(self, received: Received) -> bool:
+        """Whether this signal is the second press."""
+        if received.signal != signal.SIGINT or not received.from_kernel:
+            return False
+        before, self._pressed = self._pressed, self._clock()
+        return self._pressed - before <= DOUBLE_PRESS
 
 
 class SignalStream:

@@ -41,7 +41,7 @@ from stoker.runs.journal import Journal
 from stoker.runs.ladder import Outcome, stop
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 from stoker.runs.record import Ending, Record, Records, Spec, Status
-from stoker.runs.signals import FORWARDED, Received, SignalStream
+from stoker.runs.signals import FORWARDED, Impatience, Received, SignalStream
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration
 from stoker.verdicts.idle import IdleRule
@@ -196,7 +196,7 @@ class Supervisor:
         self._signals = signals
         self._guardian = guardian
         self._judged: frozenset[str] | None = None
-        self._interrupts = 0
+        self._impatience = Impatience()
         self._told: set[str] = set()
         self._snoozed_until: float | None = None
         self._log: str | None = None
@@ -282,11 +282,9 @@ class Supervisor:
         """Passes a signal on, unless the job has it already or sent it itself."""
         if self._company is not None and (order := self._company.heed(received)) is not None:
             return self._obey(order)
-        if received.signal == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                # A second Ctrl-C means now, whatever the job makes of the first.
-                return self._stop_at_once("Ctrl-C was pressed twice.", code=128 + signal.SIGINT)
+        if self._impatience.heard(received):
+            # It means now, whatever the job makes of the first press.
+            return self._stop_at_once("Ctrl-C was pressed twice.", code=128 + signal.SIGINT)
         if not received.from_kernel and not self._guardian.owns(received.sender):
             self._guardian.signal(received.signal)
         return None

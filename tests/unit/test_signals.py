@@ -1,0 +1,38 @@
+"""When a person at the terminal wants it over now."""
+
+import signal
+
+from stoker.runs.signals import DOUBLE_PRESS, Impatience, Received
+
+PRESSED = Received(signal.SIGINT, 0x80, 0, 0)
+BY_A_PROGRAM = Received(signal.SIGINT, 0, 4242, 1000)
+
+
+class Person:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.impatience = Impatience(lambda: self.now)
+
+    def presses(self, *signals: Received, every: float) -> list[bool]:
+        heard = []
+        for received in signals:
+            heard.append(self.impatience.heard(received))
+            self.now += every
+        return heard
+
+
+def test_two_presses_in_a_row_mean_now() -> None:
+    assert Person().presses(PRESSED, PRESSED, every=DOUBLE_PRESS) == [False, True]
+
+
+def test_presses_that_lie_further_apart_are_each_for_the_job() -> None:
+    assert Person().presses(PRESSED, PRESSED, PRESSED, every=DOUBLE_PRESS + 0.1) == [False, False, False]
+
+
+def test_interrupts_of_programs_never_mean_now() -> None:
+    assert not any(Person().presses(*[BY_A_PROGRAM] * 5, every=0.0))
+    assert not any(Person().presses(PRESSED, BY_A_PROGRAM, every=0.0))
+
+
+def test_other_signals_of_a_terminal_are_no_presses() -> None:
+    assert not any(Person().presses(*[Received(signal.SIGQUIT, 0x80, 0, 0)] * 3, every=0.0))
