@@ -184,6 +184,46 @@ def test_a_command_that_may_not_be_run_hides_none_further_along_the_path(tmp_pat
         assert exit_code(overseer.hear("ended")) == 4
 
 
+# Root may enter every directory, so whoever is asked is nobody.
+_AS_NOBODY = """
+import os, sys
+from stoker.fill.finding import find_config
+from stoker.errors import StokerError
+from stoker.runs.spawn import CannotStartError, Program, failure, start
+from stoker.runs.stacks import find_py_spy
+closed, command = sys.argv[1:]
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+else:
+    os.chmod(closed, 0)
+os.environ.update(PATH=closed, HOME=closed)
+os.environ.pop("XDG_CONFIG_HOME", None)
+find_py_spy()
+try:
+    find_config(None)
+except StokerError as error:
+    assert "there is nothing to fill with" in str(error), error
+try:
+    pid = start(Program([command], {"PATH": f"{closed}:/usr/bin:/bin"}), None, lambda: None)
+except CannotStartError as error:
+    print(failure(error.stage, error.number).exit_code)
+else:
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(("command", "code"), [("false", 1), ("no-such-command", 127), ("CLOSED/inside", 126)])
+def test_a_directory_that_may_not_be_entered_hides_none_further_along_the_path(
+    tmp_path: Path, command: str, code: int
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    words = [sys.executable, "-c", _AS_NOBODY, str(closed), command.replace("CLOSED", str(closed))]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    closed.chmod(0o700)
+    assert done.stdout == f"{code}\n"
+
+
 # Heard of
 
 

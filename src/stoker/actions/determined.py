@@ -6,7 +6,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
-from pathlib import Path
 from time import sleep
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +13,7 @@ import msgspec
 
 from stoker.actions.action import Action, ActionError, Facts
 from stoker.actions.program import find, run
+from stoker.paths import is_there
 
 _REQUEST_TIMEOUT: Final = 15.0
 _DET_TIMEOUT: Final = 60.0
@@ -199,7 +199,7 @@ def _tls(environment: Mapping[str, str]) -> ssl.SSLContext:
     if file.lower() == "noverify":
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    elif file and Path(file).exists():
+    elif file and is_there(file):
         try:
             context.load_verify_locations(cafile=file)
         except (OSError, ssl.SSLError) as error:

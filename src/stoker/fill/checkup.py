@@ -13,6 +13,7 @@ from stoker.fill.config import Background, FillConfig, GpuChoice, Watched
 from stoker.fill.mistakes import Mistake, Mistakes, in_order
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import select_gpus
+from stoker.paths import is_directory, is_there
 
 _NUMBERS: Final = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 # More GPUs than any machine has: a range beyond is a slip of the finger, and not worth counting through.
@@ -154,9 +155,9 @@ def _paths(config: FillConfig, program: Background) -> Iterator[Mistake]:
 
 
 def _wrong_directory(path: Path) -> str | None:
-    if not path.exists():
+    if not is_there(path):
         return f"the directory {path} does not exist: create it, or write another"
-    if not path.is_dir():
+    if not is_directory(path):
         return f"{path} is not a directory: write the directory that the program is to run in"
     if not os.access(path, os.X_OK):
         return f"you may not enter the directory {path}: allow it, or write another"
@@ -164,11 +165,11 @@ def _wrong_directory(path: Path) -> str | None:
 
 
 def _wrong_log(path: Path) -> str | None:
-    if path.is_dir():
+    if is_directory(path):
         return f"{path} is a directory: write the name of a file in it"
-    if path.exists():
+    if is_there(path):
         return None if os.access(path, os.W_OK) else f"you may not write to {path}: allow it, or write another file"
-    if not path.parent.is_dir():
+    if not is_directory(path.parent):
         return f"the directory {path.parent} does not exist: create it, or write another file"
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return f"you may not create files in {path.parent}: allow it, or write another file"
@@ -181,9 +182,9 @@ def _command(config: FillConfig, program: Background, environment: Mapping[str, 
     if "/" in word:
         # The program is looked for from where it is to run.
         path = Path(program.directory or ".") / Path(word)
-        if not path.exists():
+        if not is_there(path):
             wrong = f"{path} does not exist: install it, or mend the path"
-        elif path.is_dir() or not os.access(path, os.X_OK):
+        elif is_directory(path) or not os.access(path, os.X_OK):
             wrong = f"{path} is not a program that can be run: make it one with chmod +x, or mend the path"
     elif not shutil.which(word, path=program.environment.get("PATH", environment.get("PATH"))):
         wrong = f"no program {word!r} is found on PATH: install it, or write its whole path"

@@ -7,6 +7,7 @@ from pathlib import Path
 from stoker.errors import BadInputError
 from stoker.fill import ini, toml
 from stoker.fill.config import FillConfig
+from stoker.paths import is_there
 from stoker.settings_path import config_path
 
 
@@ -16,10 +17,10 @@ def find_config(named: str | None, environment: Mapping[str, str] = os.environ) 
         path = Path(named).expanduser()
         return toml.read_file(path) if path.suffix == ".toml" else ini.read(path)
     settings = Path(config_path(environment))
-    if settings.exists() and (config := toml.read_file(settings, must_have=False)) is not None:
+    if is_there(settings) and (config := toml.read_file(settings, must_have=False)) is not None:
         return config
     seed = gpu_mon_path(environment)
-    if seed.exists():
+    if is_there(seed):
         return ini.read(seed)
     raise BadInputError(
         f"there is nothing to fill with: write [[fill.program]] into {settings}, or a {seed}, or use --config"

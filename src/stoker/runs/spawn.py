@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
+from stoker.paths import is_directory
 from stoker.runs.cgroup import Cgroup
 from stoker.runs.syscalls import fork_into_cgroup
 
@@ -230,7 +231,9 @@ def _execute(program: Program) -> NoReturn:
             # A file that may not be run hides none further along the path.
             if error.number not in (errno.EACCES, errno.EISDIR):
                 raise
-            refused = refused or error
+            # In a directory that may not be entered nobody sees a file: to a shell, too, there is none.
+            if os.path.lexists(f"{directory or '.'}/{name}"):
+                refused = refused or error
     raise refused or CannotStartError(_SEARCH, errno.ENOENT)
 
 
@@ -242,7 +245,7 @@ def _try(path: str, program: Program) -> None:
         if os.path.lexists(path):
             raise CannotStartError(_INTERPRETER, errno.ENOENT) from None
     except PermissionError:
-        raise CannotStartError(_EXECUTE, errno.EISDIR if Path(path).is_dir() else errno.EACCES) from None
+        raise CannotStartError(_EXECUTE, errno.EISDIR if is_directory(path) else errno.EACCES) from None
     except OSError as error:
         if error.errno != errno.ENOEXEC or _looks_binary(path):
             raise CannotStartError(_EXECUTE, error.errno or errno.EINVAL) from None

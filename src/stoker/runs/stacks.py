@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import select
+import shutil
 import signal
 import sys
 import time
@@ -120,11 +121,8 @@ def collect_stacks(
 
 def find_py_spy() -> str | None:
     """The one installed with this Stoker, else the first on PATH."""
-    for folder in (Path(sys.executable).parent, *map(Path, filter(None, os.get_exec_path()))):
-        program = folder / "py-spy"
-        if program.is_file() and os.access(program, os.X_OK):
-            return str(program)
-    return None
+    places = (str(Path(sys.executable).parent), *filter(None, os.get_exec_path()))
+    return shutil.which("py-spy", path=":".join(places))
 
 
 def parse_dump(text: str) -> tuple[Thread, ...]:
