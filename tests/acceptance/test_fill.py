@@ -280,7 +280,8 @@ class TestTheEnd:
     def test_ctrl_c_once_more_ends_the_patience_and_a_signal_of_a_program_does_not(self, filling: FillSite) -> None:
         filling.program("miner-run", DEAF)
         config = filling.config(on_both("grace = 10m"), defaults="interval_seconds = 1")
-        with terminal([stoker_command(), "fill", "--config", config], **filling.environment) as screen:
+        command = ["env", *(f"{name}={value}" for name, value in filling.environment.items())]
+        with terminal([*command, stoker_command(), "fill", "--config", config]) as screen:
             processes = filling.wait_for_start(2)
             for how in (signal.SIGTERM, signal.SIGINT):
                 os.kill(screen.pid, how)

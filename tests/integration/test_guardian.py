@@ -30,10 +30,10 @@ def holders() -> Iterator[Holders]:
     holders.close()
 
 
-def escaping(way: str, holders: Holders, **orders: object) -> Overseer:
+def escaping(way: str, holders: Holders, terminal: "Terminal | None" = None, **orders: object) -> Overseer:
     """An overseer of a program that takes this way to escape, once it has."""
     pipe = holders.writer
-    popen = {"pass_fds": [pipe], "start_new_session": True}
+    popen = {"start_new_session": True, **(terminal.popen if terminal else {}), "pass_fds": [pipe]}
     overseer = Overseer(str(build()), way, str(pipe), popen=popen, let_go=[pipe], **orders)
     holders.let_go()
     return overseer
@@ -347,12 +347,16 @@ def test_a_stopped_process_is_made_to_go_on_so_that_it_can_end(holders: Holders)
         assert overseer.hear("outcome")["killed"] == 0
 
 
-def test_ctrl_c_ends_the_grace(holders: Holders) -> None:
-    with escaping("says-when-asked", holders) as overseer:
+def test_ctrl_c_ends_the_grace_and_an_interrupt_of_a_program_does_not(holders: Holders, terminal: Terminal) -> None:
+    with escaping("says-when-asked", holders, terminal, session=True) as overseer:
         holders.wait_until_ready(1)
         overseer.order_stop("SIGTERM", 600)
         holders.wait_until_ready(1)
         overseer.process.send_signal(signal.SIGINT)
+        wait_for(lambda: not _pending(overseer.process.pid), named="the signal being read")
+        with pytest.raises(AssertionError, match="did not say"):
+            overseer.hear("outcome", deadline=0.2)
+        terminal.type(b"\x03")
         assert overseer.hear("outcome")["killed"] == 1
 
 
@@ -500,6 +504,11 @@ def _state(pid: int) -> str:
 def _catches(pid: int, signum: int) -> bool:
     caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     return caught is not None and bool(int(caught[1], 16) & 1 << (signum - 1))
+
+
+def _pending(pid: int) -> bool:
+    """Whether a signal was sent to it that it has not read yet."""
+    return "ShdPnd:\t0000000000000000" not in Path(f"/proc/{pid}/status").read_text()
 
 
 def _wait_until_stopped(pid: int) -> None:
