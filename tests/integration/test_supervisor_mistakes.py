@@ -19,6 +19,32 @@ def broken(*_arguments, **_more):
 policy = Policy(below=0.05, window=0.5, after=0.0, every=0.1)
 sys.exit(supervisor.supervise(Plan(command=("sh", "-c", {command!r}), policy=policy, source="sim:1", grace=5.0)))
 """
+OVERDUE = """
+import os
+import sys
+import time
+from pathlib import Path
+from unittest.mock import Mock
+
+from stoker.gpus.prober import Prober
+from stoker.runs.plan import UNWATCHED, Plan
+from stoker.runs.guardian import prepare
+from stoker.runs.record import Records
+from stoker.runs.signals import FORWARDED, SignalStream
+from stoker.runs.supervisor import Company, Order, Supervisor
+
+deaf = "trap '' TERM; touch deaf; while :; do sleep 0.05; done"
+company = Mock(spec=Company)
+company.fileno.return_value = os.pipe()[0]
+company.due.side_effect = lambda: time.monotonic() + 0.05
+company.attend.side_effect = lambda: Order("lease", "Over.", 143) if Path("deaf").exists() else None
+company.heed.return_value = None
+company.longest_grace.return_value = 0.0
+with SignalStream(FORWARDED) as signals:
+    plan = Plan(command=("sh", "-c", deaf), gpus=UNWATCHED, source="sim:1", grace=600.0)
+    record, guardian = Records(Path.cwd()).create(), prepare()
+    sys.exit(Supervisor(plan, record, Prober("sim:1"), os.environ, signals, guardian, company).run())
+"""
 # A job that ends once the mistake was told of, or else when it has waited for long.
 UNTIL_TOLD = "for look in $(seq 3000); do [ -e told ] && exit 7; sleep 0.02; done"
 
@@ -53,3 +79,11 @@ def test_a_mistake_of_ours_neither_kills_nor_spares_a_job(
     assert supervisor.returncode == code, said
     assert sentence in "".join(said)
     assert "Traceback" not in "".join(said)
+
+
+def test_job_whose_lease_is_over_is_killed_without_its_grace(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OVERDUE], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 143, done.stderr
+    assert "had to be killed" in done.stderr

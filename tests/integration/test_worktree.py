@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import StokerError
+from stoker.worker import worktree as module
 from stoker.worker.worktree import Worktree
 
 AUTHOR = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always")
@@ -49,6 +50,19 @@ def test_a_job_gets_the_commit_at_the_same_place_inside(repository: Path, tmp_pa
     assert (Path(worktree.directory) / "main.py").read_text() == "first"
     assert (repository / "train" / "main.py").read_text() == "edited since"
     assert git(repository, "branch", "--show-current") == "main"
+
+
+def test_snapshot_that_somebody_calls_off_leaves_no_trace(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def called_off() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_CHECK_EVERY", 0.001)
+    with pytest.raises(KeyboardInterrupt):
+        Worktree.create(str(repository), "HEAD", tmp_path / "snapshot", called_off)
+    assert not (tmp_path / "snapshot").exists()
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
 def test_it_leaves_no_trace_even_of_what_the_job_wrote(repository: Path, tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ class Probe:
             finally:
                 os.close(end)
             goodbye.callback(guardian.finish)
-            goodbye.callback(_take_down, guardian)
+            # When somebody wants it all to end: a probe has nothing to save, and its lease may be over.
+            goodbye.callback(_take_down, guardian, 0.0)
             watch = MemoryWatch(self._before, self._stage.expected, guardian.owns)
             ending, code = self._follow(guardian, output, watch)
             seconds = time.monotonic() - self._begun
@@ -190,10 +191,10 @@ class Probe:
         self._unfinished = self._unfinished[-_CHUNK:]
 
 
-def _take_down(guardian: Guardian) -> None:
+def _take_down(guardian: Guardian, grace: float = GRACE) -> None:
     guardian.attend()
     if not guardian.empty:
-        stop(guardian, signal.SIGTERM, GRACE, first=guardian.job if guardian.status is None else None)
+        stop(guardian, signal.SIGTERM, grace, first=guardian.job if guardian.status is None else None)
 
 
 def _wait(lookout: Lookout, *descriptors: int) -> None:

@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 from stoker.runs.processes import Identity, describe, is_alive, send
 from stoker.runs.signals import SignalStream
+from stoker.runs.syscalls import boot_clock
 from stoker.runs.tree import Tree
 
 # A killed process that held GPUs or very much memory takes seconds to be taken apart by the kernel; one that takes
@@ -22,6 +23,8 @@ _FIRST_RETRY: Final = 0.002
 _LAST_RETRY: Final = 0.25
 # Whoever waits for zombies collects them within a millisecond, unless he is stopped himself.
 _COLLECTING: Final = 0.5
+# A grace that ended while the machine slept is over within that of its waking up.
+_LONGEST_WAIT: Final = 1.0
 # Signals by which a person at the terminal says "now".
 _HURRYING: Final = (signal.SIGINT, signal.SIGQUIT)
 
@@ -192,14 +195,14 @@ def stop(
     tree: Watched, signum: int, grace: float, *, first: Identity | None = None, hurry: SignalStream | None = None
 ) -> Outcome:
     """The whole stop, waiting for it. A Ctrl-C that is read from `hurry` meanwhile ends the grace."""
-    ladder = Ladder(tree, signum=signum, grace=grace, first=first)
+    ladder = Ladder(tree, signum=signum, grace=grace, first=first, clock=boot_clock)
     poll = select.poll()
     poll.register(tree.fileno(), select.POLLIN)
     if hurry is not None:
         poll.register(hurry.fileno(), select.POLLIN)
     while not ladder.step():
         # Rounded up: a poll that ends a moment too early only makes another round.
-        poll.poll(ladder.timeout() * 1000 + 1)
+        poll.poll(min(ladder.timeout(), _LONGEST_WAIT) * 1000 + 1)
         tree.attend()
         if hurry is not None and _hurried(hurry):
             ladder.hurry()

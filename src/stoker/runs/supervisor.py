@@ -162,6 +162,9 @@ class Company(Protocol):
     def begun(self) -> None:
         """Called when the job was started: what could wait until then is done now."""
 
+    def longest_grace(self) -> float:
+        """How many seconds a job that is stopped now may still have: after that another may run it."""
+
     def over(self, status: Status) -> None:
         """Called the moment the run is over: what comes after is tidying up."""
 
@@ -448,6 +451,8 @@ class Supervisor:
 
     def _take_down(self, grace: float) -> Outcome:
         job = self._guardian.job if self._guardian.status is None else None
+        if self._company is not None:
+            grace = min(grace, self._company.longest_grace())
         return stop(self._guardian, self._plan.signal_number, grace, first=job, hurry=self._signals)
 
     def _gpus_still_held(self) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
-"""The few system calls that Python does not offer: prctl, signalfd and a fork straight into a cgroup."""
+"""The few system calls that Python does not offer: prctl, signalfd, timerfd and a fork straight into a cgroup."""
 
 import ctypes
 import os
 import signal
 import struct
+import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -18,6 +19,9 @@ _CLONE_ARGUMENTS: Final = struct.Struct("=11Q")
 # sigset_t of glibc and musl: 1024 bits, of which the kernel reads the first 64.
 _SIGNAL_SET_BYTES: Final = 128
 
+_ABSOLUTE: Final = 1
+# struct itimerspec: the interval, which is none, and the moment, each in seconds and nanoseconds.
+_TIMER: Final = struct.Struct("@4l")
 
 # PyDLL keeps the interpreter lock over the call: after a clone the child must own it as the parent did.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
@@ -45,6 +49,31 @@ def signal_descriptor(signals: Iterable[int]) -> int:
     wanted = bits.to_bytes(_SIGNAL_SET_BYTES, "little")
     # SFD_NONBLOCK and SFD_CLOEXEC are by definition the flags of open(2).
     return _checked(_libc.signalfd(-1, wanted, os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def boot_clock() -> float:
+    """Seconds on a clock that no one sets and that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class BootTimer:
+    """Becomes readable at a moment of `boot_clock`: if the machine sleeps then, as soon as it wakes up."""
+
+    def __init__(self) -> None:
+        # TFD_NONBLOCK and TFD_CLOEXEC are by definition the flags of open(2).
+        self._descriptor = _checked(_libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def ring_at(self, moment: float) -> None:
+        """It stays readable from then on, until another moment is set."""
+        seconds, rest = divmod(max(moment, 0.001), 1.0)  # zero would switch it off
+        setting = _TIMER.pack(0, 0, int(seconds), int(rest * 1e9))
+        _checked(_libc.timerfd_settime(self._descriptor, _ABSOLUTE, setting, None))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 def fork_into_cgroup(descriptor: int) -> int:

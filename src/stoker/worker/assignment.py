@@ -13,7 +13,6 @@ An attempt's directory is a run's record with this beside it:
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -26,6 +25,7 @@ from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
 from stoker.runs.processes import Identity
 from stoker.runs.record import Record, Status
+from stoker.runs.syscalls import boot_clock
 from stoker.worker.capacity import Want
 from stoker.worker.fitting import Fitting
 
@@ -88,7 +88,12 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stop_before_end(self) -> float:
         """How long before the end of the lease a job must be asked to end, so that nothing of it is left then."""
-        return self.plan.grace + min(LONGEST_MARGIN, self.lease * MARGIN_SHARE)
+        return self.plan.grace + self.margin
+
+    @property
+    def margin(self) -> float:
+        """How long before the end of the lease a job is killed that did not end when it was asked to."""
+        return min(LONGEST_MARGIN, self.lease * MARGIN_SHARE)
 
 
 class Heeded(msgspec.Struct, frozen=True):
@@ -208,8 +213,8 @@ def undelivered(home: Path) -> Iterator[tuple[AttemptRecord, Assignment]]:
 
 
 def now() -> float:
-    """Seconds on a clock that no one sets and that goes on while the machine sleeps: what leases are held against."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    """What leases are held against."""
+    return boot_clock()
 
 
 def _death(code: int | None) -> str:

@@ -30,7 +30,7 @@ from stoker.runs.processes import identify
 from stoker.runs.record import Ending, Status
 from stoker.runs.signals import FORWARDED, Received, SignalStream
 from stoker.runs.supervisor import Order, Supervisor, helpers_of, note_orphaned, spec_of
-from stoker.runs.syscalls import set_name
+from stoker.runs.syscalls import BootTimer, set_name
 from stoker.worker.assignment import Assignment, AttemptRecord, Keepers, conclusion, now
 from stoker.worker.errand import Errand
 from stoker.worker.fitting import Fitting
@@ -42,13 +42,15 @@ _STOPPED: Final = 128 + signal.SIGTERM
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # A worker renews every quarter of a lease; when it has missed two of them the attendant goes itself.
 _OWN_RENEWAL: Final = 0.5
-# A machine that wakes up must notice within seconds that its lease ended while it slept.
+# A timer rings when a machine wakes up whose lease ended while it slept. Should it fail, that is noticed so much later.
 _LONGEST_SLEEP: Final = 5.0
 # The message that says so is followed by the tracebacks of other ranks.
 _OOM_WITHIN: Final = 256 * 1024
 # Between two tries to reach the queue, doubled from try to try.
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 30.0
+# Of the lease: between the moment when the attendant goes itself and the end there are several tries.
+_PAUSE_SHARE: Final = 1 / 16
 # It comes at once, unless the guardian is held up or something of the job cannot be killed.
 _LAST_WORDS_WITHIN: Final = 10.0
 # A worker that is there records an outcome at once, unless its database is away or it hangs.
@@ -69,13 +71,14 @@ def attend(line: socket.socket) -> None:
 
     guardian = prepare(orphaned=note_orphaned, helpers=helpers, keeps_output=True)
     keepers = _keepers(guardian)
+    timer = BootTimer()
     _speak_into(guardian)
     while channel is not None and (directory := _next_directory(channel, signals, keepers)) is not None:
         record = AttemptRecord(Path(directory))
         assignment = record.assignment()
         if assignment is None:
             break
-        attendance = _Attendance(record, assignment, channel, signals, guardian)
+        attendance = _Attendance(record, assignment, channel, signals, guardian, timer)
         channel = attendance.run()
         if not guardian.reusable:
             break
@@ -116,7 +119,7 @@ def _speak_into(guardian: Guardian) -> None:
 
 
 class _CalledOffError(Exception):
-    """Somebody wants the job stopped while its probes run."""
+    """Somebody wants the job stopped before it runs, or its lease is over."""
 
     def __init__(self, order: Order) -> None:
         super().__init__(order.sentence)
@@ -133,6 +136,7 @@ class _Attendance:
         channel: Channel,
         signals: SignalStream,
         guardian: Guardian,
+        timer: BootTimer,
     ) -> None:
         self._record = record
         self._assignment = assignment
@@ -153,6 +157,9 @@ class _Attendance:
         self._listener: socket.socket | None = None
         self._epoll = select.epoll()
         self._epoll.register(channel.fileno(), select.EPOLLIN)
+        self._timer = timer
+        self._epoll.register(timer.fileno(), select.EPOLLIN | select.EPOLLET)
+        self._hold_until(assignment.lease_until)
 
     def helpers(self) -> tuple[int, ...]:
         errand = () if self._errand is None else (self._errand.pid,)
@@ -163,9 +170,14 @@ class _Attendance:
         try:
             with self._plan() as plan:
                 self._supervise(plan)
+                # Before its snapshot is removed, which may take long.
+                self._wait_until_recorded()
+        except _CalledOffError as called_off:
+            self._end_with(called_off.order.ending, called_off.order.sentence, called_off.order.code)
+            self._wait_until_recorded()
         except StokerError as error:
             self._could_not_start(str(error))
-        self._wait_until_recorded()
+            self._wait_until_recorded()
         self._epoll.close()
         if self._listener is not None:
             self._listener.close()
@@ -180,7 +192,8 @@ class _Attendance:
             return
         from stoker.worker.worktree import Worktree
 
-        worktree = Worktree.create(plan.directory or "/", commit, self._record.directory / "code")
+        place = self._record.directory / "code"
+        worktree = Worktree.create(plan.directory or "/", commit, place, self._heed_before_start)
         try:
             yield msgspec.structs.replace(plan, directory=worktree.directory)
         finally:
@@ -200,20 +213,16 @@ class _Attendance:
         self.begun()
         home = self._record.directory.parent.parent
         place = self._record.directory / "probes"
-        try:
-            fitted = fitting.find(
-                plan,
-                self._assignment.gpus,
-                environment,
-                place,
-                home,
-                self._prober,
-                self._note_in_output,
-                self._heed_while_fitting,
-            )
-        except _CalledOffError as called_off:
-            self._end_with(called_off.order.ending, called_off.order.sentence, called_off.order.code)
-            return
+        fitted = fitting.find(
+            plan,
+            self._assignment.gpus,
+            environment,
+            place,
+            home,
+            self._prober,
+            self._note_in_output,
+            self._heed_before_start,
+        )
         with contextlib.suppress(OSError):
             # For people who want to see how; a disk that is full is no reason not to run it.
             self._record.write_fit(fitted)
@@ -237,8 +246,8 @@ class _Attendance:
         log.write(f"stoker: {sentence}\n".encode(errors="replace"))
         log.close()
 
-    def _heed_while_fitting(self) -> None:
-        """Whoever may stop the job may stop its probes."""
+    def _heed_before_start(self) -> None:
+        """Whoever may stop the job may stop what comes before it; the lease is held meanwhile."""
         for received in self._signals.read():
             if (order := self.heed(received)) is not None:
                 raise _CalledOffError(order)
@@ -246,6 +255,7 @@ class _Attendance:
             raise _CalledOffError(order)
 
     def _run(self, plan: Plan, environment: dict[str, str]) -> None:
+        self._heed_before_start()
         supervisor = Supervisor(plan, self._record, self._prober, environment, self._signals, self._guardian, self)
         supervisor.run(str(self._record.output), self._assignment.log_limit)
         self._wait_for_last_words()
@@ -273,8 +283,11 @@ class _Attendance:
     def fileno(self) -> int:
         return self._epoll.fileno()
 
+    def longest_grace(self) -> float:
+        return max(0.0, self._until - self._assignment.margin - now())
+
     def due(self) -> float:
-        """On the supervisor's clock, which stands still while the machine sleeps: so it is asked often."""
+        """On the supervisor's clock, which stands still while the machine sleeps."""
         soonest = self._stop_at() if self._errand is not None else min(self._stop_at(), self._errand_at())
         due = time.monotonic() + min(soonest - now(), _LONGEST_SLEEP)
         return due if self._errand is None else min(due, self._errand.due())
@@ -334,6 +347,11 @@ class _Attendance:
     def _errand_at(self) -> float:
         return max(self._until - self._assignment.lease * _OWN_RENEWAL, self._next_errand)
 
+    def _hold_until(self, moment: float) -> None:
+        """The lease ends then; long ago, when the queue has given the job up."""
+        self._until = moment
+        self._timer.ring_at(self._stop_at())
+
     def _send_errand(self) -> None:
         self._errand = Errand(self._record, self._assignment, self._over)
         self._epoll.register(self._errand.fileno(), select.EPOLLIN)
@@ -360,15 +378,16 @@ class _Attendance:
         self._errand = None
         if answer.problem is not None:
             self._next_errand = now() + self._pause
-            self._pause = min(self._pause * 2, _LAST_PAUSE)
+            self._pause = min(self._pause * 2, _LAST_PAUSE, self._assignment.lease * _PAUSE_SHARE)
             return None
         self._pause = _FIRST_PAUSE
         if errand.brings_outcome:
             self._recorded = True
             return None
         if not answer.alive:
+            self._hold_until(-math.inf)
             return Order("lease", "The queue had given the job up, and another may run it.", _STOPPED)
-        self._until = errand.begun + self._assignment.lease
+        self._hold_until(max(self._until, errand.begun + self._assignment.lease))
         return Order("cancelled", "It was cancelled.", _STOPPED) if answer.cancel else None
 
     # The worker
@@ -384,10 +403,12 @@ class _Attendance:
     def _understand(self, message: Message) -> Order | None:
         match message:
             case Renewed(until=until):
-                self._until = max(self._until, until)
+                self._hold_until(max(self._until, until))
             case Recorded():
                 self._recorded = True
             case Stop(ending=ending, sentence=sentence):
+                if ending == "lease":
+                    self._hold_until(-math.inf)
                 return Order(ending, sentence, _STOPPED)
         return None
 
@@ -413,25 +434,27 @@ class _Attendance:
 
     def _wait_until_recorded(self) -> None:
         """Tells the worker, and where there is none, or it does not get anywhere, the queue itself."""
-        trusts_worker_until = time.monotonic() + _RECORDED_WITHIN
-        gives_up_at = time.monotonic() + _LONGEST_DELIVERY
+        trusts_worker_until = now() + _RECORDED_WITHIN
+        gives_up_at = now() + _LONGEST_DELIVERY
         self._pause, self._next_errand = _FIRST_PAUSE, -math.inf
-        while time.monotonic() < gives_up_at:
+        while now() < gives_up_at:
             if any(received.signal in _ENDING for received in self._signals.read()):
                 break  # the machine shuts down, or somebody wants it gone: the next worker finds the outcome on disk
             self._hear()
-            # When even the place is gone where it is written down, nobody is left to tell.
-            if self._recorded or not self._record.directory.exists():
+            # When also the place is gone where it is written down, nobody is left to tell.
+            if self._recorded or (now() >= self._until and not self._record.directory.exists()):
                 break
-            alone = self._channel is None or time.monotonic() >= trusts_worker_until
+            # A worker that is stopped renews nothing: what is done must not be done again for that.
+            trusts_until = min(trusts_worker_until, self._until - self._assignment.lease * _OWN_RENEWAL)
+            alone = self._channel is None or now() >= trusts_until
             if alone and self._errand is None and now() >= self._next_errand:
                 self._send_errand()
-            due = gives_up_at if alone else trusts_worker_until
+            due = gives_up_at if alone else trusts_until
             if self._errand is not None:
-                due = min(due, self._errand.due())
+                due = min(due, now() + self._errand.due() - time.monotonic())
             elif alone:
-                due = min(due, time.monotonic() + self._next_errand - now())
-            select.select([self._epoll.fileno()], [], [], max(0.0, due - time.monotonic()))
+                due = min(due, self._next_errand)
+            select.select([self._epoll.fileno()], [], [], min(max(0.0, due - now()), _LONGEST_SLEEP))
         if self._errand is not None:
             self._errand.give_up()  # a worker was faster
             self._errand = None

@@ -18,6 +18,8 @@ from stoker.worker.messages import Over
 
 # Longer than the database's own timeouts together; a process that hangs on a dead network disk is not waited for.
 PATIENCE: Final = 60.0
+# With a short lease there must be time for another; a machine that is busy needs that much for one.
+_SHORTEST_PATIENCE: Final = 5.0
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -42,7 +44,7 @@ class Errand:
             _run(record, assignment, over, told)
         os.close(told)
         self._answers = answers
-        self._ends = time.monotonic() + PATIENCE
+        self._ends = time.monotonic() + min(PATIENCE, max(_SHORTEST_PATIENCE, assignment.lease / 4))
 
     def fileno(self) -> int:
         return self._answers

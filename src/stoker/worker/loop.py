@@ -222,6 +222,10 @@ class WorkerLoop:
             if engagement.over is not None and not engagement.recorded:
                 over = engagement.over
                 accepted = store.finish(engagement.attempt, over.outcome, over.exit_code, over.sentence)
+                if not accepted:
+                    # Its supervisor brings it itself when this worker was held up for long.
+                    known = store.attempt(engagement.attempt)
+                    accepted = known is not None and (known.outcome, known.exit_code) == (over.outcome, over.exit_code)
                 engagement.recorded = True
                 self._placing.stale = True
                 self._unacknowledged.append((engagement, accepted))

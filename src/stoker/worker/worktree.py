@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,6 +14,8 @@ from stoker.errors import StokerError
 
 # A checkout of a large repository over a network takes minutes; one that takes longer than this hangs.
 _TIMEOUT: Final = 300.0
+# How often it is looked, while git works, whether somebody wants it stopped.
+_CHECK_EVERY: Final = 0.1
 # It is held for moments.
 _LONGEST_WAIT: Final = 30.0
 _PAUSE: Final = 0.02
@@ -37,8 +39,11 @@ class Worktree(NamedTuple):
     """The place in it that is the job's directory."""
 
     @classmethod
-    def create(cls, directory: str, commit: str, at: Path) -> "Worktree":
-        """Checks the commit out at `at`, which must not exist, from the repository that the directory is in."""
+    def create(cls, directory: str, commit: str, at: Path, check: Callable[[], None] = lambda: None) -> "Worktree":
+        """Checks the commit out at `at`, which must not exist, from the repository that the directory is in.
+
+        `check` is called again and again meanwhile, and raises when somebody wants it all to end.
+        """
         repository, inside = _repository_of(directory)
         found = _git(repository, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
         if not found.ok:
@@ -46,7 +51,7 @@ class Worktree(NamedTuple):
                 f"commit {commit} is not in the repository of {directory}: `git fetch` there may bring it"
             )
         worktree = cls(repository, at, str(at / inside))
-        worktree._add(commit, found.out)
+        worktree._add(commit, found.out, check)
         if not Path(worktree.directory).is_dir():
             worktree.remove()
             raise StokerError(f"{directory} is not part of commit {commit}: commit it, or submit without --pin")
@@ -59,14 +64,18 @@ class Worktree(NamedTuple):
             if not _git(self.repository, "worktree", "remove", "--force", "--force", str(self.at)).ok:
                 _git(self.repository, "worktree", "prune")
 
-    def _add(self, commit: str, resolved: str) -> None:
+    def _add(self, commit: str, resolved: str, check: Callable[[], None]) -> None:
         if self.at.exists():
             raise StokerError(f"no snapshot of commit {commit} can be made at {self.at}: something is there already")
         with _alone(self.repository):
             done = _git(self.repository, "worktree", "add", "--no-checkout", "--detach", str(self.at), resolved)
         # The files, which may take minutes, are nobody else's business.
         if done.ok:
-            done = _run(("-C", str(self.at), "reset", "--quiet", "--hard"))
+            try:
+                done = _run(("-C", str(self.at), "reset", "--quiet", "--hard"), check)
+            except BaseException:
+                self.remove()
+                raise
         if not done.ok:
             self.remove()
             raise StokerError(f"no snapshot of commit {commit} can be made at {self.at}: {done.complaint}")
@@ -118,27 +127,42 @@ def _git(repository: str, *words: str) -> _Answer:
     return _run((f"--git-dir={repository}", *words))
 
 
-def _run(words: Sequence[str]) -> _Answer:
+def _run(words: Sequence[str], check: Callable[[], None] = lambda: None) -> _Answer:
     """Runs git without a terminal, so that it cannot ask for a password; never raises for what it did."""
     # A worker may itself be started from a hook, whose variables name another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             ("git", *_OPTIONS, *words),
             env=environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="surrogateescape",
-            timeout=_TIMEOUT,
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        return _Answer(False, "", f"git did not end within {_TIMEOUT:g} s")
     except OSError as error:
         return _Answer(False, "", f"git could not be started: {(error.strerror or 'no reason given').lower()}")
-    return _Answer(done.returncode == 0, done.stdout.removesuffix("\n"), _complaint(done.stderr, done.returncode))
+    with process:
+        try:
+            told = _told(process, check)
+        finally:
+            process.kill()  # one that has ended is not signalled
+    if told is None:
+        return _Answer(False, "", f"git did not end within {_TIMEOUT:g} s")
+    out, complaints = told
+    return _Answer(process.returncode == 0, out.removesuffix("\n"), _complaint(complaints, process.returncode))
+
+
+def _told(process: "subprocess.Popen[str]", check: Callable[[], None]) -> tuple[str, str] | None:
+    """What it says until it ends; None when that takes too long."""
+    ends = time.monotonic() + _TIMEOUT
+    while time.monotonic() < ends:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=_CHECK_EVERY)
+        check()
+    return None
 
 
 def _complaint(said: str, code: int) -> str:
