@@ -64,12 +64,45 @@ def test_a_job_of_two_gpus_is_not_starved_by_small_ones(site: WorkSite) -> None:
     small = site.submit("true", gpus=1)
     site.work()
     site.wait_until(first, "running")
-    site.wait_for_why(small, f"GPU 1 is kept for job {large}")
+    kept = f"kept for job {large} \\(2 GPUs, has 1\\)"
+    site.wait_for_why(small, f"GPU 1 is {kept}")
+    site.wait_for_why(large, r"GPUs are kept for it on \S+ \(2 GPUs, has 1: GPU 1\)")
+    wait_for(lambda: re.search(f"nobody; {kept}", site.stoker("gpus").out), named="the same in `stoker gpus`")
+    assert re.search(f"{large} +queued, has 1 of 2 GPUs", site.stoker("list").out)
+    assert re.search(f" 1 .* {kept}, ", site.stoker("top", "--once").out)
     site.open_gate("first")
     site.wait_until(large, "running")
     assert site.job(small).state == "queued"
+    assert "kept" not in site.stoker("gpus").out
     site.open_gate("large")
     site.wait_until(small, "succeeded")
+
+
+def test_gpus_are_kept_for_a_job_on_one_machine_and_the_other_goes_on(site: WorkSite, tmp_path: Path) -> None:
+    site.environment["STOKER_QUEUE"] = str(site.home / "queue.db")
+    for machine in ("one", "two"):
+        site.work(home=tmp_path / machine, environment={"STOKER_SIM_DIR": str(tmp_path / machine / "sim")})
+    jobs = [site.submit(site.until(f"gate{number}"), gpus=1) for number in range(4)]
+    for job in jobs:
+        site.wait_until(job, "running")
+    large = site.submit("true", gpus=2)
+    on: dict[str, list[int]] = {}
+    for number, job in enumerate(jobs):
+        on.setdefault(site.last_attempt(job).worker, []).append(number)
+    assert sorted(map(len, on.values())) == [2, 2]
+    for first, _second in on.values():
+        site.open_gate(f"gate{first}")
+    site.wait_for_why(large, "GPUs are kept for it on .*2 GPUs, has 1")
+    small = [site.submit("true", gpus=1) for _ in range(3)]
+    for job in small:
+        site.wait_until(job, "succeeded")
+    kept = site.job(large).kept
+    assert kept is not None
+    assert {site.last_attempt(job).worker for job in small} == set(on) - {kept.worker}
+    site.open_gate(f"gate{on[kept.worker][1]}")
+    site.wait_until(large, "succeeded")
+    assert site.last_attempt(large).worker == kept.worker
+    assert site.job(large).kept is None
 
 
 def test_a_small_job_slips_in_where_it_delays_nobody(site: WorkSite) -> None:

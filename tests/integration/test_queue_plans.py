@@ -25,6 +25,7 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "jobs": '["0000000a", "0000000b"]',
     "attempt": "",
     "worker": "",
+    "instead_of": "",
     "wanted": 1,
     "gpus": "[]",
     "lease": 60.0,
@@ -54,7 +55,10 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "most": 8,
 }
 WALKS = ("ready", "claim next")
-HOT = (*WALKS, "claim", "claim any", "succeed", "expired attempts", "is anything expired", "next wake", "wishes")
+HOT = (
+    *(*WALKS, "claim", "claim any", "succeed", "expired attempts", "is anything expired", "next wake", "wishes"),
+    *("keep", "keep no more"),
+)
 LOOKS = (
     "ended since",
     "ended counts",

@@ -24,6 +24,7 @@ from stoker.queue import (
     schema,
 )
 from stoker.queue.address import PostgresAddress, SqliteAddress, queue_address
+from stoker.queue.model import KeptGpus
 from stoker.queue.rows import LOG_TAIL
 from stoker.queue.sqlite import SqliteDriver
 from tests.support.postgres import PostgresServer
@@ -826,3 +827,55 @@ def test_the_password_of_a_url_is_never_shown() -> None:
 def test_other_addresses_are_refused(text: str) -> None:
     with pytest.raises(BadInputError, match="is not the address of a queue"):
         queue_address(text, {})
+
+
+def keeper(queue: Store, job: str) -> str | None:
+    kept = queue.job(job).kept
+    return None if kept is None else kept.worker
+
+
+def test_one_machine_at_a_time_keeps_gpus_for_a_job(queue: Store) -> None:
+    (job,) = submit(queue, "x", gpus=2)
+    for worker in ("a", "b"):
+        queue.heartbeat(worker, "host", View())
+    assert queue.keep(job, "a", ["GPU-a"], None)
+    assert not queue.keep(job, "b", ["GPU-b"], 5.0)
+    assert queue.job(job).kept == KeptGpus(worker="a", gpus=("GPU-a",), until=None)
+    assert queue.keep(job, "b", [], 60.0, instead_of="a")
+    assert not queue.keep(job, "a", ["GPU-a"], None, instead_of="c")
+    (waiting,) = queue.ready()
+    assert waiting.kept is not None
+    assert (waiting.kept.worker, waiting.kept.gpus) == ("b", ())
+    assert waiting.kept.until is not None
+    assert 30 < waiting.kept.until - queue.ready_at <= 60
+    queue.keep_no_more("a")
+    queue.keep_no_more("b", [job])
+    assert keeper(queue, job) == "b"
+    queue.keep_no_more("b")
+    assert keeper(queue, job) is None
+
+
+def test_gpus_are_kept_until_the_job_waits_no_more_is_edited_or_its_machine_is_gone(queue: Store) -> None:
+    """A machine that dies says nothing: what it kept is for the next that can start the job."""
+
+    def grow_old() -> None:
+        queue._driver.fetch_text("UPDATE stoker_workers SET seen = seen - 61", {})
+
+    ends: list[Callable[[str], object]] = [
+        lambda job: queue.claim(job, "b", [], LONG),
+        lambda job: queue.cancel([job]),
+        lambda job: queue.hold([job]),
+        lambda job: queue.edit(job, {"gpus": 1}),
+        lambda _job: queue.farewell("a"),
+        lambda _job: grow_old(),
+    ]
+    for end in ends:
+        for worker in ("a", "b"):
+            queue.heartbeat(worker, "host", View())
+        (job,) = submit(queue, "x", gpus=2)
+        assert queue.keep(job, "a", ["GPU-a"], None)
+        end(job)
+        assert keeper(queue, job) is None
+        queue.heartbeat("b", "host", View())
+        assert queue.keep(job, "b", ["GPU-b"], None) == (queue.job(job).state == "queued")
+        queue.cancel([job])

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stoker.queue.explanation import MOST_AHEAD, Needs, Surroundings, Why, clock_time, explain, spoken
-from stoker.queue.model import Attempt, Job, State, View, Worker, WorkerGpu
+from stoker.queue.model import Attempt, Job, KeptGpus, State, View, Worker, WorkerGpu
 
 NOW = 1_800_000_000.0
 GIB = 2**30
@@ -223,6 +223,16 @@ def test_each_worker_says_why_in_its_own_words() -> None:
         "",
         "on gpu-box: waits for 2 GPUs: GPU 0 is used by alice's python (pid 4242); on paused: the worker is paused; "
         "on blind: the driver does not answer",
+    )
+
+
+def test_a_job_that_gpus_are_kept_for_says_where_and_how_many_it_has() -> None:
+    kept = KeptGpus(worker="w-gpu-box", gpus=("gpu-box-1",))
+    here, other = worker(waiting={"0a0a0a0a": "waits for 2 GPUs: GPU 1 is free"}), worker("other")
+    assert explain(job(gpus=2, kept=kept), around(here, other)) == Why(
+        "waits",
+        "has 1 of 2 GPUs",
+        "GPUs are kept for it on gpu-box (2 GPUs, has 1: GPU 1); on gpu-box: waits for 2 GPUs: GPU 1 is free",
     )
 
 

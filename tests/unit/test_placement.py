@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 import msgspec
@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from stoker.gpus.model import Maybe, Unknown
 from stoker.worker.capacity import Foreign, Held, Holding, Kept, Rules, SeenGpu, Stopping, TooSmall, Unreadable, Want
-from stoker.worker.placement import CannotFit, Decision, NoGpusSeen, NoPlaceWithoutGpu, NotEnoughGpus, decide
+from stoker.worker.placement import (
+    CannotFit,
+    Decision,
+    Keeping,
+    NoGpusSeen,
+    NoPlaceWithoutGpu,
+    NotEnoughGpus,
+    Offer,
+    decide,
+)
 from stoker.worker.words import why_waiting
 
 GIB = 2**30
@@ -194,7 +203,7 @@ def test_order_is_priority_then_age() -> None:
 def test_a_gpu_is_kept_for_a_job_that_needs_two() -> None:
     decision = place(gpus(2), [running(a_job("r"), 1)], a_job("big", 2), a_job("small", order=1))
     assert decision.start == ()
-    assert obstacles_of(decision, "small")[0] == Kept("big")
+    assert obstacles_of(decision, "small")[0] == Kept("big", 2, 1)
 
 
 def test_a_small_job_slips_in_where_its_time_limit_ends_before_the_big_one_can_start() -> None:
@@ -334,7 +343,7 @@ def test_what_a_victim_leaves_is_not_taken_by_another_filler() -> None:
     held = [running(a_job("victim", preemptible=True), 0, stopping=True)]
     decision = place(seen, held, a_job("normal", 2), a_job("filler", order=1, preemptible=True))
     assert decision.start == ()
-    assert obstacles_of(decision, "filler")[1] == Kept("normal")
+    assert obstacles_of(decision, "filler")[1] == Kept("normal", 2, 1)
 
 
 def test_a_preemptible_job_without_a_gpu_gives_its_place_to_a_normal_one() -> None:
@@ -646,9 +655,13 @@ class Machine:
         self.now = 0.0
         self.held: list[Holding] = []
         self.ends: dict[str, float] = {}
+        self.keeping: tuple[Keeping, ...] = ()
 
-    def turn(self, waiting: Sequence[Want], durations: dict[str, float]) -> list[str]:
-        decision = decide(self.seen, self.held, waiting, self.rules, self.now)
+    def turn(
+        self, waiting: Sequence[Want], durations: dict[str, float], elsewhere: Mapping[str, Offer] = {}
+    ) -> list[str]:
+        decision = decide(self.seen, self.held, waiting, self.rules, self.now, elsewhere=elsewhere)
+        self.keeping = decision.keeping
         wanted = {want.job: want for want in waiting}
         for start in decision.start:
             self.held.append(Holding(wanted[start.job], start.gpus, self.now, used={}))
@@ -661,8 +674,14 @@ class Machine:
             ]
         return [start.job for start in decision.start]
 
+    def next_end(self) -> float:
+        return min((self.ends[holding.want.job] for holding in self.held), default=math.inf)
+
     def until_something_ends(self) -> None:
-        self.now = min(self.ends[holding.want.job] for holding in self.held)
+        self.live_to(self.next_end())
+
+    def live_to(self, now: float) -> None:
+        self.now = now
         self.held = [holding for holding in self.held if self.ends[holding.want.job] > self.now]
 
 
@@ -735,6 +754,136 @@ def test_a_job_that_wants_whole_gpus_is_not_starved_by_those_that_share(
     big = a_job("big", data.draw(st.integers(1, count)), order=-1)
     # Each GPU holds eleven small ones of 600 s at the most, and is kept empty of new ones once it is the emptiest.
     live_until_it_starts(machine, big, crowd, machine.now + count * 11 * 1200.0)
+
+
+class Cluster:
+    """Several machines at one queue, which knows the one machine that keeps GPUs for a job."""
+
+    def __init__(self, machines: Sequence[Machine], crowd: Crowd) -> None:
+        self.machines = machines
+        self.crowd = crowd
+        self.kept: dict[str, tuple[Machine, float, int]] = {}
+        self.now = max(machine.now for machine in machines)
+        for machine in machines:
+            machine.live_to(self.now)
+
+    def settle(self, waiting: list[Want]) -> list[str]:
+        """Everybody has a turn until nobody starts, takes or gives back anything more."""
+        started: list[str] = []
+        for _ in range(20):
+            before = len(started), {job: kept[0] for job, kept in self.kept.items()}
+            for machine in self.machines:
+                left = [want for want in waiting if want.job not in started]
+                started += self._turn(machine, left)
+            if before == (len(started), {job: kept[0] for job, kept in self.kept.items()}):
+                return started
+        pytest.fail(f"the machines do not agree: {self.kept}")
+
+    def _turn(self, machine: Machine, waiting: list[Want]) -> list[str]:
+        elsewhere = {
+            job: Offer(max(0.0, at - self.now), missing)
+            for job, (keeper, at, missing) in self.kept.items()
+            if keeper is not machine
+        }
+        started = machine.turn(waiting, self.crowd.durations, elsewhere)
+        for keeping in machine.keeping:
+            if keeping.is_felt or keeping.job in self.kept:
+                self.kept[keeping.job] = (machine, self.now + keeping.offer.starts_in, keeping.offer.missing)
+        keeps = {keeping.job for keeping in machine.keeping}
+        for job, (keeper, _at, _missing) in list(self.kept.items()):
+            if job in started or (keeper is machine and job not in keeps):
+                del self.kept[job]
+        return started
+
+    def until_something_ends(self) -> None:
+        self.now = min(machine.next_end() for machine in self.machines)
+        for machine in self.machines:
+            machine.live_to(self.now)
+
+    def free(self, machine: Machine) -> set[str]:
+        held = {uuid for holding in machine.held for uuid in holding.gpus}
+        return {gpu.uuid for gpu in machine.seen} - held
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data(), st.randoms(use_true_random=False))
+def test_one_machine_keeps_gpus_for_a_big_job_and_the_others_go_on(
+    counts: list[int], data: st.DataObject, chance: random.Random
+) -> None:
+    counts = [max(2, counts[0]), *counts[1:]]
+    crowd = Crowd(chance, sharing=False)
+    cluster = Cluster([a_machine_full_of(crowd, gpus(count)) for count in counts], crowd)
+    big = a_job("big", data.draw(st.integers(2, max(counts))), order=-1)
+    crowd.durations[big.job] = 1.0
+    # It may move once for each GPU that it lacks less, and once to where its start is certain.
+    deadline = cluster.now + (big.gpus + 2) * 1200.0
+    waiting = [big]
+    while cluster.now <= deadline:
+        waiting += [crowd.next() for _ in range(30 - len(waiting))]
+        started = cluster.settle(waiting)
+        if big.job in started:
+            return
+        waiting = [want for want in waiting if want.job not in started]
+        keepers = [machine for machine in cluster.machines if any(one.is_felt for one in machine.keeping)]
+        felt = [one.job for machine in keepers for one in machine.keeping if one.is_felt]
+        assert len(felt) == len(set(felt))
+        if any(not want.preemptible for want in waiting if want.gpus == 1):
+            for machine in cluster.machines:
+                assert cluster.free(machine) <= {uuid for one in machine.keeping for uuid in one.gpus}
+                assert not cluster.free(machine) or machine in keepers
+        cluster.until_something_ends()
+    pytest.fail(f"the big job still waits at {cluster.now}, after its deadline of {deadline}")
+
+
+def on_two_machines(
+    first: Sequence[Holding], second: Sequence[Holding], *waiting: Want
+) -> tuple[Decision, Decision, dict[str, Offer]]:
+    """The first decides, then the second, which knows what the first keeps."""
+    one = place(gpus(2), first, *waiting)
+    elsewhere = {keeping.job: keeping.offer for keeping in one.keeping if keeping.is_felt}
+    return one, decide(gpus(2), second, waiting, RULES, NOW, elsewhere=elsewhere), elsewhere
+
+
+def test_a_job_that_has_gpus_kept_elsewhere_keeps_none_here() -> None:
+    held = [running(a_job("r"), 1)]
+    one, other, elsewhere = on_two_machines(held, held, a_job("big", 2), a_job("small", order=1))
+    assert one.start == ()
+    assert elsewhere == {"big": Offer(math.inf, 1)}
+    assert placed(other) == {"small": [0]}
+    assert isinstance(other.waiting["big"], NotEnoughGpus)
+
+
+def test_a_job_moves_to_the_machine_that_can_start_it_sooner() -> None:
+    endless = [running(a_job("r"), 1)]
+    limited = [running(a_job("r", limit=2 * HOUR), 0), running(a_job("s", limit=2 * HOUR), 1)]
+    _one, other, _elsewhere = on_two_machines(endless, limited, a_job("big", 2))
+    assert [(keeping.job, keeping.offer) for keeping in other.keeping] == [("big", Offer(HOUR, 2))]
+    _one, other, _elsewhere = on_two_machines(limited, endless, a_job("big", 2), a_job("small", order=1))
+    assert [keeping.job for keeping in other.keeping] == ["big"], "nobody feels it on the first"
+
+
+def test_the_second_big_job_has_gpus_kept_on_the_second_machine() -> None:
+    held = [running(a_job("r"), 1)]
+    one, other, _elsewhere = on_two_machines(held, held, a_job("big", 2), a_job("next", 2, order=1))
+    assert [keeping.job for keeping in one.keeping] == ["big"]
+    assert [keeping.job for keeping in other.keeping] == ["next"]
+
+
+def test_fillers_are_stopped_on_one_machine_only() -> None:
+    held = [running(a_job("f", preemptible=True), 0), running(a_job("g", preemptible=True), 1)]
+    one, other, _elsewhere = on_two_machines(held, held, a_job("normal"))
+    assert (len(one.preempt), len(other.preempt)) == (1, 0)
+
+
+def test_a_job_starts_where_it_fits_though_another_machine_keeps_gpus_for_it() -> None:
+    _one, other, _elsewhere = on_two_machines([running(a_job("r"), 1)], [], a_job("big", 2))
+    assert placed(other) == {"big": [0, 1]}
+
+
+def test_a_full_machine_need_not_ask_others_about_the_next_job() -> None:
+    held = [running(a_job("r"), 0), running(a_job("s"), 1)]
+    jobs = [a_job(f"j{order}", order=order) for order in range(5)]
+    assert [(keeping.job, keeping.is_felt) for keeping in place(gpus(2), held, *jobs).keeping] == [("j0", False)]
 
 
 def test_a_long_queue_is_decided_job_by_job_in_its_order() -> None:

@@ -48,7 +48,7 @@ def test_the_example_of_the_manual() -> None:
         (Held(("deadbeef",), None, 2 * GIB), "GPU 3 has 2.0 GiB left beside job deadbeef"),
         (Held(("a", "b"), 600.0, 0), "GPU 3 has 0 B left beside jobs a and b, more in at most 10 min"),
         (Stopping(("deadbeef",)), "GPU 3 is being freed (job deadbeef is stopping)"),
-        (Kept("deadbeef"), "GPU 3 is kept for job deadbeef"),
+        (Kept("deadbeef", 2, 1), "GPU 3 is kept for job deadbeef (2 GPUs, has 1)"),
         (Free(), "GPU 3 is free"),
     ],
 )

@@ -37,11 +37,12 @@ class Stage:
         self._directory = directory
         self._crew = Mock(spec=Crew, engaged={})
         self._crew.running.return_value = []
-        home = Mock(spec=Home, host="here", worker="w")
+        home = Mock(spec=Home, host="here", worker="w", directory=directory)
         self.loop = WorkerLoop(Orders(), home, self._crew, self.prober, self.told.append)
         placing = Mock(spec=Placing)
         placing.polls_now.return_value = False
         placing.why.return_value = {}
+        placing.kept_gpus.return_value = {}
         self.loop._placing = placing
         self.loop._store, self.loop._found = self.store, True
 

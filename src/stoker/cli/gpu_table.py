@@ -49,6 +49,7 @@ def live_view(look: Look, hint: str = "") -> RenderableType:
 
 
 def table_of(look: Look) -> Table:
+    kept = _kept()
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("GPU", justify="right")
     table.add_column("name", overflow="ellipsis", no_wrap=True, min_width=8)
@@ -58,11 +59,21 @@ def table_of(look: Look) -> Table:
     table.add_column("power", justify="right", no_wrap=True)
     table.add_column("who", overflow="fold", ratio=1)
     for gpu, reading in zip(look.gpus, look.readings, strict=True):
-        table.add_row(*_row(gpu, reading))
+        table.add_row(*_row(gpu, reading, kept.get(gpu.uuid, "")))
     return table
 
 
-def _row(gpu: Gpu, reading: Reading) -> list[RenderableType]:
+def _kept() -> dict[str, str]:
+    """What is said of the GPUs that this machine's worker keeps for a job, by uuid."""
+    from socket import gethostname
+
+    from stoker.places import state_home
+    from stoker.worker.kept import kept_gpus
+
+    return kept_gpus(state_home(), gethostname())
+
+
+def _row(gpu: Gpu, reading: Reading, kept: str) -> list[RenderableType]:
     state, reason = state_of(reading)
     utilization = reading.utilization
     return [
@@ -72,7 +83,7 @@ def _row(gpu: Gpu, reading: Reading) -> list[RenderableType]:
         _bar(utilization.mean, format_percent(utilization.mean)) if known(utilization) else Text("?", style="red"),
         _memory(reading),
         _power(reading),
-        Text(reason, style="red") if state == "unknown" else _who(reading),
+        Text(reason, style="red") if state == "unknown" else _who(reading, kept),
     ]
 
 
@@ -89,10 +100,11 @@ def _power(reading: Reading) -> str:
     return f"{reading.power:.0f} W" + (f" of {reading.power_limit:.0f}" if known(reading.power_limit) else "")
 
 
-def _who(reading: Reading) -> Text:
+def _who(reading: Reading, kept: str) -> Text:
     if not known(reading.processes):
         return Text(f"? {reading.processes.reason}", style="dim")
-    return Text(", ".join(f"{describe(p)}{_amount(p.memory)}" for p in reading.processes) or "nobody")
+    who = ", ".join(f"{describe(p)}{_amount(p.memory)}" for p in reading.processes) or "nobody"
+    return Text(f"{who}; {kept}" if kept else who)
 
 
 def _amount(memory: Maybe[int]) -> str:

@@ -169,7 +169,7 @@ def _condition(machine: Machine, now: float) -> list[tuple[str, str]]:
 
 
 def _gpu(gpu: GpuCard, now: float, width: int) -> Text:
-    word, colour = _DOING[gpu.doing]
+    word, colour = (on_one_line(gpu.note.removeprefix("is ")), "cyan") if gpu.kept_for else _DOING[gpu.doing]
     for_whom = f" for {on_one_line(gpu.whom)}" if gpu.whom else ""
     since = f", {spoken(now - gpu.since)}" if gpu.since is not None else ""
     memory = "?" if gpu.memory_used is None else format_memory(gpu.memory_used)
@@ -181,7 +181,7 @@ def _gpu(gpu: GpuCard, now: float, width: int) -> Text:
         (word, colour),
         f"{for_whom}{since}",
     )
-    if gpu.note and gpu.doing != "job":
+    if gpu.note and gpu.doing != "job" and not gpu.kept_for:
         text.append(f": {on_one_line(gpu.note)}", "dim")
     return cut(text, width)
 

@@ -249,7 +249,7 @@ def _is_large_enough(card: GpuCard, job: Job) -> bool:
 def _free_cards(machine: Machine, now: float, seconds: float) -> list[GpuCard]:
     if not machine.there or machine.paused:
         return []
-    free = [card for card in machine.gpus if card.doing == "free" and not _is_unread(card)]
+    free = [card for card in machine.gpus if card.doing == "free" and not card.kept_for and not _is_unread(card)]
     return [card for card in free if _lasts(card, machine, now, seconds)]
 
 

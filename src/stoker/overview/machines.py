@@ -76,6 +76,7 @@ def _card(gpu: WorkerGpu, jobs: Mapping[str, Job]) -> GpuCard:
         note=gpu.note,
         jobs=gpu.jobs,
         unread_since=gpu.unread_since,
+        kept_for=gpu.kept_for,
     )
 
 

@@ -44,6 +44,8 @@ class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the queue's jobs on it."""
     unread_since: float | None = None
     """Since when it cannot be read, whoever holds it."""
+    kept_for: str = ""
+    """The id of the job that it is kept free for."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

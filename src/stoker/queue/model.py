@@ -79,6 +79,16 @@ class NewJob(Asked, frozen=True, kw_only=True):
     """Where it came from, such as a row of a sheet: the same origin becomes a job only once."""
 
 
+class KeptGpus(msgspec.Struct, frozen=True, kw_only=True):
+    """The one machine that keeps GPUs free for a job that needs more of them than are free at once."""
+
+    worker: str
+    gpus: tuple[str, ...] = ()
+    """Uuids of those that it could have now."""
+    until: float | None = None
+    """When it can start at the latest, by the time limits of what runs there; None when nothing bounds that."""
+
+
 class Job(Asked, frozen=True, kw_only=True):
     """A command in the queue, with what it needs and what became of it. Times are seconds since the epoch."""
 
@@ -100,6 +110,8 @@ class Job(Asked, frozen=True, kw_only=True):
     link: str
     cancel_requested: float | None
     origin: str | None
+    kept: KeptGpus | None = None
+    """Only while it waits, and while the worker that keeps them is there."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +154,8 @@ class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Since when it does that, in seconds since the epoch."""
     unread_since: float | None = None
     """Since when it cannot be read, whoever holds it; None when it can."""
+    kept_for: str = ""
+    """The id of the job that it is kept free for; its note says how many that needs."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 Every statement of the queue. {now} is the database's own clock in seconds since the epoch; {lease_now} is the clock that
 leases are held against, which in SQLite nobody can set; {shown_lease} is the end of a lease by {now}; {among x} asks whether something
-is in the JSON array :x; {job}, {fulfilled} and {open} are the first three pieces below. {locked x} and {skip_locked x}
+is in the JSON array :x; {job}, {keeper}, {fulfilled} and {open} are the first pieces below. {locked x} and {skip_locked x}
 lock rows where the database knows how; in SQLite a transaction locks everything anyway. {claimed x} is the whole of a claim,
 in one round trip where that matters. {queued}, {by_queued}, {likely} and {surely} make each planner walk along the index of
 queued jobs and stop early, also before it has any statistics of the table; {by_ended} names the index of ends. The tables
@@ -8,7 +8,17 @@ of a CROSS JOIN are read in their order by SQLite, which otherwise may begin wit
 
 -- job --
 j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, j.not_before, j.retries_left,
-j.attempts, j.attempt, j.exit_code, j.sentence, j.link, j.cancel_requested, j.origin
+j.attempts, j.attempt, j.exit_code, j.sentence, j.link, j.cancel_requested, j.origin,
+{keeper}, j.kept_gpus, j.kept_until
+
+-- keeper --
+CASE WHEN j.kept_by IS NULL THEN NULL WHEN {there kept_by} THEN j.kept_by END
+
+-- there --
+EXISTS (SELECT 1 FROM stoker_workers w WHERE w.id = $ AND w.seen >= {now} - 60)
+
+-- unkept --
+kept_by = NULL, kept_gpus = NULL, kept_until = NULL
 
 -- fulfilled --
 NOT EXISTS (
@@ -56,7 +66,7 @@ WITH RECURSIVE chain (id) AS (
 SELECT id FROM chain WHERE id = :job
 
 -- ready --
-SELECT {job} FROM stoker_jobs j {by_queued}
+SELECT {job}, {now} FROM stoker_jobs j {by_queued}
 WHERE {queued} AND {likely} j.not_before <= {now} {surely} AND {fulfilled} AND {open}
 ORDER BY j.priority DESC, j.position, j.submitted, j.id
 
@@ -94,7 +104,7 @@ SELECT j.id FROM stoker_jobs j
 -- start --
 UPDATE stoker_jobs
 SET state = 'running', attempt = :attempt, attempts = attempts + 1, started = {now}, ended = NULL, exit_code = NULL,
-    sentence = ''
+    sentence = '', {unkept}
 
 -- attempt_columns --
 (id, job_id, worker_id, number, gpus, started, lease_expires)
@@ -158,7 +168,7 @@ UPDATE stoker_jobs
 SET state = CASE WHEN state = 'running' THEN 'running' ELSE 'cancelled' END,
     sentence = CASE WHEN state = 'running' THEN sentence ELSE 'cancelled before it started' END,
     ended = CASE WHEN state = 'running' THEN ended ELSE {now} END,
-    cancel_requested = CASE WHEN state = 'running' THEN coalesce(cancel_requested, {now}) ELSE NULL END
+    cancel_requested = CASE WHEN state = 'running' THEN coalesce(cancel_requested, {now}) ELSE NULL END, {unkept}
 WHERE id {among ids} AND state IN ('queued', 'held', 'running')
 RETURNING id, state
 
@@ -181,7 +191,7 @@ SELECT s.attempt_id, s.until FROM stoker_snoozes s JOIN stoker_attempts a ON a.i
 WHERE s.until > {now} AND a.outcome IS NULL
 
 -- hold --
-UPDATE stoker_jobs SET state = 'held', sentence = 'held' WHERE id {among ids} AND state = 'queued' RETURNING id
+UPDATE stoker_jobs SET state = 'held', sentence = 'held', {unkept} WHERE id {among ids} AND state = 'queued' RETURNING id
 
 -- release --
 UPDATE stoker_jobs SET state = 'queued', sentence = '' WHERE id {among ids} AND state = 'held' RETURNING id
@@ -201,8 +211,19 @@ UPDATE stoker_jobs SET priority = :priority WHERE id {among ids} RETURNING id
 
 -- edit --
 UPDATE stoker_jobs
-SET name = :name, priority = :priority, gpus = :gpus, spec = :spec, retries = :retries, retries_left = :retries_left
+SET name = :name, priority = :priority, gpus = :gpus, spec = :spec, retries = :retries, retries_left = :retries_left,
+    {unkept}
 WHERE id = :id
+
+-- keep --
+UPDATE stoker_jobs SET kept_by = :worker, kept_gpus = :gpus, kept_until = CASE WHEN :seconds >= 0 THEN {now} + :seconds END
+WHERE id = :job AND state = 'queued' AND (
+  kept_by IS NULL OR kept_by = :worker OR kept_by = :instead_of OR NOT {there kept_by}
+)
+RETURNING id
+
+-- keep no more --
+UPDATE stoker_jobs SET {unkept} WHERE kept_by = :worker AND NOT (id {among jobs}) RETURNING id
 
 -- lock queue --
 SELECT paused FROM stoker_queue q {locked q}

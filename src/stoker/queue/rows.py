@@ -13,6 +13,7 @@ LOG_TAIL: Final = 64 * 1024
 JOB_COLUMNS: Final = (
     *("id", "spec", "priority", "state", "position", "submitted", "started", "ended", "not_before", "retries_left"),
     *("attempts", "attempt", "exit_code", "sentence", "link", "cancel_requested", "origin"),
+    *("kept_by", "kept_gpus", "kept_until"),
 )
 
 
@@ -60,6 +61,9 @@ def tail_of(text: str) -> str:
 def job_of(row: Row) -> Job:
     """A row of the statements that select `{job}`."""
     fields: dict[str, Any] = dict(zip(JOB_COLUMNS, row, strict=True))
+    keeper, gpus, until = (fields.pop(name) for name in ("kept_by", "kept_gpus", "kept_until"))
+    if keeper is not None:
+        fields["kept"] = {"worker": keeper, "gpus": msgspec.json.decode(gpus), "until": until}
     return msgspec.convert(msgspec.json.decode(fields.pop("spec")) | fields, Job)
 
 

@@ -154,3 +154,9 @@ CREATE TABLE stoker_lent (
   data BYTEA NOT NULL,
   PRIMARY KEY (attempt_id, edition, start)
 );
+
+-- 5 --
+ALTER TABLE stoker_jobs ADD COLUMN kept_by TEXT;
+ALTER TABLE stoker_jobs ADD COLUMN kept_gpus TEXT;
+ALTER TABLE stoker_jobs ADD COLUMN kept_until DOUBLE PRECISION;
+CREATE INDEX stoker_jobs_kept ON stoker_jobs (kept_by) WHERE kept_by IS NOT NULL;

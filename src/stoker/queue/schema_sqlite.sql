@@ -158,3 +158,9 @@ CREATE TABLE stoker_clocks (
   boot TEXT NOT NULL PRIMARY KEY,
   ahead REAL NOT NULL
 ) WITHOUT ROWID;
+
+-- 5 --
+ALTER TABLE stoker_jobs ADD COLUMN kept_by TEXT;
+ALTER TABLE stoker_jobs ADD COLUMN kept_gpus TEXT;
+ALTER TABLE stoker_jobs ADD COLUMN kept_until REAL;
+CREATE INDEX stoker_jobs_kept ON stoker_jobs (kept_by) WHERE kept_by IS NOT NULL;

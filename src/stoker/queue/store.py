@@ -78,6 +78,8 @@ class Store:
         self._clocks: tuple[float, float, float] | None = None
         """The database's clock when it was last looked at, and ours right before and after that."""
         self._ready: dict[Row, Job] = {}
+        self.ready_at = 0.0
+        """When `ready` last found something, by the database's clock."""
         self._findings = Findings(driver)
         self._ledger = Ledger(driver)
         self._notices = Notices(driver)
@@ -121,7 +123,9 @@ class Store:
         # Written out, for of a number that it does not know PostgreSQL believes that it is a tenth of the table.
         rows = self._driver.fetch_text(f"{self._driver.sql('ready')} LIMIT {limit:d}", {"worker": worker})
         # A worker asks many times, and most of what waits is the same each time.
-        self._ready = {row: known.get(row) or job_of(row) for row in rows}
+        self._ready = {row[:-1]: known.get(row[:-1]) or job_of(row[:-1]) for row in rows}
+        if rows:
+            self.ready_at = rows[-1][-1]
         return list(self._ready.values())
 
     def claim(self, job: str, worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
@@ -172,6 +176,28 @@ class Store:
             raise StokerError(
                 f"a job that waits in {self.place} has an attempt that runs: `stoker queue check` says which"
             ) from None
+
+    def keep(
+        self, job: str, worker: str, gpus: Sequence[str], starts_in: float | None, instead_of: str | None = None
+    ) -> bool:
+        """Says that this worker keeps GPUs for a job that waits, and has these of them: at most one machine does.
+
+        False when another has said so meanwhile, unless that is `instead_of`, or when the job waits no more. It ends
+        with the job's wait, with an edit, and with the worker.
+        """
+        parameters: Parameters = {
+            "job": job,
+            "worker": worker,
+            "gpus": json_text(list(gpus)),
+            "seconds": -1.0 if starts_in is None else max(0.0, float(starts_in)),
+            "instead_of": instead_of or worker,
+        }
+        return self._paced_change(lambda: self._driver.fetch("keep", parameters)) != []
+
+    def keep_no_more(self, worker: str, but: Iterable[str] = ()) -> None:
+        """This worker keeps no GPUs any more, but for those jobs."""
+        parameters: Parameters = {"worker": worker, "jobs": json_text(list(but))}
+        self._paced_change(lambda: self._driver.fetch("keep no more", parameters))
 
     def sweep(self, worker: str = "") -> int:
         """Gives away what was held by expired leases; how many there were. `ready` and every claim do it too.
@@ -585,6 +611,7 @@ class Store:
                 self._driver.fetch("farewell", {"worker": worker, "view": json_text(left)})
 
         self._driver.transaction(work)
+        self.keep_no_more(worker)
 
     def workers(self) -> list[Worker]:
         return [

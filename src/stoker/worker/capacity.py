@@ -130,6 +130,10 @@ class Kept(msgspec.Struct, frozen=True, tag="kept"):
     """Free, but for a job that comes first."""
 
     job: str
+    gpus: int
+    """How many it asks for."""
+    has: int
+    """How many of them it could have now."""
 
 
 class Free(msgspec.Struct, frozen=True, tag="free"):
@@ -157,6 +161,7 @@ class Reservation(NamedTuple):
     want: Want
     until: float
     """When it can start at the latest, by the time limits; infinite when nothing bounds it."""
+    kept: Kept
 
 
 class Room:
@@ -166,7 +171,7 @@ class Room:
         self.gpu = gpu
         self.rules = rules
         self.reservation: Reservation | None = None
-        self.promised_to: str | None = None
+        self.promised_to: Kept | None = None
         self.holders: list[Holder] = []
         self._count_memory(gpu)
         attributed, everyone_told = 0, True
@@ -290,13 +295,14 @@ class Room:
 
     def _held(self, want: Want, stopping: Collection[str], now: float) -> Held | Stopping | Kept:
         ending = tuple(holder.job for holder in self.holders if holder.job in stopping)
-        if self.promised_to is not None and self.will_have_room(want, {self.promised_to}):
-            return Kept(self.promised_to)
+        if self.promised_to is not None and self.will_have_room(want, {self.promised_to.job}):
+            return self.promised_to
         if ending and self.will_have_room(want, ending):
             return Stopping(ending)
         frees_at = self.frees_at(want, (), now)
         left = self.left() if self._has_place_beside(want, self.holders) else None
-        jobs = tuple(holder.job for holder in self.holders if holder.job != self.promised_to)
+        promised = self.promised_to.job if self.promised_to is not None else None
+        jobs = tuple(holder.job for holder in self.holders if holder.job != promised)
         return Held(jobs, frees_at - now if math.isfinite(frees_at) else None, left)
 
 

@@ -27,6 +27,7 @@ from stoker.worker.engagement import Engagement
 from stoker.worker.filling import Filling
 from stoker.worker.findings import tell_finding
 from stoker.worker.home import Home
+from stoker.worker.kept import KeptFile
 from stoker.worker.lending import Lending
 from stoker.worker.messages import Recorded, Renewed, Stop
 from stoker.worker.orders import Orders
@@ -67,6 +68,7 @@ class WorkerLoop:
         self._premises = Premises(orders, home.host, crew, prober, filling, tell)
         self._placing = Placing(orders, home, crew, self._premises, tell)
         self._lending = Lending(home)
+        self._kept_file = KeptFile(home.directory, home.host)
         self._signals = SignalStream(_STOPPING)
         self._store: Store | None = None
         self._bell: Bell | None = None
@@ -307,18 +309,20 @@ class WorkerLoop:
         self._heartbeat_at = moment + _CHANGES
         absent = self._premises.is_without_gpus()
         view = View(
-            gpus=self._premises.told_gpus(),
+            gpus=self._premises.told_gpus(self._placing.kept_gpus()),
             waiting=self._placing.why(),
             problem=None if absent else self._premises.machine.problem,
             simulated=self._premises.machine.simulated,
             absent=absent,
         )
+        self._kept_file.write({gpu.uuid: gpu.note.removeprefix("is ") for gpu in view.gpus if gpu.kept_for})
         if _gist(view) == self._told_gist and moment < self._told_at + _HEARTBEATS:
             return
         store.heartbeat(self._home.worker, self._home.host, view)
         self._told_gist, self._told_at = _gist(view), moment
 
     def _say_goodbye(self) -> None:
+        self._kept_file.write({})
         if self._store is not None:
             with contextlib.suppress(StokerError):
                 self._store.write_usage(self._premises.meter.so_far())
@@ -358,7 +362,7 @@ class WorkerLoop:
 
 def _gist(view: View) -> tuple[object, ...]:
     """What of it is told at once when it changes; how busy a GPU is changes all the time."""
-    gpus = [(gpu.uuid, gpu.jobs, gpu.note, gpu.doing, gpu.whom, gpu.unread_since) for gpu in view.gpus]
+    gpus = [(gpu.uuid, gpu.jobs, gpu.note, gpu.doing, gpu.whom, gpu.unread_since, gpu.kept_for) for gpu in view.gpus]
     return view.waiting, view.problem, view.absent, gpus
 
 

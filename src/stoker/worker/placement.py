@@ -2,14 +2,15 @@
 
 Normal jobs first, by priority, then age; preemptible ones fill what is left. The first job that has to wait for GPUs
 has a set of them kept for it (EASY backfilling), so that small jobs behind it slip in only where they do not delay it.
-A job for which others are being stopped is promised their GPUs until they are free.
+A job for which others are being stopped is promised their GPUs until they are free. A job that another machine keeps
+GPUs for has none kept here, unless it could start here sooner; where it fits at once, it starts.
 
 A decision is made in turns until a turn starts nothing more. The last turn therefore saw exactly what the next decision
 will see if nothing else happens, and deciding again starts nothing.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from stoker.worker.capacity import Free, Holding, Kept, Obstacle, Reservation, R
 # Sets of victims that are tried, smallest first, before a set that is merely without a superfluous member will do:
 # every set of jobs that hold the eight GPUs of a large machine, and all pairs of two dozen small jobs.
 _MOST_TRIES = 300
+# A job is not moved to another machine for less: clocks and limits are not that exact.
+_WORTH_MOVING = 10.0
 
 
 class Start(NamedTuple):
@@ -65,11 +68,45 @@ class NotEnoughGpus(msgspec.Struct, frozen=True, tag="not-enough-gpus"):
 Reason = CannotFit | NoGpusSeen | NoPlaceWithoutGpu | NotEnoughGpus
 
 
+class Offer(NamedTuple):
+    """How soon a machine can start a job that waits."""
+
+    starts_in: float
+    """Seconds, at the latest, by the time limits; infinite when nothing bounds it."""
+    missing: int
+    """How many of its GPUs others still have."""
+
+    def is_better_than(self, other: "Offer") -> bool:
+        """Whether the job should move here. Of equals the machine that has the job keeps it.
+
+        By each move a job starts sooner or lacks fewer GPUs, so it is not moved for ever.
+        """
+        if math.isfinite(self.starts_in) or math.isfinite(other.starts_in):
+            return self.starts_in + _WORTH_MOVING < other.starts_in
+        return self.missing < other.missing
+
+
+class Keeping(msgspec.Struct, frozen=True):
+    """GPUs that this machine keeps for a job until it has all that it asks for."""
+
+    job: str
+    wanted: int
+    """How many GPUs it asks for."""
+    gpus: tuple[str, ...]
+    """The uuids of all that are kept for it."""
+    ready: tuple[str, ...]
+    """Those of them that it could have now."""
+    offer: Offer
+    is_felt: bool
+    """Whether others have to stop or wait for it. If not, it need not be agreed on with other machines."""
+
+
 class Decision(msgspec.Struct, frozen=True):
     start: tuple[Start, ...]
     preempt: tuple[str, ...]
     """Preemptible jobs to stop, so that a job that waits has room."""
     waiting: dict[str, Reason]
+    keeping: tuple[Keeping, ...] = ()
 
 
 def decide(
@@ -79,18 +116,23 @@ def decide(
     rules: Rules,
     now: float,
     problem: str | None = None,
+    elsewhere: Mapping[str, Offer] = {},
 ) -> Decision:
-    """What to start, whom to stop for it, and why the rest waits. `problem`: why the machine could not be read."""
+    """What to start, whom to stop for it, and why the rest waits.
+
+    `problem`: why the machine could not be read; `elsewhere`: the jobs that other machines keep GPUs for.
+    """
     queue = sorted(waiting, key=rank)
     started: list[Holding] = []
     while True:
-        turn = _Turn(gpus, [*holdings, *started], rules, now, problem)
+        turn = _Turn(gpus, [*holdings, *started], rules, now, problem, elsewhere)
         starts = turn.play(queue)
         if not starts:
             return Decision(
                 start=tuple(Start(holding.want.job, holding.gpus) for holding in started),
                 preempt=tuple(turn.victims),
                 waiting=turn.reasons,
+                keeping=turn.keeping(),
             )
         started += starts
         taken = {holding.want.job for holding in starts}
@@ -116,9 +158,16 @@ class _Turn:
     """One walk over the queue, from the state of the machine to the jobs that start."""
 
     def __init__(
-        self, gpus: Sequence[SeenGpu], holdings: Sequence[Holding], rules: Rules, now: float, problem: str | None
+        self,
+        gpus: Sequence[SeenGpu],
+        holdings: Sequence[Holding],
+        rules: Rules,
+        now: float,
+        problem: str | None,
+        elsewhere: Mapping[str, Offer],
     ) -> None:
         self._rules = rules
+        self._elsewhere = elsewhere
         self._now = now
         self._problem = problem
         self._holdings = holdings
@@ -133,6 +182,9 @@ class _Turn:
         self._places_promised = 0
         self._kept_for: str | None = None
         self._hopeless: set[_Shape] = set()
+        self._keeping: dict[str, Keeping] = {}
+        self._felt: set[str] = set()
+        """The jobs for which others have to stop or wait."""
         self._started: list[Holding] = []
         self.victims: list[str] = []
         self.reasons: dict[str, Reason] = {}
@@ -170,15 +222,17 @@ class _Turn:
             return
         if self._place_without_gpu(want) if want.gpus == 0 else self._start(want) or self._promise(want):
             return
-        # Within a walk room only becomes less, so another job of this shape need not be tried.
-        self._hopeless.add(shape)
+        # Within a walk room only becomes less, so another job of this shape need not be tried, unless it was only that
+        # another machine has this one.
+        if want.job not in self._elsewhere:
+            self._hopeless.add(shape)
         if self._kept_for is None and want.gpus:
             self._keep_gpus_for(want)
 
     # Jobs that start
 
     def _start(self, want: Want) -> bool:
-        rooms = [room for room in self._rooms if room.has_room(want) and self._may_use(room, want)]
+        rooms = [room for room in self._rooms if room.has_room(want) and self._yields_to(room, want)]
         if len(rooms) < want.gpus:
             return False
         chosen = sorted(rooms, key=lambda room: _preference(room, want))[: want.gpus]
@@ -187,6 +241,13 @@ class _Turn:
             room.add(want, holding.ends)
         self._started.append(holding)
         return True
+
+    def _yields_to(self, room: Room, want: Want) -> bool:
+        if self._may_use(room, want):
+            return True
+        if room.reservation is not None:
+            self._felt.add(room.reservation.want.job)
+        return False
 
     def _may_use(self, room: Room, want: Want) -> bool:
         """Whether the job that this GPU is kept for would not be delayed."""
@@ -206,19 +267,48 @@ class _Turn:
 
     def _promise(self, want: Want) -> bool:
         """Give the job GPUs that are coming free, or will be when preemptible jobs are stopped."""
+        if self._is_better_off_elsewhere(want, Offer(0.0, 0)):
+            return False
         victims = self._fewest_victims(want)
         if victims is None:
             return False
         self.victims += victims
         self._stopping.update(victims)
+        if victims:
+            self._felt.add(want.job)
         rooms = [room for room in self._unkept() if room.will_have_room(want, self._stopping)]
         free_first = sorted(rooms, key=lambda room: (not room.has_room(want), _preference(room, want)))
         chosen = free_first[: want.gpus]
+        ready = [room for room in chosen if room.has_room(want)]
         self.reasons[want.job] = NotEnoughGpus(want.gpus, want.memory, self._obstacles(want))
+        kept = self._note_keeping(want, chosen, ready, 0.0)
         for room in chosen:
             room.add(want, math.inf)
-            room.promised_to = want.job
+            room.promised_to = kept
         return True
+
+    def _is_better_off_elsewhere(self, want: Want, offer: Offer) -> bool:
+        other = self._elsewhere.get(want.job)
+        return other is not None and not offer.is_better_than(other)
+
+    def _note_keeping(self, want: Want, chosen: Sequence[Room], ready: Sequence[Room], starts_in: float) -> Kept:
+        if ready:
+            self._felt.add(want.job)
+        self._keeping[want.job] = Keeping(
+            job=want.job,
+            wanted=want.gpus,
+            gpus=tuple(room.gpu.uuid for room in chosen),
+            ready=tuple(room.gpu.uuid for room in ready),
+            offer=Offer(starts_in, want.gpus - len(ready)),
+            is_felt=False,
+        )
+        return Kept(want.job, want.gpus, len(ready))
+
+    def keeping(self) -> tuple[Keeping, ...]:
+        """Who was refused for its sake is known in the end."""
+        return tuple(
+            msgspec.structs.replace(keeping, is_felt=job in self._felt) for job, keeping in self._keeping.items()
+        )
 
     def _unkept(self) -> list[Room]:
         return [room for room in self._rooms if room.reservation is None]
@@ -311,10 +401,15 @@ class _Turn:
             return
         chosen = sorted(ranked, key=lambda entry: entry[:4])[: want.gpus]
         until = max(frees_at for frees_at, *_ in chosen)
+        rooms = [room for *_, room in chosen]
+        ready = [room for room in rooms if room.will_have_room(want, gone)]
+        if self._is_better_off_elsewhere(want, Offer(until - self._now, want.gpus - len(ready))):
+            return
         self._kept_for = want.job
         self.reasons[want.job] = NotEnoughGpus(want.gpus, want.memory, self._obstacles(want))
-        for *_, room in chosen:
-            room.reservation = Reservation(want, until)
+        kept = self._note_keeping(want, rooms, ready, until - self._now)
+        for room in rooms:
+            room.reservation = Reservation(want, until, kept)
 
     # Jobs without a GPU
 
@@ -372,7 +467,7 @@ class _Turn:
     def _obstacle(self, room: Room, want: Want) -> Obstacle:
         obstacle = room.obstacle(want, self._stopping, self._now)
         if isinstance(obstacle, Free) and room.reservation is not None and not self._may_use(room, want):
-            return Kept(room.reservation.want.job)
+            return room.reservation.kept
         return obstacle
 
 

@@ -3,21 +3,31 @@
 import math
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final
 
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import Attempt, Job, Store
+from stoker.queue.model import KeptGpus
 from stoker.worker.assignment import now as lease_clock
-from stoker.worker.capacity import Want
+from stoker.worker.capacity import Kept, Want
 from stoker.worker.crew import Crew
 from stoker.worker.engagement import Engagement
 from stoker.worker.home import Home
 from stoker.worker.machine import Machine
 from stoker.worker.messages import Stop
 from stoker.worker.orders import Orders
-from stoker.worker.placement import CannotFit, NoGpusSeen, NoPlaceWithoutGpu, Reason, Start, decide
+from stoker.worker.placement import (
+    CannotFit,
+    Keeping,
+    NoGpusSeen,
+    NoPlaceWithoutGpu,
+    Offer,
+    Reason,
+    Start,
+    decide,
+)
 from stoker.worker.premises import Premises
 from stoker.worker.starting import start
 from stoker.worker.words import why_waiting
@@ -30,6 +40,8 @@ _MOST_ALIKE: Final = 16
 _SLOW_POLL: Final = 5.0
 # A machine that could not start a job (its disk is full) must not draw one job after another into its trouble.
 _AFTER_TROUBLE: Final = 60.0
+# Time limits are kept to within seconds: a new estimate that is no further from the last is not told.
+_SAME_TIME: Final = 5.0
 # A line on a screen.
 _LONGEST_SHOWN: Final = 100
 
@@ -47,6 +59,7 @@ class Placing:
         self._waiting: list[Job] = []
         self._reasons: dict[str, Reason] = {}
         self._victims: frozenset[str] = frozenset()
+        self._keeping: tuple[Keeping, ...] = ()
         self._hopeless = 0
         """How many of those that wait can never start here."""
         self._poll_at = 0.0
@@ -68,6 +81,14 @@ class Placing:
     def why(self) -> dict[str, str]:
         """Why jobs wait, as parts of sentences, for as many as anybody reads."""
         return {job: why_waiting(reason) for job, reason in islice(self._reasons.items(), _MOST_WAITING)}
+
+    def kept_gpus(self) -> dict[str, Kept]:
+        """For which jobs GPUs are kept free, by their uuids."""
+        return {
+            uuid: Kept(keeping.job, keeping.wanted, len(keeping.ready))
+            for keeping in self._keeping
+            for uuid in keeping.ready
+        }
 
     def has_nothing_left(self) -> bool:
         """Whether nothing waits that this machine could ever start."""
@@ -98,26 +119,73 @@ class Placing:
         """Jobs without a GPU at any time; the others when the GPUs were just looked at."""
         fresh = not any(want.gpus for want in wants) or self._premises.is_fresh(moment)
         decidable = wants if fresh else [want for want in wants if not want.gpus]
+        keeping: tuple[Keeping, ...] = ()
         if decidable:
-            self._decide(store, decidable, moment, fresh=fresh)
+            keeping = self._decide(store, decidable, moment, fresh=fresh)
         if fresh:
+            self._keep_no_more(store, keeping)
             # Jobs that are for other machines must not hide those behind them.
             self._hopeless = sum(self._is_hopeless(reason) for reason in self._reasons.values())
             self.stale = self.stale or (len(wants) == limit < _MOST_WAITING + self._hopeless)
 
-    def _decide(self, store: Store, wants: list[Want], moment: float, *, fresh: bool) -> None:
+    def _decide(self, store: Store, wants: list[Want], moment: float, *, fresh: bool) -> tuple[Keeping, ...]:
+        """Carries out what fits; the answer is what GPUs are kept for."""
         gpus = self._premises.gpus() if fresh else []
         problem = self._premises.machine.problem
-        decision = decide(gpus, self._premises.holdings(), wants, self._orders.rules, moment, problem)
         jobs = {job.id: job for job in self._waiting}
+        elsewhere = {name: offer for name, job in jobs.items() if (offer := self._elsewhere(job, store.ready_at))}
+        decision = decide(gpus, self._premises.holdings(), wants, self._orders.rules, moment, problem, elsewhere)
         for chosen in decision.start:
             self._start(store, jobs[chosen.job], chosen)
+        self._reasons = decision.waiting
+        if not self._keep(store, decision.keeping, jobs):
+            self.stale = True  # another machine was faster: nobody is stopped for a job that it has
+            return decision.keeping
         for engagement in self._crew.running():
             if engagement.job in decision.preempt and not engagement.stopping:
                 self._tell(f"{engagement.job}: makes room for another job")
                 engagement.stop(Stop("preempted", "It made room for another job."))
-        self._reasons = decision.waiting
         self._victims = frozenset(decision.preempt)
+        return decision.keeping
+
+    # What is kept is agreed on in the queue: one machine for each job
+
+    def _elsewhere(self, job: Job, now: float) -> Offer | None:
+        """How soon it can start on another machine that keeps GPUs for it."""
+        if job.kept is None or self._home.is_own(job.kept.worker):
+            return None
+        starts_in = math.inf if job.kept.until is None else max(0.0, job.kept.until - now)
+        return Offer(starts_in, job.gpus - len(job.kept.gpus))
+
+    def _keep(self, store: Store, keeping: tuple[Keeping, ...], jobs: Mapping[str, Job]) -> bool:
+        """Says so in the queue if others feel it or had it. False when another machine has said so meanwhile."""
+        for one in keeping:
+            known = jobs[one.job].kept
+            if not one.is_felt and known is None:
+                continue
+            if known is not None and self._is_said(one, known, store.ready_at):
+                continue
+            starts_in = one.offer.starts_in if math.isfinite(one.offer.starts_in) else None
+            instead_of = known.worker if known is not None else None
+            if not store.keep(one.job, self._home.worker, one.ready, starts_in, instead_of):
+                return False
+        return True
+
+    def _is_said(self, keeping: Keeping, known: KeptGpus, now: float) -> bool:
+        """Whether the queue knows it so already, but for a few seconds of when it starts."""
+        if known.worker != self._home.worker or known.gpus != keeping.ready:
+            return False
+        if known.until is None:
+            return math.isinf(keeping.offer.starts_in)
+        return abs(max(now, known.until) - now - keeping.offer.starts_in) < _SAME_TIME
+
+    def _keep_no_more(self, store: Store, keeping: tuple[Keeping, ...]) -> None:
+        """Others may have what this machine had kept and needs no more."""
+        jobs = {one.job for one in keeping}
+        said = {job.id for job in self._waiting if job.kept is not None and job.kept.worker == self._home.worker}
+        if (said | {one.job for one in self._keeping if one.is_felt}) - jobs:
+            store.keep_no_more(self._home.worker, jobs)
+        self._keeping = keeping
 
     def _start(self, store: Store, job: Job, chosen: Start) -> None:
         if time.monotonic() < self._no_starts_until:
@@ -160,6 +228,8 @@ class Placing:
             self._no_starts_until = time.monotonic() + _AFTER_TROUBLE
         else:
             self._waiting = [waiting for waiting in self._waiting if waiting.id != job.id]
+            # Its claim has ended that in the queue.
+            self._keeping = tuple(keeping for keeping in self._keeping if keeping.job != job.id)
             self._tell(f"{job.id}: started{_on(engagement, machine)}: {_shown(job)}")
 
     def _is_hopeless(self, reason: Reason | None) -> bool:

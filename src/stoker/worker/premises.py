@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -12,13 +12,14 @@ from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
 from stoker.queue.model import Doing, WorkerGpu
-from stoker.worker.capacity import BACKGROUND, Holding, SeenGpu
+from stoker.worker.capacity import BACKGROUND, Holding, Kept, SeenGpu
 from stoker.worker.crew import Crew
 from stoker.worker.filling import Filling
 from stoker.worker.machine import SIMULATED, Machine
 from stoker.worker.occupancy import Occupancy
 from stoker.worker.orders import Orders
 from stoker.worker.usage import Meter
+from stoker.worker.words import what_of_it
 
 # Looks when nothing waits: for people who watch what the machine does, and for charts of it. A look costs a driver
 # a few milliseconds.
@@ -116,11 +117,12 @@ class Premises:
     def gpus(self) -> list[SeenGpu]:
         return self.machine.gpus
 
-    def told_gpus(self) -> tuple[WorkerGpu, ...]:
-        """What others are told of the GPUs."""
+    def told_gpus(self, kept: Mapping[str, Kept] = {}) -> tuple[WorkerGpu, ...]:
+        """What others are told of the GPUs. `kept`: for which jobs some of them are kept free, by their uuids."""
         wall = time.time()
         return tuple(
-            self._occupancy.dated(self._with_program(gpu), wall) for gpu in self.machine.worker_gpus(self.holders())
+            self._occupancy.dated(_with_kept(self._with_program(gpu), kept), wall)
+            for gpu in self.machine.worker_gpus(self.holders())
         )
 
     def holders(self) -> dict[str, set[str]]:
@@ -178,3 +180,10 @@ class Premises:
         if job is None and self.filling is not None and self.filling.owns(pid):
             return BACKGROUND
         return job
+
+
+def _with_kept(gpu: WorkerGpu, kept: Mapping[str, Kept]) -> WorkerGpu:
+    """One that is free, and yet no other job may have it."""
+    if gpu.doing != "free" or gpu.uuid not in kept:
+        return gpu
+    return msgspec.structs.replace(gpu, kept_for=kept[gpu.uuid].job, note=what_of_it(kept[gpu.uuid]))

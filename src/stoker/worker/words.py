@@ -99,8 +99,8 @@ def _predicate(obstacle: Obstacle, amount: Amount) -> _Predicate:
             said = _held(obstacle, amount)
         case Stopping(jobs=jobs):
             said = _being(f"being freed ({_jobs(jobs)} {'is' if len(jobs) == 1 else 'are'} stopping)")
-        case Kept(job=job):
-            said = _being(f"kept for job {job}")
+        case Kept(job=job, gpus=gpus, has=has):
+            said = _being(f"kept for job {job} ({'1 GPU' if gpus == 1 else f'{gpus} GPUs'}, has {has})")
         case Free():
             said = _being("free")
         case _:

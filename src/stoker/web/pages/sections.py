@@ -55,10 +55,11 @@ def name_of(machine: Machine) -> str:
 
 def _context(overview: Overview, role: Role) -> dict[str, Any]:
     gpus = sum(len(machine.gpus) for machine in overview.machines)
+    jobs = [*(item.job for item in overview.running), *(item.job for item in overview.waiting)]
     return {
         "overview": overview,
         "acts": role == "operator",
-        "names": {item.job.id: item.job.name or item.job.id for item in overview.running},
+        "names": {job.id: job.name or job.id for job in jobs},
         "machines": [name_of(machine) for machine in overview.machines],
         "gpu_count": gpus,
         "crowded": gpus > _MOST_CARDS,

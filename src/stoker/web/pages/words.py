@@ -1,7 +1,7 @@
 """What is said of jobs and machines on a page: only what stays true while time passes."""
 
 from collections import Counter
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -12,10 +12,11 @@ from stoker.units import format_duration, format_memory
 from stoker.verdicts.policy import Policy
 
 # How a machine's GPUs are summed up, in the order in which people ask.
-_DOING: Final[dict[Doing, str]] = {
+_DOING: Final[dict[Doing | Literal["kept"], str]] = {
     "job": "at jobs",
     "background": "background",
     "somebody": "others",
+    "kept": "kept",
     "free": "free",
     "unknown": "unknown",
 }
@@ -98,6 +99,6 @@ def tally(machine: Machine) -> str:
     """`8 GPUs: 6 at jobs, 2 free`."""
     if not machine.gpus:
         return "no GPUs"
-    counts = Counter(gpu.doing for gpu in machine.gpus)
+    counts = Counter("kept" if gpu.kept_for else gpu.doing for gpu in machine.gpus)
     parts = ", ".join(f"{counts[doing]} {words}" for doing, words in _DOING.items() if counts[doing])
     return f"{len(machine.gpus)} {'GPU' if len(machine.gpus) == 1 else 'GPUs'}: {parts}"

@@ -1,0 +1,52 @@
+"""Which GPUs of this machine its worker keeps free, and for which jobs: a small file for `stoker gpus`.
+
+`stoker gpus` must answer at once, also while the queue is away; so it reads this and not the queue.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from stoker.procfs import STARTED, read_stat_fields
+
+
+class KeptFile:
+    """What one worker says; a full disk costs the word, never a job."""
+
+    def __init__(self, directory: Path, host: str) -> None:
+        self._path = _path(directory, host)
+        self._written: Mapping[str, str] | None = None
+
+    def write(self, gpus: Mapping[str, str]) -> None:
+        """By uuid, what is said of each GPU that is kept: `kept for job 0a1b2c3d (2 GPUs, has 1)`."""
+        if gpus == self._written:
+            return
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+            if gpus:
+                descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    json.dump({"pid": os.getpid(), "started": _started(os.getpid()), "gpus": gpus}, file)
+            self._written = dict(gpus)
+
+
+def kept_gpus(directory: Path, host: str) -> dict[str, str]:
+    """What the worker of this machine said last; nothing when it is gone."""
+    try:
+        said = json.loads(_path(directory, host).read_text(encoding="utf-8"))
+        if _started(said["pid"]) != said["started"]:
+            return {}
+        return {str(uuid): str(words) for uuid, words in said["gpus"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _path(directory: Path, host: str) -> Path:
+    return directory / f"kept-{host}.json"
+
+
+def _started(pid: int) -> int:
+    _name, fields = read_stat_fields(f"/proc/{int(pid)}/stat")
+    return int(fields[STARTED])
