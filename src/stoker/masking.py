@@ -1,11 +1,40 @@
-"""What must not be shown: passwords in addresses."""
+"""What must not be shown: passwords in addresses, and values that look like secrets.
+
+A name or the form of a value tells. Whoever looks at a job sees that it has the variable, not what is in it.
+"""
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
+
+MASK: Final = "***"
 
 # Up to the last `@` in front of a query: a password may hold one that nobody escaped.
-_IN_ADDRESS: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^/@:?#\s]*):[^?\s]*@", re.IGNORECASE)
+# Lengths are bounded here, so that a text of a hundred kilobytes is looked through at once whatever is in it.
+_IN_ADDRESS: Final = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://[^/@:?#\s]{0,200}):[^?\s]{0,500}@", re.IGNORECASE)
 _IN_QUERY: Final = re.compile(r"([?&]\w*password=)[^&\s]*", re.IGNORECASE)
+
+# `WANDB_API_KEY`, `HF_TOKEN`, `PGPASSWORD`, `SSH_AUTH_SOCK`; not `TOKENIZERS_PARALLELISM`, `AUTHOR` or `PWD`.
+_SECRET_NAME: Final = re.compile(
+    r"secret|passw|passphrase|credential|api_?key|cookie"
+    r"|(?:key|token)s?$|(?:auth|pass|_pwd|_pat)$"
+    r"|(?:^|_)(?:key|token|auth|pass)_"
+)
+# What language models call tokens is text or a number: `EOS_TOKEN`, `MAX_TOKENS`.
+_OF_TEXT: Final = re.compile(
+    r"(?:^|_)(?:bos|eos|pad|unk|sep|cls|mask|image|special|stop|start|end|next|first|last|new|max|min|num|n|per|total)"
+    r"(?:_\w+)?_tokens?$"
+)
+# As the services themselves mark them.
+_SECRET_VALUE: Final = re.compile(
+    r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z]{20,}|xox[abprs]-[\w-]{10,}"
+    r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|stk_[\w-]{20,}|eyJ[\w-]{10,999}\.[\w-]{10,2000}\.[\w-]{5,})"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
+_VALUE: Final = r"(?:\"[^\"]*\"|'[^']*'|[^\s;&|)\"']+)"
+_ASSIGNED: Final = re.compile(rf"(?<![\w.-])(-{{0,2}}[A-Za-z_][\w.-]*)=({_VALUE})")
+_OPTION: Final = re.compile(rf"(?<!\S)(--?[A-Za-z][\w-]*)(\s+)(?!-)({_VALUE})")
+_HEADER: Final = re.compile(r"\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 
 
 def without_passwords(text: str) -> str:
@@ -13,3 +42,67 @@ def without_passwords(text: str) -> str:
     if "://" not in text:
         return text
     return _IN_QUERY.sub(r"\1…", _IN_ADDRESS.sub(r"\1@", text))
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable looks as if it held a secret."""
+    plain = name.lower().replace("-", "_")
+    if _SECRET_NAME.search(plain) and not _OF_TEXT.search(plain):
+        return bool(value)
+    return _SECRET_VALUE.search(value) is not None or without_passwords(value) != value
+
+
+def masked_environment(environment: Mapping[str, str], *, all_values: bool = False) -> dict[str, str]:
+    """The variables, without the values that look like secrets, or without any value."""
+    return {name: MASK if all_values or is_secret(name, value) else value for name, value in environment.items()}
+
+
+def masked_command(text: str) -> str:
+    """A command as a person may see it: `WANDB_API_KEY=… python train.py --token …` without the values."""
+    text = _ASSIGNED.sub(
+        lambda found: f"{found[1]}={MASK}" if _is_secret_option(found[1], found[2]) else found[0], text
+    )
+    text = _OPTION.sub(
+        lambda found: f"{found[1]}{found[2]}{MASK}" if _is_secret_option(found[1], found[3]) else found[0], text
+    )
+    return without_passwords(_HEADER.sub(rf"\1{MASK}", _SECRET_VALUE.sub(MASK, text)))
+
+
+def _is_secret_option(name: str, value: str) -> bool:
+    plain = name.lstrip("-").lower().replace("-", "_").rpartition(".")[2]
+    # A key alone is more often one of a table than one of a door.
+    return plain not in {"key", "keys"} and is_secret(plain, value) and without_passwords(value) == value
+
+
+def masked_words(words: "list[str] | tuple[str, ...]") -> list[str]:
+    """The same for the words of a command that needs no shell."""
+    shown: list[str] = []
+    for number, word in enumerate(words):
+        before = words[number - 1] if number else ""
+        is_value = before.startswith("-") and "=" not in before and not word.startswith("-")
+        shown.append(MASK if is_value and _is_secret_option(before, word) else masked_command(word))
+    return shown
+
+
+def masked(told: Any, *, for_viewer: bool = False) -> Any:
+    """Jobs as JSON has them, however deep, without the secrets in their environments.
+
+    For a viewer, who changes nothing, without any value there, and without the secrets in commands: an operator may
+    want to submit a command again as it was told.
+    """
+    if isinstance(told, Mapping):
+        return {name: _masked_field(name, value, for_viewer) for name, value in told.items()}
+    if isinstance(told, list | tuple):
+        return [masked(value, for_viewer=for_viewer) for value in told]
+    return told
+
+
+def _masked_field(name: object, value: Any, for_viewer: bool) -> Any:
+    if name == "environment" and isinstance(value, Mapping):
+        return masked_environment(value, all_values=for_viewer)
+    if name == "command" and for_viewer:
+        if isinstance(value, str):
+            return masked_command(value)
+        if isinstance(value, list | tuple):
+            return masked_words([str(word) for word in value])
+    return masked(value, for_viewer=for_viewer)

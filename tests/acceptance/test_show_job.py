@@ -187,3 +187,16 @@ def test_what_is_no_run_says_that_the_queue_could_not_be_asked() -> None:
     done = stoker("show", "nobody", environment={"STOKER_QUEUE": "postgresql://nobody@127.0.0.1:1/nowhere"})
     assert (done.code, len(done.err.splitlines())) == (2, 1)
     assert "cannot be reached" in done.err
+
+
+def test_secrets_are_shown_to_nobody_and_the_job_keeps_them(queue: Store) -> None:
+    environment = {"WANDB_API_KEY": "hunter2", "A": "1"}
+    (job,) = queue.submit([NewJob(command="HF_TOKEN=hunter2 python x.py", directory="/tmp", environment=environment)])
+    for words in (("show", job), ("list",), ("show", job, "--json"), ("list", "--json"), ("top", "--json")):
+        told = stoker(*words).out
+        assert job in told
+        # A program may want to submit the command again as it is.
+        assert told.count("hunter2") == ("--json" in words)
+    assert "environment  WANDB_API_KEY=*** A=1\n" in stoker("show", job).out
+    assert stoker("edit", job, "--env", "A=2").code == 0
+    assert queue.job(job).environment == {"WANDB_API_KEY": "hunter2", "A": "2"}

@@ -650,3 +650,59 @@ def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client
     described = description["components"]["schemas"]["Job"]["properties"]["memory"]
     assert described["description"] == "Bytes wanted on each GPU."
     assert "HTTPValidationError" not in json.dumps(description)
+
+
+# Secrets
+
+SECRETS = {"WANDB_API_KEY": "hunter2-of-wandb", "DATABASE": "postgresql://me:hunter2-of-the-database@db/x"}
+
+
+def with_secrets(site: ApiSite) -> str:
+    command = "HF_TOKEN=hunter2-in-the-command python train.py"
+    environment = {**SECRETS, "OMP_NUM_THREADS": "value-of-no-secret"}
+    (name,) = site.store.submit([NewJob(command=command, directory="/tmp", environment=environment, retries=1)])
+    return name
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "succeeded"])
+def test_no_question_to_the_api_is_answered_with_a_secret(site: ApiSite, state: str) -> None:
+    job = with_secrets(site)
+    if state != "queued":
+        attempt = start(site.store, job)
+        if state == "succeeded":
+            assert site.store.finish(attempt, "succeeded", 0)
+    site.look()
+    paths = [
+        path.format(job=job, number=1, worker="w", machine="m", gpu="0", digest="x")
+        for path, verbs in site.app.openapi()["paths"].items()
+        if "get" in verbs
+    ]
+    assert len(paths) > 10
+    for role in ("viewer", "operator"):
+        client = site.client(role, role)
+        told_all = "".join(client.get(path).text for path in paths)
+        # An operator may want to submit the command again as it is.
+        assert told_all.replace("hunter2-in-the-command", "" if role == "operator" else "shown").count("hunter2") == 0
+        assert "hunter2-in-the-command" not in told_all or role == "operator"
+        assert ("value-of-no-secret" in told_all) == (role == "operator")
+    assert told(site.client().get(f"{V1}/jobs/{job}"))["environment"]["WANDB_API_KEY"] == "***"
+
+
+def test_who_edits_or_copies_a_job_keeps_the_secrets_that_are_not_shown(site: ApiSite, client: Client) -> None:
+    job = with_secrets(site)
+    shown = told(client.get(f"{V1}/jobs/{job}"))["environment"]
+    done = told(client.patch(f"{V1}/jobs/{job}", json={"environment": shown | {"OMP_NUM_THREADS": "4"}}))
+    assert site.store.job(job).environment == {**SECRETS, "OMP_NUM_THREADS": "4"}
+    undo = done["undo"]
+    told(client.patch(undo["path"], json=undo["body"]))
+    assert site.store.job(job).environment == {**SECRETS, "OMP_NUM_THREADS": "value-of-no-secret"}
+    (copy,) = told(client.post(f"{V1}/jobs", json={"again": job, "environment": shown}), 201)["jobs"]
+    assert site.store.job(copy["id"]).environment == site.store.job(job).environment
+    # A secret that was replaced is in no answer, so this cannot be taken back by one.
+    done = told(client.patch(f"{V1}/jobs/{job}", json={"environment": {"WANDB_API_KEY": "another"}}))
+    assert (done["undo"], site.store.job(job).environment) == (None, {"WANDB_API_KEY": "another"})
+
+
+def test_a_mask_without_a_value_behind_it_is_refused(client: Client) -> None:
+    found = mistakes(client.post(f"{V1}/jobs", json=job_body(environment={"HF_TOKEN": "***"})))
+    assert "write the value of HF_TOKEN" in found["#/environment"]

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from stoker.masking import without_passwords
+from stoker.masking import masked_command, masked_environment, masked_words, without_passwords
 from stoker.settings import load_settings
 from stoker.streams import _warned
 
@@ -61,3 +62,59 @@ def test_a_file_of_secrets_that_others_can_read_is_told_once(
         load_settings(file)
     said = f"stoker: other users of this machine can read the secrets in {file}: run `chmod 600 {file}`\n"
     assert capfd.readouterr().err == (said if is_told else "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "DB_PWD", "GITHUBTOKEN", "SSH_AUTH_SOCK",
+     "GOOGLE_APPLICATION_CREDENTIALS", "api-key", "NGC_APIKEY"],
+)  # fmt: skip
+def test_a_name_tells_that_a_value_is_secret(name: str) -> None:
+    assert masked_environment({name: "x"}) == {name: "***"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "2048"), ("PAD_TOKEN", "<pad>"), ("AUTHOR", "anna"),
+     ("PWD", "/"), ("OLDPWD", "/"), ("PATH", "/usr/bin"), ("HF_TOKEN", ""), ("GIT_COMMIT", "a" * 40)],
+)  # fmt: skip
+def test_an_ordinary_value_is_shown(name: str, value: str) -> None:
+    assert masked_environment({name: value}) == {name: value}
+    assert masked_environment({name: value}, all_values=True) == {name: "***"}
+
+
+@pytest.mark.parametrize("value", ["ghp_" + "a" * 36, "sk-" + "b" * 40, "redis://:hunter2@cache/0", "AKIA" + "C" * 16])
+def test_the_form_of_a_value_tells_too(value: str) -> None:
+    assert masked_environment({"SETTING": value}) == {"SETTING": "***"}
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("WANDB_API_KEY=abc python train.py --lr=3", "WANDB_API_KEY=*** python train.py --lr=3"),
+        ("python train.py --hf-token abc --epochs 3", "python train.py --hf-token *** --epochs 3"),
+        ("export DB_PASSWORD='a b c'; python x.py", "export DB_PASSWORD=***; python x.py"),
+        ("curl -H 'Authorization: Bearer abcdefghij' x", "curl -H 'Authorization: Bearer ***' x"),
+        ("python x.py --data s3://me:abc@host/x", "python x.py --data s3://me@host/x"),
+        ("python x.py trainer.secret=abc", "python x.py trainer.secret=***"),
+        ("python x.py --pad-token '<pad>' --max-tokens 5", "python x.py --pad-token '<pad>' --max-tokens 5"),
+        ("python x.py --key loss model.key=3 --tokenizer t5", "python x.py --key loss model.key=3 --tokenizer t5"),
+        ("python x.py --token --verbose", "python x.py --token --verbose"),
+    ],
+)
+def test_a_command_is_shown_without_its_secrets(command: str, shown: str) -> None:
+    assert masked_command(command) == shown
+
+
+def test_so_are_the_words_of_one_that_needs_no_shell() -> None:
+    words = ["python", "x.py", "--api-key", "a b", "--name=x", "TOKEN=abc"]
+    assert masked_words(words) == ["python", "x.py", "--api-key", "***", "--name=x", "TOKEN=***"]
+
+
+@pytest.mark.parametrize(
+    "part", ["export A=b; c -d e://f:g\n", "x", "-", "a:", "http://a:", "sk-", "--a ", "a.", "eyJ"]
+)
+def test_a_long_script_is_masked_in_time(part: str) -> None:
+    begun = time.monotonic()
+    masked_command(part * (100_000 // len(part)))
+    assert time.monotonic() - begun < 5.0

@@ -4,11 +4,13 @@ from typing import Any
 
 import msgspec
 
+from stoker.masking import masked
 from stoker.queue.model import Attempt, Job
 
 
 def job_json(job: Job) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(job)
+    """Without the secrets in its environment: JSON is pasted into chats and kept in logs."""
+    told: dict[str, Any] = masked(msgspec.to_builtins(job))
     return told
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from stoker.cli.fit_words import fit_words
 from stoker.cli.job_json import attempt_json, job_json
+from stoker.masking import masked_environment
 from stoker.overview.job_words import command_text
 from stoker.overview.outputs import directory_of
 from stoker.places import state_home
@@ -101,7 +102,7 @@ def _asked_for(job: Job) -> dict[str, str]:
         "job": job.id + (f" ({job.name})" if job.name else ""),
         "command": command_text(job),
         "directory": job.directory,
-        "environment": " ".join(f"{name}={value}" for name, value in job.environment.items()),
+        "environment": " ".join(f"{name}={value}" for name, value in masked_environment(job.environment).items()),
         "tags": ", ".join(job.tags),
         "gpus": _gpus(job),
         "batch size": "" if job.batch_size is None else str(job.batch_size),

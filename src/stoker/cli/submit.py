@@ -250,7 +250,10 @@ def _print_submitted(store: "Store", ids: Sequence[str], as_json: bool) -> None:
 def _print_json(jobs: Sequence[object]) -> None:
     import msgspec
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(jobs), indent=2).decode() + "\n")
+    from stoker.masking import masked
+
+    told = masked(msgspec.to_builtins(jobs))
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
 
 
 def _advise(store: "Store") -> None:

@@ -40,7 +40,10 @@ def command(once: bool, as_json: bool, queue_url: str | None) -> int:
 def _print_json(overview: "Overview") -> int:
     import msgspec
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(overview), indent=2).decode() + "\n")
+    from stoker.masking import masked
+
+    told = masked(msgspec.to_builtins(overview))
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
     return 0
 
 

@@ -3,6 +3,7 @@
 import shlex
 from typing import Final
 
+from stoker.masking import masked_command
 from stoker.queue.model import Job
 
 # More than any terminal is wide; a command may be a script of a hundred kilobytes.
@@ -10,6 +11,11 @@ _LONGEST: Final = 500
 
 
 def command_text(job: Job) -> str:
+    """The command as a person would type it, without the secrets in it."""
+    return masked_command(whole_command(job))
+
+
+def whole_command(job: Job) -> str:
     """The command as a person would type it."""
     return job.command if isinstance(job.command, str) else shlex.join(job.command)
 

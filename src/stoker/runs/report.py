@@ -7,6 +7,7 @@ from typing import Final
 
 from stoker.gpus.model import Gpu, Maybe, Reading, known
 from stoker.gpus.state import describe, title
+from stoker.masking import masked_command
 from stoker.runs.chart import chart, series_of
 from stoker.runs.evidence import Evidence
 from stoker.runs.hints import hints
@@ -142,7 +143,7 @@ def _facts(evidence: Evidence) -> str:
     """A list, not a table: on a phone a table with a long command in it scrolls sideways."""
     facts = {
         "run": code(evidence.run),
-        "command": code(" ".join(evidence.command)),
+        "command": code(masked_command(" ".join(evidence.command))),
         "directory": code(evidence.directory),
         "host": code(evidence.host),
         "user": code(evidence.user),

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from stoker.gpus.model import Unknown, known
+from stoker.masking import masked_command
 from stoker.runs.causes import cause_of, own_call, waits_for_work
 from stoker.runs.evidence import Evidence
 from stoker.runs.hints import shown_frame
@@ -96,7 +97,7 @@ def _row(member: Member, depth: int, directory: str) -> str:
 
 def _short_command(command: str, directory: str) -> str:
     """Without the folders that a person knows anyway: `python train.py`."""
-    program, _, arguments = one_line(command).partition(" ")
+    program, _, arguments = one_line(masked_command(command)).partition(" ")
     shown = f"{program.rpartition('/')[2]} {arguments}".rstrip()
     return shown.replace(f" {directory.rstrip('/')}/", " ") if directory.rstrip("/") else shown
 

@@ -10,6 +10,7 @@ from stoker.errors import BadInputError
 from stoker.fit.overrides import Overrides
 from stoker.fit.terms import Terms
 from stoker.fit.wish import Wish, kept
+from stoker.masking import MASK
 from stoker.queue import rules
 from stoker.queue.commands import Command, check_command
 from stoker.queue.model import Asked
@@ -143,15 +144,21 @@ def _directory(value: str | None) -> str:
     return working_directory(text)
 
 
-def _environment(value: str | Mapping[str, str] | None) -> dict[str, str]:
+def environment(value: str | Mapping[str, str] | None, earlier: Mapping[str, str]) -> dict[str, str]:
+    """The variables. A masked value stands for that of the job they were told of."""
     if isinstance(value, str):
         pairs = [line.partition("=") for line in value.splitlines() if line.strip()]
         if bare := [name for name, equals, _value in pairs if not equals]:
             raise BadInputError(f"{bare[0][:40]!r} sets no variable: write NAME=VALUE on each line")
         value = {name.strip(): text for name, _equals, text in pairs}
-    environment = dict(value or {})
-    check_environment(environment)
-    return environment
+    said = dict(value or {})
+    for name, text in said.items():
+        if text == MASK:
+            if name not in earlier:
+                raise BadInputError(f"{MASK} is what is shown for a value that is not: write the value of {name[:40]}")
+            said[name] = earlier[name]
+    check_environment(said)
+    return said
 
 
 def _on_loss(value: str | None) -> str:
@@ -227,7 +234,6 @@ READ: Final[Mapping[str, Callable[[Any], object]]] = {
     "backoff": _backoff,
     "time_limit": _time_limit,
     "directory": _directory,
-    "environment": _environment,
     "preemptible": flag,
     "on_loss": _on_loss,
     "batch_size": _number_or_none,

@@ -111,6 +111,7 @@ class _Form:
     def read(self, store: Store, wanted: Wanted) -> None:
         readers = dict(reading.READ)
         readers["after"] = readers["after_any"] = partial(reading.needed, store)
+        readers["environment"] = partial(reading.environment, earlier=self._asked.get("environment", {}))
         for field, read in readers.items():
             said = getattr(wanted, field)
             if said is not UNSET:

@@ -6,12 +6,15 @@ from typing import Any, Final, Literal
 
 import msgspec
 from fastapi.routing import APIRoute
+from msgspec import to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.errors import BadInputError
+from stoker.masking import masked
 from stoker.queue.model import ID, Job
 from stoker.queue.store import Store
+from stoker.web.house import visitor_of
 from stoker.web.problems import MEDIA_TYPE, NotFoundError, ParameterError
 
 JSON: Final = "application/json"
@@ -52,6 +55,13 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """It as JSON. That nobody keeps it is said by the guard, of all answers."""
     return Response(msgspec.json.encode(value), status, headers=headers, media_type=JSON)
+
+
+def answer_with_jobs(
+    request: Request, value: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The same for what has jobs in it: without what this visitor must not see of them."""
+    return answer(masked(to_builtins(value), for_viewer=not visitor_of(request).operates), status, headers)
 
 
 def tagged(request: Request, value: object) -> Response:

@@ -78,7 +78,8 @@ class Asking(Body):
     directory: Annotated[str, Field(max_length=4096)] | None = Field(None, examples=["/home/me/project"])
     """Where it runs: an absolute path on the machine that will run it."""
     environment: dict[str, Value] | None = None
-    """What is added to the worker's own environment."""
+    """What is added to the worker's own environment. `***`, as values that look like secrets are shown, keeps the
+    value that the job has."""
     preemptible: bool | None = None
     """Whether it may be stopped, and started again later, when others need its GPUs."""
     on_loss: Literal["retry", "hold"] | None = None

@@ -11,7 +11,7 @@ from stoker.queue.explanation import Why
 from stoker.queue.model import Asked, Job, State
 from stoker.queue.store import Store
 from stoker.queue.surroundings import why
-from stoker.web.api.answers import answer, found, problems_listed
+from stoker.web.api.answers import answer, answer_with_jobs, found, problems_listed
 from stoker.web.api.bodies import SubmitBody
 from stoker.web.api.described import described
 from stoker.web.house import house_of, visitor_of
@@ -81,7 +81,7 @@ async def list_jobs(
     some = await house_of(request).desk.ask(lambda store: store.page(states, tag, before, limit + 1))
     page: Page = page_of(some, limit)
     headers = {} if page.next is None else {"Link": link_to_next(request, page.next)}
-    return answer(JobPage(items=page.items, next=page.next), headers=headers)
+    return answer_with_jobs(request, JobPage(items=page.items, next=page.next), headers=headers)
 
 
 @router.post(
@@ -119,7 +119,7 @@ async def submit_jobs(
     desk = house_of(request).desk
     if body.dry_run:
         rehearsed = await desk.ask(lambda store: jobs_of(store, wanted, sender))
-        return answer(Submission(jobs=[], rehearsed=[_only_asked(job) for job in rehearsed]))
+        return answer_with_jobs(request, Submission(jobs=[], rehearsed=[_only_asked(job) for job in rehearsed]))
     asked = msgspec.json.encode(body.model_dump(mode="json", exclude_unset=True), order="sorted")
 
     def submit(store: Store) -> Submitted:
@@ -129,9 +129,9 @@ async def submit_jobs(
     house_of(request).board.look_now()
     submission = Submission(jobs=done.jobs, rehearsed=[])
     if done.is_replay:
-        return answer(submission, headers={REPLAYED: "true"})
+        return answer_with_jobs(request, submission, headers={REPLAYED: "true"})
     headers = {"Location": f"{request.url.path}/{done.jobs[0].id}"} if len(done.jobs) == 1 else None
-    return answer(submission, 201, headers)
+    return answer_with_jobs(request, submission, 201, headers)
 
 
 def _only_asked(job: Asked) -> Asked:
@@ -149,7 +149,7 @@ def _only_asked(job: Asked) -> Asked:
 )
 async def get_job(request: Request, job: JobId) -> Response:
     """What the job asks for, and what became of it."""
-    return answer(await house_of(request).desk.ask(lambda store: found(store, job)))
+    return answer_with_jobs(request, await house_of(request).desk.ask(lambda store: found(store, job)))
 
 
 @router.get(

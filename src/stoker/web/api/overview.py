@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from stoker.overview.model import Overview
 from stoker.queue.driver import QueueAwayError
-from stoker.web.api.answers import answer
+from stoker.web.api.answers import answer_with_jobs
 from stoker.web.api.described import described
 from stoker.web.house import house_of
 
@@ -25,4 +25,4 @@ async def overview(request: Request) -> Response:
     board = house_of(request).board
     if board.latest is None or board.problem is not None:
         raise QueueAwayError(board.problem or "the queue has not been read yet")
-    return answer(board.latest)
+    return answer_with_jobs(request, board.latest)

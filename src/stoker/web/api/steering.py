@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.errors import BadInputError
+from stoker.masking import MASK, masked_environment
 from stoker.queue.editing import check_changes
 from stoker.queue.model import Job
 from stoker.queue.steering import (
@@ -100,17 +101,25 @@ async def change_job(request: Request, job: JobId, body: ChangeBody) -> Response
         return Done(
             changed=True,
             sentence=f"{who}: edited ({names_of(list(changes))})",
-            undo=_unchange(request, before, list(changes)),
+            undo=_unchange(request, before, changes),
         )
 
     return await _done(request, change)
 
 
-def _unchange(request: Request, before: Job, fields: list[str]) -> Undo | None:
-    """How a job was fitted is kept in other words than it is asked for: that is not taken back by a request."""
-    if "fit" in fields and before.fit:
+def _unchange(request: Request, before: Job, changes: dict[str, Any]) -> Undo | None:
+    """How a job was fitted is kept in other words than it is asked for: that is not taken back by a request.
+
+    Nor is the change of a secret, which no answer holds.
+    """
+    if "fit" in changes and before.fit:
         return None
-    body: dict[str, Any] = {field: to_builtins(getattr(before, field)) for field in fields}
+    body: dict[str, Any] = {field: to_builtins(getattr(before, field)) for field in changes}
+    if "environment" in body:
+        shown = masked_environment(before.environment)
+        if any(before.environment[name] != changes["environment"].get(name) for name in shown if shown[name] == MASK):
+            return None
+        body["environment"] = shown
     if "fit" in body:
         body["fit"] = False
     return Undo(method="PATCH", path=_path(request, before), body=body)

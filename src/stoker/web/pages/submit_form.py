@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from stoker.overview.job_words import command_text
+from stoker.overview.job_words import command_text, whole_command
 from stoker.queue.model import Asked, Job
 from stoker.units import format_duration, format_percent
 from stoker.web.submission import Wanted
@@ -58,10 +58,10 @@ def empty(directory: str, key: str) -> Form:
     )
 
 
-def like(job: Job, key: str) -> Form:
-    """The form as it would have been filled in for this job."""
+def like(job: Job, key: str, *, whole: bool = True) -> Form:
+    """The form as it would have been filled in for this job; not `whole`: without the secrets in its command."""
     texts = dict.fromkeys(_TEXTS, "") | {
-        "command": command_text(job),
+        "command": whole_command(job) if whole else command_text(job),
         "name": job.name,
         "tags": ", ".join(job.tags),
         "gpus": str(job.gpus),

@@ -27,11 +27,12 @@ _RECENT_JOBS: Final = 50
 @router.get("/submit")
 async def form(request: Request, again: str = "") -> Response:
     house, key = house_of(request), secrets.token_urlsafe(16)
+    operates = visitor_of(request).operates
 
     def look(store: Store) -> tuple[Form, list[str]]:
         directories = submit_form.recent_directories(store.page(limit=_RECENT_JOBS))
         if again:
-            return submit_form.like(store.job(again), key), directories
+            return submit_form.like(store.job(again), key, whole=operates), directories
         return submit_form.empty(directories[0], key), directories
 
     filled, directories = await house.desk.ask(look)
