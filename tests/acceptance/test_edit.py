@@ -25,6 +25,8 @@ def edited(queue: Store, *words: str) -> Job:
     [
         (["--name", "b"], "name", "b"),
         (["--command", "echo 'it''s' \n two"], "command", "echo 'it''s' \n two"),
+        (["--", "python", "x.py", "--name", "a b"], "command", ("python", "x.py", "--name", "a b")),
+        (["--", "python x.py | tee log"], "command", "python x.py | tee log"),
         (["--tag", "x", "--tag", "y"], "tags", ("x", "y")),
         (["--tag", "none"], "tags", ()),
         (["--gpus", "0"], "gpus", 0),
@@ -74,6 +76,23 @@ def test_an_option_changes_its_field_and_no_other(
     assert getattr(after, field) == expected
     changed = {name for name in Job.__struct_fields__ if getattr(before, name) != getattr(after, name)}
     assert changed - {"retries_left"} == {field}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["a", "--"], "there is no command behind --"),
+        (["a", "--command", "x", "--", "y"], "either in --command or behind --"),
+        (["--", "a"], "which jobs?"),
+        (["a", "--", "train", "—lr", "3"], "train --lr 3 is probably meant"),
+    ],
+)
+def test_a_command_behind_dashes_that_cannot_be_meant_is_refused(queue: Store, words: list[str], says: str) -> None:
+    submit(queue, "a")
+    done = stoker("edit", *words)
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert says in done.err
+    assert queue.job("a").command == "echo a"
 
 
 def test_several_jobs_are_edited_at_once_or_none(queue: Store) -> None:

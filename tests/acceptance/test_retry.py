@@ -1,5 +1,6 @@
 """`stoker retry`: what ended runs again."""
 
+from stoker import Queue
 from stoker.queue import Store
 from tests.support.command import stoker
 from tests.support.queue_jobs import end, start, states, submit
@@ -23,6 +24,32 @@ def test_a_tag_means_what_went_wrong_and_not_what_went_well(queue: Store) -> Non
     assert stoker("retry", "--tag", "sweep").out == f"{failed} (failed): queued again\n"
     assert states(queue, failed, well, waits) == ["queued", "succeeded", "queued"]
     assert stoker("retry", "--tag", "sweep", "--state", "succeeded").out == f"{well} (well): queued again\n"
+
+
+def test_a_sweep_is_meant_by_its_name(queue: Store) -> None:
+    stoker("submit", "--name", "bert", "--sweep", "seed=1..3", "--", "true")
+    other, near = submit(queue, "other", "bertha seed=1")
+    first, second, third = (queue.job(f"bert seed={number}").id for number in (1, 2, 3))
+    assert stoker("cancel", "bert").out.count(": cancelled\n") == 3
+    assert states(queue, other, near) == ["queued", "queued"]
+    stoker("retry", "bert")
+    end(queue, first, "succeeded")
+    end(queue, second)
+    # What went well is not repeated.
+    assert stoker("retry", "bert").out == f"{second} (bert seed=2): queued again\n"
+    stoker("edit", "bert", "--priority", "5")
+    assert [queue.job(job).priority for job in (first, second, third)] == [0, 5, 5]
+    last = stoker("submit", "--after", "bert", "--", "true").out.strip()
+    assert set(queue.job(last).after) == {first, second, third}
+    queue.cancel([second, third])
+    assert "2 of 3 jobs did not succeed" in stoker("wait", "bert").err
+    with Queue() as python:
+        assert python.retry("bert") == [second, third]
+        assert set(python.cancel("bert").cancelled) == {second, third}
+    for verb in ("hold", "logs", "why", "show"):
+        done = stoker(verb, "bert")
+        assert done.code != 0
+        assert ("has no job that is queued" if verb == "hold" else "is a sweep of 3 jobs") in done.err
 
 
 def test_what_runs_waits_or_is_held_is_left_alone_and_told(queue: Store) -> None:

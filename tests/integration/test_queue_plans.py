@@ -19,6 +19,8 @@ from tests.support.queue_history import write_history
 HISTORY = 100_000
 WAITING = 1_000
 PARAMETERS: dict[str, str | int | float | None] = {
+    "begin": "bert ",
+    "beyond": "bert!",
     "id": "",
     "job": "",
     "priority": 0,
@@ -236,6 +238,11 @@ def test_a_lookup_by_the_beginning_of_an_id_reads_no_more_than_it_finds(queue: S
     chosen = "\n".join(str(row[-1]) for row in rows)
     assert "Seq Scan" not in chosen
     assert "SCAN j" not in chosen
+
+
+def test_a_lookup_by_the_name_of_a_sweep_reads_no_more_than_it_finds(queue: Store) -> None:
+    for plan in plans(queue, "jobs of sweep"):
+        assert "stoker_jobs_name" in plan
 
 
 def test_the_first_in_line_are_found_by_the_index_of_queued_ones(queue: Store) -> None:

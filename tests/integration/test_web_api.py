@@ -109,6 +109,8 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"command": ""}, "#/command", "needs a command"),
         ({"command": []}, "#/command", "needs a command"),
         ({"command": "a\0b"}, "#/command", "NUL"),
+        ({"command": "train —lr 3 “a b”"}, "#/command", 'train --lr 3 "a b" is probably meant'),
+        ({"command": ["train", "–n", "3"]}, "#/command", "train -n 3 is probably meant"),
         ({"command": "x" * 200_000}, "#/command", "too long"),
         ({"directory": "work"}, "#/directory", "absolute path"),
         ({"directory": None}, "#/directory", "absolute path"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
 from stoker.placeholders import filled, mentioned
-from stoker.queue.commands import wants_batch_size
+from stoker.queue.commands import Command, check_command, wants_batch_size
 from stoker.queue.model import LONGEST_LABEL
 from stoker.queue.sweep import MOST_JOBS, Sweep, check_sweeps, named, parse_sweep, trials
 
@@ -152,3 +152,35 @@ def test_only_a_real_placeholder_wants_a_batch_size() -> None:
     assert wants_batch_size("train --bs {batch_size}")
     assert wants_batch_size(("train", "--bs={batch_size}"))
     assert not wants_batch_size(("train", "--bs={{batch_size}}", "{id}"))
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("python t.py —lr 1e-3", "python t.py --lr 1e-3"),
+        ("python t.py –n 5 —-lr 2", "python t.py -n 5 --lr 2"),
+        ("echo “a b”", 'echo "a b"'),
+        ("t --name=‘a b’", "t --name='a b'"),
+        (("python", "t.py", "—lr", "1"), "python t.py --lr 1"),
+        (("echo", "“hello", "world”"), 'echo "hello world"'),
+    ],
+)
+def test_what_a_phone_makes_of_dashes_and_quotes_is_refused(command: Command, meant: str) -> None:
+    with pytest.raises(BadInputError) as refused:
+        check_command(command)
+    assert f": {meant} is probably meant" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python t.py --prompt '“hi” —said'",
+        'python t.py --prompt "it’s “x”"',
+        "echo It’s 1–5 — or so",
+        "true # “so”",
+        "cat <<E\n“x” —y\nE",
+        ("echo", "“hello” she said —now"),
+    ],
+)
+def test_typographic_text_that_is_meant_so_is_taken(command: Command) -> None:
+    check_command(command)

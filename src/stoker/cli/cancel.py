@@ -11,6 +11,6 @@ from stoker.queue.steering import CANCEL
 def command(request: Request) -> int:
     """Cancel jobs. One that runs is asked to stop: `stoker wait` waits until it has.
 
-    JOB is an id, the beginning of one, or a name.
+    JOB is an id, the beginning of one, or the name of a job or a sweep.
     """
     return steer(CANCEL, request)

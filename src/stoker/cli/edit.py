@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 AMONG: Final[tuple["State", ...]] = ("queued", "held")
 NONE: Final = "none"
+_WORDS: Final = "stoker.cli.edit.words"
 RUNNING: Final = "it is running: it can be edited when it has ended"
 SO_ALREADY: Final = "it is so already"
 
@@ -40,7 +41,23 @@ def _count(text: str) -> int:
     return int(text)
 
 
-@click.command("edit")
+class _EditCommand(click.Command):
+    """What stands behind -- is the command, and no jobs."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before = args
+        if "--" in args:
+            before, words = args[: args.index("--")], args[args.index("--") + 1 :]
+            if not words:
+                raise BadInputError("there is no command behind --: write it like `stoker edit JOB -- python train.py`")
+            ctx.meta[_WORDS] = words[0] if len(words) == 1 else tuple(words)
+        return super().parse_args(ctx, before)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+@click.command("edit", cls=_EditCommand)
 @request_options(*AMONG, tag_option="--tagged")
 @click.option("--command", metavar="TEXT", help="What it runs, as text for the shell.")
 @click.option("--name", metavar="TEXT", help="What people call it.")
@@ -70,9 +87,14 @@ def _count(text: str) -> int:
 def command(context: click.Context, /, request: Request, file: str | None, **options: Any) -> int:
     """Change what jobs ask for, unless they run. Without options, on a terminal, $EDITOR opens on the job.
 
-    JOB is an id, the beginning of one, or a name. What an option does not name stays as it is.
+    JOB is an id, the beginning of one, or the name of a job or a sweep. What no option names stays as it is. COMMAND is
+    what it runs instead, as with `stoker submit`: one word is text for the shell.
     """
     given = {name: options[name] for name in options if _was_typed(context, name)}
+    if (words := context.meta.get(_WORDS)) is not None:
+        if "command" in given:
+            raise BadInputError("the command is either in --command or behind --: leave one of them out")
+        given["command"] = words
     if file is not None and given:
         raise BadInputError("what is to be changed stands either in --from or in the options: leave one of them out")
     with opened(request.queue_url) as store:
@@ -138,7 +160,7 @@ def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, 
 
 
 def _needed(store: "Store", words: tuple[str, ...]) -> tuple[str, ...]:
-    return () if words == (NONE,) else tuple(dict.fromkeys(store.job(word).id for word in words))
+    return () if words == (NONE,) else tuple(dict.fromkeys(job.id for word in words for job in store.named(word)))
 
 
 def _environment(job: "Job", given: Mapping[str, Any]) -> dict[str, str]:

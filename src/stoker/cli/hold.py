@@ -11,6 +11,6 @@ from stoker.queue.steering import HOLD
 def command(request: Request) -> int:
     """Keep jobs that wait from starting, until `stoker release`.
 
-    JOB is an id, the beginning of one, or a name.
+    JOB is an id, the beginning of one, or the name of a job or a sweep.
     """
     return steer(HOLD, request)

@@ -22,8 +22,9 @@ AMONG: Final[tuple[State, ...]] = ("queued", "held")
 def command(place: str, request: Request) -> int:
     """Move jobs that wait within the queue: `stoker move first JOB...`, or `stoker move before OTHER JOB...`.
 
-    JOB and OTHER are ids, beginnings of ids, or names. Several jobs keep their order among themselves. A job is moved
-    among those of its own priority; beside another job that waits, it takes the priority of that one.
+    JOB and OTHER are ids, beginnings of ids, or names; JOB also that of a sweep. Several jobs keep their order among
+    themselves. A job is moved among those of its own priority; beside another job that waits, it takes the priority of
+    that one.
     """
     if place in SIDES:
         return _beside(cast("Side", place), request)

@@ -11,6 +11,6 @@ from stoker.queue.steering import RELEASE
 def command(request: Request) -> int:
     """Let jobs that are held start when it is their turn.
 
-    JOB is an id, the beginning of one, or a name.
+    JOB is an id, the beginning of one, or the name of a job or a sweep.
     """
     return steer(RELEASE, request)

@@ -1,4 +1,4 @@
-"""Which jobs a verb is about: single ones by id, prefix or name, or all with a tag or a state; and their completion."""
+"""Which jobs a verb is about: by id, prefix, name or name of a sweep, or all with a tag or a state; and completion."""
 
 import contextlib
 import importlib
@@ -47,7 +47,7 @@ class Selection(msgspec.Struct, frozen=True):
         """
         self._check()
         if not self.by_rule:
-            found = [store.job(word) for word in self.words]
+            found = [job for word in self.words for job in _meant_by(store, word, among)]
         else:
             found = list(_pages(store, self.states or among, self.tag))
         return list({job.id: job for job in found}.values())
@@ -55,9 +55,8 @@ class Selection(msgspec.Struct, frozen=True):
     def nothing(self, among: tuple["State", ...]) -> str:
         """The sentence for a rule that chose nothing."""
         states = self.states or among
-        which = states[0] if len(states) == 1 else f"{', '.join(states[:-1])} or {states[-1]}"
         tagged = f" with the tag {self.tag!r}" if self.tag is not None else ""
-        return f"there is no {which} job{tagged}"
+        return f"there is no {_any_of(states)} job{tagged}"
 
     def _check(self) -> None:
         if not self.words and not self.by_rule:
@@ -72,6 +71,20 @@ class Selection(msgspec.Struct, frozen=True):
             raise BadInputError(f"--all means every job: leave it out to choose by {self.tag_option} or --state")
 
 
+def _meant_by(store: "Store", word: str, among: tuple["State", ...]) -> list["Job"]:
+    """One job, or those of a sweep in the states `among`: who retries a sweep does not mean what succeeded in it."""
+    trials = store.trials(word)
+    if not trials:
+        return [store.job(word)]
+    if found := [job for job in trials if job.state in among]:
+        return found
+    raise BadInputError(f"the sweep {word!r} has no job that is {_any_of(among)}")
+
+
+def _any_of(states: tuple["State", ...]) -> str:
+    return states[0] if len(states) == 1 else f"{', '.join(states[:-1])} or {states[-1]}"
+
+
 def _pages(store: "Store", states: tuple["State", ...], tag: str | None) -> Iterator["Job"]:
     for offset in range(0, 2**31, PAGE):
         page = store.jobs(states=states, tag=tag, order="queue", limit=PAGE, offset=offset)
@@ -81,7 +94,7 @@ def _pages(store: "Store", states: tuple["State", ...], tag: str | None) -> Iter
 
 
 class JobName(click.ParamType[str]):
-    """An id, the beginning of one, or a name; a shell completes it with jobs in these states, or in any."""
+    """An id, the beginning of one, or a name; a shell completes it with jobs and sweeps in these states, or in any."""
 
     name = "job"
 
@@ -96,9 +109,12 @@ class JobName(click.ParamType[str]):
     ) -> list["CompletionItem[Any]"]:
         from click.shell_completion import CompletionItem
 
+        from stoker.queue.model import sweep_name
+
         found = _recent(ctx, self._states)
         ids = [CompletionItem(job.id, help=_in_short(job)) for job in found if job.id.startswith(incomplete)]
-        names = dict.fromkeys(job.name for job in found if job.name.startswith(incomplete) and _is_a_word(job.name))
+        called = [name for job in found for name in (job.name, sweep_name(job.name))]
+        names = dict.fromkeys(name for name in called if name.startswith(incomplete) and _is_a_word(name))
         return [*(CompletionItem(name) for name in names), *ids]
 
 

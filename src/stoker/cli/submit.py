@@ -214,8 +214,8 @@ def _depending(store: "Store", jobs: "list[NewJob]", after: Sequence[str], after
         return jobs
     from msgspec.structs import replace
 
-    needs = tuple(store.job(text).id for text in after)
-    needs_any = tuple(store.job(text).id for text in after_any)
+    needs = tuple(dict.fromkeys(job.id for text in after for job in store.named(text)))
+    needs_any = tuple(dict.fromkeys(job.id for text in after_any for job in store.named(text)))
     return [replace(job, after=needs, after_any=needs_any) for job in jobs]
 
 

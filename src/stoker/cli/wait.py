@@ -38,7 +38,7 @@ def command(
     as_json: bool,
     queue_url: str | None,
 ) -> int:
-    """Wait until each JOB (an id, the beginning of one, or a name) has ended.
+    """Wait until each JOB (an id, the beginning of one, or the name of a job or a sweep) has ended.
 
     The code is 0 when all succeeded, 1 when some did not, 124 when the time is over.
     """
@@ -59,7 +59,7 @@ def command(
 
 def _meant(store: "Store", words: tuple[str, ...], tag: str | None, everything: bool) -> list["Job"]:
     if words:
-        return list({job.id: job for job in map(store.job, words)}.values())
+        return list({job.id: job for word in words for job in store.named(word)}.values())
     if everything:
         return [job for state in ("queued", "held", "running") for job in store.jobs(states=[state], limit=2**31 - 1)]
     found = store.jobs(tag=tag, limit=2**31 - 1)

@@ -23,6 +23,7 @@ from stoker.queue.provenance import (
     working_directory,
 )
 from stoker.queue.rules import check_kept
+from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
 from stoker.queue.store import Cancellation, Store
 from stoker.settings import load_settings
 from stoker.units import parse_duration, parse_memory
@@ -156,20 +157,20 @@ class Queue:
         return ended[ids[0]] if isinstance(which, str | Job) else [ended[name] for name in ids]
 
     def cancel(self, which: Which | Iterable[Which]) -> Cancellation:
-        """Cancels jobs; those that run are asked to stop."""
-        return self._store.cancel(self._ids(which))
+        """Cancels jobs; those that run are asked to stop. The name of a sweep means all of its jobs."""
+        return self._store.cancel(self._several_ids(which, CANCEL))
 
     def retry(self, which: Which | Iterable[Which]) -> list[str]:
-        """Lets jobs that ended run again; the ids of those that now will."""
-        return self._store.retry(self._ids(which))
+        """Lets jobs that ended run again; the ids of those that now will. Of a sweep, those that did not succeed."""
+        return self._store.retry(self._several_ids(which, RETRY))
 
     def hold(self, which: Which | Iterable[Which]) -> list[str]:
         """Keeps jobs that wait from starting; the ids of those that were held by this."""
-        return self._store.hold(self._ids(which))
+        return self._store.hold(self._several_ids(which, HOLD))
 
     def release(self, which: Which | Iterable[Which]) -> list[str]:
         """Lets jobs that are held start; the ids of those that now may."""
-        return self._store.release(self._ids(which))
+        return self._store.release(self._several_ids(which, RELEASE))
 
     def logs(self, which: Which) -> str:
         """The end of what the job's last attempt printed, 64 KiB at most; empty before it started."""
@@ -179,6 +180,15 @@ class Queue:
     def _ids(self, which: Which | Iterable[Which]) -> list[str]:
         several = [which] if isinstance(which, str | Job) else which
         return [one.id if isinstance(one, Job) else self._store.job(one).id for one in several]
+
+    def _several_ids(self, which: Which | Iterable[Which], verb: Verb) -> list[str]:
+        """The same, where the name of a sweep means those of its jobs that the verb is for."""
+        several = [which] if isinstance(which, str | Job) else which
+        found: list[str] = []
+        for one in several:
+            trials = self._store.trials(one) if isinstance(one, str) else []
+            found += [job.id for job in trials if job.state in verb.among] if trials else self._ids(one)
+        return found
 
     def _asked(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options in the form in which a job has them, with what it keeps of the place it was submitted from."""

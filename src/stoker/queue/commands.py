@@ -1,5 +1,6 @@
 """Which commands can be started at all: what no kernel would take is refused before it waits for a GPU all night."""
 
+import re
 from typing import Final
 
 from stoker.errors import BadInputError
@@ -11,6 +12,16 @@ Command = str | tuple[str, ...]
 LONGEST_WORD: Final = 128 * 1024 - 1
 # Half of what Linux gives a program at the usual stack limit: the other half is for its environment.
 LONGEST_COMMAND: Final = 1024 * 1024
+_LONGEST_SHOWN: Final = 200
+
+_QUOTES: Final = str.maketrans(dict.fromkeys("“”„‟″", '"') | dict.fromkeys("‘’‚‛′", "'"))
+_DASHES: Final = "‐‑‒–—―−"
+# At the beginning of an option: `—lr`, `–n`.
+_DASH: Final = re.compile(rf"(?:(?<=\s)|^)[{_DASHES}]+-*(?=(?P<name>[A-Za-z][\w-]*))", re.MULTILINE)
+# An apostrophe in the middle of a word is one.
+_TYPOGRAPHY: Final = re.compile(rf"{_DASH.pattern}|[“”„‟]|(?:(?<=[\s=])|^)[‘’‚‛]", re.MULTILINE)
+# What a shell takes as it stands, and its comments.
+_QUOTED: Final = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\#[^\n]*""", re.DOTALL | re.MULTILINE)
 
 
 def check_command(command: Command) -> None:
@@ -27,11 +38,43 @@ def check_command(command: Command) -> None:
                 f"{LONGEST_WORD:,}, so put it into a script and submit that"
             )
         whole += size + 1
+    _refuse_typography(command)
     if whole > LONGEST_COMMAND:
         raise BadInputError(
             f"a command of {whole:,} bytes is too long: at most {LONGEST_COMMAND:,} can be started, so put it into a "
             "script and submit that"
         )
+
+
+def _refuse_typography(command: Command) -> None:
+    """Refuses the dashes and quotes that a phone's keyboard makes of `--` and `"`, where a program would be given them.
+
+    Between straight quotes they are text like any other.
+    """
+    if isinstance(command, str):
+        bare = _unquoted(command)
+    else:
+        # A word with a space in it was put between straight quotes by whoever typed it.
+        bare = "\n".join(word for word in command if not any(map(str.isspace, word)))
+    if bare.isascii() or not (found := _TYPOGRAPHY.search(bare)):
+        return
+    meant = _straight(command if isinstance(command, str) else " ".join(command))
+    meant = meant if len(meant) <= _LONGEST_SHOWN else f"{meant[: _LONGEST_SHOWN - 1]}…"
+    raise BadInputError(
+        f"the command has {found[0][:1]} in it, as a phone's keyboard writes it: {meant} is probably meant "
+        "(in text for the shell, what stands between straight quotes is taken as it is)"
+    )
+
+
+def _unquoted(text: str) -> str:
+    """What a shell does not find between quotes; a here-document is text too."""
+    return _QUOTED.sub("", text.partition("<<")[0])
+
+
+def _straight(text: str) -> str:
+    """The same with the characters of a plain keyboard."""
+    text = _DASH.sub(lambda found: "--" if len(found["name"]) > 1 else "-", text)
+    return text.translate(_QUOTES)
 
 
 def wants_batch_size(command: Command) -> bool:

@@ -33,7 +33,8 @@ def edited(job: Job, changes: Mapping[str, object]) -> Asked:
 def check_changes(job: Job, changes: Mapping[str, object]) -> None:
     """Refuses what cannot be meant, also in what the store itself does not look at."""
     asked = edited(job, changes)
-    check_command(asked.command)
+    if "command" in changes:
+        check_command(asked.command)
     check_environment(asked.environment)
     if changes.get("policy"):
         check_kept(asked.policy)

@@ -23,6 +23,16 @@ LONGEST_LABEL: Final = 200
 HEARD_WITHIN: Final = 60.0
 
 
+# What `sweep.named` puts behind the name of a sweep: `lr=1e-3 seed=1`.
+_OF_SWEEP: Final = re.compile(r"(?P<name>.+?) [A-Za-z_][A-Za-z0-9_.-]*=")
+
+
+def sweep_name(name: str) -> str:
+    """The name of the sweep that a job of this name is of; empty when it is of none that has one."""
+    found = _OF_SWEEP.match(name)
+    return found["name"] if found else ""
+
+
 class NoSuchJobError(BadInputError):
     """No job has this id or name, nor an id that begins so."""
 

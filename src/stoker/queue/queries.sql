@@ -247,6 +247,9 @@ SELECT {job} FROM stoker_jobs j WHERE j.id {among ids} ORDER BY j.id {locked j}
 -- jobs by name --
 SELECT {job} FROM stoker_jobs j WHERE j.name = :name AND j.name <> '' ORDER BY j.submitted DESC, j.id LIMIT 5
 
+-- jobs of sweep --
+SELECT {job} FROM stoker_jobs j WHERE {name_begins} AND j.name <> '' ORDER BY j.submitted, j.position, j.id
+
 -- jobs by prefix --
 SELECT {job} FROM stoker_jobs j WHERE j.id >= :prefix AND j.id < :beyond ORDER BY j.id LIMIT 5
 

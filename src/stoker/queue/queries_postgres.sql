@@ -33,6 +33,9 @@ FOR UPDATE OF $ SKIP LOCKED
 -- surely --
 THEN TRUE ELSE FALSE END)
 
+-- name_begins --
+j.name ~>=~ :begin AND j.name ~<~ :beyond
+
 -- last_letters --
 right($, :letters)
 

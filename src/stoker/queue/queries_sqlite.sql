@@ -35,6 +35,9 @@ INDEXED BY stoker_jobs_ended
 
 -- surely --
 
+-- name_begins --
+j.name >= :begin AND j.name < :beyond
+
 -- last_letters --
 substr($, -:letters)
 

@@ -38,7 +38,7 @@ CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitt
 CREATE INDEX stoker_jobs_later ON stoker_jobs (not_before) WHERE state = 'queued' AND not_before > 0;
 CREATE INDEX stoker_jobs_submitted ON stoker_jobs (submitted, position);
 CREATE INDEX stoker_jobs_state ON stoker_jobs (state, submitted, position);
-CREATE INDEX stoker_jobs_name ON stoker_jobs (name) WHERE name <> '';
+CREATE INDEX stoker_jobs_name ON stoker_jobs (name text_pattern_ops) WHERE name <> '';
 
 CREATE TABLE stoker_dependencies (
   job_id TEXT COLLATE "C" NOT NULL REFERENCES stoker_jobs (id) ON DELETE CASCADE,

@@ -43,6 +43,7 @@ from stoker.queue.model import (
     Wishes,
     Worker,
     check,
+    sweep_name,
 )
 from stoker.queue.notices import Notices
 from stoker.queue.order import moved, moved_beside
@@ -473,7 +474,14 @@ class Store:
         """The job with this id, this name, or the only one whose id begins so."""
         if ID.fullmatch(text) and (rows := self._driver.fetch("one job", {"id": text})):
             return job_of(rows[0])
-        found = self._driver.fetch("jobs by name", {"name": clean_text(text)}) or self._by_prefix(text)
+        found = self._driver.fetch("jobs by name", {"name": clean_text(text)})
+        if not found and (trials := self._trials(text)):
+            if len(trials) > 1:
+                raise BadInputError(
+                    f"{text!r} is a sweep of {len(trials)} jobs: write the id or name of one, like {trials[0].name!r}"
+                )
+            return trials[0]
+        found = found or self._by_prefix(text)
         if not found:
             raise NoSuchJobError(f"there is no job {text!r} in {self.place}: `stoker list` shows them")
         if len(found) > 1:
@@ -482,6 +490,23 @@ class Store:
                 f"{text!r} fits several jobs ({some}{' …' if len(found) > 4 else ''}): write more of it"
             )
         return job_of(found[0])
+
+    def trials(self, text: str) -> list[Job]:
+        """All jobs of the sweep that was submitted by this name, in their order; none when one job is meant by it."""
+        is_job = ID.fullmatch(text) and self._driver.fetch("one job", {"id": text})
+        if is_job or self._driver.fetch("jobs by name", {"name": clean_text(text)}):
+            return []
+        return self._trials(text)
+
+    def _trials(self, text: str) -> list[Job]:
+        name = clean_text(text)
+        # "!" is behind the space.
+        found = self._driver.fetch("jobs of sweep", {"begin": f"{name} ", "beyond": f"{name}!"}) if name else []
+        return [job for job in map(job_of, found) if sweep_name(job.name) == name]
+
+    def named(self, text: str) -> list[Job]:
+        """The jobs that are meant by a word where several may be: one, or all of a sweep."""
+        return self.trials(text) or [self.job(text)]
 
     def _by_prefix(self, text: str) -> list[Row]:
         if not text or not text.isascii() or not text.isalnum():
