@@ -490,6 +490,28 @@ def test_the_guardian_holds_no_pipe_open() -> None:
     os.close(reader)
 
 
+def test_many_jobs_after_one_another_leave_no_file_open(tmp_path: Path) -> None:
+    """Neither in the guardian nor in the supervisor, whether the jobs can be started or not."""
+    program = (
+        "import os, select, signal, sys\n"
+        "from stoker.runs.guardian import Beginning, Program, prepare\n"
+        "guardian = prepare(keeps_output=True)\n"
+        "for number in range(24):\n"
+        "    program = Program(['no-such-command' if number % 3 == 2 else 'true'], os.environ, session=True)\n"
+        "    guardian.begin(Beginning(program, signal.SIGTERM, 1.0, log=f'{sys.argv[1]}/{number}', log_limit=1000))\n"
+        "    while not guardian.empty:\n"
+        "        assert select.select([guardian], [], [], 60)[0]\n"
+        "        guardian.attend()\n"
+        "    if number >= 3:\n"
+        "        print(*(len(os.listdir(f'/proc/{pid}/fd')) for pid in (guardian.pid, 'self')))\n"
+        "guardian.finish()"
+    )
+    tried = subprocess.run([sys.executable, "-c", program, tmp_path], check=True, capture_output=True, text=True)
+    counted = tried.stdout.splitlines()
+    assert len(counted) == 21
+    assert len(set(counted)) == 1, counted
+
+
 def _descriptors(guardian: int) -> list[Path]:
     """Once it has let go of what is not its own: its three, two pipes, where it hears signals and where it waits."""
     descriptors = list(Path(f"/proc/{guardian}/fd").iterdir())

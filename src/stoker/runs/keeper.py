@@ -136,6 +136,9 @@ class Keeper:
     def _begin(self, beginning: Beginning) -> None:
         self._beginning, self._status, self.empty = beginning, None, False
         program = beginning.program
+        if self._log is not None:
+            self._log.close()
+            self._log = None
         if self._charge.output is not None and beginning.log is not None:
             self._log = OutputLog(beginning.log, beginning.log_limit)
             program = program._replace(output=self._charge.output[1])
