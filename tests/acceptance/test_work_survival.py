@@ -188,11 +188,11 @@ def test_a_claim_that_a_killed_worker_did_not_live_to_start_is_given_back_at_onc
     any_site: WorkSite, diary: Diary
 ) -> None:
     home = Home(any_site.home)
-    job = any_site.submit(diary.command(0.1))
+    job = any_site.submit(diary.command(0.1), on_loss="hold")
     assert any_site.store.claim(job, home.worker, [], 600.0) is not None
     home.leave()
     assert "stoker" not in any_site.work_until_empty().err
-    assert outcomes(any_site, job) == ["lost", "succeeded"]
+    assert outcomes(any_site, job) == ["requeued", "succeeded"]
     assert diary.attempts() == [2]
 
 
@@ -327,5 +327,5 @@ def test_a_claim_whose_answer_died_with_the_database_is_given_back_when_it_is_ba
     worker.wait_until_it_says("it is tried again")
     bring_back(mortal_server, site)
     site.wait_until(job, "queued")
-    assert outcomes(site, job) == ["lost"]
+    assert outcomes(site, job) == ["requeued"]
     assert worker.stop() == 0

@@ -129,6 +129,24 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone(
     wait_for(lambda: not is_alive(child), named="its end")
 
 
+def test_want_of_descriptors_is_not_taken_for_the_end_of_a_process() -> None:
+    program = (
+        "import os, resource, subprocess\n"
+        "from stoker.runs.processes import descendants, census, is_alive, identify\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "who = identify(child.pid)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "print(census([os.getpid()]).settled)\n"
+        "try:\n"
+        "    print(is_alive(who))\n"
+        "except OSError as error:\n"
+        "    print(error.strerror)\n"
+        "child.kill()"
+    )
+    tried = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert tried.stdout == "False\nToo many open files\n"
+
+
 def test_a_process_that_was_never_there_gets_nothing() -> None:
     gone = subprocess.Popen(["true"])
     who = identify(gone.pid)

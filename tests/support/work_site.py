@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,38 @@ from tests.support.waiting import kill_all, wait_for
 
 # On a machine that runs other tests at the same time.
 PATIENCE = 60.0
+
+
+def troubled(trouble: str) -> tuple[str, ...]:
+    """For `WorkSite.work(prefix=…)`: a worker whose processes all begin with these lines of Python.
+
+    `failing(name, number)` makes the function of that name raise this error as long as there is a file `trouble` in the
+    worker's home, and writes a file `failed` there each time.
+    """
+    return (sys.executable, "-c", f"{_FAILING}\n{trouble}\nsys.argv = sys.argv[1:]\nsys.exit(main())")
+
+
+_FAILING = """
+import errno, importlib, os, sys
+from pathlib import Path
+from stoker.cli import main
+
+home = Path(os.environ["STOKER_HOME"])
+
+def failing(name, number, caller=None):
+    parts = name.split(".")
+    owner = importlib.import_module(".".join(part for part in parts[:-1] if part.islower()))
+    for part in [part for part in parts[:-1] if not part.islower()]:
+        owner = getattr(owner, part)
+    really = getattr(owner, parts[-1])
+    def fails(*arguments, **options):
+        concerned = caller is None or sys._getframe(1).f_code.co_name == caller
+        if concerned and os.path.exists(home / "trouble"):
+            (home / "failed").touch()
+            raise OSError(number, os.strerror(number))
+        return really(*arguments, **options)
+    setattr(owner, parts[-1], fails)
+"""
 
 
 class RunningWorker:

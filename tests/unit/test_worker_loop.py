@@ -1,13 +1,16 @@
 """What a worker does in each round, with a stand-in for the queue and for the machine."""
 
+import contextlib
 import errno
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
+from stoker.errors import StokerError
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
@@ -19,6 +22,8 @@ from stoker.worker.crew import Crew
 from stoker.worker.engagement import Engagement
 from stoker.worker.home import Home
 from stoker.worker.loop import WorkerLoop
+from stoker.worker.messages import Channel
+from stoker.worker.nursery import Nursery
 from stoker.worker.orders import Orders
 from stoker.worker.placing import Placing
 from tests.support.looks import a_gpu, a_look
@@ -34,11 +39,12 @@ class Stage:
         self.store = Mock(spec=Store)
         self.store.wanted_outputs.return_value = []
         self.prober = Mock(spec=Prober)
+        self.prober.answer.return_value = None
         self._directory = directory
         self._crew = Mock(spec=Crew, engaged={})
-        self._crew.running.return_value = []
-        home = Mock(spec=Home, host="here", worker="w", directory=directory)
-        self.loop = WorkerLoop(Orders(), home, self._crew, self.prober, self.told.append)
+        self._crew.running.return_value = self._crew.attend.return_value = []
+        self.home = Mock(spec=Home, host="here", worker="w", directory=directory)
+        self.loop = WorkerLoop(Orders(), self.home, self._crew, self.prober, self.told.append)
         placing = Mock(spec=Placing)
         placing.polls_now.return_value = False
         placing.why.return_value = {}
@@ -53,6 +59,12 @@ class Stage:
         engagement = Engagement(AttemptRecord(self._directory / attempt), cast(Assignment, assigned), None)
         self._crew.engaged[attempt] = engagement
         return engagement
+
+    def one_round(self) -> int:
+        """The whole worker, which is asked to end after one round."""
+        asked = patch.object(self.loop, "_asked_to_end", side_effect=[False, True])
+        with asked, patch.object(self.loop, "_wait", return_value=set()):
+            return self.loop.run()
 
     def told_after(self, look: Look | Exception) -> View:
         """What the queue is told of the machine after this."""
@@ -69,7 +81,8 @@ class Stage:
 def stage(tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(tmp_path)
     yield stage
-    stage.loop._signals.close()
+    with contextlib.suppress(OSError):  # it has ended
+        stage.loop._signals.close()
 
 
 def no_space(*_arguments: Any, **_options: Any) -> None:
@@ -118,3 +131,42 @@ def test_a_machine_without_gpus_has_no_problem_and_one_whose_gpus_are_gone_has(s
     view = stage.told_after(absent)
     assert (view.absent, view.problem) == (False, "no GPU was found")
     assert view.gpus[0].unread_since is not None
+
+
+def test_a_full_disk_that_keeps_the_queue_away_is_tidied(stage: Stage) -> None:
+    stage.loop._placing.place.side_effect = StokerError("the queue cannot be written: database or disk is full")  # type: ignore[attr-defined]  # a mock
+    assert stage.one_round() == 0
+    assert stage.home.tidy.called
+
+
+@pytest.mark.parametrize("trouble", ["hear", "queue", "tidy"])
+def test_a_machine_without_descriptors_does_not_end_its_worker(stage: Stage, trouble: str) -> None:
+    error = OSError(errno.EMFILE, "Too many open files")
+    if trouble == "hear":
+        stage.prober.ask.side_effect = error
+        stage.loop._premises._lookout.postpone(0.0)
+    elif trouble == "queue":
+        stage.store.settle.side_effect = error
+    else:
+        stage.home.tidy.side_effect = error
+    assert stage.one_round() == 0
+    assert any("Too many open files" in said for said in stage.told)
+
+
+def test_a_process_for_jobs_that_never_gets_ready_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one that somebody stopped."""
+    monkeypatch.setattr("stoker.worker.crew._PATIENCE", 0.05)
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    arrivals, sign = socket.socketpair()
+    nursery = Mock(spec=Nursery, expected=0)
+    nursery.fileno.return_value = arrivals.fileno()
+    nursery.receive.side_effect = lambda: Channel(mine) if arrivals.recv(1) else None
+    arrivals.setblocking(False)
+    sign.send(b"1")
+    crew = Crew(nursery)
+    with its, arrivals, sign:
+        with pytest.raises(StokerError, match="no process for it came up"):
+            crew.take()
+        assert its.recv(1) == b"", "it is let go"

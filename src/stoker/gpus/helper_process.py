@@ -74,6 +74,8 @@ class HelperProcess:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return True
+        except OSError:
+            return False  # no descriptor is left to see that by: it is asked again
         try:
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)

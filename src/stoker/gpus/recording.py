@@ -65,7 +65,11 @@ class RecordingWriter:
         except OSError:
             os.close(self._descriptor)
             raise StokerError(f"{path} is being written by another recorder: choose another file") from None
-        self._mend()
+        try:
+            self._mend()
+        except OSError as error:
+            os.close(self._descriptor)
+            raise StokerError(f"cannot write to {path}: {error.strerror}") from None
 
     def append(self, look: Look) -> None:
         """Writes one look; it is in the file's hands when this returns."""

@@ -24,8 +24,7 @@ class Helper:
 
 def spawned(spec: str, root: str) -> Helper:
     """A helper in an interpreter and a session of its own: what a terminal signals to programs is not for it."""
-    asked, questions = os.pipe()
-    answers, told = os.pipe()
+    asked, questions, answers, told = _two_pipes()
     quiet = () if os.environ.get("STOKER_DEBUG") else ((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),)
     try:
         pid = os.posix_spawn(
@@ -48,18 +47,32 @@ def spawned(spec: str, root: str) -> Helper:
 
 def forked(spec: str, root: str) -> Helper:
     """The same as a fork of this process."""
-    asked, questions = os.pipe()
-    answers, told = os.pipe()
+    asked, questions, answers, told = _two_pipes()
     import gc
 
     # What lives until now lives on in both: a collection that touched it would copy the pages that they share.
     gc.freeze()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        for descriptor in (asked, questions, answers, told):
+            os.close(descriptor)
+        raise
     if pid == 0:
         _become_helper(asked, told, spec, root)
     os.close(asked)
     os.close(told)
     return Helper(spec, pid, questions, answers)
+
+
+def _two_pipes() -> tuple[int, int, int, int]:
+    asked, questions = os.pipe()
+    try:
+        return (asked, questions, *os.pipe())
+    except OSError:
+        os.close(asked)
+        os.close(questions)
+        raise
 
 
 def _become_helper(asked: int, told: int, spec: str, root: str) -> None:

@@ -10,6 +10,8 @@ from stoker.queue.model import Job, Outcome, State
 LONGEST_BACKOFF: Final = 3600.0
 # A job that takes its machine down each time must not take every machine down in turn, night after night.
 MOST_LOSSES: Final = 10
+# A job that a machine could not start may start elsewhere at once; one that none can start must not stay first.
+LONGEST_REQUEUE_DELAY: Final = 60.0
 
 
 class Consequence(msgspec.Struct, frozen=True):
@@ -21,8 +23,8 @@ class Consequence(msgspec.Struct, frozen=True):
     delay: float = 0.0
 
 
-def consequence(job: Job, outcome: Outcome, sentence: str, losses: int) -> Consequence:
-    """`losses` counts this attempt too when it was lost."""
+def consequence(job: Job, outcome: Outcome, sentence: str, times: int) -> Consequence:
+    """`times` says how many attempts ended so, this one included; it matters for those that nobody wanted to end."""
     left = job.retries_left
     if outcome == "succeeded":
         return Consequence("succeeded", sentence, left)
@@ -30,16 +32,28 @@ def consequence(job: Job, outcome: Outcome, sentence: str, losses: int) -> Conse
         return Consequence("cancelled", sentence or "cancelled", left)
     if outcome == "preempted":
         return Consequence("queued", sentence or "made room for another job", left)
+    if outcome == "requeued":
+        return Consequence("queued", sentence, left, _requeue_delay(times))
     if outcome == "lost":
-        return _after_loss(job, sentence or "its worker was not heard of in time", losses)
-    if left <= 0:
-        return Consequence("failed", sentence, 0)
-    return Consequence("queued", sentence, left - 1, backoff(job.backoff, job.retries - left))
+        return _after_loss(job, sentence or "its worker was not heard of in time", times)
+    return _after_failure(job, sentence)
 
 
 def backoff(first: float, earlier: int) -> float:
     """Seconds to wait before the next try, `earlier` retries having been made."""
     return float(min(LONGEST_BACKOFF, first * 2.0 ** min(earlier, 60)))
+
+
+def _requeue_delay(times: int) -> float:
+    """The machine's trouble, not the job's, costs neither a retry nor a loss, only patience from the second time on."""
+    return min(LONGEST_REQUEUE_DELAY, 2.0 ** min(times - 2, 60)) if times > 1 else 0.0
+
+
+def _after_failure(job: Job, sentence: str) -> Consequence:
+    left = job.retries_left
+    if left <= 0:
+        return Consequence("failed", sentence, 0)
+    return Consequence("queued", sentence, left - 1, backoff(job.backoff, job.retries - left))
 
 
 def _after_loss(job: Job, sentence: str, losses: int) -> Consequence:

@@ -9,7 +9,7 @@ import msgspec
 from stoker.errors import BadInputError
 
 State = Literal["queued", "held", "running", "succeeded", "failed", "cancelled"]
-Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "lost"]
+Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "requeued", "lost"]
 Place = Literal["first", "last", "up", "down"]
 Order = Literal["newest", "queue"]
 Side = Literal["before", "after"]

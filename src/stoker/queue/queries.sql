@@ -153,8 +153,8 @@ SET state = 'succeeded', exit_code = :exit_code, sentence = :sentence, ended = {
 -- job of attempt --
 SELECT {job} FROM stoker_jobs j WHERE j.id = :job AND j.attempt = :attempt AND j.state = 'running' {locked j}
 
--- losses --
-SELECT count(*) FROM stoker_attempts WHERE job_id = :job AND outcome = 'lost'
+-- ended so --
+SELECT count(*) FROM stoker_attempts WHERE job_id = :job AND outcome = :outcome
 
 -- end job --
 UPDATE stoker_jobs

@@ -276,8 +276,9 @@ class Store:
             return False
         which = {"job": ended[0][0], "attempt": attempt}
         (row,) = self._driver.fetch("job of attempt", which)
-        losses = self._driver.fetch("losses", {"job": which["job"]})[0][0] if outcome == "lost" else 0
-        becomes = consequence(job_of(row), outcome, sentence, losses)
+        counted = outcome in {"lost", "requeued"}
+        times = self._driver.fetch("ended so", {"job": which["job"], "outcome": outcome})[0][0] if counted else 0
+        becomes = consequence(job_of(row), outcome, sentence, times)
         self._driver.fetch("end job", {**which, "exit_code": exit_code, **msgspec.structs.asdict(becomes)})
         return True
 

@@ -8,11 +8,13 @@
 """
 
 import contextlib
+import errno
 import gc
 import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, TypeAlias
 
@@ -47,6 +49,8 @@ _START_PATIENCE: Final = 1.0
 _ALL_SIGNALS: Final = range(1, 32)
 # A guardian leaves at once when it is released, unless somebody stopped it.
 _LEAVE_PATIENCE: Final = 1.0
+_LEAVE_POLL: Final = 0.005
+_OWN_FAILURE: Final = 125
 # Far more than need watching at one time, far below the usual limit of 1024 open files.
 _MOST_PIDFDS: Final = 200
 
@@ -111,7 +115,7 @@ def prepare(
 ) -> "Guardian":
     """A guardian that waits for what it is to start: `Guardian.begin` then costs one fork, the job's own.
 
-    `keeps_output` is for jobs whose output goes to a file of their own.
+    `keeps_output` is for jobs whose output goes to a file of their own. Raises OSError when there can be none now.
     """
     # As GNU timeout does: whoever ignores the ends of children, and hands that down, is told of none.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -119,22 +123,34 @@ def prepare(
     me = os.getpid()
     strangers = [who for child in children(me) if (who := identify(child))]
     cgroup, containment = _contain(contain_cgroup)
-    orders, order = os.pipe()
-    report, tell = os.pipe()
-    output = os.pipe() if keeps_output else None
-    charge = Charge(me, orders, tell, cgroup, orphaned, output)
-    # What lives until now lives for ever: the two processes then share its memory.
-    gc.freeze()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
-    try:
-        pid = os.fork()
-        if pid == 0:
-            _guard(charge)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(orders)
-        os.close(tell)
-    return Guardian(pid, order, report, cgroup, containment, _Others(strangers, helpers), output)
+    with contextlib.ExitStack() as undo:
+        if cgroup is not None:
+            undo.callback(cgroup.remove)
+        orders, order = _pipe(undo)
+        report, tell = _pipe(undo)
+        output = _pipe(undo) if keeps_output else None
+        charge = Charge(me, orders, tell, cgroup, orphaned, output)
+        # What lives until now lives for ever: the two processes then share its memory.
+        gc.freeze()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _guard(charge)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        guardian = Guardian(pid, order, report, cgroup, containment, _Others(strangers, helpers), output)
+        undo.pop_all()
+    os.close(orders)
+    os.close(tell)
+    return guardian
+
+
+def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        undo.callback(os.close, end)
+    return ends
 
 
 def _guard(charge: Charge) -> None:
@@ -232,8 +248,13 @@ class Guardian:
         self.job, self.status, self.empty = None, None, False
         self._early.clear()
         self._beginning = beginning
-        with contextlib.suppress(BrokenPipeError):  # killed just now: news of that come
+        try:
             _write_all(self._order, beginning.order())
+        except BrokenPipeError:
+            # Killed before it had all of the order: nothing was started.
+            self.empty = True
+            self._tell(Failed(errno.EPIPE, _OWN_FAILURE, "the process that was to start it was killed", transient=True))
+            return
         if self._epoll.poll(_START_PATIENCE):
             self._listen()
 
@@ -447,10 +468,23 @@ def _ends_within(child: int, seconds: float) -> bool:
     try:
         pidfd = os.pidfd_open(child)
     except (OSError, AttributeError):
-        return False
+        return _has_ended_within(child, seconds)
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
     finally:
         os.close(pidfd)
+
+
+def _has_ended_within(child: int, seconds: float) -> bool:
+    """The same where there are no pidfds, or none left."""
+    ends = time.monotonic() + seconds
+    try:
+        while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() > ends:
+                return False
+            time.sleep(_LEAVE_POLL)
+    except ChildProcessError:
+        return True
+    return True

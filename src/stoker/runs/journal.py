@@ -21,17 +21,16 @@ class Journal:
         self._path = record.readings
         self._writer: RecordingWriter | None = None
         self.failure: str | None = None
-        """Why nothing is written any more, once that happened."""
+        """Why the last look could not be written; the next one is tried again."""
 
     def append(self, look: Look) -> None:
-        if self.failure is not None:
-            return
         try:
             if self._writer is None:
                 self._writer = RecordingWriter(self._path, private=True)
             self._writer.append(look)
             if self._writer.size > MOST_READINGS:
                 self._turn_over()
+            self.failure = None
         except (StokerError, OSError) as error:
             self.failure = str(error)
             self.close()
@@ -48,8 +47,9 @@ class Journal:
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+            writer, self._writer = self._writer, None
+            with contextlib.suppress(OSError):
+                writer.close()
 
     def _turn_over(self) -> None:
         self.close()

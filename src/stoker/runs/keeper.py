@@ -19,7 +19,7 @@ from stoker.runs.cgroup import Cgroup
 from stoker.runs.descriptors import close_all_but
 from stoker.runs.ladder import stop
 from stoker.runs.output import OutputLog
-from stoker.runs.processes import Census, identify, stat
+from stoker.runs.processes import Census, Identity, identify, stat
 from stoker.runs.signals import SignalStream
 from stoker.runs.spawn import CannotStartError, Program, spawn, start
 from stoker.runs.syscalls import become_subreaper, hear_of_death_of_parent, set_name
@@ -153,10 +153,15 @@ class Keeper:
         if self._charge.output is None:
             # Not before: the job may have been given one of the supervisor's descriptors.
             self._close_all_but_own()
-        # It cannot be gone: nobody else collects it.
-        who = identify(self._job)
-        self._tell(STARTED, self._job, who.started if who else 0)
+        self._tell(STARTED, self._job, self._started(self._job))
         self._flush()
+
+    def _started(self, pid: int) -> int:
+        """When it started, in ticks. It cannot be gone, since nobody else collects it; 0 when that cannot be read."""
+        with contextlib.suppress(OSError):
+            who = identify(pid)
+            return who.started if who else 0
+        return 0
 
     def _start(self, program: Program) -> int:
         if program.session and program.output is not None and self._is_inside:
@@ -209,7 +214,7 @@ class Keeper:
     def _orphaned(self, beginning: Beginning) -> None:
         self._talking = False
         ended_before = self._status is not None
-        job = identify(self._job) if not ended_before else None
+        job = None if ended_before else Identity(self._job, self._started(self._job))
         outcome = stop(self, beginning.signum, beginning.grace, first=job)
         self.attend()
         if self._charge.cgroup is not None:
@@ -252,7 +257,8 @@ class Keeper:
 
     def _tell_of_job(self, status: int) -> None:
         if os.WIFCONTINUED(status):
-            self._continue_supervisor()
+            with contextlib.suppress(OSError):
+                self._continue_supervisor()
         elif not os.WIFSTOPPED(status):
             self._status = status
             self._tell(ENDED, status)
@@ -296,4 +302,5 @@ class Keeper:
     def _close_all_but_own(self) -> None:
         """Pipes of the supervisor and its caller must come to their end when those let go, not when this one does."""
         own = self._charge.orders, self._charge.report, self._signals.fileno(), self.fileno()
-        close_all_but((*own, *(self._charge.output or ())))
+        with contextlib.suppress(OSError):  # no descriptor is left to list them by: a job matters more
+            close_all_but((*own, *(self._charge.output or ())))

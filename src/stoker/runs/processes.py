@@ -3,10 +3,12 @@
 A pid alone is a number that the kernel gives away again; with the start time it is one process for ever.
 """
 
+import errno
 import os
 import signal
-from collections.abc import Collection, Iterable
-from typing import Final, NamedTuple
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, NamedTuple, TypeVar
 
 from stoker.procfs import GROUP, PARENT, SESSION, STARTED, STATE, THREADS, read_stat_fields
 
@@ -30,6 +32,11 @@ _STATES: Final = {
     "P": "parked",
 }
 _NOBODY: Final[frozenset[int]] = frozenset()
+# Want of these says nothing of the process that was asked about: it is asked again, and then said.
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_TRIES: Final = 5
+_BETWEEN_TRIES: Final = 0.01
+T = TypeVar("T")
 
 
 class Identity(NamedTuple):
@@ -81,10 +88,14 @@ class Census(NamedTuple):
 
 
 def stat(pid: int) -> Stat | None:
-    """None when there is no such process."""
+    """None when there is no such process. Raises OSError when this process lacks descriptors or memory to see that."""
     try:
-        name, fields = read_stat_fields(f"/proc/{pid}/stat")
-    except (OSError, ValueError):
+        name, fields = _patiently(lambda: read_stat_fields(f"/proc/{pid}/stat"))
+    except ValueError:
+        return None
+    except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
         return None
     return Stat(
         Identity(pid, int(fields[STARTED])),
@@ -140,7 +151,10 @@ def census(roots: Iterable[int], exclude: Collection[int] = _NOBODY) -> Census:
     roots = list(roots)
     before: dict[int, Stat | None] = {}
     for attempt in range(_MOST_WALKS):
-        now = _walk(roots, exclude)
+        try:
+            now = _walk(roots, exclude)
+        except OSError:
+            return Census(_living(before), settled=False)
         if attempt and _same(before, now):
             return Census(_living(now), settled=True)
         before = now
@@ -285,17 +299,21 @@ def _listed_children(pid: int, threads: Iterable[str]) -> list[int]:
 def _names(directory: str) -> list[str]:
     """What is in it; nothing when it, or its process, is not there."""
     try:
-        with os.scandir(directory) as entries:
+        with _patiently(lambda: os.scandir(directory)) as entries:
             return [entry.name for entry in entries]
-    except OSError:
+    except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
         return []
 
 
 def _read(path: str) -> bytes:
     """The whole file; nothing when it, or its process, is not there."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        descriptor = _patiently(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
         return b""
     try:
         parts = []
@@ -306,3 +324,15 @@ def _read(path: str) -> bytes:
         return b""  # it ended while it was read
     finally:
         os.close(descriptor)
+
+
+def _patiently(act: Callable[[], T]) -> T:
+    """Does it again, should descriptors or memory be short for a moment."""
+    for _ in range(_TRIES - 1):
+        try:
+            return act()
+        except OSError as error:
+            if error.errno not in _SHORTAGES:
+                raise
+            time.sleep(_BETWEEN_TRIES)
+    return act()

@@ -33,10 +33,11 @@ MOST_READINGS: Final = 16 * 2**20
 
 Ending = Literal[
     "by itself", "idle", "time limit", "signal", "could not start", "supervisor killed",
-    "cancelled", "preempted", "lease", "machine",
+    "cancelled", "preempted", "lease", "machine", "not started",
 ]  # fmt: skip
-"""The last four are of jobs of the queue: somebody cancelled it, another job needed its GPUs, the queue could not be
-reached for so long that another machine may run it, this machine's Stoker was asked to end."""
+"""The last five are of jobs of the queue: somebody cancelled it, another job needed its GPUs, the queue could not be
+reached for so long that another machine may run it, this machine's Stoker was asked to end, the machine was short of
+processes, memory or descriptors when it was to begin."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -98,6 +99,7 @@ class Record:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._unwritten: Spec | None = None
 
     @property
     def id(self) -> str:
@@ -128,10 +130,15 @@ class Record:
         return snooze if snooze.until > time.monotonic() else None
 
     def write_spec(self, spec: Spec) -> None:
+        """One that cannot be written now is written with a later status."""
+        self._unwritten = spec
         _replace(self.directory / "spec.json", spec)
+        self._unwritten = None
 
     def write_status(self, status: Status) -> None:
         _replace(self.directory / "status.json", status)
+        if self._unwritten is not None:
+            self.write_spec(self._unwritten)
 
     def write_snooze(self, snooze: Snooze | None) -> None:
         path = self.directory / "snooze.json"

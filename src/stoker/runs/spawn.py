@@ -32,6 +32,13 @@ _WORDS: Final = {
     errno.EACCES: "it may not be executed (chmod +x allows it)",
     errno.E2BIG: "its arguments and environment are too long",
 }
+# What the machine lacks, whatever the command is: it may be there a moment later.
+_SHORTAGES: Final = {
+    errno.EAGAIN: "no more processes are allowed here",
+    errno.ENOMEM: "the machine is out of memory",
+    errno.EMFILE: "too many files are open",
+    errno.ENFILE: "too many files are open on this machine",
+}
 # As much as a shell looks at to tell a script from a program of another machine.
 _SCRIPT_PROBE: Final = 80
 
@@ -59,6 +66,8 @@ class Failed(NamedTuple):
     """127 not found, 126 found but not runnable, 125 when it was not the command's fault."""
     why: str
     """Plain words that fit after "cannot run 'x': "."""
+    transient: bool = False
+    """Whether the machine was short of something: the same command may start a moment later, or elsewhere."""
 
 
 class CannotStartError(Exception):
@@ -111,6 +120,8 @@ def spawn(program: Program) -> int | None:
 
 def failure(stage: int, number: int) -> Failed:
     """What happened, for a person."""
+    if number in _SHORTAGES:
+        return Failed(number, _OWN_FAILURE, _SHORTAGES[number], transient=True)
     why = os.strerror(number).lower()
     if stage == _DIRECTORY:
         return Failed(number, _OWN_FAILURE, f"the directory to run it in cannot be entered ({why})")

@@ -19,6 +19,7 @@ _ENDED: Final = {
     "preempted": "preempted",
     "lease": "stopped, lease over",
     "machine": "stopped with its machine",
+    "not started": "not started",
 }
 
 

@@ -59,6 +59,8 @@ ABSENT_RETRY: Final = 60.0
 TELL_UNKNOWN_AFTER: Final = 300.0
 # How old the progress in the status on disk may be; changes of the verdict are written at once.
 STATUS_EVERY: Final = 10.0
+# Between two rounds of the loop after one that failed, so that a trouble that lasts does not keep a core busy.
+TROUBLE_PAUSE: Final = 0.2
 # The driver takes seconds to clear the memory of a large job; who holds it longer than this is named.
 MEMORY_PATIENCE: Final = 15.0
 MEMORY_POLL: Final = 0.2
@@ -103,6 +105,14 @@ def spec_of(plan: Plan, record: Record) -> Spec:
         dry_run=plan.dry_run,
         idle_exit_code=plan.idle_exit_code,
     )
+
+
+def is_from_job(received: Received, guardian: Guardian) -> bool:
+    """Whether the job itself sent this signal; one of which that cannot be seen is heeded like any other."""
+    try:
+        return guardian.owns(received.sender)
+    except OSError:
+        return False
 
 
 def helpers_of(prober: Prober) -> tuple[int, ...]:
@@ -160,7 +170,7 @@ class Company(Protocol):
         """What a signal to the supervisor means; None: it is for the job."""
 
     def begun(self) -> None:
-        """Called when the job was started: what could wait until then is done now."""
+        """Called when the job was started: what could wait until then is done now. Never raises."""
 
     def longest_grace(self) -> float:
         """How many seconds a job that is stopped now may still have: after that another may run it."""
@@ -191,6 +201,8 @@ class Supervisor:
         self._status = Status()
         self._begun = time.monotonic()
         self._noted_at = self._begun
+        self.unwritten = False
+        """Whether the disk did not take the last status."""
         self._rule = IdleRule(plan.policy, self._begun)
         watched = plan.gpus != UNWATCHED
         first = min(plan.policy.every, FIRST_LOOK) if watched else math.inf
@@ -198,6 +210,7 @@ class Supervisor:
         self._scope = _scope_of(plan, environment)
         self._signals = signals
         self._guardian = guardian
+        self._failed: Failed | None = None
         self._judged: frozenset[str] | None = None
         self._impatience = Impatience()
         self._told: set[str] = set()
@@ -220,8 +233,7 @@ class Supervisor:
             self._note(state="running", job=self._guardian.job and self._guardian.job.pid)
             code = None
             while code is None:
-                self._wait()
-                code = self._round()
+                code = self._guarded_round()
             return code
 
     def _begin(self, log: str | None, log_limit: int) -> None:
@@ -251,10 +263,22 @@ class Supervisor:
         if self._company is not None:
             poll.register(self._company.fileno(), select.POLLIN)
             due = min(due, self._company.due())
+        if self.unwritten:
+            due = min(due, self._noted_at + STATUS_EVERY)
         if due == math.inf:
             poll.poll()
             return
         poll.poll(max(due - time.monotonic(), 0) * 1000)
+
+    def _guarded_round(self) -> int | None:
+        """A mistake of ours, or a machine without memory or descriptors, must never cost somebody's job."""
+        try:
+            self._wait()
+            return self._round()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job is looked after
+            self._tell("round", f"{_in_words(error)}; the job goes on")
+            time.sleep(TROUBLE_PAUSE)
+            return None
 
     def _round(self) -> int | None:
         """Whatever there is to do now; the exit code once the run is over."""
@@ -266,20 +290,26 @@ class Supervisor:
             code = self._obey(order)
         if code is None:
             code = self._watch()
+        if self.unwritten and time.monotonic() >= self._noted_at + STATUS_EVERY:
+            self._note()
         return self._check_time() if code is None else code
 
     def _hear_guardian(self) -> int | None:
         while (news := self._guardian.news()) is not None:
             if isinstance(news, Failed):
-                return self._could_not_start(news)
+                self._failed = news
+                break
             if isinstance(news, Ended):
-                return self._ended_by_itself(exit_code(news.status))
+                break
             if isinstance(news, Gone):
                 return self._guardian_gone()
             if isinstance(news, Stopped) and news.signal in _FROM_TERMINAL:
                 # What a terminal stopped is stopped as a whole: the shell then shows its prompt.
                 os.kill(os.getpid(), signal.SIGTSTP)
-        return None
+        # Not at the news, which come once: what is done about it may fail, and is then done again.
+        if self._failed is not None:
+            return self._could_not_start(self._failed)
+        return None if self._guardian.status is None else self._ended_by_itself(exit_code(self._guardian.status))
 
     def _heed(self, received: Received) -> int | None:
         """Passes a signal on, unless the job has it already or sent it itself."""
@@ -288,7 +318,7 @@ class Supervisor:
         if self._impatience.heard(received):
             # It means now, whatever the job makes of the first press.
             return self._stop_at_once("Ctrl-C was pressed twice.", code=128 + signal.SIGINT)
-        if not received.from_kernel and not self._guardian.owns(received.sender):
+        if not received.from_kernel and not is_from_job(received, self._guardian):
             self._guardian.signal(received.signal)
         return None
 
@@ -379,12 +409,16 @@ class Supervisor:
     def _could_not_start(self, failed: Failed) -> int:
         sentence = f"cannot run {self._plan.command[0]!r}: {failed.why}"
         _say(sentence)
-        return self._over("could not start", f"{sentence}.", failed.exit_code)
+        # A queue has other machines, and this one has later.
+        ending: Ending = "not started" if failed.transient and self._company is not None else "could not start"
+        return self._over(ending, f"{sentence}.", failed.exit_code)
 
     def _ended_by_itself(self, code: int) -> int:
         self._guardian.attend()  # it may have said in the same breath that nothing is left
-        if left := self._guardian.members():
+        left, settled = self._guardian.census()
+        if left:
             _say(f"the command ended and left {len(left)} process(es) behind: they are stopped")
+        if left or not settled:
             self._take_down(self._plan.grace)
         return self._over("by itself", f"It ended by itself with code {code}.", code)
 
@@ -424,7 +458,8 @@ class Supervisor:
             inquest = Inquest(self._record, self._status, self._journal, self._judged, self._queued())
             inquest.question([member.pid for member in self._guardian.members()], hurry=self._signals)
         if ending == "idle" and self._record.snooze() is not None:
-            self._record.report.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._record.report.unlink(missing_ok=True)
             self._note(state="running", ending=None, sentence="")
             return None
         outcome = self._take_down(self._plan.grace)
@@ -501,9 +536,12 @@ class Supervisor:
     def _note(self, **changes: Any) -> None:
         """Changes the status on disk. A disk that is full costs the run its record, never the job."""
         self._status = msgspec.structs.replace(self._status, **changes)
+        self._noted_at = time.monotonic()
         try:
             self._record.write_status(self._status)
+            self.unwritten = False
         except StokerError as error:
+            self.unwritten = True
             self._tell("record", f"{error}; the job goes on")
 
     def _note_verdict(self, verdict: Verdict) -> None:
@@ -511,7 +549,6 @@ class Supervisor:
         now = time.monotonic()
         changed = (verdict.word, used) != (self._status.verdict, self._status.used)
         if changed or now - self._noted_at > STATUS_EVERY or verdict.word == "idle":
-            self._noted_at = now
             self._note(verdict=verdict.word, reason=verdict.reason, progress=round(verdict.progress, 3), used=used)
 
     def _tell(self, what: str, sentence: str) -> None:

@@ -32,7 +32,8 @@ def give_back(store: Store, home: Home, known: Collection[str]) -> None:
     """
     for attempt in store.running():
         if home.is_own(attempt.worker) and attempt.id not in known and not home.holds(attempt):
-            store.finish(attempt.id, "lost", None, "its worker or the database was killed before the job was started")
+            why = "its worker or the database was killed before the job was started"
+            store.finish(attempt.id, "requeued", None, why)
 
 
 def _place(store: Store, assignment: Assignment) -> str:

@@ -165,12 +165,18 @@ class AttemptRecord(Record):
         fresh.replace(self.directory / name)
 
     def listen(self) -> socket.socket:
-        """The attendant's end, for a worker that comes later."""
+        """The attendant's end, for a worker that comes later. Raises OSError."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        with _short_path(self.directory) as path:
-            listener.bind(path)
-            os.chmod(path, 0o600)  # noqa: PTH101 - the directory is private, so nobody comes in between
-        listener.listen(4)
+        try:
+            with _short_path(self.directory) as path:
+                # Left by a try that got no further.
+                (self.directory / "socket").unlink(missing_ok=True)
+                listener.bind(path)
+                os.chmod(path, 0o600)  # noqa: PTH101 - the directory is private, so nobody comes in between
+            listener.listen(4)
+        except OSError:
+            listener.close()
+            raise
         return listener
 
     def connect(self) -> socket.socket:
@@ -237,4 +243,6 @@ def conclusion(status: Status) -> tuple[Outcome, int | None, str]:
             return "cancelled", None, sentence
         case "preempted":
             return "preempted", None, sentence
+        case "not started":
+            return "requeued", None, sentence
     return "lost", None, sentence or "its supervisor was killed"

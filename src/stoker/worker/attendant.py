@@ -29,13 +29,17 @@ from stoker.runs.plan import Plan
 from stoker.runs.processes import identify
 from stoker.runs.record import Ending, Status
 from stoker.runs.signals import FORWARDED, Received, SignalStream
-from stoker.runs.supervisor import Order, Supervisor, helpers_of, note_orphaned, spec_of
+from stoker.runs.supervisor import Order, Supervisor, helpers_of, is_from_job, note_orphaned, spec_of
 from stoker.runs.syscalls import BootTimer, set_name
 from stoker.worker.assignment import Assignment, AttemptRecord, Keepers, conclusion, now
 from stoker.worker.errand import Errand
 from stoker.worker.fitting import Fitting
 from stoker.worker.messages import Attend, Attending, Channel, Message, Over, Ready, Recorded, Renewed, Stop
 
+# Between two tries to listen for a worker, where that could not be done when the job began.
+_LISTEN_EVERY: Final = 1.0
+# Between two tries to fork, where the machine is short of processes or memory.
+_FORK_EVERY: Final = 0.5
 # By the signal's own name for a shell: the job was told to end, and did.
 _STOPPED: Final = 128 + signal.SIGTERM
 # What means "end" to a supervisor that nobody types at: a machine that shuts down, or its administrator.
@@ -77,6 +81,7 @@ def attend(line: socket.socket) -> None:
         record = AttemptRecord(Path(directory))
         assignment = record.assignment()
         if assignment is None:
+            channel.send(Over("requeued", None, f"{directory} could not be read, so nothing was started"))
             break
         attendance = _Attendance(record, assignment, channel, signals, guardian, timer)
         channel = attendance.run()
@@ -153,8 +158,14 @@ class _Attendance:
         """What was found for a job that is fitted."""
         self._retries_oom = 0
         self._ran_out = False
+        self._last = Status()
+        """What the last run came to."""
         self._recorded = False
+        self._unwritten: Status | None = None
+        """How it ended, as long as the disk does not take that."""
+        self._begun = False
         self._listener: socket.socket | None = None
+        self._listen_at = -math.inf
         self._epoll = select.epoll()
         self._epoll.register(channel.fileno(), select.EPOLLIN)
         self._timer = timer
@@ -175,8 +186,8 @@ class _Attendance:
         except _CalledOffError as called_off:
             self._end_with(called_off.order.ending, called_off.order.sentence, called_off.order.code)
             self._wait_until_recorded()
-        except StokerError as error:
-            self._could_not_start(str(error))
+        except (StokerError, OSError) as error:
+            self._give_up(error)
             self._wait_until_recorded()
         self._epoll.close()
         if self._listener is not None:
@@ -238,7 +249,7 @@ class _Attendance:
         if self._over is None:
             # It ran out of memory, and nothing smaller is left, or nobody to start it.
             self._retries_oom = 0
-            self.over(self._record.status())
+            self.over(self._last)
 
     def _note_in_output(self, sentence: str) -> None:
         """Between runs nobody keeps what is said: it is written where the job's own words go."""
@@ -258,6 +269,8 @@ class _Attendance:
         self._heed_before_start()
         supervisor = Supervisor(plan, self._record, self._prober, environment, self._signals, self._guardian, self)
         supervisor.run(str(self._record.output), self._assignment.log_limit)
+        self._last = supervisor.status
+        self._unwritten = supervisor.status if supervisor.unwritten else None
         self._wait_for_last_words()
 
     def _wait_for_last_words(self) -> None:
@@ -268,15 +281,28 @@ class _Attendance:
             select.select([self._guardian.fileno()], [], [], max(0.0, ends - time.monotonic()))
             self._guardian.attend()
 
-    def _could_not_start(self, sentence: str) -> None:
-        self._end_with("could not start", f"{sentence}.", 125)
+    def _give_up(self, error: StokerError | OSError) -> None:
+        """Before the job was started, or after it had ended: a run never raises what happens in between."""
+        if self._over is not None:
+            return
+        if isinstance(error, StokerError):
+            self._end_with("could not start", f"{error}.", 125)
+        else:
+            why = (error.strerror or type(error).__name__).lower()
+            self._end_with("not started", f"It could not be started on {self._assignment.host}: {why}.", 125)
 
     def _end_with(self, ending: Ending, sentence: str, code: int) -> None:
         """It ended before there was a run."""
-        status = Status(state="ended", ending=ending, sentence=sentence, exit_code=code, ended=time.time())
-        with contextlib.suppress(StokerError):
-            self._record.write_status(status)
-        self.over(status)
+        self._unwritten = Status(state="ended", ending=ending, sentence=sentence, exit_code=code, ended=time.time())
+        self.over(self._unwritten)
+        self._write_outcome()
+
+    def _write_outcome(self) -> None:
+        """For whoever comes should this process be killed before the queue knows."""
+        if self._unwritten is not None:
+            with contextlib.suppress(StokerError):
+                self._record.write_status(self._unwritten)
+                self._unwritten = None
 
     # The company of the supervisor
 
@@ -290,6 +316,8 @@ class _Attendance:
         """On the supervisor's clock, which stands still while the machine sleeps."""
         soonest = self._stop_at() if self._errand is not None else min(self._stop_at(), self._errand_at())
         due = time.monotonic() + min(soonest - now(), _LONGEST_SLEEP)
+        if self._begun and self._listener is None:
+            due = min(due, self._listen_at)
         return due if self._errand is None else min(due, self._errand.due())
 
     def attend(self) -> Order | None:
@@ -303,18 +331,33 @@ class _Attendance:
         return None
 
     def heed(self, received: Received) -> Order | None:
-        if received.signal not in _ENDING or self._guardian.owns(received.sender):
+        if received.signal not in _ENDING or is_from_job(received, self._guardian):
             return None
         name = signal.Signals(received.signal).name
         return Order("machine", f"The job's supervisor was asked to end by {name}.", _STOPPED)
 
     def begun(self) -> None:
-        """A worker that comes later finds the way here; a person finds what was asked for."""
-        if self._listener is not None:
+        """A worker that comes later finds the way here; a person finds what was asked for.
+
+        A disk that takes neither costs no job: the one is tried again here, the other with the next status.
+        """
+        if self._begun:
             return
-        self._listener = self._record.listen()
-        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
-        self._record.write_spec(spec_of(self._assignment.plan, self._record))
+        self._begun = True
+        self._listen()
+        with contextlib.suppress(StokerError, OSError):
+            self._record.write_spec(spec_of(self._assignment.plan, self._record))
+
+    def _listen(self) -> None:
+        if not self._begun or self._listener is not None or time.monotonic() < self._listen_at:
+            return
+        try:
+            listener = self._record.listen()
+        except OSError:
+            self._listen_at = time.monotonic() + _LISTEN_EVERY
+            return
+        self._listener = listener
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
 
     def over(self, status: Status) -> None:
         if self._is_out_of_memory(status):
@@ -353,12 +396,17 @@ class _Attendance:
         self._timer.ring_at(self._stop_at())
 
     def _send_errand(self) -> None:
-        self._errand = Errand(self._record, self._assignment, self._over)
+        try:
+            self._errand = Errand(self._record, self._assignment, self._over)
+        except OSError:
+            self._next_errand = now() + _FORK_EVERY
+            return
         self._epoll.register(self._errand.fileno(), select.EPOLLIN)
 
     def _hear(self) -> Order | None:
         """Whatever has come; the last order in it."""
         order: Order | None = None
+        self._listen()
         for descriptor, _ in self._epoll.poll(0):
             if self._listener is not None and descriptor == self._listener.fileno():
                 self._greet_worker(self._listener)
@@ -438,8 +486,12 @@ class _Attendance:
         gives_up_at = now() + _LONGEST_DELIVERY
         self._pause, self._next_errand = _FIRST_PAUSE, -math.inf
         while now() < gives_up_at:
+            self._write_outcome()
             if any(received.signal in _ENDING for received in self._signals.read()):
-                break  # the machine shuts down, or somebody wants it gone: the next worker finds the outcome on disk
+                # The machine shuts down, or somebody wants it gone: the next worker finds the outcome on disk.
+                if self._unwritten is None:
+                    break
+                trusts_worker_until, gives_up_at = -math.inf, min(gives_up_at, now() + _LAST_WORDS_WITHIN)
             self._hear()
             # When also the place is gone where it is written down, nobody is left to tell.
             if self._recorded or (now() >= self._until and not self._record.directory.exists()):

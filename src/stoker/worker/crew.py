@@ -1,8 +1,12 @@
 """The attendants of one worker: those that have a job, those that are held ready, and what all of them say."""
 
+import math
+import select
+import time
 from collections.abc import Iterator
 from typing import Final
 
+from stoker.errors import StokerError
 from stoker.worker.assignment import Keepers
 from stoker.worker.engagement import Engagement
 from stoker.worker.messages import Attend, Channel, Over, Ready
@@ -10,6 +14,11 @@ from stoker.worker.nursery import Nursery
 
 # One for the next job, and one for the job after it: while the first starts, a new one is being made.
 SPARE: Final = 2
+# One is there within milliseconds, also on a machine that is busy.
+_PATIENCE: Final = 10.0
+_MOMENT: Final = 0.2
+# No other is made so soon after one that could not get ready.
+_AFTER_TROUBLE: Final = 1.0
 
 
 class Crew:
@@ -18,6 +27,7 @@ class Crew:
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
         self._idle: dict[Channel, Keepers] = {}
+        self._no_orders_until = -math.inf
         self._new: set[Channel] = set()
         """Those that have not said yet that they are ready."""
         self.engaged: dict[str, Engagement] = {}
@@ -40,27 +50,33 @@ class Crew:
 
     def keep_some_ready(self) -> None:
         """Orders attendants so that the next jobs find theirs, and lets those go that are too many."""
-        for _ in range(SPARE - len(self._idle) - len(self._new) - self._nursery.expected):
-            self._nursery.order()
+        if time.monotonic() >= self._no_orders_until:
+            for _ in range(SPARE - len(self._idle) - len(self._new) - self._nursery.expected):
+                self._nursery.order()
         for channel in list(self._idle)[SPARE * 2 :]:
             del self._idle[channel]
             channel.close()
 
     def take(self) -> tuple[Channel, Keepers]:
-        """One that is ready, waiting for it if there is none."""
+        """One that is ready, waiting for it if there is none. Raises StokerError when none comes."""
+        ends = time.monotonic() + _PATIENCE
         while True:
             while self._idle:
                 channel, keepers = self._idle.popitem()
                 if channel.receive() is None and channel.open:
                     return channel, keepers
                 channel.close()
+            if time.monotonic() > ends:
+                # Whoever was stopped, or hangs, must not be waited for the next time too.
+                self._dismiss_new()
+                raise StokerError("no process for it came up: the machine is out of processes or memory, or held up")
             self._await_one()
 
     def engage(self, engagement: Engagement) -> None:
-        """Gives the attendant its job; it is on disk."""
+        """Gives the attendant its job, which is on disk. Raises StokerError when the attendant is gone."""
+        if engagement.channel is not None and not engagement.channel.send(Attend(str(engagement.record.directory))):
+            raise StokerError("the process that was to run it was killed")
         self.engaged[engagement.attempt] = engagement
-        if engagement.channel is not None:
-            engagement.channel.send(Attend(str(engagement.record.directory)))
 
     def attend(self, readable: set[int]) -> list[Engagement]:
         """Hears whoever has something to say; the attempts of which the end has become known."""
@@ -86,14 +102,28 @@ class Crew:
         self._nursery.close()
 
     def _await_one(self) -> None:
-        channel = next(iter(self._new), None) or self._nursery.wait_for_one()
-        self._new.add(channel)
-        channel.wait()
-        self._hear_idle(channel)
+        """Waits a moment for one to come, or to say that it is ready."""
+        self.keep_some_ready()
+        poll = select.poll()
+        for descriptor in (self._nursery.fileno(), *(channel.fileno() for channel in self._new)):
+            poll.register(descriptor, select.POLLIN)
+        readable = {descriptor for descriptor, _ in poll.poll(_MOMENT * 1000)}
+        if self._nursery.fileno() in readable:
+            self._receive_new()
+        for channel in [one for one in self._new if one.fileno() in readable]:
+            self._hear_idle(channel)
 
     def _receive_new(self) -> None:
-        while (channel := self._nursery.receive()) is not None:
-            self._new.add(channel)
+        try:
+            while (channel := self._nursery.receive()) is not None:
+                self._new.add(channel)
+        except OSError:
+            self._no_orders_until = time.monotonic() + _AFTER_TROUBLE
+
+    def _dismiss_new(self) -> None:
+        for channel in self._new:
+            channel.close()
+        self._new.clear()
 
     def _hear_idle(self, channel: Channel) -> None:
         message = channel.receive()
@@ -101,6 +131,9 @@ class Crew:
             self._new.discard(channel)
             self._idle[channel] = message.keepers
         elif not channel.open:
+            if channel in self._new:
+                # It could not get ready: the machine is short of something, and the next one would be no better off.
+                self._no_orders_until = time.monotonic() + _AFTER_TROUBLE
             self._new.discard(channel)
             self._idle.pop(channel, None)
             channel.close()

@@ -35,11 +35,16 @@ class Errand:
     """One that is under way."""
 
     def __init__(self, record: AttemptRecord, assignment: Assignment, over: Over | None) -> None:
-        """Renews the lease, or brings the outcome when there is one."""
+        """Renews the lease, or brings the outcome when there is one. Raises OSError when there can be none now."""
         self.brings_outcome = over is not None
         self.begun = now()
         answers, told = os.pipe()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            os.close(answers)
+            os.close(told)
+            raise
         if self.pid == 0:
             _run(record, assignment, over, told)
         os.close(told)

@@ -5,6 +5,7 @@ The worker owns the GPUs; the filler runs only where it is let, and its programs
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from stoker.errors import StokerError
 from stoker.fill.config import FillConfig
 from stoker.fill.filler import Filler
 from stoker.fill.ledger import lock
@@ -38,8 +40,11 @@ class Filling:
         """For a process of one thread, without connections that a fork would break."""
         held = lock(home, socket.gethostname(), patience=_PATIENCE)
         self._tell = tell
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        self._pid = os.fork()
+        try:
+            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+            self._pid = os.fork()
+        except OSError as error:
+            raise StokerError(f"what fills idle GPUs cannot be started: {(error.strerror or '').lower()}") from None
         if self._pid == 0:
             _fill(its, held, config, orders, home, tell)
         its.close()
@@ -128,6 +133,8 @@ class Filling:
     def close(self) -> None:
         """Its programs end with it."""
         self._line.close()
+        # Should somebody have stopped it, it cannot leave.
+        os.kill(self._pid, signal.SIGCONT)
         os.waitpid(self._pid, 0)
 
 

@@ -67,10 +67,10 @@ class Home:
         with os.scandir(self.directory / "attempts") as entries:
             found = sorted(((entry.stat().st_mtime, entry.path) for entry in entries if entry.is_dir()), reverse=True)
         for place, (changed, path) in enumerate(found):
-            if place >= MOST_ATTEMPTS or changed < too_old:
-                record = AttemptRecord(Path(path))
-                if (record.directory / "delivered.json").exists():
-                    shutil.rmtree(path, ignore_errors=True)
+            is_superfluous = place >= MOST_ATTEMPTS or changed < too_old
+            # One that was delivered, or that never began.
+            if is_superfluous and not AttemptRecord(Path(path)).is_assigned():
+                shutil.rmtree(path, ignore_errors=True)
 
     def leave(self) -> None:
         os.close(self._lock)

@@ -47,6 +47,9 @@ _OUTPUT_EVERY: Final = 3.0
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 10.0
 _TIDY_EVERY: Final = 600.0
+# After a round that failed for want of descriptors, memory or processes; told of again after so much quiet.
+_TROUBLE_PAUSE: Final = 0.2
+_TROUBLE_QUIET: Final = 60.0
 
 
 class WorkerLoop:
@@ -83,6 +86,7 @@ class WorkerLoop:
         self._usage_at = 0.0
         self._tidy_at = 0.0
         self._found = False
+        self._trouble_told = -math.inf
         self._unacknowledged: list[tuple[Engagement, bool]] = []
 
     def run(self) -> int:
@@ -98,9 +102,9 @@ class WorkerLoop:
                 if self._orders.until_empty and self._has_nothing_left():
                     self._tell("nothing is left that could start here")
                     return 0
+                self._tidy()
                 self._crew.keep_some_ready()
-                readable = self._wait()
-                self._hear(readable)
+                self._hear_guarded(self._wait())
             if count := len(self._crew.running()):
                 self._tell(
                     f"{_jobs(count)} on: the next `stoker work` here finds {'it' if count == 1 else 'them'} again"
@@ -138,10 +142,25 @@ class WorkerLoop:
     def _asked_to_end(self) -> bool:
         return any(received.signal in _STOPPING for received in self._signals.read())
 
+    def _hear_guarded(self, readable: set[int]) -> None:
+        """A machine that is short of descriptors, memory or processes for a while must not end its worker."""
+        try:
+            self._hear(readable)
+        except OSError as error:
+            self._note_trouble(error)
+            time.sleep(_TROUBLE_PAUSE)
+
+    def _note_trouble(self, error: OSError) -> None:
+        if time.monotonic() >= self._trouble_told + _TROUBLE_QUIET:
+            self._tell(f"this machine is in trouble, and it is tried again: {error}")
+        self._trouble_told = time.monotonic()
+
     def _hear(self, readable: set[int]) -> None:
         for engagement in self._crew.attend(readable):
             self._premises.freed(engagement.assignment.gpus)
             self._placing.stale = True
+            if engagement.over is not None and engagement.over.outcome == "requeued":
+                self._placing.trouble(engagement.job, engagement.over.sentence)
         if self._premises.watch(wanted=self._placing.wants_gpus()):
             self._placing.stale = True
 
@@ -171,10 +190,12 @@ class WorkerLoop:
             self._tell_usage(store)
             self._lending.lend(store)
             store.settle()
-            self._tidy()
         except StokerError as error:
             self._acknowledge()
             self._lose_queue(error)
+        except OSError as error:
+            self._acknowledge()
+            self._lose_queue(QueueAwayError(f"the queue cannot be served: {error}"))
 
     def _open_queue(self) -> Store:
         store = open_queue(self._orders.queue)
@@ -346,13 +367,19 @@ class WorkerLoop:
         self._output_at = time.monotonic() + _OUTPUT_EVERY
 
     def _tidy(self) -> None:
-        if time.monotonic() >= self._tidy_at:
+        """Whether or not the queue is there: a disk that is full may be what keeps it away."""
+        if time.monotonic() < self._tidy_at:
+            return
+        self._tidy_at = time.monotonic() + _TIDY_EVERY
+        try:
             self._home.tidy()
-            self._tidy_at = time.monotonic() + _TIDY_EVERY
+        except OSError as error:
+            self._note_trouble(error)
 
     def _tell_end(self, engagement: Engagement, accepted: bool) -> None:
         over = engagement.over
-        if over is not None:
+        # One that could not be started here is told of as the machine's trouble, not each time.
+        if over is not None and over.outcome != "requeued":
             lasted = format_duration(round(time.monotonic() - engagement.since))
             said = f" with code {over.exit_code}" if over.exit_code else ""
             said += f": {over.sentence}" if over.sentence else ""

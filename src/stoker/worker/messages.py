@@ -1,7 +1,6 @@
 """What a worker and its attendants say to each other: small messages, each in one packet."""
 
 import contextlib
-import select
 import socket
 from typing import Final, Literal, TypeAlias
 
@@ -12,8 +11,6 @@ from stoker.worker.assignment import Keepers
 
 # Far more than any of them needs; the assignment itself goes by a file.
 _LONGEST: Final = 65536
-# An attendant says that it is ready within milliseconds of its birth, also on a machine that is busy.
-_LONGEST_WAIT: Final = 10.0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -97,12 +94,6 @@ class Channel:
             # Of another version of Stoker: what it means is not known here, and nothing depends on it.
             return None
         return message
-
-    def wait(self, seconds: float = _LONGEST_WAIT) -> None:
-        """Until something has come, or nothing will."""
-        poll = select.poll()
-        poll.register(self._line.fileno(), select.POLLIN)
-        poll.poll(seconds * 1000)
 
     def close(self) -> None:
         self.open = False

@@ -6,12 +6,14 @@ nursery and the worker.
 """
 
 import contextlib
+import errno
 import gc
 import importlib
 import os
 import select
 import signal
 import socket
+import time
 from typing import Final
 
 from stoker.errors import StokerError
@@ -29,8 +31,11 @@ _NEEDED: Final = (
     "stoker.worker.delivery",
     "stoker.worker.worktree",
 )
-# A fork of a process of this size takes milliseconds, also on a machine that is busy.
-_PATIENCE: Final = 10.0
+# It leaves at once, unless somebody stopped it or it is in the middle of a fork.
+_LEAVES_WITHIN: Final = 2.0
+_LEAVE_POLL: Final = 0.005
+# Between two tries to fork, on a machine that is short of processes or memory.
+_FORK_EVERY: Final = 0.5
 
 
 class Nursery:
@@ -38,9 +43,12 @@ class Nursery:
 
     def __init__(self, queue: str | None) -> None:
         """For a process of one thread, without connections that a fork would break. `queue`: where outcomes go."""
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         gc.freeze()
-        self._pid = os.fork()
+        try:
+            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+            self._pid = os.fork()
+        except OSError as error:
+            raise StokerError(f"no process that starts jobs can be started: {(error.strerror or '').lower()}") from None
         if self._pid == 0:
             mine.close()
             _rear(its, queue)
@@ -68,30 +76,31 @@ class Nursery:
         self._ordered += 1
 
     def receive(self) -> Channel | None:
-        """The line to one that has come, if any."""
+        """The line to one that has come, if any. Raises OSError when there is no descriptor left for it."""
         try:
-            _data, descriptors, _flags, _address = socket.recv_fds(self._line, 16, 1)
+            data, descriptors, _flags, _address = socket.recv_fds(self._line, 16, 1)
         except BlockingIOError:
             return None
-        if not descriptors:
+        if not data:
             raise StokerError("the process that starts jobs was killed: start `stoker work` again")
         self._ordered -= 1
+        if not descriptors:
+            # The kernel has closed the line, and whoever is at its other end leaves.
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return Channel(socket.socket(fileno=descriptors[0]))
-
-    def wait_for_one(self) -> Channel:
-        """The next one, waiting for it."""
-        if not self._ordered:
-            self.order()
-        poll = select.poll()
-        poll.register(self._line.fileno(), select.POLLIN)
-        if poll.poll(_PATIENCE * 1000) and (channel := self.receive()) is not None:
-            return channel
-        raise StokerError("no process for the next job could be started: the machine is out of processes or memory")
 
     def close(self) -> None:
         """Attendants that have a job stay; whoever has none leaves when its line is closed."""
         self._line.close()
-        os.waitpid(self._pid, 0)
+        # Should somebody have stopped it, it cannot leave.
+        os.kill(self._pid, signal.SIGCONT)
+        ends = time.monotonic() + _LEAVES_WITHIN
+        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > ends:
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+                return
+            time.sleep(_LEAVE_POLL)
 
 
 def _rear(line: socket.socket, queue: str | None) -> None:
@@ -108,7 +117,9 @@ def _rear(line: socket.socket, queue: str | None) -> None:
             os.dup2(quiet, descriptor)
         _learn(queue)
         while line.recv(16):
-            _fork_one(line)
+            while not _fork_one(line):
+                if _hangs_up_within(line, _FORK_EVERY):
+                    return
     finally:
         os._exit(0)
 
@@ -125,27 +136,43 @@ def _learn(queue: str | None) -> None:
         warm_up(queue)
 
 
-def _fork_one(line: socket.socket) -> None:
-    workers, attendants = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    gc.freeze()
-    pid = os.fork()
-    if pid == 0:
-        _leave_nursery(line, workers, attendants)
-    attendants.close()
-    os.waitpid(pid, 0)
+def _fork_one(line: socket.socket) -> bool:
+    """False when that cannot be done now."""
     try:
+        workers, attendants = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    except OSError:
+        return False
+    with workers, attendants:
+        gc.freeze()
+        try:
+            pid = os.fork()
+        except OSError:
+            return False
+        if pid == 0:
+            _leave_nursery(line, workers, attendants)
+        attendants.close()
+        if os.waitpid(pid, 0)[1] != 0:
+            return False
         socket.send_fds(line, [b"a"], [workers.fileno()], socket.MSG_NOSIGNAL)
-    finally:
-        workers.close()
+    return True
+
+
+def _hangs_up_within(line: socket.socket, seconds: float) -> bool:
+    """Whether the worker leaves within this time."""
+    poll = select.poll()
+    poll.register(line.fileno(), 0)  # a hang-up is told of in any case
+    return bool(poll.poll(seconds * 1000))
 
 
 def _leave_nursery(line: socket.socket, workers: socket.socket, attendants: socket.socket) -> None:
     """Forks once more, so that the attendant has no parent that could end."""
+    code = 1
     try:
         os.setsid()
         if os.fork() == 0:
             line.close()
             workers.close()
             run_and_leave(attendants)
+        code = 0
     finally:
-        os._exit(0)
+        os._exit(code)

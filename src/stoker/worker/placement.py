@@ -65,7 +65,13 @@ class NotEnoughGpus(msgspec.Struct, frozen=True, tag="not-enough-gpus"):
     """By the index of the GPU."""
 
 
-Reason = CannotFit | NoGpusSeen | NoPlaceWithoutGpu | NotEnoughGpus
+class CannotStart(msgspec.Struct, frozen=True, tag="cannot-start"):
+    """The machine is short of something that every job needs to start, and pauses before it tries again."""
+
+    problem: str
+
+
+Reason = CannotFit | CannotStart | NoGpusSeen | NoPlaceWithoutGpu | NotEnoughGpus
 
 
 class Offer(NamedTuple):

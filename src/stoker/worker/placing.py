@@ -20,6 +20,7 @@ from stoker.worker.messages import Stop
 from stoker.worker.orders import Orders
 from stoker.worker.placement import (
     CannotFit,
+    CannotStart,
     Keeping,
     NoGpusSeen,
     NoPlaceWithoutGpu,
@@ -38,8 +39,12 @@ _MOST_WAITING: Final = 200
 _MOST_ALIKE: Final = 16
 # Behind the bell: what it missed is found after this.
 _SLOW_POLL: Final = 5.0
-# A machine that could not start a job (its disk is full) must not draw one job after another into its trouble.
-_AFTER_TROUBLE: Final = 60.0
+# A machine that could not start a job (its disk is full, it has no processes left) must not draw one job after another
+# into its trouble: it pauses, for twice as long each time.
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+# Trouble that comes after so much quiet is another one.
+_QUIET: Final = 2 * _LONGEST_PAUSE
 # Time limits are kept to within seconds: a new estimate that is no further from the last is not told.
 _SAME_TIME: Final = 5.0
 # A line on a screen.
@@ -66,6 +71,9 @@ class Placing:
         self._wake_at = math.inf
         self._overlooked_at = -math.inf
         self._no_starts_until = -math.inf
+        self._troubled_at = -math.inf
+        self._pause = _FIRST_PAUSE
+        self._problem = ""
 
     def due(self) -> float:
         return -math.inf if self.stale else min(self._poll_at, self._wake_at)
@@ -105,12 +113,17 @@ class Placing:
         self._reasons = {}
         self._victims = frozenset()
         limit = _MOST_WAITING + self._hopeless
-        self._waiting = store.ready(limit, self._home.worker) if moment >= self._no_starts_until else []
-        wants = [_want(job, order) for order, job in enumerate(self._waiting)]
-        self._consider(store, wants, limit, moment)
-        if len(wants) == limit and all(want.gpus for want in wants):
-            self._start_overlooked(store, moment)
+        self._waiting = store.ready(limit, self._home.worker)
         self._poll_at = moment + _SLOW_POLL
+        if moment < self._no_starts_until:
+            self._reasons = {job.id: CannotStart(self._problem) for job in self._waiting}
+            self._keep_no_more(store, ())
+            self._poll_at = min(self._poll_at, self._no_starts_until)
+        else:
+            wants = [_want(job, order) for order, job in enumerate(self._waiting)]
+            self._consider(store, wants, limit, moment)
+            if len(wants) == limit and all(want.gpus for want in wants):
+                self._start_overlooked(store, moment)
         wake = store.next_wake()
         self._wake_at = math.inf if wake is None else moment + max(0.0, wake - store.clock())
         self._premises.leave_to_filling(self._victims)
@@ -223,14 +236,26 @@ class Placing:
             self._tell(f"{job.id}: could not start: {error}")
             self.stale = True
         except (StokerError, OSError) as error:
-            store.finish(attempt.id, "lost", None, f"{self._home.host} could not start it: {error}")
-            self._tell(f"{job.id}: could not be started here, nothing is started for a minute: {error}")
-            self._no_starts_until = time.monotonic() + _AFTER_TROUBLE
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self.trouble(job.id, why)
+            store.finish(attempt.id, "requeued", None, f"{self._home.host} could not start it: {why}")
         else:
             self._waiting = [waiting for waiting in self._waiting if waiting.id != job.id]
             # Its claim has ended that in the queue.
             self._keeping = tuple(keeping for keeping in self._keeping if keeping.job != job.id)
             self._tell(f"{job.id}: started{_on(engagement, machine)}: {_shown(job)}")
+
+    def trouble(self, job: str, why: str) -> None:
+        """This machine could not start a job, which goes back to the queue: it pauses before it tries the next one."""
+        moment = time.monotonic()
+        if moment - self._troubled_at > _QUIET:
+            self._pause = _FIRST_PAUSE
+            self._tell(f"{job}: could not be started here and goes back to the queue, others are tried later: {why}")
+        else:
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._troubled_at, self._problem = moment, why
+        self._no_starts_until = moment + self._pause
+        self.stale = True
 
     def _is_hopeless(self, reason: Reason | None) -> bool:
         match reason:

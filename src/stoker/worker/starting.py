@@ -1,10 +1,11 @@
 """The start of one attempt: everything on disk that it takes to find it again, then the word to its attendant."""
 
+import shutil
 import time
 
 import msgspec
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, StokerError
 from stoker.fit.wish import Wish
 from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.address import SqliteAddress
@@ -27,7 +28,7 @@ def start(
 ) -> Engagement:
     """`claimed_at`: when the claim was about to be made, on the clock of leases.
 
-    Raises BadInputError when the job itself is at fault.
+    Raises BadInputError when the job itself is at fault, StokerError or OSError when the machine is; nothing runs then.
     """
     gpus = [machine.known[uuid] for uuid in attempt.gpus]
     surroundings = home.surroundings
@@ -65,9 +66,14 @@ def start(
         commit=job.commit if job.pin else None,
         started=time.time(),
     )
-    record.assign(assignment)
-    engagement = Engagement(record, assignment, channel)
-    crew.engage(engagement)
+    try:
+        record.assign(assignment)
+        engagement = Engagement(record, assignment, channel)
+        crew.engage(engagement)
+    except (StokerError, OSError):
+        # Nothing was started: nobody is to find it and take it for something that runs.
+        shutil.rmtree(record.directory, ignore_errors=True)
+        raise
     return engagement
 
 

@@ -17,7 +17,7 @@ from stoker.worker.capacity import (
     TooSmall,
     Unreadable,
 )
-from stoker.worker.placement import CannotFit, NoGpusSeen, NoPlaceWithoutGpu, NotEnoughGpus, Reason
+from stoker.worker.placement import CannotFit, CannotStart, NoGpusSeen, NoPlaceWithoutGpu, NotEnoughGpus, Reason
 
 Amount: TypeAlias = Callable[[int], str]
 """How an amount of memory is written, so that it can be compared with the others in the sentence."""
@@ -36,6 +36,8 @@ def why_waiting(reason: Reason) -> str:
             amount = memory_formatter(memory or 0, (reason.largest,))
             there = _what_there_is(reason, amount)
             return f"can never start on this machine: it asks for {_wanted(gpus, memory, amount)}, {there}"
+        case CannotStart(problem=problem):
+            return f"waits until this machine can start jobs again: {problem}"
         case NoGpusSeen(gpus=gpus, memory=memory, problem=problem):
             return f"waits for {_wanted(gpus, memory)}: the GPUs of this machine cannot be read ({problem})"
         case NoPlaceWithoutGpu(at_once=0):

@@ -1,0 +1,168 @@
+"""A machine in trouble: a full disk, no processes or descriptors left. It may cost records and time, never a job."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.runs.processes import is_alive
+from stoker.worker.home import MOST_ATTEMPTS, Home
+from tests.support.keeping import keepers_of, processes_of, record_of
+from tests.support.waiting import wait_for
+from tests.support.work_site import RunningWorker, WorkSite, troubled
+
+
+def begin_trouble(site: WorkSite) -> None:
+    (site.home / "trouble").touch()
+
+
+def end_trouble(site: WorkSite) -> None:
+    (site.home / "trouble").unlink()
+
+
+def wait_for_failure(site: WorkSite) -> None:
+    wait_for((site.home / "failed").exists, named="the first failure")
+
+
+def outcomes(site: WorkSite, job: str) -> list[str | None]:
+    return [attempt.outcome for attempt in site.store.attempts(job)]
+
+
+def work(site: WorkSite, trouble: str, *arguments: str) -> RunningWorker:
+    """A worker whose home is in trouble from the start."""
+    site.home.mkdir(exist_ok=True)
+    begin_trouble(site)
+    return site.work(*arguments, prefix=troubled(trouble))
+
+
+# After the start
+
+
+def test_what_cannot_be_written_after_the_start_costs_the_record_and_not_the_job(site: WorkSite) -> None:
+    job = site.submit(f"echo begun; {site.until('gate')}; exit 3", retries=1, backoff=3600.0)
+    trouble = "\n".join(
+        f"failing({name!r}, errno.ENOSPC)"
+        for name in ("pathlib.Path.write_bytes", "stoker.worker.assignment.AttemptRecord.listen")
+    )
+    worker = work(site, trouble)
+    wait_for(lambda: site.output(job).exists() and "begun" in site.output(job).read_text(), named="the start")
+    wait_for_failure(site)
+    keepers, record = keepers_of(site, job), record_of(site, job)
+    assert is_alive(keepers.attendant_identity)
+    assert is_alive(keepers.guardian_identity)
+    assert outcomes(site, job) == [None]
+    end_trouble(site)
+    wait_for((record.directory / "socket").exists, named="that the next worker finds the way")
+    worker.kill()
+    worker = site.work(prefix=troubled(""))
+    worker.wait_until_it_says("found 1 job that an earlier worker had started")
+    site.open_gate("gate")
+    wait_for(lambda: outcomes(site, job) == ["failed"], named="the outcome")
+    assert "begun" in site.output(job).read_text()
+    # The record is whole again, too.
+    wait_for(lambda: record.status().exit_code == 3)
+    assert record.spec().id == record.id
+
+
+def test_an_outcome_that_the_disk_does_not_take_reaches_the_queue(site: WorkSite) -> None:
+    job = site.submit(f"echo begun; {site.until('gate')}")
+    worker = work(site, "failing('pathlib.Path.write_bytes', errno.ENOSPC)")
+    wait_for(lambda: site.output(job).exists() and "begun" in site.output(job).read_text(), named="the start")
+    keepers = keepers_of(site, job)
+    worker.kill()
+    site.open_gate("gate")
+    site.wait_until(job, "succeeded")
+    wait_for(lambda: not is_alive(keepers.attendant_identity))
+    assert outcomes(site, job) == ["succeeded"]
+
+
+# At the start
+
+
+NO_PROCESSES = "import stoker.runs.keeper; stoker.runs.keeper.spawn = lambda program: None"
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [("EAGAIN", "no more processes are allowed here"), ("EMFILE", "too many files are open")],
+)
+def test_a_machine_that_is_short_of_something_gives_the_job_back_uncounted(
+    site: WorkSite, number: str, words: str
+) -> None:
+    job = site.submit(("true",), on_loss="hold")
+    worker = work(site, f"{NO_PROCESSES}\nfailing('stoker.runs.spawn._fork', errno.{number})")
+    said = site.wait_for_why(job, "can start jobs again|retry")
+    assert words in said
+    assert outcomes(site, job)[0] == "requeued"
+    end_trouble(site)
+    site.wait_until(job, "succeeded")
+    assert set(outcomes(site, job)[:-1]) == {"requeued"}
+    assert worker.said.count(words) == 1, worker.said
+
+
+def test_a_start_that_the_disk_does_not_take_is_no_loss_and_leaves_nothing_behind(site: WorkSite) -> None:
+    job = site.submit(("true",), on_loss="hold")
+    worker = work(site, "failing('stoker.worker.assignment.AttemptRecord.assign', errno.ENOSPC)")
+    site.wait_for_why(job, "No space left on device")
+    assert not list((site.home / "attempts").iterdir())
+    assert site.job(job).state == "queued"
+    end_trouble(site)
+    site.wait_until(job, "succeeded")
+    assert set(outcomes(site, job)[:-1]) == {"requeued"}
+    assert worker.said.count("No space left") == 1, worker.said
+
+
+def test_a_fork_that_fails_before_there_is_a_job_is_tried_again(site: WorkSite) -> None:
+    job = site.submit(("true",))
+    worker = work(site, "failing('os.fork', errno.EAGAIN, caller='_fork_one')")
+    wait_for_failure(site)
+    end_trouble(site)
+    site.wait_until(job, "succeeded")
+    assert worker.process.poll() is None
+    assert outcomes(site, job) == ["succeeded"]
+
+
+def test_a_fork_that_fails_without_a_worker_is_tried_again_and_the_job_goes_on(site: WorkSite) -> None:
+    job = site.submit(f"echo begun; {site.until('gate')}")
+    # In `Errand.__init__`: how a supervisor without a worker reaches the queue.
+    worker = work(site, "failing('os.fork', errno.EAGAIN, caller='__init__')", "--lease", "6s", "--grace", "1s")
+    end_trouble(site)
+    wait_for(lambda: site.output(job).exists() and "begun" in site.output(job).read_text(), named="the start")
+    record = record_of(site, job)
+    begin_trouble(site)
+    worker.kill()
+    wait_for_failure(site)
+    before = site.last_attempt(job).lease_expires
+    end_trouble(site)
+    wait_for(lambda: site.last_attempt(job).lease_expires > before, named="that its lease is renewed")
+    assert processes_of(record)
+    site.open_gate("gate")
+    site.wait_until(job, "succeeded")
+    assert outcomes(site, job) == ["succeeded"]
+
+
+# Ending and tidying
+
+
+def test_a_worker_whose_fork_server_was_stopped_ends_when_asked_to(site: WorkSite) -> None:
+    worker = site.work().ready()
+    (fork_server,) = wait_for(lambda: [pid for pid, name in site.processes().items() if name == "stoker-nursery"])
+    os.kill(fork_server, signal.SIGSTOP)
+    assert worker.stop() == 0
+
+
+def test_attempts_that_never_began_are_tidied_away_like_others(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for number in range(MOST_ATTEMPTS + 2):
+        (tmp_path / "attempts" / str(number)).mkdir()
+    kept = tmp_path / "attempts" / "0"
+    (kept / "attempt.json").touch()
+    old = time.time() - 3600
+    for name in ("0", "1"):
+        os.utime(tmp_path / "attempts" / name, (old, old))
+    home.tidy()
+    home.leave()
+    assert kept.exists()
+    assert len(list((tmp_path / "attempts").iterdir())) == MOST_ATTEMPTS + 1
