@@ -101,6 +101,7 @@ def test_two_feeders_and_a_kill_in_the_middle_make_500_jobs_of_500_rows(sheet: S
     third = sheet.start()
     wait_for(lambda: sheet.cells["B1"] == "501", named="the last row")
     wait_for(lambda: all(sheet.cells.column("F", 3, 502)), named="all ids")
+    wait_for(lambda: len(sheet.queue.jobs()) >= 500, named="all jobs")
     assert sheet.queue.commands() == commands
     sheet.wait_for_feeders(3)
     assert second.end() == 130
@@ -108,14 +109,15 @@ def test_two_feeders_and_a_kill_in_the_middle_make_500_jobs_of_500_rows(sheet: S
     assert (second.err.strip(), third.err.strip()) == ("", "")
 
 
-def test_a_feeder_that_dies_between_the_queue_and_the_counter_takes_nothing_twice(sheet: Sheet) -> None:
+def test_a_feeder_that_dies_while_it_writes_takes_nothing_twice(sheet: Sheet) -> None:
     sheet.fill("one", "two")
     sheet.server.may_write.clear()
     feeder = sheet.start()
-    wait_for(lambda: len(sheet.queue.jobs()) == 2, named="the jobs")
+    wait_for(lambda: sheet.requests("values:batchUpdate"), named="a request that writes")
     feeder.end(signal.SIGKILL)
     assert sheet.cells["B1"] == ""
     sheet.server.may_write.set()
+    wait_for(lambda: sheet.cells["B1"] == "3", named="what was written after its death")
     sheet.fill("three", first=5)
     assert sheet.once().code == 0
     assert sheet.queue.commands() == ["one", "two", "three"]

@@ -1,6 +1,6 @@
 """What the feed from a sheet makes of edits, with the real gspread against a local server that speaks Google's API."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import gspread
@@ -9,7 +9,7 @@ import pytest
 from stoker.errors import BadInputError
 from stoker.feeds.google import GoogleSheet, key_in
 from stoker.feeds.intake import Intake
-from stoker.feeds.rows import Layout, parse_columns
+from stoker.feeds.rows import Cell, Layout, parse_columns
 from stoker.feeds.sheet import SheetAwayError, SheetFeed, SheetRefusedError
 from stoker.feeds.voice import Voice
 from stoker.queue import NewJob, Store
@@ -27,6 +27,7 @@ class Sheet:
         self.cells = server.sheet
         self.queue = Queue(str(directory / "queue.db"))
         self.credentials = server.credentials(directory / "credentials.json")
+        self.append = ""
         self._capsys = capsys
 
     def fill(self, *commands: str, first: int = 3) -> None:
@@ -35,7 +36,7 @@ class Sheet:
 
     def feed(self, layout: Layout = LAYOUT, title: str | None = None) -> SheetFeed:
         google = GoogleSheet(self.credentials, KEY, title, self.server.url)
-        return SheetFeed(google, layout, Intake(NewJob(command="-")), self.queue.opened, Voice())
+        return SheetFeed(google, layout, Intake(NewJob(command="-"), self.append), self.queue.opened, Voice())
 
     def look(self, layout: Layout = LAYOUT, title: str | None = None) -> str:
         """A new feeder takes what is there; what it told."""
@@ -101,20 +102,30 @@ def test_edits_of_rows_not_yet_taken_count_and_later_ones_do_not(sheet: Sheet) -
     assert sheet.queue.commands() == ["one", "as it is meant"]
 
 
-def test_a_row_that_changes_between_queue_and_counter_runs_once(sheet: Sheet) -> None:
+def test_a_row_that_changes_between_queue_and_sheet_runs_once(sheet: Sheet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.feeds.sheet.SECONDS_TO_WRITE", 0.0)
     sheet.fill("before")
-    feed = sheet.feed()
-    sheet.server.refusals = []
     sheet.server.read_only = True
     with pytest.raises(SheetRefusedError):
-        feed.run_once()
-    feed.close()
+        sheet.look()
     assert sheet.queue.commands() == ["before"]
     sheet.server.read_only = False
     sheet.fill("after")
     assert "row 3 was changed after it had become job" in sheet.look()
     assert sheet.queue.commands() == ["before"]
     assert sheet.cells["B1"] == "2"
+    assert sheet.cells["D3"] == "queued, as it was when taken: write the change into a new row"
+
+
+def test_nothing_is_taken_by_its_text_alone_before_writing_has_failed_for_long(sheet: Sheet) -> None:
+    sheet.fill("before")
+    sheet.server.read_only = True
+    with pytest.raises(SheetRefusedError):
+        sheet.look()
+    sheet.server.read_only = False
+    sheet.fill("after")
+    sheet.look()
+    assert sheet.queue.commands() == ["after"]
 
 
 @pytest.mark.parametrize("moment", ["before it looks into the queue", "after it"])
@@ -134,7 +145,7 @@ def test_two_feeders_that_read_a_row_with_different_texts_make_one_job(
         return after_the_other
 
     if moment == "after it":
-        monkeypatch.setattr(this._intake, "take", overtaken(this._intake.take))
+        monkeypatch.setattr(this._intake, "made", overtaken(this._intake.made))
     else:
         monkeypatch.setattr(this, "_open_store", overtaken(this._open_store))
     this.run_once()
@@ -145,7 +156,7 @@ def test_two_feeders_that_read_a_row_with_different_texts_make_one_job(
     this.close()
 
 
-def test_a_feeder_that_read_long_ago_does_not_set_the_counter_back_for_long(
+def test_a_feeder_that_read_long_ago_does_not_set_the_counter_back(
     sheet: Sheet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sheet.fill("one")
@@ -160,8 +171,6 @@ def test_a_feeder_that_read_long_ago_does_not_set_the_counter_back_for_long(
 
     monkeypatch.setattr(slow, "_open_store", after_the_first)
     slow.run_once()
-    assert sheet.cells["B1"] == "2"
-    sheet.look()
     assert sheet.cells["B1"] == "4"
     assert sheet.queue.commands() == ["one", "two", "three"]
     first.close()
@@ -193,16 +202,76 @@ def test_states_follow_their_rows_when_rows_above_are_deleted(sheet: Sheet) -> N
     assert sheet.states(3, 5) == {"two": "queued", "three": "succeeded", "": ""}
 
 
-def test_a_command_that_moved_up_past_the_counter_is_told_and_taken_when_that_is_set_back(sheet: Sheet) -> None:
+def test_new_rows_above_the_counter_run(sheet: Sheet) -> None:
+    """Those that are inserted among taken ones, and those written after finished ones were deleted."""
     sheet.fill("one", "two", "three")
     sheet.look()
-    sheet.cells.delete_row(3)
-    sheet.fill("four", first=5)
-    assert "row 5 has a command that was not taken, and the counter is past it: write 3 into B1" in sheet.look()
-    sheet.cells["B1"] = "1"
+    sheet.cells.insert_row(4)
+    sheet.fill("inserted", first=4)
     sheet.look()
-    assert sheet.queue.commands() == ["one", "two", "three", "four"]
-    assert sheet.cells["B1"] == "4"
+    assert sheet.queue.commands() == ["one", "two", "three", "inserted"]
+    for _ in range(4):
+        sheet.cells.delete_row(3)
+    sheet.fill("one", "new")
+    sheet.look()
+    assert sheet.queue.commands() == ["one", "two", "three", "inserted", "one", "new"]
+    assert sheet.ids(3, 4) == [job.id for job in sheet.queue.jobs()[-2:]]
+    assert sheet.cells["B1"] == "3", "the next row to take"
+
+
+def test_rows_that_the_counter_was_past_at_first_run_when_it_is_set_back(sheet: Sheet) -> None:
+    sheet.cells["B1"] = "3"
+    sheet.fill("old", "older", "new")
+    sheet.look()
+    assert sheet.queue.commands() == ["new"]
+    sheet.cells["B1"] = "2"
+    sheet.look()
+    assert sheet.queue.commands() == ["new", "older"]
+    assert (sheet.cells["F3"], sheet.cells["B1"]) == ("", "4")
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, Layout("B1", "C", 3, {})])
+def test_rows_with_text_appended_run_once_also_when_nothing_can_be_written_and_the_counter_goes_back(
+    sheet: Sheet, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.feeds.sheet.SECONDS_TO_WRITE", 0.0)
+    sheet.append = "--version={id}"
+    sheet.fill("one", "two")
+    sheet.server.read_only = True
+    for _ in range(3):
+        with pytest.raises(SheetRefusedError):
+            sheet.look(layout)
+        sheet.age(1000)
+    sheet.server.read_only = False
+    sheet.look(layout)
+    sheet.cells["B1"] = "1"
+    sheet.look(layout)
+    assert sheet.queue.commands() == ["one --version={id}", "two --version={id}"]
+    if layout.columns:
+        assert sheet.ids(3, 4) == [job.id for job in sheet.queue.jobs()]
+
+
+def test_a_row_inserted_between_a_look_and_what_it_writes_shifts_nothing(
+    sheet: Sheet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sheet.fill("one", "two")
+    write = GoogleSheet.write
+    inserted = iter(["inserted"])
+
+    def after_an_insertion(google: GoogleSheet, cells: Sequence[Cell]) -> None:
+        for text in inserted:
+            sheet.cells.insert_row(3)
+            sheet.fill(text)
+        write(google, cells)
+
+    monkeypatch.setattr(GoogleSheet, "write", after_an_insertion)
+    sheet.look()
+    sheet.queue.run("two", "succeeded")
+    sheet.look()
+    jobs = {job.command: job.id for job in sheet.queue.jobs()}
+    assert len(sheet.queue.jobs()) == 3
+    assert sheet.ids(3, 5) == [jobs["inserted"], jobs["one"], jobs["two"]]
+    assert sheet.states(3, 5) == {"inserted": "queued", "one": "queued", "two": "succeeded"}
 
 
 def test_a_taken_row_that_moved_down_past_the_counter_is_not_taken_again(sheet: Sheet) -> None:
@@ -231,13 +300,14 @@ def test_a_sheet_that_is_begun_again_is_taken_again(sheet: Sheet, cleaned: bool)
     sheet.fill("one", "two")
     sheet.look()
     sheet.queue.run("two", "succeeded")
-    sheet.age(1000)
     if cleaned:
         with sheet.queue.opened() as store:
             assert store.clean(-1.0) == 1
+    one = sheet.queue.run("one", "failed")
     sheet.cells["B1"] = "1"
     sheet.fill("one", "another")
-    assert "row 3 was taken before, as job" in sheet.look()
+    assert f"row 3 was taken before, as job {one}" in sheet.look()
+    assert sheet.cells["D3"] == f"failed: `stoker retry {one}` runs it again"
     jobs = sheet.queue.jobs()
     assert [job.command for job in jobs] == ["one", *([] if cleaned else ["two"]), "another"]
     assert sheet.ids(3, 4) == [jobs[0].id, jobs[-1].id]
@@ -250,6 +320,11 @@ def test_a_command_that_no_job_can_be_made_of_is_told_and_left_out(sheet: Sheet)
     assert "row 3 is left out: it has {batch_size} in it" in sheet.look()
     assert sheet.queue.commands() == ["fine"]
     assert sheet.cells["B1"] == "3"
+    assert sheet.cells["D3"].startswith("left out: it has {batch_size} in it")
+    sheet.fill("python train.py --batch 8")
+    sheet.look()
+    assert sheet.queue.commands() == ["fine", "python train.py --batch 8"]
+    assert sheet.cells["D3"] == "queued"
 
 
 @pytest.mark.parametrize("only_after", [0, 1])

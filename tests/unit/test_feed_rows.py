@@ -8,15 +8,15 @@ from stoker.feeds.rows import (
     Cell,
     Content,
     CounterError,
+    Field,
     Layout,
     changes,
     content_of,
-    left_behind,
+    counter_after,
     parse_columns,
     parse_layout,
-    to_take,
 )
-from stoker.queue import Attempt, Job, View, Worker, WorkerGpu
+from stoker.queue import Attempt, View, Worker, WorkerGpu
 
 LAYOUT = Layout("B1", "C", 3, {"state": "D", "id": "F"})
 
@@ -28,50 +28,24 @@ def content(counter: str, *rows: str, ids: tuple[str, ...] = (), states: tuple[s
     return content_of(LAYOUT, values)
 
 
-def job(name: str, command: str, state: str = "queued") -> Job:
-    return Job(
-        id=name,
-        command=command,
-        state=state,  # type: ignore[arg-type]  # one of them
-        position=1.0,
-        submitted=0.0,
-        started=None,
-        ended=None,
-        not_before=0.0,
-        retries_left=0,
-        attempts=0,
-        attempt=None,
-        exit_code=None,
-        sentence="",
-        link="",
-        cancel_requested=None,
-        origin=None,
-    )
-
-
-def taken(found: Content, limit: int = 10) -> tuple[list[int], int]:
-    rows, counter = to_take(found, LAYOUT, limit)
-    return [row.number for row in rows], counter
+def after(found: Content, *later: int, floor: int = 1) -> int:
+    return counter_after(found, LAYOUT, [row for row in found.rows if row.number in later], floor)
 
 
 def test_the_counter_is_the_number_of_the_next_row_counted_from_the_first() -> None:
-    assert taken(content("", "one", "two")) == ([3, 4], 3)
-    assert taken(content("2", "one", "two")) == ([4], 3)
-    assert taken(content("3", "one", "two")) == ([], 3)
-    assert taken(content("9", "one", "two")) == ([], 9)
+    assert after(content("", "one", "two")) == 3
+    assert after(content("9", "one", "two")) == 3
+    assert after(content("9", "one", "two"), floor=9) == 9
+    assert after(content("1", "one", "two", "three"), 4, 5) == 2
 
 
-def test_empty_rows_are_skipped_only_before_others() -> None:
-    assert taken(content("1", "", "", "one", "", "")) == ([5], 4)
-    assert taken(content("1", "  ", "\n")) == ([], 1)
+def test_empty_rows_count_only_before_others() -> None:
+    assert after(content("1", "", "", "one", "", "")) == 4
+    assert after(content("1", "  ", "\n")) == 1
 
 
-def test_comments_are_counted_but_not_taken() -> None:
-    assert taken(content("1", "# night runs", "one", "# end")) == ([4], 4)
-
-
-def test_no_more_than_the_limit_are_taken_and_counted() -> None:
-    assert taken(content("1", "one", "", "two", "three"), limit=2) == ([3, 5], 4)
+def test_comments_are_counted() -> None:
+    assert after(content("1", "# night runs", "one", "# end")) == 4
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "soon", "１２", "123456789"])
@@ -82,30 +56,11 @@ def test_a_counter_that_is_none_is_one_sentence(text: str) -> None:
 
 def test_only_cells_that_are_wrong_are_written() -> None:
     there = content("3", "one", "two", ids=("aaaaaaaa", ""), states=("queued", ""))
-    jobs = [(3, job("aaaaaaaa", "one", "running")), (4, job("bbbbbbbb", "two"))]
-    assert changes(there, LAYOUT, jobs, {}) == [
-        Cell("D3", "running"),
-        Cell("D4", "queued"),
-        Cell("F4", "bbbbbbbb"),
-    ]
-
-
-def test_a_job_is_written_where_its_id_is_and_else_only_beside_its_command() -> None:
-    moved = content("3", "two", ids=("bbbbbbbb",), states=("queued",))
-    jobs = [(3, job("aaaaaaaa", "one", "failed")), (4, job("bbbbbbbb", "two", "failed"))]
-    assert changes(moved, LAYOUT, jobs, {}) == [Cell("D3", "failed")]
-    assert changes(content("3", "something else"), LAYOUT, [(3, job("aaaaaaaa", "one"))], {}) == []
-
-
-def test_a_newer_job_takes_its_row_over() -> None:
-    there = content("2", "new", ids=("aaaaaaaa",), states=("failed",))
-    jobs = [(3, job("aaaaaaaa", "old", "failed")), (3, job("bbbbbbbb", "new"))]
-    assert changes(there, LAYOUT, jobs, {}) == [Cell("D3", "queued"), Cell("F3", "bbbbbbbb")]
-
-
-def test_rows_before_the_counter_and_after_all_taken_ones_are_left_behind() -> None:
-    assert [row.number for row in left_behind(content("4", "one", "two", "three", ids=("aaaaaaaa",)), LAYOUT)] == [4, 5]
-    assert left_behind(content("4", "one", "two", "three"), LAYOUT) == []
+    truth: dict[int, dict[Field, str]] = {
+        3: {"state": "running", "id": "aaaaaaaa", "link": "nowhere"},
+        4: {"state": "queued", "id": "bbbbbbbb"},
+    }
+    assert changes(there, LAYOUT, truth) == [Cell("D3", "running"), Cell("D4", "queued"), Cell("F4", "bbbbbbbb")]
 
 
 @pytest.mark.parametrize(

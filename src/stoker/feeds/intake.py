@@ -51,11 +51,9 @@ class Intake:
 
     def take(self, store: Store, wanted: Sequence[Wanted]) -> list[Taken]:
         """All of them, in this order, in one transaction."""
-        code = checkout_of(self._pattern.directory)
-        pattern = replace(self._pattern, commit=code.commit, dirty=code.dirty)
         for tries_left in reversed(range(MOST_DRAWS)):
             # An id that was chosen here and comes back says that the job is new.
-            jobs = [replace(pattern, command=self._whole(one), origin=one.origin, id=new_id()) for one in wanted]
+            jobs = [replace(job, id=new_id()) for job in self.made(wanted)]
             try:
                 ids = store.submit(jobs)
             except BadInputError:
@@ -64,6 +62,14 @@ class Intake:
                 continue
             return [Taken(name, one, is_new=name == job.id) for name, one, job in zip(ids, wanted, jobs, strict=True)]
         raise AssertionError("unreachable")
+
+    def made(self, wanted: Sequence[Wanted]) -> list[NewJob]:
+        """The jobs that these become, without ids."""
+        if not wanted:
+            return []
+        code = checkout_of(self._pattern.directory)
+        pattern = replace(self._pattern, commit=code.commit, dirty=code.dirty)
+        return [replace(pattern, command=self._whole(one), origin=one.origin) for one in wanted]
 
     def _whole(self, wanted: Wanted) -> str:
         return f"{wanted.command} {self._append}" if self._append else wanted.command

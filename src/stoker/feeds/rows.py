@@ -1,4 +1,4 @@
-"""The rows of a sheet: which of them are to be taken, where the counter goes, what is written back. Pure."""
+"""The rows of a sheet: where things are on it, where the counter goes, which cells are to be written. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,6 @@ from typing import Final, Literal, NamedTuple, get_args
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.queue.model import ID, Job
 
 Field = Literal["state", "gpu", "id", "link"]
 Values = Sequence[Sequence[Sequence[str]]]
@@ -53,6 +52,8 @@ class SheetRow(NamedTuple):
 class Content(NamedTuple):
     counter: int
     rows: Sequence[SheetRow]
+    is_counted: bool
+    """Whether the cell of the counter says anything."""
 
 
 class Cell(NamedTuple):
@@ -106,79 +107,24 @@ def content_of(layout: Layout, values: Values) -> Content:
         )
         for index in range(max(map(len, columns)))
     ]
-    return Content(counter, rows)
+    return Content(counter, rows, bool(_at(first, 0).strip()))
 
 
-def to_take(content: Content, layout: Layout, limit: int) -> tuple[list[SheetRow], int]:
-    """The next rows with commands, so many at the most, and the counter when they are taken.
-
-    Rows that are empty are skipped as soon as there is something below them, and waited for before.
-    """
-    rows: list[SheetRow] = []
-    counter = content.counter
-    for row in content.rows:
-        if row.number < layout.row_of(content.counter) or not row.command:
-            continue
-        if len(rows) == limit:
-            break
-        counter = layout.counter_at(row.number + 1)
-        if not row.command.startswith("#"):
-            rows.append(row)
-    return rows, counter
+def counter_after(content: Content, layout: Layout, unhandled: Sequence[SheetRow], floor: int) -> int:
+    """The number of the next row to take: the first that was left for later, or the one after the last command."""
+    if unhandled:
+        return layout.counter_at(min(row.number for row in unhandled))
+    return max(floor, layout.counter_at(max((row.number for row in content.rows if row.command), default=0) + 1), 1)
 
 
-def left_behind(content: Content, layout: Layout) -> list[SheetRow]:
-    """Commands before the counter that nobody took, as far as can be told: they come after rows that were taken.
-
-    That happens when rows above them are deleted, and they move up past the counter.
-    """
-    last_taken = max(holders(content).values(), default=None)
-    if last_taken is None:
-        return []
+def changes(content: Content, layout: Layout, truth: Mapping[int, Mapping[Field, str]]) -> list[Cell]:
+    """The cells that say something else than the truth of their row."""
     return [
-        row
+        Cell(f"{layout.columns[field]}{row.number}", value)
         for row in content.rows
-        if last_taken < row.number < layout.row_of(content.counter) and row.command and not row.command.startswith("#")
+        for field, value in truth.get(row.number, {}).items()
+        if field in layout.columns and row.cells[field] != value
     ]
-
-
-def holders(content: Content) -> dict[str, int]:
-    """The row of each job that is written somewhere. Further rows with the same id are copies, made by a person."""
-    found: dict[str, int] = {}
-    for row in content.rows:
-        name = row.cells.get("id", "")
-        if ID.fullmatch(name):
-            found.setdefault(name, row.number)
-    return found
-
-
-def changes(content: Content, layout: Layout, jobs: Sequence[tuple[int, Job]], gpus: Mapping[str, str]) -> list[Cell]:
-    """The cells that say something else of these jobs than is true; each job with the row it was taken from.
-
-    `gpus` are words for the GPUs of each job that has been on some.
-    """
-    cells = []
-    for row, job in _matched(content, jobs):
-        truth: dict[Field, str] = {"state": job.state, "gpu": gpus.get(job.id, ""), "id": job.id, "link": job.link}
-        for field, column in layout.columns.items():
-            if row.cells[field] != truth[field]:
-                cells.append(Cell(f"{column}{row.number}", truth[field]))
-    return cells
-
-
-def _matched(content: Content, jobs: Sequence[tuple[int, Job]]) -> list[tuple[SheetRow, Job]]:
-    """Each row with its job. A row moves when others above it come or go, and its id moves with it."""
-    rows = {row.number: row for row in content.rows}
-    where = holders(content)
-    found = {where[job.id]: job for _, job in jobs if job.id in where}
-    for number, job in jobs:
-        row = rows.get(number)
-        if row is None or row.command != job.command or job.id in where:
-            continue
-        # The id of another job gives way when it is of an earlier command in this row.
-        if number not in found or found[number].command != row.command:
-            found[number] = job
-    return [(rows[number], job) for number, job in found.items()]
 
 
 def _counter(layout: Layout, text: str) -> int:

@@ -1,41 +1,61 @@
-"""The feed from a sheet: rows from the counter on become jobs, and what becomes of those is written beside them."""
+"""The feed from a sheet: rows become jobs, each once, and what becomes of those is written beside them.
 
-import re
+People edit the sheet at any moment, and Google knows no transactions: a row may have moved between a look and what is
+written because of it. So rows are known by what `row_memory` remembers of them, which is kept in the queue and changes
+together with the jobs; and whatever was written is read again, until every cell stands beside its row.
+"""
+
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
-from stoker.errors import StokerError
+import msgspec
+from msgspec.structs import replace
+
+from stoker.errors import BadInputError, StokerError
 from stoker.feeds.gpu_words import GpuWords
-from stoker.feeds.intake import Intake, Taken, Wanted
+from stoker.feeds.intake import Intake, Wanted
 from stoker.feeds.patience import Patience
+from stoker.feeds.row_memory import (
+    Entry,
+    Memory,
+    Recognised,
+    claims_kept,
+    digest,
+    floor_of,
+    is_command,
+    look,
+    pending_with,
+)
 from stoker.feeds.rows import (
     Cell,
     Content,
     CounterError,
+    Field,
     Layout,
     SheetRow,
     Values,
     changes,
     content_of,
-    holders,
-    left_behind,
-    to_take,
+    counter_after,
 )
 from stoker.feeds.voice import Voice
 from stoker.queue import Job, QueueAwayError, Store
+from stoker.queue.entry import new_id
+from stoker.queue.model import ENDED, ID
 
 # Rows whose jobs are in the queue are shown as taken soon, also when somebody pastes thousands.
 MOST_AT_ONCE: Final = 100
 # One request may take long when it changes many cells.
 MOST_CELLS: Final = 2000
-# A row that was taken and not yet counted, because its feeder died or another one has just read it, may be edited in
-# the meantime. For so long its number alone says that it was taken; after that another text in it is another command.
-SECONDS_TO_COUNT: Final = 120.0
-# What was read so long ago is read again before a row is taken for new: the machine may have slept in between.
+# What was read so long ago is read again before a row is taken: the machine may have slept in between.
 SECONDS_TO_TAKE: Final = 40.0
-
-_TAKEN_FROM: Final = re.compile(r"(\d+)#(\d+)")
+# How often a turn looks again at what it has written. What people keep moving is put right in the next turn.
+MOST_ROUNDS: Final = 6
+# A row is taken when its id was read beside it. When nothing could be written for so long, rows are taken without.
+SECONDS_TO_WRITE: Final = 60.0
+# Beside a row that no job can be made of.
+LEFT_OUT: Final = "left out: "
 
 
 class SheetAwayError(StokerError):
@@ -59,32 +79,33 @@ class Sheet(Protocol):
     def close(self) -> None: ...
 
 
-class Past:
-    """What was made of the rows of a sheet before."""
+class _Look(NamedTuple):
+    """What was found on the sheet and in the queue, and is to be done about it."""
 
-    def __init__(self, prefix: str, jobs: Sequence[Job], content: Content) -> None:
-        self._by_id = {job.id: job for job in jobs}
-        self._where = holders(content)
-        self._last: dict[int, tuple[int, Job]] = {}
-        for job in jobs:
-            place = _taken_from(prefix, job)
-            if place is not None and place[1] > self.generation_at(place[0]):
-                self._last[place[0]] = (place[1], job)
+    prefix: str
+    version: int
+    """Of the memory."""
+    memory: Memory | None
+    content: Content
+    rows: Recognised
+    jobs: Mapping[str, Job]
+    refused: Mapping[int, str]
+    """Why no jobs can be made of these rows."""
+    claimed: Mapping[int, str]
+    """Rows beside which an id was read that was written for them: they become jobs now."""
+    new: Sequence[SheetRow]
+    later: Sequence[SheetRow]
+    """New ones as well, for the next look."""
 
-    def generation_at(self, row: int) -> int:
-        """How often something was taken from there."""
-        return self._last[row][0] if row in self._last else 0
 
-    def job_of(self, row: SheetRow) -> Job | None:
-        """The job that was made of this row: the one that is written beside it, or the last that was taken from there.
+class _Step(NamedTuple):
+    """What follows from a look."""
 
-        Rows move when others above them come or go, and what is written beside them moves with them.
-        """
-        name = row.cells.get("id", "")
-        if self._where.get(name) == row.number and name in self._by_id:
-            return self._by_id[name]
-        _, job = self._last.get(row.number, (0, None))
-        return job if job is not None and self._where.get(job.id, row.number) == row.number else None
+    cells: Sequence[Cell]
+    claims: Mapping[int, str]
+    """The ids that are to be written beside rows, by their numbers."""
+    memory: Memory
+    version: int
 
 
 class SheetFeed:
@@ -100,104 +121,211 @@ class SheetFeed:
         self._voice = voice
         self._store: Store | None = None
         self._gpus = GpuWords()
+        self._has_written = False
+        """Whether the last look was followed by a request that wrote, and that one worked."""
 
     def run_once(self) -> None:
         """Takes what is there."""
-        while self._turn():
-            pass
+        self._turn()
 
     def run(self, every: float) -> None:
         """Takes what is there and what comes, for ever."""
         patience = Patience(self._voice, QueueAwayError, SheetAwayError)
-        more = patience.until_done(self._turn)
+        patience.until_done(self._round)
         # It has worked once: what is wrong from now on may be put right by whoever did it.
         patience.also(SheetRefusedError, CounterError)
         while True:
-            if not more:
-                time.sleep(every)
-            more = patience.until_done(self._turn)
+            patience.until_done(self._turn)
+            time.sleep(every)
 
     def close(self) -> None:
         self._sheet.close()
         if self._store is not None:
             self._store.close()
 
-    def _turn(self) -> bool:
-        """One look at the sheet, and all that follows from it; whether there is more to take."""
-        begun = _now()
-        prefix = f"sheet:{self._sheet.identity}:"
-        content = content_of(self._layout, self._sheet.read(self._layout.ranges()))
-        if _now() - begun > SECONDS_TO_TAKE:
-            return True
+    def _turn(self) -> None:
+        """Looks at the sheet until there is nothing to take, and all that was written is read beside its row."""
+        fruitless = 0
+        while fruitless < MOST_ROUNDS:
+            took, is_done = self._round()
+            if is_done:
+                return
+            fruitless = 0 if took else fruitless + 1
+
+    def _round(self) -> tuple[int, bool]:
+        """One look, and all that follows from it; how many rows were taken, and whether nothing is left to be done."""
         store = self._opened()
-        rows, counter = to_take(content, self._layout, MOST_AT_ONCE)
-        self._take(store, prefix, content, rows)
-        self._write(store, prefix, content, counter)
-        self._warn(content)
-        return len(rows) == MOST_AT_ONCE
+        found = self._look(store)
+        if found is None:
+            return 0, False
+        step = self._take(store, found)
+        if step is None:
+            return 0, False
+        self._has_written = False
+        try:
+            for start in range(0, len(step.cells), MOST_CELLS):
+                self._sheet.write(step.cells[start : start + MOST_CELLS])
+        except StokerError:
+            self._take_unwritten(store, found, step)
+            raise
+        self._has_written = bool(step.cells)
+        return len(found.claimed) + len(found.new), not step.cells and not found.later
 
-    def _take(self, store: Store, prefix: str, content: Content, rows: Sequence[SheetRow]) -> None:
-        able = [row for row in rows if not self._is_refused(row)]
-        if not able:
-            return
-        past = Past(prefix, store.by_origin(prefix), content)
+    def _look(self, store: Store) -> _Look | None:
+        """None when that took so long that it is old."""
+        begun = _now()
+        prefix = f"sheet:{self._sheet.identity}:{self._layout.commands}:"
+        # Before the sheet is read: when another feed changes it meanwhile, what was read is old.
+        version, text = store.feed_memory(prefix)
+        memory = msgspec.json.decode(text, type=Memory) if text else None
+        content = content_of(self._layout, self._sheet.read(self._layout.ranges()))
+        jobs = {job.id: job for job in store.by_origin(prefix)}
+        rows = look(memory, content, self._layout, store.clock(), _known(store, prefix, jobs, content))
+        refused = {row.number: problem for row in rows.unknown if (problem := self._refusal(row)) is not None}
+        able = [row for row in rows.unknown if row.number not in refused]
+        claimed = _claimed(memory, able)
+        new = [row for row in able if row.number not in claimed]
+        if _now() - begun > SECONDS_TO_TAKE:
+            return None
+        return _Look(
+            prefix, version, memory, content, rows, jobs, refused, claimed, new[:MOST_AT_ONCE], new[MOST_AT_ONCE:]
+        )
+
+    def _take(self, store: Store, found: _Look) -> _Step | None:
+        """Puts rows into the queue, together with what is remembered; what is to be written then.
+
+        Where there is a column for ids, a row becomes a job when its id is read beside it: wherever the row moves,
+        whatever else it says by then, it is known. None when another feed was faster, and all must be read again.
+        """
+        rows = {row.number: row for row in found.content.rows}
         now = store.clock()
-        new = [row for row in able if self._is_new(row, past.job_of(row), now)]
-        generations = {row.number: past.generation_at(row.number) + 1 for row in new}
-        while new:
-            # Another feeder that means the same generation of a row gets the same job.
-            wanted = [Wanted(row.command, f"{prefix}{row.number}#{generations[row.number]}") for row in new]
-            taken = list(zip(new, self._intake.take(store, wanted), strict=True))
-            for _, one in taken:
-                if one.is_new:
-                    self._voice.job(one.id, one.wanted.command)
-            new = [row for row, one in taken if not one.is_new and _is_forgotten(one, store)]
-            for row in new:
-                generations[row.number] += 1
+        claims = {row.number: new_id() for row in found.new}
+        are_marked = "id" in self._layout.columns
+        taken = {**found.claimed} if are_marked else claims
+        entries = dict(found.rows.found)
+        for number, name in taken.items():
+            text = digest(rows[number].command)
+            entries[number] = Entry(name, text, text, number, now, seen=are_marked, marked=are_marked)
+        cells = self._cells(store, found, entries, {**found.claimed, **claims})
+        floor = floor_of(found.memory, found.content)
+        wanted = counter_after(found.content, self._layout, found.later, floor)
+        if found.content.counter != wanted:
+            cells.insert(0, Cell(self._layout.counter, wanted))
+        after = Memory(
+            counter=found.content.counter,
+            wanted=wanted,
+            floor=floor,
+            ids=self._layout.columns.get("id", ""),
+            entries=[*entries.values(), *found.rows.away],
+            claims={**claims_kept(found.memory, found.content, now), **dict.fromkeys(claims.values(), now)},
+            fresh=[digest(row.command) for row in (*found.new, *found.later)],
+            failing=0.0 if self._has_written or found.memory is None else found.memory.failing,
+            pending=pending_with(found.memory, self._layout, cells),
+        )
+        for name in taken.values():
+            after.claims.pop(name, None)
+        if after.ids and any(one.address.startswith(after.ids) for one in cells):
+            # Until all is read again: an id that is written beside a row that moved takes the place of another.
+            after.entries = [replace(entry, seen=False) for entry in after.entries]
+        done = self._put(store, found, found.version, after, [(rows[number], name) for number, name in taken.items()])
+        version = found.version + (after != found.memory or bool(taken))
+        return _Step(cells, claims, after, version) if done else None
 
-    def _is_new(self, row: SheetRow, job: Job | None, now: float) -> bool:
-        """Whether it is to become a job, although the counter may have been set back over it."""
-        if job is None:
+    def _take_unwritten(self, store: Store, found: _Look, step: _Step) -> None:
+        """A sheet that cannot be written to must not keep anything from running: then rows are known by their text."""
+        now = store.clock()
+        after = replace(step.memory, failing=step.memory.failing or now)
+        taken: list[tuple[SheetRow, str]] = []
+        if now - after.failing >= SECONDS_TO_WRITE:
+            rows = {row.number: row for row in found.content.rows}
+            taken = [(rows[number], name) for number, name in step.claims.items() if name in after.claims]
+            fresh = [Entry(name, digest(row.command), digest(row.command), row.number, now) for row, name in taken]
+            names = {name for _, name in taken}
+            after.entries = [*after.entries, *fresh]
+            after.claims = {name: at for name, at in after.claims.items() if name not in names}
+        if after != step.memory:
+            self._put(store, found, step.version, after, taken)
+
+    def _put(
+        self, store: Store, found: _Look, version: int, after: Memory, taken: Sequence[tuple[SheetRow, str]]
+    ) -> bool:
+        """False, and nothing is done, when another feed was faster or an id is somebody else's by chance."""
+        made = [
+            replace(job, id=name, origin=f"{found.prefix}{name}")
+            for job, (_, name) in zip(
+                self._intake.made([Wanted(row.command, found.prefix) for row, _ in taken]), taken, strict=True
+            )
+        ]
+        if not made and version == found.version and after == found.memory:
             return True
-        is_recent = now - job.submitted < SECONDS_TO_COUNT
-        if job.command == row.command:
-            if not is_recent:
-                self._voice.say_once(
-                    f"row {row.number} was taken before, as job {job.id}: `stoker retry {job.id}` runs it again"
-                )
+        try:
+            if not store.take(found.prefix, version, _text(after), made):
+                return False
+        except BadInputError:
+            if not made:
+                raise
+            # These rows get others.
+            store.take(found.prefix, version, _text(replace(found.memory or Memory(), claims={})), [])
             return False
-        if is_recent:
+        for row, name in taken:
+            self._voice.job(name, row.command)
+        return True
+
+    def _cells(self, store: Store, found: _Look, entries: Mapping[int, Entry], fresh: Mapping[int, str]) -> list[Cell]:
+        """What must be written so that all is right beside every row."""
+        columns = self._layout.columns
+        ours = {entry.id for entry in entries.values()} - {""}
+        shown = [found.jobs[name] for name in sorted(ours) if name in found.jobs]
+        gpus = self._gpus.of(shown, store) if "gpu" in columns else {}
+        last = found.memory or Memory()
+        truth: dict[int, dict[Field, str]] = {}
+        for row in found.content.rows:
+            entry = entries.get(row.number)
+            if row.number in fresh:
+                truth[row.number] = {"state": "queued", "gpu": "", "id": fresh[row.number], "link": ""}
+                continue
+            if entry is not None and entry.id:
+                # What stands beside a job that `stoker clean` has forgotten stays.
+                job = found.jobs.get(entry.id)
+                truth[row.number] = {"id": entry.id} if job is None else self._about(row, entry, job, gpus)
+                continue
+            # What was written beside it belongs to a row that has moved.
+            stray: dict[Field, str] = {
+                field: "" for field, column in columns.items() if row.cells[field] in last.pending.get(column, ())
+            }
+            name = row.cells.get("id", "")
+            if name in ours or (name in last.claims and not is_command(row)):
+                stray["id"] = ""
+            if row.cells.get("state", "").startswith(LEFT_OUT):
+                stray["state"] = ""
+            if row.number in found.refused:
+                stray["state"] = LEFT_OUT + found.refused[row.number]
+            truth[row.number] = stray
+        return changes(found.content, self._layout, truth)
+
+    def _about(self, row: SheetRow, entry: Entry, job: Job, gpus: Mapping[str, str]) -> dict[Field, str]:
+        """What is to be read beside the row of this job."""
+        state: str = job.state
+        if entry.again and job.state not in ENDED:
+            entry.again = False
+        if entry.is_edited and row.command:
+            state += ", as it was when taken: write the change into a new row"
             self._voice.say_once(
                 f"row {row.number} was changed after it had become job {job.id}: the job stays as it is, so "
                 "write the new command into a new row"
             )
-        return not is_recent
+        elif entry.again:
+            state += f": `stoker retry {job.id}` runs it again"
+            self._voice.say_once(
+                f"row {row.number} was taken before, as job {job.id}: `stoker retry {job.id}` runs it again"
+            )
+        return {"state": state, "gpu": gpus.get(job.id, ""), "id": job.id, "link": job.link}
 
-    def _is_refused(self, row: SheetRow) -> bool:
+    def _refusal(self, row: SheetRow) -> str | None:
         problem = self._intake.refusal(row.command)
         if problem is not None:
             self._voice.say_once(f"row {row.number} is left out: {problem}")
-        return problem is not None
-
-    def _write(self, store: Store, prefix: str, content: Content, counter: int) -> None:
-        cells: list[Cell] = []
-        if counter > content.counter:
-            cells.append(Cell(self._layout.counter, counter))
-        if self._layout.columns:
-            found = [(_taken_from(prefix, job), job) for job in store.by_origin(prefix)]
-            jobs = [(place[0], job) for place, job in found if place is not None]
-            gpus = self._gpus.of([job for _, job in jobs], store) if "gpu" in self._layout.columns else {}
-            cells += changes(content, self._layout, jobs, gpus)
-        for start in range(0, len(cells), MOST_CELLS):
-            self._sheet.write(cells[start : start + MOST_CELLS])
-
-    def _warn(self, content: Content) -> None:
-        behind = left_behind(content, self._layout)
-        if behind:
-            self._voice.say_once(
-                f"row {behind[0].number} has a command that was not taken, and the counter is past it: write "
-                f"{self._layout.counter_at(behind[0].number)} into {self._layout.counter} to have it taken"
-            )
+        return problem
 
     def _opened(self) -> Store:
         if self._store is None:
@@ -210,12 +338,24 @@ def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _taken_from(prefix: str, job: Job) -> tuple[int, int] | None:
-    """The row, and which generation of it."""
-    found = _TAKEN_FROM.fullmatch((job.origin or "").removeprefix(prefix))
-    return (int(found[1]), int(found[2])) if found else None
+def _text(memory: Memory) -> str:
+    return msgspec.json.encode(memory).decode()
 
 
-def _is_forgotten(taken: Taken, store: Store) -> bool:
-    """Whether it was a job once and has been cleaned away since: what is in its row now is another command."""
-    return not any(job.id == taken.id for job in store.by_origin(taken.wanted.origin))
+def _claimed(memory: Memory | None, rows: Sequence[SheetRow]) -> dict[int, str]:
+    """The rows that are claimed, each by its id; further rows with the same id are copies."""
+    claimed: dict[str, int] = {}
+    for row in rows:
+        name = row.cells.get("id", "").strip()
+        if memory is not None and name in memory.claims:
+            claimed.setdefault(name, row.number)
+    return {number: name for name, number in claimed.items()}
+
+
+def _known(store: Store, prefix: str, jobs: Mapping[str, Job], content: Content) -> set[str]:
+    """The ids on the sheet that are jobs of it, or were before they were cleaned away."""
+    written = {row.cells.get("id", "").strip() for row in content.rows}
+    ids = {name for name in written if ID.fullmatch(name)}
+    unknown = sorted(ids - jobs.keys())
+    origins = store.known_origins([f"{prefix}{name}" for name in unknown])
+    return {name for name in ids if name in jobs or f"{prefix}{name}" in origins}

@@ -471,6 +471,17 @@ INSERT INTO stoker_forgotten (origin, job_id) VALUES (:origin, :job)
 -- jobs by origin --
 SELECT {job} FROM stoker_jobs j WHERE j.origin >= :prefix AND j.origin < :beyond ORDER BY j.origin
 
+-- read feed --
+SELECT version, memory FROM stoker_feeds WHERE name = :name
+
+-- begin feed --
+INSERT INTO stoker_feeds (name, version, memory) VALUES (:name, 1, :memory)
+ON CONFLICT (name) DO NOTHING RETURNING version
+
+-- write feed --
+UPDATE stoker_feeds SET version = version + 1, memory = :memory
+WHERE name = :name AND version = :version RETURNING version
+
 -- write usage --
 INSERT INTO stoker_usage (host, gpu, minute, job, background, somebody, free, unknown, utilization, memory)
 VALUES (:host, :gpu, :minute, :job, :background, :somebody, :free, :unknown, :utilization, :memory)

@@ -164,3 +164,10 @@ ALTER TABLE stoker_jobs ADD COLUMN kept_by TEXT;
 ALTER TABLE stoker_jobs ADD COLUMN kept_gpus TEXT;
 ALTER TABLE stoker_jobs ADD COLUMN kept_until REAL;
 CREATE INDEX stoker_jobs_kept ON stoker_jobs (kept_by) WHERE kept_by IS NOT NULL;
+
+-- 6 --
+CREATE TABLE stoker_feeds (
+  name TEXT NOT NULL PRIMARY KEY,
+  version INTEGER NOT NULL,
+  memory TEXT NOT NULL
+);

@@ -11,7 +11,7 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.queue import listing, loans, wishes
+from stoker.queue import feeding, listing, loans, wishes
 from stoker.queue.bell import Bell
 from stoker.queue.driver import CollisionError, Driver, Parameters, Row
 from stoker.queue.editing import edited, edited_row
@@ -114,6 +114,27 @@ class Store:
             except CollisionError:
                 continue  # another one has just taken an id or an origin of these: look again
         raise StokerError(f"no free ids were found in {self.place}: `stoker queue check` looks at it")
+
+    def feed_memory(self, feed: str) -> tuple[int, str]:
+        """The version and text of what this feed remembers; version 0 when that is nothing yet."""
+        return feeding.remembered(self._driver, feed)
+
+    def take(self, feed: str, version: int, memory: str, jobs: Sequence[NewJob]) -> bool:
+        """Submits jobs, which carry their ids, and replaces the feed's memory, in one transaction.
+
+        False, and nothing is done, when another process has changed the memory since `version`.
+        """
+        check_submission(jobs)
+        for _try in range(MOST_DRAWS):
+            try:
+                return self._change(lambda: feeding.take(self._driver, feed, version, memory, jobs))
+            except CollisionError:
+                continue
+        raise StokerError(f"no free ids were found in {self.place}: `stoker queue check` looks at it")
+
+    def known_origins(self, origins: Sequence[str]) -> set[str]:
+        """Those of them that are, or once were, jobs."""
+        return feeding.known_origins(self._driver, origins) if origins else set()
 
     # Being worked on
 
