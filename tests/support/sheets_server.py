@@ -151,6 +151,7 @@ class SheetsServer:
                 }
             )
         )
+        path.chmod(0o600)
         return path
 
     @contextlib.contextmanager
