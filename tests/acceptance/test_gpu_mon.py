@@ -10,6 +10,7 @@ from tests.support.gpu_mon_conf import ONE_FOR_ALL, ONE_FOR_EACH
 from tests.support.openers import NOBODY, needs_root
 
 ROOT = 0
+NOT_SUPPORTED, VERSION_MISMATCH = 3, 18  # NVML errors
 
 
 def at_once(text: str) -> str:
@@ -61,6 +62,28 @@ class TestThePublishedFiles:
         # The other would have been asked at the same moment.
         assert filling.asked_to_end() == {by_gpu[filling.uuids[1]]}
         assert alive(by_gpu[filling.uuids[0]])
+
+
+class TestGpusThatTellLittle:
+    def test_device_nodes_are_enough_to_start_and_to_step_aside(self, filling: FillSite) -> None:
+        lists = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+        for function in ("nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates", *(f"{name}_v3" for name in lists)):
+            filling.machine.fault(function, code=NOT_SUPPORTED)
+        for gpu in filling.machine.gpus:
+            gpu.gpm_supported = 0
+        filling.gpu_mon("-c", filling.write(at_once(ONE_FOR_ALL)))
+        (miner,) = filling.wait_for_start()
+        filling.visit(1)
+        filling.wait_for_end(miner)
+
+    def test_a_driver_of_another_version_is_told_in_one_sentence(self, filling: FillSite) -> None:
+        filling.machine.fault("nvmlInitWithFlags", code=VERSION_MISMATCH)
+        mon = filling.gpu_mon("-c", filling.write(at_once(ONE_FOR_ALL)), environment=filling.fast_clock())
+        mon.wait_until_it_says("so nothing is started on them: .* are of different versions")
+        assert len(mon.said.splitlines()) == 1
+        filling.machine.clear_faults()
+        mon.wait_until_it_says("the GPUs can be read again")
+        filling.wait_for_start()
 
 
 class TestIgnoredPrograms:

@@ -58,6 +58,25 @@ def sight(
     return company.sights([GPU] if occupied else [])[GPU]
 
 
+NOT_TOLD = look(Unknown("not supported by this GPU"), Unknown("not supported by this GPU"))
+LOST = look(Unknown("the GPU is lost"), Unknown("the GPU is lost"))
+
+
+@pytest.mark.parametrize(
+    ("seen", "has_node", "expected"),
+    [(NOT_TOLD, True, True), (NOT_TOLD, False, None), (LOST, True, None), (look(utilization=BUSY), True, False)],
+)
+def test_where_holders_suffice_a_gpu_that_tells_nothing_is_idle_while_nobody_holds_it(
+    stranger: "subprocess.Popen[bytes]", seen: Look, has_node: bool, expected: bool | None
+) -> None:
+    company = Company(lambda _pid: False, {}, holders_suffice=lambda _uuid: has_node)
+    company.looked(seen)
+    company.scanned(Scan({GPU: ()}, 0))
+    assert company.sights([])[GPU].idle is expected
+    company.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
+    assert company.sights([])[GPU].idle is False
+
+
 def test_a_gpu_without_anybody_is_idle() -> None:
     assert sight(look()) == IDLE
 

@@ -51,7 +51,8 @@ def run(arguments: Sequence[str]) -> int:
         config = checked(lambda: ini.read(options.conf), look.gpus if look.problem is None else None)
         lock(state_home(), socket.gethostname(), KILLED_LATELY)
         root = Path(os.environ.get("STOKER_ROOT", "/"))
-        return Filler(config, prober, state_home(), _tell, owner="gpu_mon", root=root).run()
+        # As with the original, the device nodes are enough.
+        return Filler(config, prober, state_home(), _tell, owner="gpu_mon", root=root, holders_suffice=True).run()
 
 
 def _tell(sentence: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from stoker.fill.seat import Sight
-from stoker.gpus.model import Gpu, Look, Process, Reading, Unknown, known
+from stoker.gpus.model import NOT_SUPPORTED, Gpu, Look, Process, Reading, Unknown, known
 from stoker.gpus.state import describe
 from stoker.presence.holders import Holder, Scan
 from stoker.presence.ignoring import Ignored
@@ -18,10 +18,19 @@ WORKING: Final = 0.05
 class Company:
     """What the last look and the last scan showed of everybody else."""
 
-    def __init__(self, is_own: Callable[[int], bool], ignored: Mapping[str, Ignored]) -> None:
-        """`ignored`: by the uuid of a GPU, the programs on it that do not count."""
+    def __init__(
+        self,
+        is_own: Callable[[int], bool],
+        ignored: Mapping[str, Ignored],
+        *,
+        holders_suffice: Callable[[str], bool] = lambda _uuid: False,
+    ) -> None:
+        """`ignored`: by the uuid of a GPU, the programs on it that do not count. `holders_suffice`: whether the holders
+        of a GPU's node are enough to judge it by, where its driver tells neither utilization nor processes.
+        """
         self._is_own = is_own
         self._ignored = ignored
+        self._holders_suffice = holders_suffice
         self._look: Look | None = None
         self._absent = "it has not been looked at yet"
         self._by_gpu: Mapping[str, tuple[Holder, ...]] = {}
@@ -71,7 +80,7 @@ class Company:
         if stranger is not None:
             return Sight(False, f"used by {stranger}")
         for value in (reading.processes, reading.utilization):
-            if isinstance(value, Unknown):
+            if isinstance(value, Unknown) and not (_answers(reading) and self._holders_suffice(uuid)):
                 return Sight(None, value.reason)
         used = reading.utilization
         if not is_occupied and known(used) and used.peak >= WORKING:
@@ -111,3 +120,9 @@ class Company:
     def _is_ignored(self, uuid: str, name: str, executable: str | None) -> bool:
         ignored = self._ignored.get(uuid)
         return ignored is not None and ignored.matches_names(name, executable)
+
+
+def _answers(reading: Reading) -> bool:
+    """Whether the driver answers for this GPU at all, be it that it does not support what it is asked."""
+    told = (reading.utilization, reading.processes, reading.memory_used, reading.power, reading.temperature)
+    return any(known(value) or value.reason == NOT_SUPPORTED for value in told)

@@ -7,6 +7,7 @@ terminals, and its own programs. Its programs die with it: nobody would watch fo
 import contextlib
 import math
 import os
+import re
 import select
 import signal
 import socket
@@ -30,6 +31,7 @@ from stoker.gpus.model import Gpu, Look
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
 from stoker.gpus.visible import select_gpus
+from stoker.paths import is_there
 from stoker.presence.alarm import Alarm
 from stoker.presence.holders import Holders
 from stoker.presence.ignoring import SHIPPED, Ignored
@@ -63,14 +65,20 @@ class Filler:
         owner: str = "stoker fill",
         owner_pid: int | None = None,
         root: Path = Path("/"),
+        holders_suffice: bool = False,
     ) -> None:
-        """`owner_pid`: the process that owns the GPUs, if it is another: what it reads them with is nobody's use."""
+        """`owner_pid`: the process that owns the GPUs, if it is another: what it reads them with is nobody's use.
+
+        `holders_suffice`: whether a GPU that tells neither utilization nor processes counts as idle while nobody holds
+        its device node. Otherwise it is unknown, and unknown is never idle.
+        """
         self._config = config
         self._prober = prober
         self._tell = tell
         self._owner = owner
         self._owner_pid = owner_pid
         self._root = root
+        self._by_holders = holders_suffice
         self._host = socket.gethostname()
         self._ledger = Ledger(home, self._host)
         self._before = self._ledger.read()
@@ -99,6 +107,8 @@ class Filler:
         self._status_at = 0.0
         self._shown: tuple[object, ...] = ()
         self._notes: dict[str, str] = {}
+        self._problem: str | None = None
+        """Why the GPUs cannot be read, as it was last told."""
         self._signals = SignalStream(_STOPPING)
         self._ending = False
 
@@ -202,6 +212,7 @@ class Filler:
         if look is None:
             return
         self._company.looked(look)
+        self._tell_problem(look)
         if self._look_again:
             self._look_again = False
             self._lookout.no_later_than(time.monotonic() + _CLEAN_AFTER)
@@ -211,9 +222,13 @@ class Filler:
     def _furnish(self, look: Look) -> None:
         """Makes a place for every program, and begins to watch who comes."""
         ignored = {gpu.uuid: Ignored(self._patterns(gpu, look.gpus)) for gpu in look.gpus}
-        self._company = Company(self._is_own, ignored)
-        self._company.looked(look)
         nodes = device_nodes(look.gpus, self._root)
+
+        def holders_suffice(uuid: str) -> bool:
+            return self._by_holders and any(is_there(node) for node in nodes.get(uuid, ()))
+
+        self._company = Company(self._is_own, ignored, holders_suffice=holders_suffice)
+        self._company.looked(look)
         self._holders = Holders(nodes, self._root)
         self._alarm = Alarm(nodes)
         self._has_nodes = any(nodes.values())
@@ -346,6 +361,19 @@ class Filler:
         return [*helper, *(pid for place in self._places for pid in place.helpers())]
 
     # Telling
+
+    def _tell_problem(self, look: Look) -> None:
+        """Once when it begins or changes, and once when it is over."""
+        problem = look.problem.reason if look.problem is not None else None
+        # How long it has lasted changes from look to look, and is no news.
+        kind = re.sub(r"[0-9.]+", "", problem) if problem is not None else None
+        if kind == self._problem:
+            return
+        self._problem = kind
+        if problem is None:
+            self._tell("the GPUs can be read again")
+        else:
+            self._tell(f"the GPUs cannot be read, so nothing is started on them: {problem}")
 
     def _note(self, what: str, sentence: str) -> None:
         """Says it once."""
