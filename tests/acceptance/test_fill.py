@@ -1,6 +1,7 @@
 """`stoker fill` as its users see it: how considerate its programs are, what is told of them, and how it ends."""
 
 import contextlib
+import getpass
 import os
 import re
 import shutil
@@ -312,6 +313,14 @@ class TestTheEnd:
             assert again.process.wait(timeout=PATIENCE) == 1
             expected = f"the GPUs here are being filled already (pid {first.process.pid}): `stoker fill status` shows"
             assert expected in again.said
+            assert len(again.said.splitlines()) == 1
+        homes = [{"STOKER_HOME": str(filling.directory / name)} for name in ("second", "third")]
+        for again in (
+            filling.fill("--config", config, environment=homes[0]),
+            filling.gpu_mon("-c", config, environment=homes[1]),
+        ):
+            assert again.process.wait(timeout=PATIENCE) == 1
+            assert f"GPU 0 is being filled already by {getpass.getuser()} (pid {first.process.pid})" in again.said
             assert len(again.said.splitlines()) == 1
         assert filling.wait_for_start() == [miner]
 

@@ -295,3 +295,11 @@ def test_beside_a_filler_it_is_refused(filled: FilledSite) -> None:
     done = site.stoker("fill", "--config", str(site.directory / "fill.conf"))
     assert done.code == 1
     assert f"the GPUs here are being filled already (pid {worker.process.pid})" in done.err
+    # Nor from another home, by either of them.
+    site.environment["STOKER_HOME"] = str(site.directory / "another-home")
+    for verb in (("fill", "--config"), ("work", "--fill")):
+        done = site.stoker(*verb, str(site.directory / "fill.conf"))
+        assert done.code == 1
+        assert re.fullmatch(
+            rf"stoker: GPU 0 is being filled already by \w+ \(pid {worker.process.pid}\): .*\n", done.err
+        )

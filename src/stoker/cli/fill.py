@@ -14,9 +14,13 @@ from stoker.places import state_home
 from stoker.streams import ERROR, emit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stoker.fill.config import FillConfig
     from stoker.fill.ledger import FillStatus
+    from stoker.gpus.model import Gpu
     from stoker.gpus.prober import Prober
+    from stoker.worker.filling import Fill
 
 
 @click.group("fill", invoke_without_command=True)
@@ -31,7 +35,7 @@ def command(
     if context.invoked_subcommand is not None:
         return None
     with open_prober(source, deadline) as prober:
-        config = _checked(file, prober)
+        config, _gpus = _checked(file, prober)
         for hint in hints_of(config):
             emit(ERROR, f"stoker: {hint}\n")
         if check:
@@ -69,19 +73,23 @@ def _fill(config: "FillConfig", prober: "Prober") -> int:
     import socket
     from pathlib import Path
 
+    from stoker.fill.claims import KILLED_LATELY
     from stoker.fill.filler import Filler
-    from stoker.fill.ledger import KILLED_LATELY, lock
+    from stoker.fill.ledger import lock
 
     lock(state_home(), socket.gethostname(), KILLED_LATELY)
     return Filler(config, prober, state_home(), tell, root=Path(os.environ.get("STOKER_ROOT", "/"))).run()
 
 
-def checked_config(file: str | None, source: str, deadline: float) -> "FillConfig":
-    """The configuration that is meant, for a worker that fills its own GPUs."""
+def checked_fill(file: str | None, source: str, deadline: float) -> "Fill":
+    """What a worker is to fill its own GPUs with, and those of them that programs may run on."""
+    from stoker.fill.claims import gpus_to_fill
     from stoker.gpus.prober import Prober
+    from stoker.worker.filling import Fill
 
     with Prober(source, deadline=deadline) as prober:
-        return _checked(file, prober)
+        config, gpus = _checked(file, prober)
+        return Fill(config, () if gpus is None else tuple(gpus_to_fill(config, gpus)))
 
 
 def hints_of(config: "FillConfig") -> list[str]:
@@ -91,8 +99,8 @@ def hints_of(config: "FillConfig") -> list[str]:
     return [str(hint) for hint in hints(config)]
 
 
-def _checked(file: str | None, prober: "Prober") -> "FillConfig":
-    """Mistakes in the file and mistakes about this machine are told together."""
+def _checked(file: str | None, prober: "Prober") -> "tuple[FillConfig, Sequence[Gpu] | None]":
+    """The configuration and the GPUs, None where they cannot be read: mistakes about both are told together."""
     from stoker.fill.checkup import checked
     from stoker.fill.finding import find_config
     from stoker.gpus.source import AbsentError
@@ -101,7 +109,8 @@ def _checked(file: str | None, prober: "Prober") -> "FillConfig":
         look = prober.look()
     except AbsentError as absent:
         raise StokerError(f"{absent}: there is nothing to fill") from None
-    return checked(lambda: find_config(file), look.gpus if look.problem is None else None)
+    gpus = look.gpus if look.problem is None else None
+    return checked(lambda: find_config(file), gpus), gpus
 
 
 def _print(found: "FillStatus", alive: bool) -> None:

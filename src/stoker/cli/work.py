@@ -82,9 +82,9 @@ def command(
     orders.check()
     from stoker.worker.workplace import work
 
-    config = None
+    wanted = None
     if fill is not None:
-        from stoker.cli.fill import checked_config
+        from stoker.cli.fill import checked_fill
 
-        config = checked_config(fill or None, orders.source, orders.deadline)
-    return work(orders, tell, lambda: opened_or_created(queue_url).close(), config)
+        wanted = checked_fill(fill or None, orders.source, orders.deadline)
+    return work(orders, tell, lambda: opened_or_created(queue_url).close(), wanted)

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from stoker.errors import StokerError
 from stoker.fill import ini
 from stoker.fill.checkup import checked
+from stoker.fill.claims import KILLED_LATELY
 from stoker.fill.filler import Filler
 from stoker.fill.finding import gpu_mon_path
-from stoker.fill.ledger import KILLED_LATELY, lock
+from stoker.fill.ledger import lock
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
 from stoker.places import state_home
@@ -52,7 +55,8 @@ def run(arguments: Sequence[str]) -> int:
         lock(state_home(), socket.gethostname(), KILLED_LATELY)
         root = Path(os.environ.get("STOKER_ROOT", "/"))
         # As with the original, the device nodes are enough.
-        return Filler(config, prober, state_home(), _tell, owner="gpu_mon", root=root, holders_suffice=True).run()
+        config = msgspec.structs.replace(config, holders_suffice=True)
+        return Filler(config, prober, state_home(), _tell, owner="gpu_mon", root=root).run()
 
 
 def _tell(sentence: str) -> None:

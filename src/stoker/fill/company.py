@@ -125,4 +125,4 @@ class Company:
 def _answers(reading: Reading) -> bool:
     """Whether the driver answers for this GPU at all, be it that it does not support what it is asked."""
     told = (reading.utilization, reading.processes, reading.memory_used, reading.power, reading.temperature)
-    return any(known(value) or value.reason == NOT_SUPPORTED for value in told)
+    return any(not isinstance(value, Unknown) or value.reason == NOT_SUPPORTED for value in told)

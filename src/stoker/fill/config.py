@@ -102,6 +102,9 @@ class FillConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When background programs may run. None: always."""
     ignore_shipped: bool = True
     """Whether the monitors on Stoker's own list (persistence daemon, exporters, display servers) are ignored too."""
+    holders_suffice: bool = False
+    """Whether a GPU that tells neither utilization nor processes counts as idle while nobody holds its device node.
+    Otherwise it is unknown, and unknown is never idle."""
     source: str = ""
     """The file's path."""
     lines: dict[str, dict[str, int]] = {}

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from stoker.errors import BadInputError
+from stoker.fill.claims import Claims, gpus_to_fill, machine_of
 from stoker.fill.company import Company
 from stoker.fill.config import FillConfig
 from stoker.fill.ledger import FillStatus, Ledger, SeatStatus, wall
@@ -65,12 +66,11 @@ class Filler:
         owner: str = "stoker fill",
         owner_pid: int | None = None,
         root: Path = Path("/"),
-        holders_suffice: bool = False,
+        claims: Claims | None = None,
     ) -> None:
         """`owner_pid`: the process that owns the GPUs, if it is another: what it reads them with is nobody's use.
 
-        `holders_suffice`: whether a GPU that tells neither utilization nor processes counts as idle while nobody holds
-        its device node. Otherwise it is unknown, and unknown is never idle.
+        `claims`: the GPUs that were claimed for it already.
         """
         self._config = config
         self._prober = prober
@@ -78,7 +78,7 @@ class Filler:
         self._owner = owner
         self._owner_pid = owner_pid
         self._root = root
-        self._by_holders = holders_suffice
+        self._claims = claims or Claims(machine_of(prober.spec, root))
         self._host = socket.gethostname()
         self._ledger = Ledger(home, self._host)
         self._before = self._ledger.read()
@@ -220,12 +220,13 @@ class Filler:
             self._furnish(look)
 
     def _furnish(self, look: Look) -> None:
-        """Makes a place for every program, and begins to watch who comes."""
+        """Makes a place for every program, and begins to watch who comes. Raises a sentence when another fills them."""
+        self._claims.take(gpus_to_fill(self._config, look.gpus))
         ignored = {gpu.uuid: Ignored(self._patterns(gpu, look.gpus)) for gpu in look.gpus}
         nodes = device_nodes(look.gpus, self._root)
 
         def holders_suffice(uuid: str) -> bool:
-            return self._by_holders and any(is_there(node) for node in nodes.get(uuid, ()))
+            return self._config.holders_suffice and any(is_there(node) for node in nodes.get(uuid, ()))
 
         self._company = Company(self._is_own, ignored, holders_suffice=holders_suffice)
         self._company.looked(look)
@@ -408,6 +409,7 @@ class Filler:
         self._write_status()
         if self._alarm is not None:
             self._alarm.close()
+        self._claims.close()
 
 
 def _of(status: FillStatus | None, program: str, gpus: tuple[str, ...]) -> SeatStatus | None:

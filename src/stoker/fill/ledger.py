@@ -5,15 +5,11 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from stoker.errors import StokerError
 from stoker.places import open_privately, private_directory, private_file
-
-# A guardian that was just forked holds what its filler held, for a moment longer than a filler that is killed then.
-KILLED_LATELY: Final = 0.5
 
 
 class SeatStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +72,7 @@ class Ledger:
 
 
 def lock(home: Path, host: str, patience: float = 0.0) -> int:
-    """Makes this process the only filler of the machine's GPUs; the descriptor holds it.
+    """Makes this process the only filler of this home on the machine; the descriptor holds it.
 
     `patience`: how many seconds to wait for one that is about to leave.
     """

@@ -11,14 +11,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.fill.claims import Claims, machine_of
 from stoker.fill.config import FillConfig
 from stoker.fill.filler import Filler
 from stoker.fill.ledger import lock
+from stoker.gpus.model import Gpu
 from stoker.gpus.prober import Prober
 from stoker.runs.descriptors import close_all_but
 from stoker.runs.processes import descends
@@ -33,12 +35,22 @@ _PATIENCE: Final = 20.0
 _LAST: Final = 2**31
 
 
+class Fill(NamedTuple):
+    """What a worker fills its GPUs with."""
+
+    config: FillConfig
+    gpus: tuple[Gpu, ...]
+    """Those that programs may run on; none while they cannot be read."""
+
+
 class Filling:
     """The worker's side."""
 
-    def __init__(self, config: FillConfig, orders: Orders, home: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, fill: Fill, orders: Orders, home: Path, tell: Callable[[str], None]) -> None:
         """For a process of one thread, without connections that a fork would break."""
         held = lock(home, socket.gethostname(), patience=_PATIENCE)
+        claims = Claims(machine_of(orders.source, _root()))
+        claims.take(fill.gpus)
         self._tell = tell
         try:
             mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -46,7 +58,7 @@ class Filling:
         except OSError as error:
             raise StokerError(f"what fills idle GPUs cannot be started: {(error.strerror or '').lower()}") from None
         if self._pid == 0:
-            _fill(its, held, config, orders, home, tell)
+            _fill(its, held, claims, fill.config, orders, home, tell)
         its.close()
         self._line = mine
         self._since: dict[str, float] = {}
@@ -138,20 +150,33 @@ class Filling:
         os.waitpid(self._pid, 0)
 
 
+def _root() -> Path:
+    return Path(os.environ.get("STOKER_ROOT", "/"))
+
+
 def _fill(
-    line: socket.socket, held: int, config: FillConfig, orders: Orders, home: Path, tell: Callable[[str], None]
+    line: socket.socket,
+    held: int,
+    claims: Claims,
+    config: FillConfig,
+    orders: Orders,
+    home: Path,
+    tell: Callable[[str], None],
 ) -> None:
     """The filler's own process: never returns."""
     worker = os.getppid()
     try:
         os.setsid()
         # Also a filler whose worker was killed owns the GPUs until its programs are gone, so it keeps the lock.
-        close_all_but([line.fileno(), held])
-        root = Path(os.environ.get("STOKER_ROOT", "/"))
+        close_all_but([line.fileno(), held, *claims.descriptors()])
         with Prober(orders.source, deadline=orders.deadline) as prober:
-            filler = Filler(config, prober, home, tell, owner="stoker work", owner_pid=worker, root=root)
+            filler = Filler(
+                config, prober, home, tell, owner="stoker work", owner_pid=worker, root=_root(), claims=claims
+            )
             filler.grant(frozenset())
             _follow(line, filler)
+    except StokerError as error:
+        tell(str(error))
     except BaseException:  # noqa: BLE001 - it must never return into the worker's code, and not fail silently
         sys.excepthook(*sys.exc_info())
     finally:

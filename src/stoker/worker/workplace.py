@@ -3,12 +3,11 @@
 import contextlib
 from collections.abc import Callable
 
-from stoker.fill.config import FillConfig
 from stoker.gpus.prober import Prober
 from stoker.places import state_home
 from stoker.queue import QueueAwayError, queue_address
 from stoker.worker.crew import Crew
-from stoker.worker.filling import Filling
+from stoker.worker.filling import Fill, Filling
 from stoker.worker.home import Home
 from stoker.worker.loop import WorkerLoop
 from stoker.worker.nursery import Nursery
@@ -19,7 +18,7 @@ def work(
     orders: Orders,
     tell: Callable[[str], None],
     create_queue: Callable[[], None],
-    fill: FillConfig | None = None,
+    fill: Fill | None = None,
 ) -> int:
     """Works until it is told to end. `fill`: what runs on GPUs that no job needs."""
     # Before there is any connection, and before the home is taken: attendants are forks of forks of this process, and

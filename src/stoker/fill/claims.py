@@ -1,0 +1,112 @@
+"""One filler per GPU on a machine, whoever started it and wherever it keeps its state.
+
+Each claim is an abstract Unix socket named after the GPU's uuid: it needs no directory that all users may write to,
+nobody can delete it, and the kernel drops it with the process. Containers with networks of their own do not see it.
+"""
+
+import contextlib
+import hashlib
+import os
+import pwd
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from stoker.errors import StokerError
+from stoker.fill.config import FillConfig
+from stoker.gpus.model import Gpu
+from stoker.gpus.sim.machine import Machine, is_simulated
+from stoker.gpus.visible import select_gpus
+
+# A guardian that was just forked holds what its filler held, for a moment longer than a filler that is killed then.
+KILLED_LATELY: Final = 0.5
+_BETWEEN_TRIES: Final = 0.05
+# struct ucred: pid, uid, gid.
+_CREDENTIALS: Final = struct.Struct("=iII")
+_WAITING_ROOM: Final = 128
+
+
+class Claims:
+    """The GPUs that this process and its forks fill, until the last of them ends or closes them."""
+
+    def __init__(self, machine: str = "") -> None:
+        """`machine`: tells apart machines whose GPUs have the same uuids; empty for the real one."""
+        self._machine = machine
+        self._held: dict[str, socket.socket] = {}
+
+    def take(self, gpus: Sequence[Gpu]) -> None:
+        """Claims these GPUs too, or raises a sentence that names who has one of them."""
+        ends = time.monotonic() + KILLED_LATELY
+        for gpu in gpus:
+            while gpu.uuid not in self._held:
+                claim = _claim(self._name(gpu.uuid))
+                if claim is not None:
+                    self._held[gpu.uuid] = claim
+                elif time.monotonic() < ends:
+                    time.sleep(_BETWEEN_TRIES)
+                else:
+                    holder = _holder(self._name(gpu.uuid))
+                    raise StokerError(
+                        f"GPU {gpu.index} is being filled already{holder}: a GPU has one filler at a time"
+                    )
+
+    def descriptors(self) -> list[int]:
+        return [claim.fileno() for claim in self._held.values()]
+
+    def close(self) -> None:
+        """Gives them up, unless a fork of this process still holds them."""
+        for claim in self._held.values():
+            claim.close()
+        self._held.clear()
+
+    def _name(self, uuid: str) -> str:
+        place = f":{hashlib.sha256(self._machine.encode()).hexdigest()[:16]}" if self._machine else ""
+        return f"\0stoker-fill:{uuid}{place}"
+
+
+def machine_of(spec: str, root: Path, environment: Mapping[str, str] = os.environ) -> str:
+    """What `Claims` needs to know of the machine that this source reads."""
+    if is_simulated(spec):
+        return str(Machine.find(spec, environment).directory.resolve())
+    return "" if root == Path("/") else str(root.resolve())
+
+
+def gpus_to_fill(config: FillConfig, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs that some program of the configuration may run on."""
+    found: dict[str, Gpu] = {}
+    for program in config.programs:
+        chosen = select_gpus(gpus, "all" if program.gpus == "all" else ",".join(program.gpus))
+        found |= {gpu.uuid: gpu for gpu in chosen}
+    return list(found.values())
+
+
+def _claim(name: str) -> socket.socket | None:
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        claim.bind(name)
+        claim.listen(_WAITING_ROOM)  # so that others can ask who this is
+    except OSError:
+        claim.close()
+        return None
+    return claim
+
+
+def _holder(name: str) -> str:
+    """Who has the claim, as a part of a sentence; empty when the kernel does not tell."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        asking.connect(name)
+        told = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _gid = _CREDENTIALS.unpack(told)
+        return f" by {_user(uid)} (pid {pid})" if pid else f" by {_user(uid)}"
+    return ""
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

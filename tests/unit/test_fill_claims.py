@@ -1,0 +1,60 @@
+"""One filler per GPU, whoever started it."""
+
+import contextlib
+import getpass
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import StokerError
+from stoker.fill.claims import Claims, machine_of
+from stoker.gpus.model import Gpu, Unknown
+
+UNTOLD = Unknown("not told")
+TWO = [Gpu(f"GPU-{n}", n, UNTOLD, "nvidia", n, UNTOLD, UNTOLD) for n in (0, 1)]
+
+# Another process, and where root may be somebody else another user.
+_ANOTHER = """
+import os, sys
+from stoker.errors import StokerError
+from stoker.fill.claims import Claims
+from stoker.gpus.model import Gpu
+if os.geteuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+try:
+    Claims(sys.argv[1]).take([Gpu("GPU-1", 1, "a GPU", "nvidia", 1, 0, "")])
+except StokerError as error:
+    print(error)
+else:
+    print("taken")
+"""
+
+
+def another(machine: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", _ANOTHER, str(machine)], stdout=subprocess.PIPE, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+def test_a_gpu_is_filled_by_one_process_at_a_time_whoever_it_belongs_to(tmp_path: Path) -> None:
+    with contextlib.closing(Claims(str(tmp_path))) as claims:
+        claims.take(TWO[:1])
+        assert another(tmp_path) == "taken"  # it is another GPU
+        claims.take(TWO)  # what it has already is no obstacle
+        who = f"by {getpass.getuser()} (pid {os.getpid()})"
+        assert another(tmp_path) == f"GPU 1 is being filled already {who}: a GPU has one filler at a time"
+        assert another(tmp_path / "another machine") == "taken"
+        with pytest.raises(StokerError, match="GPU 0 is being filled already"):
+            Claims(str(tmp_path)).take(TWO)
+    assert another(tmp_path) == "taken"
+
+
+def test_the_real_machine_is_one_and_simulated_ones_are_as_many_as_there_are(tmp_path: Path) -> None:
+    environment = {"STOKER_SIM_DIR": str(tmp_path)}
+    assert machine_of("auto", Path("/")) == machine_of("nvml", Path("/")) == ""
+    assert machine_of("sim:2", Path("/"), environment) == machine_of(f"sim:2@{tmp_path}", Path("/"), {}) != ""
+    assert machine_of("nvml", tmp_path) not in {"", machine_of("sim:2", Path("/"), environment)}
