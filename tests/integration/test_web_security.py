@@ -21,8 +21,10 @@ from stoker.web.gate.body_limit import WholeBody
 from stoker.web.gate.connections import MOST_SILENT
 from stoker.web.gate.entrance import local_path
 from stoker.web.gate.refusal import refusal
+from stoker.web.gate.streams import MOST_OF_TOKEN, Streams
 from stoker.web.guard import guarded
 from stoker.web.problems import install
+from stoker.web.visitor import Visitor
 from tests.support.guarded_site import Site, served, site_of
 from tests.support.waiting import wait_for
 
@@ -171,6 +173,58 @@ def test_who_is_logged_out_hears_no_more_of_what_is_live(site: Site) -> None:
             assert answer.text.startswith("data: news")
 
     asyncio.run(listened())
+
+
+def test_a_viewer_with_too_many_streams_ends_their_own_and_shuts_out_nobody(site: Site) -> None:
+    operator, viewer = site.bearer(), site.bearer("viewer")
+
+    async def crowded() -> None:
+        transport = httpx.ASGITransport(site.app, client=("192.0.2.7", 4000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:7865") as client:
+            first = asyncio.create_task(client.get("/live", headers=operator))
+            await asyncio.sleep(0)
+            many = [asyncio.create_task(client.get("/live", headers=viewer)) for _ in range(MOST_OF_TOKEN + 10)]
+            async with asyncio.timeout(60):
+                ended = await asyncio.gather(*many[:10])
+                # They end as answers do that are whole.
+                assert {answer.text.partition("\n")[0] for answer in ended} == {"data: news"}
+                assert (await client.get("/", headers=operator)).status_code == 200
+            assert not any(one.done() for one in [first, *many[10:]])
+            for one in (first, *many):
+                one.cancel()
+
+    asyncio.run(crowded())
+
+
+def test_all_viewers_together_leave_room_for_operators() -> None:
+    async def crowded() -> list[bool]:
+        streams = Streams(most_of_token=5, most_of_viewers=6)
+        whose = ["op", *["a"] * 4, *["b"] * 3, "c"]
+        tasks = [asyncio.create_task(asyncio.sleep(600)) for _ in whose]
+        for name, task in zip(whose, tasks, strict=True):
+            streams.begin(Visitor("operator" if name == "op" else "viewer", name, None, name), task)
+        await asyncio.sleep(0)
+        cancelled = [task.cancelled() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        return cancelled
+
+    # Whoever has most makes room: the two oldest of the first.
+    assert asyncio.run(crowded()) == [False, True, True, False, False, False, False, False, False]
+
+
+def test_answers_are_compressed_and_live_ones_come_at_once(site: Site) -> None:
+    headers = site.bearer()
+    with served(site.app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+        with client.stream("GET", "/live", timeout=60) as live:
+            assert live.headers["content-encoding"] == "gzip"
+            assert "Accept-Encoding" in live.headers["vary"]
+            # It never ends: each event is on its way before the next.
+            assert next(live.iter_text()).startswith("data: news")
+        plain = client.stream("GET", "/live", headers={"Accept-Encoding": "identity"}, timeout=60)
+        with plain as live:
+            assert "content-encoding" not in live.headers
+            assert next(live.iter_raw()).startswith(b"data: news")
 
 
 def test_tokens_that_cannot_be_read_let_nobody_in_and_say_so_without_a_path(site: Site) -> None:

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 from stoker.web.config import Config
 from stoker.web.gate.access_log import AccessLog
 from stoker.web.gate.body_limit import DeclaredSize, WholeBody
+from stoker.web.gate.compression import compressed
 from stoker.web.gate.crossing import Crossing
 from stoker.web.gate.entrance import Entrance
 from stoker.web.gate.headers import SecurityHeaders
@@ -18,7 +19,8 @@ def guarded(app: ASGIApp, config: Config, keys: Keys, log: Callable[[str], None]
     """`app` behind the gate; `log` is given a line for every request."""
     # From the innermost: a body is collected last, so that nobody's is kept who has not been let in.
     app = WholeBody(app, config)
-    app = Entrance(app, config, keys)
+    # Outside of the entrance, which may end a stream: its last bytes belong to what is compressed.
+    app = compressed(Entrance(app, config, keys))
     app = Crossing(app, config)
     app = DeclaredSize(app, config)
     app = Hosts(app, config)

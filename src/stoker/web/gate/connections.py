@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 # A head is one packet or two, also from a phone.
 HEAD_SECONDS: Final = 10.0
@@ -17,8 +17,8 @@ HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 35.0
 # A phone that sleeps does not read; it comes again when it wakes.
 READ_SECONDS: Final = 60.0
-# Connections that have not asked anything yet. The oldest makes room: a crowd of them keeps nobody out. When a server
-# comes back, some hundreds of pages do too, all at once.
+# Connections that ask for nothing now. The one that has been silent for longest makes room: a crowd of them keeps
+# nobody out. When a server comes back, some hundreds of pages do too, all at once.
 MOST_SILENT: Final = 400
 
 
@@ -33,7 +33,7 @@ class PunctualProtocol(H11Protocol):
     _reading: asyncio.TimerHandle | None = None
     _phase: object = None
     came = 0.0
-    has_asked = False
+    """When it began to be silent."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the server has it
         super().connection_made(transport)
@@ -45,8 +45,9 @@ class PunctualProtocol(H11Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether it holds a place and has not asked for anything."""
-        return not self.has_asked and not self.transport.is_closing()
+        """Whether it holds a place and asks for nothing: not yet, or not any more."""
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request, whatever its declaration says
+        return (cycle is None or cycle.response_complete) and not self.transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._deadline, self._reading):
@@ -57,13 +58,13 @@ class PunctualProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         super().data_received(data)
-        self.has_asked = self.has_asked or self.cycle is not before
         phase = self.conn.their_state
         if phase is not self._phase or self.cycle is not before:
             self._expect(phase)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self.came = time.monotonic()
         if self.conn.their_state is h11.IDLE:
             # The server's own time for a connection that rests; the first letter of the next head begins ours.
             self._phase = None

@@ -1,5 +1,6 @@
 """Who comes in, and what they may do: by cookie or token; viewers look, operators act."""
 
+import asyncio
 from typing import Final
 
 from starlette.responses import Response
@@ -11,6 +12,7 @@ from stoker.web.gate.crossing import SAFE_METHODS
 from stoker.web.gate.origin import bearer, client_address, neighbourhood
 from stoker.web.gate.patience import Patience, TooManyError
 from stoker.web.gate.refusal import refusal, refusal_in_json, refusal_page
+from stoker.web.gate.streams import Stream, Streams
 from stoker.web.keys import Keys
 from stoker.web.problems import wants_page
 from stoker.web.visitor import Visitor
@@ -28,6 +30,7 @@ class Entrance:
         self._patience = Patience()
         # A program with a token that was revoked keeps trying: that must not keep people from logging in.
         self._login_patience = Patience()
+        self._streams = Streams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,7 +53,7 @@ class Entrance:
         elif visitor is None:
             await self._app(scope, receive, send)
         else:
-            await self._app(scope, receive, self._while_valid(visitor, send))
+            await self._answered(visitor, scope, receive, self._while_valid(visitor, send))
 
     def _visitor(self, scope: Scope) -> Visitor | None:
         secret = bearer(scope)
@@ -93,6 +96,28 @@ class Entrance:
         return refusal_page(
             scope, self._config, "login.html", 401, _CHALLENGE, wanted=local_path(wanted), check=True, mistake=""
         )
+
+    async def _answered(self, visitor: Visitor, scope: Scope, receive: Receive, send: Send) -> None:
+        """An answer that goes on and on has one of its token's places, and may have to give it to a newer one."""
+        task = asyncio.current_task()
+        stream: Stream | None = None
+
+        async def counted(message: Message) -> None:
+            nonlocal stream
+            if stream is None and task is not None and message.get("more_body", False):
+                stream = self._streams.begin(visitor, task)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        except asyncio.CancelledError:
+            if stream is None or task is None or not stream.is_ended:
+                raise
+            task.uncancel()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            if stream is not None:
+                self._streams.finish(stream)
 
     def _while_valid(self, visitor: Visitor, send: Send) -> Send:
         """Ends an answer that goes on and on, when whom it is for has been logged out or revoked."""
