@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
+from stoker.errors import StokerError
+
 # What Stoker puts into its state directory. A directory that holds anything else is somebody's own as well, and keeps
 # its mode: only what is Stoker's in it is made private.
 _OWN: Final = re.compile(
@@ -24,8 +26,15 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 def state_home(environment: Mapping[str, str] = os.environ) -> Path:
     if home := environment.get("STOKER_HOME"):
         return Path(home)
-    base = environment.get("XDG_STATE_HOME") or Path(environment.get("HOME") or Path.home()) / ".local/state"
+    base = environment.get("XDG_STATE_HOME") or Path(environment.get("HOME") or _home()) / ".local/state"
     return Path(base) / "stoker"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise StokerError("this user has no home directory: STOKER_HOME names a place for Stoker's state") from None
 
 
 def private_directory(path: Path) -> None:

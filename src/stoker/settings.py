@@ -84,6 +84,17 @@ def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.
     return msgspec.structs.replace(settings, **changes) if changes else settings
 
 
+def _is_out_of_reach(path: Path) -> bool:
+    """Whether this user may not even see whether it is there: HOME is another user's, as under `sudo -u`."""
+    try:
+        path.lstat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _read(path: Path, *, must_exist: bool) -> Settings:
     try:
         with path.open(encoding="utf-8") as file:
@@ -93,6 +104,8 @@ def _read(path: Path, *, must_exist: bool) -> Settings:
             raise BadInputError(f"the configuration file {path} does not exist") from None
         return Settings()
     except (OSError, UnicodeDecodeError) as error:
+        if not must_exist and _is_out_of_reach(path):
+            return Settings()
         raise BadInputError(f"the configuration file {path} cannot be read: {error}") from None
     import tomllib
 

@@ -115,6 +115,25 @@ def test_input_output_and_arguments_pass_through_untouched() -> None:
     assert done.stderr.decode() == "['--for', 'a b', '--', '-x', '']"
 
 
+def test_bytes_that_are_no_utf_8_in_arguments_and_directory_pass_through_and_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    place.mkdir()
+    monkeypatch.chdir(place)
+    command = ["sh", "-c", "pwd; printf %s \"$1\"; exec sleep 600", "sh", b"na\xefve"]
+    done = subprocess.run([stoker_command(), "run", *QUICK, "--", *command], capture_output=True, check=False)
+    assert done.returncode == 124, done.stderr
+    assert done.stdout == b"%s\nna\xefve" % os.fsencode(place)
+    found = newest_run()
+    assert found["command"] == ["sh", "-c", command[2], "sh", r"na\xefve"]
+    assert found["directory"] == rf"{tmp_path}/caf\xe9"
+    assert r"na\xefve" in Path(str(found["report"])).read_text()
+    refused = stoker("submit", "true")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert r"caf\udce9" in refused.err
+
+
 def test_what_the_command_leaves_behind_is_stopped_when_it_ends() -> None:
     done = run("--", "sh", "-c", "setsid nohup sleep 300 >/dev/null 2>&1 & echo $!; exit 4")
     assert done.code == 4
@@ -560,11 +579,45 @@ def test_bad_input_is_one_sentence_and_125_and_starts_nothing(
     assert stoker("runs", "--json").json() == []
 
 
-def test_a_record_that_cannot_be_written_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_without_a_place_for_its_record_the_command_runs_and_is_watched_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = stoker("run", "--", "touch", str(tmp_path / "started"), environment={"STOKER_HOME": str(tmp_path / "file")})
-    assert (done.code, "STOKER_HOME" in done.err) == (125, True)
-    assert not (tmp_path / "started").exists()
+    nowhere = {"STOKER_HOME": str(tmp_path / "file")}
+    done = stoker("run", "--", "sh", "-c", "echo ${STOKER_RUN-none}; exit 7", environment=nowhere)
+    assert (done.code, done.out) == (7, "none\n")
+    assert done.err.count("\n") == 1
+    assert "the command runs without a record" in done.err
+    assert "STOKER_HOME" in done.err
+    idle = stoker("run", *QUICK, "--", "sleep", "600", environment=nowhere)
+    assert idle.code == 124
+    assert idle.err.count("record") == done.err.count("record")
+
+
+def test_a_home_that_is_another_users_is_no_reason_not_to_run(tmp_path: Path) -> None:
+    """As under `sudo -u nobody`: neither settings nor records can be had from there."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o000)
+    program = (
+        "import os, sys\n"
+        "import stoker.cli.app, stoker.cli.run, stoker.runs.supervisor\n"
+        "if os.geteuid() == 0:\n"
+        "    os.setresuid(65534, 65534, 65534)\n"
+        "from stoker.cli import main\n"
+        "sys.argv = ['stoker', 'run', '--', 'sh', '-c', 'exit 7']\n"
+        "sys.exit(main())"
+    )
+    inherited = ("STOKER_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in inherited}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**environment, "HOME": str(home)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "without a record" in done.stderr
 
 
 def test_a_disk_that_fills_up_costs_the_record_not_the_job(tmp_path: Path) -> None:
@@ -578,6 +631,9 @@ def test_a_disk_that_fills_up_costs_the_record_not_the_job(tmp_path: Path) -> No
         done = stoker("run", *QUICK[:4], "--for", "60s", "--", "sh", "-c", fill, environment={"STOKER_HOME": str(disk)})
         assert done.code == 6, done.err
         assert "No space left" in done.err
+        # As full from the start.
+        done = stoker("run", "--", "sh", "-c", "exit 7", environment={"STOKER_HOME": str(disk)})
+        assert (done.code, done.err.count("\n")) == (7, 1), done.err
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)  # whatever still leaves it
 

@@ -1,5 +1,6 @@
 """The `stoker` command group, and how every verb ends: a code, and one sentence when something was wrong."""
 
+import contextlib
 import errno
 import importlib
 import os
@@ -100,8 +101,9 @@ def stoker(context: click.Context, config: str | None, debug: bool) -> None:
         os.environ["STOKER_CONFIG"] = config
     if debug:
         os.environ["STOKER_DEBUG"] = "1"
-    if (sentence := tighten_home(state_home())) is not None:
-        warn(sentence)
+    with contextlib.suppress(StokerError):  # whoever needs a state directory says that there is none
+        if (sentence := tighten_home(state_home())) is not None:
+            warn(sentence)
     verb = context.invoked_subcommand
     if verb in CONFIGURABLE and (command := stoker.get_command(context, verb)) is not None:
         try:

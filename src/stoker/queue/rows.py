@@ -37,8 +37,8 @@ def dependencies(job: str, asked: Asked) -> list[dict[str, str]]:
 def json_text(value: object) -> str:
     try:
         return msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:
-        raise BadInputError("a job's words must be text in UTF-8: these are not") from None
+    except UnicodeEncodeError as error:
+        raise BadInputError(f"all that a job keeps must be text in UTF-8, and this is not: {error.object!r}") from None
 
 
 def clean_text(text: str) -> str:

@@ -89,6 +89,8 @@ class Inquest:
         emit(ERROR, brief(self._evidence, str(self._record.report) if written else None) + "\n")
 
     def _write(self) -> bool:
+        if not self._record.is_kept:
+            return False
         try:
             self._record.write_report(render(self._evidence))
         except StokerError as error:

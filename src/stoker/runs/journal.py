@@ -19,11 +19,14 @@ class Journal:
 
     def __init__(self, record: Record) -> None:
         self._path = record.readings
+        self._is_kept = record.is_kept
         self._writer: RecordingWriter | None = None
         self.failure: str | None = None
         """Why the last look could not be written; the next one is tried again."""
 
     def append(self, look: Look) -> None:
+        if not self._is_kept:
+            return
         try:
             if self._writer is None:
                 self._writer = RecordingWriter(self._path, private=True)

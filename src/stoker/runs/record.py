@@ -113,8 +113,13 @@ class Record:
     def report(self) -> Path:
         return self.directory / "report.md"
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a place for it."""
+        return True
+
     def spec(self) -> Spec:
-        return _read(self.directory / "spec.json", Spec)
+        return self._unwritten or _read(self.directory / "spec.json", Spec)
 
     def status(self) -> Status:
         try:
@@ -151,7 +156,12 @@ class Record:
             raise StokerError(f"{path} cannot be removed: {error.strerror}", exit_code=125) from None
 
     def write_report(self, text: str) -> None:
-        _replace_text(self.report, text.encode())
+        _replace_text(self.report, readable(text).encode())
+
+    def forget_if_empty(self) -> None:
+        """Leaves no directory behind in which nothing could be written."""
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
 
     def is_alive(self, spec: Spec) -> bool:
         """Whether its supervisor still runs."""
@@ -162,6 +172,27 @@ class Record:
         except (OSError, ValueError):
             return False
         return started == spec.supervisor_started
+
+
+class NoRecord(Record):
+    """That of a run which has no place for one: nothing of it is kept, and it runs all the same."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(os.devnull, "no record"))
+
+    @property
+    def id(self) -> str:
+        return ""
+
+    @property
+    def is_kept(self) -> bool:
+        return False
+
+    def write_spec(self, spec: Spec) -> None:
+        self._unwritten = spec
+
+    def write_status(self, status: Status) -> None:
+        pass
 
 
 class Records:
@@ -220,6 +251,11 @@ class Records:
                 spec = record.spec()
                 if (place >= MOST_RECORDS or spec.started < too_old) and not record.is_alive(spec):
                     shutil.rmtree(record.directory)
+
+
+def readable(text: str) -> str:
+    """Text that JSON and pages can hold. A command may have bytes that are no UTF-8: they become `\\xe9`."""
+    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _read(path: Path, kind: type[T]) -> T:

@@ -53,7 +53,8 @@ def render(evidence: Evidence) -> str:
 
 def brief(evidence: Evidence, path: str | None = None) -> str:
     """The same in at most eight lines, for a terminal."""
-    first = f"stoker: run {evidence.run}: {evidence.sentence.rstrip('. ')}; {evidence.exit}"
+    which = f"run {evidence.run}: " if evidence.run else ""
+    first = f"stoker: {which}{evidence.sentence.rstrip('. ')}; {evidence.exit}"
     rest = [f"it was in {place}" for place in islice(where_it_was(evidence), 2)]
     rest += [f"perhaps: {hint.title}" for hint in hints(evidence)[:2]]
     if evidence.left:

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from stoker.runs.record import Record
+from stoker.runs.record import Record, readable
 
 State = Literal["starting", "running", "stopping", "ended", "lost"]
 
@@ -86,8 +86,8 @@ def summary_of(record: Record) -> Summary:
         sentence=sentence,
         exit_code=status.exit_code,
         left=status.left,
-        report=str(record.report) if record.report.exists() else None,
-        record=str(record.directory),
+        report=readable(str(record.report)) if record.report.exists() else None,
+        record=readable(str(record.directory)),
     )
 
 

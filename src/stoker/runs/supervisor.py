@@ -40,7 +40,7 @@ from stoker.runs.guardian import (
 from stoker.runs.journal import Journal
 from stoker.runs.ladder import Outcome, stop
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
-from stoker.runs.record import Ending, Record, Records, Spec, Status
+from stoker.runs.record import Ending, NoRecord, Record, Records, Spec, Status, readable
 from stoker.runs.signals import FORWARDED, Impatience, Received, SignalStream
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration
@@ -70,18 +70,41 @@ _FROM_TERMINAL: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 def supervise(plan: Plan) -> int:
     """Runs the plan and gives the exit code that the whole command ends with."""
-    records = Records(state_home())
     prober = Prober(plan.source, deadline=plan.deadline, start=forked)
     _check_gpus(plan, prober)
-    record = records.create()
-    record.write_spec(spec_of(plan, record))
-    records.prune()
+    record = _record_of(plan)
     with SignalStream(FORWARDED) as signals:
-        guardian = prepare(orphaned=note_orphaned, helpers=lambda: helpers_of(prober))
+        guardian = _prepare_guardian(prober)
         try:
             return Supervisor(plan, record, prober, os.environ, signals, guardian).run()
         finally:
             guardian.finish()
+            record.forget_if_empty()
+
+
+def _record_of(plan: Plan) -> Record:
+    """The record is ours, the job is somebody's: without a place for the one the other runs all the same."""
+    record: Record = NoRecord()
+    try:
+        records = Records(state_home())
+        # First: what is forgotten may be the space that is missing.
+        records.prune()
+        record = records.create()
+        record.write_spec(spec_of(plan, record))
+    except StokerError as error:
+        # What cannot be written to a place that is there is tried again, and told of then.
+        if not record.is_kept:
+            _say(f"{error}; the command runs without a record")
+            record.write_spec(spec_of(plan, record))
+    return record
+
+
+def _prepare_guardian(prober: Prober) -> Guardian:
+    try:
+        return prepare(orphaned=note_orphaned, helpers=lambda: helpers_of(prober))
+    except OSError as error:
+        why = (error.strerror or type(error).__name__).lower()
+        raise StokerError(f"the command cannot be started: {why}", exit_code=OWN_FAILURE) from None
 
 
 def spec_of(plan: Plan, record: Record) -> Spec:
@@ -89,8 +112,8 @@ def spec_of(plan: Plan, record: Record) -> Spec:
     _name, ticks = read_stat("/proc/self/stat")
     return Spec(
         id=record.id,
-        command=plan.command,
-        directory=plan.directory or _here(),
+        command=tuple(map(readable, plan.command)),
+        directory=readable(plan.directory or _here()),
         host=socket.gethostname(),
         user=_user(),
         boot=boot_id(),
@@ -195,7 +218,8 @@ class Supervisor:
         self._plan = plan
         self._record = record
         self._company = company
-        self._environment = {**environment, "STOKER_RUN": record.id, "STOKER_RUN_DIR": str(record.directory)}
+        mark = {"STOKER_RUN": record.id, "STOKER_RUN_DIR": str(record.directory)} if record.is_kept else {}
+        self._environment = {**environment, **mark}
         self._prober = prober
         self._journal = Journal(record)
         self._status = Status()
