@@ -121,7 +121,7 @@ def test_bytes_that_are_no_utf_8_in_arguments_and_directory_pass_through_and_are
     place = tmp_path / os.fsdecode(b"caf\xe9")
     place.mkdir()
     monkeypatch.chdir(place)
-    command = ["sh", "-c", "pwd; printf %s \"$1\"; exec sleep 600", "sh", b"na\xefve"]
+    command = ["sh", "-c", 'pwd; printf %s "$1"; exec sleep 600', "sh", os.fsdecode(b"na\xefve")]
     done = subprocess.run([stoker_command(), "run", *QUICK, "--", *command], capture_output=True, check=False)
     assert done.returncode == 124, done.stderr
     assert done.stdout == b"%s\nna\xefve" % os.fsencode(place)
