@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.queue import WorkerGpu
 from tests.support.command import stoker_command
 from tests.support.feeding import Feeders
 from tests.support.waiting import wait_for
@@ -16,6 +17,7 @@ TRAINER = """\
 size=8
 for word in "$@"; do case $word in --batch_size=*) size=${word#*=} ;; esac; done
 echo "trains: $*"
+echo "tracks: $STOKER_JOB_ID in $WANDB_RUN_ID, ${WANDB_MODE:-online}, probe ${STOKER_PROBE:-no}"
 lasts=600s
 if [ -z "$STOKER_FIT_PROBE" ]; then size=$((size + ${MORE:-0})) lasts=0.1s; fi
 exec STOKER sim load --gpu 0 --memory $((2048 + size * 100))MiB --for $lasts
@@ -38,6 +40,12 @@ def submitted(site: WorkSite, *words: str) -> str:
     return done.out.strip()
 
 
+def seen_memory(site: WorkSite) -> WorkerGpu | None:
+    """The GPU as the worker tells of it, once something is on it."""
+    gpus = [gpu for worker in site.store.workers() for gpu in worker.view.gpus if (gpu.memory_used or 0) > 2**30]
+    return gpus[0] if gpus else None
+
+
 def output_of(site: WorkSite, job: str) -> str:
     return site.stoker("logs", job).out
 
@@ -45,7 +53,9 @@ def output_of(site: WorkSite, job: str) -> str:
 def test_the_size_is_found_on_the_gpu_that_the_job_got_and_the_real_run_made_with_it(
     site: WorkSite, trainer: Path
 ) -> None:
-    job = submitted(site, "--fit-with", f"{QUICKLY} --probe-args --wandb_log=False", "--", str(trainer), "--id={id}")
+    job = submitted(
+        site, "--fit-with", f"{QUICKLY} --probe-args --wandb_log=False", "--", str(trainer), "--id={id}", "--as={{id}}"
+    )
     site.work_until_empty()
     assert site.job(job).state == "succeeded"
     assert site.job(job).sentence == "batch size 200"
@@ -54,10 +64,23 @@ def test_the_size_is_found_on_the_gpu_that_the_job_got_and_the_real_run_made_wit
     assert found.fit["size"] == 200
     assert [probe["outcome"] for probe in found.fit["observations"]].count("fits") >= 2
     (real,) = [line for line in output_of(site, job).splitlines() if line.startswith("trains: ")]
-    assert real == f"trains: --id={job} --batch_size=200"
+    assert real == f"trains: --id={job} --as={{id}} --batch_size=200"
     probes = sorted(path.name for path in (site.home / "attempts" / f"{job}-1" / "probes").iterdir())
     assert any("wandb_log=False" in path.read_text() for path in (site.home / f"attempts/{job}-1/probes").iterdir())
     assert len(probes) <= 3
+    # What a probe saves under its id is never what the real run goes on from.
+    printed = [path.read_text() for path in (site.home / f"attempts/{job}-1/probes").iterdir()]
+    told = {line for text in printed for line in text.splitlines() if line.startswith("tracks: ")}
+    assert told == {f"tracks: {job}-probe{number} in , disabled, probe 1" for number in range(1, len(printed) + 1)}
+    ids = {word for text in printed for word in text.split() if word.startswith("--id=")}
+    assert ids == {f"--id={job}-probe{number}" for number in range(1, len(printed) + 1)}
+    assert f"tracks: {job} in {job}, online, probe no\n" in output_of(site, job)
+
+
+def test_a_job_that_shares_a_gpu_is_fitted_to_what_it_asked_for(site: WorkSite, trainer: Path) -> None:
+    job = submitted(site, "--share", "--memory", "6GiB", "--fit-with", QUICKLY, "--", str(trainer))
+    site.work_until_empty()
+    assert site.job(job).sentence == "batch size 32"
 
 
 def test_a_place_for_the_size_is_filled_also_in_text_for_a_shell(site: WorkSite, trainer: Path) -> None:
@@ -96,6 +119,8 @@ def test_a_job_can_be_cancelled_while_its_size_is_being_found(site: WorkSite, tr
     job = submitted(site, "--fit-with", "--flat-for 1m", "--", str(trainer))
     worker = site.work()
     wait_for(lambda: "batch size 8: trying" in output_of(site, job), named="the first probe")
+    gpu = wait_for(lambda: seen_memory(site), named="its memory")
+    assert (gpu.doing, gpu.note) == ("job", ""), "a probe is the job's own, and no stranger"
     assert site.stoker("cancel", job).code == 0
     site.wait_until(job, "cancelled")
     assert worker.stop() == 0

@@ -106,6 +106,12 @@ def test_memory_of_others_is_not_the_probes_and_not_there_to_be_had(neighbour: "
     assert neighbour.poll() is None
 
 
+def test_a_probe_that_takes_what_others_were_promised_is_stopped_at_once() -> None:
+    answer = fit_what_is_shown(most_memory=6 * GIB, terms={"base": 64})
+    assert any("64: stopped after" in told and "for others" in told for told in answer["told"])
+    assert (answer["fitted"]["size"], answer["fitted"]["limit"]) == (32, int(6 * GIB * 0.9))
+
+
 def test_without_a_list_of_processes_the_difference_counts_and_that_is_told(
     neighbour: "subprocess.Popen[str]",
 ) -> None:

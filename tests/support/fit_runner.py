@@ -1,7 +1,8 @@
 """Runs a fitter in a process of its own, as a worker would, and prints what it found or why it did not.
 
-The first argument is JSON: `command`, and any of `terms`, `limits`, `gpus`, `directory`, `deadline`, `stop_after` (how
-often its hook may be called before it ends everything) and `hang_after` (the same before the driver hangs).
+The first argument is JSON: `command`, and any of `terms`, `limits`, `gpus`, `directory`, `most_memory`, `deadline`,
+`stop_after` (how often its hook may be called before it ends everything) and `hang_after` (the same before the driver
+hangs).
 """
 
 import os
@@ -46,6 +47,7 @@ def main() -> None:
         environment=dict(os.environ),
         gpus=tuple(asked.get("gpus", ())),
         directory=asked.get("directory"),
+        most_memory=asked.get("most_memory"),
         outputs=Path(os.environ["STOKER_HOME"]),
     )
     told: list[str] = []

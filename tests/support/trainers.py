@@ -12,7 +12,7 @@ from typing import Literal
 
 from stoker.fit.search import Search
 from stoker.fit.sizes import Sizes
-from stoker.fit.terms import Fitted, Observation, ProbeFailedError, Terms, Try
+from stoker.fit.terms import Capacity, Fitted, Observation, ProbeFailedError, Terms, Try
 
 MIB = 2**20
 GIB = 2**30
@@ -67,7 +67,7 @@ class Trainer:
 
     @property
     def limit(self) -> float:
-        return self.capacity * (1 - self.terms.margin) / self.terms.per_gpu
+        return min(self.capacity, self.total / self.terms.per_gpu) * (1 - self.terms.margin)
 
     def others(self, run: int) -> int:
         return self.neighbour[min(run + 1, len(self.neighbour) - 1)]
@@ -141,14 +141,14 @@ class Trainer:
 
 def search(trainer: Trainer, heard: list[Observation] | None = None) -> Fitted:
     """The search with this program under it; `heard` gets what it is told, also where it finds nothing."""
-    searching = Search(trainer.terms, trainer.capacity)
+    searching = Search(trainer.terms, Capacity(trainer.capacity, trainer.total))
     for run in range(TOO_MANY):
         step = searching.next()
         if not isinstance(step, Try):
             return step
         observation = trainer.probe(step.size, run, step.verification)
         searching.record(observation)
-        searching.allow(trainer.total - trainer.others(run))
+        searching.allow(Capacity(trainer.total - trainer.others(run), trainer.total))
         if heard is not None:
             heard.append(observation)
     raise AssertionError(f"{trainer.name}: no answer after {TOO_MANY} runs")

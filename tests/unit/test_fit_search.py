@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stoker.fit.search import RUNS, RUNS_FOR_A_POOR_ANSWER, Search
 from stoker.fit.sizes import Sizes
-from stoker.fit.terms import Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
+from stoker.fit.terms import Capacity, Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
 from tests.support.trainers import GIB, MIB, TRAINERS, Trainer, search
 
 GOOD = 0.9
@@ -14,7 +14,7 @@ FITTING = [name for name, trainer in TRAINERS.items() if trainer.ends == "size"]
 
 
 def showing(*observations: Observation, terms: Terms | None = None, capacity: int = 24 * GIB) -> Search:
-    searching = Search(terms or Terms(), capacity)
+    searching = Search(terms or Terms(), Capacity(capacity, 24 * GIB))
     for observation in observations:
         searching.record(observation)
     return searching
@@ -247,8 +247,15 @@ def test_a_share_of_the_card_is_all_that_one_of_several_runs_may_use() -> None:
 
     assert showing(terms=terms).limit == int(24 * GIB * 0.9 / 2)
     assert answer(showing(ran(8, 3), ran(24, 9), ran(32, 10.9), terms=terms)).size == 24
-    with pytest.raises(NothingFitsError, match="shared by 2 runs"):
+    with pytest.raises(NothingFitsError, match="that each of 2 runs has"):
         showing(ran(1, 12), terms=terms).next()
+
+
+def test_the_second_of_two_runs_may_use_as_much_as_the_first() -> None:
+    terms = Terms(per_gpu=2)
+
+    assert showing(terms=terms, capacity=13 * GIB).limit == showing(terms=terms).limit
+    assert showing(terms=terms, capacity=10 * GIB).limit == int(10 * GIB * 0.9), "a stranger has the rest"
 
 
 def test_memory_that_was_still_growing_is_seen_pessimistically() -> None:
@@ -294,7 +301,7 @@ def test_a_base_that_is_no_multiple_is_run_but_not_answered() -> None:
 def test_less_memory_than_before_gives_a_smaller_answer() -> None:
     searching = showing(ran(8, 2.4), ran(72, 5.6), ran(392, 21.5))
 
-    searching.allow(20 * GIB)
+    searching.allow(Capacity(20 * GIB, 24 * GIB))
 
     step = asked(searching)
     assert 320 <= step.size <= 328

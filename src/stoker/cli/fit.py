@@ -205,7 +205,7 @@ def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "Remembered | None":
     if time.time() - remembered.at > oldest:
         _say(f"what is remembered is {age} old, which is too old: it is fitted anew")
         return None
-    limit = int(fitter.capacity() * (1 - key.terms.margin) / key.terms.per_gpu)
+    limit = fitter.limit()
     if remembered.fitted.predicted > limit:
         needed = format_memory(remembered.fitted.predicted)
         _say(f"what is remembered needs {needed}, and only {format_memory(limit)} may be taken now: it is fitted anew")
@@ -220,7 +220,7 @@ def _found(fitter: "Fitter", key: "Key") -> "Fitted":
     from stoker.units import format_memory, format_percent
 
     first = fitter.gpus[0]
-    free = format_memory(fitter.capacity())
+    free = format_memory(fitter.capacity().free)
     _say(f"GPU {first.index} ({key.gpu}) has {free} free, of which {format_percent(key.terms.margin)} is left so")
     fitted = fitter.fit()
     Memo(state_home()).keep(key, fitted)

@@ -13,7 +13,8 @@ from stoker.fit.overrides import Command, Overrides, argv
 from stoker.fit.probe import Limits, Probe, Shown, Stage
 from stoker.fit.rates import Rates
 from stoker.fit.search import Search
-from stoker.fit.terms import Fitted, Observation, ProbeFailedError, Terms, Try
+from stoker.fit.terms import Capacity, Fitted, Observation, ProbeFailedError, Terms, Try
+from stoker.fit.trackers import untracked
 from stoker.fit.watching import BLOCK, MemoryWatch
 from stoker.gpus.model import Gpu, Look, Reading, known
 from stoker.gpus.prober import Prober
@@ -45,6 +46,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The uuids of those it was given; empty: what it sees, of which it is expected to use the first."""
     outputs: Path
     """The directory in which the output of each probe is kept."""
+    most_memory: int | None = None
+    """Bytes that it may take on each GPU, whatever is free."""
+    name: str | None = None
+    """What the ids of probes begin with, for commands that say `{id}`: no real run must go on from what they saved."""
 
     def check(self) -> None:
         """Raises BadInputError for what cannot be meant, before anything is run."""
@@ -75,15 +80,27 @@ class Fitter:
         """Those that the command is expected to use, then those that it used."""
         self._watch: MemoryWatch | None = None
         """Of the last probe."""
+        self._capacity = Capacity(0, 0)
+        """When it was last looked at."""
+        self._probes = 0
         self._smallest: int | None = None
         """The smallest size that ran."""
 
-    def capacity(self) -> int:
-        """Bytes that the command could take on each of its GPUs now, had it started nothing."""
+    def capacity(self) -> Capacity:
+        """What the command could take on each of its GPUs now, had it started nothing."""
         look = self._settled()
         self._before = look
         readings = {reading.uuid: reading for reading in look.readings}
-        return min(_free(gpu, readings.get(gpu.uuid)) for gpu in self.gpus)
+        room = [_room(gpu, readings.get(gpu.uuid)) for gpu in self.gpus]
+        free = min(one.free for one in room)
+        if self._request.most_memory is not None:
+            free = min(free, self._request.most_memory)
+        self._capacity = Capacity(free, min(one.card for one in room))
+        return self._capacity
+
+    def limit(self) -> int:
+        """Bytes that one run must stay below now."""
+        return self.capacity().limit(self._request.terms)
 
     def fit(self) -> Fitted:
         """Raises NothingFitsError and ProbeFailedError; whatever else `check` raises, nothing is left running."""
@@ -96,10 +113,12 @@ class Fitter:
     def _observe(self, trial: Try) -> Observation:
         request = self._request
         accumulate = self._accumulate(trial.size)
-        command = request.overrides.probe(request.command, trial.size, accumulate)
-        environment = request.overrides.environment(request.environment, trial.size)
+        self._probes += 1
+        name = None if request.name is None else f"{request.name}{self._probes}"
+        command = request.overrides.probe(request.command, trial.size, accumulate, name)
+        environment = request.overrides.environment(untracked(request.environment, name), trial.size)
         uuids = frozenset(gpu.uuid for gpu in self.gpus)
-        stage = Stage(self._prober, environment, request.directory, request.limits, uuids, self._check)
+        stage = Stage(self._prober, environment, request.directory, request.limits, uuids, self._ceiling(), self._check)
         self._tell(f"batch size {trial.size}: {'making sure' if trial.verification else 'trying'}")
         rates = Rates(request.rate)
         log = request.outputs / f"probe-{trial.size}{'-again' if trial.verification else ''}.out"
@@ -108,6 +127,18 @@ class Fitter:
 
     def _understood(self, trial: Try, shown: Shown, watch: MemoryWatch, rates: Rates) -> Observation:
         """An observation, or the sentence that says why there is none."""
+        if shown.ending == "ceiling":
+            self._tell(
+                f"batch size {trial.size}: stopped after {format_duration(shown.seconds)}, as it took "
+                f"{format_memory(watch.peak)} and the rest of the GPU is for others"
+            )
+            return Observation(
+                size=trial.size,
+                outcome="oom",
+                peak=watch.peak,
+                seconds=shown.seconds,
+                verification=trial.verification,
+            )
         if reason := self._out_of_memory(trial, shown):
             told = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}…"
             self._tell(f"batch size {trial.size}: out of memory after {format_duration(shown.seconds)} ({told})")
@@ -142,6 +173,13 @@ class Fitter:
             settled=shown.ending != "time",
             verification=trial.verification,
         )
+
+    def _ceiling(self) -> int | None:
+        """Where others have a part of the GPU, a probe must not take that even for a moment."""
+        request = self._request
+        if request.most_memory is None and request.terms.per_gpu == 1:
+            return None
+        return int(self._capacity.share(request.terms))
 
     def _out_of_memory(self, trial: Try, shown: Shown) -> str | None:
         smaller_ran = self._smallest is not None and self._smallest < trial.size
@@ -216,8 +254,8 @@ def _expected(look: Look, request: Request) -> tuple[Gpu, ...]:
     return given
 
 
-def _free(gpu: Gpu, reading: Reading | None) -> int:
-    """What is left of it by others."""
+def _room(gpu: Gpu, reading: Reading | None) -> Capacity:
+    """The card, and what is left of it by others."""
     if reading is None:
         raise StokerError(f"the driver does not list GPU {gpu.index} any more, so nothing can be fitted to it")
     total = reading.memory_total if known(reading.memory_total) else gpu.memory
@@ -226,7 +264,7 @@ def _free(gpu: Gpu, reading: Reading | None) -> int:
         raise StokerError(f"{unreadable}: {total.reason}")
     if not known(reading.memory_used):
         raise StokerError(f"{unreadable}: {reading.memory_used.reason}")
-    return max(0, total - reading.memory_used)
+    return Capacity(max(0, total - reading.memory_used), total)
 
 
 def _last_lines(output: str) -> str:

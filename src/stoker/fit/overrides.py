@@ -55,20 +55,20 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
         if effective is None and any("accumulate" in _mentioned(text) for text in texts):
             raise BadInputError("{accumulate} needs --effective: how large is the batch to be in all?")
 
-    def real(self, command: Command, size: int, accumulate: int | None) -> Command:
-        """The command at this size."""
-        fill = _filler(size, accumulate)
+    def real(self, command: Command, size: int, accumulate: int | None, name: str | None = None) -> Command:
+        """The command at this size; `name` stands for `{id}`, where that is not the command's own."""
+        fill = _filler(size, accumulate, name)
         appended: list[str] = []
         if self.variable is None and "batch_size" not in _mentioned(command):
             argument = (self.argument or DEFAULT_ARGUMENT).replace("{}", str(size))
             appended = [fill(word) for word in _words("--batch-arg", argument)]
         return _with(_mapped(fill, command), appended)
 
-    def probe(self, command: Command, size: int, accumulate: int | None) -> Command:
+    def probe(self, command: Command, size: int, accumulate: int | None, name: str | None = None) -> Command:
         """The command at this size as a probe runs it."""
-        fill = _filler(size, accumulate)
+        fill = _filler(size, accumulate, name)
         more = [fill(word) for word in _words("--probe-args", self.probe_arguments)]
-        return _with(self.real(command, size, accumulate), more)
+        return _with(self.real(command, size, accumulate, name), more)
 
     def environment(self, environment: Mapping[str, str], size: int) -> dict[str, str]:
         """The environment that goes with it."""
@@ -102,8 +102,8 @@ def _mapped(fill: Callable[[str], str], command: Command) -> Command:
     return fill(command) if isinstance(command, str) else tuple(map(fill, command))
 
 
-def _filler(size: int, accumulate: int | None) -> Callable[[str], str]:
-    values = {"batch_size": str(size), "accumulate": str(accumulate)}
+def _filler(size: int, accumulate: int | None, name: str | None) -> Callable[[str], str]:
+    values = {"batch_size": str(size), "accumulate": str(accumulate)} | ({} if name is None else {"id": name})
     return lambda text: filled(text, values)
 
 

@@ -30,14 +30,14 @@ LOOK_EVERY: Final = 0.1
 GRACE: Final = 5.0
 # A helper that died is there again within a second. What could not be watched for longer may have hidden the peak.
 LONGEST_GAP: Final = 3.0
-# Every process of a probe has it in its environment, so that a program can leave out what only a real run should do.
-MARK: Final = "STOKER_FIT_PROBE"
+# Every process of a probe has these in its environment, so that a program can leave out what only a real run should do.
+MARKS: Final = {"STOKER_PROBE": "1", "STOKER_FIT_PROBE": "1"}
 _LOG_LIMIT: Final = 16 * 2**20
 # The message of the one rank that ran out of memory is followed by the tracebacks of all others.
 _TAIL: Final = 256 * 1024
 _CHUNK: Final = 65536
 
-Ending = Literal["by itself", "flat", "until", "time"]
+Ending = Literal["by itself", "flat", "until", "time", "ceiling"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +68,8 @@ class Stage(NamedTuple):
     limits: Limits
     expected: frozenset[str]
     """The GPUs, by uuid, that the command is expected to use."""
+    ceiling: int | None
+    """Bytes on a GPU above which it takes from others what is theirs, and is stopped at once."""
     check: Callable[[], None]
     """Called ten times a second; raises when somebody wants it all to end."""
 
@@ -118,12 +120,13 @@ class Probe:
             watch = MemoryWatch(self._before, self._stage.expected, guardian.owns)
             ending, code = self._follow(guardian, output, watch)
             seconds = time.monotonic() - self._begun
-            _take_down(guardian)
+            # One that takes what others need has no time to go.
+            _take_down(guardian, 0.0 if ending == "ceiling" else GRACE)
             self._read(output)
         return Shown(ending, code, seconds, self._tail), watch
 
     def _launch(self, output: int) -> Guardian:
-        environment = {**self._stage.environment, MARK: "1"}
+        environment = {**self._stage.environment, **MARKS}
         program = Program(self._command, environment, self._stage.directory, output, session=True)
         prober = self._stage.prober
         return launch(program, signum=signal.SIGTERM, grace=GRACE, helpers=lambda: helpers_of(prober))
@@ -165,6 +168,8 @@ class Probe:
 
     def _enough(self, watch: MemoryWatch) -> Ending | None:
         now = time.monotonic()
+        if self._stage.ceiling is not None and watch.peak > self._stage.ceiling:
+            return "ceiling"
         if self._matched is not None and self._seen > self._matched and watch.peak:
             return "until"
         if self._until is None and self._flat:

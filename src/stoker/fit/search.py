@@ -12,7 +12,7 @@ Pure: no clock, no process, no GPU. Everything is computed anew from the observa
 from typing import Final, NamedTuple
 
 from stoker.fit.sizes import Sizes, Split
-from stoker.fit.terms import Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
+from stoker.fit.terms import Capacity, Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
 from stoker.units import format_memory
 
 # As many runs as a good answer may cost.
@@ -62,8 +62,7 @@ class _Line(NamedTuple):
 class Search:
     """`next` says what to run, `record` hears what it showed, until `next` has the answer."""
 
-    def __init__(self, terms: Terms, capacity: int) -> None:
-        """`capacity`: the bytes that all runs on the GPU may use, other people's memory already subtracted."""
+    def __init__(self, terms: Terms, capacity: Capacity) -> None:
         terms.check()
         self._terms = terms
         self._sizes = Sizes(terms)
@@ -73,7 +72,7 @@ class Search:
     @property
     def limit(self) -> int:
         """The bytes that one run must stay below."""
-        return int(self._capacity * (1 - self._terms.margin) / self._terms.per_gpu)
+        return self._capacity.limit(self._terms)
 
     @property
     def _grain(self) -> float:
@@ -83,7 +82,7 @@ class Search:
     def observations(self) -> tuple[Observation, ...]:
         return tuple(self._observations)
 
-    def allow(self, capacity: int) -> None:
+    def allow(self, capacity: Capacity) -> None:
         """From now on there is so much: other people take memory and give it back."""
         self._capacity = capacity
 
@@ -170,9 +169,9 @@ class Search:
             return _reach(best, _slope(best, edge), limit)
         slope = self._slope_beyond(best)
         bound = self._bound()
-        if bound <= self._sizes.largest and best.most + slope * (bound - best.size) < self._capacity:
+        if bound <= self._sizes.largest and best.most + slope * (bound - best.size) < self._capacity.free:
             # It ran out of memory where this line still sees room, so the line is wrong.
-            slope = (self._capacity * BEYOND - best.most) / (bound - best.size)
+            slope = (self._capacity.free * BEYOND - best.most) / (bound - best.size)
         return _reach(best, slope, limit)
 
     def _slope_beyond(self, best: _Point) -> float:
@@ -184,7 +183,7 @@ class Search:
         lever = best.size - smaller[0].size
         ahead = min(_reach(best, slope, self.limit), self._sizes.largest) - best.size
         hidden = self._grain / lever
-        affordable = RISK * (self._capacity / self._terms.per_gpu - self.limit)
+        affordable = RISK * (self._capacity.share(self._terms) - self.limit)
         return slope if hidden * ahead <= affordable else slope + hidden
 
     def _smaller(self) -> int:
@@ -268,8 +267,11 @@ class Search:
         return found, [f"a batch of {knee} is as fast"]
 
     def _nothing(self) -> str:
-        share = "" if self._terms.per_gpu == 1 else f", shared by {self._terms.per_gpu} runs"
-        room = f"the {format_memory(self._capacity)} that there are{share}"
+        if self._terms.per_gpu == 1:
+            room = f"the {format_memory(self._capacity.free)} that there are"
+        else:
+            share = format_memory(int(self._capacity.share(self._terms)))
+            room = f"the {share} that each of {self._terms.per_gpu} runs has"
         points = [point for point in self._points() if point.size == 1]
         if not points:
             return f"nothing fits: a batch of one ran out of memory, of {room}"

@@ -37,6 +37,22 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInputError("--effective must be one or more")
 
 
+class Capacity(NamedTuple):
+    """Bytes of memory that there are for all runs on a GPU."""
+
+    free: int
+    """What others have left."""
+    card: int
+    """All that there is. Of several runs each has its share of this, as the first has taken from what is free."""
+
+    def share(self, terms: Terms) -> float:
+        """What one run may have of it, without a margin."""
+        return min(self.free, self.card / terms.per_gpu)
+
+    def limit(self, terms: Terms) -> int:
+        return int(self.share(terms) * (1 - terms.margin))
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What one run at one size showed."""
 

@@ -227,7 +227,8 @@ class _Attendance:
         fitted = fitting.find(
             plan,
             self._assignment.gpus,
-            environment,
+            # By this mark the next worker finds what is left of a probe whose keepers were killed.
+            environment | {"STOKER_RUN_DIR": str(self._record.directory)},
             place,
             home,
             self._prober,

@@ -51,7 +51,8 @@ class Engagement:
     def owns(self, pid: int) -> bool:
         """Whether this process is the job's."""
         keepers = self.assignment.keepers
-        if descends(pid, keepers.guardian_identity.pid):
+        # What probes its batch size comes from its attendant, the job itself from its guardian.
+        if descends(pid, keepers.guardian_identity.pid) or descends(pid, keepers.attendant_identity.pid):
             return True
         return keepers.cgroup is not None and pid in Cgroup(Path(keepers.cgroup)).pids()
 

@@ -21,7 +21,12 @@ class Fitting(msgspec.Struct, frozen=True, kw_only=True):
 
     wish: Wish
     command: Command
-    """As the job has it, with a place for the size or without."""
+    """As the job has it, with places for the size and the id or without."""
+    job: str
+    number: int
+    """Which attempt it is: its probes have ids that no other attempt's had."""
+    most_memory: int | None = None
+    """Bytes that it may take on each GPU, where it shares them."""
 
     def find(
         self,
@@ -51,15 +56,16 @@ class Fitting(msgspec.Struct, frozen=True, kw_only=True):
             directory=plan.directory,
             gpus=gpus,
             outputs=place,
+            name=f"{self.job}-probe" if self.number == 1 else f"{self.job}-{self.number}-probe",
+            most_memory=self.most_memory,
         )
         fitter = Fitter(request, prober, tell, check)
         key = key_of(self.command, plan.directory or "/", fitter.gpus[0], wish.terms, wish.overrides)
         remembered = Memo(home).recall(key) if wish.reuse is not None else None
-        if remembered is not None and remembered.at >= time.time() - (wish.reuse or 0.0):
-            limit = int(fitter.capacity() * (1 - wish.terms.margin) / wish.terms.per_gpu)
-            if remembered.fitted.predicted <= limit:
-                tell(f"a batch of {remembered.fitted.size} was found before, and is taken")
-                return remembered.fitted
+        is_young = remembered is not None and remembered.at >= time.time() - (wish.reuse or 0.0)
+        if remembered is not None and is_young and remembered.fitted.predicted <= fitter.limit():
+            tell(f"a batch of {remembered.fitted.size} was found before, and is taken")
+            return remembered.fitted
         fitted = fitter.fit()
         tell(f"a batch of {fitted.size} takes {format_memory(fitted.predicted)} of {format_memory(fitted.limit)}")
         try:
@@ -70,7 +76,9 @@ class Fitting(msgspec.Struct, frozen=True, kw_only=True):
 
     def plan_at(self, plan: Plan, size: int, accumulate: int | None) -> Plan:
         """The real run at this size."""
-        return msgspec.structs.replace(plan, command=argv(self.wish.overrides.real(self.command, size, accumulate)))
+        return msgspec.structs.replace(
+            plan, command=argv(self.wish.overrides.real(self.command, size, accumulate, self.job))
+        )
 
     def accumulate_at(self, size: int) -> int | None:
         """Steps that make up the effective batch, at a size that was not the answer."""

@@ -47,6 +47,11 @@ def prepare(
     return Prepared(command, surroundings, job.directory)
 
 
+def is_fitted(job: Job) -> bool:
+    """Whether its batch size is found before it starts."""
+    return bool(job.fit) and job.batch_size is None
+
+
 def policy_of(job: Job) -> Policy | None:
     """The rule that the job is stopped by when its GPUs idle; None when there is none for it."""
     if job.gpus == 0 or job.policy.get("off") is True:
@@ -65,8 +70,9 @@ def policy_of(job: Job) -> Policy | None:
 
 def _filled_in(text: str, job: Job, gpus: int) -> str:
     """The text with the words in braces replaced that a job may use; all other braces are the job's own."""
-    values = {"id": job.id, "gpus": str(gpus)}
-    if not job.fit:  # otherwise it is filled in when it has been found
+    values = {"gpus": str(gpus)}
+    if not is_fitted(job):  # otherwise it is filled in when the size has been found, and probes have ids of their own
+        values["id"] = job.id
         if job.batch_size is None and mentioned(text, ("batch_size",)):
             raise BadInputError(
                 f"the command of job {job.id} says {{batch_size}}, but the job has none: "

@@ -4,6 +4,7 @@ import shutil
 import time
 
 import msgspec
+from msgspec.structs import replace
 
 from stoker.errors import BadInputError, StokerError
 from stoker.fit.wish import Wish
@@ -20,7 +21,7 @@ from stoker.worker.fitting import Fitting
 from stoker.worker.home import Home
 from stoker.worker.machine import Machine
 from stoker.worker.orders import Orders
-from stoker.worker.preparation import policy_of, prepare
+from stoker.worker.preparation import is_fitted, policy_of, prepare
 
 
 def start(
@@ -62,7 +63,7 @@ def start(
         lease=orders.lease,
         lease_until=claimed_at + orders.lease,
         log_limit=orders.log_limit,
-        fitting=_fitting(job, prepared.command),
+        fitting=_fitting(job, attempt.number, prepared.command, orders.rules.slots_per_gpu),
         commit=job.commit if job.pin else None,
         started=time.time(),
     )
@@ -77,15 +78,19 @@ def start(
     return engagement
 
 
-def _fitting(job: Job, command: tuple[str, ...]) -> Fitting | None:
-    if not job.fit or job.batch_size is not None:
+def _fitting(job: Job, number: int, command: tuple[str, ...], slots: int) -> Fitting | None:
+    if not is_fitted(job):
         return None
     try:
         wish = msgspec.convert(job.fit, Wish)
     except msgspec.ValidationError as error:
         raise BadInputError(f"how job {job.id} is to be fitted cannot be understood: {error}") from None
     # Text for a shell was made words of, of which the last is the text.
-    return Fitting(wish=wish, command=command[-1] if isinstance(job.command, str) else command)
+    if slots > wish.terms.per_gpu:
+        wish = replace(wish, terms=replace(wish.terms, per_gpu=slots))
+    words = command[-1] if isinstance(job.command, str) else command
+    # One that shares a GPU has promised its neighbours to stay below what it asked for.
+    return Fitting(wish=wish, command=words, job=job.id, number=number, most_memory=job.memory if job.share else None)
 
 
 def _address(url: str | None) -> str:
