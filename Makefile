@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up demo test lint format bench lock clean
+.PHONY: help up demo test lint format bench chaos soak lock clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.7
@@ -23,6 +23,8 @@ help:
 	@echo 'make test    install what the tests need, lint, check types and boundaries, run every test'
 	@echo 'make lint    ruff, mypy and import-linter only'
 	@echo 'make bench   measure, as ratios against peers in the same run'
+	@echo 'make chaos   2,000 random faults (SEED=N does the same again), on SQLite and PostgreSQL: half an hour'
+	@echo 'make soak    10,000 short jobs through one worker: what it holds must stay flat'
 
 $(UV):
 	@scripts/system-packages venv
@@ -65,6 +67,13 @@ bench: .venv/.dev-stamp
 	@scripts/system-packages test
 	@scripts/system-packages bench
 	@$(RUN) python -m bench
+
+chaos: .venv/.dev-stamp
+	@scripts/system-packages test
+	@$(RUN) python -m tests.chaos $(if $(SEED),--seed $(SEED))
+
+soak: .venv/.dev-stamp
+	@$(RUN) python -m tests.chaos soak
 
 lock: $(UV)
 	@$(UV) lock

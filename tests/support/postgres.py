@@ -43,6 +43,7 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count(1)
         self._left: list[str] = []
+        self._frozen: set[int] = set()
         self._administrator: Any = None
         """A connection that is kept: to make one takes longer than most of what is asked of it."""
 
@@ -83,6 +84,28 @@ class PostgresServer:
         serving = children(self._process.pid) if self._process is not None else []
         self._end(signal.SIGKILL)
         wait_for(lambda: not any(found and not found.over for found in map(stat, serving)), deadline=PATIENCE)
+
+    def freeze(self) -> None:
+        """It answers nothing until `thaw`, and no connection breaks."""
+        self._frozen = self._stand_still()
+
+    def _stand_still(self) -> set[int]:
+        assert self._process is not None
+        server = self._process.pid
+        stopped: set[int] = set()
+        # The server first: what it starts until then is found in the next round.
+        while fresh := {server, *children(server)} - stopped:
+            for pid in sorted(fresh, key=lambda pid: pid != server):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            stopped |= fresh
+        return stopped
+
+    def thaw(self) -> None:
+        for pid in self._frozen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._frozen = set()
 
     def url(self, database: str, *, user: str = "stoker", password: str = PASSWORD) -> str:
         return f"postgresql://{user}:{password.replace(' ', '%20')}@/{database}?host={self.directory}"
@@ -145,6 +168,7 @@ class PostgresServer:
 
     def _end(self, how: signal.Signals) -> None:
         self._dismiss_administrator()
+        self.thaw()
         if self._process is not None:
             self._process.send_signal(how)
             self._process.wait(timeout=PATIENCE)

@@ -58,17 +58,22 @@ class RunningWorker:
     """`stoker work` in the background."""
 
     def __init__(
-        self, home: Path, arguments: tuple[str, ...], environment: dict[str, str], prefix: tuple[str, ...] = ()
+        self,
+        home: Path,
+        arguments: tuple[str, ...],
+        environment: dict[str, str],
+        prefix: tuple[str, ...] = (),
+        said: Path | None = None,
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
-        self._said = home / f"worker-{time.monotonic_ns()}.txt"
-        with self._said.open("wb") as said:
+        self._said = said or home / f"worker-{time.monotonic_ns()}.txt"
+        with self._said.open("wb") as output:
             self.process = subprocess.Popen(
                 [*prefix, stoker_command(), "work", *arguments],
                 env={**os.environ, **environment, "STOKER_HOME": str(home)},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
             )
 
@@ -123,11 +128,15 @@ class WorkSite:
         home: Path | None = None,
         environment: dict[str, str] | None = None,
         prefix: tuple[str, ...] = (),
+        said: Path | None = None,
     ) -> RunningWorker:
-        """A worker in the background; give a second one a home of its own. `prefix` is a program that becomes it."""
+        """A worker in the background; give a second one a home of its own. `prefix` is a program that becomes it.
+
+        `said` is the file for what it says, unless that belongs into its home.
+        """
         place = home or self.home
         self._homes.add(place)
-        worker = RunningWorker(place, arguments, self.environment | (environment or {}), prefix)
+        worker = RunningWorker(place, arguments, self.environment | (environment or {}), prefix, said)
         self._children.append(worker.process)
         self._workers.append(worker)
         return worker

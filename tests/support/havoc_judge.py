@@ -1,0 +1,267 @@
+"""What must be true of every job when a chaos run is over, and what is wrong otherwise, in words."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from stoker.queue import Attempt, Store
+from tests.support.diary import Diary, Entry
+
+# What the shell calls a death by SIGKILL.
+KILLED: Final = 137
+# A machine that wakes up runs its jobs until their supervisors have looked at the clock.
+AWAKE_WITHIN: Final = 1.5
+# A supervisor has written down how its job ended after that, unless it is held up.
+WRITTEN_WITHIN: Final = 2.0
+# Renewals come every quarter of a lease: less than that of an outage costs nobody his lease.
+SHARE_OF_LEASE: Final = 0.35
+# After these an attempt may be lost: nobody was left to look after it.
+FATAL: Final = (
+    "kill supervisor",
+    "kill spare supervisor",
+    "kill reaper",
+    "kill all three",
+    "kill all three with the database away",
+)
+OUTAGES: Final = ("database away", "kill database", "freeze database", "lock database", "database disk", "held up")
+# What a job printed may be missing when these were there.
+COSTS_OUTPUT: Final = ("full disk", "no inodes", "EIO", "ENOSPC", "EMFILE", "ENOMEM", "descriptor limit",
+                       "restart with few descriptors", "delete attempts", "delete home", "stop reaper")  # fmt: skip
+
+
+@dataclass
+class Condition:
+    """Something that was wrong with a machine, or with all of them, for a while."""
+
+    kind: str
+    machine: int | None
+    began: float
+    ended: float | None = None
+
+    def within(self, begin: float, end: float) -> float:
+        """For how many seconds of that time."""
+        ended = end if self.ended is None else self.ended
+        return min(end, ended) - max(begin, self.began)
+
+
+class Submitted(NamedTuple):
+    diary: Diary
+    code: int
+    """How it ends when nobody kills it."""
+
+
+class Evidence(NamedTuple):
+    """All that is known beside what the queue says."""
+
+    jobs: dict[str, Submitted]
+    touched: dict[str, list[tuple[float, str]]]
+    """By the names of the attempts: which of their processes were killed or stopped, and when."""
+    conditions: list[Condition]
+    machines: dict[str, int]
+    """By the beginnings of the ids of workers."""
+    homes: list[Path]
+    lease: float
+
+
+def judge(store: Store, evidence: Evidence) -> Iterator[str]:
+    """Everything that is wrong."""
+    for name, submitted in evidence.jobs.items():
+        yield from _Case(store, evidence, name, submitted).findings()
+
+
+class _Case:
+    """One job."""
+
+    def __init__(self, store: Store, evidence: Evidence, name: str, submitted: Submitted) -> None:
+        self._store = store
+        self._evidence = evidence
+        self._name = name
+        self._code = submitted.code
+        self._diary = submitted.diary
+        self._entries = submitted.diary.entries()
+        self._attempts = store.attempts(name)
+
+    def findings(self) -> Iterator[str]:
+        for wrong in (*self._outcome(), *self._overlaps(), *self._unfounded(), *self._outputs()):
+            yield f"{self._name}: {wrong}"
+
+    def _history(self) -> str:
+        told = [f"{one.number} {one.outcome} {one.exit_code or ''} {one.sentence!r}" for one in self._attempts]
+        return f"attempts: {told}, diary: {_digest(self._entries)}, faults: {self._faults()}"
+
+    def _faults(self) -> list[str]:
+        if not self._entries:
+            return []
+        first, last = self._entries[0].time, self._entries[-1].time
+        known = [
+            (condition.began, f"{condition.kind} on {condition.machine} until {(condition.ended or 0) % 10000:.2f}")
+            for condition in self._evidence.conditions
+            if condition.within(first - 2, last + 1) >= 0
+        ]
+        for attempt in self._attempts:
+            name = f"{self._name}-{attempt.number}"
+            known += [(at, f"{kind} of {name}") for at, kind in self._evidence.touched.get(name, [])]
+        return [f"{at % 10000:.2f} {what}" for at, what in sorted(known)]
+
+    # One outcome, and the right one
+
+    def _outcome(self) -> Iterator[str]:
+        job = self._store.job(self._name)
+        right = "succeeded" if self._code == 0 else "failed"
+        ends = [(attempt.outcome, attempt.exit_code or 0) for attempt in self._attempts[-1:]]
+        its_own = (job.state, ends) == (right, [(right, self._code)])
+        killed = any("kill job" in self._kinds(attempt) for attempt in self._attempts[-1:])
+        if not its_own and not (killed and (job.state, ends) == ("failed", [("failed", KILLED)])):
+            yield f"is {job.state} ({job.sentence}), and should be {right} with {self._code}; {self._history()}"
+        if any(attempt.outcome in {"succeeded", "failed"} for attempt in self._attempts[:-1]):
+            yield f"has several outcomes; {self._history()}"
+        known = {attempt.number for attempt in self._attempts}
+        for number in set(self._diary.attempts()) - known:
+            yield f"attempt {number} ran, and is not known"
+        for attempt in self._attempts:
+            if attempt.outcome == "succeeded" and not self._ended(attempt):
+                yield f"attempt {attempt.number} is called a success, and did not come to its end; {self._history()}"
+
+    def _kinds(self, attempt: Attempt) -> set[str]:
+        return {kind for _, kind in self._evidence.touched.get(f"{self._name}-{attempt.number}", [])}
+
+    def _ended(self, attempt: Attempt) -> Entry | None:
+        return next((one for one in self._entries if one.attempt == attempt.number and one.word == "end"), None)
+
+    # One attempt at a time
+
+    def _overlaps(self) -> Iterator[str]:
+        for start in (entry for entry in self._entries if entry.word == "start"):
+            late = [
+                one
+                for one in self._entries
+                if one.time >= start.time and _is_older(one, start) and not self._has_just_woken(one, start)
+            ]
+            if late:
+                seconds = late[-1].time - start.time
+                which = f"attempt {late[-1].attempt} lived on for {seconds:.2f} s beside {start.attempt}"
+                yield f"{which}; {self._history()}"
+
+    def _has_just_woken(self, one: Entry, start: Entry) -> bool:
+        return any(
+            condition.kind == "suspend"
+            and condition.machine == self._machine(one.attempt)
+            and condition.ended is not None
+            and condition.began <= start.time <= condition.ended + AWAKE_WITHIN
+            and one.time <= condition.ended + AWAKE_WITHIN
+            for condition in self._evidence.conditions
+        )
+
+    def _machine(self, number: int) -> int | None:
+        worker = next((attempt.worker for attempt in self._attempts if attempt.number == number), "")
+        return self._evidence.machines.get(worker.partition("-")[0])
+
+    # No work lost without a reason
+
+    def _unfounded(self) -> Iterator[str]:
+        for attempt in self._attempts:
+            start = next((one for one in self._entries if one.attempt == attempt.number and one.word == "start"), None)
+            if start is None or attempt.outcome in {"succeeded", "failed"}:
+                continue
+            if (end := self._ended(attempt)) is None:
+                if not self._may_be_lost(attempt, start):
+                    yield f"attempt {attempt.number} was lost without a reason; {self._history()}"
+            elif not self._may_be_done_again(attempt, start, end):
+                yield f"attempt {attempt.number} came to its end and was done again; {self._history()}"
+
+    def _last_sign(self, attempt: Attempt) -> float:
+        return max(one.time for one in self._entries if one.attempt == attempt.number)
+
+    def _may_be_lost(self, attempt: Attempt, start: Entry) -> bool:
+        if self._kinds(attempt).intersection(FATAL):
+            return True
+        return self._was_cut_off(attempt, start.time - 1, self._last_sign(attempt) + 2)
+
+    def _may_be_done_again(self, attempt: Attempt, start: Entry, end: Entry) -> bool:
+        """It ended by itself: that is lost only when nobody was left to write it down, or it came too late."""
+        for at, kind in self._evidence.touched.get(f"{self._name}-{attempt.number}", []):
+            # Asked to end, it may have come to its own end; all at once, nobody had the time.
+            if kind in FATAL and (at <= end.time or ("all three" in kind and at <= end.time + WRITTEN_WITHIN)):
+                return True
+            if kind in FATAL and self._had(attempt, COSTS_OUTPUT, end.time - 3, at + 2):
+                return True
+        return self._was_cut_off(attempt, start.time - 1, end.time + self._evidence.lease)
+
+    def _was_cut_off(self, attempt: Attempt, begin: float, end: float) -> bool:
+        """From the queue for most of a lease, or asleep."""
+        lease = self._evidence.lease
+        if self._had(attempt, ("suspend", "sleep"), begin, end):
+            return True
+        outages = [
+            condition.within(begin - lease, end + lease)
+            for condition in self._evidence.conditions
+            if condition.kind in OUTAGES
+        ]
+        return sum(seconds for seconds in outages if seconds > 0) >= SHARE_OF_LEASE * lease
+
+    def _had(self, attempt: Attempt, kinds: tuple[str, ...], begin: float, end: float) -> bool:
+        machine = self._machine(attempt.number)
+        return any(
+            condition.kind in kinds
+            and (condition.machine is None or machine is None or condition.machine == machine)
+            and condition.within(begin, end) >= 0
+            for condition in self._evidence.conditions
+        )
+
+    # All that was printed
+
+    def _outputs(self) -> Iterator[str]:
+        for attempt in self._attempts:
+            printed = self._diary.printed(attempt.number)
+            if not printed or self._had(
+                attempt, COSTS_OUTPUT, self._first_sign(attempt) - 1, self._kept_until(attempt)
+            ):
+                continue
+            unguarded = bool({"kill reaper", *FATAL[2:]} & self._kinds(attempt))
+            for place, text in (("the queue", self._store.log(attempt.id)), ("the file", self._file(attempt))):
+                kept = [line for line in text.splitlines() if line.startswith("attempt")]
+                if not _is_whole(printed, kept, unguarded=unguarded):
+                    yield (
+                        f"attempt {attempt.number} printed {printed[-1:]}, {place} has {kept[-1:]}; {self._history()}"
+                    )
+
+    def _first_sign(self, attempt: Attempt) -> float:
+        return min(one.time for one in self._entries if one.attempt == attempt.number)
+
+    def _kept_until(self, attempt: Attempt) -> float:
+        """Somebody may delete it at any time."""
+        last = self._last_sign(attempt) + 2 * self._evidence.lease
+        deleted = [one.began for one in self._evidence.conditions if one.kind in {"delete attempts", "delete home"}]
+        return max([last, *deleted])
+
+    def _file(self, attempt: Attempt) -> str:
+        places = [home / "attempts" / f"{self._name}-{attempt.number}" / "output" for home in self._evidence.homes]
+        text = ""
+        for place in places:
+            with contextlib.suppress(OSError):
+                text += place.read_text()
+        return text
+
+
+def _is_older(one: Entry, start: Entry) -> bool:
+    return one.attempt < start.attempt or (one.attempt == start.attempt and one.pid != start.pid)
+
+
+def _is_whole(printed: list[str], kept: list[str], *, unguarded: bool) -> bool:
+    """It may have been killed before it could note that it had printed one more."""
+    if kept[: len(printed)] == printed:
+        return len(kept) <= len(printed) + 1
+    # What a reaper has read and not yet written dies with it: one piece, no more.
+    hole = [place for place, line in enumerate(printed) if line not in kept]
+    return unguarded and len(hole) > 0 and hole == list(range(hole[0], hole[-1] + 1))
+
+
+def _digest(entries: list[Entry]) -> list[str]:
+    """When each attempt began, last gave a sign, and how."""
+    told = []
+    for number, pid in dict.fromkeys((entry.attempt, entry.pid) for entry in entries):
+        own = [entry for entry in entries if (entry.attempt, entry.pid) == (number, pid)]
+        told.append(f"{number} (pid {pid}) {own[0].time % 10000:.2f} to {own[-1].time % 10000:.2f} {own[-1].word}")
+    return told

@@ -1,0 +1,203 @@
+"""One machine of a chaos run: its worker as a service manager keeps it, its disk, its clocks, and its processes."""
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from stoker.runs.processes import Identity, children, identify, send, stat
+from tests.support.disk import Disk
+from tests.support.faults import Faults
+from tests.support.work_site import RunningWorker, WorkSite
+
+WORKER, SUPERVISOR, REAPER, FORK_SERVER = "stoker", "stoker-job", "stoker-guard", "stoker-nursery"
+JOB: Final = "marking_job"
+BETWEEN_STARTS: Final = 0.2
+# Of hundreds of processes most are others', and a pid is given away again after minutes at the earliest.
+STRANGER_FOR: Final = 2.0
+OF_STOKER: Final = (WORKER, SUPERVISOR, REAPER, FORK_SERVER)
+
+
+class Keepers(NamedTuple):
+    """A job that runs, and who looks after it."""
+
+    attempt: str
+    """JOB-NUMBER."""
+    job: Identity
+    reaper: Identity
+    supervisor: Identity
+
+    @property
+    def seconds(self) -> float:
+        """How long the job is."""
+        try:
+            return float(Path(f"/proc/{self.job.pid}/cmdline").read_bytes().split(b"\0")[2])
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
+
+class Machine:
+    """A home on a disk of its own, and whatever was started there."""
+
+    def __init__(self, site: WorkSite, number: int, arguments: tuple[str, ...], *, mounts: bool) -> None:
+        self.number = number
+        self._site = site
+        self._arguments = arguments
+        place = site.directory / f"machine-{number}"
+        place.mkdir()
+        self.home = place / "home"
+        self.faults = Faults(site.directory / f"faults-{number}")
+        self.disk: Disk | None = None
+        if mounts:
+            with contextlib.suppress(OSError):
+                self.disk = Disk(place)
+        self.limit: int | None = None
+        """How many descriptors its next worker may have."""
+        self.suspended = False
+        self.keys: set[str] = set()
+        """What the ids of its workers begin with."""
+        self._workers: list[RunningWorker] = []
+        self.starts = 0
+        self._start_at = 0.0
+        self._strangers: dict[int, float] = {}
+        """Processes that are not of this machine, and until when that is believed."""
+
+    @property
+    def worker(self) -> RunningWorker | None:
+        return self._workers[-1] if self._workers else None
+
+    def keep(self) -> None:
+        """As a service manager does: a worker that ended is started again."""
+        if self.suspended:
+            return
+        ended = self.worker is None or self.worker.process.poll() is not None
+        if ended and time.monotonic() >= self._start_at:
+            self.start_worker()
+        with contextlib.suppress(OSError):
+            for lock in self.home.glob("worker-*.lock"):
+                if key := re.match(r"[0-9a-z]+", lock.read_text()):
+                    self.keys.add(key[0])
+
+    def start_worker(self) -> None:
+        # As service managers do, so that one that cannot start does not eat the machine.
+        self._start_at = time.monotonic() + BETWEEN_STARTS
+        said = self._site.directory / f"worker-{self.number}-{self.starts}.txt"
+        prefix = ("prlimit", f"--nofile={self.limit}:") if self.limit is not None else ()
+        # A full disk has no room for a home that somebody deleted: then the next try may find some.
+        with contextlib.suppress(OSError):
+            worker = self._site.work(
+                *self._arguments, home=self.home, environment=self.faults.environment, prefix=prefix, said=said
+            )
+            self.starts += 1
+            self._workers.append(worker)
+
+    def mistakes(self) -> list[str]:
+        """What no worker that had begun to work should ever say. Python itself may be unable to start."""
+        return [
+            line
+            for worker in self._workers
+            if "at work for" in worker.said
+            for line in worker.said.splitlines()
+            if "Traceback" in line or "internal error" in line
+        ]
+
+    # Its processes
+
+    def processes(self) -> dict[int, str]:
+        """By pid: what each is called."""
+        mark = f"STOKER_HOME={self.home}".encode()
+        moment = time.monotonic()
+        self._strangers = {pid: until for pid, until in self._strangers.items() if until > moment}
+        found: dict[int, str] = {}
+        for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of names, one call
+            if not name.isdigit() or (pid := int(name)) in self._strangers:
+                continue
+            if mark not in _environment(pid):
+                self._strangers[pid] = moment + STRANGER_FOR
+                continue
+            with contextlib.suppress(OSError):
+                found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+        return found
+
+    def called(self, *names: str) -> list[Identity]:
+        return [who for pid, name in sorted(self.processes().items()) if name in names and (who := identify(pid))]
+
+    def running(self) -> list[Keepers]:
+        """The jobs that run now with all who look after them."""
+        found = []
+        for job in self.called(JOB):
+            reaper = _parent(job, REAPER)
+            supervisor = _parent(reaper, SUPERVISOR) if reaper is not None else None
+            attempt = attempt_of(job.pid)
+            if reaper is not None and supervisor is not None and attempt:
+                found.append(Keepers(attempt, job, reaper, supervisor))
+        return found
+
+    def stop_all(self) -> list[Identity]:
+        """Stops every process of it, until none is left that was not stopped."""
+        stopped: set[Identity] = set()
+        while fresh := {who for pid in self.processes() if (who := identify(pid))} - stopped:
+            for who in fresh:
+                send(who, signal.SIGSTOP)
+            stopped |= fresh
+        # Whoever watches over jobs is awake before them, as nearly as that can be.
+        return sorted(stopped, key=lambda who: _name(who.pid) == JOB)
+
+
+def limit_descriptors(those: Iterable[Identity]) -> list[tuple[Identity, tuple[int, int]]]:
+    """They may open no more; what was allowed before."""
+    before = []
+    for who in those:
+        with contextlib.suppress(OSError, ProcessLookupError):
+            held = len(os.listdir(f"/proc/{who.pid}/fd"))  # noqa: PTH208 - as above
+            soft, hard = resource.prlimit(who.pid, resource.RLIMIT_NOFILE)
+            if identify(who.pid) == who:
+                resource.prlimit(who.pid, resource.RLIMIT_NOFILE, (held, hard))
+                before.append((who, (soft, hard)))
+    return before
+
+
+def lift_limits(before: Iterable[tuple[Identity, tuple[int, int]]]) -> None:
+    for who, limits in before:
+        with contextlib.suppress(OSError, ProcessLookupError):
+            if identify(who.pid) == who:
+                resource.prlimit(who.pid, resource.RLIMIT_NOFILE, limits)
+
+
+def attempt_of(pid: int) -> str:
+    """The name of the attempt that this process belongs to, if any."""
+    for variable in _environment(pid):
+        name, _, value = variable.decode(errors="replace").partition("=")
+        if name == "STOKER_RUN_DIR":
+            return Path(value).name
+    return ""
+
+
+def attempts_below(pid: int) -> set[str]:
+    """Of all the jobs that this process looks after."""
+    below = children(pid)
+    found = {attempt_of(child) for child in below if _name(child) == JOB}
+    return found.union(*(attempts_below(child) for child in below)) - {""}
+
+
+def _parent(of: Identity, called: str) -> Identity | None:
+    found = stat(of.pid)
+    above = stat(found.parent) if found is not None and found.identity == of else None
+    return above.identity if above is not None and above.name == called else None
+
+
+def _name(pid: int) -> str:
+    found = stat(pid)
+    return found.name if found is not None else ""
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
