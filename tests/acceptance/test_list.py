@@ -6,7 +6,8 @@ import pytest
 
 from stoker.queue import Store, init_queue
 from tests.support.attempts import be_there, run, start, submit
-from tests.support.command import stoker
+from tests.support.command import stoker, stoker_command
+from tests.support.terminal import terminal
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -113,6 +114,32 @@ def test_a_command_cannot_break_the_table_or_talk_to_the_terminal(queue: Store) 
     done = stoker("list")
     assert "one two �[31mred [bold]x[/bold] 🔥" in row(done.out, job)
     assert "\x1b" not in done.out
+
+
+LONG = "python train.py " + "--option /data/configs/experiment.yaml " * 8
+
+
+@pytest.mark.parametrize("queue", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("verb", ["list", "runs"])
+def test_on_a_narrow_terminal_ids_and_states_stay_whole_and_in_a_pipe_everything(
+    queue: Store, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # the terminal's own width counts
+    if verb == "list":
+        runs, waits = submit(queue, LONG, LONG, gpus=1)
+        queue.edit(waits, {"after": (runs,)})
+        start(queue, runs, "GPU-0")
+        whole = [f"{runs}  running ", f"{waits}  queued, after {runs}"]
+    else:
+        assert stoker("run", "--", "sh", "-c", f"exit 3; {LONG}").code == 3
+        whole = [f"{stoker('runs', '--json').json()[0]['id']}  ", "  ended     3  "]
+    with terminal([stoker_command(), verb], columns=60) as shown:
+        assert shown.code() == 0
+    assert [part for part in whole if part not in shown.text] == [], shown.text
+    assert max(len(line) for line in shown.text.splitlines() if "…" in line) <= 60
+    piped = stoker(verb).out
+    assert LONG.rstrip() in piped
+    assert not set(piped) & set("…█│┃━─")
 
 
 def test_mistakes_are_told_in_one_sentence(queue: Store) -> None:

@@ -1,12 +1,13 @@
 """What `stoker top` shows on terminals of any size, and which job is selected."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from stoker.cli.top_detail import help_frame
-from stoker.cli.top_screen import View, chosen, frame, selected, share, whole
+from stoker.cli.top_screen import UNCUT, View, chosen, frame, selected, share, whole
 from stoker.overview.model import Overview
 from tests.support.overviews import card, ended, machine, overview, running, waiting
 
@@ -33,6 +34,22 @@ def test_a_small_terminal_shows_something_of_everything() -> None:
         "? help",
     ):
         assert text in screen
+
+
+def test_a_narrow_terminal_keeps_ids_states_and_gpus_whole_and_a_pipe_everything() -> None:
+    long = "gpu-box-17.cluster.example.org"
+    command = "python train.py " + "--option value " * 20
+    runs = msgspec.structs.replace(running(1, name="", command=command), host=long, gpus=("0", "7"))
+    taken = card(0, doing="somebody", whom="")
+    seen = overview(running=(runs,), machines=(machine(long, cards=(taken,)),))
+    for width in (80, 60):
+        screen = shown(seen, width=width)
+        for text in (f"  {runs.job.id} python train.p", "…:0,7 ", " queued ", " failed ", "  0 A100", " somebody else"):
+            assert text in screen, (width, text)
+    piped = "\n".join(line.plain for line in whole(seen, UNCUT))
+    assert command.strip() in piped
+    assert f"{long}:0,7" in piped
+    assert not set(piped) & set("…█")
 
 
 def test_many_gpus_become_one_line_for_each_machine() -> None:

@@ -114,31 +114,31 @@ def _checked(file: str | None, prober: "Prober") -> "tuple[FillConfig, Sequence[
 
 
 def _print(found: "FillStatus", alive: bool) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from stoker.cli.screen import console
+    from stoker.cli.screen import Column, print_table
     from stoker.units import format_duration
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("GPU")
-    table.add_column("program")
-    table.add_column("state")
-    table.add_column("for", justify="right")
-    table.add_column("GPU-hours", justify="right")
-    table.add_column("preempted", justify="right")
-    table.add_column("why", ratio=1)
-    for seat in found.seats:
-        table.add_row(
+    columns = (
+        Column("GPU"),
+        Column("program", gives="cut"),
+        Column("state"),
+        Column("for", "right", left_out=1),
+        Column("GPU-hours", "right", left_out=2),
+        Column("preempted", "right", left_out=3),
+        Column("why", gives="wrap"),
+    )
+    rows = [
+        (
             ", ".join(map(str, seat.indices)),
             seat.program,
             seat.doing if alive else "not watched",
             format_duration(round(time.time() - seat.since)),
             f"{seat.gpu_hours:.1f}",
             str(seat.preemptions),
-            Text(seat.why),
+            seat.why,
         )
-    console().print(table)
+        for seat in found.seats
+    ]
+    print_table(columns, rows)
     total = sum(seat.gpu_hours for seat in found.seats)
     times = sum(seat.preemptions for seat in found.seats)
     sys.stdout.write(f"{total:.1f} GPU-hours given to background work, {times} preemption{'s' if times != 1 else ''}\n")

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.screen import console
+from stoker.cli.screen import Cell, Column, console, fits, table_lines, width_of
 from stoker.gpus.model import Gpu, Look, Maybe, Reading, known
 from stoker.gpus.state import State, describe, state_of, title
 from stoker.units import format_memory, format_percent
@@ -18,8 +17,22 @@ _BAR: Final = 10
 _FULL_FROM: Final = 0.9
 
 
+# From the last to be left out to the first: who uses a GPU is what people ask, what it draws can be looked up.
+_COLUMNS: Final = (
+    Column("GPU", "right"),
+    Column("name", gives="cut", least=8, left_out=1),
+    Column("state"),
+    Column("utilization"),
+    Column("memory"),
+    Column("power", "right", left_out=2),
+    Column("who", gives="wrap", least=24),
+)
+
+
 def print_look(look: Look) -> None:
-    console().print(table_of(look))
+    screen = console()
+    for line in table_of(look, width_of(screen)):
+        screen.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
 
 
 def show_live(looks: Iterator[Look], every: float) -> None:
@@ -27,20 +40,20 @@ def show_live(looks: Iterator[Look], every: float) -> None:
     screen = console()
     if not screen.is_terminal:
         for look in looks:
-            screen.print(live_view(look))
+            screen.print(live_view(look, None), soft_wrap=True)
             sys.stdout.flush()
         return
     from rich.live import Live
 
     with Live(console=screen, screen=True, auto_refresh=False) as live:
         for look in looks:
-            live.update(live_view(look, f"every {every:g} s, Ctrl-C ends"), refresh=True)
+            live.update(live_view(look, screen.width, f"every {every:g} s, Ctrl-C ends"), refresh=True)
 
 
-def live_view(look: Look, hint: str = "") -> RenderableType:
+def live_view(look: Look, width: int | None, hint: str = "") -> RenderableType:
     lines: list[RenderableType] = [Text(f"{_clock(look.wall)}  {look.source}  {hint}".rstrip(), style="dim")]
     if look.gpus:
-        lines.append(table_of(look))
+        lines += table_of(look, width)
     if look.problem:
         lines.append(Text(f"the GPUs cannot be read: {look.problem.reason}", style="red"))
     if look.note:
@@ -48,19 +61,22 @@ def live_view(look: Look, hint: str = "") -> RenderableType:
     return Group(*lines)
 
 
-def table_of(look: Look) -> Table:
+def table_of(look: Look, width: int | None) -> list[Text]:
+    """With bars where a terminal has room for them."""
     kept = _kept()
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("GPU", justify="right")
-    table.add_column("name", overflow="ellipsis", no_wrap=True, min_width=8)
-    table.add_column("state")
-    table.add_column("utilization", no_wrap=True)
-    table.add_column("memory", no_wrap=True)
-    table.add_column("power", justify="right", no_wrap=True)
-    table.add_column("who", overflow="fold", ratio=1)
-    for gpu, reading in zip(look.gpus, look.readings, strict=True):
-        table.add_row(*_row(gpu, reading, kept.get(gpu.uuid, "")))
-    return table
+    rows = [
+        [
+            _row(gpu, reading, kept.get(gpu.uuid, ""), bars=bars)
+            for gpu, reading in zip(look.gpus, look.readings, strict=True)
+        ]
+        for bars in (True, False)
+    ]
+    if width is None:
+        return table_lines(_COLUMNS, rows[1], None)
+    if fits(_COLUMNS, rows[0], width):
+        return table_lines(_COLUMNS, rows[0], width)
+    narrow = [column._replace(name="use") if column.name == "utilization" else column for column in _COLUMNS]
+    return table_lines(narrow, rows[1], width)
 
 
 def _kept() -> dict[str, str]:
@@ -73,24 +89,24 @@ def _kept() -> dict[str, str]:
     return kept_gpus(state_home(), gethostname())
 
 
-def _row(gpu: Gpu, reading: Reading, kept: str) -> list[RenderableType]:
+def _row(gpu: Gpu, reading: Reading, kept: str, *, bars: bool) -> list[Cell]:
     state, reason = state_of(reading)
     utilization = reading.utilization
     return [
         str(gpu.index),
         title(gpu).removeprefix("NVIDIA "),
         Text(state, style=_COLOURS[state]),
-        _bar(utilization.mean, format_percent(utilization.mean)) if known(utilization) else Text("?", style="red"),
-        _memory(reading),
+        _share(utilization.mean, format_percent(utilization.mean), bars) if known(utilization) else Text("?", "red"),
+        _memory(reading, bars),
         _power(reading),
         Text(reason, style="red") if state == "unknown" else _who(reading, kept),
     ]
 
 
-def _memory(reading: Reading) -> Text:
+def _memory(reading: Reading, bars: bool) -> Text:
     used, total = reading.memory_used, reading.memory_total
     if known(used) and known(total):
-        return _bar(used / total, f"{format_memory(used)} of {format_memory(total)}")
+        return _share(used / total, f"{format_memory(used)} of {format_memory(total)}", bars)
     return Text("?")
 
 
@@ -111,7 +127,9 @@ def _amount(memory: Maybe[int]) -> str:
     return f" {format_memory(memory)}" if known(memory) else ""
 
 
-def _bar(share: float, caption: str) -> Text:
+def _share(share: float, caption: str, bars: bool) -> Text:
+    if not bars:
+        return Text(caption)
     full = min(round(share * _BAR), _BAR)
     if share > 0:
         full = max(full, 1)  # anything at all shows

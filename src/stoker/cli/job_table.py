@@ -64,23 +64,25 @@ def _lasted(job: Job, now: float) -> str:
     return "" if until is None or until < job.started else format_duration(round(until - job.started))
 
 
-def print_table(lines: Sequence[Line]) -> None:
-    from rich.table import Table
+def print_jobs(lines: Sequence[Line]) -> None:
     from rich.text import Text
 
-    from stoker.cli.screen import console
+    from stoker.cli.screen import Column, print_table
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("job", "state", "gpus"):
-        table.add_column(name, no_wrap=True)
-    for name in ("when", "for", "exit"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("name or command", overflow="ellipsis", no_wrap=True, ratio=1)
-    for line in lines:
-        state = Text(line.state, style=_COLOURS.get(line.state.partition(",")[0], ""))
-        others = (Text(cell) for cell in line[2:])
-        table.add_row(Text(line.id), state, *others)
-    console().print(table)
+    columns = (
+        Column("job"),
+        # What is behind the state itself may be cut.
+        Column("state", gives="cut", least=24),
+        Column("gpus", gives="middle", least=14, left_out=1),
+        Column("when", "right", left_out=2),
+        Column("for", "right", left_out=3),
+        Column("exit", "right"),
+        Column("name or command", gives="cut"),
+    )
+    rows = [
+        (line.id, Text(line.state, style=_COLOURS.get(line.state.partition(",")[0], "")), *line[2:]) for line in lines
+    ]
+    print_table(columns, rows)
 
 
 def summed_up(counts: Mapping[State, int], around: Surroundings) -> str:

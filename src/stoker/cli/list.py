@@ -99,11 +99,11 @@ def _print_json(jobs: list[Job], reasons: list[Why]) -> None:
 
 
 def _print(store: "Store", wanted: _Wanted, jobs: list[Job], reasons: list[Why], around: Surroundings) -> None:
-    from stoker.cli.job_table import line_of, print_table, summed_up
+    from stoker.cli.job_table import line_of, print_jobs, summed_up
 
     counts = store.counts()
     if jobs:
-        print_table([line_of(job, why, around) for job, why in zip(jobs, reasons, strict=True)])
+        print_jobs([line_of(job, why, around) for job, why in zip(jobs, reasons, strict=True)])
         sys.stdout.write("\n")
     elif not counts:
         sys.stdout.write("no jobs yet: `stoker submit -- COMMAND` makes one\n")

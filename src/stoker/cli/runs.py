@@ -35,25 +35,25 @@ def command(as_json: bool, everything: bool) -> int:
 
 
 def _print(summaries: list[Summary]) -> None:
-    from rich.table import Table
-    from rich.text import Text
+    from stoker.cli.screen import Column, print_table
 
-    from stoker.cli.screen import console
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("run")
-    table.add_column("started")
-    table.add_column("for", justify="right")
-    table.add_column("what")
-    table.add_column("exit", justify="right")
-    table.add_column("command", overflow="ellipsis", no_wrap=True, ratio=1)
-    for summary in summaries:
-        table.add_row(
+    columns = (
+        Column("run"),
+        Column("started", left_out=1),
+        Column("for", "right", left_out=2),
+        Column("what"),
+        Column("exit", "right"),
+        Column("command", gives="cut"),
+    )
+    rows = [
+        (
             summary.id,
             time.strftime("%m-%d %H:%M", time.localtime(summary.started)),
             format_duration(round(summary.seconds)),
             in_a_word(summary),
             "" if summary.exit_code is None else str(summary.exit_code),
-            Text(shlex.join(summary.command)),
+            shlex.join(summary.command),
         )
-    console().print(table)
+        for summary in summaries
+    ]
+    print_table(columns, rows)

@@ -1,13 +1,143 @@
 """Where tables go: a terminal with its width and colours, or plain text that nothing is cut from."""
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
+from rich.text import Text
 
-# What is no terminal has no width: wide enough that nothing is cut.
+# What is no terminal has no width: sentences are wide enough there that nothing is cut.
 _PLAIN_WIDTH: Final = 200
+_GAP: Final = 2
+
+Cell = Text | str
+
+
+class Column(NamedTuple):
+    """One column of a table, and what becomes of it on a narrow terminal."""
+
+    name: str
+    justify: Literal["left", "right"] = "left"
+    gives: Literal["never", "cut", "middle", "wrap"] = "never"
+    """Whether it may be narrower than what is in it: an id stays whole, a command is cut at its end, a place whose end
+    counts in its middle, a sentence is wrapped."""
+    least: int = 16
+    """How narrow it may become before other columns are left out."""
+    left_out: int = 0
+    """The column with the highest number is left out first where there is no room; 0 never is."""
 
 
 def console() -> Console:
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
+    screen = console()
+    for line in table_lines(columns, rows, width_of(screen)):
+        screen.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
+
+
+def width_of(screen: Console) -> int | None:
+    """How wide a table may be; None where nothing limits it."""
+    return screen.width if screen.is_terminal else None
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[Text]:
+    """The table with its heading; without a width each row is one line, whole."""
+    cells = [[_on_one_line(cell) for cell in row] for row in rows]
+    natural = [
+        max([cell_len(column.name), *(row[place].cell_len for row in cells)]) for place, column in enumerate(columns)
+    ]
+    shown = list(range(len(columns)))
+    if width is not None:
+        shown = _kept(columns, natural, width)
+        natural = _narrowed(columns, natural, shown, width)
+    heading = [Text(column.name, style="dim") for column in columns]
+    return [line for row in (heading, *cells) for line in _lines(columns, row, natural, shown)]
+
+
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> bool:
+    """Whether all columns have a place, those that give with as little of it as they need."""
+    if width is None:
+        return True
+    cells = [[_on_one_line(cell) for cell in row] for row in rows]
+    natural = [
+        max([cell_len(column.name), *(row[place].cell_len for row in cells)]) for place, column in enumerate(columns)
+    ]
+    return _needed(columns, natural, range(len(columns))) <= width
+
+
+def _on_one_line(cell: Cell) -> Text:
+    """Without what would begin another line or steer the terminal."""
+    text = cell if isinstance(cell, Text) else Text(cell)
+    if text.plain.isprintable():
+        return text
+    return Text("".join(letter if letter.isprintable() else " " for letter in text.plain), style=text.style)
+
+
+def _needed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int]) -> int:
+    least = (natural[place] if columns[place].gives == "never" else _least(columns, natural, place) for place in shown)
+    return sum(least) + _GAP * (len(shown) - 1)
+
+
+def _least(columns: Sequence[Column], natural: Sequence[int], place: int) -> int:
+    return min(natural[place], columns[place].least)
+
+
+def _kept(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
+    """The columns for which there is room, in their order."""
+    shown = list(range(len(columns)))
+    while _needed(columns, natural, shown) > width and any(columns[place].left_out for place in shown):
+        shown.remove(max(shown, key=lambda place: columns[place].left_out))
+    return shown
+
+
+def _narrowed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int], width: int) -> list[int]:
+    """The widest of those that give becomes narrower until all fit; the others stay as they are."""
+    widths = list(natural)
+    giving = [place for place in shown if columns[place].gives != "never"]
+    excess = sum(widths[place] for place in shown) + _GAP * (len(shown) - 1) - width
+    while excess > 0:
+        above = [place for place in giving if widths[place] > _least(columns, natural, place)]
+        # Where even that is too much, nothing is cut to less than can be recognised, and the terminal wraps the line.
+        if not above:
+            break
+        widths[max(above, key=lambda place: widths[place])] -= 1
+        excess -= 1
+    return widths
+
+
+def _lines(columns: Sequence[Column], row: Sequence[Text], widths: Sequence[int], shown: Sequence[int]) -> list[Text]:
+    parts = [_fitted(columns[place], row[place], widths[place]) for place in shown]
+    lines = []
+    for number in range(max(map(len, parts), default=0)):
+        line = Text()
+        for place, part in zip(shown, parts, strict=True):
+            piece = part[number].copy() if number < len(part) else Text()
+            piece.align(columns[place].justify, widths[place])
+            line.append_text(piece).append(" " * _GAP)
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def _fitted(column: Column, cell: Text, width: int) -> list[Text]:
+    if cell.cell_len <= width:
+        return [cell]
+    if column.gives == "wrap":
+        return list(cell.wrap(Console(width=width), width))
+    if column.gives == "middle":
+        return [Text(cut_in_the_middle(cell.plain, width), style=cell.style)]
+    piece = cell.copy()
+    piece.truncate(width, overflow="ellipsis")
+    return [piece]
+
+
+def cut_in_the_middle(text: str, width: int) -> str:
+    """`gpu-box-1…ple.org:0,1`: both ends say something."""
+    if cell_len(text) <= width:
+        return text
+    tail = text[len(text) - width // 2 :]
+    return f"{set_cell_size(text, width - 1 - cell_len(tail))}…{tail}"

@@ -134,29 +134,23 @@ def _list(keys: "Keys", as_json: bool) -> None:
     if not tokens:
         sys.stdout.write("no tokens yet: `stoker serve` makes the first one, and so does `stoker tokens link`\n")
         return
-    from rich.table import Table
-    from rich.text import Text
+    from stoker.cli.screen import Column, print_table
 
-    from stoker.cli.screen import console
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("name", "role", "id"):
-        table.add_column(name, no_wrap=True)
-    for name in ("made", "devices", "last seen"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = (
+        Column("name", gives="cut"),
+        Column("role"),
+        Column("id"),
+        Column("made", "right", left_out=2),
+        Column("devices", "right", left_out=1),
+        Column("last seen", "right"),
+    )
+    rows = []
     for token in tokens:
         devices = by_token[token.id]
         seen = _seen(token, devices)
-        cells = (
-            token.name,
-            token.role,
-            token.id,
-            _ago(token.created),
-            str(len(devices)),
-            "never" if seen is None else _ago(seen),
-        )
-        table.add_row(*(Text(cell) for cell in cells))
-    console().print(table)
+        used = "never" if seen is None else _ago(seen)
+        rows.append((token.name, token.role, token.id, _ago(token.created), str(len(devices)), used))
+    print_table(columns, rows)
 
 
 def _told(token: "Token", devices: "list[Session]") -> dict[str, object]:

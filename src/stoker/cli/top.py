@@ -48,10 +48,10 @@ def _print_json(overview: "Overview") -> int:
 
 
 def _print(overview: "Overview") -> int:
-    from stoker.cli.screen import console
-    from stoker.cli.top_screen import whole
+    from stoker.cli.screen import console, width_of
+    from stoker.cli.top_screen import UNCUT, whole
 
     screen = console()
-    for line in whole(overview, screen.width):
-        screen.print(line, no_wrap=True, crop=False)
+    for line in whole(overview, width_of(screen) or UNCUT):
+        screen.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
     return 0

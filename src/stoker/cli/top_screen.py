@@ -26,6 +26,10 @@ _DOING: Final[dict[Doing, tuple[str, str]]] = {
 _STATES: Final[dict[State, str]] = {"failed": "red", "succeeded": "green", "cancelled": "dim", "held": "yellow"}
 _BAR: Final = 10
 _HINT: Final = "q quit  ? help  Enter details  l log  c cancel  r retry  h hold  u/d move  s snooze  p pause"
+# From this width on there is room for bars beside what the GPUs do.
+_ROOM_FOR_BARS: Final = 72
+UNCUT: Final = 1_000_000
+"""As a width: nothing is cut, for a reader that has none."""
 # What the screen is divided among: of the lines between the health and the last line.
 _GPU_SHARE: Final = 0.4
 
@@ -94,7 +98,10 @@ def last_line(view: View, width: int) -> Text:
 
 
 def cut(text: Text, width: int) -> Text:
-    text.truncate(width, overflow="ellipsis")
+    if width < UNCUT:
+        text.truncate(width, overflow="ellipsis")
+    else:
+        text.rstrip()
     text.no_wrap = True
     return text
 
@@ -175,9 +182,9 @@ def _gpu(gpu: GpuCard, now: float, width: int) -> Text:
     memory = "?" if gpu.memory_used is None else format_memory(gpu.memory_used)
     of = f" of {format_memory(gpu.memory_total)}" if gpu.memory_total is not None else ""
     text = Text.assemble(
-        f"  {gpu.index:>2} {_column(gpu.name.removeprefix('NVIDIA '), 12 if width < 100 else 24)} ",
-        bar(gpu.utilization, "?" if gpu.utilization is None else format_percent(gpu.utilization)),
-        f" {_column(f'{memory}{of}', 17)} ",
+        f"  {gpu.index:>2} {_column(gpu.name.removeprefix('NVIDIA '), 12 if width < 100 else 24, width)} ",
+        _utilization(gpu, width),
+        f" {_column(f'{memory}{of}', 17, UNCUT)} ",
         (word, colour),
         f"{for_whom}{since}",
     )
@@ -186,8 +193,13 @@ def _gpu(gpu: GpuCard, now: float, width: int) -> Text:
     return cut(text, width)
 
 
+def _utilization(gpu: GpuCard, width: int) -> Text:
+    caption = "?" if gpu.utilization is None else format_percent(gpu.utilization)
+    return bar(gpu.utilization, caption) if _ROOM_FOR_BARS <= width < UNCUT else Text(f"{caption:>4}")
+
+
 def _in_short(machine: Machine, now: float, width: int) -> Text:
-    text = Text.assemble((_column(machine.host, 14), "bold"), *_condition(machine, now))
+    text = Text.assemble((_column(machine.host, 14, width), "bold"), *_condition(machine, now))
     for gpu in machine.gpus:
         shown = "?" if gpu.utilization is None or gpu.doing == "unknown" else format_percent(gpu.utilization)
         text.append(f"  {gpu.index} ", "dim")
@@ -233,20 +245,20 @@ def _window(jobs: Sequence[AnyJob], view: View, size: int) -> Sequence[AnyJob]:
 
 
 def _row(one: AnyJob, now: float, view: View, width: int) -> Text:
-    name = _column(called(one.job), min(max(14, width // 4), 48))
+    name = _column(called(one.job), min(max(14, width // 4), 48), width)
     mark, style = ("> ", "reverse") if one.job.id == view.selected else ("  ", "")
     text = Text.assemble((f"{mark}{one.job.id} {name} ", style))
     match one:
         case RunningJob():
-            text.append(_column(f"{one.host}:{','.join(one.gpus) or '-'}", 12 if width < 100 else 20))
+            text.append(_where(one, 12 if width < 100 else 20, width))
             text.append(f" {_lasted(one.job.started, now):>6} ")
-            text.append_text(_doing(one, now))
+            text.append_text(_doing(one, now, width))
         case WaitingJob():
-            text.append(_column(_wanted(one), 9), "dim")
+            text.append(_column(_wanted(one), 9, UNCUT), "dim")
             text.append(f" {'held' if one.job.state == 'held' else 'queued'}", _STATES.get(one.job.state, ""))
             text.append(f"  {on_one_line(one.why.word or one.why.sentence)}", "dim")
         case EndedJob():
-            text.append(_column(one.job.state, 10), _STATES.get(one.job.state, ""))
+            text.append(_column(one.job.state, 10, UNCUT), _STATES.get(one.job.state, ""))
             text.append(f"{_lasted(one.job.ended, now):>6} ago  ")
             if one.idle_stopped:
                 text.append("idle  ", "yellow")
@@ -254,22 +266,23 @@ def _row(one: AnyJob, now: float, view: View, width: int) -> Text:
     return cut(text, width)
 
 
-def _doing(one: RunningJob, now: float) -> Text:
+def _doing(one: RunningJob, now: float, width: int) -> Text:
     """How far it is, or else what it said last."""
     snoozed = f"left alone for {spoken(one.snoozed_until - now)}  " if one.snoozed_until is not None else ""
     text = Text(snoozed, style="")
     if one.why.word:
         text.append(f"{one.why.word}  ", "yellow")
     if one.progress is not None and one.progress.fraction is not None:
-        text.append_text(progress_bar(one.progress))
+        text.append_text(progress_bar(one.progress, bars=width < UNCUT))
     else:
         text.append(on_one_line(one.progress.text if one.progress is not None else one.last_line), "dim")
     return text
 
 
-def progress_bar(progress: Progress) -> Text:
+def progress_bar(progress: Progress, *, bars: bool = True) -> Text:
     percent = "" if progress.fraction is None else format_percent(progress.fraction)
-    return Text.assemble(bar(progress.fraction, percent), (f" {on_one_line(progress.text)}", "dim"))
+    shown = bar(progress.fraction, percent) if bars else Text(f"{percent:>4}")
+    return Text.assemble(shown, (f" {on_one_line(progress.text)}", "dim"))
 
 
 def bar(fraction: float | None, caption: str) -> Text:
@@ -294,7 +307,16 @@ def _code(one: EndedJob) -> str:
     return "" if not one.job.exit_code else f"exit code {one.job.exit_code}"
 
 
-def _column(text: str, width: int) -> str:
-    """Exactly so wide."""
+def _where(one: RunningJob, width: int, of: int) -> str:
+    """The machine and its GPUs: of a long name the end is left out, of the numbers nothing."""
+    gpus = f":{','.join(one.gpus) or '-'}"
+    host = _column(one.host, max(4, width - len(gpus)), of).rstrip()
+    return _column(f"{host}{gpus}", width, UNCUT)
+
+
+def _column(text: str, width: int, of: int) -> str:
+    """So wide, in a line of the width `of`; wider only where nothing is cut."""
     shown = on_one_line(text)
-    return set_cell_size(shown, width) if cell_len(shown) <= width else f"{set_cell_size(shown, width - 1)}…"
+    if cell_len(shown) <= width:
+        return set_cell_size(shown, width)
+    return shown if of >= UNCUT else f"{set_cell_size(shown, width - 1)}…"

@@ -1,0 +1,88 @@
+"""Tables on terminals of any width: what identifies a row stays whole, and a pipe gets everything."""
+
+import pytest
+from rich.text import Text
+
+from stoker.cli import gpu_table
+from stoker.cli.screen import Column, cut_in_the_middle, table_lines
+from stoker.gpus.model import Look
+from tests.support.looks import GIB, a_gpu, a_process, a_reading
+
+COLUMNS = (
+    Column("id"),
+    Column("state", gives="cut", least=12),
+    Column("when", "right", left_out=1),
+    Column("for", "right", left_out=2),
+    Column("command", gives="cut"),
+)
+COMMAND = "python train.py --config /data/configs/experiment.yaml " * 5
+ROWS = [
+    ("0a0a0a0a", "running", "2h03m ago", "2h03m", COMMAND),
+    ("1b1b1b1b", "queued, after 0a0a0a0a and 3 more", "10s ago", "", "true"),
+]
+
+
+def plain(width: int | None) -> list[str]:
+    return [line.plain for line in table_lines(COLUMNS, ROWS, width)]
+
+
+@pytest.mark.parametrize("width", [200, 120, 80, 60, 45])
+def test_ids_and_states_stay_whole_and_commands_are_cut(width: int) -> None:
+    heading, running, queued = plain(width)
+    assert max(len(line) for line in (heading, running, queued)) <= width
+    assert running.startswith("0a0a0a0a  running ")
+    assert queued.startswith("1b1b1b1b  queued, ")
+    assert "python train.p" in running
+    assert running.endswith("…")
+
+
+def test_columns_of_less_use_are_left_out_one_after_the_other() -> None:
+    assert plain(80)[0].split() == ["id", "state", "when", "for", "command"]
+    assert plain(52)[0].split() == ["id", "state", "when", "command"]
+    assert plain(40)[0].split() == ["id", "state", "command"]
+
+
+def test_a_terminal_too_narrow_for_what_must_stay_wraps_rather_than_cuts_it() -> None:
+    assert plain(12)[1].startswith("0a0a0a0a  running")
+
+
+def test_without_a_width_each_row_is_one_line_and_whole() -> None:
+    heading, running, queued = plain(None)
+    assert running.endswith(COMMAND.rstrip())
+    assert "queued, after 0a0a0a0a and 3 more" in queued
+    assert heading.index("command") == running.index("python") == queued.index("true")
+
+
+def test_no_cell_begins_another_line_or_steers_the_terminal() -> None:
+    columns = (Column("a"), Column("b", gives="cut", least=4))
+    lines = table_lines(columns, [("x", "1\n2\x1b[2J"), (Text("y"), "漢字漢字")], 9)
+    assert [line.plain for line in lines] == ["a  b", "x  1 2 […", "y  漢字 …"]
+
+
+def test_the_end_of_a_place_is_kept() -> None:
+    assert cut_in_the_middle("gpu-box-17.example.org:0,1", 14) == "gpu-bo…org:0,1"
+    assert cut_in_the_middle("gpu-box:0,1", 14) == "gpu-box:0,1"
+
+
+@pytest.fixture
+def look() -> Look:
+    gpu = a_gpu(7, name="NVIDIA A100-SXM4-80GB")
+    who = a_process(4242, memory=40 * GIB, user="alexandra", name="python")
+    return Look("nvml", 1.0, 0.0, (gpu,), (a_reading(gpu, processes=(who, who)),))
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_a_gpu_keeps_its_index_its_state_and_who_uses_it(look: Look, width: int) -> None:
+    lines = [line.plain for line in gpu_table.table_of(look, width)]
+    assert max(map(len, lines)) <= width
+    assert lines[0].split()[0] == "GPU"
+    assert lines[1].split()[0] == "7"
+    assert " idle " in lines[1]
+    told = "".join(line[lines[0].index("who") :] for line in lines[1:]).replace(" ", "")
+    assert told == "alexandra'spython(pid4242)40GiB," + "alexandra'spython(pid4242)40GiB"
+
+
+def test_a_gpu_in_a_pipe_is_one_line_without_bars(look: Look) -> None:
+    heading, line = (line.plain for line in gpu_table.table_of(look, None))
+    assert line.endswith("alexandra's python (pid 4242) 40 GiB, alexandra's python (pid 4242) 40 GiB")
+    assert not set(heading + line) & set("█·…│")
