@@ -58,7 +58,7 @@ FALSE_HERE = {
     "It waits in a collective operation that other ranks have not joined",
     "It is a notebook or a server, and nobody asked it for anything",
     "It waits for a lock",
-    "The program was over, but did not exit",
+    "Its main program was over, but it did not exit",
 }
 
 
@@ -255,7 +255,7 @@ class TestAdviceFromStacks:
             ([f"acquire {STDLIB}/threading.py:507", TRAIN], "waits for a lock"),
             ([f"Popen.wait {STDLIB}/subprocess.py:1264", TRAIN], "a program that it started"),
             ([f"BaseProcess.join {STDLIB}/multiprocessing/process.py:149", TRAIN], "threads or child processes to end"),
-            ([f"_shutdown {STDLIB}/threading.py:1553"], "The program was over, but did not exit"),
+            ([f"_shutdown {STDLIB}/threading.py:1553"], "Its main program was over, but it did not exit"),
             ([f"save {SITE}/torch/serialization.py:850", TRAIN], "checkpoint"),
             ([f"compile_fx {SITE}/torch/_inductor/compile_fx.py:9", TRAIN], "compiling"),
             ([f"select {STDLIB}/selectors.py:468", f"start {SITE}/ipykernel/kernelapp.py:7"], "notebook"),
@@ -757,6 +757,17 @@ class TestWhereItWrote:
         output = "stoker: it ran out of memory, and is started again\nOverwrite? [y/N] stoker: GPU 0 is idle\n"
         assert titles(an_evidence(output=output))[0] == "It waits for a person at the keyboard"
         assert "Its output speaks of memory that ran out" not in titles(an_evidence(output=output))
+
+    def test_what_the_supervisor_said_is_not_taken_for_output(self) -> None:
+        page = render(an_evidence(output="stoker: GPU 0 is idle; the job is stopped in 5m\n"))
+        assert "It wrote nothing: standard output is empty." in section(page, "The last output")
+
+    def test_results_after_an_error_are_not_called_complete(self) -> None:
+        stacks = [a_stack(101, f"_shutdown {STDLIB}/threading.py:1553")]
+        assert "results are probably complete" in steps(an_evidence(stacks=stacks, output="epoch 9\n"))
+        failed = an_evidence(stacks=stacks, output="Traceback (most recent call last):\n  File\nKeyError: 3\n")
+        assert titles(failed)[0] == "Its main program was over, but it did not exit"
+        assert "results are probably complete" not in steps(failed)
 
     def test_a_pipe_is_named_with_what_went_there(self, started: Callable[[str], int]) -> None:
         page = render(an_evidence(outputs=last_outputs([started("echo >ready; read wait")])))

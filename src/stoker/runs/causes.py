@@ -35,9 +35,9 @@ EXIT: Final = Cause(
         r"_python_exit concurrent/futures/",
         r"\bfinish wandb/",
     ),
-    "The program was over, but did not exit",
+    "Its main program was over, but it did not exit",
     (
-        "Its results are probably complete: check them before you run it again.",
+        "If nothing else was to be done, its results are probably complete: check them before you run it again.",
         "A thread or a child process never ends: make it a `daemon`, or close its data loader, pool or logger.",
     ),
 )

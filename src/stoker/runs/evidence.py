@@ -17,6 +17,11 @@ from stoker.runs.transcript import Output
 _OWN_WORDS: Final = re.compile(r"\bstoker: .*\n?")
 
 
+def its_own(text: str) -> str:
+    """What the program wrote of an output that its supervisor writes to as well."""
+    return _OWN_WORDS.sub("", text)
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one run, gathered while its processes still lived where that was possible."""
 
@@ -70,7 +75,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def words(self) -> list[str]:
         """What it wrote itself, place by place, without what its supervisor wrote there."""
-        return [_OWN_WORDS.sub("", output.text) for output in self.outputs if known(output.text)]
+        return [its_own(output.text) for output in self.outputs if known(output.text)]
 
     @property
     def limit(self) -> float:

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
 from stoker.gpus.model import Unknown, known
-from stoker.runs.causes import CAUSES, COLLECTIVE, LOADER, PERSON, cause_of, own_call, waits_for_work
+from stoker.runs.causes import CAUSES, COLLECTIVE, EXIT, LOADER, PERSON, cause_of, own_call, waits_for_work
 from stoker.runs.evidence import Evidence
 from stoker.runs.markdown import clipped, code, listed, prose
 from stoker.runs.members import Member
@@ -177,6 +177,8 @@ def _in_its_code(evidence: Evidence) -> Iterator[Hint]:
         if not found or cause is PERSON:
             continue
         steps = [*_places(evidence, found), *(step.format(delay=options_of(evidence).delay) for step in cause.steps)]
+        if cause is EXIT and any(_TRACEBACK in text for text in evidence.words()):
+            steps[-len(cause.steps)] = "Its output has an error: the main program may have ended by it."
         if cause is COLLECTIVE:
             steps[:0] = _other_ranks(evidence, working)
         if cause is LOADER:

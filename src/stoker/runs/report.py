@@ -9,7 +9,7 @@ from stoker.gpus.model import Gpu, Maybe, Reading, known
 from stoker.gpus.state import describe, title
 from stoker.masking import masked_command
 from stoker.runs.chart import chart, series_of
-from stoker.runs.evidence import Evidence
+from stoker.runs.evidence import Evidence, its_own
 from stoker.runs.hints import hints
 from stoker.runs.markdown import block, clipped, code, listed, prose
 from stoker.runs.record import Ending
@@ -117,7 +117,7 @@ def _remarks(evidence: Evidence) -> Iterator[str]:
 def _output(evidence: Evidence) -> str:
     """What it wrote to each place, said by name, and why the rest is not here."""
     texts = {output: harmless(output.text) for output in evidence.outputs if known(output.text)}
-    quoted = [output for output, text in texts.items() if text.strip()]
+    quoted = [output for output, text in texts.items() if its_own(text).strip()]
     lines = max(OUTPUT_LINES // max(len(quoted), 1), FEWEST_LINES)
     parts = []
     for output in quoted:
