@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,6 +183,31 @@ def test_what_is_left_when_both_keepers_are_killed_is_stopped_before_the_next_at
     assert processes_of(record) == []
     worker.stop()
     assert outcomes(site, job) == ["lost"]
+
+
+def test_job_whose_files_are_deleted_goes_on_and_is_not_run_twice(site: WorkSite, diary: Diary) -> None:
+    job = site.submit(diary.command(LONG, 7))
+    worker = site.work()
+    wait_for_start(diary, worker)
+    worker.kill()
+    shutil.rmtree(site.home / "attempts")
+    worker = site.work()
+    site.wait_until(site.submit("true"), "succeeded")
+    diary.let_end()
+    assert site.wait_until(job, "failed").exit_code == 7
+    worker.stop()
+    assert (outcomes(site, job), diary.attempts()) == (["failed"], [1])
+
+
+def test_job_of_a_stopped_supervisor_is_cancelled(site: WorkSite, diary: Diary) -> None:
+    job = site.submit(diary.command(LONG))
+    worker = site.work()
+    wait_for_start(diary, worker)
+    assert send(keepers_of(site, job).attendant_identity, signal.SIGSTOP)
+    site.store.cancel([job])
+    site.wait_until(job, "cancelled")
+    assert processes_of(record_of(site, job)) == []
+    worker.stop()
 
 
 def test_a_claim_that_a_killed_worker_did_not_live_to_start_is_given_back_at_once(

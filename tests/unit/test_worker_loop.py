@@ -15,8 +15,9 @@ from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
 from stoker.queue import Store, View
-from stoker.queue.model import Snoozed
+from stoker.queue.model import Snoozed, Wishes
 from stoker.runs.record import Snooze
+from stoker.worker import loop
 from stoker.worker.assignment import Assignment, AttemptRecord
 from stoker.worker.crew import Crew
 from stoker.worker.engagement import Engagement
@@ -170,3 +171,25 @@ def test_a_process_for_jobs_that_never_gets_ready_is_not_waited_for_without_end(
         with pytest.raises(StokerError, match="no process for it came up"):
             crew.take()
         assert its.recv(1) == b"", "it is let go"
+
+
+def test_queue_that_opens_but_is_damaged_is_told_of_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "open_queue", lambda _url: stage.store)
+    stage.store.running.return_value = []
+    stage.store.owes.return_value = None
+    stage.store.wishes.return_value = Wishes()
+    pauses = []
+    stage.engage("runs")
+    stage.store.renew.side_effect = StokerError("the queue is damaged")
+    for _ in range(4):
+        stage.loop._renew_at = stage.loop._away_until = 0.0
+        stage.loop._ask_queue()
+        pauses.append(stage.loop._pause)
+    stage.store.renew.side_effect = None
+    assert stage.told == ["the queue is damaged; jobs go on, and it is tried again"]
+    assert pauses == [1.0, 2.0, 4.0, 8.0]
+    stage.store.renew.return_value = {"runs": False}
+    stage.loop._away_until = 0.0
+    stage.loop._ask_queue()
+    assert stage.told[1:] == ["the queue is back"]
+    assert stage.loop._pause == 0.5

@@ -1,14 +1,13 @@
 """What an earlier filler left running when it was killed: waited for, and stopped where nobody else does."""
 
-import os
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from stoker.fill.tenant import MARK
 from stoker.runs.keeper import GUARDIAN_NAME
-from stoker.runs.processes import Identity, identify, is_alive, send, stat
+from stoker.runs.marks import environments, is_kept
+from stoker.runs.processes import Identity, is_alive, is_gone, send
 
 # A guardian whose filler was killed may be about to start its program: within this time it has, and can be found by it.
 _SETTLING: Final = 0.5
@@ -40,16 +39,19 @@ class Leftovers:
         """Looks who is left, if it is time for that."""
         if self.gone or now < self._due:
             return
-        left = self._marked()
-        self._guardians = [guardian for guardian in self._guardians if is_alive(guardian)]
+        self._due = now + _BETWEEN_SWEEPS
+        try:
+            left = self._marked()
+        except OSError:
+            return  # out of descriptors: nobody seen does not mean that nobody is there
+        self._guardians = [guardian for guardian in self._guardians if not is_gone(guardian)]
         self.found = self.found or bool(left or self._guardians)
         self.gone = not left and not self._guardians and now >= self._begun + _SETTLING
         for who in left:
-            if not _is_guarded(who):
+            if not is_kept(who, GUARDIAN_NAME):
                 self._stop(who, now)
             elif now >= self._begun + self._grace + _GUARDIANS_SHARE:
                 send(who, signal.SIGKILL)
-        self._due = now + _BETWEEN_SWEEPS
 
     def _stop(self, who: Identity, now: float) -> None:
         """Its guardian was killed as well."""
@@ -61,24 +63,8 @@ class Leftovers:
             send(who, signal.SIGKILL)
 
     def _marked(self) -> list[Identity]:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - one call
-        return [who for pid in pids if self._is_marked(pid) and (who := identify(pid)) and is_alive(who)]
-
-    def _is_marked(self, pid: int) -> bool:
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            return False  # gone, or somebody else's
-        return any(variable.startswith(self._mark) for variable in environment.split(b"\0"))
-
-
-def _is_guarded(who: Identity) -> bool:
-    current = who.pid
-    while current > 1:
-        found = stat(current)
-        if found is None:
-            return True  # somebody ended just now: the next sweep will see
-        if found.name == GUARDIAN_NAME:
-            return True
-        current = found.parent
-    return False
+        return [
+            who
+            for who, environment in environments()
+            if any(variable.startswith(self._mark) for variable in environment) and is_alive(who)
+        ]

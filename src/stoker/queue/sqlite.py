@@ -281,5 +281,9 @@ class SqliteDriver:
             return StokerError(f"there is no queue at {self._path}: the first `stoker submit` creates it")
         if not os.access(self._path, os.R_OK | os.W_OK):
             return self._denied()
-        why = str(error) if os.access(self._path.parent, os.W_OK) else "this user may not write to its directory"
-        return StokerError(f"the queue {self._path} cannot be used: {why}")
+        if not os.access(self._path.parent, os.W_OK):
+            return StokerError(f"the queue {self._path} cannot be used: this user may not write to its directory")
+        if not self._path.is_file():
+            return StokerError(f"the queue {self._path} cannot be used: {error}")
+        # This process is out of descriptors, or the machine is.
+        return QueueAwayError(f"the queue {self._path} cannot be opened now: {error}")

@@ -120,6 +120,20 @@ def is_alive(who: Identity) -> bool:
     return found is not None and found.identity == who and not found.over
 
 
+def is_gone(who: Identity) -> bool:
+    """Whether it is certain that it has ended: want of descriptors or memory to see that proves nothing."""
+    try:
+        os.kill(who.pid, 0)  # needs neither
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    try:
+        return not is_alive(who)
+    except OSError:
+        return False
+
+
 def descends(pid: int, ancestor: int) -> bool:
     """Whether this process came from that one. It climbs from the process, so its cost is the depth of the tree."""
     for _ in range(_CLIMBS):

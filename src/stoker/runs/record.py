@@ -20,9 +20,9 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.who import read_stat
 from stoker.places import private_directory, private_file
 from stoker.procfs import boot_id
+from stoker.runs.processes import Identity, is_gone
 from stoker.verdicts.policy import Policy
 
 # Enough to look back over weeks of experiments; a record is mostly its readings, a few MiB at the most.
@@ -167,11 +167,7 @@ class Record:
         """Whether its supervisor still runs."""
         if spec.boot != boot_id():
             return False
-        try:
-            _name, started = read_stat(f"/proc/{spec.supervisor}/stat")
-        except (OSError, ValueError):
-            return False
-        return started == spec.supervisor_started
+        return not is_gone(Identity(spec.supervisor, spec.supervisor_started))
 
 
 class NoRecord(Record):

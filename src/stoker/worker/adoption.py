@@ -1,56 +1,130 @@
 """What an earlier worker of this home left behind: jobs that go on, outcomes nobody took, claims without a start."""
 
+import os
 from collections.abc import Collection
+from typing import Final, NamedTuple
 
 from stoker.procfs import boot_id
-from stoker.queue import Store
-from stoker.worker.assignment import Assignment, AttemptRecord, undelivered
+from stoker.queue import Attempt, Store, queue_address
+from stoker.runs.keeper import GUARDIAN_NAME
+from stoker.runs.marks import environments, is_kept, kill_all, marked
+from stoker.runs.processes import Identity
+from stoker.worker.assignment import ATTEMPT_MARK, ATTENDANT_NAME, Assignment, AttemptRecord, is_attended
 from stoker.worker.engagement import Engagement
 from stoker.worker.home import Home
-from stoker.worker.messages import Channel, Stop
+from stoker.worker.messages import Stop
+
+_PLACE_MARK: Final = b"STOKER_RUN_DIR="
 
 
-def adopt(store: Store, home: Home, lease: float) -> list[Engagement]:
-    """The attempts that are this worker's from now on; of some, the end is known already."""
-    found = [
-        _engagement(record, assignment)
-        for record, assignment in undelivered(home.directory)
-        if assignment.host == home.host and assignment.queue == _place(store, assignment)
-    ]
+class Found(NamedTuple):
+    """What an earlier worker left here."""
+
+    engagements: list[Engagement]
+    complete: bool
+    """False when something could not be looked at, for want of descriptors: it is to be looked again."""
+
+
+def find(home: Home, queue: str | None, known: Collection[str] = ()) -> Found:
+    """The attempts that an earlier worker started, besides those that are known, and of some the end.
+
+    Needs no queue: whatever nobody looks after any more is stopped before anything else, for another machine may start
+    the job as soon as the lease is over.
+    """
+    place = str(queue_address(queue))
+    found: list[Engagement] = []
+    complete = True
+    try:
+        _kill_orphans(home)
+        names = sorted(os.listdir(home.directory / "attempts"))  # noqa: PTH208 - thousands of names, one call
+    except FileNotFoundError:
+        return Found([], True)
+    except OSError:
+        return Found([], False)
+    for name in names:
+        record = AttemptRecord(home.directory / "attempts" / name)
+        try:
+            assignment = record.last_assignment()
+        except OSError:
+            complete = False
+            continue
+        # Another queue's attempts are left to that queue's worker.
+        if assignment is not None and assignment.attempt not in known and _is_ours(assignment, home, place):
+            found.append(_engagement(record, assignment))
+    return Found(found, complete)
+
+
+def adopt(store: Store, home: Home, lease: float, found: Collection[Engagement]) -> None:
+    """They are this worker's from now on, unless the queue has given them up."""
     held = store.adopt([one.attempt for one in found if one.over is None], home.worker, lease)
     for engagement in found:
         if engagement.over is None and engagement.attempt not in held:
             engagement.stop(Stop("lease", "The queue had given the job up, and another may run it."))
-    give_back(store, home, {one.attempt for one in found})
-    return found
 
 
-def give_back(store: Store, home: Home, known: Collection[str]) -> None:
+def give_back(store: Store, home: Home, known: Collection[str]) -> bool:
     """The claims of this home that nobody here knows of: nothing of them was ever started.
 
-    Their worker was killed before it could write them down, or the database before it could answer.
+    Their worker was killed before it could write them down, or the database before it could answer. One whose files
+    somebody has deleted is not among them: its processes tell. False when that could not be told.
     """
+    complete = True
     for attempt in store.running():
         if home.is_own(attempt.worker) and attempt.id not in known and not home.holds(attempt):
-            why = "its worker or the database was killed before the job was started"
-            store.finish(attempt.id, "requeued", None, why)
+            try:
+                lives = _lives(home, attempt)
+            except OSError:
+                complete = False
+                continue
+            if not lives:
+                why = "its worker or the database was killed before the job was started"
+                store.finish(attempt.id, "requeued", None, why)
+    return complete
 
 
-def _place(store: Store, assignment: Assignment) -> str:
-    """Another queue's attempts are left to that queue's worker."""
-    from stoker.queue import queue_address
+def _lives(home: Home, attempt: Attempt) -> bool:
+    """Whether somebody looks after it. What runs without anybody is stopped. Raises OSError."""
+    if is_attended(home.place_of(attempt)):
+        return True
+    here = marked(ATTEMPT_MARK, attempt.id)
+    if any(is_kept(who, GUARDIAN_NAME, ATTENDANT_NAME) for who in here):
+        return True
+    return not kill_all(lambda: marked(ATTEMPT_MARK, attempt.id))
 
-    return assignment.queue if str(queue_address(assignment.queue)) == store.place else ""
+
+def _kill_orphans(home: Home) -> None:
+    """Kills what is left of attempts whose files are gone as well as whoever looked after them. Raises OSError."""
+    kill_all(lambda: [who for who, place in _placed(home) if not _is_recorded(place) and _is_orphan(who)])
+
+
+def _placed(home: Home) -> list[tuple[Identity, str]]:
+    """Everything that attempts of this home started, each with the directory of its attempt."""
+    mark = _PLACE_MARK + os.fsencode(home.directory / "attempts") + b"/"
+    return [
+        (who, os.fsdecode(variable.removeprefix(_PLACE_MARK)))
+        for who, environment in environments()
+        for variable in environment
+        if variable.startswith(mark)
+    ]
+
+
+def _is_recorded(place: str) -> bool:
+    """Whether the attempt there is known: then its record says who looks after it, or that it has ended."""
+    return any(os.path.exists(f"{place}/{name}") for name in ("attempt.json", "delivered.json"))  # noqa: PTH110 - text
+
+
+def _is_orphan(who: Identity) -> bool:
+    return not is_kept(who, GUARDIAN_NAME, ATTENDANT_NAME)
+
+
+def _is_ours(assignment: Assignment, home: Home, place: str) -> bool:
+    return assignment.host == home.host and str(queue_address(assignment.queue)) == place
 
 
 def _engagement(record: AttemptRecord, assignment: Assignment) -> Engagement:
     engagement = Engagement(record, assignment, None)
     if assignment.boot != boot_id():
         engagement.conclude_after_reboot()
-        return engagement
-    try:
-        engagement.channel = Channel(record.connect())
-    except OSError:
-        if not engagement.watch_guardian():
-            engagement.conclude()
+    else:
+        engagement.reach()
     return engagement

@@ -10,6 +10,7 @@ An attempt's directory is a run's record with this beside it:
     heeded.json      which snooze asked for through the queue was heeded last, if any was
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -29,6 +30,10 @@ from stoker.runs.syscalls import boot_clock
 from stoker.worker.capacity import Want
 from stoker.worker.fitting import Fitting
 
+# In the environment of everything that an attempt starts: its id, which no other has.
+ATTEMPT_MARK: Final = "STOKER_ATTEMPT_ID"
+# What `ps` calls an attendant.
+ATTENDANT_NAME: Final = "stoker-job"
 _UNDELIVERED: Final = "attempt.json"
 _DELIVERED: Final = "delivered.json"
 _FIT: Final = "fit.json"
@@ -126,6 +131,22 @@ class AttemptRecord(Record):
         except (OSError, ValueError):
             return None
 
+    def last_assignment(self) -> Assignment | None:
+        """Like `assignment`, but raises OSError when it is there and cannot be read."""
+        try:
+            os.close(os.open(self.directory / _UNDELIVERED, os.O_RDONLY | os.O_CLOEXEC))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return self.assignment()
+
+    def last_status(self) -> Status:
+        """Like `status`, but raises OSError when it is there and cannot be read."""
+        try:
+            os.close(os.open(self.directory / "status.json", os.O_RDONLY | os.O_CLOEXEC))
+        except (FileNotFoundError, NotADirectoryError):
+            return Status()
+        return self.status()
+
     def is_assigned(self) -> bool:
         """Whether there is an assignment whose outcome was not delivered, readable or not."""
         return (self.directory / _UNDELIVERED).exists()
@@ -164,6 +185,10 @@ class AttemptRecord(Record):
             file.write(msgspec.json.encode(value))
         fresh.replace(self.directory / name)
 
+    def occupy(self) -> int:
+        """A descriptor by which `is_attended` finds the attendant, also when somebody has deleted the directory."""
+        return os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
     def listen(self) -> socket.socket:
         """The attendant's end, for a worker that comes later. Raises OSError."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -181,7 +206,8 @@ class AttemptRecord(Record):
 
     def connect(self) -> socket.socket:
         """The worker's end. Raises OSError when nobody listens."""
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        # It does not wait for an attendant that is stopped and has many in front of its door already.
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             with _short_path(self.directory) as path:
                 channel.connect(path)
@@ -216,6 +242,28 @@ def undelivered(home: Path) -> Iterator[tuple[AttemptRecord, Assignment]]:
         assignment = record.assignment()
         if assignment is not None:
             yield record, assignment
+
+
+def is_attended(directory: Path) -> bool:
+    """Whether an attendant has its attempt there, deleted or not. Raises OSError when that cannot be told."""
+    place = os.path.realpath(directory)
+    for name in os.listdir("/proc"):  # noqa: PTH208 - one call
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or somebody else's
+            if Path(f"/proc/{name}/comm").read_text(errors="replace").strip() != ATTENDANT_NAME:
+                continue
+            descriptors = os.listdir(f"/proc/{name}/fd")  # noqa: PTH208 - one call
+            if any(_leads_to(f"/proc/{name}/fd/{one}", place) for one in descriptors):
+                return True
+    return False
+
+
+def _leads_to(link: str, place: str) -> bool:
+    try:
+        return os.readlink(link) in {place, f"{place} (deleted)"}  # noqa: PTH115 - also what is no path
+    except OSError:
+        return False
 
 
 def now() -> float:

@@ -31,7 +31,7 @@ from stoker.runs.record import Ending, Status
 from stoker.runs.signals import FORWARDED, Received, SignalStream
 from stoker.runs.supervisor import Order, Supervisor, helpers_of, is_from_job, note_orphaned, spec_of
 from stoker.runs.syscalls import BootTimer, set_name
-from stoker.worker.assignment import Assignment, AttemptRecord, Keepers, conclusion, now
+from stoker.worker.assignment import ATTENDANT_NAME, Assignment, AttemptRecord, Keepers, conclusion, now
 from stoker.worker.errand import Errand
 from stoker.worker.fitting import Fitting
 from stoker.worker.messages import Attend, Attending, Channel, Message, Over, Ready, Recorded, Renewed, Stop
@@ -65,7 +65,7 @@ _LONGEST_DELIVERY: Final = 86400.0
 
 def attend(line: socket.socket) -> None:
     """The life of an attendant: one job after another, until its worker has no more for it or is gone."""
-    set_name("stoker-job")
+    set_name(ATTENDANT_NAME)
     channel: Channel | None = Channel(line)
     signals = SignalStream(FORWARDED)
     attendance: _Attendance | None = None
@@ -171,6 +171,9 @@ class _Attendance:
         self._timer = timer
         self._epoll.register(timer.fileno(), select.EPOLLIN | select.EPOLLET)
         self._hold_until(assignment.lease_until)
+        self._place = -1
+        with contextlib.suppress(OSError):
+            self._place = record.occupy()
 
     def helpers(self) -> tuple[int, ...]:
         errand = () if self._errand is None else (self._errand.pid,)
@@ -192,6 +195,8 @@ class _Attendance:
         self._epoll.close()
         if self._listener is not None:
             self._listener.close()
+        if self._place >= 0:
+            os.close(self._place)
         return self._channel
 
     @contextlib.contextmanager

@@ -48,6 +48,10 @@ class Crew:
             elif engagement.guardian_end >= 0:
                 yield engagement.guardian_end
 
+    def due(self) -> float:
+        """When `attend` is to be called at the latest, in monotonic seconds."""
+        return min((one.retry_at for one in self.engaged.values()), default=math.inf)
+
     def keep_some_ready(self) -> None:
         """Orders attendants so that the next jobs find theirs, and lets those go that are too many."""
         if time.monotonic() >= self._no_orders_until:
@@ -91,6 +95,8 @@ class Crew:
                 self._hear(engagement, line)
             elif engagement.guardian_end in readable:
                 engagement.conclude()
+            elif engagement.retry_at <= time.monotonic():
+                engagement.reach()
             if engagement.over is not None and was is None:
                 ended.append(engagement)
         return ended
@@ -150,5 +156,5 @@ class Crew:
         if not channel.open:
             channel.close()
             engagement.channel = None
-            if engagement.over is None and not engagement.watch_guardian():
-                engagement.conclude()
+            if engagement.over is None:
+                engagement.reach()

@@ -1,19 +1,38 @@
 """One attempt that this machine has taken on, as its worker sees it."""
 
 import contextlib
+import errno
+import math
 import os
+import resource
+import signal
 import time
 from pathlib import Path
+from typing import Final
 
 from stoker.queue.model import Snoozed
 from stoker.runs.cgroup import Cgroup
-from stoker.runs.marks import kill_marked
-from stoker.runs.processes import descends, identify, is_alive
-from stoker.runs.record import Snooze
-from stoker.worker.assignment import Assignment, AttemptRecord, Heeded, conclusion
+from stoker.runs.marks import kill_all, marked
+from stoker.runs.processes import descends, is_gone, send, stat
+from stoker.runs.record import Snooze, Status
+from stoker.worker.assignment import ATTEMPT_MARK, Assignment, AttemptRecord, Heeded, conclusion
 from stoker.worker.capacity import Holding
 from stoker.worker.delivery import Excerpt
 from stoker.worker.messages import Channel, Over, Stop
+
+# Between two tries to find out what became of an attendant, doubled from try to try.
+_FIRST_PAUSE: Final = 0.05
+_LAST_PAUSE: Final = 5.0
+# Descriptors that a worker needs besides those to its attendants: for the queue, the GPUs, the next jobs.
+_SPARE_DESCRIPTORS: Final = 16
+# Who is still there so long after a kill is blocked in a driver, and waiting on does not help.
+_KILLING: Final = 30.0
+# A stop takes its grace, the kill, and a look at the GPUs; whoever has said nothing so much later hears nothing.
+_LONGEST_STOP: Final = 90.0
+# One that somebody has stopped, or traces, and that does not go on when it is told to.
+_LONGEST_DEAF: Final = 5.0
+# The machine is out of something, which says nothing of what was asked for.
+_WANTS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS})
 
 
 class Engagement:
@@ -32,6 +51,13 @@ class Engagement:
         """Whether the queue has the outcome; what is missing then is the last of the output."""
         self.guardian_end = -1
         """A descriptor that becomes readable when the guardian of a job without an attendant is gone."""
+        self.retry_at = math.inf
+        """When it is tried again to find out who looks after the job, in monotonic seconds."""
+        self._pause = _FIRST_PAUSE
+        self._order: Stop | None = None
+        self._ordered_at = math.inf
+        self._deaf_since: float | None = None
+        self._killed_at: float | None = None
         self.snooze_trouble_told = False
         """Whether it was told that a snooze could not be written: it is tried again without a word."""
         self._heeded = self._kept = record.heeded()
@@ -57,9 +83,27 @@ class Engagement:
         return keepers.cgroup is not None and pid in Cgroup(Path(keepers.cgroup)).pids()
 
     def stop(self, order: Stop) -> None:
-        self.stopping = True
+        self.stopping, self._order, self._ordered_at = True, order, time.monotonic()
         if self.channel is not None:
             self.channel.send(order)
+
+    def rouse(self) -> None:
+        """Makes an attendant go on that somebody has stopped: it must hear a cancellation, and renew its lease.
+
+        One that cannot carry out an order is killed. Its guardian then stops the job.
+        """
+        if self.over is not None or self.channel is None:
+            return
+        attendant, moment = self.assignment.keepers.attendant_identity, time.monotonic()
+        found = stat(attendant.pid)
+        if found is not None and found.identity == attendant and found.state in "Tt":
+            send(attendant, signal.SIGCONT)
+            self._deaf_since = self._deaf_since or moment
+        else:
+            self._deaf_since = None
+        is_deaf = self._deaf_since is not None and moment > max(self._deaf_since, self._ordered_at) + _LONGEST_DEAF
+        if is_deaf or moment > self._ordered_at + self.assignment.plan.grace + _LONGEST_STOP:
+            send(attendant, signal.SIGKILL)
 
     def heed(self, wish: Snoozed) -> bool:
         """Has its supervisor leave the job alone for as long as somebody asked the queue for; whether that was new.
@@ -87,32 +131,63 @@ class Engagement:
         self.record.write_snooze(None)
         return True
 
-    # When the attendant was killed
+    # Whoever looks after the job
 
-    def watch_guardian(self) -> bool:
-        """Whether the guardian still lives, and stops the job: then `guardian_end` tells when it is done."""
-        guardian = self.assignment.keepers.guardian_identity
+    def reach(self) -> None:
+        """Connects to the attendant. When it is gone: waits for the guardian, which stops the job, or concludes.
+
+        Only proof of an end is one. What cannot be told just now is asked again later: until then the job goes on, and
+        its attendant renews the lease itself.
+        """
+        self.retry_at = math.inf
+        keepers = self.assignment.keepers
         try:
-            self.guardian_end = os.pidfd_open(guardian.pid)
-        except OSError:
-            return False
-        if identify(guardian.pid) == guardian and is_alive(guardian):
-            return True
-        self.forget_guardian()
-        return False
+            _check_descriptors()
+            self.channel = Channel(self.record.connect())
+            self._pause = _FIRST_PAUSE
+            if self._order is not None:
+                self.channel.send(self._order)
+        except OSError as error:
+            nobody_listens = isinstance(error, (ConnectionRefusedError, FileNotFoundError))
+            if nobody_listens and self.record.status().state == "ended":
+                self.conclude()  # its attendant is done with it, and may have another job by now
+            elif not is_gone(keepers.attendant_identity):
+                self._try_later()
+            elif is_gone(keepers.guardian_identity):
+                self.conclude()
+            else:
+                self._watch_guardian()
 
-    def forget_guardian(self) -> None:
+    def _watch_guardian(self) -> None:
+        try:
+            self.guardian_end = os.pidfd_open(self.assignment.keepers.guardian_identity.pid)
+        except OSError:
+            self._try_later()
+            return
+        if is_gone(self.assignment.keepers.guardian_identity):
+            self.conclude()  # the descriptor is that of whoever has its pid now
+
+    def _try_later(self) -> None:
+        self.retry_at = time.monotonic() + self._pause
+        self._pause = min(self._pause * 2, _LAST_PAUSE)
+
+    def _forget_guardian(self) -> None:
         if self.guardian_end >= 0:
             os.close(self.guardian_end)
             self.guardian_end = -1
 
     def conclude(self) -> None:
         """Attendant and guardian are gone: stops what they may have left, and reads how it ended."""
-        self.forget_guardian()
-        status = self.record.status()
-        if status.state != "ended":
-            self._kill_leftovers()
-        self.over = Over(*conclusion(status))
+        self._forget_guardian()
+        try:
+            status = self.record.last_status()
+            is_over = status.state == "ended" or self._kill_leftovers()
+        except OSError as error:
+            is_over, status = error.errno not in _WANTS, Status()
+        if is_over:
+            self.over = Over(*conclusion(status))
+        else:
+            self._try_later()
 
     def conclude_after_reboot(self) -> None:
         """Nothing of it can be left, and no number of a process means anything any more."""
@@ -122,10 +197,22 @@ class Engagement:
         else:
             self.over = Over("lost", None, "the machine was restarted while it ran")
 
-    def _kill_leftovers(self) -> None:
-        """Both that looked after the job were killed, and nobody stopped it."""
-        cgroup = self.assignment.keepers.cgroup
-        if cgroup is not None and Path(cgroup).exists():
-            Cgroup(Path(cgroup)).kill()
-            Cgroup(Path(cgroup)).remove()
-        kill_marked("STOKER_RUN_DIR", str(self.record.directory))
+    def _kill_leftovers(self) -> bool:
+        """Both that looked after the job were killed, and nobody stopped it. Whether all is gone. Raises OSError."""
+        self._killed_at = self._killed_at or time.monotonic()
+        keepers = self.assignment.keepers
+        cgroup = Cgroup(Path(keepers.cgroup)) if keepers.cgroup is not None and Path(keepers.cgroup).exists() else None
+        if cgroup is not None:
+            cgroup.kill()
+        all_gone = kill_all(lambda: marked("STOKER_RUN_DIR", str(self.record.directory)))
+        all_gone = kill_all(lambda: marked(ATTEMPT_MARK, self.attempt)) and all_gone
+        if cgroup is not None:
+            all_gone = cgroup.remove() and all_gone
+        return all_gone or time.monotonic() > self._killed_at + _KILLING
+
+
+def _check_descriptors() -> None:
+    """Raises OSError when there are so few left that everything else would fail for the want of them."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if len(os.listdir("/proc/self/fd")) + _SPARE_DESCRIPTORS > most:  # noqa: PTH208 - one call
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -20,7 +20,7 @@ from stoker.queue.bell import Bell
 from stoker.queue.model import Snoozed, View
 from stoker.runs.signals import SignalStream
 from stoker.units import format_duration
-from stoker.worker.adoption import adopt, give_back
+from stoker.worker.adoption import adopt, find, give_back
 from stoker.worker.assignment import now as lease_clock
 from stoker.worker.crew import Crew
 from stoker.worker.engagement import Engagement
@@ -50,6 +50,10 @@ _TIDY_EVERY: Final = 600.0
 # After a round that failed for want of descriptors, memory or processes; told of again after so much quiet.
 _TROUBLE_PAUSE: Final = 0.2
 _TROUBLE_QUIET: Final = 60.0
+# Supervisors of jobs that somebody has stopped are made to go on.
+_ROUSE_EVERY: Final = 2.0
+# What could not be looked at for want of descriptors is looked at again.
+_SEARCH_AGAIN: Final = 2.0
 
 
 class WorkerLoop:
@@ -85,8 +89,15 @@ class WorkerLoop:
         self._output_at = 0.0
         self._usage_at = 0.0
         self._tidy_at = 0.0
-        self._found = False
+        self._rouse_at = 0.0
         self._trouble_told = -math.inf
+        self._found = False
+        """Whether the queue knows that what an earlier worker started is this one's now."""
+        self._unadopted: list[Engagement] = []
+        self._claims_known = True
+        """Whether all claims of earlier workers were looked at that nobody here knows of."""
+        self._search_at = math.inf
+        """When it is looked again for what an earlier worker left: not all of it could be seen."""
         self._unacknowledged: list[tuple[Engagement, bool]] = []
 
     def run(self) -> int:
@@ -96,6 +107,8 @@ class WorkerLoop:
             goodbye.callback(self._close_queue)
             goodbye.callback(self._lending.forget_all)
             goodbye.callback(self._say_goodbye)
+            # Before the queue is needed, which may be away: what nobody looks after is stopped now.
+            self._search()
             self._crew.keep_some_ready()
             while not self._asked_to_end():
                 self._ask_queue()
@@ -125,13 +138,15 @@ class WorkerLoop:
         return {descriptor for descriptor, _ in found}
 
     def _due(self) -> float:
-        due = min(self._premises.due(), self._tidy_at)
+        due = min(self._premises.due(), self._crew.due(), self._search_at, self._tidy_at)
+        if self._crew.engaged:
+            due = min(due, self._rouse_at)
         if self._store is None:
             return min(due, self._away_until)
         owed = self._store.owes()
         return min(
             due,
-            self._placing.due(),
+            self._placing.due() if self._search_at == math.inf else math.inf,
             self._renew_at if self._crew.engaged else math.inf,
             self._heartbeat_at,
             self._output_at if self._crew.engaged else math.inf,
@@ -156,6 +171,12 @@ class WorkerLoop:
         self._trouble_told = time.monotonic()
 
     def _hear(self, readable: set[int]) -> None:
+        if time.monotonic() >= self._search_at:
+            self._search()
+        if time.monotonic() >= self._rouse_at:
+            self._rouse_at = time.monotonic() + _ROUSE_EVERY
+            for engagement in self._crew.running():
+                engagement.rouse()
         for engagement in self._crew.attend(readable):
             self._premises.freed(engagement.assignment.gpus)
             self._placing.stale = True
@@ -176,11 +197,12 @@ class WorkerLoop:
             return
         try:
             store = self._store or self._open_queue()
-            if not self._found:
+            if not self._found or self._unadopted or (self._search_at == math.inf and not self._claims_known):
                 self._find_jobs(store)
             self._deliver(store)
             self._listen(store)
-            self._placing.place(store)
+            if self._search_at == math.inf:
+                self._placing.place(store)
             self._acknowledge()
             # Before whatever may be large, or be waited for: a lease that ends costs the job.
             self._keep_leases(store)
@@ -190,6 +212,7 @@ class WorkerLoop:
             self._tell_usage(store)
             self._lending.lend(store)
             store.settle()
+            self._note_queue_works()
         except StokerError as error:
             self._acknowledge()
             self._lose_queue(error)
@@ -202,15 +225,19 @@ class WorkerLoop:
         self._bell = store.bell()
         self._store = store
         self._placing.stale = True
+        if self._away_told:
+            self._renew_at = 0.0
+        if self._found:
+            # What was claimed when the answer was lost.
+            self._give_back(store)
+        return store
+
+    def _note_queue_works(self) -> None:
+        """A whole round went well: one that can be opened may still be damaged."""
         self._pause = _FIRST_PAUSE
         if self._away_told:
             self._tell("the queue is back")
             self._away_told = False
-            self._renew_at = 0.0
-        if self._found:
-            # What was claimed when the answer was lost.
-            give_back(store, self._home, self._crew.engaged)
-        return store
 
     def _lose_queue(self, error: StokerError) -> None:
         if not self._found and not isinstance(error, QueueAwayError):
@@ -230,14 +257,28 @@ class WorkerLoop:
                 self._store.close()
         self._bell = self._store = None
 
+    def _search(self) -> None:
+        """Looks for what an earlier worker of this home started. Nothing new is started before all of it is known."""
+        found = find(self._home, self._orders.queue, self._crew.engaged)
+        self._search_at = math.inf if found.complete else time.monotonic() + _SEARCH_AGAIN
+        for engagement in found.engagements:
+            self._crew.engaged[engagement.attempt] = engagement
+        self._unadopted += found.engagements
+
     def _find_jobs(self, store: Store) -> None:
         """Those that an earlier worker of this home started, and those that it did not live to start."""
-        found = adopt(store, self._home, self._orders.lease)
-        for engagement in found:
-            self._crew.engaged[engagement.attempt] = engagement
+        adopt(store, self._home, self._orders.lease, self._unadopted)
+        running = sum(1 for one in self._unadopted if one.over is None)
+        self._unadopted = []
         self._found = True
-        if running := len(self._crew.running()):
+        if running:
             self._tell(f"found {running} job{'s' if running > 1 else ''} that an earlier worker had started")
+        self._give_back(store)
+
+    def _give_back(self, store: Store) -> None:
+        self._claims_known = give_back(store, self._home, self._crew.engaged)
+        if not self._claims_known:
+            self._search_at = time.monotonic() + _SEARCH_AGAIN
 
     def _deliver(self, store: Store) -> None:
         """Outcomes first: whoever waits for one waits for nothing else."""

@@ -72,7 +72,8 @@ class Channel:
     def send(self, message: Message) -> bool:
         """False when nobody hears it any more."""
         try:
-            self._line.send(msgspec.msgpack.encode(message), socket.MSG_NOSIGNAL)
+            # Whoever is stopped and hears nothing must not stop the other as well.
+            self._line.send(msgspec.msgpack.encode(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except OSError:
             return False
         return True

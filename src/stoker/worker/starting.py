@@ -13,7 +13,7 @@ from stoker.queue.address import SqliteAddress
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 from stoker.runs.record import Records
 from stoker.verdicts.policy import Policy
-from stoker.worker.assignment import Assignment, AttemptRecord
+from stoker.worker.assignment import ATTEMPT_MARK, Assignment, AttemptRecord
 from stoker.worker.capacity import Want
 from stoker.worker.crew import Crew
 from stoker.worker.engagement import Engagement
@@ -45,6 +45,8 @@ def start(
         deadline=orders.deadline,
         directory=prepared.directory,
     )
+    environment = {name: value for name, value in prepared.environment.items() if surroundings.get(name) != value}
+    environment[ATTEMPT_MARK] = attempt.id
     channel, keepers = crew.take()
     record = AttemptRecord(Records(home.directory, "attempts").create(f"{job.id}-{attempt.number}").directory)
     assignment = Assignment(
@@ -57,7 +59,7 @@ def start(
         keepers=keepers,
         want=want,
         plan=plan,
-        environment={name: value for name, value in prepared.environment.items() if surroundings.get(name) != value},
+        environment=environment,
         without=tuple(name for name in surroundings if name not in prepared.environment),
         gpus=attempt.gpus,
         lease=orders.lease,

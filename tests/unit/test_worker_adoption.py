@@ -1,0 +1,265 @@
+"""What a worker makes of attempts that an earlier one left: only proof that a supervisor ended is an end."""
+
+import contextlib
+import errno
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from stoker.errors import StokerError
+from stoker.procfs import boot_id
+from stoker.queue import Store
+from stoker.queue.model import Attempt
+from stoker.runs.processes import Identity, identify, is_alive
+from stoker.runs.record import Status
+from stoker.runs.syscalls import set_name
+from stoker.worker import adoption
+from stoker.worker.adoption import find, give_back
+from stoker.worker.assignment import ATTEMPT_MARK, ATTENDANT_NAME, AttemptRecord, Keepers
+from stoker.worker.home import Home
+from stoker.worker.messages import Over, Stop
+from tests.support.waiting import wait_for
+from tests.unit.test_worker_attendant import assigned
+
+# No database: what is found here is found without it.
+AWAY = "postgresql://nobody@127.0.0.1:1/nothing"
+GONE = (os.getpid(), 1)
+"""This pid, of a process that started with the machine."""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    found = Home(tmp_path / "home")
+    yield found
+    found.leave()
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def sleeper(processes: list[subprocess.Popen[bytes]], **environment: str) -> Identity:
+    """A process of some attempt, of which nobody is an ancestor that looks after jobs."""
+    process = subprocess.Popen(["sleep", "600"], env={**os.environ, **environment})
+    processes.append(process)
+    who = identify(process.pid)
+    assert who is not None
+    return who
+
+
+def myself() -> tuple[int, int]:
+    who = identify(os.getpid())
+    assert who is not None
+    return who.pid, who.started
+
+
+def leave_behind(home: Home, keepers: Keepers, status: Status | None = None) -> AttemptRecord:
+    record = AttemptRecord(home.directory / "attempts" / "j-1")
+    record.directory.mkdir()
+    record.assign(assigned(queue=AWAY, host=home.host, boot=boot_id(), keepers=keepers))
+    if status is not None:
+        record.write_status(status)
+    return record
+
+
+def failing(number: int) -> Any:
+    def fail(*_arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EACCES])
+def test_supervisor_that_cannot_be_reached_now_is_not_dead(
+    home: Home, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = leave_behind(home, Keepers(myself(), myself()))
+    with contextlib.closing(record.listen()):
+        with monkeypatch.context() as trouble:
+            trouble.setattr(AttemptRecord, "connect", failing(number))
+            (found,) = find(home, AWAY).engagements
+        assert (found.over, found.channel) == (None, None)
+        assert found.retry_at < math.inf
+        found.reach()
+        assert found.channel is not None
+        assert (found.over, found.retry_at) == (None, math.inf)
+        found.channel.close()
+
+
+def test_worker_with_few_descriptors_left_keeps_them_for_the_rest_of_its_work(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = leave_behind(home, Keepers(myself(), myself()))
+    opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - one call
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (opened + 10, opened + 10))
+    with contextlib.closing(record.listen()):
+        (found,) = find(home, AWAY).engagements
+    assert (found.over, found.channel) == (None, None)
+
+
+def test_guardian_that_cannot_be_watched_now_is_not_dead(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_behind(home, Keepers(GONE, myself()))
+    with monkeypatch.context() as trouble:
+        trouble.setattr(os, "pidfd_open", failing(errno.EMFILE))
+        (found,) = find(home, AWAY).engagements
+    assert (found.over, found.guardian_end) == (None, -1)
+    found.reach()
+    assert found.over is None
+    assert found.guardian_end >= 0
+    os.close(found.guardian_end)
+
+
+def test_attempt_is_not_concluded_while_nobody_can_see_what_is_left_of_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_behind(home, Keepers(GONE, GONE), Status(state="ended", ending="by itself", exit_code=0))
+    with monkeypatch.context() as trouble:
+        trouble.setattr(AttemptRecord, "last_status", failing(errno.EMFILE))
+        (found,) = find(home, AWAY).engagements
+        assert not found.over
+    found.reach()
+    assert found.over == Over("succeeded", 0, "")
+
+
+def test_attempts_that_cannot_be_read_now_are_looked_for_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_behind(home, Keepers(GONE, GONE))
+    with monkeypatch.context() as trouble:
+        trouble.setattr(AttemptRecord, "last_assignment", failing(errno.EMFILE))
+        assert find(home, AWAY) == ([], False)
+    with monkeypatch.context() as trouble:
+        trouble.setattr(adoption, "environments", failing(errno.EMFILE))
+        assert find(home, AWAY) == ([], False)
+    found = find(home, AWAY)
+    assert (len(found.engagements), found.complete) == (1, True)
+
+
+@pytest.mark.parametrize("mark", ["STOKER_RUN_DIR", ATTEMPT_MARK])
+def test_orphans_are_killed_before_the_queue_is_needed(
+    home: Home, processes: list[subprocess.Popen[bytes]], mark: str
+) -> None:
+    record = leave_behind(home, Keepers(GONE, GONE))
+    orphan = sleeper(processes, **{mark: str(record.directory) if mark == "STOKER_RUN_DIR" else "a"})
+    (found,) = find(home, AWAY).engagements
+    assert found.over is not None
+    assert found.over.outcome == "lost"
+    assert not is_alive(orphan)
+
+
+def test_orphans_whose_files_were_deleted_are_killed(home: Home, processes: list[subprocess.Popen[bytes]]) -> None:
+    attempts = home.directory / "attempts"
+    orphan = sleeper(processes, STOKER_RUN_DIR=str(attempts / "j-1"))
+    stranger = sleeper(processes, STOKER_RUN_DIR=str(attempts.with_name("attempts of another") / "j-1"))
+    assert find(home, AWAY) == ([], True)
+    assert not is_alive(orphan)
+    assert is_alive(stranger)
+
+
+def claimed(home: Home) -> tuple[Mock, Attempt]:
+    """A queue in which an earlier worker of this home holds an attempt."""
+    attempt = Attempt(id="a", job="j", worker=f"{home.key}-earlier", number=1, gpus=(), started=0.0, lease_expires=0.0)
+    store = Mock(spec=Store)
+    store.running.return_value = [attempt]
+    return store, attempt
+
+
+def test_attempt_whose_files_were_deleted_while_it_runs_is_not_given_back(
+    home: Home, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    store, _attempt = claimed(home)
+    place = home.directory / "attempts" / "j-1"
+    place.mkdir()
+    ready, tell = os.pipe()
+    supervisor = os.fork()
+    if supervisor == 0:
+        set_name(ATTENDANT_NAME)
+        AttemptRecord(place).occupy()
+        os.write(tell, b"x")
+        signal.pause()
+    try:
+        assert os.read(ready, 1) == b"x"
+        shutil.rmtree(home.directory / "attempts")
+        assert give_back(store, home, ())
+        store.finish.assert_not_called()
+    finally:
+        os.kill(supervisor, signal.SIGKILL)
+        os.waitpid(supervisor, 0)
+        os.close(ready)
+        os.close(tell)
+    orphan = sleeper(processes, **{ATTEMPT_MARK: "a"})
+    assert give_back(store, home, ())
+    assert store.finish.call_args.args[1] == "requeued"
+    wait_for(lambda: not is_alive(orphan))
+
+
+def test_claim_is_not_given_back_while_nobody_can_look_for_its_processes(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _attempt = claimed(home)
+    with monkeypatch.context() as trouble:
+        trouble.setattr(adoption, "is_attended", failing(errno.EMFILE))
+        assert not give_back(store, home, ())
+        store.finish.assert_not_called()
+    assert give_back(store, home, ())
+    store.finish.assert_called_once()
+
+
+def test_second_worker_is_refused_when_the_home_was_deleted_and_made_again(home: Home) -> None:
+    for _ in range(3):
+        shutil.rmtree(home.directory)
+        home.directory.mkdir()
+        with pytest.raises(StokerError, match=rf"another worker \(pid {os.getpid()}\) is at home"):
+            Home(home.directory)
+    home.tidy()  # without the directory of attempts
+
+
+def test_worker_goes_on_with_a_supervisor_that_somebody_stopped(
+    home: Home, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    process = sleeper(processes)
+    record = leave_behind(home, Keepers(process, myself()))
+    with contextlib.closing(record.listen()):
+        (found,) = find(home, AWAY).engagements
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_for(lambda: _state(process) == "T")
+    found.rouse()
+    wait_for(lambda: _state(process) == "S")
+    assert found.channel is not None
+    found.channel.close()
+
+
+def test_supervisor_that_does_not_carry_out_a_stop_is_killed(
+    home: Home, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = sleeper(processes)
+    record = leave_behind(home, Keepers(process, myself()))
+    with contextlib.closing(record.listen()):
+        (found,) = find(home, AWAY).engagements
+    found.stop(Stop("cancelled", "It was cancelled."))
+    found.rouse()
+    assert is_alive(process)
+    clock = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: clock + 600.0)
+    found.rouse()
+    monkeypatch.undo()
+    wait_for(lambda: not is_alive(process))
+    assert found.channel is not None
+    found.channel.close()
+
+
+def _state(who: Identity) -> str:
+    return Path(f"/proc/{who.pid}/stat").read_text().rpartition(")")[2].split()[0]
