@@ -44,6 +44,8 @@ def test_a_sweep_is_meant_by_its_name(queue: Store) -> None:
     queue.cancel([second, third])
     assert "2 of 3 jobs did not succeed" in stoker("wait", "bert").err
     with Queue() as python:
+        assert set(python.submit("true", after="bert").after) == {first, second, third}
+        assert [job.state for job in python.wait(["bert"])] == ["succeeded", "cancelled", "cancelled"]
         assert python.retry("bert") == [second, third]
         assert set(python.cancel("bert").cancelled) == {second, third}
     for verb in ("hold", "logs", "why", "show"):

@@ -32,18 +32,18 @@ def test_a_form_that_nobody_touched_asks_for_the_usual(queue: Store) -> None:
 
 
 def test_text_is_understood_field_by_field(queue: Store, tmp_path: Path) -> None:
-    (needed,) = submit(queue, "first")
+    needed, another = submit(queue, "sweep seed=1", "sweep seed=2")
     (job,) = jobs_of(
         queue,
         typed(
             command=" python train.py \n", directory=str(tmp_path), tags="a, b  c", gpus=" 2 ", memory="20GiB",
-            share="on", priority="-3", after="first", retries="1", backoff="1m", time_limit="1h30m",
+            share="on", priority="-3", after="sweep", retries="1", backoff="1m", time_limit="1h30m",
             environment="A=1\r\nB=x=y\n",
             idle="on", idle_for="10m", idle_below="5%", held="on", on_loss="hold",
         ),
     )  # fmt: skip
     assert (job.command, job.directory, job.tags) == ("python train.py", str(tmp_path), ("a", "b", "c"))
-    assert (job.gpus, job.memory, job.share, job.priority, job.after) == (2, 20 * 2**30, True, -3, (needed,))
+    assert (job.gpus, job.memory, job.share, job.priority, job.after) == (2, 20 * 2**30, True, -3, (needed, another))
     assert (job.retries, job.backoff, job.time_limit) == (1, 60.0, 5400.0)
     assert (job.environment, job.policy) == ({"A": "1", "B": "x=y"}, {"window": 600.0, "below": 0.05})
     assert (job.held, job.on_loss) == (True, "hold")

@@ -178,14 +178,16 @@ class Queue:
         return self._store.log(attempt) if attempt is not None else ""
 
     def _ids(self, which: Which | Iterable[Which]) -> list[str]:
-        several = [which] if isinstance(which, str | Job) else which
-        return [one.id if isinstance(one, Job) else self._store.job(one).id for one in several]
+        """One id for one job; where several may be meant, the name of a sweep means all of its jobs."""
+        if isinstance(which, str | Job):
+            return [self.job(which).id] if isinstance(which, str) else [which.id]
+        several = [[one] if isinstance(one, Job) else self._store.named(one) for one in which]
+        return [job.id for jobs in several for job in jobs]
 
     def _several_ids(self, which: Which | Iterable[Which], verb: Verb) -> list[str]:
         """The same, where the name of a sweep means those of its jobs that the verb is for."""
-        several = [which] if isinstance(which, str | Job) else which
         found: list[str] = []
-        for one in several:
+        for one in _each(which):
             trials = self._store.trials(one) if isinstance(one, str) else []
             found += [job.id for job in trials if job.state in verb.among] if trials else self._ids(one)
         return found
@@ -202,7 +204,7 @@ class Queue:
         if options.get("share") and options.get("memory") is None:
             raise BadInputError("a job that shares a GPU needs memory=…: how much of it does it take?")
         converted = {name: _CONVERSIONS[name](value) for name, value in options.items() if name in _CONVERSIONS}
-        needs = {name: self._ids(options[name]) for name in ("after", "after_any") if name in options}
+        needs = {name: self._ids(_each(options[name])) for name in ("after", "after_any") if name in options}
         return options | converted | needs | {"environment": environment} | _place(options, allow_dirty)
 
     def _ended(self, ids: Sequence[str], deadline: float | None) -> dict[str, Job]:
@@ -261,6 +263,10 @@ def _new_job(command: str | Sequence[str], asked: Mapping[str, Any]) -> NewJob:
     if job.batch_size is None and not job.fit and wants_batch_size(job.command):
         raise BadInputError("the command has {batch_size} in it: say by batch_size=… how much that is")
     return job
+
+
+def _each(which: Which | Iterable[Which]) -> Iterable[Which]:
+    return [which] if isinstance(which, str | Job) else which
 
 
 def _several(commands: Iterable[str | Sequence[str]]) -> Iterable[str | Sequence[str]]:

@@ -75,7 +75,7 @@ def _several(value: str | Sequence[str] | None) -> list[str]:
 
 def needed(store: Store, value: str | Sequence[str] | None) -> tuple[str, ...]:
     """The ids of the jobs that are named."""
-    return tuple(dict.fromkeys(store.job(text).id for text in _several(value)))
+    return tuple(dict.fromkeys(job.id for text in _several(value) for job in store.named(text)))
 
 
 def _number(usual: int) -> Callable[[str | int | None], int]:
