@@ -14,16 +14,16 @@ from tests.support.page_site import PageSite, page_site
 from tests.support.waiting import wait_for
 
 TABS = 8
-# Without a screen the browser calls every page visible, so this says otherwise. `sources` are the streams of the page.
+# Without a screen the browser calls every page visible, so this says otherwise.
 UNSEEN = """
 window.isUnseen = true;
 Object.defineProperty(Document.prototype, 'hidden', {get: () => window.isUnseen});
 Object.defineProperty(Document.prototype, 'visibilityState', {get: () => window.isUnseen ? 'hidden' : 'visible'});
 window.look = (seen) => { window.isUnseen = !seen; document.dispatchEvent(new Event('visibilitychange')); };
-window.sources = [];
-window.EventSource = class extends EventSource { constructor(where) { super(where); window.sources.push(this); } };
 """
-OPEN = "sources.filter(one => one.readyState !== EventSource.CLOSED).length"
+OPEN = "SharedSource.open.size"
+# Not every browser of a phone has shared workers.
+ALONE = "delete window.SharedWorker;"
 
 
 @pytest.fixture
@@ -64,6 +64,37 @@ def test_tabs_that_nobody_looks_at_leave_the_connections_to_the_others(
         assert shown.complaints == []
 
 
+def test_many_windows_that_are_looked_at_share_one_connection(
+    browser: Browser, site: PageSite, jobs: list[str]
+) -> None:
+    with screen(browser, "desk") as shown:
+        page = shown.page
+        page.goto(f"{site.address}/login#{site.token}")
+        expect(page.locator("#health-headline")).to_be_visible()
+        windows = [page.context.new_page() for _ in jobs]
+        for window, job in zip(windows, jobs, strict=True):
+            window.goto(f"{site.address}/jobs/{job}")
+        for window in windows:
+            expect(window.get_by_role("log")).to_have_text("epoch 1")
+        for job in jobs:
+            with _output(job).open("a") as file:
+                file.write("epoch 2\n")
+        alone = page.context.new_page()
+        alone.add_init_script(ALONE)
+        alone.goto(f"{site.address}/jobs/{jobs[0]}")
+        windows.append(alone)
+        for window in windows:
+            expect(window.get_by_role("log").locator(".log-line")).to_have_text(["epoch 1", "epoch 2"])
+        with init_queue() as store:
+            for job in jobs:
+                store.set_link(store.attempts(job)[0].id, "https://wandb.ai/news")
+        for window in windows:
+            expect(window.locator("#section-job a[href='https://wandb.ai/news']")).to_be_visible()
+        # The overview and each job, and of each job the log.
+        assert [window.evaluate(OPEN) for window in (page, *windows)] == [1, *[2] * (TABS + 1)]
+        assert shown.complaints == []
+
+
 def _comes_back(tab: Page, output: Path) -> None:
     """Left for a while, it gives back what it has; then it goes on where it was."""
     _has_open(tab, 2)
@@ -80,7 +111,7 @@ def _comes_back(tab: Page, output: Path) -> None:
     tab.clock.resume()
     tab.evaluate("look(true)")
     expect(tab.get_by_role("log").locator(".log-line")).to_have_text(["epoch 1", "epoch 2"])
-    assert tab.evaluate("sources.some(one => one.url.includes('/log/live?after='))")
+    assert tab.evaluate("[...SharedSource.open.values()].some(one => one.where.includes('/log/live?after='))")
     _has_open(tab, 2)
 
 

@@ -1,6 +1,7 @@
 """Lists of jobs that are open: they change by themselves, and one look serves everybody who has the same one open."""
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -8,12 +9,13 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
 from stoker.queue.model import NewJob
 from stoker.queue.store import Store
-from stoker.web import live, showcase
+from stoker.web import live, live_many, showcase
 from stoker.web.pages.job_list import Listing
 from stoker.web.pagination import Page, cursor_of
 from stoker.web.showcase import Looks
@@ -28,6 +30,7 @@ class Site(ApiSite):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.app.include_router(live.router)
+        self.app.include_router(live_many.router)
         self.app.state.looks = Looks()
         token = self.keys.add("phone", "operator")
         self.visitor = Visitor(token.role, token.name, None, token.id)
@@ -144,3 +147,36 @@ def test_a_cursor_that_is_none_is_refused_before_anything_is_sent(site: Site) ->
     answer: Any = site.client().get("/live/jobs?cursor=nonsense")
     assert answer.status_code == 422
     assert "that is no cursor" in answer.json()["errors"][0]["detail"]
+
+
+def told_together(page: AsgiPage) -> list[list[Any]]:
+    blocks = page.body.decode().split("\n\n")[:-1]
+    return [json.loads(block.removeprefix("data: ")) for block in blocks if block.startswith("data: ")]
+
+
+def test_several_live_answers_come_in_one_and_those_that_there_are_not_are_told(site: Site) -> None:
+    async def story() -> None:
+        [first] = site.store.submit([NewJob(command="true", name="first")])
+        wanted = ["/live/jobs?state=queued", f"/live/jobs/{first}", "/api/v1/jobs", "/live/jobs/00000000", "//x/live"]
+        async with site.page(f"/live/many?{urlencode([('on', one) for one in wanted])}") as page:
+
+            def of(number: int, name: str) -> list[str]:
+                return [data for at, event, data, _ in told_together(page) if (at, event) == (number, name)]
+
+            await page.until(lambda: of(0, "list") and of(1, "job") and of(2, "") and of(3, "gone") and of(4, ""))
+            assert first in of(0, "list")[-1]
+            # Only what is live, and only of this page.
+            assert (of(2, ""), of(4, "")) == (["404"], ["404"])
+            site.store.cancel([first])
+            site.look()
+            await page.until(lambda: first not in of(0, "list")[-1] and "cancelled" in of(1, "job")[-1], "both news")
+            assert not page.is_complete
+        assert site.board.viewers == 0
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("count", [0, 33])
+def test_none_or_too_many_in_one_are_refused(site: Site, count: int) -> None:
+    address = f"/live/many?{urlencode([('on', '/live')] * count)}"
+    assert site.client().get(address).status_code == 422

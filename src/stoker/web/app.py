@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from stoker.version import __version__
-from stoker.web import api, entry, health, live, logs, metrics, pages, problems, statics
+from stoker.web import api, entry, health, live, live_many, logs, metrics, pages, problems, statics
 from stoker.web.house import House
 from stoker.web.pages.trouble import trouble_page
 from stoker.web.showcase import Looks, Showcase
@@ -28,7 +28,7 @@ def create_app(house: House) -> FastAPI:
     app.state.showcase = Showcase()
     app.state.looks = Looks()
     problems.install(app, trouble_page)
-    for part in (api, metrics, health, pages, live, logs, entry):
+    for part in (api, metrics, health, pages, live, live_many, logs, entry):
         app.include_router(part.router)
     app.mount("/static", statics.files())
     return app

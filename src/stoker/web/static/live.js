@@ -97,7 +97,7 @@
     rest();
     if (document.hidden) return; // opened in the background, or left: `wake` connects
     heard = Date.now();
-    source = new EventSource(where);
+    source = new SharedSource(where);
     source.addEventListener("open", alive);
     source.addEventListener("beat", alive);
     source.addEventListener("problem", (event) => { problem = event.data; alive(); });

@@ -155,7 +155,7 @@
       close();
       if (!attempt || over || document.hidden) return; // what is opened in the background waits to be looked at
       heard = Date.now();
-      const mine = new EventSource(`/jobs/${job}/attempts/${attempt}/log/live${mark ? `?after=${encodeURIComponent(mark)}` : ""}`);
+      const mine = new SharedSource(`/jobs/${job}/attempts/${attempt}/log/live${mark ? `?after=${encodeURIComponent(mark)}` : ""}`);
       source = mine;
       const on = (name, work) => mine.addEventListener(name, (event) => {
         if (mine !== source || !("data" in event)) return;
