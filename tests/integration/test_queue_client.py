@@ -12,7 +12,7 @@ import pytest
 
 import stoker
 from stoker.errors import BadInputError, StokerError
-from stoker.queue import Asked, NewJob, Outcome, Store, client, init_queue, open_queue, postgres
+from stoker.queue import Asked, NewJob, Outcome, Store, View, client, init_queue, open_queue, postgres
 from stoker.queue.client import Options
 from tests.support.postgres import PostgresServer
 
@@ -134,6 +134,29 @@ def test_jobs_are_steered(queue: stoker.Queue, store: Store) -> None:
     assert queue.logs(job) == "epoch 1\nepoch 2\n"
     assert queue.logs(queue.submit("true")) == ""
     assert queue.counts() == {"succeeded": 1, "queued": 1}
+
+
+def test_the_logs_of_a_job_that_was_waited_for_are_all_that_it_printed(
+    queue: stoker.Queue, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the last of its output comes after the outcome, which is brought first."""
+    store.heartbeat("w", "host", View())
+    job = queue.submit("train")
+    attempt = store.claim(job.id, "w", [], LONG)
+    assert attempt is not None
+    store.write_log(attempt.id, "half of")
+    assert store.finish(attempt.id, "succeeded", 0)
+    pauses: list[float] = []
+
+    def bring(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            store.write_log(attempt.id, "half of it, and the rest", is_last=True)
+
+    monkeypatch.setattr("stoker.queue.store.time.sleep", bring)
+    assert queue.wait(job).state == "succeeded"
+    assert queue.logs(job) == "half of it, and the rest"
+    assert len(pauses) == 3
 
 
 def test_waiting_ends_as_soon_as_the_job_does(

@@ -1,11 +1,12 @@
 """The output of an attempt, wherever it is: the whole of it in the file here, or as it is brought from elsewhere."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stoker.overview.borrowed_reader import BorrowedReader
 from stoker.overview.tail_reader import TailReader
 from stoker.queue.model import Attempt
+from stoker.queue.store import LAST_WITHIN
 from stoker.runs.output_reader import OutputReader, Piece, has_output
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ __all__ = [
     "last_lines",
     "reader_of",
 ]
-
-
-# So many seconds after the outcome the queue surely has the last of an output too, if its worker is there.
-LAST_WITHIN: Final = 10.0
 
 
 class Reader(Protocol):

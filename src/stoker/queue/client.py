@@ -173,9 +173,15 @@ class Queue:
         return self._store.release(self._several_ids(which, RELEASE))
 
     def logs(self, which: Which) -> str:
-        """The end of what the job's last attempt printed, 64 KiB at most; empty before it started."""
+        """The end of what the job's last attempt printed, 64 KiB at most; empty before it started.
+
+        Of a job that has ended, all of that: the last of it may come a moment after the outcome, and is waited for.
+        """
         attempt = self.job(which).attempt
-        return self._store.log(attempt) if attempt is not None else ""
+        if attempt is None:
+            return ""
+        self._store.wait_for_log(attempt)
+        return self._store.log(attempt)
 
     def _ids(self, which: Which | Iterable[Which]) -> list[str]:
         """One id for one job; where several may be meant, the name of a sweep means all of its jobs."""

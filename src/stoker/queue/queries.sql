@@ -368,10 +368,15 @@ SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outco
 FROM stoker_attempts WHERE outcome IS NULL ORDER BY started, id
 
 -- write log --
-INSERT INTO stoker_logs (attempt_id, tail)
-SELECT a.id, :tail FROM stoker_attempts a WHERE a.id = :attempt
-ON CONFLICT (attempt_id) DO UPDATE SET tail = excluded.tail
+INSERT INTO stoker_logs (attempt_id, tail, is_last)
+SELECT a.id, :tail, :is_last FROM stoker_attempts a WHERE a.id = :attempt
+ON CONFLICT (attempt_id) DO UPDATE SET tail = excluded.tail, is_last = excluded.is_last
 RETURNING attempt_id
+
+-- late log --
+SELECT a.id FROM stoker_attempts a JOIN stoker_workers w ON w.id = a.worker_id
+WHERE a.id = :attempt AND a.ended > {now} - :within AND a.outcome <> 'lost' AND w.seen >= {now} - :heard
+  AND NOT EXISTS (SELECT 1 FROM stoker_logs l WHERE l.attempt_id = a.id AND l.is_last = 1)
 
 -- read log --
 SELECT tail FROM stoker_logs WHERE attempt_id = :attempt

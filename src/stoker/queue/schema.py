@@ -4,7 +4,7 @@ from typing import Final
 
 from stoker.queue.statements import script, sections
 
-VERSION: Final = 6
+VERSION: Final = 7
 # The oldest version of Stoker that may open a queue of this one. A worker that is not upgraded yet must be able to
 # bring outcomes and to renew leases, or its jobs would be stopped: what it need not know of is no reason to refuse it.
 OLDEST: Final = 1

@@ -171,3 +171,6 @@ CREATE TABLE stoker_feeds (
   version INTEGER NOT NULL,
   memory TEXT NOT NULL
 );
+
+-- 7 --
+ALTER TABLE stoker_logs ADD COLUMN is_last INTEGER NOT NULL DEFAULT 0;

@@ -57,6 +57,10 @@ SMALLEST_STEP: Final = 1.0
 # Ids are drawn from four thousand million: a second draw is rare, a third is not seen.
 MOST_DRAWS: Final = 20
 
+# So many seconds after the outcome the queue surely has the last of an output too, if its worker is there.
+LAST_WITHIN: Final = 10.0
+SECONDS_BETWEEN_LOOKS: Final = 0.02
+
 T = TypeVar("T")
 
 
@@ -303,9 +307,23 @@ class Store:
         self._driver.fetch("end job", {**which, "exit_code": exit_code, **msgspec.structs.asdict(becomes)})
         return True
 
-    def write_log(self, attempt: str, text: str) -> bool:
-        """Keeps the end of an attempt's output where every machine can read it."""
-        return bool(self._driver.fetch("write log", {"attempt": attempt, "tail": tail_of(text)}))
+    def write_log(self, attempt: str, text: str, *, is_last: bool = False) -> bool:
+        """Keeps the end of an attempt's output where every machine can read it; `is_last`: nothing more will come."""
+        parameters: Parameters = {"attempt": attempt, "tail": tail_of(text), "is_last": int(is_last)}
+        return bool(self._driver.fetch("write log", parameters))
+
+    def is_log_late(self, attempt: str) -> bool:
+        """Whether the last of what an attempt printed is still to come: it comes a moment after the outcome.
+
+        Not for long, and only while its worker is there to bring it.
+        """
+        parameters: Parameters = {"attempt": attempt, "within": LAST_WITHIN, "heard": HEARD_WITHIN}
+        return bool(self._driver.fetch("late log", parameters))
+
+    def wait_for_log(self, attempt: str) -> None:
+        """Until the last of what an attempt printed is here."""
+        while self.is_log_late(attempt):
+            time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def log(self, attempt: str) -> str:
         rows = self._driver.fetch("read log", {"attempt": attempt})

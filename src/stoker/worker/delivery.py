@@ -23,8 +23,9 @@ _BLOCK: Final = 256 * 1024
 
 def deliver(store: Store, record: AttemptRecord, assignment: Assignment, over: Over) -> bool:
     """Writes everything that the queue is to know. False when the attempt had an outcome already."""
-    accepted = store.finish(assignment.attempt, over.outcome, over.exit_code, over.sentence)
+    # Whoever waits for the outcome wants to read the output next.
     Excerpt(record, assignment).deliver_last(store)
+    accepted = store.finish(assignment.attempt, over.outcome, over.exit_code, over.sentence)
     tell_finding(store, record, assignment.attempt)
     record.delivered()
     return accepted
@@ -68,13 +69,14 @@ class Excerpt:
         return file == before and size - told <= RUNNING_TAIL // 2
 
     def deliver_last(self, store: Store) -> None:
-        self._deliver(store, TAIL)
+        self._deliver(store, TAIL, is_last=True)
 
-    def _deliver(self, store: Store, most: int) -> None:
-        if text := read_tail(self._output, min(most, self._limit)):
+    def _deliver(self, store: Store, most: int, *, is_last: bool = False) -> None:
+        text = read_tail(self._output, min(most, self._limit))
+        if text or is_last:
             # Of a job that is cleaned away at the same moment, nothing is kept.
             with contextlib.suppress(CollisionError):
-                store.write_log(self._attempt, text)
+                store.write_log(self._attempt, text, is_last=is_last)
         self._look_for_link()
         if self._link is not None and not self._told_link:
             store.set_link(self._attempt, self._link)

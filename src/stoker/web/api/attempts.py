@@ -1,5 +1,6 @@
 """`/jobs/{job}/attempts`: every try at a job: what it printed, why it was stopped, how its batch size was found."""
 
+import asyncio
 import codecs
 from collections import deque
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from stoker.overview.log_lines import STEP, place_of
 from stoker.overview.outputs import LAST_WITHIN, OutputReader, Piece, TailReader, last_lines
 from stoker.queue.model import Attempt
-from stoker.queue.store import Store
+from stoker.queue.store import SECONDS_BETWEEN_LOOKS, Store
 from stoker.web.api.answers import TEXT, answer, found, problems_listed, text_listed
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
@@ -116,6 +117,8 @@ async def get_log(
     """All of it, from whatever machine has it; where that is gone, its end, which the queue keeps."""
     house, channels = house_of(request), channels_of(request)
     attempt = await house.desk.ask(lambda store: _attempt(store, job, number))
+    while await house.desk.ask(lambda store: store.is_log_late(attempt.id)):
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     if lines is not None and (kept := await _kept_lines(house, channels, attempt, lines)) is not None:
         return kept
     whole = await find_output(house, channels, attempt)
