@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import click
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from stoker.cli import edit, run, submit
+import stoker
+from stoker.cli import app, edit, run, submit
 from stoker.gpus.model import Look, Maybe, Unknown, known
 from stoker.runs.causes import CAUSES
 from stoker.runs.evidence import Evidence
@@ -503,6 +505,17 @@ class TestAdvisedOptions:
         parameters = {option: parameter.name for parameter in command.params for option in parameter.opts}
         advised = set(re.findall(r"(?<![\w-])--[a-z-]+", "\n".join(self.advice(job)))) - self.OF_OTHER_PROGRAMS
         assert {parameters.get(option, f"no option {option}") for option in advised} == meant
+
+    def test_every_command_that_is_advised_anywhere_exists(self) -> None:
+        for file in (*Path(stoker.__file__).parent.rglob("*.py"), *Path(stoker.__file__).parent.rglob("*.html")):
+            for verb, rest in re.findall(r"`stoker ([a-z]+)([^`\n]*)`", file.read_text()):
+                command = app.stoker.get_command(click.Context(app.stoker), verb)
+                assert command is not None, (file, verb)
+                commands = [command, *(command.commands.values() if isinstance(command, click.Group) else ())]
+                options = (o for one in commands for each in one.params for o in (*each.opts, *each.secondary_opts))
+                known = {*options, "--help"}
+                advised = re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest.partition(" -- ")[0])
+                assert set(advised) <= known, (file, verb)
 
     def test_a_queued_job_is_changed_by_edit_and_queued_again(self) -> None:
         told = steps(an_evidence(job="j7", ending="time limit"))

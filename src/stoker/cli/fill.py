@@ -124,7 +124,7 @@ def _print(found: "FillStatus", alive: bool) -> None:
         Column("for", "right", left_out=1),
         Column("GPU-hours", "right", left_out=2),
         Column("preempted", "right", left_out=3),
-        Column("why", gives="wrap"),
+        Column("why", gives="wrap", least=28),
     )
     rows = [
         (

@@ -7,7 +7,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from stoker.cli.screen import Cell, Column, console, fits, table_lines, width_of
+from stoker.cli.screen import Cell, Column, console, fits, print_lines, table_lines, width_of
 from stoker.gpus.model import Gpu, Look, Maybe, Reading, known
 from stoker.gpus.state import State, describe, state_of, title
 from stoker.units import format_memory, format_percent
@@ -31,8 +31,7 @@ _COLUMNS: Final = (
 
 def print_look(look: Look) -> None:
     screen = console()
-    for line in table_of(look, width_of(screen)):
-        screen.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
+    print_lines(screen, table_of(look, width_of(screen)))
 
 
 def show_live(looks: Iterator[Look], every: float) -> None:

@@ -1,6 +1,6 @@
 """Where tables go: a terminal with its width and colours, or plain text that nothing is cut from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -35,7 +35,15 @@ def console() -> Console:
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
     screen = console()
-    for line in table_lines(columns, rows, width_of(screen)):
+    print_lines(screen, table_lines(columns, rows, width_of(screen)))
+
+
+def print_lines(screen: Console, lines: Iterable[Text]) -> None:
+    """As they are: a terminal too narrow for what must stay whole wraps it."""
+    if not screen.is_terminal:
+        screen.file.writelines(f"{line.plain}\n" for line in lines)
+        return
+    for line in lines:
         screen.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
 
 
@@ -104,8 +112,11 @@ def _narrowed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence
         # Where even that is too much, nothing is cut to less than can be recognised, and the terminal wraps the line.
         if not above:
             break
-        widths[max(above, key=lambda place: widths[place])] -= 1
-        excess -= 1
+        *others, widest = sorted(above, key=lambda place: widths[place])
+        least = max([_least(columns, natural, widest), *(widths[place] for place in others[-1:])])
+        less = min(excess, max(1, widths[widest] - least))
+        widths[widest] -= less
+        excess -= less
     return widths
 
 

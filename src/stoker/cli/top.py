@@ -48,10 +48,9 @@ def _print_json(overview: "Overview") -> int:
 
 
 def _print(overview: "Overview") -> int:
-    from stoker.cli.screen import console, width_of
+    from stoker.cli.screen import console, print_lines, width_of
     from stoker.cli.top_screen import UNCUT, whole
 
     screen = console()
-    for line in whole(overview, width_of(screen) or UNCUT):
-        screen.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
+    print_lines(screen, whole(overview, width_of(screen) or UNCUT))
     return 0
