@@ -11,7 +11,7 @@ LONGEST_BACKOFF: Final = 3600.0
 # A job that takes its machine down each time must not take every machine down in turn, night after night.
 MOST_LOSSES: Final = 10
 # A job that a machine could not start may start elsewhere at once; one that none can start must not stay first.
-LONGEST_REQUEUE_DELAY: Final = 60.0
+LONGEST_REQUEUE_DELAY: Final = 30.0
 
 
 class Consequence(msgspec.Struct, frozen=True):

@@ -182,6 +182,8 @@ class WorkerLoop:
             self._placing.stale = True
             if engagement.over is not None and engagement.over.outcome == "requeued":
                 self._placing.trouble(engagement.job, engagement.over.sentence)
+            else:
+                self._placing.started_well(engagement.since)
         if self._premises.watch(wanted=self._placing.wants_gpus()):
             self._placing.stale = True
 

@@ -42,9 +42,9 @@ _SLOW_POLL: Final = 5.0
 # A machine that could not start a job (its disk is full, it has no processes left) must not draw one job after another
 # into its trouble: it pauses, for twice as long each time.
 _FIRST_PAUSE: Final = 1.0
-_LONGEST_PAUSE: Final = 60.0
+_LONGEST_PAUSE: Final = 30.0
 # Trouble that comes after so much quiet is another one.
-_QUIET: Final = 2 * _LONGEST_PAUSE
+_QUIET: Final = 4 * _LONGEST_PAUSE
 # Time limits are kept to within seconds: a new estimate that is no further from the last is not told.
 _SAME_TIME: Final = 5.0
 # A line on a screen.
@@ -251,11 +251,15 @@ class Placing:
         if moment - self._troubled_at > _QUIET:
             self._pause = _FIRST_PAUSE
             self._tell(f"{job}: could not be started here and goes back to the queue, others are tried later: {why}")
-        else:
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._troubled_at, self._problem = moment, why
         self._no_starts_until = moment + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self.stale = True
+
+    def started_well(self, since: float) -> None:
+        """A job that was started at that time did run: the next trouble is a short one until that shows otherwise."""
+        if since > self._troubled_at:
+            self._pause = _FIRST_PAUSE
 
     def _is_hopeless(self, reason: Reason | None) -> bool:
         match reason:
