@@ -425,6 +425,25 @@ def test_a_unit_is_printed_for_the_same_command_line(tmp_path: Path) -> None:
     assert "Description=Stoker: all GPUs below 5%% for 30m, then exec, then shutdown" in lines
 
 
+def test_a_unit_runs_the_rule_of_variables_and_configuration_that_its_description_states(tmp_path: Path) -> None:
+    file = tmp_path / "watch"
+    file.write_text(
+        'gpus = "sim:3"\n[watch]\nfor = 1200\nbelow = 0.07\nwarn-at = "off"\nrepeat = true\nidle-exit-code = 3\n'
+        'then = ["exec true", "shutdown"]\n'
+    )
+    there = {"STOKER_ARM_ABOVE": "80%", "STOKER_REQUIRE": "any", "STOKER_EVERY": "7s", "STOKER_DEADLINE": "9s"}
+    done = stoker("--config", str(file), "watch", "--every", "2s", "--print-unit", environment=there)
+    lines = done.out.splitlines()
+    assert "Description=Stoker: any GPU below 7%% for 20m, then exec, then shutdown" in lines
+    [start] = [line.removeprefix("ExecStart=") for line in lines if line.startswith("ExecStart=")]
+    words = shlex.split(start.replace("%%", "%"))[1:]
+    file.unlink()
+    # Elsewhere, without variables and file, its command line means the same.
+    assert stoker(*words, "--print-unit", environment={"STOKER_DEADLINE": "9s"}).out == done.out
+    options = {"--every 2s", "--arm-above 80%", "--warn-at off", "--repeat", "--idle-exit-code 3", "--source sim:3"}
+    assert all(option in " ".join(words) for option in options)
+
+
 def test_a_unit_with_a_secret_says_so() -> None:
     done = stoker("watch", "--then", "notify ntfy://topic", "--print-unit")
     assert done.code == 0

@@ -17,14 +17,15 @@ from stoker.actions.systemd import ServiceManager, unit_text
 from stoker.actions.watched import Watched
 from stoker.actions.watcher import IDLE, Orders, Watcher, say
 from stoker.cli.options import Typed, open_prober, source_options
-from stoker.cli.policy import LENGTH, policy_from, policy_options
+from stoker.cli.policy import LENGTH, SHARE, policy_from, policy_options
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.source import AbsentError
+from stoker.settings import Settings, load_settings
 from stoker.units import format_duration
 from stoker.verdicts.policy import Policy
 
-# What a person set for this machine, and a service would not find again.
-_CARRIED: Final = ("STOKER_GPUS", "STOKER_DEADLINE", "STOKER_CONFIG", "CUDA_VISIBLE_DEVICES")
+# What a person set for this machine, and a service would not find again. The rule itself becomes options.
+_CARRIED: Final = ("STOKER_GPUS", "STOKER_DEADLINE", "CUDA_VISIBLE_DEVICES")
 _PRINT_UNIT: Final = "--print-unit"
 
 
@@ -119,7 +120,7 @@ def command(
     if repeat and any(isinstance(action, Exit) for action in orders.actions):
         raise BadInputError("--repeat and --then exit exclude each other: is it to go on watching, or to end?")
     if print_unit:
-        return _print_unit(policy, orders, then)
+        return _print_unit(policy, orders, then, _unseen_options(source, deadline))
     for sentence in [sentence for action in orders.actions for sentence in action.prepare()]:
         say(sentence)
     return _watch(source, deadline, gpus, policy, orders)
@@ -138,14 +139,51 @@ def _watch(source: str | None, deadline: float | None, gpus: str, policy: Policy
         prober.leave()
 
 
-def _print_unit(policy: Policy, orders: Orders, then: tuple[str, ...]) -> int:
-    words = [word for word in sys.argv[1:] if word != _PRINT_UNIT]
+def _print_unit(policy: Policy, orders: Orders, then: tuple[str, ...], more: list[str]) -> int:
+    words = [*_typed(sys.argv[1:]), *more]
     carried = {name: os.environ[name] for name in _CARRIED if os.environ.get(name)}
     description = f"Stoker: {policy.in_words()}, then {', then '.join(text.split()[0] for text in then)}"
     click.echo(unit_text(description, [*_program(), *words], carried, orders.idle_exit_code), nl=False)
     if any(isinstance(action, Notify) for action in orders.actions):
         say("the unit holds the URL of 'notify', which may be a secret: let only root read the file")
     return 0
+
+
+def _typed(arguments: list[str]) -> list[str]:
+    """The command line for the unit, without the configuration file: what that says is added as options."""
+    verb = next(place for place, word in enumerate(arguments) if word == "watch" and arguments[place - 1] != "--config")
+    general = ["--debug"] if "--debug" in arguments[:verb] else []
+    return [*general, *(word for word in arguments[verb:] if word != _PRINT_UNIT)]
+
+
+def _unseen_options(source: str | None, deadline: float | None) -> list[str]:
+    """What STOKER_* variables and stoker.toml say, as options: a service has neither."""
+    context = click.get_current_context()
+    words: list[str] = []
+    for option in context.command.params:
+        name = option.name or ""
+        match context.get_parameter_source(name):
+            case click.core.ParameterSource.ENVIRONMENT:
+                words += _as_words(option, option.value_from_envvar(context))
+            case click.core.ParameterSource.DEFAULT_MAP:
+                words += _as_words(option, context.lookup_default(name))
+    settings, plain = load_settings(), Settings()
+    if source is None and settings.gpus != plain.gpus and not os.environ.get("STOKER_GPUS"):
+        words += ["--source", settings.gpus]
+    if deadline is None and settings.deadline != plain.deadline and not os.environ.get("STOKER_DEADLINE"):
+        words += ["--deadline", settings.deadline]
+    return words
+
+
+def _as_words(option: click.Parameter, value: Any) -> list[str]:
+    name = option.opts[0]
+    if isinstance(option, click.Option) and option.is_flag:
+        return [name] if value else []
+    if isinstance(value, list | tuple):
+        return [word for one in value for word in (name, str(one))]
+    if isinstance(value, int | float) and option.type.name == SHARE.name:
+        return [name, f"{value * 100:.10g}%"]
+    return [name, str(value)]
 
 
 def _program() -> list[str]:
