@@ -166,7 +166,7 @@ def test_gpm_tells_the_utilization_of_a_mig_slice(nvidia: MockMachine, prober: P
     assert isinstance(first.readings[0].utilization, Unknown)  # GPM needs two looks
     time.sleep(max(0.0, first.at + 0.15 - time.monotonic()))  # and a tenth of a second between them
     reading = prober.look().readings[0]
-    assert reading.utilization == Utilization(0.64, 0.64, 1)
+    assert reading.utilization == Utilization(0.64, 0.64, 0)
     assert reading.pipes == Pipes(0.64, 0.5, 0.25, 0.12)
 
 

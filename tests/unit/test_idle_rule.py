@@ -262,7 +262,21 @@ def test_looks_may_be_three_times_as_far_apart_as_asked_and_the_deadline_of_two(
 ) -> None:
     rule = IdleRule(Policy(below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
     rule.observe(100.0, [an_activity(0.0)])
-    assert rule.observe(100.0 + distance, [an_activity(0.0)]).idle_for == idle_for
+    assert rule.observe(100.0 + distance, [an_activity(0.0, span=distance)]).idle_for == idle_for
+
+
+@pytest.mark.parametrize(("distance", "idle_for"), [(5.0, 5.0), (10.0, 10.0), (10.25, 0.0), (25.0, 0.0)])
+def test_the_sample_of_a_moment_does_not_vouch_for_a_stall_before_it(distance: float, idle_for: float) -> None:
+    rule = IdleRule(Policy(below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
+    rule.observe(100.0, [an_activity(0.0, span=0.0)])
+    assert rule.observe(100.0 + distance, [an_activity(0.0, span=0.0)]).idle_for == idle_for
+
+
+def test_the_sample_of_a_moment_does_not_vouch_for_the_time_before_it() -> None:
+    rule = IdleRule(Policy(below=BELOW, window=5.0, after=0.0, every=5.0), 0.0)
+    rule.observe(100.0, [an_activity(0.9, span=0.0)])
+    assert rule.observe(105.0, [an_activity(0.0, span=0.0)]).word == "waiting"
+    assert rule.observe(110.0, [an_activity(0.0, span=0.0)]).word == "idle"
 
 
 @pytest.mark.parametrize("peak", [float("nan"), -0.5, float("inf")])
@@ -276,7 +290,7 @@ def test_time_that_runs_backwards_is_a_gap() -> None:
     rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     *_, backwards = [rule.observe(float(second), [an_activity(0.0)]) for second in (100, 101, 102, 103, 50)]
     assert backwards.idle_for == 0.0
-    assert rule.observe(60.0, [an_activity(0.0)]).word == "idle"
+    assert rule.observe(60.0, [an_activity(0.0, span=10.0)]).word == "idle"
 
 
 # Always: what must happen, and when
@@ -350,11 +364,11 @@ def test_due_is_the_exact_moment_from_which_on_it_fires(
     due = rule.due()
     assert due is not None
     assume(0 < due - now <= policy.longest_gap)
-    assert rule.observe(due, [an_activity(0.0)]).word == "idle"
+    assert rule.observe(due, [an_activity(0.0, span=due - now)]).word == "idle"
     rule, now = at_the_end()
     just_before = max(now, due - max(1e-6, due * 1e-15))
     assume(just_before < due)
-    assert rule.observe(just_before, [an_activity(0.0)]).word == "waiting"
+    assert rule.observe(just_before, [an_activity(0.0, span=just_before - now)]).word == "waiting"
     assert rule.due() == due
 
 
@@ -448,7 +462,7 @@ def test_a_snooze_can_be_taken_back() -> None:
     assert rule.observe(2.0, [an_activity(0.0)]).reason == "snoozed for another 16m38s"
     rule.snooze(2.0)
     assert rule.observe(3.0, [an_activity(0.0)]).word == "waiting"
-    assert rule.observe(12.0, [an_activity(0.0)]).word == "idle"
+    assert rule.observe(12.0, [an_activity(0.0, span=9.0)]).word == "idle"
 
 
 def test_a_snooze_survives_starting_over() -> None:

@@ -2,11 +2,12 @@
 
 from typing import Literal
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.gpus.model import Look, Maybe, Unknown, known
+from stoker.gpus.model import Look, Maybe, Unknown, Utilization, known
 from stoker.verdicts.samples import Percents, Sample, SampleGatherer, SamplesRule
 from tests.support.looks import a_gpu, a_look, a_reading
 
@@ -90,7 +91,7 @@ def test_a_gpu_that_appears_must_be_idle_for_a_whole_window_too() -> None:
 
 
 def gathered(*looks: Look, longest_gap: float = 60.0) -> Sample:
-    gatherer = SampleGatherer(longest_gap)
+    gatherer = SampleGatherer(longest_gap, 60.0)
     for look in looks:
         gatherer.add(look)
     return gatherer.take()
@@ -116,7 +117,7 @@ def test_one_unknown_look_makes_the_sample_unknown() -> None:
 
 
 def test_each_sample_begins_with_nothing() -> None:
-    gatherer = SampleGatherer(60)
+    gatherer = SampleGatherer(60, 60)
     gatherer.add(a_look(0.9, at=10))
     gatherer.take()
     gatherer.add(a_look(0.1, at=20))
@@ -124,13 +125,23 @@ def test_each_sample_begins_with_nothing() -> None:
 
 
 def test_a_hole_between_looks_is_unknown_not_idle() -> None:
-    gatherer = SampleGatherer(30)
+    gatherer = SampleGatherer(30, 60)
     gatherer.add(a_look(0.0, at=10))
     gatherer.take()
     gatherer.add(a_look(0.0, at=3610))
     assert gatherer.take().percents == {"GPU-00000000": Unknown("nobody looked for 1h")}
     gatherer.add(a_look(0.0, at=3620))
     assert gatherer.take().percents == {"GPU-00000000": 0}
+
+
+@pytest.mark.parametrize(("samples", "percent"), [(6, 0), (0, 0), (1, Unknown("nobody looked for 25s"))])
+def test_the_sample_of_a_moment_does_not_vouch_for_a_stall_before_it(samples: int, percent: Maybe[int]) -> None:
+    gatherer = SampleGatherer(30, 10)
+    for at in (10, 35):
+        gatherer.take()
+        reading = msgspec.structs.replace(a_reading(span=25.0), utilization=Utilization(0.0, 0.0, samples))
+        gatherer.add(a_look(gpus=(a_gpu(),), readings=(reading,), at=at))
+    assert gatherer.take().percents == {"GPU-00000000": percent}
 
 
 def test_a_machine_that_cannot_be_read_is_a_sample_without_gpus_and_with_the_reason() -> None:

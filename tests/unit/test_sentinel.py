@@ -3,15 +3,19 @@
 import math
 import subprocess
 import sys
+from typing import cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
+from stoker.dropin import gpu_sentinel
 from stoker.errors import BadInputError
-from stoker.gpus.model import Unknown
-from stoker.gpus.usage import mean_usage
+from stoker.gpus.model import Look, Unknown
+from stoker.gpus.prober import Prober
+from stoker.gpus.usage import Devices, UsageMeter
 from stoker.verdicts.sentinel import Sentinel, SentinelState
 from tests.support.looks import a_look
 
@@ -158,22 +162,22 @@ def test_what_cannot_be_meant_is_refused_with_a_sentence(changes: dict[str, floa
 
 def test_usage_is_the_mean_over_the_devices() -> None:
     look = a_look(1.0, 0.5, 0.0)
-    assert mean_usage(look) == 0.5
-    assert mean_usage(look, [0, 1]) == 0.75
-    assert mean_usage(look, []) == 0.5
-    assert mean_usage(look, [2]) == 0.0
+    assert Devices().mean_usage(look) == 0.5
+    assert Devices([0, 1]).mean_usage(look) == 0.75
+    assert Devices([]).mean_usage(look) == 0.5
+    assert Devices([2]).mean_usage(look) == 0.0
 
 
 def test_devices_that_are_not_there_do_not_count() -> None:
-    assert mean_usage(a_look(1.0, 0.5), [0, 1, 2, 3]) == 0.75
-    assert math.isnan(mean_usage(a_look(1.0), [7]))
-    assert math.isnan(mean_usage(a_look()))
+    assert Devices([0, 1, 2, 3]).mean_usage(a_look(1.0, 0.5)) == 0.75
+    assert math.isnan(Devices([7]).mean_usage(a_look(1.0)))
+    assert math.isnan(Devices().mean_usage(a_look()))
 
 
 def test_one_unknown_device_makes_the_usage_unknown() -> None:
     look = a_look(1.0, Unknown("[N/A]"))
-    assert math.isnan(mean_usage(look))
-    assert mean_usage(look, [0]) == 1.0
+    assert math.isnan(Devices().mean_usage(look))
+    assert Devices([0]).mean_usage(look) == 1.0
 
 
 def test_everything_that_stoker_promises_can_be_imported() -> None:
@@ -191,3 +195,46 @@ def test_importing_stoker_imports_nothing_else() -> None:
     program = "import sys; before = set(sys.modules); import stoker; print(sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['stoker']"
+
+
+def renumbered(busy: float) -> Look:
+    """After GPU 0 fell off, what was GPU 1 is GPU 0."""
+    before = a_look(0.0, busy)
+    gpu = msgspec.structs.replace(before.gpus[1], index=0)
+    return msgspec.structs.replace(before, gpus=(gpu,), readings=before.readings[1:])
+
+
+def test_gpus_are_kept_by_their_uuids_when_they_are_numbered_anew() -> None:
+    first, second, both = Devices([0]), Devices([1]), Devices()
+    for devices in (first, second, both):
+        devices.mean_usage(a_look(0.0, 0.9))
+    assert second.mean_usage(renumbered(0.9)) == 0.9
+    assert second.why_unknown(renumbered(0.9)) is None
+    for devices in (first, both):
+        assert math.isnan(devices.mean_usage(renumbered(0.0)))
+        assert devices.why_unknown(renumbered(0.0)) == "GPU 0 (GPU-00000000) is no longer there"
+
+
+def test_a_program_of_its_own_goes_by_uuids_too() -> None:
+    looks = [a_look(0.0, 0.9), renumbered(0.9), renumbered(0.9)]
+
+    class Stub:
+        def look(self) -> Look:
+            return looks.pop(0)
+
+    meter = UsageMeter(lambda: cast("Prober", Stub()))
+    assert [meter.usage([1]), meter.usage([1])] == [0.9, 0.9]
+
+
+def test_a_gpu_that_comes_late_is_watched_from_then_on() -> None:
+    devices = Devices([0, 1])
+    assert devices.mean_usage(a_look(0.5)) == 0.5
+    assert devices.mean_usage(a_look(0.5, 1.0)) == 0.75
+    assert devices.mean_usage(a_look(0.5, 1.0, 0.0)) == 0.75
+
+
+def test_time_in_which_nobody_looked_starts_the_count_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [a_look(0.0, at=at) for at in (0.0, 1.0, 2.0, 1000.0, 1001.0, 1002.0, 1003.0)]
+    monkeypatch.setattr(gpu_sentinel, "steady_looks", lambda _every: (looks.pop(0) for _ in range(len(looks))))
+    assert gpu_sentinel.Watch(gpu_sentinel.parse(["--arm_duration", "0", "--kill_duration", "3"])).run() == 0
+    assert [look.at for look in looks] == [1003.0]  # it fired three looks after the gap

@@ -1,6 +1,7 @@
 """`gpu_sentinel`: armed by activity on the GPUs, it ends, shuts down or reboots when the activity stops."""
 
 import argparse
+import math
 import os
 import platform
 import sys
@@ -12,13 +13,15 @@ from stoker.dropin.arguments import fraction, whole
 from stoker.dropin.looks import steady_looks
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Look
-from stoker.gpus.usage import chosen_gpus, mean_usage, why_unknown
+from stoker.gpus.usage import Devices
 from stoker.streams import ERROR, OUTPUT, emit, open_missing
 from stoker.units import format_percent
+from stoker.verdicts.policy import GAP_ALLOWANCE, GAP_LOOKS
 from stoker.verdicts.sentinel import Sentinel, SentinelState
 
 # A tick is a second: the options count seconds.
 TICK: Final = 1.0
+LONGEST_GAP: Final = TICK * GAP_LOOKS + GAP_ALLOWANCE
 INTERRUPTED: Final = 130
 FAILED: Final = 1
 
@@ -52,7 +55,8 @@ class Watch:
         self._options = options
         self._action = _power(options.kill_action)
         self._done = False
-        self._watched: tuple[str, ...] = ()
+        self._devices = Devices(options.gpu_devices)
+        self._looked: float | None = None
         self._unknown: str | None = None
         self._checked = False
 
@@ -72,8 +76,10 @@ class Watch:
         self._announce()
         for look in steady_looks(TICK):
             self._tell_what_is_wrong(look)
-            self._watched = tuple(gpu.uuid for gpu in chosen_gpus(look, options.gpu_devices))
-            self._tick(sentinel, mean_usage(look, options.gpu_devices))
+            if self._looked is not None and look.at - self._looked > LONGEST_GAP:
+                self._tick(sentinel, math.nan)  # what happened meanwhile was seen by nobody: the count starts again
+            self._looked = look.at
+            self._tick(sentinel, self._devices.mean_usage(look))
             if self._done:
                 return 0
         raise AssertionError("unreachable: looks never end")
@@ -101,7 +107,7 @@ class Watch:
         return Facts(
             reason=words,
             rule=words,
-            idle_gpus=self._watched,
+            idle_gpus=self._devices.uuids,
             idle_for=float(self._options.kill_duration),
             host=platform.node(),
         )
@@ -123,7 +129,7 @@ class Watch:
         if look.gpus and not self._checked:
             self._checked = True
             self._check_devices({gpu.index for gpu in look.gpus})
-        unknown = why_unknown(look, self._options.gpu_devices)
+        unknown = self._devices.why_unknown(look)
         if unknown is not None and unknown != self._unknown:
             _complain(f"GPU usage is unknown: {unknown}")
         self._unknown = unknown

@@ -195,9 +195,9 @@ def _utilization(card: Card, engines: Busy) -> Maybe[Utilization]:
             share = max(share, engines.share)
         elif engines.share >= SURELY_BUSY:
             share = engines.share
-    else:
-        share = engines.told()
-    return Utilization(share, share, 1) if known(share) else share
+        return Utilization(share, share, 1) if known(share) else share
+    share = engines.told()
+    return Utilization(share, share, 0) if known(share) else share
 
 
 def _sleeping(card: Card, gpu: Gpu, span: float) -> Reading:

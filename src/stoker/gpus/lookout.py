@@ -8,6 +8,8 @@ from stoker.gpus.prober import Prober
 
 # The driver's buffer holds sixteen seconds of samples: looks that are further apart would miss some of them.
 LONGEST_WAIT: Final = 10.0
+# Of the distance between two looks: at least this much lies between the end of one and the next.
+_LEAST_SHARE: Final = 0.5
 
 
 class Lookout:
@@ -54,6 +56,12 @@ class Lookout:
         return look
 
     def _over(self) -> None:
-        """The next look is one distance after this one was due; what was missed meanwhile is not made up for."""
+        """The next look is one distance after this one was due, or after now where this one was late.
+
+        What was missed is not made up for: a look right behind another would speak for no time at all, and rules that
+        count looks would count it all the same.
+        """
         self._asked = False
-        self._next = max(self._next + self._every, time.monotonic())
+        now = time.monotonic()
+        planned = self._next + self._every
+        self._next = planned if planned - now >= self._every * _LEAST_SHARE else now + self._every

@@ -51,7 +51,8 @@ class Utilization(NamedTuple):
     peak: float
     mean: float
     samples: int
-    """How many driver samples this is made of: 1 means that it may have missed a burst."""
+    """How many driver samples this is made of: 1 means that it may have missed a burst, 0 that it is no sample but a
+    counter of all the time since the look before."""
 
 
 class Process(msgspec.Struct, frozen=True, array_like=True):
@@ -96,6 +97,12 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     """Degrees Celsius."""
     processes: Maybe[tuple[Process, ...]]
     pipes: Maybe[Pipes]
+
+    @property
+    def vouched(self) -> float:
+        """Seconds before the look of which the utilization tells; none where it is the sample of a moment."""
+        is_momentary = not isinstance(self.utilization, Unknown) and self.utilization.samples == 1
+        return 0.0 if is_momentary else self.span
 
     @classmethod
     def unknown(cls, uuid: str, reason: str, *, span: float = 0.0) -> "Reading":

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Final
 
-from stoker.gpus.model import Gpu, Look, Reading, known
+from stoker.gpus.model import Look, Reading, known
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
 
@@ -15,30 +15,52 @@ from stoker.gpus.source import AbsentError
 _CLOSING: Final = 0.5
 
 
-def mean_usage(look: Look, device_ids: Collection[int] | None = None) -> float:
-    """A fraction of 1, over the GPUs with these indices, or over all when none is named. NaN when it is not known."""
-    peaks = [r.utilization.peak if known(r.utilization) else math.nan for r in _chosen(look, device_ids)]
-    return math.fsum(peaks) / len(peaks) if peaks else math.nan
+class Devices:
+    """The GPUs with these indices, or all when none is named, by their uuids from the first look on.
 
+    When a GPU falls off the machine the others are numbered anew: whoever was chosen stays chosen, and one that is gone
+    is unknown. What has no GPU yet gets one when it comes.
+    """
 
-def why_unknown(look: Look, device_ids: Collection[int] | None = None) -> str | None:
-    """Why `mean_usage` is NaN, as part of a sentence; None when it is not."""
-    chosen = _chosen(look, device_ids)
-    if look.problem is not None:
-        return look.problem.reason
-    if not chosen:
-        return "there is no such GPU here" if look.gpus else "there is no GPU here"
-    return next((r.utilization.reason for r in chosen if not known(r.utilization)), None)
+    def __init__(self, device_ids: Collection[int] | None = None) -> None:
+        self._wanted = frozenset(device_ids or ())
+        self._chosen: dict[str, int] = {}
+        """By uuid, the index that it was chosen by."""
 
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        return tuple(self._chosen)
 
-def chosen_gpus(look: Look, device_ids: Collection[int] | None = None) -> list[Gpu]:
-    """The GPUs with these indices that are here, or all when none is named."""
-    return [gpu for gpu in look.gpus if not device_ids or gpu.index in device_ids]
+    def mean_usage(self, look: Look) -> float:
+        """A fraction of 1. NaN when it is not known of all of them."""
+        readings = self._readings(look)
+        peaks = [used.utilization.peak if used and known(used.utilization) else math.nan for used in readings.values()]
+        return math.fsum(peaks) / len(peaks) if peaks else math.nan
 
+    def why_unknown(self, look: Look) -> str | None:
+        """Why `mean_usage` is NaN, as part of a sentence; None when it is not."""
+        readings = self._readings(look)
+        if look.problem is not None:
+            return look.problem.reason
+        if not readings:
+            return "there is no such GPU here" if look.gpus else "there is no GPU here"
+        for uuid, reading in readings.items():
+            if reading is None:
+                return f"GPU {self._chosen[uuid]} ({uuid}) is no longer there"
+            if not known(reading.utilization):
+                return reading.utilization.reason
+        return None
 
-def _chosen(look: Look, device_ids: Collection[int] | None) -> list[Reading]:
-    uuids = {gpu.uuid for gpu in chosen_gpus(look, device_ids)}
-    return [reading for reading in look.readings if reading.uuid in uuids]
+    def _readings(self, look: Look) -> dict[str, Reading | None]:
+        """What is told of each; None of one that is not listed."""
+        if look.problem is None:
+            taken = set(self._chosen.values())
+            for gpu in look.gpus:
+                is_new = gpu.uuid not in self._chosen and gpu.index not in (taken if self._wanted else ())
+                if is_new and (not self._wanted or gpu.index in self._wanted):
+                    self._chosen[gpu.uuid] = gpu.index
+        there = {reading.uuid: reading for reading in look.readings}
+        return {uuid: there.get(uuid) for uuid in self._chosen}
 
 
 class UsageMeter:
@@ -48,11 +70,13 @@ class UsageMeter:
         """`open_prober` is called when the number is wanted for the first time, and again in a forked process."""
         self._open_prober = open_prober
         self._prober: Prober | None = None
+        self._devices: dict[frozenset[int], Devices] = {}
+        """By the indices that were asked for."""
         self._one_at_a_time = threading.Lock()
         os.register_at_fork(after_in_child=self._forked)
 
     def usage(self, device_ids: Collection[int] | None = None) -> float:
-        """What `mean_usage` says now, and NaN where there is no GPU at all."""
+        """What `Devices.mean_usage` says now, and NaN where there is no GPU at all."""
         with self._one_at_a_time:
             if self._prober is None:
                 self._prober = self._open_prober()
@@ -60,7 +84,8 @@ class UsageMeter:
                 look = self._prober.look()
             except AbsentError:
                 return math.nan
-        return mean_usage(look, device_ids)
+            devices = self._devices.setdefault(frozenset(device_ids or ()), Devices(device_ids))
+            return devices.mean_usage(look)
 
     def close(self) -> None:
         """Says goodbye to the helper, unless another thread is asking it: it then goes when this process does."""

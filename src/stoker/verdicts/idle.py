@@ -23,6 +23,8 @@ class _IdleClock:
     def observe(self, at: float, activity: Activity, policy: Policy, earliest: float) -> None:
         last, self._last = self._last, at
         hole = _is_hole(last, at, policy.longest_gap)
+        if last is not None and at - last - activity.span > policy.longest_unseen:
+            hole = True  # the sample of a moment says nothing of a stall before it
         if not _is_idle(activity.peak, policy.below):
             self.idle_since = None
             self.fresh = self.fresh or not isinstance(activity.peak, Unknown)

@@ -22,6 +22,8 @@ DEFAULT_WARN_AT: Final = 0.5
 GAP_LOOKS: Final = 3
 # One look may take its whole deadline without having missed anything.
 GAP_ALLOWANCE: Final = 10.0
+# The same for time of which no reading tells: between the samples of moments lies one distance, and a slow look.
+UNSEEN_ALLOWANCE: Final = 5.0
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def longest_gap(self) -> float:
         return self.every * GAP_LOOKS + GAP_ALLOWANCE
+
+    @property
+    def longest_unseen(self) -> float:
+        """How much of the time between two looks the later one may leave out."""
+        return self.every + UNSEEN_ALLOWANCE
 
     def check(self) -> None:
         """Refuses what cannot be meant, with a sentence."""

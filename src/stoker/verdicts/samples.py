@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from stoker.gpus.model import Look, Maybe, Unknown, known
+from stoker.gpus.model import Look, Maybe, Reading, Unknown, known
 from stoker.units import format_duration
 
 Percents = Mapping[str, Maybe[int]]
@@ -24,8 +24,10 @@ class SampleGatherer:
     Between two looks that were too far apart anything may have happened, so what the later one says is unknown.
     """
 
-    def __init__(self, longest_gap: float) -> None:
+    def __init__(self, longest_gap: float, longest_unseen: float) -> None:
+        """`longest_unseen`: how much of the time between two looks the later one may leave out."""
         self._longest_gap = longest_gap
+        self._longest_unseen = longest_unseen
         self._percents: dict[str, Maybe[int]] | None = None
         self._problem: str | None = None
         self._last: float | None = None
@@ -35,10 +37,13 @@ class SampleGatherer:
         self._last = look.at
         self._problem = look.problem.reason if look.problem else None
         before = self._percents
-        now = {r.uuid: _percent(r.utilization.peak) if known(r.utilization) else r.utilization for r in look.readings}
-        if gap > self._longest_gap:
-            now = dict.fromkeys(now, Unknown(f"nobody looked for {format_duration(gap)}"))
+        now = {reading.uuid: self._told(reading, gap) for reading in look.readings}
         self._percents = now if before is None else {uuid: _higher(before.get(uuid), now[uuid]) for uuid in now}
+
+    def _told(self, reading: Reading, gap: float) -> Maybe[int]:
+        if gap > self._longest_gap or gap - reading.vouched > self._longest_unseen:
+            return Unknown(f"nobody looked for {format_duration(gap)}")
+        return _percent(reading.utilization.peak) if known(reading.utilization) else reading.utilization
 
     def take(self) -> Sample:
         """The sample; the next one begins."""

@@ -150,7 +150,7 @@ def _is_container_user(user: str) -> bool:
 def _activities(look: Look, labels: Mapping[str, str], peak: Callable[[Reading], Maybe[float]]) -> list[Activity]:
     """One for each label: what its GPU did, unknown where it is missing."""
     found = [
-        Activity(gpu.uuid, labels[gpu.uuid], reading.span, peak(reading))
+        Activity(gpu.uuid, labels[gpu.uuid], reading.vouched, peak(reading))
         for gpu, reading in zip(look.gpus, look.readings, strict=True)
         if gpu.uuid in labels
     ]

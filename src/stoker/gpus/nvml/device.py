@@ -124,7 +124,7 @@ class Device:
             seen = self._rate()
         if isinstance(seen, Unknown) and known(pipes) and known(pipes.graphics):
             # On MIG only GPM tells. It is the exact mean since the look before, so a burst shows in it too.
-            return Utilization(pipes.graphics, pipes.graphics, 1)
+            return Utilization(pipes.graphics, pipes.graphics, 0)
         return seen
 
     def _buffered(self, wall: float) -> Maybe[Utilization] | None:

@@ -1,0 +1,74 @@
+"""The rhythm of looks, with a clock and a prober that the test holds."""
+
+from typing import cast
+
+import pytest
+
+from stoker.gpus import lookout as lookout_module
+from stoker.gpus.lookout import Lookout
+from stoker.gpus.model import Look
+from stoker.gpus.prober import Prober
+from tests.support.looks import a_look
+
+
+class World:
+    """A prober that takes as long as `takes` says for each look, or 0.01 s."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.takes: list[float] = []
+        self._ends = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def ask(self) -> None:
+        self._ends = self.now + (self.takes.pop(0) if self.takes else 0.01)
+
+    def answer(self) -> Look | None:
+        return a_look(0.0, at=self.now) if self.now >= self._ends else None
+
+    def remaining(self) -> float:
+        return self._ends - self.now
+
+    def fileno(self) -> int:
+        return -1
+
+    def looks(self, lookout: Lookout, count: int) -> list[float]:
+        """When so many looks came."""
+        came: list[float] = []
+        while len(came) < count:
+            self.now = max(self.now, lookout.due())
+            if lookout.step() is not None:
+                came.append(round(self.now - 100.0, 2))
+        return came
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+    monkeypatch.setattr(lookout_module, "time", world)
+    return world
+
+
+def lookout(world: World) -> Lookout:
+    return Lookout(cast("Prober", world), 5.0)
+
+
+def test_looks_come_at_a_steady_rhythm_however_long_each_takes(world: World) -> None:
+    world.takes = [0.01, 2.0, 0.01, 2.5]
+    assert world.looks(lookout(world), 5) == [0.01, 7.0, 10.01, 17.5, 20.01]
+
+
+@pytest.mark.parametrize("stall", [3.0, 4.9, 5.1, 60.0])
+def test_after_a_stall_no_look_follows_right_behind(world: World, stall: float) -> None:
+    world.takes = [0.01, stall]
+    came = world.looks(lookout(world), 4)
+    assert came == [0.01, 5 + stall, round(5 + stall + 5.01, 2), round(5 + stall + 10.01, 2)]
+
+
+def test_after_the_program_itself_was_stopped_no_look_follows_right_behind(world: World) -> None:
+    rhythm = lookout(world)
+    world.looks(rhythm, 1)
+    world.now += 12.0
+    assert world.looks(rhythm, 2) == [12.02, 17.03]
