@@ -20,6 +20,7 @@ from stoker.places import state_home
 from stoker.runs.record import Records, Status
 from tests.support.command import Finished, stoker, stoker_command
 from tests.support.mock_nvml import MockMachine
+from tests.support.terminal import terminal
 from tests.support.waiting import wait_for
 
 QUICK = ("--after", "0s", "--every", "100ms", "--for", "600ms", "--below", "5%", "--grace", "60s")
@@ -187,6 +188,41 @@ def _read_for(terminal: int, seconds: float, text: bytes) -> bytes:
         except OSError:
             break
     return seen
+
+
+REPL = """
+import signal, sys, termios, time, tty
+tty.setraw(0)
+ends_politely = sys.argv[1:] == ["politely"]
+signal.signal(signal.SIGTERM, (lambda *_: sys.exit(0)) if ends_politely else signal.SIG_DFL)
+print("raw", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ((stoker_command(), "run", "--", sys.executable, "-c", REPL), 143),
+        ((stoker_command(), "run", "--max-time", "1s", "--", sys.executable, "-c", REPL, "politely"), 124),
+        ((sys.executable, "-m", "stoker.dropin.gpu_idle_timeout", sys.executable, "-c", REPL), 143),
+    ],
+    ids=["run, a signal", "run, a limit", "gpu_idle_timeout"],
+)
+def test_the_terminal_of_a_stopped_repl_is_as_it_was(command: tuple[str, ...], code: int) -> None:
+    with terminal(list(command)) as screen:
+        screen.until("raw")
+        assert screen.modes_now() != screen.modes
+        if code == 143:
+            os.kill(screen.pid, signal.SIGTERM)
+        assert screen.code() == code
+        assert screen.modes_now() == screen.modes
+
+
+def test_what_a_command_does_to_the_terminal_on_purpose_stays() -> None:
+    with terminal([stoker_command(), "run", "--", "stty", "-echo"]) as screen:
+        assert screen.code() == 0
+        assert screen.modes_now() != screen.modes
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])

@@ -17,6 +17,7 @@ from stoker.runs.guardian import Ended, Failed, Gone, Guardian, Program, Started
 from stoker.runs.ladder import stop
 from stoker.runs.processes import Identity, send, stat
 from stoker.runs.signals import FORWARDED, Impatience, Received, SignalStream
+from stoker.runs.terminal import Terminal
 from stoker.streams import ERROR, emit
 
 KILLED: Final = 1
@@ -43,6 +44,7 @@ class WatchedCommand:
         self._signum = signum
         self._children = children
         self._impatience = Impatience()
+        self._killed = False
 
     def run(self) -> int:
         """The exit code that the whole program ends with."""
@@ -51,12 +53,16 @@ class WatchedCommand:
             goodbye.callback(prober.leave)
             prober.ask()  # the driver's library is loaded while the command is
             signals = goodbye.enter_context(SignalStream(FORWARDED))
+            terminal = goodbye.enter_context(contextlib.closing(Terminal()))
             guardian = launch(
                 Program(self._command, os.environ, mask=signals.original),
                 helpers=lambda: () if prober.helper is None else (prober.helper,),
             )
             goodbye.callback(guardian.finish)
-            return self._until_ended(guardian, signals, prober)
+            code = self._until_ended(guardian, signals, prober)
+            if self._killed or not guardian.exited:
+                terminal.restore()
+            return code
 
     def _until_ended(self, guardian: Guardian, signals: SignalStream, prober: Prober) -> int:
         lookout: Lookout | None = None
@@ -124,6 +130,7 @@ class WatchedCommand:
             guardian.attend()
 
     def _kill(self, guardian: Guardian) -> int:
+        self._killed = True
         if guardian.members():
             self._log.error("process still alive, maybe hung, killing.")
         for survivor in stop(guardian, signal.SIGKILL, 0.0).survivors:

@@ -240,6 +240,11 @@ class Guardian:
         # Newer kernels (6.18) kill at birth whatever is put into a cgroup that was killed once.
         return self.empty and self._report is not None and not self._struck
 
+    @property
+    def exited(self) -> bool:
+        """Whether the command ended by calling exit, not by a signal."""
+        return self.status is not None and os.WIFEXITED(self.status)
+
     def begin(self, beginning: Beginning) -> None:
         """Starts a job, the first one or the next when nothing is left of the last.
 

@@ -42,6 +42,7 @@ from stoker.runs.ladder import Outcome, stop
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 from stoker.runs.record import Ending, NoRecord, Record, Records, Spec, Status, readable
 from stoker.runs.signals import FORWARDED, Impatience, Received, SignalStream
+from stoker.runs.terminal import Terminal
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration
 from stoker.verdicts.idle import IdleRule
@@ -73,11 +74,14 @@ def supervise(plan: Plan) -> int:
     prober = Prober(plan.source, deadline=plan.deadline, start=forked)
     _check_gpus(plan, prober)
     record = _record_of(plan)
-    with SignalStream(FORWARDED) as signals:
+    with SignalStream(FORWARDED) as signals, contextlib.closing(Terminal()) as terminal:
         guardian = _prepare_guardian(prober)
+        supervisor = Supervisor(plan, record, prober, os.environ, signals, guardian)
         try:
-            return Supervisor(plan, record, prober, os.environ, signals, guardian).run()
+            return supervisor.run()
         finally:
+            if supervisor.status.ending != "by itself" or not guardian.exited:
+                terminal.restore()
             guardian.finish()
             record.forget_if_empty()
 
