@@ -1,7 +1,9 @@
 """`gpu_idle_timeout` as a person types it: the transcripts of the original, and what it never does."""
 
+import importlib.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -289,6 +291,20 @@ def test_the_commands_own_code_and_output_pass_through(nvidia: MockMachine, scri
     done = idle_timeout(*SELDOM, "sh", "-c", f"echo out; {script}")
     assert (done.code, done.out) == (code, "out\n")
     assert len(done.log) == 1
+
+
+@pytest.mark.parametrize("name", ["gpu_idle_timeout", "gpu_sentinel", "gpu_mon"])
+def test_the_script_of_the_same_name_can_be_run_also_as_a_copy(nvidia: MockMachine, name: str, tmp_path: Path) -> None:
+    found = importlib.util.find_spec(name)
+    assert found is not None
+    assert found.origin is not None
+    copy = shutil.copy(found.origin, tmp_path)
+    assert os.access(copy, os.X_OK)
+    shown = subprocess.run([sys.executable, copy, "--help"], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    assert shown.stdout.startswith(f"usage: {name} ")
+    if name == "gpu_idle_timeout":
+        done = subprocess.run([sys.executable, copy, "-d", "0", "sh", "-c", "exit 3"], check=False, timeout=60)
+        assert done.returncode == 3
 
 
 def test_a_log_that_cannot_be_written_leaves_the_code_as_it_is(nvidia: MockMachine) -> None:

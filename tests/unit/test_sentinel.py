@@ -238,3 +238,11 @@ def test_time_in_which_nobody_looked_starts_the_count_again(monkeypatch: pytest.
     monkeypatch.setattr(gpu_sentinel, "steady_looks", lambda _every: (looks.pop(0) for _ in range(len(looks))))
     assert gpu_sentinel.Watch(gpu_sentinel.parse(["--arm_duration", "0", "--kill_duration", "3"])).run() == 0
     assert [look.at for look in looks] == [1003.0]  # it fired three looks after the gap
+
+
+def test_the_names_of_the_original_module_are_those_of_stoker() -> None:
+    import gpu_sentinel as original
+
+    assert original.Sentinel is stoker.Sentinel
+    assert original.get_gpu_usage is stoker.get_gpu_usage
+    assert original.SentinelState is stoker.SentinelState
