@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stoker.places import state_home
+from stoker.places import private_directory, state_home
 from stoker.queue import Attempt, NewJob, Outcome, Store, View, WorkerGpu
 
 LONG = 600.0
@@ -35,5 +35,5 @@ def run(queue: Store, job: str, outcome: Outcome, exit_code: int | None = None, 
 def place_of(attempt: Attempt) -> Path:
     """Its directory on this machine, as if it had run here."""
     place = state_home() / "attempts" / f"{attempt.job}-{attempt.number}"
-    place.mkdir(parents=True, exist_ok=True)
+    private_directory(place)
     return place

@@ -17,7 +17,7 @@ class Queue:
     def __init__(self) -> None:
         self.text = ""
 
-    def write_log(self, _attempt: str, text: str) -> bool:
+    def write_log(self, _attempt: str, text: str, **_: bool) -> bool:
         self.text = text
         return True
 

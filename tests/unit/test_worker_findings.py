@@ -40,7 +40,7 @@ class Queue:
         self.kept.append((attempt, finding))
         return True
 
-    def write_log(self, _attempt: str, _text: str) -> bool:
+    def write_log(self, _attempt: str, _text: str, **_: bool) -> bool:
         if self._trouble is not None:
             raise self._trouble
         return True

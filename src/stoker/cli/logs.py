@@ -103,8 +103,9 @@ def _read(store: "Store", attempt: "Attempt", lines: int | None) -> tuple["Piece
     from stoker.overview.outputs import directory_of, has_output, last_lines, reader_of
     from stoker.places import state_home
 
-    store.wait_for_log(attempt.id)
     is_here = has_output(directory_of(state_home(), attempt))
+    if is_here:
+        store.wait_for_log(attempt.id)
     if lines is not None and not is_here and (kept := _kept_lines(store, attempt, lines)) is not None:
         return kept, True
     reader = reader_of(store, state_home(), attempt)

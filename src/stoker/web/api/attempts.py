@@ -117,8 +117,9 @@ async def get_log(
     """All of it, from whatever machine has it; where that is gone, its end, which the queue keeps."""
     house, channels = house_of(request), channels_of(request)
     attempt = await house.desk.ask(lambda store: _attempt(store, job, number))
-    while await house.desk.ask(lambda store: store.is_log_late(attempt.id)):
-        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+    if await channels.in_thread(lambda: place_of(house.config.home, attempt)) is not None:
+        while await house.desk.ask(lambda store: store.is_log_late(attempt.id)):
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     if lines is not None and (kept := await _kept_lines(house, channels, attempt, lines)) is not None:
         return kept
     whole = await find_output(house, channels, attempt)
