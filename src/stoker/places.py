@@ -17,7 +17,7 @@ from stoker.errors import StokerError
 # What Stoker puts into its state directory. A directory that holds anything else is somebody's own as well, and keeps
 # its mode: only what is Stoker's in it is made private.
 _OWN: Final = re.compile(
-    r"(queue\.db|\.?(tokens|fits|fill-.+)\.json|(access|page|work)\.log|(worker|fill)-.+\.lock)([.-].+)?"
+    r"(queue\.db|\.?(tokens|fits|fill-.+|kept-.+)\.json|(access|page|work)\.log|(worker|fill)-.+\.lock)([.-].+)?"
     r"|runs|attempts|probes|sim|demo|gpus"
 )
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO

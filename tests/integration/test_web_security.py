@@ -213,6 +213,21 @@ def test_all_viewers_together_leave_room_for_operators() -> None:
     assert asyncio.run(crowded()) == [False, True, True, False, False, False, False, False, False]
 
 
+def test_an_answer_that_is_several_in_one_counts_as_so_many() -> None:
+    async def crowded() -> list[bool]:
+        streams, viewer = Streams(most_of_token=5), Visitor("viewer", "a", None, "a")
+        tasks = [asyncio.create_task(asyncio.sleep(600)) for _ in range(3)]
+        for parts, task in zip((2, 3, 2), tasks, strict=True):
+            streams.begin(viewer, task, parts)
+        await asyncio.sleep(0)
+        cancelled = [task.cancelled() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        return cancelled
+
+    assert asyncio.run(crowded()) == [True, False, False]
+
+
 def test_answers_are_compressed_and_live_ones_come_at_once(site: Site) -> None:
     headers = site.bearer()
     with served(site.app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:

@@ -33,13 +33,21 @@ def test_the_list_of_processes_shows_no_password_and_the_program_still_has_it() 
         "import sys; from pathlib import Path; from stoker.cli.process_title import hide_passwords;"
         "print(hide_passwords(sys.argv[1:])); print(sys.argv[2]); print(Path('/proc/self/cmdline').read_text())"
     )
-    words = ["--queue", "postgresql://stoker:hunter2@db/queue", "--", "ftp://a:of-the-job@b"]
+    words = [
+        "--queue",
+        "postgresql://stoker:hunter2@db/queue",
+        "--then",
+        "notify tgram://hunter2/7",
+        "--",
+        "ftp://a:job@b",
+    ]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     hidden, kept, shown = done.stdout.split("\n", 2)
     assert (hidden, kept) == ("True", words[1])
     assert "postgresql://stoker@db/queue" in shown
     assert "hunter2" not in shown
-    assert "of-the-job" in shown
+    assert "notify tgram://…" in shown
+    assert "ftp://a:job@b" in shown
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """Keeps passwords out of the list of processes, which every user of a machine can read."""
 
 import os
+import re
 from pathlib import Path
+from typing import Final
 
 from stoker.masking import without_passwords
+
+_NOTIFY: Final = re.compile(r"(\bnotify\s+[\w+.-]+://)\S+")
 
 
 def hide_passwords(arguments: list[str]) -> bool:
@@ -12,7 +16,7 @@ def hide_passwords(arguments: list[str]) -> bool:
     `arguments` stay as they are. What follows `--` is the user's own command, and is left to it.
     """
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    secret = {os.fsencode(word): os.fsencode(hidden) for word in own if (hidden := without_passwords(word)) != word}
+    secret = {os.fsencode(word): os.fsencode(hidden) for word in own if (hidden := _hidden(word)) != word}
     if not secret:
         return True
     try:
@@ -27,6 +31,11 @@ def hide_passwords(arguments: list[str]) -> bool:
     except (OSError, ValueError, IndexError, ImportError):
         return False
     return not any(word in now for word in secret)
+
+
+def _hidden(word: str) -> str:
+    """Of where `--then 'notify URL'` goes, every part may be a secret."""
+    return without_passwords(_NOTIFY.sub(r"\1…", word))
 
 
 def _overwrite(start: int, shown: bytes) -> None:

@@ -3,6 +3,7 @@
 import shlex
 import time
 
+from stoker.masking import masked_command
 from stoker.runs.record import Record
 from stoker.runs.summary import Summary, in_a_word, summary_of
 from stoker.units import format_duration
@@ -25,7 +26,7 @@ def _text(summary: Summary) -> str:
     policy = Policy(**summary.policy)
     lines = {
         "run": summary.id + (" (dry run)" if summary.dry_run else ""),
-        "command": shlex.join(summary.command),
+        "command": masked_command(shlex.join(summary.command)),
         "directory": summary.directory,
         "started": f"{_clock(summary.started)} by {summary.user} on {summary.host}",
         "state": f"{in_a_word(summary)}, for {format_duration(round(summary.seconds))}",

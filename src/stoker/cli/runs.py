@@ -6,6 +6,7 @@ import time
 
 import click
 
+from stoker.masking import masked_command
 from stoker.places import state_home
 from stoker.runs.record import Records
 from stoker.runs.summary import Summary, in_a_word, summary_of
@@ -52,7 +53,7 @@ def _print(summaries: list[Summary]) -> None:
             format_duration(round(summary.seconds)),
             in_a_word(summary),
             "" if summary.exit_code is None else str(summary.exit_code),
-            shlex.join(summary.command),
+            masked_command(shlex.join(summary.command)),
         )
         for summary in summaries
     ]

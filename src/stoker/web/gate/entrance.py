@@ -3,6 +3,7 @@
 import asyncio
 from typing import Final
 
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -101,11 +102,12 @@ class Entrance:
         """An answer that goes on and on has one of its token's places, and may have to give it to a newer one."""
         task = asyncio.current_task()
         stream: Stream | None = None
+        parts = max(1, len(QueryParams(scope["query_string"]).getlist("on")))
 
         async def counted(message: Message) -> None:
             nonlocal stream
             if stream is None and task is not None and message.get("more_body", False):
-                stream = self._streams.begin(visitor, task)
+                stream = self._streams.begin(visitor, task, parts)
             await send(message)
 
         try:

@@ -1,4 +1,7 @@
-"""How many answers that go on and on a token may have open: who opens too many ends their own, and shuts out nobody."""
+"""How many answers that go on and on a token may have open: who opens too many ends their own, and shuts out nobody.
+
+An answer that is several in one counts as so many.
+"""
 
 import asyncio
 from collections import defaultdict
@@ -6,7 +9,7 @@ from typing import Final
 
 from stoker.web.visitor import Visitor
 
-# A device takes one or two, and a token lets in fifty devices; programs follow logs as well.
+# A window takes one or two, and a token lets in fifty devices; programs follow logs as well.
 MOST_OF_TOKEN: Final = 250
 # Of a thousand connections; the rest is for operators, and for what is asked and answered at once.
 MOST_OF_VIEWERS: Final = 300
@@ -15,8 +18,9 @@ MOST_OF_VIEWERS: Final = 300
 class Stream:
     """One open answer."""
 
-    def __init__(self, visitor: Visitor, task: "asyncio.Task[object]") -> None:
+    def __init__(self, visitor: Visitor, task: "asyncio.Task[object]", parts: int) -> None:
         self.visitor = visitor
+        self.parts = parts
         self.is_ended = False
         """Whether it had to make room."""
         self._task = task
@@ -34,16 +38,16 @@ class Streams:
         self._most_of_viewers = most_of_viewers
         self._open: defaultdict[str, list[Stream]] = defaultdict(list)
 
-    def begin(self, visitor: Visitor, task: "asyncio.Task[object]") -> Stream:
-        """Ends the oldest of the same token when it has too many, or of the viewer who has most when all have."""
-        stream = Stream(visitor, task)
+    def begin(self, visitor: Visitor, task: "asyncio.Task[object]", parts: int = 1) -> Stream:
+        """Ends the oldest of the same token while it has too many, or of the viewer who has most while all have."""
+        stream = Stream(visitor, task, parts)
         own = self._open[visitor.token]
         own.append(stream)
-        if len(own) > self._most_of_token:
-            self._end_oldest(own)
+        while _parts(own) > self._most_of_token:
+            own.pop(0).end()
         viewers = [streams for streams in self._open.values() if streams and not streams[0].visitor.operates]
-        if sum(map(len, viewers)) > self._most_of_viewers and not visitor.operates:
-            self._end_oldest(max(viewers, key=len))
+        while sum(map(_parts, viewers)) > self._most_of_viewers and not visitor.operates:
+            max(viewers, key=_parts).pop(0).end()
         return stream
 
     def finish(self, stream: Stream) -> None:
@@ -53,5 +57,6 @@ class Streams:
         if not own:
             del self._open[stream.visitor.token]
 
-    def _end_oldest(self, streams: list[Stream]) -> None:
-        streams.pop(0).end()
+
+def _parts(streams: list[Stream]) -> int:
+    return sum(stream.parts for stream in streams)

@@ -93,7 +93,7 @@
           hub.remove(key);
         }
       };
-      port.postMessage({ kind: "hello" });
+      port.postMessage({ kind: typeof EventSource === "undefined" ? "alone" : "hello" });
     };
     setInterval(() => {
       for (const page of pages) {
@@ -142,6 +142,7 @@
       port = worker.port;
       port.onmessage = ({ data }) => {
         if (data.kind === "hello") clearTimeout(late);
+        else if (data.kind === "alone") alone();
         else if (!hub) take(data);
       };
       setInterval(() => { if (open.size) ask("here"); }, HERE_EVERY);
