@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.queue import Attempt
 from stoker.runs.processes import is_alive
-from stoker.worker.home import MOST_ATTEMPTS, Home
+from stoker.worker.home import CLUTTER, MOST_ATTEMPTS, Home
 from tests.support.keeping import keepers_of, processes_of, record_of
 from tests.support.waiting import wait_for
 from tests.support.work_site import RunningWorker, WorkSite, troubled
@@ -151,6 +152,19 @@ def test_a_worker_whose_fork_server_was_stopped_ends_when_asked_to(site: WorkSit
     (fork_server,) = wait_for(lambda: [pid for pid, name in site.processes().items() if name == "stoker-nursery"])
     os.kill(fork_server, signal.SIGSTOP)
     assert worker.stop() == 0
+
+
+def test_a_home_that_fills_with_short_jobs_is_tidied_before_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.worker.home.MOST_ATTEMPTS", 20)
+    home = Home(tmp_path)
+    for number in range(20 + 2 * CLUTTER):
+        home.new_record(Attempt(id="", job=f"{number:08x}", worker="", number=1, gpus=(), started=0, lease_expires=0))
+        if home.is_cluttered:
+            home.tidy()
+    home.leave()
+    assert 20 <= len(list((tmp_path / "attempts").iterdir())) <= 20 + CLUTTER
 
 
 def test_attempts_that_never_began_are_tidied_away_like_others(tmp_path: Path) -> None:

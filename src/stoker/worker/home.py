@@ -16,11 +16,14 @@ from stoker.errors import StokerError
 from stoker.places import open_privately, private_directory
 from stoker.procfs import boot_id
 from stoker.queue import Attempt
+from stoker.runs.record import Records
 from stoker.worker.assignment import AttemptRecord
 
 # Enough to look back over weeks; the queue keeps the end of every output anyway.
 MOST_ATTEMPTS: Final = 1000
 OLDEST_ATTEMPT: Final = 60 * 86400.0
+# Short jobs fill a disk between two looks at the clock: after so many new attempts, the old ones are forgotten.
+CLUTTER: Final = 100
 # Workers that were refused, between two rounds of tidying.
 _MOST_VISITORS: Final = 1000
 
@@ -35,6 +38,7 @@ class Home:
         self.boot = boot_id()
         # As one dictionary: every question to `os.environ` translates names and values anew.
         self.surroundings = dict(os.environ)
+        self._made = 0
         try:
             self._door = self._shut_door()
             private_directory(directory / "attempts")
@@ -93,8 +97,19 @@ class Home:
         """The directory of an attempt that was started here."""
         return self.directory / "attempts" / f"{attempt.job}-{attempt.number}"
 
+    def new_record(self, attempt: Attempt) -> AttemptRecord:
+        """An empty directory for what is started now. Raises StokerError."""
+        self._made += 1
+        return AttemptRecord(Records(self.directory, "attempts").create(f"{attempt.job}-{attempt.number}").directory)
+
+    @property
+    def is_cluttered(self) -> bool:
+        """Whether so many attempts were made since the last `tidy` that it is time for the next."""
+        return self._made >= CLUTTER
+
     def tidy(self) -> None:
         """Forgets attempts that are too many or too old. What the queue does not have yet is never touched."""
+        self._made = 0
         self._dismiss_visitors()
         too_old = time.time() - OLDEST_ATTEMPT
         try:

@@ -411,7 +411,7 @@ class WorkerLoop:
 
     def _tidy(self) -> None:
         """Whether or not the queue is there: a disk that is full may be what keeps it away."""
-        if time.monotonic() < self._tidy_at:
+        if time.monotonic() < self._tidy_at and not self._home.is_cluttered:
             return
         self._tidy_at = time.monotonic() + _TIDY_EVERY
         try:

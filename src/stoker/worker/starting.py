@@ -11,9 +11,8 @@ from stoker.fit.wish import Wish
 from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.address import SqliteAddress
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
-from stoker.runs.record import Records
 from stoker.verdicts.policy import Policy
-from stoker.worker.assignment import ATTEMPT_MARK, Assignment, AttemptRecord
+from stoker.worker.assignment import ATTEMPT_MARK, Assignment
 from stoker.worker.capacity import Want
 from stoker.worker.crew import Crew
 from stoker.worker.engagement import Engagement
@@ -48,7 +47,7 @@ def start(
     environment = {name: value for name, value in prepared.environment.items() if surroundings.get(name) != value}
     environment[ATTEMPT_MARK] = attempt.id
     channel, keepers = crew.take()
-    record = AttemptRecord(Records(home.directory, "attempts").create(f"{job.id}-{attempt.number}").directory)
+    record = home.new_record(attempt)
     assignment = Assignment(
         attempt=attempt.id,
         job=job.id,
