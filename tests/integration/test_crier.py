@@ -82,6 +82,7 @@ def test_a_webhook_and_a_mailbox_get_name_reason_and_link(store: Store) -> None:
             (mail,) = wait_for(lambda: mailbox.mails, named="the mail")
     sentence = "Job “train ‹7›” failed with exit code 1: no space left on device."
     assert told["title"] == mail["Subject"] == "Stoker: job failed: train ‹7›"
+    assert told["type"] == "failure"
     assert told["message"] == f"{sentence}\n{LINK}/jobs/{job}"
     assert mail["To"] == "alice@example.org"
     for piece in (sentence, f"{LINK}/jobs/{job}"):
@@ -93,7 +94,10 @@ def test_every_kind_that_a_queue_shows_is_told_and_only_the_wanted_ones(store: S
     with Receiver().listening() as hook, crying(webhook(hook), events=wanted):
         fail(store, "hung", cause="idle", sentence="GPU 0 stayed below 1% for 30m")
         told = messages(hook, 2)
-    assert sorted(one["title"] for one in told) == ["Stoker: job was stopped: idle: hung", "Stoker: the queue is empty"]
+    assert sorted((one["title"], one["type"]) for one in told) == [
+        ("Stoker: job was stopped: idle: hung", "warning"),
+        ("Stoker: the queue is empty", "info"),
+    ]
 
 
 def test_a_job_that_is_retried_has_not_failed_but_its_idle_stop_is_told(store: Store) -> None:
@@ -255,10 +259,10 @@ def test_a_service_whose_own_code_breaks_is_tried_again(store: Store, monkeypatc
     breaks = iter([True])
     send = Channel.send
 
-    def sending(self: Channel, title: str, body: str) -> None:
+    def sending(self: Channel, *words: Any) -> None:
         if next(breaks, False):
             raise KeyError("t0psecret")
-        send(self, title, body)
+        send(self, *words)
 
     monkeypatch.setattr(Channel, "send", sending)
     fail(store, "train")

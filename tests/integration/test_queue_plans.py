@@ -40,6 +40,8 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "since": 29_000_000,
     "written": 1.0e9,
     "letters": 4096,
+    "seen": "seen: failed",
+    "idle": 0,
     "minutes": 44640,
     "seconds": 60.0,
     "who": "",
@@ -71,6 +73,8 @@ LOOKS = (
     "causes",
     "idle stops",
     "last words",
+    "unseen failures",
+    "count unseen failures",
 )
 LOANS = ("ask for loan", "renew loan", "wanted outputs", "loan", "lent pieces")
 

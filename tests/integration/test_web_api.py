@@ -131,7 +131,7 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"fit": True, "gpus": 0}, "#/fit", "needs a GPU"),
         ({"fit": {"base": 8, "max": 4}}, "#/fit", "nothing could be tried"),
         ({"fit": {"margin": "lots"}}, "#/fit", "not a percentage"),
-        ({"idle_for": "1s"}, "#/idle", "not a single look"),
+        ({"idle_for": "1s"}, "#/idle_for", "not a single look"),
         ({"idle_below": "200%"}, "#/idle_below", "between 0% and 100%"),
         ({"policy": {"nonsense": 1}}, "#/policy", "has no 'nonsense'"),
         ({"sweep": {"lr": "1,,2"}}, "#/sweep", "empty value"),
@@ -139,6 +139,12 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"sweep": {"x": "1..100", "y": "1..100"}}, "#/sweep", "10,000 jobs"),
         ({"again": "nobody"}, "#/again", "there is no job"),
         ({"color": "red"}, "#/color", "not permitted"),
+        ({"memory": -1}, "#/memory", "greater than"),
+        ({"memory": [1]}, "#/memory", "integer, or input should be a valid string"),
+        ({"command": ["echo", 1]}, "#/command/1", "string"),
+        ({"environment": {"str": 3}}, "#/environment/str", "string"),
+        ({"fit": {"base": 0}}, "#/fit/base", "greater than"),
+        ({"sweep": {"lr": [1]}}, "#/sweep/lr/0", "string"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_told_field_by_field(
@@ -642,7 +648,7 @@ def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client
     description = told(client.get("/api/openapi.json"))
     operations = [one for path in description["paths"].values() for one in path.values()]
     names = [one["operationId"] for one in operations]
-    assert len(set(names)) == len(names) == 24
+    assert len(set(names)) == len(names) == 25
     for one in operations:
         assert one["summary"], one
         assert one["description"], one

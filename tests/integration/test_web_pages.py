@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from stoker.queue.model import NewJob
+from stoker.queue.model import Finding, NewJob
 from stoker.web import pages, problems, statics
 from stoker.web.pages.trouble import trouble_page
 from tests.support.api_site import ApiSite, Client
@@ -53,6 +53,11 @@ def test_every_page_comes_up_for_a_viewer_without_anything_to_act_with(site: Api
         assert "vit" in answer.text
         assert "hx-post" not in answer.text
         assert 'href="/submit"' not in answer.text
+    for path in ("/submit", f"/submit?again={name}"):
+        answer = client.get(path, headers=PAGE)
+        assert answer.status_code == 403, path
+        assert "may only look" in answer.text
+        assert "<textarea" not in answer.text
 
 
 def test_everything_that_a_page_names_is_there_and_from_here(site: ApiSite) -> None:
@@ -178,6 +183,45 @@ def test_jobs_are_listed_page_by_page_by_state_and_by_tag(site: ApiSite) -> None
     assert len(set(re.findall(r"job-\d\d", client.get("/jobs?state=held", headers=PAGE).text))) == 1
     assert len(set(re.findall(r"job-\d\d", client.get("/jobs?tag=t1", headers=PAGE).text))) == 30
     assert "There are no such jobs" in client.get("/jobs?tag=none", headers=PAGE).text
+
+
+def ended(site: ApiSite, name: str, cause: str = "") -> str:
+    """A job that failed."""
+    [job] = site.store.submit([NewJob(command="true", name=name)])
+    attempt = site.store.claim(job, "w", [], 60.0)
+    assert attempt is not None
+    site.store.write_finding(attempt.id, Finding(cause=cause))
+    site.store.finish(attempt.id, "failed", 1)
+    return job
+
+
+def test_failures_lead_to_the_list_of_exactly_these_until_somebody_dismisses_them(site: ApiSite) -> None:
+    client = site.client()
+    for number in range(70):
+        ended(site, f"broken-{number:02d}")
+    ended(site, "hung-1", "idle")
+    ended(site, "hung-2", "idle")
+    site.look()
+    front = client.get("/", headers=PAGE).text
+    assert "70 jobs failed in the last 24 h, last broken-69" in front
+    for kind, named, count in (("failed", "broken", 70), ("idle", "hung", 2)):
+        assert f'href="/jobs?unseen={kind}"' in front
+        rows = re.findall(r'<tr id="row-.*?</a>', client.get(f"/jobs?unseen={kind}", headers=PAGE).text, re.DOTALL)
+        assert len(rows) == count
+        assert all(named in row for row in rows)
+    point = next(point for point in client.get("/api/v1/overview").json()["health"]["points"] if point["failure"])
+    ended(site, "broken-70")
+    seen = {"failure": point["failure"], "until": point["until"]}
+    done = client.post("/api/v1/overview/dismiss", json=seen).json()
+    site.look()
+    front = client.get("/", headers=PAGE).text
+    assert "70 jobs" not in front
+    assert "broken-70 failed" in front, "it came after what was dismissed"
+    assert "2 jobs were stopped as their GPUs stayed idle" in front
+    assert site.client("viewer", "wall").post("/api/v1/overview/dismiss", json=seen).status_code == 403
+    client.post(done["undo"]["path"], json=done["undo"]["body"])
+    site.look()
+    assert "71 jobs failed" in client.get("/", headers=PAGE).text
 
 
 def test_a_job_that_is_not_there_is_told_on_a_page_that_leads_back(site: ApiSite) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import stoker.web
 from stoker.overview.ansi import CUT, LONGEST_LINE, NOTE, REACH, Line, Terminal, as_html
+from stoker.overview.ansi_palette import contrast
 from stoker.overview.ansi_style import Style, classes_of, nearest
 
 # Everything that means something to a terminal, between letters.
@@ -86,13 +87,16 @@ def test_a_cursor_goes_no_further_up_than_a_tall_terminal() -> None:
     ("code", "classes"),
     [
         (b"31", ("a-fg-1",)),
-        (b"97;104", ("a-fg-15", "a-bg-12")),
+        (b"97;41", ("a-fg-15", "a-bg-1")),
+        (b"30;43", ("a-fg-b", "a-bg-3")),
+        (b"97;104", ("a-fg-b", "a-bg-12")),
+        (b"42", ("a-fg-w", "a-bg-2")),
         (b"38;5;208", ("a-fg-208",)),
         (b"38;2;255;135;0", ("a-fg-208",)),
         (b"38:2::255:135:0", ("a-fg-208",)),
         (b"48;2;8;8;8", ("a-bg-232",)),
         (b"1;2;3;4;9", ("a-b", "a-d", "a-i", "a-u", "a-s")),
-        (b"31;7", ("a-fg-p", "a-bg-1")),
+        (b"31;7", ("a-fg-b", "a-bg-1")),
         (b"7", ("a-fg-p", "a-bg-k")),
         (b"1;31;22;39", ()),
         (b"31;0", ()),
@@ -183,6 +187,27 @@ def test_the_style_sheet_knows_every_class() -> None:
     }
     styles = Style(bold=True, dim=True, italic=True, underlined=True, struck=True)
     assert wanted | {*classes_of(styles), CUT} <= known
+
+
+def test_letters_can_be_read_on_every_paper() -> None:
+    sheet = (Path(stoker.web.__file__).parent / "static" / "log.css").read_text()
+    own = dict(re.findall(r"--(log-\w+): #(\w{6})", sheet))
+    found = re.findall(r"\.(a-[fb]g-\w+)\s*{\s*(?:color|background):\s*(?:var\(--([\w-]+)\)|#(\w{6}))", sheet)
+    colours = {name: colour(own.get(variable) or number) for name, variable, number in found}
+    ink, paper = colour(own["log-ink"]), colour(own["log-paper"])
+    assert len(colours) == 516
+    table = [None, *range(256)]
+    plain = itertools.product(table, table, (False,))
+    swapped = ((*one, True) for number in table for one in ((number, None), (None, number)))
+    for letters, behind, inverse in (*plain, *swapped):
+        names = {name[:4]: colours[name] for name in classes_of(Style(letters, behind, inverse=inverse))}
+        ratio = contrast(names.get("a-fg", ink), names.get("a-bg", paper))
+        assert ratio >= 4.5, (letters, behind, inverse)
+
+
+def colour(hexadecimal: str) -> tuple[int, int, int]:
+    red, green, blue = bytes.fromhex(hexadecimal)
+    return red, green, blue
 
 
 def test_a_true_colour_becomes_the_nearest_of_the_table() -> None:

@@ -381,4 +381,5 @@ def test_outages_that_began_and_ended_within_a_minute_are_told_apart() -> None:
     one = msgspec.structs.replace(event("GPU 0 of a", "gpu-unknown"), turn="began", sentence="GPU 0 of a is away.")
     back = [msgspec.structs.replace(event(f"GPU {n} of a", "gpu-unknown"), turn="over") for n in (1, 2)]
     message = compose("gpu-unknown", [*back, one], "")
+    assert (message.tone, compose("gpu-unknown", back, "").tone) == ("warning", "success")
     assert message.body.startswith("GPU 0 of a is away.\n2 GPUs can be read again: GPU 1 of a and GPU 2 of a.")

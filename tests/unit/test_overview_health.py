@@ -152,13 +152,14 @@ def test_one_failure_is_named_and_several_are_counted() -> None:
     health = judged(failed=(one, two), failures=1200)
     assert health.level == "attention"
     assert health.headline == "1200 jobs failed in the last 24 h, last train-3"
-    assert health.points[0].job == one.job.id
+    (point,) = health.points
+    assert (point.job, point.failure, point.until) == (None, "failed", one.job.ended), "it leads to the list of them"
 
 
 def test_jobs_that_hung_are_told_apart_from_those_that_failed() -> None:
     hung = ended(idle_stopped=True)
-    assert sentences(failed=(hung,), failures=1) == ["train-17 was stopped: its GPUs stayed idle"]
-    assert sentences(failed=(hung, ended(name="train-3"), hung), failures=3) == [
+    assert sentences(hung=(hung,), hangs=1) == ["train-17 was stopped: its GPUs stayed idle"]
+    assert sentences(failed=(ended(name="train-3"),), failures=1, hung=(hung,), hangs=2) == [
         "train-3 failed",
         "2 jobs were stopped as their GPUs stayed idle, last train-17",
     ]

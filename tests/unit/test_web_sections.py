@@ -2,11 +2,13 @@
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+import stoker.web
 from stoker.overview.detail import AttemptDetail, Detail
 from stoker.overview.model import (
     EndedJob,
@@ -421,6 +423,78 @@ def test_an_idle_stop_is_told_as_one() -> None:
 def test_gpu_hours_are_told_as_exactly_as_anybody_wants(hours: float, told: str) -> None:
     html = render(make_overview(hours=Hours(since=NOW - 7 * 86400, jobs=hours)), "viewer")["hours"]
     assert f"Over the last 7 days Jobs{told}" in read(html).replace("Jobs ", "Jobs")
+
+
+class Names(HTMLParser):
+    """What each button and link is called by who cannot see it."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.shown: dict[str, str] = {}
+        """What is written on each, by its name."""
+        self._label = self._text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in {"button", "a"}:
+            self._label, self._text = dict(attrs).get("aria-label") or "", ""
+
+    def handle_data(self, data: str) -> None:
+        self._text += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in {"button", "a"}:
+            text = " ".join(self._text.split())
+            self.found.append(self._label or text)
+            self.shown[self.found[-1]] = text
+
+
+def test_every_button_and_link_says_which_job_or_machine_it_is_about() -> None:
+    jobs = [make_job(f"train-{number}", id=f"0000000{number}") for number in range(8)]
+    points = (
+        Point(level="attention", sentence="92 jobs failed", failure="failed", until=NOW),
+        Point(level="attention", sentence="3 jobs idle", failure="idle", until=NOW),
+    )
+    overview = make_overview(
+        machines=[make_machine(make_gpu(), worker=f"w-{host}", host=host) for host in ("one", "two")],
+        running=[make_running(job, snoozed_until=NOW + 60) for job in jobs[:2]],
+        waiting=[
+            WaitingJob(job=msgspec.structs.replace(job, state=state), why=Why("waits", "", "waits"))
+            for job, state in zip(jobs[2:6], ("queued", "queued", "held", "held"), strict=True)
+        ],
+        ended=[
+            EndedJob(job=msgspec.structs.replace(job, state="failed"), why=Why("ended", "", ""), idle_stopped=False)
+            for job in jobs[6:]
+        ],
+        health=Health(level="attention", headline="2 things need you", points=points),
+    )
+    names = Names("".join(render(overview, "operator").values()))
+    twice = {name for name in names.found if names.found.count(name) > 1}
+    assert twice <= {job.name for job in jobs}, "the same job's page"
+    for word in (
+        "Cancel…",
+        "Log of",
+        "Retry",
+        "Hold",
+        "Release",
+        "Move down",
+        "Snooze 2 h",
+        "End the snooze",
+        "Again, with",
+    ):
+        assert any(name.startswith(word) and "train-" in name for name in names.found), word
+    assert {"Pause this machine one", "Dismiss 92 jobs failed", "Dismiss 3 jobs idle"} <= set(names.found)
+    for name, shown in names.shown.items():
+        assert name.startswith(shown), "who speaks to the page says what is written there"
+
+
+def test_links_into_the_page_of_a_job_lead_to_something_there() -> None:
+    html = "".join(render(full_overview(), "operator").values())
+    places = set(re.findall(r'href="/jobs/[^"#]+#([^"]+)"', html))
+    log = (Path(stoker.web.__file__).parent / "templates" / "job_log.html").read_text()
+    assert places
+    assert all(f'id="{place}"' in log for place in places)
 
 
 def test_a_link_of_a_job_leads_only_to_the_web() -> None:

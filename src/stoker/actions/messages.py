@@ -3,7 +3,7 @@
 import logging
 import re
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from stoker.actions.action import ActionError
 from stoker.errors import BadInputError
@@ -35,6 +35,10 @@ class _Complaints(logging.Handler):
 
     def said(self) -> list[str]:
         return [sentence.strip().rstrip(".") for sentence in self._sentences]
+
+
+Tone = Literal["info", "success", "warning", "failure"]
+"""Apprise's own words for what a message means."""
 
 
 class Channel:
@@ -72,12 +76,15 @@ class Channel:
             )
         self._apprise = target
 
-    def send(self, title: str, body: str) -> None:
-        """Plain text: what a service would take for markup is escaped where the service has a way to."""
+    def send(self, title: str, body: str, tone: Tone = "info") -> None:
+        """Plain text: what a service would take for markup is escaped where the service has a way to.
+
+        Services show the tone as a colour or a sign, and people filter by it.
+        """
         if self._apprise is None:
             raise ActionError(f"the message by {self.scheme} was not sent: it was never prepared")
         self._complaints.begin()
-        if not self._apprise.notify(body=body, title=title, body_format="text"):
+        if not self._apprise.notify(body=body, title=title, body_format="text", notify_type=tone):
             raise ActionError(f"the message by {self.scheme} was not delivered{self._why()}")
 
     def close(self) -> None:

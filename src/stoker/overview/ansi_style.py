@@ -8,6 +8,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
+from stoker.overview.ansi_palette import readable, rgb
+
 _LEVELS: Final = (0, 95, 135, 175, 215, 255)
 _FIRST_GREY: Final = 232
 
@@ -113,16 +115,6 @@ def _level(part: int) -> int:
     return min(range(6), key=lambda level: abs(_LEVELS[level] - part))
 
 
-def rgb(number: int) -> tuple[int, int, int]:
-    """Of a colour above the first 16."""
-    if number >= _FIRST_GREY:
-        level = 8 + 10 * (number - _FIRST_GREY)
-        return level, level, level
-    red, rest = divmod(number - 16, 36)
-    green, blue = divmod(rest, 6)
-    return _LEVELS[red], _LEVELS[green], _LEVELS[blue]
-
-
 def _distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> int:
     return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
 
@@ -136,11 +128,12 @@ def _number(text: str) -> int | None:
 @lru_cache(maxsize=4096)
 def classes_of(style: Style) -> tuple[str, ...]:
     """Names that `static/log.css` knows; none for plain text."""
-    ink, paper = _name(style.ink, "k"), _name(style.paper, "p")
+    letters, behind = _name(style.ink, "k"), _name(style.paper, "p")
     if style.inverse:
-        colours = [f"a-fg-{paper}", f"a-bg-{ink}"]
-    else:
-        colours = [f"a-fg-{ink}"] * (style.ink is not None) + [f"a-bg-{paper}"] * (style.paper is not None)
+        letters, behind = behind, letters
+    if behind != "p":
+        letters = readable(letters, behind)
+    colours = [f"a-fg-{letters}"] * (letters != "k") + [f"a-bg-{behind}"] * (behind != "p")
     return (*colours, *(name for field, name in _CLASSES.items() if getattr(style, field)))
 
 

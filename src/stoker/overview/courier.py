@@ -64,7 +64,7 @@ class Courier:
     def _run(self) -> None:
         while (parcel := self._next()) is not None:
             try:
-                self._channel.send(parcel.message.title, parcel.message.body)
+                self._channel.send(parcel.message.title, parcel.message.body, parcel.message.tone)
             except StokerError as error:
                 self._failed(parcel, str(error))
             except Exception as error:  # noqa: BLE001 - a service's own code must not silence it for ever

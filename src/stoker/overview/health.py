@@ -10,7 +10,7 @@ from stoker.overview.job_words import in_a_sentence
 from stoker.overview.machines import FORGOTTEN_AFTER, home_of
 from stoker.overview.model import EndedJob, GpuCard, Health, Level, Machine, Point, RunningJob, WaitingJob
 from stoker.queue.explanation import spoken
-from stoker.queue.model import Job, State
+from stoker.queue.model import Failure, Job, State
 from stoker.units import format_memory
 
 # Failures of a day are news; older ones are history.
@@ -36,9 +36,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     running: Sequence[RunningJob] = ()
     waiting: Sequence[WaitingJob] = ()
     failed: Sequence[EndedJob] = ()
-    """The newest that failed within `NEWS_FOR`, newest first."""
+    """The newest that failed within `NEWS_FOR` and that nobody has dismissed, newest first."""
     failures: int = 0
     """How many there were in all."""
+    hung: Sequence[EndedJob] = ()
+    """The same of those that were stopped because their GPUs stayed idle."""
+    hangs: int = 0
 
 
 def judge(facts: Facts) -> Health:
@@ -165,19 +168,24 @@ def _attention(facts: Facts) -> Iterator[Point]:
 
 
 def _failures(facts: Facts) -> Iterator[Point]:
-    idle = [ended for ended in facts.failed if ended.idle_stopped]
-    others = [ended for ended in facts.failed if not ended.idle_stopped]
-    failures = max(facts.failures, len(facts.failed)) - len(idle)
-    if failures == 1 and others:
-        yield _about(others[0].job, f"{_name(others[0].job)} failed")
-    elif failures:
-        last = f", last {_name(others[0].job)}" if others else ""
-        sentence = f"{_jobs(failures)} failed in the last 24 h{last}"
-        yield Point(level="attention", sentence=sentence, job=others[0].job.id if others else None)
-    if len(idle) == 1:
-        yield _about(idle[0].job, f"{_name(idle[0].job)} was stopped: its GPUs stayed idle")
-    elif idle:
-        yield _about(idle[0].job, f"{len(idle)} jobs were stopped as their GPUs stayed idle, last {_name(idle[0].job)}")
+    if facts.failed:
+        count, last = max(facts.failures, len(facts.failed)), _name(facts.failed[0].job)
+        several = f"{_jobs(count)} failed in the last 24 h, last {last}"
+        yield _failure("failed", facts.failed, f"{last} failed" if count == 1 else several, count)
+    if facts.hung:
+        count, last = max(facts.hangs, len(facts.hung)), _name(facts.hung[0].job)
+        several = f"{_jobs(count)} were stopped as their GPUs stayed idle, last {last}"
+        yield _failure(
+            "idle", facts.hung, f"{last} was stopped: its GPUs stayed idle" if count == 1 else several, count
+        )
+
+
+def _failure(kind: Failure, newest: Sequence[EndedJob], sentence: str, count: int) -> Point:
+    """One leads to its job, several to the list of them."""
+    job = newest[0].job
+    return Point(
+        level="attention", sentence=sentence, job=job.id if count == 1 else None, failure=kind, until=job.ended
+    )
 
 
 def _stuck(facts: Facts) -> Iterator[Point]:

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from stoker.actions.messages import Tone
 from stoker.overview.news import Event, Kind, Turn, some
 
 # What fits everywhere, and is read.
@@ -21,7 +22,17 @@ _TITLES: Final[dict[tuple[Kind, Turn], tuple[str, str]]] = {
     ("worker-gone", "began"): ("worker is gone", "workers are gone"),
     ("worker-gone", "over"): ("worker is back", "workers are heard of again"),
 }
+_TONES: Final[dict[tuple[Kind, Turn], Tone]] = {
+    ("failed", "happened"): "failure",
+    ("idle-stopped", "happened"): "warning",
+    ("queue-empty", "happened"): "info",
+    ("gpu-unknown", "began"): "warning",
+    ("gpu-unknown", "over"): "success",
+    ("worker-gone", "began"): "failure",
+    ("worker-gone", "over"): "success",
+}
 _LISTS: Final[dict[Kind, str]] = {"failed": "/jobs?state=failed", "idle-stopped": "/jobs?state=failed"}
+_WORST_FIRST: Final[tuple[Tone, ...]] = ("failure", "warning", "info", "success")
 # Letters that chats and mail programs make bold, links, mentions or pictures of, and ones that only look like them.
 _MARKUP: Final = str.maketrans("*`<>[]@~|\\", "∗ʼ‹›［］＠∼∣∖")
 _EDGE_UNDERSCORES: Final = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])")
@@ -33,6 +44,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     body: str
     events: tuple[Event, ...]
     """All that it tells of."""
+    tone: Tone = "info"
 
 
 def compose(kind: Kind, events: Sequence[Event], link: str, *, following: str = "") -> Message:
@@ -46,7 +58,14 @@ def compose(kind: Kind, events: Sequence[Event], link: str, *, following: str = 
     room = LONGEST - len(where) - 1
     text = "\n".join(body for _title, body in parts)
     text = text if len(text) <= room else f"{text[: room - 1]}…"
-    return Message(kind=kind, title=f"Stoker: {parts[0][0]}", body=f"{text}\n{where}", events=tuple(events))
+    return Message(
+        kind=kind,
+        title=f"Stoker: {parts[0][0]}",
+        body=f"{text}\n{where}",
+        events=tuple(events),
+        # What is over is good news only when nothing else is told with it.
+        tone=min((_TONES[kind, event.turn] for event in events), key=_WORST_FIRST.index),
+    )
 
 
 def plain(text: str) -> str:

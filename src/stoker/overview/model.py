@@ -5,7 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from stoker.queue.explanation import Why
-from stoker.queue.model import Attempt, Doing, Job, State
+from stoker.queue.model import Attempt, Doing, Failure, Job, State
 
 Level = Literal["good", "attention", "bad"]
 
@@ -99,6 +99,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     job: str | None = None
     host: str | None = None
+    failure: Failure | None = None
+    """It is about jobs that failed so, which somebody may dismiss."""
+    until: float | None = None
+    """When the newest of them ended."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

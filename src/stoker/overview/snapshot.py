@@ -45,6 +45,8 @@ class Observer:
         self._ended_counts = Sparing[dict[State, int]]()
         self._failures = Sparing[int]()
         self._failed = Sparing[list[Job]]()
+        self._hung = Sparing[list[Job]]()
+        self._hangs = Sparing[int]()
         self._hours = Sparing[Hours](_HOURS_EVERY)
         self._sightings = Sightings()
 
@@ -56,7 +58,7 @@ class Observer:
         machines = self._sightings.dated(told, around.now)
         running = self._running(store, running_jobs, around)
         waiting = _waiting(store, around)
-        ended, failed = self._ended(store, around)
+        ended, failed, hung = self._ended(store, around)
         news = around.now - NEWS_FOR
         health = judge(
             Facts(
@@ -67,7 +69,9 @@ class Observer:
                 running=running,
                 waiting=waiting,
                 failed=failed,
-                failures=self._failures.get(lambda: store.ended_counts(news).get("failed", 0)),
+                failures=self._failures.get(lambda: store.count_failures("failed", news)) if failed else 0,
+                hung=hung,
+                hangs=self._hangs.get(lambda: store.count_failures("idle", news)) if hung else 0,
             )
         )
         return Overview(
@@ -115,16 +119,22 @@ class Observer:
             )
         return tuple(told)
 
-    def _ended(self, store: "Store", around: Surroundings) -> tuple[tuple[EndedJob, ...], tuple[EndedJob, ...]]:
-        """The last of all, and the last that failed lately."""
+    def _ended(self, store: "Store", around: Surroundings) -> tuple[tuple[EndedJob, ...], ...]:
+        """The last of all, the last that failed lately, and the last that were stopped because they were idle."""
+        news = around.now - NEWS_FOR
         jobs = store.ended_since(0.0, MOST_ENDED)
-        failed = self._failed.get(lambda: store.failed_since(around.now - NEWS_FOR, MOST_ENDED))
-        causes = store.causes({job.attempt for job in (*jobs, *failed) if job.attempt is not None})
+        failed = self._failed.get(lambda: store.failures("failed", news, 1))
+        hung = self._hung.get(lambda: store.failures("idle", news, 1))
+        causes = store.causes({job.attempt for job in jobs if job.attempt is not None})
 
-        def told(job: Job) -> EndedJob:
-            return EndedJob(job=job, why=explain(job, around), idle_stopped=causes.get(job.attempt or "") == IDLE)
+        def told(job: Job, *, idle: bool) -> EndedJob:
+            return EndedJob(job=job, why=explain(job, around), idle_stopped=idle)
 
-        return tuple(map(told, jobs)), tuple(map(told, failed))
+        return (
+            tuple(told(job, idle=causes.get(job.attempt or "") == IDLE) for job in jobs),
+            tuple(told(job, idle=False) for job in failed),
+            tuple(told(job, idle=True) for job in hung),
+        )
 
 
 def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:

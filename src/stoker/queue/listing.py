@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stoker.queue.driver import Driver, Parameters
-from stoker.queue.model import Job, Order, State
+from stoker.queue.model import Failure, Job, Order, State
 from stoker.queue.rows import clean_text, job_of, literal
 
 
@@ -56,6 +56,29 @@ def ended_since(driver: Driver, at: float, limit: int) -> list[Job]:
 def failed_since(driver: Driver, at: float, limit: int) -> list[Job]:
     sql = f"{driver.sql('failed since')} LIMIT {max(0, limit):d}"
     return [job_of(row) for row in driver.fetch_text(sql, {"at": float(at)})]
+
+
+def failures(driver: Driver, kind: Failure, at: float, limit: int) -> list[Job]:
+    sql = f"{driver.sql('unseen failures')} LIMIT {max(0, limit):d}"
+    return [job_of(row) for row in driver.fetch_text(sql, _failures(kind, at))]
+
+
+def count_failures(driver: Driver, kind: Failure, at: float) -> int:
+    return int(driver.fetch("count unseen failures", _failures(kind, at))[0][0])
+
+
+def see_failures(driver: Driver, kind: Failure, until: float) -> float:
+    rows = driver.fetch("seen failures", {"seen": _seen(kind)})
+    driver.fetch("see failures", {"seen": _seen(kind), "until": float(until)})
+    return float(rows[0][0]) if rows else 0.0
+
+
+def _failures(kind: Failure, at: float) -> Parameters:
+    return {"at": float(at), "seen": _seen(kind), "idle": int(kind == "idle")}
+
+
+def _seen(kind: Failure) -> str:
+    return f"seen: {kind}"
 
 
 def in_line(driver: Driver, limit: int) -> list[Job]:

@@ -13,6 +13,8 @@ Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "requeued", "
 Place = Literal["first", "last", "up", "down"]
 Order = Literal["newest", "queue"]
 Side = Literal["before", "after"]
+Failure = Literal["failed", "idle"]
+"""How a job failed: by itself, or because it was stopped as its GPUs stayed idle."""
 Doing = Literal["job", "background", "somebody", "free", "unknown"]
 
 ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")

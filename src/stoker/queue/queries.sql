@@ -322,6 +322,24 @@ SELECT (
 -- failed since --
 SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at AND j.state = 'failed' ORDER BY j.ended DESC
 
+-- unseen_failures --
+stoker_jobs j {by_ended}
+WHERE j.ended > :at AND j.ended > coalesce((SELECT told FROM stoker_notices WHERE name = :seen), 0) AND j.state = 'failed'
+  AND CASE WHEN EXISTS (SELECT 1 FROM stoker_findings f WHERE f.attempt_id = j.attempt AND f.cause = 'idle') THEN 1 ELSE 0 END = :idle
+
+-- unseen failures --
+SELECT {job} FROM {unseen_failures} ORDER BY j.ended DESC
+
+-- count unseen failures --
+SELECT count(*) FROM {unseen_failures}
+
+-- seen failures --
+SELECT told FROM stoker_notices WHERE name = :seen
+
+-- see failures --
+INSERT INTO stoker_notices (name, told) VALUES (:seen, :until)
+ON CONFLICT (name) DO UPDATE SET told = excluded.told
+
 -- unfulfilled needs --
 WITH RECURSIVE chain (id) AS (
   SELECT job_id FROM stoker_dependencies WHERE job_id {among jobs}

@@ -27,6 +27,7 @@ from stoker.queue.model import (
     Asked,
     Attempt,
     Doing,
+    Failure,
     Finding,
     Job,
     Lent,
@@ -611,6 +612,17 @@ class Store:
     def failed_since(self, at: float, limit: int = 20) -> list[Job]:
         """Those that failed then or later, the newest first."""
         return listing.failed_since(self._driver, at, limit)
+
+    def failures(self, kind: Failure, at: float, limit: int = 20) -> list[Job]:
+        """Those that failed so later than that and that nobody has dismissed, the newest first."""
+        return listing.failures(self._driver, kind, at, limit)
+
+    def count_failures(self, kind: Failure, at: float) -> int:
+        return listing.count_failures(self._driver, kind, at)
+
+    def dismiss_failures(self, kind: Failure, until: float) -> float:
+        """Those that ended by then need nobody any more. Until when they were dismissed before."""
+        return self._driver.transaction(lambda: listing.see_failures(self._driver, kind, until))
 
     def needs_of(self, jobs: Iterable[str]) -> Needs:
         """What each of several jobs still waits for, and what those wait for in turn, in one question."""

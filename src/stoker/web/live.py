@@ -38,10 +38,12 @@ async def overview_events(request: Request) -> StreamingResponse:
 
 
 @router.get("/live/jobs")
-async def list_events(request: Request, state: str = "", tag: str = "", cursor: str = "") -> StreamingResponse:
+async def list_events(
+    request: Request, state: str = "", tag: str = "", cursor: str = "", unseen: str = ""
+) -> StreamingResponse:
     house, visitor = house_of(request), visitor_of(request)
     looks: Looks = request.app.state.looks
-    listing = Listing.asked(state, tag, cursor)
+    listing = Listing.asked(state, tag, cursor, unseen)
 
     async def sections() -> dict[str, str]:
         return listing.sections(await house.desk.ask(listing.look), visitor.role)

@@ -1,7 +1,6 @@
 """What went wrong, as RFC 9457 has it: one JSON object with a sentence for people and a status for programs."""
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -113,8 +112,9 @@ def install(app: FastAPI, page: Page | None = None) -> None:
         return answer(request, status, _sentence(request, status, error), headers)
 
     def invalid(request: Request, error: Exception) -> Response:
-        found = error.errors() if isinstance(error, RequestValidationError) else []
-        return answer(request, 422, _several(len(found)), errors=_of_validation(found))
+        found, body = (error.errors(), error.body) if isinstance(error, RequestValidationError) else ([], None)
+        mistakes = _of_validation(found, body)
+        return answer(request, 422, _several(len(mistakes)), errors=mistakes)
 
     def unforeseen(request: Request, _error: Exception) -> Response:
         return answer(request, 500, "something went wrong here that should not have: the server's log says what")
@@ -190,29 +190,38 @@ def _of_fields(mistakes: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"pointer": f"#/{_pointed(field)}", "detail": _shown(text)} for field, text in mistakes.items()]
 
 
-def _of_validation(found: Sequence[Any]) -> list[dict[str, str]]:
+def _of_validation(found: Sequence[Any], body: object) -> list[dict[str, str]]:
     """What pydantic found, without the value itself: it may be a secret, or not even text."""
-    errors = []
+    told: dict[tuple[str, str], list[str]] = {}
     for one in found[:_MOST_ERRORS]:
         if one["type"] == "json_invalid":
-            errors.append({"pointer": "#", "detail": "this is not JSON"})
+            told["pointer", "#"] = ["this is not JSON"]
             continue
         where, *path = one["loc"]
-        place = "".join(f"/{_pointed(str(part))}" for part in path if not _is_branch(part))
-        detail = _shown(_plain(str(one["msg"])))
         if where == "body":
-            errors.append({"pointer": f"#{place}", "detail": detail})
+            place = "".join(f"/{_pointed(part)}" for part in _sent(path, body, is_missing=one["type"] == "missing"))
+            key = "pointer", f"#{place}"
         else:
-            errors.append({"parameter": ".".join(map(str, path)), "detail": detail})
-    return errors
+            key = "parameter", ".".join(map(str, path))
+        told.setdefault(key, []).append(_plain(str(one["msg"])))
+    # Where several types will do, each says what it misses.
+    return [
+        {kind: place, "detail": _shown(", or ".join(dict.fromkeys(details)))} for (kind, place), details in told.items()
+    ]
 
 
-def _is_branch(part: object) -> bool:
-    """Whether it names one of several types that were tried, such as `list[str]`, and nothing in the body."""
-    return (
-        isinstance(part, str)
-        and re.fullmatch(r"(str|int|float|bool|(list|dict|constrained-\w+)\[.*\]|none)", part) is not None
-    )
+def _sent(path: Sequence[object], body: object, *, is_missing: bool) -> list[str]:
+    """The way to it through the body as it was sent: pydantic also names the types that it tried."""
+    value: Any = body
+    kept = []
+    for number, part in enumerate(path):
+        places = value if isinstance(value, Mapping) else range(len(value)) if isinstance(value, list) else ()
+        if part in places:
+            value = value[part]
+        elif not (is_missing and number == len(path) - 1):
+            continue
+        kept.append(str(part))
+    return kept
 
 
 def _plain(message: str) -> str:

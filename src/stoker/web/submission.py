@@ -190,7 +190,9 @@ class _Form:
         if not is_on:
             self._asked["policy"] = dict(rules.OFF)
         elif not self._mistakes.keys() & reading.IDLE.keys():
-            self._asked["policy"] = self.tried("idle", lambda: rules.kept(rules.policy_with({}, policy)))
+            said_of_it = (field for field in reading.IDLE if getattr(wanted, field) not in {UNSET, None, ""})
+            field = next(said_of_it, "idle")
+            self._asked["policy"] = self.tried(field, lambda: rules.kept(rules.policy_with({}, policy)))
 
 
 def _code(directory: str, earlier: Job | None) -> dict[str, Any]:

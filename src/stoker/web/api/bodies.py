@@ -150,6 +150,15 @@ class MoveBody(Body):
         return self
 
 
+class DismissBody(Body):
+    """Failures that need nobody any more."""
+
+    failure: Literal["failed", "idle"]
+    """Those that failed by themselves, or those that were stopped because their GPUs stayed idle."""
+    until: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Seconds since the epoch: those that ended by then, such as the `until` of a point of the overview."""
+
+
 class SnoozeBody(Body):
     """For how long the job is left alone, whatever its GPUs do."""
 

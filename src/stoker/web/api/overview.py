@@ -6,7 +6,9 @@ from starlette.responses import Response
 
 from stoker.overview.model import Overview
 from stoker.queue.driver import QueueAwayError
-from stoker.web.api.answers import answer_with_jobs
+from stoker.queue.store import Store
+from stoker.web.api.answers import Done, Undo, answer, answer_with_jobs
+from stoker.web.api.bodies import DismissBody
 from stoker.web.api.described import described
 from stoker.web.house import house_of
 
@@ -26,3 +28,27 @@ async def overview(request: Request) -> Response:
     if board.latest is None or board.problem is not None:
         raise QueueAwayError(board.problem or "the queue has not been read yet")
     return answer_with_jobs(request, board.latest)
+
+
+@router.post(
+    "/overview/dismiss",
+    operation_id="dismiss_failures",
+    summary="Tell no more of failures that somebody has seen",
+    response_model=described(Done),
+    response_description="What became of it, and how it is taken back.",
+)
+async def dismiss(request: Request, body: DismissBody) -> Response:
+    """For everybody, on the page and in `stoker top`; the jobs themselves stay as they are."""
+    house = house_of(request)
+
+    def work(store: Store) -> Done:
+        before = store.dismiss_failures(body.failure, body.until)
+        return Done(
+            changed=before != body.until,
+            sentence="the overview tells no more of them",
+            undo=Undo(method="POST", path=request.url.path, body={"failure": body.failure, "until": before}),
+        )
+
+    done = await house.desk.ask(work)
+    house.board.look_now()
+    return answer(done)

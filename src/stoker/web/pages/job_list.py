@@ -7,7 +7,8 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stoker.queue.model import State
+from stoker.overview.health import NEWS_FOR
+from stoker.queue.model import Failure, State
 from stoker.queue.store import Store
 from stoker.web.house import house_of, visitor_of
 from stoker.web.pages.front import now_of
@@ -31,22 +32,36 @@ _CHOICES: Final = (
 )
 
 
+_UNSEEN: Final = {
+    "failed": "Jobs that failed in the last 24 h",
+    "idle": "Jobs that were stopped in the last 24 h as their GPUs stayed idle",
+}
+# All on one page: whoever has more of them to look at in a day begins with the newest.
+_MOST_UNSEEN: Final = 1000
+
+
 class Listing(msgspec.Struct, frozen=True):
     """Which jobs somebody wants to see."""
 
     state: str = ""
     tag: str = ""
     cursor: str = ""
+    unseen: str = ""
+    """Only the failures that the overview tells of: `failed` or `idle`."""
 
     @classmethod
-    def asked(cls, state: str, tag: str, cursor: str) -> "Listing":
+    def asked(cls, state: str, tag: str, cursor: str, unseen: str = "") -> "Listing":
         """As an address has it. A state that there is not asks for every state."""
+        if unseen in get_args(Failure):
+            return cls(unseen=unseen)
         listing = cls(state if state in get_args(State) else "", tag.strip(), cursor)
         if cursor:
             place_of(cursor)  # or it is no cursor, and that is said before anything is begun
         return listing
 
     def look(self, store: Store) -> Page:
+        if self.unseen:
+            return Page(store.failures(cast("Failure", self.unseen), store.clock() - NEWS_FOR, _MOST_UNSEEN), None)
         states = (cast("State", self.state),) if self.state else ()
         before = place_of(self.cursor) if self.cursor else None
         return page_of(store.page(states, self.tag or None, before, _ON_A_PAGE + 1), _ON_A_PAGE)
@@ -56,15 +71,17 @@ class Listing(msgspec.Struct, frozen=True):
         return render_list(found.items, older, self.address() if self.cursor else None, role)
 
     def address(self, cursor: str = "", *, of: str = "/jobs") -> str:
-        parts = (("state", self.state), ("tag", self.tag), ("cursor", cursor))
+        parts = (("state", self.state), ("tag", self.tag), ("cursor", cursor), ("unseen", self.unseen))
         asked = [(name, value) for name, value in parts if value]
         return f"{of}?{urlencode(asked)}" if asked else of
 
 
 @router.get("/jobs")
-async def jobs(request: Request, state: str = "", tag: str = "", cursor: str = "", made: str = "") -> Response:
+async def jobs(
+    request: Request, state: str = "", tag: str = "", cursor: str = "", made: str = "", unseen: str = ""
+) -> Response:
     house = house_of(request)
-    listing = Listing.asked(state, tag, cursor)
+    listing = Listing.asked(state, tag, cursor, unseen)
     found = await house.desk.ask(listing.look)
     return page(
         request,
@@ -72,6 +89,7 @@ async def jobs(request: Request, state: str = "", tag: str = "", cursor: str = "
         sections=trusted(listing.sections(found, visitor_of(request).role)),
         choices=[(value, label, Listing(value, listing.tag).address()) for value, label in _CHOICES],
         state=listing.state,
+        unseen=_UNSEEN.get(listing.unseen, ""),
         tag=listing.tag,
         made=int(made) if made.isascii() and made.isdigit() and len(made) < 7 else 0,
         here="jobs",

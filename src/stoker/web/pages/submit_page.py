@@ -4,7 +4,7 @@ import hashlib
 import secrets
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import RedirectResponse, Response
 
 from stoker.errors import BadInputError
@@ -26,6 +26,8 @@ _RECENT_JOBS: Final = 50
 
 @router.get("/submit")
 async def form(request: Request, again: str = "") -> Response:
+    if not visitor_of(request).operates:
+        raise HTTPException(403, "a token that may only look cannot submit: `stoker tokens add` makes one that may act")
     house, key = house_of(request), secrets.token_urlsafe(16)
     operates = visitor_of(request).operates
 
