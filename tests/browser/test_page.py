@@ -74,7 +74,7 @@ def test_who_may_only_look_sees_everything_and_no_buttons(browser: Browser, site
         job = _submitted(api, "seen", _train("--epochs", 50))
         wait_for(lambda: api.get(f"/api/v1/jobs/{job}").json()["state"] == "running")
         shown.page.goto(f"{site.address}/login#{token}")
-        expect(shown.page.locator("#section-running").get_by_role("link", name="seen")).to_be_visible()
+        expect(shown.page.locator("#section-running").get_by_role("link", name="seen", exact=True)).to_be_visible()
         assert shown.page.locator("#main").get_by_role("button").count() == 0
         assert shown.page.get_by_role("link", name="Submit").count() == 0
         shown.look_over("9-viewer")
@@ -107,7 +107,7 @@ def _submit(shown: Screen) -> None:
 def _watch_it_run(shown: Screen) -> None:
     shown.page.get_by_role("link", name="Overview").first.click()
     running = _running_from_the_page(shown)
-    expect(running.get_by_role("link", name=re.compile("from the page"))).to_be_visible()
+    expect(running.get_by_role("link", name=re.compile("^from the page"))).to_be_visible()
     bar = running.get_by_role("progressbar").first
     expect(bar).to_be_visible()
     before = _value(bar)

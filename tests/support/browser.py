@@ -26,6 +26,20 @@ SIZES: Final = {"phone": (390, 844), "desk": (1440, 900)}
 PATIENCE: Final = 60_000
 # What fingers hit: the recommendation of the platforms.
 SMALLEST_TARGET: Final = 44
+USUAL_LETTERS: Final = 16
+# What makes the page scroll sideways, or is cut off at its edge; what scrolls by itself may hold more.
+_TOO_WIDE: Final = """
+() => {
+  const root = document.documentElement, found = [];
+  if (root.scrollWidth > root.clientWidth) found.push(`the page: ${root.scrollWidth} px`);
+  for (const one of document.querySelectorAll('main *, header *')) {
+    if (!one.checkVisibility() || one.closest('.chips, .log-screen, .unseen, .fit-table, pre')) continue;
+    const right = Math.round(one.getBoundingClientRect().right);
+    if (right > root.clientWidth + 1) found.push(`${one.outerHTML.slice(0, 100)}: ${right} px`);
+  }
+  return found.slice(0, 5);
+}
+"""
 _AXE: Final = "axe_playwright_python", "axe.min.js"
 # Of what can be pressed and is seen: how far from its middle a finger still hits it, or the label that belongs to it.
 # What it covers may be larger than its letters.
@@ -98,11 +112,27 @@ class Screen:
         assert self.elsewhere == [], f"{name}: {self.elsewhere}"
         width = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert width <= 0, f"{name} is {width} px wider than the screen"
+        self._enlarge(name)
         if self.size == "phone":
             small = self.page.evaluate(_SMALL_TARGETS, SMALLEST_TARGET)
             assert small == [], f"{name} has targets that are too small: {small}"
         violations = self.accessibility()
         assert violations == [], f"{name}: {violations}"
+
+    def _enlarge(self, name: str) -> None:
+        """With letters twice as large as usual, as a reader may set it in the browser, everything still fits."""
+        session = self.page.context.new_cdp_session(self.page)
+        try:
+            session.send("Page.setFontSizes", {"fontSizes": {"standard": 2 * USUAL_LETTERS, "fixed": 26}})
+            self.page.wait_for_function(
+                "size => getComputedStyle(document.documentElement).fontSize === size", arg=f"{2 * USUAL_LETTERS}px"
+            )
+            self.page.screenshot(path=SCREENSHOTS / f"{self.size}-{name}-large.png")
+            wide = self.page.evaluate(_TOO_WIDE)
+            assert wide == [], f"{name} with large letters is wider than the screen: {wide}"
+        finally:
+            session.send("Page.setFontSizes", {"fontSizes": {"standard": USUAL_LETTERS, "fixed": 13}})
+            session.detach()
 
     def accessibility(self) -> list[str]:
         """What axe-core finds wrong."""

@@ -15,7 +15,9 @@
   }
 
   function options(element, told) {
-    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+    // Letters go by the reader's own font size.
+    const scale = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
+    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: `${12 * scale}px system-ui, sans-serif` };
     const most = Math.max(told.limit, ...told.line, ...told.fits, ...told.oom) / GIB;
     return {
       width: element.clientWidth,
@@ -25,8 +27,8 @@
       select: { show: false },
       scales: { x: { time: false, range: (_, low, high) => [0, (high || 1) * 1.06] }, y: { range: [0, most * 1.08 || 1] } },
       axes: [
-        { ...axis, label: "batch size", labelSize: 20, labelFont: axis.font, size: 34, incrs: SIZES },
-        { ...axis, label: "GiB", labelSize: 16, labelFont: axis.font, size: 44 },
+        { ...axis, label: "batch size", labelSize: 20 * scale, labelFont: axis.font, size: 34 * scale, incrs: SIZES },
+        { ...axis, label: "GiB", labelSize: 16 * scale, labelFont: axis.font, size: 44 * scale },
       ],
       series: [
         {},
