@@ -39,6 +39,73 @@ def escaping(way: str, holders: Holders, terminal: "Terminal | None" = None, **o
     return overseer
 
 
+HELD = """
+import os, select, signal, sys
+from pathlib import Path
+from stoker.runs.guardian import Beginning, Program, prepare
+from stoker.runs.syscalls import boot_clock
+
+def begin(*command):
+    guardian.begin(Beginning(Program(command, dict(os.environ)), signal.SIGTERM, 10.0))
+
+def heard():
+    while not guardian.empty:
+        select.select([guardian.fileno()], [], [])
+        while (news := guardian.news()) is not None:
+            yield type(news).__name__
+
+guardian = prepare()
+{script}
+guardian.finish()
+"""
+OVERDUE = """
+guardian.hold_until(boot_clock() + 600.0)
+guardian.hold_until(boot_clock() + 0.3)
+begin("sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
+print(*heard())
+"""
+TOO_LATE = """
+guardian.hold_until(boot_clock() - 0.1)
+begin("touch", "ran")
+print(*heard(), Path("ran").exists())
+"""
+STOPPED = """
+guardian.hold_until(boot_clock() + 600.0)
+begin("sleep", "600")
+os.kill(os.getpid(), signal.SIGSTOP)
+print("went on")
+guardian.kill() or os.kill(guardian.job.pid, signal.SIGKILL)
+"""
+GIVEN_UP = """
+os.kill(guardian.pid, signal.SIGSTOP)
+begin("touch", "ran")
+guardian.give_up_start()
+print(*heard(), guardian.job, Path("ran").exists())
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (OVERDUE, "Started Overdue Ended Empty"),
+        (TOO_LATE, "Overdue Empty False"),
+        (GIVEN_UP, "None False"),
+        (STOPPED, "went on"),
+    ],
+    ids=["stopped in time", "not started too late", "not started once given up", "supervisor was stopped"],
+)
+def test_guardian_keeps_a_job_no_longer_than_it_may(script: str, says: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HELD.format(script=script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.stderr) == (says, "")
+
+
 # Started as if typed
 
 

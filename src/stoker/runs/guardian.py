@@ -23,7 +23,10 @@ from stoker.runs.keeper import (
     EMPTY,
     ENDED,
     FAILED,
+    HOLD,
     MESSAGE,
+    MOMENT,
+    OVERDUE,
     RELEASE,
     STARTED,
     STOPPED,
@@ -39,8 +42,8 @@ from stoker.runs.syscalls import become_subreaper
 from stoker.runs.tree import Offspring
 
 __all__ = [
-    "Aftermath", "Beginning", "Empty", "Ended", "Failed", "Gone", "Guardian", "News", "Program", "Started", "Stopped",
-    "exit_code", "launch", "prepare",
+    "Aftermath", "Beginning", "Empty", "Ended", "Failed", "Gone", "Guardian", "News", "Overdue", "Program", "Started",
+    "Stopped", "exit_code", "launch", "prepare",
 ]  # fmt: skip
 
 # A command starts within milliseconds; on a network disk that hangs, its supervisor must not hang along.
@@ -78,11 +81,15 @@ class Empty:
     """Nothing of the job is left."""
 
 
+class Overdue:
+    """The moment is over until which the job was to be held: the guardian stops it, or has not started it."""
+
+
 class Gone:
     """The guardian was killed. What it looked after is looked after here from now on, and news of it go on coming."""
 
 
-News: TypeAlias = Started | Failed | Ended | Stopped | Empty | Gone
+News: TypeAlias = Started | Failed | Ended | Stopped | Empty | Overdue | Gone
 
 
 def launch(
@@ -263,6 +270,23 @@ class Guardian:
         if self._epoll.poll(_START_PATIENCE):
             self._listen()
 
+    def hold_until(self, moment: float) -> None:
+        """The guardian stops the job at this moment of the boot clock, should its supervisor not have done so."""
+        room = select.poll()
+        room.register(self._order, select.POLLOUT)
+        # A guardian that is stopped, with thousands of these untaken, is not waited for.
+        if any(events & select.POLLOUT for _, events in room.poll(0)):
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._order, HOLD + MOMENT.pack(moment))
+
+    def give_up_start(self) -> None:
+        """A guardian that has not said that the command runs may have been stopped: it must not start it later."""
+        self.attend()
+        if self.job is None and not self.empty and self._report is not None and not self._dismissed:
+            os.kill(self.pid, signal.SIGKILL)  # not collected yet, so the pid is still its own
+            self._dismiss()
+            self.attend()
+
     def fileno(self) -> int:
         return self._epoll.fileno()
 
@@ -377,6 +401,9 @@ class Guardian:
         elif kind == EMPTY:
             self.empty = True
             self._tell(Empty())
+        elif kind == OVERDUE:
+            self._struck = True
+            self._tell(Overdue())
         elif kind == STOPPED and self._is_stopped():
             self._tell(Stopped(first))
 

@@ -8,6 +8,7 @@ supervisor. When nothing is left of one job it can be given the next.
 
 import contextlib
 import marshal
+import math
 import os
 import select
 import signal
@@ -22,19 +23,24 @@ from stoker.runs.output import OutputLog
 from stoker.runs.processes import Census, Identity, identify, stat
 from stoker.runs.signals import SignalStream
 from stoker.runs.spawn import CannotStartError, Program, spawn, start
-from stoker.runs.syscalls import become_subreaper, hear_of_death_of_parent, set_name
+from stoker.runs.syscalls import become_subreaper, boot_clock, hear_of_death_of_parent, set_name
 from stoker.runs.tree import Offspring
 
 # What is told to the supervisor, each as one message of fixed size: a kind and two numbers.
-STARTED, FAILED, ENDED, STOPPED, EMPTY = range(5)
+STARTED, FAILED, ENDED, STOPPED, EMPTY, OVERDUE = range(6)
 MESSAGE: Final = struct.Struct("=Bqq")
-# The orders: leave, or begin the job that follows. The end of the pipe without one means that the supervisor died.
+# The orders: leave, begin the job that follows, or keep jobs until the moment that follows and no longer. The end of
+# the pipe without one means that the supervisor died.
 RELEASE: Final = b"r"
 BEGIN: Final = b"b"
+HOLD: Final = b"h"
+MOMENT: Final = struct.Struct("=d")
 _LENGTH: Final = struct.Struct("=I")
 _CHUNK: Final = 65536
 # A job that prints without end must not keep its guardian from everything else.
 _MOST_CHUNKS: Final = 16
+# While a job may be kept for a time only: its supervisor may have been stopped, and the machine may have slept.
+_LONGEST_WAIT: Final = 2.0
 GUARDIAN_NAME: Final = "stoker-guard"
 # What the kernel sends when the supervisor dies: this one makes also a guardian go on that somebody had stopped.
 _BEREAVED: Final = signal.SIGCONT
@@ -102,6 +108,7 @@ class Keeper:
         self._job = 0
         self._status: int | None = None
         self.empty = True
+        self._hold_until = math.inf
         self._talking = True
         self._untold = b""
         self._withdrawn = False
@@ -136,6 +143,13 @@ class Keeper:
     def _begin(self, beginning: Beginning) -> None:
         self._beginning, self._status, self.empty = beginning, None, False
         program = beginning.program
+        if boot_clock() >= self._hold_until:
+            # The order was under way for so long that another may run the job by now.
+            self.empty, self._beginning = True, None
+            self._tell(OVERDUE)
+            self._tell(EMPTY)
+            self._flush()
+            return
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -192,10 +206,38 @@ class Keeper:
         while True:
             self.attend()
             # The pipe says both, but somebody else may hold its other end: the parent cannot be held.
-            bereft = os.getppid() != self._charge.supervisor
-            if bereft or self._charge.orders in dict(poll.poll()):
-                break
-        return b"" if bereft else os.read(self._charge.orders, 1)
+            if os.getppid() != self._charge.supervisor:
+                return b""
+            if self._charge.orders in dict(poll.poll(self._timeout())):
+                order = os.read(self._charge.orders, 1)
+                if order != HOLD:
+                    return order
+                (self._hold_until,) = MOMENT.unpack(self._read_exactly(MOMENT.size))
+            elif self._hold_until < math.inf:
+                self._rouse_supervisor()
+                self._end_in_time()
+
+    def _timeout(self) -> float | None:
+        """In milliseconds, for a poll."""
+        if self._hold_until == math.inf:
+            return None
+        left = _LONGEST_WAIT if self.empty else max(self._hold_until - boot_clock(), 0.0)
+        return min(left, _LONGEST_WAIT) * 1000 + 1
+
+    def _rouse_supervisor(self) -> None:
+        """One that is stopped neither renews a lease nor brings an outcome."""
+        with contextlib.suppress(OSError):
+            supervisor = stat(self._charge.supervisor)
+            if supervisor is not None and supervisor.state == "T" and os.getppid() == self._charge.supervisor:
+                os.kill(self._charge.supervisor, signal.SIGCONT)
+
+    def _end_in_time(self) -> None:
+        """Another may run the job from now on, and the supervisor, which should have stopped it, has not."""
+        if not self.empty and boot_clock() >= self._hold_until:
+            self._hold_until = math.inf
+            self._tell(OVERDUE)
+            self._flush()
+            stop(self, signal.SIGKILL, 0.0)
 
     def _rest_of_order(self) -> bytes:
         (length,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))

@@ -32,6 +32,7 @@ from stoker.runs.guardian import (
     Failed,
     Gone,
     Guardian,
+    Overdue,
     Program,
     Stopped,
     exit_code,
@@ -329,6 +330,9 @@ class Supervisor:
                 break
             if isinstance(news, Ended):
                 break
+            if isinstance(news, Overdue):
+                held_up = "Its supervisor was held up for so long that another may run the job."
+                return self._obey(Order("lease", held_up, 128 + signal.SIGTERM))
             if isinstance(news, Gone):
                 return self._guardian_gone()
             if isinstance(news, Stopped) and news.signal in _FROM_TERMINAL:
@@ -513,6 +517,7 @@ class Supervisor:
             _say(f"the report is incomplete: {_in_words(error)}")
 
     def _take_down(self, grace: float) -> Outcome:
+        self._guardian.give_up_start()
         job = self._guardian.job if self._guardian.status is None else None
         if self._company is not None:
             grace = min(grace, self._company.longest_grace())

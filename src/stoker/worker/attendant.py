@@ -400,6 +400,8 @@ class _Attendance:
         """The lease ends then; long ago, when the queue has given the job up."""
         self._until = moment
         self._timer.ring_at(self._stop_at())
+        # Should this process be stopped, or hang, while there is no worker.
+        self._guardian.hold_until(moment - self._assignment.margin / 2)
 
     def _send_errand(self) -> None:
         try:
