@@ -291,7 +291,7 @@ class WorkerLoop:
                 if not accepted:
                     # Its supervisor brings it itself when this worker was held up for long.
                     known = store.attempt(engagement.attempt)
-                    accepted = known is not None and (known.outcome, known.exit_code) == (over.outcome, over.exit_code)
+                    accepted = known is not None and over.outcome != "lost" and known.outcome == over.outcome
                 engagement.recorded = True
                 self._placing.stale = True
                 self._unacknowledged.append((engagement, accepted))
