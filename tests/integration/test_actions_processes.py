@@ -15,7 +15,7 @@ import pytest
 from stoker.actions.action import ActionError, Facts
 from stoker.actions.command import Command
 from stoker.actions.stop import Stop
-from stoker.runs.processes import Identity, identify, is_alive
+from stoker.runs.processes import Identity, descends, identify, is_alive
 from tests.support.waiting import wait_for
 
 FACTS = Facts(
@@ -85,6 +85,68 @@ def test_a_process_and_all_that_it_started_are_asked_to_end(started: Started, tm
     assert root.wait(60) == -signal.SIGTERM
     assert not is_alive(child)
     assert (tmp_path / "said").read_text() == "bye\n"
+
+
+FORKS_TWICE = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open("orphan.part", "w").write(str(os.getpid())); os.rename("orphan.part", "orphan")
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        # By the process itself, and by one that a shell started.
+        f"exec {sys.executable} -c '{FORKS_TWICE}time.sleep(600)'",
+        f"{sys.executable} -c '{FORKS_TWICE}time.sleep(600)'; true",
+        # By shells, which run another program: it stays in their session.
+        "(sh -c 'echo $$ > orphan.part; mv orphan.part orphan; exec sleep 600' &); sleep 600",
+    ],
+)
+def test_a_child_that_forked_twice_is_ended_too(started: Started, script: str) -> None:
+    root = started.shell(script)
+    orphan = started.identity("orphan")
+    wait_for(lambda: not descends(orphan.pid, root.pid), named="the death of its parent")
+    prepared(root.pid).act(FACTS)
+    root.wait(60)
+    assert not is_alive(orphan)
+
+
+def test_a_child_that_was_seen_before_it_lost_its_parent_is_ended_too(started: Started, tmp_path: Path) -> None:
+    announce = "echo $$ > orphan.part; mv orphan.part orphan; exec sleep 600"
+    root = started.shell(f"mkfifo gate; (setsid sh -c '{announce}' & read line < gate); sleep 600")
+    orphan = started.identity("orphan")
+    action = prepared(root.pid)
+    with (tmp_path / "gate").open("w") as gate:
+        gate.write("go\n")
+    wait_for(lambda: not descends(orphan.pid, root.pid), named="the death of its parent")
+    action.act(FACTS)
+    root.wait(60)
+    assert not is_alive(orphan)
+
+
+def test_those_who_only_look_alike_are_spared(started: Started, tmp_path: Path) -> None:
+    # Two children of one program that forked them without an exec, in a session of their own each.
+    program = (
+        "import os, time\n"
+        "for name in ('first', 'second'):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        open(name + '.part', 'w').write(str(os.getpid())); os.rename(name + '.part', name)\n"
+        "        time.sleep(600)\n"
+        "time.sleep(600)\n"
+    )
+    started.shell(f'exec {sys.executable} -c "{program}"')
+    first, second = started.identity("first"), started.identity("second")
+    prepared(first.pid).act(FACTS)
+    assert not is_alive(first)
+    assert is_alive(second)
 
 
 def test_who_ignores_it_is_killed_after_the_grace(started: Started) -> None:

@@ -73,6 +73,15 @@ class Lasting(Protocol):
 
 
 @runtime_checkable
+class Tracking(Protocol):
+    """An action that must know what happened since the watching began."""
+
+    def track(self) -> None:
+        """Called at every look. Takes milliseconds, and never raises."""
+        ...
+
+
+@runtime_checkable
 class Messenger(Protocol):
     """An action that can also tell people what is not an idle verdict: a warning, readings that stay unknown."""
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from stoker.actions.action import Action, ActionError, Facts, Lasting
 from stoker.actions.program import find, run
-from stoker.actions.tree import STOP_PATIENCE, stop_tree
+from stoker.actions.tree import STOP_PATIENCE, ForeignTree, stop_tree
 from stoker.runs.processes import Identity, identify
 from stoker.units import format_duration
 
@@ -99,14 +99,14 @@ class Command(Action, Lasting):
             self._abandoned = True
             running = self._running
         if running is not None:
-            stop_tree(running, 0.0)
+            stop_tree(ForeignTree(running), 0.0)
 
 
 def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
     """Ends the command and all that it started. It is our child: until we collect it, its pid is its own."""
     process = identify(child.pid)
     if process is not None:
-        stop_tree(process, grace)
+        stop_tree(ForeignTree(process), grace)
     # Those whose parents ended before anybody looked are still in its process group.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

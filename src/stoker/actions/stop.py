@@ -4,19 +4,19 @@ import os
 import pwd
 from pathlib import Path
 
-from stoker.actions.action import Action, ActionError, Facts
-from stoker.actions.tree import STOP_PATIENCE, stop_tree
-from stoker.runs.processes import Identity, describe, identify, is_alive
+from stoker.actions.action import Action, ActionError, Facts, Tracking
+from stoker.actions.tree import STOP_PATIENCE, ForeignTree, stop_tree
+from stoker.runs.processes import describe, identify, is_alive
 
 
-class Stop(Action):
+class Stop(Action, Tracking):
     """The process is the one that has this pid when the watching starts."""
 
     def __init__(self, pid: int, *, grace: float) -> None:
         self.patience = grace + STOP_PATIENCE
         self._pid = pid
         self._grace = grace
-        self._process: Identity | None = None
+        self._tree: ForeignTree | None = None
         self._name = ""
 
     def describe(self) -> str:
@@ -40,13 +40,18 @@ class Stop(Action):
             raise ActionError(f"there is no process {self._pid} to stop") from None
         told = describe(process)
         self._name = told.name if told else ""
-        self._process = process
+        self._tree = ForeignTree(process)
+        self._tree.track()
         return ()
 
+    def track(self) -> None:
+        if self._tree is not None:
+            self._tree.track()
+
     def act(self, facts: Facts) -> None:  # noqa: ARG002 - a signal has no reason
-        if self._process is None or not is_alive(self._process):
+        if self._tree is None or not self._tree.census().members:
             return  # it ended by itself, and its number may be somebody else's by now
-        outcome = stop_tree(self._process, self._grace)
+        outcome = stop_tree(self._tree, self._grace)
         if outcome.survivors:
             raise ActionError(f"process {self._pid} was not stopped completely: {outcome.in_words()}")
 

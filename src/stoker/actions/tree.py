@@ -1,17 +1,44 @@
-"""A process that somebody else started, and all that came from it: stopped as one by the ladder that runs have."""
+"""A process that somebody else started, and all that came from it: stopped as one by the ladder that runs have.
+
+A process that forks twice leaves a grandchild whose parent is dead, and the kernel keeps no record of who that was.
+Such an orphan is recognised by what only descendants can have: a session or process group that a member leads, or the
+memory layout of a member, which every exec draws at random and every fork inherits.
+"""
 
 import os
 import signal
 import time
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
+from stoker.procfs import GROUP, PARENT, SESSION, STARTED, STATE, THREADS, read_stat_fields
 from stoker.runs.ladder import PATIENCE, Ladder, Outcome
-from stoker.runs.processes import Census, Identity, census, is_alive
+from stoker.runs.processes import Census, Identity
 
 # Nothing tells when processes end that are not our children, so it is looked this often.
 _LOOK_EVERY: Final = 0.05
 # How long a stop takes at the most, beside its grace.
 STOP_PATIENCE: Final = PATIENCE + 5.0
+# A tree that forks without rest never lets two scans agree: it is called unsettled after this many.
+_MOST_SCANS: Final = 20
+# Fields of /proc/PID/stat, counted as in `procfs`: the addresses of the stack, of the arguments and of the environment.
+_LAYOUT: Final = (25, 45, 47)
+# Without randomization stacks lie at the very top. There are sixteen thousand times as many places for one that is not.
+_TOP_OF_STACKS: Final = 0x7FFFFF000000
+_INIT: Final = 1
+
+Layout = tuple[int, ...]
+
+
+class _Seen(NamedTuple):
+    """One process in a scan."""
+
+    identity: Identity
+    parent: int
+    group: int
+    session: int
+    layout: Layout | None
+    """None where it may not be seen, or says nothing."""
 
 
 class ForeignTree:
@@ -22,22 +49,103 @@ class ForeignTree:
     """
 
     def __init__(self, root: Identity) -> None:
-        self._members = {root: None}
+        self._root = root
+        self._members = {root}
+        self._layouts: set[Layout] = set()
+        """Those that some member was the first to have."""
 
     def census(self) -> Census:
-        alive = [member.pid for member in self._members if is_alive(member)]
-        found = census(alive, exclude={os.getpid()})
-        self._members |= dict.fromkeys(found.members)
-        return Census([member for member in self._members if is_alive(member)], found.settled)
+        before: list[Identity] = []
+        for attempt in range(_MOST_SCANS):
+            seen = _scan()
+            self._grow(seen)
+            living = [one.identity for one in seen.values() if one.identity in self._members]
+            if attempt and living == before:
+                return Census(living, settled=True)
+            before = living
+        return Census(before, settled=False)
+
+    def track(self) -> None:
+        """Takes note of who belongs to it now: some of them can be recognised only while their parents live."""
+        self._grow(_scan())
 
     def kill(self) -> bool:
         """It has no cgroup of its own to kill at one blow."""
         return False
 
+    def _grow(self, seen: dict[int, _Seen]) -> None:
+        while True:
+            living = {pid for pid, one in seen.items() if one.identity in self._members}
+            own = _own(seen, living)
+            self._learn_layouts(seen, living)
+            fresh = {
+                one.identity
+                for pid, one in seen.items()
+                if pid not in living and pid not in own and self._came(one, living, seen)
+            }
+            if not fresh:
+                return
+            self._members |= fresh
 
-def stop_tree(root: Identity, grace: float) -> Outcome:
+    def _came(self, one: _Seen, living: set[int], seen: dict[int, _Seen]) -> bool:
+        if one.parent in living or one.session in living:
+            return True
+        # A shell puts the commands of a pipeline into one group: they are its children, not those of the first.
+        if one.group in living and one.parent != seen[one.group].parent:
+            return True
+        return one.layout is not None and one.layout in self._layouts
+
+    def _learn_layouts(self, seen: dict[int, _Seen], living: set[int]) -> None:
+        """A layout is a member's own if its parent has another: it did not come by a fork, so nobody else has it.
+
+        That needs the parent who started it; an orphan's is one who adopted it.
+        """
+        for pid in living:
+            one = seen[pid]
+            parent = seen.get(one.parent)
+            adopted = one.identity == self._root and one.parent == _INIT
+            if one.layout and parent and parent.layout and parent.layout != one.layout and not adopted:
+                self._layouts.add(one.layout)
+
+
+def stop_tree(tree: ForeignTree, grace: float) -> Outcome:
     """SIGTERM, the grace, SIGKILL; without a grace SIGKILL at once. Waits until it is over."""
-    ladder = Ladder(ForeignTree(root), signum=signal.SIGTERM if grace > 0 else signal.SIGKILL, grace=grace)
+    ladder = Ladder(tree, signum=signal.SIGTERM if grace > 0 else signal.SIGKILL, grace=grace)
     while not ladder.step():
         time.sleep(min(ladder.timeout(), _LOOK_EVERY))
     return ladder.outcome()
+
+
+def _scan() -> dict[int, _Seen]:
+    """Everybody who lives."""
+    seen: dict[int, _Seen] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            _name, fields = read_stat_fields(f"/proc/{entry.name}/stat")
+        except (OSError, ValueError):
+            continue
+        # The first thread of a process can end before the others: it then looks like a zombie, and is none.
+        if fields[STATE] in (b"Z", b"X", b"x") and int(fields[THREADS]) <= 1:
+            continue
+        pid = int(entry.name)
+        identity = Identity(pid, int(fields[STARTED]))
+        places = int(fields[PARENT]), int(fields[GROUP]), int(fields[SESSION])
+        seen[pid] = _Seen(identity, *places, _layout(fields))
+    return seen
+
+
+def _layout(fields: list[bytes]) -> Layout | None:
+    if len(fields) <= max(_LAYOUT):
+        return None
+    layout = tuple(int(fields[place]) for place in _LAYOUT)
+    return layout if all(layout) and layout[0] < _TOP_OF_STACKS else None
+
+
+def _own(seen: dict[int, _Seen], members: set[int]) -> set[int]:
+    """This process and what it started itself, members and what they started excepted."""
+    found = {os.getpid()}
+    while fresh := {pid for pid, one in seen.items() if one.parent in found and pid not in found | members}:
+        found |= fresh
+    return found

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from stoker.actions.action import ACTION_FAILED, Action, Facts, Lasting, Messenger
+from stoker.actions.action import ACTION_FAILED, Action, Facts, Lasting, Messenger, Tracking
 from stoker.actions.deed import Deed
 from stoker.actions.news import Newsroom
 from stoker.actions.systemd import ServiceManager
@@ -128,6 +128,9 @@ class Watcher:
             return Look(self._prober.spec, time.monotonic(), time.time(), (), (), problem=Unknown(str(absent)))
 
     def _take(self, look: Look) -> None:
+        for action in self._orders.actions:
+            if isinstance(action, Tracking):
+                action.track()
         activities = self._watched.activities(look)
         verdict = self._rule.observe(look.at, activities)
         if look.problem is not None and not activities:
