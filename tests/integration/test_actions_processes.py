@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -16,6 +17,7 @@ from stoker.actions.action import ActionError, Facts
 from stoker.actions.command import Command
 from stoker.actions.stop import Stop
 from stoker.runs.processes import Identity, descends, identify, is_alive
+from stoker.runs.syscalls import share_file
 from tests.support.waiting import wait_for
 
 FACTS = Facts(
@@ -35,8 +37,9 @@ class Started:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._seen: list[Identity] = []
 
-    def shell(self, script: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(["sh", "-c", script], cwd=self._directory, start_new_session=True)
+    def shell(self, script: str, output: IO[str] | None = None) -> subprocess.Popen[bytes]:
+        command = ["sh", "-c", script]
+        process = subprocess.Popen(command, cwd=self._directory, start_new_session=True, stdout=output)
         self._processes.append(process)
         return process
 
@@ -129,6 +132,24 @@ def test_a_child_that_was_seen_before_it_lost_its_parent_is_ended_too(started: S
     action.act(FACTS)
     root.wait(60)
     assert not is_alive(orphan)
+
+
+def test_another_program_in_a_session_of_its_own_is_known_by_the_streams_it_was_given(
+    started: Started, tmp_path: Path
+) -> None:
+    if not share_file(os.getpid(), os.getpid(), 2, 2):
+        pytest.skip("this kernel or sandbox does not compare open files")
+    announce = "echo $$ > $0.part; mv $0.part $0; exec sleep 600"
+    with (tmp_path / "log").open("w") as log:
+        root = started.shell(f"(setsid sh -c '{announce}' orphan &); sleep 600", output=log)
+    with (tmp_path / "log").open("a") as log:  # the same file, but not the same opening of it
+        started.shell(f"(setsid sh -c '{announce}' other &); sleep 600", output=log)
+    orphan, other = started.identity("orphan"), started.identity("other")
+    wait_for(lambda: not descends(orphan.pid, root.pid), named="the death of its parent")
+    prepared(root.pid).act(FACTS)
+    root.wait(60)
+    assert not is_alive(orphan)
+    assert is_alive(other)
 
 
 def test_those_who_only_look_alike_are_spared(started: Started, tmp_path: Path) -> None:

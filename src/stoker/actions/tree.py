@@ -1,8 +1,9 @@
 """A process that somebody else started, and all that came from it: stopped as one by the ladder that runs have.
 
 A process that forks twice leaves a grandchild whose parent is dead, and the kernel keeps no record of who that was.
-Such an orphan is recognised by what only descendants can have: a session or process group that a member leads, or the
-memory layout of a member, which every exec draws at random and every fork inherits.
+Such an orphan is recognised by what only descendants can have: a session or process group that a member leads, the
+memory layout of a member, which every exec draws at random and every fork inherits, or as its own standard streams the
+open files that the first process was started with.
 """
 
 import os
@@ -14,6 +15,7 @@ from typing import Final, NamedTuple
 from stoker.procfs import GROUP, PARENT, SESSION, STARTED, STATE, THREADS, read_stat_fields
 from stoker.runs.ladder import PATIENCE, Ladder, Outcome
 from stoker.runs.processes import Census, Identity
+from stoker.runs.syscalls import share_file
 
 # Nothing tells when processes end that are not our children, so it is looked this often.
 _LOOK_EVERY: Final = 0.05
@@ -26,6 +28,7 @@ _LAYOUT: Final = (25, 45, 47)
 # Without randomization stacks lie at the very top. There are sixteen thousand times as many places for one that is not.
 _TOP_OF_STACKS: Final = 0x7FFFFF000000
 _INIT: Final = 1
+_STREAMS: Final = (0, 1, 2)
 
 Layout = tuple[int, ...]
 
@@ -74,6 +77,7 @@ class ForeignTree:
         return False
 
     def _grow(self, seen: dict[int, _Seen]) -> None:
+        streams = self._streams(seen)
         while True:
             living = {pid for pid, one in seen.items() if one.identity in self._members}
             own = _own(seen, living)
@@ -81,7 +85,9 @@ class ForeignTree:
             fresh = {
                 one.identity
                 for pid, one in seen.items()
-                if pid not in living and pid not in own and self._came(one, living, seen)
+                if pid not in living
+                and pid not in own
+                and (self._came(one, living, seen) or self._holds(streams, one, seen))
             }
             if not fresh:
                 return
@@ -94,6 +100,24 @@ class ForeignTree:
         if one.group in living and one.parent != seen[one.group].parent:
             return True
         return one.layout is not None and one.layout in self._layouts
+
+    def _streams(self, seen: dict[int, _Seen]) -> list[int]:
+        """The standard streams that were opened for the first process: whoever started it does not have them."""
+        root = seen.get(self._root.pid)
+        if root is None or root.identity != self._root or root.parent not in seen or root.parent == _INIT:
+            return []
+        others = _descriptors(root.parent)
+        return [
+            stream
+            for stream in _STREAMS
+            if others and not any(share_file(self._root.pid, root.parent, stream, other) for other in others)
+        ]
+
+    def _holds(self, streams: list[int], one: _Seen, seen: dict[int, _Seen]) -> bool:
+        """Whether one that has lost its parent has such a stream."""
+        if not streams or one.identity.started < self._root.started or one.parent == seen[self._root.pid].parent:
+            return False
+        return any(share_file(self._root.pid, one.identity.pid, stream, stream) for stream in streams)
 
     def _learn_layouts(self, seen: dict[int, _Seen], living: set[int]) -> None:
         """A layout is a member's own if its parent has another: it did not come by a fork, so nobody else has it.
@@ -141,6 +165,14 @@ def _layout(fields: list[bytes]) -> Layout | None:
         return None
     layout = tuple(int(fields[place]) for place in _LAYOUT)
     return layout if all(layout) and layout[0] < _TOP_OF_STACKS else None
+
+
+def _descriptors(pid: int) -> list[int]:
+    """None where they may not be seen."""
+    try:
+        return [int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return []
 
 
 def _own(seen: dict[int, _Seen], members: set[int]) -> set[int]:
