@@ -1,9 +1,11 @@
 """A machine in trouble: a full disk, no processes or descriptors left. It may cost records and time, never a job."""
 
+import errno
 import os
 import signal
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -115,6 +117,15 @@ def test_a_start_that_the_disk_does_not_take_is_no_loss_and_leaves_nothing_behin
     assert worker.said.count("No space left") == 1, worker.said
 
 
+def test_a_supervisor_that_cannot_read_what_to_run_says_so_to_this_worker_and_the_next(site: WorkSite) -> None:
+    job = site.submit(("true",), on_loss="hold")
+    work(site, "failing('stoker.worker.attendant._read', errno.EMFILE)")
+    wait_for(lambda: outcomes(site, job)[:1] == ["requeued"], named="that it is given back")
+    end_trouble(site)
+    assert record_of(site, job).status().ending == "not started"
+    site.wait_until(job, "succeeded")
+
+
 def test_a_fork_that_fails_before_there_is_a_job_is_tried_again(site: WorkSite) -> None:
     job = site.submit(("true",))
     worker = work(site, "failing('os.fork', errno.EAGAIN, caller='_fork_one')")
@@ -180,3 +191,17 @@ def test_attempts_that_never_began_are_tidied_away_like_others(tmp_path: Path) -
     home.leave()
     assert kept.exists()
     assert len(list((tmp_path / "attempts").iterdir())) == MOST_ATTEMPTS + 1
+
+
+def test_a_full_disk_does_not_cost_a_worker_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which its next start knows what was claimed and never started."""
+    home = Home(tmp_path)
+    home.leave()
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        second = Home(tmp_path)
+        second.leave()
+    third = Home(tmp_path)
+    third.leave()
+    assert second.is_own(home.worker)
+    assert third.is_own(home.worker)

@@ -63,6 +63,8 @@ OWN_FAILURE: Final = 125
 INTERRUPTED: Final = 130
 # A disk without room is the machine's trouble, not a mistake in Stoker.
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+# Neither is one without processes, memory or descriptors.
+_SHORT: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class Verbs(click.Group):
@@ -133,7 +135,9 @@ def run(arguments: list[str], early: Helper | None = None) -> int:
             return OWN_FAILURE
         if os.environ.get("STOKER_DEBUG"):
             raise
-        if isinstance(error, PermissionError) and error.filename is not None:
+        if isinstance(error, OSError) and error.errno in _SHORT:
+            _say(f"this machine is short of something: {str(error.strerror).lower()}")
+        elif isinstance(error, PermissionError) and error.filename is not None:
             # Another user's file is no mistake in Stoker either.
             _say(f"{os.fsdecode(error.filename)}: this user may not use it")
         else:

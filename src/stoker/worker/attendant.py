@@ -6,6 +6,7 @@ lease cannot be renewed, the job is stopped before another machine may take it.
 """
 
 import contextlib
+import errno
 import math
 import os
 import select
@@ -38,6 +39,9 @@ from stoker.worker.messages import Attend, Attending, Channel, Message, Over, Re
 
 # Between two tries to listen for a worker, where that could not be done when the job began.
 _LISTEN_EVERY: Final = 1.0
+# A worker has just written it: what cannot be read of it is a matter of a moment.
+_READS: Final = 10
+_READ_EVERY: Final = 0.1
 # Between two tries to fork, where the machine is short of processes or memory.
 _FORK_EVERY: Final = 0.5
 # By the signal's own name for a shell: the job was told to end, and did.
@@ -79,15 +83,32 @@ def attend(line: socket.socket) -> None:
     _speak_into(guardian)
     while channel is not None and (directory := _next_directory(channel, signals, keepers)) is not None:
         record = AttemptRecord(Path(directory))
-        assignment = record.assignment()
-        if assignment is None:
-            channel.send(Over("requeued", None, f"{directory} could not be read, so nothing was started"))
+        try:
+            attendance = _Attendance(record, _read(record), channel, signals, guardian, timer)
+        except OSError as error:
+            _decline(record, channel, error)
             break
-        attendance = _Attendance(record, assignment, channel, signals, guardian, timer)
         channel = attendance.run()
         if not guardian.reusable:
             break
     guardian.finish()
+
+
+def _read(record: AttemptRecord) -> Assignment:
+    """What is to be run. Raises OSError when that cannot be read, although it was tried for a while."""
+    for _ in range(_READS):
+        if (assignment := record.assignment()) is not None:
+            return assignment
+        time.sleep(_READ_EVERY)
+    raise OSError(errno.EIO, "what it is to run cannot be read")
+
+
+def _decline(record: AttemptRecord, channel: Channel, error: OSError) -> None:
+    """Nothing was started: for the worker, and on disk for the next one should this one have been killed."""
+    status = Status(state="ended", ending="not started", sentence=f"It was not started: {error.strerror}.")
+    with contextlib.suppress(StokerError):
+        record.write_status(status)
+    channel.send(Over(*conclusion(status)))
 
 
 def _next_directory(channel: Channel, signals: SignalStream, keepers: Keepers) -> str | None:

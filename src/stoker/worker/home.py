@@ -81,8 +81,11 @@ class Home:
             raise self._taken(other) from None
         known = os.pread(self._lock, 100, 0).decode(errors="replace").split(" ")[0].strip()
         self.key = known if known.isalnum() else os.urandom(4).hex()
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{self.key} {os.getpid()}\n".encode(), 0)
+        line = f"{self.key} {os.getpid()}\n".encode()
+        # In place, so that a disk that is full does not cost the key. Without one on disk a worker works all the same.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._lock, line, 0)
+            os.ftruncate(self._lock, len(line))
         self.worker = f"{self.key}-{os.urandom(4).hex()}"
 
     def is_own(self, worker: str) -> bool:

@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from typing import Final
 
 from stoker.errors import StokerError
@@ -111,17 +112,34 @@ def _rear(line: socket.socket, queue: str | None) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        # Whoever reads what the worker says must see its end when the worker ends, not when the last job does.
-        quiet = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1) if os.environ.get("STOKER_DEBUG") else (0, 1, 2):
-            os.dup2(quiet, descriptor)
-        _learn(queue)
+        # One after the other, each until it is done: a machine that is short of something now may not be so later.
+        for act in (_be_quiet, lambda: _learn(queue)):
+            while not _succeeds(act):
+                if _hangs_up_within(line, _FORK_EVERY):
+                    return
         while line.recv(16):
             while not _fork_one(line):
                 if _hangs_up_within(line, _FORK_EVERY):
                     return
     finally:
         os._exit(0)
+
+
+def _succeeds(act: Callable[[], None]) -> bool:
+    try:
+        act()
+    except OSError:
+        return False
+    return True
+
+
+def _be_quiet() -> None:
+    """Whoever reads what the worker says must see its end when the worker ends, not when the last job does."""
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1) if os.environ.get("STOKER_DEBUG") else (0, 1, 2):
+        os.dup2(quiet, descriptor)
+    if quiet > 2:
+        os.close(quiet)
 
 
 def _learn(queue: str | None) -> None:
