@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from stoker.fit.terms import NothingFitsError, Observation, ProbeFailedError
+from stoker.fit.wish import Wish, smaller
 from tests.support.trainers import REAL_STEPS, Trainer, search
 
 # As the script samples: twelve times, ten seconds apart, with steps of a second.
@@ -26,6 +27,8 @@ class Outcome(NamedTuple):
     ran_out: int
     dies: bool
     """The real run runs out of memory."""
+    restarts: int = 0
+    """How often the real run was started again, smaller, before."""
 
 
 def ours(trainer: Trainer) -> Outcome:
@@ -35,7 +38,11 @@ def ours(trainer: Trainer) -> Outcome:
     except (NothingFitsError, ProbeFailedError):
         size = None
     ran_out = sum(seen.outcome == "oom" for seen in heard)
-    return Outcome(size, max(1, len(heard)), ran_out, size is not None and trainer.dies(size))
+    restarts = 0
+    # As a queued job does.
+    while size is not None and trainer.dies(size) and restarts < Wish().retries_oom:
+        size, restarts = smaller(size, trainer.terms), restarts + 1
+    return Outcome(size, max(1, len(heard)), ran_out, size is not None and trainer.dies(size), restarts)
 
 
 def in_proportion(trainer: Trainer) -> Outcome:

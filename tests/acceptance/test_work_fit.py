@@ -94,10 +94,22 @@ def test_a_place_for_the_size_is_filled_also_in_text_for_a_shell(site: WorkSite,
 def test_a_real_run_that_runs_out_of_memory_is_started_again_smaller(site: WorkSite, trainer: Path) -> None:
     job = submitted(site, "--fit-with", QUICKLY, "--env", "MORE=40", "--", str(trainer))
     site.work_until_empty()
-    assert (site.job(job).state, site.job(job).sentence) == ("succeeded", "batch size 160")
+    sentence = "batch size 160, as it ran out of memory with 200"
+    assert (site.job(job).state, site.job(job).sentence) == ("succeeded", sentence)
+    assert "a batch of 200 ran out of memory after" in site.stoker("show", job).out
     output = output_of(site, job)
     assert "stoker: it ran out of memory, and is started again with a batch of 160\n" in output
     assert output.count("trains: ") == 2
+    again = submitted(site, "--fit-with", QUICKLY, "--env", "MORE=40", "--", str(trainer))
+    site.work_until_empty()
+    assert site.job(again).sentence == "batch size 160", "the next one like it begins there"
+
+
+def test_a_real_run_that_fails_early_and_in_silence_is_started_again_smaller(site: WorkSite, trainer: Path) -> None:
+    trainer.write_text(trainer.read_text().replace("lasts=0.1s; fi", "lasts=0.1s; [ $size -le 180 ] || exit 1; fi"))
+    job = submitted(site, "--fit-with", QUICKLY, "--", str(trainer))
+    site.work_until_empty()
+    assert site.job(job).sentence == "batch size 160, as it probably ran out of memory with 200"
 
 
 def test_without_retries_running_out_of_memory_is_a_failure(site: WorkSite, trainer: Path) -> None:

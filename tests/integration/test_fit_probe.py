@@ -209,6 +209,21 @@ def test_a_fitter_that_is_killed_leaves_no_probe_behind(tmp_path: Path) -> None:
     wait_for(lambda: not lives(left), named="the end of what the probe started")
 
 
+@pytest.mark.parametrize("fails", ["1", "137", "1:RuntimeError: nicht genügend Grafikspeicher"])
+def test_a_size_that_fails_without_the_words_is_taken_for_too_large(fails: str) -> None:
+    # Neither the base nor the size after it fits: 8 does.
+    answer = fit_what_is_shown("--slope", "1600", "--fails", fails, terms={"base": 16})
+    assert answer["fitted"]["size"] == 8
+    assert "a batch of 16 failed with code" in answer["fitted"]["note"]
+    assert "probably for want of memory" in answer["fitted"]["note"]
+
+
+def test_a_program_that_fails_at_every_size_has_the_first_failure_told() -> None:
+    answer = fit("--slope", "100000", "--fails", "3:it is broken")
+    assert "the probe at batch size 8 failed with code 3" in answer["error"]
+    assert "it is broken" in answer["error"]
+
+
 def test_running_out_of_memory_lowers_the_bound_and_goes_on() -> None:
     # The base takes 27 GiB, so sizes below it are tried.
     answer = fit_what_is_shown("--slope", "1600", terms={"base": 16})

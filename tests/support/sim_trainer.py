@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--silent", action="store_true")
     parser.add_argument("--leave", type=Path, help="leave a process behind, and write its pid there")
     parser.add_argument("--crash", action="store_true")
+    parser.add_argument("--fails", default="", help="CODE or CODE:WORDS, in place of saying that memory ran out")
     parser.add_argument("--said", type=Path, help="append the command line there")
     options, _others = parser.parse_known_args()
     if options.said is not None:
@@ -34,7 +35,14 @@ def main() -> None:
         options.leave.write_text(str(left.pid))
     if options.crash:
         raise KeyError("no such dataset: shakespeare")
-    train(options)
+    try:
+        train(options)
+    except Exception:
+        if not options.fails:
+            raise
+        code, _, words = options.fails.partition(":")
+        sys.stderr.write(words)
+        sys.exit(int(code))
 
 
 def train(options: argparse.Namespace) -> None:

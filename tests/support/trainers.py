@@ -69,6 +69,19 @@ class Trainer:
     def limit(self) -> float:
         return min(self.capacity, self.total / self.terms.per_gpu) * (1 - self.terms.margin)
 
+    @property
+    def surprises(self) -> bool:
+        """Whether the real run needs more than the margin on top of what any probe sees."""
+        return self.validation > 1 / (1 - self.terms.margin) and (self.validation_at or 0) > max(
+            PROBE_STEPS, self.probe_until
+        )
+
+    @property
+    def bends_strongly(self) -> bool:
+        """Whether more than half of what grows comes from the bend."""
+        size = self.true_limit()
+        return self.bend * size > self.slope
+
     def others(self, run: int) -> int:
         return self.neighbour[min(run + 1, len(self.neighbour) - 1)]
 
@@ -177,6 +190,12 @@ def _trainers() -> Iterator[Trainer]:
     yield Trainer("mildly convex", 2 * GIB, 40 * MIB, bend=20 * 2**10)
     yield Trainer("mildly convex, small fixed part", 600 * MIB, 24 * MIB, bend=6 * 2**10)
     yield Trainer("mildly convex, large fixed part", 12 * GIB, 30 * MIB, bend=20 * 2**10)
+    yield Trainer("strongly convex", 1 * GIB, 1 * MIB, bend=2 * MIB)
+    yield Trainer("strongly convex, large fixed part", 8 * GIB, 0, bend=100 * 2**10)
+    yield Trainer(
+        "validation at step 500 with much more, not seen", 2 * GIB, 40 * MIB, validation=1.3, validation_at=500
+    )
+    yield Trainer("a long sequence at step 1500, not seen", 1 * GIB, 60 * MIB, validation=1.6, validation_at=1500)
     yield Trainer("ignores the flag", 5 * GIB, 50 * MIB, own_size=32)
     yield Trainer("no more data than 300", 2 * GIB, 30 * MIB, examples=300)
     yield Trainer("fragments over time", 3 * GIB, 45 * MIB, creep=600 * MIB)

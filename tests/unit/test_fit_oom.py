@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.fit.oom import is_out_of_memory
+from stoker.fit.oom import is_out_of_memory, is_silent, said_elsewhere
 
 OUT_OF_MEMORY = {
     "torch": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
@@ -28,6 +28,9 @@ OUT_OF_MEMORY = {
     "RAPIDS": "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: /include/rmm/mr.hpp:70",
     "llama.cpp": "alloc_buffer: allocating 900 MiB on device 0: cudaMalloc failed: out of memory",
     "HIP": "hipErrorOutOfMemory: out of memory",
+    "a number, torch": "RuntimeError: CUDA runtime error (2) : 显存不足 at /src/THCStorage.cu:66",
+    "a number, C++": "CUDA error 2 at train.cu:120",
+    "a number, a wrapper": "failed: cudaError(2)",
 }
 SOMETHING_ELSE = {
     "no output": "",
@@ -42,6 +45,8 @@ SOMETHING_ELSE = {
     "the host's memory": "numpy.MemoryError: Unable to allocate 3.00 GiB for an array with shape (9, 9)",
     "what cuDNN says of wrong strides": "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. Non-contiguous input?",
     "no GPU": "RuntimeError: No CUDA GPUs are available",
+    "another number": "CUDA error 700 at train.cu:120",
+    "a version": "CUDA error 2.1 is not known",
     "another CUDA error": "RuntimeError: CUDA error: an illegal memory access was encountered",
 }
 
@@ -59,6 +64,13 @@ def test_recognises_what_frameworks_say(line: str) -> None:
 @pytest.mark.parametrize("line", SOMETHING_ELSE.values(), ids=SOMETHING_ELSE)
 def test_is_not_misled_by_other_failures(line: str) -> None:
     assert is_out_of_memory(f"step 1: loss 4.1\n{line}\n", 1) is None
+
+
+def test_other_languages_and_silence_are_told_apart_from_an_explanation() -> None:
+    assert said_elsewhere("step 1\nRuntimeError: memoria insuficiente\n") == "RuntimeError: memoria insuficiente"
+    assert said_elsewhere("step 1: memory 3 GiB\n") is None
+    assert is_silent("step 1: loss 4.2\nstep 2: loss 4.1\n")
+    assert not is_silent("Traceback (most recent call last):\n  File x\nKeyError: 'lr'\n")
 
 
 @pytest.mark.parametrize("code", [0, 137, -9])

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from stoker.fit.search import RUNS, RUNS_FOR_A_POOR_ANSWER, Search
 from stoker.fit.sizes import Sizes
 from stoker.fit.terms import Capacity, Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
+from stoker.fit.wish import Wish, smaller
 from tests.support.trainers import GIB, MIB, TRAINERS, Trainer, search
 
 GOOD = 0.9
@@ -49,9 +50,15 @@ def test_finds_nearly_the_largest_that_fits_in_few_runs_and_the_real_run_survive
 
     found = search(trainer)
 
-    assert found.size >= GOOD * trainer.true_limit()
-    assert not trainer.dies(found.size)
-    assert len(found.observations) <= RUNS
+    size: int | None = found.size
+    # What comes after all probes kills the first real run; it is started again smaller.
+    for _ in range(Wish().retries_oom if trainer.surprises else 0):
+        if size is not None and trainer.dies(size):
+            size = smaller(size, trainer.terms)
+    assert size is not None
+    assert size >= (0.8 if trainer.surprises else GOOD) * trainer.true_limit()
+    assert not trainer.dies(size)
+    assert len(found.observations) <= (RUNS_FOR_A_POOR_ANSWER if trainer.bends_strongly else RUNS)
 
 
 def test_the_table_has_enough_programs() -> None:
@@ -75,7 +82,8 @@ def test_predicts_what_the_run_takes(name: str) -> None:
 
     found = search(trainer)
 
-    assert found.predicted == pytest.approx(trainer.peak(found.size), rel=0.1)
+    if not trainer.surprises:
+        assert found.predicted == pytest.approx(trainer.peak(found.size), rel=0.1)
     assert found.predicted <= found.limit
     assert found.fixed >= 0
     assert found.slope >= 0
@@ -288,14 +296,28 @@ def test_without_any_memory_seen_there_is_no_answer() -> None:
         showing(Observation(size=8, outcome="fits", peak=None))
 
 
-def test_a_base_that_is_no_multiple_is_run_but_not_answered() -> None:
-    searching = showing(terms=Terms(base=12))
+@pytest.mark.parametrize(("base", "multiple", "first"), [(8, 3, 6), (12, 8, 8), (8, 16, 8), (8, 8, 8), (7, 100, 4)])
+def test_only_sizes_that_may_be_answered_are_tried(base: int, multiple: int, first: int) -> None:
+    assert asked(showing(terms=Terms(base=base, multiple=multiple))).size == first
 
-    assert asked(searching).size == 12
-    searching.record(ran(12, 20))
-    assert asked(searching).size == 16
-    searching.record(ran_out(16))
-    assert answer(searching).size == 8
+
+@pytest.mark.parametrize("fixed", [1.0, 8.0])
+@pytest.mark.parametrize(("slope", "bend"), [(1.0, 2.0), (0.0, 0.1), (50.0, 0.5), (0.0, 8.0)])
+def test_memory_that_bends_strongly_is_halved_in_on(fixed: float, slope: float, bend: float) -> None:
+    trainer = Trainer("bends", int(fixed * GIB), slope * MIB, bend=bend * MIB)
+    heard: list[Observation] = []
+
+    found = search(trainer, heard)
+
+    assert found.size >= 0.9 * trainer.true_limit()
+    assert len(heard) <= RUNS_FOR_A_POOR_ANSWER
+    assert sum(seen.outcome == "oom" for seen in heard) <= 4
+
+
+def test_what_is_not_known_above_a_poor_answer_is_said() -> None:
+    poor = (ran(8, 2.4), ran_out(100), ran_out(80), ran_out(40), ran_out(24), ran_out(16))
+
+    assert "a batch of 16 does not fit" in answer(showing(*poor)).note
 
 
 def test_less_memory_than_before_gives_a_smaller_answer() -> None:

@@ -125,6 +125,8 @@ def command(
         fitter = _fitter(request, gpu, prober, lambda: _heed(signals))
         key = _key(request, fitter)
         remembered = None if reuse is None or refit else _recall(key, reuse, fitter)
+        if remembered is None and not refit:
+            fitter = _fitter(_learned(request, key), gpu, prober, lambda: _heed(signals))
         fitted = remembered.fitted if remembered is not None else _found(fitter, key)
     _print(fitted, remembered, key, fitter, as_json)
     return 0
@@ -189,6 +191,19 @@ def _key(request: "Request", fitter: "Fitter") -> "Key":
         terms=request.terms,
         overrides=request.overrides,
     )
+
+
+def _learned(request: "Request", key: "Key") -> "Request":
+    """The request, without sizes with which a real run has run out of memory."""
+    from msgspec.structs import replace
+
+    from stoker.fit.memo import Memo, learned
+    from stoker.places import state_home
+
+    terms = learned(Memo(state_home()).recall(key), request.terms)
+    if terms != request.terms:
+        _say(f"a larger batch than {terms.most} ran out of memory in a real run before: --refit tries them again")
+    return replace(request, terms=terms)
 
 
 def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "Remembered | None":

@@ -8,12 +8,12 @@ from typing import Final
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.fit.oom import is_out_of_memory
+from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, said_elsewhere, was_killed
 from stoker.fit.overrides import Command, Overrides, argv
 from stoker.fit.probe import Limits, Probe, Shown, Stage
 from stoker.fit.rates import Rates
 from stoker.fit.search import Search
-from stoker.fit.terms import Capacity, Fitted, Observation, ProbeFailedError, Terms, Try
+from stoker.fit.terms import Capacity, Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
 from stoker.fit.trackers import untracked
 from stoker.fit.watching import BLOCK, MemoryWatch
 from stoker.gpus.model import Gpu, Look, Reading, known
@@ -26,6 +26,10 @@ MEMORY_PATIENCE: Final = 15.0
 MEMORY_POLL: Final = 0.2
 # As much as says what went wrong, and as little as stays on a screen.
 LAST_LINES: Final = 12
+# Who holds so much of what there is when it fails most likely failed for want of more.
+NEARLY_ALL: Final = 0.85
+# Wrong usage, and a command that cannot be executed or found: no smaller size helps.
+_SAYS_WHY: Final = (2, 126, 127)
 _LONGEST_LINE: Final = 300
 _LONGEST_REASON: Final = 100
 
@@ -85,6 +89,12 @@ class Fitter:
         self._probes = 0
         self._smallest: int | None = None
         """The smallest size that ran."""
+        self._kills: int | None = None
+        """How often the kernel had killed for want of memory when the probe began."""
+        self._doubt: ProbeFailedError | None = None
+        """Of a probe that failed while nothing smaller had run: then a smaller one tells whether it was the size."""
+        self._suspects: dict[int, int | None] = {}
+        """Exit codes of sizes that failed, most likely for want of memory."""
 
     def capacity(self) -> Capacity:
         """What the command could take on each of its GPUs now, had it started nothing."""
@@ -105,9 +115,14 @@ class Fitter:
     def fit(self) -> Fitted:
         """Raises NothingFitsError and ProbeFailedError; whatever else `check` raises, nothing is left running."""
         search = Search(self._request.terms, self.capacity())
-        while not isinstance(found := search.next(), Fitted):
-            search.record(self._observe(found))
-            search.allow(self.capacity())
+        try:
+            while not isinstance(found := search.next(), Fitted):
+                search.record(self._observe(found))
+                search.allow(self.capacity())
+        except NothingFitsError:
+            if self._doubt is not None:
+                raise self._doubt from None
+            raise
         return self._annotated(found)
 
     def _observe(self, trial: Try) -> Observation:
@@ -121,6 +136,7 @@ class Fitter:
         stage = Stage(self._prober, environment, request.directory, request.limits, uuids, self._ceiling(), self._check)
         self._tell(f"batch size {trial.size}: {'making sure' if trial.verification else 'trying'}")
         rates = Rates(request.rate)
+        self._kills = host_kills()
         log = request.outputs / f"probe-{trial.size}{'-again' if trial.verification else ''}.out"
         shown, self._watch = Probe(stage, argv(command), log, self._before, rates).run()
         return self._understood(trial, shown, self._watch, rates)
@@ -150,10 +166,7 @@ class Fitter:
                 verification=trial.verification,
             )
         if shown.code:
-            raise ProbeFailedError(
-                f"the probe at batch size {trial.size} failed with code {shown.code} after "
-                f"{format_duration(shown.seconds)}, and not for want of memory{_last_lines(shown.output)}"
-            )
+            return self._suspected(trial, shown, watch)
         if not watch.peak:
             if watch.blind is not None:
                 raise ProbeFailedError(f"the memory of the probe could not be watched: {watch.blind}")
@@ -173,6 +186,46 @@ class Fitter:
             settled=shown.ending != "time",
             verification=trial.verification,
         )
+
+    def _suspected(self, trial: Try, shown: Shown, watch: MemoryWatch) -> Observation:
+        """It failed and does not say that memory ran out. What else speaks for that?"""
+        failure = ProbeFailedError(
+            f"the probe at batch size {trial.size} failed with code {shown.code} after "
+            f"{format_duration(shown.seconds)}, and nothing says that it was for want of memory"
+            f"{_last_lines(shown.output)}"
+        )
+        why = self._circumstance(trial, shown, watch)
+        if why is None:
+            may_be = shown.code not in _SAYS_WHY and (watch.peak > 0 or is_silent(shown.output))
+            if self._doubt is not None or not may_be or trial.size == 1:
+                raise self._doubt or failure
+            self._doubt = failure
+            why = "or for another reason: a smaller one tells"
+        self._suspects[trial.size] = shown.code
+        self._tell(
+            f"batch size {trial.size}: failed with code {shown.code} after {format_duration(shown.seconds)}, probably "
+            f"out of memory ({why})"
+        )
+        return Observation(
+            size=trial.size,
+            outcome="oom",
+            peak=watch.peak or None,
+            seconds=shown.seconds,
+            verification=trial.verification,
+            suspected=True,
+        )
+
+    def _circumstance(self, trial: Try, shown: Shown, watch: MemoryWatch) -> str | None:
+        if line := said_elsewhere(shown.output):
+            return line[:_LONGEST_REASON]
+        kills = host_kills()
+        if was_killed(shown.code) and kills is not None and self._kills is not None and kills > self._kills:
+            return "the kernel killed a process for want of the host's memory"
+        if watch.peak >= NEARLY_ALL * self._capacity.free > 0:
+            return f"it held {format_memory(watch.peak)} of {format_memory(self._capacity.free)}"
+        if self._smallest is not None and self._smallest < trial.size:
+            return f"a batch of {self._smallest} runs"
+        return None
 
     def _ceiling(self) -> int | None:
         """Where others have a part of the GPU, a probe must not take that even for a moment."""
@@ -208,7 +261,11 @@ class Fitter:
             self._tell(f"it uses {', '.join(f'GPU {gpu.index}' for gpu in used)}")
 
     def _annotated(self, fitted: Fitted) -> Fitted:
-        notes = [fitted.note, self._watch.note if self._watch else ""]
+        suspects = [
+            f"a batch of {size} failed with code {code}, probably for want of memory"
+            for size, code in sorted(self._suspects.items())
+        ]
+        notes = [fitted.note, *suspects, self._watch.note if self._watch else ""]
         return msgspec.structs.replace(fitted, note="; ".join(filter(None, notes)))
 
     # Looks while no probe runs

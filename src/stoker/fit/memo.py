@@ -14,11 +14,14 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.fit.overrides import Command, Overrides, in_words
 from stoker.fit.terms import Fitted, Terms
+from stoker.fit.wish import smaller
 from stoker.gpus.model import Gpu, known
 from stoker.places import private_directory, private_file
 
 # Many times what anybody trains; the oldest go first.
 MOST: Final = 500
+# A program changes in the meantime, and what it takes with it.
+LEARNED_FOR: Final = 30 * 86400.0
 # What can be said on a command line without changing the memory that a training takes: everything else counts.
 _NAMES: Final = (
     r"(?:random_|data_)?seed|lr|learning_rate|min_lr|weight_decay|version|(?:wandb_)?run_(?:id|name)|exp(?:eriment)?_name"
@@ -49,6 +52,18 @@ class Remembered(msgspec.Struct, frozen=True):
     at: float
     """Seconds since the epoch."""
     fitted: Fitted
+    ran_out: int | None = None
+    """The smallest size with which a real run has run out of memory."""
+
+
+def learned(remembered: "Remembered | None", terms: Terms) -> Terms:
+    """The terms, without sizes with which a real run has run out of memory, however well they were probed."""
+    if remembered is None or remembered.ran_out is None or time.time() - remembered.at > LEARNED_FOR:
+        return terms
+    most = smaller(remembered.ran_out, terms)
+    if most is None or most >= terms.most:
+        return terms
+    return msgspec.structs.replace(terms, most=most, base=min(terms.base, most))
 
 
 def shape_of(command: Command) -> str:
@@ -77,12 +92,15 @@ class Memo:
     def recall(self, key: Key) -> Remembered | None:
         return next((entry for entry in self._read() if entry.key == key), None)
 
-    def keep(self, key: Key, fitted: Fitted) -> None:
-        """Raises StokerError when it cannot be written."""
+    def keep(self, key: Key, fitted: Fitted, ran_out: int | None = None) -> None:
+        """Together with the size with which the real run has run out of memory. Raises StokerError."""
         try:
             with self._locked():
-                others = [entry for entry in self._read() if entry.key != key]
-                self._write([Remembered(key, time.time(), fitted), *others][:MOST])
+                entries = self._read()
+                others = [entry for entry in entries if entry.key != key]
+                sizes = [entry.ran_out for entry in entries if entry.key == key] + [ran_out]
+                smallest = min((size for size in sizes if size is not None), default=None)
+                self._write([Remembered(key, time.time(), fitted, smallest), *others][:MOST])
         except OSError as error:
             raise StokerError(f"{self._path} cannot be written: {error.strerror}") from None
 

@@ -1,6 +1,7 @@
 """Whether a run that failed ran out of GPU memory, told from its output."""
 
 import re
+from pathlib import Path
 from typing import Final
 
 # What frameworks say, each as narrow as it can be: words that mean the memory of the GPU, not that of the host.
@@ -15,6 +16,9 @@ _SAYINGS: Final = (
     r"\bResourceExhaustedError\b",
     r"\bOOM when allocating tensor\b",
     r"\bcupy[\w.]*\.OutOfMemoryError\b",
+    # By its number, which needs no language.
+    r"\b(?:cuda|hip)(?: runtime| driver)? ?error(?:_t)?(?: code)? ?[:=(]? ?2\b(?!\.\d)",
+    r"\b(?:cudaGetLastError|cudaError|CUresult|hipError_t)\b\W{1,4}2\b",
     r"\bcudaErrorMemoryAllocation\b|\bhipErrorOutOfMemory\b|\bhipErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b",
 )
 _GPU: Final = re.compile("|".join(f"(?:{saying})" for saying in _SAYINGS), re.IGNORECASE)
@@ -36,6 +40,19 @@ _TOO_LARGE: Final = re.compile(
     r"|\bunable to find an engine to execute this computation\b|\bcanUse32BitIndexMath\b",
     re.IGNORECASE,
 )
+# What libraries say of memory in other languages, without saying which memory.
+_ELSEWHERE_SAID: Final = re.compile(
+    r"nicht gen(?:ug|ügend) (?:\w*speicher|RAM)|speicher (?:ist )?(?:erschöpft|reicht nicht)|mémoire insuffisante"
+    r"|mem[oó]ria insuficiente|memoria (?:insufficiente|esaurita)|onvoldoende geheugen|za mało pamięci"
+    r"|недостаточно памяти|нехватка памяти|yetersiz bellek"
+    r"|(?:内存|显存|記憶體|顯存)不足|メモリ(?:ー)?(?:が)?不足|메모리(?:가)? ?부족",
+    re.IGNORECASE,
+)
+# Whatever says why it ended, be it right or wrong: a program that fails without any of these fails in silence.
+_REASON: Final = re.compile(
+    r"Traceback \(most recent call last\)|\b\w*(?:Error|Exception)\b|\berror:|\bfatal\b", re.IGNORECASE
+)
+_REASON_WITHIN: Final = 40
 # SIGKILL, as a shell and as Python count it: the host's own out-of-memory killer, or a person; not the GPU.
 _KILLED: Final = (137, -9)
 # What a program said long before it ended is not why it ended.
@@ -62,6 +79,34 @@ def is_out_of_memory(
         ):
             return line.strip()[:_SHOWN]
     return None
+
+
+def host_kills() -> int | None:
+    """How often the kernel has killed a process for want of the host's memory since it started."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def was_killed(exit_code: int | None) -> bool:
+    return exit_code in _KILLED
+
+
+def said_elsewhere(output: str) -> str | None:
+    """The line that speaks of memory in another language."""
+    for line in reversed(output.replace("\r", "\n").splitlines()[-_LAST_LINES:]):
+        if _ELSEWHERE_SAID.search(line):
+            return line.strip()[:_SHOWN]
+    return None
+
+
+def is_silent(output: str) -> bool:
+    """Whether the end of the output says nothing of why it ended."""
+    return not any(_REASON.search(line) for line in output.replace("\r", "\n").splitlines()[-_REASON_WITHIN:])
 
 
 def _is_of_the_gpu(line: str) -> bool:

@@ -7,8 +7,11 @@ Pure: no clock, no process, no GPU. Everything is computed anew from the observa
    larger batch needs: it is safe, and far enough away to see what does grow.
 3. memory = fixed + slope × size through these, solved for the limit, and a run at the answer. If that is above the
    limit the next answer lies on the line between the last that fits and the first that does not.
+4. Where lines have led out of memory the memory bends: what lies between the last that fits and the first that does not
+   is halved, until little is left to be gained.
 """
 
+import math
 from typing import Final, NamedTuple
 
 from stoker.fit.sizes import Sizes, Split
@@ -18,10 +21,14 @@ from stoker.units import format_memory
 # As many runs as a good answer may cost.
 RUNS: Final = 4
 # So many when larger ones ran out of memory and the best is poor: a training of days is worth some more minutes.
-RUNS_FOR_A_POOR_ANSWER: Final = 8
+RUNS_FOR_A_POOR_ANSWER: Final = 9
 # Not worth another run: five percent more batch.
 WORTH: Final = 1.05
-POOR: Final = 1.5
+POOR: Final = 1.15
+# Between the answer and the first that ran out of memory there may be more than that: a person should know.
+UNKNOWN_ABOVE: Final = 1.35
+# Two sizes so far apart are halved by their ratio, not by their difference.
+APART: Final = 4
 # What allocators ask the driver for at a time: up to so much of a difference between two runs may be rounding.
 GRAIN: Final = 20 * 2**20
 # On small devices less than that is asked for, and twenty MiB would be a large part of all there is.
@@ -98,7 +105,7 @@ class Search:
         """What to run next, or the answer."""
         largest = self._sizes.largest
         if not self._observations:
-            first = min(self._terms.base, largest)
+            first = min(self._sizes.down(self._terms.base), largest)
             return Try(first, verification=first == largest)
         room = min(largest, self._sizes.down(self._bound() - 1))
         if room == 0:
@@ -110,8 +117,10 @@ class Search:
 
     def _step(self, best: _Point, room: int) -> Try | Fitted:
         """Something fits already; is there more?"""
-        size = self._sizes.down(min(self._estimate(best, self.limit), room))
         alone = len(self._points()) == 1
+        size = self._sizes.down(min(self._estimate(best, self.limit), room))
+        if self._is_misled(best):
+            size = min(size, max(self._middle(best), min(room, self._sizes.up(best.size + 1))))
         if size <= best.size and (alone or self._nearly_reaches_the_next(best)):
             # One measurement says nothing of the next size, and rounding may hide that it fits: see.
             size = min(room, self._sizes.up(best.size + 1))
@@ -122,6 +131,17 @@ class Search:
         # Where a larger one has run, if only on what the margin keeps free, everything below it runs as well.
         return self._fitted(size if self._edge() is not None else self._sizes.down(best.size))
 
+    def _is_misled(self, best: _Point) -> bool:
+        """Whether lines from what ran led out of memory: twice, or once one that was too careful if anything."""
+        outs = {seen.size for seen in self._observations if seen.outcome == "oom" and seen.size > best.size}
+        return self._edge() is None and len(outs) >= min(2, len(self._points()))
+
+    def _middle(self, best: _Point) -> int:
+        """Between the largest that fits and the smallest that does not."""
+        bound = self._bound()
+        far = bound > APART * best.size
+        return self._sizes.down(math.sqrt(best.size * bound) if far else (best.size + bound) / 2)
+
     def _nearly_reaches_the_next(self, best: _Point) -> bool:
         reach = self._estimate(best, self.limit + self._grain)
         return len(self._observations) < RUNS and reach >= self._sizes.up(best.size + 1)
@@ -130,8 +150,10 @@ class Search:
         runs = len(self._observations)
         if runs < RUNS:
             return gain >= WORTH
-        has_run_out = self._bound() <= self._sizes.largest and self._edge() is None
-        return has_run_out and runs < RUNS_FOR_A_POOR_ANSWER and gain >= POOR
+        return self._has_run_out() and runs < RUNS_FOR_A_POOR_ANSWER and gain >= POOR
+
+    def _has_run_out(self) -> bool:
+        return self._bound() <= self._sizes.largest and self._edge() is None
 
     # What the observations say
 
@@ -215,7 +237,7 @@ class Search:
             predicted=self._predicted(size, line),
             limit=self.limit,
             observations=self.observations,
-            note="; ".join([*self._memory_notes(), *notes]),
+            note="; ".join([*self._memory_notes(), *self._unknown_above(found), *notes]),
         )
 
     def _line(self) -> _Line:
@@ -251,6 +273,13 @@ class Search:
         if any(seen.outcome == "fits" and not seen.settled for seen in self._observations):
             notes.append("the memory was still growing when a probe ended")
         return notes
+
+    def _unknown_above(self, found: int) -> list[str]:
+        bound = self._bound()
+        is_full = self._predicted(found, self._line()) >= NEAR * self.limit
+        if is_full or not self._has_run_out() or bound <= UNKNOWN_ABOVE * found:
+            return []
+        return [f"a batch of {bound} does not fit, and of those between nothing is known: `--base {found}` tries them"]
 
     def _knee(self, found: int) -> tuple[int, list[str]]:
         """The smallest that is as fast as the fastest, if that is what was asked for, and what to say of it."""

@@ -66,6 +66,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     settled: bool = True
     """Whether the memory was seen to stay, or the program ended by itself."""
     verification: bool = False
+    suspected: bool = False
+    """It failed, and nothing but circumstances say that it was for want of memory."""
 
 
 class Try(NamedTuple):

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.fit.terms import Fitted
 from stoker.fit.wish import smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
@@ -32,6 +33,7 @@ from stoker.runs.record import Ending, Status
 from stoker.runs.signals import FORWARDED, Received, SignalStream
 from stoker.runs.supervisor import Order, Supervisor, helpers_of, is_from_job, note_orphaned, spec_of
 from stoker.runs.syscalls import BootTimer, set_name
+from stoker.units import format_duration
 from stoker.worker.assignment import ATTENDANT_NAME, Assignment, AttemptRecord, Keepers, conclusion, now
 from stoker.worker.errand import Errand
 from stoker.worker.fitting import Fitting
@@ -52,6 +54,9 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _OWN_RENEWAL: Final = 0.5
 # A timer rings when a machine wakes up whose lease ended while it slept. Should it fail, that is noticed so much later.
 _LONGEST_SLEEP: Final = 5.0
+# A fitted job that fails in its first minutes and does not say why most likely met a larger batch than its probes did.
+_FIRST_MINUTES: Final = 600.0
+_AGAIN: Final = ", and is started again with a batch of "
 # The message that says so is followed by the tracebacks of other ranks.
 _OOM_WITHIN: Final = 256 * 1024
 # Between two tries to reach the queue, doubled from try to try.
@@ -179,6 +184,11 @@ class _Attendance:
         """What was found for a job that is fitted."""
         self._retries_oom = 0
         self._ran_out = False
+        self._how_it_failed = ""
+        self._ran_out_with = ""
+        self._run_at = 0.0
+        self._kills: int | None = None
+        """How often the kernel had killed for want of memory when the run began."""
         self._last = Status()
         """What the last run came to."""
         self._recorded = False
@@ -250,7 +260,7 @@ class _Attendance:
         self.begun()
         home = self._record.directory.parent.parent
         place = self._record.directory / "probes"
-        fitted = fitting.find(
+        fitted, key = fitting.find(
             plan,
             self._assignment.gpus,
             # By this mark the next worker finds what is left of a probe whose keepers were killed.
@@ -261,9 +271,7 @@ class _Attendance:
             self._note_in_output,
             self._heed_before_start,
         )
-        with contextlib.suppress(OSError):
-            # For people who want to see how; a disk that is full is no reason not to run it.
-            self._record.write_fit(fitted)
+        self._keep_fit(fitted)
         size: int | None = fitted.size
         self._retries_oom = fitting.wish.retries_oom
         while size is not None:
@@ -272,11 +280,26 @@ class _Attendance:
             self._run(fitting.plan_at(plan, size, accumulate), fitting.environment_at(environment, size))
             size = smaller(size, fitting.wish.terms) if self._ran_out and self._guardian.reusable else None
             if size is not None:
-                self._note_in_output(f"it ran out of memory, and is started again with a batch of {size}")
+                failed = self._batch_size
+                self._ran_out_with = f"as it {self._how_it_failed} with {failed}"
+                self._note_in_output(f"it {self._how_it_failed}{_AGAIN}{size}")
+                # The next job like this one need not find it out for itself.
+                accumulate = fitting.accumulate_at(size)
+                lasted = format_duration(round(now() - self._run_at))
+                again = f"a batch of {failed} {self._how_it_failed} after {lasted}, and was started again smaller"
+                note = "; ".join(filter(None, [fitted.note, again]))
+                fitted = msgspec.structs.replace(fitted, size=size, accumulate=accumulate, note=note)
+                self._keep_fit(fitted)
+                fitting.remember(home, key, fitted, failed, self._note_in_output)
         if self._over is None:
             # It ran out of memory, and nothing smaller is left, or nobody to start it.
             self._retries_oom = 0
             self.over(self._last)
+
+    def _keep_fit(self, fitted: Fitted) -> None:
+        with contextlib.suppress(OSError):
+            # For people who want to see how; a disk that is full is no reason not to run it.
+            self._record.write_fit(fitted)
 
     def _note_in_output(self, sentence: str) -> None:
         """Between runs nobody keeps what is said: it is written where the job's own words go."""
@@ -294,6 +317,10 @@ class _Attendance:
 
     def _run(self, plan: Plan, environment: dict[str, str]) -> None:
         self._heed_before_start()
+        if self._batch_size is not None:
+            from stoker.fit.oom import host_kills
+
+            self._run_at, self._kills = now(), host_kills()
         supervisor = Supervisor(plan, self._record, self._prober, environment, self._signals, self._guardian, self)
         supervisor.run(str(self._record.output), self._assignment.log_limit)
         self._last = supervisor.status
@@ -393,7 +420,8 @@ class _Attendance:
             return
         outcome, exit_code, sentence = conclusion(status)
         if self._batch_size is not None:
-            sentence = "; ".join(filter(None, [sentence, f"batch size {self._batch_size}"]))
+            size = ", ".join(filter(None, [f"batch size {self._batch_size}", self._ran_out_with]))
+            sentence = "; ".join(filter(None, [sentence, size]))
         self._over = Over(outcome, exit_code, sentence)
         if self._channel is not None and not self._channel.send(self._over):
             self._lose_worker()
@@ -402,12 +430,23 @@ class _Attendance:
         """Whether it failed for want of GPU memory, and may be started again smaller."""
         if self._retries_oom <= 0 or status.ending != "by itself" or not status.exit_code:
             return False
-        from stoker.fit.oom import is_out_of_memory
+        from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, said_elsewhere, was_killed
 
-        output = read_tail(self._record.output, _OOM_WITHIN)
+        # What the run before has said is of no account.
+        output = read_tail(self._record.output, _OOM_WITHIN).rpartition(_AGAIN)[2]
         is_host = self._assignment.plan.source.startswith("rss")
         # Its probes ran with less: what a library does not support now is the size.
-        return is_out_of_memory(output, status.exit_code, smaller_ran=True, host=is_host) is not None
+        if is_out_of_memory(output, status.exit_code, smaller_ran=True, host=is_host) is not None:
+            self._how_it_failed = "ran out of memory"
+            return True
+        self._how_it_failed = "probably ran out of memory"
+        if was_killed(status.exit_code):
+            kills = host_kills()
+            return kills is not None and self._kills is not None and kills > self._kills
+        if said_elsewhere(output) is not None:
+            return True
+        # It ran as a probe, and now it fails early and without a word: validation and long sequences come later.
+        return now() - self._run_at < _FIRST_MINUTES and is_silent(output)
 
     # The lease
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +15,9 @@ from stoker.gpus.prober import Prober
 from stoker.places import private_directory
 from stoker.runs.plan import Plan
 from stoker.units import format_memory
+
+if TYPE_CHECKING:
+    from stoker.fit.memo import Key
 
 
 class Fitting(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +42,14 @@ class Fitting(msgspec.Struct, frozen=True, kw_only=True):
         prober: Prober,
         tell: Callable[[str], None],
         check: Callable[[], None],
-    ) -> Fitted:
-        """Probes, unless a remembered answer will do. `check` raises when somebody wants it all to end."""
+    ) -> "tuple[Fitted, Key]":
+        """Probes, unless a remembered answer will do; and what that is remembered by.
+
+        `check` raises when somebody wants it all to end.
+        """
         # Only few jobs are fitted, and every attendant would carry it.
         from stoker.fit.fitter import Fitter, Request
-        from stoker.fit.memo import Memo, key_of
+        from stoker.fit.memo import Memo, key_of, learned
 
         private_directory(place)
         wish = self.wish
@@ -61,18 +68,30 @@ class Fitting(msgspec.Struct, frozen=True, kw_only=True):
         )
         fitter = Fitter(request, prober, tell, check)
         key = key_of(self.command, plan.directory or "/", fitter.gpus[0], wish.terms, wish.overrides)
-        remembered = Memo(home).recall(key) if wish.reuse is not None else None
-        is_young = remembered is not None and remembered.at >= time.time() - (wish.reuse or 0.0)
+        remembered = Memo(home).recall(key)
+        is_young = wish.reuse is not None and remembered is not None and remembered.at >= time.time() - wish.reuse
         if remembered is not None and is_young and remembered.fitted.predicted <= fitter.limit():
             tell(f"a batch of {remembered.fitted.size} was found before, and is taken")
-            return remembered.fitted
+            return remembered.fitted, key
+        terms = learned(remembered, wish.terms)
+        if terms != wish.terms:
+            tell(f"a larger batch than {terms.most} ran out of memory in a real run before: none is tried")
+            fitter = Fitter(msgspec.structs.replace(request, terms=terms), prober, tell, check)
         fitted = fitter.fit()
         tell(f"a batch of {fitted.size} takes {format_memory(fitted.predicted)} of {format_memory(fitted.limit)}")
+        self.remember(home, key, fitted, None, tell)
+        return fitted, key
+
+    def remember(
+        self, home: Path, key: "Key", fitted: Fitted, ran_out: int | None, tell: Callable[[str], None]
+    ) -> None:
+        """Also with which size the real run ran out of memory, if it did."""
+        from stoker.fit.memo import Memo
+
         try:
-            Memo(home).keep(key, fitted)
+            Memo(home).keep(key, fitted, ran_out)
         except StokerError as error:
             tell(f"the answer is not remembered: {error}")
-        return fitted
 
     def plan_at(self, plan: Plan, size: int, accumulate: int | None) -> Plan:
         """The real run at this size."""
