@@ -63,7 +63,7 @@ def test_an_intel_gpu_without_clients_is_idle_once_there_are_two_looks(machine: 
     source = source_of(machine, clock)
     assert reason(source.look().readings[0].utilization) == "needs two looks"
     reading = next_reading(source, clock)
-    assert reading.utilization == Utilization(0.0, 0.0, 1)
+    assert reading.utilization == Utilization(0.0, 0.0, 0)
     assert reading.processes == ()
 
 
@@ -377,7 +377,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_not_a_problem(
     source.look()
     reading = next_reading(source, clock)
     assert reading.processes == ()
-    assert reading.utilization == Utilization(0.0, 0.0, 1)
+    assert reading.utilization == Utilization(0.0, 0.0, 0)
 
 
 # Processes

@@ -1,5 +1,8 @@
 """Waiting out what is away: longer each time, not in step with others, and told once."""
 
+import errno
+import io
+
 import pytest
 
 from stoker.errors import BadInputError, StokerError
@@ -55,3 +58,14 @@ def test_other_errors_are_not_waited_out_before_that_was_said() -> None:
     answers = iter([BadInputError("wrong"), None])
     world.patience.also(BadInputError)
     world.patience.until_done(step)
+
+
+def test_a_feed_goes_on_when_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Full())
+    monkeypatch.setattr("sys.stderr", Full())
+    Voice().job("1", "python train.py")
+    Voice().say("a row cannot be read")

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +12,7 @@ import click
 from stoker.errors import BadInputError, StokerError
 from stoker.places import private_directory, state_home
 from stoker.settings import load_settings
+from stoker.streams import OUTPUT, emit
 
 if TYPE_CHECKING:
     import logging
@@ -146,13 +146,12 @@ def welcome(config: "Config", port: int, keys: "Keys") -> None:
     address = config.address(port)
     keys.remember_address(address)
     link = f"{address}/login#{keys.first().secret}"
-    sys.stdout.write(f"The page is at {address}\n")
-    sys.stdout.write(f"Open it with this link, once per device: {link}\n")
+    emit(OUTPUT, f"The page is at {address}\n")
+    emit(OUTPUT, f"Open it with this link, once per device: {link}\n")
     if config.is_private and not config.url:
-        sys.stdout.write("Only this machine can reach it; --host 0.0.0.0 lets your phone in (docs/security.md).\n")
+        emit(OUTPUT, "Only this machine can reach it; --host 0.0.0.0 lets your phone in (docs/security.md).\n")
     elif (code := qr_code(link)) is not None:
-        sys.stdout.write(f"Or with a phone's camera:\n{code}\n")
+        emit(OUTPUT, f"Or with a phone's camera:\n{code}\n")
     if not config.is_private and not config.is_encrypted:
-        sys.stdout.write("The connection is not encrypted: use it in a network you trust, or see --cert.\n")
-    sys.stdout.write("Whoever has the link can run commands as you: `stoker tokens` makes links that only show.\n")
-    sys.stdout.flush()
+        emit(OUTPUT, "The connection is not encrypted: use it in a network you trust, or see --cert.\n")
+    emit(OUTPUT, "Whoever has the link can run commands as you: `stoker tokens` makes links that only show.\n")

@@ -1,7 +1,6 @@
 """`stoker up`: the page, a worker for this machine's GPUs, and a queue in a file, in one command."""
 
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ from stoker.cli.telling import tell
 from stoker.errors import BadInputError
 from stoker.places import state_home
 from stoker.settings import load_settings
+from stoker.streams import OUTPUT, emit
 from stoker.units import parse_duration
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ def _run_demo(page: Mapping[str, Any], home: Path) -> None:
     from stoker.cli.demo_jobs import demonstration
     from stoker.queue import init_queue
 
-    sys.stdout.write(
-        "These GPUs are simulated: nothing that you see is real work. `stoker up --no-demo` does without.\n"
-    )
+    emit(OUTPUT, "These GPUs are simulated: nothing that you see is real work. `stoker up --no-demo` does without.\n")
     queue = str(home / "queue.db")
     init_queue(queue).close()
     environment = {
@@ -88,7 +86,7 @@ def _serve(
     listener = listening_socket(config)
     log = config.home / "work.log"
     with around or nullcontext(), WorkerProcess(options, environment, log, tell), meanwhile or nullcontext():
-        sys.stdout.write(f"The worker is at work; what it does is on the page, and in {log}\n")
+        emit(OUTPUT, f"The worker is at work; what it does is on the page, and in {log}\n")
         run_page(config, listener)
 
 

@@ -1,6 +1,8 @@
 """What a feed tells people: its jobs on stdout, everything else on stderr, and nothing of that twice."""
 
+import contextlib
 import sys
+from typing import TextIO
 
 
 class Voice:
@@ -11,15 +13,20 @@ class Voice:
 
     def job(self, job: str, command: str) -> None:
         """A job that this feed has put into the queue."""
-        sys.stdout.write(f"{job}  {' '.join(command.splitlines())}\n")
-        sys.stdout.flush()
+        _write(sys.stdout, f"{job}  {' '.join(command.splitlines())}\n")
 
     def say(self, sentence: str) -> None:
-        sys.stderr.write(f"stoker: {sentence}\n")
-        sys.stderr.flush()
+        _write(sys.stderr, f"stoker: {sentence}\n")
 
     def say_once(self, sentence: str) -> None:
         """The same sentence is told once for the whole life of the feed."""
         if sentence not in self._told:
             self._told.add(sentence)
             self.say(sentence)
+
+
+def _write(stream: TextIO, line: str) -> None:
+    # A disk that is full or a reader that left is no reason to feed no more.
+    with contextlib.suppress(OSError):
+        stream.write(line)
+        stream.flush()
