@@ -176,6 +176,27 @@ def test_several_live_answers_come_in_one_and_those_that_there_are_not_are_told(
     asyncio.run(story())
 
 
+def test_of_a_section_with_a_few_lines_changed_only_those_are_sent(site: Site) -> None:
+    async def story() -> None:
+        jobs = site.store.submit([NewJob(command="true", name=f"job {number}") for number in range(8)])
+        async with (
+            site.page("/live/many?on=%2Flive%2Fjobs") as page,
+            site.page("/live/jobs") as whole,
+        ):
+            await page.until(lambda: told_together(page) and whole.heard("list"))
+            site.store.edit(jobs[3], {"name": "another name"})
+            site.look()
+            await page.until(lambda: len(told_together(page)) == 2 and len(whole.heard("list")) == 2)
+            (_, _, first, _), (_, _, change, _) = told_together(page)
+            lines = first.split("\n")
+            for at, line in change:
+                lines[at] = line
+            assert "\n".join(lines) == newest(whole)
+            assert 0 < len(change) < len(lines) / 4
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("count", [0, 33])
 def test_none_or_too_many_in_one_are_refused(site: Site, count: int) -> None:
     address = f"/live/many?{urlencode([('on', '/live')] * count)}"

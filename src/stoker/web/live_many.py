@@ -7,7 +7,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Query, Request
@@ -25,7 +25,9 @@ MOST_PARTS: Final = 32
 _LIVE: Final = re.compile(r"(/live(?:/jobs(?:/[0-9a-f]{8})?)?|/jobs/[0-9a-f]{8}/attempts/\d{1,9}/log/live)(?:\?(.*))?")
 _COMMON: Final = ("type", "asgi", "http_version", "scheme", "server", "client", "root_path", "extensions")
 
-Told = tuple[int, str, str, str]
+Change = list[tuple[int, str]]
+"""The lines of a section that are not as they were, by their numbers from 0."""
+Told = tuple[int, str, str | Change, str]
 """The number of the part, the name of the event, its data and its id. Without a name: it is over, and how."""
 
 
@@ -60,6 +62,7 @@ async def _together(request: Request, wanted: list[str]) -> AsyncIterator[bytes]
 async def _part(request: Request, number: int, address: str, told: "asyncio.Queue[Told]") -> None:
     found = _LIVE.fullmatch(address)
     status, rest = 404, b""
+    sent: dict[str, list[str]] = {}
 
     async def receive() -> Message:
         # It is cancelled when the browser leaves.
@@ -71,8 +74,11 @@ async def _part(request: Request, number: int, address: str, told: "asyncio.Queu
             status = message["status"]
         elif status == 200:
             *whole, rest = (rest + message.get("body", b"")).split(b"\n\n")
-            for name, data, mark in _events(whole):
-                await told.put((number, name, data, mark))
+            for name, lines, mark in _events(whole):
+                change = _change(sent.get(name), lines)
+                if len(lines) > 1:
+                    sent[name] = lines
+                await told.put((number, name, "\n".join(lines) if change is None else change, mark))
 
     if found is not None:
         try:
@@ -96,14 +102,26 @@ def _scope(outer: Scope, path: str, query: str) -> Scope:
     }
 
 
-def _events(blocks: list[bytes]) -> Iterator[tuple[str, str, str]]:
+def _change(before: list[str] | None, now: list[str]) -> Change | None:
+    """What to send in place of the whole: of a list of jobs with bars mostly the bars; None when that is no less."""
+    if before is None or len(before) != len(now):
+        return None
+    changed = [(number, line) for number, line in enumerate(now) if line != before[number]]
+    return changed if 2 * len(changed) <= len(now) else None
+
+
+def _events(blocks: list[bytes]) -> Iterator[tuple[str, list[str], str]]:
+    """Of each its name, the lines of its data, and its id."""
     for block in blocks:
-        fields: dict[str, Any] = {"data": []}
+        name = mark = ""
+        lines = []
         for line in block.decode().split("\n"):
-            name, _, value = line.partition(": ")
-            if name == "data":
-                fields["data"].append(value)
-            else:
-                fields[name] = value
-        if "event" in fields:
-            yield fields["event"], "\n".join(fields["data"]), fields.get("id", "")
+            field, _, value = line.partition(": ")
+            if field == "data":
+                lines.append(value)
+            elif field == "event":
+                name = value
+            elif field == "id":
+                mark = value
+        if name:
+            yield name, lines, mark
