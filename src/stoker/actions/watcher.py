@@ -70,7 +70,7 @@ class Watcher:
         self._orders = orders
         self._service = service
         self._say = tell
-        self._rule = IdleRule(policy, begun)
+        self._rule = IdleRule(policy, begun, look_takes=prober.deadline)
         self._newsroom = Newsroom(policy, f"{'would ' if orders.dry_run else ''}{orders.in_words()}")
         self._lookout = Lookout(prober, policy.every, first=min(policy.every, LONGEST_WAIT))
         self._wakeup = Wakeup()

@@ -14,7 +14,9 @@ from stoker.dropin.idle_watch import PROGRAM, IdleWatch, Numbers, open_log
 from stoker.dropin.looks import steady_looks
 from stoker.errors import BadInputError, StokerError
 from stoker.runs.plan import parse_signal
+from stoker.settings import load_settings
 from stoker.streams import ERROR, emit, open_missing
+from stoker.units import parse_duration
 
 KILLED: Final = 1
 FAILED: Final = 1
@@ -50,7 +52,7 @@ def main() -> None:
 
 
 def run(options: Options, log: logging.Logger) -> int:
-    watch = IdleWatch(options.numbers, log)
+    watch = IdleWatch(options.numbers, log, parse_duration(load_settings().deadline))
     if not options.command:
         return end_task(watch, log)
     from stoker.dropin.watched_command import WatchedCommand

@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 from stoker.gpus.lookout import LONGEST_WAIT
 from stoker.gpus.model import Look, known
 from stoker.streams import ERROR, emit
-from stoker.verdicts.policy import GAP_ALLOWANCE, GAP_LOOKS, UNSEEN_ALLOWANCE
+from stoker.verdicts.policy import GAP_ALLOWANCE, GAP_LOOKS, LOOK_TAKES, longest_unseen
 from stoker.verdicts.samples import Sample, SampleGatherer, SamplesRule
 
 PROGRAM: Final = "gpu_idle_timeout"
@@ -31,13 +31,15 @@ class Numbers(NamedTuple):
 class IdleWatch:
     """Knows no clock: every look that it is given is one `look_every` after the one before, the first at the start."""
 
-    def __init__(self, numbers: Numbers, log: logging.Logger) -> None:
+    def __init__(self, numbers: Numbers, log: logging.Logger, look_takes: float = LOOK_TAKES) -> None:
+        """`look_takes`: how long a look may take, the prober's deadline."""
         self._numbers = numbers
         self._log = log
         # Looks between samples where these are far apart: the driver remembers sixteen seconds.
         self._looks_per_sample = math.ceil(numbers.sample_freq / LONGEST_WAIT)
         self.look_every = numbers.sample_freq / self._looks_per_sample
-        self._gatherer = SampleGatherer(self.look_every * GAP_LOOKS + GAP_ALLOWANCE, self.look_every + UNSEEN_ALLOWANCE)
+        longest_gap = self.look_every * GAP_LOOKS + GAP_ALLOWANCE
+        self._gatherer = SampleGatherer(longest_gap, longest_unseen(self.look_every, look_takes))
         self._rule = SamplesRule(numbers.threshhold_percentage, numbers.num_samples, numbers.all_or_any)
         self._looks = 0
         self._unknown: dict[str, str] = {}

@@ -232,7 +232,7 @@ class Supervisor:
         self._noted_at = self._begun
         self.unwritten = False
         """Whether the disk did not take the last status."""
-        self._rule = IdleRule(plan.policy, self._begun)
+        self._rule = IdleRule(plan.policy, self._begun, look_takes=prober.deadline)
         watched = plan.gpus != UNWATCHED
         first = min(plan.policy.every, FIRST_LOOK) if watched else math.inf
         self._lookout = Lookout(prober, plan.policy.every, first=first)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stoker.gpus.model import Maybe, Unknown
 from stoker.units import format_duration, format_percent
-from stoker.verdicts.policy import Policy
+from stoker.verdicts.policy import LOOK_TAKES, Policy, longest_unseen
 from stoker.verdicts.verdict import Activity, Verdict
 
 # Up to here GPUs are called by their names in a sentence; more of them, when they are all there are, are "all 8 GPUs".
@@ -20,10 +20,10 @@ class _IdleClock:
         """Whether it has been used since the rule fired, if it ever did."""
         self._last: float | None = None
 
-    def observe(self, at: float, activity: Activity, policy: Policy, earliest: float) -> None:
+    def observe(self, at: float, activity: Activity, policy: Policy, unseen: float, earliest: float) -> None:
         last, self._last = self._last, at
         hole = _is_hole(last, at, policy.longest_gap)
-        if last is not None and at - last - activity.span > policy.longest_unseen:
+        if last is not None and at - last - activity.span > unseen:
             hole = True  # the sample of a moment says nothing of a stall before it
         if not _is_idle(activity.peak, policy.below):
             self.idle_since = None
@@ -72,9 +72,11 @@ class _ArmingClock:
 class IdleRule:
     """Feeds on looks and says the verdict after each. Times are monotonic seconds of one clock."""
 
-    def __init__(self, policy: Policy, begun: float) -> None:
+    def __init__(self, policy: Policy, begun: float, *, look_takes: float = LOOK_TAKES) -> None:
+        """`look_takes`: how long a look may take, the prober's deadline."""
         policy.check()
         self.policy = policy
+        self._longest_unseen = longest_unseen(policy.every, look_takes)
         self._not_before = begun + policy.after
         self._snoozed_until: float | None = None
         self._clocks: dict[str, _IdleClock] = {}
@@ -88,7 +90,7 @@ class IdleRule:
         clocks = {a.uuid: self._clocks.get(a.uuid) or _IdleClock() for a in activities}
         earliest = self._earliest
         for activity in activities:
-            clocks[activity.uuid].observe(at, activity, self.policy, earliest)
+            clocks[activity.uuid].observe(at, activity, self.policy, self._longest_unseen, earliest)
         self._clocks = clocks
         if activities and not any(isinstance(a.peak, Unknown) for a in activities):
             self._unknown_since = None

@@ -22,8 +22,8 @@ DEFAULT_WARN_AT: Final = 0.5
 GAP_LOOKS: Final = 3
 # One look may take its whole deadline without having missed anything.
 GAP_ALLOWANCE: Final = 10.0
-# The same for time of which no reading tells: between the samples of moments lies one distance, and a slow look.
-UNSEEN_ALLOWANCE: Final = 5.0
+# How long a look may take unless somebody said otherwise: the deadline of a prober.
+LOOK_TAKES: Final = 5.0
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +44,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def longest_gap(self) -> float:
         return self.every * GAP_LOOKS + GAP_ALLOWANCE
-
-    @property
-    def longest_unseen(self) -> float:
-        """How much of the time between two looks the later one may leave out."""
-        return self.every + UNSEEN_ALLOWANCE
 
     def check(self) -> None:
         """Refuses what cannot be meant, with a sentence."""
@@ -83,3 +78,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         else:
             who = "all GPUs" if self.require == "all" else "any GPU"
         return f"{who} below {format_percent(self.below)} for {format_duration(self.window)}"
+
+
+def longest_unseen(every: float, look_takes: float) -> float:
+    """How much of the time between two looks the later one may leave out.
+
+    Between two samples of a moment lie one distance and a look that took all of its time.
+    """
+    return every + look_takes
