@@ -164,6 +164,17 @@ def test_when_a_guardian_is_killed_the_job_is_stopped_and_none_of_its_output_is_
     assert [line for line in log.splitlines() if line.startswith("attempt")] == diary.printed(1)
 
 
+def test_what_is_left_when_all_three_are_killed_is_stopped_without_another_worker(site: WorkSite, diary: Diary) -> None:
+    job = site.submit(f"setsid {diary.command(LONG, deaf=True)} & sleep {LONG}")
+    worker = site.work()
+    wait_for_start(diary, worker)
+    worker.kill()
+    kill_both(keepers_of(site, job))
+    wait_for(lambda: processes_of(record_of(site, job)) == [], named="the end of what is left of the job")
+    wait_for(lambda: not site.processes(), named="the end of everything")
+    assert site.job(job).state == "running"
+
+
 @pytest.mark.parametrize("worker_lives", [True, False], ids=["the worker sees it", "the next worker finds it"])
 def test_what_is_left_when_both_keepers_are_killed_is_stopped_before_the_next_attempt(
     site: WorkSite, diary: Diary, worker_lives: bool

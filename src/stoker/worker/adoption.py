@@ -1,16 +1,18 @@
 """What an earlier worker of this home left behind: jobs that go on, outcomes nobody took, claims without a start."""
 
 import os
+import socket
 from collections.abc import Collection
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.procfs import boot_id
 from stoker.queue import Attempt, Store, queue_address
 from stoker.runs.keeper import GUARDIAN_NAME
 from stoker.runs.marks import environments, is_kept, kill_all, marked
-from stoker.runs.processes import Identity
+from stoker.runs.processes import Identity, is_gone
 from stoker.worker.assignment import ATTEMPT_MARK, ATTENDANT_NAME, Assignment, AttemptRecord, is_attended
-from stoker.worker.engagement import Engagement
+from stoker.worker.engagement import Engagement, stop_leftovers
 from stoker.worker.home import Home
 from stoker.worker.messages import Stop
 
@@ -115,6 +117,22 @@ def _is_recorded(place: str) -> bool:
 
 def _is_orphan(who: Identity) -> bool:
     return not is_kept(who, GUARDIAN_NAME, ATTENDANT_NAME)
+
+
+def left_alone(home: Path, names: Collection[str]) -> set[str]:
+    """Those of the attempts that nobody looks after any more; what was left of them is stopped. Raises OSError."""
+    found = set()
+    for name in names:
+        record = AttemptRecord(home / "attempts" / name)
+        assignment = record.last_assignment()
+        if assignment is None or assignment.host != socket.gethostname() or assignment.boot != boot_id():
+            found.add(name)  # delivered, or of another machine that shares the home
+            continue
+        attendant, guardian = assignment.keepers.attendant_identity, assignment.keepers.guardian_identity
+        is_alone = is_gone(attendant) and is_gone(guardian)
+        if is_alone and (record.last_status().state == "ended" or stop_leftovers(record, assignment)):
+            found.add(name)
+    return found
 
 
 def _is_ours(assignment: Assignment, home: Home, place: str) -> bool:

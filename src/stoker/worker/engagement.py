@@ -181,7 +181,7 @@ class Engagement:
         self._forget_guardian()
         try:
             status = self.record.last_status()
-            is_over = status.state == "ended" or self._kill_leftovers()
+            is_over = status.state == "ended" or self._stop_leftovers()
         except OSError as error:
             is_over, status = error.errno not in _WANTS, Status()
         if is_over:
@@ -197,18 +197,22 @@ class Engagement:
         else:
             self.over = Over("lost", None, "the machine was restarted while it ran")
 
-    def _kill_leftovers(self) -> bool:
-        """Both that looked after the job were killed, and nobody stopped it. Whether all is gone. Raises OSError."""
+    def _stop_leftovers(self) -> bool:
         self._killed_at = self._killed_at or time.monotonic()
-        keepers = self.assignment.keepers
-        cgroup = Cgroup(Path(keepers.cgroup)) if keepers.cgroup is not None and Path(keepers.cgroup).exists() else None
-        if cgroup is not None:
-            cgroup.kill()
-        all_gone = kill_all(lambda: marked("STOKER_RUN_DIR", str(self.record.directory)))
-        all_gone = kill_all(lambda: marked(ATTEMPT_MARK, self.attempt)) and all_gone
-        if cgroup is not None:
-            all_gone = cgroup.remove() and all_gone
-        return all_gone or time.monotonic() > self._killed_at + _KILLING
+        return stop_leftovers(self.record, self.assignment) or time.monotonic() > self._killed_at + _KILLING
+
+
+def stop_leftovers(record: AttemptRecord, assignment: Assignment) -> bool:
+    """Both that looked after the job were killed, and nobody stopped it. Whether all is gone. Raises OSError."""
+    place = assignment.keepers.cgroup
+    cgroup = Cgroup(Path(place)) if place is not None and Path(place).exists() else None
+    if cgroup is not None:
+        cgroup.kill()
+    all_gone = kill_all(lambda: marked("STOKER_RUN_DIR", str(record.directory)))
+    all_gone = kill_all(lambda: marked(ATTEMPT_MARK, assignment.attempt)) and all_gone
+    if cgroup is not None:
+        all_gone = cgroup.remove() and all_gone
+    return all_gone
 
 
 def _check_descriptors() -> None:

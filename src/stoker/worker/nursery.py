@@ -1,8 +1,10 @@
 """Where attendants come from: a warm process that forks one whenever the worker wants another.
 
 A worker has connections to a database, which no fork survives well. The nursery is forked before it has any, with
-everything imported that an attendant needs, and does nothing else. Attendants are nobody's children: they outlive the
-nursery and the worker.
+everything imported that an attendant needs. Attendants are nobody's children: they outlive the nursery and the worker.
+
+When the worker was killed, the nursery stays as long as its jobs run: should both that look after one be killed as
+well, it stops what they leave, whether another worker comes or not.
 """
 
 import contextlib
@@ -15,20 +17,24 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from stoker.errors import StokerError
 from stoker.queue import warm_up
 from stoker.runs.syscalls import set_name
+from stoker.worker.assignment import undelivered
 from stoker.worker.attendant import run_and_leave
 from stoker.worker.messages import Channel
 
 _ANOTHER: Final = b"a"
+_LEAVE: Final = b"l"
 # Besides what the attendant imports at its top: how jobs are started, stopped and explained, and outcomes delivered.
 _NEEDED: Final = (
     "subprocess",
     "stoker.fit.oom",
     "stoker.runs.inquest",
+    "stoker.worker.adoption",
     "stoker.worker.delivery",
     "stoker.worker.worktree",
 )
@@ -37,12 +43,14 @@ _LEAVES_WITHIN: Final = 2.0
 _LEAVE_POLL: Final = 0.005
 # Between two tries to fork, on a machine that is short of processes or memory.
 _FORK_EVERY: Final = 0.5
+# Between two looks whether anything is left of jobs that nobody looks after.
+_WATCH_EVERY: Final = 2.0
 
 
 class Nursery:
     """The worker's side: asks for attendants, and gets a line to each."""
 
-    def __init__(self, queue: str | None) -> None:
+    def __init__(self, queue: str | None, home: Path) -> None:
         """For a process of one thread, without connections that a fork would break. `queue`: where outcomes go."""
         gc.freeze()
         try:
@@ -52,7 +60,7 @@ class Nursery:
             raise StokerError(f"no process that starts jobs can be started: {(error.strerror or '').lower()}") from None
         if self._pid == 0:
             mine.close()
-            _rear(its, queue)
+            _rear(its, queue, home)
         its.close()
         # Said of the line itself: Python 3.11 does not pass flags on when descriptors are received.
         mine.setblocking(False)
@@ -92,6 +100,8 @@ class Nursery:
 
     def close(self) -> None:
         """Attendants that have a job stay; whoever has none leaves when its line is closed."""
+        with contextlib.suppress(OSError):
+            self._line.send(_LEAVE, socket.MSG_NOSIGNAL)
         self._line.close()
         # Should somebody have stopped it, it cannot leave.
         os.kill(self._pid, signal.SIGCONT)
@@ -104,7 +114,7 @@ class Nursery:
             time.sleep(_LEAVE_POLL)
 
 
-def _rear(line: socket.socket, queue: str | None) -> None:
+def _rear(line: socket.socket, queue: str | None, home: Path) -> None:
     """The life of the nursery: never returns."""
     try:
         os.setsid()
@@ -117,10 +127,15 @@ def _rear(line: socket.socket, queue: str | None) -> None:
             while not _succeeds(act):
                 if _hangs_up_within(line, _FORK_EVERY):
                     return
-        while line.recv(16):
+        has_worker = False
+        while (order := line.recv(16)) == _ANOTHER:
+            has_worker = True
             while not _fork_one(line):
                 if _hangs_up_within(line, _FORK_EVERY):
-                    return
+                    break
+        if has_worker and order != _LEAVE:
+            line.close()
+            _watch_over(home)
     finally:
         os._exit(0)
 
@@ -140,6 +155,17 @@ def _be_quiet() -> None:
         os.dup2(quiet, descriptor)
     if quiet > 2:
         os.close(quiet)
+
+
+def _watch_over(home: Path) -> None:
+    """The worker was killed: stays until nothing is left of its jobs, or of whoever looks after them."""
+    from stoker.worker.adoption import left_alone
+
+    watched = {record.id for record, _ in undelivered(home)}
+    while watched:
+        with contextlib.suppress(OSError):
+            watched -= left_alone(home, watched)
+        time.sleep(_WATCH_EVERY)
 
 
 def _learn(queue: str | None) -> None:

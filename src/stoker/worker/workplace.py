@@ -23,7 +23,7 @@ def work(
     """Works until it is told to end. `fill`: what runs on GPUs that no job needs."""
     # Before there is any connection, and before the home is taken: attendants are forks of forks of this process, and
     # one that outlives it must not keep the next worker out.
-    nursery = Nursery(orders.queue)
+    nursery = Nursery(orders.queue, state_home())
     filling = Filling(fill, orders, state_home(), tell) if fill is not None else None
     home = Home(state_home())
     # What is wrong with the queue is said now; one that is merely away is waited for.
