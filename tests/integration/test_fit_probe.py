@@ -1,5 +1,6 @@
 """Probes of a fit: real processes on simulated GPUs, watched, ended early, and gone afterwards."""
 
+import errno
 import json
 import os
 import re
@@ -8,11 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from stoker.fit.probe import Probe
 from stoker.gpus.sim import Machine
 from stoker.gpus.sim.faults import add_fault, clear_faults, parse_fault
+from stoker.runs.guardian import Failed, Guardian
 from tests.support import fit_runner, sim_trainer
 from tests.support.waiting import wait_for
 
@@ -229,3 +233,11 @@ def test_running_out_of_memory_lowers_the_bound_and_goes_on() -> None:
     answer = fit_what_is_shown("--slope", "1600", terms={"base": 16})
     assert answer["fitted"]["observations"][0]["outcome"] == "oom"
     assert answer["fitted"]["size"] == 8
+
+
+def test_a_machine_that_is_short_of_processes_is_not_taken_for_a_probe_that_failed() -> None:
+    """A queued job then goes back to the queue."""
+    guardian = Mock(spec=Guardian)
+    guardian.news.return_value = Failed(errno.EAGAIN, 125, "no more processes are allowed here", transient=True)
+    with pytest.raises(OSError, match="no more processes"):
+        Probe._hear(Mock(spec=Probe, _command=("train",)), guardian)

@@ -104,7 +104,7 @@ class Probe:
         self._seen = self._begun
 
     def run(self) -> tuple[Shown, MemoryWatch]:
-        """Raises ProbeFailedError when it could not be started or watched."""
+        """Raises ProbeFailedError when it could not be started or watched, OSError when the machine is in trouble."""
         output, end = os.pipe()
         os.set_blocking(output, False)
         with contextlib.ExitStack() as goodbye:
@@ -145,6 +145,8 @@ class Probe:
 
     def _hear(self, guardian: Guardian) -> int | None:
         while (news := guardian.news()) is not None:
+            if isinstance(news, Failed) and news.transient:
+                raise OSError(news.errno, news.why)  # the machine's trouble, which no size can help
             if isinstance(news, Failed):
                 raise ProbeFailedError(f"cannot run {self._command[0]!r}: {news.why}", exit_code=news.exit_code)
             if isinstance(news, Gone):

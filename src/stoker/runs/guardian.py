@@ -265,7 +265,9 @@ class Guardian:
         except BrokenPipeError:
             # Killed before it had all of the order: nothing was started.
             self.empty = True
-            self._tell(Failed(errno.EPIPE, _OWN_FAILURE, "the process that was to start it was killed", transient=True))
+            self._tell(
+                Failed(errno.EAGAIN, _OWN_FAILURE, "the process that was to start it was killed", transient=True)
+            )
             return
         if self._epoll.poll(_START_PATIENCE):
             self._listen()
