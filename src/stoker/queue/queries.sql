@@ -1,6 +1,6 @@
 Every statement of the queue. {now} is the database's own clock in seconds since the epoch; {lease_now} is the clock that
 leases are held against, which in SQLite nobody can set; {shown_lease} is the end of a lease by {now}; {among x} asks whether something
-is in the JSON array :x; {job}, {keeper}, {fulfilled} and {open} are the first pieces below. {locked x} and {skip_locked x}
+is in the JSON array :x; {job}, {kept}, {fulfilled} and {open} are the first pieces below. {locked x} and {skip_locked x}
 lock rows where the database knows how; in SQLite a transaction locks everything anyway. {claimed x} is the whole of a claim,
 in one round trip where that matters. {queued}, {by_queued}, {likely} and {surely} make each planner walk along the index of
 queued jobs and stop early, also before it has any statistics of the table; {by_ended} names the index of ends. The tables
@@ -9,10 +9,11 @@ of a CROSS JOIN are read in their order by SQLite, which otherwise may begin wit
 -- job --
 j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, j.not_before, j.retries_left,
 j.attempts, j.attempt, j.exit_code, j.sentence, j.link, j.cancel_requested, j.origin,
-{keeper}, j.kept_gpus, j.kept_until
+{kept}
 
--- keeper --
-CASE WHEN j.kept_by IS NULL THEN NULL WHEN {there kept_by} THEN j.kept_by END
+-- kept --
+CASE WHEN j.kept_by IS NULL THEN NULL WHEN {there kept_by} THEN
+  '["' || j.kept_by || '",' || j.kept_gpus || ',' || coalesce(CAST(j.kept_until AS TEXT), 'null') || ']' END
 
 -- there --
 EXISTS (SELECT 1 FROM stoker_workers w WHERE w.id = $ AND w.seen >= {now} - 60)
@@ -66,7 +67,7 @@ WITH RECURSIVE chain (id) AS (
 SELECT id FROM chain WHERE id = :job
 
 -- ready --
-SELECT {job}, {now} FROM stoker_jobs j {by_queued}
+SELECT {job}, CASE WHEN j.kept_by IS NOT NULL THEN {now} END FROM stoker_jobs j {by_queued}
 WHERE {queued} AND {likely} j.not_before <= {now} {surely} AND {fulfilled} AND {open}
 ORDER BY j.priority DESC, j.position, j.submitted, j.id
 

@@ -6,14 +6,14 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.queue.driver import Row
-from stoker.queue.model import Asked, Attempt, Job, State
+from stoker.queue.model import Asked, Attempt, Job, KeptGpus, State
 
 # Enough for the last screens of a training's output; the whole of it is in the worker's file.
 LOG_TAIL: Final = 64 * 1024
 JOB_COLUMNS: Final = (
     *("id", "spec", "priority", "state", "position", "submitted", "started", "ended", "not_before", "retries_left"),
     *("attempts", "attempt", "exit_code", "sentence", "link", "cancel_requested", "origin"),
-    *("kept_by", "kept_gpus", "kept_until"),
+    "kept",
 )
 
 
@@ -61,9 +61,8 @@ def tail_of(text: str) -> str:
 def job_of(row: Row) -> Job:
     """A row of the statements that select `{job}`."""
     fields: dict[str, Any] = dict(zip(JOB_COLUMNS, row, strict=True))
-    keeper, gpus, until = (fields.pop(name) for name in ("kept_by", "kept_gpus", "kept_until"))
-    if keeper is not None:
-        fields["kept"] = {"worker": keeper, "gpus": msgspec.json.decode(gpus), "until": until}
+    if fields["kept"] is not None:
+        fields["kept"] = dict(zip(KeptGpus.__struct_fields__, msgspec.json.decode(fields["kept"]), strict=True))
     return msgspec.convert(msgspec.json.decode(fields.pop("spec")) | fields, Job)
 
 

@@ -85,7 +85,7 @@ class Store:
         """The database's clock when it was last looked at, and ours right before and after that."""
         self._ready: dict[Row, Job] = {}
         self.ready_at = 0.0
-        """When `ready` last found something, by the database's clock."""
+        """When `ready` last found a job that GPUs are kept for, by the database's clock."""
         self._findings = Findings(driver)
         self._ledger = Ledger(driver)
         self._notices = Notices(driver)
@@ -150,9 +150,8 @@ class Store:
         # Written out, for of a number that it does not know PostgreSQL believes that it is a tenth of the table.
         rows = self._driver.fetch_text(f"{self._driver.sql('ready')} LIMIT {limit:d}", {"worker": worker})
         # A worker asks many times, and most of what waits is the same each time.
-        self._ready = {row[:-1]: known.get(row[:-1]) or job_of(row[:-1]) for row in rows}
-        if rows:
-            self.ready_at = rows[-1][-1]
+        self._ready = {row: known.get(row) or job_of(row[:-1]) for row in rows}
+        self.ready_at = next((row[-1] for row in rows if row[-1] is not None), self.ready_at)
         return list(self._ready.values())
 
     def claim(self, job: str, worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
