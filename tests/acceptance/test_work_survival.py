@@ -221,6 +221,17 @@ def test_job_of_a_stopped_supervisor_is_cancelled(site: WorkSite, diary: Diary) 
     worker.stop()
 
 
+def test_job_that_the_queue_gave_up_is_not_started_beside_itself(site: WorkSite, diary: Diary) -> None:
+    job = site.submit(diary.command(LONG, deaf=True))
+    worker = site.work(*SHORT_LEASE)
+    wait_for_start(diary, worker)
+    assert site.store.finish(site.last_attempt(job).id, "lost", None, "its worker was not heard of in time")
+    wait_for(lambda: diary.has_started(2), named="the second attempt")
+    diary.let_end()
+    site.wait_until(job, "succeeded")
+    assert diary.overlaps() == []
+
+
 def test_a_claim_that_a_killed_worker_did_not_live_to_start_is_given_back_at_once(
     any_site: WorkSite, diary: Diary
 ) -> None:

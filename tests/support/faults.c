@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/timerfd.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -256,6 +257,19 @@ int clock_gettime(clockid_t clock, struct timespec *now)
         *now = (struct timespec){.tv_sec = time / SECOND, .tv_nsec = time % SECOND};
     }
     return result;
+}
+
+/* The kernel knows nothing of how far the clocks are off here. */
+int timerfd_settime(int timer, int flags, const struct itimerspec *when, struct itimerspec *before)
+{
+    struct itimerspec known = *when;
+    REAL(timerfd_settime);
+    int64_t due = known.it_value.tv_sec * SECOND + known.it_value.tv_nsec;
+    if ((flags & TFD_TIMER_ABSTIME) && due > 0) {
+        due = due > ahead(CLOCK_BOOTTIME) ? due - ahead(CLOCK_BOOTTIME) : 1;
+        known.it_value = (struct timespec){.tv_sec = due / SECOND, .tv_nsec = due % SECOND};
+    }
+    return real(timer, flags, &known, before);
 }
 
 int gettimeofday(struct timeval *restrict now, void *restrict zone)

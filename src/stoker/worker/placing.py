@@ -113,7 +113,9 @@ class Placing:
         self._reasons = {}
         self._victims = frozenset()
         limit = _MOST_WAITING + self._hopeless
-        self._waiting = store.ready(limit, self._home.worker)
+        # The queue may have given up an attempt that this machine is still stopping: until then it starts no other.
+        stopping = {engagement.job for engagement in self._crew.running()}
+        self._waiting = [job for job in store.ready(limit, self._home.worker) if job.id not in stopping]
         self._poll_at = moment + _SLOW_POLL
         if moment < self._no_starts_until:
             self._reasons = {job.id: CannotStart(self._problem) for job in self._waiting}
