@@ -186,6 +186,8 @@ def test_a_pause_is_told_while_jobs_wait() -> None:
 
 def test_a_job_that_waits_though_there_is_room_for_it_is_told() -> None:
     room = machine(card(0), card(1, doing="free"), card(2, doing="free"))
+    kept = machine(card(0), card(1, doing="free", kept_for="0b0b0b0b"), card(2, doing="free", kept_for="0b0b0b0b"))
+    assert sentences(machines=(kept,), waiting=(waiting(gpus=2),)) == [], "they are kept for another job"
     assert sentences(machines=(room,), waiting=(waiting(gpus=2),)) == [
         "train-17 waits though 2 GPUs are free on gpu-box"
     ]
