@@ -1,5 +1,5 @@
 Every statement of the queue. {now} is the database's own clock in seconds since the epoch; {lease_now} is the clock that
-leases are held against, which in SQLite nobody can set; {shown_lease} is the end of a lease by {now}; {among x} asks whether something
+leases and retries go by, which in SQLite nobody can set; {shown_lease} and {shown_wake} are their times by {now}; {among x} asks whether something
 is in the JSON array :x; {job}, {kept}, {fulfilled} and {open} are the first pieces below. {locked x} and {skip_locked x}
 lock rows where the database knows how; in SQLite a transaction locks everything anyway. {claimed x} is the whole of a claim,
 in one round trip where that matters. {queued}, {by_queued}, {likely} and {surely} make each planner walk along the index of
@@ -7,7 +7,7 @@ queued jobs and stop early, also before it has any statistics of the table; {by_
 of a CROSS JOIN are read in their order by SQLite, which otherwise may begin with the large one.
 
 -- job --
-j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, j.not_before, j.retries_left,
+j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, {shown_wake}, j.retries_left,
 j.attempts, j.attempt, j.exit_code, j.sentence, j.link, j.cancel_requested, j.origin,
 {kept}
 
@@ -68,27 +68,27 @@ SELECT id FROM chain WHERE id = :job
 
 -- ready --
 SELECT {job}, CASE WHEN j.kept_by IS NOT NULL THEN {now} END FROM stoker_jobs j {by_queued}
-WHERE {queued} AND {likely} j.not_before <= {now} {surely} AND {fulfilled} AND {open}
+WHERE {queued} AND {likely} j.not_before <= {lease_now} {surely} AND {fulfilled} AND {open}
 ORDER BY j.priority DESC, j.position, j.submitted, j.id
 
 -- next wake --
-SELECT min(not_before) FROM stoker_jobs WHERE state = 'queued' AND not_before > 0 AND not_before > {now}
+SELECT min(not_before) - {lease_now} + {now} FROM stoker_jobs WHERE state = 'queued' AND not_before > 0 AND not_before > {lease_now}
 
 -- this_job --
 SELECT j.id FROM stoker_jobs j
-  WHERE j.id = :job AND j.state = 'queued' AND j.not_before <= {now} AND {fulfilled} AND {open}
+  WHERE j.id = :job AND j.state = 'queued' AND j.not_before <= {lease_now} AND {fulfilled} AND {open}
   {skip_locked j}
 
 -- next_job --
 SELECT j.id FROM stoker_jobs j {by_queued}
-  WHERE {queued} AND {likely} j.not_before <= {now} AND j.gpus = :wanted {surely} AND {fulfilled} AND {open}
+  WHERE {queued} AND {likely} j.not_before <= {lease_now} AND j.gpus = :wanted {surely} AND {fulfilled} AND {open}
   ORDER BY j.priority DESC, j.position, j.submitted, j.id
   LIMIT 1
   {skip_locked j}
 
 -- any_job --
 SELECT j.id FROM stoker_jobs j
-  WHERE j.id {among jobs} AND {likely} j.state = 'queued' AND j.not_before <= {now} {surely} AND {fulfilled} AND {open}
+  WHERE j.id {among jobs} AND {likely} j.state = 'queued' AND j.not_before <= {lease_now} {surely} AND {fulfilled} AND {open}
   ORDER BY j.priority DESC, j.position, j.submitted, j.id
   LIMIT 1
   {skip_locked j}
@@ -159,7 +159,7 @@ SELECT count(*) FROM stoker_attempts WHERE job_id = :job AND outcome = :outcome
 
 -- end job --
 UPDATE stoker_jobs
-SET state = :state, sentence = :sentence, retries_left = :retries_left, not_before = CASE WHEN :delay > 0 THEN {now} + :delay ELSE 0 END,
+SET state = :state, sentence = :sentence, retries_left = :retries_left, not_before = CASE WHEN :delay > 0 THEN {lease_now} + :delay ELSE 0 END,
     exit_code = :exit_code, cancel_requested = NULL,
     ended = CASE WHEN :state IN ('succeeded', 'failed', 'cancelled') THEN {now} ELSE NULL END
 WHERE id = :job AND attempt = :attempt AND state = 'running'
@@ -200,7 +200,7 @@ UPDATE stoker_jobs SET state = 'queued', sentence = '' WHERE id {among ids} AND 
 -- retry --
 UPDATE stoker_jobs
 SET state = 'queued', sentence = '', retries_left = retries, not_before = 0, ended = NULL, exit_code = NULL, link = ''
-WHERE id {among ids} AND (state IN ('succeeded', 'failed', 'cancelled') OR (state = 'queued' AND not_before > {now}))
+WHERE id {among ids} AND (state IN ('succeeded', 'failed', 'cancelled') OR (state = 'queued' AND not_before > {lease_now}))
 RETURNING id
 
 -- reinstate --

@@ -11,6 +11,9 @@ CAST(extract(epoch FROM statement_timestamp()) AS DOUBLE PRECISION)
 -- shown_lease --
 lease_expires
 
+-- shown_wake --
+j.not_before
+
 -- among --
 = ANY (ARRAY(SELECT json_array_elements_text(CAST(:$ AS JSON))))
 

@@ -9,6 +9,9 @@ What SQLite says in its own way. Where there are several statements, each knows 
 -- shown_lease --
 lease_expires + round({now} - {lease_now})
 
+-- shown_wake --
+CASE WHEN j.not_before > 0 THEN j.not_before + round({now} - {lease_now}) ELSE 0 END
+
 -- read clock --
 SELECT ahead FROM stoker_clocks WHERE boot = :boot
 

@@ -58,7 +58,7 @@ class SqliteDriver:
             return self._connected().execute(sql, parameters).fetchall()
 
     def _lease_now(self) -> float:
-        """What leases are held against: a clock that nobody sets, and that goes on while the machine sleeps.
+        """What leases and retries go by: a clock that nobody sets, and that goes on while the machine sleeps.
 
         It shows the time of day at which a queue was first used after the machine was started. That moment is kept in
         the file, so that all processes have the same clock, and a step of the time of day ends no lease.
