@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cli import logs
 from stoker.queue import Attempt, Store
 from stoker.runs.output import OutputLog
 from tests.support.attempts import WORKER, be_there, place_of, run, start, submit
@@ -70,17 +71,20 @@ def test_all_of_the_output_is_shown_where_the_job_ran_with_its_older_part(queue:
     assert stoker("logs", job, "--json").json() == {"job": job, "attempt": 1, "whole": True, "text": "one\ntwo\n100%"}
 
 
-def test_what_comes_a_moment_after_the_outcome_is_waited_for(queue: Store, following: Callable[..., Following]) -> None:
+def test_what_comes_a_moment_after_the_outcome_is_waited_for(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     be_there(queue)
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     (place_of(attempt) / "output").write_text("one\n")
     assert queue.finish(attempt.id, "succeeded", 0, "")
-    shown = following(job)
-    with (place_of(attempt) / "output").open("a") as output:
-        output.write("two\n")
-    queue.write_log(attempt.id, "one\ntwo\n", is_last=True)
-    assert (shown.code(), shown.out) == (0, "one\ntwo\n")
+
+    def bring(_seconds: float) -> None:
+        (place_of(attempt) / "output").write_text("one\ntwo\n")
+        queue.write_log(attempt.id, "one\ntwo\n", is_last=True)
+
+    monkeypatch.setattr("stoker.queue.store.time.sleep", bring)
+    piece, is_all = logs._read(queue, queue.attempts(job)[0], None)
+    assert (piece.finished, is_all) == (b"one\ntwo\n", True)
 
 
 def test_of_a_machine_that_is_gone_the_end_is_shown_and_said_to_be_that(queue: Store) -> None:
