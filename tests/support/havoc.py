@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from stoker.queue import NewJob, QueueAwayError, open_queue
 from stoker.queue.model import ENDED
-from stoker.runs.processes import Identity, is_alive, send
+from stoker.runs.processes import Identity, children, is_alive, send
 from stoker.worker.assignment import undelivered
 from tests.support.diary import Diary
 from tests.support.faults import Call
@@ -276,6 +276,9 @@ class Havoc:
             self._finish(active)
         for machine in self._machines:
             machine.keep()
+            since = machine.came_up()
+            if since is not None and time.time() - since > LEASE / 2:
+                self._conditions.append(Condition("no worker", machine.number, since, time.time()))
         self._submit()
 
     def _all_jobs_are_over(self) -> bool:
@@ -405,8 +408,11 @@ class Havoc:
             attempts = {keepers.attempt for keepers in machine.running() if keepers.job == victim}
             if not attempts:
                 return
+        # One that was idle a moment ago may have been given a job meanwhile.
+        reapers = children(victim.pid) if kind == "kill spare supervisor" else []
         if send(victim, signal.SIGKILL):
-            self._hit(kind, attempts)
+            time.sleep(0.02 if reapers else 0.0)
+            self._hit(kind, attempts.union(*map(attempts_below, reapers)))
 
     def _victim(self, kind: str, machine: Machine) -> Identity | None:
         """One of those that there are, waiting a while for one."""

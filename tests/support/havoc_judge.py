@@ -147,7 +147,8 @@ class _Case:
                 yield f"{which}; {self._history()}"
 
     def _has_just_woken(self, one: Entry, start: Entry) -> bool:
-        within = {"suspend": AWAKE_WITHIN, "sleep": LOOKED_WITHIN}
+        # Where a worker takes most of a lease to start, what its predecessor left lives until then.
+        within = {"suspend": AWAKE_WITHIN, "sleep": LOOKED_WITHIN, "no worker": AWAKE_WITHIN}
         return any(
             condition.kind in within
             and self._machine(one.attempt) in {condition.machine, None}

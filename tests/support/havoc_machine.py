@@ -64,6 +64,8 @@ class Machine:
         self._workers: list[RunningWorker] = []
         self.starts = 0
         self._start_at = 0.0
+        self._ready = False
+        self._down_since = time.time()
         self._strangers: dict[int, float] = {}
         """Processes that are not of this machine, and until when that is believed."""
 
@@ -76,12 +78,21 @@ class Machine:
         if self.suspended:
             return
         ended = self.worker is None or self.worker.process.poll() is not None
+        if ended and self._ready:
+            self._ready, self._down_since = False, time.time()
         if ended and time.monotonic() >= self._start_at:
             self.start_worker()
         with contextlib.suppress(OSError):
             for lock in self.home.glob("worker-*.lock"):
                 if key := re.match(r"[0-9a-z]+", lock.read_text()):
                     self.keys.add(key[0])
+
+    def came_up(self) -> float | None:
+        """Since when there was no worker at work, in the moment when there is one again."""
+        if self._ready or self.worker is None or "at work for" not in self.worker.said:
+            return None
+        self._ready = True
+        return self._down_since
 
     def start_worker(self) -> None:
         # As service managers do, so that one that cannot start does not eat the machine.
