@@ -93,6 +93,8 @@ class Filler:
         self._scan_at = math.inf
         self._rung: frozenset[str] = frozenset()
         """The GPUs whose nodes were opened or closed, and on which no scan has shown a change yet."""
+        self._rung_since: frozenset[str] = frozenset()
+        """Those whose nodes were opened or closed since the last scan began, which may have missed it."""
         self._settled_at = -math.inf
         """When the openers that were told of have their files for certain: a scan from then on sees them."""
         self._pace = Pace(time.monotonic())
@@ -142,7 +144,7 @@ class Filler:
             ends.append(self._terminals_at)
         if self._leftovers is not None:
             ends.append(self._leftovers.due())
-        ends += [place.due(now) for place in self._places]
+        ends += [place.due(now) for place in self._places if place.tenant is not None or not self._awaits_scan(place)]
         return min(ends)
 
     def step(self) -> None:
@@ -155,6 +157,7 @@ class Filler:
         self._attend_leftovers()
         for place in self._places:
             place.attend()
+        self._hear_alarm()
         if self._places and not self._ending:
             self._decide()
         self._write_status()
@@ -277,6 +280,7 @@ class Filler:
         if rung:
             now = time.monotonic()
             self._rung |= rung
+            self._rung_since |= rung
             self._settled_at = now + _SETTLED_AFTER
             self._scan_at = min(self._scan_at, self._pace.soonest(now))
 
@@ -285,6 +289,7 @@ class Filler:
         self._scan_at = now + self._config.interval
         if self._holders is None or not self._has_nodes:
             return
+        self._rung_since = frozenset()
         begun = time.process_time()
         scan = self._holders.scan()
         self._pace.spent(now, time.process_time() - begun)
@@ -338,9 +343,18 @@ class Filler:
         # Who has to step aside does so before anybody starts, and one start at a time: somebody may come meanwhile.
         self._undecided = False
         for place in sorted(self._places, key=lambda place: place.seat.doing != "running"):
+            if self._awaits_scan(place):
+                continue
             if place.decide(seen, veto, self._company.gpus, self._helpers):
                 self._undecided = True
                 break
+
+    def _awaits_scan(self, place: Place) -> bool:
+        """Whether nothing is started there before the next scan, which is due.
+
+        A scan takes its time: it misses who came while it went on, just before another left.
+        """
+        return place.seat.doing == "away" and not self._rung_since.isdisjoint(place.seat.gpus)
 
     def _veto(self) -> str | None:
         schedule = self._config.schedule
