@@ -193,6 +193,29 @@ def test_what_is_written_back_and_where_can_be_chosen(sheet: Sheet) -> None:
     assert sheet.queue.commands() == ["one", "two"]
 
 
+def test_a_row_whose_id_is_lost_while_ids_are_written_does_not_run_again(
+    sheet: Sheet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that is to be cleared beside one row may be beside another when the request arrives."""
+    sheet.fill("one")
+    sheet.look()
+    sheet.fill("one", "two")
+    write = GoogleSheet.write
+
+    def beside_the_wrong_row(google: GoogleSheet, cells: Sequence[Cell]) -> None:
+        write(google, cells)
+        monkeypatch.setattr(GoogleSheet, "write", write)
+        sheet.cells["F3"] = ""
+
+    monkeypatch.setattr(GoogleSheet, "write", beside_the_wrong_row)
+    sheet.look()
+    assert sheet.queue.commands() == ["one", "two"]
+    assert sheet.ids(3, 4) == [job.id for job in sheet.queue.jobs()]
+    sheet.cells["F3"] = ""
+    sheet.look()
+    assert sheet.queue.commands() == ["one", "two", "one"], "a person who clears it wants another run"
+
+
 def test_states_follow_their_rows_when_rows_above_are_deleted(sheet: Sheet) -> None:
     sheet.fill("one", "two", "three")
     sheet.look()
