@@ -227,7 +227,7 @@ def picture(samples: Sequence[Sample]) -> str:
         return [value(one) for one in samples]
 
     return draw(
-        f"{jobs[-1]:,} short jobs through one worker, {samples[-1].seconds / 60:.0f} minutes".replace(",", " "),
+        f"{jobs[-1]:,} short jobs through one worker, {samples[-1].seconds / 60:.0f} minutes",
         "jobs that have ended",
         jobs,
         (

@@ -468,6 +468,27 @@ def test_a_supervisor_killed_after_the_end_of_its_job_is_told_of_too(tmp_path: P
     assert _last_word(told) == 0
 
 
+def test_killed_supervisor_without_a_job_leaves_no_cgroup() -> None:
+    # In a cgroup where no other supervisor tidies up.
+    program = (
+        "import os; from stoker.runs.cgroup import own_cgroup; from stoker.runs.guardian import prepare\n"
+        "place = own_cgroup() / f'alone-{os.getpid()}'; place.mkdir()\n"
+        "(place / 'cgroup.procs').write_text(str(os.getpid()))\n"
+        "print(prepare(keeps_output=True).cgroup.path.parent, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if not done.stdout:
+        pytest.skip("no cgroup can be made here")
+
+    def is_empty() -> bool:
+        with contextlib.suppress(OSError):
+            Path(done.stdout.strip()).rmdir()
+            return True
+        return False
+
+    wait_for(is_empty, deadline=20.0, named="the end of the cgroup")
+
+
 @pytest.mark.parametrize("cgroup", [True, False], ids=["cgroup", "descent"])
 def test_a_killed_guardian_loses_nothing_of_the_job(holders: Holders, cgroup: bool) -> None:
     helper = ["sh", "-c", "(sleep 60 &) ; exec sleep 60"]

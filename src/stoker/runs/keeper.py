@@ -139,6 +139,8 @@ class Keeper:
             self.attend()
         elif self._beginning is not None:
             self._orphaned(self._beginning)
+        else:
+            self._leave_cgroup()
 
     def _begin(self, beginning: Beginning) -> None:
         self._beginning, self._status, self.empty = beginning, None, False
@@ -259,12 +261,16 @@ class Keeper:
         job = None if ended_before else Identity(self._job, self._started(self._job))
         outcome = stop(self, beginning.signum, beginning.grace, first=job)
         self.attend()
-        if self._charge.cgroup is not None:
-            self._charge.cgroup.evict(os.getpid())
-            self._charge.cgroup.remove()
+        self._leave_cgroup()
         if self._charge.orphaned is not None:
             words = outcome.in_words()
             self._charge.orphaned(Aftermath(self._status, outcome.survivors, words, beginning.about, ended_before))
+
+    def _leave_cgroup(self) -> None:
+        """Nobody else is left to remove it."""
+        if self._charge.cgroup is not None:
+            self._charge.cgroup.evict(os.getpid())
+            self._charge.cgroup.remove()
 
     # What a ladder needs
 
