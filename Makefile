@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up demo test lint format bench chaos soak lock clean
+.PHONY: help up demo test collect lint format bench chaos soak lock clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.7
@@ -16,11 +16,14 @@ export UV_COMPILE_BYTECODE := 1
 # Most tests wait for something most of the time: one more of them than there are cores keeps these busy.
 TESTS_AT_ONCE := $(shell echo $$(($$(nproc) + 1)))
 RUN := $(UV) run --frozen --no-sync
+ifdef DEEP
+export STOKER_TESTS_DEEP := 1
+endif
 
 help:
 	@echo 'make up      run Stoker here: the page, a worker and a queue, on the GPUs that are there or on simulated ones'
 	@echo 'make demo    the same on simulated GPUs at simulated work, wherever it is'
-	@echo 'make test    install what the tests need, lint, check types and boundaries, run every test'
+	@echo 'make test    install what the tests need, lint, check types and boundaries, run every test (DEEP=1 takes its time)'
 	@echo 'make lint    ruff, mypy and import-linter only'
 	@echo 'make bench   measure, as ratios against peers in the same run'
 	@echo 'make chaos   2,000 random faults (SEED=N does the same again), on SQLite and PostgreSQL: half an hour'
@@ -60,8 +63,12 @@ format: .venv/.dev-stamp
 
 test: .venv/.dev-stamp
 	@scripts/system-packages test
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 lint collect
 	@$(RUN) pytest -n $(TESTS_AT_ONCE) --dist worksteal
+
+# Rewrites the assertions of all tests once, on the core that mypy leaves free. Mistakes in them are for pytest to report.
+collect: .venv/.dev-stamp
+	@$(RUN) pytest --collect-only -q > /dev/null || true
 
 bench: .venv/.dev-stamp
 	@scripts/system-packages test

@@ -10,16 +10,22 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.deep import examples
 from tests.support.mock_nvml import MockMachine
 
 # No example is wrong because the machine was busy with something else.
-settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient", settings(), max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("patient")
+
+# Also where Python is told to keep no bytecode: pytest would rewrite the assertions of all tests in each process anew.
+sys.dont_write_bytecode = False
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Where Python does not do that itself, each of thousands of commands would compile all that was changed lately."""
-    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+    if "PYTHONDONTWRITEBYTECODE" in os.environ and not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
 
 

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
+from tests.support.deep import DEEP
 from tests.support.escapes import ESCAPES, build
 from tests.support.overseer import ROOT
 
-TIMES = 100
+TIMES = 100 if DEEP else 25
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -13,6 +13,7 @@ import stoker.web
 from stoker.overview.ansi import CUT, LONGEST_LINE, NOTE, REACH, Line, Terminal, as_html
 from stoker.overview.ansi_palette import contrast
 from stoker.overview.ansi_style import Style, classes_of, nearest
+from tests.support.deep import examples
 
 # Everything that means something to a terminal, between letters.
 _TOKENS = [
@@ -135,7 +136,7 @@ def test_a_line_that_is_too_long_is_cut_and_says_so() -> None:
 
 
 @given(_OUTPUT, st.lists(st.integers(0, 200), max_size=8))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @example(b"\x1b[3\n1m\x1b", [3])
 def test_pieces_of_any_size_give_the_same(data: bytes, cuts: list[int]) -> None:
     terminal = Terminal()
@@ -168,7 +169,7 @@ class _Page(HTMLParser):
 
 
 @given(st.one_of(_OUTPUT, st.text(alphabet="<>&\"'/!-=ascript \x1b[1m;#x0", max_size=60).map(str.encode)))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_whatever_was_printed_is_only_text_on_the_page(data: bytes) -> None:
     for line in shown(data):
         page = _Page()

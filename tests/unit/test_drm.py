@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stoker.gpus.drm import open_source
 from stoker.gpus.model import NOT_SUPPORTED, Look, Utilization, known
 from stoker.gpus.source import AbsentError
+from tests.support.deep import examples
 from tests.support.fake_drm import (
     Clock,
     FakeCard,
@@ -478,7 +479,7 @@ def test_a_card_that_comes_back_starts_afresh(machine: FakeMachine, clock: Clock
 # Whatever the files say
 
 NO_FIXTURE_RESET = settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -11,6 +11,7 @@ from stoker.fill import ini
 from stoker.fill.config import Background, FillConfig, TerminalRule, Watched
 from stoker.fill.mistakes import Mistakes
 from stoker.fill.schedule import Hours, Schedule
+from tests.support.deep import examples
 from tests.support.gpu_mon_conf import ONE_FOR_ALL, ONE_FOR_EACH
 
 
@@ -304,7 +305,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(LINES)
 def test_whatever_configparser_accepts_is_divided_in_the_same_way(lines: list[str]) -> None:
     text = "\n".join(lines)
@@ -337,7 +338,7 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(
         WORDS | st.sampled_from("=:\n\n ,-0'") | st.text(st.characters(codec="utf-8"), max_size=3), max_size=25

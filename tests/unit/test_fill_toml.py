@@ -13,6 +13,7 @@ from stoker.fill.config import FillConfig, TerminalRule, Watched
 from stoker.fill.mistakes import Mistakes
 from stoker.fill.sections import DEFAULTS
 from stoker.fill.sections import PROGRAM as PROGRAM_KEYS
+from tests.support.deep import examples
 from tests.support.gpu_mon_conf import ONE_FOR_ALL
 
 
@@ -260,7 +261,7 @@ TABLES = st.dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(TABLES)
 def test_whatever_the_table_says_there_are_only_sentences(table: dict[str, object]) -> None:
     reading = toml.parse(table, "/nowhere/stoker.toml")

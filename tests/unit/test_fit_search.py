@@ -8,6 +8,7 @@ from stoker.fit.search import RUNS, RUNS_FOR_A_POOR_ANSWER, Search
 from stoker.fit.sizes import Sizes
 from stoker.fit.terms import Capacity, Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
 from stoker.fit.wish import Wish, smaller
+from tests.support.deep import examples
 from tests.support.trainers import GIB, MIB, TRAINERS, Trainer, search
 
 GOOD = 0.9
@@ -119,7 +120,7 @@ def test_says_where_the_memory_stops_growing() -> None:
 BLOCKS = st.sampled_from([512, 2 * MIB, 20 * MIB])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     total=st.integers(16, 80),
     limit=st.floats(8, 4000),
@@ -141,7 +142,7 @@ def test_any_nearly_straight_program_is_fitted(total: int, limit: float, fixed: 
     assert len(found.observations) <= RUNS
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     fixed=st.floats(0, 22),
     slope=st.floats(0.001, 10_000),

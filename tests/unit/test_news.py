@@ -15,6 +15,7 @@ from stoker.overview.news import AFTERWORD, YOUNG, Event, Kind, News, Sight
 from stoker.overview.pacing import Pacer, give_back
 from stoker.queue.model import HEARD_WITHIN
 from stoker.settings import EVENTS
+from tests.support.deep import examples
 from tests.support.telling import NOW, MemoryLedger, attempt, event, gpu, job, worker
 
 
@@ -236,7 +237,7 @@ def test_one_that_is_heard_again_is_told_only_to_those_who_heard_that_it_was_gon
 # Pace
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     bursts=st.lists(
         st.tuples(st.floats(0.0, 40.0), st.sampled_from(EVENTS), st.integers(1, 5), st.integers(0, 1)), max_size=40

@@ -23,6 +23,7 @@ from stoker.worker.placement import (
     decide,
 )
 from stoker.worker.words import why_waiting
+from tests.support.deep import examples
 
 GIB = 2**30
 NOW = 100_000.0
@@ -612,7 +613,7 @@ def after_leaving(world: World, gpu: SeenGpu, gone: set[str]) -> SeenGpu:
     return msgspec.structs.replace(gpu, memory_used=still_used)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(worlds())
 def test_victims_are_preemptible_and_no_more_than_the_job_needs_that_then_starts(world: World) -> None:
     normal = [want for want in world.waiting if not want.preemptible]
@@ -732,7 +733,7 @@ def a_machine_full_of(crowd: Crowd, seen: list[SeenGpu]) -> Machine:
     return machine
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(2, 5), st.data(), st.randoms(use_true_random=False))
 def test_a_big_job_starts_when_what_runs_has_ended_however_many_small_ones_come(
     count: int, data: st.DataObject, chance: random.Random
@@ -744,7 +745,7 @@ def test_a_big_job_starts_when_what_runs_has_ended_however_many_small_ones_come(
     live_until_it_starts(machine, big, crowd, last + Machine.GRACE)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(1, 3), st.data(), st.randoms(use_true_random=False))
 def test_a_job_that_wants_whole_gpus_is_not_starved_by_those_that_share(
     count: int, data: st.DataObject, chance: random.Random

@@ -27,6 +27,7 @@ from stoker.runs.members import Member
 from stoker.runs.report import brief, render
 from stoker.runs.stacks import NOT_INSTALLED, NOT_PYTHON, Frame, Stack, Thread, parse_dump
 from stoker.runs.transcript import Output, harmless, last_outputs, output_tail
+from tests.support.deep import examples
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
 from tests.support.waiting import wait_for
 
@@ -879,7 +880,7 @@ def is_harmless(text: str) -> bool:
     return not marks.search(text) and all(unicodedata.category(letter) != "Cc" or letter == "\n" for letter in text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(evidences)
 def test_no_text_whatever_breaks_the_page(evidence: Evidence) -> None:
     page = render(evidence)

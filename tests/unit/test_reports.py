@@ -15,6 +15,7 @@ from stoker.queue.model import Attempt, Finding, Job
 from stoker.runs.markdown import block
 from stoker.web.reports import LONGEST_REPORT, fit_of, report_html
 from stoker.web.templating import rendered
+from tests.support.deep import examples
 
 EVIL = "<script>alert(1)</script>"
 HARMLESS = {"p", "h3", "h4", "h5", "h6", "ul", "ol", "li", "pre", "code", "strong", "em", "blockquote", "hr", "br"}
@@ -70,7 +71,7 @@ def test_nothing_in_a_report_runs_or_leads_anywhere(hostile: str) -> None:
 
 
 @given(st.text(alphabet="<>&\"'`[]()!#*_-+=~:/\\ \n\tabhref1.script", max_size=120))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_whatever_a_report_says_no_other_elements_come_of_it(text: str) -> None:
     found = elements(report_html(text))
     assert {tag for tag, _ in found} <= HARMLESS

@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from stoker.cli.top_detail import help_frame
 from stoker.cli.top_screen import UNCUT, View, chosen, frame, selected, share, whole
 from stoker.overview.model import Overview
+from tests.support.deep import examples
 from tests.support.overviews import card, ended, machine, overview, running, waiting
 
 
@@ -98,7 +99,7 @@ def test_job_text_cannot_speak_to_the_terminal_or_break_lines() -> None:
         assert all(letter.isprintable() for line in lines for letter in line.plain)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     width=st.integers(1, 300),
     height=st.integers(1, 100),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from stoker.gpus import who
 from stoker.gpus.model import Process, Unknown
 from stoker.gpus.who import People, inside_pid_namespace, read_stat
+from tests.support.deep import examples
 
 NOBODY = 2**22 + 1  # One above the highest pid that Linux can give.
 NOT_HERE = Unknown("no process with this pid is visible here")
@@ -233,7 +234,7 @@ def test_processes_that_left_the_gpus_make_room_for_new_ones(
     people.close()
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     name=st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), max_size=15),
     started=st.integers(0, 2**63),

@@ -22,6 +22,7 @@ from stoker.runs.output_reader import OutputReader
 from stoker.worker import lending as module
 from stoker.worker.home import Home
 from stoker.worker.lending import Lending
+from tests.support.deep import examples
 from tests.support.queue_jobs import LONG, submit
 
 MOMENT = 0.5
@@ -637,7 +638,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @given(steps=STEPS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_mirror_becomes_what_was_printed_whatever_happens_on_the_way(
     lasting: Stage, steps: list[tuple[bytes, str]]
 ) -> None:
