@@ -221,6 +221,20 @@ def test_job_of_a_stopped_supervisor_is_cancelled(site: WorkSite, diary: Diary) 
     worker.stop()
 
 
+def test_job_that_ended_while_its_reaper_stood_still_counts_when_its_supervisor_is_killed(
+    site: WorkSite, diary: Diary
+) -> None:
+    job = site.submit(diary.command(LONG))
+    wait_for_start(diary, site.work())
+    keepers = keepers_of(site, job)
+    assert send(keepers.guardian_identity, signal.SIGSTOP)
+    diary.let_end()
+    wait_for(lambda: any(entry.word == "end" for entry in diary.entries()), named="the end of the job")
+    kill_attendant(keepers)
+    site.wait_until(job, "succeeded")
+    assert diary.attempts() == [1]
+
+
 def test_job_that_the_queue_gave_up_is_not_started_beside_itself(site: WorkSite, diary: Diary) -> None:
     job = site.submit(diary.command(LONG, deaf=True))
     worker = site.work(*SHORT_LEASE)

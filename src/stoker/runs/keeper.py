@@ -257,6 +257,7 @@ class Keeper:
 
     def _orphaned(self, beginning: Beginning) -> None:
         self._talking = False
+        self.attend()  # the job may have ended while this process was held up
         ended_before = self._status is not None
         job = None if ended_before else Identity(self._job, self._started(self._job))
         outcome = stop(self, beginning.signum, beginning.grace, first=job)
