@@ -115,7 +115,8 @@ class PostgresServer:
         while self._left:
             self.drop_database(self._left.pop())
         name = f"test_{next(self._names)}"
-        self.administer(f"CREATE DATABASE {name}")
+        # Copied as files instead of through the log, which takes twice as long.
+        self.administer(f"CREATE DATABASE {name}" + (" STRATEGY FILE_COPY" if self._version() >= 15_00_00 else ""))
         return self.url(name)
 
     def leave_database(self, url: str) -> None:
@@ -129,13 +130,22 @@ class PostgresServer:
     def administer(self, statement: str) -> None:
         import psycopg
 
-        if self._administrator is None:
-            self._administrator = psycopg.connect(self.url("postgres"), autocommit=True)
         try:
-            self._administrator.execute(statement.encode())
+            self._administration().execute(statement.encode())
         except psycopg.OperationalError:
             self._dismiss_administrator()
             raise
+
+    def _administration(self) -> Any:
+        import psycopg
+
+        if self._administrator is None:
+            self._administrator = psycopg.connect(self.url("postgres"), autocommit=True)
+        return self._administrator
+
+    def _version(self) -> int:
+        version: int = self._administration().info.server_version
+        return version
 
     def _initialise(self) -> None:
         secret = self.directory / "password"

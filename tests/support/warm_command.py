@@ -52,6 +52,7 @@ VERBS: Final = frozenset(
         "retry",
         "runs",
         "show",
+        "sim",
         "snooze",
         "submit",
         "tokens",
@@ -203,8 +204,9 @@ def main() -> None:
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    for library in ("gspread", "rich.console"):
-        importlib.import_module(library)
+    for library in ("gspread", "psycopg", "rich.console"):
+        with contextlib.suppress(ImportError):  # an extra that is not installed
+            importlib.import_module(library)
     gc.freeze()
     arguments = Server(socket.socket(fileno=int(sys.argv[1]))).serve()
     if arguments is not None:
