@@ -50,5 +50,6 @@ def test_that_lookup_reads_no_more_than_it_finds(queue: Store) -> None:
     rows = queue._driver.fetch_text(explain + sql, {"prefix": "file:7:", "beyond": "file:7:~"})
     chosen = "\n".join(str(row[-1]) for row in rows)
     assert "origin" in chosen
-    for slow in ("Seq Scan", "SCAN j", "Sort", "USE TEMP B-TREE"):
+    # Workers are few: of them all may be read.
+    for slow in ("Seq Scan on stoker_jobs", "SCAN j", "Sort", "USE TEMP B-TREE"):
         assert slow not in chosen
