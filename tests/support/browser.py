@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, sync_playwright
 
+from tests.support.deep import DEEP
+
 ROOT: Final = Path(__file__).parents[2]
-# Kept after the run, for whoever wants to look at them; never committed.
+# Of `make test DEEP=1`, kept after the run for whoever wants to look at them; never committed.
 SCREENSHOTS: Final = ROOT / ".cache" / "screenshots"
 CHROMIUM: Final = "/usr/bin/chromium"
 ARGUMENTS: Final = (
@@ -105,9 +107,8 @@ class Screen:
         self.complaints = [complaint for complaint in self.complaints if part not in complaint]
 
     def look_over(self, name: str) -> None:
-        """Keeps a picture, and checks what every screen must be."""
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=SCREENSHOTS / f"{self.size}-{name}.png")
+        """Checks what every screen must be."""
+        self._keep_picture(name)
         assert self.complaints == [], f"{name}: {self.complaints}"
         assert self.elsewhere == [], f"{name}: {self.elsewhere}"
         width = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
@@ -119,6 +120,12 @@ class Screen:
         violations = self.accessibility()
         assert violations == [], f"{name}: {violations}"
 
+    def _keep_picture(self, name: str) -> None:
+        """Not in every run: without a GPU it takes the browser longer than all the rest of a screen."""
+        if DEEP:
+            SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=SCREENSHOTS / f"{self.size}-{name}.png")
+
     def _enlarge(self, name: str) -> None:
         """With letters twice as large as usual, as a reader may set it in the browser, everything still fits."""
         session = self.page.context.new_cdp_session(self.page)
@@ -127,7 +134,7 @@ class Screen:
             self.page.wait_for_function(
                 "size => getComputedStyle(document.documentElement).fontSize === size", arg=f"{2 * USUAL_LETTERS}px"
             )
-            self.page.screenshot(path=SCREENSHOTS / f"{self.size}-{name}-large.png")
+            self._keep_picture(f"{name}-large")
             wide = self.page.evaluate(_TOO_WIDE)
             assert wide == [], f"{name} with large letters is wider than the screen: {wide}"
         finally:
