@@ -18,6 +18,7 @@ from tests.support.waiting import wait_for
 def configure(text: str) -> Path:
     path = Path(os.environ["XDG_CONFIG_HOME"]) / "stoker" / "stoker.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)  # what others could read of it would be told
     path.write_text(text)
     return path
 

@@ -73,7 +73,7 @@ def test_a_job_of_two_gpus_is_not_starved_by_small_ones(site: WorkSite) -> None:
     site.open_gate("first")
     site.wait_until(large, "running")
     assert site.job(small).state == "queued"
-    assert "kept" not in site.stoker("gpus").out
+    wait_for(lambda: "kept" not in site.stoker("gpus").out, named="the same in `stoker gpus`")
     site.open_gate("large")
     site.wait_until(small, "succeeded")
 
