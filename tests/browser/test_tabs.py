@@ -13,7 +13,7 @@ from tests.support.browser import screen
 from tests.support.page_site import PageSite, page_site
 from tests.support.waiting import wait_for
 
-TABS = 8
+TABS = 7
 # Without a screen the browser calls every page visible, so this says otherwise.
 UNSEEN = """
 window.isUnseen = true;
