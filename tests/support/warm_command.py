@@ -39,7 +39,6 @@ VERBS: Final = frozenset(
         "edit",
         "feed",
         "fit",
-        "gpus",
         "hold",
         "list",
         "logs",
