@@ -1,6 +1,6 @@
 """The `stoker` command as a person types it."""
 
-import functools
+import atexit
 import os
 import subprocess
 import sys
@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tests.support.deep import DEEP
-from tests.support.warm_command import WarmCommand
+from tests.support.warm_command import ServerGoneError, WarmCommand
+
+_server: WarmCommand | None = None
 
 
 class Finished(NamedTuple):
@@ -33,9 +35,13 @@ def stoker(*arguments: str, environment: Mapping[str, str] | None = None, timeou
     """Runs `stoker` to its end."""
     begun = time.monotonic()
     variables = {**os.environ, **(environment or {})}
+    done = None
     if not DEEP and _warm().can_run(arguments, variables):
-        done = _warm().run(arguments, variables, timeout)
-    else:
+        try:
+            done = _warm().run(arguments, variables, timeout)
+        except ServerGoneError:
+            done = None  # some test killed it: this command starts as a person would start it
+    if done is None:
         done = subprocess.run(
             [stoker_command(), *arguments],
             env=variables,
@@ -49,7 +55,12 @@ def stoker(*arguments: str, environment: Mapping[str, str] | None = None, timeou
     return Finished(done.returncode, done.stdout, done.stderr, time.monotonic() - begun)
 
 
-@functools.cache
 def _warm() -> WarmCommand:
-    """Started by the first test that needs it, and gone when this process is."""
-    return WarmCommand()
+    """Started by the first test that needs it, and again after it was killed; gone when this process is."""
+    global _server  # noqa: PLW0603 - one per process
+    if _server is None or not _server.alive():
+        if _server is not None:
+            _server.close()
+        _server = WarmCommand()
+        atexit.register(_server.close)
+    return _server

@@ -66,6 +66,10 @@ AT_START: Final = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_")
 LARGEST: Final = 2**17
 
 
+class ServerGoneError(Exception):
+    """The server died before it started the command."""
+
+
 class WarmCommand:
     """The server, and this side of its socket. Any thread may ask."""
 
@@ -79,7 +83,13 @@ class WarmCommand:
                 stdout=subprocess.DEVNULL,
                 cwd="/",
                 pass_fds=[theirs.fileno()],
+                # Nothing of the test that needs it first: processes are found by environment and group.
+                env={name: value for name, value in os.environ.items() if not name.startswith("STOKER_")},
+                start_new_session=True,
             )
+
+    def alive(self) -> bool:
+        return self._server.poll() is None
 
     def close(self) -> None:
         self._socket.close()
@@ -103,10 +113,14 @@ class WarmCommand:
             try:
                 out, err, status = (ours.enter_context(os.fdopen(mine, "rb", buffering=0)) for mine, _ in pipes)
                 socket.send_fds(self._socket, [_request(arguments, environment)], their_ends)
+            except BrokenPipeError:
+                raise ServerGoneError from None
             finally:
                 for theirs in their_ends:
                     os.close(theirs)
-            pid = int(status.read(16))
+            if not (started := status.read(16)):
+                raise ServerGoneError
+            pid = int(started)
             said = {out: b"", err: b""}
             ends = time.monotonic() + timeout
             with selectors.DefaultSelector() as ready:
@@ -165,7 +179,8 @@ class Server:
                         return None
                     out, err, status, directory = descriptors
                     if pid := os.fork():
-                        os.write(status, f"{pid:<16}".encode())
+                        with contextlib.suppress(BrokenPipeError):  # who asked is gone
+                            os.write(status, f"{pid:<16}".encode())
                         self._running[pid] = status
                         for descriptor in (out, err, directory):
                             os.close(descriptor)
