@@ -33,9 +33,13 @@ USUAL_LETTERS: Final = 16
 _TOO_WIDE: Final = """
 () => {
   const root = document.documentElement, found = [];
+  const cut = one => {  // what ends in an ellipsis inside the screen
+    const box = one.parentElement?.closest('.last-line');
+    return box && box.getBoundingClientRect().right <= root.clientWidth + 1;
+  };
   if (root.scrollWidth > root.clientWidth) found.push(`the page: ${root.scrollWidth} px`);
   for (const one of document.querySelectorAll('main *, header *')) {
-    if (!one.checkVisibility() || one.closest('.chips, .log-screen, .unseen, .fit-table, pre')) continue;
+    if (!one.checkVisibility() || one.closest('.chips, .log-screen, .unseen, .fit-table, pre') || cut(one)) continue;
     const right = Math.round(one.getBoundingClientRect().right);
     if (right > root.clientWidth + 1) found.push(`${one.outerHTML.slice(0, 100)}: ${right} px`);
   }
