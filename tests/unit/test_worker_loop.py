@@ -140,6 +140,14 @@ def test_a_full_disk_that_keeps_the_queue_away_is_tidied(stage: Stage) -> None:
     assert stage.home.tidy.called
 
 
+def test_cgroups_of_killed_supervisors_are_removed_when_a_worker_ends(stage: Stage, tmp_path: Path) -> None:
+    abandoned = tmp_path / f"stoker-{2**22}-1-0"  # no kernel gives out such a pid
+    stage.loop._crew.dismiss.side_effect = abandoned.mkdir  # type: ignore[attr-defined]  # a mock
+    with patch("stoker.runs.cgroup.own_cgroup", return_value=tmp_path):
+        assert stage.one_round() == 0
+    assert not abandoned.exists()
+
+
 @pytest.mark.parametrize("trouble", ["hear", "queue", "tidy"])
 def test_a_machine_without_descriptors_does_not_end_its_worker(stage: Stage, trouble: str) -> None:
     error = OSError(errno.EMFILE, "Too many open files")

@@ -28,7 +28,7 @@ class Cgroup:
         """A new one, inside that of this process. Raises `NoCgroupError` where that cannot be had."""
         parent = within or own_cgroup()
         try:
-            _remove_abandoned(parent)
+            remove_abandoned(parent)
             cgroup = cls(_make(parent))
         except OSError as error:
             raise NoCgroupError(os.strerror(error.errno or 0).lower()) from error
@@ -131,8 +131,12 @@ def _make(parent: Path) -> Path:
             return path
 
 
-def _remove_abandoned(parent: Path) -> None:
-    """Removes what runs left behind that were killed together with their guardian. One with processes in it stays."""
+def remove_abandoned(within: Path | None = None) -> None:
+    """Removes the cgroups of supervisors that were killed together with their guardian; one with processes in it stays.
+
+    Raises OSError and `NoCgroupError`.
+    """
+    parent = within or own_cgroup()
     for directory in parent.iterdir():
         match = _OURS.fullmatch(directory.name)
         if match and identify(int(match[1])) != Identity(int(match[1]), int(match[2])):

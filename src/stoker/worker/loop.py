@@ -18,6 +18,7 @@ from stoker.gpus.prober import Prober
 from stoker.queue import QueueAwayError, Store, open_queue
 from stoker.queue.bell import Bell
 from stoker.queue.model import Snoozed, View
+from stoker.runs.cgroup import NoCgroupError, remove_abandoned
 from stoker.runs.signals import SignalStream
 from stoker.units import format_duration
 from stoker.worker.adoption import adopt, find, give_back
@@ -103,6 +104,7 @@ class WorkerLoop:
     def run(self) -> int:
         with contextlib.ExitStack() as goodbye:
             goodbye.callback(self._signals.close)
+            goodbye.callback(_remove_abandoned_cgroups)
             goodbye.callback(self._crew.dismiss)
             goodbye.callback(self._close_queue)
             goodbye.callback(self._lending.forget_all)
@@ -414,6 +416,7 @@ class WorkerLoop:
         if time.monotonic() < self._tidy_at and not self._home.is_cluttered:
             return
         self._tidy_at = time.monotonic() + _TIDY_EVERY
+        _remove_abandoned_cgroups()
         try:
             self._home.tidy()
         except OSError as error:
@@ -428,6 +431,11 @@ class WorkerLoop:
             said += f": {over.sentence}" if over.sentence else ""
             late = "" if accepted else " (too late: the queue had given the job up)"
             self._tell(f"{engagement.job}: {over.outcome} after {lasted}{said}{late}")
+
+
+def _remove_abandoned_cgroups() -> None:
+    with contextlib.suppress(OSError, NoCgroupError):
+        remove_abandoned()
 
 
 def _gist(view: View) -> tuple[object, ...]:
