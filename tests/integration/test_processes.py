@@ -132,7 +132,7 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone(
 def test_want_of_descriptors_is_not_taken_for_the_end_of_a_process() -> None:
     program = (
         "import os, resource, subprocess\n"
-        "from stoker.runs.processes import descendants, census, is_alive, identify\n"
+        "from stoker.runs.processes import census, is_alive, is_gone, identify\n"
         "child = subprocess.Popen(['sleep', '60'])\n"
         "who = identify(child.pid)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
@@ -141,10 +141,12 @@ def test_want_of_descriptors_is_not_taken_for_the_end_of_a_process() -> None:
         "    print(is_alive(who))\n"
         "except OSError as error:\n"
         "    print(error.strerror)\n"
-        "child.kill()"
+        "print(is_gone(who))\n"
+        "child.kill(), child.wait()\n"
+        "print(is_gone(who))"
     )
     tried = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert tried.stdout == "False\nToo many open files\n"
+    assert tried.stdout == "False\nToo many open files\nFalse\nTrue\n"
 
 
 def test_a_process_that_was_never_there_gets_nothing() -> None:
