@@ -1,11 +1,16 @@
 """What a fit makes of looks at a probe's memory: whose it is, and whether it still grows."""
 
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 
+from stoker.fit.fitter import Fitter, Request
+from stoker.fit.terms import Terms
 from stoker.fit.watching import BLOCK, MemoryWatch, Plateau
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
+from stoker.gpus.prober import Prober
 
 GIB = 2**30
 UNTOLD = Unknown("not told")
@@ -109,3 +114,16 @@ def test_slow_growth_is_growth() -> None:
     for second in range(100):
         flat.see(float(second), GIB + second * 5 * 2**20, 0, True)
         assert not flat.reached(float(second), 0)
+
+
+def test_half_of_a_gpu_is_half_of_the_card_however_much_of_it_is_free(tmp_path: Path) -> None:
+    request = Request(
+        command=("train", "--batch_size", "{batch_size}"),
+        terms=Terms(per_gpu=2, margin=0.0),
+        environment={},
+        gpus=("GPU-a",),
+        outputs=tmp_path,
+    )
+    seen = look(8 * GIB)  # the first of the two has begun
+    with patch.object(Fitter, "_look", return_value=seen), patch.object(Fitter, "_settled", return_value=seen):
+        assert Fitter(request, Mock(spec=Prober), lambda _: None).limit() == 12 * GIB
