@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from stoker.dropin.usage import get_gpu_usage
     from stoker.queue.client import Queue
     from stoker.queue.model import Job
-    from stoker.verdicts.sentinel import Sentinel, SentinelState
+    from stoker.rules.sentinel import Sentinel, SentinelState
     from stoker.version import __version__
 else:
 
@@ -26,7 +26,7 @@ else:
 
             return Job
         if name in {"Sentinel", "SentinelState"}:
-            from stoker.verdicts import sentinel
+            from stoker.rules import sentinel
 
             return getattr(sentinel, name)
         if name == "__version__":

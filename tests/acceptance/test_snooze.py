@@ -10,8 +10,8 @@ from stoker.gpus.who import read_stat
 from stoker.places import state_home
 from stoker.procfs import boot_id
 from stoker.queue import Attempt, Store, init_queue
+from stoker.rules.policy import Policy
 from stoker.runs.record import Record, Records, Spec, Status
-from stoker.verdicts.policy import Policy
 from tests.support.attempts import WORKER, start, submit
 from tests.support.command import stoker
 

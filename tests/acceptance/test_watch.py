@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.runs.processes import descendants, identify, is_alive
+from stoker.runs.processes.scan import descendants, identify, is_alive
 from tests.support.command import Finished, stoker, stoker_command
 from tests.support.http_receiver import Receiver
 from tests.support.mock_nvml import MockMachine

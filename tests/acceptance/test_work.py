@@ -217,7 +217,7 @@ def _reader_of(worker: int) -> int:
 
 def _desktop(site: WorkSite, utilization: float) -> "subprocess.Popen[bytes]":
     script = (
-        "from stoker.runs.syscalls import set_name\n"
+        "from stoker.runs.processes.syscalls import set_name\n"
         "from stoker.gpus.sim import SimulatedProcess\n"
         "import time\n"
         "set_name('Xorg')\n"

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from stoker.queue import QueueAwayError, init_queue
-from stoker.runs.processes import send
+from stoker.runs.processes.scan import send
 from stoker.worker.home import Home
 from tests.support.diary import Diary
 from tests.support.keeping import (

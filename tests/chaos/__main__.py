@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from stoker.queue import init_queue
-from stoker.runs.cgroup import NoCgroupError, own_cgroup
+from stoker.runs.processes.cgroup import NoCgroupError, own_cgroup
 from tests.chaos import soak
 from tests.support.havoc import KINDS, Extent, Havoc
 from tests.support.postgres import DURABLE, running_server

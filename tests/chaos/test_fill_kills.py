@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.runs.keeper import GUARDIAN_NAME
-from stoker.runs.processes import children, descends, stat
+from stoker.runs.processes.reaper_process import GUARDIAN_NAME
+from stoker.runs.processes.scan import children, descends, stat
 from tests.support.fill_stage import FillStage
 from tests.support.waiting import wait_for
 

@@ -16,8 +16,8 @@ import pytest
 from stoker.actions.action import ActionError, Facts
 from stoker.actions.command import Command
 from stoker.actions.stop import Stop
-from stoker.runs.processes import Identity, descends, identify, is_alive
-from stoker.runs.syscalls import share_file
+from stoker.runs.processes.scan import Identity, descends, identify, is_alive
+from stoker.runs.processes.syscalls import share_file
 from tests.support.waiting import wait_for
 
 FACTS = Facts(

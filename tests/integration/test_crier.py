@@ -9,7 +9,7 @@ import pytest
 
 from stoker.actions.messages import Channel
 from stoker.errors import BadInputError
-from stoker.overview.crier import Crier
+from stoker.notifications.notifier import Crier
 from stoker.queue import NewJob, Store, init_queue, open_queue
 from stoker.queue.model import Finding
 from stoker.settings import Notifications
@@ -181,7 +181,7 @@ def test_what_could_not_be_sent_before_the_end_is_told_by_the_next_one(store: St
 
 
 def test_a_service_that_hangs_holds_up_nobody_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.overview.courier._LAST_WORDS", 0.1)
+    monkeypatch.setattr("stoker.notifications.sender._LAST_WORDS", 0.1)
     with (
         Receiver(Answer(after=600.0)).listening() as slow,
         Receiver().listening() as quick,
@@ -192,7 +192,7 @@ def test_a_service_that_hangs_holds_up_nobody_else(store: Store, monkeypatch: py
 
 
 def test_a_queue_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.overview.crier._TRY_AGAIN", 0.05)
+    monkeypatch.setattr("stoker.notifications.notifier._TRY_AGAIN", 0.05)
     said: list[str] = []
     with Receiver().listening() as hook, crying(webhook(hook), say=said.append):
         wait_for(lambda: said, named="the complaint")
@@ -205,7 +205,7 @@ def test_a_queue_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyP
 def test_a_mistake_of_its_own_is_said_once_and_does_not_silence_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.overview.crier._TRY_AGAIN", 0.05)
+    monkeypatch.setattr("stoker.notifications.notifier._TRY_AGAIN", 0.05)
     said: list[str] = []
     mistakes = iter(range(3))
 

@@ -16,7 +16,7 @@ import pytest
 from stoker.fit.probe import Probe
 from stoker.gpus.sim import Machine
 from stoker.gpus.sim.faults import add_fault, clear_faults, parse_fault
-from stoker.runs.guardian import Failed, Guardian
+from stoker.runs.processes.reaper import Failed, Guardian
 from tests.support import fit_runner, sim_trainer
 from tests.support.waiting import wait_for
 

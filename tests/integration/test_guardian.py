@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from stoker.runs.processes import exit_code, stat
+from stoker.runs.processes.scan import exit_code, stat
 from tests.support.escapes import Holders, build
 from tests.support.overseer import Overseer
 from tests.support.waiting import wait_for
@@ -42,8 +42,8 @@ def escaping(way: str, holders: Holders, terminal: "Terminal | None" = None, **o
 HELD = """
 import os, select, signal, sys
 from pathlib import Path
-from stoker.runs.guardian import Beginning, Program, prepare
-from stoker.runs.syscalls import boot_clock
+from stoker.runs.processes.reaper import Beginning, Program, prepare
+from stoker.runs.processes.syscalls import boot_clock
 
 def begin(*command):
     guardian.begin(Beginning(Program(command, dict(os.environ)), signal.SIGTERM, 10.0))
@@ -256,8 +256,8 @@ _AS_NOBODY = """
 import os, sys
 from stoker.fill.finding import find_config
 from stoker.errors import StokerError
-from stoker.runs.spawn import CannotStartError, Program, failure, start
-from stoker.runs.stacks import find_py_spy
+from stoker.runs.processes.spawn import CannotStartError, Program, failure, start
+from stoker.runs.postmortem.stacks import find_py_spy
 closed, command = sys.argv[1:]
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -458,7 +458,7 @@ def test_a_supervisor_killed_after_the_end_of_its_job_is_told_of_too(tmp_path: P
     """Between the end of the job and the last line of its record there is time to be killed in."""
     told = tmp_path / "told"
     program = (
-        "import os, signal; from pathlib import Path; from stoker.runs.guardian import Program, launch\n"
+        "import os, signal; from pathlib import Path; from stoker.runs.processes.reaper import Program, launch\n"
         f"told = Path({str(told)!r})\n"
         "g = launch(Program(['true'], os.environ), orphaned=lambda aftermath: told.write_text(str(aftermath.status)))\n"
         "while not g.empty: g.attend()\n"
@@ -471,7 +471,8 @@ def test_a_supervisor_killed_after_the_end_of_its_job_is_told_of_too(tmp_path: P
 def test_killed_supervisor_without_a_job_leaves_no_cgroup() -> None:
     # In a cgroup where no other supervisor tidies up.
     program = (
-        "import os; from stoker.runs.cgroup import own_cgroup; from stoker.runs.guardian import prepare\n"
+        "import os; from stoker.runs.processes.cgroup import own_cgroup; "
+        "from stoker.runs.processes.reaper import prepare\n"
         "place = own_cgroup() / f'alone-{os.getpid()}'; place.mkdir()\n"
         "(place / 'cgroup.procs').write_text(str(os.getpid()))\n"
         "print(prepare(keeps_output=True).cgroup.path.parent, flush=True); os.kill(os.getpid(), 9)"
@@ -517,8 +518,8 @@ def test_a_guardian_killed_while_the_job_begins_loses_nothing_either() -> None:
     program = (
         "import os, select, signal\n"
         "from stoker.runs import keeper\n"
-        "from stoker.runs.guardian import Gone, Program, launch\n"
-        "from stoker.runs.ladder import stop\n"
+        "from stoker.runs.processes.reaper import Gone, Program, launch\n"
+        "from stoker.runs.processes.termination import stop\n"
         "keeper.Keeper._close_all_but_own = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
         "guardian = launch(Program(['sleep', '60'], os.environ))\n"
         "assert select.select([guardian], [], [], 60)[0], 'nothing calls for attention'\n"
@@ -582,7 +583,7 @@ def test_many_jobs_after_one_another_leave_no_file_open(tmp_path: Path) -> None:
     """Neither in the guardian nor in the supervisor, whether the jobs can be started or not."""
     program = (
         "import os, select, signal, sys\n"
-        "from stoker.runs.guardian import Beginning, Program, prepare\n"
+        "from stoker.runs.processes.reaper import Beginning, Program, prepare\n"
         "guardian = prepare(keeps_output=True)\n"
         "for number in range(24):\n"
         "    program = Program(['no-such-command' if number % 3 == 2 else 'true'], os.environ, session=True)\n"

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from stoker.errors import BadInputError
-from stoker.overview.detail import read
-from stoker.overview.model import MOST_ENDED, MOST_RUNNING, MOST_WAITING, Overview, Progress
-from stoker.overview.outputs import reader_of
-from stoker.overview.snapshot import Observer
+from stoker.logs.readers import reader_of
 from stoker.queue import Finding, NewJob, Store, Usage, View, WorkerGpu, init_queue
 from stoker.queue.driver import Parameters, Row
 from stoker.runs.record import Record, Status
+from stoker.status.detail import read
+from stoker.status.model import MOST_ENDED, MOST_RUNNING, MOST_WAITING, Overview, Progress
+from stoker.status.snapshot import Observer
 from tests.support.queue_jobs import end, start, submit
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
@@ -140,7 +140,7 @@ def test_as_many_questions_are_asked_of_a_thousand_jobs_as_of_a_few(
 
 def test_what_a_person_just_did_is_soon_seen(here: Store, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A machine that is busy must not make the questions of so small a queue look dear, and so be asked seldom.
-    monkeypatch.setattr("stoker.overview.sparing.CHEAP", math.inf)
+    monkeypatch.setattr("stoker.status.throttled_cache.CHEAP", math.inf)
     observer = Observer(home)
     (name,) = submit(here, "one")
     end(here, name)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.runs import processes
-from stoker.runs.processes import (
+from stoker.runs.processes import scan as processes
+from stoker.runs.processes.scan import (
     Identity,
     census,
     children,
@@ -23,7 +23,7 @@ from stoker.runs.processes import (
     send,
     stat,
 )
-from stoker.runs.signals import SignalStream
+from stoker.runs.processes.signals import SignalStream
 from tests.support.waiting import wait_for
 
 # A process with two threads, each of which starts a child, which starts one too.
@@ -132,7 +132,7 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone(
 def test_want_of_descriptors_is_not_taken_for_the_end_of_a_process() -> None:
     program = (
         "import os, resource, subprocess\n"
-        "from stoker.runs.processes import census, is_alive, is_gone, identify\n"
+        "from stoker.runs.processes.scan import census, is_alive, is_gone, identify\n"
         "child = subprocess.Popen(['sleep', '60'])\n"
         "who = identify(child.pid)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
@@ -184,7 +184,7 @@ def test_a_wait_status_becomes_the_code_that_a_shell_gives(status: int, code: in
 def test_signals_wait_to_be_read_and_do_what_they_did_before_once_closed() -> None:
     program = """if True:
         import os, select, signal
-        from stoker.runs.signals import SignalStream
+        from stoker.runs.processes.signals import SignalStream
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
         stream = SignalStream([signal.SIGTERM, signal.SIGINT])
         assert stream.original == {signal.SIGUSR2}

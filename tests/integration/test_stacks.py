@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from stoker.gpus.model import Unknown, known
-from stoker.runs import stacks
-from stoker.runs.members import Member, read_members
-from stoker.runs.processes import children
-from stoker.runs.stacks import Frame, Stack, Thread, collect_stacks
+from stoker.runs.postmortem import stacks
+from stoker.runs.postmortem.members import Member, read_members
+from stoker.runs.postmortem.stacks import Frame, Stack, Thread, collect_stacks
+from stoker.runs.processes.scan import children
 from tests.support.waiting import wait_for
 
 LOCKED = """

@@ -10,7 +10,7 @@ PROGRAM = """
 import sys
 from stoker.runs import inquest, supervisor
 from stoker.runs.plan import Plan
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
 
 def broken(*_arguments, **_more):
     raise ZeroDivisionError("a mistake of ours")
@@ -28,9 +28,9 @@ from unittest.mock import Mock
 
 from stoker.gpus.prober import Prober
 from stoker.runs.plan import UNWATCHED, Plan
-from stoker.runs.guardian import prepare
+from stoker.runs.processes.reaper import prepare
 from stoker.runs.record import Records
-from stoker.runs.signals import FORWARDED, SignalStream
+from stoker.runs.processes.signals import FORWARDED, SignalStream
 from stoker.runs.supervisor import Company, Order, Supervisor
 
 deaf = "trap '' TERM; touch deaf; while :; do sleep 0.05; done"

@@ -15,7 +15,7 @@ from stoker.actions.watcher import Orders, Watcher
 from stoker.gpus.model import Look, Maybe, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
 from tests.support.looks import a_look
 from tests.support.waiting import wait_for
 

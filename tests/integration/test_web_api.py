@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from stoker.overview.log_lines import STEP
-from stoker.overview.outputs import directory_of
+from stoker.logs.html_lines import STEP
+from stoker.logs.readers import directory_of
 from stoker.queue import Finding, NewJob, Store, Usage, View, WorkerGpu
 from stoker.web.api.attempts import LONGEST_END
 from tests.support.api_site import ApiSite, Client, job_body, site

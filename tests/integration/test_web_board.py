@@ -10,9 +10,9 @@ from typing import TypeVar
 import psycopg
 import pytest
 
-from stoker.overview.model import Overview
-from stoker.overview.snapshot import Observer
 from stoker.queue import NewJob, QueueAwayError, Store, init_queue, open_queue
+from stoker.status.model import Overview
+from stoker.status.snapshot import Observer
 from stoker.web import board as board_module
 from stoker.web.board import Board
 from stoker.web.config import Config

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import StokerError
-from stoker.overview.mirror import Mirror
+from stoker.logs.remote_file import Mirror
 from stoker.queue import Store, init_queue
 from stoker.queue.model import Lent
 from stoker.web import log_channel, logs

@@ -13,8 +13,8 @@ from urllib.parse import quote, unquote
 import msgspec
 import pytest
 
-from stoker.overview.log_lines import STEP, place_of
-from stoker.overview.outputs import OutputReader, Piece
+from stoker.logs.html_lines import STEP, place_of
+from stoker.logs.readers import OutputReader, Piece
 from stoker.queue import Finding, init_queue
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.model import Attempt

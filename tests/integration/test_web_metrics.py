@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker.overview.model import GpuCard, Health, Hours, Machine, Overview, Progress, RunningJob
 from stoker.queue.explanation import Why
 from stoker.queue.model import Attempt, Job
+from stoker.status.model import GpuCard, Health, Hours, Machine, Overview, Progress, RunningJob
 from tests.support.api_site import ApiSite, Client, site
 
 __all__ = ["site"]

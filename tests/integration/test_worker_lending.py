@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.overview.mirror import Mirror
+from stoker.logs.remote_file import Mirror
 from stoker.queue import Store, open_queue
 from stoker.runs.output_reader import OutputReader
 from tests.support.waiting import wait_for

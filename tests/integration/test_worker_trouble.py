@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from stoker.queue import Attempt
-from stoker.runs.processes import is_alive
+from stoker.runs.processes.scan import is_alive
 from stoker.worker.home import CLUTTER, MOST_ATTEMPTS, Home
 from tests.support.keeping import keepers_of, processes_of, record_of
 from tests.support.waiting import wait_for
@@ -84,7 +84,9 @@ def test_an_outcome_that_the_disk_does_not_take_reaches_the_queue(site: WorkSite
 # At the start
 
 
-NO_PROCESSES = "import stoker.runs.keeper; stoker.runs.keeper.spawn = lambda program: None"
+NO_PROCESSES = (
+    "import stoker.runs.processes.reaper_process; stoker.runs.processes.reaper_process.spawn = lambda program: None"
+)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_a_machine_that_is_short_of_something_gives_the_job_back_uncounted(
     site: WorkSite, number: str, words: str
 ) -> None:
     job = site.submit(("true",), on_loss="hold")
-    worker = work(site, f"{NO_PROCESSES}\nfailing('stoker.runs.spawn._fork', errno.{number})")
+    worker = work(site, f"{NO_PROCESSES}\nfailing('stoker.runs.processes.spawn._fork', errno.{number})")
     said = site.wait_for_why(job, "can start jobs again|retry")
     assert words in said
     assert outcomes(site, job)[0] == "requeued"

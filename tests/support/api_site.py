@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from stoker.overview.snapshot import Observer
 from stoker.queue import Store, init_queue
+from stoker.status.snapshot import Observer
 from stoker.web import api, health, metrics, problems
 from stoker.web.board import Board
 from stoker.web.config import Config

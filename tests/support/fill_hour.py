@@ -16,7 +16,7 @@ from stoker.fill.config import Background
 from stoker.fill.seat import Seat, Start, Stop
 from stoker.gpus.model import Look
 from stoker.presence.holders import Holder, Scan
-from stoker.runs.processes import Identity
+from stoker.runs.processes.scan import Identity
 from tests.support.looks import a_gpu, a_process, a_reading
 
 HOUR: Final = 3600.0

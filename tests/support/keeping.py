@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from stoker.runs.processes import identify, is_alive, send
+from stoker.runs.processes.scan import identify, is_alive, send
 from stoker.worker.assignment import AttemptRecord, Keepers
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stoker.runs.guardian import Guardian, Program, launch
-from stoker.runs.ladder import stop
-from stoker.runs.processes import Census, Identity, children, identify, send
+from stoker.runs.processes.reaper import Guardian, Program, launch
+from stoker.runs.processes.scan import Census, Identity, children, identify, send
+from stoker.runs.processes.termination import stop
 from tests.support.escapes import ESCAPES, Escape, Holders, build
 
 # Long enough for a program that obeys to end, short enough to be waited for a hundred times.

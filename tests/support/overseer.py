@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.runs.guardian import Aftermath, Empty, Ended, Failed, Gone, News, Program, Started, Stopped, launch
-from stoker.runs.ladder import stop
-from stoker.runs.signals import SignalStream
+from stoker.runs.processes.reaper import Aftermath, Empty, Ended, Failed, Gone, News, Program, Started, Stopped, launch
+from stoker.runs.processes.signals import SignalStream
+from stoker.runs.processes.termination import stop
 
 HEARD: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 ROOT: Final = Path(__file__).parents[2]

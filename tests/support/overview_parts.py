@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from stoker.overview.model import EndedJob, GpuCard, Machine, RunningJob, WaitingJob
 from stoker.queue.explanation import Kind, Why
 from stoker.queue.model import Attempt, Job, View, Worker, WorkerGpu
+from stoker.status.model import EndedJob, GpuCard, Machine, RunningJob, WaitingJob
 
 NOW: Final = 1_700_000_000.0
 GIB: Final = 2**30

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from stoker.overview.model import (
+from stoker.queue.explanation import Why
+from stoker.status.model import (
     EndedJob,
     GpuCard,
     Health,
@@ -14,7 +15,6 @@ from stoker.overview.model import (
     RunningJob,
     WaitingJob,
 )
-from stoker.queue.explanation import Why
 from tests.support.telling import NOW, attempt, job
 
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import pytest
 
-from stoker.runs.processes import children, stat
+from stoker.runs.processes.scan import children, stat
 from tests.support.waiting import wait_for
 
 # Seconds, on a machine that runs other tests at the same time.

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.overview.news import Event, Kind
+from stoker.notifications.events import Event, Kind
 from stoker.queue.model import Attempt, Job, View, Worker, WorkerGpu
 
 NOW = 1_700_000_000.0

@@ -27,8 +27,10 @@ import stoker.cli
 import stoker.feeds
 import stoker.fill
 import stoker.fit
-import stoker.overview
+import stoker.logs
+import stoker.notifications
 import stoker.queue
+import stoker.status
 
 # These end by themselves and start nothing that stays. What other verbs start may be found by its parent, its command
 # line or the environment that it was started with, which in a fork are those of the server.
@@ -214,7 +216,7 @@ class Server:
 
 
 def main() -> None:
-    for package in (stoker.cli, stoker.feeds, stoker.fill, stoker.fit, stoker.queue, stoker.overview):
+    for package in (stoker.cli, stoker.feeds, stoker.fill, stoker.fit, stoker.queue, stoker.status, stoker.logs):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)

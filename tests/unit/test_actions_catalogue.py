@@ -11,7 +11,7 @@ from stoker.actions.exit import Exit
 from stoker.actions.stop import Stop
 from stoker.cli.policy import policy_from, policy_options, policy_options_with
 from stoker.errors import BadInputError
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
 
 MEANS = means_of({})
 

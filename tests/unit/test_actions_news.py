@@ -2,8 +2,8 @@
 
 from stoker.actions.news import Newsroom
 from stoker.gpus.model import Maybe, Unknown
-from stoker.verdicts.policy import Policy
-from stoker.verdicts.verdict import Activity, Verdict
+from stoker.rules.policy import Policy
+from stoker.rules.verdict import Activity, Verdict
 
 POLICY = Policy(window=1800, warn_at=0.5)
 

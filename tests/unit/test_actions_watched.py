@@ -5,7 +5,7 @@ import pytest
 from stoker.actions.watched import Watched
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Unknown
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
 from tests.support.looks import a_look
 
 

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import stoker.web
-from stoker.overview.ansi import CUT, LONGEST_LINE, NOTE, REACH, Line, Terminal, as_html
-from stoker.overview.ansi_palette import contrast
-from stoker.overview.ansi_style import Style, classes_of, nearest
+from stoker.logs.ansi import CUT, LONGEST_LINE, NOTE, REACH, Line, Terminal, as_html
+from stoker.logs.ansi_palette import contrast
+from stoker.logs.ansi_style import Style, classes_of, nearest
 from tests.support.deep import examples
 
 # Everything that means something to a terminal, between letters.

@@ -14,9 +14,9 @@ from stoker.cli.following import Follower
 from stoker.cli.listening import Listener
 from stoker.cli.log_screen import PipeScreen
 from stoker.errors import StokerError
-from stoker.overview import borrowed_reader
-from stoker.overview.borrowed_reader import BorrowedReader
-from stoker.overview.outputs import Piece
+from stoker.logs import remote_reader as borrowed_reader
+from stoker.logs.readers import Piece
+from stoker.logs.remote_reader import BorrowedReader
 from stoker.queue import Attempt, Store, init_queue
 from stoker.queue.model import Lent
 from stoker.runs.output import OutputLog

@@ -11,7 +11,7 @@ from stoker.fill.seat import Sight
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
 from stoker.presence.holders import Holder, Scan
 from stoker.presence.ignoring import Ignored
-from stoker.runs.processes import identify
+from stoker.runs.processes.scan import identify
 
 GPU = "GPU-a"
 IDLE = Sight(True, "")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
 from stoker.gpus.model import Maybe, Unknown
-from stoker.verdicts.idle import IdleRule
-from stoker.verdicts.policy import Policy, Require
-from stoker.verdicts.verdict import Activity, Verdict
+from stoker.rules.idle import IdleRule
+from stoker.rules.policy import Policy, Require
+from stoker.rules.verdict import Activity, Verdict
 from tests.support.deep import examples
 
 BELOW = 0.1

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker.runs import ladder as ladder_module
-from stoker.runs.ladder import PATIENCE, Ladder, Outcome
-from stoker.runs.processes import Census, Description, Identity
+from stoker.runs.processes import termination as ladder_module
+from stoker.runs.processes.scan import Census, Description, Identity
+from stoker.runs.processes.termination import PATIENCE, Ladder, Outcome
 
 FIRST, SECOND = Identity(1_000_001, 5), Identity(1_000_002, 6)
 

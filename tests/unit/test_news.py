@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.overview.message import LONGEST, compose, plain
-from stoker.overview.news import AFTERWORD, YOUNG, Event, Kind, News, Sight
-from stoker.overview.pacing import Pacer, give_back
+from stoker.notifications.events import AFTERWORD, YOUNG, Event, Kind, News, Sight
+from stoker.notifications.message import LONGEST, compose, plain
+from stoker.notifications.throttle import Pacer, give_back
 from stoker.queue.model import HEARD_WITHIN
 from stoker.settings import EVENTS
 from tests.support.deep import examples

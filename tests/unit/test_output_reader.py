@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.overview.outputs import OutputReader, Piece, TailReader, has_output, last_lines
-from stoker.overview.tail_reader import overlap
+from stoker.logs.readers import OutputReader, Piece, TailReader, has_output, last_lines
+from stoker.logs.tail_reader import overlap
 from stoker.runs.output import OutputLog
 
 

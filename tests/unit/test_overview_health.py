@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from stoker.overview.health import Facts, judge, without_queue
-from stoker.overview.model import Health
+from stoker.status.health import Facts, judge, without_queue
+from stoker.status.model import Health
 from tests.support.overview_parts import GIB, NOW, attempt, card, ended, machine, running, waiting
 
 BUSY = machine(card(0), card(1))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from stoker.overview.history import series
-from stoker.overview.hours import STRETCH, tally
-from stoker.overview.model import Hours
 from stoker.queue.model import Doing, Usage
+from stoker.status.history import series
+from stoker.status.model import Hours
+from stoker.status.usage import STRETCH, tally
 from tests.support.overview_parts import NOW
 
 HOUR = 3600.0

@@ -1,7 +1,7 @@
 """Workers as machines: one for each home however often it started, and nothing is called idle that nobody sees."""
 
-from stoker.overview.machines import machines_of
 from stoker.queue.model import View
+from stoker.status.machines import machines_of
 from tests.support.overview_parts import GIB, NOW, attempt, job, worker, worker_gpu
 
 

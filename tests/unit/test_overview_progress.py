@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.overview.model import Progress
-from stoker.overview.progress import progress_in
+from stoker.status.model import Progress
+from stoker.status.progress import progress_in
 
 TQDM = " 32%|███▏      | 317/1000 [02:11<04:40,  2.44it/s]"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.overview.sightings import Sightings
+from stoker.status.since import Sightings
 from tests.support.overview_parts import NOW, card, machine
 
 

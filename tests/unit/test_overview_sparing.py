@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from stoker.overview.sparing import Sparing
+from stoker.status.throttled_cache import Sparing
 
 
 class Clock:

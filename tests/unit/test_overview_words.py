@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
-from stoker.overview.model import Progress
-from stoker.overview.words import MOST_LETTERS, LastWords, Listening, last_words
 from stoker.queue import Store
+from stoker.status.last_output import MOST_LETTERS, LastWords, Listening, last_words
+from stoker.status.model import Progress
 from tests.support.overview_parts import attempt
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
 
 
 def test_the_defaults_can_be_meant() -> None:

@@ -10,7 +10,7 @@ from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, Vendor
 from stoker.gpus.visible import visible_gpus
 from stoker.queue.model import Job
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
 from stoker.worker.preparation import Prepared, policy_of, prepare
 from tests.support.looks import a_gpu
 

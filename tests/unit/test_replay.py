@@ -15,10 +15,10 @@ from stoker.cli import replay_words as words
 from stoker.cli.replay_page import page_of
 from stoker.cli.timeline import Timeline
 from stoker.gpus.model import Look, Maybe, Process, Unknown, Utilization
-from stoker.verdicts.idle import IdleRule
-from stoker.verdicts.policy import Policy
-from stoker.verdicts.replay import Firing, Replay, replay, rhythm_of
-from stoker.verdicts.scope import MachineScope
+from stoker.rules.idle import IdleRule
+from stoker.rules.policy import Policy
+from stoker.rules.replay import Firing, Replay, replay, rhythm_of
+from stoker.rules.scope import MachineScope
 from tests.support.looks import a_gpu, a_look, a_process
 
 MINUTE, HOUR = 60.0, 3600.0

@@ -19,13 +19,13 @@ from markdown_it.token import Token
 import stoker
 from stoker.cli import app, edit, run, submit
 from stoker.gpus.model import Look, Maybe, Unknown, known
-from stoker.runs.causes import CAUSES
-from stoker.runs.evidence import Evidence
-from stoker.runs.hints import hints, options_of
-from stoker.runs.markdown import prose
-from stoker.runs.members import Member
-from stoker.runs.report import brief, render
-from stoker.runs.stacks import NOT_INSTALLED, NOT_PYTHON, Frame, Stack, Thread, parse_dump
+from stoker.runs.postmortem.causes import CAUSES
+from stoker.runs.postmortem.facts import Evidence
+from stoker.runs.postmortem.hints import hints, options_of
+from stoker.runs.postmortem.markdown import prose
+from stoker.runs.postmortem.members import Member
+from stoker.runs.postmortem.report import brief, render
+from stoker.runs.postmortem.stacks import NOT_INSTALLED, NOT_PYTHON, Frame, Stack, Thread, parse_dump
 from stoker.runs.transcript import Output, harmless, last_outputs, output_tail
 from tests.support.deep import examples
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.fit.terms import Fitted, Observation
-from stoker.overview.detail import AttemptDetail, Detail
 from stoker.queue.explanation import Why
 from stoker.queue.model import Attempt, Finding, Job
-from stoker.runs.markdown import block
+from stoker.runs.postmortem.markdown import block
+from stoker.status.detail import AttemptDetail, Detail
 from stoker.web.reports import LONGEST_REPORT, fit_of, report_html
 from stoker.web.templating import rendered
 from tests.support.deep import examples

@@ -9,9 +9,9 @@ import pytest
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.who import read_stat
 from stoker.procfs import boot_id
+from stoker.rules.policy import Policy
 from stoker.runs.record import MOST_RECORDS, OLDEST_RECORD, Record, Records, Snooze, Spec, Status
 from stoker.runs.summary import in_a_word, summary_of
-from stoker.verdicts.policy import Policy
 
 
 def a_spec(record: Record, *, alive: bool = False, started: float | None = None) -> Spec:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.gpus.model import Look, Maybe, Unknown, Utilization, known
-from stoker.verdicts.samples import Percents, Sample, SampleGatherer, SamplesRule
+from stoker.rules.samples import Percents, Sample, SampleGatherer, SamplesRule
 from tests.support.looks import a_gpu, a_look, a_reading
 
 UNKNOWN = Unknown("the driver did not answer")

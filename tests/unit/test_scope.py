@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Maybe, Process, Reading, Unknown, Utilization
 from stoker.gpus.who import OUTSIDE
-from stoker.verdicts.scope import JobScope, MachineScope
+from stoker.rules.scope import JobScope, MachineScope
 from tests.support.looks import a_gpu, a_look, a_process, a_reading
 
 MINE = frozenset({100, 101})

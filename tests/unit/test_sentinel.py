@@ -16,7 +16,7 @@ from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.usage import Devices, UsageMeter
-from stoker.verdicts.sentinel import Sentinel, SentinelState
+from stoker.rules.sentinel import Sentinel, SentinelState
 from tests.support.looks import a_look
 
 

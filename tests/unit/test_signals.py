@@ -2,7 +2,7 @@
 
 import signal
 
-from stoker.runs.signals import DOUBLE_PRESS, Impatience, Received
+from stoker.runs.processes.signals import DOUBLE_PRESS, Impatience, Received
 
 PRESSED = Received(signal.SIGINT, 0x80, 0, 0)
 BY_A_PROGRAM = Received(signal.SIGINT, 0, 4242, 1000)

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from stoker.cli.top_detail import help_frame
 from stoker.cli.top_screen import UNCUT, View, chosen, frame, selected, share, whole
-from stoker.overview.model import Overview
+from stoker.status.model import Overview
 from tests.support.deep import examples
 from tests.support.overviews import card, ended, machine, overview, running, waiting
 

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 import stoker.web
-from stoker.overview.detail import AttemptDetail, Detail
-from stoker.overview.model import (
+from stoker.queue.explanation import Kind, Why
+from stoker.queue.model import Attempt, Doing, Finding, Job, State
+from stoker.status.detail import AttemptDetail, Detail
+from stoker.status.model import (
     EndedJob,
     GpuCard,
     Health,
@@ -22,8 +24,6 @@ from stoker.overview.model import (
     RunningJob,
     WaitingJob,
 )
-from stoker.queue.explanation import Kind, Why
-from stoker.queue.model import Attempt, Doing, Finding, Job, State
 from stoker.web.pages.sections import for_page, render, render_job
 from stoker.web.visitor import Role
 

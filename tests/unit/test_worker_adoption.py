@@ -20,9 +20,9 @@ from stoker.errors import StokerError
 from stoker.procfs import boot_id
 from stoker.queue import Store
 from stoker.queue.model import Attempt
-from stoker.runs.processes import Identity, identify, is_alive
+from stoker.runs.processes.scan import Identity, identify, is_alive
+from stoker.runs.processes.syscalls import set_name
 from stoker.runs.record import Status
-from stoker.runs.syscalls import set_name
 from stoker.worker import adoption
 from stoker.worker.adoption import find, give_back
 from stoker.worker.assignment import ATTEMPT_MARK, ATTENDANT_NAME, AttemptRecord, Keepers

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from stoker.queue.model import Outcome
-from stoker.runs.guardian import Guardian
 from stoker.runs.plan import Plan
+from stoker.runs.processes.reaper import Guardian
+from stoker.runs.processes.signals import SignalStream
+from stoker.runs.processes.syscalls import BootTimer
 from stoker.runs.record import Status
-from stoker.runs.signals import SignalStream
-from stoker.runs.syscalls import BootTimer
 from stoker.worker import attendant
 from stoker.worker.assignment import Assignment, AttemptRecord, Keepers, now
 from stoker.worker.capacity import Want

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from stoker.overview.tail_reader import TailReader
+from stoker.logs.tail_reader import TailReader
 from stoker.queue import Store
 from stoker.worker.assignment import Assignment, AttemptRecord
 from stoker.worker.delivery import RUNNING_TAIL, TAIL, Excerpt

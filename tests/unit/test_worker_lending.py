@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import StokerError
-from stoker.overview.mirror import Mirror
+from stoker.logs.remote_file import Mirror
 from stoker.queue import Store, init_queue
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.model import Lent

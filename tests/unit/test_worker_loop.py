@@ -143,7 +143,7 @@ def test_a_full_disk_that_keeps_the_queue_away_is_tidied(stage: Stage) -> None:
 def test_cgroups_of_killed_supervisors_are_removed_when_a_worker_ends(stage: Stage, tmp_path: Path) -> None:
     abandoned = tmp_path / f"stoker-{2**22}-1-0"  # no kernel gives out such a pid
     stage.loop._crew.dismiss.side_effect = abandoned.mkdir  # type: ignore[attr-defined]  # a mock
-    with patch("stoker.runs.cgroup.own_cgroup", return_value=tmp_path):
+    with patch("stoker.runs.processes.cgroup.own_cgroup", return_value=tmp_path):
         assert stage.one_round() == 0
     assert not abandoned.exists()
 

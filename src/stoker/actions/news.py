@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from stoker.gpus.model import known
+from stoker.rules.policy import Policy
+from stoker.rules.verdict import Activity, Verdict
 from stoker.units import format_duration
-from stoker.verdicts.policy import Policy
-from stoker.verdicts.verdict import Activity, Verdict
 
 # A driver that is being reset or updated is back by then; what lasts longer is nothing that mends itself.
 UNKNOWN_PATIENCE: Final = 300.0

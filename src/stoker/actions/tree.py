@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.procfs import GROUP, PARENT, SESSION, STARTED, STATE, THREADS, read_stat_fields
-from stoker.runs.ladder import PATIENCE, Ladder, Outcome
-from stoker.runs.processes import Census, Identity
-from stoker.runs.syscalls import share_file
+from stoker.runs.processes.scan import Census, Identity
+from stoker.runs.processes.syscalls import share_file
+from stoker.runs.processes.termination import PATIENCE, Ladder, Outcome
 
 # Nothing tells when processes end that are not our children, so it is looked this often.
 _LOOK_EVERY: Final = 0.05

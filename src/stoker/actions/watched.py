@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look
-from stoker.verdicts.policy import Policy
-from stoker.verdicts.scope import MachineScope
-from stoker.verdicts.verdict import Activity
+from stoker.rules.policy import Policy
+from stoker.rules.scope import MachineScope
+from stoker.rules.verdict import Activity
 
 
 class Watched:

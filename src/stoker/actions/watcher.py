@@ -19,11 +19,11 @@ from stoker.gpus.lookout import LONGEST_WAIT, Lookout
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
+from stoker.rules.idle import IdleRule
+from stoker.rules.policy import Policy
+from stoker.rules.verdict import Verdict
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration, format_percent
-from stoker.verdicts.idle import IdleRule
-from stoker.verdicts.policy import Policy
-from stoker.verdicts.verdict import Verdict
 
 # As with GNU timeout: it ended because time was up.
 IDLE: Final = 124

@@ -12,7 +12,7 @@ from stoker.cli.queue_options import opened
 from stoker.cli.selection import JobName
 from stoker.cli.steering import Changed, Report, Request, Unchanged, request_options, tell
 from stoker.errors import BadInputError
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
 
 if TYPE_CHECKING:
     from stoker.queue import Job, State, Store

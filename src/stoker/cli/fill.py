@@ -53,7 +53,7 @@ def status(as_json: bool) -> int:
 
     from stoker.fill.ledger import Ledger
     from stoker.procfs import boot_id
-    from stoker.runs.processes import Identity, is_alive
+    from stoker.runs.processes.scan import Identity, is_alive
 
     found = Ledger(state_home(), socket.gethostname()).read()
     alive = found is not None and found.boot == boot_id() and is_alive(Identity(found.pid, found.started))

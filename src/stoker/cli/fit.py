@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stoker.fit.overrides import Command
     from stoker.fit.terms import Fitted
     from stoker.gpus.prober import Prober
-    from stoker.runs.signals import SignalStream
+    from stoker.runs.processes.signals import SignalStream
 
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ANY_AGE: Final = "36500d"
@@ -287,7 +287,7 @@ def _print_json(fitted: "Fitted", remembered: "Remembered | None", key: "Key", f
 
 @contextlib.contextmanager
 def _signals() -> "Iterator[SignalStream]":
-    from stoker.runs.signals import SignalStream
+    from stoker.runs.processes.signals import SignalStream
 
     with SignalStream(_ENDING) as signals:
         yield signals

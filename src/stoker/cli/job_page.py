@@ -8,13 +8,13 @@ import msgspec
 
 from stoker.cli.fit_words import fit_words
 from stoker.cli.job_json import attempt_json, job_json
+from stoker.logs.readers import directory_of
 from stoker.masking import masked_environment
-from stoker.overview.job_words import command_text
-from stoker.overview.outputs import directory_of
 from stoker.places import state_home
 from stoker.queue.explanation import Surroundings, Why, gpu_names
 from stoker.queue.model import Attempt, Finding, Job
 from stoker.queue.surroundings import look_around, why
+from stoker.status.job_text import command_text
 from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from stoker.overview.job_words import called
 from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
 from stoker.queue.model import ENDED, Job, State
+from stoker.status.job_text import called
 from stoker.units import format_duration, format_memory
 
 # In the order of the table.

@@ -12,7 +12,7 @@ from stoker.errors import BadInputError
 
 if TYPE_CHECKING:
     from stoker.cli.log_screen import LogScreen
-    from stoker.overview.outputs import Piece
+    from stoker.logs.readers import Piece
     from stoker.queue import Attempt, Job, Store
 
 
@@ -100,7 +100,7 @@ def _print(store: "Store", attempt: "Attempt", lines: int | None, as_json: bool)
 
 def _read(store: "Store", attempt: "Attempt", lines: int | None) -> tuple["Piece", bool]:
     """What it printed, and whether that is all that was asked for."""
-    from stoker.overview.outputs import directory_of, has_output, last_lines, reader_of
+    from stoker.logs.readers import directory_of, has_output, last_lines, reader_of
     from stoker.places import state_home
 
     is_here = has_output(directory_of(state_home(), attempt))
@@ -118,7 +118,7 @@ def _read(store: "Store", attempt: "Attempt", lines: int | None) -> tuple["Piece
 
 def _kept_lines(store: "Store", attempt: "Attempt", count: int) -> "Piece | None":
     """The last so many lines of an attempt that has ended, if the queue has them: then nobody need lend it all."""
-    from stoker.overview.outputs import LAST_WITHIN, TailReader, last_lines
+    from stoker.logs.readers import LAST_WITHIN, TailReader, last_lines
 
     if attempt.ended is None or store.clock() - attempt.ended < LAST_WITHIN:
         return None

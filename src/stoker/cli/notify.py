@@ -58,7 +58,7 @@ def _test_text(wanted: "Notifications") -> str:
 
 
 def _run(wanted: "Notifications", queue_url: str | None) -> int:
-    from stoker.overview.crier import Crier
+    from stoker.notifications.notifier import Crier
 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

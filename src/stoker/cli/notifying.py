@@ -21,7 +21,7 @@ def notifying(config: "Config", tell: Callable[[str], None]) -> Iterator[None]:
     if not wanted.urls:
         yield
         return
-    from stoker.overview.crier import Crier
+    from stoker.notifications.notifier import Crier
     from stoker.queue import open_queue
 
     # Whoever asked for any free port cannot be sent a link to it before there is one.

@@ -11,8 +11,8 @@ import click
 
 from stoker.cli.options import Typed
 from stoker.errors import BadInputError
+from stoker.rules.policy import Policy, Require
 from stoker.units import format_duration, format_percent, parse_duration, parse_fraction
-from stoker.verdicts.policy import Policy, Require
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,10 +15,10 @@ from stoker.cli.timeline import Timeline
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Gpu, Look, known
 from stoker.gpus.recording import RecordingReader
+from stoker.rules.policy import Policy
+from stoker.rules.replay import Firing, Replay, Stretch, replay, rhythm_of
+from stoker.rules.scope import MachineScope
 from stoker.units import format_duration
-from stoker.verdicts.policy import Policy
-from stoker.verdicts.replay import Firing, Replay, Stretch, replay, rhythm_of
-from stoker.verdicts.scope import MachineScope
 
 # A recording begins in the middle of things: there is no start of a job after which to wait.
 _DEFAULTS: Final = Policy(after=0.0)

@@ -15,8 +15,8 @@ from stoker.cli import replay_words as words
 from stoker.cli.timeline import Bin, Drawn, Timeline
 from stoker.gpus.model import Gpu
 from stoker.gpus.state import title
+from stoker.rules.replay import Firing, Moment, Replay, Stretch
 from stoker.units import format_duration, format_percent
-from stoker.verdicts.replay import Firing, Moment, Replay, Stretch
 
 # About as many as a large screen has pixels for; a point is never narrower than a line on a phone.
 _POINTS: Final = 1000

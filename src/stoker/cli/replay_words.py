@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from stoker.rules.policy import Policy
+from stoker.rules.replay import SOON, Firing, Replay, Stretch
 from stoker.units import format_duration, format_percent
-from stoker.verdicts.policy import Policy
-from stoker.verdicts.replay import SOON, Firing, Replay, Stretch
 
 _HOUR = 3600.0
 

@@ -4,10 +4,10 @@ import shlex
 import time
 
 from stoker.masking import masked_command
+from stoker.rules.policy import Policy
 from stoker.runs.record import Record
 from stoker.runs.summary import Summary, in_a_word, summary_of
 from stoker.units import format_duration
-from stoker.verdicts.policy import Policy
 
 
 def run_json(record: Record) -> str:

@@ -15,7 +15,7 @@ from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, wants_batch_size
 from stoker.queue.rules import OFF, kept
 from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, variants
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
 
 if TYPE_CHECKING:
     from stoker.queue import NewJob, Store

@@ -9,7 +9,7 @@ from stoker.cli.queue_options import opened_or_created, queue_option, queue_url_
 from stoker.errors import BadInputError
 
 if TYPE_CHECKING:
-    from stoker.overview.model import Overview
+    from stoker.status.model import Overview
 
 
 @click.command("top")
@@ -20,8 +20,8 @@ def command(once: bool, as_json: bool, queue_url: str | None) -> int:
     """Watch health, GPUs and jobs live, and act on them: ? shows the keys, q leaves."""
     from stoker.cli.top_session import Session
     from stoker.cli.top_terminal import Terminal
-    from stoker.overview.snapshot import Observer
     from stoker.places import state_home
+    from stoker.status.snapshot import Observer
 
     if once and as_json:
         raise BadInputError("--once and --json both print it one time: choose one")

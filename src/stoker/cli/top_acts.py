@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import BadInputError, StokerError
-from stoker.overview.job_words import on_one_line
 from stoker.queue.explanation import clock_time
 from stoker.queue.provenance import login_name
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, label, moving, why_not_any_more
+from stoker.status.job_text import on_one_line
 from stoker.units import format_duration
 
 if TYPE_CHECKING:

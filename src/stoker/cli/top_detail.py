@@ -8,13 +8,13 @@ from rich.text import Text
 
 from stoker.cli.top_keys import HELP
 from stoker.cli.top_screen import View, cut, last_line, progress_bar
-from stoker.overview.detail import AttemptDetail, Detail
-from stoker.overview.job_words import called, command_text, on_one_line
-from stoker.overview.outputs import directory_of, has_output
+from stoker.logs.readers import directory_of, has_output
 from stoker.queue.explanation import clock_time, spoken
 from stoker.queue.model import Attempt
 from stoker.runs.output import read_tail
 from stoker.runs.transcript import harmless
+from stoker.status.detail import AttemptDetail, Detail
+from stoker.status.job_text import called, command_text, on_one_line
 
 if TYPE_CHECKING:
     from stoker.queue import Store

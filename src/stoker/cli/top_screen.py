@@ -7,10 +7,10 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from stoker.overview.job_words import called, on_one_line
-from stoker.overview.model import EndedJob, GpuCard, Level, Machine, Overview, Progress, RunningJob, WaitingJob
 from stoker.queue.explanation import spoken
 from stoker.queue.model import Doing, State
+from stoker.status.job_text import called, on_one_line
+from stoker.status.model import EndedJob, GpuCard, Level, Machine, Overview, Progress, RunningJob, WaitingJob
 from stoker.units import format_duration, format_memory, format_percent
 
 AnyJob = RunningJob | WaitingJob | EndedJob

@@ -17,14 +17,14 @@ from stoker.cli.top_detail import detail_frame, help_frame, last_words
 from stoker.cli.top_screen import View, chosen, frame, last_line, selected
 from stoker.cli.top_terminal import Terminal
 from stoker.errors import StokerError
-from stoker.overview.detail import Detail, read
-from stoker.overview.health import without_queue
-from stoker.overview.job_words import called
-from stoker.overview.model import Health, Overview
-from stoker.overview.snapshot import Observer
 from stoker.queue.model import Job
 from stoker.queue.provenance import login_name
 from stoker.queue.store import Store
+from stoker.status.detail import Detail, read
+from stoker.status.health import without_queue
+from stoker.status.job_text import called
+from stoker.status.model import Health, Overview
+from stoker.status.snapshot import Observer
 
 # Utilizations, progress and times go on without a word from the queue.
 _LOOK_EVERY: Final = 1.0

@@ -20,9 +20,9 @@ from stoker.cli.options import Typed, open_prober, source_options
 from stoker.cli.policy import LENGTH, SHARE, policy_from, policy_options
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.source import AbsentError
+from stoker.rules.policy import Policy
 from stoker.settings import Settings, load_settings
 from stoker.units import format_duration
-from stoker.verdicts.policy import Policy
 
 # What a person set for this machine, and a service would not find again. The rule itself becomes options.
 _CARRIED: Final = ("STOKER_GPUS", "STOKER_DEADLINE", "CUDA_VISIBLE_DEVICES")

@@ -14,10 +14,10 @@ from stoker.dropin.looks import steady_looks
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Look
 from stoker.gpus.usage import Devices
+from stoker.rules.policy import GAP_ALLOWANCE, GAP_LOOKS
+from stoker.rules.sentinel import Sentinel, SentinelState
 from stoker.streams import ERROR, OUTPUT, emit, open_missing
 from stoker.units import format_percent
-from stoker.verdicts.policy import GAP_ALLOWANCE, GAP_LOOKS
-from stoker.verdicts.sentinel import Sentinel, SentinelState
 
 # A tick is a second: the options count seconds.
 TICK: Final = 1.0

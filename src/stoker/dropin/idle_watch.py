@@ -7,9 +7,9 @@ from typing import Final, Literal, NamedTuple
 
 from stoker.gpus.lookout import LONGEST_WAIT
 from stoker.gpus.model import Look, known
+from stoker.rules.policy import GAP_ALLOWANCE, GAP_LOOKS, LOOK_TAKES, longest_unseen
+from stoker.rules.samples import Sample, SampleGatherer, SamplesRule
 from stoker.streams import ERROR, emit
-from stoker.verdicts.policy import GAP_ALLOWANCE, GAP_LOOKS, LOOK_TAKES, longest_unseen
-from stoker.verdicts.samples import Sample, SampleGatherer, SamplesRule
 
 PROGRAM: Final = "gpu_idle_timeout"
 

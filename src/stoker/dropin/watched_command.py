@@ -13,11 +13,11 @@ from stoker.dropin.idle_watch import PROGRAM, IdleWatch
 from stoker.dropin.looks import look_come, open_prober
 from stoker.gpus.lookout import Lookout
 from stoker.gpus.prober import Prober
-from stoker.runs.guardian import Ended, Failed, Gone, Guardian, Program, Started, exit_code, launch
-from stoker.runs.ladder import stop
-from stoker.runs.processes import Identity, send, stat
-from stoker.runs.signals import FORWARDED, Impatience, Received, SignalStream
-from stoker.runs.terminal import Terminal
+from stoker.runs.processes.reaper import Ended, Failed, Gone, Guardian, Program, Started, exit_code, launch
+from stoker.runs.processes.scan import Identity, send, stat
+from stoker.runs.processes.signals import FORWARDED, Impatience, Received, SignalStream
+from stoker.runs.processes.terminal import Terminal
+from stoker.runs.processes.termination import stop
 from stoker.streams import ERROR, emit
 
 KILLED: Final = 1

@@ -39,8 +39,8 @@ from stoker.presence.ignoring import SHIPPED, Ignored
 from stoker.presence.nodes import device_nodes
 from stoker.presence.terminals import Terminals
 from stoker.procfs import boot_id
-from stoker.runs.processes import Identity, descends, identify, stat
-from stoker.runs.signals import SignalStream
+from stoker.runs.processes.scan import Identity, descends, identify, stat
+from stoker.runs.processes.signals import SignalStream
 from stoker.units import format_duration
 
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from stoker.fill.tenant import MARK
-from stoker.runs.keeper import GUARDIAN_NAME
-from stoker.runs.marks import environments, is_kept
-from stoker.runs.processes import Identity, is_alive, is_gone, send
+from stoker.runs.processes.reaper_process import GUARDIAN_NAME
+from stoker.runs.processes.scan import Identity, is_alive, is_gone, send
+from stoker.runs.processes.tags import environments, is_kept
 
 # A guardian whose filler was killed may be about to start its program: within this time it has, and can be found by it.
 _SETTLING: Final = 0.5

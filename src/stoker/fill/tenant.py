@@ -11,9 +11,9 @@ from stoker.errors import StokerError
 from stoker.fill.config import Background
 from stoker.gpus.giving import give
 from stoker.gpus.model import Gpu
-from stoker.runs.guardian import Ended, Failed, Gone, Program, exit_code, launch
-from stoker.runs.ladder import Ladder
-from stoker.runs.processes import Identity
+from stoker.runs.processes.reaper import Ended, Failed, Gone, Program, exit_code, launch
+from stoker.runs.processes.scan import Identity
+from stoker.runs.processes.termination import Ladder
 
 # Every process of a background program carries it: what was left by a filler that was killed is found by it.
 MARK: Final = "STOKER_FILL"

@@ -19,9 +19,9 @@ from stoker.fit.watching import MemoryWatch, Plateau
 from stoker.gpus.lookout import Lookout
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
-from stoker.runs.guardian import Ended, Failed, Gone, Guardian, Program, exit_code, launch
-from stoker.runs.ladder import stop
 from stoker.runs.output import OutputLog
+from stoker.runs.processes.reaper import Ended, Failed, Gone, Guardian, Program, exit_code, launch
+from stoker.runs.processes.termination import stop
 from stoker.runs.supervisor import helpers_of
 
 # Peaks of training last for a forward pass: tenths of a second.

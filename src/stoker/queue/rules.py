@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
 
 Kept = dict[str, str | int | float | bool | None]
 

@@ -7,7 +7,7 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.gpus.prober import DEFAULT_DEADLINE
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
 
 # What a training needs to write a checkpoint when it is asked to end; systemd waits longer, impatient people less.
 DEFAULT_GRACE: Final = 30.0

@@ -22,8 +22,8 @@ import msgspec
 from stoker.errors import BadInputError, StokerError
 from stoker.places import private_directory, private_file
 from stoker.procfs import boot_id
-from stoker.runs.processes import Identity, is_gone
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
+from stoker.runs.processes.scan import Identity, is_gone
 
 # Enough to look back over weeks of experiments; a record is mostly its readings, a few MiB at the most.
 MOST_RECORDS: Final = 200

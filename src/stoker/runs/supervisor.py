@@ -25,7 +25,12 @@ from stoker.gpus.visible import select_gpus
 from stoker.gpus.who import read_stat
 from stoker.places import state_home
 from stoker.procfs import boot_id
-from stoker.runs.guardian import (
+from stoker.rules.idle import IdleRule
+from stoker.rules.scope import JobScope, MachineScope
+from stoker.rules.verdict import Activity, Verdict
+from stoker.runs.journal import Journal
+from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
+from stoker.runs.processes.reaper import (
     Aftermath,
     Beginning,
     Ended,
@@ -38,20 +43,15 @@ from stoker.runs.guardian import (
     exit_code,
     prepare,
 )
-from stoker.runs.journal import Journal
-from stoker.runs.ladder import Outcome, stop
-from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
+from stoker.runs.processes.signals import FORWARDED, Impatience, Received, SignalStream
+from stoker.runs.processes.terminal import Terminal
+from stoker.runs.processes.termination import Outcome, stop
 from stoker.runs.record import Ending, NoRecord, Record, Records, Spec, Status, readable
-from stoker.runs.signals import FORWARDED, Impatience, Received, SignalStream
-from stoker.runs.terminal import Terminal
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration
-from stoker.verdicts.idle import IdleRule
-from stoker.verdicts.scope import JobScope, MachineScope
-from stoker.verdicts.verdict import Activity, Verdict
 
 if TYPE_CHECKING:
-    from stoker.runs.inquest import Queued
+    from stoker.runs.postmortem.collect import Queued
 
 # Commands that are over before this never pay for a GPU helper.
 FIRST_LOOK: Final = 3.0
@@ -482,7 +482,7 @@ class Supervisor:
 
         Returns None when it was called off: a snooze that comes before the first signal is in time.
         """
-        from stoker.runs.inquest import Inquest
+        from stoker.runs.postmortem.collect import Inquest
 
         self._note(state="stopping", ending=ending, sentence=sentence)
         inquest: Inquest | None = None
@@ -504,7 +504,7 @@ class Supervisor:
 
     def _queued(self) -> "Queued | None":
         """The queued job that this is an attempt of: only its output is kept by us."""
-        from stoker.runs.inquest import Queued
+        from stoker.runs.postmortem.collect import Queued
 
         return None if self._log is None else Queued(self._environment["STOKER_JOB_ID"], Path(self._log))
 

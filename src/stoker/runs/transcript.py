@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from stoker.gpus.model import Maybe, Unknown
-from stoker.runs.members import answers_in_time
 from stoker.runs.output import read_tail
+from stoker.runs.postmortem.members import answers_in_time
 
 LINES: Final = 40
 # Forty lines of ordinary output many times over; of a single endless line the end is enough.

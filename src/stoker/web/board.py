@@ -14,10 +14,10 @@ import time
 from typing import Final
 
 from stoker.errors import StokerError
-from stoker.overview.model import Overview
-from stoker.overview.snapshot import Observer
 from stoker.queue import Store, open_queue
 from stoker.queue.bell import Bell
+from stoker.status.model import Overview
+from stoker.status.snapshot import Observer
 from stoker.web.config import PATIENCE, Config
 
 _LOGGER: Final = logging.getLogger("stoker.web")

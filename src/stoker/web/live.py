@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import StreamingResponse
 
 from stoker.errors import BadInputError, StokerError
-from stoker.overview import detail
+from stoker.status import detail
 from stoker.web.house import House, house_of, visitor_of
 from stoker.web.pages.job_list import Listing
 from stoker.web.pages.sections import render_job

@@ -21,9 +21,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.overview.log_lines import LogLines, News, Row, first_file, place_of
-from stoker.overview.mirror import Mirror, may_be_lent
-from stoker.overview.outputs import LAST_WITHIN, OutputReader, TailReader
+from stoker.logs.html_lines import LogLines, News, Row, first_file, place_of
+from stoker.logs.readers import LAST_WITHIN, OutputReader, TailReader
+from stoker.logs.remote_file import Mirror, may_be_lent
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.model import ENDED, Attempt
 from stoker.queue.rows import clean_text

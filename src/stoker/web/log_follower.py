@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from stoker.overview.log_lines import Row
+from stoker.logs.html_lines import Row
 from stoker.web.log_channel import FIRST_LINES, Channel
 
 # A message that a phone takes in without a pause.

@@ -15,9 +15,9 @@ from fastapi import APIRouter, FastAPI, Header, HTTPException, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from stoker.errors import BadInputError, StokerError
-from stoker.overview.log_lines import STEP, place_of
-from stoker.overview.mirror import Mirror, may_be_lent
-from stoker.overview.outputs import OutputReader
+from stoker.logs.html_lines import STEP, place_of
+from stoker.logs.readers import OutputReader
+from stoker.logs.remote_file import Mirror, may_be_lent
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.model import ENDED, ID, Attempt, Job
 from stoker.web.house import House, house_of, visitor_of

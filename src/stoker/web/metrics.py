@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.overview.model import Machine, Overview
 from stoker.queue.model import Doing, State
+from stoker.status.model import Machine, Overview
 from stoker.version import __version__
 from stoker.web.house import house_of
 

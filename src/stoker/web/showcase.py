@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from markupsafe import Markup
 
-from stoker.overview.model import Overview
+from stoker.status.model import Overview
 from stoker.web.pages.sections import for_page, render
 from stoker.web.visitor import Role
 

@@ -15,8 +15,8 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from stoker.overview.job_words import called, command_text, on_one_line
 from stoker.queue.explanation import spoken
+from stoker.status.job_text import called, command_text, on_one_line
 from stoker.units import format_memory, format_percent
 from stoker.web.reports import fit_of, report_html
 from stoker.web.statics import static_url

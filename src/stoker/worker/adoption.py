@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 from stoker.procfs import boot_id
 from stoker.queue import Attempt, Store, queue_address
-from stoker.runs.keeper import GUARDIAN_NAME
-from stoker.runs.marks import environments, is_kept, kill_all, marked
-from stoker.runs.processes import Identity, is_gone
+from stoker.runs.processes.reaper_process import GUARDIAN_NAME
+from stoker.runs.processes.scan import Identity, is_gone
+from stoker.runs.processes.tags import environments, is_kept, kill_all, marked
 from stoker.worker.assignment import ATTEMPT_MARK, ATTENDANT_NAME, Assignment, AttemptRecord, is_attended
 from stoker.worker.engagement import Engagement, stop_leftovers
 from stoker.worker.home import Home

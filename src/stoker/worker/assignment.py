@@ -24,9 +24,9 @@ from stoker.fit.terms import Fitted
 from stoker.places import open_privately, private_file
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
-from stoker.runs.processes import Identity
+from stoker.runs.processes.scan import Identity
+from stoker.runs.processes.syscalls import boot_clock
 from stoker.runs.record import Record, Status
-from stoker.runs.syscalls import boot_clock
 from stoker.worker.capacity import Want
 from stoker.worker.fitting import Fitting
 

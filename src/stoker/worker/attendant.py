@@ -25,14 +25,14 @@ from stoker.fit.terms import Fitted
 from stoker.fit.wish import smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
-from stoker.runs.guardian import Guardian, prepare
 from stoker.runs.output import OutputLog, read_tail
 from stoker.runs.plan import Plan
-from stoker.runs.processes import identify
+from stoker.runs.processes.reaper import Guardian, prepare
+from stoker.runs.processes.scan import identify
+from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
+from stoker.runs.processes.syscalls import BootTimer, set_name
 from stoker.runs.record import Ending, Status
-from stoker.runs.signals import FORWARDED, Received, SignalStream
 from stoker.runs.supervisor import Order, Supervisor, helpers_of, is_from_job, note_orphaned, spec_of
-from stoker.runs.syscalls import BootTimer, set_name
 from stoker.units import format_duration
 from stoker.worker.assignment import ATTENDANT_NAME, Assignment, AttemptRecord, Keepers, conclusion, now
 from stoker.worker.errand import Errand

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from stoker.queue.model import Snoozed
-from stoker.runs.cgroup import Cgroup
-from stoker.runs.marks import kill_all, marked
-from stoker.runs.processes import descends, is_gone, send, stat
+from stoker.runs.processes.cgroup import Cgroup
+from stoker.runs.processes.scan import descends, is_gone, send, stat
+from stoker.runs.processes.tags import kill_all, marked
 from stoker.runs.record import Snooze, Status
 from stoker.worker.assignment import ATTEMPT_MARK, Assignment, AttemptRecord, Heeded, conclusion
 from stoker.worker.capacity import Holding

@@ -22,8 +22,8 @@ from stoker.fill.filler import Filler
 from stoker.fill.ledger import lock
 from stoker.gpus.model import Gpu
 from stoker.gpus.prober import Prober
-from stoker.runs.descriptors import close_all_but
-from stoker.runs.processes import descends
+from stoker.runs.processes.descriptors import close_all_but
+from stoker.runs.processes.scan import descends
 from stoker.worker.capacity import BACKGROUND, Holding, Want
 from stoker.worker.grants import Grants
 from stoker.worker.orders import Orders

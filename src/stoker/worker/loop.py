@@ -18,8 +18,8 @@ from stoker.gpus.prober import Prober
 from stoker.queue import QueueAwayError, Store, open_queue
 from stoker.queue.bell import Bell
 from stoker.queue.model import Snoozed, View
-from stoker.runs.cgroup import NoCgroupError, remove_abandoned
-from stoker.runs.signals import SignalStream
+from stoker.runs.processes.cgroup import NoCgroupError, remove_abandoned
+from stoker.runs.processes.signals import SignalStream
 from stoker.units import format_duration
 from stoker.worker.adoption import adopt, find, give_back
 from stoker.worker.assignment import now as lease_clock

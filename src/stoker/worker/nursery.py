@@ -22,7 +22,7 @@ from typing import Final
 
 from stoker.errors import StokerError
 from stoker.queue import warm_up
-from stoker.runs.syscalls import set_name
+from stoker.runs.processes.syscalls import set_name
 from stoker.worker.assignment import undelivered
 from stoker.worker.attendant import run_and_leave
 from stoker.worker.messages import Channel
@@ -33,7 +33,7 @@ _LEAVE: Final = b"l"
 _NEEDED: Final = (
     "subprocess",
     "stoker.fit.oom",
-    "stoker.runs.inquest",
+    "stoker.runs.postmortem.collect",
     "stoker.worker.adoption",
     "stoker.worker.delivery",
     "stoker.worker.worktree",

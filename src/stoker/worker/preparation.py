@@ -10,7 +10,7 @@ from stoker.gpus.giving import give
 from stoker.gpus.model import Gpu
 from stoker.placeholders import filled, mentioned
 from stoker.queue.model import Job
-from stoker.verdicts.policy import Policy
+from stoker.rules.policy import Policy
 
 # Empty, these two hide every GPU.
 _HIDING: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

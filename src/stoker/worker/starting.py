@@ -10,8 +10,8 @@ from stoker.errors import BadInputError, StokerError
 from stoker.fit.wish import Wish
 from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.address import SqliteAddress
+from stoker.rules.policy import Policy
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
-from stoker.verdicts.policy import Policy
 from stoker.worker.assignment import ATTEMPT_MARK, Assignment
 from stoker.worker.capacity import Want
 from stoker.worker.crew import Crew

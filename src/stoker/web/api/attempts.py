@@ -12,8 +12,8 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from stoker.overview.log_lines import STEP, place_of
-from stoker.overview.outputs import LAST_WITHIN, OutputReader, Piece, TailReader, last_lines
+from stoker.logs.html_lines import STEP, place_of
+from stoker.logs.readers import LAST_WITHIN, OutputReader, Piece, TailReader, last_lines
 from stoker.queue.model import Attempt
 from stoker.queue.store import SECONDS_BETWEEN_LOOKS, Store
 from stoker.web.api.answers import TEXT, answer, found, problems_listed, text_listed

@@ -7,9 +7,9 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.overview.history import History, series
 from stoker.queue.model import Doing
 from stoker.queue.store import Store
+from stoker.status.history import History, series
 from stoker.web.api.answers import answer, tagged
 from stoker.web.api.described import described
 from stoker.web.house import house_of

@@ -4,9 +4,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.overview.model import Overview
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.store import Store
+from stoker.status.model import Overview
 from stoker.web.api.answers import Done, Undo, answer, answer_with_jobs
 from stoker.web.api.bodies import DismissBody
 from stoker.web.api.described import described

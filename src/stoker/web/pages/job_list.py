@@ -7,9 +7,9 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stoker.overview.health import NEWS_FOR
 from stoker.queue.model import Failure, State
 from stoker.queue.store import Store
+from stoker.status.health import NEWS_FOR
 from stoker.web.house import house_of, visitor_of
 from stoker.web.pages.front import now_of
 from stoker.web.pages.sections import render_list, trusted

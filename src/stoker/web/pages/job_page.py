@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from stoker.errors import BadInputError
-from stoker.overview import detail
+from stoker.status import detail
 from stoker.web.house import house_of, visitor_of
 from stoker.web.pages.sections import render_job, trusted
 from stoker.web.problems import NotFoundError

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from stoker.overview.detail import Detail
-from stoker.overview.model import Machine, Overview
 from stoker.queue.model import Job
+from stoker.status.detail import Detail
+from stoker.status.model import Machine, Overview
 from stoker.web.pages import words
 from stoker.web.templating import rendered, slug
 from stoker.web.visitor import Role

@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from stoker.overview.job_words import command_text, whole_command
 from stoker.queue.model import Asked, Job
+from stoker.status.job_text import command_text, whole_command
 from stoker.units import format_duration, format_percent
 from stoker.web.submission import Wanted
 

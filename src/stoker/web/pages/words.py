@@ -5,11 +5,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from stoker.overview.model import GpuCard, Machine
 from stoker.queue.explanation import Why
 from stoker.queue.model import Doing, Job
+from stoker.rules.policy import Policy
+from stoker.status.model import GpuCard, Machine
 from stoker.units import format_duration, format_memory
-from stoker.verdicts.policy import Policy
 
 # How a machine's GPUs are summed up, in the order in which people ask.
 _DOING: Final[dict[Doing | Literal["kept"], str]] = {

@@ -1,0 +1,1 @@
+"""Job output: readers, terminal emulation, streaming from other machines."""

@@ -1,0 +1,281 @@
+"""A small terminal for logs: bytes as a program wrote them become lines of styled text that are safe to show.
+
+What is on the screen of a real terminal can be rewritten, and progress bars do that: a carriage return, a backspace, a
+cursor that goes up a few lines. So the last lines are kept within reach, and are final only when they have left it.
+Every letter counts as one column; colours become names of CSS classes, because a page may not carry styles in its HTML.
+"""
+
+import codecs
+import html
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from stoker.logs.ansi_style import PLAIN, Style, classes_of, restyled
+
+# Nobody reads further to the right than that, and a page with such lines stays quick; a download has all of it.
+LONGEST_LINE: Final = 8192
+# As many lines as a tall terminal has: further up no program can go.
+REACH: Final = 64
+# What a line that is longer ends with, and its class.
+NOTE: Final = " … cut here: the downloaded file has the whole line"
+CUT: Final = "a-cut"
+
+_TAB: Final = 8
+# Between two control characters; what would change the direction of the text around it is not text.
+_TEXT: Final = r"[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+"
+_TOKEN: Final = re.compile(
+    rf"(?P<text>{_TEXT})"
+    r"|\x1b\[(?P<parameters>[0-?]{0,128})[ -/]{0,4}(?P<final>[@-~])"
+    r"|(?P<string>\x1b[\]PX^_])"
+    r"|(?P<escape>\x1b[ -/]{0,4}[0-OQ-WYZ\\`-~])"
+    r"|(?P<control>[\s\S])"
+)
+# The beginning of an escape sequence: the rest may come with the next bytes.
+_BEGUN: Final = re.compile(r"\x1b(?:\[[0-?]{0,128}[ -/]{0,4}|[ -/]{0,4})\Z")
+# A title or a link ends with a bell or a string terminator; at the end of the line at the latest, or else one that is
+# broken would hide all that follows.
+_STRING_END: Final = re.compile(r"[\x07\x18\x1a\n\x1b\x9c]")
+# They mean nothing on paper: no ink is lost.
+_SILENT: Final = frozenset("\x00\x07\x0e\x0f\x1b\x7f")
+
+
+class Span(NamedTuple):
+    """A piece of a line in one style."""
+
+    text: str
+    classes: tuple[str, ...]
+
+
+class Line(NamedTuple):
+    """A line, by the number of line ends that came before it: whoever begins to read in the middle counts the same."""
+
+    number: int
+    spans: tuple[Span, ...]
+
+
+_Run = tuple[str, Style]
+
+
+class _Row:
+    """A line that can still be rewritten."""
+
+    __slots__ = ("is_cut", "length", "number", "runs")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.runs: list[_Run] = []
+        self.length = 0
+        self.is_cut = False
+        """Whether there was more than the longest line has room for."""
+
+    def copy(self) -> "_Row":
+        other = _Row(self.number)
+        other.runs, other.length, other.is_cut = self.runs.copy(), self.length, self.is_cut
+        return other
+
+    def put(self, column: int, text: str, style: Style) -> None:
+        is_cut = self.is_cut or column + len(text) > LONGEST_LINE
+        self._put(column, text[: LONGEST_LINE - column], style)
+        self.is_cut = is_cut
+
+    def _put(self, column: int, text: str, style: Style) -> None:
+        if not text:
+            return
+        if column > self.length:
+            self.runs.append((" " * (column - self.length), PLAIN))
+            self.length = column
+        if column < self.length:
+            rest = self._behind(column + len(text))
+            self.cut(column)
+            self.runs += [(text, style), *rest]
+            self.length = column + len(text) + sum(len(piece) for piece, _ in rest)
+        else:
+            self.runs.append((text, style))
+            self.length += len(text)
+
+    def cut(self, column: int) -> None:
+        """Erases from there to the end."""
+        kept: list[_Run] = []
+        at = 0
+        for text, style in self.runs:
+            if at >= column:
+                break
+            kept.append((text[: column - at], style))
+            at += len(text)
+        self.runs, self.length, self.is_cut = kept, min(self.length, column), False
+
+    def _behind(self, column: int) -> list[_Run]:
+        found: list[_Run] = []
+        at = 0
+        for text, style in self.runs:
+            if at + len(text) > column:
+                found.append((text[max(0, column - at) :], style))
+            at += len(text)
+        return found
+
+    def line(self) -> Line:
+        spans: list[Span] = []
+        for text, style in self.runs:
+            classes = classes_of(style)
+            if spans and spans[-1].classes == classes:
+                spans[-1] = Span(spans[-1].text + text, classes)
+            else:
+                spans.append(Span(text, classes))
+        if self.is_cut:
+            spans.append(Span(NOTE, (CUT,)))
+        return Line(self.number, tuple(spans))
+
+
+class Terminal:
+    """Takes bytes in pieces of any size. Lines that can change no more are handed over once."""
+
+    def __init__(self, number: int = 0) -> None:
+        """`number` is that of the first line."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = ""
+        self._in_string = False
+        self._style = PLAIN
+        self._number = number
+        self._rows = [_Row(number)]
+        self._line = 0
+        """The row of the cursor."""
+        self._column = 0
+        self._settled: list[Line] = []
+
+    def feed(self, data: bytes) -> list[Line]:
+        """The lines that have left the reach of the cursor by this."""
+        text = self._begun + self._decoder.decode(data)
+        self._begun = ""
+        at = 0
+        while at < len(text):
+            at = self._skip_string(text, at) if self._in_string else self._take(text, at)
+        settled, self._settled = self._settled, []
+        return settled
+
+    def lines(self) -> list[Line]:
+        """Those within reach, as they are now; the line under way, which may be empty, is among them."""
+        return [row.line() for row in self._rows]
+
+    def preview(self, unfinished: bytes) -> list[Line]:
+        """The lines within reach as these bytes would leave them; nothing is changed by it.
+
+        When the last line was ended and nothing has been written after it, there is no line after it.
+        """
+        before, decoded = self.__dict__.copy(), self._decoder.getstate()
+        self._rows = [row.copy() for row in self._rows]
+        lines = [*self.feed(unfinished), *self.lines()]
+        if not lines[-1].spans and self._line == len(self._rows) - 1:
+            lines.pop()
+        self.__dict__.update(before)
+        self._decoder.setstate(decoded)
+        return lines
+
+    def _take(self, text: str, at: int) -> int:
+        """One token; returns where the next begins."""
+        token = _TOKEN.match(text, at)
+        assert token is not None  # noqa: S101 - any letter is a control, if nothing else
+        kind = token.lastgroup
+        if kind == "text":
+            self._rows[self._line].put(self._column, token[0], self._style)
+            self._column = min(self._column + len(token[0]), LONGEST_LINE)
+        elif kind == "final":
+            self._obey(token["final"], token["parameters"])
+        elif kind == "string":
+            self._in_string = True
+        elif kind == "control":
+            if token[0] == "\x1b" and _BEGUN.match(text, at):
+                self._begun = text[at:]
+                return len(text)
+            self._control(token[0])
+        return token.end()
+
+    def _skip_string(self, text: str, at: int) -> int:
+        end = _STRING_END.search(text, at)
+        if end is None:
+            return len(text)
+        if end[0] == "\x1b":
+            if end.end() == len(text):
+                self._begun = "\x1b"
+                return len(text)
+            self._in_string = False
+            # Any other escape ends it too, and means itself.
+            return end.end() + 1 if text[end.end()] == "\\" else end.start()
+        self._in_string = False
+        return end.start() if end[0] == "\n" else end.end()
+
+    def _control(self, letter: str) -> None:
+        if letter == "\n":
+            self._new_line()
+        elif letter == "\r":
+            self._column = 0
+        elif letter == "\b":
+            self._column = max(0, self._column - 1)
+        elif letter == "\t":
+            self._go_to(self._column // _TAB * _TAB + _TAB)
+        elif letter not in _SILENT:
+            self._rows[self._line].put(self._column, "\ufffd", self._style)
+            self._go_to(self._column + 1)
+
+    def _new_line(self) -> None:
+        self._column = 0
+        self._line += 1
+        self._number += 1
+        if self._line < len(self._rows):
+            return
+        self._rows.append(_Row(self._number))
+        if len(self._rows) > REACH:
+            self._settled.append(self._rows.pop(0).line())
+            self._line -= 1
+
+    def _obey(self, final: str, parameters: str) -> None:
+        """A control sequence; most of them concern a screen that is not here."""
+        if final == "m":
+            self._style = restyled(self._style, parameters)
+            return
+        if not re.fullmatch(r"[0-9;]*", parameters):
+            return
+        first = parameters.partition(";")[0]
+        number = int(first[-6:] or 0)
+        if final == "K":
+            self._erase(number)
+        elif final == "J" and number == 0:
+            self._rows[self._line].cut(self._column)
+            for row in self._rows[self._line + 1 :]:
+                row.cut(0)
+        else:
+            self._move(final, max(1, number))
+
+    def _erase(self, which: int) -> None:
+        row = self._rows[self._line]
+        if which == 0:
+            row.cut(self._column)
+        elif which == 1:
+            row.put(0, " " * min(self._column + 1, row.length), PLAIN)
+        elif which == 2:
+            row.cut(0)
+
+    def _move(self, final: str, by: int) -> None:
+        if final in "AF":
+            self._line = max(0, self._line - by)
+        elif final in "BE":
+            self._line = min(len(self._rows) - 1, self._line + by)
+        elif final == "C":
+            self._go_to(self._column + by)
+        elif final == "D":
+            self._go_to(self._column - by)
+        elif final in "G`":
+            self._go_to(by - 1)
+        if final in "EF":
+            self._column = 0
+
+    def _go_to(self, column: int) -> None:
+        self._column = max(0, min(column, LONGEST_LINE))
+
+
+def as_html(line: Iterable[Span]) -> str:
+    """The line for a page: text and `span` elements, nothing else, whatever was printed."""
+    return "".join(
+        f'<span class="{" ".join(classes)}">{html.escape(text)}</span>' if classes else html.escape(text)
+        for text, classes in line
+    )

@@ -1,0 +1,1 @@
+"""Events worth a message, how often they are sent, and to whom."""

@@ -1,0 +1,332 @@
+"""A policy tried on recorded looks: when it would have fired, what that would have saved, and at what cost."""
+
+import itertools
+import statistics
+from collections.abc import Container, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from stoker.gpus.model import Gpu, Look, Process, Unknown, known
+from stoker.gpus.state import describe
+from stoker.rules.idle import IdleRule
+from stoker.rules.policy import DEFAULT_EVERY, Policy
+from stoker.rules.scope import MachineScope
+from stoker.rules.verdict import Activity, Verdict
+
+# Work that is there again this soon was not over: a person fetched a coffee, a script went to its next stage.
+SOON: Final = 600.0
+
+
+class Moment(NamedTuple):
+    """A time on the recording's own clock, which goes on evenly, and on the wall's, which people read."""
+
+    at: float
+    wall: float
+
+
+class Firing(msgspec.Struct, frozen=True, kw_only=True):
+    """One time that the rule would have acted, and what the GPUs really did after it."""
+
+    moment: Moment
+    window_from: Moment
+    """Since when as many GPUs as required had been idle."""
+    reason: str
+    gpus: tuple[str, ...]
+    """The uuids of those that had been idle for the whole window, and of which no earlier firing is still true."""
+    working: tuple[str, ...]
+    """What the GPUs are called that were busy all the same, where not all had to be idle."""
+    until: Moment
+    """When one of these GPUs was used again, or the recording ended."""
+    resumed: bool
+    """Whether it was used again."""
+    resumed_by: str | None = None
+    """Who used it, as far as the recording tells."""
+    same_process: bool | None = None
+    """Whether that had been on these GPUs when the rule fired; None where the recording does not tell."""
+    saved: float
+    """GPU-seconds in which these GPUs were idle from the firing until then."""
+
+    @property
+    def idle_after(self) -> float:
+        return self.until.at - self.moment.at
+
+    @property
+    def hit_work(self) -> bool:
+        """Whether the work that was stopped would have gone on by itself."""
+        return self.resumed and (self.same_process is True or self.idle_after <= SOON)
+
+
+class Warned(NamedTuple):
+    """One time that a person would have been warned."""
+
+    moment: Moment
+    reason: str
+    fired: bool
+    """Whether the rule fired in the end."""
+
+
+class Stretch(NamedTuple):
+    """A time in which something was not known, and why."""
+
+    begun: Moment
+    ended: Moment
+    reason: str
+
+    @property
+    def seconds(self) -> float:
+        return self.ended.at - self.begun.at
+
+
+class GpuSeconds(NamedTuple):
+    """Time added up over the GPUs. What was neither idle nor unknown was busy."""
+
+    recorded: float = 0.0
+    idle: float = 0.0
+    unknown: float = 0.0
+    saved: float = 0.0
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a policy would have done with a recording."""
+
+    policy: Policy
+    gpus: tuple[Gpu, ...]
+    looks: int
+    begun: Moment
+    ended: Moment
+    firings: tuple[Firing, ...]
+    warnings: tuple[Warned, ...]
+    unknown: tuple[Stretch, ...]
+    """When the policy could not see at least one of its GPUs."""
+    gaps: tuple[Stretch, ...]
+    """When nobody recorded, or too seldom."""
+    totals: GpuSeconds
+
+    @property
+    def hits(self) -> int:
+        """How many firings would have stopped work that came back."""
+        return sum(firing.hit_work for firing in self.firings)
+
+
+def rhythm_of(looks: Sequence[Look]) -> float:
+    """The usual distance between looks, in seconds."""
+    distances = [later.at - earlier.at for earlier, later in itertools.pairwise(looks)]
+    forward = [distance for distance in distances if distance > 0]
+    return statistics.median(forward) if forward else DEFAULT_EVERY
+
+
+def replay(looks: Iterable[Look], policy: Policy, scope: MachineScope) -> Replay:
+    """Drives the looks through the rule as a watcher would that acts and goes on watching."""
+    player: _Player | None = None
+    for look in looks:
+        player = player or _Player(policy, scope, look)
+        player.take(look)
+    if player is None:
+        raise ValueError("there is no look to replay")
+    return player.result()
+
+
+class _Player:
+    def __init__(self, policy: Policy, scope: MachineScope, first: Look) -> None:
+        self._policy = policy
+        self._scope = scope
+        self._rule = IdleRule(policy, first.at)
+        self._begun = self._last = Moment(first.at, first.wall)
+        self._looks = 0
+        self._gpus: dict[str, Gpu] = {}
+        self._gpu_list: Sequence[Gpu] = ()
+        self._recorded = self._idle = self._unknown_time = 0.0
+        self._firings: list[Firing] = []
+        self._aftermaths: list[_Aftermath] = []
+        self._warnings: list[Warned] = []
+        self._warned = False
+        self._unknown = _Stretches()
+        self._gaps: list[Stretch] = []
+
+    def take(self, look: Look) -> None:
+        now = Moment(look.at, look.wall)
+        activities = self._scope.activities(look)
+        verdict = self._rule.observe(look.at, activities)
+        passed = self._passed(now)
+        states = _States(activities, self._policy.below)
+        self._recorded += passed * len(activities)
+        self._idle += passed * len(states.idle)
+        self._unknown_time += passed * len(states.unknown)
+        self._unknown.take(self._last, now, _why_unknown(look, activities))
+        if self._aftermaths:
+            self._follow(passed, states, look)
+        self._note_warning(now, verdict)
+        if verdict.word == "idle":
+            self._fire(now, verdict, states, look)
+        if look.gpus is not self._gpu_list:
+            self._gpu_list = look.gpus
+            wanted = {activity.uuid for activity in activities}
+            self._gpus |= {gpu.uuid: gpu for gpu in look.gpus if gpu.uuid in wanted and gpu.uuid not in self._gpus}
+        self._looks += 1
+        self._last = now
+
+    def result(self) -> Replay:
+        firings = [*self._firings, *(aftermath.ended(self._last) for aftermath in self._aftermaths)]
+        firings.sort(key=lambda firing: firing.moment.at)
+        saved = sum(firing.saved for firing in firings)
+        return Replay(
+            policy=self._policy,
+            gpus=tuple(self._gpus.values()),
+            looks=self._looks,
+            begun=self._begun,
+            ended=self._last,
+            firings=tuple(firings),
+            warnings=tuple(self._warnings),
+            unknown=self._unknown.all(),
+            gaps=tuple(self._gaps),
+            totals=GpuSeconds(self._recorded, self._idle, self._unknown_time, saved),
+        )
+
+    def _passed(self, now: Moment) -> float:
+        """Seconds since the look before; none where nobody can say what happened in them."""
+        passed = now.at - self._last.at
+        if passed <= self._policy.longest_gap:
+            return passed
+        self._gaps.append(Stretch(self._last, now, "nothing was recorded"))
+        return 0.0
+
+    def _note_warning(self, now: Moment, verdict: Verdict) -> None:
+        share = self._policy.warn_at
+        if share is None or verdict.progress < share:
+            self._warned = self._warned and verdict.progress > 0.0
+        elif not self._warned:
+            self._warned = True
+            self._warnings.append(Warned(now, verdict.reason, fired=False))
+
+    def _fire(self, now: Moment, verdict: Verdict, states: "_States", look: Look) -> None:
+        begun = Moment(now.at - verdict.idle_for, now.wall - verdict.idle_for)
+        told = {uuid for aftermath in self._aftermaths for uuid in aftermath.gpus}
+        gpus = tuple(uuid for uuid in self._rule.idle_gpus(now.at) if uuid not in told)
+        self._aftermaths.append(
+            _Aftermath(
+                Firing(
+                    moment=now,
+                    window_from=begun,
+                    reason=verdict.reason,
+                    gpus=gpus,
+                    working=tuple(states.busy.values()),
+                    until=now,
+                    resumed=False,
+                    saved=0.0,
+                ),
+                present=_identities(look, gpus),
+            )
+        )
+        self._rule.rearm(now.at)
+        self._warned = False
+        if self._warnings and self._warnings[-1].moment.at >= begun.at:
+            self._warnings[-1] = self._warnings[-1]._replace(fired=True)
+
+    def _follow(self, passed: float, states: "_States", look: Look) -> None:
+        for aftermath in list(self._aftermaths):
+            used = aftermath.gpus & states.busy.keys()
+            if used:
+                # Idle up to somewhere between the two looks: the earlier one is certain.
+                self._firings.append(aftermath.resumed(self._last, _workers(look, used)))
+                self._aftermaths.remove(aftermath)
+            else:
+                aftermath.saved += passed * len(aftermath.gpus & states.idle)
+
+
+class _States:
+    """The GPUs of one look by what they did."""
+
+    def __init__(self, activities: Sequence[Activity], below: float) -> None:
+        self.idle: set[str] = set()
+        self.unknown: set[str] = set()
+        self.busy: dict[str, str] = {}
+        """What each is called, by uuid."""
+        for activity in activities:
+            if isinstance(activity.peak, Unknown):
+                self.unknown.add(activity.uuid)
+            elif activity.peak < below:
+                self.idle.add(activity.uuid)
+            else:
+                self.busy[activity.uuid] = activity.label
+
+
+class _Aftermath:
+    """A firing of which the end is not known yet."""
+
+    def __init__(self, firing: Firing, present: frozenset[tuple[int, int]] | None) -> None:
+        """`present` are the processes on its GPUs when it fired, None where nobody knows."""
+        self._firing = firing
+        self._present = present
+        self.gpus = frozenset(firing.gpus)
+        self.saved = 0.0
+
+    def ended(self, at: Moment) -> Firing:
+        """The recording is over."""
+        return msgspec.structs.replace(self._firing, until=at, saved=self.saved)
+
+    def resumed(self, at: Moment, workers: Sequence[Process]) -> Firing:
+        """A GPU was used again, by one of these processes as far as anybody knows."""
+        old = [process for process in workers if self._present is not None and _identity(process) in self._present]
+        return msgspec.structs.replace(
+            self._firing,
+            until=at,
+            resumed=True,
+            resumed_by=describe((old or workers)[0]) if workers else None,
+            same_process=bool(old) if workers and self._present is not None else None,
+            saved=self.saved,
+        )
+
+
+class _Stretches:
+    """Joins looks that could not see for the same reason into stretches of time."""
+
+    def __init__(self) -> None:
+        self._done: list[Stretch] = []
+        self._current: Stretch | None = None
+
+    def take(self, before: Moment, now: Moment, reason: str | None) -> None:
+        if self._current is not None and reason == self._current.reason:
+            self._current = self._current._replace(ended=now)
+            return
+        if self._current is not None:
+            self._done.append(self._current)
+        self._current = None if reason is None else Stretch(before, now, reason)
+
+    def all(self) -> tuple[Stretch, ...]:
+        return (*self._done, self._current) if self._current else tuple(self._done)
+
+
+def _why_unknown(look: Look, activities: Sequence[Activity]) -> str | None:
+    for activity in activities:
+        if isinstance(activity.peak, Unknown):
+            return look.problem.reason if look.problem else f"{activity.label}: {activity.peak.reason}"
+    if not activities:
+        return look.problem.reason if look.problem else "there is no GPU to judge by"
+    return None
+
+
+def _identities(look: Look, uuids: Container[str]) -> frozenset[tuple[int, int]] | None:
+    """The processes on these GPUs; None where that is not known of each of them."""
+    found: set[tuple[int, int]] = set()
+    for reading in look.readings:
+        if reading.uuid in uuids:
+            if not known(reading.processes):
+                return None
+            found |= {identity for process in reading.processes if (identity := _identity(process)) is not None}
+    return frozenset(found)
+
+
+def _identity(process: Process) -> tuple[int, int] | None:
+    return (process.pid, process.started) if known(process.started) else None
+
+
+def _workers(look: Look, busy: Container[str]) -> list[Process]:
+    """The processes on the GPUs that are busy: those that did something, or all where the driver does not tell."""
+    there = [
+        process
+        for reading in look.readings
+        if reading.uuid in busy and known(reading.processes)
+        for process in reading.processes
+    ]
+    return [process for process in there if known(process.utilization) and process.utilization > 0] or there

@@ -1,0 +1,170 @@
+"""Which GPUs count for a policy, and how much of what they did is the job's own doing."""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Final, Literal
+
+from stoker.errors import BadInputError
+from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization, known
+from stoker.gpus.state import describe
+from stoker.gpus.visible import select_gpus, visible_gpus
+from stoker.rules.verdict import Activity
+
+Choice = Literal["job", "mine", "visible", "all"]
+# A process of root may be a container's that the job itself asked a daemon to start.
+_NOBODY_ELSE: Final = frozenset({"root"})
+# It stands between the driver and its clients: whose work it does, the driver does not tell.
+_MPS_SERVER: Final = "nvidia-cuda-mps-server"
+# The driver tells the share of a process in whole percents: this much of each can be lost in rounding.
+_ROUNDING: Final = 0.01
+# Shares and the device's own figure are sampled at different moments, so they never add up exactly. Where less than
+# half of the work is put down to any process, the rest was done by one that is not in the list.
+_LEAST_ATTRIBUTED: Final = 0.5
+_NOT_LISTED: Final = "the driver does not list it any more"
+
+
+class MachineScope:
+    """GPUs judged by what the devices did, whoever did it: a fixed set of them, or those that are visible, or all.
+
+    What a person typed is understood at the first look that could be read, and means the same devices for ever: when
+    a GPU falls off the machine, the others' numbers change. One that is missing later is unknown, not left out.
+    """
+
+    def __init__(self, chosen: str, environment: Mapping[str, str]) -> None:
+        """`chosen` is `all`, `visible`, or what a person typed: `0,2` or uuids."""
+        self._chosen = chosen
+        self._environment = environment
+        self._labels: dict[str, str] = {}
+        """What each GPU is called, by uuid; empty before the first look that could be read."""
+        self._known_gpus: Sequence[Gpu] = ()
+
+    def gpus(self, look: Look) -> tuple[Gpu, ...]:
+        if self._chosen == "visible":
+            return visible_gpus(look.gpus, self._environment)
+        return select_gpus(look.gpus, self._chosen)
+
+    def activities(self, look: Look) -> list[Activity]:
+        if look.problem is not None and not self._labels:
+            return _activities(look, _labels(self._tentative(look)), _device)
+        # GPUs that are added to a machine belong to "all" too. The list is the same object for as long as it is equal.
+        if look.problem is None and look.gpus is not self._known_gpus:
+            if self._chosen == "all" or not self._labels:
+                self._labels = _labels(self.gpus(look)) | self._labels
+            self._known_gpus = look.gpus
+        return _activities(look, self._labels, _device)
+
+    def _tentative(self, look: Look) -> tuple[Gpu, ...]:
+        """While the machine cannot be read, its list of GPUs may be short: one that is not in it is no mistake yet."""
+        try:
+            return self.gpus(look)
+        except BadInputError:
+            return ()
+
+
+class JobScope:
+    """The GPUs that a job can see, narrowed to those that it uses once that is known.
+
+    On a GPU that is shared with another person only the job's own part counts: that person's load neither saves the
+    job nor dooms it. Where the driver does not tell whose work it was, a busy GPU is unknown, never idle.
+    """
+
+    def __init__(self, environment: Mapping[str, str], user: str, *, only_used: bool = False) -> None:
+        """`only_used` leaves out the GPUs that the job merely sees, from the beginning."""
+        self._environment = environment
+        self._user = user
+        self._only_used = only_used
+        self.used: set[str] = set()
+        """The uuids of the GPUs on which a process of the job was ever seen."""
+        self._visible: dict[str, str] = {}
+        self._labels: dict[str, str] = {}
+        """What every GPU of the machine was called when it was first seen, by uuid."""
+
+    def activities(self, look: Look, pids: Container[int]) -> list[Activity]:
+        """What the job, with these processes, did on its GPUs."""
+        self._labels = _labels(look.gpus) | self._labels
+        for gpu, reading in zip(look.gpus, look.readings, strict=True):
+            if known(reading.processes) and any(_is_among(process, pids) for process in reading.processes):
+                self.used.add(gpu.uuid)
+        return _activities(look, self._wanted(look), lambda reading: self._own(reading, pids))
+
+    def _wanted(self, look: Look) -> Mapping[str, str]:
+        if self.used or self._only_used:
+            return {uuid: self._labels[uuid] for uuid in self.used}
+        if self._visible:
+            return self._visible
+        visible = _labels(visible_gpus(look.gpus, self._environment))
+        if look.problem is None:
+            self._visible = visible
+        return visible
+
+    def _own(self, reading: Reading, pids: Container[int]) -> Maybe[float]:
+        used, processes = reading.utilization, reading.processes
+        if not known(used) or used.peak == 0 or not known(processes) or not _can_be_told_apart(processes):
+            return _device(reading)
+        others = [process for process in processes if not self._may_be_own(process, pids)]
+        if not others:
+            return used.peak
+        own = [process.utilization for process in processes if self._may_be_own(process, pids)]
+        shares = [share for share in own if known(share)]
+        if len(shares) < len(own) or not _is_attributed(used, processes):
+            return Unknown(f"it is shared with {describe(others[0])} and the driver does not tell whose work it was")
+        # A process's share is a mean: at the most, all of it was done in a single one of the samples.
+        return min(sum(shares) * used.samples, used.peak)
+
+    def _may_be_own(self, process: Process, pids: Container[int]) -> bool:
+        if _is_among(process, pids):
+            return True
+        if self.used:
+            return False
+        # Not seen on any GPU yet: it may work through a daemon, so only other people's processes are surely not its.
+        user = process.user
+        return not known(user) or user == self._user or user in _NOBODY_ELSE or _is_container_user(user)
+
+
+def _is_among(process: Process, pids: Container[int]) -> bool:
+    """A pid of another namespace may be any number, one of the job's too: it says nothing."""
+    return known(process.started) and process.pid in pids
+
+
+def _can_be_told_apart(processes: Sequence[Process]) -> bool:
+    """Not where a pid cannot be matched to a process here: it may be the job's. Nor behind an MPS server."""
+    return all(known(process.started) and process.name != _MPS_SERVER for process in processes)
+
+
+def _is_attributed(used: Utilization, processes: Sequence[Process]) -> bool:
+    """Whether the work that the device did is put down to the processes in its list.
+
+    It is not where a process came and went between two looks, nor by drivers that answer the question with nothing.
+    """
+    shares = [process.utilization for process in processes]
+    if any(not known(share) for share in shares):
+        return True  # the rest may be that process's: whoever it is, it is not the job's own
+    attributed = sum(share for share in shares if known(share))
+    return attributed >= used.mean * _LEAST_ATTRIBUTED or used.mean - attributed <= _ROUNDING * len(shares)
+
+
+def _is_container_user(user: str) -> bool:
+    """A number is a user without a name on this machine, as containers have them."""
+    return user.isdigit()
+
+
+def _activities(look: Look, labels: Mapping[str, str], peak: Callable[[Reading], Maybe[float]]) -> list[Activity]:
+    """One for each label: what its GPU did, unknown where it is missing."""
+    found = [
+        Activity(gpu.uuid, labels[gpu.uuid], reading.vouched, peak(reading))
+        for gpu, reading in zip(look.gpus, look.readings, strict=True)
+        if gpu.uuid in labels
+    ]
+    if len(found) < len(labels):
+        there = {gpu.uuid for gpu in look.gpus}
+        why = look.problem or Unknown(_NOT_LISTED)
+        found += [Activity(uuid, label, 0.0, why) for uuid, label in labels.items() if uuid not in there]
+    return found
+
+
+def _device(reading: Reading) -> Maybe[float]:
+    used = reading.utilization
+    return used.peak if known(used) else used
+
+
+def _labels(gpus: Sequence[Gpu]) -> dict[str, str]:
+    return {gpu.uuid: f"GPU {gpu.index}" for gpu in gpus}

@@ -1,0 +1,1 @@
+"""The report on a stopped run and everything that collects it."""

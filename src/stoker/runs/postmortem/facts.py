@@ -1,0 +1,114 @@
+"""What is known of a run at its end: the facts from which its report is written."""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from stoker.gpus.model import Gpu, Look, Maybe, Reading, Unknown, known
+from stoker.gpus.state import BUSY_FROM
+from stoker.runs.postmortem.members import Member
+from stoker.runs.postmortem.stacks import Stack, Thread
+from stoker.runs.record import Ending
+from stoker.runs.transcript import Output
+
+# What the supervisor itself said meanwhile; after a question without a line end it stands in the same line.
+_OWN_WORDS: Final = re.compile(r"\bstoker: .*\n?")
+
+
+def its_own(text: str) -> str:
+    """What the program wrote of an output that its supervisor writes to as well."""
+    return _OWN_WORDS.sub("", text)
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of one run, gathered while its processes still lived where that was possible."""
+
+    run: str
+    name: str | None = None
+    job: str | None = None
+    """The id of the queued job that it is an attempt of; None: it was started by `stoker run`."""
+    command: tuple[str, ...]
+    directory: str
+    host: str
+    user: str
+    started: float
+    """Seconds since the epoch."""
+    ended: float
+    ending: Ending
+    sentence: str
+    """Which rule fired, or what else happened, in one plain sentence."""
+    policy: str
+    """The rule in words: `all GPUs below 1% for 30m`."""
+    exit: str
+    """How it went: `stopped by SIGTERM after 3 s, exit code 124`."""
+    dry_run: bool = False
+    """Nothing was stopped: this is what would have been said."""
+    looks: Sequence[Look] = ()
+    """The readings of the window, oldest first."""
+    window: float = 0.0
+    """Seconds that the chart goes back."""
+    idle_window: float | None = None
+    """Seconds at the end of it that the rule went by; None: all."""
+    below: float | None = None
+    """The utilization below which a GPU counted as idle."""
+    judged: Collection[str] | None = None
+    """The uuids of the GPUs that the rule went by; None: all."""
+    used: Collection[str] | None = None
+    """The uuids of the GPUs on which the run was ever seen; None where nobody can tell."""
+    members: Sequence[Member] = ()
+    stacks: Sequence[Stack] = ()
+    outputs: Sequence[Output] = ()
+    """The end of what it wrote, for each place that it wrote to."""
+    driver: Maybe[str] = Unknown("nobody asked")
+    left: Sequence[str] = ()
+    """What outlived the stop, in words: processes, or holders of GPU memory."""
+    snoozes: Sequence[str] = ()
+    """When somebody asked to leave it alone, in words."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the GPUs did nothing in the window: only then is where the program was a sign of why."""
+        peak = self.peak()
+        return self.ending == "idle" or (peak is not None and peak < self.limit)
+
+    def words(self) -> list[str]:
+        """What it wrote itself, place by place, without what its supervisor wrote there."""
+        return [its_own(output.text) for output in self.outputs if known(output.text)]
+
+    @property
+    def limit(self) -> float:
+        """The utilization from which on a GPU counts as busy."""
+        return self.below if self.below is not None else BUSY_FROM
+
+    def member(self, pid: int) -> Member | None:
+        return next((member for member in self.members if member.pid == pid), None)
+
+    def last_readings(self) -> list[tuple[Gpu, Reading]]:
+        """The GPUs that the rule went by, as they were seen last."""
+        for look in reversed(self.looks):
+            if look.gpus:
+                pairs = zip(look.gpus, look.readings, strict=True)
+                return [(gpu, reading) for gpu, reading in pairs if self.judged is None or gpu.uuid in self.judged]
+        return []
+
+    def has_company(self) -> bool:
+        """Whether processes of others are on the GPUs that the rule went by."""
+        own = {member.pid for member in self.members}
+        told = [reading.processes for _, reading in self.last_readings() if known(reading.processes)]
+        return any(process.pid not in own for processes in told for process in processes)
+
+    def peak(self) -> float | None:
+        """The highest utilization in the window that the rule went by, on its GPUs; None when none was seen."""
+        since = self.looks[-1].at - self.idle_window if self.looks and self.idle_window is not None else 0.0
+        # A look speaks for the time before it: the one at the very beginning tells of what came before the window.
+        readings = [reading for look in self.looks if look.at > since for reading in look.readings]
+        seen = [r.utilization for r in readings if self.judged is None or r.uuid in self.judged]
+        return max((utilization.peak for utilization in seen if known(utilization)), default=None)
+
+    def main_threads(self) -> Iterator[tuple[int, Thread]]:
+        """The pid and the main thread of every process whose stack is known."""
+        for stack in self.stacks:
+            if known(stack.threads) and stack.threads:
+                yield stack.pid, stack.threads[0]

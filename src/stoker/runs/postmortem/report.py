@@ -1,0 +1,175 @@
+"""The post-mortem of a run, for a person with a phone: what happened in a sentence, then what to do, then the proof."""
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from stoker.gpus.model import Gpu, Maybe, Reading, known
+from stoker.gpus.state import describe, title
+from stoker.masking import masked_command
+from stoker.runs.postmortem.chart import chart, series_of
+from stoker.runs.postmortem.facts import Evidence, its_own
+from stoker.runs.postmortem.hints import hints
+from stoker.runs.postmortem.markdown import block, clipped, code, listed, prose
+from stoker.runs.postmortem.process_text import process_tree, stacks_as_markdown, where_it_was
+from stoker.runs.record import Ending
+from stoker.runs.transcript import Output, harmless, last_lines, one_line
+from stoker.units import format_duration, format_memory
+from stoker.version import __version__
+
+OUTPUT_LINES: Final = 40
+# Of each file, when it wrote to several.
+FEWEST_LINES: Final = 10
+# Two lines of a usual terminal: a sentence that is longer than that is in the report.
+BRIEF_WIDTH: Final = 160
+
+_TITLES: Final[dict[Ending, str]] = {
+    "idle": "Stopped: its GPUs were idle",
+    "time limit": "Stopped: its time was over",
+    "signal": "Stopped by a signal",
+    "by itself": "Ended by itself",
+    "could not start": "Could not be started",
+    "supervisor killed": "Stopped: its supervisor was killed",
+}
+
+
+def render(evidence: Evidence) -> str:
+    """The report as GitHub's Markdown."""
+    sections = (
+        (f"# {_title(evidence)}", _verdict(evidence)),
+        ("## What to do next", _advice(evidence)),
+        ("## The GPUs", _gpus(evidence)),
+        (
+            "## The processes",
+            block(process_tree(evidence)) if evidence.members else "None was left to look at.",
+        ),
+        ("## Where they were", stacks_as_markdown(evidence)),
+        ("## The last output", _output(evidence)),
+        ("## Facts", _facts(evidence)),
+    )
+    return "\n\n".join(part for section in sections for part in section) + "\n"
+
+
+def brief(evidence: Evidence, path: str | None = None) -> str:
+    """The same in at most eight lines, for a terminal."""
+    which = f"run {evidence.run}: " if evidence.run else ""
+    first = f"stoker: {which}{evidence.sentence.rstrip('. ')}; {evidence.exit}"
+    rest = [f"it was in {place}" for place in islice(where_it_was(evidence), 2)]
+    rest += [f"perhaps: {hint.title}" for hint in hints(evidence)[:2]]
+    if evidence.left:
+        rest.append(f"still there: {listed(list(evidence.left), most=3)}")
+    lines = [clipped(one_line(first), BRIEF_WIDTH), *(f"  {clipped(one_line(line), BRIEF_WIDTH)}" for line in rest)]
+    # A path that is cut off leads nowhere.
+    return "\n".join([*lines, *([f"  report: {one_line(path)}"] if path else [])])
+
+
+def _title(evidence: Evidence) -> str:
+    words = _TITLES[evidence.ending]
+    return words.replace("Stopped", "Not stopped (dry run)") if evidence.dry_run else words
+
+
+def _verdict(evidence: Evidence) -> str:
+    sentence = prose(evidence.sentence).rstrip(".") or "Nobody said why"
+    named = f" ({code(evidence.name)})" if evidence.name else ""
+    lasted = format_duration(max(evidence.ended - evidence.started, 0.0))
+    how = prose(evidence.exit).rstrip(".")
+    return f"**{sentence}.**\n\nRun {code(evidence.run)}{named} on {code(evidence.host)}, after {lasted}: {how}."
+
+
+def _advice(evidence: Evidence) -> str:
+    lines = []
+    for number, hint in enumerate(hints(evidence), 1):
+        lines.append(f"{number}. **{prose(hint.title)}{'' if hint.title.endswith('?') else '.'}**")
+        # A bullet with nothing after it would make a heading of the line before.
+        lines += [f"   - {step}" for step in hint.steps if step]
+    return "\n".join(lines)
+
+
+def _gpus(evidence: Evidence) -> str:
+    series = series_of(evidence.looks, evidence.judged)
+    if not series:
+        problem = next((look.problem.reason for look in reversed(evidence.looks) if look.problem), None)
+        return f"They could not be read: {prose(problem)}." if problem else "There are no readings."
+    drawn = block(chart(series, evidence.window, below=evidence.below))
+    facts = [f"- {_gpu(gpu, reading)}" for gpu, reading in evidence.last_readings()]
+    return "\n\n".join([drawn, "\n".join(facts), *_remarks(evidence)])
+
+
+def _gpu(gpu: Gpu, reading: Reading) -> str:
+    used, total = reading.memory_used, reading.memory_total
+    amount = f", {format_memory(used)} of {format_memory(total)} in use" if known(used) and known(total) else ""
+    holders = [prose(describe(process)) for process in reading.processes] if known(reading.processes) else []
+    held = f", held by {listed(holders, most=4)}" if holders else ""
+    unread = "" if known(reading.utilization) else f"; not readable at the end: {prose(reading.utilization.reason)}"
+    return f"GPU {gpu.index}: {prose(title(gpu))}{amount}{held}{unread}"
+
+
+def _remarks(evidence: Evidence) -> Iterator[str]:
+    """The rule goes by the job's own part of a GPU, the chart shows all of it: that may look like a contradiction."""
+    if evidence.ending == "idle" and evidence.has_company() and not (evidence.peak() or 0.0) < evidence.limit:
+        yield "The chart shows all work on these GPUs, also that of others; the rule went by this run's own part of it."
+    note = evidence.looks[-1].note
+    if note:
+        yield prose(note)
+
+
+def _output(evidence: Evidence) -> str:
+    """What it wrote to each place, said by name, and why the rest is not here."""
+    texts = {output: harmless(output.text) for output in evidence.outputs if known(output.text)}
+    quoted = [output for output, text in texts.items() if its_own(text).strip()]
+    lines = max(OUTPUT_LINES // max(len(quoted), 1), FEWEST_LINES)
+    parts = []
+    for output in quoted:
+        parts += [f"{_capitalized(_source(output))}:", block(last_lines(texts[output], lines))]
+    empty = [_source(output) for output in texts if output not in quoted]
+    if empty and not quoted:
+        parts.append(f"It wrote nothing: {listed(empty)} {'is' if len(empty) == 1 else 'are'} empty.")
+    elif empty:
+        parts.append(f"Empty: {listed(empty)}.")
+    missing = [output for output in evidence.outputs if not known(output.text)]
+    parts += [f"Not here: {_source(output)}; {prose(_or_reason(output.text))}." for output in missing]
+    return "\n\n".join(parts) or "Not here: no process was left whose output could be read."
+
+
+def _source(output: Output) -> str:
+    return f"{prose(output.name)} ({code(output.file)})" if output.file else prose(output.name)
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _facts(evidence: Evidence) -> str:
+    """A list, not a table: on a phone a table with a long command in it scrolls sideways."""
+    facts = {
+        "run": code(evidence.run),
+        "command": code(masked_command(" ".join(evidence.command))),
+        "directory": code(evidence.directory),
+        "host": code(evidence.host),
+        "user": code(evidence.user),
+        "started": _moment(evidence.started),
+        "ended": _moment(evidence.ended),
+        "rule": prose(evidence.policy),
+        "ended by": prose(evidence.ending),
+        "driver": _or_why(evidence.driver),
+        "GPUs read by": code(evidence.looks[-1].source) if evidence.looks else "nobody",
+        "stoker": __version__,
+    }
+    lines = [f"- {name}: {value}" for name, value in facts.items()]
+    return "\n".join([*lines, *(f"- snoozed: {prose(snooze)}" for snooze in evidence.snoozes)])
+
+
+def _or_reason(value: Maybe[str]) -> str:
+    return value if known(value) else value.reason
+
+
+def _or_why(value: Maybe[str]) -> str:
+    return prose(value) if known(value) else f"unknown, {prose(value.reason)}"
+
+
+def _moment(wall: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(wall))
+    except (OverflowError, ValueError, OSError):
+        return f"unknown, {wall:g} is no time"

@@ -1,0 +1,1 @@
+"""Launch, contain and stop a process tree."""

@@ -1,0 +1,167 @@
+"""A cgroup of the job's own, where this user may make one: membership that no fork escapes, and a kill at one blow."""
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Final
+
+from stoker.runs.processes.scan import Identity, identify
+
+_OURS: Final = re.compile(r"stoker-(\d+)-(\d+)-\d+")
+# A cgroup whose last process just ended can be busy for a moment.
+_REMOVAL_PATIENCE: Final = 0.5
+
+
+class NoCgroupError(Exception):
+    """Why there is none, in words that fit after "no cgroup: "."""
+
+
+class Cgroup:
+    """One directory of the cgroup v2 tree, made for one job."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, within: Path | None = None) -> "Cgroup":
+        """A new one, inside that of this process. Raises `NoCgroupError` where that cannot be had."""
+        parent = within or own_cgroup()
+        try:
+            remove_abandoned(parent)
+            cgroup = cls(_make(parent))
+        except OSError as error:
+            raise NoCgroupError(os.strerror(error.errno or 0).lower()) from error
+        # Without the blow a cgroup adds nothing to the walk but one more thing to clean up.
+        if not (cgroup.path / "cgroup.kill").exists():
+            cgroup.remove()
+            raise NoCgroupError("the kernel is older than cgroup.kill (Linux 5.14)")
+        return cgroup
+
+    def add(self, pid: int) -> None:
+        """Moves a process here; what it forks later is born here."""
+        (self.path / "cgroup.procs").write_text(str(pid))
+
+    def evict(self, pid: int) -> bool:
+        """Moves a process to where this cgroup is; False when that could not be done."""
+        try:
+            (self.path.parent / "cgroup.procs").write_text(str(pid))
+        except OSError:
+            return False
+        return True
+
+    def pids(self) -> list[int]:
+        """Who is here, also in cgroups that the job made below its own."""
+        found: list[int] = []
+        for directory in _from_below(self.path):
+            try:
+                found += map(int, (directory / "cgroup.procs").read_text().split())
+            except OSError:
+                continue  # It was removed just now.
+        # Zero stands for a process that is not visible here.
+        return [pid for pid in found if pid > 0]
+
+    def kill(self) -> bool:
+        """Kills everything here and below, including what is being forked just now. False when that failed."""
+        try:
+            (self.path / "cgroup.kill").write_text("1")
+        except OSError:
+            return False
+        return True
+
+    def remove(self) -> bool:
+        """False when it could not be removed, because somebody is still there."""
+        ends = time.monotonic() + _REMOVAL_PATIENCE
+        while not _remove(self.path):
+            if self.pids() or time.monotonic() > ends:
+                return False
+            time.sleep(0.005)
+        return True
+
+
+def own_cgroup() -> Path:
+    """The directory of the v2 cgroup that this process is in. Raises `NoCgroupError`."""
+    try:
+        memberships = Path("/proc/self/cgroup").read_text(errors="surrogateescape")
+        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    except OSError as error:
+        raise NoCgroupError(os.strerror(error.errno or 0).lower()) from error
+    return locate(memberships, mounts)
+
+
+def locate(memberships: str, mounts: str) -> Path:
+    """The same, from the contents of /proc/self/cgroup and /proc/self/mountinfo.
+
+    In the hybrid layout v2 is mounted somewhere below the v1 controllers, so the usual path is not to be relied on.
+    """
+    inside = next((line[3:] for line in memberships.splitlines() if line.startswith("0::")), None)
+    mounted = [place for line in mounts.splitlines() if (place := _cgroup2_mount(line))]
+    if inside is None or not mounted:
+        raise NoCgroupError("cgroup v2 is not mounted here")
+    for root, point in mounted:
+        # In a container the mount can begin further down than the paths do.
+        if root in ("/", inside) or inside.startswith(f"{root}/"):
+            return Path(point, inside[len(root.rstrip("/")) :].lstrip("/"))
+    raise NoCgroupError("the cgroup of this process is outside what is mounted here")
+
+
+def _cgroup2_mount(line: str) -> tuple[str, str] | None:
+    """Root and mount point of a line of mountinfo, if it is a cgroup v2 hierarchy."""
+    before, _, after = line.partition(" - ")
+    if after.partition(" ")[0] != "cgroup2":
+        return None
+    fields = before.split(" ")
+    return _unescaped(fields[3]), _unescaped(fields[4])
+
+
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
+
+
+def _make(parent: Path) -> Path:
+    me = identify(os.getpid()) or Identity(os.getpid(), 0)
+    number = 0
+    while True:
+        path = parent / f"stoker-{me.pid}-{me.started}-{number}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1  # This process has several jobs.
+        else:
+            return path
+
+
+def remove_abandoned(within: Path | None = None) -> None:
+    """Removes the cgroups of supervisors that were killed together with their guardian; one with processes in it stays.
+
+    Raises OSError and `NoCgroupError`.
+    """
+    parent = within or own_cgroup()
+    for directory in parent.iterdir():
+        match = _OURS.fullmatch(directory.name)
+        if match and identify(int(match[1])) != Identity(int(match[1]), int(match[2])):
+            _remove(directory)
+
+
+def _from_below(path: Path) -> list[Path]:
+    """This directory and every one below it, the deepest first."""
+    found: list[Path] = []
+    try:
+        with os.scandir(path) as entries:
+            inner = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        inner = []
+    for directory in inner:
+        found += _from_below(directory)
+    return [*found, path]
+
+
+def _remove(path: Path) -> bool:
+    for directory in _from_below(path):
+        try:
+            directory.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+    return True

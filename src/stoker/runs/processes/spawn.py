@@ -1,0 +1,269 @@
+"""The start of the user's command: as if it had been typed, and with the reason in words when it cannot be started."""
+
+import contextlib
+import errno
+import os
+import signal
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
+
+from stoker.paths import is_directory
+from stoker.runs.processes.cgroup import Cgroup
+from stoker.runs.processes.syscalls import fork_into_cgroup
+
+# GNU timeout's and env's: the launcher itself failed, the command is there but does not run, it is not there.
+_OWN_FAILURE: Final = 125
+_NOT_EXECUTABLE: Final = 126
+_NOT_FOUND: Final = 127
+
+# Where the start failed. In this order on the wire.
+_DIRECTORY, _SEARCH, _EXECUTE, _INTERPRETER, _OTHER = range(5)
+_OUTCOME: Final = struct.Struct("=ii")
+_GO: Final = b"g"
+
+# What a shell searches when PATH is not set at all.
+_DEFAULT_PATH: Final = "/bin:/usr/bin"
+_WORDS: Final = {
+    errno.ENOENT: "there is no such file",
+    errno.ENOEXEC: "it is not a program for this machine",
+    errno.EISDIR: "it is a directory",
+    errno.EACCES: "it may not be executed (chmod +x allows it)",
+    errno.E2BIG: "its arguments and environment are too long",
+}
+# What the machine lacks, whatever the command is: it may be there a moment later.
+_SHORTAGES: Final = {
+    errno.EAGAIN: "no more processes are allowed here",
+    errno.ENOMEM: "the machine is out of memory",
+    errno.EMFILE: "too many files are open",
+    errno.ENFILE: "too many files are open on this machine",
+}
+# As much as a shell looks at to tell a script from a program of another machine.
+_SCRIPT_PROBE: Final = 80
+
+
+class Program(NamedTuple):
+    """What is to be started."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    directory: str | None = None
+    """Where; here when None."""
+    output: int | None = None
+    """A descriptor for standard output and error together; the caller's own two when None."""
+    session: bool = False
+    """Whether it gets a session of its own, out of reach of any terminal."""
+    mask: Collection[int] = ()
+    """The signals that it finds blocked: `SignalStream.original`."""
+
+
+class Failed(NamedTuple):
+    """The command could not be started."""
+
+    errno: int
+    exit_code: int
+    """127 not found, 126 found but not runnable, 125 when it was not the command's fault."""
+    why: str
+    """Plain words that fit after "cannot run 'x': "."""
+    transient: bool = False
+    """Whether the machine was short of something: the same command may start a moment later, or elsewhere."""
+
+
+class CannotStartError(Exception):
+    """Where the start failed and with which error number; `failure` makes words of it."""
+
+    def __init__(self, stage: int, number: int) -> None:
+        super().__init__(stage, number)
+        self.stage = stage
+        self.number = number
+
+
+def start(program: Program, cgroup: Cgroup | None, withdraw: Callable[[], None]) -> int:
+    """Starts it as a child of this process, inside the cgroup if there is one, and returns its pid.
+
+    `withdraw` is called here after the fork and before the command begins.
+    """
+    try:
+        return _start(program, cgroup, withdraw)
+    except OSError as error:
+        raise CannotStartError(_OTHER, error.errno or errno.EINVAL) from error
+
+
+def spawn(program: Program) -> int | None:
+    """Starts it as a child of this process at once, without a copy of this process in between; None when it cannot.
+
+    For a program with a session of its own and an output: whoever starts it need not withdraw from anything. On a
+    machine that is busy this takes a tenth of a millisecond, and a fork of Python several.
+    """
+    import subprocess
+
+    mask = signal.pthread_sigmask(signal.SIG_SETMASK, program.mask)
+    try:
+        child = subprocess.Popen(
+            program.command,
+            cwd=program.directory,
+            env=program.environment,
+            stdout=program.output,
+            stderr=program.output,
+            start_new_session=True,
+            close_fds=False,
+        )
+    except (OSError, ValueError):
+        return None  # why it cannot be started is for `start` to find out
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    # It is not subprocess's to collect.
+    child.returncode = 0
+    return child.pid
+
+
+def failure(stage: int, number: int) -> Failed:
+    """What happened, for a person."""
+    if number in _SHORTAGES:
+        return Failed(number, _OWN_FAILURE, _SHORTAGES[number], transient=True)
+    why = os.strerror(number).lower()
+    if stage == _DIRECTORY:
+        return Failed(number, _OWN_FAILURE, f"the directory to run it in cannot be entered ({why})")
+    if stage == _OTHER:
+        return Failed(number, _OWN_FAILURE, why)
+    words = {
+        _SEARCH: "there is no such command",
+        _INTERPRETER: "the interpreter that it names does not exist",
+    }
+    missing = number == errno.ENOENT and stage != _INTERPRETER
+    return Failed(number, _NOT_FOUND if missing else _NOT_EXECUTABLE, words.get(stage) or _WORDS.get(number, why))
+
+
+def _start(program: Program, cgroup: Cgroup | None, withdraw: Callable[[], None]) -> int:
+    with contextlib.ExitStack() as pipes:
+        wait, go = _pipe(pipes)
+        told, tell = _pipe(pipes)
+        pid = _fork(cgroup)
+        if pid == 0:
+            os.close(go)
+            _become(program, wait, tell)
+        withdraw()
+        os.write(go, _GO)
+        os.close(tell)
+        # Comes to its end when the command begins.
+        outcome = os.read(told, _OUTCOME.size)
+    if outcome:
+        os.waitpid(pid, 0)
+        raise CannotStartError(*_OUTCOME.unpack(outcome))
+    return pid
+
+
+def _pipe(until: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        until.callback(_close, end)
+    return ends
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)  # Closed before, where the other end waits for that.
+
+
+def _fork(cgroup: Cgroup | None) -> int:
+    if cgroup is not None:
+        try:
+            descriptor = os.open(cgroup.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                return fork_into_cgroup(descriptor)
+            finally:
+                os.close(descriptor)
+        # An old kernel, or a sandbox that knows no clone3: the child moves itself.
+        except OSError:
+            pass
+    pid = os.fork()
+    if pid == 0 and cgroup is not None:
+        _enter(cgroup)
+    return pid
+
+
+def _become(program: Program, wait: int, tell: int) -> NoReturn:
+    """The child's part: from the fork to the command."""
+    stage = _OTHER
+    try:
+        if os.read(wait, 1) != _GO:
+            raise CannotStartError(_OTHER, errno.ESRCH)  # Whoever was to look after it is dead.
+        if program.session:
+            os.setsid()
+        if program.output is not None:
+            os.dup2(program.output, 1)
+            os.dup2(program.output, 2)
+        stage = _DIRECTORY
+        if program.directory is not None:
+            os.chdir(program.directory)
+        stage = _EXECUTE
+        _restore_signals(program.mask)
+        _execute(program)
+    except CannotStartError as error:
+        os.write(tell, _OUTCOME.pack(error.stage, error.number))
+    except OSError as error:
+        os.write(tell, _OUTCOME.pack(stage, error.errno or errno.EINVAL))
+    except ValueError:
+        # A null byte in a word, or an equals sign in the name of a variable.
+        os.write(tell, _OUTCOME.pack(stage, errno.EINVAL))
+    finally:
+        os._exit(_OWN_FAILURE)
+
+
+def _enter(cgroup: Cgroup) -> None:
+    try:
+        cgroup.add(os.getpid())
+    except OSError:
+        return  # The walk contains it.
+
+
+def _restore_signals(mask: Collection[int]) -> None:
+    """What Python changed of the signals is as it was; what the caller ignores (nohup) stays ignored."""
+    # A Ctrl-C that came meanwhile ends the command, not the few lines of Python that are left.
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Python itself ignores these from its start, and no program expects that.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _execute(program: Program) -> NoReturn:
+    name = program.command[0]
+    if "/" in name:
+        _try(name, program)
+        raise CannotStartError(_EXECUTE, errno.ENOENT)
+    refused: CannotStartError | None = None
+    for directory in program.environment.get("PATH", _DEFAULT_PATH).split(":"):
+        try:
+            _try(f"{directory or '.'}/{name}", program)
+        except CannotStartError as error:
+            # A file that may not be run hides none further along the path.
+            if error.number not in (errno.EACCES, errno.EISDIR):
+                raise
+            # In a directory that may not be entered nobody sees a file: to a shell, too, there is none.
+            if os.path.lexists(f"{directory or '.'}/{name}"):
+                refused = refused or error
+    raise refused or CannotStartError(_SEARCH, errno.ENOENT)
+
+
+def _try(path: str, program: Program) -> None:
+    """Becomes this file. Returns when there is none."""
+    try:
+        os.execve(path, list(program.command), program.environment)  # noqa: S606 - a person's own command
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(path):
+            raise CannotStartError(_INTERPRETER, errno.ENOENT) from None
+    except PermissionError:
+        raise CannotStartError(_EXECUTE, errno.EISDIR if is_directory(path) else errno.EACCES) from None
+    except OSError as error:
+        if error.errno != errno.ENOEXEC or _looks_binary(path):
+            raise CannotStartError(_EXECUTE, error.errno or errno.EINVAL) from None
+        # A script without a first line that says who reads it: as in every shell, that is sh.
+        os.execve("/bin/sh", ["sh", path, *program.command[1:]], program.environment)  # noqa: S606 - as above
+
+
+def _looks_binary(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        return b"\0" in file.read(_SCRIPT_PROBE).partition(b"\n")[0]

@@ -1,0 +1,233 @@
+"""The way a process tree is stopped: asked, given time, frozen, killed, and looked at until nothing is left."""
+
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, Protocol
+
+from stoker.runs.processes.scan import Identity, describe, is_alive, send
+from stoker.runs.processes.signals import SignalStream
+from stoker.runs.processes.syscalls import boot_clock
+from stoker.runs.processes.tree import Tree
+
+# A killed process that held GPUs or very much memory takes seconds to be taken apart by the kernel; one that takes
+# longer than this is blocked in a driver, and waiting on does not help.
+PATIENCE: Final = 30.0
+# A tree that forks faster than it can be stopped is killed as it runs after this time.
+_FREEZING: Final = 1.0
+# A main process that neither ends nor passes the signal on must leave the others time to end by themselves.
+_FIRST_SHARE: Final = 0.5
+# How soon after a kill it is looked whether somebody was missed, doubled from look to look.
+_FIRST_RETRY: Final = 0.002
+_LAST_RETRY: Final = 0.25
+# Whoever waits for zombies collects them within a millisecond, unless he is stopped himself.
+_COLLECTING: Final = 0.5
+# A grace that ended while the machine slept is over within that of its waking up.
+_LONGEST_WAIT: Final = 1.0
+# Signals by which a person at the terminal says "now".
+_HURRYING: Final = (signal.SIGINT, signal.SIGQUIT)
+
+
+class Outcome(NamedTuple):
+    """How a stop went."""
+
+    asked: int
+    """Processes that were sent the signal."""
+    killed: int
+    """Processes that did not end by themselves."""
+    survivors: tuple[str, ...]
+    """Who is left, described."""
+    seconds: float
+    signal: int
+
+    def in_words(self) -> str:
+        deeds = []
+        if self.asked:
+            deeds.append(f"{_processes(self.asked)} got {signal.Signals(self.signal).name}")
+        if self.killed:
+            deeds.append(f"{_processes(self.killed)} had to be killed" if self.asked else _were_killed(self.killed))
+        done = ", ".join(deeds) or "there was nothing to stop"
+        if self.survivors:
+            return f"{done}; left after {self.seconds:.1f} s: {', '.join(self.survivors)}"
+        return f"{done}; all gone after {self.seconds:.1f} s" if deeds else done
+
+
+class Ladder:
+    """One stop, step by step, for an event loop.
+
+    `step()` is to be called whenever something happened to the tree and when `timeout()` seconds are over, until it
+    returns True. It never waits.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        *,
+        signum: int = signal.SIGTERM,
+        grace: float,
+        first: Identity | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Asks `first` alone, and everybody else when it has ended or half of the grace is over.
+
+        A training that writes a checkpoint when it is asked to end still needs its data loaders for that; a shell
+        that passes nothing on ends at once, and then the rest is asked. Without `first` everybody is asked at once.
+        """
+        self.phase: Literal["first asked", "asked", "killing", "over"] = "asked"
+        self._tree = tree
+        self._signum = signum
+        self._clock = clock
+        self._began = clock()
+        self._until = self._began + grace
+        self._retry = _FIRST_RETRY
+        self._killed: set[Identity] = set()
+        self._survivors: list[Identity] = []
+        self._asked = 0
+        self._first = first
+        self._rest_from = self._began
+        if signum == signal.SIGKILL:
+            self._until = self._began
+        elif first is not None and grace > 0 and self._ask([first]):
+            self.phase = "first asked"
+            self._rest_from = self._began + grace * _FIRST_SHARE
+        else:
+            self._ask(self._tree.census().members)
+
+    def timeout(self) -> float:
+        """Seconds until `step()` is due whatever happens."""
+        if self.phase == "over":
+            return 0.0
+        due = self._rest_from if self.phase == "first asked" else self._until
+        return max(due - self._clock(), 0.0)
+
+    def hurry(self) -> None:
+        """No more grace: the next step kills."""
+        if self.phase in {"first asked", "asked"}:
+            self.phase = "asked"
+            self._until = self._clock()
+
+    def step(self) -> bool:
+        """Does what is due; True when the stop is over."""
+        if self.phase == "over":
+            return True
+        members, settled = self._tree.census()
+        if settled and not members:
+            return self._finish([])
+        if self.phase == "first asked":
+            if self._first in members and self._clock() < self._rest_from:
+                return False
+            self.phase = "asked"
+            self._ask([member for member in members if member != self._first])
+        if self.phase == "asked":
+            if self._clock() < self._until:
+                return False
+            self.phase = "killing"
+            self._give_up = self._clock() + PATIENCE
+        elif self._clock() < self._until and self._killed.issuperset(members):
+            return False
+        return self._kill(members)
+
+    def outcome(self) -> Outcome:
+        descriptions = [describe(survivor) for survivor in self._survivors]
+        left = tuple(str(description) for description in descriptions if description)
+        return Outcome(self._asked, len(self._killed), left, self._clock() - self._began, self._signum)
+
+    def members_killed(self) -> frozenset[Identity]:
+        return frozenset(self._killed)
+
+    def _ask(self, members: list[Identity]) -> int:
+        """How many of them could be."""
+        asked = 0
+        for member in members:
+            asked += send(member, self._signum)
+            # One that is stopped can only end when it goes on.
+            send(member, signal.SIGCONT)
+        self._asked += asked
+        return asked
+
+    def _kill(self, members: list[Identity]) -> bool:
+        self._killed.update(members)
+        self._tree.kill()
+        frozen = self._freeze()
+        self._killed.update(frozen)
+        untouchable = {member for member in frozen if not send(member, signal.SIGKILL) and is_alive(member)}
+        now = self._clock()
+        if (frozen and untouchable.issuperset(frozen)) or now > self._give_up:
+            return self._finish([member for member in frozen if is_alive(member)])
+        self._until = now + self._retry
+        self._retry = min(self._retry * 2, _LAST_RETRY)
+        return False
+
+    def _freeze(self) -> list[Identity]:
+        """Stops everyone, so that the kill finds a tree that stands still: nobody forks, nobody mourns."""
+        frozen: set[Identity] = set()
+        ends = self._clock() + _FREEZING
+        while True:
+            members, settled = self._tree.census()
+            fresh = [member for member in members if member not in frozen]
+            if (settled and not fresh) or self._clock() > ends:
+                return [*frozen, *fresh]
+            for member in fresh:
+                send(member, signal.SIGSTOP)
+                frozen.add(member)
+
+    def _finish(self, survivors: list[Identity]) -> bool:
+        self._survivors = survivors
+        self.phase = "over"
+        return True
+
+
+class Watched(Tree, Protocol):
+    """A tree that says when something happened to it."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is known that nothing is left, not even a zombie."""
+
+    def fileno(self) -> int: ...
+
+    def attend(self) -> None:
+        """Takes note of what happened, so that `fileno()` is no longer readable."""
+
+
+def stop(
+    tree: Watched, signum: int, grace: float, *, first: Identity | None = None, hurry: SignalStream | None = None
+) -> Outcome:
+    """The whole stop, waiting for it. A Ctrl-C that is read from `hurry` meanwhile ends the grace."""
+    ladder = Ladder(tree, signum=signum, grace=grace, first=first, clock=boot_clock)
+    poll = select.poll()
+    poll.register(tree.fileno(), select.POLLIN)
+    if hurry is not None:
+        poll.register(hurry.fileno(), select.POLLIN)
+    while not ladder.step():
+        # Rounded up: a poll that ends a moment too early only makes another round.
+        poll.poll(min(ladder.timeout(), _LONGEST_WAIT) * 1000 + 1)
+        tree.attend()
+        if hurry is not None and _hurried(hurry):
+            ladder.hurry()
+    outcome = ladder.outcome()
+    if not outcome.survivors:
+        _wait_until_collected(tree)
+    return outcome
+
+
+def _wait_until_collected(tree: Watched) -> None:
+    poll = select.poll()
+    poll.register(tree.fileno(), select.POLLIN)
+    ends = time.monotonic() + _COLLECTING
+    while not tree.empty and poll.poll(max(ends - time.monotonic(), 0) * 1000):
+        tree.attend()
+
+
+def _hurried(signals: SignalStream) -> bool:
+    """Whether a person at the terminal wants it over now: a program, or the job in its last moments, is no person."""
+    return any(received.signal in _HURRYING and received.from_kernel for received in signals.read())
+
+
+def _were_killed(count: int) -> str:
+    return f"{_processes(count)} {'was' if count == 1 else 'were'} killed"
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"

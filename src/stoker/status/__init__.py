@@ -1,0 +1,1 @@
+"""The state of queue, machines and GPUs at one moment, for the page, `top`, metrics and notifications."""

@@ -1,0 +1,314 @@
+"""Is everything all right? One answer in a few words, and what somebody should know, worst first. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from stoker.gpus.state import BUSY_FROM
+from stoker.queue.explanation import spoken
+from stoker.queue.model import Failure, Job, State
+from stoker.status.job_text import in_a_sentence
+from stoker.status.machines import FORGOTTEN_AFTER, home_of
+from stoker.status.model import EndedJob, GpuCard, Health, Level, Machine, Point, RunningJob, WaitingJob
+from stoker.units import format_memory
+
+# Failures of a day are news; older ones are history.
+NEWS_FOR: Final = 86400.0
+# A driver that is reset or a machine that is busy is back by then.
+_UNKNOWN_FOR: Final = 180.0
+# Starting a job takes seconds, and a GPU that was freed comes to rest first: only what lasts is told.
+_COULD_RUN_FOR: Final = 60.0
+# A moment between two jobs is no news.
+_FREE_FOR: Final = 10.0
+# As much of a name as a phone shows on two lines with the words around it.
+_LONGEST_NAME: Final = 40
+_WORK: Final = frozenset({"job", "background", "somebody"})
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer rests on."""
+
+    now: float
+    paused: bool = False
+    counts: Mapping[State, int] = {}
+    machines: Sequence[Machine] = ()
+    running: Sequence[RunningJob] = ()
+    waiting: Sequence[WaitingJob] = ()
+    failed: Sequence[EndedJob] = ()
+    """The newest that failed within `NEWS_FOR` and that nobody has dismissed, newest first."""
+    failures: int = 0
+    """How many there were in all."""
+    hung: Sequence[EndedJob] = ()
+    """The same of those that were stopped because their GPUs stayed idle."""
+    hangs: int = 0
+
+
+def judge(facts: Facts) -> Health:
+    return _summed_up([*_bad(facts), *_attention(facts)], facts.machines)
+
+
+def without_queue(health: Health, away: str) -> Health:
+    """The same when the queue has gone away since, and why: an old answer must not pass for a new one."""
+    return _summed_up([Point(level="bad", sentence=_capital(away)), *health.points], ())
+
+
+def _summed_up(points: Sequence[Point], machines: Sequence[Machine]) -> Health:
+    """The points come worst first."""
+    bad = sum(point.level == "bad" for point in points)
+    if not points:
+        return Health(level="good", headline=_all_is_well(machines))
+    return Health(level="bad" if bad else "attention", headline=_headline(points, bad), points=tuple(points))
+
+
+def _headline(points: Sequence[Point], bad: int) -> str:
+    others = len(points) - bad
+    if len(points) == 1:
+        return points[0].sentence
+    if not bad:
+        return f"{others} things need you"
+    wrong = "1 thing is wrong" if bad == 1 else f"{bad} things are wrong"
+    return f"{wrong}, {others} more {'needs' if others == 1 else 'need'} you" if others else wrong
+
+
+def _all_is_well(machines: Sequence[Machine]) -> str:
+    cards = [card for machine in machines if machine.there for card in machine.gpus]
+    readable = [card for card in cards if not _is_unread(card)]
+    used = sum(card.doing in _WORK and not _is_orphaned(card) for card in readable)
+    free = sum(card.doing == "free" for card in readable)
+    if cards and not readable:
+        return "All is well so far: no GPU can be read at the moment"
+    if not used:
+        return f"All is well: {_gpus(free)} {_is(free)} ready" if free else "All is well"
+    if used == len(cards):
+        return "All is well: the GPU is in use" if used == 1 else f"All is well: all {used} GPUs are in use"
+    return f"All is well: {used} of {len(cards)} GPUs {_is(used)} in use"
+
+
+# What is wrong
+
+
+def _bad(facts: Facts) -> Iterator[Point]:
+    lost = [machine for machine in facts.machines if _is_lost(machine, facts)]
+    for machine in lost:
+        count = sum(_runs_on(job, machine) for job in facts.running)
+        jobs = f" while {_jobs(count)} ran there" if count else ""
+        ago = spoken(facts.now - machine.seen)
+        yield Point(level="bad", sentence=f"{machine.host} has been silent for {ago}{jobs}", host=machine.host)
+    queued = facts.counts.get("queued", 0)
+    if queued and not any(machine.there for machine in facts.machines):
+        yield Point(level="bad", sentence=f"{_jobs_wait(queued)}, and no worker is there")
+    for machine in facts.machines:
+        yield from _unreadable(machine, facts.now)
+    if facts.counts.get("queued", 0):
+        yield from _orphaned(facts, "bad")
+    for job in facts.running:
+        if job.why.kind == "silent" and not any(_runs_on(job, machine) for machine in lost):
+            sentence = f"{_name(job.job)} on {job.host} is not heard of any more"
+            yield Point(level="bad", sentence=sentence, job=job.job.id, host=job.host)
+
+
+def _is_lost(machine: Machine, facts: Facts) -> bool:
+    """Whether somebody should look where it is: it said no goodbye, and was here today or has jobs."""
+    if machine.there or machine.left:
+        return False
+    return facts.now - machine.seen <= FORGOTTEN_AFTER or any(_runs_on(job, machine) for job in facts.running)
+
+
+def _runs_on(job: RunningJob, machine: Machine) -> bool:
+    return job.attempt is not None and home_of(job.attempt.worker) == home_of(machine.worker)
+
+
+def _unreadable(machine: Machine, now: float) -> Iterator[Point]:
+    if not machine.there or machine.absent:
+        return
+    unread = [(card, now - _unread_since(card, machine)) for card in machine.gpus if _is_unread(card)]
+    unknown = [(card, lasted) for card, lasted in unread if lasted >= _UNKNOWN_FOR]
+    if machine.problem is not None and now - machine.started >= _UNKNOWN_FOR and (unknown or not machine.gpus):
+        sentence = f"{machine.host} cannot read its GPUs: {machine.problem}"
+        yield Point(level="bad", sentence=sentence, host=machine.host)
+    elif unknown:
+        which = f"GPU {unknown[0][0].index}" if len(unknown) == 1 else _gpus(len(unknown))
+        shortest = spoken(min(lasted for _card, lasted in unknown))
+        has = "has" if len(unknown) == 1 else "have"
+        sentence = f"{which} of {machine.host} {has} been unreadable for {shortest}"
+        yield Point(level="bad", sentence=sentence, host=machine.host)
+
+
+def _orphaned(facts: Facts, level: Level) -> Iterator[Point]:
+    """Memory that no process holds: what a crashed job or a container left behind keeps others from the GPU."""
+    queued = facts.counts.get("queued", 0)
+    while_waiting = f", while {_jobs_wait(queued)}" if queued else ""
+    for machine in facts.machines:
+        if not machine.there:
+            continue
+        for card in machine.gpus:
+            if _is_orphaned(card) and _lasts(card, machine, facts.now, _COULD_RUN_FOR):
+                held = format_memory(card.memory_used or 0)
+                sentence = f"GPU {card.index} of {machine.host} has {held} in use by no visible process{while_waiting}"
+                yield Point(level=level, sentence=sentence, host=machine.host)
+
+
+def _is_orphaned(card: GpuCard) -> bool:
+    """Whether it holds memory for nobody who can be seen, and does nothing."""
+    unseen = card.doing == "somebody" and not card.whom and bool(card.memory_used)
+    return unseen and card.utilization is not None and card.utilization < BUSY_FROM
+
+
+# What somebody should look at
+
+
+def _attention(facts: Facts) -> Iterator[Point]:
+    yield from _failures(facts)
+    if not facts.counts.get("queued", 0):
+        yield from _orphaned(facts, "attention")
+    yield from _stuck(facts)
+    yield from _pauses(facts)
+    yield from _free(facts)
+
+
+def _failures(facts: Facts) -> Iterator[Point]:
+    if facts.failed:
+        count, last = max(facts.failures, len(facts.failed)), _name(facts.failed[0].job)
+        several = f"{_jobs(count)} failed in the last 24 h, last {last}"
+        yield _failure("failed", facts.failed, f"{last} failed" if count == 1 else several, count)
+    if facts.hung:
+        count, last = max(facts.hangs, len(facts.hung)), _name(facts.hung[0].job)
+        several = f"{_jobs(count)} were stopped as their GPUs stayed idle, last {last}"
+        yield _failure(
+            "idle", facts.hung, f"{last} was stopped: its GPUs stayed idle" if count == 1 else several, count
+        )
+
+
+def _failure(kind: Failure, newest: Sequence[EndedJob], sentence: str, count: int) -> Point:
+    """One leads to its job, several to the list of them."""
+    job = newest[0].job
+    return Point(
+        level="attention", sentence=sentence, job=job.id if count == 1 else None, failure=kind, until=job.ended
+    )
+
+
+def _stuck(facts: Facts) -> Iterator[Point]:
+    never = [waiting.job for waiting in facts.waiting if waiting.why.kind == "never"]
+    if never:
+        more = f" and {_jobs(len(never) - 1, 'other ')}" if len(never) > 1 else ""
+        yield _about(never[0], f"{_name(never[0])}{more} can never start")
+    large = [waiting.job for waiting in facts.waiting if waiting.why.kind == "too large"]
+    if large:
+        more = f" and {_jobs(len(large) - 1, 'other ')}" if len(large) > 1 else ""
+        yield _about(large[0], f"{_name(large[0])}{more} {'ask' if more else 'asks'} for more than any machine has")
+    # A person who holds a job writes no reason.
+    lost = [waiting.job for waiting in facts.waiting if waiting.why.kind == "held" and _is_lost_job(waiting.job)]
+    if lost:
+        more = f" and {_jobs(len(lost) - 1, 'other ')}" if len(lost) > 1 else ""
+        yield _about(lost[0], f"{_name(lost[0])}{more} {'are' if more else 'is'} held: lost with {_machine(len(lost))}")
+
+
+def _is_lost_job(job: Job) -> bool:
+    return job.sentence not in {"", "held"}
+
+
+def _pauses(facts: Facts) -> Iterator[Point]:
+    queued = facts.counts.get("queued", 0)
+    if not queued:
+        return
+    if facts.paused:
+        yield Point(level="attention", sentence=f"The queue is paused while {_jobs_wait(queued)}")
+        return
+    for machine in facts.machines:
+        if machine.there and machine.paused:
+            sentence = f"{machine.host} is paused while {_jobs_wait(queued)}"
+            yield Point(level="attention", sentence=sentence, host=machine.host)
+
+
+def _free(facts: Facts) -> Iterator[Point]:
+    queued, held = facts.counts.get("queued", 0), facts.counts.get("held", 0)
+    if not any(machine.there for machine in facts.machines):
+        if not queued:
+            yield Point(level="attention", sentence="No worker is there: `stoker work` starts one")
+        return
+    if queued and not facts.paused:
+        yield from _could_run(facts)
+    free = sum(len(_free_cards(machine, facts.now, _FREE_FOR)) for machine in facts.machines)
+    if free and not queued:
+        what = "Only held jobs are left" if held else "The queue is empty"
+        sentence = f"{what}: {_gpus(free)} {'has' if free == 1 else 'have'} nothing to do"
+        yield Point(level="attention", sentence=sentence)
+
+
+def _could_run(facts: Facts) -> Iterator[Point]:
+    """The first job that waits though there seems to be room for it: its reason says what keeps it."""
+    free = {machine.host: _free_cards(machine, facts.now, _COULD_RUN_FOR) for machine in facts.machines}
+    for waiting in facts.waiting:
+        job = waiting.job
+        if waiting.why.kind not in {"waits", "next"} or facts.now - max(job.submitted, job.not_before) < _COULD_RUN_FOR:
+            continue
+        for host, cards in free.items():
+            if 0 < job.gpus <= sum(_is_large_enough(card, job) for card in cards):
+                sentence = f"{_name(job)} waits though {_gpus(len(cards))} {_is(len(cards))} free on {host}"
+                yield Point(level="attention", sentence=sentence, job=job.id, host=host)
+                return
+
+
+def _is_large_enough(card: GpuCard, job: Job) -> bool:
+    return job.memory is None or card.memory_total is None or card.memory_total >= job.memory
+
+
+def _free_cards(machine: Machine, now: float, seconds: float) -> list[GpuCard]:
+    if not machine.there or machine.paused:
+        return []
+    free = [card for card in machine.gpus if card.doing == "free" and not card.kept_for and not _is_unread(card)]
+    return [card for card in free if _lasts(card, machine, now, seconds)]
+
+
+def _lasts(card: GpuCard, machine: Machine, now: float, seconds: float) -> bool:
+    return now - _since(card, machine) >= seconds
+
+
+def _is_unread(card: GpuCard) -> bool:
+    """A job that holds it keeps its place on it, and tells nothing of whether it works."""
+    return card.doing == "unknown" or card.unread_since is not None
+
+
+def _unread_since(card: GpuCard, machine: Machine) -> float:
+    return _since(card, machine) if card.unread_since is None else max(card.unread_since, machine.started)
+
+
+def _since(card: GpuCard, machine: Machine) -> float:
+    """A worker has seen nothing before it started, whatever its clock says."""
+    return machine.started if card.since is None else max(card.since, machine.started)
+
+
+# Words
+
+
+def _about(job: Job, sentence: str) -> Point:
+    return Point(level="attention", sentence=sentence, job=job.id)
+
+
+def _name(job: Job) -> str:
+    return in_a_sentence(job, _LONGEST_NAME)
+
+
+def _jobs(count: int, which: str = "") -> str:
+    return f"1 {which}job" if count == 1 else f"{count} {which}jobs"
+
+
+def _jobs_wait(count: int) -> str:
+    return "1 job waits" if count == 1 else f"{count} jobs wait"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _machine(jobs: int) -> str:
+    return "its machine" if jobs == 1 else "their machine"
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

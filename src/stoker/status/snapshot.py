@@ -1,0 +1,154 @@
+"""Everything at one moment, asked of the queue: so few questions that it may be done several times a second.
+
+Each question is answered from an index, whatever the number of jobs: what takes longer with the history of the queue,
+or changes slowly, is asked seldom and remembered in between.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from stoker.queue.explanation import Surroundings, explain, gpu_names
+from stoker.queue.model import ENDED, Job, State
+from stoker.queue.surroundings import look_around
+from stoker.status import usage as hours
+from stoker.status.health import NEWS_FOR, Facts, judge
+from stoker.status.last_output import NOTHING, Listening
+from stoker.status.machines import machines_of
+from stoker.status.model import (
+    MOST_ENDED,
+    MOST_RUNNING,
+    MOST_WAITING,
+    EndedJob,
+    Hours,
+    Overview,
+    RunningJob,
+    WaitingJob,
+)
+from stoker.status.since import Sightings
+from stoker.status.throttled_cache import Sparing
+
+if TYPE_CHECKING:
+    from stoker.queue import Store
+
+# Totals of a week: they change by the minute.
+_HOURS_EVERY: Final = 20.0
+IDLE: Final = "idle"
+
+
+class Observer:
+    """Looks at one queue again and again; keeps what need not be asked each time."""
+
+    def __init__(self, home: Path) -> None:
+        """`home` is where this machine's attempts are."""
+        self._listening = Listening(home)
+        self._ended_counts = Sparing[dict[State, int]]()
+        self._failures = Sparing[int]()
+        self._failed = Sparing[list[Job]]()
+        self._hung = Sparing[list[Job]]()
+        self._hangs = Sparing[int]()
+        self._hours = Sparing[Hours](_HOURS_EVERY)
+        self._sightings = Sightings()
+
+    def observe(self, store: "Store") -> Overview:
+        around = look_around(store)
+        counts = self._counts(store)
+        running_jobs = store.jobs(states=["running"], order="newest", limit=MOST_RUNNING)
+        told = machines_of(around.workers, around.running.values(), {job.id: job for job in running_jobs}, around.now)
+        machines = self._sightings.dated(told, around.now)
+        running = self._running(store, running_jobs, around)
+        waiting = _waiting(store, around)
+        ended, failed, hung = self._ended(store, around)
+        news = around.now - NEWS_FOR
+        health = judge(
+            Facts(
+                now=around.now,
+                paused=around.paused,
+                counts=counts,
+                machines=machines,
+                running=running,
+                waiting=waiting,
+                failed=failed,
+                failures=self._failures.get(lambda: store.count_failures("failed", news)) if failed else 0,
+                hung=hung,
+                hangs=self._hangs.get(lambda: store.count_failures("idle", news)) if hung else 0,
+            )
+        )
+        return Overview(
+            now=around.now,
+            place=store.place,
+            paused=around.paused,
+            counts=counts,
+            machines=machines,
+            running=running,
+            waiting=waiting,
+            ended=ended,
+            health=health,
+            hours=self._hours.get(lambda: _hours(store, around.now)),
+        )
+
+    def _counts(self, store: "Store") -> dict[State, int]:
+        """Of those that have ended the count may be some seconds old where there are very many."""
+        if self._ended_counts.is_due():
+            return dict(self._ended_counts.get(store.counts))
+        kept = self._ended_counts.get(store.counts)
+        return store.unfinished_counts() | {state: kept[state] for state in ENDED if state in kept}
+
+    def _running(self, store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[RunningJob, ...]:
+        attempts = {job.id: around.running[job.id] for job in jobs if job.id in around.running}
+        words = self._listening.words(store, list(attempts.values()))
+        snoozes = store.snoozes() if attempts else {}
+        workers = {worker.id: worker for worker in around.workers}
+        told = []
+        for job in jobs:
+            attempt = attempts.get(job.id)
+            name = attempt.id if attempt is not None else ""
+            worker = workers.get(attempt.worker) if attempt is not None else None
+            said = words.get(name, NOTHING)
+            told.append(
+                RunningJob(
+                    job=job,
+                    attempt=attempt,
+                    host=worker.host if worker is not None else f"worker {attempt.worker}" if attempt else "",
+                    gpus=tuple(gpu_names(attempt.gpus, worker)) if attempt is not None else (),
+                    why=explain(job, around),
+                    progress=said.progress,
+                    last_line=said.line,
+                    snoozed_until=snoozes.get(name),
+                )
+            )
+        return tuple(told)
+
+    def _ended(self, store: "Store", around: Surroundings) -> tuple[tuple[EndedJob, ...], ...]:
+        """The last of all, the last that failed lately, and the last that were stopped because they were idle."""
+        news = around.now - NEWS_FOR
+        jobs = store.ended_since(0.0, MOST_ENDED)
+        failed = self._failed.get(lambda: store.failures("failed", news, 1))
+        hung = self._hung.get(lambda: store.failures("idle", news, 1))
+        causes = store.causes({job.attempt for job in jobs if job.attempt is not None})
+
+        def told(job: Job, *, idle: bool) -> EndedJob:
+            return EndedJob(job=job, why=explain(job, around), idle_stopped=idle)
+
+        return (
+            tuple(told(job, idle=causes.get(job.attempt or "") == IDLE) for job in jobs),
+            tuple(told(job, idle=False) for job in failed),
+            tuple(told(job, idle=True) for job in hung),
+        )
+
+
+def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:
+    """The first of those that are queued or held, in their order."""
+    queued = store.in_line(MOST_WAITING)
+    held = store.jobs(states=["held"], order="queue", limit=MOST_WAITING)
+    needs = store.needs_of([job.id for job in queued if job.after or job.after_any])
+    ahead = {job.id: place for place, job in enumerate(queued)}
+    first = sorted((*queued, *held), key=lambda job: (-job.priority, job.position, job.submitted, job.id))[
+        :MOST_WAITING
+    ]
+    return tuple(WaitingJob(job=job, why=explain(job, around, needs, ahead.get(job.id, 0))) for job in first)
+
+
+def _hours(store: "Store", now: float) -> Hours:
+    since = now - hours.STRETCH
+    return hours.tally(store.usage_totals(int(since // 60)), store.idle_stops(since), now)
