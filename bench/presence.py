@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.table import Promise, print_promises
-from stoker.presence.alarm import Alarm
+from stoker.presence.device_events import DeviceEvents
 from stoker.presence.holders import Holders
 from tests.support.openers import NUMBERS, make_node
 
@@ -150,7 +150,7 @@ def _fuser(nodes: Nodes) -> Cost | None:
 
 def _latencies(nodes: Nodes, stack: ExitStack) -> tuple[list[float], list[float]]:
     """Milliseconds from another process's opening to the ring, and to the knowledge of who it was, sorted."""
-    alarm = stack.enter_context(closing(Alarm(nodes)))
+    alarm = stack.enter_context(closing(DeviceEvents(nodes)))
     opener = stack.enter_context(_opener(nodes["GPU-0"][0]))
     holders = Holders(nodes)
     holders.scan()

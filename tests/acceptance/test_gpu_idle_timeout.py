@@ -384,9 +384,9 @@ def test_killed_itself_it_leaves_no_command_behind(nvidia: MockMachine) -> None:
 def test_when_its_guardian_is_killed_the_command_is_too_and_somebody_says_so(nvidia: MockMachine) -> None:
     with running("sh", "-c", "echo $$ $PPID > pids; exec sleep 600") as job:
         wait_for(lambda: Path("pids").exists() and Path("pids").read_text().endswith("\n"), named="the command's start")
-        command, guardian = map(int, Path("pids").read_text().split())
-        assert guardian != job.process.pid
-        os.kill(guardian, signal.SIGKILL)
+        command, reaper = map(int, Path("pids").read_text().split())
+        assert reaper != job.process.pid
+        os.kill(reaper, signal.SIGKILL)
         assert job.process.wait(60) == 1
         assert is_gone(command)
         assert "the process that guards the command was killed from outside" in job.err

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stoker.fit.terms import Fitted, Observation
-from stoker.queue import Finding, NewJob, Store
+from stoker.queue import AttemptDetails, NewJob, Store
 from tests.support.attempts import be_there, place_of, run, start, submit
 from tests.support.command import stoker
 
@@ -82,7 +82,7 @@ def test_the_report_of_a_job_that_ran_elsewhere_is_shown(queue: Store) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "failed", 1)
     assert stoker("show", job, "--json").json()["finding"] is None
-    queue.write_finding(attempt.id, Finding(cause="idle", report="# Why it was stopped\n\n\x1b[31mred\n"))
+    queue.write_finding(attempt.id, AttemptDetails(cause="idle", report="# Why it was stopped\n\n\x1b[31mred\n"))
     done = stoker("show", job)
     assert done.out.endswith("\n# Why it was stopped\n\n\N{REPLACEMENT CHARACTER}[31mred\n")
     told = stoker("show", job, "--json").json()
@@ -110,13 +110,13 @@ def test_how_the_batch_size_was_found_is_shown(queue: Store) -> None:
         ),
         note="96 is not faster than 64",
     )
-    queue.write_finding(attempt.id, Finding(fit=msgspec.to_builtins(fitted)))
+    queue.write_finding(attempt.id, AttemptDetails(fit=msgspec.to_builtins(fitted)))
     done = stoker("show", job)
     assert "fit          batch size 96, 2 steps of accumulation, about 49 GiB of 50 GiB\n" in done.out
     assert "             tried 8 (5.0 GiB), 128 (out of memory), 96 (it fits)\n" in done.out
     assert "             96 is not faster than 64\n" in done.out
     assert stoker("show", job, "--json").json()["finding"]["fit"]["size"] == 96
-    queue.write_finding(attempt.id, Finding(fit={"of": "a later version"}))
+    queue.write_finding(attempt.id, AttemptDetails(fit={"of": "a later version"}))
     assert stoker("show", job).code == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.procfs import read_stat_fields
 from stoker.queue import init_queue
-from stoker.worker.assignment import AttemptRecord
+from stoker.worker.attempt_spec import AttemptRecord
 from tests.support.cables import Cable, has_namespaces, namespaced, relayed
 from tests.support.diary import Diary
 from tests.support.postgres import PASSWORD, PostgresServer
@@ -70,8 +70,8 @@ def test_a_machine_that_is_cut_off_stops_its_jobs_before_another_starts_them(
 
 def _cpu_seconds(attempt: Path) -> float:
     """What its attendant has used, which waits for the queue and for its lease."""
-    assignment = AttemptRecord(attempt).assignment()
-    assert assignment is not None
-    _name, fields = read_stat_fields(f"/proc/{assignment.keepers.attendant_identity.pid}/stat")
+    attempt_spec = AttemptRecord(attempt).attempt_spec()
+    assert attempt_spec is not None
+    _name, fields = read_stat_fields(f"/proc/{attempt_spec.keepers.attendant_identity.pid}/stat")
     # Of its own, in user mode and in the kernel: the fields 14 and 15, of which the first two are not among these.
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.queue import QueueAwayError, init_queue
 from stoker.runs.processes.scan import send
-from stoker.worker.home import Home
+from stoker.worker.identity import WorkerIdentity
 from tests.support.diary import Diary
 from tests.support.keeping import (
     keepers_of,
@@ -159,7 +159,7 @@ def test_when_a_guardian_is_killed_the_job_is_stopped_and_none_of_its_output_is_
     kill_guardian(keepers_of(site, job))
     site.wait_until(job, "held")
     assert outcomes(site, job) == ["lost"]
-    wait_for(lambda: record_of(site, job).assignment() is None, named="the last of the output")
+    wait_for(lambda: record_of(site, job).attempt_spec() is None, named="the last of the output")
     log = site.store.log(site.last_attempt(job).id)
     assert [line for line in log.splitlines() if line.startswith("attempt")] == diary.printed(1)
 
@@ -249,7 +249,7 @@ def test_job_that_the_queue_gave_up_is_not_started_beside_itself(site: WorkSite,
 def test_a_claim_that_a_killed_worker_did_not_live_to_start_is_given_back_at_once(
     any_site: WorkSite, diary: Diary
 ) -> None:
-    home = Home(any_site.home)
+    home = WorkerIdentity(any_site.home)
     job = any_site.submit(diary.command(0.1), on_loss="hold")
     assert any_site.store.claim(job, home.worker, [], 600.0) is not None
     home.leave()
@@ -279,11 +279,11 @@ def _restart_machine(site: WorkSite, job: str) -> None:
     kill_both(keepers_of(site, job))
     record = record_of(site, job)
     kill_job(record)
-    assignment = record.assignment()
-    assert assignment is not None
+    attempt_spec = record.attempt_spec()
+    assert attempt_spec is not None
     myself = (1, 1)
-    keepers = msgspec.structs.replace(assignment.keepers, attendant=myself, guardian=myself)
-    record.assign(msgspec.structs.replace(assignment, boot="another", keepers=keepers))
+    keepers = msgspec.structs.replace(attempt_spec.keepers, attendant=myself, reaper=myself)
+    record.assign(msgspec.structs.replace(attempt_spec, boot="another", keepers=keepers))
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 from stoker.fit.terms import Fitted, Observation
 from stoker.queue import NewJob, Store, init_queue
-from stoker.queue.model import Finding, Lent, Usage, View, WorkerGpu
+from stoker.queue.model import AttemptDetails, Lent, Usage, View, WorkerGpu
 from tests.support.browser import screen
 from tests.support.command import stoker
 from tests.support.page_site import PageSite, page_site
@@ -90,7 +90,7 @@ def _a_machine_at_work(store: Store) -> tuple[str, str]:
     assert stopped is not None
     store.finish(stopped.id, "failed", 124, "GPU 0 stayed below 1% for 30m")
     report = f"# Stopped\n\n{SCRIPT} in all_reduce\n"
-    store.write_finding(stopped.id, Finding(cause="idle", report=report, fit=msgspec.to_builtins(FITTED)))
+    store.write_finding(stopped.id, AttemptDetails(cause="idle", report=report, fit=msgspec.to_builtins(FITTED)))
     assert store.claim(running, "far-1", ["GPU-0"], 600.0) is not None
     store.write_log(_attempt(store, running), _output("epoch 1"))
     return running, hung

@@ -57,8 +57,8 @@ def test_fillers_killed_with_their_guardians_leave_no_program_either(stage: Fill
         filler.send_signal(signal.SIGSTOP)
         wait_for(lambda filler=filler: (found := stat(filler.pid)) and found.state in "TZ")  # type: ignore[misc]  # bound now
         guardians = [child for child in children(filler.pid) if (found := stat(child)) and found.name == GUARDIAN_NAME]
-        for guardian in guardians:
-            os.kill(guardian, signal.SIGSTOP)
+        for reaper in guardians:
+            os.kill(reaper, signal.SIGSTOP)
         for pid in (filler.pid, *guardians):
             os.kill(pid, signal.SIGKILL)
         filler.wait()

@@ -9,9 +9,9 @@ import pytest
 
 from stoker.actions.messages import Channel
 from stoker.errors import BadInputError
-from stoker.notifications.notifier import Crier
+from stoker.notifications.notifier import Notifier
 from stoker.queue import NewJob, Store, init_queue, open_queue
-from stoker.queue.model import Finding
+from stoker.queue.model import AttemptDetails
 from stoker.settings import Notifications
 from tests.support.http_receiver import Answer, Receiver
 from tests.support.mailbox import Mailbox, text_of
@@ -36,7 +36,7 @@ def fail(store: Store, name: str, cause: str = "by itself", sentence: str = "it 
     (job,) = store.submit([NewJob(command="x", name=name)])
     attempt = store.claim(job, "w", [], 600.0)
     assert attempt is not None
-    store.write_finding(attempt.id, Finding(cause=cause))
+    store.write_finding(attempt.id, AttemptDetails(cause=cause))
     assert store.finish(attempt.id, "failed", 1, sentence)
     return job
 
@@ -49,7 +49,7 @@ def crying(
     say: Callable[[str], None] = lambda _sentence: None,
     pauses: tuple[float, ...] = (),
 ) -> Iterator[None]:
-    crier = Crier(Notifications(urls=urls, events=events), LINK, opened, say, pauses)
+    crier = Notifier(Notifications(urls=urls, events=events), LINK, opened, say, pauses)
     stop = threading.Event()
     thread = threading.Thread(target=crier.run, args=(stop,))
     thread.start()
@@ -119,7 +119,7 @@ def test_a_job_that_is_retried_has_not_failed_but_its_idle_stop_is_told(store: S
     wanted = ("failed", "idle-stopped")
     with Receiver().listening() as hook, crying(webhook(hook), events=wanted, opened=opened):
         assert looks.acquire(timeout=60)  # it has seen the attempt run
-        store.write_finding(attempt.id, Finding(cause="idle"))
+        store.write_finding(attempt.id, AttemptDetails(cause="idle"))
         store.finish(attempt.id, "failed", 1, "GPU 0 stayed below 1%")
         (told,) = messages(hook)
     assert told["message"].startswith(
@@ -235,7 +235,7 @@ def test_of_jobs_that_ended_only_those_are_loaded_that_are_told_of(store: Store)
         fail(store, f"{name} failed")
     store._driver.fetch_text("UPDATE stoker_jobs SET ended = ended - 9", {})  # two ends may be one to the clock
     store.cancel(store.submit([NewJob(command="x", name="last")]))
-    crier = Crier(Notifications(urls=(), events=("failed", "queue-empty")), LINK, open_queue, print)
+    crier = Notifier(Notifications(urls=(), events=("failed", "queue-empty")), LINK, open_queue, print)
     sight = crier._sight(store)
     assert sorted(job.name for job in sight.ended) == ["a failed", "b failed", "c failed", "last"]
     assert len(sight.causes) == 3
@@ -245,9 +245,9 @@ def test_a_job_that_was_idle_and_is_cancelled_is_not_told_to_be_tried_again(stor
     (job,) = store.submit([NewJob(command="x", name="hung", retries=1)])
     attempt = store.claim(job, "w", [], 600.0)
     assert attempt is not None
-    crier = Crier(Notifications(urls=(), events=("idle-stopped",)), LINK, open_queue, print)
+    crier = Notifier(Notifications(urls=(), events=("idle-stopped",)), LINK, open_queue, print)
     crier._sight(store)
-    store.write_finding(attempt.id, Finding(cause="idle"))
+    store.write_finding(attempt.id, AttemptDetails(cause="idle"))
     store.finish(attempt.id, "failed", 1, "")
     store.cancel([job])
     store.cancel(store.submit([NewJob(command="x", name="last")]))
@@ -273,5 +273,5 @@ def test_a_service_whose_own_code_breaks_is_tried_again(store: Store, monkeypatc
 
 def test_a_url_that_cannot_work_is_refused_at_the_start_without_being_shown() -> None:
     with pytest.raises(BadInputError, match=r"\[notify\]: URL 2 of 2 \(nonsense://…\) is not one") as refused:
-        Crier(Notifications(urls=("json://localhost/", "nonsense://t0psecret")), "", open_queue, print)
+        Notifier(Notifications(urls=("json://localhost/", "nonsense://t0psecret")), "", open_queue, print)
     assert "t0psecret" not in str(refused.value)

@@ -495,10 +495,10 @@ def test_a_killed_guardian_loses_nothing_of_the_job(holders: Holders, cgroup: bo
     helper = ["sh", "-c", "(sleep 60 &) ; exec sleep 60"]
     with escaping("setsid", holders, helper=helper, cgroup=cgroup) as overseer:
         helper_pid = overseer.hear("helper")
-        guardian = overseer.hear("guardian")
+        reaper = overseer.hear("guardian")
         job = overseer.hear("started")
         holders.wait_until_ready(2)
-        os.kill(guardian, signal.SIGKILL)
+        os.kill(reaper, signal.SIGKILL)
         members = overseer.hear("gone")
         assert job in members
         assert helper_pid not in members
@@ -558,10 +558,10 @@ def test_a_signal_that_comes_before_the_start_is_known_reaches_the_job() -> None
 
 def test_a_guardian_that_was_stopped_does_not_keep_the_supervisor(holders: Holders) -> None:
     with escaping("setsid", holders) as overseer:
-        guardian = overseer.hear("guardian")
+        reaper = overseer.hear("guardian")
         holders.wait_until_ready(2)
-        os.kill(guardian, signal.SIGSTOP)
-        _wait_until_stopped(guardian)
+        os.kill(reaper, signal.SIGSTOP)
+        _wait_until_stopped(reaper)
         overseer.order_stop("SIGKILL", 0)
         assert overseer.hear("outcome")["survivors"] == []
         assert not holders.anyone_left()
@@ -572,9 +572,9 @@ def test_the_guardian_holds_no_pipe_open() -> None:
     reader, writer = os.pipe()
     with Overseer("sh", "-c", "read line", popen={"pass_fds": [writer]}) as overseer:
         os.close(writer)
-        guardian = overseer.hear("guardian")
+        reaper = overseer.hear("guardian")
         overseer.hear("started")
-        links = [link.readlink() for link in wait_for(lambda: _descriptors(guardian), named="the guardian's pipes")]
+        links = [link.readlink() for link in wait_for(lambda: _descriptors(reaper), named="the guardian's pipes")]
         assert Path(f"pipe:[{os.fstat(reader).st_ino}]") not in links
     os.close(reader)
 
@@ -601,9 +601,9 @@ def test_many_jobs_after_one_another_leave_no_file_open(tmp_path: Path) -> None:
     assert len(set(counted)) == 1, counted
 
 
-def _descriptors(guardian: int) -> list[Path]:
+def _descriptors(reaper: int) -> list[Path]:
     """Once it has let go of what is not its own: its three, two pipes, where it hears signals and where it waits."""
-    descriptors = list(Path(f"/proc/{guardian}/fd").iterdir())
+    descriptors = list(Path(f"/proc/{reaper}/fd").iterdir())
     return descriptors if len(descriptors) <= 7 else []
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from stoker.errors import BadInputError
 from stoker.logs.readers import reader_of
-from stoker.queue import Finding, NewJob, Store, Usage, View, WorkerGpu, init_queue
+from stoker.queue import AttemptDetails, NewJob, Store, Usage, View, WorkerGpu, init_queue
 from stoker.queue.driver import Parameters, Row
 from stoker.runs.record import Record, Status
 from stoker.status.detail import read
-from stoker.status.model import MOST_ENDED, MOST_RUNNING, MOST_WAITING, Overview, Progress
-from stoker.status.snapshot import Observer
+from stoker.status.model import MOST_ENDED, MOST_RUNNING, MOST_WAITING, Progress, Snapshot
+from stoker.status.snapshot import SnapshotBuilder
 from tests.support.queue_jobs import end, start, submit
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
@@ -61,8 +61,8 @@ def directory(home: Path, job: str, number: int = 1) -> Path:
     return place
 
 
-def observed(store: Store, home: Path) -> Overview:
-    return Observer(home).observe(store)
+def observed(store: Store, home: Path) -> Snapshot:
+    return SnapshotBuilder(home).observe(store)
 
 
 def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
@@ -75,7 +75,7 @@ def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
     end(queue, fine, "succeeded")
     stopped = start(queue, hung)
     queue.finish(stopped, "failed", 124, "it was idle")
-    queue.write_finding(stopped, Finding(cause="idle"))
+    queue.write_finding(stopped, AttemptDetails(cause="idle"))
     claim(queue, local, ["gpu-box-1"])
     (directory(home, local) / "output").write_text(f"begins\n{BAR}\n")
     far = claim(queue, remote, ["gpu-box-0"], "box-0")
@@ -103,7 +103,7 @@ def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
     assert [point.job for point in seen.health.points] == [hung]
     assert [gpu.whom for gpu in seen.machines[0].gpus] == ["", ""]
     assert seen.hours.jobs == pytest.approx(0.01)
-    assert msgspec.json.decode(msgspec.json.encode(seen), type=Overview) == seen
+    assert msgspec.json.decode(msgspec.json.encode(seen), type=Snapshot) == seen
 
 
 def test_as_many_questions_are_asked_of_a_thousand_jobs_as_of_a_few(
@@ -141,7 +141,7 @@ def test_as_many_questions_are_asked_of_a_thousand_jobs_as_of_a_few(
 def test_what_a_person_just_did_is_soon_seen(here: Store, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A machine that is busy must not make the questions of so small a queue look dear, and so be asked seldom.
     monkeypatch.setattr("stoker.status.throttled_cache.CHEAP", math.inf)
-    observer = Observer(home)
+    observer = SnapshotBuilder(home)
     (name,) = submit(here, "one")
     end(here, name)
     assert observer.observe(here).counts == {"failed": 1}
@@ -168,7 +168,7 @@ def test_a_worker_that_left_is_told_from_one_that_was_lost(queue: Store, home: P
 
 
 def test_a_gpu_does_what_it_does_since_it_was_seen_to_whatever_its_workers_clock_says(here: Store, home: Path) -> None:
-    observer = Observer(home)
+    observer = SnapshotBuilder(home)
     greet(here)
     before = observer.observe(here).now
     behind = WorkerGpu(uuid="gpu-box-0", index=0, name="A100", doing="job", since=1.0, unread_since=before - 600)
@@ -181,7 +181,7 @@ def test_output_that_was_read_is_read_again_only_when_it_changed(here: Store, ho
     greet(here)
     (name,) = submit(here, "one")
     attempt = claim(here, name, [])
-    observer = Observer(home)
+    observer = SnapshotBuilder(home)
     here.write_log(attempt, "step 1/10\n")
     assert observer.observe(here).running[0].last_line == "step 1/10"
     output = directory(home, name) / "output"
@@ -210,7 +210,7 @@ def test_a_job_is_told_with_all_its_attempts(queue: Store, home: Path, tmp_path:
     (name,) = submit(queue, "one", retries=1, backoff=0.0)
     first = claim(queue, name, ["gpu-box-1"])
     queue.finish(first, "failed", 124, "it was idle")
-    queue.write_finding(first, Finding(cause="idle", report="# Why", fit={"size": 8}))
+    queue.write_finding(first, AttemptDetails(cause="idle", report="# Why", fit={"size": 8}))
     second = claim(queue, name, ["gpu-box-0"])
     queue.write_log(second, f"{BAR}\n")
     queue.snooze(second, 600.0, "alice")
@@ -222,10 +222,10 @@ def test_a_job_is_told_with_all_its_attempts(queue: Store, home: Path, tmp_path:
         ("gpu-box", ("1",), False),
         ("gpu-box", ("0",), False),
     ]
-    assert detail.attempts[0].finding == Finding(cause="idle", report="# Why", fit={"size": 8})
+    assert detail.attempts[0].finding == AttemptDetails(cause="idle", report="# Why", fit={"size": 8})
     assert detail.attempts[0].idle_stopped
     assert detail.last is not None
-    assert detail.last.finding == Finding()
+    assert detail.last.finding == AttemptDetails()
     assert detail.progress is not None
     assert detail.progress.remaining == 12.0
     assert detail.snoozed_until == pytest.approx(detail.now + 600, abs=30)
@@ -240,7 +240,7 @@ def test_what_the_queue_was_not_told_yet_is_read_where_it_ran(here: Store, home:
     (record.directory / "output").write_text("words\n")
     (told,) = read(here, name, home).attempts
     assert (told.finding.cause, told.finding.report, told.whole_here) == ("idle", "# Why\n", True)
-    here.write_finding(attempt, Finding(cause="time limit", report="told"))
+    here.write_finding(attempt, AttemptDetails(cause="time limit", report="told"))
     (told,) = read(here, name, home).attempts
     assert (told.finding.cause, told.finding.report) == ("time limit", "told")
 
@@ -263,11 +263,11 @@ def test_a_job_that_is_not_there_is_refused(here: Store, home: Path) -> None:
 
 
 def test_a_worker_and_its_job_are_seen_as_they_are(site: WorkSite) -> None:
-    observer = Observer(site.home)
+    observer = SnapshotBuilder(site.home)
     name = site.submit(f"echo 'step 3/10'; {site.until('gate')}", gpus=1, name="train", submitter="alice")
     worker = site.work().ready()
 
-    def progress() -> Overview | None:
+    def progress() -> Snapshot | None:
         seen = observer.observe(site.store)
         works = any(gpu.doing == "job" for machine in seen.machines for gpu in machine.gpus)
         return seen if works and seen.running and seen.running[0].progress is not None else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.inotify import OVERFLOWED, Event, Inotify
-from stoker.presence.alarm import Alarm
+from stoker.presence.device_events import DeviceEvents
 from tests.support.openers import NUMBERS, Openers, as_nobody, make_node, needs_root, openers, place
 
 __all__ = ["openers", "place"]
@@ -25,21 +25,21 @@ def nodes(place: Path) -> dict[str, tuple[Path, ...]]:
 
 
 @pytest.fixture
-def alarm(nodes: dict[str, tuple[Path, ...]]) -> Iterator[Alarm]:
-    with closing(Alarm(nodes)) as alarm:
+def alarm(nodes: dict[str, tuple[Path, ...]]) -> Iterator[DeviceEvents]:
+    with closing(DeviceEvents(nodes)) as alarm:
         yield alarm
 
 
-def rings(alarm: Alarm, within: float = 60.0) -> frozenset[str]:
+def rings(alarm: DeviceEvents, within: float = 60.0) -> frozenset[str]:
     return alarm.rung() if select.select([alarm.fileno()], [], [], within)[0] else frozenset()
 
 
-def complaint(alarm: Alarm) -> str | None:
+def complaint(alarm: DeviceEvents) -> str | None:
     return alarm.why_not
 
 
 def test_it_rings_for_the_gpu_that_is_opened_and_again_when_it_is_closed(
-    alarm: Alarm, nodes: dict[str, tuple[Path, ...]]
+    alarm: DeviceEvents, nodes: dict[str, tuple[Path, ...]]
 ) -> None:
     assert complaint(alarm) is None
     assert rings(alarm, 0) == frozenset()
@@ -54,7 +54,7 @@ def test_it_rings_for_the_gpu_that_is_opened_and_again_when_it_is_closed(
 
 
 def test_another_process_rings_within_milliseconds(
-    alarm: Alarm, nodes: dict[str, tuple[Path, ...]], openers: Openers
+    alarm: DeviceEvents, nodes: dict[str, tuple[Path, ...]], openers: Openers
 ) -> None:
     code = """
 import os, sys, time
@@ -82,12 +82,14 @@ for _ in sys.stdin:
 
 def test_slices_of_one_gpu_ring_together(place: Path) -> None:
     node = make_node(place / "shared", NUMBERS[0])
-    with closing(Alarm({"MIG-1": (node,), "MIG-2": (node,), "GPU-none": ()})) as alarm:
+    with closing(DeviceEvents({"MIG-1": (node,), "MIG-2": (node,), "GPU-none": ()})) as alarm:
         node.open("rb").close()
         assert rings(alarm) == {"MIG-1", "MIG-2"}
 
 
-def test_a_node_that_is_made_anew_rings_and_is_listened_to(alarm: Alarm, nodes: dict[str, tuple[Path, ...]]) -> None:
+def test_a_node_that_is_made_anew_rings_and_is_listened_to(
+    alarm: DeviceEvents, nodes: dict[str, tuple[Path, ...]]
+) -> None:
     (node,) = nodes["GPU-a"]
     for _ in range(3):
         node.unlink()
@@ -100,7 +102,7 @@ def test_a_node_that_is_made_anew_rings_and_is_listened_to(alarm: Alarm, nodes: 
 
 def test_a_node_that_comes_late_is_named_and_then_listened_to(place: Path) -> None:
     node = place / "nvidia0"
-    with closing(Alarm({"GPU-a": (node,)})) as alarm:
+    with closing(DeviceEvents({"GPU-a": (node,)})) as alarm:
         assert complaint(alarm) == f"{node} is not there"
         assert alarm.fileno() >= 0
         make_node(place / "other", NUMBERS[0])
@@ -121,7 +123,7 @@ def test_a_node_that_may_not_be_read_is_named(place: Path) -> None:
 
 def test_without_nodes_or_where_they_cannot_come_there_is_nothing_to_wait_for(place: Path) -> None:
     for nodes in ({"GPU-a": ()}, {"GPU-a": (place / "no/such/directory",)}):
-        with closing(Alarm(nodes)) as alarm:
+        with closing(DeviceEvents(nodes)) as alarm:
             assert alarm.fileno() == -1
             assert alarm.why_not is not None
             assert alarm.rung() == frozenset()
@@ -135,20 +137,20 @@ def test_when_the_kernel_has_no_inotify_left_it_says_so(
             super().__init__()
             self.close()
 
-    monkeypatch.setattr("stoker.presence.alarm.Inotify", Exhausted)
-    with closing(Alarm(nodes)) as alarm:
+    monkeypatch.setattr("stoker.presence.device_events.Inotify", Exhausted)
+    with closing(DeviceEvents(nodes)) as alarm:
         assert alarm.fileno() == -1
         assert "max_user_instances" in (alarm.why_not or "")
         assert alarm.rung() == frozenset()
 
 
-def test_when_events_were_lost_all_gpus_ring(alarm: Alarm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_events_were_lost_all_gpus_ring(alarm: DeviceEvents, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarm._events, "read", lambda: [Event(-1, OVERFLOWED, "")])
     assert alarm.rung() == {"GPU-a", "GPU-b"}
 
 
 def test_a_closed_alarm_is_silent(nodes: dict[str, tuple[Path, ...]]) -> None:
-    alarm = Alarm(nodes)
+    alarm = DeviceEvents(nodes)
     descriptor = alarm.fileno()
     alarm.close()
     assert alarm.fileno() == -1

@@ -12,7 +12,6 @@ import pytest
 from stoker.runs.processes import scan as processes
 from stoker.runs.processes.scan import (
     Identity,
-    census,
     children,
     descendants,
     descends,
@@ -20,6 +19,7 @@ from stoker.runs.processes.scan import (
     exit_code,
     identify,
     is_alive,
+    scan_processes,
     send,
     stat,
 )
@@ -84,7 +84,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("way")
 def test_descendants_are_found_whichever_thread_started_them(family: Family) -> None:
     assert {member.pid for member in descendants(family.root.pid)} == family.pids
-    assert census([family.root.pid]).settled
+    assert scan_processes([family.root.pid]).settled
     assert all(descends(pid, family.root.pid) for pid in family.pids)
     assert not descends(family.root.pid, family.root.pid)
 

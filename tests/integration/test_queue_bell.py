@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.queue import Bell, Finding, NewJob, Store, Usage, View, init_queue, open_queue
+from stoker.queue import AttemptDetails, ChangeListener, NewJob, Store, Usage, View, init_queue, open_queue
 from stoker.queue.pace import SECONDS_BETWEEN, Pace
 from tests.support.either_queue import queue, url
 from tests.support.postgres import PostgresServer
@@ -25,20 +25,20 @@ def other(queue: Store, url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
-def bell(queue: Store) -> Iterator[Bell]:
+def bell(queue: Store) -> Iterator[ChangeListener]:
     bell = listening(queue)
     yield bell
     bell.close()
 
 
-def listening(queue: Store) -> Bell:
+def listening(queue: Store) -> ChangeListener:
     """A bell that does: a server that was held up for a moment is asked again."""
     bell = queue.bell()
     wait_for(lambda: bell.fileno() >= 0 or (bell.heard() and bell.fileno() >= 0), named="the bell that listens")
     return bell
 
 
-def rings(bell: Bell, within: float = 60.0) -> bool:
+def rings(bell: ChangeListener, within: float = 60.0) -> bool:
     """Whether it became readable, and then had heard something: what its own store did may make it readable too."""
     assert bell.fileno() >= 0
     ends = time.monotonic() + within
@@ -48,7 +48,7 @@ def rings(bell: Bell, within: float = 60.0) -> bool:
     return False
 
 
-def is_quiet(bell: Bell) -> bool:
+def is_quiet(bell: ChangeListener) -> bool:
     """Whether it is not even readable now."""
     return not select.select([bell], [], [], 0.05)[0] and not bell.heard()
 
@@ -57,7 +57,7 @@ def wait_until_due(store: Store) -> None:
     wait_for(store._pace.due, named="the end of the pause after a ring")
 
 
-def test_what_others_do_rings_and_is_seen_when_it_rings(bell: Bell, queue: Store, other: Store) -> None:
+def test_what_others_do_rings_and_is_seen_when_it_rings(bell: ChangeListener, queue: Store, other: Store) -> None:
     assert is_quiet(bell)
     (job,) = other.submit([NewJob(command="x")])
     assert rings(bell)
@@ -79,7 +79,7 @@ def test_what_others_do_rings_and_is_seen_when_it_rings(bell: Bell, queue: Store
     assert rings(bell)
 
 
-def test_what_concerns_nobody_else_wakes_nobody(bell: Bell, queue: Store, other: Store) -> None:
+def test_what_concerns_nobody_else_wakes_nobody(bell: ChangeListener, queue: Store, other: Store) -> None:
     (job,) = queue.submit([NewJob(command="my own")])
     assert select.select([bell], [], [], 60.0)[0]
     assert not bell.heard()  # it wakes, and has heard nothing
@@ -88,13 +88,13 @@ def test_what_concerns_nobody_else_wakes_nobody(bell: Bell, queue: Store, other:
     other.heartbeat("w", "host", View())
     other.renew([attempt.id], 60.0)
     other.write_log(attempt.id, "output")
-    other.write_finding(attempt.id, Finding(cause="idle"))
+    other.write_finding(attempt.id, AttemptDetails(cause="idle"))
     other.write_usage([Usage(host="host", gpu="g", minute=1, seconds={"job": 60.0})])
     other.tell_once("something")
     assert not select.select([bell], [], [], 0.05)[0]
 
 
-def test_another_process_is_heard_of_within_milliseconds(bell: Bell, url: str) -> None:
+def test_another_process_is_heard_of_within_milliseconds(bell: ChangeListener, url: str) -> None:
     program = (
         "import sys, time\n"
         "from stoker.queue import NewJob, open_queue\n"
@@ -123,7 +123,7 @@ def test_another_process_is_heard_of_within_milliseconds(bell: Bell, url: str) -
 
 
 def test_the_first_outcome_is_told_at_once_and_those_soon_after_together(
-    bell: Bell, queue: Store, other: Store
+    bell: ChangeListener, queue: Store, other: Store
 ) -> None:
     now = 0.0
     other._pace = Pace(lambda: now)
@@ -151,7 +151,7 @@ def test_the_first_outcome_is_told_at_once_and_those_soon_after_together(
     assert is_quiet(bell)
 
 
-def test_what_is_owed_is_told_on_leaving(bell: Bell, queue: Store, url: str) -> None:
+def test_what_is_owed_is_told_on_leaving(bell: ChangeListener, queue: Store, url: str) -> None:
     jobs = queue.submit([NewJob(command="x")] * 2)
     with open_queue(url) as other:
         attempts = [other.claim(job, "w", [], 60.0) for job in jobs]
@@ -166,7 +166,7 @@ def test_what_is_owed_is_told_on_leaving(bell: Bell, queue: Store, url: str) -> 
 
 
 def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.queue import sqlite_bell
+    from stoker.queue import sqlite_changes as sqlite_bell
 
     monkeypatch.setattr(sqlite_bell, "SECONDS_BETWEEN_TRIES", 0.05)
     path = str(tmp_path / "queue.db")
@@ -188,7 +188,7 @@ def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pyt
 def test_a_bell_that_lost_its_server_listens_again_when_it_is_back(
     postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.queue.postgres_bell.SECONDS_BETWEEN_TRIES", 0.05)
+    monkeypatch.setattr("stoker.queue.postgres_changes.SECONDS_BETWEEN_TRIES", 0.05)
     with init_queue(postgres_url) as queue:
         bell = listening(queue)
         assert not bell.heard()

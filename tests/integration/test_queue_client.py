@@ -12,7 +12,7 @@ import pytest
 
 import stoker
 from stoker.errors import BadInputError, StokerError
-from stoker.queue import Asked, NewJob, Outcome, Store, View, client, init_queue, open_queue, postgres
+from stoker.queue import JobSpec, NewJob, Outcome, Store, View, client, init_queue, open_queue, postgres
 from stoker.queue.client import Options
 from tests.support.postgres import PostgresServer
 
@@ -333,5 +333,5 @@ def test_a_database_that_was_not_prepared_is_not_touched(postgres_url: str) -> N
 def test_all_that_a_job_can_ask_for_can_be_asked_for_here() -> None:
     """Apart from what is found out, and from the origin, which feeds use."""
     found_out = {"commit", "dirty", "submitter", "id", "origin"}
-    chosen = {*Asked.__struct_fields__, *NewJob.__struct_fields__} - {"command"} - found_out
+    chosen = {*JobSpec.__struct_fields__, *NewJob.__struct_fields__} - {"command"} - found_out
     assert Options.__annotations__.keys() == chosen | {"allow_dirty", "bare_environment"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import StokerError
-from stoker.queue import Finding, NewJob, Store, View, init_queue, open_queue, queue_version, schema
+from stoker.queue import AttemptDetails, NewJob, Store, View, init_queue, open_queue, queue_version, schema
 from stoker.queue.model import Lent
 from stoker.queue.statements import sections
 
@@ -134,7 +134,7 @@ def test_a_queue_of_version_1_keeps_all_that_is_in_it(url: str, monkeypatch: pyt
         assert queue.check() == []
         assert [job.state for job in queue.ended_since(0.0)] == ["succeeded"]
         assert queue.finding(running.id) is None
-        assert queue.write_finding(running.id, Finding(cause="idle"))
+        assert queue.write_finding(running.id, AttemptDetails(cause="idle"))
         assert queue.snooze(running.id, 60.0, "alice")
         assert list(queue.wishes("older").snoozed) == [running.id]
         assert queue.want_output(running.id, 60.0)

@@ -13,9 +13,9 @@ from stoker.queue import (
     NewJob,
     Outcome,
     QueueAwayError,
+    Requests,
     Store,
     View,
-    Wishes,
     WorkerGpu,
     entry,
     init_queue,
@@ -444,15 +444,15 @@ def test_a_running_job_is_asked_to_stop_and_its_supervisor_ends_it(queue: Store,
     job, other = submit(queue, "x", "y", retries=3)
     attempt = queue.claim(job, "w", [], LONG)
     assert attempt is not None
-    assert queue.wishes("w") == Wishes()
+    assert queue.wishes("w") == Requests()
     assert queue.cancel([job]).asked == [job]
     assert queue.job(job).state == "running"
-    assert queue.wishes("w") == Wishes(cancelled=frozenset({attempt.id}))
+    assert queue.wishes("w") == Requests(cancelled=frozenset({attempt.id}))
     assert queue.renew([attempt.id], LONG) == {attempt.id: True}
-    assert queue.wishes("another") == Wishes()
+    assert queue.wishes("another") == Requests()
     assert queue.finish(attempt.id, outcome, 143)
     assert queue.job(job).state == state
-    assert queue.wishes("w") == Wishes()
+    assert queue.wishes("w") == Requests()
     queue.retry([job])
     assert queue.job(job).cancel_requested is None
     assert ready(queue) == [job, other]
@@ -856,7 +856,7 @@ def test_other_addresses_are_refused(text: str) -> None:
         queue_address(text, {})
 
 
-def keeper(queue: Store, job: str) -> str | None:
+def reaper_process(queue: Store, job: str) -> str | None:
     kept = queue.job(job).kept
     return None if kept is None else kept.worker
 
@@ -877,9 +877,9 @@ def test_one_machine_at_a_time_keeps_gpus_for_a_job(queue: Store) -> None:
     assert 0 < waiting.kept.until - queue.ready_at < 61
     queue.keep_no_more("a")
     queue.keep_no_more("b", [job])
-    assert keeper(queue, job) == "b"
+    assert reaper_process(queue, job) == "b"
     queue.keep_no_more("b")
-    assert keeper(queue, job) is None
+    assert reaper_process(queue, job) is None
 
 
 def test_gpus_are_kept_until_the_job_waits_no_more_is_edited_or_its_machine_is_gone(queue: Store) -> None:
@@ -902,7 +902,7 @@ def test_gpus_are_kept_until_the_job_waits_no_more_is_edited_or_its_machine_is_g
         (job,) = submit(queue, "x", gpus=2)
         assert queue.keep(job, "a", ["GPU-a"], None)
         end(job)
-        assert keeper(queue, job) is None
+        assert reaper_process(queue, job) is None
         queue.heartbeat("b", "host", View())
         assert queue.keep(job, "b", ["GPU-b"], None) == (queue.job(job).state == "queued")
         queue.cancel([job])

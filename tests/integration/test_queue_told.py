@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from stoker.errors import BadInputError
-from stoker.queue import Finding, Snoozed, Store, Usage, Wishes, open_queue
+from stoker.queue import AttemptDetails, Requests, Snoozed, Store, Usage, open_queue
 from stoker.queue.findings import LONGEST_REPORT
 from stoker.queue.ledger import KEPT_MINUTES
 from stoker.queue.notices import KEPT_SECONDS
@@ -39,7 +39,7 @@ def test_a_snooze_is_told_to_the_worker_of_the_attempt_until_it_has_ended(queue:
     assert (wishes.cancelled, set(wishes.snoozed)) == (frozenset({attempt, other}), {attempt})
     assert queue.finish(attempt, "succeeded", 0)
     assert queue.finish(other, "succeeded", 0)
-    assert queue.wishes("w") == Wishes()
+    assert queue.wishes("w") == Requests()
 
 
 def test_a_later_snooze_counts_and_zero_ends_it(queue: Store) -> None:
@@ -51,7 +51,7 @@ def test_a_later_snooze_counts_and_zero_ends_it(queue: Store) -> None:
     assert queue.snooze(attempt, 0.0, "carol")
     assert queue.snoozes() == {}
     # The worker has to be told that it is over.
-    assert queue.wishes("w") == Wishes(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
+    assert queue.wishes("w") == Requests(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
 
 
 def test_a_snooze_that_is_over_is_told_no_more(queue: Store) -> None:
@@ -59,7 +59,7 @@ def test_a_snooze_that_is_over_is_told_no_more(queue: Store) -> None:
     assert queue.snooze(attempt, 0.001, "alice")
     over = queue.clock() + 0.002
     wait_for(lambda: queue.clock() > over, named="the end of the snooze")
-    assert (queue.wishes("w"), queue.snoozes()) == (Wishes(), {})
+    assert (queue.wishes("w"), queue.snoozes()) == (Requests(), {})
 
 
 def test_only_what_runs_can_be_left_alone(queue: Store) -> None:
@@ -78,11 +78,11 @@ def test_only_what_runs_can_be_left_alone(queue: Store) -> None:
 def test_a_finding_comes_back_as_it_was_written(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     assert queue.finding(attempt) is None
-    assert not queue.write_finding("no such attempt", Finding(cause="idle"))
+    assert not queue.write_finding("no such attempt", AttemptDetails(cause="idle"))
     fit = {"batch_size": 96, "probes": [{"size": 8, "peak": 2**33, "fits": True}], "line": None}
-    assert queue.write_finding(attempt, Finding(cause="idle", report=AWKWARD, fit=fit))
-    assert queue.finding(attempt) == Finding(cause="idle", report=AWKWARD.replace("\0", "�"), fit=fit)
-    assert queue.write_finding(attempt, Finding(report="x" * (LONGEST_REPORT + 1)))
+    assert queue.write_finding(attempt, AttemptDetails(cause="idle", report=AWKWARD, fit=fit))
+    assert queue.finding(attempt) == AttemptDetails(cause="idle", report=AWKWARD.replace("\0", "�"), fit=fit)
+    assert queue.write_finding(attempt, AttemptDetails(report="x" * (LONGEST_REPORT + 1)))
     found = queue.finding(attempt)
     assert found is not None
     assert found.report == "x" * LONGEST_REPORT
@@ -90,16 +90,16 @@ def test_a_finding_comes_back_as_it_was_written(queue: Store) -> None:
 
 def test_what_is_found_out_later_is_added_to_what_is_known(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    assert queue.write_finding(attempt, Finding(fit={"batch_size": 8}))
+    assert queue.write_finding(attempt, AttemptDetails(fit={"batch_size": 8}))
     assert queue.causes([attempt]) == {}
-    assert queue.write_finding(attempt, Finding(cause="time limit", report="why"))
-    assert queue.finding(attempt) == Finding(cause="time limit", report="why", fit={"batch_size": 8})
+    assert queue.write_finding(attempt, AttemptDetails(cause="time limit", report="why"))
+    assert queue.finding(attempt) == AttemptDetails(cause="time limit", report="why", fit={"batch_size": 8})
 
 
 def test_causes_are_told_of_several_attempts_at_once(queue: Store) -> None:
     first, second, third = attempts(queue, 3)
-    queue.write_finding(first, Finding(cause="idle"))
-    queue.write_finding(second, Finding(cause="by itself"))
+    queue.write_finding(first, AttemptDetails(cause="idle"))
+    queue.write_finding(second, AttemptDetails(cause="by itself"))
     assert queue.causes([first, second, third, "nobody's"]) == {first: "idle", second: "by itself"}
     assert queue.causes([]) == {}
 
@@ -110,7 +110,7 @@ def test_stops_for_idleness_are_told_with_the_gpus_that_became_free(queue: Store
         (job,) = submit(queue, "x", gpus=len(gpus))
         attempt = queue.claim(job, "w", gpus, LONG)
         assert attempt is not None
-        queue.write_finding(attempt.id, Finding(cause=cause))
+        queue.write_finding(attempt.id, AttemptDetails(cause=cause))
         ids.append(attempt.id)
     assert queue.idle_stops(0.0) == []  # they have not ended
     queue.finish(ids[0], "failed", 1)
@@ -134,7 +134,7 @@ def test_the_ends_of_several_outputs_are_read_at_once(queue: Store) -> None:
 
 def test_cleaning_forgets_what_was_found_and_wished(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    queue.write_finding(attempt, Finding(cause="idle"))
+    queue.write_finding(attempt, AttemptDetails(cause="idle"))
     queue.snooze(attempt, 60.0, "alice")
     queue.finish(attempt, "failed", 1)
     assert queue.clean(-1.0) == 1

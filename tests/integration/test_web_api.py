@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from stoker.logs.html_lines import STEP
 from stoker.logs.readers import directory_of
-from stoker.queue import Finding, NewJob, Store, Usage, View, WorkerGpu
+from stoker.queue import AttemptDetails, NewJob, Store, Usage, View, WorkerGpu
 from stoker.web.api.attempts import LONGEST_END
 from tests.support.api_site import ApiSite, Client, job_body, site
 from tests.support.queue_jobs import end, start, states, submit
@@ -577,7 +577,7 @@ def test_the_report_and_the_fit_of_an_attempt(site: ApiSite, client: Client) -> 
     attempt = start(site.store, name)
     problem(client.get(f"{path}/1/report"), 404)
     problem(client.get(f"{path}/1/fit"), 404)
-    site.store.write_finding(attempt, Finding(cause="idle", report="# Idle\n", fit={"size": 64}))
+    site.store.write_finding(attempt, AttemptDetails(cause="idle", report="# Idle\n", fit={"size": 64}))
     report = client.get(f"{path}/1/report")
     assert (report.text, report.headers["content-type"]) == ("# Idle\n", "text/markdown; charset=utf-8")
     assert told(client.get(f"{path}/1/fit")) == {"fit": {"size": 64}}

@@ -11,19 +11,19 @@ import psycopg
 import pytest
 
 from stoker.queue import NewJob, QueueAwayError, Store, init_queue, open_queue
-from stoker.status.model import Overview
-from stoker.status.snapshot import Observer
-from stoker.web import board as board_module
-from stoker.web.board import Board
+from stoker.status.model import Snapshot
+from stoker.status.snapshot import SnapshotBuilder
+from stoker.web import snapshot_cache as board_module
 from stoker.web.config import Config
+from stoker.web.snapshot_cache import SnapshotCache
 from tests.support.waiting import wait_for
 
 T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
-async def started(directory: Path) -> AsyncIterator[Board]:
-    board = Board(Config(queue=str(directory / "queue.db"), home=directory))
+async def started(directory: Path) -> AsyncIterator[SnapshotCache]:
+    board = SnapshotCache(Config(queue=str(directory / "queue.db"), home=directory))
     board.start()
     try:
         yield board
@@ -31,7 +31,7 @@ async def started(directory: Path) -> AsyncIterator[Board]:
         board.stop()
 
 
-async def until(board: Board, number: int) -> Overview:
+async def until(board: SnapshotCache, number: int) -> Snapshot:
     """The first overview with so many queued jobs."""
     async with asyncio.timeout(60):
         version = -1
@@ -52,8 +52,8 @@ def test_news_come_without_being_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stale(Observer):
-        def observe(self, store: Store) -> Overview:
+    class Stale(SnapshotBuilder):
+        def observe(self, store: Store) -> Snapshot:
             if (tmp_path / "stale").exists():
                 raise OSError("stale file handle")
             return super().observe(store)
@@ -72,7 +72,7 @@ def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypa
             await until(board, 1)
             assert board.problem is None
 
-    monkeypatch.setattr(board_module, "Observer", Stale)
+    monkeypatch.setattr(board_module, "SnapshotBuilder", Stale)
     monkeypatch.setattr(board_module, "_BETWEEN_TRIES", 0.05)
     with init_queue(str(tmp_path / "queue.db")) as store:
         asyncio.run(story())

@@ -15,11 +15,12 @@ import pytest
 
 from stoker.queue.model import NewJob
 from stoker.queue.store import Store
-from stoker.web import live, live_many, showcase
+from stoker.web import live, live_many
+from stoker.web import rendered_sections as showcase
 from stoker.web.pages.job_list import Listing
 from stoker.web.pagination import Page, cursor_of
-from stoker.web.showcase import Looks
-from stoker.web.visitor import Visitor
+from stoker.web.rendered_sections import Looks
+from stoker.web.user import User
 from tests.support.api_site import ApiSite
 from tests.support.asgi_page import AsgiPage
 
@@ -33,7 +34,7 @@ class Site(ApiSite):
         self.app.include_router(live_many.router)
         self.app.state.looks = Looks()
         token = self.keys.add("phone", "operator")
-        self.visitor = Visitor(token.role, token.name, None, token.id)
+        self.visitor = User(token.role, token.name, None, token.id)
 
     def page(self, address: str) -> AsgiPage:
         return AsgiPage(self.app, address, self.visitor)

@@ -15,12 +15,12 @@ import pytest
 
 from stoker.logs.html_lines import STEP, place_of
 from stoker.logs.readers import OutputReader, Piece
-from stoker.queue import Finding, init_queue
+from stoker.queue import AttemptDetails, init_queue
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.model import Attempt
 from stoker.web import logs
 from stoker.web.app import create_app
-from stoker.web.desk import Desk
+from stoker.web.connection_pool import ConnectionPool
 from tests.support.log_place import Place
 
 EVIL = "<script>alert(1)</script>"
@@ -244,7 +244,7 @@ def test_a_file_that_is_here_is_followed_while_the_queue_is_away(place: Place, m
         place.prints(b"before\n")
         async with place.page() as page:
             await page.until(lambda: page.text == ["before"])
-            monkeypatch.setattr(Desk, "ask", lambda _desk, question: away(question))
+            monkeypatch.setattr(ConnectionPool, "ask", lambda _desk, question: away(question))
             place.prints(b"meanwhile\n")
             await page.until(lambda: page.text == ["before", "meanwhile"])
             channel = next(iter(place.channels))
@@ -256,7 +256,7 @@ def test_a_file_that_is_here_is_followed_while_the_queue_is_away(place: Place, m
 def test_script_in_a_log_or_report_stays_text(place: Place) -> None:
     async def story() -> None:
         place.prints(f"{EVIL}\n{EVIL}".encode())
-        place.store.write_finding(place.attempt, Finding(report=f"# {EVIL}\n"))
+        place.store.write_finding(place.attempt, AttemptDetails(report=f"# {EVIL}\n"))
         async with place.page() as page, place.page("log") as file, place.page("report") as report:
             await page.until(lambda: len(page.text) == 2)
             assert page.text == ["&lt;script&gt;alert(1)&lt;/script&gt;"] * 2

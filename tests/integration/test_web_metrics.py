@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.queue.explanation import Why
 from stoker.queue.model import Attempt, Job
-from stoker.status.model import GpuCard, Health, Hours, Machine, Overview, Progress, RunningJob
+from stoker.status.model import GpuCard, Health, Hours, Machine, Progress, RunningJob, Snapshot
 from tests.support.api_site import ApiSite, Client, site
 
 __all__ = ["site"]
@@ -44,17 +44,17 @@ def running(name: str = "train-17", progress: Progress | None = None) -> Running
     return RunningJob(job=job, attempt=attempt, host="gpu-box", gpus=(), why=why, progress=progress, last_line="")
 
 
-def overview(*machines: Any, **fields: Any) -> Overview:
+def overview(*machines: Any, **fields: Any) -> Snapshot:
     known: dict[str, Any] = {
         "now": NOW, "place": "here", "paused": False, "counts": {"queued": 3, "failed": 1}, "machines": machines,
         "running": (), "waiting": (), "ended": (), "health": Health(level="good", headline="All is well"),
         "hours": Hours(since=NOW - 600, jobs=1.5, saved=2.0),
     }  # fmt: skip
-    return Overview(**{**known, **fields})
+    return Snapshot(**{**known, **fields})
 
 
 def scraped(
-    site: ApiSite, told: Overview | None, problem: str | None = None
+    site: ApiSite, told: Snapshot | None, problem: str | None = None
 ) -> dict[str, list[tuple[dict[str, str], float]]]:
     """The samples by their names, after the parser of Prometheus has taken all of it."""
     site.board.latest, site.board._problem = told, problem

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from stoker.queue.model import Finding, NewJob
+from stoker.queue.model import AttemptDetails, NewJob
 from stoker.web import pages, problems, statics
 from stoker.web.pages.trouble import trouble_page
 from tests.support.api_site import ApiSite, Client
@@ -190,7 +190,7 @@ def ended(site: ApiSite, name: str, cause: str = "") -> str:
     [job] = site.store.submit([NewJob(command="true", name=name)])
     attempt = site.store.claim(job, "w", [], 60.0)
     assert attempt is not None
-    site.store.write_finding(attempt.id, Finding(cause=cause))
+    site.store.write_finding(attempt.id, AttemptDetails(cause=cause))
     site.store.finish(attempt.id, "failed", 1)
     return job
 

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.responses import Response
 
-from stoker.queue import Finding, NewJob, Usage, View, WorkerGpu
+from stoker.queue import AttemptDetails, NewJob, Usage, View, WorkerGpu
 from tests.support.api_site import ApiSite
 
 # Enough that each field meets empty, huge and odd values, and few enough that all of it takes seconds.
@@ -56,7 +56,7 @@ def furnish(site: ApiSite) -> None:
     attempt = site.store.claim(RUNNING, "box-1", ["GPU-0"], 600.0)
     assert attempt is not None
     site.store.write_log(attempt.id, "50%|#####     | 5/10 [00:05<00:05]\n")
-    site.store.write_finding(attempt.id, Finding(cause="idle", report="# Idle\n", fit={"size": 8}))
+    site.store.write_finding(attempt.id, AttemptDetails(cause="idle", report="# Idle\n", fit={"size": 8}))
     minute = int(site.store.clock() // 60)
     site.store.write_usage([Usage(host="gpu-box", gpu="GPU-0", minute=minute, seconds={"free": 1.0})])
     site.look()

@@ -16,15 +16,15 @@ from fastapi import FastAPI
 from starlette.responses import HTMLResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from stoker.web.auth.authentication import local_path
+from stoker.web.auth.body_limit import WholeBody
+from stoker.web.auth.connections import MOST_SILENT
+from stoker.web.auth.refusal import refusal
+from stoker.web.auth.streams import MOST_OF_TOKEN, Streams
 from stoker.web.config import Config
-from stoker.web.gate.body_limit import WholeBody
-from stoker.web.gate.connections import MOST_SILENT
-from stoker.web.gate.entrance import local_path
-from stoker.web.gate.refusal import refusal
-from stoker.web.gate.streams import MOST_OF_TOKEN, Streams
 from stoker.web.guard import guarded
 from stoker.web.problems import install
-from stoker.web.visitor import Visitor
+from stoker.web.user import User
 from tests.support.guarded_site import Site, served, site_of
 from tests.support.waiting import wait_for
 
@@ -202,7 +202,7 @@ def test_all_viewers_together_leave_room_for_operators() -> None:
         whose = ["op", *["a"] * 4, *["b"] * 3, "c"]
         tasks = [asyncio.create_task(asyncio.sleep(600)) for _ in whose]
         for name, task in zip(whose, tasks, strict=True):
-            streams.begin(Visitor("operator" if name == "op" else "viewer", name, None, name), task)
+            streams.begin(User("operator" if name == "op" else "viewer", name, None, name), task)
         await asyncio.sleep(0)
         cancelled = [task.cancelled() for task in tasks]
         for task in tasks:
@@ -215,7 +215,7 @@ def test_all_viewers_together_leave_room_for_operators() -> None:
 
 def test_an_answer_that_is_several_in_one_counts_as_so_many() -> None:
     async def crowded() -> list[bool]:
-        streams, viewer = Streams(most_of_token=5), Visitor("viewer", "a", None, "a")
+        streams, viewer = Streams(most_of_token=5), User("viewer", "a", None, "a")
         tasks = [asyncio.create_task(asyncio.sleep(600)) for _ in range(3)]
         for parts, task in zip((2, 3, 2), tasks, strict=True):
             streams.begin(viewer, task, parts)

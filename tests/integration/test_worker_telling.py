@@ -3,7 +3,7 @@
 import time
 
 from stoker.queue import Worker
-from stoker.queue.model import Doing, Finding, WorkerGpu
+from stoker.queue.model import AttemptDetails, Doing, WorkerGpu
 from stoker.runs.record import Record
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
@@ -27,7 +27,7 @@ def gpu_that_is(site: WorkSite, doing: Doing, index: int = 0) -> WorkerGpu:
     return wait_for(said, named=f"that GPU {index} is told to be {doing}")
 
 
-def finding(site: WorkSite, job: str) -> Finding:
+def finding(site: WorkSite, job: str) -> AttemptDetails:
     attempt = site.last_attempt(job).id
     return wait_for(lambda: site.store.finding(attempt), named="what was found")
 

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.queue import Attempt
 from stoker.runs.processes.scan import is_alive
-from stoker.worker.home import CLUTTER, MOST_ATTEMPTS, Home
+from stoker.worker.identity import CLUTTER, MOST_ATTEMPTS, WorkerIdentity
 from tests.support.keeping import keepers_of, processes_of, record_of
 from tests.support.waiting import wait_for
 from tests.support.work_site import RunningWorker, WorkSite, troubled
@@ -47,7 +47,7 @@ def test_what_cannot_be_written_after_the_start_costs_the_record_and_not_the_job
     job = site.submit(f"echo begun; {site.until('gate')}; exit 3", retries=1, backoff=3600.0)
     trouble = "\n".join(
         f"failing({name!r}, errno.ENOSPC)"
-        for name in ("pathlib.Path.write_bytes", "stoker.worker.assignment.AttemptRecord.listen")
+        for name in ("pathlib.Path.write_bytes", "stoker.worker.attempt_spec.AttemptRecord.listen")
     )
     worker = work(site, trouble)
     wait_for(lambda: site.output(job).exists() and "begun" in site.output(job).read_text(), named="the start")
@@ -109,7 +109,7 @@ def test_a_machine_that_is_short_of_something_gives_the_job_back_uncounted(
 
 def test_a_start_that_the_disk_does_not_take_is_no_loss_and_leaves_nothing_behind(site: WorkSite) -> None:
     job = site.submit(("true",), on_loss="hold")
-    worker = work(site, "failing('stoker.worker.assignment.AttemptRecord.assign', errno.ENOSPC)")
+    worker = work(site, "failing('stoker.worker.attempt_spec.AttemptRecord.assign', errno.ENOSPC)")
     site.wait_for_why(job, "No space left on device")
     assert not list((site.home / "attempts").iterdir())
     assert site.job(job).state == "queued"
@@ -121,7 +121,7 @@ def test_a_start_that_the_disk_does_not_take_is_no_loss_and_leaves_nothing_behin
 
 def test_a_supervisor_that_cannot_read_what_to_run_says_so_to_this_worker_and_the_next(site: WorkSite) -> None:
     job = site.submit(("true",), on_loss="hold")
-    work(site, "failing('stoker.worker.attendant._read', errno.EMFILE)")
+    work(site, "failing('stoker.worker.shim._read', errno.EMFILE)")
     wait_for(lambda: outcomes(site, job)[:1] == ["requeued"], named="that it is given back")
     end_trouble(site)
     assert record_of(site, job).status().ending == "not started"
@@ -170,8 +170,8 @@ def test_a_worker_whose_fork_server_was_stopped_ends_when_asked_to(site: WorkSit
 def test_a_home_that_fills_with_short_jobs_is_tidied_before_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.worker.home.MOST_ATTEMPTS", 20)
-    home = Home(tmp_path)
+    monkeypatch.setattr("stoker.worker.identity.MOST_ATTEMPTS", 20)
+    home = WorkerIdentity(tmp_path)
     for number in range(20 + 2 * CLUTTER):
         home.new_record(Attempt(id="", job=f"{number:08x}", worker="", number=1, gpus=(), started=0, lease_expires=0))
         if home.is_cluttered:
@@ -181,7 +181,7 @@ def test_a_home_that_fills_with_short_jobs_is_tidied_before_its_time(
 
 
 def test_attempts_that_never_began_are_tidied_away_like_others(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+    home = WorkerIdentity(tmp_path)
     for number in range(MOST_ATTEMPTS + 2):
         (tmp_path / "attempts" / str(number)).mkdir()
     kept = tmp_path / "attempts" / "0"
@@ -197,13 +197,13 @@ def test_attempts_that_never_began_are_tidied_away_like_others(tmp_path: Path) -
 
 def test_a_full_disk_does_not_cost_a_worker_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By which its next start knows what was claimed and never started."""
-    home = Home(tmp_path)
+    home = WorkerIdentity(tmp_path)
     home.leave()
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-        second = Home(tmp_path)
+        second = WorkerIdentity(tmp_path)
         second.leave()
-    third = Home(tmp_path)
+    third = WorkerIdentity(tmp_path)
     third.leave()
     assert second.is_own(home.worker)
     assert third.is_own(home.worker)

@@ -13,16 +13,16 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from stoker.queue import Store, init_queue
-from stoker.status.snapshot import Observer
+from stoker.status.snapshot import SnapshotBuilder
 from stoker.web import api, health, metrics, problems
-from stoker.web.board import Board
+from stoker.web.app_state import AppState
 from stoker.web.config import Config
-from stoker.web.desk import Desk
+from stoker.web.connection_pool import ConnectionPool
 from stoker.web.guard import guarded
-from stoker.web.house import House
 from stoker.web.keys import Keys
-from stoker.web.showcase import Showcase
-from stoker.web.visitor import Role
+from stoker.web.rendered_sections import RenderedSections
+from stoker.web.snapshot_cache import SnapshotCache
+from stoker.web.user import Role
 
 
 class Client:
@@ -58,16 +58,16 @@ class ApiSite:
         self.store: Store = init_queue(self.queue)
         self.config = Config(queue=self.queue, home=directory / "home", names=("testserver",))
         self.keys = Keys(self.config.home)
-        self.board = Board(self.config)
-        self.desk = Desk(self.queue)
+        self.board = SnapshotCache(self.config)
+        self.desk = ConnectionPool(self.queue)
         self.app = app or new_app()
-        self.app.state.house = House(config=self.config, desk=self.desk, board=self.board, keys=self.keys)
-        self.app.state.showcase = Showcase()
+        self.app.state.house = AppState(config=self.config, desk=self.desk, board=self.board, keys=self.keys)
+        self.app.state.showcase = RenderedSections()
         self.guarded = guarded(self.app, self.config, self.keys, lambda _line: None)
         self.look()
 
     def look(self) -> None:
-        self.board._take(Observer(self.config.home).observe(self.store), None)
+        self.board._take(SnapshotBuilder(self.config.home).observe(self.store), None)
 
     def bearer(self, role: Role = "operator", name: str = "phone") -> dict[str, str]:
         known = next((token for token in self.keys.tokens() if token.name == name), None)

@@ -9,13 +9,13 @@ from typing import Any, Self
 
 from starlette.types import ASGIApp, Message
 
-from stoker.web.visitor import Visitor
+from stoker.web.user import User
 
 
 class AsgiPage:
     """One request; `async with` ends it as a browser does that is closed."""
 
-    def __init__(self, app: ASGIApp, address: str, visitor: Visitor, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, app: ASGIApp, address: str, visitor: User, headers: dict[str, str] | None = None) -> None:
         path, _, query = address.partition("?")
         self._app = app
         self._scope = {

@@ -1,6 +1,6 @@
 """An hour of people who come and go on eight GPUs, by a clock that needs no time, and what was made of it.
 
-What is seen and decided is the filler's own (`Company`, `Seat`); simulated are the machine, the people, and the times
+What is seen and decided is the filler's own (`OtherUsers`, `Slot`); simulated are the machine, the people, and the times
 at which a filler sees: scans and looks at the interval, and one of each soon after an event.
 """
 
@@ -11,9 +11,9 @@ import unittest.mock
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from stoker.fill.company import Company
 from stoker.fill.config import Background
-from stoker.fill.seat import Seat, Start, Stop
+from stoker.fill.other_users import OtherUsers
+from stoker.fill.slot import Slot, Start, Stop
 from stoker.gpus.model import Look
 from stoker.presence.holders import Holder, Scan
 from stoker.runs.processes.scan import Identity
@@ -75,7 +75,7 @@ class Desk:
 
     def __init__(self, number: int, program: Background, crowd: Crowd, chance: random.Random) -> None:
         self.gpu = a_gpu(number)
-        self.seat = Seat(program, (self.gpu.uuid,), 0.0)
+        self.seat = Slot(program, (self.gpu.uuid,), 0.0)
         self.visits = list(_visits(crowd, chance))
         self.runs: list[Run] = []
         self._chance = chance
@@ -90,7 +90,7 @@ class Desk:
     def visited_within(self, begin: float, end: float, came_before: float = math.inf) -> bool:
         return any(came < min(end, came_before) and left > begin for (came, left), _heard in self.visits)
 
-    def decide(self, now: float, company: Company, occupied: set[str]) -> None:
+    def decide(self, now: float, company: OtherUsers, occupied: set[str]) -> None:
         if now >= self.gone_at:
             self.runs.append(Run(self._begun, self._asked, now))
             self.gone_at = math.inf
@@ -145,7 +145,7 @@ def an_hour(crowd: Crowd, idle_for: float, seed: int) -> list[Desk]:
     def is_alive(who: Identity) -> bool:
         return desks[who.pid - _VISITOR].visited_within(now, now)
 
-    with unittest.mock.patch("stoker.fill.company.is_alive", is_alive):
+    with unittest.mock.patch("stoker.fill.other_users.is_alive", is_alive):
         for now in _moments(desks, chance):  # noqa: B007 - `is_alive` is asked at that moment
             pass
     for desk in desks:
@@ -155,7 +155,7 @@ def an_hour(crowd: Crowd, idle_for: float, seed: int) -> list[Desk]:
 
 def _moments(desks: list[Desk], chance: random.Random) -> Iterator[float]:
     """Whenever there is something to do: before it is done, the moment is told."""
-    company = Company(lambda pid: pid < _VISITOR, {})
+    company = OtherUsers(lambda pid: pid < _VISITOR, {})
     scans = sorted(_alarms(desks, chance))
     next_scan = next_look = looked = 0.0
     again = False

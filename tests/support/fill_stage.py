@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.fill.tenant import MARK
+from stoker.fill.background_process import MARK
 from tests.support.command import stoker_command
 from tests.support.mock_nvml import MockMachine
 from tests.support.waiting import kill_all, wait_for
@@ -55,8 +55,8 @@ for line in sys.stdin:
 # `stoker fill` as it is, but for the promise of at most one start a minute: for many trials in a short time.
 EAGER: Final = """
 import sys
-import stoker.fill.seat
-stoker.fill.seat.LEAST_BETWEEN_STARTS = 0.0
+import stoker.fill.slot
+stoker.fill.slot.LEAST_BETWEEN_STARTS = 0.0
 from stoker.cli import main
 sys.argv[0] = "stoker"
 main()

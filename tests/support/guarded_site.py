@@ -14,13 +14,13 @@ from starlette.responses import HTMLResponse, PlainTextResponse, StreamingRespon
 from starlette.types import ASGIApp
 
 from stoker.web import entry, statics
-from stoker.web.board import Board
+from stoker.web.app_state import AppState, visitor_of
+from stoker.web.auth.connections import PunctualProtocol
 from stoker.web.config import Config
-from stoker.web.desk import Desk
-from stoker.web.gate.connections import PunctualProtocol
+from stoker.web.connection_pool import ConnectionPool
 from stoker.web.guard import guarded
-from stoker.web.house import House, visitor_of
 from stoker.web.keys import Keys
+from stoker.web.snapshot_cache import SnapshotCache
 from tests.support.waiting import wait_for
 
 
@@ -57,7 +57,9 @@ class Site(NamedTuple):
 def site_of(config: Config) -> Site:
     keys, log, done = Keys(config.home), list[str](), list[str]()
     app = FastAPI()
-    app.state.house = House(config=config, desk=cast(Desk, None), board=cast(Board, None), keys=keys)
+    app.state.house = AppState(
+        config=config, desk=cast(ConnectionPool, None), board=cast(SnapshotCache, None), keys=keys
+    )
     app.include_router(entry.router)
 
     @app.get("/")

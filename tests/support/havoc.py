@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from stoker.queue import NewJob, QueueAwayError, open_queue
 from stoker.queue.model import ENDED
 from stoker.runs.processes.scan import Identity, children, is_alive, send
-from stoker.worker.assignment import undelivered
+from stoker.worker.attempt_spec import undelivered
 from tests.support.diary import Diary
 from tests.support.faults import Call
 from tests.support.havoc_judge import Condition, Evidence, Submitted, judge

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from stoker.runs.processes.scan import identify, is_alive, send
-from stoker.worker.assignment import AttemptRecord, Keepers
+from stoker.worker.attempt_spec import AttemptRecord, Keepers
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
@@ -17,7 +17,7 @@ def record_of(site: WorkSite, job: str, number: int = 1) -> AttemptRecord:
 def keepers_of(site: WorkSite, job: str, number: int = 1) -> Keepers:
     """Of an attempt whose outcome the queue does not have."""
     # A job runs, for the queue, a moment before that is written down.
-    return wait_for(record_of(site, job, number).assignment, named="its assignment").keepers
+    return wait_for(record_of(site, job, number).attempt_spec, named="its assignment").keepers
 
 
 def kill_attendant(keepers: Keepers, how: signal.Signals = signal.SIGKILL) -> None:

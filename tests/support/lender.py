@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from stoker.queue import Attempt, Store, open_queue
-from stoker.worker import lending
-from stoker.worker.home import Home
+from stoker.worker import log_streaming as lending
+from stoker.worker.identity import WorkerIdentity
 from tests.support.attempts import WORKER
 
 
@@ -41,7 +41,7 @@ class Lender:
         self.start_anew()
 
     def start_anew(self) -> None:
-        self._lending = lending.Lending(cast(Home, FarHome(self._place)))
+        self._lending = lending.LogStreaming(cast(WorkerIdentity, FarHome(self._place)))
 
     def place_of(self, attempt: Attempt) -> Path:
         """The directory of an attempt, there; as long as it runs."""

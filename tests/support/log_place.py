@@ -8,18 +8,18 @@ from fastapi import FastAPI
 
 from stoker.queue import NewJob, Store
 from stoker.web.app import create_app
-from stoker.web.board import Board
+from stoker.web.app_state import AppState
 from stoker.web.config import Config
-from stoker.web.desk import Desk
-from stoker.web.house import House
+from stoker.web.connection_pool import ConnectionPool
 from stoker.web.keys import Keys
 from stoker.web.log_channel import Channels
-from stoker.web.visitor import Visitor
+from stoker.web.snapshot_cache import SnapshotCache
+from stoker.web.user import User
 from tests.support.asgi_page import AsgiPage
 from tests.support.attempts import start
 
 
-class QuietBoard(Board):
+class QuietBoard(SnapshotCache):
     """No overview is read: these pages need to know only whether the server ends."""
 
     def __init__(self) -> None:
@@ -40,8 +40,8 @@ class Place:
         keys = Keys(home)
         visitor = keys.by_token(keys.first().secret)
         assert visitor is not None
-        self.visitor: Visitor = visitor
-        self.house = House(config=config, desk=Desk(None), board=QuietBoard(), keys=keys)
+        self.visitor: User = visitor
+        self.house = AppState(config=config, desk=ConnectionPool(None), board=QuietBoard(), keys=keys)
         self.app = create_app(self.house)
 
     def start(self) -> str:

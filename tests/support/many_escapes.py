@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stoker.runs.processes.reaper import Guardian, Program, launch
-from stoker.runs.processes.scan import Census, Identity, children, identify, send
+from stoker.runs.processes.reaper import Program, Reaper, launch
+from stoker.runs.processes.scan import Identity, ProcessScan, children, identify, send
 from stoker.runs.processes.termination import stop
 from tests.support.escapes import ESCAPES, Escape, Holders, build
 
@@ -67,24 +67,24 @@ class Bystander:
 class Haunted:
     """A job whose first counts still name a process that has ended, and whose pid is somebody else's by now."""
 
-    def __init__(self, guardian: Guardian, ghost: Identity) -> None:
-        self._guardian = guardian
+    def __init__(self, reaper: Reaper, ghost: Identity) -> None:
+        self._reaper = reaper
         self._ghost = ghost
         self._sightings = 6
-        self.fileno = guardian.fileno
-        self.attend = guardian.attend
-        self.kill = guardian.kill
+        self.fileno = reaper.fileno
+        self.attend = reaper.attend
+        self.kill = reaper.kill
 
     @property
     def empty(self) -> bool:
-        return self._guardian.empty
+        return self._reaper.empty
 
-    def census(self) -> Census:
-        found = self._guardian.census()
+    def scan_processes(self) -> ProcessScan:
+        found = self._reaper.scan_processes()
         if self._sightings == 0:
             return found
         self._sightings -= 1
-        return Census([*found.members, self._ghost], found.settled)
+        return ProcessScan([*found.members, self._ghost], found.settled)
 
 
 def main() -> None:
@@ -113,21 +113,21 @@ def go_apart() -> None:
 
 
 def attempt(escape: Escape, means: str, bystanders: list[Bystander], *, reuse: bool) -> list[str]:
-    with launched(escape, means) as (guardian, holders):
+    with launched(escape, means) as (reaper, holders):
         extra = []
         if reuse:
-            ghost, heir = reused_pid(guardian)
+            ghost, heir = reused_pid(reaper)
             extra.append(heir)
             if send(ghost, signal.SIGKILL):
                 return ["a signal for a process that had ended was sent"]
-            outcome = stop(Haunted(guardian, ghost), signal.SIGTERM, GRACE_OF_THE_DEAF)
+            outcome = stop(Haunted(reaper, ghost), signal.SIGTERM, GRACE_OF_THE_DEAF)
         else:
             grace = GRACE_OF_THE_DEAF if escape.deaf else GRACE_OF_THE_OBEDIENT
-            outcome = stop(guardian, signal.SIGTERM, grace)
+            outcome = stop(reaper, signal.SIGTERM, grace)
         troubles = [f"it says that {survivor} is left" for survivor in outcome.survivors]
         if holders.anyone_left():
             troubles.append(f"somebody is left, though it says: {outcome.in_words()}")
-    if guardian.cgroup and guardian.cgroup.path.exists():
+    if reaper.cgroup and reaper.cgroup.path.exists():
         troubles.append("its cgroup is left")
     others = {bystander.pid for bystander in [*bystanders, *extra]}
     if left := set(children(os.getpid())) - others:
@@ -136,24 +136,24 @@ def attempt(escape: Escape, means: str, bystanders: list[Bystander], *, reuse: b
 
 
 @contextmanager
-def launched(escape: Escape, means: str) -> Iterator[tuple[Guardian, Holders]]:
+def launched(escape: Escape, means: str) -> Iterator[tuple[Reaper, Holders]]:
     holders = Holders()
     environment = {**os.environ, "ESCAPES": str(build()), "PIPE": str(holders.writer)}
     program = Program(["sh", "-c", escape.command], environment)
-    guardian = launch(program, contain_cgroup=means == "cgroup")
+    reaper = launch(program, contain_cgroup=means == "cgroup")
     holders.let_go()
     try:
         holders.wait_until_ready(escape.ready)
-        yield guardian, holders
+        yield reaper, holders
     finally:
-        guardian.finish()
+        reaper.finish()
         holders.close()
 
 
-def reused_pid(guardian: Guardian) -> tuple[Identity, Bystander]:
+def reused_pid(reaper: Reaper) -> tuple[Identity, Bystander]:
     """A member that has ended, and a bystander that has its pid now."""
-    job = guardian.job
-    ghost = next(member for member in guardian.members() if member != job)
+    job = reaper.job
+    ghost = next(member for member in reaper.members() if member != job)
     send(ghost, signal.SIGKILL)
     ends = time.monotonic() + 60
     while identify(ghost.pid) == ghost:

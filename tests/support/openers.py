@@ -94,7 +94,7 @@ def as_nobody(code: str, *arguments: object) -> str:
     begin = f"""
 import os, sys
 from pathlib import Path
-from stoker.presence.alarm import Alarm
+from stoker.presence.device_events import Alarm
 from stoker.presence.holders import Holders
 os.setgroups([])
 os.setgid({NOBODY})

@@ -94,7 +94,7 @@ class _Supervisor:
             session=order.get("session", False),
             mask=self._signals.original,
         )
-        self._guardian = launch(
+        self._reaper = launch(
             program,
             grace=order.get("grace", 10.0),
             orphaned=self._orphaned,
@@ -106,11 +106,11 @@ class _Supervisor:
         if order.get("helper"):
             self._helpers.append(subprocess.Popen(order["helper"], start_new_session=True))
             say(helper=self._helpers[0].pid)
-        say(guardian=self._guardian.pid)
+        say(reaper=self._reaper.pid)
 
     def run(self) -> None:
         poll = select.poll()
-        for source in (self._guardian, self._signals, self._orders):
+        for source in (self._reaper, self._signals, self._orders):
             poll.register(source, select.POLLIN)
         over = False
         while not over:
@@ -119,13 +119,13 @@ class _Supervisor:
                 poll.unregister(self._orders)
                 self._obey(os.read(self._orders, 4096).decode().split())
             for received in self._signals.read():
-                from_job = self._guardian.owns(received.sender)
+                from_job = self._reaper.owns(received.sender)
                 say(signal={"number": received.signal, "from_kernel": received.from_kernel, "from_job": from_job})
-            while (news := self._guardian.news()) is not None:
+            while (news := self._reaper.news()) is not None:
                 self._repeat(news)
-            over = self._guardian.empty
-        self._guardian.finish()
-        say(finished={"status": self._guardian.status, "containment": self._guardian.containment})
+            over = self._reaper.empty
+        self._reaper.finish()
+        say(finished={"status": self._reaper.status, "containment": self._reaper.containment})
         for helper in self._helpers:
             say(helper_left_alone=helper.poll() is None)
             os.killpg(helper.pid, signal.SIGKILL)
@@ -133,8 +133,8 @@ class _Supervisor:
 
     def _obey(self, words: list[str]) -> None:
         if words:
-            outcome = stop(self._guardian, getattr(signal, words[0]), float(words[1]), hurry=self._signals)
-            say(outcome={**outcome._asdict(), "words": outcome.in_words(), "status": self._guardian.status})
+            outcome = stop(self._reaper, getattr(signal, words[0]), float(words[1]), hurry=self._signals)
+            say(outcome={**outcome._asdict(), "words": outcome.in_words(), "status": self._reaper.status})
 
     def _repeat(self, news: News) -> None:
         match news:
@@ -147,7 +147,7 @@ class _Supervisor:
             case Stopped(signum):
                 say(stopped=signum)
             case Gone():
-                say(gone=[member.pid for member in self._guardian.members()])
+                say(gone=[member.pid for member in self._reaper.members()])
             case Empty():
                 say(empty=True)
 

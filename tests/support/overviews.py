@@ -9,10 +9,10 @@ from stoker.status.model import (
     Health,
     Hours,
     Machine,
-    Overview,
     Point,
     Progress,
     RunningJob,
+    Snapshot,
     WaitingJob,
 )
 from tests.support.telling import NOW, attempt, job
@@ -74,7 +74,7 @@ def ended(number: int, **changes: Any) -> EndedJob:
     return EndedJob(job=found, why=Why("ended", "", "failed"), idle_stopped=False)
 
 
-def overview(**changes: Any) -> Overview:
+def overview(**changes: Any) -> Snapshot:
     usual: dict[str, Any] = {
         "now": NOW,
         "place": "/home/alice/queue.db",
@@ -92,4 +92,4 @@ def overview(**changes: Any) -> Overview:
     }
     told = usual | changes
     counts = {"running": len(told["running"]), "queued": len(told["waiting"]), "failed": len(told["ended"])}
-    return Overview(**({"counts": counts} | told))
+    return Snapshot(**({"counts": counts} | told))

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from stoker.fill.company import WORKING, Company
-from stoker.fill.seat import Sight
+from stoker.fill.other_users import WORKING, OtherUsers
+from stoker.fill.slot import Sight
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
 from stoker.presence.holders import Holder, Scan
 from stoker.presence.ignoring import Ignored
@@ -52,7 +52,7 @@ def look(processes: Maybe[Sequence[Process]] = (), utilization: Maybe[Utilizatio
 def sight(
     seen: Look, *holders: Holder, own: Sequence[int] = (), ignore: Sequence[str] = (), occupied: bool = False
 ) -> Sight:
-    company = Company(lambda pid: pid in own, {GPU: Ignored(ignore)})
+    company = OtherUsers(lambda pid: pid in own, {GPU: Ignored(ignore)})
     company.looked(seen)
     company.scanned(Scan({GPU: holders}, 0))
     return company.sights([GPU] if occupied else [])[GPU]
@@ -69,7 +69,7 @@ LOST = look(Unknown("the GPU is lost"), Unknown("the GPU is lost"))
 def test_where_holders_suffice_a_gpu_that_tells_nothing_is_idle_while_nobody_holds_it(
     stranger: "subprocess.Popen[bytes]", seen: Look, has_node: bool, expected: bool | None
 ) -> None:
-    company = Company(lambda _pid: False, {}, holders_suffice=lambda _uuid: has_node)
+    company = OtherUsers(lambda _pid: False, {}, holders_suffice=lambda _uuid: has_node)
     company.looked(seen)
     company.scanned(Scan({GPU: ()}, 0))
     assert company.sights([])[GPU].idle is expected
@@ -108,7 +108,7 @@ class TestWhoHasEnded:
 
     def test_of_our_own_stays_ours(self, stranger: "subprocess.Popen[bytes]") -> None:
         own = {stranger.pid}
-        company = Company(own.__contains__, {})
+        company = OtherUsers(own.__contains__, {})
         company.looked(look([client(stranger.pid)]))
         company.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
         # A process that has ended descends from nobody.
@@ -122,7 +122,7 @@ class TestWhoHasEnded:
         assert sight(seen, held, occupied=True) == IDLE
 
     def test_of_the_others_counts_until_the_next_scan(self, stranger: "subprocess.Popen[bytes]") -> None:
-        company = Company(lambda _: False, {})
+        company = OtherUsers(lambda _: False, {})
         company.looked(look())
         company.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
         stranger.kill()
@@ -158,7 +158,7 @@ def test_a_process_of_another_namespace_is_ours_only_where_ours_runs() -> None:
 
 
 def test_before_the_first_look_and_without_gpus_nothing_is_seen() -> None:
-    company = Company(lambda _: False, {})
+    company = OtherUsers(lambda _: False, {})
     assert company.sights([]) == {}
     company.looked(look())
     company.lost("no GPU is there any more")
@@ -166,7 +166,7 @@ def test_before_the_first_look_and_without_gpus_nothing_is_seen() -> None:
 
 
 def test_a_scan_says_which_gpus_have_other_holders_than_before(stranger: "subprocess.Popen[bytes]") -> None:
-    company = Company(lambda _: False, {})
+    company = OtherUsers(lambda _: False, {})
     there = Scan({GPU: (holder(stranger.pid),)}, 0)
     assert company.scanned(there) == {GPU}
     assert company.scanned(there) == set()

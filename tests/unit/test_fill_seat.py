@@ -6,7 +6,7 @@ import math
 import pytest
 
 from stoker.fill.config import LONGEST_BACKOFF, Background
-from stoker.fill.seat import BLIND_FOR, HEALTHY_AFTER, LEAST_BETWEEN_STARTS, Seat, Sight, Start, Stop
+from stoker.fill.slot import BLIND_FOR, HEALTHY_AFTER, LEAST_BETWEEN_STARTS, Sight, Slot, Start, Stop
 
 IDLE = Sight(True, "")
 ALICE = Sight(False, "used by alice's python (pid 42)")
@@ -18,7 +18,7 @@ class Watch:
 
     def __init__(self, *, gpus: tuple[str, ...] = ("a",), **manners: float) -> None:
         self.now = 1000.0
-        self.seat = Seat(Background(name="fold", command=("fold",), **manners), gpus, self.now)  # type: ignore[arg-type]  # by name
+        self.seat = Slot(Background(name="fold", command=("fold",), **manners), gpus, self.now)  # type: ignore[arg-type]  # by name
 
     def after(self, seconds: float, veto: str | None = None, **seen: Sight) -> Start | Stop | None:
         """What it decides then; GPUs that are not named are idle."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from stoker.runs.processes import termination as ladder_module
-from stoker.runs.processes.scan import Census, Description, Identity
-from stoker.runs.processes.termination import PATIENCE, Ladder, Outcome
+from stoker.runs.processes.scan import Description, Identity, ProcessScan
+from stoker.runs.processes.termination import PATIENCE, Termination, TerminationOutcome
 
 FIRST, SECOND = Identity(1_000_001, 5), Identity(1_000_002, 6)
 
@@ -24,8 +24,8 @@ class World:
         self.permitted = True
         self.has_cgroup = False
 
-    def census(self) -> Census:
-        return Census(list(self.alive), self.settled)
+    def scan_processes(self) -> ProcessScan:
+        return ProcessScan(list(self.alive), self.settled)
 
     def kill(self) -> bool:
         if self.has_cgroup:
@@ -43,10 +43,12 @@ class World:
     def signals(self) -> list[int]:
         return [signum for _, signum in self.sent]
 
-    def ladder(self, *, grace: float = 10.0, signum: int = signal.SIGTERM, first: Identity | None = None) -> Ladder:
-        return Ladder(self, signum=signum, grace=grace, first=first, clock=lambda: self.now)
+    def ladder(
+        self, *, grace: float = 10.0, signum: int = signal.SIGTERM, first: Identity | None = None
+    ) -> Termination:
+        return Termination(self, signum=signum, grace=grace, first=first, clock=lambda: self.now)
 
-    def climb_down(self, ladder: Ladder) -> Outcome:
+    def climb_down(self, ladder: Termination) -> TerminationOutcome:
         while not ladder.step():
             self.now += ladder.timeout()
         return ladder.outcome()

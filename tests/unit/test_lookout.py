@@ -4,10 +4,10 @@ from typing import cast
 
 import pytest
 
-from stoker.gpus import lookout as lookout_module
-from stoker.gpus.lookout import Lookout
+from stoker.gpus import sampler as lookout_module
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
+from stoker.gpus.sampler import Sampler
 from tests.support.looks import a_look
 
 
@@ -34,7 +34,7 @@ class World:
     def fileno(self) -> int:
         return -1
 
-    def looks(self, lookout: Lookout, count: int) -> list[float]:
+    def looks(self, lookout: Sampler, count: int) -> list[float]:
         """When so many looks came."""
         came: list[float] = []
         while len(came) < count:
@@ -51,8 +51,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def lookout(world: World) -> Lookout:
-    return Lookout(cast("Prober", world), 5.0)
+def lookout(world: World) -> Sampler:
+    return Sampler(cast("Prober", world), 5.0)
 
 
 def test_looks_come_at_a_steady_rhythm_however_long_each_takes(world: World) -> None:

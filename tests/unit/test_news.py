@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.notifications.events import AFTERWORD, YOUNG, Event, Kind, News, Sight
 from stoker.notifications.message import LONGEST, compose, plain
-from stoker.notifications.throttle import Pacer, give_back
+from stoker.notifications.throttle import Throttle, give_back
 from stoker.queue.model import HEARD_WITHIN
 from stoker.settings import EVENTS
 from tests.support.deep import examples
@@ -72,7 +72,7 @@ def test_one_whose_gpus_stayed_idle_is_told_as_such_and_not_twice() -> None:
 
 def test_one_that_turns_out_to_have_been_idle_after_it_was_told_as_failed_is_not_told_again() -> None:
     late = {"ended": [job(ended=NOW)], "causes": {"attempt-of-train": "idle"}}
-    news, ledger, pacer = watching(), MemoryLedger(), Pacer()
+    news, ledger, pacer = watching(), MemoryLedger(), Throttle()
     pacer.add(news.of(a_look(AFTERWORD, ended=[job(ended=NOW)])))
     pacer.add(news.of(a_look(AFTERWORD + 3, **late)))
     # Also not by another process, which has heard of it only now.
@@ -122,7 +122,7 @@ def test_a_gpu_is_told_when_it_stays_unknown_once_and_when_it_is_back() -> None:
     news, ledger, told = watching(), MemoryLedger(), list[str]()
 
     def look(at: float, **of_gpu: Any) -> None:
-        pacer = Pacer()
+        pacer = Throttle()
         pacer.add(news.of(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))])))
         told.extend(event.sentence for bundle in pacer.due(NOW + at, MemoryLedgerOf(ledger)) for event in bundle.events)
 
@@ -154,7 +154,7 @@ class MemoryLedgerOf:
 
 
 def test_a_short_outage_is_told_neither_then_nor_when_it_is_over() -> None:
-    news, ledger, pacer = watching(), MemoryLedger(), Pacer()
+    news, ledger, pacer = watching(), MemoryLedger(), Throttle()
     for at, doing in ((0, "free"), (10, "unknown"), (300, "unknown"), (310, "free")):
         pacer.add(news.of(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(doing=doing),))])))
         assert list(pacer.due(NOW + at, ledger)) == []
@@ -227,7 +227,7 @@ def test_after_a_while_without_the_queue_workers_get_time_to_be_heard() -> None:
 
 def test_one_that_is_heard_again_is_told_only_to_those_who_heard_that_it_was_gone() -> None:
     for was_told, expected in ((True, ["The worker on node7 is heard of again."]), (False, [])):
-        ledger, pacer = MemoryLedger(), Pacer()
+        ledger, pacer = MemoryLedger(), Throttle()
         if was_told:
             ledger.tell_once("worker-gone:w1")
         pacer.add(watching().of(a_look(workers=[worker()])))
@@ -247,7 +247,7 @@ def test_nobody_is_told_of_a_kind_more_than_once_a_minute_and_nothing_is_lost(
     bursts: list[tuple[float, Kind, int, int]],
 ) -> None:
     """Two processes that see the same, one sometimes first."""
-    ledger, pacers = MemoryLedger(), [Pacer(), Pacer()]
+    ledger, pacers = MemoryLedger(), [Throttle(), Throttle()]
     sent: dict[str, list[float]] = defaultdict(list)
     told: Counter[str] = Counter()
     expected: list[str] = []
@@ -275,7 +275,7 @@ def test_nobody_is_told_of_a_kind_more_than_once_a_minute_and_nothing_is_lost(
 
 
 def test_the_first_goes_at_once_and_the_others_of_that_minute_in_one() -> None:
-    ledger, pacer = MemoryLedger(), Pacer()
+    ledger, pacer = MemoryLedger(), Throttle()
     pacer.add([event("first")])
     (at_once,) = pacer.due(NOW, ledger)
     assert [one.name for one in at_once.events] == ["first"]
@@ -291,7 +291,7 @@ def test_the_first_goes_at_once_and_the_others_of_that_minute_in_one() -> None:
 
 def test_what_was_held_back_is_told_by_the_next_process() -> None:
     ledger = MemoryLedger()
-    gone, heir = Pacer(), Pacer()
+    gone, heir = Throttle(), Throttle()
     gone.add([event("a")])
     assert len(list(gone.due(NOW, ledger))) == 1
     gone.add([event("b")])
@@ -302,9 +302,9 @@ def test_what_was_held_back_is_told_by_the_next_process() -> None:
     assert [one.name for one in bundle.events] == ["b"]
 
 
-def held_back(ledger: MemoryLedger) -> tuple[Pacer, Event]:
+def held_back(ledger: MemoryLedger) -> tuple[Throttle, Event]:
     """A process that has just told of one outage, and waits with another."""
-    pacer = Pacer()
+    pacer = Throttle()
     first, second = (msgspec.structs.replace(event(name, "gpu-unknown"), turn="began") for name in "ab")
     pacer.add([first])
     assert len(list(pacer.due(NOW, ledger))) == 1
@@ -314,7 +314,7 @@ def held_back(ledger: MemoryLedger) -> tuple[Pacer, Event]:
 
 
 def test_an_outage_that_was_held_back_by_somebody_who_was_killed_is_told_by_the_next_process() -> None:
-    ledger, heir = MemoryLedger(), Pacer()
+    ledger, heir = MemoryLedger(), Throttle()
     _killed, outage = held_back(ledger)
     heir.add([outage])
     (bundle,) = heir.due(NOW + 100, ledger)
@@ -329,7 +329,7 @@ def test_an_outage_that_is_over_before_anybody_was_told_is_not_told() -> None:
 
 
 def test_an_outage_of_which_another_process_told_is_told_to_be_over() -> None:
-    ledger, other = MemoryLedger(), Pacer()
+    ledger, other = MemoryLedger(), Throttle()
     pacer, outage = held_back(ledger)
     other.add([outage])
     assert len(list(other.due(NOW + 100, ledger))) == 1

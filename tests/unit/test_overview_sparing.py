@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from stoker.status.throttled_cache import Sparing
+from stoker.status.throttled_cache import ThrottledCache
 
 
 class Clock:
@@ -25,14 +25,14 @@ def question(clock: Clock, price: float) -> Callable[[], int]:
 
 def test_a_cheap_answer_is_always_fresh() -> None:
     clock = Clock()
-    kept = Sparing[int](clock=clock)
+    kept = ThrottledCache[int](clock=clock)
     ask = question(clock, 0.0)
     assert [kept.get(ask) for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_dear_answer_takes_no_more_than_a_small_share_of_the_time() -> None:
     clock = Clock()
-    kept = Sparing[int](clock=clock)
+    kept = ThrottledCache[int](clock=clock)
     ask = question(clock, 0.1)
     assert kept.get(ask) == 0
     clock.now += 4.9
@@ -44,7 +44,7 @@ def test_a_dear_answer_takes_no_more_than_a_small_share_of_the_time() -> None:
 
 def test_what_changes_slowly_is_not_asked_for_before_its_time() -> None:
     clock = Clock()
-    kept = Sparing[int](20.0, clock)
+    kept = ThrottledCache[int](20.0, clock)
     ask = question(clock, 0.0)
     kept.get(ask)
     clock.now += 19.9
@@ -55,7 +55,7 @@ def test_what_changes_slowly_is_not_asked_for_before_its_time() -> None:
 
 def test_an_answer_that_was_held_up_once_is_soon_asked_for_again() -> None:
     clock = Clock()
-    kept = Sparing[int](clock=clock)
+    kept = ThrottledCache[int](clock=clock)
     prices, answers = iter([5.0, 0.0, 5.0, 5.0, 0.0]), iter(range(5))
 
     def ask() -> int:

@@ -783,16 +783,16 @@ class Cluster:
     def _turn(self, machine: Machine, waiting: list[Want]) -> list[str]:
         elsewhere = {
             job: Offer(max(0.0, at - self.now), missing)
-            for job, (keeper, at, missing) in self.kept.items()
-            if keeper is not machine
+            for job, (reaper_process, at, missing) in self.kept.items()
+            if reaper_process is not machine
         }
         started = machine.turn(waiting, self.crowd.durations, elsewhere)
         for keeping in machine.keeping:
             if keeping.is_felt or keeping.job in self.kept:
                 self.kept[keeping.job] = (machine, self.now + keeping.offer.starts_in, keeping.offer.missing)
         keeps = {keeping.job for keeping in machine.keeping}
-        for job, (keeper, _at, _missing) in list(self.kept.items()):
-            if job in started or (keeper is machine and job not in keeps):
+        for job, (reaper_process, _at, _missing) in list(self.kept.items()):
+            if job in started or (reaper_process is machine and job not in keeps):
                 del self.kept[job]
         return started
 

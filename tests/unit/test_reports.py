@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker.fit.terms import Fitted, Observation
 from stoker.queue.explanation import Why
-from stoker.queue.model import Attempt, Finding, Job
+from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.runs.postmortem.markdown import block
 from stoker.status.detail import AttemptDetail, Detail
 from stoker.web.reports import LONGEST_REPORT, fit_of, report_html
@@ -130,7 +130,7 @@ def test_a_fit_that_is_not_understood_is_left_out(fit: dict[str, object]) -> Non
     assert fit_of(fit) is None
 
 
-def detail(*findings: Finding) -> Detail:
+def detail(*findings: AttemptDetails) -> Detail:
     job = Job(
         id="0123abcd", command="train", state="failed", position=1.0, submitted=1.0, started=2.0, ended=3.0,
         not_before=0.0, retries_left=0, attempts=len(findings), attempt="a", exit_code=1, sentence="", link="",
@@ -153,7 +153,7 @@ def detail(*findings: Finding) -> Detail:
 
 
 def test_the_page_has_the_sentence_the_report_and_the_fit_with_a_table() -> None:
-    shown = detail(Finding(), Finding(report=f"# {EVIL}\n\nwhy", fit=told(FITTED)))
+    shown = detail(AttemptDetails(), AttemptDetails(report=f"# {EVIL}\n\nwhy", fit=told(FITTED)))
     report = rendered("job_report.html", detail=shown)
     fit = rendered("job_fit.html", detail=shown)
     log = rendered("job_log.html", detail=shown)
@@ -175,4 +175,4 @@ def test_a_job_that_has_not_started_has_a_log_that_waits() -> None:
     assert "It has not started yet" in log
     assert "href" not in log
     assert not rendered("job_report.html", detail=detail()).strip()
-    assert not rendered("job_fit.html", detail=detail(Finding())).strip()
+    assert not rendered("job_fit.html", detail=detail(AttemptDetails())).strip()

@@ -8,12 +8,12 @@ from rich.cells import cell_len
 
 from stoker.cli.top_detail import help_frame
 from stoker.cli.top_screen import UNCUT, View, chosen, frame, selected, share, whole
-from stoker.status.model import Overview
+from stoker.status.model import Snapshot
 from tests.support.deep import examples
 from tests.support.overviews import card, ended, machine, overview, running, waiting
 
 
-def shown(seen: Overview, view: View | None = None, width: int = 80, height: int = 24) -> str:
+def shown(seen: Snapshot, view: View | None = None, width: int = 80, height: int = 24) -> str:
     return "\n".join(line.plain for line in frame(seen, view or View(), width, height))
 
 

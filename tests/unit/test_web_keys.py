@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from stoker.errors import BadInputError, StokerError
-from stoker.web.gate.patience import Patience, TooManyError
+from stoker.web.auth.patience import Patience, TooManyError
 from stoker.web.key_file import Contents, KeyFile, Stamp
 from stoker.web.keys import Keys
 from tests.support.waiting import wait_for

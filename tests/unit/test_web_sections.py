@@ -10,7 +10,7 @@ import pytest
 
 import stoker.web
 from stoker.queue.explanation import Kind, Why
-from stoker.queue.model import Attempt, Doing, Finding, Job, State
+from stoker.queue.model import Attempt, AttemptDetails, Doing, Job, State
 from stoker.status.detail import AttemptDetail, Detail
 from stoker.status.model import (
     EndedJob,
@@ -18,14 +18,14 @@ from stoker.status.model import (
     Health,
     Hours,
     Machine,
-    Overview,
     Point,
     Progress,
     RunningJob,
+    Snapshot,
     WaitingJob,
 )
 from stoker.web.pages.sections import for_page, render, render_job
-from stoker.web.visitor import Role
+from stoker.web.user import Role
 
 NOW = 1_800_000_000.0
 GIB = 2**30
@@ -114,7 +114,7 @@ def make_running(job: Job, kind: Kind = "running", **fields: Any) -> RunningJob:
     return RunningJob(**usual | fields)
 
 
-def make_overview(**fields: Any) -> Overview:
+def make_overview(**fields: Any) -> Snapshot:
     usual: dict[str, Any] = {
         "now": NOW,
         "place": "queue.db",
@@ -127,10 +127,10 @@ def make_overview(**fields: Any) -> Overview:
         "health": Health(level="good", headline="All is well"),
         "hours": Hours(since=NOW - 7 * 86400),
     }
-    return Overview(**usual | fields)
+    return Snapshot(**usual | fields)
 
 
-def full_overview(text: str = "vit") -> Overview:
+def full_overview(text: str = "vit") -> Snapshot:
     """One of everything, with `text` wherever a job, a program or a machine may put its own."""
     return make_overview(
         counts={"running": 1, "queued": 1, "failed": 1},
@@ -190,7 +190,7 @@ def full_detail(text: str = "vit") -> Detail:
                 attempt=make_attempt(sentence=text, outcome="failed", ended=NOW),
                 host=text,
                 gpus=(text,),
-                finding=Finding(cause="idle", report=text),
+                finding=AttemptDetails(cause="idle", report=text),
                 whole_here=True,
             ),
         ),
@@ -368,7 +368,7 @@ def test_a_machine_that_is_away_does_not_pass_for_one_that_is_there() -> None:
 
 
 def test_many_gpus_are_folded_and_a_machine_that_changes_is_sent_alone() -> None:
-    def fleet(utilization: float) -> Overview:
+    def fleet(utilization: float) -> Snapshot:
         machines = [
             make_machine(*(make_gpu(index) for index in range(8)), worker=f"w-{number}") for number in range(24)
         ]

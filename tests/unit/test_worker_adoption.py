@@ -25,8 +25,8 @@ from stoker.runs.processes.syscalls import set_name
 from stoker.runs.record import Status
 from stoker.worker import adoption
 from stoker.worker.adoption import find, give_back
-from stoker.worker.assignment import ATTEMPT_MARK, ATTENDANT_NAME, AttemptRecord, Keepers
-from stoker.worker.home import Home
+from stoker.worker.attempt_spec import ATTEMPT_MARK, ATTENDANT_NAME, AttemptRecord, Keepers
+from stoker.worker.identity import WorkerIdentity
 from stoker.worker.messages import Over, Stop
 from tests.support.waiting import wait_for
 from tests.unit.test_worker_attendant import assigned
@@ -38,8 +38,8 @@ GONE = (os.getpid(), 1)
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    found = Home(tmp_path / "home")
+def home(tmp_path: Path) -> Iterator[WorkerIdentity]:
+    found = WorkerIdentity(tmp_path / "home")
     yield found
     found.leave()
 
@@ -68,7 +68,7 @@ def myself() -> tuple[int, int]:
     return who.pid, who.started
 
 
-def leave_behind(home: Home, keepers: Keepers, status: Status | None = None) -> AttemptRecord:
+def leave_behind(home: WorkerIdentity, keepers: Keepers, status: Status | None = None) -> AttemptRecord:
     record = AttemptRecord(home.directory / "attempts" / "j-1")
     record.directory.mkdir()
     record.assign(assigned(queue=AWAY, host=home.host, boot=boot_id(), keepers=keepers))
@@ -86,13 +86,13 @@ def failing(number: int) -> Any:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EACCES])
 def test_supervisor_that_cannot_be_reached_now_is_not_dead(
-    home: Home, number: int, monkeypatch: pytest.MonkeyPatch
+    home: WorkerIdentity, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = leave_behind(home, Keepers(myself(), myself()))
     with contextlib.closing(record.listen()):
         with monkeypatch.context() as trouble:
             trouble.setattr(AttemptRecord, "connect", failing(number))
-            (found,) = find(home, AWAY).engagements
+            (found,) = find(home, AWAY).running_attempts
         assert (found.over, found.channel) == (None, None)
         assert found.retry_at < math.inf
         found.reach()
@@ -102,21 +102,21 @@ def test_supervisor_that_cannot_be_reached_now_is_not_dead(
 
 
 def test_worker_with_few_descriptors_left_keeps_them_for_the_rest_of_its_work(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = leave_behind(home, Keepers(myself(), myself()))
     opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - one call
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (opened + 10, opened + 10))
     with contextlib.closing(record.listen()):
-        (found,) = find(home, AWAY).engagements
+        (found,) = find(home, AWAY).running_attempts
     assert (found.over, found.channel) == (None, None)
 
 
-def test_guardian_that_cannot_be_watched_now_is_not_dead(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guardian_that_cannot_be_watched_now_is_not_dead(home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_behind(home, Keepers(GONE, myself()))
     with monkeypatch.context() as trouble:
         trouble.setattr(os, "pidfd_open", failing(errno.EMFILE))
-        (found,) = find(home, AWAY).engagements
+        (found,) = find(home, AWAY).running_attempts
     assert (found.over, found.guardian_end) == (None, -1)
     found.reach()
     assert found.over is None
@@ -125,18 +125,20 @@ def test_guardian_that_cannot_be_watched_now_is_not_dead(home: Home, monkeypatch
 
 
 def test_attempt_is_not_concluded_while_nobody_can_see_what_is_left_of_it(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_behind(home, Keepers(GONE, GONE), Status(state="ended", ending="by itself", exit_code=0))
     with monkeypatch.context() as trouble:
         trouble.setattr(AttemptRecord, "last_status", failing(errno.EMFILE))
-        (found,) = find(home, AWAY).engagements
+        (found,) = find(home, AWAY).running_attempts
         assert not found.over
     found.reach()
     assert found.over == Over("succeeded", 0, "")
 
 
-def test_attempts_that_cannot_be_read_now_are_looked_for_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_that_cannot_be_read_now_are_looked_for_again(
+    home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leave_behind(home, Keepers(GONE, GONE))
     with monkeypatch.context() as trouble:
         trouble.setattr(AttemptRecord, "last_assignment", failing(errno.EMFILE))
@@ -145,22 +147,24 @@ def test_attempts_that_cannot_be_read_now_are_looked_for_again(home: Home, monke
         trouble.setattr(adoption, "environments", failing(errno.EMFILE))
         assert find(home, AWAY) == ([], False)
     found = find(home, AWAY)
-    assert (len(found.engagements), found.complete) == (1, True)
+    assert (len(found.running_attempts), found.complete) == (1, True)
 
 
 @pytest.mark.parametrize("mark", ["STOKER_RUN_DIR", ATTEMPT_MARK])
 def test_orphans_are_killed_before_the_queue_is_needed(
-    home: Home, processes: list[subprocess.Popen[bytes]], mark: str
+    home: WorkerIdentity, processes: list[subprocess.Popen[bytes]], mark: str
 ) -> None:
     record = leave_behind(home, Keepers(GONE, GONE))
     orphan = sleeper(processes, **{mark: str(record.directory) if mark == "STOKER_RUN_DIR" else "a"})
-    (found,) = find(home, AWAY).engagements
+    (found,) = find(home, AWAY).running_attempts
     assert found.over is not None
     assert found.over.outcome == "lost"
     assert not is_alive(orphan)
 
 
-def test_orphans_whose_files_were_deleted_are_killed(home: Home, processes: list[subprocess.Popen[bytes]]) -> None:
+def test_orphans_whose_files_were_deleted_are_killed(
+    home: WorkerIdentity, processes: list[subprocess.Popen[bytes]]
+) -> None:
     attempts = home.directory / "attempts"
     orphan = sleeper(processes, STOKER_RUN_DIR=str(attempts / "j-1"))
     stranger = sleeper(processes, STOKER_RUN_DIR=str(attempts.with_name("attempts of another") / "j-1"))
@@ -169,7 +173,7 @@ def test_orphans_whose_files_were_deleted_are_killed(home: Home, processes: list
     assert is_alive(stranger)
 
 
-def claimed(home: Home) -> tuple[Mock, Attempt]:
+def claimed(home: WorkerIdentity) -> tuple[Mock, Attempt]:
     """A queue in which an earlier worker of this home holds an attempt."""
     attempt = Attempt(id="a", job="j", worker=f"{home.key}-earlier", number=1, gpus=(), started=0.0, lease_expires=0.0)
     store = Mock(spec=Store)
@@ -178,7 +182,7 @@ def claimed(home: Home) -> tuple[Mock, Attempt]:
 
 
 def test_attempt_whose_files_were_deleted_while_it_runs_is_not_given_back(
-    home: Home, processes: list[subprocess.Popen[bytes]]
+    home: WorkerIdentity, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     store, _attempt = claimed(home)
     place = home.directory / "attempts" / "j-1"
@@ -207,7 +211,7 @@ def test_attempt_whose_files_were_deleted_while_it_runs_is_not_given_back(
 
 
 def test_claim_is_not_given_back_while_nobody_can_look_for_its_processes(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, _attempt = claimed(home)
     with monkeypatch.context() as trouble:
@@ -218,22 +222,22 @@ def test_claim_is_not_given_back_while_nobody_can_look_for_its_processes(
     store.finish.assert_called_once()
 
 
-def test_second_worker_is_refused_when_the_home_was_deleted_and_made_again(home: Home) -> None:
+def test_second_worker_is_refused_when_the_home_was_deleted_and_made_again(home: WorkerIdentity) -> None:
     for _ in range(3):
         shutil.rmtree(home.directory)
         home.directory.mkdir()
         with pytest.raises(StokerError, match=rf"another worker \(pid {os.getpid()}\) is at home"):
-            Home(home.directory)
+            WorkerIdentity(home.directory)
     home.tidy()  # without the directory of attempts
 
 
 def test_worker_goes_on_with_a_supervisor_that_somebody_stopped(
-    home: Home, processes: list[subprocess.Popen[bytes]]
+    home: WorkerIdentity, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     process = sleeper(processes)
     record = leave_behind(home, Keepers(process, myself()))
     with contextlib.closing(record.listen()):
-        (found,) = find(home, AWAY).engagements
+        (found,) = find(home, AWAY).running_attempts
     os.kill(process.pid, signal.SIGSTOP)
     wait_for(lambda: _state(process) == "T")
     found.rouse()
@@ -243,12 +247,12 @@ def test_worker_goes_on_with_a_supervisor_that_somebody_stopped(
 
 
 def test_supervisor_that_does_not_carry_out_a_stop_is_killed(
-    home: Home, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+    home: WorkerIdentity, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = sleeper(processes)
     record = leave_behind(home, Keepers(process, myself()))
     with contextlib.closing(record.listen()):
-        (found,) = find(home, AWAY).engagements
+        (found,) = find(home, AWAY).running_attempts
     found.stop(Stop("cancelled", "It was cancelled."))
     found.rouse()
     assert is_alive(process)

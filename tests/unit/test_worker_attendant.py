@@ -15,12 +15,12 @@ import pytest
 
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
-from stoker.runs.processes.reaper import Guardian
+from stoker.runs.processes.reaper import Reaper
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.processes.syscalls import BootTimer
 from stoker.runs.record import Status
-from stoker.worker import attendant
-from stoker.worker.assignment import Assignment, AttemptRecord, Keepers, now
+from stoker.worker import shim as attendant
+from stoker.worker.attempt_spec import AttemptRecord, AttemptSpec, Keepers, now
 from stoker.worker.capacity import Want
 from stoker.worker.messages import Channel, Over, Recorded, Renewed, Stop
 from tests.support.waiting import wait_for
@@ -28,8 +28,8 @@ from tests.support.waiting import wait_for
 LEASE = 600.0
 
 
-def assigned(**changes: Any) -> Assignment:
-    plain = Assignment(
+def assigned(**changes: Any) -> AttemptSpec:
+    plain = AttemptSpec(
         attempt="a",
         job="j",
         number=1,
@@ -51,16 +51,16 @@ def assigned(**changes: Any) -> Assignment:
 class Stage:
     """An attendant with its worker at the other end of a line."""
 
-    def __init__(self, directory: Path, assignment: Assignment) -> None:
+    def __init__(self, directory: Path, attempt_spec: AttemptSpec) -> None:
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.worker = Channel(mine)
-        self.guardian = Mock(spec=Guardian, job=None, status=None, empty=True, containment="")
-        self.guardian.owns.return_value = False
+        self.reaper = Mock(spec=Reaper, job=None, status=None, empty=True, containment="")
+        self.reaper.owns.return_value = False
         self._signals = SignalStream([signal.SIGUSR2])
         self._timer = BootTimer()
         record = AttemptRecord(directory)
         self.attendance = attendant._Attendance(
-            record, assignment, Channel(its), self._signals, self.guardian, self._timer
+            record, attempt_spec, Channel(its), self._signals, self.reaper, self._timer
         )
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ def test_job_whose_lease_ended_during_its_preparation_is_not_started(stage: Stag
     stage.worker.send(Recorded())
     stage.attendance.run()
     assert outcome(stage) == "lost"
-    stage.guardian.begin.assert_not_called()
+    stage.reaper.begin.assert_not_called()
 
 
 @pytest.mark.parametrize("stage", [{"lease_until": 0.0}], indirect=True)
@@ -133,7 +133,7 @@ def test_job_that_the_queue_gave_up_gets_no_grace(stage: Stage) -> None:
 
 
 def test_attendant_wakes_up_when_it_has_to_stop_its_job(stage: Stage) -> None:
-    assignment = stage.attendance._assignment
-    stage.attendance._hold_until(now() + assignment.stop_before_end + 0.2)
+    attempt_spec = stage.attendance._attempt_spec
+    stage.attendance._hold_until(now() + attempt_spec.stop_before_end + 0.2)
     assert select.select([stage.attendance.fileno()], [], [], 30.0)[0]
     assert wait_for(stage.attendance.attend).ending == "lease"

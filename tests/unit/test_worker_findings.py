@@ -10,12 +10,12 @@ from stoker.errors import StokerError
 from stoker.fit.terms import Fitted, Observation
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
-from stoker.queue.model import Finding, Snoozed
+from stoker.queue.model import AttemptDetails, Snoozed
 from stoker.runs.record import Ending, Snooze, Status
-from stoker.worker.assignment import Assignment, AttemptRecord, Heeded
+from stoker.worker.attempt_spec import AttemptRecord, AttemptSpec, Heeded
 from stoker.worker.delivery import Excerpt
-from stoker.worker.engagement import Engagement
 from stoker.worker.findings import LONGEST_REPORT, finding_of, tell_finding, tell_fit
+from stoker.worker.running_attempt import RunningAttempt
 
 FITTED = Fitted(
     size=200,
@@ -31,10 +31,10 @@ class Queue:
     """Keeps findings, or does not."""
 
     def __init__(self, trouble: Exception | None = None) -> None:
-        self.kept: list[tuple[str, Finding]] = []
+        self.kept: list[tuple[str, AttemptDetails]] = []
         self._trouble = trouble
 
-    def write_finding(self, attempt: str, finding: Finding) -> bool:
+    def write_finding(self, attempt: str, finding: AttemptDetails) -> bool:
         if self._trouble is not None:
             raise self._trouble
         self.kept.append((attempt, finding))
@@ -67,7 +67,7 @@ def test_nothing_is_told_of_an_attempt_that_left_nothing(record: AttemptRecord) 
 def test_another_ending_is_told_with_its_report(record: AttemptRecord) -> None:
     ended(record, "idle")
     record.write_report("# Stopped: its GPU was idle – for long\n")
-    assert finding_of(record) == Finding(cause="idle", report="# Stopped: its GPU was idle – for long\n")
+    assert finding_of(record) == AttemptDetails(cause="idle", report="# Stopped: its GPU was idle – for long\n")
 
 
 def test_a_report_that_is_too_long_says_that_it_goes_on(record: AttemptRecord) -> None:
@@ -96,7 +96,7 @@ def test_a_fit_is_told_while_it_runs_and_with_the_end(record: AttemptRecord) -> 
 @pytest.mark.parametrize("has_output", [False, True])
 def test_a_running_job_tells_of_its_fit_once(record: AttemptRecord, has_output: bool) -> None:
     queue = Queue()
-    excerpt = Excerpt(record, cast(Assignment, _Fitted()))
+    excerpt = Excerpt(record, cast(AttemptSpec, _Fitted()))
     if has_output:
         record.output.write_text("trains\n")
     excerpt.deliver(cast(Store, queue))
@@ -119,7 +119,7 @@ def test_a_job_that_is_cleaned_away_while_it_is_told_of_is_no_trouble(record: At
     record.output.write_text("trains\n")
     queue = cast(Store, Queue(CollisionError("violates a foreign key")))
     tell_finding(queue, record, "attempt")
-    Excerpt(record, cast(Assignment, _Assigned())).deliver_last(queue)
+    Excerpt(record, cast(AttemptSpec, _Assigned())).deliver_last(queue)
 
 
 def test_a_file_that_is_no_text_counts_as_none(record: AttemptRecord) -> None:
@@ -130,45 +130,45 @@ def test_a_file_that_is_no_text_counts_as_none(record: AttemptRecord) -> None:
     assert (record.fit(), record.snooze(), record.heeded()) != (None, None, None)
     for file in record.directory.glob("*.json"):
         file.write_bytes(file.read_bytes().replace(b"mangled", b"\xff"))
-    assert (record.fit(), record.assignment(), record.heeded(), record.snooze()) == (None, None, None, None)
+    assert (record.fit(), record.attempt_spec(), record.heeded(), record.snooze()) == (None, None, None, None)
 
 
 class TestSnooze:
     @pytest.fixture
-    def engagement(self, record: AttemptRecord) -> Engagement:
+    def running_attempt(self, record: AttemptRecord) -> RunningAttempt:
         return worker(record)
 
     def test_it_is_written_where_the_supervisor_looks_and_only_when_it_is_new(
-        self, record: AttemptRecord, engagement: Engagement
+        self, record: AttemptRecord, running_attempt: RunningAttempt
     ) -> None:
-        assert engagement.heed(Snoozed(seconds=600.0, by="alice", until=1600.0))
+        assert running_attempt.heed(Snoozed(seconds=600.0, by="alice", until=1600.0))
         first = record.snooze()
         assert first is not None
         assert first.by == "alice"
         assert first.until - first.wall < 0
         # Also when the database's clock is set meanwhile.
-        assert not engagement.heed(Snoozed(seconds=99.5, by="alice", until=1600.0))
+        assert not running_attempt.heed(Snoozed(seconds=99.5, by="alice", until=1600.0))
         assert record.snooze() == first
-        assert engagement.heed(Snoozed(seconds=1200.0, by="alice", until=2200.0))
+        assert running_attempt.heed(Snoozed(seconds=1200.0, by="alice", until=2200.0))
         longer = record.snooze()
         assert longer is not None
         assert longer.until > first.until + 590
 
-    def test_it_can_be_ended(self, record: AttemptRecord, engagement: Engagement) -> None:
-        engagement.heed(Snoozed(seconds=600.0, by="alice", until=1600.0))
-        assert engagement.heed(Snoozed(seconds=0.0, by="bob"))
+    def test_it_can_be_ended(self, record: AttemptRecord, running_attempt: RunningAttempt) -> None:
+        running_attempt.heed(Snoozed(seconds=600.0, by="alice", until=1600.0))
+        assert running_attempt.heed(Snoozed(seconds=0.0, by="bob"))
         assert record.snooze() is None
-        assert not engagement.heed(Snoozed(seconds=0.0, by="bob"))
+        assert not running_attempt.heed(Snoozed(seconds=0.0, by="bob"))
 
     def test_one_of_an_earlier_worker_is_ended_too_and_what_the_job_asks_for_after_that_is_not(
-        self, record: AttemptRecord, engagement: Engagement
+        self, record: AttemptRecord, running_attempt: RunningAttempt
     ) -> None:
         own = Snooze(until=1e12, wall=1e12, by="the job")
         record.write_snooze(own)
-        assert engagement.heed(Snoozed(seconds=0.0, by="alice"))
+        assert running_attempt.heed(Snoozed(seconds=0.0, by="alice"))
         assert record.snooze() is None
         record.write_snooze(own)
-        assert not engagement.heed(Snoozed(seconds=0.0, by="alice"))
+        assert not running_attempt.heed(Snoozed(seconds=0.0, by="alice"))
         assert record.snooze() == own
 
     @pytest.mark.parametrize(
@@ -186,9 +186,9 @@ class TestSnooze:
         assert record.snooze() == own
 
 
-def worker(record: AttemptRecord) -> Engagement:
+def worker(record: AttemptRecord) -> RunningAttempt:
     """What a worker that is started now knows of the attempt."""
-    return Engagement(record, cast(Assignment, _Assigned()), None)
+    return RunningAttempt(record, cast(AttemptSpec, _Assigned()), None)
 
 
 class _Assigned:

@@ -20,9 +20,9 @@ from stoker.queue.driver import QueueAwayError
 from stoker.queue.model import Lent
 from stoker.runs.output import OutputLog
 from stoker.runs.output_reader import OutputReader
-from stoker.worker import lending as module
-from stoker.worker.home import Home
-from stoker.worker.lending import Lending
+from stoker.worker import log_streaming as module
+from stoker.worker.identity import WorkerIdentity
+from stoker.worker.log_streaming import LogStreaming
 from tests.support.deep import examples
 from tests.support.queue_jobs import LONG, submit
 
@@ -54,8 +54,8 @@ class Stage:
     def __init__(self, directory: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.store = store
-        self.home = Home(directory)
-        self.lending = Lending(self.home)
+        self.home = WorkerIdentity(directory)
+        self.lending = LogStreaming(self.home)
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         self._patch = monkeypatch
 
@@ -697,7 +697,7 @@ def play(
                 is_whole = is_whole and not (run.directory / "output.1").exists()
                 stage.lending.forget_all()
                 if event == "worker restarts":
-                    stage.lending = Lending(stage.home)
+                    stage.lending = LogStreaming(stage.home)
                 stage.lend(SECOND)
     return is_whole
 

@@ -15,18 +15,18 @@ from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
 from stoker.queue import Store, View
-from stoker.queue.model import Snoozed, Wishes
+from stoker.queue.model import Requests, Snoozed
 from stoker.runs.record import Snooze
 from stoker.worker import loop
-from stoker.worker.assignment import Assignment, AttemptRecord
-from stoker.worker.crew import Crew
-from stoker.worker.engagement import Engagement
-from stoker.worker.home import Home
+from stoker.worker.attempt_spec import AttemptRecord, AttemptSpec
+from stoker.worker.fork_server import ForkServer
+from stoker.worker.identity import WorkerIdentity
 from stoker.worker.loop import WorkerLoop
 from stoker.worker.messages import Channel
-from stoker.worker.nursery import Nursery
-from stoker.worker.orders import Orders
+from stoker.worker.options import WorkerOptions
 from stoker.worker.placing import Placing
+from stoker.worker.running_attempt import RunningAttempt
+from stoker.worker.shim_pool import ShimPool
 from tests.support.looks import a_gpu, a_look
 
 OWN = Snooze(until=1e12, wall=1e12, by="the job")
@@ -42,10 +42,10 @@ class Stage:
         self.prober = Mock(spec=Prober)
         self.prober.answer.return_value = None
         self._directory = directory
-        self._crew = Mock(spec=Crew, engaged={})
+        self._crew = Mock(spec=ShimPool, engaged={})
         self._crew.running.return_value = self._crew.attend.return_value = []
-        self.home = Mock(spec=Home, host="here", worker="w", directory=directory)
-        self.loop = WorkerLoop(Orders(), self.home, self._crew, self.prober, self.told.append)
+        self.home = Mock(spec=WorkerIdentity, host="here", worker="w", directory=directory)
+        self.loop = WorkerLoop(WorkerOptions(), self.home, self._crew, self.prober, self.told.append)
         placing = Mock(spec=Placing)
         placing.polls_now.return_value = False
         placing.why.return_value = {}
@@ -53,13 +53,13 @@ class Stage:
         self.loop._placing = placing
         self.loop._store, self.loop._found = self.store, True
 
-    def engage(self, attempt: str) -> Engagement:
+    def engage(self, attempt: str) -> RunningAttempt:
         (self._directory / attempt).mkdir()
-        assigned = Mock(spec=Assignment, attempt=attempt, job=f"job of {attempt}", started=0.0, log_limit=1000)
+        assigned = Mock(spec=AttemptSpec, attempt=attempt, job=f"job of {attempt}", started=0.0, log_limit=1000)
         assigned.fitting = None
-        engagement = Engagement(AttemptRecord(self._directory / attempt), cast(Assignment, assigned), None)
-        self._crew.engaged[attempt] = engagement
-        return engagement
+        running_attempt = RunningAttempt(AttemptRecord(self._directory / attempt), cast(AttemptSpec, assigned), None)
+        self._crew.engaged[attempt] = running_attempt
+        return running_attempt
 
     def one_round(self) -> int:
         """The whole worker, which is asked to end after one round."""
@@ -166,15 +166,15 @@ def test_a_process_for_jobs_that_never_gets_ready_is_not_waited_for_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As one that somebody stopped."""
-    monkeypatch.setattr("stoker.worker.crew._PATIENCE", 0.05)
+    monkeypatch.setattr("stoker.worker.shim_pool._PATIENCE", 0.05)
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     arrivals, sign = socket.socketpair()
-    nursery = Mock(spec=Nursery, expected=0)
+    nursery = Mock(spec=ForkServer, expected=0)
     nursery.fileno.return_value = arrivals.fileno()
     nursery.receive.side_effect = lambda: Channel(mine) if arrivals.recv(1) else None
     arrivals.setblocking(False)
     sign.send(b"1")
-    crew = Crew(nursery)
+    crew = ShimPool(nursery)
     with its, arrivals, sign:
         with pytest.raises(StokerError, match="no process for it came up"):
             crew.take()
@@ -185,7 +185,7 @@ def test_queue_that_opens_but_is_damaged_is_told_of_once(stage: Stage, monkeypat
     monkeypatch.setattr(loop, "open_queue", lambda _url: stage.store)
     stage.store.running.return_value = []
     stage.store.owes.return_value = None
-    stage.store.wishes.return_value = Wishes()
+    stage.store.wishes.return_value = Requests()
     pauses = []
     stage.engage("runs")
     stage.store.renew.side_effect = StokerError("the queue is damaged")

@@ -38,12 +38,12 @@ class ShortLived(WorkerProcess):
 def test_a_worker_that_dies_at_once_is_tried_again_after_longer_and_longer_and_told_of_once(tmp_path: Path) -> None:
     log = tmp_path / "work.log"
     log.write_text("12:00:00 at work\nstoker: a worker is there already\n\n")
-    with ShortLived(7, log) as keeper:
-        wait_for(lambda: keeper.lives == 0, named="the worker that stays")
-    assert keeper.pauses.asked == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
-    (told,) = keeper.told
+    with ShortLived(7, log) as reaper_process:
+        wait_for(lambda: reaper_process.lives == 0, named="the worker that stays")
+    assert reaper_process.pauses.asked == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    (told,) = reaper_process.told
     assert (
         told
         == "the worker ended with code 1 soon after its start (stoker: a worker is there already): it is tried again"
     )
-    assert keeper._process.returncode == -15
+    assert reaper_process._process.returncode == -15

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.procfs import GROUP, PARENT, SESSION, STARTED, STATE, THREADS, read_stat_fields
-from stoker.runs.processes.scan import Census, Identity
+from stoker.runs.processes.scan import Identity, ProcessScan
 from stoker.runs.processes.syscalls import share_file
-from stoker.runs.processes.termination import PATIENCE, Ladder, Outcome
+from stoker.runs.processes.termination import PATIENCE, Termination, TerminationOutcome
 
 # Nothing tells when processes end that are not our children, so it is looked this often.
 _LOOK_EVERY: Final = 0.05
@@ -57,16 +57,16 @@ class ForeignTree:
         self._layouts: set[Layout] = set()
         """Those that some member was the first to have."""
 
-    def census(self) -> Census:
+    def scan_processes(self) -> ProcessScan:
         before: list[Identity] = []
         for attempt in range(_MOST_SCANS):
             seen = _scan()
             self._grow(seen)
             living = [one.identity for one in seen.values() if one.identity in self._members]
             if attempt and living == before:
-                return Census(living, settled=True)
+                return ProcessScan(living, settled=True)
             before = living
-        return Census(before, settled=False)
+        return ProcessScan(before, settled=False)
 
     def track(self) -> None:
         """Takes note of who belongs to it now: some of them can be recognised only while their parents live."""
@@ -132,9 +132,9 @@ class ForeignTree:
                 self._layouts.add(one.layout)
 
 
-def stop_tree(tree: ForeignTree, grace: float) -> Outcome:
+def stop_tree(tree: ForeignTree, grace: float) -> TerminationOutcome:
     """SIGTERM, the grace, SIGKILL; without a grace SIGKILL at once. Waits until it is over."""
-    ladder = Ladder(tree, signum=signal.SIGTERM if grace > 0 else signal.SIGKILL, grace=grace)
+    ladder = Termination(tree, signum=signal.SIGTERM if grace > 0 else signal.SIGKILL, grace=grace)
     while not ladder.step():
         time.sleep(min(ladder.timeout(), _LOOK_EVERY))
     return ladder.outcome()

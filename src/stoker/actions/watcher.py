@@ -10,14 +10,14 @@ from typing import Final
 import msgspec
 
 from stoker.actions.action import ACTION_FAILED, Action, Facts, Lasting, Messenger, Tracking
-from stoker.actions.deed import Deed
 from stoker.actions.news import Newsroom
+from stoker.actions.running_action import RunningAction
 from stoker.actions.systemd import ServiceManager
 from stoker.actions.wakeup import Wakeup
 from stoker.actions.watched import Watched
-from stoker.gpus.lookout import LONGEST_WAIT, Lookout
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
+from stoker.gpus.sampler import LONGEST_WAIT, Sampler
 from stoker.gpus.source import AbsentError
 from stoker.rules.idle import IdleRule
 from stoker.rules.policy import Policy
@@ -72,14 +72,14 @@ class Watcher:
         self._say = tell
         self._rule = IdleRule(policy, begun, look_takes=prober.deadline)
         self._newsroom = Newsroom(policy, f"{'would ' if orders.dry_run else ''}{orders.in_words()}")
-        self._lookout = Lookout(prober, policy.every, first=min(policy.every, LONGEST_WAIT))
+        self._lookout = Sampler(prober, policy.every, first=min(policy.every, LONGEST_WAIT))
         self._wakeup = Wakeup()
         self._code: int | None = None
         self._pending: deque[Action] = deque()
         self._facts: Facts | None = None
         self._action: Action | None = None
-        self._deed: Deed | None = None
-        self._messages: list[Deed] = []
+        self._deed: RunningAction | None = None
+        self._messages: list[RunningAction] = []
         self._failed = False
 
     def run(self, first: Look) -> int:
@@ -171,9 +171,9 @@ class Watcher:
         self._say(f"now: {action.describe()}")
         self._service.status(f"acting: {action.describe()}")
         self._action = action
-        self._deed = Deed(functools.partial(action.act, facts), action.patience, self._wakeup.ring)
+        self._deed = RunningAction(functools.partial(action.act, facts), action.patience, self._wakeup.ring)
 
-    def _finish_deed(self, deed: Deed) -> None:
+    def _finish_deed(self, deed: RunningAction) -> None:
         if deed.failure is not None:
             self._failed = True
             self._say(f"failed: {deed.failure}")
@@ -202,7 +202,7 @@ class Watcher:
         for messenger in self._orders.actions:
             if isinstance(messenger, Messenger):
                 telling = functools.partial(messenger.tell, self._orders.host, sentence)
-                self._messages.append(Deed(telling, _TELLING_PATIENCE, self._wakeup.ring))
+                self._messages.append(RunningAction(telling, _TELLING_PATIENCE, self._wakeup.ring))
 
     def _read_messages(self) -> None:
         over = [message for message in self._messages if message.over]

@@ -9,7 +9,7 @@ from stoker.errors import BadInputError
 from stoker.units import format_duration, format_memory, parse_duration, parse_memory
 
 if TYPE_CHECKING:
-    from stoker.queue import Asked, Job
+    from stoker.queue import Job, JobSpec
 
 # What was the case when it was submitted is no wish that could be changed. How a job is fitted is a nested matter that
 # `submit --fit-with` understands; whoever wants another size sets batch_size.
@@ -42,13 +42,13 @@ def changes_in(text: str, job: "Job") -> dict[str, object]:
 
 
 def editable() -> list[str]:
-    from stoker.queue import Asked
+    from stoker.queue import JobSpec
 
-    return [field for field in Asked.__struct_fields__ if field not in FACTS]
+    return [field for field in JobSpec.__struct_fields__ if field not in FACTS]
 
 
-def _understood(text: str) -> "Asked":
-    from stoker.queue import Asked
+def _understood(text: str) -> "JobSpec":
+    from stoker.queue import JobSpec
 
     try:
         values = tomllib.loads(text)
@@ -57,7 +57,7 @@ def _understood(text: str) -> "Asked":
     if unknown := set(values) - set(editable()):
         raise BadInputError(f"a job has no {min(unknown)!r} that could be edited")
     try:
-        return msgspec.convert({field: _plain(field, value) for field, value in values.items()}, Asked)
+        return msgspec.convert({field: _plain(field, value) for field, value in values.items()}, JobSpec)
     except msgspec.ValidationError as error:
         raise BadInputError(_in_words(error)) from None
 

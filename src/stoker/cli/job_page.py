@@ -12,7 +12,7 @@ from stoker.logs.readers import directory_of
 from stoker.masking import masked_environment
 from stoker.places import state_home
 from stoker.queue.explanation import Surroundings, Why, gpu_names
-from stoker.queue.model import Attempt, Finding, Job
+from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.queue.surroundings import look_around, why
 from stoker.status.job_text import command_text
 from stoker.units import format_duration, format_memory
@@ -32,7 +32,7 @@ class JobPage(msgspec.Struct, frozen=True):
     """The output of the last attempt, when it ran here."""
     report: Path | None
     """Why the last attempt was stopped, when it ran here and was."""
-    finding: Finding | None
+    finding: AttemptDetails | None
     """What the queue keeps of the last attempt beyond its outcome."""
 
     def json(self) -> str:

@@ -58,12 +58,12 @@ def _test_text(wanted: "Notifications") -> str:
 
 
 def _run(wanted: "Notifications", queue_url: str | None) -> int:
-    from stoker.notifications.notifier import Crier
+    from stoker.notifications.notifier import Notifier
 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: stop.set())
-    crier = Crier(wanted, "", lambda: opened(queue_url), tell)
+    crier = Notifier(wanted, "", lambda: opened(queue_url), tell)
     people = "1 URL" if len(wanted.urls) == 1 else f"{len(wanted.urls)} URLs"
     tell(f"telling {people} of: {', '.join(wanted.events)}")
     crier.run(stop)

@@ -21,12 +21,12 @@ def notifying(config: "Config", tell: Callable[[str], None]) -> Iterator[None]:
     if not wanted.urls:
         yield
         return
-    from stoker.notifications.notifier import Crier
+    from stoker.notifications.notifier import Notifier
     from stoker.queue import open_queue
 
     # Whoever asked for any free port cannot be sent a link to it before there is one.
     link = "" if config.port == 0 and not config.url else config.address()
-    crier = Crier(wanted, link, lambda: open_queue(config.queue), tell)
+    crier = Notifier(wanted, link, lambda: open_queue(config.queue), tell)
     stop = threading.Event()
     thread = threading.Thread(target=crier.run, args=(stop,), name="crier", daemon=True)
     thread.start()

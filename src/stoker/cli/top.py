@@ -9,7 +9,7 @@ from stoker.cli.queue_options import opened_or_created, queue_option, queue_url_
 from stoker.errors import BadInputError
 
 if TYPE_CHECKING:
-    from stoker.status.model import Overview
+    from stoker.status.model import Snapshot
 
 
 @click.command("top")
@@ -21,7 +21,7 @@ def command(once: bool, as_json: bool, queue_url: str | None) -> int:
     from stoker.cli.top_session import Session
     from stoker.cli.top_terminal import Terminal
     from stoker.places import state_home
-    from stoker.status.snapshot import Observer
+    from stoker.status.snapshot import SnapshotBuilder
 
     if once and as_json:
         raise BadInputError("--once and --json both print it one time: choose one")
@@ -30,14 +30,14 @@ def command(once: bool, as_json: bool, queue_url: str | None) -> int:
     home = state_home()
     with opened_or_created(queue_url) as store:
         if as_json:
-            return _print_json(Observer(home).observe(store))
+            return _print_json(SnapshotBuilder(home).observe(store))
         if once:
-            return _print(Observer(home).observe(store))
+            return _print(SnapshotBuilder(home).observe(store))
         with Terminal() as terminal:
             return Session(store, home, terminal, queue_url_of(queue_url)).run()
 
 
-def _print_json(overview: "Overview") -> int:
+def _print_json(overview: "Snapshot") -> int:
     import msgspec
 
     from stoker.masking import masked
@@ -47,7 +47,7 @@ def _print_json(overview: "Overview") -> int:
     return 0
 
 
-def _print(overview: "Overview") -> int:
+def _print(overview: "Snapshot") -> int:
     from stoker.cli.screen import console, print_lines, width_of
     from stoker.cli.top_screen import UNCUT, whole
 

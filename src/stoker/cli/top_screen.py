@@ -10,7 +10,7 @@ from rich.text import Text
 from stoker.queue.explanation import spoken
 from stoker.queue.model import Doing, State
 from stoker.status.job_text import called, on_one_line
-from stoker.status.model import EndedJob, GpuCard, Level, Machine, Overview, Progress, RunningJob, WaitingJob
+from stoker.status.model import EndedJob, GpuCard, Level, Machine, Progress, RunningJob, Snapshot, WaitingJob
 from stoker.units import format_duration, format_memory, format_percent
 
 AnyJob = RunningJob | WaitingJob | EndedJob
@@ -49,7 +49,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Why what is shown is old."""
 
 
-def chosen(overview: Overview, view: View) -> tuple[Sequence[RunningJob], Sequence[WaitingJob], Sequence[EndedJob]]:
+def chosen(overview: Snapshot, view: View) -> tuple[Sequence[RunningJob], Sequence[WaitingJob], Sequence[EndedJob]]:
     """The jobs that are shown."""
 
     def wanted(one: AnyJob) -> bool:
@@ -62,7 +62,7 @@ def chosen(overview: Overview, view: View) -> tuple[Sequence[RunningJob], Sequen
     )
 
 
-def selected(overview: Overview, view: View, step: int = 0) -> View:
+def selected(overview: Snapshot, view: View, step: int = 0) -> View:
     """The same view with a job selected that is there; `step` lines further down."""
     ids = [one.job.id for section in chosen(overview, view) for one in section]
     if not ids:
@@ -72,7 +72,7 @@ def selected(overview: Overview, view: View, step: int = 0) -> View:
     return msgspec.structs.replace(view, selected=ids[place], place=place)
 
 
-def frame(overview: Overview, view: View, width: int, height: int) -> list[Text]:
+def frame(overview: Snapshot, view: View, width: int, height: int) -> list[Text]:
     """Exactly so many lines: the last one says what can be done, or what was."""
     head = [_title(overview, view, width), *_health(overview, width, most=3 if height >= 30 else 1)]
     room = max(0, height - len(head) - 1)
@@ -83,7 +83,7 @@ def frame(overview: Overview, view: View, width: int, height: int) -> list[Text]
     return [*body[: height - 1], *blank, last_line(view, width)][-height:]
 
 
-def whole(overview: Overview, width: int) -> list[Text]:
+def whole(overview: Snapshot, width: int) -> list[Text]:
     """All of it, for a reader that has no screen."""
     view = View()
     head = [_title(overview, view, width), *_health(overview, width, most=100)]
@@ -119,7 +119,7 @@ def share(room: int, wants: Sequence[int]) -> list[int]:
 # The parts
 
 
-def _title(overview: Overview, view: View, width: int) -> Text:
+def _title(overview: Snapshot, view: View, width: int) -> Text:
     import time
 
     text = Text.assemble(
@@ -134,7 +134,7 @@ def _title(overview: Overview, view: View, width: int) -> Text:
     return cut(text, width)
 
 
-def _health(overview: Overview, width: int, most: int) -> list[Text]:
+def _health(overview: Snapshot, width: int, most: int) -> list[Text]:
     health = overview.health
     lines = [Text(on_one_line(health.headline), style=f"bold {_LEVELS[health.level]}")]
     # When one thing is all there is to tell, it is the headline.
@@ -145,7 +145,7 @@ def _health(overview: Overview, width: int, most: int) -> list[Text]:
     return [cut(line, width) for line in lines]
 
 
-def _machines(overview: Overview, width: int, room: int) -> list[Text]:
+def _machines(overview: Snapshot, width: int, room: int) -> list[Text]:
     """A line for each GPU where there is room for that, for each machine where not."""
     full = [line for machine in overview.machines for line in _machine(machine, overview.now, width)]
     if len(full) <= room:
@@ -207,7 +207,7 @@ def _in_short(machine: Machine, now: float, width: int) -> Text:
     return cut(text, width)
 
 
-def _jobs(overview: Overview, view: View, width: int, room: int) -> list[Text]:
+def _jobs(overview: Snapshot, view: View, width: int, room: int) -> list[Text]:
     running, waiting, ended = chosen(overview, view)
     counts = overview.counts
     queued = counts.get("queued", 0) + counts.get("held", 0)

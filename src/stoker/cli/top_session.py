@@ -23,8 +23,8 @@ from stoker.queue.store import Store
 from stoker.status.detail import Detail, read
 from stoker.status.health import without_queue
 from stoker.status.job_text import called
-from stoker.status.model import Health, Overview
-from stoker.status.snapshot import Observer
+from stoker.status.model import Health, Snapshot
+from stoker.status.snapshot import SnapshotBuilder
 
 # Utilizations, progress and times go on without a word from the queue.
 _LOOK_EVERY: Final = 1.0
@@ -46,8 +46,8 @@ class Session:
         self._home = home
         self._terminal = terminal
         self._queue = queue
-        self._observer = Observer(home)
-        self._overview: Overview | None = None
+        self._observer = SnapshotBuilder(home)
+        self._overview: Snapshot | None = None
         self._health: Health | None = None
         """What the queue's last answer came to."""
         self._detail: tuple[Detail, list[str]] | None = None

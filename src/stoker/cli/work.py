@@ -65,10 +65,10 @@ def command(
     """
     from stoker.cli.queue_options import opened_or_created
     from stoker.worker.capacity import Rules
-    from stoker.worker.orders import Orders
+    from stoker.worker.options import WorkerOptions
 
     settings = load_settings()
-    orders = Orders(
+    orders = WorkerOptions(
         queue=queue_url_of(queue_url),
         gpus=gpus,
         rules=Rules(free_below=free_below, slots_per_gpu=slots_per_gpu, cpu_jobs=cpu_jobs),
@@ -80,7 +80,7 @@ def command(
         until_empty=until_empty,
     )
     orders.check()
-    from stoker.worker.workplace import work
+    from stoker.worker.startup import work
 
     wanted = None
     if fill is not None:

@@ -5,9 +5,9 @@ import select
 import time
 from collections.abc import Iterator
 
-from stoker.gpus.lookout import Lookout
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
+from stoker.gpus.sampler import Sampler
 from stoker.gpus.source import AbsentError
 from stoker.gpus.spawn import forked
 from stoker.settings import load_settings
@@ -24,7 +24,7 @@ def open_prober() -> Prober:
 def steady_looks(every: float) -> Iterator[Look]:
     """For a program that has nothing else to wait for."""
     with contextlib.closing(open_prober()) as prober:
-        lookout = Lookout(prober, every)
+        lookout = Sampler(prober, every)
         while True:
             poll = select.poll()
             if lookout.fileno() >= 0:
@@ -35,7 +35,7 @@ def steady_looks(every: float) -> Iterator[Look]:
                 yield look
 
 
-def look_come(lookout: Lookout) -> Look | None:
+def look_come(lookout: Sampler) -> Look | None:
     """The look if it has come. A machine without GPUs is one that cannot be read: a driver may be loaded late."""
     try:
         return lookout.step()

@@ -11,9 +11,9 @@ from typing import Final
 
 from stoker.dropin.idle_watch import PROGRAM, IdleWatch
 from stoker.dropin.looks import look_come, open_prober
-from stoker.gpus.lookout import Lookout
 from stoker.gpus.prober import Prober
-from stoker.runs.processes.reaper import Ended, Failed, Gone, Guardian, Program, Started, exit_code, launch
+from stoker.gpus.sampler import Sampler
+from stoker.runs.processes.reaper import Ended, Failed, Gone, Program, Reaper, Started, exit_code, launch
 from stoker.runs.processes.scan import Identity, send, stat
 from stoker.runs.processes.signals import FORWARDED, Impatience, Received, SignalStream
 from stoker.runs.processes.terminal import Terminal
@@ -54,93 +54,93 @@ class WatchedCommand:
             prober.ask()  # the driver's library is loaded while the command is
             signals = goodbye.enter_context(SignalStream(FORWARDED))
             terminal = goodbye.enter_context(contextlib.closing(Terminal()))
-            guardian = launch(
+            reaper = launch(
                 Program(self._command, os.environ, mask=signals.original),
                 helpers=lambda: () if prober.helper is None else (prober.helper,),
             )
-            goodbye.callback(guardian.finish)
-            code = self._until_ended(guardian, signals, prober)
-            if self._killed or not guardian.exited:
+            goodbye.callback(reaper.finish)
+            code = self._until_ended(reaper, signals, prober)
+            if self._killed or not reaper.exited:
                 terminal.restore()
             return code
 
-    def _until_ended(self, guardian: Guardian, signals: SignalStream, prober: Prober) -> int:
-        lookout: Lookout | None = None
+    def _until_ended(self, reaper: Reaper, signals: SignalStream, prober: Prober) -> int:
+        lookout: Sampler | None = None
         while True:
-            if (code := self._hear(guardian)) is not None:
+            if (code := self._hear(reaper)) is not None:
                 return code
-            if lookout is None and guardian.job is not None:
+            if lookout is None and reaper.job is not None:
                 # Not before: a command that is slow to start has not been idle.
-                lookout = Lookout(prober, self._watch.look_every)
+                lookout = Sampler(prober, self._watch.look_every)
             for received in signals.read():
-                if (code := self._pass_on(received, guardian)) is not None:
+                if (code := self._pass_on(received, reaper)) is not None:
                     return code
             look = look_come(lookout) if lookout is not None else None
             idle = self._watch.observe(look) if look is not None else ()
             if idle:
-                return self._kill_idle(guardian, idle)
-            _wait(guardian, signals, lookout)
+                return self._kill_idle(reaper, idle)
+            _wait(reaper, signals, lookout)
 
-    def _hear(self, guardian: Guardian) -> int | None:
-        while (news := guardian.news()) is not None:
+    def _hear(self, reaper: Reaper) -> int | None:
+        while (news := reaper.news()) is not None:
             if isinstance(news, Failed):
                 emit(ERROR, f"{PROGRAM}: cannot run {self._command[0]!r}: {news.why}\n")
                 return news.exit_code
             if isinstance(news, Started):
                 self._watch.announce()
             if isinstance(news, Ended):
-                self._end_the_rest(guardian)
+                self._end_the_rest(reaper)
                 return exit_code(news.status)
             if isinstance(news, Gone):
                 self._log.error("the process that guards the command was killed from outside. Killing process.")
-                return self._kill(guardian)
+                return self._kill(reaper)
         return None
 
-    def _end_the_rest(self, guardian: Guardian) -> None:
-        if left := guardian.members():
+    def _end_the_rest(self, reaper: Reaper) -> None:
+        if left := reaper.members():
             self._log.warning("the command ended and left %d process(es) behind, ending them.", len(left))
-            stop(guardian, signal.SIGTERM, HANDLERS_TIME)
+            stop(reaper, signal.SIGTERM, HANDLERS_TIME)
 
-    def _pass_on(self, received: Received, guardian: Guardian) -> int | None:
+    def _pass_on(self, received: Received, reaper: Reaper) -> int | None:
         if self._impatience.heard(received):
             # It means now, whatever the command makes of the first press.
-            stop(guardian, signal.SIGKILL, 0.0)
+            stop(reaper, signal.SIGKILL, 0.0)
             return 128 + signal.SIGINT
         # What a terminal says to all in front of it, the command has heard already.
-        if not received.from_kernel and not guardian.owns(received.sender):
-            guardian.signal(received.signal)
+        if not received.from_kernel and not reaper.owns(received.sender):
+            reaper.signal(received.signal)
         return None
 
-    def _kill_idle(self, guardian: Guardian, idle: Sequence[str]) -> int:
+    def _kill_idle(self, reaper: Reaper, idle: Sequence[str]) -> int:
         self._log.error("%s Killing process.", self._watch.idle_in_words(idle))
         if self._signum is not None:
-            self._signal_first(self._signum, guardian)
-        return self._kill(guardian)
+            self._signal_first(self._signum, reaper)
+        return self._kill(reaper)
 
-    def _signal_first(self, signum: signal.Signals, guardian: Guardian) -> None:
-        job = () if guardian.job is None else (guardian.job,)
-        for member in _deepest_first(guardian.members()) if self._children else job:
+    def _signal_first(self, signum: signal.Signals, reaper: Reaper) -> None:
+        job = () if reaper.job is None else (reaper.job,)
+        for member in _deepest_first(reaper.members()) if self._children else job:
             self._log.info("Sending signal %s to process %d", signum.name, member.pid)
             send(member, signum)
         poll = select.poll()
-        poll.register(guardian.fileno(), select.POLLIN)
+        poll.register(reaper.fileno(), select.POLLIN)
         ends = time.monotonic() + HANDLERS_TIME
-        while not guardian.empty and (left := ends - time.monotonic()) > 0:
+        while not reaper.empty and (left := ends - time.monotonic()) > 0:
             poll.poll(left * 1000)
-            guardian.attend()
+            reaper.attend()
 
-    def _kill(self, guardian: Guardian) -> int:
+    def _kill(self, reaper: Reaper) -> int:
         self._killed = True
-        if guardian.members():
+        if reaper.members():
             self._log.error("process still alive, maybe hung, killing.")
-        for survivor in stop(guardian, signal.SIGKILL, 0.0).survivors:
+        for survivor in stop(reaper, signal.SIGKILL, 0.0).survivors:
             self._log.error("could not be killed: %s", survivor)
         return KILLED
 
 
-def _wait(guardian: Guardian, signals: SignalStream, lookout: Lookout | None) -> None:
+def _wait(reaper: Reaper, signals: SignalStream, lookout: Sampler | None) -> None:
     poll = select.poll()
-    poll.register(guardian.fileno(), select.POLLIN)
+    poll.register(reaper.fileno(), select.POLLIN)
     poll.register(signals.fileno(), select.POLLIN)
     if lookout is None:
         poll.poll()

@@ -16,7 +16,7 @@ from stoker.feeds.lines import feed_prefix, finished_part, lines_in, origin_of
 from stoker.feeds.patience import Patience
 from stoker.feeds.voice import Voice
 from stoker.inotify import Inotify
-from stoker.queue import Bell, QueueAwayError, Store
+from stoker.queue import ChangeListener, QueueAwayError, Store
 
 # An editor writes a file in a moment, a person types `echo -n` and then `echo`: a last line that has not changed for so
 # long is whole, only without its newline.
@@ -54,7 +54,7 @@ class FileFeed:
         self._open_store = open_store
         self._voice = voice
         self._store: Store | None = None
-        self._bell: Bell | None = None
+        self._bell: ChangeListener | None = None
         self._taken: set[str] = set()
         """Origins that are known to be in the queue."""
         self._data = b""

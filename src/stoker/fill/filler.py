@@ -20,20 +20,20 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.fill.claims import Claims, gpus_to_fill, machine_of
-from stoker.fill.company import Company
 from stoker.fill.config import FillConfig
 from stoker.fill.ledger import FillStatus, Ledger, SeatStatus, wall
 from stoker.fill.leftovers import Leftovers
+from stoker.fill.other_users import OtherUsers
 from stoker.fill.pace import Pace
 from stoker.fill.place import Place
-from stoker.fill.seat import Seat, Sight
-from stoker.gpus.lookout import Lookout
+from stoker.fill.slot import Sight, Slot
 from stoker.gpus.model import Gpu, Look
 from stoker.gpus.prober import Prober
+from stoker.gpus.sampler import Sampler
 from stoker.gpus.source import AbsentError
 from stoker.gpus.visible import select_gpus
 from stoker.paths import is_there
-from stoker.presence.alarm import Alarm
+from stoker.presence.device_events import DeviceEvents
 from stoker.presence.holders import Holders
 from stoker.presence.ignoring import SHIPPED, Ignored
 from stoker.presence.nodes import device_nodes
@@ -82,13 +82,13 @@ class Filler:
         self._host = socket.gethostname()
         self._ledger = Ledger(home, self._host)
         self._before = self._ledger.read()
-        self._lookout = Lookout(prober, config.interval)
+        self._lookout = Sampler(prober, config.interval)
         self._terminals = Terminals(root) if config.terminals.enabled else None
         self._places: list[Place] = []
         self._leftovers: Leftovers | None = None
-        self._company = Company(self._is_own, {})
+        self._company = OtherUsers(self._is_own, {})
         self._holders: Holders | None = None
-        self._alarm: Alarm | None = None
+        self._alarm: DeviceEvents | None = None
         self._has_nodes = False
         self._scan_at = math.inf
         self._rung: frozenset[str] = frozenset()
@@ -231,10 +231,10 @@ class Filler:
         def holders_suffice(uuid: str) -> bool:
             return self._config.holders_suffice and any(is_there(node) for node in nodes.get(uuid, ()))
 
-        self._company = Company(self._is_own, ignored, holders_suffice=holders_suffice)
+        self._company = OtherUsers(self._is_own, ignored, holders_suffice=holders_suffice)
         self._company.looked(look)
         self._holders = Holders(nodes, self._root)
-        self._alarm = Alarm(nodes)
+        self._alarm = DeviceEvents(nodes)
         self._has_nodes = any(nodes.values())
         if not self._has_nodes:
             self._note(
@@ -252,7 +252,7 @@ class Filler:
 
     def _place(self, name: str, gpus: Sequence[Gpu], before: FillStatus | None) -> Place:
         program = next(program for program in self._config.programs if program.name == name)
-        seat = Seat(program, tuple(gpu.uuid for gpu in gpus), time.monotonic())
+        seat = Slot(program, tuple(gpu.uuid for gpu in gpus), time.monotonic())
         mark = f"{self._ledger.path}:{name}:{','.join(seat.gpus)}"
         place = Place(seat, gpus, mark, self._tell)
         earlier = _of(before, name, seat.gpus)
@@ -262,7 +262,7 @@ class Filler:
 
     def _left_by(self, before: FillStatus | None) -> Leftovers:
         known = before.seats if before is not None and before.boot == boot_id() else ()
-        guardians = [Identity(*seat.guardian) for seat in known if seat.guardian is not None]
+        guardians = [Identity(*seat.reaper) for seat in known if seat.reaper is not None]
         grace = max(program.grace for program in self._config.programs)
         return Leftovers(f"{self._ledger.path}:", guardians, grace, time.monotonic())
 
@@ -441,7 +441,7 @@ def _unseen(before: FillStatus | None) -> tuple[SeatStatus, ...]:
 
 def _status(place: Place, now: float) -> SeatStatus:
     seat, tenant = place.seat, place.tenant
-    guardian = identify(tenant.guardian) if tenant is not None else None
+    reaper = identify(tenant.reaper) if tenant is not None else None
     return SeatStatus(
         program=seat.program.name,
         gpus=seat.gpus,
@@ -450,7 +450,7 @@ def _status(place: Place, now: float) -> SeatStatus:
         why=seat.why,
         since=wall(seat.since),
         pid=tenant.job.pid if tenant is not None and tenant.job is not None else None,
-        guardian=None if guardian is None else (guardian.pid, guardian.started),
+        reaper=None if reaper is None else (reaper.pid, reaper.started),
         gpu_hours=round(seat.given(now) / 3600.0, 4),
         preemptions=seat.preemptions,
     )

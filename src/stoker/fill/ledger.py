@@ -25,7 +25,7 @@ class SeatStatus(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     """Seconds since the epoch."""
     pid: int | None = None
-    guardian: tuple[int, int] | None = None
+    reaper: tuple[int, int] | None = None
     """Pid and start time of the process that looks after it."""
     gpu_hours: float = 0.0
     """Given to this program so far, over all starts of the filler."""

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 from typing import Final
 
-from stoker.fill.tenant import MARK
+from stoker.fill.background_process import MARK
 from stoker.runs.processes.reaper_process import GUARDIAN_NAME
 from stoker.runs.processes.scan import Identity, is_alive, is_gone, send
 from stoker.runs.processes.tags import environments, is_kept
@@ -44,7 +44,7 @@ class Leftovers:
             left = self._marked()
         except OSError:
             return  # out of descriptors: nobody seen does not mean that nobody is there
-        self._guardians = [guardian for guardian in self._guardians if not is_gone(guardian)]
+        self._guardians = [reaper for reaper in self._guardians if not is_gone(reaper)]
         self.found = self.found or bool(left or self._guardians)
         self.gone = not left and not self._guardians and now >= self._begun + _SETTLING
         for who in left:

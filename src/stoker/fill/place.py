@@ -5,20 +5,20 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from stoker.errors import StokerError
+from stoker.fill.background_process import BackgroundProcess
 from stoker.fill.checkpoint import Toggle, tool
-from stoker.fill.seat import Seat, Sight, Start, Stop
-from stoker.fill.tenant import Tenant
+from stoker.fill.slot import Sight, Slot, Start, Stop
 from stoker.gpus.model import Gpu
 
 
 class Place:
     """One seat with its program, in an event loop."""
 
-    def __init__(self, seat: Seat, gpus: Sequence[Gpu], mark: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, seat: Slot, gpus: Sequence[Gpu], mark: str, tell: Callable[[str], None]) -> None:
         self.seat = seat
         self.gpus = tuple(gpus)
         self.mark = mark
-        self.tenant: Tenant | None = None
+        self.tenant: BackgroundProcess | None = None
         self.set_aside = False
         """Whether the program lives on without GPU memory, and can be taken back."""
         self._toggle: Toggle | None = None
@@ -40,7 +40,7 @@ class Place:
 
     def helpers(self) -> list[int]:
         """Children of this process that are no background program's own."""
-        found = [] if self.tenant is None else [self.tenant.guardian]
+        found = [] if self.tenant is None else [self.tenant.reaper]
         pid = self._toggle.pid if self._toggle is not None else None
         return found if pid is None else [*found, pid]
 
@@ -103,7 +103,7 @@ class Place:
             self.seat.why = "taken back from where it was set aside"
             return
         try:
-            tenant = Tenant(self.seat.program, self.gpus, present, self.mark, helpers)
+            tenant = BackgroundProcess(self.seat.program, self.gpus, present, self.mark, helpers)
         except (StokerError, OSError) as error:
             self.seat.could_not_start(now, str(error))
             self._tell(f"{self.name}: {self.seat.setback(now)}")
@@ -121,7 +121,7 @@ class Place:
         else:
             self.tenant.stop()
 
-    def _begin_toggle(self, tenant: Tenant) -> None:
+    def _begin_toggle(self, tenant: BackgroundProcess) -> None:
         path = tool()
         if path is None or tenant.job is None:
             self._give_up(tenant, "there is no cuda-checkpoint here")
@@ -151,14 +151,14 @@ class Place:
         elif self.tenant is not None:
             self._give_up(self.tenant, toggle.why)
 
-    def _give_up(self, tenant: Tenant, why: str) -> None:
+    def _give_up(self, tenant: BackgroundProcess, why: str) -> None:
         """It can be neither set aside nor taken back."""
         self._tell(f"{self.name}: {why}; it is stopped")
         if self.seat.doing == "away":
             self.seat.stopping(time.monotonic(), why)
         tenant.stop()
 
-    def _gone(self, tenant: Tenant) -> None:
+    def _gone(self, tenant: BackgroundProcess) -> None:
         now = time.monotonic()
         self._abandon_toggle()
         self.tenant = None

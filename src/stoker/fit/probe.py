@@ -16,11 +16,11 @@ from stoker.errors import BadInputError
 from stoker.fit.rates import Rates
 from stoker.fit.terms import ProbeFailedError
 from stoker.fit.watching import MemoryWatch, Plateau
-from stoker.gpus.lookout import Lookout
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
+from stoker.gpus.sampler import Sampler
 from stoker.runs.output import OutputLog
-from stoker.runs.processes.reaper import Ended, Failed, Gone, Guardian, Program, exit_code, launch
+from stoker.runs.processes.reaper import Ended, Failed, Gone, Program, Reaper, exit_code, launch
 from stoker.runs.processes.termination import stop
 from stoker.runs.supervisor import helpers_of
 
@@ -111,40 +111,40 @@ class Probe:
             goodbye.callback(self._log.close)
             goodbye.callback(os.close, output)
             try:
-                guardian = self._launch(end)
+                reaper = self._launch(end)
             finally:
                 os.close(end)
-            goodbye.callback(guardian.finish)
+            goodbye.callback(reaper.finish)
             # When somebody wants it all to end: a probe has nothing to save, and its lease may be over.
-            goodbye.callback(_take_down, guardian, 0.0)
-            watch = MemoryWatch(self._before, self._stage.expected, guardian.owns)
-            ending, code = self._follow(guardian, output, watch)
+            goodbye.callback(_take_down, reaper, 0.0)
+            watch = MemoryWatch(self._before, self._stage.expected, reaper.owns)
+            ending, code = self._follow(reaper, output, watch)
             seconds = time.monotonic() - self._begun
             # One that takes what others need has no time to go.
-            _take_down(guardian, 0.0 if ending == "ceiling" else GRACE)
+            _take_down(reaper, 0.0 if ending == "ceiling" else GRACE)
             self._read(output)
         return Shown(ending, code, seconds, self._tail), watch
 
-    def _launch(self, output: int) -> Guardian:
+    def _launch(self, output: int) -> Reaper:
         environment = {**self._stage.environment, **MARKS}
         program = Program(self._command, environment, self._stage.directory, output, session=True)
         prober = self._stage.prober
         return launch(program, signum=signal.SIGTERM, grace=GRACE, helpers=lambda: helpers_of(prober))
 
-    def _follow(self, guardian: Guardian, output: int, watch: MemoryWatch) -> tuple[Ending, int | None]:
-        lookout = Lookout(self._stage.prober, LOOK_EVERY)
+    def _follow(self, reaper: Reaper, output: int, watch: MemoryWatch) -> tuple[Ending, int | None]:
+        lookout = Sampler(self._stage.prober, LOOK_EVERY)
         while True:
             self._stage.check()
             self._read(output)
-            if (code := self._hear(guardian)) is not None:
+            if (code := self._hear(reaper)) is not None:
                 return "by itself", code
             self._look(lookout, watch)
             if (ending := self._enough(watch)) is not None:
                 return ending, None
-            _wait(lookout, guardian.fileno(), output)
+            _wait(lookout, reaper.fileno(), output)
 
-    def _hear(self, guardian: Guardian) -> int | None:
-        while (news := guardian.news()) is not None:
+    def _hear(self, reaper: Reaper) -> int | None:
+        while (news := reaper.news()) is not None:
             if isinstance(news, Failed) and news.transient:
                 raise OSError(news.errno, news.why)  # the machine's trouble, which no size can help
             if isinstance(news, Failed):
@@ -155,7 +155,7 @@ class Probe:
                 return exit_code(news.status)
         return None
 
-    def _look(self, lookout: Lookout, watch: MemoryWatch) -> None:
+    def _look(self, lookout: Sampler, watch: MemoryWatch) -> None:
         look = lookout.step()
         if look is None:
             return
@@ -198,13 +198,13 @@ class Probe:
         self._unfinished = self._unfinished[-_CHUNK:]
 
 
-def _take_down(guardian: Guardian, grace: float = GRACE) -> None:
-    guardian.attend()
-    if not guardian.empty:
-        stop(guardian, signal.SIGTERM, grace, first=guardian.job if guardian.status is None else None)
+def _take_down(reaper: Reaper, grace: float = GRACE) -> None:
+    reaper.attend()
+    if not reaper.empty:
+        stop(reaper, signal.SIGTERM, grace, first=reaper.job if reaper.status is None else None)
 
 
-def _wait(lookout: Lookout, *descriptors: int) -> None:
+def _wait(lookout: Sampler, *descriptors: int) -> None:
     poll = select.poll()
     for descriptor in (*descriptors, lookout.fileno()):
         if descriptor >= 0:

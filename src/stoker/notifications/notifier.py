@@ -13,9 +13,9 @@ from stoker.actions.messages import Channel
 from stoker.errors import BadInputError, StokerError
 from stoker.notifications.events import YOUNG, Event, News, Sight, is_unexplained
 from stoker.notifications.message import Message, compose
-from stoker.notifications.sender import PAUSES, Courier
-from stoker.notifications.throttle import Pacer, give_back
-from stoker.queue.bell import Bell
+from stoker.notifications.sender import PAUSES, Sender
+from stoker.notifications.throttle import Throttle, give_back
+from stoker.queue.changes import ChangeListener
 from stoker.queue.model import ENDED, Attempt, Job
 from stoker.queue.store import Store
 from stoker.settings import Notifications
@@ -36,7 +36,7 @@ _EXPLAINED_WITHIN: Final = 30.0
 _FIRST_PAGE: Final = 200
 
 
-class Crier:
+class Notifier:
     """One per process; several processes tell each event once together.
 
     `Crier(settings.notify, link, open_store, say).run(stop)` in a thread is all there is to it.
@@ -56,9 +56,9 @@ class Crier:
         self._say = say
         self._link = wanted.link or link
         self._news = News(wanted.events, parse_duration(wanted.unknown_after))
-        self._pacer = Pacer()
+        self._pacer = Throttle()
         self._channels = channels_of(wanted)
-        self._couriers = [Courier(channel, say, pauses) for channel in self._channels]
+        self._couriers = [Sender(channel, say, pauses) for channel in self._channels]
         self._looked: float | None = None
         self._running: dict[str, Attempt] = {}
         self._unexplained: dict[str, tuple[str, float]] = {}
@@ -160,7 +160,7 @@ class Crier:
                             retried[name] = msgspec.structs.replace(found, sentence=attempt.sentence)
         return retried
 
-    def _rest(self, bell: Bell, stop: threading.Event, longest: float) -> None:
+    def _rest(self, bell: ChangeListener, stop: threading.Event, longest: float) -> None:
         """Until the bell rings or it is time to look; the next look is not too soon in any case."""
         begun = time.monotonic()
         rang = False

@@ -27,7 +27,7 @@ class _Parcel(msgspec.Struct):
     failures: int = 0
 
 
-class Courier:
+class Sender:
     """One URL, and what is still to be brought there."""
 
     def __init__(self, channel: Channel, say: Callable[[str], None], pauses: Sequence[float] = PAUSES) -> None:

@@ -34,7 +34,7 @@ class Bundle(msgspec.Struct, frozen=True):
     """`more` when it comes after one that this process sent a while ago."""
 
 
-class Pacer:
+class Throttle:
     """Holds events back until they may be told. What is only once told is claimed just before: whoever dies while it
     holds something back has told nobody, and another process or the next one finds it again."""
 

@@ -3,25 +3,25 @@
 from stoker.errors import StokerError
 from stoker.queue import schema
 from stoker.queue.address import Address, PostgresAddress, SqliteAddress, queue_address
-from stoker.queue.bell import Bell
+from stoker.queue.changes import ChangeListener
 from stoker.queue.driver import Driver, QueueAwayError
 from stoker.queue.entry import new_id
 from stoker.queue.model import (
     HEARD_WITHIN,
-    Asked,
     Attempt,
+    AttemptDetails,
     Doing,
-    Finding,
     Job,
+    JobSpec,
     NewJob,
     Outcome,
     Place,
+    Requests,
     Side,
     Snoozed,
     State,
     Usage,
     View,
-    Wishes,
     Worker,
     WorkerGpu,
 )
@@ -30,18 +30,19 @@ from stoker.queue.store import Cancellation, Store
 __all__ = [
     "HEARD_WITHIN",
     "Address",
-    "Asked",
     "Attempt",
-    "Bell",
+    "AttemptDetails",
     "Cancellation",
+    "ChangeListener",
     "Doing",
-    "Finding",
     "Job",
+    "JobSpec",
     "NewJob",
     "Outcome",
     "Place",
     "PostgresAddress",
     "QueueAwayError",
+    "Requests",
     "Side",
     "Snoozed",
     "SqliteAddress",
@@ -49,7 +50,6 @@ __all__ = [
     "Store",
     "Usage",
     "View",
-    "Wishes",
     "Worker",
     "WorkerGpu",
     "init_queue",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from stoker.errors import StokerError
-from stoker.queue.bell import Bell
+from stoker.queue.changes import ChangeListener
 
 T = TypeVar("T")
 Parameters = Mapping[str, str | int | float | bytes | None]
@@ -52,7 +52,7 @@ class Driver(Protocol):
     def announce(self) -> None:
         """Wakes who waits for a change, when the transaction is committed."""
 
-    def bell(self) -> Bell:
+    def bell(self) -> ChangeListener:
         """Rings when somebody else has announced something."""
 
     def damage(self) -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 from stoker.errors import BadInputError
 from stoker.queue.commands import check_command
 from stoker.queue.driver import Parameters
-from stoker.queue.model import Asked, Job, check
+from stoker.queue.model import Job, JobSpec, check
 from stoker.queue.provenance import check_environment
 from stoker.queue.rows import columns
 from stoker.queue.rules import check_kept
@@ -17,13 +17,13 @@ from stoker.queue.rules import check_kept
 UNCHANGING: Final = frozenset({"submitter"})
 
 
-def edited(job: Job, changes: Mapping[str, object]) -> Asked:
+def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
     """The whole of it. What cannot be meant is refused."""
-    if unknown := set(changes) - (set(Asked.__struct_fields__) - UNCHANGING):
+    if unknown := set(changes) - (set(JobSpec.__struct_fields__) - UNCHANGING):
         raise BadInputError(f"a job has no {min(unknown)!r} that could be edited")
-    now = {field: getattr(job, field) for field in Asked.__struct_fields__}
+    now = {field: getattr(job, field) for field in JobSpec.__struct_fields__}
     try:
-        asked = msgspec.convert({**now, **changes}, Asked)
+        asked = msgspec.convert({**now, **changes}, JobSpec)
     except msgspec.ValidationError as error:
         raise BadInputError(f"job {job.id} cannot be edited so: {error}") from None
     check(asked)
@@ -40,7 +40,7 @@ def check_changes(job: Job, changes: Mapping[str, object]) -> None:
         check_kept(asked.policy)
 
 
-def edited_row(job: Job, asked: Asked) -> Parameters:
+def edited_row(job: Job, asked: JobSpec) -> Parameters:
     """Retries are counted anew when their number was changed."""
     left = asked.retries if asked.retries != job.retries else job.retries_left
     return {"id": job.id, **columns(asked), "retries_left": left}

@@ -255,13 +255,13 @@ def _on_workers(job: Job, there: Sequence[Worker], ahead: int) -> Why:
     if too_large := _too_large(job, there):
         return too_large
     said = [(worker.host, _word_of(worker, job.id)) for worker in there]
-    keeper = next((worker for worker in there if job.kept is not None and worker.id == job.kept.worker), None)
-    if keeper is not None or any(job.id in worker.view.waiting for worker in there):
+    reaper_process = next((worker for worker in there if job.kept is not None and worker.id == job.kept.worker), None)
+    if reaper_process is not None or any(job.id in worker.view.waiting for worker in there):
         reasons = [f"on {host}: {word}" for host, word in said if word]
-        if keeper is None:
+        if reaper_process is None:
             return Why("waits", "", "; ".join(reasons))
         has = len(job.kept.gpus) if job.kept is not None else 0
-        return Why("waits", f"has {has} of {_count(job.gpus)}", "; ".join([_kept(job, keeper), *reasons]))
+        return Why("waits", f"has {has} of {_count(job.gpus)}", "; ".join([_kept(job, reaper_process), *reasons]))
     if ahead:
         many = f"at least {ahead}" if ahead >= MOST_AHEAD else str(ahead)
         jobs = "1 other job comes" if ahead == 1 else f"{many} other jobs come"
@@ -270,11 +270,11 @@ def _on_workers(job: Job, there: Sequence[Worker], ahead: int) -> Why:
     return Why("next", "", f"waits for a worker to look at it: it is next{problems}")
 
 
-def _kept(job: Job, keeper: Worker) -> str:
+def _kept(job: Job, reaper_process: Worker) -> str:
     """`GPUs are kept for it on gpu-box (2 GPUs, has 1: GPU 0)`."""
-    names = gpu_names(job.kept.gpus, keeper) if job.kept is not None else []
+    names = gpu_names(job.kept.gpus, reaper_process) if job.kept is not None else []
     which = f": {'GPU' if len(names) == 1 else 'GPUs'} {_listed(names)}" if names else ""
-    return f"GPUs are kept for it on {keeper.host} ({_count(job.gpus)}, has {len(names)}{which})"
+    return f"GPUs are kept for it on {reaper_process.host} ({_count(job.gpus)}, has {len(names)}{which})"
 
 
 def _word_of(worker: Worker, job: str) -> str:

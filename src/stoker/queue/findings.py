@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from stoker.queue.driver import Driver
-from stoker.queue.model import Finding
+from stoker.queue.model import AttemptDetails
 from stoker.queue.rows import clean_text, json_text
 
 # Many times a report with the stacks of a large program; it begins with what matters.
@@ -21,7 +21,7 @@ class Findings:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def write(self, attempt: str, finding: Finding) -> bool:
+    def write(self, attempt: str, finding: AttemptDetails) -> bool:
         parameters = {
             "attempt": attempt,
             "cause": clean_text(finding.cause),
@@ -30,9 +30,9 @@ class Findings:
         }
         return bool(self._driver.fetch("write finding", parameters))
 
-    def read(self, attempt: str) -> Finding | None:
+    def read(self, attempt: str) -> AttemptDetails | None:
         for cause, report, fit in self._driver.fetch("finding", {"attempt": attempt}):
-            return Finding(cause=cause, report=report, fit=msgspec.json.decode(fit))
+            return AttemptDetails(cause=cause, report=report, fit=msgspec.json.decode(fit))
         return None
 
     def causes(self, attempts: Iterable[str]) -> dict[str, str]:

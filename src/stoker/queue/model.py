@@ -39,7 +39,7 @@ class NoSuchJobError(BadInputError):
     """No job has this id or name, nor an id that begins so."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a person asked for: the part of a job that they may edit."""
 
     command: str | tuple[str, ...]
@@ -81,7 +81,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Who put it into the queue, for people."""
 
 
-class NewJob(Asked, frozen=True, kw_only=True):
+class NewJob(JobSpec, frozen=True, kw_only=True):
     """A job to be submitted."""
 
     id: str | None = None
@@ -101,7 +101,7 @@ class KeptGpus(msgspec.Struct, frozen=True, kw_only=True):
     """When it can start at the latest, by the time limits of what runs there; None when nothing bounds that."""
 
 
-class Job(Asked, frozen=True, kw_only=True):
+class Job(JobSpec, frozen=True, kw_only=True):
     """A command in the queue, with what it needs and what became of it. Times are seconds since the epoch."""
 
     id: str
@@ -202,7 +202,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         return not self.view.left and now - self.seen <= HEARD_WITHIN
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptDetails(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an attempt beyond its outcome, where every machine can read it."""
 
     cause: str = ""
@@ -223,7 +223,7 @@ class Snoozed(msgspec.Struct, frozen=True, kw_only=True):
     """The same by the database's clock, 0 when it was ended: by this and who asked, a wish is told from another."""
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
     """What people want of a worker's attempts, by their ids."""
 
     cancelled: frozenset[str] = frozenset()
@@ -278,7 +278,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """The most that was in use, in bytes."""
 
 
-def check(asked: Asked) -> None:
+def check(asked: JobSpec) -> None:
     """Refuses what cannot be meant."""
     if not asked.command or (isinstance(asked.command, tuple) and not asked.command[0]):
         raise BadInputError("a job needs a command: none was given")
@@ -291,7 +291,7 @@ def check(asked: Asked) -> None:
             raise BadInputError(f"a job cannot come after {needed!r}: that is not the id of a job")
 
 
-def _check_numbers(asked: Asked) -> None:
+def _check_numbers(asked: JobSpec) -> None:
     for what, number in [("gpus", asked.gpus), ("retries", asked.retries)]:
         if not 0 <= number < 2**31:
             raise BadInputError(f"a job cannot have {what} of {number}: zero or a sensible number is meant")

@@ -9,7 +9,7 @@ from stoker.errors import StokerError
 from stoker.masking import without_passwords
 from stoker.queue import schema
 from stoker.queue.address import PostgresAddress
-from stoker.queue.bell import Bell
+from stoker.queue.changes import ChangeListener
 from stoker.queue.driver import CollisionError, Parameters, QueueAwayError, Row
 from stoker.queue.statements import sections, translated
 
@@ -115,10 +115,10 @@ class PostgresDriver:
     def announce(self) -> None:
         self.fetch("announce", {})
 
-    def bell(self) -> Bell:
-        from stoker.queue.postgres_bell import PostgresBell
+    def bell(self) -> ChangeListener:
+        from stoker.queue.postgres_changes import PostgresChanges
 
-        return PostgresBell(self._listening, self._own_process)
+        return PostgresChanges(self._listening, self._own_process)
 
     def _listening(self) -> "psycopg.Connection[Row]":
         connection = self._connect(LISTENING)

@@ -6,7 +6,7 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.queue.driver import Row
-from stoker.queue.model import Asked, Attempt, Job, KeptGpus, State
+from stoker.queue.model import Attempt, Job, JobSpec, KeptGpus, State
 
 # Enough for the last screens of a training's output; the whole of it is in the worker's file.
 LOG_TAIL: Final = 64 * 1024
@@ -17,9 +17,9 @@ JOB_COLUMNS: Final = (
 )
 
 
-def columns(asked: Asked) -> dict[str, str | int | float | None]:
+def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
     """What of a job has a column of its own, and all of it in `spec`."""
-    wanted = {name: getattr(asked, name) for name in Asked.__struct_fields__}
+    wanted = {name: getattr(asked, name) for name in JobSpec.__struct_fields__}
     return {
         "name": asked.name,
         "priority": asked.priority,
@@ -29,7 +29,7 @@ def columns(asked: Asked) -> dict[str, str | int | float | None]:
     }
 
 
-def dependencies(job: str, asked: Asked) -> list[dict[str, str]]:
+def dependencies(job: str, asked: JobSpec) -> list[dict[str, str]]:
     kinds = [("success", asked.after), ("any", asked.after_any)]
     return [{"job": job, "needs": needs, "kind": kind} for kind, ids in kinds for needs in dict.fromkeys(ids)]
 

@@ -12,7 +12,7 @@ from stoker.errors import StokerError
 from stoker.places import open_privately, private_directory
 from stoker.procfs import boot_id
 from stoker.queue import schema
-from stoker.queue.bell import Bell
+from stoker.queue.changes import ChangeListener
 from stoker.queue.driver import CollisionError, Parameters, QueueAwayError, Row
 from stoker.queue.statements import script, sections, translated
 
@@ -123,10 +123,10 @@ class SqliteDriver:
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
-    def bell(self) -> Bell:
-        from stoker.queue.sqlite_bell import SqliteBell
+    def bell(self) -> ChangeListener:
+        from stoker.queue.sqlite_changes import SqliteChanges
 
-        return SqliteBell(self._path, self._data_version)
+        return SqliteChanges(self._path, self._data_version)
 
     def _data_version(self) -> int:
         if self._connection is None:

@@ -12,7 +12,7 @@ import msgspec
 
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import feeding, listing, loans, wishes
-from stoker.queue.bell import Bell
+from stoker.queue.changes import ChangeListener
 from stoker.queue.driver import CollisionError, Driver, Parameters, Row
 from stoker.queue.editing import edited, edited_row
 from stoker.queue.ending import consequence
@@ -24,24 +24,24 @@ from stoker.queue.model import (
     ENDED,
     HEARD_WITHIN,
     ID,
-    Asked,
     Attempt,
+    AttemptDetails,
     Doing,
     Failure,
-    Finding,
     Job,
+    JobSpec,
     Lent,
     NewJob,
     NoSuchJobError,
     Order,
     Outcome,
     Place,
+    Requests,
     Side,
     State,
     Usage,
     View,
     Wanted,
-    Wishes,
     Worker,
     check,
     sweep_name,
@@ -275,7 +275,7 @@ class Store:
         }
         return {name for (name,) in self._driver.fetch("adopt", parameters)}
 
-    def wishes(self, worker: str) -> Wishes:
+    def wishes(self, worker: str) -> Requests:
         """Which of this worker's attempts somebody wants stopped, or left alone for a while."""
         return wishes.wishes(self._driver, worker)
 
@@ -365,11 +365,11 @@ class Store:
         """Forgets some of those that nobody has wanted for a while. False when there are more."""
         return self._driver.transaction(lambda: loans.end(self._driver))
 
-    def write_finding(self, attempt: str, finding: Finding) -> bool:
+    def write_finding(self, attempt: str, finding: AttemptDetails) -> bool:
         """Keeps what is known of an attempt; what is empty leaves what was written before. False: no such attempt."""
         return self._findings.write(attempt, finding)
 
-    def finding(self, attempt: str) -> Finding | None:
+    def finding(self, attempt: str) -> AttemptDetails | None:
         return self._findings.read(attempt)
 
     def causes(self, attempts: Iterable[str]) -> dict[str, str]:
@@ -419,12 +419,12 @@ class Store:
         return self._changed(lambda: self._driver.fetch("reinstate", {"ids": json_text(list(ids))}))
 
     def set_priority(self, ids: Iterable[str], priority: int) -> list[str]:
-        check(Asked(command="-", priority=priority))
+        check(JobSpec(command="-", priority=priority))
         parameters: Parameters = {"ids": json_text(list(ids)), "priority": priority}
         return self._changed(lambda: self._driver.fetch("set priority", parameters))
 
     def edit(self, job: str, changes: Mapping[str, object]) -> Job:
-        """Changes what was asked for, by the names of the fields of `Asked`, unless it runs."""
+        """Changes what was asked for, by the names of the fields of `JobSpec`, unless it runs."""
 
         def work() -> Job:
             done = self._edited({job: changes})
@@ -458,7 +458,7 @@ class Store:
         self._driver.many("edit", edited_rows)
         return [job.id for job in found]
 
-    def _depend(self, name: str, asked: Asked) -> None:
+    def _depend(self, name: str, asked: JobSpec) -> None:
         # Two that are edited at the same time must see each other, or they could close a circle together.
         self._driver.fetch("lock queue", {})
         needed = {*asked.after, *asked.after_any}
@@ -654,7 +654,7 @@ class Store:
         """All attempts that have no outcome yet."""
         return [attempt_of(row) for row in self._driver.fetch("running attempts", {})]
 
-    def bell(self) -> Bell:
+    def bell(self) -> ChangeListener:
         """Rings when somebody else has changed the queue."""
         return self._driver.bell()
 

@@ -4,17 +4,17 @@ import math
 
 from stoker.errors import BadInputError
 from stoker.queue.driver import Driver, Row
-from stoker.queue.model import LONGEST_LABEL, Snoozed, Wishes
+from stoker.queue.model import LONGEST_LABEL, Requests, Snoozed
 from stoker.queue.rows import clean_text
 
 
-def wishes(driver: Driver, worker: str) -> Wishes:
+def wishes(driver: Driver, worker: str) -> Requests:
     """In one question: every worker asks it whenever the bell rings.
 
     A snooze that somebody has ended is told as one of no time; one that is over by itself is told no more.
     """
     rows = driver.fetch("wishes", {"worker": worker})
-    return Wishes(
+    return Requests(
         cancelled=frozenset(name for name, unwanted, *_snooze in rows if unwanted),
         snoozed={
             name: Snoozed(seconds=float(left), by=who, until=float(until))

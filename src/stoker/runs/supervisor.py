@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.gpus.lookout import Lookout
 from stoker.gpus.model import Look, known
 from stoker.gpus.prober import Prober
+from stoker.gpus.sampler import Sampler
 from stoker.gpus.source import AbsentError
 from stoker.gpus.spawn import forked
 from stoker.gpus.state import describe
@@ -36,16 +36,16 @@ from stoker.runs.processes.reaper import (
     Ended,
     Failed,
     Gone,
-    Guardian,
     Overdue,
     Program,
+    Reaper,
     Stopped,
     exit_code,
     prepare,
 )
 from stoker.runs.processes.signals import FORWARDED, Impatience, Received, SignalStream
 from stoker.runs.processes.terminal import Terminal
-from stoker.runs.processes.termination import Outcome, stop
+from stoker.runs.processes.termination import TerminationOutcome, stop
 from stoker.runs.record import Ending, NoRecord, Record, Records, Spec, Status, readable
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration
@@ -76,14 +76,14 @@ def supervise(plan: Plan) -> int:
     _check_gpus(plan, prober)
     record = _record_of(plan)
     with SignalStream(FORWARDED) as signals, contextlib.closing(Terminal()) as terminal:
-        guardian = _prepare_guardian(prober)
-        supervisor = Supervisor(plan, record, prober, os.environ, signals, guardian)
+        reaper = _prepare_guardian(prober)
+        supervisor = Supervisor(plan, record, prober, os.environ, signals, reaper)
         try:
             return supervisor.run()
         finally:
-            if supervisor.status.ending != "by itself" or not guardian.exited:
+            if supervisor.status.ending != "by itself" or not reaper.exited:
                 terminal.restore()
-            guardian.finish()
+            reaper.finish()
             record.forget_if_empty()
 
 
@@ -104,7 +104,7 @@ def _record_of(plan: Plan) -> Record:
     return record
 
 
-def _prepare_guardian(prober: Prober) -> Guardian:
+def _prepare_guardian(prober: Prober) -> Reaper:
     try:
         return prepare(orphaned=note_orphaned, helpers=lambda: helpers_of(prober))
     except OSError as error:
@@ -135,10 +135,10 @@ def spec_of(plan: Plan, record: Record) -> Spec:
     )
 
 
-def is_from_job(received: Received, guardian: Guardian) -> bool:
+def is_from_job(received: Received, reaper: Reaper) -> bool:
     """Whether the job itself sent this signal; one of which that cannot be seen is heeded like any other."""
     try:
-        return guardian.owns(received.sender)
+        return reaper.owns(received.sender)
     except OSError:
         return False
 
@@ -217,7 +217,7 @@ class Supervisor:
         prober: Prober,
         environment: Mapping[str, str],
         signals: SignalStream,
-        guardian: Guardian,
+        reaper: Reaper,
         company: Company | None = None,
     ) -> None:
         self._plan = plan
@@ -235,10 +235,10 @@ class Supervisor:
         self._rule = IdleRule(plan.policy, self._begun, look_takes=prober.deadline)
         watched = plan.gpus != UNWATCHED
         first = min(plan.policy.every, FIRST_LOOK) if watched else math.inf
-        self._lookout = Lookout(prober, plan.policy.every, first=first)
+        self._lookout = Sampler(prober, plan.policy.every, first=first)
         self._scope = _scope_of(plan, environment)
         self._signals = signals
-        self._guardian = guardian
+        self._reaper = reaper
         self._failed: Failed | None = None
         self._judged: frozenset[str] | None = None
         self._impatience = Impatience()
@@ -259,7 +259,7 @@ class Supervisor:
             self._begin(log, log_limit)
             if self._company is not None:
                 self._company.begun()
-            self._note(state="running", job=self._guardian.job and self._guardian.job.pid)
+            self._note(state="running", job=self._reaper.job and self._reaper.job.pid)
             code = None
             while code is None:
                 code = self._guarded_round()
@@ -267,7 +267,7 @@ class Supervisor:
 
     def _begin(self, log: str | None, log_limit: int) -> None:
         plan = self._plan
-        self._status = msgspec.structs.replace(self._status, containment=self._guardian.containment)
+        self._status = msgspec.structs.replace(self._status, containment=self._reaper.containment)
         program = Program(
             plan.command,
             self._environment,
@@ -276,14 +276,14 @@ class Supervisor:
             mask=self._signals.original,
         )
         about = str(self._record.directory)
-        self._guardian.begin(Beginning(program, plan.signal_number, plan.grace, about, log, log_limit))
+        self._reaper.begin(Beginning(program, plan.signal_number, plan.grace, about, log, log_limit))
 
     # The loop
 
     def _wait(self) -> None:
         poll = select.poll()
         poll.register(self._signals.fileno(), select.POLLIN)
-        poll.register(self._guardian.fileno(), select.POLLIN)
+        poll.register(self._reaper.fileno(), select.POLLIN)
         if self._lookout.fileno() >= 0:
             poll.register(self._lookout.fileno(), select.POLLIN)
         due = self._lookout.due()
@@ -324,7 +324,7 @@ class Supervisor:
         return self._check_time() if code is None else code
 
     def _hear_guardian(self) -> int | None:
-        while (news := self._guardian.news()) is not None:
+        while (news := self._reaper.news()) is not None:
             if isinstance(news, Failed):
                 self._failed = news
                 break
@@ -341,7 +341,7 @@ class Supervisor:
         # Not at the news, which come once: what is done about it may fail, and is then done again.
         if self._failed is not None:
             return self._could_not_start(self._failed)
-        return None if self._guardian.status is None else self._ended_by_itself(exit_code(self._guardian.status))
+        return None if self._reaper.status is None else self._ended_by_itself(exit_code(self._reaper.status))
 
     def _heed(self, received: Received) -> int | None:
         """Passes a signal on, unless the job has it already or sent it itself."""
@@ -350,8 +350,8 @@ class Supervisor:
         if self._impatience.heard(received):
             # It means now, whatever the job makes of the first press.
             return self._stop_at_once("Ctrl-C was pressed twice.", code=128 + signal.SIGINT)
-        if not received.from_kernel and not is_from_job(received, self._guardian):
-            self._guardian.signal(received.signal)
+        if not received.from_kernel and not is_from_job(received, self._reaper):
+            self._reaper.signal(received.signal)
         return None
 
     # Watching
@@ -391,7 +391,7 @@ class Supervisor:
     def _activities(self, look: Look) -> list[Activity]:
         if isinstance(self._scope, MachineScope):
             return self._scope.activities(look)
-        return self._scope.activities(look, _Owned(self._guardian))
+        return self._scope.activities(look, _Owned(self._reaper))
 
     def _read_snooze(self) -> None:
         """Asked before every verdict: a job that says "leave me alone" is heard at once."""
@@ -446,8 +446,8 @@ class Supervisor:
         return self._over(ending, f"{sentence}.", failed.exit_code)
 
     def _ended_by_itself(self, code: int) -> int:
-        self._guardian.attend()  # it may have said in the same breath that nothing is left
-        left, settled = self._guardian.census()
+        self._reaper.attend()  # it may have said in the same breath that nothing is left
+        left, settled = self._reaper.scan_processes()
         if left:
             _say(f"the command ended and left {len(left)} process(es) behind: they are stopped")
         if left or not settled:
@@ -482,13 +482,13 @@ class Supervisor:
 
         Returns None when it was called off: a snooze that comes before the first signal is in time.
         """
-        from stoker.runs.postmortem.collect import Inquest
+        from stoker.runs.postmortem.collect import Postmortem
 
         self._note(state="stopping", ending=ending, sentence=sentence)
-        inquest: Inquest | None = None
+        inquest: Postmortem | None = None
         with self._explaining():
-            inquest = Inquest(self._record, self._status, self._journal, self._judged, self._queued())
-            inquest.question([member.pid for member in self._guardian.members()], hurry=self._signals)
+            inquest = Postmortem(self._record, self._status, self._journal, self._judged, self._queued())
+            inquest.question([member.pid for member in self._reaper.members()], hurry=self._signals)
         if ending == "idle" and self._record.snooze() is not None:
             with contextlib.suppress(OSError):
                 self._record.report.unlink(missing_ok=True)
@@ -516,12 +516,12 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 - whatever it is, the stop goes on
             _say(f"the report is incomplete: {_in_words(error)}")
 
-    def _take_down(self, grace: float) -> Outcome:
-        self._guardian.give_up_start()
-        job = self._guardian.job if self._guardian.status is None else None
+    def _take_down(self, grace: float) -> TerminationOutcome:
+        self._reaper.give_up_start()
+        job = self._reaper.job if self._reaper.status is None else None
         if self._company is not None:
             grace = min(grace, self._company.longest_grace())
-        return stop(self._guardian, self._plan.signal_number, grace, first=job, hurry=self._signals)
+        return stop(self._reaper, self._plan.signal_number, grace, first=job, hurry=self._signals)
 
     def _gpus_still_held(self) -> tuple[str, ...]:
         """Waits until the driver has taken the memory back, and names who still holds some if it does not."""
@@ -549,7 +549,7 @@ class Supervisor:
             found += [
                 f"GPU {gpu.index} is still held by {describe(process)}"
                 for process in reading.processes
-                if not known(process.started) or self._guardian.owns(process.pid)
+                if not known(process.started) or self._reaper.owns(process.pid)
             ]
         return tuple(found)
 
@@ -594,11 +594,11 @@ class Supervisor:
 class _Owned:
     """The pids of a job, for a membership test: asked only for those that hold a GPU."""
 
-    def __init__(self, guardian: Guardian) -> None:
-        self._guardian = guardian
+    def __init__(self, reaper: Reaper) -> None:
+        self._reaper = reaper
 
     def __contains__(self, pid: object) -> bool:
-        return isinstance(pid, int) and self._guardian.owns(pid)
+        return isinstance(pid, int) and self._reaper.owns(pid)
 
 
 def _scope_of(plan: Plan, environment: Mapping[str, str]) -> JobScope | MachineScope:

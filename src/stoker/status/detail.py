@@ -8,7 +8,7 @@ import msgspec
 
 from stoker.logs.readers import directory_of, has_output
 from stoker.queue.explanation import Surroundings, Why, explain, gpu_names
-from stoker.queue.model import Attempt, Finding, Job, State
+from stoker.queue.model import Attempt, AttemptDetails, Job, State
 from stoker.queue.surroundings import ahead_of, look_around, needs_of
 from stoker.status.last_output import NOTHING, Listening
 from stoker.status.model import Progress
@@ -16,7 +16,7 @@ from stoker.status.model import Progress
 if TYPE_CHECKING:
     from stoker.queue import Store
 
-_NOTHING_FOUND: Final = Finding()
+_NOTHING_FOUND: Final = AttemptDetails()
 
 
 class AttemptDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class AttemptDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Where it ran; its worker's id when nobody knows the host any more."""
     gpus: tuple[str, ...]
     """What people call its GPUs."""
-    finding: Finding
+    finding: AttemptDetails
     """Why it ended, its report and how its batch size was found; each empty when nobody told."""
     whole_here: bool
     """Whether its whole output is on this machine; elsewhere the queue keeps the end of it."""
@@ -101,13 +101,13 @@ def _attempts(
     return tuple(told)
 
 
-def _with_record(told: Finding, directory: Path) -> Finding:
+def _with_record(told: AttemptDetails, directory: Path) -> AttemptDetails:
     """What the queue has not been told yet is taken from the record, should the attempt have run here."""
     if (told.cause and told.report and told.fit) or not directory.is_dir():
         return told
     # Here, because it brings the worker's whole room along.
-    from stoker.worker.assignment import AttemptRecord
+    from stoker.worker.attempt_spec import AttemptRecord
     from stoker.worker.findings import finding_of
 
     here = finding_of(AttemptRecord(directory)) or _NOTHING_FOUND
-    return Finding(cause=told.cause or here.cause, report=told.report or here.report, fit=told.fit or here.fit)
+    return AttemptDetails(cause=told.cause or here.cause, report=told.report or here.report, fit=told.fit or here.fit)

@@ -129,7 +129,7 @@ class Hours(msgspec.Struct, frozen=True, kw_only=True):
     """What jobs that hung would have held on to; see `overview.hours`."""
 
 
-class Overview(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at one moment, by the database's clock."""
 
     now: float

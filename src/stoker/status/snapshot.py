@@ -21,12 +21,12 @@ from stoker.status.model import (
     MOST_WAITING,
     EndedJob,
     Hours,
-    Overview,
     RunningJob,
+    Snapshot,
     WaitingJob,
 )
 from stoker.status.since import Sightings
-from stoker.status.throttled_cache import Sparing
+from stoker.status.throttled_cache import ThrottledCache
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -36,21 +36,21 @@ _HOURS_EVERY: Final = 20.0
 IDLE: Final = "idle"
 
 
-class Observer:
+class SnapshotBuilder:
     """Looks at one queue again and again; keeps what need not be asked each time."""
 
     def __init__(self, home: Path) -> None:
         """`home` is where this machine's attempts are."""
         self._listening = Listening(home)
-        self._ended_counts = Sparing[dict[State, int]]()
-        self._failures = Sparing[int]()
-        self._failed = Sparing[list[Job]]()
-        self._hung = Sparing[list[Job]]()
-        self._hangs = Sparing[int]()
-        self._hours = Sparing[Hours](_HOURS_EVERY)
+        self._ended_counts = ThrottledCache[dict[State, int]]()
+        self._failures = ThrottledCache[int]()
+        self._failed = ThrottledCache[list[Job]]()
+        self._hung = ThrottledCache[list[Job]]()
+        self._hangs = ThrottledCache[int]()
+        self._hours = ThrottledCache[Hours](_HOURS_EVERY)
         self._sightings = Sightings()
 
-    def observe(self, store: "Store") -> Overview:
+    def observe(self, store: "Store") -> Snapshot:
         around = look_around(store)
         counts = self._counts(store)
         running_jobs = store.jobs(states=["running"], order="newest", limit=MOST_RUNNING)
@@ -74,7 +74,7 @@ class Observer:
                 hangs=self._hangs.get(lambda: store.count_failures("idle", news)) if hung else 0,
             )
         )
-        return Overview(
+        return Snapshot(
             now=around.now,
             place=store.place,
             paused=around.paused,

@@ -15,7 +15,7 @@ CHEAP: Final = 0.01
 DOUBTFUL: Final = 5.0
 
 
-class Sparing(Generic[T]):
+class ThrottledCache(Generic[T]):
     """One answer: as fresh as its price allows, and never asked for again within `at_least` seconds."""
 
     def __init__(self, at_least: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -7,12 +7,12 @@ from fastapi import FastAPI
 
 from stoker.version import __version__
 from stoker.web import api, entry, health, live, live_many, logs, metrics, pages, problems, statics
-from stoker.web.house import House
+from stoker.web.app_state import AppState
 from stoker.web.pages.trouble import trouble_page
-from stoker.web.showcase import Looks, Showcase
+from stoker.web.rendered_sections import Looks, RenderedSections
 
 
-def create_app(house: House) -> FastAPI:
+def create_app(house: AppState) -> FastAPI:
     """Without the guard: `serving.guarded_app` is what may be connected to."""
     app = FastAPI(
         title="Stoker",
@@ -25,7 +25,7 @@ def create_app(house: House) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.house = house
-    app.state.showcase = Showcase()
+    app.state.showcase = RenderedSections()
     app.state.looks = Looks()
     problems.install(app, trouble_page)
     for part in (api, metrics, health, pages, live, live_many, logs, entry):
@@ -36,7 +36,7 @@ def create_app(house: House) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    house: House = app.state.house
+    house: AppState = app.state.house
     house.board.start()
     try:
         yield

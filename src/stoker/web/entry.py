@@ -11,12 +11,12 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from stoker.web.gate.cookie import cookie_for, cookies_named, no_cookie
-from stoker.web.gate.entrance import local_path
-from stoker.web.gate.origin import client_address, header, neighbourhood
-from stoker.web.gate.patience import Patience, TooManyError
-from stoker.web.gate.refusal import refusal_in_json, refusal_page
-from stoker.web.house import house_of
+from stoker.web.app_state import house_of
+from stoker.web.auth.authentication import local_path
+from stoker.web.auth.cookie import cookie_for, cookies_named, no_cookie
+from stoker.web.auth.origin import client_address, header, neighbourhood
+from stoker.web.auth.patience import Patience, TooManyError
+from stoker.web.auth.refusal import refusal_in_json, refusal_page
 from stoker.web.problems import wants_page
 
 router = APIRouter(include_in_schema=False)

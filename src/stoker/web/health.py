@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from stoker.web.house import house_of
+from stoker.web.app_state import house_of
 
 router = APIRouter()
 

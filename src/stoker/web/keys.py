@@ -20,7 +20,7 @@ import msgspec
 
 from stoker.errors import BadInputError, StokerError
 from stoker.web.key_file import Contents, KeyFile, Session, Stamp, Token
-from stoker.web.visitor import Role, Visitor
+from stoker.web.user import Role, User
 
 __all__ = ["Keys", "Session", "Token", "key_id"]
 
@@ -137,7 +137,7 @@ class Keys:
         """Whether a token is right at this moment."""
         return self._by_secret(secret) is not None
 
-    def enter(self, secret: str, agent: str = "") -> tuple[Visitor, str] | None:
+    def enter(self, secret: str, agent: str = "") -> tuple[User, str] | None:
         """Lets a device in: who it is, and the secret for its cookie. None when the token is not right."""
         token = self._by_secret(secret)
         if token is None:
@@ -152,7 +152,7 @@ class Keys:
         self._settle()
         return _visitor(token, session), cookie
 
-    def by_token(self, secret: str) -> Visitor | None:
+    def by_token(self, secret: str) -> User | None:
         """A program that shows its token."""
         token = self._by_secret(secret)
         if token is None:
@@ -160,7 +160,7 @@ class Keys:
         self._note(token.id)
         return _visitor(token, None)
 
-    def by_session(self, cookie: str) -> Visitor | None:
+    def by_session(self, cookie: str) -> User | None:
         """A device that shows its cookie."""
         digest = _digest(cookie)
         found = self._known(lambda contents: self._session(contents, digest))
@@ -170,7 +170,7 @@ class Keys:
         self._note(digest)
         return _visitor(token, session)
 
-    def still_valid(self, visitor: Visitor) -> bool:
+    def still_valid(self, visitor: User) -> bool:
         """Whether somebody who was let in may stay: neither logged out nor revoked meanwhile."""
         self._look()
         if visitor.session is not None:
@@ -333,8 +333,8 @@ def _find(contents: Contents, called: str) -> Token:
     raise BadInputError(f"there is no token {called!r}: `stoker tokens` lists those that there are")
 
 
-def _visitor(token: Token, session: Session | None) -> Visitor:
-    return Visitor(token.role, token.name, None if session is None else session.digest, token.id)
+def _visitor(token: Token, session: Session | None) -> User:
+    return User(token.role, token.name, None if session is None else session.digest, token.id)
 
 
 def _digest(cookie: str) -> str:

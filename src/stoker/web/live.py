@@ -14,10 +14,10 @@ from starlette.responses import StreamingResponse
 
 from stoker.errors import BadInputError, StokerError
 from stoker.status import detail
-from stoker.web.house import House, house_of, visitor_of
+from stoker.web.app_state import AppState, house_of, visitor_of
 from stoker.web.pages.job_list import Listing
 from stoker.web.pages.sections import render_job
-from stoker.web.showcase import Events, Looks, Showcase, event
+from stoker.web.rendered_sections import Events, Looks, RenderedSections, event
 
 router = APIRouter(include_in_schema=False)
 
@@ -28,7 +28,7 @@ _BEAT_EVERY: Final = 15.0
 @router.get("/live")
 async def overview_events(request: Request) -> StreamingResponse:
     house, visitor = house_of(request), visitor_of(request)
-    showcase: Showcase = request.app.state.showcase
+    showcase: RenderedSections = request.app.state.showcase
 
     async def events() -> Events:
         latest = house.board.latest
@@ -77,7 +77,7 @@ async def job_events(request: Request, job: str) -> StreamingResponse:
     return _answer(house, _stream(house, events, lambda: house.keys.still_valid(visitor)))
 
 
-def _answer(house: House, stream: AsyncIterator[str]) -> StreamingResponse:
+def _answer(house: AppState, stream: AsyncIterator[str]) -> StreamingResponse:
     async def counted() -> AsyncIterator[str]:
         house.board.viewers += 1
         try:
@@ -92,7 +92,7 @@ def _answer(house: House, stream: AsyncIterator[str]) -> StreamingResponse:
 
 
 async def _stream(
-    house: House, events: Callable[[], Awaitable[Events]], still_valid: Callable[[], bool]
+    house: AppState, events: Callable[[], Awaitable[Events]], still_valid: Callable[[], bool]
 ) -> AsyncIterator[str]:
     yield "retry: 2000\n\n"
     house.board.look_now()

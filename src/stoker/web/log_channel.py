@@ -28,7 +28,7 @@ from stoker.queue import QueueAwayError, Store
 from stoker.queue.model import ENDED, Attempt
 from stoker.queue.rows import clean_text
 from stoker.runs.output import read_tail
-from stoker.web.desk import Desk
+from stoker.web.connection_pool import ConnectionPool
 from stoker.web.log_steps import Steps
 
 # What a page begins with: more than anybody scrolls through on a phone.
@@ -73,7 +73,7 @@ class Ending(msgspec.Struct, frozen=True):
 class Channel:
     """The output of one attempt as it comes. For the thread of the event loop."""
 
-    def __init__(self, attempt: Attempt, home: Path, desk: Desk, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, attempt: Attempt, home: Path, desk: ConnectionPool, threads: ThreadPoolExecutor) -> None:
         self._attempt = attempt
         self._home = home
         self._desk = desk
@@ -374,7 +374,7 @@ class Channel:
 class Channels:
     """Those that are followed now, by attempt."""
 
-    def __init__(self, home: Path, desk: Desk) -> None:
+    def __init__(self, home: Path, desk: ConnectionPool) -> None:
         self._home = home
         self._desk = desk
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="logs")

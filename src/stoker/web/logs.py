@@ -20,7 +20,7 @@ from stoker.logs.readers import OutputReader
 from stoker.logs.remote_file import Mirror, may_be_lent
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.model import ENDED, ID, Attempt, Job
-from stoker.web.house import House, house_of, visitor_of
+from stoker.web.app_state import AppState, house_of, visitor_of
 from stoker.web.log_channel import Channels
 from stoker.web.log_follower import Follower, Mark, event
 
@@ -130,7 +130,7 @@ class Found(NamedTuple):
     """When it is not needed any more."""
 
 
-async def find_output(house: House, channels: Channels, attempt: Attempt) -> Found | None:
+async def find_output(house: AppState, channels: Channels, attempt: Attempt) -> Found | None:
     """Here, or brought here from the machine that has it; None when nobody lends it."""
     directory = await channels.in_thread(lambda: place_of(house.config.home, attempt))
     if directory is not None:
@@ -157,7 +157,7 @@ async def find_output(house: House, channels: Channels, attempt: Attempt) -> Fou
     return None if borrowed is None else Found(borrowed, lambda: channels.later(close))
 
 
-async def _is_lent(house: House, mirror: Mirror, attempt: Attempt) -> bool:
+async def _is_lent(house: AppState, mirror: Mirror, attempt: Attempt) -> bool:
     """Once all of it is here that there is now, or somebody was waited for in vain."""
     ends = time.monotonic() + _LENT_WITHIN
     edition = ""
@@ -216,7 +216,7 @@ def _file(attempt: Attempt, ending: str, kind: str) -> dict[str, str]:
     }
 
 
-async def _attempt(house: House, job: str, number: str) -> Attempt:
+async def _attempt(house: AppState, job: str, number: str) -> Attempt:
     _, attempts = await _attempts(house, job)
     for attempt in attempts:
         if str(attempt.number) == number:
@@ -224,7 +224,7 @@ async def _attempt(house: House, job: str, number: str) -> Attempt:
     raise HTTPException(404, f"job {job} has no such attempt")
 
 
-async def _attempts(house: House, job: str) -> tuple[Job, list[Attempt]]:
+async def _attempts(house: AppState, job: str) -> tuple[Job, list[Attempt]]:
     if not ID.fullmatch(job):
         raise HTTPException(404, "there is no such job: an id has eight hexadecimal digits")
     try:

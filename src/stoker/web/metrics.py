@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.queue.model import Doing, State
-from stoker.status.model import Machine, Overview
+from stoker.status.model import Machine, Snapshot
 from stoker.version import __version__
-from stoker.web.house import house_of
+from stoker.web.app_state import house_of
 
 router = APIRouter()
 
@@ -48,7 +48,7 @@ def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
 class Figures(Collector):
     """The figures of one overview; of None, that the queue cannot be read."""
 
-    def __init__(self, overview: Overview | None) -> None:
+    def __init__(self, overview: Snapshot | None) -> None:
         self._overview = overview
 
     def collect(self) -> Iterator[Metric]:
@@ -65,7 +65,7 @@ class Figures(Collector):
             yield from _of_time(self._overview)
 
 
-def _of_queue(overview: Overview) -> Iterator[Metric]:
+def _of_queue(overview: Snapshot) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("stoker_queue_jobs", "Jobs that the queue knows, by their state.", labels=["state"])
     for state in get_args(State):
         jobs.add_metric([state], overview.counts.get(state, 0))
@@ -73,7 +73,7 @@ def _of_queue(overview: Overview) -> Iterator[Metric]:
     yield _single("stoker_queue_paused", "Whether the queue is paused, so that nothing is started.", overview.paused)
 
 
-def _of_jobs(overview: Overview) -> Iterator[Metric]:
+def _of_jobs(overview: Snapshot) -> Iterator[Metric]:
     labels = ["job", "name", "host"]
     seconds = GaugeMetricFamily("stoker_job_running_seconds", "How long a job has been running.", labels=labels)
     progress = GaugeMetricFamily(
@@ -149,7 +149,7 @@ def _of_fill(filled: Counter[tuple[str, str]]) -> Metric:
     return fill
 
 
-def _of_time(overview: Overview) -> Iterator[Metric]:
+def _of_time(overview: Snapshot) -> Iterator[Metric]:
     """Gauges: the stretch moves on with the clock, so these may fall."""
     hours = overview.hours
     spent = GaugeMetricFamily(

@@ -13,7 +13,7 @@ from stoker.fit.wish import Wish, kept
 from stoker.masking import MASK
 from stoker.queue import rules
 from stoker.queue.commands import Command, check_command
-from stoker.queue.model import Asked
+from stoker.queue.model import JobSpec
 from stoker.queue.provenance import check_environment, working_directory
 from stoker.queue.store import Store
 from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, sweep_of
@@ -127,7 +127,7 @@ def seconds_of(value: str | float | None) -> float | None:
 
 def _backoff(value: str | float | None) -> float:
     seconds = seconds_of(value)
-    return Asked(command="-").backoff if seconds is None else seconds
+    return JobSpec(command="-").backoff if seconds is None else seconds
 
 
 def _time_limit(value: str | float | None) -> float | None:
@@ -163,7 +163,7 @@ def environment(value: str | Mapping[str, str] | None, earlier: Mapping[str, str
 
 def _on_loss(value: str | None) -> str:
     if value in {None, ""}:
-        return Asked(command="-").on_loss
+        return JobSpec(command="-").on_loss
     if value not in {"retry", "hold"}:
         raise BadInputError(f"{str(value)[:40]!r} is not known: retry or hold is meant")
     return str(value)
@@ -221,7 +221,7 @@ def sweeps(value: object) -> list[Sweep]:
     return found
 
 
-_USUAL: Final = Asked(command="-")
+_USUAL: Final = JobSpec(command="-")
 READ: Final[Mapping[str, Callable[[Any], object]]] = {
     "command": _command,
     "name": _line,

@@ -12,13 +12,13 @@ from starlette.types import ASGIApp
 
 from stoker.errors import StokerError
 from stoker.web.app import create_app
-from stoker.web.board import Board
+from stoker.web.app_state import AppState
+from stoker.web.auth.connections import PunctualProtocol
 from stoker.web.config import Config
-from stoker.web.desk import Desk
-from stoker.web.gate.connections import PunctualProtocol
+from stoker.web.connection_pool import ConnectionPool
 from stoker.web.guard import guarded
-from stoker.web.house import House
 from stoker.web.keys import Keys
+from stoker.web.snapshot_cache import SnapshotCache
 
 # A page holds one connection open, and a browser opens a few more while it loads.
 _MOST_CONNECTIONS: Final = 1000
@@ -32,7 +32,7 @@ _ARENAS: Final = -8
 class Server(uvicorn.Server):
     """Lets go of the pages that listen before it waits for its connections to end."""
 
-    def __init__(self, config: uvicorn.Config, house: House, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, house: AppState, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._house = house
         self._ready = ready
@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def guarded_app(house: House, log: Callable[[str], None]) -> ASGIApp:
+def guarded_app(house: AppState, log: Callable[[str], None]) -> ASGIApp:
     """What may be connected to."""
     return guarded(create_app(house), house.config, house.keys, log)
 
@@ -63,7 +63,7 @@ def serve(
     _share_memory()
     keys = Keys(config.home)
     port = int(listener.getsockname()[1])
-    house = House(config=config, desk=Desk(config.queue), board=Board(config), keys=keys)
+    house = AppState(config=config, desk=ConnectionPool(config.queue), board=SnapshotCache(config), keys=keys)
     settings = uvicorn.Config(
         guarded_app(house, log),
         log_config=None,

@@ -12,7 +12,7 @@ from stoker.errors import BadInputError
 from stoker.fit.wish import Wish, check_fittable, kept
 from stoker.queue import rules
 from stoker.queue.commands import wants_batch_size
-from stoker.queue.model import Asked, Job, NewJob, check
+from stoker.queue.model import Job, JobSpec, NewJob, check
 from stoker.queue.provenance import checkout_of
 from stoker.queue.store import Store
 from stoker.queue.sweep import Sweep, variants
@@ -96,17 +96,17 @@ def changes_of(store: Store, wanted: Wanted, job: Job) -> dict[str, object]:
     form.read(store, wanted)
     form.check_together(())
     asked = form.result()
-    return {field: asked[field] for field in Asked.__struct_fields__ if asked[field] != getattr(job, field)}
+    return {field: asked[field] for field in JobSpec.__struct_fields__ if asked[field] != getattr(job, field)}
 
 
 class _Form:
-    """The fields of `Asked` that were said or copied, and what cannot be meant of the others."""
+    """The fields of `JobSpec` that were said or copied, and what cannot be meant of the others."""
 
     def __init__(self, earlier: Job | None) -> None:
         self._asked: dict[str, Any] = {}
         self._mistakes: dict[str, str] = {}
         if earlier is not None:
-            self._asked = {field: getattr(earlier, field) for field in Asked.__struct_fields__}
+            self._asked = {field: getattr(earlier, field) for field in JobSpec.__struct_fields__}
 
     def read(self, store: Store, wanted: Wanted) -> None:
         readers = dict(reading.READ)
@@ -133,7 +133,7 @@ class _Form:
 
     def check_together(self, sweeps: Sequence[Sweep]) -> None:
         """Finds what is wrong with fields that are right one by one."""
-        asked, usual = self._asked, Asked(command="-")
+        asked, usual = self._asked, JobSpec(command="-")
         command, batch_size, fit = asked.get("command", ()), asked.get("batch_size"), asked.get("fit")
         if asked.get("share") and asked.get("memory") is None:
             self._mistakes.setdefault("memory", "a job that shares a GPU must say how much of its memory it takes")
@@ -162,7 +162,7 @@ class _Form:
         def checked() -> object:
             value = read()
             fields: dict[str, Any] = {"command": "-", field: value}
-            check(Asked(**fields))
+            check(JobSpec(**fields))
             return value
 
         self._asked.pop(field, None)

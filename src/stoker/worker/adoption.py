@@ -11,10 +11,10 @@ from stoker.queue import Attempt, Store, queue_address
 from stoker.runs.processes.reaper_process import GUARDIAN_NAME
 from stoker.runs.processes.scan import Identity, is_gone
 from stoker.runs.processes.tags import environments, is_kept, kill_all, marked
-from stoker.worker.assignment import ATTEMPT_MARK, ATTENDANT_NAME, Assignment, AttemptRecord, is_attended
-from stoker.worker.engagement import Engagement, stop_leftovers
-from stoker.worker.home import Home
+from stoker.worker.attempt_spec import ATTEMPT_MARK, ATTENDANT_NAME, AttemptRecord, AttemptSpec, is_attended
+from stoker.worker.identity import WorkerIdentity
 from stoker.worker.messages import Stop
+from stoker.worker.running_attempt import RunningAttempt, stop_leftovers
 
 _PLACE_MARK: Final = b"STOKER_RUN_DIR="
 
@@ -22,19 +22,19 @@ _PLACE_MARK: Final = b"STOKER_RUN_DIR="
 class Found(NamedTuple):
     """What an earlier worker left here."""
 
-    engagements: list[Engagement]
+    running_attempts: list[RunningAttempt]
     complete: bool
     """False when something could not be looked at, for want of descriptors: it is to be looked again."""
 
 
-def find(home: Home, queue: str | None, known: Collection[str] = ()) -> Found:
+def find(home: WorkerIdentity, queue: str | None, known: Collection[str] = ()) -> Found:
     """The attempts that an earlier worker started, besides those that are known, and of some the end.
 
     Needs no queue: whatever nobody looks after any more is stopped before anything else, for another machine may start
     the job as soon as the lease is over.
     """
     place = str(queue_address(queue))
-    found: list[Engagement] = []
+    found: list[RunningAttempt] = []
     complete = True
     try:
         _kill_orphans(home)
@@ -46,25 +46,25 @@ def find(home: Home, queue: str | None, known: Collection[str] = ()) -> Found:
     for name in names:
         record = AttemptRecord(home.directory / "attempts" / name)
         try:
-            assignment = record.last_assignment()
+            attempt_spec = record.last_assignment()
         except OSError:
             complete = False
             continue
         # Another queue's attempts are left to that queue's worker.
-        if assignment is not None and assignment.attempt not in known and _is_ours(assignment, home, place):
-            found.append(_engagement(record, assignment))
+        if attempt_spec is not None and attempt_spec.attempt not in known and _is_ours(attempt_spec, home, place):
+            found.append(_engagement(record, attempt_spec))
     return Found(found, complete)
 
 
-def adopt(store: Store, home: Home, lease: float, found: Collection[Engagement]) -> None:
+def adopt(store: Store, home: WorkerIdentity, lease: float, found: Collection[RunningAttempt]) -> None:
     """They are this worker's from now on, unless the queue has given them up."""
     held = store.adopt([one.attempt for one in found if one.over is None], home.worker, lease)
-    for engagement in found:
-        if engagement.over is None and engagement.attempt not in held:
-            engagement.stop(Stop("lease", "The queue had given the job up, and another may run it."))
+    for running_attempt in found:
+        if running_attempt.over is None and running_attempt.attempt not in held:
+            running_attempt.stop(Stop("lease", "The queue had given the job up, and another may run it."))
 
 
-def give_back(store: Store, home: Home, known: Collection[str]) -> bool:
+def give_back(store: Store, home: WorkerIdentity, known: Collection[str]) -> bool:
     """The claims of this home that nobody here knows of: nothing of them was ever started.
 
     Their worker was killed before it could write them down, or the database before it could answer. One whose files
@@ -84,7 +84,7 @@ def give_back(store: Store, home: Home, known: Collection[str]) -> bool:
     return complete
 
 
-def _lives(home: Home, attempt: Attempt) -> bool:
+def _lives(home: WorkerIdentity, attempt: Attempt) -> bool:
     """Whether somebody looks after it. What runs without anybody is stopped. Raises OSError."""
     if is_attended(home.place_of(attempt)):
         return True
@@ -94,12 +94,12 @@ def _lives(home: Home, attempt: Attempt) -> bool:
     return not kill_all(lambda: marked(ATTEMPT_MARK, attempt.id))
 
 
-def _kill_orphans(home: Home) -> None:
+def _kill_orphans(home: WorkerIdentity) -> None:
     """Kills what is left of attempts whose files are gone as well as whoever looked after them. Raises OSError."""
     kill_all(lambda: [who for who, place in _placed(home) if not _is_recorded(place) and _is_orphan(who)])
 
 
-def _placed(home: Home) -> list[tuple[Identity, str]]:
+def _placed(home: WorkerIdentity) -> list[tuple[Identity, str]]:
     """Everything that attempts of this home started, each with the directory of its attempt."""
     mark = _PLACE_MARK + os.fsencode(home.directory / "attempts") + b"/"
     return [
@@ -124,25 +124,25 @@ def left_alone(home: Path, names: Collection[str]) -> set[str]:
     found = set()
     for name in names:
         record = AttemptRecord(home / "attempts" / name)
-        assignment = record.last_assignment()
-        if assignment is None or assignment.host != socket.gethostname() or assignment.boot != boot_id():
+        attempt_spec = record.last_assignment()
+        if attempt_spec is None or attempt_spec.host != socket.gethostname() or attempt_spec.boot != boot_id():
             found.add(name)  # delivered, or of another machine that shares the home
             continue
-        attendant, guardian = assignment.keepers.attendant_identity, assignment.keepers.guardian_identity
-        is_alone = is_gone(attendant) and is_gone(guardian)
-        if is_alone and (record.last_status().state == "ended" or stop_leftovers(record, assignment)):
+        attendant, reaper = attempt_spec.keepers.attendant_identity, attempt_spec.keepers.guardian_identity
+        is_alone = is_gone(attendant) and is_gone(reaper)
+        if is_alone and (record.last_status().state == "ended" or stop_leftovers(record, attempt_spec)):
             found.add(name)
     return found
 
 
-def _is_ours(assignment: Assignment, home: Home, place: str) -> bool:
-    return assignment.host == home.host and str(queue_address(assignment.queue)) == place
+def _is_ours(attempt_spec: AttemptSpec, home: WorkerIdentity, place: str) -> bool:
+    return attempt_spec.host == home.host and str(queue_address(attempt_spec.queue)) == place
 
 
-def _engagement(record: AttemptRecord, assignment: Assignment) -> Engagement:
-    engagement = Engagement(record, assignment, None)
-    if assignment.boot != boot_id():
-        engagement.conclude_after_reboot()
+def _engagement(record: AttemptRecord, attempt_spec: AttemptSpec) -> RunningAttempt:
+    running_attempt = RunningAttempt(record, attempt_spec, None)
+    if attempt_spec.boot != boot_id():
+        running_attempt.conclude_after_reboot()
     else:
-        engagement.reach()
-    return engagement
+        running_attempt.reach()
+    return running_attempt

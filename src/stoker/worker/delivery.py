@@ -7,7 +7,7 @@ from typing import Final
 from stoker.queue import Store
 from stoker.queue.driver import CollisionError
 from stoker.runs.output import Links, read_tail
-from stoker.worker.assignment import Assignment, AttemptRecord
+from stoker.worker.attempt_spec import AttemptRecord, AttemptSpec
 from stoker.worker.findings import tell_finding, tell_fit
 from stoker.worker.messages import Over
 
@@ -21,12 +21,12 @@ _LINK_WITHIN: Final = 16 * 2**20
 _BLOCK: Final = 256 * 1024
 
 
-def deliver(store: Store, record: AttemptRecord, assignment: Assignment, over: Over) -> bool:
+def deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, over: Over) -> bool:
     """Writes everything that the queue is to know. False when the attempt had an outcome already."""
     # Whoever waits for the outcome wants to read the output next.
-    Excerpt(record, assignment).deliver_last(store)
-    accepted = store.finish(assignment.attempt, over.outcome, over.exit_code, over.sentence)
-    tell_finding(store, record, assignment.attempt)
+    Excerpt(record, attempt_spec).deliver_last(store)
+    accepted = store.finish(attempt_spec.attempt, over.outcome, over.exit_code, over.sentence)
+    tell_finding(store, record, attempt_spec.attempt)
     record.delivered()
     return accepted
 
@@ -34,12 +34,12 @@ def deliver(store: Store, record: AttemptRecord, assignment: Assignment, over: O
 class Excerpt:
     """What the queue gets of one attempt while it runs: the end of its output, the link in it, and its fit."""
 
-    def __init__(self, record: AttemptRecord, assignment: Assignment) -> None:
+    def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec) -> None:
         self._record = record
         self._output = record.output
-        self._attempt = assignment.attempt
-        self._limit = assignment.log_limit
-        self._awaits_fit = assignment.fitting is not None
+        self._attempt = attempt_spec.attempt
+        self._limit = attempt_spec.log_limit
+        self._awaits_fit = attempt_spec.fitting is not None
         self._links = Links()
         self._read = 0
         self._link: str | None = None

@@ -26,7 +26,7 @@ from stoker.runs.processes.descriptors import close_all_but
 from stoker.runs.processes.scan import descends
 from stoker.worker.capacity import BACKGROUND, Holding, Want
 from stoker.worker.grants import Grants
-from stoker.worker.orders import Orders
+from stoker.worker.options import WorkerOptions
 
 _LONGEST: Final = 65536
 # The filler of a worker that was killed stops its programs first.
@@ -46,7 +46,7 @@ class Fill(NamedTuple):
 class Filling:
     """The worker's side."""
 
-    def __init__(self, fill: Fill, orders: Orders, home: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, fill: Fill, orders: WorkerOptions, home: Path, tell: Callable[[str], None]) -> None:
         """For a process of one thread, without connections that a fork would break."""
         held = lock(home, socket.gethostname(), patience=_PATIENCE)
         claims = Claims(machine_of(orders.source, _root()))
@@ -159,7 +159,7 @@ def _fill(
     held: int,
     claims: Claims,
     config: FillConfig,
-    orders: Orders,
+    orders: WorkerOptions,
     home: Path,
     tell: Callable[[str], None],
 ) -> None:

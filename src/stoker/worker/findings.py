@@ -7,20 +7,20 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
-from stoker.queue.model import Finding
-from stoker.worker.assignment import AttemptRecord
+from stoker.queue.model import AttemptDetails
+from stoker.worker.attempt_spec import AttemptRecord
 
 # A report is a few pages. One of a job with thousands of processes is whole on the machine that ran it.
 LONGEST_REPORT: Final = 256 * 1024
 _CUT: Final = "\n\n… (the rest is on the machine that ran it)\n"
 
 
-def finding_of(record: AttemptRecord) -> Finding | None:
+def finding_of(record: AttemptRecord) -> AttemptDetails | None:
     """What the record of an attempt that has ended tells; None when there is nothing to say."""
     cause, report, fit = record.status().ending or "", _report(record), _fit(record)
     if not report and not fit and cause in ("", "by itself"):
         return None
-    return Finding(cause=cause, report=report, fit=fit)
+    return AttemptDetails(cause=cause, report=report, fit=fit)
 
 
 def tell_finding(store: Store, record: AttemptRecord, attempt: str) -> None:
@@ -32,11 +32,11 @@ def tell_fit(store: Store, record: AttemptRecord, attempt: str) -> bool:
     """While it runs: whether a size was found, and the queue has been told how."""
     fit = _fit(record)
     if fit:
-        _tell(store, attempt, Finding(fit=fit))
+        _tell(store, attempt, AttemptDetails(fit=fit))
     return bool(fit)
 
 
-def _tell(store: Store, attempt: str, finding: Finding | None) -> None:
+def _tell(store: Store, attempt: str, finding: AttemptDetails | None) -> None:
     """Nothing waits for it. A queue that is away is told when it is back, one that refuses it is not asked again."""
     if finding is None:
         return

@@ -16,24 +16,24 @@ from typing import Final
 from stoker.errors import StokerError
 from stoker.gpus.prober import Prober
 from stoker.queue import QueueAwayError, Store, open_queue
-from stoker.queue.bell import Bell
+from stoker.queue.changes import ChangeListener
 from stoker.queue.model import Snoozed, View
 from stoker.runs.processes.cgroup import NoCgroupError, remove_abandoned
 from stoker.runs.processes.signals import SignalStream
 from stoker.units import format_duration
 from stoker.worker.adoption import adopt, find, give_back
-from stoker.worker.assignment import now as lease_clock
-from stoker.worker.crew import Crew
-from stoker.worker.engagement import Engagement
+from stoker.worker.attempt_spec import now as lease_clock
 from stoker.worker.filling import Filling
 from stoker.worker.findings import tell_finding
-from stoker.worker.home import Home
+from stoker.worker.identity import WorkerIdentity
 from stoker.worker.kept import KeptFile
-from stoker.worker.lending import Lending
+from stoker.worker.log_streaming import LogStreaming
+from stoker.worker.machine_view import MachineView
 from stoker.worker.messages import Recorded, Renewed, Stop
-from stoker.worker.orders import Orders
+from stoker.worker.options import WorkerOptions
 from stoker.worker.placing import Placing
-from stoker.worker.premises import Premises
+from stoker.worker.running_attempt import RunningAttempt
+from stoker.worker.shim_pool import ShimPool
 
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Whoever looks from elsewhere sees figures that are at most five seconds old: there is a chance every second, and the
@@ -62,9 +62,9 @@ class WorkerLoop:
 
     def __init__(
         self,
-        orders: Orders,
-        home: Home,
-        crew: Crew,
+        orders: WorkerOptions,
+        home: WorkerIdentity,
+        crew: ShimPool,
         prober: Prober,
         tell: Callable[[str], None],
         filling: Filling | None = None,
@@ -73,13 +73,13 @@ class WorkerLoop:
         self._home = home
         self._crew = crew
         self._tell = tell
-        self._premises = Premises(orders, home.host, crew, prober, filling, tell)
+        self._premises = MachineView(orders, home.host, crew, prober, filling, tell)
         self._placing = Placing(orders, home, crew, self._premises, tell)
-        self._lending = Lending(home)
+        self._lending = LogStreaming(home)
         self._kept_file = KeptFile(home.directory, home.host)
         self._signals = SignalStream(_STOPPING)
         self._store: Store | None = None
-        self._bell: Bell | None = None
+        self._bell: ChangeListener | None = None
         self._away_until = -math.inf
         self._pause = _FIRST_PAUSE
         self._away_told = False
@@ -94,12 +94,12 @@ class WorkerLoop:
         self._trouble_told = -math.inf
         self._found = False
         """Whether the queue knows that what an earlier worker started is this one's now."""
-        self._unadopted: list[Engagement] = []
+        self._unadopted: list[RunningAttempt] = []
         self._claims_known = True
         """Whether all claims of earlier workers were looked at that nobody here knows of."""
         self._search_at = math.inf
         """When it is looked again for what an earlier worker left: not all of it could be seen."""
-        self._unacknowledged: list[tuple[Engagement, bool]] = []
+        self._unacknowledged: list[tuple[RunningAttempt, bool]] = []
 
     def run(self) -> int:
         with contextlib.ExitStack() as goodbye:
@@ -177,15 +177,15 @@ class WorkerLoop:
             self._search()
         if time.monotonic() >= self._rouse_at:
             self._rouse_at = time.monotonic() + _ROUSE_EVERY
-            for engagement in self._crew.running():
-                engagement.rouse()
-        for engagement in self._crew.attend(readable):
-            self._premises.freed(engagement.assignment.gpus)
+            for running_attempt in self._crew.running():
+                running_attempt.rouse()
+        for running_attempt in self._crew.attend(readable):
+            self._premises.freed(running_attempt.attempt_spec.gpus)
             self._placing.stale = True
-            if engagement.over is not None and engagement.over.outcome == "requeued":
-                self._placing.trouble(engagement.job, engagement.over.sentence)
+            if running_attempt.over is not None and running_attempt.over.outcome == "requeued":
+                self._placing.trouble(running_attempt.job, running_attempt.over.sentence)
             else:
-                self._placing.started_well(engagement.since)
+                self._placing.started_well(running_attempt.since)
         if self._premises.watch(wanted=self._placing.wants_gpus()):
             self._placing.stale = True
 
@@ -265,9 +265,9 @@ class WorkerLoop:
         """Looks for what an earlier worker of this home started. Nothing new is started before all of it is known."""
         found = find(self._home, self._orders.queue, self._crew.engaged)
         self._search_at = math.inf if found.complete else time.monotonic() + _SEARCH_AGAIN
-        for engagement in found.engagements:
-            self._crew.engaged[engagement.attempt] = engagement
-        self._unadopted += found.engagements
+        for running_attempt in found.running_attempts:
+            self._crew.engaged[running_attempt.attempt] = running_attempt
+        self._unadopted += found.running_attempts
 
     def _find_jobs(self, store: Store) -> None:
         """Those that an earlier worker of this home started, and those that it did not live to start."""
@@ -286,34 +286,34 @@ class WorkerLoop:
 
     def _deliver(self, store: Store) -> None:
         """Outcomes first: whoever waits for one waits for nothing else."""
-        for engagement in list(self._crew.engaged.values()):
-            if engagement.over is not None and not engagement.recorded:
-                over = engagement.over
-                accepted = store.finish(engagement.attempt, over.outcome, over.exit_code, over.sentence)
+        for running_attempt in list(self._crew.engaged.values()):
+            if running_attempt.over is not None and not running_attempt.recorded:
+                over = running_attempt.over
+                accepted = store.finish(running_attempt.attempt, over.outcome, over.exit_code, over.sentence)
                 if not accepted:
                     # Its supervisor brings it itself when this worker was held up for long.
-                    known = store.attempt(engagement.attempt)
+                    known = store.attempt(running_attempt.attempt)
                     accepted = known is not None and over.outcome != "lost" and known.outcome == over.outcome
-                engagement.recorded = True
+                running_attempt.recorded = True
                 self._placing.stale = True
-                self._unacknowledged.append((engagement, accepted))
+                self._unacknowledged.append((running_attempt, accepted))
 
     def _acknowledge(self) -> None:
         """After the next job was started: an attendant that tidies up, and a person who reads, can wait for that."""
-        for engagement, accepted in self._unacknowledged:
-            if engagement.channel is not None:
-                engagement.channel.send(Recorded())
-            self._tell_end(engagement, accepted)
+        for running_attempt, accepted in self._unacknowledged:
+            if running_attempt.channel is not None:
+                running_attempt.channel.send(Recorded())
+            self._tell_end(running_attempt, accepted)
         self._unacknowledged.clear()
 
     def _send_last_output(self, store: Store) -> None:
-        for engagement in list(self._crew.engaged.values()):
-            if engagement.recorded and engagement.channel is None:
+        for running_attempt in list(self._crew.engaged.values()):
+            if running_attempt.recorded and running_attempt.channel is None:
                 # Its attendant is done with it, so this is the last of the output, and the report is written.
-                engagement.excerpt.deliver_last(store)
-                tell_finding(store, engagement.record, engagement.attempt)
-                engagement.record.delivered()
-                del self._crew.engaged[engagement.attempt]
+                running_attempt.excerpt.deliver_last(store)
+                tell_finding(store, running_attempt.record, running_attempt.attempt)
+                running_attempt.record.delivered()
+                del self._crew.engaged[running_attempt.attempt]
 
     def _listen(self, store: Store) -> None:
         rang = self._bell is not None and self._bell.heard()
@@ -327,27 +327,27 @@ class WorkerLoop:
 
     def _cancel(self, attempts: Collection[str]) -> None:
         for attempt in attempts:
-            engagement = self._crew.engaged.get(attempt)
-            if engagement is not None and not engagement.stopping:
-                self._tell(f"{engagement.job}: cancelled")
-                engagement.stop(Stop("cancelled", "It was cancelled."))
+            running_attempt = self._crew.engaged.get(attempt)
+            if running_attempt is not None and not running_attempt.stopping:
+                self._tell(f"{running_attempt.job}: cancelled")
+                running_attempt.stop(Stop("cancelled", "It was cancelled."))
 
     def _snooze(self, wishes: Mapping[str, Snoozed]) -> None:
         for attempt, wish in wishes.items():
-            engagement = self._crew.engaged.get(attempt)
-            if engagement is None or engagement.over is not None:
+            running_attempt = self._crew.engaged.get(attempt)
+            if running_attempt is None or running_attempt.over is not None:
                 continue
             try:
-                changed = engagement.heed(wish)
-                engagement.snooze_trouble_told = False
+                changed = running_attempt.heed(wish)
+                running_attempt.snooze_trouble_told = False
                 if changed:
                     what = f"left alone for {format_duration(round(wish.seconds))}" if wish.seconds else "watched again"
-                    self._tell(f"{engagement.job}: {what}, as {wish.by or 'somebody'} asked")
+                    self._tell(f"{running_attempt.job}: {what}, as {wish.by or 'somebody'} asked")
             except StokerError as error:
-                if not engagement.snooze_trouble_told:
-                    engagement.snooze_trouble_told = True
+                if not running_attempt.snooze_trouble_told:
+                    running_attempt.snooze_trouble_told = True
                     what = "cannot be snoozed" if wish.seconds else "its snooze cannot be ended"
-                    self._tell(f"{engagement.job}: {what}, which is tried again: {error}")
+                    self._tell(f"{running_attempt.job}: {what}, which is tried again: {error}")
 
     def _keep_leases(self, store: Store) -> None:
         if time.monotonic() < self._renew_at:
@@ -358,11 +358,11 @@ class WorkerLoop:
             return
         before = lease_clock()
         found = store.renew(held, self._orders.lease)
-        for attempt, engagement in held.items():
-            if attempt in found and engagement.channel is not None:
-                engagement.channel.send(Renewed(before + self._orders.lease))
-            elif attempt not in found and not engagement.stopping:
-                engagement.stop(Stop("lease", "The queue had given the job up, and another may run it."))
+        for attempt, running_attempt in held.items():
+            if attempt in found and running_attempt.channel is not None:
+                running_attempt.channel.send(Renewed(before + self._orders.lease))
+            elif attempt not in found and not running_attempt.stopping:
+                running_attempt.stop(Stop("lease", "The queue had given the job up, and another may run it."))
         self._cancel([attempt for attempt, wanted in found.items() if wanted])
 
     # Telling
@@ -407,8 +407,8 @@ class WorkerLoop:
     def _send_output(self, store: Store) -> None:
         if time.monotonic() < self._output_at:
             return
-        for engagement in self._crew.running():
-            engagement.excerpt.deliver(store)
+        for running_attempt in self._crew.running():
+            running_attempt.excerpt.deliver(store)
         self._output_at = time.monotonic() + _OUTPUT_EVERY
 
     def _tidy(self) -> None:
@@ -422,15 +422,15 @@ class WorkerLoop:
         except OSError as error:
             self._note_trouble(error)
 
-    def _tell_end(self, engagement: Engagement, accepted: bool) -> None:
-        over = engagement.over
+    def _tell_end(self, running_attempt: RunningAttempt, accepted: bool) -> None:
+        over = running_attempt.over
         # One that could not be started here is told of as the machine's trouble, not each time.
         if over is not None and over.outcome != "requeued":
-            lasted = format_duration(round(time.monotonic() - engagement.since))
+            lasted = format_duration(round(time.monotonic() - running_attempt.since))
             said = f" with code {over.exit_code}" if over.exit_code else ""
             said += f": {over.sentence}" if over.sentence else ""
             late = "" if accepted else " (too late: the queue had given the job up)"
-            self._tell(f"{engagement.job}: {over.outcome} after {lasted}{said}{late}")
+            self._tell(f"{running_attempt.job}: {over.outcome} after {lasted}{said}{late}")
 
 
 def _remove_abandoned_cgroups() -> None:

@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from stoker.queue.model import Outcome
-from stoker.worker.assignment import Keepers
+from stoker.worker.attempt_spec import Keepers
 
 # Far more than any of them needs; the assignment itself goes by a file.
 _LONGEST: Final = 65536

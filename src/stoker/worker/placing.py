@@ -10,14 +10,13 @@ from typing import Final
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import Attempt, Job, Store
 from stoker.queue.model import KeptGpus
-from stoker.worker.assignment import now as lease_clock
+from stoker.worker.attempt_spec import now as lease_clock
 from stoker.worker.capacity import Kept, Want
-from stoker.worker.crew import Crew
-from stoker.worker.engagement import Engagement
-from stoker.worker.home import Home
+from stoker.worker.identity import WorkerIdentity
 from stoker.worker.machine import Machine
+from stoker.worker.machine_view import MachineView
 from stoker.worker.messages import Stop
-from stoker.worker.orders import Orders
+from stoker.worker.options import WorkerOptions
 from stoker.worker.placement import (
     CannotFit,
     CannotStart,
@@ -29,7 +28,8 @@ from stoker.worker.placement import (
     Start,
     decide,
 )
-from stoker.worker.premises import Premises
+from stoker.worker.running_attempt import RunningAttempt
+from stoker.worker.shim_pool import ShimPool
 from stoker.worker.starting import start
 from stoker.worker.words import why_waiting
 
@@ -54,7 +54,14 @@ _LONGEST_SHOWN: Final = 100
 class Placing:
     """Which job goes where, carried out. `stale` says that something may have changed since it was last decided."""
 
-    def __init__(self, orders: Orders, home: Home, crew: Crew, premises: Premises, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        orders: WorkerOptions,
+        home: WorkerIdentity,
+        crew: ShimPool,
+        premises: MachineView,
+        tell: Callable[[str], None],
+    ) -> None:
         self.stale = True
         self._orders = orders
         self._home = home
@@ -114,7 +121,7 @@ class Placing:
         self._victims = frozenset()
         limit = _MOST_WAITING + self._hopeless
         # The queue may have given up an attempt that this machine is still stopping: until then it starts no other.
-        stopping = {engagement.job for engagement in self._crew.running()}
+        stopping = {running_attempt.job for running_attempt in self._crew.running()}
         self._waiting = [job for job in store.ready(limit, self._home.worker) if job.id not in stopping]
         self._poll_at = moment + _SLOW_POLL
         if moment < self._no_starts_until:
@@ -156,10 +163,10 @@ class Placing:
         if not self._keep(store, decision.keeping, jobs):
             self.stale = True  # another machine was faster: nobody is stopped for a job that it has
             return decision.keeping
-        for engagement in self._crew.running():
-            if engagement.job in decision.preempt and not engagement.stopping:
-                self._tell(f"{engagement.job}: makes room for another job")
-                engagement.stop(Stop("preempted", "It made room for another job."))
+        for running_attempt in self._crew.running():
+            if running_attempt.job in decision.preempt and not running_attempt.stopping:
+                self._tell(f"{running_attempt.job}: makes room for another job")
+                running_attempt.stop(Stop("preempted", "It made room for another job."))
         self._victims = frozenset(decision.preempt)
         return decision.keeping
 
@@ -219,7 +226,7 @@ class Placing:
         if moment < self._overlooked_at:
             return
         self._overlooked_at = moment + _SLOW_POLL
-        running = sum(1 for engagement in self._crew.running() if not engagement.assignment.gpus)
+        running = sum(1 for running_attempt in self._crew.running() if not running_attempt.attempt_spec.gpus)
         for _ in range(self._orders.rules.cpu_jobs - running):
             if time.monotonic() < self._no_starts_until:
                 return
@@ -232,7 +239,7 @@ class Placing:
     def _begin(self, store: Store, job: Job, attempt: Attempt, before: float) -> None:
         want, machine = _want(job, 0), self._premises.machine
         try:
-            engagement = start(self._orders, self._home, self._crew, machine, job, want, attempt, before)
+            running_attempt = start(self._orders, self._home, self._crew, machine, job, want, attempt, before)
         except BadInputError as error:
             store.finish(attempt.id, "failed", 125, str(error))
             self._tell(f"{job.id}: could not start: {error}")
@@ -245,7 +252,7 @@ class Placing:
             self._waiting = [waiting for waiting in self._waiting if waiting.id != job.id]
             # Its claim has ended that in the queue.
             self._keeping = tuple(keeping for keeping in self._keeping if keeping.job != job.id)
-            self._tell(f"{job.id}: started{_on(engagement, machine)}: {_shown(job)}")
+            self._tell(f"{job.id}: started{_on(running_attempt, machine)}: {_shown(job)}")
 
     def trouble(self, job: str, why: str) -> None:
         """This machine could not start a job, which goes back to the queue: it pauses before it tries the next one."""
@@ -292,9 +299,9 @@ def _want(job: Job, order: int) -> Want:
     )
 
 
-def _on(engagement: Engagement, machine: Machine) -> str:
+def _on(running_attempt: RunningAttempt, machine: Machine) -> str:
     known = machine.known
-    indices = sorted(known[uuid].index for uuid in engagement.assignment.gpus if uuid in known)
+    indices = sorted(known[uuid].index for uuid in running_attempt.attempt_spec.gpus if uuid in known)
     if not indices:
         return ""
     return f" on GPU {indices[0]}" if len(indices) == 1 else f" on GPUs {', '.join(map(str, indices))}"

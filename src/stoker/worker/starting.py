@@ -12,20 +12,27 @@ from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.address import SqliteAddress
 from stoker.rules.policy import Policy
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
-from stoker.worker.assignment import ATTEMPT_MARK, Assignment
+from stoker.worker.attempt_spec import ATTEMPT_MARK, AttemptSpec
 from stoker.worker.capacity import Want
-from stoker.worker.crew import Crew
-from stoker.worker.engagement import Engagement
 from stoker.worker.fitting import Fitting
-from stoker.worker.home import Home
+from stoker.worker.identity import WorkerIdentity
 from stoker.worker.machine import Machine
-from stoker.worker.orders import Orders
+from stoker.worker.options import WorkerOptions
 from stoker.worker.preparation import is_fitted, policy_of, prepare
+from stoker.worker.running_attempt import RunningAttempt
+from stoker.worker.shim_pool import ShimPool
 
 
 def start(
-    orders: Orders, home: Home, crew: Crew, machine: Machine, job: Job, want: Want, attempt: Attempt, claimed_at: float
-) -> Engagement:
+    orders: WorkerOptions,
+    home: WorkerIdentity,
+    crew: ShimPool,
+    machine: Machine,
+    job: Job,
+    want: Want,
+    attempt: Attempt,
+    claimed_at: float,
+) -> RunningAttempt:
     """`claimed_at`: when the claim was about to be made, on the clock of leases.
 
     Raises BadInputError when the job itself is at fault, StokerError or OSError when the machine is; nothing runs then.
@@ -48,7 +55,7 @@ def start(
     environment[ATTEMPT_MARK] = attempt.id
     channel, keepers = crew.take()
     record = home.new_record(attempt)
-    assignment = Assignment(
+    attempt_spec = AttemptSpec(
         attempt=attempt.id,
         job=job.id,
         number=attempt.number,
@@ -69,14 +76,14 @@ def start(
         started=time.time(),
     )
     try:
-        record.assign(assignment)
-        engagement = Engagement(record, assignment, channel)
-        crew.engage(engagement)
+        record.assign(attempt_spec)
+        running_attempt = RunningAttempt(record, attempt_spec, channel)
+        crew.engage(running_attempt)
     except (StokerError, OSError):
         # Nothing was started: nobody is to find it and take it for something that runs.
         shutil.rmtree(record.directory, ignore_errors=True)
         raise
-    return engagement
+    return running_attempt
 
 
 def _fitting(job: Job, number: int, command: tuple[str, ...], slots: int) -> Fitting | None:

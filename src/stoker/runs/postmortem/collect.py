@@ -38,7 +38,7 @@ class Queued(NamedTuple):
     """The file in which its output is kept."""
 
 
-class Inquest:
+class Postmortem:
     """Evidence of one run, gathered in two steps: before the stop and after it."""
 
     def __init__(

@@ -34,16 +34,29 @@ from stoker.runs.processes.reaper_process import (
     Aftermath,
     Beginning,
     Charge,
-    Keeper,
+    ReaperProcess,
 )
-from stoker.runs.processes.scan import Census, Identity, children, descends, exit_code, identify, send, stat
+from stoker.runs.processes.scan import Identity, ProcessScan, children, descends, exit_code, identify, send, stat
 from stoker.runs.processes.spawn import Failed, Program, failure
 from stoker.runs.processes.syscalls import become_subreaper
-from stoker.runs.processes.tree import Offspring
+from stoker.runs.processes.tree import ProcessTree
 
 __all__ = [
-    "Aftermath", "Beginning", "Empty", "Ended", "Failed", "Gone", "Guardian", "News", "Overdue", "Program", "Started",
-    "Stopped", "exit_code", "launch", "prepare",
+    "Aftermath",
+    "Beginning",
+    "Empty",
+    "Ended",
+    "Failed",
+    "Gone",
+    "News",
+    "Overdue",
+    "Program",
+    "Reaper",
+    "Started",
+    "Stopped",
+    "exit_code",
+    "launch",
+    "prepare",
 ]  # fmt: skip
 
 # A command starts within milliseconds; on a network disk that hangs, its supervisor must not hang along.
@@ -100,7 +113,7 @@ def launch(
     orphaned: Callable[[Aftermath], None] | None = None,
     helpers: Callable[[], Collection[int]] = frozenset,
     contain_cgroup: bool = True,
-) -> "Guardian":
+) -> "Reaper":
     """Starts the program under a guardian. For a single-threaded process.
 
     `signum` and `grace` are for the guardian, should this process be killed: it then stops the job, calls `orphaned`
@@ -108,9 +121,9 @@ def launch(
     `helpers` says which children of this process, started later than now and not yet collected, are not the job's; it
     matters once the guardian was killed. A helper that starts others should lead a session of its own.
     """
-    guardian = prepare(orphaned=orphaned, helpers=helpers, contain_cgroup=contain_cgroup)
-    guardian.begin(Beginning(program, signum, grace))
-    return guardian
+    reaper = prepare(orphaned=orphaned, helpers=helpers, contain_cgroup=contain_cgroup)
+    reaper.begin(Beginning(program, signum, grace))
+    return reaper
 
 
 def prepare(
@@ -119,7 +132,7 @@ def prepare(
     helpers: Callable[[], Collection[int]] = frozenset,
     contain_cgroup: bool = True,
     keeps_output: bool = False,
-) -> "Guardian":
+) -> "Reaper":
     """A guardian that waits for what it is to start: `Guardian.begin` then costs one fork, the job's own.
 
     `keeps_output` is for jobs whose output goes to a file of their own. Raises OSError when there can be none now.
@@ -146,11 +159,11 @@ def prepare(
                 _guard(charge)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        guardian = Guardian(pid, order, report, cgroup, containment, _Others(strangers, helpers), output)
+        reaper = Reaper(pid, order, report, cgroup, containment, _Others(strangers, helpers), output)
         undo.pop_all()
     os.close(orders)
     os.close(tell)
-    return guardian
+    return reaper
 
 
 def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
@@ -164,7 +177,7 @@ def _guard(charge: Charge) -> None:
     """The rest of the guardian's process."""
     try:
         gc.disable()
-        Keeper(charge).keep()
+        ReaperProcess(charge).keep()
     except BaseException:  # noqa: BLE001 - it must never return into the supervisor's code, and not fail silently
         sys.excepthook(*sys.exc_info())
     finally:
@@ -194,7 +207,7 @@ class _Others:
         return here.union(self._helpers())
 
 
-class Guardian:
+class Reaper:
     """One launched job. `fileno()` is readable when `news()` has something to say."""
 
     def __init__(
@@ -225,7 +238,7 @@ class Guardian:
         self.output = output
         """Both ends of the pipe that the jobs write to, where their output is kept."""
         self._beginning: Beginning | None = None
-        self._tree = Offspring(pid, cgroup)
+        self._tree = ProcessTree(pid, cgroup)
         self._adopted: dict[int, Identity] | None = None
         """After the guardian's death: the members that are watched, by pidfd."""
         self._untold: list[News] = []
@@ -305,7 +318,7 @@ class Guardian:
 
     def members(self) -> list[Identity]:
         """All of the job that live."""
-        return self.census().members
+        return self.scan_processes().members
 
     def owns(self, pid: int) -> bool:
         """Whether this process is the job's; cheaper than `members()`, however many threads and processes it has."""
@@ -350,9 +363,9 @@ class Guardian:
 
     # What a ladder needs
 
-    def census(self) -> Census:
+    def scan_processes(self) -> ProcessScan:
         """Who of the job lives."""
-        return Census([], settled=True) if self.empty else self._tree.census()
+        return ProcessScan([], settled=True) if self.empty else self._tree.scan_processes()
 
     def kill(self) -> bool:
         """Kills the job at one blow, where it has a cgroup."""
@@ -439,7 +452,7 @@ class Guardian:
 
     def _adopt(self) -> None:
         """The kernel made the guardian's children this process's own."""
-        self._tree = Offspring(os.getpid(), self.cgroup, since=self._me.started, exclude=self._others)
+        self._tree = ProcessTree(os.getpid(), self.cgroup, since=self._me.started, exclude=self._others)
         self._adopted = {}
         self.containment += "; its guardian was killed, so it would outlive a killed supervisor"
         self._look_after(self._adopted)
@@ -450,7 +463,7 @@ class Guardian:
                 self._epoll.unregister(pidfd)
                 os.close(pidfd)
         self._collect()
-        members, settled = self._tree.census()
+        members, settled = self._tree.scan_processes()
         if settled and not members:
             self._write_down()
             self.empty = True

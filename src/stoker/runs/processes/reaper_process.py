@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 from stoker.runs.output import OutputLog
 from stoker.runs.processes.cgroup import Cgroup
 from stoker.runs.processes.descriptors import close_all_but
-from stoker.runs.processes.scan import Census, Identity, identify, stat
+from stoker.runs.processes.scan import Identity, ProcessScan, identify, stat
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.processes.spawn import CannotStartError, Program, spawn, start
 from stoker.runs.processes.syscalls import become_subreaper, boot_clock, hear_of_death_of_parent, set_name
 from stoker.runs.processes.termination import stop
-from stoker.runs.processes.tree import Offspring
+from stoker.runs.processes.tree import ProcessTree
 
 # What is told to the supervisor, each as one message of fixed size: a kind and two numbers.
 STARTED, FAILED, ENDED, STOPPED, EMPTY, OVERDUE = range(6)
@@ -97,13 +97,13 @@ class Charge(NamedTuple):
     """Both ends of the pipe that the jobs write to."""
 
 
-class Keeper:
+class ReaperProcess:
     """The guardian itself, in its own process, from fork to exit."""
 
     def __init__(self, charge: Charge) -> None:
         self._charge = charge
         self._signals = SignalStream([signal.SIGCHLD, _BEREAVED])
-        self._tree = Offspring(os.getpid(), charge.cgroup)
+        self._tree = ProcessTree(os.getpid(), charge.cgroup)
         self._beginning: Beginning | None = None
         self._job = 0
         self._status: int | None = None
@@ -275,8 +275,8 @@ class Keeper:
 
     # What a ladder needs
 
-    def census(self) -> Census:
-        return self._tree.census()
+    def scan_processes(self) -> ProcessScan:
+        return self._tree.scan_processes()
 
     def kill(self) -> bool:
         return self._tree.kill()

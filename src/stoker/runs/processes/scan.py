@@ -80,7 +80,7 @@ class Description(NamedTuple):
         return f"{self.name} (pid {self.identity.pid}, {self.state})"
 
 
-class Census(NamedTuple):
+class ProcessScan(NamedTuple):
     """Who is there. Unsettled: the tree changed faster than it could be read, so someone may be missing."""
 
     members: list[Identity]
@@ -157,10 +157,10 @@ def descendants(of: int, exclude: Collection[int] = _NOBODY) -> list[Identity]:
 
     An orphan no longer shows where it came from, unless it is still in the session of one of `exclude`.
     """
-    return census([of], exclude).members
+    return scan_processes([of], exclude).members
 
 
-def census(roots: Iterable[int], exclude: Collection[int] = _NOBODY) -> Census:
+def scan_processes(roots: Iterable[int], exclude: Collection[int] = _NOBODY) -> ProcessScan:
     """All that came from these processes and live. Two walks must agree, as orphans move up while one is walking."""
     roots = list(roots)
     before: dict[int, Stat | None] = {}
@@ -168,11 +168,11 @@ def census(roots: Iterable[int], exclude: Collection[int] = _NOBODY) -> Census:
         try:
             now = _walk(roots, exclude)
         except OSError:
-            return Census(_living(before), settled=False)
+            return ProcessScan(_living(before), settled=False)
         if attempt and _same(before, now):
-            return Census(_living(now), settled=True)
+            return ProcessScan(_living(now), settled=True)
         before = now
-    return Census(_living(before), settled=False)
+    return ProcessScan(_living(before), settled=False)
 
 
 def send(who: Identity, signum: int) -> bool:

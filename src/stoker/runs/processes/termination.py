@@ -29,7 +29,7 @@ _LONGEST_WAIT: Final = 1.0
 _HURRYING: Final = (signal.SIGINT, signal.SIGQUIT)
 
 
-class Outcome(NamedTuple):
+class TerminationOutcome(NamedTuple):
     """How a stop went."""
 
     asked: int
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
         return f"{done}; all gone after {self.seconds:.1f} s" if deeds else done
 
 
-class Ladder:
+class Termination:
     """One stop, step by step, for an event loop.
 
     `step()` is to be called whenever something happened to the tree and when `timeout()` seconds are over, until it
@@ -92,7 +92,7 @@ class Ladder:
             self.phase = "first asked"
             self._rest_from = self._began + grace * _FIRST_SHARE
         else:
-            self._ask(self._tree.census().members)
+            self._ask(self._tree.scan_processes().members)
 
     def timeout(self) -> float:
         """Seconds until `step()` is due whatever happens."""
@@ -111,7 +111,7 @@ class Ladder:
         """Does what is due; True when the stop is over."""
         if self.phase == "over":
             return True
-        members, settled = self._tree.census()
+        members, settled = self._tree.scan_processes()
         if settled and not members:
             return self._finish([])
         if self.phase == "first asked":
@@ -128,10 +128,10 @@ class Ladder:
             return False
         return self._kill(members)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TerminationOutcome:
         descriptions = [describe(survivor) for survivor in self._survivors]
         left = tuple(str(description) for description in descriptions if description)
-        return Outcome(self._asked, len(self._killed), left, self._clock() - self._began, self._signum)
+        return TerminationOutcome(self._asked, len(self._killed), left, self._clock() - self._began, self._signum)
 
     def members_killed(self) -> frozenset[Identity]:
         return frozenset(self._killed)
@@ -164,7 +164,7 @@ class Ladder:
         frozen: set[Identity] = set()
         ends = self._clock() + _FREEZING
         while True:
-            members, settled = self._tree.census()
+            members, settled = self._tree.scan_processes()
             fresh = [member for member in members if member not in frozen]
             if (settled and not fresh) or self._clock() > ends:
                 return [*frozen, *fresh]
@@ -193,9 +193,9 @@ class Watched(Tree, Protocol):
 
 def stop(
     tree: Watched, signum: int, grace: float, *, first: Identity | None = None, hurry: SignalStream | None = None
-) -> Outcome:
+) -> TerminationOutcome:
     """The whole stop, waiting for it. A Ctrl-C that is read from `hurry` meanwhile ends the grace."""
-    ladder = Ladder(tree, signum=signum, grace=grace, first=first, clock=boot_clock)
+    ladder = Termination(tree, signum=signum, grace=grace, first=first, clock=boot_clock)
     poll = select.poll()
     poll.register(tree.fileno(), select.POLLIN)
     if hurry is not None:

@@ -4,20 +4,20 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from stoker.runs.processes.cgroup import Cgroup
-from stoker.runs.processes.scan import Census, census, stat
+from stoker.runs.processes.scan import ProcessScan, scan_processes, stat
 
 
 class Tree(Protocol):
     """What a ladder climbs down on."""
 
-    def census(self) -> Census:
+    def scan_processes(self) -> ProcessScan:
         """Who of it lives."""
 
     def kill(self) -> bool:
         """Kills all of it at one blow; False where the kernel offers none."""
 
 
-class Offspring:
+class ProcessTree:
     """All that came from one process, and all that is in the job's cgroup."""
 
     def __init__(
@@ -34,14 +34,14 @@ class Offspring:
         self._since = since
         self._exclude = exclude
 
-    def census(self) -> Census:
-        found = census([self._ancestor], self._exclude())
+    def scan_processes(self) -> ProcessScan:
+        found = scan_processes([self._ancestor], self._exclude())
         members = [member for member in found.members if member.started >= self._since]
         if self._cgroup is not None:
             known = {member.pid for member in found.members} | {self._ancestor}
             others = [stat(pid) for pid in self._cgroup.pids() if pid not in known]
             members += [other.identity for other in others if other and not other.over]
-        return Census(members, found.settled)
+        return ProcessScan(members, found.settled)
 
     def kill(self) -> bool:
         if self._cgroup is None:

@@ -14,7 +14,7 @@ from stoker.errors import BadInputError
 from stoker.masking import masked
 from stoker.queue.model import ID, Job
 from stoker.queue.store import Store
-from stoker.web.house import visitor_of
+from stoker.web.app_state import visitor_of
 from stoker.web.problems import MEDIA_TYPE, NotFoundError, ParameterError
 
 JSON: Final = "application/json"

@@ -19,7 +19,7 @@ from stoker.queue.store import SECONDS_BETWEEN_LOOKS, Store
 from stoker.web.api.answers import TEXT, answer, found, problems_listed, text_listed
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
-from stoker.web.house import House, house_of
+from stoker.web.app_state import AppState, house_of
 from stoker.web.log_channel import Channels
 from stoker.web.logs import channels_of, find_output, output_of
 from stoker.web.problems import NotFoundError
@@ -135,7 +135,7 @@ async def get_log(
         whole.close()
 
 
-async def _kept_lines(house: House, channels: Channels, attempt: Attempt, count: int) -> Response | None:
+async def _kept_lines(house: AppState, channels: Channels, attempt: Attempt, count: int) -> Response | None:
     """The last lines of an output elsewhere, if the queue has so many: then nobody need bring all of it."""
     if await channels.in_thread(lambda: place_of(house.config.home, attempt)) is not None:
         return None

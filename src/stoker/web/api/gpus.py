@@ -12,7 +12,7 @@ from stoker.queue.store import Store
 from stoker.status.history import History, series
 from stoker.web.api.answers import answer, tagged
 from stoker.web.api.described import described
-from stoker.web.house import house_of
+from stoker.web.app_state import house_of
 
 router = APIRouter(tags=["gpus"])
 

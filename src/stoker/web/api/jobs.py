@@ -8,13 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.queue.explanation import Why
-from stoker.queue.model import Asked, Job, State
+from stoker.queue.model import Job, JobSpec, State
 from stoker.queue.store import Store
 from stoker.queue.surroundings import why
 from stoker.web.api.answers import answer, answer_with_jobs, found, problems_listed
 from stoker.web.api.bodies import SubmitBody
 from stoker.web.api.described import described
-from stoker.web.house import house_of, visitor_of
+from stoker.web.app_state import house_of, visitor_of
 from stoker.web.idempotency import HEADER, REPLAYED, Submitted, submit_once
 from stoker.web.pagination import Page, link_to_next, page_of, place_of
 from stoker.web.submission import jobs_of
@@ -39,7 +39,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     jobs: list[Job]
     """The jobs, in their order; none when nothing was submitted."""
-    rehearsed: list[Asked]
+    rehearsed: list[JobSpec]
     """What would be submitted; only with `dry_run`."""
 
 
@@ -134,9 +134,9 @@ async def submit_jobs(
     return answer_with_jobs(request, submission, 201, headers)
 
 
-def _only_asked(job: Asked) -> Asked:
-    fields: dict[str, Any] = {name: getattr(job, name) for name in Asked.__struct_fields__}
-    return Asked(**fields)
+def _only_asked(job: JobSpec) -> JobSpec:
+    fields: dict[str, Any] = {name: getattr(job, name) for name in JobSpec.__struct_fields__}
+    return JobSpec(**fields)
 
 
 @router.get(

@@ -6,11 +6,11 @@ from starlette.responses import Response
 
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.store import Store
-from stoker.status.model import Overview
+from stoker.status.model import Snapshot
 from stoker.web.api.answers import Done, Undo, answer, answer_with_jobs
 from stoker.web.api.bodies import DismissBody
 from stoker.web.api.described import described
-from stoker.web.house import house_of
+from stoker.web.app_state import house_of
 
 router = APIRouter(tags=["overview"])
 
@@ -19,7 +19,7 @@ router = APIRouter(tags=["overview"])
     "/overview",
     operation_id="get_overview",
     summary="Everything at one moment",
-    response_model=described(Overview),
+    response_model=described(Snapshot),
     response_description="Machines and GPUs, what runs, waits and ended, and whether all is well.",
 )
 async def overview(request: Request) -> Response:

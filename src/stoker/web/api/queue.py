@@ -10,7 +10,7 @@ from stoker.queue.pausing import PAUSE, RESUME, Direction, already
 from stoker.queue.store import Store
 from stoker.web.api.answers import Done, Undo, answer
 from stoker.web.api.described import described
-from stoker.web.house import house_of
+from stoker.web.app_state import house_of
 
 router = APIRouter(tags=["queue"])
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from stoker.web.api.answers import answer
 from stoker.web.api.described import described
-from stoker.web.house import visitor_of
+from stoker.web.app_state import visitor_of
 
 router = APIRouter(tags=["session"])
 

@@ -30,7 +30,7 @@ from stoker.web.api.answers import Done, Undo, answer, found, names_of, problems
 from stoker.web.api.bodies import ChangeBody, MoveBody, RetryBody, SnoozeBody
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
-from stoker.web.house import house_of, visitor_of
+from stoker.web.app_state import house_of, visitor_of
 from stoker.web.problems import ConflictError, MistakesError
 from stoker.web.reading import seconds_of
 from stoker.web.submission import changes_of

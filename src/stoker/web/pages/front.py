@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stoker.web.board import Board
-from stoker.web.house import house_of, visitor_of
+from stoker.web.app_state import house_of, visitor_of
 from stoker.web.pages.sections import OVERVIEW, trusted
+from stoker.web.snapshot_cache import SnapshotCache
 from stoker.web.templating import page
 
 if TYPE_CHECKING:
-    from stoker.web.showcase import Showcase
+    from stoker.web.rendered_sections import RenderedSections
 
 router = APIRouter()
 
@@ -27,7 +27,7 @@ async def overview(request: Request) -> Response:
         await board.changed(0, _PATIENCE)
     latest, sections = board.latest, trusted(dict.fromkeys(OVERVIEW, ""))
     if latest is not None:
-        showcase: Showcase = request.app.state.showcase
+        showcase: RenderedSections = request.app.state.showcase
         sections = (await showcase.shown(latest, board.version, visitor_of(request).role)).sections
     return page(
         request,
@@ -41,6 +41,6 @@ async def overview(request: Request) -> Response:
     )
 
 
-def now_of(board: Board) -> float | None:
+def now_of(board: SnapshotCache) -> float | None:
     """What the queue's clock says now, as far as we know."""
     return None if board.latest is None else board.latest.now + time.monotonic() - board.reached

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from stoker.queue.model import Failure, State
 from stoker.queue.store import Store
 from stoker.status.health import NEWS_FOR
-from stoker.web.house import house_of, visitor_of
+from stoker.web.app_state import house_of, visitor_of
 from stoker.web.pages.front import now_of
 from stoker.web.pages.sections import render_list, trusted
 from stoker.web.pagination import Page, page_of, place_of
 from stoker.web.templating import page
-from stoker.web.visitor import Role
+from stoker.web.user import Role
 
 router = APIRouter()
 

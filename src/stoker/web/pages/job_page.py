@@ -5,7 +5,7 @@ from starlette.responses import RedirectResponse, Response
 
 from stoker.errors import BadInputError
 from stoker.status import detail
-from stoker.web.house import house_of, visitor_of
+from stoker.web.app_state import house_of, visitor_of
 from stoker.web.pages.sections import render_job, trusted
 from stoker.web.problems import NotFoundError
 from stoker.web.templating import page

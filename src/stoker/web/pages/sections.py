@@ -10,10 +10,10 @@ from markupsafe import Markup
 
 from stoker.queue.model import Job
 from stoker.status.detail import Detail
-from stoker.status.model import Machine, Overview
+from stoker.status.model import Machine, Snapshot
 from stoker.web.pages import words
 from stoker.web.templating import rendered, slug
-from stoker.web.visitor import Role
+from stoker.web.user import Role
 
 JOB: Final = ("job", "asked", "report", "fit")
 OVERVIEW: Final = ("health", "machines", "running", "waiting", "ended", "hours")
@@ -33,7 +33,7 @@ _WORDS: Final = {
 }
 
 
-def render(overview: Overview, role: Role) -> dict[str, str]:
+def render(overview: Snapshot, role: Role) -> dict[str, str]:
     """The sections of the overview by their names; a machine's is `machine-` and its worker's id."""
     context = _context(overview, role)
     sections = {name: rendered(f"{name}.html", parts={}, **context).strip() for name in OVERVIEW}
@@ -42,7 +42,7 @@ def render(overview: Overview, role: Role) -> dict[str, str]:
     }
 
 
-def for_page(overview: Overview, role: Role, rendered_before: Mapping[str, str]) -> dict[str, Markup]:
+def for_page(overview: Snapshot, role: Role, rendered_before: Mapping[str, str]) -> dict[str, Markup]:
     """The same for a page that is opened: with each machine in its place among the machines."""
     sections = trusted(rendered_before)
     machines = rendered("machines.html", parts=sections, **_context(overview, role))
@@ -53,7 +53,7 @@ def name_of(machine: Machine) -> str:
     return f"machine-{slug(machine.worker)}"
 
 
-def _context(overview: Overview, role: Role) -> dict[str, Any]:
+def _context(overview: Snapshot, role: Role) -> dict[str, Any]:
     gpus = sum(len(machine.gpus) for machine in overview.machines)
     jobs = [*(item.job for item in overview.running), *(item.job for item in overview.waiting)]
     return {

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from stoker.queue.model import Asked, Job
+from stoker.queue.model import Job, JobSpec
 from stoker.status.job_text import command_text, whole_command
 from stoker.units import format_duration, format_percent
 from stoker.web.submission import Wanted
@@ -124,7 +124,7 @@ def content(form: Form) -> bytes:
     return msgspec.json.encode([sorted(form.texts.items()), sorted(form.ticked), form.sweep, form.again])
 
 
-def recent_directories(jobs: Sequence[Asked]) -> list[str]:
+def recent_directories(jobs: Sequence[JobSpec]) -> list[str]:
     """Each once, the latest first."""
     # Before there is any job, where a person's own files are is as good a guess as any.
     return list(dict.fromkeys(job.directory for job in jobs)) or [str(Path.home())]

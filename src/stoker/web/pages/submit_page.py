@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from stoker.errors import BadInputError
 from stoker.queue.model import Job
 from stoker.queue.store import Store
-from stoker.web.house import House, house_of, visitor_of
+from stoker.web.app_state import AppState, house_of, visitor_of
 from stoker.web.idempotency import submit_once
 from stoker.web.pages import submit_form
 from stoker.web.pages.submit_form import Form
@@ -67,7 +67,7 @@ def _submitted(store: Store, filled: Form, sender: str) -> list[Job]:
     return submit_once(store, key, sender, asked, lambda: jobs_of(store, wanted, sender)).jobs
 
 
-async def _again(request: Request, house: House, filled: Form, mistakes: dict[str, str]) -> Response:
+async def _again(request: Request, house: AppState, filled: Form, mistakes: dict[str, str]) -> Response:
     directories = await house.desk.ask(lambda store: submit_form.recent_directories(store.page(limit=_RECENT_JOBS)))
     return _page(request, filled, directories, mistakes)
 

@@ -1,0 +1,143 @@
+"""One background program that was started, from its start until nothing of it is left."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from stoker.errors import StokerError
+from stoker.fill.config import Background
+from stoker.gpus.giving import give
+from stoker.gpus.model import Gpu
+from stoker.runs.processes.reaper import Ended, Failed, Gone, Program, exit_code, launch
+from stoker.runs.processes.scan import Identity
+from stoker.runs.processes.termination import Termination
+
+# Every process of a background program carries it: what was left by a filler that was killed is found by it.
+MARK: Final = "STOKER_FILL"
+
+
+class BackgroundProcess:
+    """A program under a guardian, for an event loop: `attend` is due when `fileno()` is readable or `due()` is over."""
+
+    def __init__(
+        self,
+        program: Background,
+        gpus: Sequence[Gpu],
+        present: Sequence[Gpu],
+        mark: str,
+        helpers: Callable[[], Collection[int]],
+    ) -> None:
+        """Raises StokerError when its log cannot be written."""
+        self._program = program
+        self.ended: str | None = None
+        """How it ended by itself, or why it could not be started."""
+        self.gone = False
+        self._ladder: Termination | None = None
+        output = _opened(program.log)
+        try:
+            self._reaper = launch(
+                Program(
+                    _command(program),
+                    _environment(program, gpus, present, mark),
+                    program.directory,
+                    output,
+                    session=True,
+                ),
+                signum=signal.SIGTERM,
+                grace=program.grace,
+                helpers=helpers,
+            )
+        finally:
+            if output is not None:
+                os.close(output)
+        self.attend()
+
+    @property
+    def reaper(self) -> int:
+        return self._reaper.pid
+
+    @property
+    def job(self) -> Identity | None:
+        return self._reaper.job
+
+    def fileno(self) -> int:
+        return self._reaper.fileno()
+
+    def due(self) -> float:
+        """In monotonic seconds."""
+        if self.gone:
+            return -math.inf
+        return time.monotonic() + self._ladder.timeout() if self._ladder is not None else math.inf
+
+    def owns(self, pid: int) -> bool:
+        return self._reaper.owns(pid)
+
+    def stop(self, grace: float | None = None) -> None:
+        """Asks it to end; after its grace it is killed."""
+        if self._ladder is None and not self.gone:
+            first = self._reaper.job if self._reaper.status is None else None
+            patience = self._program.grace if grace is None else grace
+            self._ladder = Termination(self._reaper, signum=signal.SIGTERM, grace=patience, first=first)
+            self.attend()
+
+    def hurry(self) -> None:
+        """No more grace."""
+        if self._ladder is not None:
+            self._ladder.hurry()
+
+    def attend(self) -> None:
+        """Takes note of what happened; `ended` and `gone` say it."""
+        while not self.gone and (news := self._reaper.news()) is not None:
+            if isinstance(news, Failed):
+                self.ended = f"cannot run {self._program.command[0]!r}: {news.why}"
+                self._finish()
+            elif isinstance(news, Ended) and self._ladder is None:
+                self.ended = f"ended with code {exit_code(news.status)}"
+                # What it left behind has no business here either.
+                self.stop()
+            elif isinstance(news, Gone):
+                self.ended = self.ended or "lost its guardian to a kill"
+                self.stop()
+        if not self.gone and self._ladder is not None and self._ladder.step():
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self.gone:
+            self.gone = True
+            self._reaper.finish()
+
+
+def _opened(log: str | None) -> int | None:
+    if log is None:
+        return None
+    try:
+        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StokerError(f"the log {log} cannot be written: {(error.strerror or 'no reason given').lower()}") from None
+
+
+def _command(program: Background) -> tuple[str, ...]:
+    """With the programs in front that every Linux has for this: they become the command, and leave nothing behind."""
+    front: tuple[str, ...] = ()
+    if program.nice is not None:
+        front += ("nice", "-n", str(program.nice))
+    if program.ionice == "idle":
+        front += ("ionice", "-c", "3")
+    elif program.ionice is not None:
+        front += ("ionice", "-c", "2", "-n", program.ionice.partition(":")[2] or "7")
+    return (*front, *program.command)
+
+
+def _environment(program: Background, gpus: Sequence[Gpu], present: Sequence[Gpu], mark: str) -> Mapping[str, str]:
+    """The caller's, with what was asked for over it, and only its own GPUs to be seen."""
+    environment = dict(os.environ)
+    for name in ("STOKER_RUN", "STOKER_RUN_DIR"):
+        environment.pop(name, None)
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    environment |= program.mps_environment | program.environment
+    give(environment, gpus, present)
+    environment[MARK] = mark
+    return environment

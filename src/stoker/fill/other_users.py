@@ -1,0 +1,128 @@
+"""Who else is on each GPU: the driver's list of processes and the holders of the device nodes, put together."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
+
+from stoker.fill.slot import Sight
+from stoker.gpus.model import NOT_SUPPORTED, Gpu, Look, Process, Reading, Unknown, known
+from stoker.gpus.state import describe
+from stoker.presence.holders import Holder, Scan
+from stoker.presence.ignoring import Ignored
+from stoker.runs.processes.scan import Identity, is_alive
+from stoker.units import format_percent
+
+# More than what a display or a monitor causes: somebody works there, seen or not.
+WORKING: Final = 0.05
+
+
+class OtherUsers:
+    """What the last look and the last scan showed of everybody else."""
+
+    def __init__(
+        self,
+        is_own: Callable[[int], bool],
+        ignored: Mapping[str, Ignored],
+        *,
+        holders_suffice: Callable[[str], bool] = lambda _uuid: False,
+    ) -> None:
+        """`ignored`: by the uuid of a GPU, the programs on it that do not count. `holders_suffice`: whether the holders
+        of a GPU's node are enough to judge it by, where its driver tells neither utilization nor processes.
+        """
+        self._is_own = is_own
+        self._ignored = ignored
+        self._holders_suffice = holders_suffice
+        self._look: Look | None = None
+        self._absent = "it has not been looked at yet"
+        self._by_gpu: Mapping[str, tuple[Holder, ...]] = {}
+        # Told apart while they can be asked: a child of our own program that has ended is nobody's child any more,
+        # and a stranger who has ended may have been followed by another whom only the next scan shows.
+        self._clients: frozenset[Identity] = frozenset()
+        """Those whom the driver lists and who are not ours."""
+        self._openers: frozenset[Identity] = frozenset()
+        """Those who hold a node and are not ours."""
+        self.unseen = 0
+        """Processes whose open files may not be read: only the driver can tell whether they use a GPU."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        return self._look.gpus if self._look is not None else ()
+
+    def looked(self, look: Look) -> None:
+        self._look = look
+        listed = [reading.processes for reading in look.readings if known(reading.processes)]
+        self._clients = self._others(process for processes in listed for process in processes)
+
+    def lost(self, reason: str) -> None:
+        """There is nothing to look at any more."""
+        self._look = None
+        self._absent = reason
+
+    def scanned(self, scan: Scan) -> frozenset[str]:
+        """The GPUs that have other holders than before."""
+        before, self._by_gpu = self._by_gpu, scan.by_gpu
+        self.unseen = scan.unseen
+        self._openers = self._others(holder for holders in scan.by_gpu.values() for holder in holders)
+        return frozenset(uuid for uuid, holders in scan.by_gpu.items() if before.get(uuid, ()) != holders)
+
+    def sights(self, occupied: Collection[str]) -> dict[str, Sight]:
+        """What is seen of each GPU; `occupied`: those on which a program of ours runs."""
+        if self._look is None:
+            return {}
+        readings = {reading.uuid: reading for reading in self._look.readings}
+        return {
+            gpu.uuid: self._sight(gpu.uuid, readings[gpu.uuid], gpu.uuid in occupied)
+            for gpu in self._look.gpus
+            if gpu.uuid in readings
+        }
+
+    def _sight(self, uuid: str, reading: Reading, is_occupied: bool) -> Sight:
+        stranger = self._opener(uuid) or self._client(uuid, reading, is_occupied)
+        if stranger is not None:
+            return Sight(False, f"used by {stranger}")
+        for value in (reading.processes, reading.utilization):
+            if isinstance(value, Unknown) and not (_answers(reading) and self._holders_suffice(uuid)):
+                return Sight(None, value.reason)
+        used = reading.utilization
+        if not is_occupied and known(used) and used.peak >= WORKING:
+            return Sight(False, f"{format_percent(used.peak)} busy with nobody seen there")
+        return Sight(True, "")
+
+    def _opener(self, uuid: str) -> str | None:
+        """Somebody who holds the device node."""
+        for holder in self._by_gpu.get(uuid, ()):
+            is_other = Identity(holder.pid, holder.started) in self._openers
+            if is_other and not self._is_ignored(uuid, holder.name, holder.executable):
+                return f"{holder.user}'s {holder.executable or holder.name} (pid {holder.pid})"
+        return None
+
+    def _client(self, uuid: str, reading: Reading, is_occupied: bool) -> str | None:
+        """Somebody whom the driver lists."""
+        if not known(reading.processes):
+            return None
+        for process in reading.processes:
+            if self._is_stranger(uuid, process, is_occupied):
+                return describe(process)
+        return None
+
+    def _is_stranger(self, uuid: str, process: Process, is_occupied: bool) -> bool:
+        if not known(process.started):
+            # A pid of another namespace: where a program of ours runs, it is most likely that.
+            return not is_occupied
+        name = process.name if known(process.name) else ""
+        is_other = Identity(process.pid, process.started) in self._clients
+        return is_other and not self._is_ignored(uuid, name, None)
+
+    def _others(self, those: Iterable[Holder | Process]) -> frozenset[Identity]:
+        """Who of them is not ours. Asked in this order: one that ended just now can no longer be told from them."""
+        seen = {Identity(one.pid, one.started) for one in those if known(one.started)}
+        return frozenset(who for who in seen if not self._is_own(who.pid) and is_alive(who))
+
+    def _is_ignored(self, uuid: str, name: str, executable: str | None) -> bool:
+        ignored = self._ignored.get(uuid)
+        return ignored is not None and ignored.matches_names(name, executable)
+
+
+def _answers(reading: Reading) -> bool:
+    """Whether the driver answers for this GPU at all, be it that it does not support what it is asked."""
+    told = (reading.utilization, reading.processes, reading.memory_used, reading.power, reading.temperature)
+    return any(not isinstance(value, Unknown) or value.reason == NOT_SUPPORTED for value in told)

@@ -1,0 +1,102 @@
+"""What rings when a GPU's device node is opened or closed.
+
+An event says neither who nor whether it was us, and a container's own node gives none: the alarm says when to scan,
+the scan says who is there, and a slow scan at a steady rhythm covers what does not ring.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from stoker.inotify import CLOSED, CREATED, MOVED_HERE, NO_LONGER_WATCHED, OPENED, OVERFLOWED, Inotify
+
+_NOTHING: Final[frozenset[str]] = frozenset()
+
+
+class DeviceEvents:
+    """Readable after an event. Nodes that come late or are made anew are listened to as well."""
+
+    def __init__(self, nodes: Mapping[str, Sequence[Path]]) -> None:
+        self._gpus: dict[Path, frozenset[str]] = {}
+        for uuid, paths in nodes.items():
+            for path in paths:
+                self._gpus[path] = self._gpus.get(path, _NOTHING) | {uuid}
+        self._events = Inotify()
+        self._watched: dict[int, frozenset[str]] = {}
+        """The GPUs behind each watch of a node."""
+        self._directories: dict[int, Path] = {}
+        """The directory behind each watch of one, in which nodes may appear."""
+        self._deaf: dict[Path, str] = {}
+        """The nodes that cannot be listened to, and why."""
+        if self._events.fileno() >= 0:
+            # Directories first: a node that appears in between is then either seen now or rings.
+            for directory in {path.parent for path in self._gpus}:
+                self._watch_directory(directory)
+            for path in self._gpus:
+                self._watch_node(path)
+
+    @property
+    def why_not(self) -> str | None:
+        """Why some or all nodes do not ring, as part of a sentence; None when all of them do."""
+        if self._events.fileno() < 0:
+            return "the kernel has no inotify left for this user (fs.inotify.max_user_instances)"
+        if not self._gpus:
+            return "no GPU here has a device node that is known"
+        return "; ".join(f"{path} {reason}" for path, reason in self._deaf.items()) or None
+
+    def fileno(self) -> int:
+        """-1 when nothing at all can ring."""
+        return self._events.fileno() if self._watched or self._directories else -1
+
+    def rung(self) -> frozenset[str]:
+        """The GPUs whose nodes were opened, closed or made since the last call."""
+        rung = _NOTHING
+        for event in self._events.read():
+            if event.mask & OVERFLOWED:
+                # Events were lost, so it may have been any of them.
+                rung = rung.union(*self._gpus.values())
+            elif event.watch in self._directories:
+                rung |= self._appeared(self._directories[event.watch] / event.name)
+            else:
+                rung |= self._watched.get(event.watch, _NOTHING)
+            if event.mask & NO_LONGER_WATCHED:
+                self._watched.pop(event.watch, None)
+                self._directories.pop(event.watch, None)
+        return rung
+
+    def close(self) -> None:
+        self._events.close()
+        self._watched.clear()
+        self._directories.clear()
+
+    def _appeared(self, path: Path) -> frozenset[str]:
+        gpus = self._gpus.get(path, _NOTHING)
+        if gpus:
+            # It may have been opened before it is listened to, so its making rings too.
+            self._watch_node(path)
+        return gpus
+
+    def _watch_node(self, path: Path) -> None:
+        self._deaf.pop(path, None)
+        try:
+            watch = self._events.add(path, OPENED | CLOSED)
+        except OSError as error:
+            self._deaf[path] = _complaint(error)
+            return
+        # Two names of one file have one watch.
+        self._watched[watch] = self._watched.get(watch, _NOTHING) | self._gpus[path]
+
+    def _watch_directory(self, directory: Path) -> None:
+        # Without it, what is missing now stays silent: each node that is says so itself.
+        with contextlib.suppress(OSError):
+            self._directories[self._events.add(directory, CREATED | MOVED_HERE)] = directory
+
+
+def _complaint(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "is not there"
+    if isinstance(error, PermissionError):
+        return "may not be read by this user"
+    return f"cannot be listened to: {os.strerror(error.errno or 0)}"

@@ -1,0 +1,66 @@
+"""The headers that every answer has, also an error's: what a browser may do with it."""
+
+from typing import Final
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stoker.web.auth.origin import header, is_secure, split_host
+from stoker.web.auth.refusal import refusal_in_json
+from stoker.web.config import Config
+
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self';"
+    " manifest-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_ALWAYS: Final = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",  # for browsers that do not know frame-ancestors
+    # Not `no-referrer`: with that, browsers send `Origin: null` with our own forms, and by plain HTTP the origin is
+    # all that tells them from another site's. No other site is told where one came from by this either.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), display-capture=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+_A_YEAR: Final = "max-age=31536000"
+
+
+class SecurityHeaders:
+    def __init__(self, app: ASGIApp, config: Config) -> None:
+        self._app = app
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                self._add(scope, MutableHeaders(raw=message.setdefault("headers", [])))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, with_headers)
+        except Exception:
+            if not started:
+                await refusal_in_json(500, "something went wrong here: the server's log says what")(
+                    scope, receive, with_headers
+                )
+            raise
+
+    def _add(self, scope: Scope, headers: MutableHeaders) -> None:
+        for name, value in _ALWAYS.items():
+            headers[name] = value
+        if not scope["path"].startswith("/static/"):
+            # A phone that was logged out must not show, on the way back, what it had seen.
+            headers["Cache-Control"] = "no-store"
+        if is_secure(scope, self._config) and not split_host(header(scope, b"host"))[1]:
+            # A browser takes it for every port of that name: where ours is one of several, other people's pages there
+            # would stop working.
+            headers["Strict-Transport-Security"] = _A_YEAR
