@@ -1,7 +1,7 @@
-"""An hour of people who come and go on eight GPUs, by a clock that needs no time, and what was made of it.
+"""An hour of people coming and going on eight GPUs, on a simulated clock, and what the filler made of it.
 
-What is seen and decided is the filler's own (`OtherUsers`, `Slot`); simulated are the machine, the people, and the times
-at which a filler sees: scans and looks at the interval, and one of each soon after an event.
+Perception and decisions are the filler's own (`OtherUsers`, `Slot`). The machine, the people and the moments at which the
+filler looks are simulated: scans and looks at the interval, and one of each soon after an event.
 """
 
 import itertools
