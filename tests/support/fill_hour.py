@@ -1,7 +1,7 @@
 """An hour of people coming and going on eight GPUs, on a simulated clock, and what the filler made of it.
 
-Perception and decisions are the filler's own (`OtherUsers`, `Slot`). The machine, the people and the moments at which the
-filler looks are simulated: scans and looks at the interval, and one of each soon after an event.
+Perception and decisions are the filler's own (`OtherUsers`, `Slot`). The machine, the people and the moments at which
+the filler looks are simulated: scans and looks at the interval, and one of each soon after an event.
 """
 
 import itertools
