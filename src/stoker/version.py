@@ -1,3 +1,3 @@
-"""The version of Stoker."""
+"""The version of Stoker, stated here only: packaging, `stoker --version` and the API read it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
