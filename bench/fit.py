@@ -1,4 +1,4 @@
-"""How near to the largest batch that fits each way of finding one comes, at what price: `docs/fit-comparison.md`."""
+"""How near to the largest batch that fits each way of finding one comes, at what price: `docs/explanation/fit-comparison.md`."""
 
 import statistics
 from pathlib import Path
@@ -9,7 +9,7 @@ from stoker.fit.search import RUNS, RUNS_FOR_A_POOR_ANSWER
 from stoker.units import format_memory
 from tests.support.trainers import TRAINERS, Trainer
 
-PAGE = Path(__file__).parents[1] / "docs" / "fit-comparison.md"
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "fit-comparison.md"
 GOOD = 0.9
 
 

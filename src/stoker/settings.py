@@ -19,7 +19,7 @@ EVENTS: Final = ("failed", "idle-stopped", "queue-empty", "gpu-unknown", "worker
 
 
 class Notifications(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """Whom to tell of what: see docs/notify.md."""
+    """Whom to tell of what: see docs/how-to/notifications.md."""
 
     urls: tuple[str, ...] = ()
     """As apprise has them. Each is a secret."""
@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watch: dict[str, Any] = {}
     """The same for `stoker watch`."""
     fill: dict[str, Any] = {}
-    """Background programs on idle GPUs: see docs/fill.md."""
+    """Background programs on idle GPUs: see docs/reference/fill.md."""
     fit: dict[str, dict[str, Any]] = {}
     """Presets of `stoker fit` by name, each with options as on its command line, without the dashes."""
     notify: Notifications = Notifications()

@@ -17,7 +17,7 @@ from tests.support.command import stoker
 from tests.support.waiting import wait_for
 
 GIB = 2**30
-GUIDE = Path(__file__).parents[2] / "docs" / "simulated-gpus.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "reference" / "simulated-gpus.md"
 
 Load = Callable[..., "subprocess.Popen[str]"]
 

@@ -1,4 +1,4 @@
-"""A job as JSON: the same fields for every verb, documented in docs/json.md."""
+"""A job as JSON: the same fields for every verb, documented in docs/reference/json.md."""
 
 from typing import Any
 

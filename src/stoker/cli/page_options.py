@@ -149,7 +149,7 @@ def welcome(config: "Config", port: int, keys: "Keys") -> None:
     emit(OUTPUT, f"The page is at {address}\n")
     emit(OUTPUT, f"Open it with this link, once per device: {link}\n")
     if config.is_private and not config.url:
-        emit(OUTPUT, "Only this machine can reach it; --host 0.0.0.0 lets your phone in (docs/security.md).\n")
+        emit(OUTPUT, "Only this machine can reach it; --host 0.0.0.0 lets your phone in (docs/how-to/security.md).\n")
     elif (code := qr_code(link)) is not None:
         emit(OUTPUT, f"Or with a phone's camera:\n{code}\n")
     if not config.is_private and not config.is_encrypted:

@@ -142,7 +142,7 @@ def _firing_in_lines(number: int, firing: Firing) -> list[str]:
     return [*lines, ""]
 
 
-# For other programs; documented in docs/replay.md
+# For other programs; documented in docs/how-to/try-a-rule.md
 
 
 def _as_json(found: Replay, trace: Path, damaged: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A look as JSON for other programs: stable, documented in docs/json.md, null where a value is unknown."""
+"""A look as JSON for other programs: stable, documented in docs/reference/json.md, null where a value is unknown."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ _ENDED: Final = {
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """What is known of a run now. The fields are documented in docs/json.md."""
+    """What is known of a run now. The fields are documented in docs/reference/json.md."""
 
     id: str
     state: State
