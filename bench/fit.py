@@ -1,4 +1,4 @@
-"""How near to the largest batch that fits each way of finding one comes, at what price: `docs/explanation/fit-comparison.md`."""
+"""How near to the largest batch that fits each method comes, and at what cost: `docs/explanation/fit-comparison.md`."""
 
 import statistics
 from pathlib import Path

@@ -29,7 +29,8 @@ def command(test: bool, queue_url: str | None) -> int:
     wanted = load_settings().notify
     if not wanted.urls:
         raise BadInputError(
-            f'there is nobody to tell: write urls = ["…"] under [notify] in {config_path(os.environ)} (docs/how-to/notifications.md)'
+            f'there is nobody to tell: write urls = ["…"] under [notify] in {config_path(os.environ)}'
+            " (docs/how-to/notifications.md)"
         )
     return _test(wanted) if test else _run(wanted, queue_url)
 

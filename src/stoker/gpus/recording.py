@@ -1,7 +1,7 @@
 """Readings over time in a file: one line per look, append-safe, whole up to the last line after any crash.
 
-The format is documented in docs/reference/recordings.md. Every session begins with a header line; every look is one line,
-written in one call; a cell that is the same as in the line before is null. A line that was cut short by a crash is
+The format is documented in docs/reference/recordings.md. Every session begins with a header line; every look is one
+line, written in one call; a cell that is the same as in the line before is null. A line cut short by a crash is
 passed over by the reader and cannot spoil the ones that a later session appends.
 """
 
