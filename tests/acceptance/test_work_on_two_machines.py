@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.engines.local.attempt_spec import AttemptRecord
 from stoker.procfs import read_stat_fields
 from stoker.queue import init_queue
-from stoker.worker.attempt_spec import AttemptRecord
 from tests.support.cables import Cable, has_namespaces, namespaced, relayed
 from tests.support.diary import Diary
 from tests.support.postgres import PASSWORD, PostgresServer

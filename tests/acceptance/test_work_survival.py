@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stoker.engines.identity import WorkerIdentity
 from stoker.queue import QueueAwayError, init_queue
 from stoker.runs.processes.scan import send
-from stoker.worker.identity import WorkerIdentity
 from tests.support.diary import Diary
 from tests.support.keeping import (
     keepers_of,

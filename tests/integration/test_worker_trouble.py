@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from stoker.engines.identity import CLUTTER, MOST_ATTEMPTS, WorkerIdentity
 from stoker.queue import Attempt
 from stoker.runs.processes.scan import is_alive
-from stoker.worker.identity import CLUTTER, MOST_ATTEMPTS, WorkerIdentity
 from tests.support.keeping import keepers_of, processes_of, record_of
 from tests.support.waiting import wait_for
 from tests.support.work_site import RunningWorker, WorkSite, troubled
@@ -47,7 +47,7 @@ def test_what_cannot_be_written_after_the_start_costs_the_record_and_not_the_job
     job = site.submit(f"echo begun; {site.until('gate')}; exit 3", retries=1, backoff=3600.0)
     trouble = "\n".join(
         f"failing({name!r}, errno.ENOSPC)"
-        for name in ("pathlib.Path.write_bytes", "stoker.worker.attempt_spec.AttemptRecord.listen")
+        for name in ("pathlib.Path.write_bytes", "stoker.engines.local.attempt_spec.AttemptRecord.listen")
     )
     worker = work(site, trouble)
     wait_for(lambda: site.output(job).exists() and "begun" in site.output(job).read_text(), named="the start")
@@ -109,7 +109,7 @@ def test_a_machine_that_is_short_of_something_gives_the_job_back_uncounted(
 
 def test_a_start_that_the_disk_does_not_take_is_no_loss_and_leaves_nothing_behind(site: WorkSite) -> None:
     job = site.submit(("true",), on_loss="hold")
-    worker = work(site, "failing('stoker.worker.attempt_spec.AttemptRecord.assign', errno.ENOSPC)")
+    worker = work(site, "failing('stoker.engines.local.attempt_spec.AttemptRecord.assign', errno.ENOSPC)")
     site.wait_for_why(job, "No space left on device")
     assert not list((site.home / "attempts").iterdir())
     assert site.job(job).state == "queued"
@@ -121,7 +121,7 @@ def test_a_start_that_the_disk_does_not_take_is_no_loss_and_leaves_nothing_behin
 
 def test_a_supervisor_that_cannot_read_what_to_run_says_so_to_this_worker_and_the_next(site: WorkSite) -> None:
     job = site.submit(("true",), on_loss="hold")
-    work(site, "failing('stoker.worker.shim._read', errno.EMFILE)")
+    work(site, "failing('stoker.engines.local.shim._read', errno.EMFILE)")
     wait_for(lambda: outcomes(site, job)[:1] == ["requeued"], named="that it is given back")
     end_trouble(site)
     assert record_of(site, job).status().ending == "not started"
@@ -170,7 +170,7 @@ def test_a_worker_whose_fork_server_was_stopped_ends_when_asked_to(site: WorkSit
 def test_a_home_that_fills_with_short_jobs_is_tidied_before_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.worker.identity.MOST_ATTEMPTS", 20)
+    monkeypatch.setattr("stoker.engines.identity.MOST_ATTEMPTS", 20)
     home = WorkerIdentity(tmp_path)
     for number in range(20 + 2 * CLUTTER):
         home.new_record(Attempt(id="", job=f"{number:08x}", worker="", number=1, gpus=(), started=0, lease_expires=0))

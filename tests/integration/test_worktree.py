@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.engines.local import worktree as module
+from stoker.engines.local.worktree import Worktree
 from stoker.errors import StokerError
-from stoker.worker import worktree as module
-from stoker.worker.worktree import Worktree
 
 AUTHOR = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always")
 

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from stoker.engines.local.attempt_spec import undelivered
 from stoker.queue import NewJob, QueueAwayError, open_queue
 from stoker.queue.model import ENDED
 from stoker.runs.processes.scan import Identity, children, is_alive, send
-from stoker.worker.attempt_spec import undelivered
 from tests.support.diary import Diary
 from tests.support.faults import Call
 from tests.support.havoc_judge import Condition, Evidence, Submitted, judge

@@ -4,8 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+from stoker.engines.local.attempt_spec import AttemptProcesses, AttemptRecord
 from stoker.runs.processes.scan import identify, is_alive, send
-from stoker.worker.attempt_spec import AttemptRecord, Keepers
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
@@ -14,25 +14,25 @@ def record_of(site: WorkSite, job: str, number: int = 1) -> AttemptRecord:
     return AttemptRecord(site.home / "attempts" / f"{job}-{number}")
 
 
-def keepers_of(site: WorkSite, job: str, number: int = 1) -> Keepers:
+def keepers_of(site: WorkSite, job: str, number: int = 1) -> AttemptProcesses:
     """Of an attempt whose outcome the queue does not have."""
     # A job runs, for the queue, a moment before that is written down.
     return wait_for(record_of(site, job, number).attempt_spec, named="its assignment").keepers
 
 
-def kill_attendant(keepers: Keepers, how: signal.Signals = signal.SIGKILL) -> None:
+def kill_attendant(keepers: AttemptProcesses, how: signal.Signals = signal.SIGKILL) -> None:
     who = keepers.attendant_identity
     assert Path(f"/proc/{who.pid}/comm").read_text() == "stoker-job\n"
     assert send(who, how)
 
 
-def kill_guardian(keepers: Keepers) -> None:
+def kill_guardian(keepers: AttemptProcesses) -> None:
     who = keepers.guardian_identity
     assert Path(f"/proc/{who.pid}/comm").read_text() == "stoker-guard\n"
     assert send(who, signal.SIGKILL)
 
 
-def kill_both(keepers: Keepers) -> None:
+def kill_both(keepers: AttemptProcesses) -> None:
     """So that neither has the time to do anything about the other's death."""
     assert send(keepers.attendant_identity, signal.SIGSTOP)
     kill_guardian(keepers)

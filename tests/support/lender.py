@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
+from stoker.engines.identity import WorkerIdentity
 from stoker.queue import Attempt, Store, open_queue
 from stoker.worker import log_streaming as lending
-from stoker.worker.identity import WorkerIdentity
 from tests.support.attempts import WORKER
 
 

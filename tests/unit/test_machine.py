@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from stoker.engines.local.capacity import Allocation, PlacementOptions, ResourceRequest
+from stoker.engines.local.gpu_tracker import GpuTracker
+from stoker.engines.local.placement import decide
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown
-from stoker.worker.capacity import Holding, Rules, Want
-from stoker.worker.machine import Machine
-from stoker.worker.placement import decide
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
 
 UUID = a_gpu(0).uuid
@@ -35,7 +35,7 @@ class World:
     """A machine whose process 100 belongs to job a, and 101 to job b."""
 
     def __init__(self, chosen: str = "all") -> None:
-        self.machine = Machine(chosen)
+        self.machine = GpuTracker(chosen)
         self.holders: dict[str, set[str]] = {}
         self.owners = {100: "a", 101: "b"}
         self.now = 0.0
@@ -68,13 +68,13 @@ class World:
     def is_free(self) -> bool:
         """Whether a job that wants one GPU is started."""
         assert not self.holders
-        return bool(decide(self.machine.gpus, [], [Want("new", 1, 1)], Rules(), self.now).start)
+        return bool(decide(self.machine.gpus, [], [ResourceRequest("new", 1, 1)], PlacementOptions(), self.now).start)
 
     def is_waited_for(self) -> bool:
         """Whether it is expected to be free soon, so that nobody is stopped elsewhere for a job that would fit here."""
         other = msgspec.structs.replace(self.gpu, uuid="other", index=1, peak=0.0, memory_used=0, foreigners=())
-        victim = Holding(Want("victim", 1, 0, preemptible=True), ("other",), 0.0, used={})
-        decision = decide([self.gpu, other], [victim], [Want("new", 1, 1)], Rules(), self.now)
+        victim = Allocation(ResourceRequest("victim", 1, 0, preemptible=True), ("other",), 0.0, used={})
+        decision = decide([self.gpu, other], [victim], [ResourceRequest("new", 1, 1)], PlacementOptions(), self.now)
         return not decision.start and not decision.preempt
 
 
@@ -114,7 +114,7 @@ class TestWhichGpus:
         assert (gone.index, gone.obstructed_since, gone.memory_total) == (0, 2.0, 80 * GIB)
         assert (there.index, there.problem, there.obstructed_since) == (1, None, None)
         assert world.machine.known[there.uuid] == left
-        decision = decide(world.machine.gpus, [], [Want("new", 2, 1)], Rules(), 2.0)
+        decision = decide(world.machine.gpus, [], [ResourceRequest("new", 2, 1)], PlacementOptions(), 2.0)
         assert not decision.start
         assert world.note == "cannot be read (the driver does not list it any more)"
 

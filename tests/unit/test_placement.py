@@ -10,25 +10,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.gpus.model import Maybe, Unknown
-from stoker.worker.capacity import Foreign, Held, Holding, Kept, Rules, SeenGpu, Stopping, TooSmall, Unreadable, Want
-from stoker.worker.placement import (
+from stoker.engines.local.capacity import (
+    Allocation,
+    GpuState,
+    Held,
+    PlacementOptions,
+    ReservedFor,
+    ResourceRequest,
+    Stopping,
+    TooSmall,
+    Unreadable,
+    UsedByOthers,
+)
+from stoker.engines.local.placement import (
     CannotFit,
+    CpuSlotsTaken,
     Decision,
-    Keeping,
     NoGpusSeen,
-    NoPlaceWithoutGpu,
     NotEnoughGpus,
     Offer,
+    Reservation,
     decide,
 )
-from stoker.worker.words import why_waiting
+from stoker.engines.local.waiting_reasons import why_waiting
+from stoker.gpus.model import Maybe, Unknown
 from tests.support.deep import examples
 
 GIB = 2**30
 NOW = 100_000.0
 HOUR = 3600.0
-RULES = Rules()
+RULES = PlacementOptions()
 
 
 def a_gpu(
@@ -40,11 +51,11 @@ def a_gpu(
     foreigners: tuple[str, ...] = (),
     problem: str | None = None,
     obstructed_since: float | None = None,
-) -> SeenGpu:
-    return SeenGpu(f"GPU-{index}", index, total, used, peak, foreigners, problem, obstructed_since)
+) -> GpuState:
+    return GpuState(f"GPU-{index}", index, total, used, peak, foreigners, problem, obstructed_since)
 
 
-def gpus(count: int) -> list[SeenGpu]:
+def gpus(count: int) -> list[GpuState]:
     return [a_gpu(index) for index in range(count)]
 
 
@@ -58,13 +69,13 @@ def a_job(
     priority: int = 0,
     preemptible: bool = False,
     limit: float | None = None,
-) -> Want:
+) -> ResourceRequest:
     asked = None if memory is None else int(memory * GIB)
-    return Want(name, count, order, asked, shares, priority, preemptible, limit)
+    return ResourceRequest(name, count, order, asked, shares, priority, preemptible, limit)
 
 
-def running(want: Want, *indices: int, since: float = NOW - HOUR, stopping: bool = False) -> Holding:
-    return Holding(want, tuple(f"GPU-{index}" for index in indices), since, used={}, stopping=stopping)
+def running(want: ResourceRequest, *indices: int, since: float = NOW - HOUR, stopping: bool = False) -> Allocation:
+    return Allocation(want, tuple(f"GPU-{index}" for index in indices), since, used={}, stopping=stopping)
 
 
 def placed(decision: Decision) -> dict[str, list[int]]:
@@ -73,7 +84,11 @@ def placed(decision: Decision) -> dict[str, list[int]]:
 
 
 def place(
-    seen: Sequence[SeenGpu], held: Sequence[Holding], *waiting: Want, rules: Rules = RULES, now: float = NOW
+    seen: Sequence[GpuState],
+    held: Sequence[Allocation],
+    *waiting: ResourceRequest,
+    rules: PlacementOptions = RULES,
+    now: float = NOW,
 ) -> Decision:
     return decide(seen, held, waiting, rules, now)
 
@@ -102,7 +117,7 @@ def test_a_gpu_with_a_foreigner_is_left_alone() -> None:
     seen = [a_gpu(0, foreigners=("alice's python (pid 4242)",)), a_gpu(1)]
     assert placed(place(seen, [], a_job("a"))) == {"a": [1]}
     decision = place(seen[:1], [], a_job("a", memory=1, shares=True))
-    assert obstacles_of(decision, "a") == {0: Foreign(("alice's python (pid 4242)",))}
+    assert obstacles_of(decision, "a") == {0: UsedByOthers(("alice's python (pid 4242)",))}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +129,7 @@ def test_a_gpu_with_a_foreigner_is_left_alone() -> None:
         a_gpu(0, peak=Unknown("the driver did not answer")),
     ],
 )
-def test_unknown_is_never_free(gpu: SeenGpu) -> None:
+def test_unknown_is_never_free(gpu: GpuState) -> None:
     decision = place([gpu], [], a_job("a", memory=1, shares=True))
     assert decision.start == ()
     assert obstacles_of(decision, "a") == {0: Unreadable("the driver did not answer")}
@@ -123,7 +138,7 @@ def test_unknown_is_never_free(gpu: SeenGpu) -> None:
 def test_a_gpu_that_works_though_nobody_is_seen_on_it_is_not_free() -> None:
     assert place([a_gpu(0, peak=0.5)], [], a_job("a")).start == ()
     assert placed(place([a_gpu(0, peak=0.49)], [], a_job("a"))) == {"a": [0]}
-    assert placed(place([a_gpu(0, peak=0.6)], [], a_job("a"), rules=Rules(free_below=0.7))) == {"a": [0]}
+    assert placed(place([a_gpu(0, peak=0.6)], [], a_job("a"), rules=PlacementOptions(free_below=0.7))) == {"a": [0]}
 
 
 def test_a_gpu_is_free_when_its_memory_is_really_back() -> None:
@@ -172,18 +187,18 @@ def test_a_job_that_shares_without_saying_how_much_takes_the_whole_gpu() -> None
 
 def test_slots_put_as_many_jobs_on_each_gpu_and_spread_them() -> None:
     jobs = [a_job(name, order=order) for order, name in enumerate("abcde")]
-    decision = place(gpus(2), [], *jobs, rules=Rules(slots_per_gpu=2))
+    decision = place(gpus(2), [], *jobs, rules=PlacementOptions(slots_per_gpu=2))
     assert placed(decision) == {"a": [0], "b": [1], "c": [0], "d": [1]}
 
 
 def test_slots_do_not_give_out_more_memory_than_there_is() -> None:
     jobs = [a_job("a", memory=16), a_job("b", order=1, memory=16)]
-    assert placed(place(gpus(1), [], *jobs, rules=Rules(slots_per_gpu=2))) == {"a": [0]}
+    assert placed(place(gpus(1), [], *jobs, rules=PlacementOptions(slots_per_gpu=2))) == {"a": [0]}
 
 
 def test_slots_fill_up_where_nobody_can_tell_whose_the_memory_is() -> None:
     untold = msgspec.structs.replace(running(a_job("untold"), 0), used=None)
-    rules = Rules(slots_per_gpu=2)
+    rules = PlacementOptions(slots_per_gpu=2)
     assert placed(place([a_gpu(0, used=9 * GIB)], [untold], a_job("next"), rules=rules)) == {"next": [0]}
 
 
@@ -204,7 +219,7 @@ def test_order_is_priority_then_age() -> None:
 def test_a_gpu_is_kept_for_a_job_that_needs_two() -> None:
     decision = place(gpus(2), [running(a_job("r"), 1)], a_job("big", 2), a_job("small", order=1))
     assert decision.start == ()
-    assert obstacles_of(decision, "small")[0] == Kept("big", 2, 1)
+    assert obstacles_of(decision, "small")[0] == ReservedFor("big", 2, 1)
 
 
 def test_a_small_job_slips_in_where_its_time_limit_ends_before_the_big_one_can_start() -> None:
@@ -263,9 +278,9 @@ def test_a_gpu_of_unknown_size_may_be_large_enough() -> None:
 
 def test_jobs_without_a_gpu_are_never_blocked_behind_jobs_that_wait_for_one() -> None:
     jobs = [a_job("gpu"), a_job("cpu", 0, order=1), a_job("cpu2", 0, order=2), a_job("cpu3", 0, order=3)]
-    decision = place(gpus(1), [running(a_job("r"), 0)], *jobs, rules=Rules(cpu_jobs=2))
+    decision = place(gpus(1), [running(a_job("r"), 0)], *jobs, rules=PlacementOptions(cpu_jobs=2))
     assert placed(decision) == {"cpu": [], "cpu2": []}
-    assert decision.waiting["cpu3"] == NoPlaceWithoutGpu(2)
+    assert decision.waiting["cpu3"] == CpuSlotsTaken(2)
 
 
 def test_a_machine_that_cannot_be_read_starts_only_jobs_without_a_gpu() -> None:
@@ -344,7 +359,7 @@ def test_what_a_victim_leaves_is_not_taken_by_another_filler() -> None:
     held = [running(a_job("victim", preemptible=True), 0, stopping=True)]
     decision = place(seen, held, a_job("normal", 2), a_job("filler", order=1, preemptible=True))
     assert decision.start == ()
-    assert obstacles_of(decision, "filler")[1] == Kept("normal", 2, 1)
+    assert obstacles_of(decision, "filler")[1] == ReservedFor("normal", 2, 1)
 
 
 def test_a_preemptible_job_without_a_gpu_gives_its_place_to_a_normal_one() -> None:
@@ -352,7 +367,7 @@ def test_a_preemptible_job_without_a_gpu_gives_its_place_to_a_normal_one() -> No
         running(a_job("old", 0, preemptible=True), since=1.0),
         running(a_job("new", 0, preemptible=True), since=2.0),
     ]
-    rules = Rules(cpu_jobs=2)
+    rules = PlacementOptions(cpu_jobs=2)
     assert place([], held, a_job("normal", 0), rules=rules).preempt == ("new",)
     stopping = [held[0], msgspec.structs.replace(held[1], stopping=True)]
     assert place([], stopping, a_job("normal", 0), rules=rules).preempt == ()
@@ -364,7 +379,7 @@ TOTALS = [8 * GIB, 24 * GIB, 80 * GIB]
 
 
 @st.composite
-def wants(draw: st.DrawFn, prefix: str, count: int, *, bounded: bool = True) -> list[Want]:
+def wants(draw: st.DrawFn, prefix: str, count: int, *, bounded: bool = True) -> list[ResourceRequest]:
     return [
         a_job(
             f"{prefix}{order}",
@@ -381,7 +396,7 @@ def wants(draw: st.DrawFn, prefix: str, count: int, *, bounded: bool = True) -> 
 
 
 @st.composite
-def troubled(draw: st.DrawFn, gpu: SeenGpu, held: Sequence[Holding]) -> SeenGpu:
+def troubled(draw: st.DrawFn, gpu: GpuState, held: Sequence[Allocation]) -> GpuState:
     """The GPU with what its jobs use on it, and perhaps something that is nobody's of ours."""
     ours = sum((holding.used or {}).get(gpu.uuid, 0) for holding in held)
     gpu = msgspec.structs.replace(gpu, memory_used=ours, peak=draw(st.sampled_from([0.0, 1.0])) if ours else 0.0)
@@ -399,10 +414,10 @@ def troubled(draw: st.DrawFn, gpu: SeenGpu, held: Sequence[Holding]) -> SeenGpu:
 
 
 class World(msgspec.Struct):
-    seen: list[SeenGpu]
-    held: list[Holding]
-    waiting: list[Want]
-    rules: Rules
+    seen: list[GpuState]
+    held: list[Allocation]
+    waiting: list[ResourceRequest]
+    rules: PlacementOptions
 
     def decide(self) -> Decision:
         return decide(self.seen, self.held, self.waiting, self.rules, NOW)
@@ -411,12 +426,12 @@ class World(msgspec.Struct):
 @st.composite
 def worlds(draw: st.DrawFn, *, slots: Sequence[int] = (1, 1, 2, 3), bounded: bool = True) -> World:
     """A machine in the midst of its work: what runs was placed by earlier decisions, and some of it has ended."""
-    rules = Rules(slots_per_gpu=draw(st.sampled_from(slots)), cpu_jobs=2)
+    rules = PlacementOptions(slots_per_gpu=draw(st.sampled_from(slots)), cpu_jobs=2)
     seen = [a_gpu(index, total=draw(st.sampled_from(TOTALS))) for index in range(draw(st.integers(1, 4)))]
     earlier = draw(wants("r", 8, bounded=bounded))
     by_job = {want.job: want for want in earlier}
     held = [
-        Holding(
+        Allocation(
             by_job[start.job],
             start.gpus,
             NOW - draw(st.sampled_from([1.0, 50.0, 2 * HOUR])),
@@ -434,7 +449,7 @@ def after(world: World, decision: Decision, *, leave_out: Iterable[str] = ()) ->
     """The world in which what was decided has been done."""
     wanted = {want.job: want for want in world.waiting}
     out = set(leave_out)
-    new = [Holding(wanted[s.job], s.gpus, NOW, used={}) for s in decision.start if s.job not in out]
+    new = [Allocation(wanted[s.job], s.gpus, NOW, used={}) for s in decision.start if s.job not in out]
     held = [
         msgspec.structs.replace(holding, stopping=holding.stopping or holding.want.job in decision.preempt)
         for holding in world.held
@@ -443,12 +458,12 @@ def after(world: World, decision: Decision, *, leave_out: Iterable[str] = ()) ->
     return World(world.seen, held + new, [w for w in world.waiting if w.job not in started], world.rules)
 
 
-def rank(want: Want) -> tuple[bool, int, int]:
+def rank(want: ResourceRequest) -> tuple[bool, int, int]:
     """The order that people are promised: normal jobs first, then priority, then age."""
     return (want.preemptible, -want.priority, want.order)
 
 
-def on_gpu(world: World, uuid: str) -> list[Holding]:
+def on_gpu(world: World, uuid: str) -> list[Allocation]:
     return [holding for holding in world.held if uuid in holding.gpus]
 
 
@@ -511,7 +526,7 @@ def test_jobs_that_share_never_get_more_memory_than_there_is(
         for n, use in enumerate(running_use)
     ]
     jobs = [a_job(f"w{n}", order=n, memory=memory, shares=True) for n, memory in enumerate(asked)]
-    decision = place(seen, held, *jobs, rules=Rules(slots_per_gpu=slots))
+    decision = place(seen, held, *jobs, rules=PlacementOptions(slots_per_gpu=slots))
     on_each = [[asked[int(job[1:])] for job, on in placed(decision).items() if on == [index]] for index in (0, 1)]
     if on_each[0]:
         assert sum(on_each[0]) + sum(max(1.0, use) for use in running_use) <= 8
@@ -600,7 +615,7 @@ def settled(world: World, gone: set[str]) -> World:
     return World([after_leaving(world, gpu, gone) for gpu in world.seen], held, world.waiting, world.rules)
 
 
-def after_leaving(world: World, gpu: SeenGpu, gone: set[str]) -> SeenGpu:
+def after_leaving(world: World, gpu: GpuState, gone: set[str]) -> GpuState:
     if isinstance(gpu.memory_used, Unknown):
         return gpu
     holders = on_gpu(world, gpu.uuid)
@@ -650,22 +665,22 @@ class Machine:
 
     GRACE = 5.0
 
-    def __init__(self, seen: list[SeenGpu], rules: Rules) -> None:
+    def __init__(self, seen: list[GpuState], rules: PlacementOptions) -> None:
         self.seen = seen
         self.rules = rules
         self.now = 0.0
-        self.held: list[Holding] = []
+        self.held: list[Allocation] = []
         self.ends: dict[str, float] = {}
-        self.keeping: tuple[Keeping, ...] = ()
+        self.keeping: tuple[Reservation, ...] = ()
 
     def turn(
-        self, waiting: Sequence[Want], durations: dict[str, float], elsewhere: Mapping[str, Offer] = {}
+        self, waiting: Sequence[ResourceRequest], durations: dict[str, float], elsewhere: Mapping[str, Offer] = {}
     ) -> list[str]:
         decision = decide(self.seen, self.held, waiting, self.rules, self.now, elsewhere=elsewhere)
         self.keeping = decision.keeping
         wanted = {want.job: want for want in waiting}
         for start in decision.start:
-            self.held.append(Holding(wanted[start.job], start.gpus, self.now, used={}))
+            self.held.append(Allocation(wanted[start.job], start.gpus, self.now, used={}))
             self.ends[start.job] = self.now + durations[start.job]
         for victim in decision.preempt:
             self.ends[victim] = min(self.ends[victim], self.now + self.GRACE)
@@ -695,7 +710,7 @@ class Crowd:
         self._count = 0
         self.durations: dict[str, float] = {}
 
-    def next(self) -> Want:
+    def next(self) -> ResourceRequest:
         self._count += 1
         name = f"small{self._count}"
         duration = self._chance.choice([10.0, 60.0, 600.0])
@@ -710,7 +725,7 @@ class Crowd:
         )
 
 
-def live_until_it_starts(machine: Machine, big: Want, crowd: Crowd, deadline: float) -> None:
+def live_until_it_starts(machine: Machine, big: ResourceRequest, crowd: Crowd, deadline: float) -> None:
     """There are always five small jobs behind the big one, which must start by the deadline."""
     waiting = [big]
     crowd.durations[big.job] = 1.0
@@ -724,7 +739,7 @@ def live_until_it_starts(machine: Machine, big: Want, crowd: Crowd, deadline: fl
     pytest.fail(f"the big job still waits at {machine.now}, after its deadline of {deadline}")
 
 
-def a_machine_full_of(crowd: Crowd, seen: list[SeenGpu]) -> Machine:
+def a_machine_full_of(crowd: Crowd, seen: list[GpuState]) -> Machine:
     machine = Machine(seen, RULES)
     for _ in range(3):  # jobs that began at different times
         machine.turn([crowd.next() for _ in range(8)], crowd.durations)
@@ -768,7 +783,7 @@ class Cluster:
         for machine in machines:
             machine.live_to(self.now)
 
-    def settle(self, waiting: list[Want]) -> list[str]:
+    def settle(self, waiting: list[ResourceRequest]) -> list[str]:
         """Everybody has a turn until nobody starts, takes or gives back anything more."""
         started: list[str] = []
         for _ in range(20):
@@ -780,7 +795,7 @@ class Cluster:
                 return started
         pytest.fail(f"the machines do not agree: {self.kept}")
 
-    def _turn(self, machine: Machine, waiting: list[Want]) -> list[str]:
+    def _turn(self, machine: Machine, waiting: list[ResourceRequest]) -> list[str]:
         elsewhere = {
             job: Offer(max(0.0, at - self.now), missing)
             for job, (reaper_process, at, missing) in self.kept.items()
@@ -837,7 +852,7 @@ def test_one_machine_keeps_gpus_for_a_big_job_and_the_others_go_on(
 
 
 def on_two_machines(
-    first: Sequence[Holding], second: Sequence[Holding], *waiting: Want
+    first: Sequence[Allocation], second: Sequence[Allocation], *waiting: ResourceRequest
 ) -> tuple[Decision, Decision, dict[str, Offer]]:
     """The first decides, then the second, which knows what the first keeps."""
     one = place(gpus(2), first, *waiting)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.engines.local.preparation import Prepared, policy_of, prepare
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, Vendor
 from stoker.gpus.visible import visible_gpus
 from stoker.queue.model import Job
 from stoker.rules.policy import Policy
-from stoker.worker.preparation import Prepared, policy_of, prepare
 from tests.support.looks import a_gpu
 
 

@@ -2,20 +2,20 @@
 
 import pytest
 
-from stoker.worker.capacity import (
+from stoker.engines.local.capacity import (
     Busy,
-    Foreign,
     Free,
     Held,
-    Kept,
     MemoryTaken,
     Obstacle,
+    ReservedFor,
     Stopping,
     TooSmall,
     Unreadable,
+    UsedByOthers,
 )
-from stoker.worker.placement import CannotFit, NoGpusSeen, NoPlaceWithoutGpu, NotEnoughGpus
-from stoker.worker.words import why_waiting
+from stoker.engines.local.placement import CannotFit, CpuSlotsTaken, NoGpusSeen, NotEnoughGpus
+from stoker.engines.local.waiting_reasons import why_waiting
 
 GIB = 2**30
 HOUR = 3600.0
@@ -28,7 +28,7 @@ def asks(gpus: int, memory: int | None = None) -> tuple[int, int | None]:
 def test_the_example_of_the_manual() -> None:
     reason = NotEnoughGpus(
         *asks(2, 20 * GIB),
-        ((0, Foreign(("alice's python (pid 4242)",))), (1, Held(("deadbeef",), 3 * HOUR, None))),
+        ((0, UsedByOthers(("alice's python (pid 4242)",))), (1, Held(("deadbeef",), 3 * HOUR, None))),
     )
     assert why_waiting(reason) == (
         "waits for 2 GPUs with 20 GiB: GPU 0 is used by alice's python (pid 4242), GPU 1 frees in at most 3 h"
@@ -38,7 +38,7 @@ def test_the_example_of_the_manual() -> None:
 @pytest.mark.parametrize(
     ("obstacle", "said"),
     [
-        (Foreign(("bob's a (pid 1)", "eve's b (pid 2)")), "GPU 3 is used by bob's a (pid 1) and eve's b (pid 2)"),
+        (UsedByOthers(("bob's a (pid 1)", "eve's b (pid 2)")), "GPU 3 is used by bob's a (pid 1) and eve's b (pid 2)"),
         (Unreadable("the driver did not answer"), "GPU 3 cannot be read (the driver did not answer)"),
         (TooSmall(8 * GIB), "GPU 3 has only 8.0 GiB"),
         (Busy(0.8, 0.5), "GPU 3 is 80% busy (free below 50%) with nobody seen there"),
@@ -48,7 +48,7 @@ def test_the_example_of_the_manual() -> None:
         (Held(("deadbeef",), None, 2 * GIB), "GPU 3 has 2.0 GiB left beside job deadbeef"),
         (Held(("a", "b"), 600.0, 0), "GPU 3 has 0 B left beside jobs a and b, more in at most 10 min"),
         (Stopping(("deadbeef",)), "GPU 3 is being freed (job deadbeef is stopping)"),
-        (Kept("deadbeef", 2, 1), "GPU 3 is kept for job deadbeef (2 GPUs, has 1)"),
+        (ReservedFor("deadbeef", 2, 1), "GPU 3 is kept for job deadbeef (2 GPUs, has 1)"),
         (Free(), "GPU 3 is free"),
     ],
 )
@@ -104,10 +104,10 @@ def test_at_most_is_never_less_than_it_is(seconds: float, said: str) -> None:
         (CannotFit(*asks(1, 80 * GIB), 2, 0, 24 * GIB), "asks for a GPU with 80 GiB, and the largest can give 24 GiB"),
         (CannotFit(*asks(2, 40 * GIB), 4, 1, 48 * GIB), "and only 1 of the 4 here can give that much"),
         (CannotFit(*asks(1, 24 * GIB), 1, 0, 24 * GIB - 12 * 2**20), "24.00 GiB, and the largest can give 23.99 GiB"),
-        (NoPlaceWithoutGpu(0), "it takes no jobs without a GPU"),
+        (CpuSlotsTaken(0), "it takes no jobs without a GPU"),
     ],
 )
-def test_a_job_that_can_never_start_here_says_what_is_missing(reason: CannotFit | NoPlaceWithoutGpu, said: str) -> None:
+def test_a_job_that_can_never_start_here_says_what_is_missing(reason: CannotFit | CpuSlotsTaken, said: str) -> None:
     sentence = why_waiting(reason)
     assert sentence.startswith("can never start on this machine: ")
     assert sentence.endswith(said)
@@ -120,7 +120,7 @@ def test_a_machine_that_cannot_be_read_is_said_to_be_so() -> None:
 
 
 def test_a_job_without_a_gpu_waits_for_a_place() -> None:
-    assert why_waiting(NoPlaceWithoutGpu(1)) == (
+    assert why_waiting(CpuSlotsTaken(1)) == (
         "waits for another job without a GPU to end: 1 is running, which is as many as may"
     )
-    assert "4 are running" in why_waiting(NoPlaceWithoutGpu(4))
+    assert "4 are running" in why_waiting(CpuSlotsTaken(4))

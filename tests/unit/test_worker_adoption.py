@@ -16,6 +16,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.local import adoption
+from stoker.engines.local.adoption import find, requeue_unstarted
+from stoker.engines.local.attempt_spec import ATTEMPT_TAG, SHIM_NAME, AttemptProcesses, AttemptRecord
+from stoker.engines.local.messages import AttemptResult, StopAttempt
 from stoker.errors import StokerError
 from stoker.procfs import boot_id
 from stoker.queue import Store
@@ -23,11 +28,6 @@ from stoker.queue.model import Attempt
 from stoker.runs.processes.scan import Identity, identify, is_alive
 from stoker.runs.processes.syscalls import set_name
 from stoker.runs.record import Status
-from stoker.worker import adoption
-from stoker.worker.adoption import find, give_back
-from stoker.worker.attempt_spec import ATTEMPT_MARK, ATTENDANT_NAME, AttemptRecord, Keepers
-from stoker.worker.identity import WorkerIdentity
-from stoker.worker.messages import Over, Stop
 from tests.support.waiting import wait_for
 from tests.unit.test_worker_attendant import assigned
 
@@ -68,7 +68,7 @@ def myself() -> tuple[int, int]:
     return who.pid, who.started
 
 
-def leave_behind(home: WorkerIdentity, keepers: Keepers, status: Status | None = None) -> AttemptRecord:
+def leave_behind(home: WorkerIdentity, keepers: AttemptProcesses, status: Status | None = None) -> AttemptRecord:
     record = AttemptRecord(home.directory / "attempts" / "j-1")
     record.directory.mkdir()
     record.assign(assigned(queue=AWAY, host=home.host, boot=boot_id(), keepers=keepers))
@@ -88,7 +88,7 @@ def failing(number: int) -> Any:
 def test_supervisor_that_cannot_be_reached_now_is_not_dead(
     home: WorkerIdentity, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = leave_behind(home, Keepers(myself(), myself()))
+    record = leave_behind(home, AttemptProcesses(myself(), myself()))
     with contextlib.closing(record.listen()):
         with monkeypatch.context() as trouble:
             trouble.setattr(AttemptRecord, "connect", failing(number))
@@ -104,7 +104,7 @@ def test_supervisor_that_cannot_be_reached_now_is_not_dead(
 def test_worker_with_few_descriptors_left_keeps_them_for_the_rest_of_its_work(
     home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = leave_behind(home, Keepers(myself(), myself()))
+    record = leave_behind(home, AttemptProcesses(myself(), myself()))
     opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - one call
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (opened + 10, opened + 10))
     with contextlib.closing(record.listen()):
@@ -113,7 +113,7 @@ def test_worker_with_few_descriptors_left_keeps_them_for_the_rest_of_its_work(
 
 
 def test_guardian_that_cannot_be_watched_now_is_not_dead(home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_behind(home, Keepers(GONE, myself()))
+    leave_behind(home, AttemptProcesses(GONE, myself()))
     with monkeypatch.context() as trouble:
         trouble.setattr(os, "pidfd_open", failing(errno.EMFILE))
         (found,) = find(home, AWAY).running_attempts
@@ -127,19 +127,19 @@ def test_guardian_that_cannot_be_watched_now_is_not_dead(home: WorkerIdentity, m
 def test_attempt_is_not_concluded_while_nobody_can_see_what_is_left_of_it(
     home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave_behind(home, Keepers(GONE, GONE), Status(state="ended", ending="by itself", exit_code=0))
+    leave_behind(home, AttemptProcesses(GONE, GONE), Status(state="ended", ending="by itself", exit_code=0))
     with monkeypatch.context() as trouble:
         trouble.setattr(AttemptRecord, "last_status", failing(errno.EMFILE))
         (found,) = find(home, AWAY).running_attempts
         assert not found.over
     found.reach()
-    assert found.over == Over("succeeded", 0, "")
+    assert found.over == AttemptResult("succeeded", 0, "")
 
 
 def test_attempts_that_cannot_be_read_now_are_looked_for_again(
     home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave_behind(home, Keepers(GONE, GONE))
+    leave_behind(home, AttemptProcesses(GONE, GONE))
     with monkeypatch.context() as trouble:
         trouble.setattr(AttemptRecord, "last_assignment", failing(errno.EMFILE))
         assert find(home, AWAY) == ([], False)
@@ -150,11 +150,11 @@ def test_attempts_that_cannot_be_read_now_are_looked_for_again(
     assert (len(found.running_attempts), found.complete) == (1, True)
 
 
-@pytest.mark.parametrize("mark", ["STOKER_RUN_DIR", ATTEMPT_MARK])
+@pytest.mark.parametrize("mark", ["STOKER_RUN_DIR", ATTEMPT_TAG])
 def test_orphans_are_killed_before_the_queue_is_needed(
     home: WorkerIdentity, processes: list[subprocess.Popen[bytes]], mark: str
 ) -> None:
-    record = leave_behind(home, Keepers(GONE, GONE))
+    record = leave_behind(home, AttemptProcesses(GONE, GONE))
     orphan = sleeper(processes, **{mark: str(record.directory) if mark == "STOKER_RUN_DIR" else "a"})
     (found,) = find(home, AWAY).running_attempts
     assert found.over is not None
@@ -190,22 +190,22 @@ def test_attempt_whose_files_were_deleted_while_it_runs_is_not_given_back(
     ready, tell = os.pipe()
     supervisor = os.fork()
     if supervisor == 0:
-        set_name(ATTENDANT_NAME)
+        set_name(SHIM_NAME)
         AttemptRecord(place).occupy()
         os.write(tell, b"x")
         signal.pause()
     try:
         assert os.read(ready, 1) == b"x"
         shutil.rmtree(home.directory / "attempts")
-        assert give_back(store, home, ())
+        assert requeue_unstarted(store, home, ())
         store.finish.assert_not_called()
     finally:
         os.kill(supervisor, signal.SIGKILL)
         os.waitpid(supervisor, 0)
         os.close(ready)
         os.close(tell)
-    orphan = sleeper(processes, **{ATTEMPT_MARK: "a"})
-    assert give_back(store, home, ())
+    orphan = sleeper(processes, **{ATTEMPT_TAG: "a"})
+    assert requeue_unstarted(store, home, ())
     assert store.finish.call_args.args[1] == "requeued"
     wait_for(lambda: not is_alive(orphan))
 
@@ -216,9 +216,9 @@ def test_claim_is_not_given_back_while_nobody_can_look_for_its_processes(
     store, _attempt = claimed(home)
     with monkeypatch.context() as trouble:
         trouble.setattr(adoption, "is_attended", failing(errno.EMFILE))
-        assert not give_back(store, home, ())
+        assert not requeue_unstarted(store, home, ())
         store.finish.assert_not_called()
-    assert give_back(store, home, ())
+    assert requeue_unstarted(store, home, ())
     store.finish.assert_called_once()
 
 
@@ -235,7 +235,7 @@ def test_worker_goes_on_with_a_supervisor_that_somebody_stopped(
     home: WorkerIdentity, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     process = sleeper(processes)
-    record = leave_behind(home, Keepers(process, myself()))
+    record = leave_behind(home, AttemptProcesses(process, myself()))
     with contextlib.closing(record.listen()):
         (found,) = find(home, AWAY).running_attempts
     os.kill(process.pid, signal.SIGSTOP)
@@ -250,10 +250,10 @@ def test_supervisor_that_does_not_carry_out_a_stop_is_killed(
     home: WorkerIdentity, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = sleeper(processes)
-    record = leave_behind(home, Keepers(process, myself()))
+    record = leave_behind(home, AttemptProcesses(process, myself()))
     with contextlib.closing(record.listen()):
         (found,) = find(home, AWAY).running_attempts
-    found.stop(Stop("cancelled", "It was cancelled."))
+    found.stop(StopAttempt("cancelled", "It was cancelled."))
     found.rouse()
     assert is_alive(process)
     clock = time.monotonic()

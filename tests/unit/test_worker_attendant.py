@@ -13,16 +13,16 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from stoker.engines.local import shim as attendant
+from stoker.engines.local.attempt_spec import AttemptProcesses, AttemptRecord, AttemptSpec, now
+from stoker.engines.local.capacity import ResourceRequest
+from stoker.engines.local.messages import AttemptResult, LeaseRenewed, ResultRecorded, ShimChannel, StopAttempt
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
 from stoker.runs.processes.reaper import Reaper
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.processes.syscalls import BootTimer
 from stoker.runs.record import Status
-from stoker.worker import shim as attendant
-from stoker.worker.attempt_spec import AttemptRecord, AttemptSpec, Keepers, now
-from stoker.worker.capacity import Want
-from stoker.worker.messages import Channel, Over, Recorded, Renewed, Stop
 from tests.support.waiting import wait_for
 
 LEASE = 600.0
@@ -36,8 +36,8 @@ def assigned(**changes: Any) -> AttemptSpec:
         queue="/nowhere/queue.db",
         host="here",
         boot="this",
-        keepers=Keepers((1, 1), (1, 1)),
-        want=Want(job="j", gpus=0, order=0),
+        keepers=AttemptProcesses((1, 1), (1, 1)),
+        want=ResourceRequest(job="j", gpus=0, order=0),
         plan=Plan(command=("true",), grace=30.0),
         environment={},
         lease=LEASE,
@@ -53,14 +53,14 @@ class Stage:
 
     def __init__(self, directory: Path, attempt_spec: AttemptSpec) -> None:
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.worker = Channel(mine)
+        self.worker = ShimChannel(mine)
         self.reaper = Mock(spec=Reaper, job=None, status=None, empty=True, containment="")
         self.reaper.owns.return_value = False
         self._signals = SignalStream([signal.SIGUSR2])
         self._timer = BootTimer()
         record = AttemptRecord(directory)
         self.attendance = attendant._Attendance(
-            record, attempt_spec, Channel(its), self._signals, self.reaper, self._timer
+            record, attempt_spec, ShimChannel(its), self._signals, self.reaper, self._timer
         )
 
     def close(self) -> None:
@@ -78,13 +78,13 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
 
 def outcome(stage: Stage) -> Outcome:
     said = stage.worker.receive()
-    assert isinstance(said, Over)
+    assert isinstance(said, AttemptResult)
     return said.outcome
 
 
 @pytest.mark.parametrize("stage", [{"lease_until": 0.0}], indirect=True)
 def test_job_whose_lease_ended_during_its_preparation_is_not_started(stage: Stage) -> None:
-    stage.worker.send(Recorded())
+    stage.worker.send(ResultRecorded())
     stage.attendance.run()
     assert outcome(stage) == "lost"
     stage.reaper.begin.assert_not_called()
@@ -92,7 +92,7 @@ def test_job_whose_lease_ended_during_its_preparation_is_not_started(stage: Stag
 
 @pytest.mark.parametrize("stage", [{"lease_until": 0.0}], indirect=True)
 def test_lease_that_the_worker_renewed_meanwhile_lets_the_job_start(stage: Stage) -> None:
-    stage.worker.send(Renewed(now() + LEASE))
+    stage.worker.send(LeaseRenewed(now() + LEASE))
     stage.attendance._heed_before_start()
 
 
@@ -126,7 +126,7 @@ def test_job_gets_no_grace_beyond_its_lease(stage: Stage) -> None:
 
 
 def test_job_that_the_queue_gave_up_gets_no_grace(stage: Stage) -> None:
-    stage.worker.send(Stop("lease", "The queue had given the job up."))
+    stage.worker.send(StopAttempt("lease", "The queue had given the job up."))
     order = stage.attendance.attend()
     assert order is not None
     assert (order.ending, stage.attendance.longest_grace()) == ("lease", 0.0)

@@ -5,10 +5,10 @@ from typing import cast
 
 import pytest
 
+from stoker.engines.delivery import RUNNING_TAIL, TAIL, LogTail
+from stoker.engines.local.attempt_spec import AttemptRecord, AttemptSpec
 from stoker.logs.tail_reader import TailReader
 from stoker.queue import Store
-from stoker.worker.attempt_spec import AttemptRecord, AttemptSpec
-from stoker.worker.delivery import RUNNING_TAIL, TAIL, Excerpt
 
 
 class Queue:
@@ -31,7 +31,7 @@ class Assigned:
 @pytest.mark.parametrize("lines_between", [1, 100, 500, 2000, 3000])
 def test_whoever_follows_gets_every_line_once_however_fast_they_come(tmp_path: Path, lines_between: int) -> None:
     record, queue = AttemptRecord(tmp_path), Queue()
-    excerpt, reader = Excerpt(record, cast(AttemptSpec, Assigned())), TailReader(lambda: queue.text)
+    excerpt, reader = LogTail(record, cast(AttemptSpec, Assigned())), TailReader(lambda: queue.text)
     printed, read = b"", b""
     for begin in range(0, 10 * lines_between, lines_between):
         printed += b"".join(b"step %6d loss 0.1\n" % number for number in range(begin, begin + lines_between))
@@ -43,7 +43,7 @@ def test_whoever_follows_gets_every_line_once_however_fast_they_come(tmp_path: P
 
 def test_of_a_job_that_prints_little_little_is_written(tmp_path: Path) -> None:
     record, queue = AttemptRecord(tmp_path), Queue()
-    excerpt = Excerpt(record, cast(AttemptSpec, Assigned()))
+    excerpt = LogTail(record, cast(AttemptSpec, Assigned()))
     sizes = []
     for more in (3 * TAIL, 10, 10, TAIL, 10):
         with record.output.open("ab") as file:
@@ -55,7 +55,7 @@ def test_of_a_job_that_prints_little_little_is_written(tmp_path: Path) -> None:
 
 def test_a_bar_that_keeps_its_length_is_delivered_again_and_one_that_stands_still_is_not(tmp_path: Path) -> None:
     record, queue = AttemptRecord(tmp_path), Queue()
-    excerpt = Excerpt(record, cast(AttemptSpec, Assigned()))
+    excerpt = LogTail(record, cast(AttemptSpec, Assigned()))
     written = []
     for bar in (b"train 101/600", b"train 249/600", b"train 249/600"):
         with record.output.open("r+b" if record.output.exists() else "wb") as file:

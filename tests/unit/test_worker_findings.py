@@ -6,16 +6,15 @@ from typing import cast
 import msgspec
 import pytest
 
+from stoker.engines.delivery import LONGEST_REPORT, LogTail, details_of, write_details, write_fit
+from stoker.engines.local.attempt_spec import AppliedSnooze, AttemptRecord, AttemptSpec
+from stoker.engines.local.running_attempt import RunningAttempt
 from stoker.errors import StokerError
 from stoker.fit.terms import Fitted, Observation
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
 from stoker.queue.model import AttemptDetails, Snoozed
 from stoker.runs.record import Ending, Snooze, Status
-from stoker.worker.attempt_spec import AttemptRecord, AttemptSpec, Heeded
-from stoker.worker.delivery import Excerpt
-from stoker.worker.findings import LONGEST_REPORT, finding_of, tell_finding, tell_fit
-from stoker.worker.running_attempt import RunningAttempt
 
 FITTED = Fitted(
     size=200,
@@ -57,23 +56,23 @@ def ended(record: AttemptRecord, ending: Ending) -> None:
 
 def test_of_a_job_that_ended_by_itself_nothing_more_is_told(record: AttemptRecord) -> None:
     ended(record, "by itself")
-    assert finding_of(record) is None
+    assert details_of(record) is None
 
 
 def test_nothing_is_told_of_an_attempt_that_left_nothing(record: AttemptRecord) -> None:
-    assert finding_of(record) is None
+    assert details_of(record) is None
 
 
 def test_another_ending_is_told_with_its_report(record: AttemptRecord) -> None:
     ended(record, "idle")
     record.write_report("# Stopped: its GPU was idle – for long\n")
-    assert finding_of(record) == AttemptDetails(cause="idle", report="# Stopped: its GPU was idle – for long\n")
+    assert details_of(record) == AttemptDetails(cause="idle", report="# Stopped: its GPU was idle – for long\n")
 
 
 def test_a_report_that_is_too_long_says_that_it_goes_on(record: AttemptRecord) -> None:
     ended(record, "idle")
     record.write_report("é" * LONGEST_REPORT)
-    found = finding_of(record)
+    found = details_of(record)
     assert found is not None
     assert len(found.report.encode()) <= LONGEST_REPORT
     assert found.report.startswith("éé")
@@ -82,11 +81,11 @@ def test_a_report_that_is_too_long_says_that_it_goes_on(record: AttemptRecord) -
 
 def test_a_fit_is_told_while_it_runs_and_with_the_end(record: AttemptRecord) -> None:
     queue = Queue()
-    assert not tell_fit(cast(Store, queue), record, "attempt")
+    assert not write_fit(cast(Store, queue), record, "attempt")
     record.write_fit(FITTED)
-    assert tell_fit(cast(Store, queue), record, "attempt")
+    assert write_fit(cast(Store, queue), record, "attempt")
     ended(record, "by itself")
-    tell_finding(cast(Store, queue), record, "attempt")
+    write_details(cast(Store, queue), record, "attempt")
     (_, first), (_, last) = queue.kept
     assert (first.cause, first.fit["size"]) == ("", 200)
     assert last.cause == "by itself"
@@ -96,7 +95,7 @@ def test_a_fit_is_told_while_it_runs_and_with_the_end(record: AttemptRecord) -> 
 @pytest.mark.parametrize("has_output", [False, True])
 def test_a_running_job_tells_of_its_fit_once(record: AttemptRecord, has_output: bool) -> None:
     queue = Queue()
-    excerpt = Excerpt(record, cast(AttemptSpec, _Fitted()))
+    excerpt = LogTail(record, cast(AttemptSpec, _Fitted()))
     if has_output:
         record.output.write_text("trains\n")
     excerpt.deliver(cast(Store, queue))
@@ -109,23 +108,23 @@ def test_a_running_job_tells_of_its_fit_once(record: AttemptRecord, has_output: 
 
 def test_a_queue_that_refuses_a_finding_is_not_asked_again_and_one_that_is_away_is(record: AttemptRecord) -> None:
     ended(record, "idle")
-    tell_finding(cast(Store, Queue(StokerError("the disk of the database is full"))), record, "attempt")
+    write_details(cast(Store, Queue(StokerError("the disk of the database is full"))), record, "attempt")
     with pytest.raises(QueueAwayError):
-        tell_finding(cast(Store, Queue(QueueAwayError("the queue cannot be reached"))), record, "attempt")
+        write_details(cast(Store, Queue(QueueAwayError("the queue cannot be reached"))), record, "attempt")
 
 
 def test_a_job_that_is_cleaned_away_while_it_is_told_of_is_no_trouble(record: AttemptRecord) -> None:
     ended(record, "idle")
     record.output.write_text("trains\n")
     queue = cast(Store, Queue(CollisionError("violates a foreign key")))
-    tell_finding(queue, record, "attempt")
-    Excerpt(record, cast(AttemptSpec, _Assigned())).deliver_last(queue)
+    write_details(queue, record, "attempt")
+    LogTail(record, cast(AttemptSpec, _Assigned())).deliver_last(queue)
 
 
 def test_a_file_that_is_no_text_counts_as_none(record: AttemptRecord) -> None:
     record.write_fit(msgspec.structs.replace(FITTED, note="mangled"))
     record.write_snooze(Snooze(until=1e12, wall=1e12, by="mangled"))
-    record.write_heeded(Heeded(1600.0, "mangled"))
+    record.write_heeded(AppliedSnooze(1600.0, "mangled"))
     (record.directory / "attempt.json").write_text('{"attempt": "mangled"}')
     assert (record.fit(), record.snooze(), record.heeded()) != (None, None, None)
     for file in record.directory.glob("*.json"):

@@ -1,6 +1,6 @@
 """A GPU that was lent to background programs is free again when the filler has said so, not when it was told."""
 
-from stoker.worker.grants import Grants
+from stoker.engines.local.background_fill import Grants
 
 BOTH, ONE, NONE = frozenset({"a", "b"}), frozenset({"a"}), frozenset[str]()
 

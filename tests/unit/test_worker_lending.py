@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from stoker.engines.identity import WorkerIdentity
 from stoker.errors import StokerError
 from stoker.logs.remote_file import Mirror
 from stoker.queue import Store, init_queue
@@ -21,7 +22,6 @@ from stoker.queue.model import Lent
 from stoker.runs.output import OutputLog
 from stoker.runs.output_reader import OutputReader
 from stoker.worker import log_streaming as module
-from stoker.worker.identity import WorkerIdentity
 from stoker.worker.log_streaming import LogStreaming
 from tests.support.deep import examples
 from tests.support.queue_jobs import LONG, submit

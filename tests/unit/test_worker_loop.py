@@ -10,6 +10,13 @@ from unittest.mock import Mock, patch
 
 import pytest
 
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.local.attempt_spec import AttemptRecord, AttemptSpec
+from stoker.engines.local.fork_server import ForkServer
+from stoker.engines.local.messages import ShimChannel
+from stoker.engines.local.running_attempt import RunningAttempt
+from stoker.engines.local.shim_pool import ShimPool
+from stoker.engines.options import WorkerOptions
 from stoker.errors import StokerError
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
@@ -18,15 +25,8 @@ from stoker.queue import Store, View
 from stoker.queue.model import Requests, Snoozed
 from stoker.runs.record import Snooze
 from stoker.worker import loop
-from stoker.worker.attempt_spec import AttemptRecord, AttemptSpec
-from stoker.worker.fork_server import ForkServer
-from stoker.worker.identity import WorkerIdentity
 from stoker.worker.loop import WorkerLoop
-from stoker.worker.messages import Channel
-from stoker.worker.options import WorkerOptions
-from stoker.worker.placing import Placing
-from stoker.worker.running_attempt import RunningAttempt
-from stoker.worker.shim_pool import ShimPool
+from stoker.worker.scheduling import Scheduler
 from tests.support.looks import a_gpu, a_look
 
 OWN = Snooze(until=1e12, wall=1e12, by="the job")
@@ -46,7 +46,7 @@ class Stage:
         self._crew.running.return_value = self._crew.attend.return_value = []
         self.home = Mock(spec=WorkerIdentity, host="here", worker="w", directory=directory)
         self.loop = WorkerLoop(WorkerOptions(), self.home, self._crew, self.prober, self.told.append)
-        placing = Mock(spec=Placing)
+        placing = Mock(spec=Scheduler)
         placing.polls_now.return_value = False
         placing.why.return_value = {}
         placing.kept_gpus.return_value = {}
@@ -166,12 +166,12 @@ def test_a_process_for_jobs_that_never_gets_ready_is_not_waited_for_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As one that somebody stopped."""
-    monkeypatch.setattr("stoker.worker.shim_pool._PATIENCE", 0.05)
+    monkeypatch.setattr("stoker.engines.local.shim_pool._PATIENCE", 0.05)
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     arrivals, sign = socket.socketpair()
     nursery = Mock(spec=ForkServer, expected=0)
     nursery.fileno.return_value = arrivals.fileno()
-    nursery.receive.side_effect = lambda: Channel(mine) if arrivals.recv(1) else None
+    nursery.receive.side_effect = lambda: ShimChannel(mine) if arrivals.recv(1) else None
     arrivals.setblocking(False)
     sign.send(b"1")
     crew = ShimPool(nursery)

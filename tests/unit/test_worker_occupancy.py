@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from stoker.engines.local.capacity import BACKGROUND
+from stoker.engines.local.gpu_tracker import GpuTracker
+from stoker.engines.local.machine_view import Occupancy
 from stoker.gpus.model import Look, Maybe, Process, Unknown
 from stoker.queue.model import Doing, WorkerGpu
-from stoker.worker.capacity import BACKGROUND
-from stoker.worker.machine import Machine
-from stoker.worker.occupancy import Occupancy
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
 
 UUID = a_gpu(0).uuid
@@ -27,7 +27,7 @@ def look(*processes: Process, peak: Maybe[float] = 0.0, used: Maybe[int] = 0, at
 
 def told(seen: Look, *holders: str, ended: float | None = None) -> WorkerGpu:
     """What is said of the GPU after one look, with those of ours that hold it; process 100 is job a's."""
-    machine = Machine("all")
+    machine = GpuTracker("all")
     machine.observe(a_look(0.0, at=-1.0), lambda _pid: None, {})
     if ended is not None:
         machine.ended(UUID, ended)
@@ -68,14 +68,14 @@ def test_what_a_job_leaves_behind_for_a_moment_is_nobody_elses() -> None:
 
 
 def test_a_gpu_that_was_given_away_since_the_last_look_is_a_jobs() -> None:
-    machine = Machine("all")
+    machine = GpuTracker("all")
     machine.observe(look(), lambda _pid: None, {})
     assert machine.worker_gpus({})[0].doing == "free"
     assert machine.worker_gpus({UUID: {"a"}})[0].doing == "job"
 
 
 def test_since_when_a_gpu_cannot_be_read_is_told_whoever_holds_it() -> None:
-    machine = Machine("all")
+    machine = GpuTracker("all")
 
     def unread_since(seen: Look, *holders: str) -> float | None:
         ours = {UUID: set(holders)} if holders else {}
@@ -91,7 +91,7 @@ def test_since_when_a_gpu_cannot_be_read_is_told_whoever_holds_it() -> None:
 
 
 def test_simulated_gpus_are_told_as_such() -> None:
-    machine = Machine("all")
+    machine = GpuTracker("all")
 
     def is_simulated(seen: Look) -> bool:
         machine.observe(seen, lambda _pid: None, {})

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.engines.local.gpu_usage import KEPT_MINUTES, LONGEST_GAP, UsagePerMinute
 from stoker.queue.model import Doing, Usage
-from stoker.worker.usage import KEPT_MINUTES, LONGEST_GAP, Meter
 
 # At the beginning of a minute of the wall clock; the clock of the looks has another zero.
 NOON = 29_000_000 * 60.0
@@ -18,7 +18,7 @@ class Site:
     """One GPU that is looked at, by the seconds since noon."""
 
     def __init__(self) -> None:
-        self.meter = Meter("node7")
+        self.meter = UsagePerMinute("node7")
         self.set_by = 0.0
         """How far the wall clock was set forward."""
 

@@ -16,11 +16,11 @@ from stoker.streams import ERROR, emit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stoker.engines.local.background_fill import FillRequest
     from stoker.fill.config import FillConfig
     from stoker.fill.ledger import FillStatus
     from stoker.gpus.model import Gpu
     from stoker.gpus.prober import Prober
-    from stoker.worker.filling import Fill
 
 
 @click.group("fill", invoke_without_command=True)
@@ -81,15 +81,15 @@ def _fill(config: "FillConfig", prober: "Prober") -> int:
     return Filler(config, prober, state_home(), tell, root=Path(os.environ.get("STOKER_ROOT", "/"))).run()
 
 
-def checked_fill(file: str | None, source: str, deadline: float) -> "Fill":
+def checked_fill(file: str | None, source: str, deadline: float) -> "FillRequest":
     """What a worker is to fill its own GPUs with, and those of them that programs may run on."""
+    from stoker.engines.local.background_fill import FillRequest
     from stoker.fill.claims import gpus_to_fill
     from stoker.gpus.prober import Prober
-    from stoker.worker.filling import Fill
 
     with Prober(source, deadline=deadline) as prober:
         config, gpus = _checked(file, prober)
-        return Fill(config, () if gpus is None else tuple(gpus_to_fill(config, gpus)))
+        return FillRequest(config, () if gpus is None else tuple(gpus_to_fill(config, gpus)))
 
 
 def hints_of(config: "FillConfig") -> list[str]:

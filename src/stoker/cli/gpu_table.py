@@ -82,10 +82,10 @@ def _kept() -> dict[str, str]:
     """What is said of the GPUs that this machine's worker keeps for a job, by uuid."""
     from socket import gethostname
 
+    from stoker.engines.local.reserved_gpus import reserved_gpus
     from stoker.places import state_home
-    from stoker.worker.kept import kept_gpus
 
-    return kept_gpus(state_home(), gethostname())
+    return reserved_gpus(state_home(), gethostname())
 
 
 def _row(gpu: Gpu, reading: Reading, kept: str, *, bars: bool) -> list[Cell]:

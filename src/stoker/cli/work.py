@@ -64,14 +64,14 @@ def command(
     Ctrl-C ends the worker, not the jobs: the next `stoker work` finds them again.
     """
     from stoker.cli.queue_options import opened_or_created
-    from stoker.worker.capacity import Rules
-    from stoker.worker.options import WorkerOptions
+    from stoker.engines.local.capacity import PlacementOptions
+    from stoker.engines.options import WorkerOptions
 
     settings = load_settings()
     orders = WorkerOptions(
         queue=queue_url_of(queue_url),
         gpus=gpus,
-        rules=Rules(free_below=free_below, slots_per_gpu=slots_per_gpu, cpu_jobs=cpu_jobs),
+        rules=PlacementOptions(free_below=free_below, slots_per_gpu=slots_per_gpu, cpu_jobs=cpu_jobs),
         lease=lease,
         grace=grace,
         log_limit=log_limit,

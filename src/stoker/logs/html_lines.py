@@ -5,10 +5,10 @@ from collections import deque
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from stoker.engines.local.attempt_spec import is_output_of
 from stoker.logs.ansi import REACH, Line, Terminal, as_html
 from stoker.logs.readers import OutputReader, Reader, directory_of
 from stoker.queue.model import Attempt
-from stoker.worker.place import is_output_of
 
 # What is read in one step: a few milliseconds of work.
 STEP: Final = 256 * 1024

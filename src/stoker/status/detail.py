@@ -106,8 +106,8 @@ def _with_record(told: AttemptDetails, directory: Path) -> AttemptDetails:
     if (told.cause and told.report and told.fit) or not directory.is_dir():
         return told
     # Here, because it brings the worker's whole room along.
-    from stoker.worker.attempt_spec import AttemptRecord
-    from stoker.worker.findings import finding_of
+    from stoker.engines.delivery import details_of
+    from stoker.engines.local.attempt_spec import AttemptRecord
 
-    here = finding_of(AttemptRecord(directory)) or _NOTHING_FOUND
+    here = details_of(AttemptRecord(directory)) or _NOTHING_FOUND
     return AttemptDetails(cause=told.cause or here.cause, report=told.report or here.report, fit=told.fit or here.fit)

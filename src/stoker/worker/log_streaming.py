@@ -6,15 +6,14 @@ import time
 from pathlib import Path
 from typing import Final
 
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.local.attempt_spec import AttemptRecord, is_output_of
 from stoker.errors import StokerError
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
 from stoker.queue.loans import KEPT
 from stoker.queue.model import Lent, Wanted
 from stoker.runs.output_reader import OutputReader
-from stoker.worker.attempt_spec import AttemptRecord
-from stoker.worker.identity import WorkerIdentity
-from stoker.worker.place import is_output_of
 
 # Whether there is something to lend is asked no more often than this, however often the bell rings.
 _ASK_EVERY: Final = 1.0

@@ -13,6 +13,17 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+from stoker.engines.delivery import write_details
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.local.adoption import adopt, find, requeue_unstarted
+from stoker.engines.local.attempt_spec import now as lease_clock
+from stoker.engines.local.background_fill import BackgroundFill
+from stoker.engines.local.machine_view import MachineView
+from stoker.engines.local.messages import LeaseRenewed, ResultRecorded, StopAttempt
+from stoker.engines.local.reserved_gpus import ReservedGpusFile
+from stoker.engines.local.running_attempt import RunningAttempt
+from stoker.engines.local.shim_pool import ShimPool
+from stoker.engines.options import WorkerOptions
 from stoker.errors import StokerError
 from stoker.gpus.prober import Prober
 from stoker.queue import QueueAwayError, Store, open_queue
@@ -21,19 +32,8 @@ from stoker.queue.model import Snoozed, View
 from stoker.runs.processes.cgroup import NoCgroupError, remove_abandoned
 from stoker.runs.processes.signals import SignalStream
 from stoker.units import format_duration
-from stoker.worker.adoption import adopt, find, give_back
-from stoker.worker.attempt_spec import now as lease_clock
-from stoker.worker.filling import Filling
-from stoker.worker.findings import tell_finding
-from stoker.worker.identity import WorkerIdentity
-from stoker.worker.kept import KeptFile
 from stoker.worker.log_streaming import LogStreaming
-from stoker.worker.machine_view import MachineView
-from stoker.worker.messages import Recorded, Renewed, Stop
-from stoker.worker.options import WorkerOptions
-from stoker.worker.placing import Placing
-from stoker.worker.running_attempt import RunningAttempt
-from stoker.worker.shim_pool import ShimPool
+from stoker.worker.scheduling import Scheduler
 
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Whoever looks from elsewhere sees figures that are at most five seconds old: there is a chance every second, and the
@@ -67,16 +67,16 @@ class WorkerLoop:
         crew: ShimPool,
         prober: Prober,
         tell: Callable[[str], None],
-        filling: Filling | None = None,
+        filling: BackgroundFill | None = None,
     ) -> None:
         self._orders = orders
         self._home = home
         self._crew = crew
         self._tell = tell
         self._premises = MachineView(orders, home.host, crew, prober, filling, tell)
-        self._placing = Placing(orders, home, crew, self._premises, tell)
+        self._placing = Scheduler(orders, home, crew, self._premises, tell)
         self._lending = LogStreaming(home)
-        self._kept_file = KeptFile(home.directory, home.host)
+        self._kept_file = ReservedGpusFile(home.directory, home.host)
         self._signals = SignalStream(_STOPPING)
         self._store: Store | None = None
         self._bell: ChangeListener | None = None
@@ -280,7 +280,7 @@ class WorkerLoop:
         self._give_back(store)
 
     def _give_back(self, store: Store) -> None:
-        self._claims_known = give_back(store, self._home, self._crew.engaged)
+        self._claims_known = requeue_unstarted(store, self._home, self._crew.engaged)
         if not self._claims_known:
             self._search_at = time.monotonic() + _SEARCH_AGAIN
 
@@ -302,7 +302,7 @@ class WorkerLoop:
         """After the next job was started: an attendant that tidies up, and a person who reads, can wait for that."""
         for running_attempt, accepted in self._unacknowledged:
             if running_attempt.channel is not None:
-                running_attempt.channel.send(Recorded())
+                running_attempt.channel.send(ResultRecorded())
             self._tell_end(running_attempt, accepted)
         self._unacknowledged.clear()
 
@@ -311,7 +311,7 @@ class WorkerLoop:
             if running_attempt.recorded and running_attempt.channel is None:
                 # Its attendant is done with it, so this is the last of the output, and the report is written.
                 running_attempt.excerpt.deliver_last(store)
-                tell_finding(store, running_attempt.record, running_attempt.attempt)
+                write_details(store, running_attempt.record, running_attempt.attempt)
                 running_attempt.record.delivered()
                 del self._crew.engaged[running_attempt.attempt]
 
@@ -330,7 +330,7 @@ class WorkerLoop:
             running_attempt = self._crew.engaged.get(attempt)
             if running_attempt is not None and not running_attempt.stopping:
                 self._tell(f"{running_attempt.job}: cancelled")
-                running_attempt.stop(Stop("cancelled", "It was cancelled."))
+                running_attempt.stop(StopAttempt("cancelled", "It was cancelled."))
 
     def _snooze(self, wishes: Mapping[str, Snoozed]) -> None:
         for attempt, wish in wishes.items():
@@ -360,9 +360,9 @@ class WorkerLoop:
         found = store.renew(held, self._orders.lease)
         for attempt, running_attempt in held.items():
             if attempt in found and running_attempt.channel is not None:
-                running_attempt.channel.send(Renewed(before + self._orders.lease))
+                running_attempt.channel.send(LeaseRenewed(before + self._orders.lease))
             elif attempt not in found and not running_attempt.stopping:
-                running_attempt.stop(Stop("lease", "The queue had given the job up, and another may run it."))
+                running_attempt.stop(StopAttempt("lease", "The queue had given the job up, and another may run it."))
         self._cancel([attempt for attempt, wanted in found.items() if wanted])
 
     # Telling

@@ -15,7 +15,7 @@ from stoker.gpus.model import Maybe, Unknown
 BACKGROUND: Final = "background"
 
 
-class Want(msgspec.Struct, frozen=True):
+class ResourceRequest(msgspec.Struct, frozen=True):
     """What a job asks for."""
 
     job: str
@@ -35,10 +35,10 @@ class Want(msgspec.Struct, frozen=True):
     """No job at all, but a program that fills an idle GPU: it steps aside also for preemptible jobs."""
 
 
-class Holding(msgspec.Struct, frozen=True):
+class Allocation(msgspec.Struct, frozen=True):
     """A job of ours that has started and not ended: it holds what it asked for, even while it is still loading."""
 
-    want: Want
+    want: ResourceRequest
     gpus: tuple[str, ...]
     """The uuids it was given."""
     since: float
@@ -54,7 +54,7 @@ class Holding(msgspec.Struct, frozen=True):
         return self.since + self.want.time_limit if self.want.time_limit is not None else math.inf
 
 
-class SeenGpu(msgspec.Struct, frozen=True):
+class GpuState(msgspec.Struct, frozen=True):
     """One GPU of this machine as the last looks showed it."""
 
     uuid: str
@@ -71,7 +71,7 @@ class SeenGpu(msgspec.Struct, frozen=True):
     """Since when something other than our jobs has kept it from being free; None when that is new."""
 
 
-class Rules(msgspec.Struct, frozen=True):
+class PlacementOptions(msgspec.Struct, frozen=True):
     """How this worker hands its GPUs out."""
 
     free_below: float = 0.5
@@ -85,7 +85,7 @@ class Rules(msgspec.Struct, frozen=True):
     stays_after: float = 600.0
     """A foreigner of ten minutes is there to stay: GPUs are no longer kept empty for a job that would need theirs."""
 
-    def takes_whole_gpus(self, want: Want) -> bool:
+    def takes_whole_gpus(self, want: ResourceRequest) -> bool:
         return self.slots_per_gpu == 1 and not (want.shares and want.memory is not None)
 
 
@@ -93,7 +93,7 @@ class Unreadable(msgspec.Struct, frozen=True, tag="unreadable"):
     reason: str
 
 
-class Foreign(msgspec.Struct, frozen=True, tag="foreign"):
+class UsedByOthers(msgspec.Struct, frozen=True, tag="foreign"):
     processes: tuple[str, ...]
 
 
@@ -126,7 +126,7 @@ class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
     jobs: tuple[str, ...]
 
 
-class Kept(msgspec.Struct, frozen=True, tag="kept"):
+class ReservedFor(msgspec.Struct, frozen=True, tag="kept"):
     """Free, but for a job that comes first."""
 
     job: str
@@ -140,10 +140,10 @@ class Free(msgspec.Struct, frozen=True, tag="free"):
     """Nothing stands in the way here: it is the other GPUs that are missing."""
 
 
-Obstacle = Unreadable | Foreign | TooSmall | Busy | MemoryTaken | Held | Stopping | Kept | Free
+Obstacle = Unreadable | UsedByOthers | TooSmall | Busy | MemoryTaken | Held | Stopping | ReservedFor | Free
 
 
-class Holder(NamedTuple):
+class GpuHolder(NamedTuple):
     """One job's claim on one GPU."""
 
     job: str
@@ -155,24 +155,24 @@ class Holder(NamedTuple):
     stopping: bool
 
 
-class Reservation(NamedTuple):
+class GpuReservation(NamedTuple):
     """The first job that has to wait comes first on this GPU."""
 
-    want: Want
+    want: ResourceRequest
     until: float
     """When it can start at the latest, by the time limits; infinite when nothing bounds it."""
-    kept: Kept
+    kept: ReservedFor
 
 
-class Room:
+class GpuCapacity:
     """One GPU and its holders, while a decision is being made."""
 
-    def __init__(self, gpu: SeenGpu, holdings: Iterable[Holding], rules: Rules, now: float) -> None:
+    def __init__(self, gpu: GpuState, holdings: Iterable[Allocation], rules: PlacementOptions, now: float) -> None:
         self.gpu = gpu
         self.rules = rules
-        self.reservation: Reservation | None = None
-        self.promised_to: Kept | None = None
-        self.holders: list[Holder] = []
+        self.reservation: GpuReservation | None = None
+        self.promised_to: ReservedFor | None = None
+        self.holders: list[GpuHolder] = []
         self._count_memory(gpu)
         attributed, everyone_told = 0, True
         for holding in holdings:
@@ -190,17 +190,17 @@ class Room:
         self.settles_soon = age <= rules.settles_within
         self._stays = age > rules.stays_after
 
-    def _count_memory(self, gpu: SeenGpu) -> None:
+    def _count_memory(self, gpu: GpuState) -> None:
         self.total = 0 if isinstance(gpu.memory_total, Unknown) else gpu.memory_total
         self.used = 0 if isinstance(gpu.memory_used, Unknown) else gpu.memory_used
         # What a driver keeps for itself, or one CUDA context that nobody counted: half a GiB on the cards people have,
         # more on the largest; on a tiny one never more than a tenth.
         self.slack = min(max(512 * 2**20, self.total // 50), self.total // 10)
 
-    def add(self, want: Want, ends: float, *, stopping: bool = False, used: int = 0) -> None:
+    def add(self, want: ResourceRequest, ends: float, *, stopping: bool = False, used: int = 0) -> None:
         whole = self.rules.takes_whole_gpus(want)
         reserved = max(want.memory or 0, used)
-        self.holders.append(Holder(want.job, whole, reserved, ends, want.preemptible, stopping))
+        self.holders.append(GpuHolder(want.job, whole, reserved, ends, want.preemptible, stopping))
 
     def remove(self, job: str) -> None:
         self.holders = [holder for holder in self.holders if holder.job != job]
@@ -208,21 +208,21 @@ class Room:
     def is_held_by(self, job: str) -> bool:
         return any(holder.job == job for holder in self.holders)
 
-    def could_ever_fit(self, want: Want) -> bool:
+    def could_ever_fit(self, want: ResourceRequest) -> bool:
         """Whether the GPU is large enough, were it empty; one whose size is not known may be."""
         return not want.memory or isinstance(self.gpu.memory_total, Unknown) or want.memory <= self.usable(want)
 
-    def usable(self, want: Want) -> int:
+    def usable(self, want: ResourceRequest) -> int:
         """The memory that the job could have here, were the GPU empty."""
         return self.total if self.rules.takes_whole_gpus(want) else self.total - self.slack
 
-    def is_lost(self, want: Want) -> bool:
+    def is_lost(self, want: ResourceRequest) -> bool:
         """Whether something other than our jobs has it, with no sign that this will change."""
         if self.outside is not None:
             return self._stays
         return not self.holders and not self.settles_soon and self._unsettled(want) is not None
 
-    def has_room(self, want: Want) -> bool:
+    def has_room(self, want: ResourceRequest) -> bool:
         """Whether the job could start here this moment."""
         if self.outside is not None or not self.could_ever_fit(want):
             return False
@@ -230,7 +230,7 @@ class Room:
             return self._unsettled(want) is None
         return self._fits_beside(want, self.holders)
 
-    def will_have_room(self, want: Want, gone: Collection[str]) -> bool:
+    def will_have_room(self, want: ResourceRequest, gone: Collection[str]) -> bool:
         """Whether the job could start here once those jobs are gone and what they used has come back."""
         if self.outside is not None or not self.could_ever_fit(want):
             return False
@@ -241,7 +241,7 @@ class Room:
             return self.settles_soon or not self._is_too_full_for(want)
         return self._fits_beside(want, left)
 
-    def frees_at(self, want: Want, gone: Collection[str], now: float) -> float:
+    def frees_at(self, want: ResourceRequest, gone: Collection[str], now: float) -> float:
         """When the job could start here at the latest, by the time limits of those that hold it."""
         if self.will_have_room(want, gone):
             return now
@@ -256,32 +256,32 @@ class Room:
         """Bytes that nobody holds."""
         return max(0, self.total - self.slack - self.unexplained - sum(holder.reserved for holder in self.holders))
 
-    def _has_place_beside(self, want: Want, holders: Collection[Holder]) -> bool:
+    def _has_place_beside(self, want: ResourceRequest, holders: Collection[GpuHolder]) -> bool:
         """Whether they would share the GPU at all, memory aside."""
         if self.rules.takes_whole_gpus(want) or any(holder.whole for holder in holders):
             return False
         return self.rules.slots_per_gpu == 1 or len(holders) < self.rules.slots_per_gpu
 
-    def _fits_beside(self, want: Want, holders: Collection[Holder]) -> bool:
+    def _fits_beside(self, want: ResourceRequest, holders: Collection[GpuHolder]) -> bool:
         if not self._has_place_beside(want, holders) or self._is_too_full_for(want):
             return False
         reserved = self.unexplained + sum(holder.reserved for holder in holders)
         return reserved + (want.memory or 0) <= self.total - self.slack
 
-    def _unsettled(self, want: Want) -> Busy | MemoryTaken | None:
+    def _unsettled(self, want: ResourceRequest) -> Busy | MemoryTaken | None:
         """Why a GPU that nobody holds is not free all the same."""
         peak = self.gpu.peak
         if not isinstance(peak, Unknown) and peak >= self.rules.free_below:
             return Busy(peak, self.rules.free_below)
         return MemoryTaken(self.used) if self._is_too_full_for(want) else None
 
-    def _is_too_full_for(self, want: Want) -> bool:
+    def _is_too_full_for(self, want: ResourceRequest) -> bool:
         """Whether memory that is nobody's of ours leaves the job too little."""
         if want.memory is None:
             return self._is_strange
         return self.unexplained > 0 and self.unexplained + want.memory > self.usable(want)
 
-    def obstacle(self, want: Want, stopping: Collection[str], now: float) -> Obstacle:
+    def obstacle(self, want: ResourceRequest, stopping: Collection[str], now: float) -> Obstacle:
         """What keeps this job from this GPU, told to the person who asks."""
         if self.outside is not None:
             return self.outside
@@ -293,7 +293,7 @@ class Room:
             return Free()
         return self._held(want, stopping, now)
 
-    def _held(self, want: Want, stopping: Collection[str], now: float) -> Held | Stopping | Kept:
+    def _held(self, want: ResourceRequest, stopping: Collection[str], now: float) -> Held | Stopping | ReservedFor:
         ending = tuple(holder.job for holder in self.holders if holder.job in stopping)
         if self.promised_to is not None and self.will_have_room(want, {self.promised_to.job}):
             return self.promised_to
@@ -306,11 +306,11 @@ class Room:
         return Held(jobs, frees_at - now if math.isfinite(frees_at) else None, left)
 
 
-def _outside(gpu: SeenGpu) -> Unreadable | Foreign | None:
+def _outside(gpu: GpuState) -> Unreadable | UsedByOthers | None:
     """What nobody here can do anything about. Unknown is never free."""
     if gpu.problem is not None:
         return Unreadable(gpu.problem)
     for value in (gpu.memory_total, gpu.memory_used, gpu.peak):
         if isinstance(value, Unknown):
             return Unreadable(value.reason)
-    return Foreign(gpu.foreigners) if gpu.foreigners else None
+    return UsedByOthers(gpu.foreigners) if gpu.foreigners else None

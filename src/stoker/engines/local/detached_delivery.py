@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
+from stoker.engines.local.attempt_spec import AttemptRecord, AttemptSpec, now
+from stoker.engines.local.messages import AttemptResult
 from stoker.errors import StokerError
-from stoker.worker.attempt_spec import AttemptRecord, AttemptSpec, now
-from stoker.worker.messages import Over
 
 # Longer than the database's own timeouts together; a process that hangs on a dead network disk is not waited for.
 PATIENCE: Final = 60.0
@@ -34,7 +34,7 @@ class Answer(msgspec.Struct, frozen=True):
 class DetachedDelivery:
     """One that is under way."""
 
-    def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec, over: Over | None) -> None:
+    def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec, over: AttemptResult | None) -> None:
         """Renews the lease, or brings the outcome when there is one. Raises OSError when there can be none now."""
         self.brings_outcome = over is not None
         self.begun = now()
@@ -75,7 +75,7 @@ class DetachedDelivery:
             return Answer(problem="the way to the queue was cut short")
 
 
-def _run(record: AttemptRecord, attempt_spec: AttemptSpec, over: Over | None, told: int) -> None:
+def _run(record: AttemptRecord, attempt_spec: AttemptSpec, over: AttemptResult | None, told: int) -> None:
     """The errand's own process: never returns."""
     try:
         os.setsid()
@@ -110,9 +110,9 @@ def _renew(attempt_spec: AttemptSpec) -> Answer:
     return Answer(alive=attempt_spec.attempt in found, cancel=found.get(attempt_spec.attempt, False))
 
 
-def _finish(record: AttemptRecord, attempt_spec: AttemptSpec, over: Over) -> Answer:
+def _finish(record: AttemptRecord, attempt_spec: AttemptSpec, over: AttemptResult) -> Answer:
+    from stoker.engines.delivery import deliver
     from stoker.queue import open_queue
-    from stoker.worker.delivery import deliver
 
     with open_queue(attempt_spec.queue) as store:
         alive = deliver(store, record, attempt_spec, over)

@@ -6,8 +6,8 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from stoker.engines.local.attempt_spec import AttemptProcesses
 from stoker.queue.model import Outcome
-from stoker.worker.attempt_spec import Keepers
 
 # Far more than any of them needs; the assignment itself goes by a file.
 _LONGEST: Final = 65536
@@ -16,33 +16,33 @@ _LONGEST: Final = 65536
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """From an attendant that has nothing to do."""
 
-    keepers: Keepers
+    keepers: AttemptProcesses
 
 
-class Attend(msgspec.Struct, frozen=True, tag="attend"):
+class StartAttempt(msgspec.Struct, frozen=True, tag="attend"):
     """From the worker: run what is in this directory."""
 
     directory: str
 
 
-class Attending(msgspec.Struct, frozen=True, tag="attending"):
+class AttemptRunning(msgspec.Struct, frozen=True, tag="attending"):
     """From an attendant to a worker that has just come: the job runs."""
 
 
-class Renewed(msgspec.Struct, frozen=True, tag="renewed"):
+class LeaseRenewed(msgspec.Struct, frozen=True, tag="renewed"):
     """From the worker: the lease holds until then, on the clock of `assignment.now`."""
 
     until: float
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class StopAttempt(msgspec.Struct, frozen=True, tag="stop"):
     """From the worker: stop the job."""
 
     ending: Literal["cancelled", "preempted", "lease"]
     sentence: str
 
 
-class Over(msgspec.Struct, frozen=True, tag="over"):
+class AttemptResult(msgspec.Struct, frozen=True, tag="over"):
     """From an attendant: the run is over; the status on disk says how."""
 
     outcome: Outcome
@@ -50,16 +50,16 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     sentence: str
 
 
-class Recorded(msgspec.Struct, frozen=True, tag="recorded"):
+class ResultRecorded(msgspec.Struct, frozen=True, tag="recorded"):
     """From the worker: the queue has the outcome."""
 
 
-Message: TypeAlias = Ready | Attend | Attending | Renewed | Stop | Over | Recorded
+Message: TypeAlias = Ready | StartAttempt | AttemptRunning | LeaseRenewed | StopAttempt | AttemptResult | ResultRecorded
 
 _DECODER: Final = msgspec.msgpack.Decoder[Message](Message)
 
 
-class Channel:
+class ShimChannel:
     """One end of the line between a worker and an attendant."""
 
     def __init__(self, line: socket.socket) -> None:

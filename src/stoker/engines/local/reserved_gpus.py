@@ -12,7 +12,7 @@ from pathlib import Path
 from stoker.procfs import STARTED, read_stat_fields
 
 
-class KeptFile:
+class ReservedGpusFile:
     """What one worker says; a full disk costs the word, never a job."""
 
     def __init__(self, directory: Path, host: str) -> None:
@@ -32,7 +32,7 @@ class KeptFile:
             self._written = dict(gpus)
 
 
-def kept_gpus(directory: Path, host: str) -> dict[str, str]:
+def reserved_gpus(directory: Path, host: str) -> dict[str, str]:
     """What the worker of this machine said last; nothing when it is gone."""
     try:
         said = json.loads(_path(directory, host).read_text(encoding="utf-8"))

@@ -14,12 +14,15 @@ import contextlib
 import os
 import signal
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from stoker.engines.local.capacity import ResourceRequest
+from stoker.engines.local.fitting import BatchSizeFit
 from stoker.fit.terms import Fitted
 from stoker.places import open_privately, private_file
 from stoker.queue.model import Outcome
@@ -27,13 +30,11 @@ from stoker.runs.plan import Plan
 from stoker.runs.processes.scan import Identity
 from stoker.runs.processes.syscalls import boot_clock
 from stoker.runs.record import Record, Status
-from stoker.worker.capacity import Want
-from stoker.worker.fitting import Fitting
 
 # In the environment of everything that an attempt starts: its id, which no other has.
-ATTEMPT_MARK: Final = "STOKER_ATTEMPT_ID"
+ATTEMPT_TAG: Final = "STOKER_ATTEMPT_ID"
 # What `ps` calls an attendant.
-ATTENDANT_NAME: Final = "stoker-job"
+SHIM_NAME: Final = "stoker-job"
 _UNDELIVERED: Final = "attempt.json"
 _DELIVERED: Final = "delivered.json"
 _FIT: Final = "fit.json"
@@ -43,7 +44,7 @@ LONGEST_MARGIN: Final = 15.0
 MARGIN_SHARE: Final = 0.1
 
 
-class Keepers(msgspec.Struct, frozen=True):
+class AttemptProcesses(msgspec.Struct, frozen=True):
     """The processes that look after a job, each by pid and start time."""
 
     attendant: tuple[int, int]
@@ -70,8 +71,8 @@ class AttemptSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The address of the queue, to be reached also when there is no worker."""
     host: str
     boot: str
-    keepers: Keepers
-    want: Want
+    keepers: AttemptProcesses
+    want: ResourceRequest
     """What it holds of the machine."""
     plan: Plan
     environment: dict[str, str]
@@ -83,7 +84,7 @@ class AttemptSpec(msgspec.Struct, frozen=True, kw_only=True):
     lease_until: float
     """On the clock that also counts while the machine sleeps: see `now()`."""
     log_limit: int
-    fitting: Fitting | None = None
+    fitting: BatchSizeFit | None = None
     """How its batch size is found before it starts."""
     commit: str | None = None
     """Run a snapshot of this commit instead of the directory as it is."""
@@ -101,7 +102,7 @@ class AttemptSpec(msgspec.Struct, frozen=True, kw_only=True):
         return min(LONGEST_MARGIN, self.lease * MARGIN_SHARE)
 
 
-class Heeded(msgspec.Struct, frozen=True):
+class AppliedSnooze(msgspec.Struct, frozen=True):
     """The wish that somebody told the queue and that was heeded last: the next worker must not heed it again."""
 
     until: float
@@ -169,13 +170,13 @@ class AttemptRecord(Record):
         except (OSError, ValueError):
             return None
 
-    def write_heeded(self, heeded: Heeded) -> None:
+    def write_heeded(self, heeded: AppliedSnooze) -> None:
         """Raises OSError."""
         self._replace(_HEEDED, heeded)
 
-    def heeded(self) -> Heeded | None:
+    def heeded(self) -> AppliedSnooze | None:
         try:
-            return msgspec.json.decode((self.directory / _HEEDED).read_bytes(), type=Heeded)
+            return msgspec.json.decode((self.directory / _HEEDED).read_bytes(), type=AppliedSnooze)
         except (OSError, ValueError):
             return None
 
@@ -244,14 +245,14 @@ def undelivered(home: Path) -> Iterator[tuple[AttemptRecord, AttemptSpec]]:
             yield record, attempt_spec
 
 
-def is_attended(directory: Path) -> bool:
+def has_shim(directory: Path) -> bool:
     """Whether an attendant has its attempt there, deleted or not. Raises OSError when that cannot be told."""
     place = os.path.realpath(directory)
     for name in os.listdir("/proc"):  # noqa: PTH208 - one call
         if not name.isdigit():
             continue
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or somebody else's
-            if Path(f"/proc/{name}/comm").read_text(errors="replace").strip() != ATTENDANT_NAME:
+            if Path(f"/proc/{name}/comm").read_text(errors="replace").strip() != SHIM_NAME:
                 continue
             descriptors = os.listdir(f"/proc/{name}/fd")  # noqa: PTH208 - one call
             if any(_leads_to(f"/proc/{name}/fd/{one}", place) for one in descriptors):
@@ -294,3 +295,38 @@ def conclusion(status: Status) -> tuple[Outcome, int | None, str]:
         case "not started":
             return "requeued", None, sentence
     return "lost", None, sentence or "its supervisor was killed"
+
+
+class _Assigned(msgspec.Struct):
+    attempt: str
+
+
+def is_output_of(directory: Path, attempt: str) -> bool:
+    """A link is not followed: what it leads to need not be the output of anything.
+
+    Names of attempts are unique in one queue only, so a directory that says it is of another one is left alone too.
+    """
+    if not stat.S_ISDIR(_kind(directory)):
+        return False
+    kinds = [_kind(directory / name) for name in ("output", "output.1")]
+    if not any(kinds) or not all(stat.S_ISREG(kind) for kind in kinds if kind):
+        return False
+    return _owner(directory) in {None, attempt}
+
+
+def _kind(path: Path) -> int:
+    """What kind of file it is; 0 when there is none."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return 0
+
+
+def _owner(directory: Path) -> str | None:
+    """The id of the attempt that it is of, if it says so."""
+    for name in ("attempt.json", "delivered.json"):
+        try:
+            return msgspec.json.decode((directory / name).read_bytes(), type=_Assigned).attempt
+        except (OSError, msgspec.DecodeError):
+            continue
+    return None

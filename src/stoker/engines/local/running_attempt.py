@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import Final
 
+from stoker.engines.delivery import LogTail
+from stoker.engines.local.attempt_spec import ATTEMPT_TAG, AppliedSnooze, AttemptRecord, AttemptSpec, conclusion
+from stoker.engines.local.capacity import Allocation
+from stoker.engines.local.messages import AttemptResult, ShimChannel, StopAttempt
 from stoker.queue.model import Snoozed
 from stoker.runs.processes.cgroup import Cgroup
 from stoker.runs.processes.scan import descends, is_gone, send, stat
 from stoker.runs.processes.tags import kill_all, marked
 from stoker.runs.record import Snooze, Status
-from stoker.worker.attempt_spec import ATTEMPT_MARK, AttemptRecord, AttemptSpec, Heeded, conclusion
-from stoker.worker.capacity import Holding
-from stoker.worker.delivery import Excerpt
-from stoker.worker.messages import Channel, Over, Stop
 
 # Between two tries to find out what became of an attendant, doubled from try to try.
 _FIRST_PAUSE: Final = 0.05
@@ -38,14 +38,14 @@ _WANTS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAI
 class RunningAttempt:
     """An attempt, the line to its attendant, and what is known of its end."""
 
-    def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec, channel: Channel | None) -> None:
+    def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec, channel: ShimChannel | None) -> None:
         self.record = record
         self.attempt_spec = attempt_spec
         self.channel = channel
-        self.excerpt = Excerpt(record, attempt_spec)
+        self.excerpt = LogTail(record, attempt_spec)
         self.since = time.monotonic() - max(0.0, time.time() - attempt_spec.started)
         self.stopping = False
-        self.over: Over | None = None
+        self.over: AttemptResult | None = None
         """How it ended, once that is known."""
         self.recorded = False
         """Whether the queue has the outcome; what is missing then is the last of the output."""
@@ -54,7 +54,7 @@ class RunningAttempt:
         self.retry_at = math.inf
         """When it is tried again to find out who looks after the job, in monotonic seconds."""
         self._pause = _FIRST_PAUSE
-        self._order: Stop | None = None
+        self._order: StopAttempt | None = None
         self._ordered_at = math.inf
         self._deaf_since: float | None = None
         self._killed_at: float | None = None
@@ -71,8 +71,8 @@ class RunningAttempt:
     def attempt(self) -> str:
         return self.attempt_spec.attempt
 
-    def holding(self, used: dict[str, int] | None) -> Holding:
-        return Holding(self.attempt_spec.want, self.attempt_spec.gpus, self.since, used=used, stopping=self.stopping)
+    def holding(self, used: dict[str, int] | None) -> Allocation:
+        return Allocation(self.attempt_spec.want, self.attempt_spec.gpus, self.since, used=used, stopping=self.stopping)
 
     def owns(self, pid: int) -> bool:
         """Whether this process is the job's."""
@@ -82,7 +82,7 @@ class RunningAttempt:
             return True
         return keepers.cgroup is not None and pid in Cgroup(Path(keepers.cgroup)).pids()
 
-    def stop(self, order: Stop) -> None:
+    def stop(self, order: StopAttempt) -> None:
         self.stopping, self._order, self._ordered_at = True, order, time.monotonic()
         if self.channel is not None:
             self.channel.send(order)
@@ -111,7 +111,7 @@ class RunningAttempt:
         A wish that is not new is not written again: since then the job itself may have asked for something else. One
         that could not be written is new the next time too. Raises StokerError.
         """
-        wished = Heeded(wish.until, wish.by)
+        wished = AppliedSnooze(wish.until, wish.by)
         changed = wished != self._heeded and self._carry_out(wish)
         self._heeded = wished
         if self._kept != wished:
@@ -143,7 +143,7 @@ class RunningAttempt:
         keepers = self.attempt_spec.keepers
         try:
             _check_descriptors()
-            self.channel = Channel(self.record.connect())
+            self.channel = ShimChannel(self.record.connect())
             self._pause = _FIRST_PAUSE
             if self._order is not None:
                 self.channel.send(self._order)
@@ -185,7 +185,7 @@ class RunningAttempt:
         except OSError as error:
             is_over, status = error.errno not in _WANTS, Status()
         if is_over:
-            self.over = Over(*conclusion(status))
+            self.over = AttemptResult(*conclusion(status))
         else:
             self._try_later()
 
@@ -193,9 +193,9 @@ class RunningAttempt:
         """Nothing of it can be left, and no number of a process means anything any more."""
         status = self.record.status()
         if status.state == "ended":
-            self.over = Over(*conclusion(status))
+            self.over = AttemptResult(*conclusion(status))
         else:
-            self.over = Over("lost", None, "the machine was restarted while it ran")
+            self.over = AttemptResult("lost", None, "the machine was restarted while it ran")
 
     def _stop_leftovers(self) -> bool:
         self._killed_at = self._killed_at or time.monotonic()
@@ -209,7 +209,7 @@ def stop_leftovers(record: AttemptRecord, attempt_spec: AttemptSpec) -> bool:
     if cgroup is not None:
         cgroup.kill()
     all_gone = kill_all(lambda: marked("STOKER_RUN_DIR", str(record.directory)))
-    all_gone = kill_all(lambda: marked(ATTEMPT_MARK, attempt_spec.attempt)) and all_gone
+    all_gone = kill_all(lambda: marked(ATTEMPT_TAG, attempt_spec.attempt)) and all_gone
     if cgroup is not None:
         all_gone = cgroup.remove() and all_gone
     return all_gone

@@ -20,12 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from stoker.engines.local.attempt_spec import undelivered
+from stoker.engines.local.messages import ShimChannel
+from stoker.engines.local.shim import run_and_leave
 from stoker.errors import StokerError
 from stoker.queue import warm_up
 from stoker.runs.processes.syscalls import set_name
-from stoker.worker.attempt_spec import undelivered
-from stoker.worker.messages import Channel
-from stoker.worker.shim import run_and_leave
 
 _ANOTHER: Final = b"a"
 _LEAVE: Final = b"l"
@@ -34,9 +34,9 @@ _NEEDED: Final = (
     "subprocess",
     "stoker.fit.oom",
     "stoker.runs.postmortem.collect",
-    "stoker.worker.adoption",
-    "stoker.worker.delivery",
-    "stoker.worker.worktree",
+    "stoker.engines.local.adoption",
+    "stoker.engines.delivery",
+    "stoker.engines.local.worktree",
 )
 # It leaves at once, unless somebody stopped it or it is in the middle of a fork.
 _LEAVES_WITHIN: Final = 2.0
@@ -84,7 +84,7 @@ class ForkServer:
             raise StokerError("the process that starts jobs was killed: start `stoker work` again") from None
         self._ordered += 1
 
-    def receive(self) -> Channel | None:
+    def receive(self) -> ShimChannel | None:
         """The line to one that has come, if any. Raises OSError when there is no descriptor left for it."""
         try:
             data, descriptors, _flags, _address = socket.recv_fds(self._line, 16, 1)
@@ -96,7 +96,7 @@ class ForkServer:
         if not descriptors:
             # The kernel has closed the line, and whoever is at its other end leaves.
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return Channel(socket.socket(fileno=descriptors[0]))
+        return ShimChannel(socket.socket(fileno=descriptors[0]))
 
     def close(self) -> None:
         """Attendants that have a job stay; whoever has none leaves when its line is closed."""
@@ -159,12 +159,12 @@ def _be_quiet() -> None:
 
 def _watch_over(home: Path) -> None:
     """The worker was killed: stays until nothing is left of its jobs, or of whoever looks after them."""
-    from stoker.worker.adoption import left_alone
+    from stoker.engines.local.adoption import unsupervised
 
     watched = {record.id for record, _ in undelivered(home)}
     while watched:
         with contextlib.suppress(OSError):
-            watched -= left_alone(home, watched)
+            watched -= unsupervised(home, watched)
         time.sleep(_WATCH_EVERY)
 
 

@@ -2,14 +2,17 @@
 
 import contextlib
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from stoker.queue import Store
+import msgspec
+
+from stoker.engines.local.attempt_spec import AttemptRecord, AttemptSpec
+from stoker.engines.local.messages import AttemptResult
+from stoker.errors import StokerError
+from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
+from stoker.queue.model import AttemptDetails
 from stoker.runs.output import Links, read_tail
-from stoker.worker.attempt_spec import AttemptRecord, AttemptSpec
-from stoker.worker.findings import tell_finding, tell_fit
-from stoker.worker.messages import Over
 
 # What the queue keeps of an output; the whole is in the file on the machine that ran it.
 TAIL: Final = 64 * 1024
@@ -21,17 +24,17 @@ _LINK_WITHIN: Final = 16 * 2**20
 _BLOCK: Final = 256 * 1024
 
 
-def deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, over: Over) -> bool:
+def deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, over: AttemptResult) -> bool:
     """Writes everything that the queue is to know. False when the attempt had an outcome already."""
     # Whoever waits for the outcome wants to read the output next.
-    Excerpt(record, attempt_spec).deliver_last(store)
+    LogTail(record, attempt_spec).deliver_last(store)
     accepted = store.finish(attempt_spec.attempt, over.outcome, over.exit_code, over.sentence)
-    tell_finding(store, record, attempt_spec.attempt)
+    write_details(store, record, attempt_spec.attempt)
     record.delivered()
     return accepted
 
 
-class Excerpt:
+class LogTail:
     """What the queue gets of one attempt while it runs: the end of its output, the link in it, and its fit."""
 
     def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec) -> None:
@@ -51,7 +54,7 @@ class Excerpt:
     def deliver(self, store: Store) -> None:
         """What is new since the last time."""
         if self._awaits_fit:
-            self._awaits_fit = not tell_fit(store, self._record, self._attempt)
+            self._awaits_fit = not write_fit(store, self._record, self._attempt)
         try:
             found = self._output.stat()
         except OSError:
@@ -100,3 +103,59 @@ def _block(path: Path, offset: int) -> bytes:
             return file.read(_BLOCK)
     except OSError:
         return b""
+
+
+# A report is a few pages. One of a job with thousands of processes is whole on the machine that ran it.
+LONGEST_REPORT: Final = 256 * 1024
+_CUT: Final = "\n\n… (the rest is on the machine that ran it)\n"
+
+
+def details_of(record: AttemptRecord) -> AttemptDetails | None:
+    """What the record of an attempt that has ended tells; None when there is nothing to say."""
+    cause, report, fit = record.status().ending or "", _report(record), _fit(record)
+    if not report and not fit and cause in ("", "by itself"):
+        return None
+    return AttemptDetails(cause=cause, report=report, fit=fit)
+
+
+def write_details(store: Store, record: AttemptRecord, attempt: str) -> None:
+    """Of an attempt that has ended, and whose outcome the queue has."""
+    _tell(store, attempt, details_of(record))
+
+
+def write_fit(store: Store, record: AttemptRecord, attempt: str) -> bool:
+    """While it runs: whether a size was found, and the queue has been told how."""
+    fit = _fit(record)
+    if fit:
+        _tell(store, attempt, AttemptDetails(fit=fit))
+    return bool(fit)
+
+
+def _tell(store: Store, attempt: str, finding: AttemptDetails | None) -> None:
+    """Nothing waits for it. A queue that is away is told when it is back, one that refuses it is not asked again."""
+    if finding is None:
+        return
+    try:
+        store.write_finding(attempt, finding)
+    except QueueAwayError:
+        raise
+    except CollisionError:
+        return  # the job was cleaned away meanwhile
+    except StokerError:
+        return  # it is in the record, on the machine that ran it
+
+
+def _report(record: AttemptRecord) -> str:
+    try:
+        with record.report.open("rb") as file:
+            body = file.read(LONGEST_REPORT + 1)
+    except OSError:
+        return ""
+    if len(body) <= LONGEST_REPORT:
+        return body.decode(errors="replace")
+    return body[: LONGEST_REPORT - len(_CUT.encode())].decode(errors="ignore") + _CUT
+
+
+def _fit(record: AttemptRecord) -> dict[str, Any]:
+    fitted = record.fit()
+    return {} if fitted is None else dict(msgspec.to_builtins(fitted))

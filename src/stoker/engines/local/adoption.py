@@ -6,15 +6,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.local.attempt_spec import ATTEMPT_TAG, SHIM_NAME, AttemptRecord, AttemptSpec, has_shim
+from stoker.engines.local.messages import StopAttempt
+from stoker.engines.local.running_attempt import RunningAttempt, stop_leftovers
 from stoker.procfs import boot_id
 from stoker.queue import Attempt, Store, queue_address
 from stoker.runs.processes.reaper_process import GUARDIAN_NAME
 from stoker.runs.processes.scan import Identity, is_gone
 from stoker.runs.processes.tags import environments, is_kept, kill_all, marked
-from stoker.worker.attempt_spec import ATTEMPT_MARK, ATTENDANT_NAME, AttemptRecord, AttemptSpec, is_attended
-from stoker.worker.identity import WorkerIdentity
-from stoker.worker.messages import Stop
-from stoker.worker.running_attempt import RunningAttempt, stop_leftovers
 
 _PLACE_MARK: Final = b"STOKER_RUN_DIR="
 
@@ -61,10 +61,10 @@ def adopt(store: Store, home: WorkerIdentity, lease: float, found: Collection[Ru
     held = store.adopt([one.attempt for one in found if one.over is None], home.worker, lease)
     for running_attempt in found:
         if running_attempt.over is None and running_attempt.attempt not in held:
-            running_attempt.stop(Stop("lease", "The queue had given the job up, and another may run it."))
+            running_attempt.stop(StopAttempt("lease", "The queue had given the job up, and another may run it."))
 
 
-def give_back(store: Store, home: WorkerIdentity, known: Collection[str]) -> bool:
+def requeue_unstarted(store: Store, home: WorkerIdentity, known: Collection[str]) -> bool:
     """The claims of this home that nobody here knows of: nothing of them was ever started.
 
     Their worker was killed before it could write them down, or the database before it could answer. One whose files
@@ -86,12 +86,12 @@ def give_back(store: Store, home: WorkerIdentity, known: Collection[str]) -> boo
 
 def _lives(home: WorkerIdentity, attempt: Attempt) -> bool:
     """Whether somebody looks after it. What runs without anybody is stopped. Raises OSError."""
-    if is_attended(home.place_of(attempt)):
+    if has_shim(home.place_of(attempt)):
         return True
-    here = marked(ATTEMPT_MARK, attempt.id)
-    if any(is_kept(who, GUARDIAN_NAME, ATTENDANT_NAME) for who in here):
+    here = marked(ATTEMPT_TAG, attempt.id)
+    if any(is_kept(who, GUARDIAN_NAME, SHIM_NAME) for who in here):
         return True
-    return not kill_all(lambda: marked(ATTEMPT_MARK, attempt.id))
+    return not kill_all(lambda: marked(ATTEMPT_TAG, attempt.id))
 
 
 def _kill_orphans(home: WorkerIdentity) -> None:
@@ -116,10 +116,10 @@ def _is_recorded(place: str) -> bool:
 
 
 def _is_orphan(who: Identity) -> bool:
-    return not is_kept(who, GUARDIAN_NAME, ATTENDANT_NAME)
+    return not is_kept(who, GUARDIAN_NAME, SHIM_NAME)
 
 
-def left_alone(home: Path, names: Collection[str]) -> set[str]:
+def unsupervised(home: Path, names: Collection[str]) -> set[str]:
     """Those of the attempts that nobody looks after any more; what was left of them is stopped. Raises OSError."""
     found = set()
     for name in names:

@@ -20,6 +20,20 @@ from typing import Final
 
 import msgspec
 
+from stoker.engines.local.attempt_spec import SHIM_NAME, AttemptProcesses, AttemptRecord, AttemptSpec, conclusion, now
+from stoker.engines.local.detached_delivery import DetachedDelivery
+from stoker.engines.local.fitting import BatchSizeFit
+from stoker.engines.local.messages import (
+    AttemptResult,
+    AttemptRunning,
+    LeaseRenewed,
+    Message,
+    Ready,
+    ResultRecorded,
+    ShimChannel,
+    StartAttempt,
+    StopAttempt,
+)
 from stoker.errors import StokerError
 from stoker.fit.terms import Fitted
 from stoker.fit.wish import smaller
@@ -34,10 +48,6 @@ from stoker.runs.processes.syscalls import BootTimer, set_name
 from stoker.runs.record import Ending, Status
 from stoker.runs.supervisor import Order, Supervisor, helpers_of, is_from_job, note_orphaned, spec_of
 from stoker.units import format_duration
-from stoker.worker.attempt_spec import ATTENDANT_NAME, AttemptRecord, AttemptSpec, Keepers, conclusion, now
-from stoker.worker.detached_delivery import DetachedDelivery
-from stoker.worker.fitting import Fitting
-from stoker.worker.messages import Attend, Attending, Channel, Message, Over, Ready, Recorded, Renewed, Stop
 
 # Between two tries to listen for a worker, where that could not be done when the job began.
 _LISTEN_EVERY: Final = 1.0
@@ -74,8 +84,8 @@ _LONGEST_DELIVERY: Final = 86400.0
 
 def attend(line: socket.socket) -> None:
     """The life of an attendant: one job after another, until its worker has no more for it or is gone."""
-    set_name(ATTENDANT_NAME)
-    channel: Channel | None = Channel(line)
+    set_name(SHIM_NAME)
+    channel: ShimChannel | None = ShimChannel(line)
     signals = SignalStream(FORWARDED)
     attendance: _Attendance | None = None
 
@@ -108,15 +118,15 @@ def _read(record: AttemptRecord) -> AttemptSpec:
     raise OSError(errno.EIO, "what it is to run cannot be read")
 
 
-def _decline(record: AttemptRecord, channel: Channel, error: OSError) -> None:
+def _decline(record: AttemptRecord, channel: ShimChannel, error: OSError) -> None:
     """Nothing was started: for the worker, and on disk for the next one should this one have been killed."""
     status = Status(state="ended", ending="not started", sentence=f"It was not started: {error.strerror}.")
     with contextlib.suppress(StokerError):
         record.write_status(status)
-    channel.send(Over(*conclusion(status)))
+    channel.send(AttemptResult(*conclusion(status)))
 
 
-def _next_directory(channel: Channel, signals: SignalStream, keepers: Keepers) -> str | None:
+def _next_directory(channel: ShimChannel, signals: SignalStream, keepers: AttemptProcesses) -> str | None:
     """Says that there is nothing to do here, and waits for something; None when nothing will come."""
     if not channel.send(Ready(keepers)):
         return None
@@ -128,16 +138,18 @@ def _next_directory(channel: Channel, signals: SignalStream, keepers: Keepers) -
         if any(received.signal in _ENDING for received in signals.read()):
             return None
         message = channel.receive()
-        if isinstance(message, Attend):
+        if isinstance(message, StartAttempt):
             return message.directory
     return None
 
 
-def _keepers(reaper: Reaper) -> Keepers:
+def _keepers(reaper: Reaper) -> AttemptProcesses:
     me, its = identify(os.getpid()), identify(reaper.pid)
     if me is None or its is None:
         raise StokerError("the guardian of the next job was killed before there was one")
-    return Keepers((me.pid, me.started), (its.pid, its.started), str(reaper.cgroup.path) if reaper.cgroup else None)
+    return AttemptProcesses(
+        (me.pid, me.started), (its.pid, its.started), str(reaper.cgroup.path) if reaper.cgroup else None
+    )
 
 
 def _speak_into(reaper: Reaper) -> None:
@@ -164,14 +176,14 @@ class _Attendance:
         self,
         record: AttemptRecord,
         attempt_spec: AttemptSpec,
-        channel: Channel,
+        channel: ShimChannel,
         signals: SignalStream,
         reaper: Reaper,
         timer: BootTimer,
     ) -> None:
         self._record = record
         self._attempt_spec = attempt_spec
-        self._channel: Channel | None = channel
+        self._channel: ShimChannel | None = channel
         self._signals = signals
         self._reaper = reaper
         self._until = attempt_spec.lease_until
@@ -179,7 +191,7 @@ class _Attendance:
         self._pause = _FIRST_PAUSE
         self._next_errand = -math.inf
         self._prober = Prober(attempt_spec.plan.source, deadline=attempt_spec.plan.deadline, start=forked)
-        self._over: Over | None = None
+        self._over: AttemptResult | None = None
         self._batch_size: int | None = None
         """What was found for a job that is fitted."""
         self._retries_oom = 0
@@ -210,7 +222,7 @@ class _Attendance:
         errand = () if self._errand is None else (self._errand.pid,)
         return (*helpers_of(self._prober), *errand)
 
-    def run(self) -> Channel | None:
+    def run(self) -> ShimChannel | None:
         """Runs the job and sees to it that the queue learns of its end. The line to the worker, if there is one."""
         try:
             with self._plan() as plan:
@@ -237,7 +249,7 @@ class _Attendance:
         if commit is None:
             yield plan
             return
-        from stoker.worker.worktree import Worktree
+        from stoker.engines.local.worktree import Worktree
 
         place = self._record.directory / "code"
         worktree = Worktree.create(plan.directory or "/", commit, place, self._heed_before_start)
@@ -255,7 +267,7 @@ class _Attendance:
         else:
             self._fit_and_run(assigned.fitting, plan, environment)
 
-    def _fit_and_run(self, fitting: Fitting, plan: Plan, environment: dict[str, str]) -> None:
+    def _fit_and_run(self, fitting: BatchSizeFit, plan: Plan, environment: dict[str, str]) -> None:
         """Finds the size, and makes the real run with it; smaller again when it runs out of memory all the same."""
         self.begun()
         home = self._record.directory.parent.parent
@@ -422,7 +434,7 @@ class _Attendance:
         if self._batch_size is not None:
             size = ", ".join(filter(None, [f"batch size {self._batch_size}", self._ran_out_with]))
             sentence = "; ".join(filter(None, [sentence, size]))
-        self._over = Over(outcome, exit_code, sentence)
+        self._over = AttemptResult(outcome, exit_code, sentence)
         if self._channel is not None and not self._channel.send(self._over):
             self._lose_worker()
 
@@ -508,7 +520,7 @@ class _Attendance:
 
     # The worker
 
-    def _hear_worker(self, channel: Channel) -> Order | None:
+    def _hear_worker(self, channel: ShimChannel) -> Order | None:
         order: Order | None = None
         while (message := channel.receive()) is not None:
             order = self._understand(message) or order
@@ -518,11 +530,11 @@ class _Attendance:
 
     def _understand(self, message: Message) -> Order | None:
         match message:
-            case Renewed(until=until):
+            case LeaseRenewed(until=until):
                 self._hold_until(max(self._until, until))
-            case Recorded():
+            case ResultRecorded():
                 self._recorded = True
-            case Stop(ending=ending, sentence=sentence):
+            case StopAttempt(ending=ending, sentence=sentence):
                 if ending == "lease":
                     self._hold_until(-math.inf)
                 return Order(ending, sentence, _STOPPED)
@@ -535,9 +547,9 @@ class _Attendance:
         except OSError:
             return
         self._lose_worker()
-        self._channel = Channel(line)
+        self._channel = ShimChannel(line)
         self._epoll.register(line.fileno(), select.EPOLLIN)
-        self._channel.send(Attending() if self._over is None else self._over)
+        self._channel.send(AttemptRunning() if self._over is None else self._over)
 
     def _lose_worker(self) -> None:
         if self._channel is not None:

@@ -4,20 +4,20 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, assert_never
 
-from stoker.units import format_memory, format_percent, memory_formatter
-from stoker.worker.capacity import (
+from stoker.engines.local.capacity import (
     Busy,
-    Foreign,
     Free,
     Held,
-    Kept,
     MemoryTaken,
     Obstacle,
+    ReservedFor,
     Stopping,
     TooSmall,
     Unreadable,
+    UsedByOthers,
 )
-from stoker.worker.placement import CannotFit, CannotStart, NoGpusSeen, NoPlaceWithoutGpu, NotEnoughGpus, Reason
+from stoker.engines.local.placement import CannotFit, CannotStart, CpuSlotsTaken, NoGpusSeen, NotEnoughGpus, Reason
+from stoker.units import format_memory, format_percent, memory_formatter
 
 Amount: TypeAlias = Callable[[int], str]
 """How an amount of memory is written, so that it can be compared with the others in the sentence."""
@@ -40,9 +40,9 @@ def why_waiting(reason: Reason) -> str:
             return f"waits until this machine can start jobs again: {problem}"
         case NoGpusSeen(gpus=gpus, memory=memory, problem=problem):
             return f"waits for {_wanted(gpus, memory)}: the GPUs of this machine cannot be read ({problem})"
-        case NoPlaceWithoutGpu(at_once=0):
+        case CpuSlotsTaken(at_once=0):
             return "can never start on this machine: it takes no jobs without a GPU"
-        case NoPlaceWithoutGpu(at_once=at_once):
+        case CpuSlotsTaken(at_once=at_once):
             running = "1 is running" if at_once == 1 else f"{at_once} are running"
             return f"waits for another job without a GPU to end: {running}, which is as many as may"
         case _:
@@ -85,7 +85,7 @@ def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]], amount: Amount) -> str:
 
 def _predicate(obstacle: Obstacle, amount: Amount) -> _Predicate:
     match obstacle:
-        case Foreign(processes=processes):
+        case UsedByOthers(processes=processes):
             said = _being(f"used by {some(processes)}")
         case Unreadable(reason=reason):
             said = _Predicate(f"cannot be read ({reason})", f"cannot be read ({reason})")
@@ -101,7 +101,7 @@ def _predicate(obstacle: Obstacle, amount: Amount) -> _Predicate:
             said = _held(obstacle, amount)
         case Stopping(jobs=jobs):
             said = _being(f"being freed ({_jobs(jobs)} {'is' if len(jobs) == 1 else 'are'} stopping)")
-        case Kept(job=job, gpus=gpus, has=has):
+        case ReservedFor(job=job, gpus=gpus, has=has):
             said = _being(f"kept for job {job} ({'1 GPU' if gpus == 1 else f'{gpus} GPUs'}, has {has})")
         case Free():
             said = _being("free")

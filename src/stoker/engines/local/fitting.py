@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stoker.fit.memo import Key
 
 
-class Fitting(msgspec.Struct, frozen=True, kw_only=True):
+class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
     """What an attendant needs to fit a job: kept in its assignment."""
 
     wish: Wish

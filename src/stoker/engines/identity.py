@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Final
 
+from stoker.engines.local.attempt_spec import AttemptRecord
 from stoker.errors import StokerError
 from stoker.places import open_privately, private_directory
 from stoker.procfs import boot_id
 from stoker.queue import Attempt
 from stoker.runs.record import Records
-from stoker.worker.attempt_spec import AttemptRecord
 
 # Enough to look back over weeks; the queue keeps the end of every output anyway.
 MOST_ATTEMPTS: Final = 1000

@@ -6,30 +6,30 @@ import time
 import msgspec
 from msgspec.structs import replace
 
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.local.attempt_spec import ATTEMPT_TAG, AttemptSpec
+from stoker.engines.local.capacity import ResourceRequest
+from stoker.engines.local.fitting import BatchSizeFit
+from stoker.engines.local.gpu_tracker import GpuTracker
+from stoker.engines.local.preparation import is_fitted, policy_of, prepare
+from stoker.engines.local.running_attempt import RunningAttempt
+from stoker.engines.local.shim_pool import ShimPool
+from stoker.engines.options import WorkerOptions
 from stoker.errors import BadInputError, StokerError
 from stoker.fit.wish import Wish
 from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.address import SqliteAddress
 from stoker.rules.policy import Policy
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
-from stoker.worker.attempt_spec import ATTEMPT_MARK, AttemptSpec
-from stoker.worker.capacity import Want
-from stoker.worker.fitting import Fitting
-from stoker.worker.identity import WorkerIdentity
-from stoker.worker.machine import Machine
-from stoker.worker.options import WorkerOptions
-from stoker.worker.preparation import is_fitted, policy_of, prepare
-from stoker.worker.running_attempt import RunningAttempt
-from stoker.worker.shim_pool import ShimPool
 
 
 def start(
     orders: WorkerOptions,
     home: WorkerIdentity,
     crew: ShimPool,
-    machine: Machine,
+    machine: GpuTracker,
     job: Job,
-    want: Want,
+    want: ResourceRequest,
     attempt: Attempt,
     claimed_at: float,
 ) -> RunningAttempt:
@@ -52,7 +52,7 @@ def start(
         directory=prepared.directory,
     )
     environment = {name: value for name, value in prepared.environment.items() if surroundings.get(name) != value}
-    environment[ATTEMPT_MARK] = attempt.id
+    environment[ATTEMPT_TAG] = attempt.id
     channel, keepers = crew.take()
     record = home.new_record(attempt)
     attempt_spec = AttemptSpec(
@@ -86,7 +86,7 @@ def start(
     return running_attempt
 
 
-def _fitting(job: Job, number: int, command: tuple[str, ...], slots: int) -> Fitting | None:
+def _fitting(job: Job, number: int, command: tuple[str, ...], slots: int) -> BatchSizeFit | None:
     if not is_fitted(job):
         return None
     try:
@@ -98,7 +98,9 @@ def _fitting(job: Job, number: int, command: tuple[str, ...], slots: int) -> Fit
         wish = replace(wish, terms=replace(wish.terms, per_gpu=slots))
     words = command[-1] if isinstance(job.command, str) else command
     # One that shares a GPU has promised its neighbours to stay below what it asked for.
-    return Fitting(wish=wish, command=words, job=job.id, number=number, most_memory=job.memory if job.share else None)
+    return BatchSizeFit(
+        wish=wish, command=words, job=job.id, number=number, most_memory=job.memory if job.share else None
+    )
 
 
 def _address(url: str | None) -> str:

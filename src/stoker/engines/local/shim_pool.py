@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from stoker.engines.local.attempt_spec import AttemptProcesses
+from stoker.engines.local.fork_server import ForkServer
+from stoker.engines.local.messages import AttemptResult, Ready, ShimChannel, StartAttempt
+from stoker.engines.local.running_attempt import RunningAttempt
 from stoker.errors import StokerError
-from stoker.worker.attempt_spec import Keepers
-from stoker.worker.fork_server import ForkServer
-from stoker.worker.messages import Attend, Channel, Over, Ready
-from stoker.worker.running_attempt import RunningAttempt
 
 # One for the next job, and one for the job after it: while the first starts, a new one is being made.
 SPARE: Final = 2
@@ -26,9 +26,9 @@ class ShimPool:
 
     def __init__(self, nursery: ForkServer) -> None:
         self._nursery = nursery
-        self._idle: dict[Channel, Keepers] = {}
+        self._idle: dict[ShimChannel, AttemptProcesses] = {}
         self._no_orders_until = -math.inf
-        self._new: set[Channel] = set()
+        self._new: set[ShimChannel] = set()
         """Those that have not said yet that they are ready."""
         self.engaged: dict[str, RunningAttempt] = {}
         """By the id of the attempt, until the queue has everything of it."""
@@ -61,7 +61,7 @@ class ShimPool:
             del self._idle[channel]
             channel.close()
 
-    def take(self) -> tuple[Channel, Keepers]:
+    def take(self) -> tuple[ShimChannel, AttemptProcesses]:
         """One that is ready, waiting for it if there is none. Raises StokerError when none comes."""
         ends = time.monotonic() + _PATIENCE
         while True:
@@ -79,7 +79,7 @@ class ShimPool:
     def engage(self, running_attempt: RunningAttempt) -> None:
         """Gives the attendant its job, which is on disk. Raises StokerError when the attendant is gone."""
         if running_attempt.channel is not None and not running_attempt.channel.send(
-            Attend(str(running_attempt.record.directory))
+            StartAttempt(str(running_attempt.record.directory))
         ):
             raise StokerError("the process that was to run it was killed")
         self.engaged[running_attempt.attempt] = running_attempt
@@ -133,7 +133,7 @@ class ShimPool:
             channel.close()
         self._new.clear()
 
-    def _hear_idle(self, channel: Channel) -> None:
+    def _hear_idle(self, channel: ShimChannel) -> None:
         message = channel.receive()
         if isinstance(message, Ready):
             self._new.discard(channel)
@@ -146,9 +146,9 @@ class ShimPool:
             self._idle.pop(channel, None)
             channel.close()
 
-    def _hear(self, running_attempt: RunningAttempt, channel: Channel) -> None:
+    def _hear(self, running_attempt: RunningAttempt, channel: ShimChannel) -> None:
         while (message := channel.receive()) is not None:
-            if isinstance(message, Over):
+            if isinstance(message, AttemptResult):
                 running_attempt.over = message
             elif isinstance(message, Ready):
                 # Its last job is behind it, and everything that printed is on disk.

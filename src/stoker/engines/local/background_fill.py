@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from stoker.engines.local.capacity import BACKGROUND, Allocation, ResourceRequest
+from stoker.engines.options import WorkerOptions
 from stoker.errors import StokerError
 from stoker.fill.claims import Claims, machine_of
 from stoker.fill.config import FillConfig
@@ -24,9 +26,6 @@ from stoker.gpus.model import Gpu
 from stoker.gpus.prober import Prober
 from stoker.runs.processes.descriptors import close_all_but
 from stoker.runs.processes.scan import descends
-from stoker.worker.capacity import BACKGROUND, Holding, Want
-from stoker.worker.grants import Grants
-from stoker.worker.options import WorkerOptions
 
 _LONGEST: Final = 65536
 # The filler of a worker that was killed stops its programs first.
@@ -35,7 +34,7 @@ _PATIENCE: Final = 20.0
 _LAST: Final = 2**31
 
 
-class Fill(NamedTuple):
+class FillRequest(NamedTuple):
     """What a worker fills its GPUs with."""
 
     config: FillConfig
@@ -43,10 +42,10 @@ class Fill(NamedTuple):
     """Those that programs may run on; none while they cannot be read."""
 
 
-class Filling:
+class BackgroundFill:
     """The worker's side."""
 
-    def __init__(self, fill: Fill, orders: WorkerOptions, home: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, fill: FillRequest, orders: WorkerOptions, home: Path, tell: Callable[[str], None]) -> None:
         """For a process of one thread, without connections that a fork would break."""
         held = lock(home, socket.gethostname(), patience=_PATIENCE)
         claims = Claims(machine_of(orders.source, _root()))
@@ -116,15 +115,15 @@ class Filling:
         """What placement calls the program on this GPU."""
         return f"{BACKGROUND} on {uuid}"
 
-    def holdings(self, used: Mapping[str, int] | None) -> list[Holding]:
+    def holdings(self, used: Mapping[str, int] | None) -> list[Allocation]:
         """Each GPU by itself: a program on several of them gives all of them up when it gives up one.
 
         `used`: the bytes that background programs really use on each GPU; None when nobody can tell.
         """
         granted, moment = self._granted or frozenset(), time.monotonic()
         return [
-            Holding(
-                Want(self.name_on(uuid), 1, _LAST, priority=-_LAST, preemptible=True, background=True),
+            Allocation(
+                ResourceRequest(self.name_on(uuid), 1, _LAST, priority=-_LAST, preemptible=True, background=True),
                 (uuid,),
                 self._since.get(uuid, moment),
                 used=used,
@@ -214,3 +213,29 @@ def _heed(line: socket.socket, filler: Filler, heard: int) -> int | None:
             return None
         heard, granted = msgspec.msgpack.decode(packet, type=tuple[int, frozenset[str]])
         filler.grant(granted)
+
+
+class Grants:
+    """What was granted, by number: the grant that the filler goes by, and those that it may not have heard yet."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, frozenset[str]] = {}
+
+    @property
+    def possible(self) -> frozenset[str]:
+        """The GPUs on which a program may start, or have started, without our knowing yet."""
+        return frozenset[str]().union(*self._open.values())
+
+    def give(self, gpus: frozenset[str]) -> int:
+        """The number of a new grant, which replaces the others once it was heard."""
+        number = max(self._open, default=0) + 1
+        self._open[number] = gpus
+        return number
+
+    def heard(self, number: int) -> None:
+        """The filler goes by this one now."""
+        self._open = {other: gpus for other, gpus in self._open.items() if other >= number}
+
+    def end(self) -> None:
+        """There is no filler any more."""
+        self._open.clear()

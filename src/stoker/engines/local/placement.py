@@ -16,7 +16,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from stoker.worker.capacity import Free, Holding, Kept, Obstacle, Reservation, Room, Rules, SeenGpu, Want
+from stoker.engines.local.capacity import (
+    Allocation,
+    Free,
+    GpuCapacity,
+    GpuReservation,
+    GpuState,
+    Obstacle,
+    PlacementOptions,
+    ReservedFor,
+    ResourceRequest,
+)
 
 # Sets of victims that are tried, smallest first, before a set that is merely without a superfluous member will do:
 # every set of jobs that hold the eight GPUs of a large machine, and all pairs of two dozen small jobs.
@@ -25,7 +35,7 @@ _MOST_TRIES = 300
 _WORTH_MOVING = 10.0
 
 
-class Start(NamedTuple):
+class Placed(NamedTuple):
     job: str
     gpus: tuple[str, ...]
 
@@ -50,7 +60,7 @@ class NoGpusSeen(msgspec.Struct, frozen=True, tag="no-gpus-seen"):
     problem: str
 
 
-class NoPlaceWithoutGpu(msgspec.Struct, frozen=True, tag="no-place-without-gpu"):
+class CpuSlotsTaken(msgspec.Struct, frozen=True, tag="no-place-without-gpu"):
     """As many jobs without a GPU run as may."""
 
     at_once: int
@@ -71,7 +81,7 @@ class CannotStart(msgspec.Struct, frozen=True, tag="cannot-start"):
     problem: str
 
 
-Reason = CannotFit | CannotStart | NoGpusSeen | NoPlaceWithoutGpu | NotEnoughGpus
+Reason = CannotFit | CannotStart | NoGpusSeen | CpuSlotsTaken | NotEnoughGpus
 
 
 class Offer(NamedTuple):
@@ -92,7 +102,7 @@ class Offer(NamedTuple):
         return self.missing < other.missing
 
 
-class Keeping(msgspec.Struct, frozen=True):
+class Reservation(msgspec.Struct, frozen=True):
     """GPUs that this machine keeps for a job until it has all that it asks for."""
 
     job: str
@@ -108,18 +118,18 @@ class Keeping(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    start: tuple[Start, ...]
+    start: tuple[Placed, ...]
     preempt: tuple[str, ...]
     """Preemptible jobs to stop, so that a job that waits has room."""
     waiting: dict[str, Reason]
-    keeping: tuple[Keeping, ...] = ()
+    keeping: tuple[Reservation, ...] = ()
 
 
 def decide(
-    gpus: Sequence[SeenGpu],
-    holdings: Sequence[Holding],
-    waiting: Iterable[Want],
-    rules: Rules,
+    gpus: Sequence[GpuState],
+    holdings: Sequence[Allocation],
+    waiting: Iterable[ResourceRequest],
+    rules: PlacementOptions,
     now: float,
     problem: str | None = None,
     elsewhere: Mapping[str, Offer] = {},
@@ -129,13 +139,13 @@ def decide(
     `problem`: why the machine could not be read; `elsewhere`: the jobs that other machines keep GPUs for.
     """
     queue = sorted(waiting, key=rank)
-    started: list[Holding] = []
+    started: list[Allocation] = []
     while True:
         turn = _Turn(gpus, [*holdings, *started], rules, now, problem, elsewhere)
         starts = turn.play(queue)
         if not starts:
             return Decision(
-                start=tuple(Start(holding.want.job, holding.gpus) for holding in started),
+                start=tuple(Placed(holding.want.job, holding.gpus) for holding in started),
                 preempt=tuple(turn.victims),
                 waiting=turn.reasons,
                 keeping=turn.keeping(),
@@ -145,7 +155,7 @@ def decide(
         queue = [want for want in queue if want.job not in taken]
 
 
-def rank(want: Want) -> tuple[bool, int, int, str]:
+def rank(want: ResourceRequest) -> tuple[bool, int, int, str]:
     """The order in which jobs are considered."""
     return (want.preemptible, -want.priority, want.order, want.job)
 
@@ -165,9 +175,9 @@ class _Turn:
 
     def __init__(
         self,
-        gpus: Sequence[SeenGpu],
-        holdings: Sequence[Holding],
-        rules: Rules,
+        gpus: Sequence[GpuState],
+        holdings: Sequence[Allocation],
+        rules: PlacementOptions,
         now: float,
         problem: str | None,
         elsewhere: Mapping[str, Offer],
@@ -178,7 +188,7 @@ class _Turn:
         self._problem = problem
         self._holdings = holdings
         self._rooms = [
-            Room(gpu, [holding for holding in holdings if gpu.uuid in holding.gpus], rules, now)
+            GpuCapacity(gpu, [holding for holding in holdings if gpu.uuid in holding.gpus], rules, now)
             for gpu in sorted(gpus, key=lambda gpu: gpu.index)
         ]
         self._stopping = {holding.want.job for holding in holdings if holding.stopping}
@@ -188,14 +198,14 @@ class _Turn:
         self._places_promised = 0
         self._kept_for: str | None = None
         self._hopeless: set[_Shape] = set()
-        self._keeping: dict[str, Keeping] = {}
+        self._keeping: dict[str, Reservation] = {}
         self._felt: set[str] = set()
         """The jobs for which others have to stop or wait."""
-        self._started: list[Holding] = []
+        self._started: list[Allocation] = []
         self.victims: list[str] = []
         self.reasons: dict[str, Reason] = {}
 
-    def play(self, queue: Sequence[Want]) -> list[Holding]:
+    def play(self, queue: Sequence[ResourceRequest]) -> list[Allocation]:
         """The jobs that start, on which GPUs; `queue` is in order.
 
         Preemptible jobs have their turn only when no normal one can start any more, or one could be started and stopped
@@ -209,7 +219,7 @@ class _Turn:
         self._walk([want for want in queue if want.preemptible])
         return self._started
 
-    def _walk(self, queue: Sequence[Want]) -> None:
+    def _walk(self, queue: Sequence[ResourceRequest]) -> None:
         for want in queue:
             self._consider(want)
         if not self._started:
@@ -222,7 +232,7 @@ class _Turn:
         self._kept_for = None
         self._hopeless.clear()
 
-    def _consider(self, want: Want) -> None:
+    def _consider(self, want: ResourceRequest) -> None:
         shape = _shape(want)
         if shape in self._hopeless:
             return
@@ -237,25 +247,25 @@ class _Turn:
 
     # Jobs that start
 
-    def _start(self, want: Want) -> bool:
+    def _start(self, want: ResourceRequest) -> bool:
         rooms = [room for room in self._rooms if room.has_room(want) and self._yields_to(room, want)]
         if len(rooms) < want.gpus:
             return False
         chosen = sorted(rooms, key=lambda room: _preference(room, want))[: want.gpus]
-        holding = Holding(want, tuple(room.gpu.uuid for room in chosen), self._now, used={})
+        holding = Allocation(want, tuple(room.gpu.uuid for room in chosen), self._now, used={})
         for room in chosen:
             room.add(want, holding.ends)
         self._started.append(holding)
         return True
 
-    def _yields_to(self, room: Room, want: Want) -> bool:
+    def _yields_to(self, room: GpuCapacity, want: ResourceRequest) -> bool:
         if self._may_use(room, want):
             return True
         if room.reservation is not None:
             self._felt.add(room.reservation.want.job)
         return False
 
-    def _may_use(self, room: Room, want: Want) -> bool:
+    def _may_use(self, room: GpuCapacity, want: ResourceRequest) -> bool:
         """Whether the job that this GPU is kept for would not be delayed."""
         first = room.reservation
         if first is None:
@@ -271,7 +281,7 @@ class _Turn:
 
     # Jobs that will start when others have stopped
 
-    def _promise(self, want: Want) -> bool:
+    def _promise(self, want: ResourceRequest) -> bool:
         """Give the job GPUs that are coming free, or will be when preemptible jobs are stopped."""
         if self._is_better_off_elsewhere(want, Offer(0.0, 0)):
             return False
@@ -293,14 +303,16 @@ class _Turn:
             room.promised_to = kept
         return True
 
-    def _is_better_off_elsewhere(self, want: Want, offer: Offer) -> bool:
+    def _is_better_off_elsewhere(self, want: ResourceRequest, offer: Offer) -> bool:
         other = self._elsewhere.get(want.job)
         return other is not None and not offer.is_better_than(other)
 
-    def _note_keeping(self, want: Want, chosen: Sequence[Room], ready: Sequence[Room], starts_in: float) -> Kept:
+    def _note_keeping(
+        self, want: ResourceRequest, chosen: Sequence[GpuCapacity], ready: Sequence[GpuCapacity], starts_in: float
+    ) -> ReservedFor:
         if ready:
             self._felt.add(want.job)
-        self._keeping[want.job] = Keeping(
+        self._keeping[want.job] = Reservation(
             job=want.job,
             wanted=want.gpus,
             gpus=tuple(room.gpu.uuid for room in chosen),
@@ -308,18 +320,18 @@ class _Turn:
             offer=Offer(starts_in, want.gpus - len(ready)),
             is_felt=False,
         )
-        return Kept(want.job, want.gpus, len(ready))
+        return ReservedFor(want.job, want.gpus, len(ready))
 
-    def keeping(self) -> tuple[Keeping, ...]:
+    def keeping(self) -> tuple[Reservation, ...]:
         """Who was refused for its sake is known in the end."""
         return tuple(
             msgspec.structs.replace(keeping, is_felt=job in self._felt) for job, keeping in self._keeping.items()
         )
 
-    def _unkept(self) -> list[Room]:
+    def _unkept(self) -> list[GpuCapacity]:
         return [room for room in self._rooms if room.reservation is None]
 
-    def _fewest_victims(self, want: Want) -> list[str] | None:
+    def _fewest_victims(self, want: ResourceRequest) -> list[str] | None:
         """The jobs to stop so that this one fits: often nobody, since others are stopping already. None: no way."""
         rooms = self._unkept()
         if self._suffices(rooms, want, ()):
@@ -333,11 +345,11 @@ class _Turn:
         )
         return self._fewest_of(candidates, rooms, want)
 
-    def _yielding_to(self, want: Want) -> set[str]:
+    def _yielding_to(self, want: ResourceRequest) -> set[str]:
         """Who is stopped for this job if need be: for a preemptible one, only what is no job at all."""
         return self._background if want.preemptible else self._giving_way
 
-    def _fewest_of(self, candidates: list[str], rooms: list[Room], want: Want) -> list[str]:
+    def _fewest_of(self, candidates: list[str], rooms: list[GpuCapacity], want: ResourceRequest) -> list[str]:
         tries = 0
         for size in range(1, len(candidates) + 1):
             tries += math.comb(len(candidates), size)
@@ -348,7 +360,7 @@ class _Turn:
                     return list(chosen)
         return self._fewest_by_gpu(candidates, rooms, want)
 
-    def _fewest_by_gpu(self, candidates: list[str], rooms: list[Room], want: Want) -> list[str]:
+    def _fewest_by_gpu(self, candidates: list[str], rooms: list[GpuCapacity], want: ResourceRequest) -> list[str]:
         """Those on the GPUs that fewest have to leave: the fewest there are, unless some hold several GPUs."""
         leaving = [
             self._without_superfluous([job for job in candidates if room.is_held_by(job)], [room], want, needed=1)
@@ -358,7 +370,9 @@ class _Turn:
         chosen = {job for jobs in sorted(leaving, key=len)[: want.gpus] for job in jobs}
         return self._without_superfluous([job for job in candidates if job in chosen], rooms, want, needed=want.gpus)
 
-    def _without_superfluous(self, candidates: list[str], rooms: list[Room], want: Want, *, needed: int) -> list[str]:
+    def _without_superfluous(
+        self, candidates: list[str], rooms: list[GpuCapacity], want: ResourceRequest, *, needed: int
+    ) -> list[str]:
         """Spare whoever can be spared, the one that would lose most first."""
         victims = list(candidates)
         for candidate in reversed(candidates):
@@ -367,17 +381,17 @@ class _Turn:
                 victims = others
         return victims
 
-    def _suffices(self, rooms: list[Room], want: Want, victims: Iterable[str]) -> bool:
+    def _suffices(self, rooms: list[GpuCapacity], want: ResourceRequest, victims: Iterable[str]) -> bool:
         return self._will_fit_on(rooms, want, victims) >= want.gpus
 
-    def _will_fit_on(self, rooms: list[Room], want: Want, victims: Iterable[str]) -> int:
+    def _will_fit_on(self, rooms: list[GpuCapacity], want: ResourceRequest, victims: Iterable[str]) -> int:
         gone = self._stopping.union(victims)
         return sum(room.will_have_room(want, gone) for room in rooms)
 
-    def _by_reluctance(self, holdings: Iterable[Holding]) -> list[str]:
+    def _by_reluctance(self, holdings: Iterable[Allocation]) -> list[str]:
         """Those that can be stopped, the one that loses least first."""
 
-        def loss(holding: Holding) -> tuple[bool, int, float, int]:
+        def loss(holding: Allocation) -> tuple[bool, int, float, int]:
             at_stake = self._now - holding.since if holding.at_stake is None else holding.at_stake
             return (not holding.want.background, holding.want.priority, at_stake, -holding.want.order)
 
@@ -389,14 +403,14 @@ class _Turn:
 
     # The first job that has to wait
 
-    def _keep_gpus_for(self, want: Want) -> None:
+    def _keep_gpus_for(self, want: ResourceRequest) -> None:
         """Keep those GPUs for the job on which it can start earliest.
 
         Every GPU that it could take now is among them, or it would have started. Of those without a time limit the
         emptiest is taken: nobody new comes to it, so that it empties, and stays the one that is taken.
         """
         gone = self._stopping | self._yielding_to(want)
-        ranked: list[tuple[float, bool, int, int, Room]] = []
+        ranked: list[tuple[float, bool, int, int, GpuCapacity]] = []
         for room in self._rooms:
             if not room.could_ever_fit(want) or room.is_lost(want):
                 continue
@@ -415,14 +429,14 @@ class _Turn:
         self.reasons[want.job] = NotEnoughGpus(want.gpus, want.memory, self._obstacles(want))
         kept = self._note_keeping(want, rooms, ready, until - self._now)
         for room in rooms:
-            room.reservation = Reservation(want, until, kept)
+            room.reservation = GpuReservation(want, until, kept)
 
     # Jobs without a GPU
 
-    def _place_without_gpu(self, want: Want) -> bool:
+    def _place_without_gpu(self, want: ResourceRequest) -> bool:
         """Whether it starts, or will when others have stopped."""
         if self._without_gpu + self._places_promised < self._rules.cpu_jobs:
-            self._started.append(Holding(want, (), self._now, used={}))
+            self._started.append(Allocation(want, (), self._now, used={}))
             self._without_gpu += 1
             return True
         ending = sum(1 for h in self._holdings if not h.gpus and h.want.job in self._stopping)
@@ -438,7 +452,7 @@ class _Turn:
 
     # Why the rest waits
 
-    def _explain(self, queue: Sequence[Want]) -> None:
+    def _explain(self, queue: Sequence[ResourceRequest]) -> None:
         """Say of every job why it waits; of a job that GPUs are kept for, that was said before they were."""
         by_shape: dict[_Shape, Reason] = {}
         obstacles: dict[_Shape, tuple[tuple[int, Obstacle], ...]] = {}
@@ -453,12 +467,12 @@ class _Turn:
                 by_shape[shape] = self._reason(want, obstacles[of_any_count])
             self.reasons[want.job] = by_shape[shape]
 
-    def _reason(self, want: Want, obstacles: tuple[tuple[int, Obstacle], ...]) -> Reason:
+    def _reason(self, want: ResourceRequest, obstacles: tuple[tuple[int, Obstacle], ...]) -> Reason:
         if want.gpus == 0:
-            return NoPlaceWithoutGpu(self._rules.cpu_jobs)
+            return CpuSlotsTaken(self._rules.cpu_jobs)
         return self._cannot_fit(want) or NotEnoughGpus(want.gpus, want.memory, obstacles)
 
-    def _cannot_fit(self, want: Want) -> CannotFit | NoGpusSeen | None:
+    def _cannot_fit(self, want: ResourceRequest) -> CannotFit | NoGpusSeen | None:
         large_enough = sum(room.could_ever_fit(want) for room in self._rooms)
         if large_enough >= want.gpus:
             return None
@@ -467,21 +481,21 @@ class _Turn:
         largest = max((room.usable(want) for room in self._rooms), default=0)
         return CannotFit(want.gpus, want.memory, len(self._rooms), large_enough, largest)
 
-    def _obstacles(self, want: Want) -> tuple[tuple[int, Obstacle], ...]:
+    def _obstacles(self, want: ResourceRequest) -> tuple[tuple[int, Obstacle], ...]:
         return tuple((room.gpu.index, self._obstacle(room, want)) for room in self._rooms)
 
-    def _obstacle(self, room: Room, want: Want) -> Obstacle:
+    def _obstacle(self, room: GpuCapacity, want: ResourceRequest) -> Obstacle:
         obstacle = room.obstacle(want, self._stopping, self._now)
         if isinstance(obstacle, Free) and room.reservation is not None and not self._may_use(room, want):
             return room.reservation.kept
         return obstacle
 
 
-def _shape(want: Want) -> _Shape:
+def _shape(want: ResourceRequest) -> _Shape:
     return _Shape(want.gpus, want.memory, want.shares, want.preemptible, want.time_limit)
 
 
-def _preference(room: Room, want: Want) -> tuple[bool, int, int, int]:
+def _preference(room: GpuCapacity, want: ResourceRequest) -> tuple[bool, int, int, int]:
     """Which of the GPUs that a job fits on it gets: the smallest first.
 
     A job that shares goes where least is left, which keeps whole GPUs free; one that did not ask to share goes where

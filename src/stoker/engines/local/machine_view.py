@@ -3,23 +3,22 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from stoker.engines.local.background_fill import BackgroundFill
+from stoker.engines.local.capacity import BACKGROUND, Allocation, GpuState, ReservedFor
+from stoker.engines.local.gpu_tracker import SIMULATED, GpuTracker
+from stoker.engines.local.gpu_usage import UsagePerMinute
+from stoker.engines.local.shim_pool import ShimPool
+from stoker.engines.local.waiting_reasons import what_of_it
+from stoker.engines.options import WorkerOptions
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.sampler import Sampler
 from stoker.gpus.source import AbsentError
 from stoker.queue.model import Doing, WorkerGpu
-from stoker.worker.capacity import BACKGROUND, Holding, Kept, SeenGpu
-from stoker.worker.filling import Filling
-from stoker.worker.machine import SIMULATED, Machine
-from stoker.worker.occupancy import Occupancy
-from stoker.worker.options import WorkerOptions
-from stoker.worker.shim_pool import ShimPool
-from stoker.worker.usage import Meter
-from stoker.worker.words import what_of_it
 
 # Looks when nothing waits: for people who watch what the machine does, and for charts of it. A look costs a driver
 # a few milliseconds.
@@ -43,17 +42,17 @@ class MachineView:
         host: str,
         crew: ShimPool,
         prober: Prober,
-        filling: Filling | None,
+        filling: BackgroundFill | None,
         tell: Callable[[str], None],
     ) -> None:
-        self.machine = Machine(orders.gpus, orders.rules)
+        self.machine = GpuTracker(orders.gpus, orders.rules)
         # Told before there was a look: nobody is to take them for real ones meanwhile.
         self.machine.simulated = orders.source.partition(":")[0] == SIMULATED
         self.filling = filling
         self.no_gpus = False
         """Whether there is nothing to look at."""
         self._absence_told = False
-        self.meter = Meter(host)
+        self.meter = UsagePerMinute(host)
         self._occupancy = Occupancy()
         self._crew = crew
         self._tell = tell
@@ -104,7 +103,7 @@ class MachineView:
             self._freed_at = moment
             self._lookout.no_later_than(moment)
 
-    def holdings(self) -> list[Holding]:
+    def holdings(self) -> list[Allocation]:
         """What runs here, for placement."""
         used = self.machine.used
         found = [one.holding(used.get(one.job, {})) for one in self._crew.running()]
@@ -114,10 +113,10 @@ class MachineView:
         """Whether this machine has none, and had none: one whose GPUs are gone has a problem."""
         return self.no_gpus and not self.machine.known
 
-    def gpus(self) -> list[SeenGpu]:
+    def gpus(self) -> list[GpuState]:
         return self.machine.gpus
 
-    def told_gpus(self, kept: Mapping[str, Kept] = {}) -> tuple[WorkerGpu, ...]:
+    def told_gpus(self, kept: Mapping[str, ReservedFor] = {}) -> tuple[WorkerGpu, ...]:
         """What others are told of the GPUs. `kept`: for which jobs some of them are kept free, by their uuids."""
         wall = time.time()
         return tuple(
@@ -182,8 +181,29 @@ class MachineView:
         return job
 
 
-def _with_kept(gpu: WorkerGpu, kept: Mapping[str, Kept]) -> WorkerGpu:
+def _with_kept(gpu: WorkerGpu, kept: Mapping[str, ReservedFor]) -> WorkerGpu:
     """One that is free, and yet no other job may have it."""
     if gpu.doing != "free" or gpu.uuid not in kept:
         return gpu
     return msgspec.structs.replace(gpu, kept_for=kept[gpu.uuid].job, note=what_of_it(kept[gpu.uuid]))
+
+
+class _Stay(NamedTuple):
+    doing: Doing
+    whom: str
+    jobs: tuple[str, ...]
+    since: float
+
+
+class Occupancy:
+    """Remembers what was told of each GPU last."""
+
+    def __init__(self) -> None:
+        self._stays: dict[str, _Stay] = {}
+
+    def dated(self, gpu: WorkerGpu, wall: float) -> WorkerGpu:
+        """The same with its `since`: it does what it did before, or has just begun to. `wall`: since the epoch."""
+        stay = self._stays.get(gpu.uuid)
+        if stay is None or stay[:3] != (gpu.doing, gpu.whom, gpu.jobs):
+            stay = self._stays[gpu.uuid] = _Stay(gpu.doing, gpu.whom, gpu.jobs, wall)
+        return msgspec.structs.replace(gpu, since=stay.since)

@@ -9,25 +9,25 @@ from typing import Final
 
 import msgspec
 
+from stoker.engines.local.capacity import (
+    BACKGROUND,
+    Allocation,
+    Busy,
+    Free,
+    GpuCapacity,
+    GpuState,
+    MemoryTaken,
+    Obstacle,
+    PlacementOptions,
+    ResourceRequest,
+    Unreadable,
+    UsedByOthers,
+)
+from stoker.engines.local.waiting_reasons import some, what_of_it
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, known
 from stoker.gpus.state import describe, title
 from stoker.gpus.visible import select_gpus
 from stoker.queue.model import Doing, WorkerGpu
-from stoker.worker.capacity import (
-    BACKGROUND,
-    Busy,
-    Foreign,
-    Free,
-    Holding,
-    MemoryTaken,
-    Obstacle,
-    Room,
-    Rules,
-    SeenGpu,
-    Unreadable,
-    Want,
-)
-from stoker.worker.words import some, what_of_it
 
 Owner = Callable[[int], str | None]
 """The job of ours that a process belongs to, by its pid; None for everybody else's."""
@@ -37,7 +37,7 @@ SIMULATED: Final = "sim"
 _NOT_LISTED: Final = "the driver does not list it any more"
 _NOT_SEEN: Final = Unknown("it has not been seen yet")
 # Whom a GPU that nobody holds is judged for: a job that did not say how much memory it takes.
-_ANYBODY: Final = Want(job="", gpus=1, order=0)
+_ANYBODY: Final = ResourceRequest(job="", gpus=1, order=0)
 _SETTLING: Final = "has just been freed and is coming to rest"
 # They are on every GPU of many machines, work little and never end: with them as foreigners no GPU there is ever free.
 # Their memory counts all the same.
@@ -47,17 +47,17 @@ _DISPLAYS: Final = frozenset(
 _Identity = tuple[int, Maybe[int]]
 
 
-class Machine:
+class GpuTracker:
     """The GPUs that a worker hands out.
 
     What a person typed is understood at the first look that could be read, and means the same devices for ever: when a
     GPU falls off the machine, the others' numbers change. One that is missing later cannot be read; it is not left out.
     """
 
-    def __init__(self, chosen: str, rules: Rules | None = None) -> None:
+    def __init__(self, chosen: str, rules: PlacementOptions | None = None) -> None:
         """`chosen` is `all`, or what a person typed: `0,2` or uuids."""
         self._chosen = chosen
-        self._rules = rules or Rules()
+        self._rules = rules or PlacementOptions()
         self._watched: dict[str, _Watched] = {}
         self.present: tuple[Gpu, ...] = ()
         """All GPUs of the machine, chosen or not."""
@@ -69,7 +69,7 @@ class Machine:
         """Bytes that each job really uses on each GPU; None when nobody can tell."""
 
     @property
-    def gpus(self) -> list[SeenGpu]:
+    def gpus(self) -> list[GpuState]:
         """For placement, in the order in which they were chosen."""
         return [watched.seen for watched in self._watched.values()]
 
@@ -128,7 +128,7 @@ class _Watched:
         # What it is called: its number when it was chosen, whatever becomes of the others.
         self._index = gpu.index
         self.ended = -math.inf
-        self.seen = SeenGpu(gpu.uuid, gpu.index, gpu.memory, _NOT_SEEN, _NOT_SEEN)
+        self.seen = GpuState(gpu.uuid, gpu.index, gpu.memory, _NOT_SEEN, _NOT_SEEN)
         self.used: dict[str, int | None] = {}
         self._holders: tuple[str, ...] = ()
         self._foreign: set[_Identity] = set()
@@ -154,7 +154,7 @@ class _Watched:
             self._unread_since = None
         elif self._unread_since is None:
             self._unread_since = look.wall
-        self.seen = SeenGpu(
+        self.seen = GpuState(
             uuid=self.gpu.uuid,
             index=self._index,
             memory_total=reading.memory_total if known(reading.memory_total) else self.gpu.memory,
@@ -202,7 +202,7 @@ class _Watched:
             return False
         return at <= self.ended or not known(process.started)
 
-    def judge(self, rules: Rules, at: float) -> None:
+    def judge(self, rules: PlacementOptions, at: float) -> None:
         """Since when something other than our jobs has been in the way, without a break."""
         obstacle = self._beside_holders(rules, at) if self._holders else _unheld(self.seen, rules, at)
         blamed = obstacle
@@ -226,20 +226,22 @@ class _Watched:
         match self._obstacle:
             case Free():
                 return "free", ""
-            case Foreign(processes=processes):
+            case UsedByOthers(processes=processes):
                 return "somebody", some(processes)
             case Busy() | MemoryTaken():
                 return "somebody", ""
         return "unknown", ""
 
-    def _beside_holders(self, rules: Rules, at: float) -> Obstacle:
+    def _beside_holders(self, rules: PlacementOptions, at: float) -> Obstacle:
         """What is there beside the jobs that hold it; work cannot be told apart, memory can."""
         uuid = self.gpu.uuid
         holdings = [
-            Holding(Want(job=job, gpus=1, order=0), (uuid,), at, None if amount is None else {uuid: amount})
+            Allocation(
+                ResourceRequest(job=job, gpus=1, order=0), (uuid,), at, None if amount is None else {uuid: amount}
+            )
             for job, amount in self.used.items()
         ]
-        room = Room(self.seen, holdings, rules, at)
+        room = GpuCapacity(self.seen, holdings, rules, at)
         if room.outside is not None:
             return room.outside
         everyone_told = None not in self.used.values()
@@ -263,9 +265,9 @@ class _Watched:
         )
 
 
-def _unheld(seen: SeenGpu, rules: Rules, at: float) -> Obstacle:
+def _unheld(seen: GpuState, rules: PlacementOptions, at: float) -> Obstacle:
     """What is in everybody's way on a GPU that no job of ours holds."""
-    return Room(seen, (), rules, at).obstacle(_ANYBODY, (), at)
+    return GpuCapacity(seen, (), rules, at).obstacle(_ANYBODY, (), at)
 
 
 def _problem(look: Look, reading: Reading) -> str | None:

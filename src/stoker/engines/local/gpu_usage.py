@@ -17,7 +17,7 @@ LONGEST_GAP: Final = 30.0
 KEPT_MINUTES: Final = 60
 
 
-class Meter:
+class UsagePerMinute:
     """Is told of every look, and adds up."""
 
     def __init__(self, host: str) -> None:

@@ -7,31 +7,31 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final
 
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.local.attempt_spec import now as lease_clock
+from stoker.engines.local.capacity import ReservedFor, ResourceRequest
+from stoker.engines.local.gpu_tracker import GpuTracker
+from stoker.engines.local.machine_view import MachineView
+from stoker.engines.local.messages import StopAttempt
+from stoker.engines.local.placement import (
+    CannotFit,
+    CannotStart,
+    CpuSlotsTaken,
+    NoGpusSeen,
+    Offer,
+    Placed,
+    Reason,
+    Reservation,
+    decide,
+)
+from stoker.engines.local.running_attempt import RunningAttempt
+from stoker.engines.local.shim_pool import ShimPool
+from stoker.engines.local.starting import start
+from stoker.engines.local.waiting_reasons import why_waiting
+from stoker.engines.options import WorkerOptions
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import Attempt, Job, Store
 from stoker.queue.model import KeptGpus
-from stoker.worker.attempt_spec import now as lease_clock
-from stoker.worker.capacity import Kept, Want
-from stoker.worker.identity import WorkerIdentity
-from stoker.worker.machine import Machine
-from stoker.worker.machine_view import MachineView
-from stoker.worker.messages import Stop
-from stoker.worker.options import WorkerOptions
-from stoker.worker.placement import (
-    CannotFit,
-    CannotStart,
-    Keeping,
-    NoGpusSeen,
-    NoPlaceWithoutGpu,
-    Offer,
-    Reason,
-    Start,
-    decide,
-)
-from stoker.worker.running_attempt import RunningAttempt
-from stoker.worker.shim_pool import ShimPool
-from stoker.worker.starting import start
-from stoker.worker.words import why_waiting
 
 # Far more than any machine has places; what is behind them in the queue is seen when they have started.
 _MOST_WAITING: Final = 200
@@ -51,7 +51,7 @@ _SAME_TIME: Final = 5.0
 _LONGEST_SHOWN: Final = 100
 
 
-class Placing:
+class Scheduler:
     """Which job goes where, carried out. `stale` says that something may have changed since it was last decided."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Placing:
         self._waiting: list[Job] = []
         self._reasons: dict[str, Reason] = {}
         self._victims: frozenset[str] = frozenset()
-        self._keeping: tuple[Keeping, ...] = ()
+        self._keeping: tuple[Reservation, ...] = ()
         self._hopeless = 0
         """How many of those that wait can never start here."""
         self._poll_at = 0.0
@@ -97,10 +97,10 @@ class Placing:
         """Why jobs wait, as parts of sentences, for as many as anybody reads."""
         return {job: why_waiting(reason) for job, reason in islice(self._reasons.items(), _MOST_WAITING)}
 
-    def kept_gpus(self) -> dict[str, Kept]:
+    def kept_gpus(self) -> dict[str, ReservedFor]:
         """For which jobs GPUs are kept free, by their uuids."""
         return {
-            uuid: Kept(keeping.job, keeping.wanted, len(keeping.ready))
+            uuid: ReservedFor(keeping.job, keeping.wanted, len(keeping.ready))
             for keeping in self._keeping
             for uuid in keeping.ready
         }
@@ -137,11 +137,11 @@ class Placing:
         self._wake_at = math.inf if wake is None else moment + max(0.0, wake - store.clock())
         self._premises.leave_to_filling(self._victims)
 
-    def _consider(self, store: Store, wants: list[Want], limit: int, moment: float) -> None:
+    def _consider(self, store: Store, wants: list[ResourceRequest], limit: int, moment: float) -> None:
         """Jobs without a GPU at any time; the others when the GPUs were just looked at."""
         fresh = not any(want.gpus for want in wants) or self._premises.is_fresh(moment)
         decidable = wants if fresh else [want for want in wants if not want.gpus]
-        keeping: tuple[Keeping, ...] = ()
+        keeping: tuple[Reservation, ...] = ()
         if decidable:
             keeping = self._decide(store, decidable, moment, fresh=fresh)
         if fresh:
@@ -150,7 +150,9 @@ class Placing:
             self._hopeless = sum(self._is_hopeless(reason) for reason in self._reasons.values())
             self.stale = self.stale or (len(wants) == limit < _MOST_WAITING + self._hopeless)
 
-    def _decide(self, store: Store, wants: list[Want], moment: float, *, fresh: bool) -> tuple[Keeping, ...]:
+    def _decide(
+        self, store: Store, wants: list[ResourceRequest], moment: float, *, fresh: bool
+    ) -> tuple[Reservation, ...]:
         """Carries out what fits; the answer is what GPUs are kept for."""
         gpus = self._premises.gpus() if fresh else []
         problem = self._premises.machine.problem
@@ -166,7 +168,7 @@ class Placing:
         for running_attempt in self._crew.running():
             if running_attempt.job in decision.preempt and not running_attempt.stopping:
                 self._tell(f"{running_attempt.job}: makes room for another job")
-                running_attempt.stop(Stop("preempted", "It made room for another job."))
+                running_attempt.stop(StopAttempt("preempted", "It made room for another job."))
         self._victims = frozenset(decision.preempt)
         return decision.keeping
 
@@ -179,7 +181,7 @@ class Placing:
         starts_in = math.inf if job.kept.until is None else max(0.0, job.kept.until - now)
         return Offer(starts_in, job.gpus - len(job.kept.gpus))
 
-    def _keep(self, store: Store, keeping: tuple[Keeping, ...], jobs: Mapping[str, Job]) -> bool:
+    def _keep(self, store: Store, keeping: tuple[Reservation, ...], jobs: Mapping[str, Job]) -> bool:
         """Says so in the queue if others feel it or had it. False when another machine has said so meanwhile."""
         for one in keeping:
             known = jobs[one.job].kept
@@ -193,7 +195,7 @@ class Placing:
                 return False
         return True
 
-    def _is_said(self, keeping: Keeping, known: KeptGpus, now: float) -> bool:
+    def _is_said(self, keeping: Reservation, known: KeptGpus, now: float) -> bool:
         """Whether the queue knows it so already, but for a few seconds of when it starts."""
         if known.worker != self._home.worker or known.gpus != keeping.ready:
             return False
@@ -201,7 +203,7 @@ class Placing:
             return math.isinf(keeping.offer.starts_in)
         return abs(max(now, known.until) - now - keeping.offer.starts_in) < _SAME_TIME
 
-    def _keep_no_more(self, store: Store, keeping: tuple[Keeping, ...]) -> None:
+    def _keep_no_more(self, store: Store, keeping: tuple[Reservation, ...]) -> None:
         """Others may have what this machine had kept and needs no more."""
         jobs = {one.job for one in keeping}
         said = {job.id for job in self._waiting if job.kept is not None and job.kept.worker == self._home.worker}
@@ -209,7 +211,7 @@ class Placing:
             store.keep_no_more(self._home.worker, jobs)
         self._keeping = keeping
 
-    def _start(self, store: Store, job: Job, chosen: Start) -> None:
+    def _start(self, store: Store, job: Job, chosen: Placed) -> None:
         if time.monotonic() < self._no_starts_until:
             return  # the one before it could not be started here
         # Whatever fits here fits as well if it asks for the same: then many machines do not all run after one job.
@@ -274,7 +276,7 @@ class Placing:
         match reason:
             case CannotFit():
                 return True
-            case NoPlaceWithoutGpu(at_once=at_once):
+            case CpuSlotsTaken(at_once=at_once):
                 return at_once == 0
             case NoGpusSeen():
                 return self._premises.no_gpus
@@ -286,8 +288,8 @@ def _shape(job: Job) -> tuple[object, ...]:
     return job.gpus, job.memory, job.share, job.priority, job.preemptible, job.time_limit
 
 
-def _want(job: Job, order: int) -> Want:
-    return Want(
+def _want(job: Job, order: int) -> ResourceRequest:
+    return ResourceRequest(
         job=job.id,
         gpus=job.gpus,
         order=order,
@@ -299,7 +301,7 @@ def _want(job: Job, order: int) -> Want:
     )
 
 
-def _on(running_attempt: RunningAttempt, machine: Machine) -> str:
+def _on(running_attempt: RunningAttempt, machine: GpuTracker) -> str:
     known = machine.known
     indices = sorted(known[uuid].index for uuid in running_attempt.attempt_spec.gpus if uuid in known)
     if not indices:

@@ -4,12 +4,12 @@ from typing import Final
 
 import msgspec
 
+from stoker.engines.local.attempt_spec import LONGEST_MARGIN, MARGIN_SHARE
+from stoker.engines.local.capacity import PlacementOptions
 from stoker.errors import BadInputError
 from stoker.gpus.prober import DEFAULT_DEADLINE
 from stoker.runs.plan import DEFAULT_GRACE
 from stoker.units import format_duration
-from stoker.worker.attempt_spec import LONGEST_MARGIN, MARGIN_SHARE
-from stoker.worker.capacity import Rules
 
 # A database that is restarted or moved is back within this; a machine that died gives its jobs up after it.
 DEFAULT_LEASE: Final = 600.0
@@ -25,7 +25,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | None = None
     """The address of the queue; None for the file in the state directory."""
     gpus: str = "all"
-    rules: Rules = Rules()
+    rules: PlacementOptions = PlacementOptions()
     lease: float = DEFAULT_LEASE
     grace: float = DEFAULT_GRACE
     log_limit: int = DEFAULT_LOG_LIMIT

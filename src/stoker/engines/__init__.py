@@ -1,0 +1,1 @@
+"""Engines: where and how attempts run."""

@@ -1,0 +1,1 @@
+"""The engine that runs attempts on the GPUs of this machine."""
