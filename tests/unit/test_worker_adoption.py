@@ -215,7 +215,7 @@ def test_claim_is_not_given_back_while_nobody_can_look_for_its_processes(
 ) -> None:
     store, _attempt = claimed(home)
     with monkeypatch.context() as trouble:
-        trouble.setattr(adoption, "is_attended", failing(errno.EMFILE))
+        trouble.setattr(adoption, "has_shim", failing(errno.EMFILE))
         assert not requeue_unstarted(store, home, ())
         store.finish.assert_not_called()
     assert requeue_unstarted(store, home, ())
