@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from stoker.fit.terms import NothingFitsError, Observation, ProbeFailedError
-from stoker.fit.wish import Wish, smaller
+from stoker.fit.model import NothingFitsError, ProbeFailedError, ProbeOutcome
+from stoker.fit.spec import FitSpec, smaller
 from tests.support.trainers import REAL_STEPS, Trainer, search
 
 # As the script samples: twelve times, ten seconds apart, with steps of a second.
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
 
 def ours(trainer: Trainer) -> Outcome:
-    heard: list[Observation] = []
+    heard: list[ProbeOutcome] = []
     try:
         size = search(trainer, heard).size
     except (NothingFitsError, ProbeFailedError):
@@ -40,7 +40,7 @@ def ours(trainer: Trainer) -> Outcome:
     ran_out = sum(seen.outcome == "oom" for seen in heard)
     restarts = 0
     # As a queued job does.
-    while size is not None and trainer.dies(size) and restarts < Wish().retries_oom:
+    while size is not None and trainer.dies(size) and restarts < FitSpec().retries_oom:
         size, restarts = smaller(size, trainer.terms), restarts + 1
     return Outcome(size, max(1, len(heard)), ran_out, size is not None and trainer.dies(size), restarts)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from bench.table import Promise, print_promises
 from stoker.presence.device_events import DeviceEvents
-from stoker.presence.holders import Holders
+from stoker.presence.holders import HolderScanner
 from tests.support.openers import NUMBERS, make_node
 
 GPUS = 8
@@ -52,11 +52,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as directory, ExitStack() as stack:
         place = Path(directory)
         nodes = _nodes(place)
-        alone = _cost(Holders(nodes).scan, SCANS)
+        alone = _cost(HolderScanner(nodes).scan, SCANS)
         stack.enter_context(_crowd(place))
         holder = stack.enter_context(_opener(nodes["GPU-1"][0]))
         _tell(holder, "open")
-        holders = Holders(nodes)
+        holders = HolderScanner(nodes)
         first = _cost(lambda: _found(holders, holder.pid), 1)
         ours = _cost(lambda: _found(holders, holder.pid), SCANS)
         processes = _processes()
@@ -121,7 +121,7 @@ def _heard(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline()
 
 
-def _found(holders: Holders, pid: int) -> None:
+def _found(holders: HolderScanner, pid: int) -> None:
     assert pid in [holder.pid for holder in holders.scan().by_gpu["GPU-1"]]
 
 
@@ -152,7 +152,7 @@ def _latencies(nodes: Nodes, stack: ExitStack) -> tuple[list[float], list[float]
     """Milliseconds from another process's opening to the ring, and to the knowledge of who it was, sorted."""
     alarm = stack.enter_context(closing(DeviceEvents(nodes)))
     opener = stack.enter_context(_opener(nodes["GPU-0"][0]))
-    holders = Holders(nodes)
+    holders = HolderScanner(nodes)
     holders.scan()
     rings, named = [], []
     for _ in range(TRIALS):

@@ -1,15 +1,122 @@
-"""Questions about paths that get an answer also where this user may not look: what nobody can see is not there.
+"""Where Stoker keeps its state, `$STOKER_HOME` or the XDG state directory, and how it keeps it private.
 
-`Path.exists` and its siblings raise PermissionError for a path inside a directory that may not be entered.
+Commands, environments and logs hold secrets. Every file that Stoker creates is readable by its owner only from the
+first byte, whatever the umask: the umask is passed on to the user's job.
 """
 
+import contextlib
 import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import IO, Any, Final
+
+from stoker.errors import StokerError
+
+# What Stoker puts into its state directory. A directory that holds anything else is somebody's own as well, and keeps
+# its mode: only what is Stoker's in it is made private.
+_OWN: Final = re.compile(
+    r"(queue\.db|\.?(tokens|fits|fill-.+|kept-.+)\.json|(access|page|work)\.log|(worker|fill)-.+\.lock)([.-].+)?"
+    r"|runs|attempts|probes|sim|demo|gpus"
+)
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+def state_home(environment: Mapping[str, str] = os.environ) -> Path:
+    if home := environment.get("STOKER_HOME"):
+        return Path(home)
+    base = environment.get("XDG_STATE_HOME") or Path(environment.get("HOME") or _home()) / ".local/state"
+    return Path(base) / "stoker"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise StokerError("this user has no home directory: STOKER_HOME names a place for Stoker's state") from None
+
+
+def private_directory(path: Path) -> None:
+    """Creates the directory and what is missing above it, each of mode 0700. One that is there keeps its mode."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileNotFoundError:
+        private_directory(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+
+
+def open_privately(path: str | Path, flags: int) -> int:
+    """A descriptor. A file that this creates is of mode 0600; it is also an `opener` for `open`."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def private_file(path: Path, mode: str = "wb") -> IO[Any]:
+    """`open`, but a file that this creates is of mode 0600."""
+    return open(path, mode, opener=open_privately)
+
+
+def tighten_home(home: Path) -> str | None:
+    """Makes the state directory private, with what Stoker keeps in it: a sentence when others had access."""
+    home = home.resolve()
+    try:
+        names = os.listdir(home)  # noqa: PTH208 - names are all that is needed
+    except OSError:
+        return None
+    own = [name for name in names if _OWN.fullmatch(name)]
+    # Tokens that others could read are known to others: the page refuses them until somebody has seen to that.
+    changed = tighten(
+        [
+            *([home] if len(own) == len(names) else []),
+            *(home / name for name in sorted(own) if name != "tokens.json"),
+        ]
+    )
+    return _access_taken(changed)
+
+
+def tighten_queue(path: Path) -> str | None:
+    """The same for a queue in a file. One that others may write, outside the state directory, is shared on purpose."""
+    path = path.resolve()
+    with contextlib.suppress(OSError):
+        if not stat.S_IMODE(path.stat().st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+            return _access_taken(tighten(path.with_name(f"{path.name}{end}") for end in ("", "-wal", "-shm")))
+    return None
+
+
+def tighten(paths: Iterable[Path]) -> list[Path]:
+    """Takes away what others may do with these: which of them that changed. What is another user's is left alone."""
+    changed = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            # A sticky directory is everybody's, such as /tmp.
+            is_own = found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX
+            if found.st_mode & _OTHERS and is_own and not stat.S_ISLNK(found.st_mode):
+                path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+                changed.append(path)
+    return changed
+
+
+def may_be_read_by_others(found: os.stat_result) -> bool:
+    """Whether a file's mode lets others read it; a group that is the owner's alone has the owner's number."""
+    return bool(found.st_mode & stat.S_IROTH or (found.st_mode & stat.S_IRGRP and found.st_gid != found.st_uid))
+
+
+def _access_taken(changed: list[Path]) -> str | None:
+    if not changed:
+        return None
+    more = f" and {len(changed) - 1} more there" if len(changed) > 1 else ""
+    return f"other users had access to {changed[0]}{more}: now only you have"
 
 
 def is_there(path: str | Path) -> bool:
+    """`Path.exists`, but False instead of PermissionError inside a directory that this user may not enter."""
     return os.path.exists(path)  # noqa: PTH110 - see above
 
 
 def is_directory(path: str | Path) -> bool:
+    """`Path.is_dir`, but False instead of PermissionError inside a directory that this user may not enter."""
     return os.path.isdir(path)  # noqa: PTH112 - see above

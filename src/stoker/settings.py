@@ -9,7 +9,7 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.masking import without_passwords
-from stoker.places import may_be_read_by_others
+from stoker.paths import may_be_read_by_others
 from stoker.settings_path import config_path
 from stoker.streams import warn
 from stoker.units import parse_duration

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.places import tighten_home
+from stoker.paths import tighten_home
 from stoker.queue import init_queue
 from tests.support.command import stoker
 

@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 
-from stoker.places import state_home
+from stoker.paths import state_home
 from stoker.runs.record import Records, Status
 from tests.support.command import Finished, stoker, stoker_command
 from tests.support.mock_nvml import MockMachine

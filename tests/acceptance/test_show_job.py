@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.fit.terms import Fitted, Observation
+from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue import AttemptDetails, NewJob, Store
 from tests.support.attempts import be_there, place_of, run, start, submit
 from tests.support.command import stoker
@@ -104,9 +104,9 @@ def test_how_the_batch_size_was_found_is_shown(queue: Store) -> None:
         predicted=49 * 2**30,
         limit=50 * 2**30,
         observations=(
-            Observation(size=8, outcome="fits", peak=5 * 2**30),
-            Observation(size=128, outcome="oom"),
-            Observation(size=96, outcome="fits"),
+            ProbeOutcome(size=8, outcome="fits", peak=5 * 2**30),
+            ProbeOutcome(size=128, outcome="oom"),
+            ProbeOutcome(size=96, outcome="fits"),
         ),
         note="96 is not faster than 64",
     )

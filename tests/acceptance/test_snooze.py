@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.gpus.who import read_stat
-from stoker.places import state_home
+from stoker.gpus.processes import read_stat
+from stoker.paths import state_home
 from stoker.procfs import boot_id
 from stoker.queue import Attempt, Store, init_queue
 from stoker.rules.policy import Policy

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, expect
 
-from stoker.fit.terms import Fitted, Observation
+from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue import NewJob, Store, init_queue
 from stoker.queue.model import AttemptDetails, Lent, Usage, View, WorkerGpu
 from tests.support.browser import screen
@@ -20,9 +20,9 @@ from tests.support.waiting import wait_for
 GIB = 2**30
 SCRIPT = "<script>alert(1)</script>"
 PROBES = (
-    Observation(size=8, outcome="fits", peak=4 * GIB, seconds=5.0),
-    Observation(size=40, outcome="fits", peak=8 * GIB, seconds=5.0),
-    Observation(size=300, outcome="oom", seconds=2.0),
+    ProbeOutcome(size=8, outcome="fits", peak=4 * GIB, seconds=5.0),
+    ProbeOutcome(size=40, outcome="fits", peak=8 * GIB, seconds=5.0),
+    ProbeOutcome(size=300, outcome="oom", seconds=2.0),
 )
 FITTED = Fitted(size=128, fixed=3.0 * GIB, slope=GIB / 8, predicted=19 * GIB, limit=20 * GIB, observations=PROBES)
 

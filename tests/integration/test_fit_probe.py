@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from stoker.fit.probe import Probe
-from stoker.gpus.sim import Machine
+from stoker.gpus.sim import SimMachine
 from stoker.gpus.sim.faults import add_fault, clear_faults, parse_fault
 from stoker.runs.processes.reaper import Failed, Reaper
 from tests.support import fit_runner, sim_trainer
@@ -89,7 +89,7 @@ def written(file: Path) -> bool:
 
 
 def break_driver(kind: str, field: str) -> None:
-    machine = Machine.of_environment(os.environ)
+    machine = SimMachine.of_environment(os.environ)
     add_fault(machine, parse_fault(kind, field, None, machine.clock(), None))
 
 
@@ -193,7 +193,7 @@ def test_a_driver_that_hangs_during_a_probe_ends_it_with_a_sentence(tmp_path: Pa
     file = tmp_path / "left"
 
     def hung(deadline: float) -> Any:
-        clear_faults(Machine.of_environment(os.environ))
+        clear_faults(SimMachine.of_environment(os.environ))
         return fit(*LONG, "--leave", str(file), "--silent", hang_after=5, deadline=deadline)
 
     answer = first_in_time(map(hung, (3.1, 8.1, 24.1)), lambda _answer: written(file))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.presence.holders import Holder, Holders
+from stoker.presence.holders import DeviceHolder, HolderScanner
 from stoker.presence.mounts import Mounts
 from stoker.procfs import STARTED, read_stat_fields
 from tests.support.openers import NOBODY, NUMBERS, Openers, as_nobody, make_node, needs_root, openers, place
@@ -55,26 +55,26 @@ def test_a_holder_is_told_with_its_name_program_user_and_start(
     process = openers.open(*nodes["GPU-a"])
     # It says that it is ready a moment before it becomes a `sleep`.
     wait_for(lambda: read_stat_fields(f"/proc/{process.pid}/stat")[0] == "sleep")
-    (found,) = [holder for holder in Holders(nodes).scan().by_gpu["GPU-a"] if holder.pid == process.pid]
+    (found,) = [holder for holder in HolderScanner(nodes).scan().by_gpu["GPU-a"] if holder.pid == process.pid]
     name, fields = read_stat_fields(f"/proc/{process.pid}/stat")
     program = Path(f"/proc/{process.pid}/exe").readlink().name
     user = pwd.getpwuid(os.geteuid()).pw_name
-    assert found == Holder(process.pid, int(fields[STARTED]), name, program, user)
+    assert found == DeviceHolder(process.pid, int(fields[STARTED]), name, program, user)
 
 
 def test_each_gpu_has_its_own_holders(nodes: dict[str, tuple[Path, ...]], openers: Openers) -> None:
     both = openers.open(*nodes["GPU-a"], *nodes["GPU-b"])
     second = openers.open(*nodes["GPU-b"])
-    by_gpu = Holders(nodes).scan().by_gpu
+    by_gpu = HolderScanner(nodes).scan().by_gpu
     assert openers.among(by_gpu["GPU-a"]) == [both.pid]
     assert openers.among(by_gpu["GPU-b"]) == sorted([both.pid, second.pid])
-    assert Holders(nodes).scan_one(both.pid) == {"GPU-a", "GPU-b"}
-    assert Holders(nodes).scan_one(second.pid) == {"GPU-b"}
+    assert HolderScanner(nodes).scan_one(both.pid) == {"GPU-a", "GPU-b"}
+    assert HolderScanner(nodes).scan_one(second.pid) == {"GPU-b"}
 
 
 def test_slices_that_share_a_node_share_its_holders(nodes: dict[str, tuple[Path, ...]], openers: Openers) -> None:
     process = openers.open(*nodes["GPU-a"])
-    scan = Holders({"MIG-1": nodes["GPU-a"], "MIG-2": nodes["GPU-a"], "GPU-none": ()}).scan()
+    scan = HolderScanner({"MIG-1": nodes["GPU-a"], "MIG-2": nodes["GPU-a"], "GPU-none": ()}).scan()
     assert {uuid: openers.among(found) for uuid, found in scan.by_gpu.items()} == {
         "MIG-1": [process.pid],
         "MIG-2": [process.pid],
@@ -89,7 +89,7 @@ def test_a_containers_own_node_of_the_same_device_counts(
 ) -> None:
     own = make_node(place / name, NUMBERS[0])
     process = openers.open(own)
-    holders = Holders(nodes)
+    holders = HolderScanner(nodes)
     assert openers.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
     own.unlink()
     assert openers.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
@@ -110,7 +110,7 @@ for line in sys.stdin:
     process = openers.python(code, nodes["GPU-a"][0], place / "data")
     assert process.stdin is not None
     assert process.stdout is not None
-    holders = Holders(nodes)
+    holders = HolderScanner(nodes)
     for order, expected in [("open", [process.pid]), ("close", []), ("open", [process.pid])]:
         process.stdin.write(f"{order}\n")
         process.stdin.flush()
@@ -122,7 +122,7 @@ def test_a_child_that_inherited_the_node_holds_it_alone_once_the_parent_closed_i
     nodes: dict[str, tuple[Path, ...]], openers: Openers
 ) -> None:
     parent = openers.python(FORKED, nodes["GPU-a"][0])
-    holders = Holders(nodes)
+    holders = HolderScanner(nodes)
     found = wait_for(lambda: [pid for pid in openers.among(holders.scan().by_gpu["GPU-a"]) if pid != parent.pid])
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
     assert found == [int(child) for child in children]
@@ -134,16 +134,16 @@ def test_a_process_with_threads_is_one_holder(nodes: dict[str, tuple[Path, ...]]
     process = openers.python(TWO_THREADS, nodes["GPU-a"][0], fate)
     if fate == "first thread ends":
         wait_for(lambda: read_stat_fields(f"/proc/{process.pid}/stat")[1][0] == b"Z")
-    assert openers.among(Holders(nodes).scan().by_gpu["GPU-a"]) == [process.pid]
+    assert openers.among(HolderScanner(nodes).scan().by_gpu["GPU-a"]) == [process.pid]
 
 
 def test_a_process_that_becomes_another_program_is_known_by_the_new_name(
     nodes: dict[str, tuple[Path, ...]], openers: Openers
 ) -> None:
     process = openers.run(["sh", "-c", f'exec 3<"{nodes["GPU-a"][0]}"; echo ready; read go; exec sleep 300'])
-    holders = Holders(nodes)
+    holders = HolderScanner(nodes)
 
-    def seen(name: str) -> list[Holder]:
+    def seen(name: str) -> list[DeviceHolder]:
         return [each for each in holders.scan().by_gpu["GPU-a"] if (each.pid, each.name) == (process.pid, name)]
 
     (before,) = seen("sh")
@@ -157,7 +157,7 @@ def test_a_process_that_becomes_another_program_is_known_by_the_new_name(
 
 def test_a_node_that_is_made_late_or_anew_is_known(place: Path, openers: Openers) -> None:
     node = place / "late"
-    holders = Holders({"GPU-a": (node,)})
+    holders = HolderScanner({"GPU-a": (node,)})
     assert holders.scan().by_gpu == {"GPU-a": ()}
     for _ in range(2):
         make_node(node, NUMBERS[0])
@@ -168,7 +168,7 @@ def test_a_node_that_is_made_late_or_anew_is_known(place: Path, openers: Openers
 
 @needs_root
 def test_who_held_the_device_before_its_node_was_made_here_is_found_once_it_is(place: Path, openers: Openers) -> None:
-    holders = Holders({"GPU-a": (place / "late",)})
+    holders = HolderScanner({"GPU-a": (place / "late",)})
     process = openers.open(make_node(place / "in a container", NUMBERS[0]))
     assert holders.scan().by_gpu == {"GPU-a": ()}
     make_node(place / "late", NUMBERS[0])
@@ -180,7 +180,7 @@ def test_a_process_of_another_user_is_named_after_that_user(
     nodes: dict[str, tuple[Path, ...]], openers: Openers
 ) -> None:
     process = openers.open(*nodes["GPU-a"], user=NOBODY)
-    held = {holder.pid: holder for holder in Holders(nodes).scan().by_gpu["GPU-a"]}
+    held = {holder.pid: holder for holder in HolderScanner(nodes).scan().by_gpu["GPU-a"]}
     assert held[process.pid].user == "nobody"
 
 
@@ -211,7 +211,7 @@ def test_the_dead_and_the_kernels_threads_are_not_counted_as_unseen(nodes: dict[
 def test_a_process_that_is_gone_holds_nothing(nodes: dict[str, tuple[Path, ...]]) -> None:
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
-        assert Holders(nodes).scan_one(gone.pid) == frozenset()
+        assert HolderScanner(nodes).scan_one(gone.pid) == frozenset()
 
 
 def test_processes_that_come_and_go_during_a_scan_are_no_error(
@@ -220,7 +220,7 @@ def test_processes_that_come_and_go_during_a_scan_are_no_error(
     process = openers.open(*nodes["GPU-a"])
     commotion = f'echo ready; while true; do (sleep 0.001 <"{nodes["GPU-b"][0]}") & /bin/true; wait; done'
     openers.run(["sh", "-c", commotion])
-    holders = Holders(nodes)
+    holders = HolderScanner(nodes)
     for _ in range(60):
         assert openers.among(holders.scan().by_gpu["GPU-a"]) == [process.pid]
 
@@ -249,7 +249,7 @@ def test_only_files_that_can_be_devices_and_answer_at_once_are_asked(
 
 def test_a_proc_that_hides_the_processes_of_others_says_so(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
-    assert Holders({"GPU-a": ()}, tmp_path).scan().unseen == 1
+    assert HolderScanner({"GPU-a": ()}, tmp_path).scan().unseen == 1
 
 
 def test_the_first_scan_imports_nothing_heavy() -> None:

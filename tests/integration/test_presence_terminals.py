@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.presence.terminals import Activity, Terminals
+from stoker.presence.terminals import TerminalActivity, Terminals
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def terminal() -> Iterator[tuple[int, int, Path]]:
             os.close(descriptor)
 
 
-def at(path: Path) -> Activity | None:
+def at(path: Path) -> TerminalActivity | None:
     name = f"pts/{path.name}"
     return next((each for each in Terminals().activity(time.time()) if each.terminal == name), None)
 

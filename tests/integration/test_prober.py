@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from stoker.errors import BadInputError
-from stoker.gpus import helper_process
+from stoker.gpus import prober
 from stoker.gpus.model import Look, Unknown, known
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
@@ -156,7 +156,7 @@ def test_a_crash_inside_the_driver_is_told_and_a_new_helper_takes_over(nvidia: M
 
 def test_closing_leaves_nothing_behind(nvidia: MockMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     # Not what this is about: a helper that takes longer to leave is asked by a signal, and leaves without a goodbye.
-    monkeypatch.setattr(helper_process, "_GOODBYE", 60.0)
+    monkeypatch.setattr(prober, "_GOODBYE", 60.0)
     with started(deadline=60):
         assert len(helpers()) == 1
     assert helpers() == []

@@ -13,7 +13,7 @@ import pytest
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Look, Unknown, known
 from stoker.gpus.prober import Prober
-from stoker.gpus.sim import Machine, SimulatedOutOfMemoryError, SimulatedProcess, open_source
+from stoker.gpus.sim import SimMachine, SimulatedOutOfMemoryError, SimulatedProcess, open_source
 from stoker.gpus.sim.faults import add_fault, clear_faults, parse_fault
 from stoker.gpus.sim.load import grow
 from stoker.gpus.sim.process import follow
@@ -24,14 +24,14 @@ Start = Callable[[str], "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimMachine:
     """Two GPUs of 4 GiB, which STOKER_GPUS names."""
     monkeypatch.setenv("STOKER_GPUS", "sim:2x4GiB")
-    return Machine.of_environment(os.environ)
+    return SimMachine.of_environment(os.environ)
 
 
 @pytest.fixture
-def start(machine: Machine) -> Iterator[Start]:
+def start(machine: SimMachine) -> Iterator[Start]:
     """Starts Python programs that are ended with the test."""
     started: list[subprocess.Popen[str]] = []
 
@@ -49,7 +49,7 @@ def start(machine: Machine) -> Iterator[Start]:
 
 
 @pytest.fixture
-def sleeps(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def sleeps(machine: SimMachine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long whoever follows a script slept: the machine's clock moves by that alone."""
     slept: list[float] = []
     begun = machine.clock()
@@ -80,11 +80,11 @@ def tell(process: "subprocess.Popen[str]") -> None:
     process.stdin.flush()
 
 
-def held(machine: Machine, gpu: int = 0) -> int:
+def held(machine: SimMachine, gpu: int = 0) -> int:
     return machine.held(gpu, machine.loads())
 
 
-def look(machine: Machine) -> Look:
+def look(machine: SimMachine) -> Look:
     source = open_source("2x4GiB")
     try:
         return source.look()
@@ -92,7 +92,7 @@ def look(machine: Machine) -> Look:
         source.close()
 
 
-def test_memory_is_held_freed_and_given_back_on_leaving(machine: Machine) -> None:
+def test_memory_is_held_freed_and_given_back_on_leaving(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=0) as gpu:
         gpu.allocate(3 * GIB)
         assert (gpu.memory, gpu.free_memory, held(machine)) == (3 * GIB, GIB, 3 * GIB)
@@ -101,14 +101,14 @@ def test_memory_is_held_freed_and_given_back_on_leaving(machine: Machine) -> Non
     assert held(machine) == 0
 
 
-def test_a_context_takes_memory_from_the_start(machine: Machine) -> None:
+def test_a_context_takes_memory_from_the_start(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=0, context=300 * 2**20) as gpu:
         assert (gpu.memory, held(machine)) == (0, 300 * 2**20)
         with pytest.raises(SimulatedOutOfMemoryError):
             gpu.allocate(4 * GIB)
 
 
-def test_what_does_not_fit_fails_in_the_words_of_pytorch_and_takes_nothing(machine: Machine) -> None:
+def test_what_does_not_fit_fails_in_the_words_of_pytorch_and_takes_nothing(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=1) as gpu:
         gpu.allocate(2 * GIB)
         with pytest.raises(RuntimeError) as failed:
@@ -122,7 +122,7 @@ def test_what_does_not_fit_fails_in_the_words_of_pytorch_and_takes_nothing(machi
         gpu.allocate(2 * GIB)
 
 
-def test_nothing_less_than_nothing_can_be_held(machine: Machine) -> None:
+def test_nothing_less_than_nothing_can_be_held(machine: SimMachine) -> None:
     with SimulatedProcess.attach() as gpu:
         gpu.allocate(GIB)
         for change, amount in ((gpu.free, 2 * GIB), (gpu.free, -1), (gpu.allocate, -1)):
@@ -131,7 +131,7 @@ def test_nothing_less_than_nothing_can_be_held(machine: Machine) -> None:
         assert gpu.memory == GIB
 
 
-def test_one_process_may_use_several_gpus_and_leave_them_one_by_one(machine: Machine) -> None:
+def test_one_process_may_use_several_gpus_and_leave_them_one_by_one(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=1) as second:
         second.allocate(2 * GIB)
         with SimulatedProcess.attach(gpu=0) as first:
@@ -145,7 +145,9 @@ def test_one_process_may_use_several_gpus_and_leave_them_one_by_one(machine: Mac
 
 
 @pytest.mark.parametrize("visible", ["1", "GPU-51000000-0000-4000-8000-000000000001"])
-def test_gpus_are_counted_as_cuda_counts_them(machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+def test_gpus_are_counted_as_cuda_counts_them(
+    machine: SimMachine, monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with SimulatedProcess.attach(gpu=0) as gpu:
         gpu.allocate(GIB)
@@ -155,12 +157,12 @@ def test_gpus_are_counted_as_cuda_counts_them(machine: Machine, monkeypatch: pyt
         SimulatedProcess.attach(gpu=1)
 
 
-def test_a_gpu_that_is_not_there_is_refused(machine: Machine) -> None:
+def test_a_gpu_that_is_not_there_is_refused(machine: SimMachine) -> None:
     with pytest.raises(BadInputError, match="has 2"):
         SimulatedProcess.attach(gpu=2)
 
 
-def test_another_process_sees_what_this_one_does(machine: Machine, start: Start) -> None:
+def test_another_process_sees_what_this_one_does(machine: SimMachine, start: Start) -> None:
     child = start(HOLDER)
     assert line(child) == "ready"
     reading = look(machine).readings[0]
@@ -171,7 +173,9 @@ def test_another_process_sees_what_this_one_does(machine: Machine, start: Start)
         gpu.allocate(2 * GIB)
 
 
-def test_who_is_killed_gives_everything_back_at_once_even_before_it_is_reaped(machine: Machine, start: Start) -> None:
+def test_who_is_killed_gives_everything_back_at_once_even_before_it_is_reaped(
+    machine: SimMachine, start: Start
+) -> None:
     child = start(HOLDER)
     line(child)
     child.send_signal(signal.SIGKILL)
@@ -199,7 +203,7 @@ with SimulatedProcess.attach(gpu=0) as gpu:
 """
 
 
-def test_processes_that_race_for_memory_get_all_of_it_and_not_a_byte_more(machine: Machine, start: Start) -> None:
+def test_processes_that_race_for_memory_get_all_of_it_and_not_a_byte_more(machine: SimMachine, start: Start) -> None:
     racers = [start(RACER) for _ in range(4)]
     for racer in racers:
         assert line(racer) == "ready"
@@ -221,7 +225,7 @@ with SimulatedProcess.attach(gpu=0) as gpu:
 """
 
 
-def test_a_look_never_sees_half_of_a_change(machine: Machine, start: Start) -> None:
+def test_a_look_never_sees_half_of_a_change(machine: SimMachine, start: Start) -> None:
     writer = start(BUSY_WRITER)
     assert line(writer) == "ready"
     source = open_source("2x4GiB")
@@ -257,7 +261,7 @@ def test_a_forked_child_can_neither_use_nor_lose_its_parents_gpu(start: Start) -
     assert line(parent) == str(GIB)
 
 
-def test_growing_memory_fails_when_the_gpu_is_full_and_not_before(machine: Machine, sleeps: list[float]) -> None:
+def test_growing_memory_fails_when_the_gpu_is_full_and_not_before(machine: SimMachine, sleeps: list[float]) -> None:
     with SimulatedProcess.attach(gpu=0, machine=machine) as gpu:
         script = gpu.play((grow(GIB, 8 * GIB, 60.0),))
         with pytest.raises(SimulatedOutOfMemoryError):
@@ -266,14 +270,14 @@ def test_growing_memory_fails_when_the_gpu_is_full_and_not_before(machine: Machi
         assert sum(sleeps) < 60.0
 
 
-def test_growing_memory_that_fits_ends_at_its_goal(machine: Machine, sleeps: list[float]) -> None:
+def test_growing_memory_that_fits_ends_at_its_goal(machine: SimMachine, sleeps: list[float]) -> None:
     with SimulatedProcess.attach(gpu=0, machine=machine) as gpu:
         follow([gpu], gpu.play((grow(GIB, 3 * GIB, 60.0),)))
         assert gpu.memory == 3 * GIB
         assert sum(sleeps) == pytest.approx(60.0)
 
 
-def test_work_for_some_seconds_ends_by_itself(machine: Machine) -> None:
+def test_work_for_some_seconds_ends_by_itself(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=0) as gpu:
         gpu.work(0.8, seconds=0.05)
         (found,) = machine.loads()
@@ -283,13 +287,13 @@ def test_work_for_some_seconds_ends_by_itself(machine: Machine) -> None:
         assert use.phase_at(use.scripts[0].start + 0.06) is None
 
 
-def test_leaving_a_machine_that_was_removed_makes_no_new_one(machine: Machine, tmp_path: Path) -> None:
+def test_leaving_a_machine_that_was_removed_makes_no_new_one(machine: SimMachine, tmp_path: Path) -> None:
     with SimulatedProcess.attach(gpu=0):
         machine.directory.rename(tmp_path / "away")
     assert not machine.directory.exists()
 
 
-def test_a_prober_reads_the_machine_and_takes_a_hang_for_unknown(machine: Machine) -> None:
+def test_a_prober_reads_the_machine_and_takes_a_hang_for_unknown(machine: SimMachine) -> None:
     with SimulatedProcess.attach(gpu=0) as gpu, Prober("sim:2x4GiB", deadline=60.0) as prober:
         gpu.allocate(GIB)
         assert prober.look().readings[0].memory_used == GIB

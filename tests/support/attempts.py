@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stoker.places import private_directory, state_home
+from stoker.paths import private_directory, state_home
 from stoker.queue import Attempt, NewJob, Outcome, Store, View, WorkerGpu
 
 LONG = 600.0

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 from stoker.fill.config import Background
 from stoker.fill.other_users import OtherUsers
-from stoker.fill.slot import Slot, Start, Stop
+from stoker.fill.slot import Slot, StartProgram, StopProgram
 from stoker.gpus.model import Look
-from stoker.presence.holders import Holder, Scan
+from stoker.presence.holders import DeviceHolder, Scan
 from stoker.runs.processes.scan import Identity
 from tests.support.looks import a_gpu, a_process, a_reading
 
@@ -96,10 +96,10 @@ class Desk:
             self.gone_at = math.inf
             self.seat.gone(now)
         match self.seat.decide(now, company.sights(occupied), None):
-            case Start():
+            case StartProgram():
                 self._begun, self._asked = now, math.inf
                 self.seat.started(now)
-            case Stop(reason=reason):
+            case StopProgram(reason=reason):
                 self._asked = now
                 self.gone_at = now + self._chance.uniform(0.0, GRACE)
                 self.seat.stopping(now, reason)
@@ -159,7 +159,7 @@ def _moments(desks: list[Desk], chance: random.Random) -> Iterator[float]:
     scans = sorted(_alarms(desks, chance))
     next_scan = next_look = looked = 0.0
     again = False
-    held: dict[str, tuple[Holder, ...]] = {}
+    held: dict[str, tuple[DeviceHolder, ...]] = {}
     now = 0.0
     while now < HOUR:
         yield now
@@ -197,10 +197,10 @@ def _alarms(desks: list[Desk], chance: random.Random) -> Iterator[float]:
                 yield event + chance.uniform(0.005, SLOWEST_ALARM)
 
 
-def _holders(desk: Desk, now: float, came_before: float = math.inf) -> tuple[Holder, ...]:
-    own = [Holder(_PROGRAM + desk.gpu.index, 1, "background", "background", "root")] if desk.occupied else []
+def _holders(desk: Desk, now: float, came_before: float = math.inf) -> tuple[DeviceHolder, ...]:
+    own = [DeviceHolder(_PROGRAM + desk.gpu.index, 1, "background", "background", "root")] if desk.occupied else []
     others = (
-        [Holder(_VISITOR + desk.gpu.index, 1, "python", "python", "alice")]
+        [DeviceHolder(_VISITOR + desk.gpu.index, 1, "python", "python", "alice")]
         if desk.visited_within(now, now, came_before)
         else []
     )

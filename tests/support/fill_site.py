@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from stoker.fill.ledger import Ledger
-from stoker.places import state_home
+from stoker.fill.status import StatusFile
+from stoker.paths import state_home
 from tests.support.command import Finished, stoker, stoker_command
 from tests.support.compiled import compiled
 from tests.support.mock_nvml import MockMachine
@@ -155,7 +155,7 @@ class FillSite:
     def wait_for_why(self, pattern: str, seat: int = 0) -> str:
         """Why the program does what it does, once that fits. Read without the start of a command."""
         ends = time.monotonic() + PATIENCE
-        ledger = Ledger(state_home(), socket.gethostname())
+        ledger = StatusFile(state_home(), socket.gethostname())
         why = ""
         while not re.search(pattern, why):
             assert time.monotonic() < ends, f"the reason never was {pattern!r}, but {why!r}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.fill.background_process import MARK
+from stoker.fill.background_process import TAG
 from tests.support.command import stoker_command
 from tests.support.mock_nvml import MockMachine
 from tests.support.waiting import kill_all, wait_for
@@ -141,7 +141,7 @@ class FillStage:
 
     def programs(self) -> list[int]:
         """All processes of background programs that live."""
-        mark = f"{MARK}={self.directory}/".encode()
+        mark = f"{TAG}={self.directory}/".encode()
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
         return [pid for pid in pids if any(variable.startswith(mark) for variable in _environment(pid))]
 

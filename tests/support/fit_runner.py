@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.fit.fitter import Fitter, Request
-from stoker.fit.probe import Limits
-from stoker.fit.terms import Terms
+from stoker.fit.fitter import FitRequest, Fitter
+from stoker.fit.model import SearchOptions
+from stoker.fit.probe import ProbeOptions
 from stoker.gpus.prober import Prober
-from stoker.gpus.sim import Machine
+from stoker.gpus.sim import SimMachine
 from stoker.gpus.sim.faults import add_fault, parse_fault
 
 
@@ -32,7 +32,7 @@ class Hook:
     def __call__(self) -> None:
         self._calls += 1
         if self._calls == self._hang_after:
-            machine = Machine.of_environment(os.environ)
+            machine = SimMachine.of_environment(os.environ)
             add_fault(machine, parse_fault("hang", None, None, machine.clock(), None))
         if self._stop_after is not None and self._calls > self._stop_after:
             raise StokerError("somebody wants it to end")
@@ -40,10 +40,10 @@ class Hook:
 
 def main() -> None:
     asked: dict[str, Any] = msgspec.json.decode(sys.argv[1])
-    request = Request(
+    request = FitRequest(
         command=tuple(asked["command"]),
-        terms=Terms(**asked.get("terms", {})),
-        limits=Limits(**asked.get("limits", {})),
+        terms=SearchOptions(**asked.get("terms", {})),
+        limits=ProbeOptions(**asked.get("limits", {})),
         environment=dict(os.environ),
         gpus=tuple(asked.get("gpus", ())),
         directory=asked.get("directory"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.presence.holders import Holder
+from stoker.presence.holders import DeviceHolder
 
 NOBODY = 65534
 # /dev/zero and /dev/full: anybody may open them, and hardly any program does.
@@ -64,7 +64,7 @@ class Openers:
         assert process.stdout.readline() == "ready\n"
         return process
 
-    def among(self, holders: Iterable[Holder]) -> list[int]:
+    def among(self, holders: Iterable[DeviceHolder]) -> list[int]:
         """The pids of those holders that this test started: another one may use the same device at this moment."""
         started = {process.pid for process in self._started}
         return [holder.pid for holder in holders if _group(holder.pid) in started]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.gpus.sim import Machine, Shape, SimulatedSource
+from stoker.gpus.sim import Shape, SimMachine, SimulatedSource
 from stoker.gpus.sim.load import Load, Phase, Script, Use
 
 GIB = 2**30
@@ -16,7 +16,7 @@ class SimWorld:
         self.now = 1000.0
         self.slept = 0.0
         self.root = directory / "root"
-        self.machine = Machine(Shape(2, 24 * GIB), directory / "sim", root=self.root, clock=lambda: self.now)
+        self.machine = SimMachine(Shape(2, 24 * GIB), directory / "sim", root=self.root, clock=lambda: self.now)
 
     def source(self) -> SimulatedSource:
         return SimulatedSource(self.machine, wall=lambda: 0.0, sleep=self.sleep)

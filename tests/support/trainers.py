@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stoker.fit.model import Capacity, Fitted, NextProbe, ProbeFailedError, ProbeOutcome, SearchOptions
 from stoker.fit.search import Search
 from stoker.fit.sizes import Sizes
-from stoker.fit.terms import Capacity, Fitted, Observation, ProbeFailedError, Terms, Try
 
 MIB = 2**20
 GIB = 2**30
@@ -57,7 +57,7 @@ class Trainer:
     total: int = 24 * GIB
     neighbour: tuple[int, ...] = (0,)
     """What somebody else holds when the search begins, in each run after that, and (the last) in the real run."""
-    terms: Terms = field(default_factory=Terms)
+    terms: SearchOptions = field(default_factory=SearchOptions)
     ends: Literal["size", "nothing", "failure"] = "size"
 
     @property
@@ -124,15 +124,15 @@ class Trainer:
         """Whether it runs out of memory within so many steps, alone with the neighbour."""
         return self.memory(size, steps, run) + self.others(run) > self.total
 
-    def probe(self, size: int, run: int, verification: bool = False) -> Observation:
+    def probe(self, size: int, run: int, verification: bool = False) -> ProbeOutcome:
         """What the probes would see."""
         if not self.reaches_a_step:
             raise ProbeFailedError("it never reached a step")
         steps, settled = self._probed_steps(size, run)
         if self.runs_out(size, run, steps):
-            return Observation(size=size, outcome="oom", verification=verification)
+            return ProbeOutcome(size=size, outcome="oom", verification=verification)
         seen = self.memory(size, steps, run) - int(self.unseen * self._growing(size, run))
-        return Observation(size=size, outcome="fits", peak=seen, settled=settled, verification=verification)
+        return ProbeOutcome(size=size, outcome="fits", peak=seen, settled=settled, verification=verification)
 
     def _probed_steps(self, size: int, run: int) -> tuple[int, bool]:
         same = 0
@@ -152,12 +152,12 @@ class Trainer:
         return math.ceil(amount / self.block) * self.block
 
 
-def search(trainer: Trainer, heard: list[Observation] | None = None) -> Fitted:
+def search(trainer: Trainer, heard: list[ProbeOutcome] | None = None) -> Fitted:
     """The search with this program under it; `heard` gets what it is told, also where it finds nothing."""
     searching = Search(trainer.terms, Capacity(trainer.capacity, trainer.total))
     for run in range(TOO_MANY):
         step = searching.next()
-        if not isinstance(step, Try):
+        if not isinstance(step, NextProbe):
             return step
         observation = trainer.probe(step.size, run, step.verification)
         searching.record(observation)
@@ -205,12 +205,12 @@ def _trainers() -> Iterator[Trainer]:
     yield Trainer("only tiny sizes fit", 6 * GIB, 3.5 * GIB)
     yield Trainer("only one fits", 11 * GIB, 8 * GIB)
     yield Trainer("the base is above the margin", 4 * GIB, 2.3 * GIB)
-    yield Trainer("the largest is reached", 2 * GIB, 50 * MIB, terms=Terms(most=128))
-    yield Trainer("the base is the largest", 2 * GIB, 50 * MIB, terms=Terms(most=8))
-    yield Trainer("base of 64, which does not fit", 8 * GIB, 300 * MIB, terms=Terms(base=64))
-    yield Trainer("base of 256, a bit above the margin", 4 * GIB, 71 * MIB, terms=Terms(base=256))
-    yield Trainer("any size will do", 2 * GIB, 50 * MIB, terms=Terms(base=1, multiple=1))
-    yield Trainer("three share the card", 1 * GIB, 20 * MIB, terms=Terms(per_gpu=3))
+    yield Trainer("the largest is reached", 2 * GIB, 50 * MIB, terms=SearchOptions(most=128))
+    yield Trainer("the base is the largest", 2 * GIB, 50 * MIB, terms=SearchOptions(most=8))
+    yield Trainer("base of 64, which does not fit", 8 * GIB, 300 * MIB, terms=SearchOptions(base=64))
+    yield Trainer("base of 256, a bit above the margin", 4 * GIB, 71 * MIB, terms=SearchOptions(base=256))
+    yield Trainer("any size will do", 2 * GIB, 50 * MIB, terms=SearchOptions(base=1, multiple=1))
+    yield Trainer("three share the card", 1 * GIB, 20 * MIB, terms=SearchOptions(per_gpu=3))
     yield Trainer("a card of 80 GiB", 12 * GIB, 210 * MIB, block=20 * MIB, total=80 * GIB)
     yield Trainer("a card of 4 GiB", 900 * MIB, 11 * MIB, block=2 * MIB, total=4 * GIB)
     yield Trainer("nothing fits", 23 * GIB, 1.5 * GIB, ends="nothing")

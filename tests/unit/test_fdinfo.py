@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.gpus.fdinfo import SURELY_BUSY, Busy, Client, Engine, Ledger, busiest, parse
+from stoker.gpus.fdinfo import SURELY_BUSY, Client, EngineCounter, EngineCounters, EngineUse, busiest, parse
 from stoker.gpus.model import Unknown, Utilization, known
 from tests.support.fake_drm import (
     Clock,
@@ -568,19 +568,19 @@ def test_any_fdinfo_is_read_into_numbers_that_can_be(lines: list[tuple[str, str]
 @given(counts=st.lists(st.integers(0, 10**9), min_size=2, max_size=20))
 def test_however_a_counter_wavers_its_shares_add_up_to_its_rise(counts: list[int]) -> None:
     """A step back is made up for, never counted twice."""
-    ledger = Ledger()
+    ledger = EngineCounters()
     total = 0.0
     for count in counts:
-        client = Client("p", "1", True, {"render": Engine(count, None, 1)}, 0)
+        client = Client("p", "1", True, {"render": EngineCounter(count, None, 1)}, 0)
         total += ledger.work("card", {"1": client}, span=1.0)["1"].engines.get("render", 0.0)
     assert total == pytest.approx((max(counts) - counts[0]) / 1e9)
 
 
 @given(share=st.floats(0, 1), gap=st.none() | st.just("why"))
 def test_a_lower_bound_is_told_only_when_no_idle_threshold_lies_above_it(share: float, gap: str | None) -> None:
-    told = Busy(share, gap).told()
+    told = EngineUse(share, gap).told()
     assert told == share if gap is None or share >= SURELY_BUSY else told == Unknown("why")
 
 
 def test_no_clients_at_all_are_no_work() -> None:
-    assert busiest([]) == Busy(0.0, None)
+    assert busiest([]) == EngineUse(0.0, None)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.fill import ini
-from stoker.fill.config import Background, FillConfig, TerminalRule, Watched
+from stoker.fill.config import Background, FillConfig, TerminalRule, WatchedGpus
 from stoker.fill.mistakes import Mistakes
-from stoker.fill.schedule import Hours, Schedule
+from stoker.fill.schedule import DailyHours, Schedule
 from tests.support.deep import examples
 from tests.support.gpu_mon_conf import ONE_FOR_ALL, ONE_FOR_EACH
 
@@ -49,7 +49,7 @@ def miner(name: str, gpus: tuple[str, ...] | None) -> Background:
 def test_the_published_file_for_all_gpus_together(tmp_path: Path) -> None:
     config = read(tmp_path, ONE_FOR_ALL)
     assert config.interval == 10
-    assert config.watched == (Watched(name="gpu-all", gpus="all", ignore=("nvidia-smi",)),)
+    assert config.watched == (WatchedGpus(name="gpu-all", gpus="all", ignore=("nvidia-smi",)),)
     assert config.programs == (miner("process-all", None),)
     assert config.terminals == TerminalRule(enabled=True, whitelist=("user1", "user2"), idle_seconds=300)
     assert config.schedule is None
@@ -110,7 +110,7 @@ days = sat,sun
     )
     assert config.interval == 5
     assert not config.ignore_shipped
-    assert config.watched == (Watched(name="gpu-few", gpus=("0-3", "GPU-51ab"), ignore=("nvidia-smi", "dcgm*")),)
+    assert config.watched == (WatchedGpus(name="gpu-few", gpus=("0-3", "GPU-51ab"), ignore=("nvidia-smi", "dcgm*")),)
     mine, other = config.programs
     assert mine == Background(
         name="process-mine",
@@ -132,7 +132,9 @@ days = sat,sun
     assert mine.mps_environment == {"CUDA_MPS_CLIENT_PRIORITY": "1", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "20"}
     assert (other.idle_for, other.idle_after_visitor) == (300, 300)
     weekdays = (0, 1, 2, 3, 4)
-    assert config.schedule == Schedule((Hours(1200, 480, weekdays), Hours(720, 780, weekdays), Hours(0, 1440, (5, 6))))
+    assert config.schedule == Schedule(
+        (DailyHours(1200, 480, weekdays), DailyHours(720, 780, weekdays), DailyHours(0, 1440, (5, 6)))
+    )
 
 
 def test_spaces_case_and_comments_matter_as_little_as_they_did(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """Scans follow events at once, but events without end cannot make them a burden."""
 
-from stoker.fill.pace import Pace
+from stoker.fill.pace import ScanPacer
 
 SCAN = 0.015
 
 
-def busy(pace: Pace, begin: float, seconds: float) -> list[float]:
+def busy(pace: ScanPacer, begin: float, seconds: float) -> list[float]:
     """When scans are, if events never cease."""
     scans = []
     now = begin
@@ -17,7 +17,7 @@ def busy(pace: Pace, begin: float, seconds: float) -> list[float]:
 
 
 def test_a_scan_follows_an_event_at_once() -> None:
-    pace = Pace(0.0)
+    pace = ScanPacer(0.0)
 
     for visit in range(100):
         now = 10.0 * visit
@@ -26,13 +26,13 @@ def test_a_scan_follows_an_event_at_once() -> None:
 
 
 def test_events_without_end_cost_a_twentieth_of_a_core() -> None:
-    scans = busy(Pace(0.0), 0.0, 600.0)
+    scans = busy(ScanPacer(0.0), 0.0, 600.0)
 
     assert len(scans) * SCAN / 600.0 <= 0.055
 
 
 def test_nobody_waits_longer_than_a_third_of_a_second_however_dear_scans_are() -> None:
-    pace = Pace(0.0)
+    pace = ScanPacer(0.0)
     for second in range(100):
         pace.spent(float(second), 5.0)
 
@@ -40,7 +40,7 @@ def test_nobody_waits_longer_than_a_third_of_a_second_however_dear_scans_are() -
 
 
 def test_after_a_quiet_time_it_is_as_before() -> None:
-    pace = Pace(0.0)
+    pace = ScanPacer(0.0)
     last = busy(pace, 0.0, 60.0)[-1]
 
     assert pace.soonest(last + 10.0) == last + 10.0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
-from stoker.fill.schedule import Hours, Schedule, parse_days, parse_hours
+from stoker.fill.schedule import DailyHours, Schedule, parse_days, parse_hours
 
 # A Monday.
 MONDAY = datetime(2024, 1, 8)  # noqa: DTZ001 - a clock on a wall has no zone
@@ -23,7 +23,7 @@ def at(weekday: int, clock: str) -> datetime:
 
 
 HOURS = st.builds(
-    Hours,
+    DailyHours,
     st.sampled_from([0, 1, 450, 480, 719, 1200, 1439]),
     st.sampled_from([2, 15, 481, 720, 1201, 1440]),
     st.sets(st.integers(0, 6), min_size=1).map(lambda days: tuple(sorted(days))),
@@ -110,7 +110,7 @@ def test_days_as_people_write_them(text: str, days: tuple[int, ...]) -> None:
     [("20:00-08:00", 1200, 480), ("8:00 - 12:30", 480, 750), ("00:00-24:00", 0, 1440), ("20:00-00:00", 1200, 1440)],
 )
 def test_hours_as_people_write_them(text: str, begin: int, end: int) -> None:
-    assert parse_hours(text) == Hours(begin, end)
+    assert parse_hours(text) == DailyHours(begin, end)
 
 
 @pytest.mark.parametrize(

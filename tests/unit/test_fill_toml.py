@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.fill import ini, toml
-from stoker.fill.config import FillConfig, TerminalRule, Watched
+from stoker.fill.config import FillConfig, TerminalRule, WatchedGpus
 from stoker.fill.mistakes import Mistakes
 from stoker.fill.sections import DEFAULTS
 from stoker.fill.sections import PROGRAM as PROGRAM_KEYS
@@ -145,7 +145,7 @@ gpus = "GPU-51000000"
 
 def test_without_a_word_on_watching_all_gpus_are_watched(tmp_path: Path) -> None:
     config = read(tmp_path, '[fill]\nprogram = [{name = "a", command = "run"}]\n')
-    assert config.watched == (Watched(name="gpu-all", gpus="all"),)
+    assert config.watched == (WatchedGpus(name="gpu-all", gpus="all"),)
     assert config.terminals == TerminalRule(enabled=False)
 
 

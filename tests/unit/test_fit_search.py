@@ -4,10 +4,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from stoker.fit.model import (
+    Capacity,
+    Fitted,
+    NextProbe,
+    NothingFitsError,
+    ProbeFailedError,
+    ProbeOutcome,
+    SearchOptions,
+)
 from stoker.fit.search import RUNS, RUNS_FOR_A_POOR_ANSWER, Search
 from stoker.fit.sizes import Sizes
-from stoker.fit.terms import Capacity, Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
-from stoker.fit.wish import Wish, smaller
+from stoker.fit.spec import FitSpec, smaller
 from tests.support.deep import examples
 from tests.support.trainers import GIB, MIB, TRAINERS, Trainer, search
 
@@ -15,19 +23,19 @@ GOOD = 0.9
 FITTING = [name for name, trainer in TRAINERS.items() if trainer.ends == "size"]
 
 
-def showing(*observations: Observation, terms: Terms | None = None, capacity: int = 24 * GIB) -> Search:
-    searching = Search(terms or Terms(), Capacity(capacity, 24 * GIB))
+def showing(*observations: ProbeOutcome, terms: SearchOptions | None = None, capacity: int = 24 * GIB) -> Search:
+    searching = Search(terms or SearchOptions(), Capacity(capacity, 24 * GIB))
     for observation in observations:
         searching.record(observation)
     return searching
 
 
-def ran(size: int, gib: float, rate: float | None = None, settled: bool = True) -> Observation:
-    return Observation(size=size, outcome="fits", peak=int(gib * GIB), rate=rate, settled=settled)
+def ran(size: int, gib: float, rate: float | None = None, settled: bool = True) -> ProbeOutcome:
+    return ProbeOutcome(size=size, outcome="fits", peak=int(gib * GIB), rate=rate, settled=settled)
 
 
-def ran_out(size: int) -> Observation:
-    return Observation(size=size, outcome="oom")
+def ran_out(size: int) -> ProbeOutcome:
+    return ProbeOutcome(size=size, outcome="oom")
 
 
 def answer(searching: Search) -> Fitted:
@@ -36,9 +44,9 @@ def answer(searching: Search) -> Fitted:
     return found
 
 
-def asked(searching: Search) -> Try:
+def asked(searching: Search) -> NextProbe:
     step = searching.next()
-    assert isinstance(step, Try), step
+    assert isinstance(step, NextProbe), step
     return step
 
 
@@ -53,7 +61,7 @@ def test_finds_nearly_the_largest_that_fits_in_few_runs_and_the_real_run_survive
 
     size: int | None = found.size
     # What comes after all probes kills the first real run; it is started again smaller.
-    for _ in range(Wish().retries_oom if trainer.surprises else 0):
+    for _ in range(FitSpec().retries_oom if trainer.surprises else 0):
         if size is not None and trainer.dies(size):
             size = smaller(size, trainer.terms)
     assert size is not None
@@ -150,7 +158,7 @@ def test_any_nearly_straight_program_is_fitted(total: int, limit: float, fixed: 
     jitter=st.floats(0, 0.02),
     block=BLOCKS,
     terms=st.builds(
-        Terms,
+        SearchOptions,
         base=st.integers(1, 300),
         multiple=st.integers(1, 70),
         most=st.integers(300, 5000),
@@ -160,7 +168,7 @@ def test_any_nearly_straight_program_is_fitted(total: int, limit: float, fixed: 
     ),
 )
 def test_no_program_gets_a_size_that_it_dies_of(
-    fixed: float, slope: float, bend: float, jitter: float, block: int, terms: Terms
+    fixed: float, slope: float, bend: float, jitter: float, block: int, terms: SearchOptions
 ) -> None:
     trainer = Trainer(
         "any", int(fixed * GIB), slope * MIB, bend=bend * slope * 2**10, jitter=jitter, block=block, terms=terms
@@ -182,15 +190,15 @@ def test_no_program_gets_a_size_that_it_dies_of(
 def test_the_second_run_is_at_the_size_that_follows_in_proportion() -> None:
     searching = showing()
 
-    assert asked(searching) == Try(8, verification=False)
+    assert asked(searching) == NextProbe(8, verification=False)
     searching.record(ran(8, 2.0))
-    assert asked(searching) == Try(80, verification=False)
+    assert asked(searching) == NextProbe(80, verification=False)
 
 
 def test_the_third_verifies_what_the_line_says() -> None:
     searching = showing(ran(8, 2.4), ran(72, 5.59))
 
-    assert asked(searching) == Try(392, verification=True)
+    assert asked(searching) == NextProbe(392, verification=True)
     searching.record(ran(392, 21.5))
     found = answer(searching)
     assert (found.size, found.predicted, found.note) == (392, int(21.5 * GIB), "")
@@ -252,7 +260,7 @@ def test_nothing_fits_only_when_one_does_not() -> None:
 
 
 def test_a_share_of_the_card_is_all_that_one_of_several_runs_may_use() -> None:
-    terms = Terms(per_gpu=2)
+    terms = SearchOptions(per_gpu=2)
 
     assert showing(terms=terms).limit == int(24 * GIB * 0.9 / 2)
     assert answer(showing(ran(8, 3), ran(24, 9), ran(32, 10.9), terms=terms)).size == 24
@@ -261,7 +269,7 @@ def test_a_share_of_the_card_is_all_that_one_of_several_runs_may_use() -> None:
 
 
 def test_the_second_of_two_runs_may_use_as_much_as_the_first() -> None:
-    terms = Terms(per_gpu=2)
+    terms = SearchOptions(per_gpu=2)
 
     assert showing(terms=terms, capacity=13 * GIB).limit == showing(terms=terms).limit
     assert showing(terms=terms, capacity=10 * GIB).limit == int(10 * GIB * 0.9), "a stranger has the rest"
@@ -288,25 +296,25 @@ def test_growth_that_rounding_may_hide_is_reckoned_with() -> None:
 
 
 def test_a_size_that_only_rounding_seems_to_forbid_is_tried() -> None:
-    assert asked(showing(ran(8, 19.4), ran(16, 20.505))) == Try(24, verification=True)
+    assert asked(showing(ran(8, 19.4), ran(16, 20.505))) == NextProbe(24, verification=True)
     assert answer(showing(ran(8, 19.4), ran(16, 20.6))).size == 16
 
 
 def test_without_any_memory_seen_there_is_no_answer() -> None:
     with pytest.raises(ProbeFailedError, match="at batch size 8 could not be seen"):
-        showing(Observation(size=8, outcome="fits", peak=None))
+        showing(ProbeOutcome(size=8, outcome="fits", peak=None))
 
 
 @pytest.mark.parametrize(("base", "multiple", "first"), [(8, 3, 6), (12, 8, 8), (8, 16, 8), (8, 8, 8), (7, 100, 4)])
 def test_only_sizes_that_may_be_answered_are_tried(base: int, multiple: int, first: int) -> None:
-    assert asked(showing(terms=Terms(base=base, multiple=multiple))).size == first
+    assert asked(showing(terms=SearchOptions(base=base, multiple=multiple))).size == first
 
 
 @pytest.mark.parametrize("fixed", [1.0, 8.0])
 @pytest.mark.parametrize(("slope", "bend"), [(1.0, 2.0), (0.0, 0.1), (50.0, 0.5), (0.0, 8.0)])
 def test_memory_that_bends_strongly_is_halved_in_on(fixed: float, slope: float, bend: float) -> None:
     trainer = Trainer("bends", int(fixed * GIB), slope * MIB, bend=bend * MIB)
-    heard: list[Observation] = []
+    heard: list[ProbeOutcome] = []
 
     found = search(trainer, heard)
 
@@ -353,7 +361,7 @@ def test_less_memory_than_before_gives_a_smaller_answer() -> None:
 def test_the_effective_batch_stays_what_the_experiment_wants(
     effective: int, fits: int, size: int, steps: int, note: str
 ) -> None:
-    trainer = Trainer("any", 0, 21.6 * GIB / (fits + 0.5), terms=Terms(effective=effective))
+    trainer = Trainer("any", 0, 21.6 * GIB / (fits + 0.5), terms=SearchOptions(effective=effective))
 
     found = search(trainer)
 
@@ -361,7 +369,7 @@ def test_the_effective_batch_stays_what_the_experiment_wants(
 
 
 def test_no_run_is_made_above_the_effective_batch() -> None:
-    found = search(Trainer("any", 2 * GIB, 1 * MIB, terms=Terms(effective=64)))
+    found = search(Trainer("any", 2 * GIB, 1 * MIB, terms=SearchOptions(effective=64)))
 
     assert max(seen.size for seen in found.observations) == 64
 
@@ -373,7 +381,7 @@ def measured(prefer: str, *rates: float | None) -> Fitted:
     observations = [
         ran(size, gib, rate) for (size, gib), rate in zip(((8, 2.4), (72, 5.6), (392, 21.5)), rates, strict=True)
     ]
-    terms = Terms(prefer="fastest") if prefer == "fastest" else Terms()
+    terms = SearchOptions(prefer="fastest") if prefer == "fastest" else SearchOptions()
     return answer(showing(*observations, terms=terms))
 
 

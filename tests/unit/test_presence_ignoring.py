@@ -2,12 +2,12 @@
 
 import pytest
 
-from stoker.presence.holders import Holder
+from stoker.presence.holders import DeviceHolder
 from stoker.presence.ignoring import KERNEL_NAME, SHIPPED, SHIPPED_REASONS, Ignored
 
 
-def holder(name: str, executable: str | None = None) -> Holder:
-    return Holder(4242, 1, name[:KERNEL_NAME], executable, "alice")
+def holder(name: str, executable: str | None = None) -> DeviceHolder:
+    return DeviceHolder(4242, 1, name[:KERNEL_NAME], executable, "alice")
 
 
 @pytest.mark.parametrize(

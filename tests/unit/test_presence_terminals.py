@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.presence.terminals import Activity, Terminals
+from stoker.presence.terminals import TerminalActivity, Terminals
 
 NOW = 1_800_000_000.0
 # A person's uid: of nobody in particular when root makes the files, else of whoever runs the tests.
@@ -58,7 +58,10 @@ def test_pseudo_terminals_tell_their_owner_and_the_most_recent_comes_first(tmp_p
     terminal(tmp_path, "pts/12", idle=68)
     terminal(tmp_path, "pts/ptmx", idle=0)
     user = name_of(PERSON)
-    assert Terminals(tmp_path).activity(NOW) == [Activity(user, "pts/12", 60.0), Activity(user, "pts/0", 300.0)]
+    assert Terminals(tmp_path).activity(NOW) == [
+        TerminalActivity(user, "pts/12", 60.0),
+        TerminalActivity(user, "pts/0", 300.0),
+    ]
 
 
 @pytest.mark.parametrize("age", [-3600.0, 0.0, 0.3, 4.0, 7.9])
@@ -78,7 +81,7 @@ def test_a_console_somebody_logged_in_at_counts(tmp_path: Path) -> None:
     terminal(tmp_path, "tty", idle=0)
     terminal(tmp_path, "tty0", idle=0)
     terminal(tmp_path, "ttyS0", idle=0)
-    assert Terminals(tmp_path).activity(NOW) == [Activity(name_of(PERSON), "tty2", 92.0)]
+    assert Terminals(tmp_path).activity(NOW) == [TerminalActivity(name_of(PERSON), "tty2", 92.0)]
 
 
 @needs_root
@@ -86,13 +89,13 @@ def test_consoles_of_root_are_unused_unless_root_has_a_session_there(tmp_path: P
     for number in (1, 2, 3):
         terminal(tmp_path, f"tty{number}", idle=50, uid=0)
     session(tmp_path, 4, UID="0", USER="root", TTY="tty2", SEAT="seat0")
-    assert Terminals(tmp_path).activity(NOW) == [Activity("root", "tty2", 42.0)]
+    assert Terminals(tmp_path).activity(NOW) == [TerminalActivity("root", "tty2", 42.0)]
 
 
 @needs_root
 def test_root_at_a_pseudo_terminal_is_a_person(tmp_path: Path) -> None:
     terminal(tmp_path, "pts/3", idle=50, uid=0)
-    assert Terminals(tmp_path).activity(NOW) == [Activity("root", "pts/3", 42.0)]
+    assert Terminals(tmp_path).activity(NOW) == [TerminalActivity("root", "pts/3", 42.0)]
 
 
 def test_a_serial_line_counts_when_somebody_has_a_session_on_it(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_somebody_before_a_lit_screen_is_active(tmp_path: Path) -> None:
     session(tmp_path, 1, TYPE="wayland", SEAT="seat0", TTY="tty2")
     screen(tmp_path, "card0-DP-1", power="Off")
     screen(tmp_path, "card1-HDMI-A-1", power="On")
-    assert Terminals(tmp_path).activity(NOW) == [Activity("alice", "seat0 (wayland)", 0.0)]
+    assert Terminals(tmp_path).activity(NOW) == [TerminalActivity("alice", "seat0 (wayland)", 0.0)]
 
 
 def test_once_all_screens_are_dark_the_time_counts_until_one_is_lit_again(tmp_path: Path) -> None:
@@ -148,8 +151,8 @@ def test_somebody_whose_screen_cannot_be_asked_is_active(tmp_path: Path) -> None
     session(tmp_path, 1, TYPE="x11", DISPLAY=":10", REMOTE="1")
     session(tmp_path, 2, USER="bob", TYPE="wayland", SEAT="seat0")
     assert Terminals(tmp_path).activity(NOW) == [
-        Activity("alice", ":10 (x11)", 0.0),
-        Activity("bob", "seat0 (wayland)", 0.0),
+        TerminalActivity("alice", ":10 (x11)", 0.0),
+        TerminalActivity("bob", "seat0 (wayland)", 0.0),
     ]
 
 

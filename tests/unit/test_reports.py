@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.fit.terms import Fitted, Observation
+from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue.explanation import Why
 from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.runs.postmortem.markdown import block
@@ -94,10 +94,10 @@ FITTED = Fitted(
     predicted=14 * GIB,
     limit=16 * GIB,
     observations=(
-        Observation(size=32, outcome="oom"),
-        Observation(size=8, outcome="fits", peak=6 * GIB, seconds=3.0, rate=120.0),
-        Observation(size=16, outcome="fits", peak=10 * GIB),
-        Observation(size=24, outcome="fits", peak=14 * GIB, verification=True),
+        ProbeOutcome(size=32, outcome="oom"),
+        ProbeOutcome(size=8, outcome="fits", peak=6 * GIB, seconds=3.0, rate=120.0),
+        ProbeOutcome(size=16, outcome="fits", peak=10 * GIB),
+        ProbeOutcome(size=24, outcome="fits", peak=14 * GIB, verification=True),
     ),
     note=f"note {EVIL}",
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.who import read_stat
+from stoker.gpus.processes import read_stat
 from stoker.procfs import boot_id
 from stoker.rules.policy import Policy
 from stoker.runs.record import MOST_RECORDS, OLDEST_RECORD, Record, Records, Snooze, Spec, Status

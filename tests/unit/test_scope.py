@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Maybe, Process, Reading, Unknown, Utilization
-from stoker.gpus.who import OUTSIDE
+from stoker.gpus.processes import OUTSIDE
 from stoker.rules.scope import JobScope, MachineScope
 from tests.support.looks import a_gpu, a_look, a_process, a_reading
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.dropin import gpu_sentinel
+from stoker.dropin.usage import Devices, UsageMeter
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
-from stoker.gpus.usage import Devices, UsageMeter
 from stoker.rules.sentinel import Sentinel, SentinelState
 from tests.support.looks import a_look
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.sim import Machine, Shape, parse_shape
+from stoker.gpus.sim import Shape, SimMachine, parse_shape
 from stoker.gpus.sim.load import Use
 from stoker.gpus.sim.machine import is_simulated, state_directory
 from tests.support.sim_world import SimWorld
@@ -37,8 +37,8 @@ def test_a_shape_that_cannot_be_is_refused_in_one_sentence(argument: str) -> Non
 
 
 def test_the_gpus_are_the_same_in_every_process_and_no_number_passes_for_another(tmp_path: Path) -> None:
-    one = Machine(Shape(12, 24 * GIB), tmp_path)
-    other = Machine(Shape(12, 24 * GIB), tmp_path / "elsewhere")
+    one = SimMachine(Shape(12, 24 * GIB), tmp_path)
+    other = SimMachine(Shape(12, 24 * GIB), tmp_path / "elsewhere")
     assert one.gpus == other.gpus
     assert [gpu.index for gpu in one.gpus] == list(range(12))
     assert len({gpu.uuid for gpu in one.gpus}) == len({gpu.bus for gpu in one.gpus}) == 12
@@ -58,14 +58,14 @@ def test_the_gpus_are_the_same_in_every_process_and_no_number_passes_for_another
 )
 def test_machines_live_where_the_environment_says(environment: dict[str, str], directory: str) -> None:
     assert state_directory(environment) == Path(directory)
-    assert Machine.find("sim:2x24GiB", environment).directory == Path(directory) / "2x24GiB"
+    assert SimMachine.find("sim:2x24GiB", environment).directory == Path(directory) / "2x24GiB"
 
 
 def test_a_directory_in_the_spec_wins_and_each_shape_has_its_own(tmp_path: Path) -> None:
     environment = {"STOKER_SIM_DIR": "/a"}
-    machine = Machine.find(f"sim:4@{tmp_path}", environment)
+    machine = SimMachine.find(f"sim:4@{tmp_path}", environment)
     assert machine.directory == tmp_path / "4x24GiB"
-    assert Machine.find(f"4x1.5GiB@{tmp_path}", environment).directory == tmp_path / "4x1536MiB"
+    assert SimMachine.find(f"4x1.5GiB@{tmp_path}", environment).directory == tmp_path / "4x1536MiB"
 
 
 def test_only_sim_means_simulated() -> None:
@@ -77,7 +77,7 @@ def test_only_sim_means_simulated() -> None:
 
 def test_a_program_without_a_simulated_machine_is_told_how_to_get_one() -> None:
     with pytest.raises(StokerError, match="STOKER_GPUS=sim:4"):
-        Machine.of_environment({"STOKER_GPUS": "nvml"})
+        SimMachine.of_environment({"STOKER_GPUS": "nvml"})
 
 
 @pytest.fixture
@@ -129,12 +129,12 @@ def test_who_let_go_in_order_is_remembered_for_a_while_and_then_forgotten(world:
 
 def test_a_directory_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    machine = Machine(Shape(2, 24 * GIB), tmp_path / "file")
+    machine = SimMachine(Shape(2, 24 * GIB), tmp_path / "file")
     with pytest.raises(StokerError, match="STOKER_SIM_DIR"), machine.locked():
         pass
 
 
 def test_a_machine_that_nobody_used_yet_is_read_without_making_anything(tmp_path: Path) -> None:
-    machine = Machine(Shape(2, 24 * GIB), tmp_path / "new")
+    machine = SimMachine(Shape(2, 24 * GIB), tmp_path / "new")
     assert machine.loads() == ()
     assert not (tmp_path / "new").exists()

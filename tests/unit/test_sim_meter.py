@@ -14,7 +14,7 @@ from stoker.gpus.sim.meter import (
     IDLE_WATTS,
     LIMIT_WATTS,
     LONGEST_SPAN,
-    Meter,
+    SimMeter,
     UseKey,
     shares,
     span_of,
@@ -84,7 +84,7 @@ def test_power_lies_between_the_idle_draw_and_the_limit(phase: Phase, share: flo
 @given(st.lists(st.floats(0.1, 300), min_size=1, max_size=20))
 def test_the_energy_counter_does_not_depend_on_how_often_it_is_read(gaps: list[float]) -> None:
     here = uses(using(busy(0.8, 7.0), idle(3.0), burst(0.4, 0.5, 2.0, 10.0), repeat=True))
-    often, once = Meter(BOOT), Meter(BOOT)
+    often, once = SimMeter(BOOT), SimMeter(BOOT)
     at = BOOT
     for gap in gaps:
         at += gap
@@ -94,13 +94,13 @@ def test_the_energy_counter_does_not_depend_on_how_often_it_is_read(gaps: list[f
 
 
 def test_energy_is_power_times_time() -> None:
-    meter = Meter(BOOT)
+    meter = SimMeter(BOOT)
     meter.advance(uses(using(busy(1.0))), BOOT + 3600)
     assert meter.joules == pytest.approx(LIMIT_WATTS * 3600, rel=1e-6)
 
 
 def test_energy_of_work_whose_script_is_long_replaced_is_not_lost() -> None:
-    meter = Meter(BOOT)
+    meter = SimMeter(BOOT)
     use = using(busy(1.0))
     meter.advance(uses(use), BOOT + 1)
     for second in range(10, 300, 10):
@@ -110,7 +110,7 @@ def test_energy_of_work_whose_script_is_long_replaced_is_not_lost() -> None:
 
 
 def test_energy_of_a_process_that_came_and_worked_between_two_looks_is_not_lost() -> None:
-    meter = Meter(BOOT)
+    meter = SimMeter(BOOT)
     meter.advance({}, BOOT + 1)
     use = using(busy(1.0), start=BOOT + 2)
     for second in range(10, 100, 10):
@@ -121,7 +121,7 @@ def test_energy_of_a_process_that_came_and_worked_between_two_looks_is_not_lost(
 
 
 def test_a_board_warms_up_and_cools_down_slowly() -> None:
-    meter = Meter(BOOT)
+    meter = SimMeter(BOOT)
     meter.advance({}, BOOT + 1)
     assert meter.celsius == COOL
     work = uses(using(busy(1.0, 600.0)))

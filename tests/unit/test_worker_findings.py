@@ -10,7 +10,7 @@ from stoker.engines.delivery import LONGEST_REPORT, LogTail, details_of, write_d
 from stoker.engines.local.attempt_spec import AppliedSnooze, AttemptRecord, AttemptSpec
 from stoker.engines.local.running_attempt import RunningAttempt
 from stoker.errors import StokerError
-from stoker.fit.terms import Fitted, Observation
+from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
 from stoker.queue.model import AttemptDetails, Snoozed
@@ -22,7 +22,7 @@ FITTED = Fitted(
     slope=1e8,
     predicted=22 * 10**9,
     limit=23 * 10**9,
-    observations=(Observation(size=8, outcome="fits", peak=3 * 10**9),),
+    observations=(ProbeOutcome(size=8, outcome="fits", peak=3 * 10**9),),
 )
 
 

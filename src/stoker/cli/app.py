@@ -13,7 +13,7 @@ from stoker.cli.defaults import CONFIGURABLE, defaults_from_file
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.spawn import Helper
 from stoker.masking import without_passwords
-from stoker.places import state_home, tighten_home
+from stoker.paths import state_home, tighten_home
 from stoker.streams import ERROR, emit, warn
 from stoker.version import __version__
 

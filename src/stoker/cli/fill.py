@@ -10,7 +10,7 @@ import click
 from stoker.cli.options import open_prober, source_options
 from stoker.cli.telling import tell
 from stoker.errors import StokerError
-from stoker.places import state_home
+from stoker.paths import state_home
 from stoker.streams import ERROR, emit
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stoker.engines.local.background_fill import FillRequest
     from stoker.fill.config import FillConfig
-    from stoker.fill.ledger import FillStatus
+    from stoker.fill.status import FillStatus
     from stoker.gpus.model import Gpu
     from stoker.gpus.prober import Prober
 
@@ -51,11 +51,11 @@ def status(as_json: bool) -> int:
     """Show what runs in the background on each GPU, why or why not, and what was given so far."""
     import socket
 
-    from stoker.fill.ledger import Ledger
+    from stoker.fill.status import StatusFile
     from stoker.procfs import boot_id
     from stoker.runs.processes.scan import Identity, is_alive
 
-    found = Ledger(state_home(), socket.gethostname()).read()
+    found = StatusFile(state_home(), socket.gethostname()).read()
     alive = found is not None and found.boot == boot_id() and is_alive(Identity(found.pid, found.started))
     if as_json:
         import msgspec
@@ -75,7 +75,7 @@ def _fill(config: "FillConfig", prober: "Prober") -> int:
 
     from stoker.fill.claims import KILLED_LATELY
     from stoker.fill.filler import Filler
-    from stoker.fill.ledger import lock
+    from stoker.fill.status import lock
 
     lock(state_home(), socket.gethostname(), KILLED_LATELY)
     return Filler(config, prober, state_home(), tell, root=Path(os.environ.get("STOKER_ROOT", "/"))).run()

@@ -17,10 +17,10 @@ from stoker.settings import load_settings
 from stoker.streams import ERROR, emit
 
 if TYPE_CHECKING:
-    from stoker.fit.fitter import Fitter, Request
-    from stoker.fit.memo import Key, Remembered
+    from stoker.fit.cache import CachedFit, Key
+    from stoker.fit.fitter import FitRequest, Fitter
+    from stoker.fit.model import Fitted
     from stoker.fit.overrides import Command
-    from stoker.fit.terms import Fitted
     from stoker.gpus.prober import Prober
     from stoker.runs.processes.signals import SignalStream
 
@@ -110,7 +110,7 @@ def command(
     """Find the largest batch size with which COMMAND fits on the GPU."""
     from stoker.fit.outputs import probe_outputs
     from stoker.gpus.spawn import forked
-    from stoker.places import state_home
+    from stoker.paths import state_home
 
     if not words:
         raise BadInputError("there is no command to fit: write it after --, as in `stoker fit -- python train.py`")
@@ -132,19 +132,19 @@ def command(
     return 0
 
 
-def _request(typed: "Command", options: dict[str, Any], outputs: Path) -> "Request":
-    from stoker.fit.fitter import Request
+def _request(typed: "Command", options: dict[str, Any], outputs: Path) -> "FitRequest":
+    from stoker.fit.fitter import FitRequest
+    from stoker.fit.model import SearchOptions
     from stoker.fit.overrides import Overrides
-    from stoker.fit.probe import Limits
-    from stoker.fit.terms import Terms
+    from stoker.fit.probe import ProbeOptions
 
-    terms = {name: options[name] for name in Terms.__struct_fields__}
+    terms = {name: options[name] for name in SearchOptions.__struct_fields__}
     overrides = {name: options[name] for name in Overrides.__struct_fields__}
-    limits = Limits(seconds=options["probe_time"], flat_for=options["flat_for"], until=options["probe_until"])
+    limits = ProbeOptions(seconds=options["probe_time"], flat_for=options["flat_for"], until=options["probe_until"])
     environment = {name: value for name, value in os.environ.items() if name not in ("STOKER_RUN", "STOKER_RUN_DIR")}
-    return Request(
+    return FitRequest(
         command=typed,
-        terms=Terms(**terms),
+        terms=SearchOptions(**terms),
         overrides=Overrides(**overrides),
         limits=limits,
         rate=options["rate"],
@@ -153,7 +153,7 @@ def _request(typed: "Command", options: dict[str, Any], outputs: Path) -> "Reque
     )
 
 
-def _fitter(request: "Request", gpu: str | None, prober: "Prober", check: Callable[[], None]) -> "Fitter":
+def _fitter(request: "FitRequest", gpu: str | None, prober: "Prober", check: Callable[[], None]) -> "Fitter":
     from stoker.fit.fitter import Fitter
 
     if gpu is not None:
@@ -161,12 +161,11 @@ def _fitter(request: "Request", gpu: str | None, prober: "Prober", check: Callab
     return Fitter(request, prober, _say, check)
 
 
-def _on(typed: str, request: "Request", prober: "Prober") -> "Request":
+def _on(typed: str, request: "FitRequest", prober: "Prober") -> "FitRequest":
     """The same for this GPU, which is then the only one that the command sees."""
     from msgspec.structs import replace
 
-    from stoker.gpus.giving import give
-    from stoker.gpus.visible import select_gpus
+    from stoker.gpus.visible import select_gpus, set_visible_gpus
 
     look = prober.look()
     if look.problem is not None:
@@ -174,12 +173,12 @@ def _on(typed: str, request: "Request", prober: "Prober") -> "Request":
     chosen = select_gpus(look.gpus, typed)
     environment = dict(request.environment)
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    give(environment, chosen, look.gpus)
+    set_visible_gpus(environment, chosen, look.gpus)
     return replace(request, environment=environment, gpus=tuple(one.uuid for one in chosen))
 
 
-def _key(request: "Request", fitter: "Fitter") -> "Key":
-    from stoker.fit.memo import Key, shape_of
+def _key(request: "FitRequest", fitter: "Fitter") -> "Key":
+    from stoker.fit.cache import Key, shape_of
     from stoker.gpus.model import known
 
     first = fitter.gpus[0]
@@ -193,26 +192,26 @@ def _key(request: "Request", fitter: "Fitter") -> "Key":
     )
 
 
-def _learned(request: "Request", key: "Key") -> "Request":
+def _learned(request: "FitRequest", key: "Key") -> "FitRequest":
     """The request, without sizes with which a real run has run out of memory."""
     from msgspec.structs import replace
 
-    from stoker.fit.memo import Memo, learned
-    from stoker.places import state_home
+    from stoker.fit.cache import FitCache, learned
+    from stoker.paths import state_home
 
-    terms = learned(Memo(state_home()).recall(key), request.terms)
+    terms = learned(FitCache(state_home()).recall(key), request.terms)
     if terms != request.terms:
         _say(f"a larger batch than {terms.most} ran out of memory in a real run before: --refit tries them again")
     return replace(request, terms=terms)
 
 
-def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "Remembered | None":
+def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "CachedFit | None":
     """What was found before, unless it is too old or does not fit what is free now."""
-    from stoker.fit.memo import Memo
-    from stoker.places import state_home
+    from stoker.fit.cache import FitCache
+    from stoker.paths import state_home
     from stoker.units import format_duration, format_memory
 
-    remembered = Memo(state_home()).recall(key)
+    remembered = FitCache(state_home()).recall(key)
     if remembered is None:
         _say("nothing is remembered of this command on such a GPU: it is fitted now")
         return None
@@ -230,19 +229,19 @@ def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "Remembered | None":
 
 
 def _found(fitter: "Fitter", key: "Key") -> "Fitted":
-    from stoker.fit.memo import Memo
-    from stoker.places import state_home
+    from stoker.fit.cache import FitCache
+    from stoker.paths import state_home
     from stoker.units import format_memory, format_percent
 
     first = fitter.gpus[0]
     free = format_memory(fitter.capacity().free)
     _say(f"GPU {first.index} ({key.gpu}) has {free} free, of which {format_percent(key.terms.margin)} is left so")
     fitted = fitter.fit()
-    Memo(state_home()).keep(key, fitted)
+    FitCache(state_home()).keep(key, fitted)
     return fitted
 
 
-def _print(fitted: "Fitted", remembered: "Remembered | None", key: "Key", fitter: "Fitter", as_json: bool) -> None:
+def _print(fitted: "Fitted", remembered: "CachedFit | None", key: "Key", fitter: "Fitter", as_json: bool) -> None:
     from stoker.units import format_memory
 
     if fitted.note:
@@ -257,7 +256,7 @@ def _print(fitted: "Fitted", remembered: "Remembered | None", key: "Key", fitter
     sys.stdout.write(f"{fitted.size}\n")
 
 
-def _print_json(fitted: "Fitted", remembered: "Remembered | None", key: "Key", fitter: "Fitter") -> None:
+def _print_json(fitted: "Fitted", remembered: "CachedFit | None", key: "Key", fitter: "Fitter") -> None:
     import msgspec
 
     from stoker.gpus.model import known

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.fit.terms import Fitted, Observation
+from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.units import format_memory
 
 
@@ -21,7 +21,7 @@ def fit_words(fit: Mapping[str, Any]) -> str:
     return "\n".join([found, *([f"tried {probes}"] if probes else []), *([fitted.note] if fitted.note else [])])
 
 
-def _probe(seen: Observation) -> str:
+def _probe(seen: ProbeOutcome) -> str:
     """`96 (61 GiB)`, `128 (out of memory)`."""
     if seen.outcome == "oom":
         return f"{seen.size} (out of memory)"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from stoker.cli.listening import SLOW_POLL, Listener, note, patiently
 from stoker.cli.log_screen import LogScreen
 from stoker.logs.readers import Piece, Reader, last_lines, reader_of
-from stoker.places import state_home
+from stoker.paths import state_home
 from stoker.queue.model import ENDED, Attempt, Job
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from stoker.cli.screen import Cell, Column, console, fits, print_lines, table_lines, width_of
 from stoker.gpus.model import Gpu, Look, Maybe, Reading, known
-from stoker.gpus.state import State, describe, state_of, title
+from stoker.gpus.report import State, describe, state_of, title
 from stoker.units import format_memory, format_percent
 
 _COLOURS: Final[dict[State, str]] = {"busy": "green", "idle": "yellow", "unknown": "red"}
@@ -83,7 +83,7 @@ def _kept() -> dict[str, str]:
     from socket import gethostname
 
     from stoker.engines.local.reserved_gpus import reserved_gpus
-    from stoker.places import state_home
+    from stoker.paths import state_home
 
     return reserved_gpus(state_home(), gethostname())
 

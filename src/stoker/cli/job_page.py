@@ -10,7 +10,7 @@ from stoker.cli.fit_words import fit_words
 from stoker.cli.job_json import attempt_json, job_json
 from stoker.logs.readers import directory_of
 from stoker.masking import masked_environment
-from stoker.places import state_home
+from stoker.paths import state_home
 from stoker.queue.explanation import Surroundings, Why, gpu_names
 from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.queue.surroundings import look_around, why

@@ -101,7 +101,7 @@ def _print(store: "Store", attempt: "Attempt", lines: int | None, as_json: bool)
 def _read(store: "Store", attempt: "Attempt", lines: int | None) -> tuple["Piece", bool]:
     """What it printed, and whether that is all that was asked for."""
     from stoker.logs.readers import directory_of, has_output, last_lines, reader_of
-    from stoker.places import state_home
+    from stoker.paths import state_home
 
     is_here = has_output(directory_of(state_home(), attempt))
     if is_here:

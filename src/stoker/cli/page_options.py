@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stoker.errors import BadInputError, StokerError
-from stoker.places import private_directory, state_home
+from stoker.paths import private_directory, state_home
 from stoker.settings import load_settings
 from stoker.streams import OUTPUT, emit
 

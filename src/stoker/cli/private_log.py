@@ -6,7 +6,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
 
-from stoker.places import open_privately
+from stoker.paths import open_privately
 
 # A few weeks of a busy page; the oldest part is dropped.
 _SIZE: Final = 8 * 2**20

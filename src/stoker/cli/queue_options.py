@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stoker.places import tighten_queue
+from stoker.paths import tighten_queue
 from stoker.settings import load_settings
 from stoker.streams import warn
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from stoker.cli import replay_words as words
 from stoker.cli.timeline import Bin, Drawn, Timeline
 from stoker.gpus.model import Gpu
-from stoker.gpus.state import title
+from stoker.gpus.report import title
 from stoker.rules.replay import Firing, Moment, Replay, Stretch
 from stoker.units import format_duration, format_percent
 

@@ -7,7 +7,7 @@ import time
 import click
 
 from stoker.masking import masked_command
-from stoker.places import state_home
+from stoker.paths import state_home
 from stoker.runs.record import Records
 from stoker.runs.summary import Summary, in_a_word, summary_of
 from stoker.units import format_duration

@@ -9,7 +9,7 @@ import click
 from stoker.cli.queue_options import opened, queue_option
 from stoker.cli.selection import JobName
 from stoker.errors import BadInputError, StokerError
-from stoker.places import state_home
+from stoker.paths import state_home
 from stoker.runs.record import Record, Records
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stoker.gpus.model import Unknown
     from stoker.gpus.sim.faults import Fault
     from stoker.gpus.sim.load import Phase
-    from stoker.gpus.sim.machine import Found, Machine
+    from stoker.gpus.sim.machine import LoadFile, SimMachine
 
 # What a small model takes: enough to be seen in a table, little enough to start many.
 DEFAULT_MEMORY = "1GiB"
@@ -47,9 +47,9 @@ def command(context: click.Context, spec: str | None) -> None:
     context.obj = spec
 
 
-def _machine(spec: str | None) -> "Machine":
+def _machine(spec: str | None) -> "SimMachine":
     """The machine that was asked for, else the one that everything else here reads, else the default one."""
-    from stoker.gpus.sim.machine import Machine, is_simulated
+    from stoker.gpus.sim.machine import SimMachine, is_simulated
 
     if spec is None:
         from stoker.settings import load_settings
@@ -58,7 +58,7 @@ def _machine(spec: str | None) -> "Machine":
         spec = set_to if is_simulated(set_to) else DEFAULT_MACHINE
         if spec is not set_to:
             click.echo(f"stoker: STOKER_GPUS names no simulated machine; this is on {DEFAULT_MACHINE}", err=True)
-    return Machine.find(spec, os.environ)
+    return SimMachine.find(spec, os.environ)
 
 
 @command.command("load")
@@ -123,7 +123,7 @@ def _positive(text: str) -> float:
 
 
 def _occupy(
-    machine: "Machine",
+    machine: "SimMachine",
     gpus: tuple[int, ...],
     memory: int,
     phases: "tuple[Phase, ...]",
@@ -216,7 +216,7 @@ def status(spec: str | None, as_json: bool) -> None:
 
 
 def _status_lines(
-    machine: "Machine", loads: "tuple[Found, ...]", faults: "tuple[Fault, ...] | Unknown", now: float
+    machine: "SimMachine", loads: "tuple[LoadFile, ...]", faults: "tuple[Fault, ...] | Unknown", now: float
 ) -> Iterator[str]:
     total = format_memory(machine.shape.memory)
     yield f"sim:{machine.shape} in {machine.directory}"
@@ -235,7 +235,7 @@ def _status_lines(
 
 
 def _status_json(
-    machine: "Machine", loads: "tuple[Found, ...]", faults: "tuple[Fault, ...] | Unknown", now: float
+    machine: "SimMachine", loads: "tuple[LoadFile, ...]", faults: "tuple[Fault, ...] | Unknown", now: float
 ) -> str:
     import json
 

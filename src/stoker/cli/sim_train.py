@@ -58,13 +58,13 @@ def train(
     from contextlib import ExitStack
 
     from stoker.cli.sim import DEFAULT_MACHINE
-    from stoker.gpus.sim.machine import Machine, is_simulated
+    from stoker.gpus.report import title
+    from stoker.gpus.sim.machine import SimMachine, is_simulated
     from stoker.gpus.sim.process import SimulatedProcess
-    from stoker.gpus.state import title
     from stoker.settings import load_settings
 
     chosen = load_settings().gpus
-    machine = Machine.find(chosen if is_simulated(chosen) else DEFAULT_MACHINE, os.environ)
+    machine = SimMachine.find(chosen if is_simulated(chosen) else DEFAULT_MACHINE, os.environ)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     with ExitStack() as stack:
         gpus = [stack.enter_context(SimulatedProcess.attach(number, machine=machine)) for number in range(len(visible))]

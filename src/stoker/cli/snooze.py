@@ -13,7 +13,7 @@ from stoker.cli.options import DURATION
 from stoker.cli.queue_options import opened, queue_option
 from stoker.cli.selection import JobName
 from stoker.errors import BadInputError, StokerError
-from stoker.places import state_home
+from stoker.paths import state_home
 from stoker.units import format_duration
 
 if TYPE_CHECKING:

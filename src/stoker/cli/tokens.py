@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.steering import print_json
-from stoker.places import state_home
+from stoker.paths import state_home
 
 if TYPE_CHECKING:
     from stoker.web.keys import Keys, Session, Token

@@ -20,7 +20,7 @@ def command(once: bool, as_json: bool, queue_url: str | None) -> int:
     """Watch health, GPUs and jobs live, and act on them: ? shows the keys, q leaves."""
     from stoker.cli.top_session import Session
     from stoker.cli.top_terminal import Terminal
-    from stoker.places import state_home
+    from stoker.paths import state_home
     from stoker.status.snapshot import SnapshotBuilder
 
     if once and as_json:

@@ -12,7 +12,7 @@ from stoker.cli.page_options import page_config, page_options, run_page, until_s
 from stoker.cli.queue_options import opened_or_created, queue_option, queue_url_of
 from stoker.cli.telling import tell
 from stoker.errors import BadInputError
-from stoker.places import state_home
+from stoker.paths import state_home
 from stoker.settings import load_settings
 from stoker.streams import OUTPUT, emit
 from stoker.units import parse_duration

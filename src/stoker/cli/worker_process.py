@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from stoker.errors import StokerError
-from stoker.places import open_privately, private_directory
+from stoker.paths import open_privately, private_directory
 from stoker.runs.processes.syscalls import hear_of_death_of_parent
 
 # One that lived shorter than this could not do its work, and says why itself.

@@ -17,10 +17,10 @@ from stoker.fill.checkup import checked
 from stoker.fill.claims import KILLED_LATELY
 from stoker.fill.filler import Filler
 from stoker.fill.finding import gpu_mon_path
-from stoker.fill.ledger import lock
+from stoker.fill.status import lock
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
-from stoker.places import state_home
+from stoker.paths import state_home
 from stoker.settings import load_settings
 from stoker.streams import ERROR, OUTPUT, emit, open_missing
 from stoker.units import parse_duration

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from stoker.actions.action import Action, Facts
 from stoker.dropin.arguments import fraction, whole
 from stoker.dropin.looks import steady_looks
+from stoker.dropin.usage import Devices
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Look
-from stoker.gpus.usage import Devices
 from stoker.rules.policy import GAP_ALLOWANCE, GAP_LOOKS
 from stoker.rules.sentinel import Sentinel, SentinelState
 from stoker.streams import ERROR, OUTPUT, emit, open_missing

@@ -14,7 +14,7 @@ from typing import Final
 
 from stoker.engines.local.attempt_spec import AttemptRecord
 from stoker.errors import StokerError
-from stoker.places import open_privately, private_directory
+from stoker.paths import open_privately, private_directory
 from stoker.procfs import boot_id
 from stoker.queue import Attempt
 from stoker.runs.record import Records

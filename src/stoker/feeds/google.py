@@ -15,7 +15,7 @@ from requests.exceptions import JSONDecodeError
 from stoker.errors import BadInputError
 from stoker.feeds.rows import Cell, Values
 from stoker.feeds.sheet import SheetAwayError, SheetRefusedError
-from stoker.places import may_be_read_by_others
+from stoker.paths import may_be_read_by_others
 from stoker.streams import warn
 
 GOOGLE: Final = "https://sheets.googleapis.com"

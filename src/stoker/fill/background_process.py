@@ -9,14 +9,14 @@ from typing import Final
 
 from stoker.errors import StokerError
 from stoker.fill.config import Background
-from stoker.gpus.giving import give
 from stoker.gpus.model import Gpu
+from stoker.gpus.visible import set_visible_gpus
 from stoker.runs.processes.reaper import Ended, Failed, Gone, Program, exit_code, launch
 from stoker.runs.processes.scan import Identity
 from stoker.runs.processes.termination import Termination
 
 # Every process of a background program carries it: what was left by a filler that was killed is found by it.
-MARK: Final = "STOKER_FILL"
+TAG: Final = "STOKER_FILL"
 
 
 class BackgroundProcess:
@@ -138,6 +138,6 @@ def _environment(program: Background, gpus: Sequence[Gpu], present: Sequence[Gpu
         environment.pop(name, None)
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     environment |= program.mps_environment | program.environment
-    give(environment, gpus, present)
-    environment[MARK] = mark
+    set_visible_gpus(environment, gpus, present)
+    environment[TAG] = mark
     return environment

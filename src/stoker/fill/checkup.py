@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import BadInputError
-from stoker.fill.config import Background, FillConfig, GpuChoice, Watched
+from stoker.fill.config import Background, FillConfig, GpuChoice, WatchedGpus
 from stoker.fill.mistakes import Mistake, Mistakes, in_order
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import select_gpus
@@ -72,7 +72,7 @@ class _Claims:
     def absent(self) -> Iterator[Mistake]:
         if self._gpus is None:
             return
-        owners: list[Watched | Background] = [*self._config.watched, *self._config.programs]
+        owners: list[WatchedGpus | Background] = [*self._config.watched, *self._config.programs]
         for owner in owners:
             for entry in _entries(owner.gpus):
                 try:
@@ -130,7 +130,7 @@ class _Claims:
         labels = sorted((self._labels.get(gpu, gpu) for gpu in gpus), key=lambda label: (len(label), label))
         return f"GPU {', '.join(labels)}" if labels else ""
 
-    def _about(self, owner: Watched | Background, sentence: str) -> Mistake:
+    def _about(self, owner: WatchedGpus | Background, sentence: str) -> Mistake:
         return Mistake(self._config.where(owner.name, "gpus"), f"{owner.name} gpus: {sentence}")
 
 

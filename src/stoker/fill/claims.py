@@ -18,7 +18,7 @@ from typing import Final
 from stoker.errors import StokerError
 from stoker.fill.config import FillConfig
 from stoker.gpus.model import Gpu
-from stoker.gpus.sim.machine import Machine, is_simulated
+from stoker.gpus.sim.machine import SimMachine, is_simulated
 from stoker.gpus.visible import select_gpus
 
 # A guardian that was just forked holds what its filler held, for a moment longer than a filler that is killed then.
@@ -70,7 +70,7 @@ class Claims:
 def machine_of(spec: str, root: Path, environment: Mapping[str, str] = os.environ) -> str:
     """What `Claims` needs to know of the machine that this source reads."""
     if is_simulated(spec):
-        return str(Machine.find(spec, environment).directory.resolve())
+        return str(SimMachine.find(spec, environment).directory.resolve())
     return "" if root == Path("/") else str(root.resolve())
 
 

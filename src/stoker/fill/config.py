@@ -24,7 +24,7 @@ DEFAULT_CHECKPOINT_TIMEOUT: Final = 10.0
 DEFAULT_TERMINAL_IDLE: Final = 300.0
 
 
-class Watched(msgspec.Struct, frozen=True, kw_only=True):
+class WatchedGpus(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs that are watched for others, and the programs on them that do not count."""
 
     name: str
@@ -95,7 +95,7 @@ class FillConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     interval: float = DEFAULT_INTERVAL
     """Seconds between two scans."""
-    watched: tuple[Watched, ...] = ()
+    watched: tuple[WatchedGpus, ...] = ()
     programs: tuple[Background, ...] = ()
     terminals: TerminalRule = TerminalRule()
     schedule: Schedule | None = None

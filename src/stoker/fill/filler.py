@@ -21,12 +21,12 @@ import msgspec
 from stoker.errors import BadInputError
 from stoker.fill.claims import Claims, gpus_to_fill, machine_of
 from stoker.fill.config import FillConfig
-from stoker.fill.ledger import FillStatus, Ledger, SeatStatus, wall
 from stoker.fill.leftovers import Leftovers
 from stoker.fill.other_users import OtherUsers
-from stoker.fill.pace import Pace
+from stoker.fill.pace import ScanPacer
 from stoker.fill.place import Place
-from stoker.fill.slot import Sight, Slot
+from stoker.fill.slot import Slot, SlotView
+from stoker.fill.status import FillStatus, SlotStatus, StatusFile, wall
 from stoker.gpus.model import Gpu, Look
 from stoker.gpus.prober import Prober
 from stoker.gpus.sampler import Sampler
@@ -34,7 +34,7 @@ from stoker.gpus.source import AbsentError
 from stoker.gpus.visible import select_gpus
 from stoker.paths import is_there
 from stoker.presence.device_events import DeviceEvents
-from stoker.presence.holders import Holders
+from stoker.presence.holders import HolderScanner
 from stoker.presence.ignoring import SHIPPED, Ignored
 from stoker.presence.nodes import device_nodes
 from stoker.presence.terminals import Terminals
@@ -80,14 +80,14 @@ class Filler:
         self._root = root
         self._claims = claims or Claims(machine_of(prober.spec, root))
         self._host = socket.gethostname()
-        self._ledger = Ledger(home, self._host)
+        self._ledger = StatusFile(home, self._host)
         self._before = self._ledger.read()
         self._lookout = Sampler(prober, config.interval)
         self._terminals = Terminals(root) if config.terminals.enabled else None
         self._places: list[Place] = []
         self._leftovers: Leftovers | None = None
         self._company = OtherUsers(self._is_own, {})
-        self._holders: Holders | None = None
+        self._holders: HolderScanner | None = None
         self._alarm: DeviceEvents | None = None
         self._has_nodes = False
         self._scan_at = math.inf
@@ -97,7 +97,7 @@ class Filler:
         """Those whose nodes were opened or closed since the last scan began, which may have missed it."""
         self._settled_at = -math.inf
         """When the openers that were told of have their files for certain: a scan from then on sees them."""
-        self._pace = Pace(time.monotonic())
+        self._pace = ScanPacer(time.monotonic())
         self._look_again = False
         """Whether the next look still speaks of a time before somebody came or left."""
         self._terminals_at = 0.0
@@ -233,7 +233,7 @@ class Filler:
 
         self._company = OtherUsers(self._is_own, ignored, holders_suffice=holders_suffice)
         self._company.looked(look)
-        self._holders = Holders(nodes, self._root)
+        self._holders = HolderScanner(nodes, self._root)
         self._alarm = DeviceEvents(nodes)
         self._has_nodes = any(nodes.values())
         if not self._has_nodes:
@@ -338,7 +338,7 @@ class Filler:
         seen = self._company.sights(occupied)
         if self._granted is not None:
             for uuid in seen.keys() - self._granted:
-                seen[uuid] = Sight(False, "needed by the queue")
+                seen[uuid] = SlotView(False, "needed by the queue")
         veto = self._veto()
         # Who has to step aside does so before anybody starts, and one start at a time: somebody may come meanwhile.
         self._undecided = False
@@ -426,23 +426,23 @@ class Filler:
         self._claims.close()
 
 
-def _of(status: FillStatus | None, program: str, gpus: tuple[str, ...]) -> SeatStatus | None:
+def _of(status: FillStatus | None, program: str, gpus: tuple[str, ...]) -> SlotStatus | None:
     if status is None:
         return None
     return next((seat for seat in status.seats if seat.program == program and seat.gpus == gpus), None)
 
 
-def _unseen(before: FillStatus | None) -> tuple[SeatStatus, ...]:
+def _unseen(before: FillStatus | None) -> tuple[SlotStatus, ...]:
     """What earlier fillers gave and left, while this one has not seen the GPUs yet: it must not be forgotten."""
     why = "the GPUs have not been seen yet"
     seats = before.seats if before is not None else ()
     return tuple(msgspec.structs.replace(seat, doing="away", why=why, pid=None) for seat in seats)
 
 
-def _status(place: Place, now: float) -> SeatStatus:
+def _status(place: Place, now: float) -> SlotStatus:
     seat, tenant = place.seat, place.tenant
     reaper = identify(tenant.reaper) if tenant is not None else None
-    return SeatStatus(
+    return SlotStatus(
         program=seat.program.name,
         gpus=seat.gpus,
         indices=tuple(gpu.index for gpu in place.gpus),

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 from typing import Final
 
-from stoker.fill.background_process import MARK
+from stoker.fill.background_process import TAG
 from stoker.runs.processes.reaper_process import GUARDIAN_NAME
 from stoker.runs.processes.scan import Identity, is_alive, is_gone, send
 from stoker.runs.processes.tags import environments, is_kept
@@ -21,7 +21,7 @@ class Leftovers:
 
     def __init__(self, mark: str, guardians: Sequence[Identity], grace: float, now: float) -> None:
         """`mark`: how the marks of all its programs begin. `grace`: the longest that a program is given."""
-        self._mark = f"{MARK}={mark}".encode(errors="surrogateescape")
+        self._mark = f"{TAG}={mark}".encode(errors="surrogateescape")
         self._guardians = list(guardians)
         self._grace = grace
         self._begun = now

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-from stoker.fill.slot import Sight
+from stoker.fill.slot import SlotView
 from stoker.gpus.model import NOT_SUPPORTED, Gpu, Look, Process, Reading, Unknown, known
-from stoker.gpus.state import describe
-from stoker.presence.holders import Holder, Scan
+from stoker.gpus.report import describe
+from stoker.presence.holders import DeviceHolder, Scan
 from stoker.presence.ignoring import Ignored
 from stoker.runs.processes.scan import Identity, is_alive
 from stoker.units import format_percent
@@ -33,7 +33,7 @@ class OtherUsers:
         self._holders_suffice = holders_suffice
         self._look: Look | None = None
         self._absent = "it has not been looked at yet"
-        self._by_gpu: Mapping[str, tuple[Holder, ...]] = {}
+        self._by_gpu: Mapping[str, tuple[DeviceHolder, ...]] = {}
         # Told apart while they can be asked: a child of our own program that has ended is nobody's child any more,
         # and a stranger who has ended may have been followed by another whom only the next scan shows.
         self._clients: frozenset[Identity] = frozenset()
@@ -64,7 +64,7 @@ class OtherUsers:
         self._openers = self._others(holder for holders in scan.by_gpu.values() for holder in holders)
         return frozenset(uuid for uuid, holders in scan.by_gpu.items() if before.get(uuid, ()) != holders)
 
-    def sights(self, occupied: Collection[str]) -> dict[str, Sight]:
+    def sights(self, occupied: Collection[str]) -> dict[str, SlotView]:
         """What is seen of each GPU; `occupied`: those on which a program of ours runs."""
         if self._look is None:
             return {}
@@ -75,17 +75,17 @@ class OtherUsers:
             if gpu.uuid in readings
         }
 
-    def _sight(self, uuid: str, reading: Reading, is_occupied: bool) -> Sight:
+    def _sight(self, uuid: str, reading: Reading, is_occupied: bool) -> SlotView:
         stranger = self._opener(uuid) or self._client(uuid, reading, is_occupied)
         if stranger is not None:
-            return Sight(False, f"used by {stranger}")
+            return SlotView(False, f"used by {stranger}")
         for value in (reading.processes, reading.utilization):
             if isinstance(value, Unknown) and not (_answers(reading) and self._holders_suffice(uuid)):
-                return Sight(None, value.reason)
+                return SlotView(None, value.reason)
         used = reading.utilization
         if not is_occupied and known(used) and used.peak >= WORKING:
-            return Sight(False, f"{format_percent(used.peak)} busy with nobody seen there")
-        return Sight(True, "")
+            return SlotView(False, f"{format_percent(used.peak)} busy with nobody seen there")
+        return SlotView(True, "")
 
     def _opener(self, uuid: str) -> str | None:
         """Somebody who holds the device node."""
@@ -112,7 +112,7 @@ class OtherUsers:
         is_other = Identity(process.pid, process.started) in self._clients
         return is_other and not self._is_ignored(uuid, name, None)
 
-    def _others(self, those: Iterable[Holder | Process]) -> frozenset[Identity]:
+    def _others(self, those: Iterable[DeviceHolder | Process]) -> frozenset[Identity]:
         """Who of them is not ours. Asked in this order: one that ended just now can no longer be told from them."""
         seen = {Identity(one.pid, one.started) for one in those if known(one.started)}
         return frozenset(who for who in seen if not self._is_own(who.pid) and is_alive(who))

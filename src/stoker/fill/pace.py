@@ -11,7 +11,7 @@ _SAVINGS: Final = 0.5
 _LONGEST_GAP: Final = 0.3
 
 
-class Pace:
+class ScanPacer:
     """Keeps account of what scans cost, in seconds of processor time. It has no clock of its own."""
 
     def __init__(self, now: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from stoker.errors import StokerError
 from stoker.fill.background_process import BackgroundProcess
 from stoker.fill.checkpoint import Toggle, tool
-from stoker.fill.slot import Sight, Slot, Start, Stop
+from stoker.fill.slot import Slot, SlotView, StartProgram, StopProgram
 from stoker.gpus.model import Gpu
 
 
@@ -58,7 +58,7 @@ class Place:
 
     def decide(
         self,
-        seen: dict[str, Sight],
+        seen: dict[str, SlotView],
         veto: str | None,
         present: Sequence[Gpu],
         helpers: Callable[[], Collection[int]],
@@ -66,12 +66,12 @@ class Place:
         """Does what is to be done now; whether that was a start, which takes its time."""
         now = time.monotonic()
         match self.seat.decide(now, seen, veto):
-            case Start() if self._toggle is not None:
+            case StartProgram() if self._toggle is not None:
                 self.seat.why = "taken back from where it was set aside"
-            case Start():
+            case StartProgram():
                 self._start(now, present, helpers)
                 return True
-            case Stop(reason=reason):
+            case StopProgram(reason=reason):
                 self._tell(f"{self.name}: stops, {reason}")
                 self.seat.stopping(now, reason)
                 self._make_room()

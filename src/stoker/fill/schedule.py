@@ -20,7 +20,7 @@ _DAY: Final = 24 * 60
 _QUARTER: Final = 15
 
 
-class Hours(msgspec.Struct, frozen=True):
+class DailyHours(msgspec.Struct, frozen=True):
     """One stretch of the day. One that runs past midnight belongs to the day on which it begins."""
 
     begin: int
@@ -35,13 +35,13 @@ class Hours(msgspec.Struct, frozen=True):
         return (weekday in self.days and minute >= self.begin) or ((weekday - 1) % 7 in self.days and minute < self.end)
 
 
-WHOLE_DAY: Final = Hours(0, _DAY)
+WHOLE_DAY: Final = DailyHours(0, _DAY)
 
 
 class Schedule(msgspec.Struct, frozen=True):
     """Any of these stretches allows."""
 
-    hours: tuple[Hours, ...]
+    hours: tuple[DailyHours, ...]
 
     def allows(self, wall: datetime | struct_time) -> bool:
         """Whether programs may run when the clock on the wall shows this."""
@@ -69,7 +69,7 @@ class Schedule(msgspec.Struct, frozen=True):
         return None
 
 
-def parse_hours(text: str, days: str = "daily") -> Hours:
+def parse_hours(text: str, days: str = "daily") -> DailyHours:
     """One entry from what a person wrote: `20:00-08:00` and `mon-fri`, `sat,sun` or `daily`."""
     edges = [_minutes(edge.strip()) for edge in text.split("-")]
     if len(edges) != 2 or None in edges:
@@ -77,7 +77,7 @@ def parse_hours(text: str, days: str = "daily") -> Hours:
     begin, end = (edge for edge in edges if edge is not None)
     if begin % _DAY == end % _DAY and not (begin == 0 and end == _DAY):
         raise BadInputError(f"{text!r} ends when it begins: write 00:00-24:00 for the whole day")
-    return Hours(begin % _DAY, end, parse_days(days)) if end else Hours(begin, _DAY, parse_days(days))
+    return DailyHours(begin % _DAY, end, parse_days(days)) if end else DailyHours(begin, _DAY, parse_days(days))
 
 
 def parse_days(text: str) -> tuple[int, ...]:

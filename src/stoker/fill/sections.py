@@ -8,9 +8,9 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.fill import values
-from stoker.fill.config import Background, FillConfig, TerminalRule, Watched
+from stoker.fill.config import Background, FillConfig, TerminalRule, WatchedGpus
 from stoker.fill.mistakes import Mistake, Mistakes, in_order, nearest
-from stoker.fill.schedule import EVERY_DAY, WHOLE_DAY, Hours, Schedule
+from stoker.fill.schedule import EVERY_DAY, WHOLE_DAY, DailyHours, Schedule
 
 Convert = Callable[[object], Any]
 
@@ -126,7 +126,7 @@ def assemble(file: Sections, mistakes: Sequence[Mistake] = ()) -> Reading:
         desk.blame(file.defaults.line, f"there is no program to run: {file.how_to_add_a_program}")
     config = FillConfig(
         **common,
-        watched=tuple(Watched(name=each.name, **desk.take(each, WATCHED)) for each in file.watched),
+        watched=tuple(WatchedGpus(name=each.name, **desk.take(each, WATCHED)) for each in file.watched),
         programs=tuple(program for program in programs if program),
         terminals=desk.terminals(file.terminals),
         schedule=desk.schedule(file.schedule),
@@ -187,13 +187,13 @@ class _Desk:
         return TerminalRule(**{"enabled": True, **self.take(section, TERMINALS)}) if section else TerminalRule()
 
     def schedule(self, sections: Sequence[Section]) -> Schedule | None:
-        hours: list[Hours] = []
+        hours: list[DailyHours] = []
         for section in sections:
             taken = self.take(section, SCHEDULE)
             if not section.entries:
                 self.blame(section.line, f"{section.title} has no hours: add hours = 20:00-08:00")
             days = taken.get("days", EVERY_DAY)
-            hours += [Hours(each.begin, each.end, days) for each in taken.get("hours", (WHOLE_DAY,))]
+            hours += [DailyHours(each.begin, each.end, days) for each in taken.get("hours", (WHOLE_DAY,))]
         return Schedule(tuple(hours)) if sections else None
 
 

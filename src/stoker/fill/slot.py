@@ -20,7 +20,7 @@ BLIND_FOR: Final = 30.0
 Doing = Literal["away", "running", "stopping"]
 
 
-class Sight(NamedTuple):
+class SlotView(NamedTuple):
     """What is seen of one GPU."""
 
     idle: bool | None
@@ -29,11 +29,11 @@ class Sight(NamedTuple):
     """`used by alice's python (pid 4242)`, `the driver did not answer in 5 s`; empty for an idle one."""
 
 
-class Start(NamedTuple):
+class StartProgram(NamedTuple):
     """Start the program."""
 
 
-class Stop(NamedTuple):
+class StopProgram(NamedTuple):
     """Stop it, and why: a part of a sentence."""
 
     reason: str
@@ -60,7 +60,7 @@ class Slot:
         self._not_before = -math.inf
         self._not_before_why = ""
 
-    def decide(self, now: float, seen: Mapping[str, Sight], veto: str | None) -> Start | Stop | None:
+    def decide(self, now: float, seen: Mapping[str, SlotView], veto: str | None) -> StartProgram | StopProgram | None:
         """What is to be done now. `veto`: why nothing may run here at all, such as a person at a terminal."""
         taken, blind = self._obstacle(seen), self._blind(seen)
         self._is_held_up = taken is not None or blind is not None or veto is not None
@@ -135,14 +135,14 @@ class Slot:
 
     # How it decides
 
-    def _leave(self, now: float, reason: str | None, blind: str | None) -> Stop | None:
+    def _leave(self, now: float, reason: str | None, blind: str | None) -> StopProgram | None:
         if reason is not None:
-            return Stop(reason)
+            return StopProgram(reason)
         if blind is not None and self._blind_since is not None and now - self._blind_since >= BLIND_FOR:
-            return Stop(f"whether anybody needs it cannot be seen: {blind}")
+            return StopProgram(f"whether anybody needs it cannot be seen: {blind}")
         return None
 
-    def _come(self, now: float, reason: str | None) -> Start | None:
+    def _come(self, now: float, reason: str | None) -> StartProgram | None:
         if reason is not None:
             self.why = reason
             return None
@@ -154,16 +154,16 @@ class Slot:
         if setback is not None:
             self.why = setback
             return None
-        return Start()
+        return StartProgram()
 
     def _patience(self) -> float:
         """After a visit it may be longer: whoever was here may be back in a moment."""
         return self.program.idle_after_visitor if self._visited else self.program.idle_for
 
-    def _obstacle(self, seen: Mapping[str, Sight]) -> str | None:
+    def _obstacle(self, seen: Mapping[str, SlotView]) -> str | None:
         return next((seen[uuid].reason for uuid in self.gpus if uuid in seen and seen[uuid].idle is False), None)
 
-    def _blind(self, seen: Mapping[str, Sight]) -> str | None:
+    def _blind(self, seen: Mapping[str, SlotView]) -> str | None:
         for uuid in self.gpus:
             sight = seen.get(uuid)
             if sight is None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker.errors import BadInputError
 from stoker.fill.config import GpuChoice
-from stoker.fill.schedule import Hours, parse_days, parse_hours
+from stoker.fill.schedule import DailyHours, parse_days, parse_hours
 from stoker.units import format_duration, parse_duration
 
 _BOOLEANS: Final = {
@@ -171,7 +171,7 @@ def _variable_value(value: object) -> str:
     return str(value)
 
 
-def hours(value: object) -> tuple[Hours, ...]:
+def hours(value: object) -> tuple[DailyHours, ...]:
     """One stretch of the day or more."""
     return tuple(map(parse_hours, names(value) or ("",)))
 

@@ -8,14 +8,22 @@ from typing import Final
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
+from stoker.fit.memory import BLOCK, MemoryTracker
+from stoker.fit.model import (
+    Capacity,
+    Fitted,
+    NextProbe,
+    NothingFitsError,
+    ProbeFailedError,
+    ProbeOutcome,
+    SearchOptions,
+)
 from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, said_elsewhere, was_killed
 from stoker.fit.overrides import Command, Overrides, argv
-from stoker.fit.probe import Limits, Probe, Shown, Stage
+from stoker.fit.probe import Probe, ProbeOptions, ProbeReport, Stage
 from stoker.fit.rates import Rates
 from stoker.fit.search import Search
-from stoker.fit.terms import Capacity, Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
 from stoker.fit.trackers import untracked
-from stoker.fit.watching import BLOCK, MemoryWatch
 from stoker.gpus.model import Gpu, Look, Reading, known
 from stoker.gpus.prober import Prober
 from stoker.gpus.visible import visible_gpus
@@ -34,13 +42,13 @@ _LONGEST_LINE: Final = 300
 _LONGEST_REASON: Final = 100
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Which command is to be fitted, and where."""
 
     command: Command
-    terms: Terms = Terms()
+    terms: SearchOptions = SearchOptions()
     overrides: Overrides = Overrides()
-    limits: Limits = Limits()
+    limits: ProbeOptions = ProbeOptions()
     rate: str | None = None
     """A regular expression that finds the throughput in the output."""
     environment: Mapping[str, str]
@@ -68,7 +76,7 @@ class Fitter:
 
     def __init__(
         self,
-        request: Request,
+        request: FitRequest,
         prober: Prober,
         tell: Callable[[str], None] = lambda _sentence: None,
         check: Callable[[], None] = lambda: None,
@@ -82,7 +90,7 @@ class Fitter:
         self._before = self._look()
         self.gpus = _expected(self._before, request)
         """Those that the command is expected to use, then those that it used."""
-        self._watch: MemoryWatch | None = None
+        self._watch: MemoryTracker | None = None
         """Of the last probe."""
         self._capacity = Capacity(0, 0)
         """When it was last looked at."""
@@ -125,7 +133,7 @@ class Fitter:
             raise
         return self._annotated(found)
 
-    def _observe(self, trial: Try) -> Observation:
+    def _observe(self, trial: NextProbe) -> ProbeOutcome:
         request = self._request
         accumulate = self._accumulate(trial.size)
         self._probes += 1
@@ -141,14 +149,14 @@ class Fitter:
         shown, self._watch = Probe(stage, argv(command), log, self._before, rates).run()
         return self._understood(trial, shown, self._watch, rates)
 
-    def _understood(self, trial: Try, shown: Shown, watch: MemoryWatch, rates: Rates) -> Observation:
+    def _understood(self, trial: NextProbe, shown: ProbeReport, watch: MemoryTracker, rates: Rates) -> ProbeOutcome:
         """An observation, or the sentence that says why there is none."""
         if shown.ending == "ceiling":
             self._tell(
                 f"batch size {trial.size}: stopped after {format_duration(shown.seconds)}, as it took "
                 f"{format_memory(watch.peak)} and the rest of the GPU is for others"
             )
-            return Observation(
+            return ProbeOutcome(
                 size=trial.size,
                 outcome="oom",
                 peak=watch.peak,
@@ -158,7 +166,7 @@ class Fitter:
         if reason := self._out_of_memory(trial, shown):
             told = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}…"
             self._tell(f"batch size {trial.size}: out of memory after {format_duration(shown.seconds)} ({told})")
-            return Observation(
+            return ProbeOutcome(
                 size=trial.size,
                 outcome="oom",
                 peak=watch.peak or None,
@@ -177,7 +185,7 @@ class Fitter:
             f"batch size {trial.size}: took {format_memory(watch.peak)}, watched for {format_duration(shown.seconds)}"
             + ("" if shown.ending != "time" else ", and it may not have shown all")
         )
-        return Observation(
+        return ProbeOutcome(
             size=trial.size,
             outcome="fits",
             peak=watch.peak,
@@ -187,7 +195,7 @@ class Fitter:
             verification=trial.verification,
         )
 
-    def _suspected(self, trial: Try, shown: Shown, watch: MemoryWatch) -> Observation:
+    def _suspected(self, trial: NextProbe, shown: ProbeReport, watch: MemoryTracker) -> ProbeOutcome:
         """It failed and does not say that memory ran out. What else speaks for that?"""
         failure = ProbeFailedError(
             f"the probe at batch size {trial.size} failed with code {shown.code} after "
@@ -206,7 +214,7 @@ class Fitter:
             f"batch size {trial.size}: failed with code {shown.code} after {format_duration(shown.seconds)}, probably "
             f"out of memory ({why})"
         )
-        return Observation(
+        return ProbeOutcome(
             size=trial.size,
             outcome="oom",
             peak=watch.peak or None,
@@ -215,7 +223,7 @@ class Fitter:
             suspected=True,
         )
 
-    def _circumstance(self, trial: Try, shown: Shown, watch: MemoryWatch) -> str | None:
+    def _circumstance(self, trial: NextProbe, shown: ProbeReport, watch: MemoryTracker) -> str | None:
         if line := said_elsewhere(shown.output):
             return line[:_LONGEST_REASON]
         kills = host_kills()
@@ -234,7 +242,7 @@ class Fitter:
             return None
         return int(self._capacity.share(request.terms))
 
-    def _out_of_memory(self, trial: Try, shown: Shown) -> str | None:
+    def _out_of_memory(self, trial: NextProbe, shown: ProbeReport) -> str | None:
         smaller_ran = self._smallest is not None and self._smallest < trial.size
         in_host_memory = self._before.source == "rss"
         return is_out_of_memory(shown.output, shown.code, smaller_ran=smaller_ran, host=in_host_memory)
@@ -244,7 +252,7 @@ class Fitter:
         effective = self._request.terms.effective
         return None if effective is None else -(-effective // size)
 
-    def _never_seen(self, trial: Try, shown: Shown) -> str:
+    def _never_seen(self, trial: NextProbe, shown: ProbeReport) -> str:
         where = " or ".join(f"GPU {gpu.index}" for gpu in self.gpus)
         ended = "ended" if shown.ending == "by itself" else "was stopped"
         return (
@@ -253,7 +261,7 @@ class Fitter:
             f"{_last_lines(shown.output)}"
         )
 
-    def _use(self, watch: MemoryWatch) -> None:
+    def _use(self, watch: MemoryTracker) -> None:
         """From now on the GPUs that it really uses count."""
         used = tuple(gpu for gpu in self._before.gpus if gpu.uuid in watch.peaks)
         if used != self.gpus:
@@ -301,7 +309,7 @@ class Fitter:
         return reading.memory_used > before.memory_used + BLOCK
 
 
-def _expected(look: Look, request: Request) -> tuple[Gpu, ...]:
+def _expected(look: Look, request: FitRequest) -> tuple[Gpu, ...]:
     if request.gpus:
         given = tuple(gpu for gpu in look.gpus if gpu.uuid in request.gpus)
     else:

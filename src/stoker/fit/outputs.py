@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import StokerError
-from stoker.fit.terms import ProbeFailedError
-from stoker.places import private_directory
+from stoker.fit.model import ProbeFailedError
+from stoker.paths import private_directory
 
 # For as long as somebody may still want to read why it failed.
 KEPT_FOR: Final = 7 * 86400.0

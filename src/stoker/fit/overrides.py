@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.placeholders import filled, mentioned
+from stoker.queue.commands import filled, mentioned
 
 Command = str | tuple[str, ...]
 """Text for a shell, or words that need none."""

@@ -13,9 +13,9 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from stoker.errors import BadInputError
+from stoker.fit.memory import MemoryTracker, Plateau
+from stoker.fit.model import ProbeFailedError
 from stoker.fit.rates import Rates
-from stoker.fit.terms import ProbeFailedError
-from stoker.fit.watching import MemoryWatch, Plateau
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
 from stoker.gpus.sampler import Sampler
@@ -40,7 +40,7 @@ _CHUNK: Final = 65536
 Ending = Literal["by itself", "flat", "until", "time", "ceiling"]
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """When a probe has shown enough."""
 
     seconds: float = 120.0
@@ -65,7 +65,7 @@ class Stage(NamedTuple):
     prober: Prober
     environment: Mapping[str, str]
     directory: str | None
-    limits: Limits
+    limits: ProbeOptions
     expected: frozenset[str]
     """The GPUs, by uuid, that the command is expected to use."""
     ceiling: int | None
@@ -74,7 +74,7 @@ class Stage(NamedTuple):
     """Called ten times a second; raises when somebody wants it all to end."""
 
 
-class Shown(NamedTuple):
+class ProbeReport(NamedTuple):
     """What one probe showed."""
 
     ending: Ending
@@ -103,7 +103,7 @@ class Probe:
         self._begun = time.monotonic()
         self._seen = self._begun
 
-    def run(self) -> tuple[Shown, MemoryWatch]:
+    def run(self) -> tuple[ProbeReport, MemoryTracker]:
         """Raises ProbeFailedError when it could not be started or watched, OSError when the machine is in trouble."""
         output, end = os.pipe()
         os.set_blocking(output, False)
@@ -117,13 +117,13 @@ class Probe:
             goodbye.callback(reaper.finish)
             # When somebody wants it all to end: a probe has nothing to save, and its lease may be over.
             goodbye.callback(_take_down, reaper, 0.0)
-            watch = MemoryWatch(self._before, self._stage.expected, reaper.owns)
+            watch = MemoryTracker(self._before, self._stage.expected, reaper.owns)
             ending, code = self._follow(reaper, output, watch)
             seconds = time.monotonic() - self._begun
             # One that takes what others need has no time to go.
             _take_down(reaper, 0.0 if ending == "ceiling" else GRACE)
             self._read(output)
-        return Shown(ending, code, seconds, self._tail), watch
+        return ProbeReport(ending, code, seconds, self._tail), watch
 
     def _launch(self, output: int) -> Reaper:
         environment = {**self._stage.environment, **MARKS}
@@ -131,7 +131,7 @@ class Probe:
         prober = self._stage.prober
         return launch(program, signum=signal.SIGTERM, grace=GRACE, helpers=lambda: helpers_of(prober))
 
-    def _follow(self, reaper: Reaper, output: int, watch: MemoryWatch) -> tuple[Ending, int | None]:
+    def _follow(self, reaper: Reaper, output: int, watch: MemoryTracker) -> tuple[Ending, int | None]:
         lookout = Sampler(self._stage.prober, LOOK_EVERY)
         while True:
             self._stage.check()
@@ -155,7 +155,7 @@ class Probe:
                 return exit_code(news.status)
         return None
 
-    def _look(self, lookout: Sampler, watch: MemoryWatch) -> None:
+    def _look(self, lookout: Sampler, watch: MemoryTracker) -> None:
         look = lookout.step()
         if look is None:
             return
@@ -168,7 +168,7 @@ class Probe:
         elif look.at - self._seen > LONGEST_GAP:
             raise ProbeFailedError(f"the memory of the probe could not be watched: {reason}")
 
-    def _enough(self, watch: MemoryWatch) -> Ending | None:
+    def _enough(self, watch: MemoryTracker) -> Ending | None:
         now = time.monotonic()
         if self._stage.ceiling is not None and watch.peak > self._stage.ceiling:
             return "ceiling"

@@ -14,8 +14,16 @@ Pure: no clock, no process, no GPU. Everything is computed anew from the observa
 import math
 from typing import Final, NamedTuple
 
+from stoker.fit.model import (
+    Capacity,
+    Fitted,
+    NextProbe,
+    NothingFitsError,
+    ProbeFailedError,
+    ProbeOutcome,
+    SearchOptions,
+)
 from stoker.fit.sizes import Sizes, Split
-from stoker.fit.terms import Capacity, Fitted, NothingFitsError, Observation, ProbeFailedError, Terms, Try
 from stoker.units import format_memory
 
 # As many runs as a good answer may cost.
@@ -69,12 +77,12 @@ class _Line(NamedTuple):
 class Search:
     """`next` says what to run, `record` hears what it showed, until `next` has the answer."""
 
-    def __init__(self, terms: Terms, capacity: Capacity) -> None:
+    def __init__(self, terms: SearchOptions, capacity: Capacity) -> None:
         terms.check()
         self._terms = terms
         self._sizes = Sizes(terms)
         self._capacity = capacity
-        self._observations: list[Observation] = []
+        self._observations: list[ProbeOutcome] = []
 
     @property
     def limit(self) -> int:
@@ -86,14 +94,14 @@ class Search:
         return min(GRAIN, GRAIN_SHARE * self.limit)
 
     @property
-    def observations(self) -> tuple[Observation, ...]:
+    def observations(self) -> tuple[ProbeOutcome, ...]:
         return tuple(self._observations)
 
     def allow(self, capacity: Capacity) -> None:
         """From now on there is so much: other people take memory and give it back."""
         self._capacity = capacity
 
-    def record(self, observation: Observation) -> None:
+    def record(self, observation: ProbeOutcome) -> None:
         if observation.outcome == "fits" and observation.peak is None:
             raise ProbeFailedError(
                 f"the memory of the run at batch size {observation.size} could not be seen, "
@@ -101,21 +109,21 @@ class Search:
             )
         self._observations.append(observation)
 
-    def next(self) -> Try | Fitted:
+    def next(self) -> NextProbe | Fitted:
         """What to run next, or the answer."""
         largest = self._sizes.largest
         if not self._observations:
             first = min(self._sizes.down(self._terms.base), largest)
-            return Try(first, verification=first == largest)
+            return NextProbe(first, verification=first == largest)
         room = min(largest, self._sizes.down(self._bound() - 1))
         if room == 0:
             raise NothingFitsError(self._nothing())
         best = self._best()
         if best is None:
-            return Try(min(room, self._smaller()), verification=False)
+            return NextProbe(min(room, self._smaller()), verification=False)
         return self._step(best, room)
 
-    def _step(self, best: _Point, room: int) -> Try | Fitted:
+    def _step(self, best: _Point, room: int) -> NextProbe | Fitted:
         """Something fits already; is there more?"""
         alone = len(self._points()) == 1
         size = self._sizes.down(min(self._estimate(best, self.limit), room))
@@ -127,7 +135,7 @@ class Search:
         if size <= best.size:
             return self._fitted(self._sizes.down(min(best.size, room)))
         if self._is_worth_a_run(size / best.size):
-            return Try(size, verification=not alone or size == self._sizes.largest)
+            return NextProbe(size, verification=not alone or size == self._sizes.largest)
         # Where a larger one has run, if only on what the margin keeps free, everything below it runs as well.
         return self._fitted(size if self._edge() is not None else self._sizes.down(best.size))
 

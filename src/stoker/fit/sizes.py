@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from stoker.fit.terms import Terms
+from stoker.fit.model import SearchOptions
 
 # Of all ways to make up the effective batch, those with more steps than four times the fewest would waste the GPU.
 STEPS: Final = 4
@@ -18,7 +18,7 @@ class Split(NamedTuple):
 class Sizes:
     """What may be answered under some terms, smallest 1."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: SearchOptions) -> None:
         self._multiple = terms.multiple
         self._effective = terms.effective
         most = terms.most

@@ -22,10 +22,10 @@ from stoker.gpus.fdinfo import (
     NEEDS_TWO_LOOKS,
     ROCM_UNCOUNTED,
     SURELY_BUSY,
-    Busy,
     Client,
-    Holding,
-    Ledger,
+    EngineCounters,
+    EngineUse,
+    OpenDevice,
     Survey,
     busiest,
     survey,
@@ -41,7 +41,7 @@ from stoker.gpus.model import (
     Utilization,
     known,
 )
-from stoker.gpus.who import People
+from stoker.gpus.processes import ProcessCache
 
 ASLEEP: Final = "the GPU is asleep"
 
@@ -58,7 +58,7 @@ class _Sensors(NamedTuple):
 class _Used(NamedTuple):
     """What the processes did on one card."""
 
-    busy: Busy
+    busy: EngineUse
     processes: Maybe[tuple[Process, ...]]
 
 
@@ -77,8 +77,8 @@ class DrmSource:
         self._monotonic = monotonic
         self._cards = find_cards(root)
         self._gpus = introduce(self._cards)
-        self._people = People(root, pids_from="proc")
-        self._ledger = Ledger()
+        self._people = ProcessCache(root, pids_from="proc")
+        self._ledger = EngineCounters()
         self._joules: dict[str, tuple[float, float]] = {}
         """By card: when its energy counter was last read, and what it said."""
         self._last: float | None = None
@@ -131,7 +131,7 @@ class DrmSource:
             Unknown(NOT_SUPPORTED),
         )
 
-    def _used(self, card: Card, gpu: Gpu, holdings: list[Holding], seen: Survey, span: float) -> _Used:
+    def _used(self, card: Card, gpu: Gpu, holdings: list[OpenDevice], seen: Survey, span: float) -> _Used:
         clients, owners = _distinct(holdings)
         began = self._ledger.began(card.address) and span > 0
         work = self._ledger.work(card.address, clients, span)
@@ -186,7 +186,7 @@ class DrmSource:
         return mean if known(energy) else measured
 
 
-def _utilization(card: Card, engines: Busy) -> Maybe[Utilization]:
+def _utilization(card: Card, engines: EngineUse) -> Maybe[Utilization]:
     if card.vendor == "amd":
         share = busy_now(card)
         # That figure is of this instant; a burst between looks shows only in the engines' counters, which in
@@ -210,9 +210,9 @@ def _sleeping(card: Card, gpu: Gpu, span: float) -> Reading:
     return Reading(gpu.uuid, span, idle, used, total, why, why, why, why, (), Unknown(NOT_SUPPORTED))
 
 
-def _by_card(holdings: Iterable[Holding], nodes: dict[str, str]) -> dict[str, list[Holding]]:
+def _by_card(holdings: Iterable[OpenDevice], nodes: dict[str, str]) -> dict[str, list[OpenDevice]]:
     """The holdings by the PCI address of their card: as fdinfo says, else by the name of the node."""
-    cards: dict[str, list[Holding]] = {}
+    cards: dict[str, list[OpenDevice]] = {}
     for holding in holdings:
         address = holding.client.pdev or nodes.get(holding.node)
         if address is not None:
@@ -220,12 +220,12 @@ def _by_card(holdings: Iterable[Holding], nodes: dict[str, str]) -> dict[str, li
     return cards
 
 
-def _name(holding: Holding) -> str:
+def _name(holding: OpenDevice) -> str:
     """What makes a client one and the same however often its file is open."""
     return holding.client.id or f"{holding.pid} on {holding.node}"
 
 
-def _distinct(holdings: Iterable[Holding]) -> tuple[dict[str, Client], dict[str, int]]:
+def _distinct(holdings: Iterable[OpenDevice]) -> tuple[dict[str, Client], dict[str, int]]:
     """Each client once, and the process it is counted with: the lowest pid of those that share it."""
     clients: dict[str, Client] = {}
     owners: dict[str, int] = {}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.gpus.model import Maybe, Unknown, known
-from stoker.gpus.who import inside_pid_namespace
+from stoker.gpus.processes import inside_pid_namespace
 
 NEEDS_TWO_LOOKS: Final = "needs two looks"
 OTHER_USERS: Final = "processes of other users cannot be seen without root"
@@ -45,7 +45,7 @@ def contents(path: str) -> str:
     return text.decode("ascii", "replace")
 
 
-class Engine(NamedTuple):
+class EngineCounter(NamedTuple):
     """How long one class of engines has worked for a client since the client began."""
 
     busy: int
@@ -63,7 +63,7 @@ class Client(NamedTuple):
     id: str | None
     counted: bool
     """Whether all of its engine time is told: some drivers cannot count it, and a file can be cut short."""
-    engines: Mapping[str, Engine]
+    engines: Mapping[str, EngineCounter]
     memory: Maybe[int]
 
 
@@ -90,19 +90,19 @@ def parse(text: str) -> Client:
     return Client(address, fields.get("client-id"), counted, readable, _memory(fields))
 
 
-def _engines(fields: Mapping[str, str]) -> dict[str, Engine | None]:
+def _engines(fields: Mapping[str, str]) -> dict[str, EngineCounter | None]:
     """The engines by name, None for one whose numbers make no sense."""
-    engines: dict[str, Engine | None] = {}
+    engines: dict[str, EngineCounter | None] = {}
     for key, value in fields.items():
         kind, _, name = key.partition("-")
         capacity = _number(fields.get(f"engine-capacity-{name}", ""), _CYCLES) or 1
         if kind == "engine" and not name.startswith("capacity-"):
             busy = _number(value, _NANOSECONDS)
-            engines[name] = None if busy is None else Engine(busy, None, capacity)
+            engines[name] = None if busy is None else EngineCounter(busy, None, capacity)
         elif kind == "cycles" and f"engine-{name}" not in fields:
             busy = _number(value, _CYCLES)
             total = _number(fields.get(f"total-cycles-{name}", ""), _CYCLES)
-            engines[name] = None if busy is None or total is None else Engine(busy, total, capacity)
+            engines[name] = None if busy is None or total is None else EngineCounter(busy, total, capacity)
     return engines
 
 
@@ -125,7 +125,7 @@ def _number(text: str, units: Mapping[str | None, int]) -> int | None:
     return int(match[1]) * units[match[2]]
 
 
-class Holding(NamedTuple):
+class OpenDevice(NamedTuple):
     """A process that has a GPU's device file open."""
 
     pid: int
@@ -137,7 +137,7 @@ class Holding(NamedTuple):
 class Survey(NamedTuple):
     """Who holds GPU device files, in the order of their pids."""
 
-    holdings: tuple[Holding, ...]
+    holdings: tuple[OpenDevice, ...]
     rocm: frozenset[int]
     """The processes that can compute through ROCm's own device, which fdinfo does not count."""
     unseen: str | None
@@ -158,7 +158,7 @@ def survey(root: Path, asleep: Collection[str]) -> Survey:
     unseen = OUTSIDE if inside_pid_namespace(root) else None
     if 1 not in pids:
         unseen = OTHER_USERS  # /proc is mounted so that it does not even list them.
-    holdings: list[Holding] = []
+    holdings: list[OpenDevice] = []
     rocm: set[int] = set()
     for pid in pids:
         try:
@@ -177,7 +177,7 @@ def survey(root: Path, asleep: Collection[str]) -> Survey:
             elif (node := device.removeprefix("/dev/dri/")) not in asleep:
                 client = _client(f"{proc}/{pid}/fdinfo/{descriptor}")
                 if client is not None:
-                    holdings.append(Holding(pid, node, client))
+                    holdings.append(OpenDevice(pid, node, client))
     return Survey(tuple(holdings), frozenset(rocm), unseen)
 
 
@@ -204,7 +204,7 @@ def _client(path: str) -> Client | None:
         return NOTHING_TOLD
 
 
-class Busy(NamedTuple):
+class EngineUse(NamedTuple):
     """The share of a span in which the busiest class of engines worked, as a fraction of 1."""
 
     share: float
@@ -224,7 +224,7 @@ class Work(NamedTuple):
     """Why it may have been more than that."""
 
 
-def busiest(works: Iterable[Work], gap: str | None = None) -> Busy:
+def busiest(works: Iterable[Work], gap: str | None = None) -> EngineUse:
     """What several clients did together; `gap` is a reason for doubt that is not theirs."""
     engines: dict[str, float] = {}
     for work in works:
@@ -232,14 +232,14 @@ def busiest(works: Iterable[Work], gap: str | None = None) -> Busy:
         for name, share in work.engines.items():
             engines[name] = engines.get(name, 0.0) + share
     # Clocks are not read at the same instant and rings of one class overlap: a little more than all is all.
-    return Busy(min(1.0, max(engines.values(), default=0.0)), gap)
+    return EngineUse(min(1.0, max(engines.values(), default=0.0)), gap)
 
 
-class Ledger:
+class EngineCounters:
     """The counters of the look before, by card and client: all that is remembered from look to look."""
 
     def __init__(self) -> None:
-        self._before: dict[str, dict[str, dict[str, Engine]]] = {}
+        self._before: dict[str, dict[str, dict[str, EngineCounter]]] = {}
 
     def forget(self, card: str) -> None:
         self._before.pop(card, None)
@@ -260,7 +260,7 @@ class Ledger:
         return {name: _work(client, before.get(name, {}), clocks, span) for name, client in clients.items()}
 
 
-def _caught_up(before: Mapping[str, Engine], now: Mapping[str, Engine]) -> dict[str, Engine]:
+def _caught_up(before: Mapping[str, EngineCounter], now: Mapping[str, EngineCounter]) -> dict[str, EngineCounter]:
     """The counters as they stand: one that went backwards must catch up with itself before it counts on."""
     kept = dict(before)
     for name, engine in now.items():
@@ -268,12 +268,12 @@ def _caught_up(before: Mapping[str, Engine], now: Mapping[str, Engine]) -> dict[
     return kept
 
 
-def _work(client: Client, before: Mapping[str, Engine], clocks: Mapping[str, int | None], span: float) -> Work:
+def _work(client: Client, before: Mapping[str, EngineCounter], clocks: Mapping[str, int | None], span: float) -> Work:
     complete = client.counted and before.keys() <= client.engines.keys()
     engines, gap = {}, None if complete else UNCOUNTED
     for name, engine in client.engines.items():
         # A client that was not there before began since: all of its time belongs to this span.
-        start = before.get(name, Engine(0, clocks.get(name), engine.capacity))
+        start = before.get(name, EngineCounter(0, clocks.get(name), engine.capacity))
         share = _share(start, engine, span)
         if known(share):
             engines[name] = share
@@ -282,7 +282,7 @@ def _work(client: Client, before: Mapping[str, Engine], clocks: Mapping[str, int
     return Work(engines, gap)
 
 
-def _share(before: Engine, now: Engine, span: float) -> Maybe[float]:
+def _share(before: EngineCounter, now: EngineCounter, span: float) -> Maybe[float]:
     if now.total is None:
         possible = span * 1e9
     elif before.total is None:

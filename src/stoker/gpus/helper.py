@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import struct
 import sys
 import time
 from pathlib import Path
@@ -11,16 +12,33 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.gpus.choice import open_chosen
-from stoker.gpus.frame import ASK, frame
 from stoker.gpus.model import Choice, Gpu, Look, Unknown
+from stoker.gpus.registry import open_source
 from stoker.gpus.source import AbsentError, Source
-from stoker.gpus.wire import Answer
 
 NAME: Final = "stoker-gpus"
 ASKED: Final = 0
 TOLD: Final = 1
 _NO_GPUS: Final[tuple[Gpu, ...]] = ()
+
+
+ASK: Final = b"l"
+HEADER: Final = struct.Struct("=I")
+
+
+def frame(body: bytes) -> bytes:
+    return HEADER.pack(len(body)) + body
+
+
+class HelperReply(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to one ask. `look.gpus` is empty when `same_gpus`: they seldom change and need not travel."""
+
+    look: Look | None
+    same_gpus: bool = False
+    absent: str | None = None
+    """Why there is no source to look with."""
+    choices: tuple[Choice, ...] = ()
+    """With the first look of a source: why it was taken, and others left."""
 
 
 def main() -> None:
@@ -71,24 +89,24 @@ class _Reader:
         self._source: Source | None = None
         self._sent: tuple[Gpu, ...] | None = None
 
-    def answer(self) -> Answer:
+    def answer(self) -> HelperReply:
         choices: tuple[Choice, ...] = ()
         try:
             if self._source is None:
-                self._source, choices = open_chosen(self._spec, self._root)
+                self._source, choices = open_source(self._spec, self._root)
             look = self._source.look()
         except AbsentError as absent:
-            return Answer(None, absent=str(absent))
+            return HelperReply(None, absent=str(absent))
         except StokerError as error:
             look = self._failed(str(error))
         except Exception as error:  # noqa: BLE001 - whatever broke here, the watcher must hear "unknown", not lose its reader
             look = self._failed(f"Stoker's own reader failed: {type(error).__name__}: {error}")
         if not look.gpus:
-            return Answer(look, choices=choices)
+            return HelperReply(look, choices=choices)
         if look.gpus == self._sent and not choices:
-            return Answer(msgspec.structs.replace(look, gpus=_NO_GPUS), same_gpus=True)
+            return HelperReply(msgspec.structs.replace(look, gpus=_NO_GPUS), same_gpus=True)
         self._sent = look.gpus
-        return Answer(look, choices=choices)
+        return HelperReply(look, choices=choices)
 
     def _failed(self, reason: str) -> Look:
         name = self._source.name if self._source else self._spec
@@ -97,7 +115,3 @@ class _Reader:
     def close(self) -> None:
         if self._source is not None:
             self._source.close()
-
-
-if __name__ == "__main__":
-    main()

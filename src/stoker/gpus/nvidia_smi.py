@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from stoker.gpus import plausible
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
+from stoker.gpus.processes import ProcessCache
 from stoker.gpus.source import AbsentError, Source
-from stoker.gpus.who import People
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class NvidiaSmiSource:
     def __init__(self, root: Path, asker: "_Asker", rows: "list[_Row]") -> None:
         self._root = root
         self._asker = asker
-        self._people = People(root)
+        self._people = ProcessCache(root)
         self._gpus: dict[str, Gpu] = {}
         for row in rows:
             self._recognise(row)

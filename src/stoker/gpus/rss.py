@@ -11,7 +11,7 @@ from typing import Final
 
 from stoker.errors import BadInputError
 from stoker.gpus.model import NOT_SUPPORTED, Gpu, Look, Process, Reading, Unknown
-from stoker.gpus.who import People
+from stoker.gpus.processes import ProcessCache
 from stoker.procfs import RESIDENT_PAGES, read_stat_fields
 from stoker.units import parse_memory
 
@@ -40,7 +40,7 @@ class ResidentMemory:
 
     def __init__(self, root: Path, total: int) -> None:
         self._proc = root / "proc"
-        self._people = People(root, pids_from="proc")
+        self._people = ProcessCache(root, pids_from="proc")
         self._total = total
         untold = Unknown(NOT_SUPPORTED)
         self._gpu = Gpu(UUID, 0, "Resident memory", "sim", untold, total, untold)

@@ -13,7 +13,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stoker.places import private_directory, private_file
+from stoker.paths import private_directory, private_file
 from stoker.queue.model import Attempt, Lent
 
 if TYPE_CHECKING:

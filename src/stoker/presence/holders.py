@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.gpus.fdinfo import OUTSIDE
-from stoker.gpus.who import inside_pid_namespace
+from stoker.gpus.processes import inside_pid_namespace
 from stoker.presence.mounts import Mounts
 from stoker.presence.nodes import NodeId, identity
 from stoker.procfs import FLAGS, KERNEL_THREAD, STARTED, STATE, THREADS, read_stat_fields
@@ -29,7 +29,7 @@ _NOTHING: Final[frozenset[str]] = frozenset()
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
 
 
-class Holder(NamedTuple):
+class DeviceHolder(NamedTuple):
     """A process that has a GPU's device node open. Its identity is pid plus start time."""
 
     pid: int
@@ -45,13 +45,13 @@ class Holder(NamedTuple):
 class Scan(NamedTuple):
     """Who holds which GPU, and how many processes could not be asked."""
 
-    by_gpu: dict[str, tuple[Holder, ...]]
+    by_gpu: dict[str, tuple[DeviceHolder, ...]]
     """All GPUs that there are nodes for, in the order of pids."""
     unseen: int
     """Processes whose open files may not be read: any of them may hold any GPU."""
 
 
-class Holders:
+class HolderScanner:
     """Scans for holders. One scan asks only about open files that are new since the one before."""
 
     def __init__(self, nodes: Mapping[str, Sequence[Path]], root: Path = Path("/")) -> None:
@@ -66,17 +66,17 @@ class Holders:
         self._resting: dict[int, bytes] = {}
         """By pid, how long a process of one thread that holds no GPU has run in its life."""
         self._kernel_threads: set[int] = set()
-        self._met: dict[tuple[int, int, str], Holder] = {}
+        self._met: dict[tuple[int, int, str], DeviceHolder] = {}
         """By pid, start and name: a process that becomes another program is met again."""
 
     def scan(self) -> Scan:
         self._refresh_wanted()
         mounts = Mounts(self._proc)
-        by_gpu: dict[str, list[Holder]] = {uuid: [] for uuid in self._nodes}
+        by_gpu: dict[str, list[DeviceHolder]] = {uuid: [] for uuid in self._nodes}
         pids = self._pids()
         # A /proc that does not even list the processes of others hides init as well.
         unseen = int(1 not in pids)
-        met: dict[tuple[int, int, str], Holder] = {}
+        met: dict[tuple[int, int, str], DeviceHolder] = {}
         for pid in pids:
             try:
                 if held := self._held_unless_resting(pid, mounts):
@@ -199,10 +199,10 @@ class Holders:
             return False
         return fields[STATE] not in _DEAD or int(fields[THREADS]) > 1
 
-    def _meet(self, pid: int, met: dict[tuple[int, int, str], Holder]) -> Holder:
+    def _meet(self, pid: int, met: dict[tuple[int, int, str], DeviceHolder]) -> DeviceHolder:
         name, fields = self._stat(pid)
         key = (pid, int(fields[STARTED]), name)
-        met[key] = self._met.get(key) or Holder(*key, self._executable(pid), self._user(pid))
+        met[key] = self._met.get(key) or DeviceHolder(*key, self._executable(pid), self._user(pid))
         return met[key]
 
     def _stat(self, pid: int) -> tuple[str, list[bytes]]:

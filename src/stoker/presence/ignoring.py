@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from stoker.presence.holders import Holder
+from stoker.presence.holders import DeviceHolder
 
 # The kernel keeps this many bytes of a process's name: longer ones arrive cut.
 KERNEL_NAME: Final = 15
@@ -81,7 +81,7 @@ class Ignored:
         self._whole = [_compiled(pattern) for pattern in patterns if pattern]
         self._cut = {_cut(pattern) for pattern in patterns if len(pattern.encode()) > KERNEL_NAME}
 
-    def matches(self, holder: Holder) -> bool:
+    def matches(self, holder: DeviceHolder) -> bool:
         return self.matches_names(holder.name, holder.executable)
 
     def matches_names(self, name: str | None, executable: str | None = None) -> bool:

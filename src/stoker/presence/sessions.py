@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Session(NamedTuple):
+class LoginSession(NamedTuple):
     """One session, as far as its file tells."""
 
     user: str
@@ -32,7 +32,7 @@ class Session(NamedTuple):
         return self.kind in ("x11", "wayland", "mir")
 
 
-def read_sessions(root: Path) -> list[Session]:
+def read_sessions(root: Path) -> list[LoginSession]:
     """All sessions; none where there is no logind. One that ends while it is read is none either."""
     try:
         files = sorted((root / "run/systemd/sessions").iterdir())
@@ -41,7 +41,7 @@ def read_sessions(root: Path) -> list[Session]:
     return list(_sessions(files))
 
 
-def _sessions(files: list[Path]) -> Iterator[Session]:
+def _sessions(files: list[Path]) -> Iterator[LoginSession]:
     for path in files:
         try:
             # Beside a session's file lie its pipe (.ref) and, for a moment, the file that will replace it.
@@ -64,8 +64,8 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
             yield key, value[1:-1] if quoted else value
 
 
-def _session(user: str, fields: dict[str, str]) -> Session:
-    return Session(
+def _session(user: str, fields: dict[str, str]) -> LoginSession:
+    return LoginSession(
         user=user,
         # user, user-early, user-light…; not greeter, lock-screen, manager, background. Old files have no class.
         person=fields.get("CLASS", "user").startswith("user"),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.presence.sessions import Session, read_sessions
+from stoker.presence.sessions import LoginSession, read_sessions
 
 # The kernel notes the time of input only once in eight seconds, so that nobody can read somebody's typing off it:
 # the last input may be this much later than the time that is noted.
@@ -23,7 +23,7 @@ _CONSOLES: Final = range(1, 64)
 _SCREEN: Final = re.compile(r"card[0-9]+-.+")
 
 
-class Activity(NamedTuple):
+class TerminalActivity(NamedTuple):
     """Somebody's place at this machine."""
 
     user: str
@@ -40,14 +40,16 @@ class Terminals:
         self._root = root
         self._dark_since: float | None = None
 
-    def activity(self, now_wall: float) -> list[Activity]:
+    def activity(self, now_wall: float) -> list[TerminalActivity]:
         """Everybody who is logged in at a terminal or screen, the most recently active first."""
         sessions = read_sessions(self._root)
         people = [session for session in sessions if session.person and not session.closing]
         found = [*self._terminals(sessions, people, now_wall), *self._screens(people, now_wall)]
         return sorted(found, key=lambda activity: (activity.idle, activity.terminal))
 
-    def _terminals(self, sessions: list[Session], people: list[Session], now: float) -> Iterator[Activity]:
+    def _terminals(
+        self, sessions: list[LoginSession], people: list[LoginSession], now: float
+    ) -> Iterator[TerminalActivity]:
         # A screen's terminal gets no input, and one that only a login screen or a service has is nobody's.
         not_typed_at = {session.terminal for session in sessions if session.graphical or session not in people}
         logged_in = {session.terminal for session in people if session.terminal} - not_typed_at
@@ -60,7 +62,7 @@ class Terminals:
             # A console that root owns is one that nobody logged in at, unless logind says otherwise.
             if found.st_uid == 0 and name in consoles and name not in logged_in:
                 continue
-            yield Activity(_user_name(found.st_uid), name, max(0.0, now - found.st_atime - COARSENESS))
+            yield TerminalActivity(_user_name(found.st_uid), name, max(0.0, now - found.st_atime - COARSENESS))
 
     def _pseudo_terminals(self) -> set[str]:
         """By their owner: shells in tmux and over ssh have no session of their own."""
@@ -70,13 +72,13 @@ class Terminals:
             return set()
         return {f"pts/{name}" for name in names if name.isdecimal()}
 
-    def _screens(self, people: list[Session], now: float) -> Iterator[Activity]:
+    def _screens(self, people: list[LoginSession], now: float) -> Iterator[TerminalActivity]:
         dark_for = self._dark_for(now)
         for session in people:
             if session.graphical and session.in_front:
                 place = session.seat or session.display or "remote"
                 idle = dark_for if session.seat is not None else 0.0
-                yield Activity(session.user, f"{place} ({session.kind})", idle)
+                yield TerminalActivity(session.user, f"{place} ({session.kind})", idle)
 
     def _dark_for(self, now: float) -> float:
         """Seconds for which no screen is known to have been lit; 0 while one is, or none can be asked."""

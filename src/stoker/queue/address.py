@@ -9,7 +9,7 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.masking import without_passwords
-from stoker.places import state_home
+from stoker.paths import state_home
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+]*):(//)?", re.IGNORECASE)
 

@@ -1,10 +1,10 @@
 """Which commands can be started at all: what no kernel would take is refused before it waits for a GPU all night."""
 
 import re
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from stoker.errors import BadInputError
-from stoker.placeholders import mentioned
 
 Command = str | tuple[str, ...]
 
@@ -90,3 +90,18 @@ def _size(word: str) -> int:
         return len(word.encode())
     except UnicodeEncodeError:
         raise BadInputError(f"a command must be text in UTF-8, and this is not: {word[:60]!a}") from None
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """The text with the values in it, in one pass: a value that looks like a placeholder stays as it is."""
+    return _either_form(values).sub(lambda found: values[found[2]] if found[2] else f"{{{found[1]}}}", text)
+
+
+def mentioned(text: str, names: Collection[str]) -> set[str]:
+    """Those of the names that the text has a placeholder for."""
+    return {plain for _doubled, plain in _either_form(names).findall(text) if plain}
+
+
+def _either_form(names: Collection[str]) -> re.Pattern[str]:
+    either = "|".join(map(re.escape, names)) or "(?!)"
+    return re.compile(rf"\{{\{{({either})\}}\}}|\{{({either})\}}")

@@ -210,7 +210,7 @@ class AttemptDetails(msgspec.Struct, frozen=True, kw_only=True):
     report: str = ""
     """Why it was stopped, in Markdown."""
     fit: dict[str, Any] = {}
-    """How its batch size was found: the fields of `fit.terms.Fitted`."""
+    """How its batch size was found: the fields of `fit.model.Fitted`."""
 
 
 class Snoozed(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from stoker.errors import StokerError
-from stoker.places import open_privately, private_directory
+from stoker.paths import open_privately, private_directory
 from stoker.procfs import boot_id
 from stoker.queue import schema
 from stoker.queue.changes import ChangeListener

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from stoker.errors import BadInputError
-from stoker.placeholders import filled, mentioned
-from stoker.queue.commands import Command, check_command
+from stoker.queue.commands import Command, check_command, filled, mentioned
 from stoker.queue.model import LONGEST_LABEL
 
 # More than this at once is a slip of the finger; whoever means it submits in several goes.

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from stoker.gpus.model import Gpu, Look, Process, Unknown, known
-from stoker.gpus.state import describe
+from stoker.gpus.report import describe
 from stoker.rules.idle import IdleRule
 from stoker.rules.policy import DEFAULT_EVERY, Policy
 from stoker.rules.scope import MachineScope

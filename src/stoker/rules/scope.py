@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization, known
-from stoker.gpus.state import describe
+from stoker.gpus.report import describe
 from stoker.gpus.visible import select_gpus, visible_gpus
 from stoker.rules.verdict import Activity
 

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from stoker.places import open_privately
+from stoker.paths import open_privately
 
 # A line that is longer than this is cut where the file is full, rather than taken along to the next file.
 _LONGEST_LINE: Final = 64 * 1024

@@ -20,7 +20,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.places import private_directory, private_file
+from stoker.paths import private_directory, private_file
 from stoker.procfs import boot_id
 from stoker.rules.policy import Policy
 from stoker.runs.processes.scan import Identity, is_gone

@@ -17,13 +17,13 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.gpus.model import Look, known
 from stoker.gpus.prober import Prober
+from stoker.gpus.processes import read_stat
+from stoker.gpus.report import describe
 from stoker.gpus.sampler import Sampler
 from stoker.gpus.source import AbsentError
 from stoker.gpus.spawn import forked
-from stoker.gpus.state import describe
 from stoker.gpus.visible import select_gpus
-from stoker.gpus.who import read_stat
-from stoker.places import state_home
+from stoker.paths import state_home
 from stoker.procfs import boot_id
 from stoker.rules.idle import IdleRule
 from stoker.rules.scope import JobScope, MachineScope

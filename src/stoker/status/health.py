@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from stoker.gpus.state import BUSY_FROM
+from stoker.gpus.report import BUSY_FROM
 from stoker.queue.explanation import spoken
 from stoker.queue.model import Failure, Job, State
 from stoker.status.job_text import in_a_sentence

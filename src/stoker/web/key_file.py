@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.places import open_privately, private_directory
+from stoker.paths import open_privately, private_directory
 from stoker.web.user import Role
 
 # A writer holds the lock for milliseconds; one that is stopped must not stop the page too.

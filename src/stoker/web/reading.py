@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from stoker.errors import BadInputError
+from stoker.fit.model import SearchOptions
 from stoker.fit.overrides import Overrides
-from stoker.fit.terms import Terms
-from stoker.fit.wish import Wish, kept
+from stoker.fit.spec import FitSpec, kept
 from stoker.masking import MASK
 from stoker.queue import rules
 from stoker.queue.commands import Command, check_command
@@ -30,15 +30,15 @@ _NO: Final = frozenset({"", "off", "false", "no", "0"})
 class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What may be said of how a batch size is found, as `stoker fit` calls it."""
 
-    base: int = Terms().base
-    multiple: int = Terms().multiple
-    max: int = Terms().most
-    margin: float | str = Terms().margin
+    base: int = SearchOptions().base
+    multiple: int = SearchOptions().multiple
+    max: int = SearchOptions().most
+    margin: float | str = SearchOptions().margin
     effective: int | None = None
     batch_arg: str | None = None
     batch_env: str | None = None
     probe_args: str = ""
-    retries_oom: int = Wish().retries_oom
+    retries_oom: int = FitSpec().retries_oom
 
 
 def _command(value: str | Sequence[str] | None) -> Command:
@@ -195,7 +195,7 @@ def fit(value: object, command: Command) -> dict[str, Any]:
         raise BadInputError(f"a batch size cannot be found so: {error}") from None
     if not 0 <= chosen.retries_oom < 1000:
         raise BadInputError(f"{chosen.retries_oom} retries after running out of memory cannot be: a few are meant")
-    terms = Terms(
+    terms = SearchOptions(
         base=chosen.base,
         multiple=chosen.multiple,
         most=chosen.max,
@@ -203,7 +203,7 @@ def fit(value: object, command: Command) -> dict[str, Any]:
         effective=chosen.effective,
     )
     overrides = Overrides(argument=chosen.batch_arg, variable=chosen.batch_env, probe_arguments=chosen.probe_args)
-    return kept(Wish(terms=terms, overrides=overrides, retries_oom=chosen.retries_oom), [command])
+    return kept(FitSpec(terms=terms, overrides=overrides, retries_oom=chosen.retries_oom), [command])
 
 
 def sweeps(value: object) -> list[Sweep]:

@@ -13,7 +13,7 @@ from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup
 
-from stoker.fit.terms import Fitted, Observation
+from stoker.fit.model import Fitted, ProbeOutcome
 
 # In bytes: a report is a few thousand; what is longer holds somebody's output, and is for a download.
 LONGEST_REPORT: Final = 256 * 1024
@@ -64,7 +64,7 @@ class Fit(msgspec.Struct, frozen=True):
     """Columns that belong together, with None where there is nothing to draw; memory in bytes."""
 
     @property
-    def probes(self) -> list[Observation]:
+    def probes(self) -> list[ProbeOutcome]:
         return sorted(self.found.observations, key=lambda probe: (probe.size, probe.verification))
 
 

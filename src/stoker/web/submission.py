@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from stoker.errors import BadInputError
-from stoker.fit.wish import Wish, check_fittable, kept
+from stoker.fit.spec import FitSpec, check_fittable, kept
 from stoker.queue import rules
 from stoker.queue.commands import wants_batch_size
 from stoker.queue.model import Job, JobSpec, NewJob, check
@@ -139,7 +139,7 @@ class _Form:
             self._mistakes.setdefault("memory", "a job that shares a GPU must say how much of its memory it takes")
         if fit:
             self.tried("fit", lambda: check_fittable(batch_size, asked.get("gpus", usual.gpus)))
-            self.tried("fit", lambda: kept(msgspec.convert(fit, Wish), [command] if command else []))
+            self.tried("fit", lambda: kept(msgspec.convert(fit, FitSpec), [command] if command else []))
         is_swept = any(sweep.name == "batch_size" for sweep in sweeps)
         if batch_size is None and not fit and not is_swept and wants_batch_size(command):
             self._mistakes.setdefault(

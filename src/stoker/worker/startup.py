@@ -9,7 +9,7 @@ from stoker.engines.local.fork_server import ForkServer
 from stoker.engines.local.shim_pool import ShimPool
 from stoker.engines.options import WorkerOptions
 from stoker.gpus.prober import Prober
-from stoker.places import state_home
+from stoker.paths import state_home
 from stoker.queue import QueueAwayError, queue_address
 from stoker.worker.loop import WorkerLoop
 

@@ -23,8 +23,8 @@ import msgspec
 
 from stoker.engines.local.capacity import ResourceRequest
 from stoker.engines.local.fitting import BatchSizeFit
-from stoker.fit.terms import Fitted
-from stoker.places import open_privately, private_file
+from stoker.fit.model import Fitted
+from stoker.paths import open_privately, private_file
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
 from stoker.runs.processes.scan import Identity

@@ -21,7 +21,7 @@ from stoker.errors import StokerError
 from stoker.fill.claims import Claims, machine_of
 from stoker.fill.config import FillConfig
 from stoker.fill.filler import Filler
-from stoker.fill.ledger import lock
+from stoker.fill.status import lock
 from stoker.gpus.model import Gpu
 from stoker.gpus.prober import Prober
 from stoker.runs.processes.descriptors import close_all_but

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.fit.model import Fitted
 from stoker.fit.overrides import Command, argv
-from stoker.fit.terms import Fitted
-from stoker.fit.wish import Wish
+from stoker.fit.spec import FitSpec
 from stoker.gpus.prober import Prober
-from stoker.places import private_directory
+from stoker.paths import private_directory
 from stoker.runs.plan import Plan
 from stoker.units import format_memory
 
 if TYPE_CHECKING:
-    from stoker.fit.memo import Key
+    from stoker.fit.cache import Key
 
 
 class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
     """What an attendant needs to fit a job: kept in its assignment."""
 
-    wish: Wish
+    wish: FitSpec
     command: Command
     """As the job has it, with places for the size and the id or without."""
     job: str
@@ -48,12 +48,12 @@ class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
         `check` raises when somebody wants it all to end.
         """
         # Only few jobs are fitted, and every attendant would carry it.
-        from stoker.fit.fitter import Fitter, Request
-        from stoker.fit.memo import Memo, key_of, learned
+        from stoker.fit.cache import FitCache, key_of, learned
+        from stoker.fit.fitter import FitRequest, Fitter
 
         private_directory(place)
         wish = self.wish
-        request = Request(
+        request = FitRequest(
             command=self.command,
             terms=wish.terms,
             overrides=wish.overrides,
@@ -68,7 +68,7 @@ class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
         )
         fitter = Fitter(request, prober, tell, check)
         key = key_of(self.command, plan.directory or "/", fitter.gpus[0], wish.terms, wish.overrides)
-        remembered = Memo(home).recall(key)
+        remembered = FitCache(home).recall(key)
         is_young = wish.reuse is not None and remembered is not None and remembered.at >= time.time() - wish.reuse
         if remembered is not None and is_young and remembered.fitted.predicted <= fitter.limit():
             tell(f"a batch of {remembered.fitted.size} was found before, and is taken")
@@ -86,10 +86,10 @@ class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
         self, home: Path, key: "Key", fitted: Fitted, ran_out: int | None, tell: Callable[[str], None]
     ) -> None:
         """Also with which size the real run ran out of memory, if it did."""
-        from stoker.fit.memo import Memo
+        from stoker.fit.cache import FitCache
 
         try:
-            Memo(home).keep(key, fitted, ran_out)
+            FitCache(home).keep(key, fitted, ran_out)
         except StokerError as error:
             tell(f"the answer is not remembered: {error}")
 

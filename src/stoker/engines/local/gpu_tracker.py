@@ -25,7 +25,7 @@ from stoker.engines.local.capacity import (
 )
 from stoker.engines.local.waiting_reasons import some, what_of_it
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, known
-from stoker.gpus.state import describe, title
+from stoker.gpus.report import describe, title
 from stoker.gpus.visible import select_gpus
 from stoker.queue.model import Doing, WorkerGpu
 

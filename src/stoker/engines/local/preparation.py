@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.gpus.giving import give
 from stoker.gpus.model import Gpu
-from stoker.placeholders import filled, mentioned
+from stoker.gpus.visible import set_visible_gpus
+from stoker.queue.commands import filled, mentioned
 from stoker.queue.model import Job
 from stoker.rules.policy import Policy
 
@@ -40,7 +40,7 @@ def prepare(
     for name, value in _presets(job, number).items():
         surroundings.setdefault(name, value)
     if gpus:
-        give(surroundings, gpus, present)
+        set_visible_gpus(surroundings, gpus, present)
     else:
         surroundings |= {name: job.environment.get(name, "") for name in _HIDING}
     _refuse_impossible(job, command, surroundings)

@@ -35,8 +35,8 @@ from stoker.engines.local.messages import (
     StopAttempt,
 )
 from stoker.errors import StokerError
-from stoker.fit.terms import Fitted
-from stoker.fit.wish import smaller
+from stoker.fit.model import Fitted
+from stoker.fit.spec import smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
 from stoker.runs.output import OutputLog, read_tail

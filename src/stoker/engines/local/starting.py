@@ -16,7 +16,7 @@ from stoker.engines.local.running_attempt import RunningAttempt
 from stoker.engines.local.shim_pool import ShimPool
 from stoker.engines.options import WorkerOptions
 from stoker.errors import BadInputError, StokerError
-from stoker.fit.wish import Wish
+from stoker.fit.spec import FitSpec
 from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.address import SqliteAddress
 from stoker.rules.policy import Policy
@@ -90,7 +90,7 @@ def _fitting(job: Job, number: int, command: tuple[str, ...], slots: int) -> Bat
     if not is_fitted(job):
         return None
     try:
-        wish = msgspec.convert(job.fit, Wish)
+        wish = msgspec.convert(job.fit, FitSpec)
     except msgspec.ValidationError as error:
         raise BadInputError(f"how job {job.id} is to be fitted cannot be understood: {error}") from None
     # Text for a shell was made words of, of which the last is the text.

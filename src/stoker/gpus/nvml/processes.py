@@ -8,7 +8,7 @@ from typing import Final
 from stoker.gpus.model import Maybe, Process, Unknown
 from stoker.gpus.nvml import library
 from stoker.gpus.plausible import fraction
-from stoker.gpus.who import People
+from stoker.gpus.processes import ProcessCache
 
 # nvmlProcessInfo_t: pid, memory, GPU instance, compute instance. Drivers 535.43 to 535.85 had eight bytes more.
 _INFO = struct.Struct("=I4xQII")
@@ -55,7 +55,7 @@ def info_layout() -> struct.Struct:
 class ProcessLists:
     """The processes of the GPUs of one machine; one instance serves all devices, one after the other."""
 
-    def __init__(self, people: People) -> None:
+    def __init__(self, people: ProcessCache) -> None:
         self._people = people
         self._compute = library.function(
             "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"

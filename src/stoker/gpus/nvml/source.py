@@ -14,8 +14,8 @@ from stoker.gpus.nvml import library
 from stoker.gpus.nvml.device import Device, DeviceFunctions
 from stoker.gpus.nvml.gpm import GpmMeter
 from stoker.gpus.nvml.processes import ProcessLists
+from stoker.gpus.processes import ProcessCache
 from stoker.gpus.source import AbsentError, Source
-from stoker.gpus.who import People
 
 Answer = TypeVar("Answer")
 
@@ -46,7 +46,7 @@ class NvmlSource:
     def __init__(self, root: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._monotonic = monotonic
-        self._people = People(root)
+        self._people = ProcessCache(root)
         self._devices: tuple[Device | _LostDevice, ...] = ()
         self._gpus: tuple[Gpu, ...] = ()
         self._lost_places: tuple[int, ...] = ()

@@ -1,12 +1,12 @@
 """Simulated GPUs: a source like any other, processes that occupy its memory and time, faults on demand."""
 
-from stoker.gpus.sim.machine import Machine, Shape, parse_shape
+from stoker.gpus.sim.machine import Shape, SimMachine, parse_shape
 from stoker.gpus.sim.process import SimulatedOutOfMemoryError, SimulatedProcess
 from stoker.gpus.sim.source import SimulatedSource, open_source
 
 __all__ = [
-    "Machine",
     "Shape",
+    "SimMachine",
     "SimulatedOutOfMemoryError",
     "SimulatedProcess",
     "SimulatedSource",

@@ -8,7 +8,7 @@ import msgspec
 from stoker.errors import BadInputError
 from stoker.gpus import plausible
 from stoker.gpus.model import NOT_SUPPORTED, Gpu, Maybe, Process, Reading, Unknown, known
-from stoker.gpus.sim.machine import Machine
+from stoker.gpus.sim.machine import SimMachine
 from stoker.units import format_duration, parse_duration
 
 FaultKind = Literal["lost", "unsupported", "hang", "absurd", "absent"]
@@ -92,7 +92,7 @@ def _field(kind: str, argument: str | None) -> Field:
     raise BadInputError(f"say which field is {kind}: {', '.join(FIELDS)}")
 
 
-def read_faults(machine: Machine, now: float) -> tuple[Fault, ...] | Unknown:
+def read_faults(machine: SimMachine, now: float) -> tuple[Fault, ...] | Unknown:
     """The faults that the machine has now; unknown when its file is broken."""
     try:
         content = (machine.directory / "faults.json").read_bytes()
@@ -107,7 +107,7 @@ def read_faults(machine: Machine, now: float) -> tuple[Fault, ...] | Unknown:
     return tuple(fault for fault in faults if fault.active(now))
 
 
-def add_fault(machine: Machine, fault: Fault) -> None:
+def add_fault(machine: SimMachine, fault: Fault) -> None:
     """Breaks the machine in one more way; the same fault again replaces the one before."""
     with machine.locked():
         there = _readable(machine)
@@ -115,7 +115,7 @@ def add_fault(machine: Machine, fault: Fault) -> None:
         _write(machine, (*others, fault))
 
 
-def clear_faults(machine: Machine, kind: str | None = None, gpu: int | None = None) -> tuple[Fault, ...]:
+def clear_faults(machine: SimMachine, kind: str | None = None, gpu: int | None = None) -> tuple[Fault, ...]:
     """Mends the machine, or only faults of a kind or of a GPU, and gives what was mended."""
     if kind is not None and kind not in KINDS:
         raise BadInputError(f"{kind!r} is not a fault: choose {', '.join(KINDS)}")
@@ -126,12 +126,12 @@ def clear_faults(machine: Machine, kind: str | None = None, gpu: int | None = No
     return mended
 
 
-def _readable(machine: Machine) -> tuple[Fault, ...]:
+def _readable(machine: SimMachine) -> tuple[Fault, ...]:
     faults = read_faults(machine, machine.clock())
     return () if isinstance(faults, Unknown) else faults
 
 
-def _write(machine: Machine, faults: tuple[Fault, ...]) -> None:
+def _write(machine: SimMachine, faults: tuple[Fault, ...]) -> None:
     machine.replace(machine.directory / "faults.json", msgspec.json.encode(faults))
 
 

@@ -19,7 +19,7 @@ import msgspec
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Gpu
 from stoker.gpus.sim.load import HISTORY, Load, Use
-from stoker.places import private_directory, private_file, state_home
+from stoker.paths import private_directory, private_file, state_home
 from stoker.units import format_memory, parse_memory
 
 DEFAULT_GPUS: Final = 4
@@ -89,7 +89,7 @@ def is_simulated(spec: str) -> bool:
     return spec == _PREFIX or spec.startswith(f"{_PREFIX}:")
 
 
-class Machine:
+class SimMachine:
     """One simulated machine. All processes that name the same directory and shape share it."""
 
     def __init__(
@@ -111,14 +111,14 @@ class Machine:
         self._decode = msgspec.json.Decoder(Load).decode
 
     @classmethod
-    def find(cls, spec: str, environment: Mapping[str, str]) -> "Machine":
+    def find(cls, spec: str, environment: Mapping[str, str]) -> "SimMachine":
         """The machine of a spec, with or without the `sim:` in front."""
         argument = spec[len(_PREFIX) :].removeprefix(":") if is_simulated(spec) else spec
         shape, directory = _parse(argument)
         return cls(shape, Path(directory) if directory else state_directory(environment))
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> "Machine":
+    def of_environment(cls, environment: Mapping[str, str]) -> "SimMachine":
         """The machine that STOKER_GPUS names."""
         spec = environment.get("STOKER_GPUS", "")
         if not is_simulated(spec):
@@ -131,7 +131,7 @@ class Machine:
 
     # Reading: no lock, nothing changed
 
-    def loads(self) -> tuple["Found", ...]:
+    def loads(self) -> tuple["LoadFile", ...]:
         """Every load that has a file, of the living and of the dead, in the order of pids."""
         try:
             names = [path.name for path in self.loads_directory.iterdir()]
@@ -141,7 +141,7 @@ class Machine:
         found = [self._found(match[0], int(match[1]), int(match[2])) for match in matches]
         return tuple(sorted((one for one in found if one is not None), key=lambda one: one.identity))
 
-    def _found(self, name: str, pid: int, started: int) -> "Found | None":
+    def _found(self, name: str, pid: int, started: int) -> "LoadFile | None":
         path = self.loads_directory / name
         state = process_state(self.proc, pid, started)
         try:
@@ -149,17 +149,17 @@ class Machine:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return Found(path, (pid, started), state, None)
-        return Found(path, (pid, started), state, load)
+            return LoadFile(path, (pid, started), state, None)
+        return LoadFile(path, (pid, started), state, load)
 
-    def held(self, gpu: int, loads: tuple["Found", ...]) -> int:
+    def held(self, gpu: int, loads: tuple["LoadFile", ...]) -> int:
         """Bytes that living processes hold on a GPU."""
         return sum(use.held() for found in loads for use in found.present_uses() if use.gpu == gpu)
 
     # Changing: only under the lock
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[tuple["Found", ...]]:
+    def locked(self) -> Iterator[tuple["LoadFile", ...]]:
         """Holds the machine still, and gives the loads that are left after the dead were cleared away."""
         try:
             if self._is_private:
@@ -194,7 +194,7 @@ class Machine:
             else:
                 return
 
-    def _sweep(self, now: float) -> tuple["Found", ...]:
+    def _sweep(self, now: float) -> tuple["LoadFile", ...]:
         # Files are only written under the lock, so these are of writers that were killed.
         for half in self.loads_directory.glob("*.new"):
             half.unlink(missing_ok=True)
@@ -218,7 +218,7 @@ class Machine:
         new.replace(path)
 
 
-class Found(msgspec.Struct, frozen=True):
+class LoadFile(msgspec.Struct, frozen=True):
     """A load as it lies in the directory, with what /proc says of its process."""
 
     path: Path

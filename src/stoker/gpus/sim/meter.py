@@ -65,7 +65,7 @@ def _mean_effort(samples: list[Totals]) -> float:
     return math.fsum(sample.effort for sample in samples) / len(samples)
 
 
-class Meter:
+class SimMeter:
     """The energy counter and the thermometer of one GPU, which go on between looks."""
 
     def __init__(self, opened: float) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Gpu
 from stoker.gpus.sim.load import Load, Phase, Script, Use, busy
-from stoker.gpus.sim.machine import Found, Machine, read_stat
+from stoker.gpus.sim.machine import LoadFile, SimMachine, read_stat
 from stoker.gpus.visible import visible_gpus
 
 # The longest single sleep: nothing happens then, it only keeps the number within what the kernel takes.
@@ -46,7 +46,7 @@ class SimulatedProcess:
         gpu.work(utilization=0.9)
     """
 
-    def __init__(self, machine: Machine, gpu: Gpu, index: int, load: Load, number: int) -> None:
+    def __init__(self, machine: SimMachine, gpu: Gpu, index: int, load: Load, number: int) -> None:
         self.machine = machine
         self.gpu = gpu
         self.index = index
@@ -60,12 +60,12 @@ class SimulatedProcess:
         gpu: int = 0,
         *,
         context: int = 0,
-        machine: Machine | None = None,
+        machine: SimMachine | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
         """Opens a GPU, counted as CUDA counts: within CUDA_VISIBLE_DEVICES. `context` is held all along."""
         surroundings = os.environ if environment is None else environment
-        there = Machine.of_environment(surroundings) if machine is None else machine
+        there = SimMachine.of_environment(surroundings) if machine is None else machine
         device = _visible(there, gpu, surroundings)
         pid = os.getpid()
         stat = read_stat(there.proc, pid)
@@ -150,12 +150,12 @@ class SimulatedProcess:
             if use is not None:
                 self._write(loads, msgspec.structs.replace(use, memory=0, context=0, ended=self.machine.clock()))
 
-    def _use_if_attached(self, loads: tuple[Found, ...]) -> Use | None:
+    def _use_if_attached(self, loads: tuple[LoadFile, ...]) -> Use | None:
         mine = _load_of(loads, self._identity)
         uses = mine.uses if mine else ()
         return next((use for use in uses if use.number == self._number and use.ended is None), None)
 
-    def _use(self, loads: tuple[Found, ...]) -> Use:
+    def _use(self, loads: tuple[LoadFile, ...]) -> Use:
         if os.getpid() != self._identity[0]:
             raise StokerError("a forked process cannot use its parent's simulated GPU: let it attach by itself")
         use = self._use_if_attached(loads)
@@ -166,7 +166,7 @@ class SimulatedProcess:
             )
         return use
 
-    def _write(self, loads: tuple[Found, ...], use: Use) -> None:
+    def _write(self, loads: tuple[LoadFile, ...], use: Use) -> None:
         mine = _load_of(loads, self._identity) or Load(*self._identity)
         self.machine.write(mine.with_use(use))
 
@@ -189,7 +189,7 @@ def follow(processes: Sequence[SimulatedProcess], script: Script, until: float =
         time.sleep(min(max(0.0, pause), _LONGEST_SLEEP))
 
 
-def _visible(machine: Machine, gpu: int, environment: Mapping[str, str]) -> Gpu:
+def _visible(machine: SimMachine, gpu: int, environment: Mapping[str, str]) -> Gpu:
     visible = visible_gpus(machine.gpus, environment)
     if 0 <= gpu < len(visible):
         return visible[gpu]
@@ -202,14 +202,14 @@ def _visible(machine: Machine, gpu: int, environment: Mapping[str, str]) -> Gpu:
     )
 
 
-def _load_of(loads: tuple[Found, ...], identity: tuple[int, int]) -> Load | None:
+def _load_of(loads: tuple[LoadFile, ...], identity: tuple[int, int]) -> Load | None:
     for found in loads:
         if found.identity == identity:
             return found.load
     return None
 
 
-def _ensure_fits(machine: Machine, loads: tuple[Found, ...], gpu: Gpu, index: int, more: int) -> None:
+def _ensure_fits(machine: SimMachine, loads: tuple[LoadFile, ...], gpu: Gpu, index: int, more: int) -> None:
     if more <= 0:
         return
     for found in loads:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from stoker.gpus.model import NOT_SUPPORTED, Gpu, Look, Process, Reading, Unknown
+from stoker.gpus.processes import ProcessCache
 from stoker.gpus.sim.faults import ABSENT, Fault, faulty_gpu, faulty_reading, read_faults
-from stoker.gpus.sim.machine import Found, Machine
-from stoker.gpus.sim.meter import COOL, LIMIT_WATTS, Meter, Uses, shares, span_of, utilization, watts
-from stoker.gpus.who import People
+from stoker.gpus.sim.machine import LoadFile, SimMachine
+from stoker.gpus.sim.meter import COOL, LIMIT_WATTS, SimMeter, Uses, shares, span_of, utilization, watts
 
 # What the first look speaks for: there is no look before it.
 FIRST_SPAN: Final = 1.0
@@ -20,7 +20,7 @@ HANG_POLL: Final = 0.05
 
 def open_source(argument: str, environment: Mapping[str, str] = os.environ) -> "SimulatedSource":
     """The source of `sim:ARGUMENT`."""
-    return SimulatedSource(Machine.find(argument, environment))
+    return SimulatedSource(SimMachine.find(argument, environment))
 
 
 class SimulatedSource:
@@ -30,7 +30,7 @@ class SimulatedSource:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: SimMachine,
         *,
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
@@ -39,10 +39,10 @@ class SimulatedSource:
         self._clock = machine.clock
         self._wall = wall
         self._sleep = sleep
-        self._people = People(machine.root, pids_from="proc")
-        self._meters = tuple(Meter(self._clock()) for _ in machine.gpus)
+        self._people = ProcessCache(machine.root, pids_from="proc")
+        self._meters = tuple(SimMeter(self._clock()) for _ in machine.gpus)
         self._looked: float | None = None
-        self._living: dict[tuple[int, int], Found] = {}
+        self._living: dict[tuple[int, int], LoadFile] = {}
         """Those of the look before."""
 
     def look(self) -> Look:
@@ -87,7 +87,7 @@ class SimulatedSource:
     def _failed(self, now: float, reason: str) -> Look:
         return Look(self.name, now, self._wall(), (), (), problem=Unknown(reason))
 
-    def _readings(self, loads: tuple[Found, ...], now: float) -> list[Reading]:
+    def _readings(self, loads: tuple[LoadFile, ...], now: float) -> list[Reading]:
         since = now - FIRST_SPAN if self._looked is None else self._looked
         span = span_of(since, now)
         uses = self._uses(loads)
@@ -106,7 +106,7 @@ class SimulatedSource:
                 readings.append(Reading.unknown(gpu.uuid, f"the simulated load {broken} cannot be read", span=span))
         return readings
 
-    def _uses(self, loads: tuple[Found, ...]) -> Uses:
+    def _uses(self, loads: tuple[LoadFile, ...]) -> Uses:
         """The uses that may have asked something of a GPU since the look before, be they over or not.
 
         A process that was killed counts for all of the stretch in which it died: when in it, nobody knows.
@@ -124,7 +124,7 @@ class SimulatedSource:
         return uses
 
     def _reading(
-        self, gpu: Gpu, meter: Meter, loads: tuple[Found, ...], uses: Uses, now: float, span: float
+        self, gpu: Gpu, meter: SimMeter, loads: tuple[LoadFile, ...], uses: Uses, now: float, span: float
     ) -> Reading:
         samples = shares(uses, now - span, now)
         total = self.machine.shape.memory
@@ -143,7 +143,7 @@ class SimulatedSource:
         )
 
     def _processes(
-        self, gpu: Gpu, loads: tuple[Found, ...], uses: Uses, now: float, span: float
+        self, gpu: Gpu, loads: tuple[LoadFile, ...], uses: Uses, now: float, span: float
     ) -> tuple[Process, ...]:
         processes = []
         for found in loads:

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from stoker.gpus.model import Gpu, Look, Maybe, Reading, Unknown, known
-from stoker.gpus.state import BUSY_FROM
+from stoker.gpus.report import BUSY_FROM
 from stoker.runs.postmortem.members import Member
 from stoker.runs.postmortem.stacks import Stack, Thread
 from stoker.runs.record import Ending

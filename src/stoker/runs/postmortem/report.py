@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Final
 
 from stoker.gpus.model import Gpu, Maybe, Reading, known
-from stoker.gpus.state import describe, title
+from stoker.gpus.report import describe, title
 from stoker.masking import masked_command
 from stoker.runs.postmortem.chart import chart, series_of
 from stoker.runs.postmortem.facts import Evidence, its_own

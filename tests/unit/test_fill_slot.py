@@ -6,11 +6,11 @@ import math
 import pytest
 
 from stoker.fill.config import LONGEST_BACKOFF, Background
-from stoker.fill.slot import BLIND_FOR, HEALTHY_AFTER, LEAST_BETWEEN_STARTS, Sight, Slot, Start, Stop
+from stoker.fill.slot import BLIND_FOR, HEALTHY_AFTER, LEAST_BETWEEN_STARTS, Slot, SlotView, StartProgram, StopProgram
 
-IDLE = Sight(True, "")
-ALICE = Sight(False, "used by alice's python (pid 42)")
-BLIND = Sight(None, "the driver did not answer in 5 s")
+IDLE = SlotView(True, "")
+ALICE = SlotView(False, "used by alice's python (pid 42)")
+BLIND = SlotView(None, "the driver did not answer in 5 s")
 
 
 class Watch:
@@ -20,7 +20,7 @@ class Watch:
         self.now = 1000.0
         self.seat = Slot(Background(name="fold", command=("fold",), **manners), gpus, self.now)  # type: ignore[arg-type]  # by name
 
-    def after(self, seconds: float, veto: str | None = None, **seen: Sight) -> Start | Stop | None:
+    def after(self, seconds: float, veto: str | None = None, **seen: SlotView) -> StartProgram | StopProgram | None:
         """What it decides then; GPUs that are not named are idle."""
         self.now += seconds
         return self.seat.decide(self.now, {"a": IDLE, "b": IDLE, **seen}, veto)
@@ -28,7 +28,7 @@ class Watch:
     def running(self) -> "Watch":
         """Once it has been started, as soon as it may be."""
         if self.after(0) is None:
-            assert isinstance(self.after(self.seat.due(self.now) - self.now), Start)
+            assert isinstance(self.after(self.seat.due(self.now) - self.now), StartProgram)
         self.seat.started(self.now)
         return self
 
@@ -48,7 +48,7 @@ class Watch:
         assert self.after(0) is None
         due = self.seat.due(self.now)
         assert self.after(due - self.now - 0.001) is None
-        assert isinstance(self.after(0.001), Start)
+        assert isinstance(self.after(0.001), StartProgram)
         return round(self.now - before, 3)
 
 
@@ -59,29 +59,29 @@ class TestComing:
         assert watch.seat.why == "idle, and given to fold in 1m"
         assert watch.after(59) is None
         assert watch.seat.why == "idle, and given to fold in 1s"
-        assert isinstance(watch.after(1), Start)
+        assert isinstance(watch.after(1), StartProgram)
 
     def test_the_wait_begins_anew_whenever_somebody_is_there(self) -> None:
         watch = Watch(idle_for=60)
         assert watch.after(59, a=ALICE) is None
         assert watch.seat.why == ALICE.reason
         assert watch.after(59) is None
-        assert isinstance(watch.after(1), Start)
+        assert isinstance(watch.after(1), StartProgram)
 
     def test_a_program_on_two_gpus_waits_for_both(self) -> None:
         watch = Watch(gpus=("a", "b"), idle_for=0)
         assert watch.after(5, b=ALICE) is None
-        assert isinstance(watch.after(0), Start)
+        assert isinstance(watch.after(0), StartProgram)
 
     def test_somebody_on_another_gpu_does_not_matter(self) -> None:
-        assert isinstance(Watch(idle_for=0).after(0, b=ALICE), Start)
+        assert isinstance(Watch(idle_for=0).after(0, b=ALICE), StartProgram)
 
     def test_nothing_starts_against_a_veto(self) -> None:
         watch = Watch(idle_for=10)
         assert watch.after(60, veto="alice was active at pts/3 just now") is None
         assert watch.seat.why == "alice was active at pts/3 just now"
         assert watch.after(9) is None
-        assert isinstance(watch.after(1), Start)
+        assert isinstance(watch.after(1), StartProgram)
 
     def test_unknown_is_not_idle(self) -> None:
         watch = Watch(idle_for=10)
@@ -89,7 +89,7 @@ class TestComing:
             assert watch.after(60, a=BLIND) is None
         assert watch.seat.why == BLIND.reason
         assert watch.after(9) is None
-        assert isinstance(watch.after(1), Start)
+        assert isinstance(watch.after(1), StartProgram)
 
     def test_a_gpu_that_is_gone_is_not_idle(self) -> None:
         watch = Watch(idle_for=0)
@@ -99,7 +99,7 @@ class TestComing:
     @pytest.mark.parametrize("idle_for", [0.0, 60.0])
     @pytest.mark.parametrize(("seen", "veto"), [(ALICE, None), (BLIND, None), (IDLE, "not at this hour")])
     def test_while_something_is_in_the_way_there_is_nothing_to_wake_up_for(
-        self, idle_for: float, seen: Sight, veto: str | None
+        self, idle_for: float, seen: SlotView, veto: str | None
     ) -> None:
         watch = Watch(idle_for=idle_for)
         watch.after(1, veto, a=seen)
@@ -108,13 +108,13 @@ class TestComing:
 
 class TestStepping:
     def test_it_stops_at_once_for_somebody(self) -> None:
-        assert Watch(idle_for=0).running().after(0, a=ALICE) == Stop(ALICE.reason)
+        assert Watch(idle_for=0).running().after(0, a=ALICE) == StopProgram(ALICE.reason)
 
     def test_it_stops_at_once_for_a_veto(self) -> None:
-        assert Watch(idle_for=0).running().after(0, veto="not at this hour") == Stop("not at this hour")
+        assert Watch(idle_for=0).running().after(0, veto="not at this hour") == StopProgram("not at this hour")
 
     def test_one_on_two_gpus_stops_for_either(self) -> None:
-        assert Watch(gpus=("a", "b"), idle_for=0).running().after(1, b=ALICE) == Stop(ALICE.reason)
+        assert Watch(gpus=("a", "b"), idle_for=0).running().after(1, b=ALICE) == StopProgram(ALICE.reason)
 
     def test_it_is_asked_to_stop_only_once(self) -> None:
         watch = Watch(idle_for=0).running()
@@ -133,10 +133,12 @@ class TestStepping:
     def test_after_long_blindness_it_stops(self) -> None:
         watch = Watch(idle_for=0).running()
         assert watch.after(0, a=BLIND) is None
-        assert watch.after(BLIND_FOR, a=BLIND) == Stop(f"whether anybody needs it cannot be seen: {BLIND.reason}")
+        assert watch.after(BLIND_FOR, a=BLIND) == StopProgram(
+            f"whether anybody needs it cannot be seen: {BLIND.reason}"
+        )
 
     def test_somebody_who_is_seen_counts_also_where_something_else_is_not_seen(self) -> None:
-        assert Watch(gpus=("a", "b"), idle_for=0).running().after(0, a=BLIND, b=ALICE) == Stop(ALICE.reason)
+        assert Watch(gpus=("a", "b"), idle_for=0).running().after(0, a=BLIND, b=ALICE) == StopProgram(ALICE.reason)
 
 
 class TestComingBack:
@@ -162,10 +164,10 @@ class TestComingBack:
         starts = []
         for _ in range(600):
             decision = watch.after(1, a=ALICE if round(watch.now) % 10 < 5 else IDLE)
-            if isinstance(decision, Start):
+            if isinstance(decision, StartProgram):
                 starts.append(watch.now)
                 watch.seat.started(watch.now)
-            elif isinstance(decision, Stop):
+            elif isinstance(decision, StopProgram):
                 watch.stopped()
         assert len(starts) > 5
         assert min(later - earlier for earlier, later in itertools.pairwise(starts)) >= LEAST_BETWEEN_STARTS
@@ -200,7 +202,7 @@ class TestBackOff:
     def test_one_that_ran_for_long_starts_again_at_once(self) -> None:
         watch = Watch(idle_for=0, backoff=100).running().died(HEALTHY_AFTER)
         assert watch.seat.setback(watch.now) is None
-        assert isinstance(watch.after(0), Start)
+        assert isinstance(watch.after(0), StartProgram)
 
     @pytest.mark.parametrize("well", ["ran", "stopped"])
     def test_a_run_that_went_well_ends_the_doubling(self, well: str) -> None:
@@ -213,7 +215,7 @@ class TestBackOff:
 
     def test_one_that_cannot_be_started_is_backed_off_too(self) -> None:
         watch = Watch(idle_for=0, backoff=100)
-        assert isinstance(watch.after(0), Start)
+        assert isinstance(watch.after(0), StartProgram)
         watch.seat.could_not_start(watch.now, "the log /x cannot be written: no space left on device")
         watch.after(0)
         assert "could not be started: the log /x cannot be written" in watch.seat.why

@@ -7,7 +7,7 @@ import msgspec
 from stoker.errors import BadInputError, StokerError
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a batch size must be. The defaults are those of the script that this replaces."""
 
     base: int = 8
@@ -45,15 +45,15 @@ class Capacity(NamedTuple):
     card: int
     """All that there is. Of several runs each has its share of this, as the first has taken from what is free."""
 
-    def share(self, terms: Terms) -> float:
+    def share(self, terms: SearchOptions) -> float:
         """What one run may have of it, without a margin."""
         return min(self.free, self.card / terms.per_gpu)
 
-    def limit(self, terms: Terms) -> int:
+    def limit(self, terms: SearchOptions) -> int:
         return int(self.share(terms) * (1 - terms.margin))
 
 
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one run at one size showed."""
 
     size: int
@@ -70,7 +70,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """It failed, and nothing but circumstances say that it was for want of memory."""
 
 
-class Try(NamedTuple):
+class NextProbe(NamedTuple):
     """Run the program at this size next."""
 
     size: int
@@ -90,7 +90,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     predicted: int
     limit: int
     """The bytes that it had to stay below."""
-    observations: tuple[Observation, ...] = ()
+    observations: tuple[ProbeOutcome, ...] = ()
     note: str = ""
     """What a person should know about it: a size that is not faster, a flag that is ignored."""
 

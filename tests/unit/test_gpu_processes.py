@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.gpus import who
+from stoker.gpus import processes as who
 from stoker.gpus.model import Process, Unknown
-from stoker.gpus.who import People, inside_pid_namespace, read_stat
+from stoker.gpus.processes import ProcessCache, inside_pid_namespace, read_stat
 from tests.support.deep import examples
 
 NOBODY = 2**22 + 1  # One above the highest pid that Linux can give.
@@ -25,8 +25,8 @@ OUTSIDE = Unknown("this pid is numbered outside this container, so it cannot be 
 
 
 @pytest.fixture
-def people() -> Iterator[People]:
-    those = People()
+def people() -> Iterator[ProcessCache]:
+    those = ProcessCache()
     yield those
     those.close()
 
@@ -52,7 +52,7 @@ def end(started: list[subprocess.Popen[bytes]], pid: int) -> None:
     one.wait()
 
 
-def identity(people: People, pid: int) -> tuple[object, object, object]:
+def identity(people: ProcessCache, pid: int) -> tuple[object, object, object]:
     process = people.process(pid, 0, 0.0)
     return process.started, process.name, process.user
 
@@ -75,14 +75,16 @@ def fake_namespace(root: Path) -> None:
     (root / "proc/self/ns/pid").symlink_to("pid:[4026532758]")
 
 
-def test_a_process_has_its_name_user_and_start_time(people: People, sleepers: list[subprocess.Popen[bytes]]) -> None:
+def test_a_process_has_its_name_user_and_start_time(
+    people: ProcessCache, sleepers: list[subprocess.Popen[bytes]]
+) -> None:
     pid = sleeper(sleepers)
     started = int(Path(f"/proc/{pid}/stat").read_text().split()[21])
     me = pwd.getpwuid(os.geteuid()).pw_name
     assert people.process(pid, 7, 0.5) == Process(pid, started, "sleep", me, 7, 0.5)
 
 
-def test_what_the_driver_says_is_passed_on_anew_each_time(people: People) -> None:
+def test_what_the_driver_says_is_passed_on_anew_each_time(people: ProcessCache) -> None:
     people.process(os.getpid(), 7, 0.5)
     process = people.process(os.getpid(), 0, Unknown("no samples"))
     assert process.memory == 0
@@ -90,7 +92,9 @@ def test_what_the_driver_says_is_passed_on_anew_each_time(people: People) -> Non
 
 
 @pytest.mark.parametrize("name", ["a b", "x) S 1 (y", "((", "))", "\x1b[31m!"])
-def test_odd_names_are_told_whole_and_without_control_characters(people: People, tmp_path: Path, name: str) -> None:
+def test_odd_names_are_told_whole_and_without_control_characters(
+    people: ProcessCache, tmp_path: Path, name: str
+) -> None:
     # A process is called after its script, not after the shell that reads it.
     (tmp_path / name).write_text("#!/bin/sh\nread line\n")
     (tmp_path / name).chmod(0o755)
@@ -100,12 +104,12 @@ def test_odd_names_are_told_whole_and_without_control_characters(people: People,
         assert process.started == int(Path(f"/proc/{odd.pid}/stat").read_text().split()[-31])
 
 
-def test_a_pid_without_a_process_is_unknown(people: People) -> None:
+def test_a_pid_without_a_process_is_unknown(people: ProcessCache) -> None:
     assert identity(people, NOBODY) == (NOT_HERE, NOT_HERE, NOT_HERE)
     assert people.note is None
 
 
-def test_a_user_without_an_entry_is_told_by_number(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_an_entry_is_told_by_number(people: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(uid: int) -> NoReturn:
         raise KeyError(uid)
 
@@ -114,7 +118,7 @@ def test_a_user_without_an_entry_is_told_by_number(people: People, monkeypatch: 
 
 
 def test_a_process_that_ended_is_forgotten_at_the_next_refresh(
-    people: People, sleepers: list[subprocess.Popen[bytes]]
+    people: ProcessCache, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
     pid, other = sleeper(sleepers), sleeper(sleepers)
     before = identity(people, pid), identity(people, other)
@@ -127,14 +131,14 @@ def test_a_process_that_ended_is_forgotten_at_the_next_refresh(
 
 
 def test_a_pid_that_had_no_process_is_asked_for_again_after_a_refresh(tmp_path: Path) -> None:
-    people = People(tmp_path)
+    people = ProcessCache(tmp_path)
     assert people.process(77, 0, 0.0).name == NOT_HERE
     fake_process(tmp_path, 77)
     people.refresh()
     assert people.process(77, 0, 0.0).name == "train"
 
 
-def test_a_known_process_is_not_read_again(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_process_is_not_read_again(people: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
     before = identity(people, os.getpid())
 
     def forbidden(*_: object) -> NoReturn:
@@ -148,7 +152,7 @@ def test_a_known_process_is_not_read_again(people: People, monkeypatch: pytest.M
 
 def test_a_pid_that_changed_hands_is_another_process(tmp_path: Path) -> None:
     fake_process(tmp_path, 77, name="mine", started=1000)
-    people = People(tmp_path)
+    people = ProcessCache(tmp_path)
     assert identity(people, 77)[:2] == (1000, "mine")
     people.refresh()
     assert identity(people, 77)[:2] == (1000, "mine")
@@ -161,7 +165,7 @@ def test_a_process_that_left_the_gpus_is_not_looked_after_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_process(tmp_path, 77)
-    people = People(tmp_path)
+    people = ProcessCache(tmp_path)
     people.process(77, 0, 0.0)
     people.refresh()
     people.refresh()
@@ -173,7 +177,7 @@ def test_a_process_that_left_the_gpus_is_not_looked_after_any_more(
     people.refresh()
 
 
-def test_the_name_can_be_asked_for_alone(people: People, sleepers: list[subprocess.Popen[bytes]]) -> None:
+def test_the_name_can_be_asked_for_alone(people: ProcessCache, sleepers: list[subprocess.Popen[bytes]]) -> None:
     pid = sleeper(sleepers)
     assert people.name(pid) == "sleep"
     assert people.name(pid) == people.process(pid, 0, 0.0).name
@@ -188,7 +192,7 @@ def test_ends_are_noticed_where_pidfds_cannot_be_had(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "pidfd_open", refused)
-    people = People()
+    people = ProcessCache()
     pid = sleeper(sleepers)
     before = identity(people, pid)
     people.refresh()
@@ -204,7 +208,7 @@ def test_pidfds_are_held_up_to_a_bound_and_all_closed(
 ) -> None:
     monkeypatch.setattr(who, "MOST_PIDFDS", 2)
     before = open_pidfds()
-    people = People()
+    people = ProcessCache()
     pids = [sleeper(sleepers) for _ in range(3)]
     assert [people.process(pid, 0, 0.0).name for pid in pids] == ["sleep"] * 3
     assert open_pidfds() - before == 2
@@ -221,7 +225,7 @@ def test_processes_that_left_the_gpus_make_room_for_new_ones(
 ) -> None:
     monkeypatch.setattr(who, "MOST_PIDFDS", 2)
     before = open_pidfds()
-    people = People()
+    people = ProcessCache()
     left, stayed, came = (sleeper(sleepers) for _ in range(3))
     people.process(left, 0, 0.0)
     people.process(stayed, 0, 0.0)
@@ -252,7 +256,7 @@ def test_any_name_and_start_time_can_be_read_back(
 def test_a_stat_file_that_makes_no_sense_is_unknown(tmp_path: Path, text: str) -> None:
     fake_process(tmp_path, 12)
     (tmp_path / "proc/12/stat").write_text(text)
-    assert People(tmp_path).process(12, 0, 0.0).started == NOT_HERE
+    assert ProcessCache(tmp_path).process(12, 0, 0.0).started == NOT_HERE
 
 
 def test_the_first_pid_namespace_is_told_from_all_others(tmp_path: Path) -> None:
@@ -281,12 +285,12 @@ class TestInsideANamespace:
         return tmp_path
 
     def test_a_process_that_holds_the_gpu_is_believed(self, root: Path) -> None:
-        people = People(root)
+        people = ProcessCache(root)
         assert people.process(31, 0, 0.0).name == "train"
         assert people.note is None
 
     def test_a_process_that_only_shares_the_number_is_not_blamed(self, root: Path) -> None:
-        people = People(root)
+        people = ProcessCache(root)
         for _ in range(2):
             assert identity(people, 32) == (OUTSIDE, OUTSIDE, OUTSIDE)
             people.refresh()
@@ -296,10 +300,10 @@ class TestInsideANamespace:
     def test_a_file_that_is_only_named_like_a_device_is_no_proof(self, root: Path) -> None:
         (root / "nvidia.log").write_text("")
         (root / "proc/32/fd/3").symlink_to(root / "nvidia.log")
-        assert People(root).process(32, 0, 0.0).name == OUTSIDE
+        assert ProcessCache(root).process(32, 0, 0.0).name == OUTSIDE
 
     def test_a_believed_process_that_ended_is_not_taken_for_an_outsider(self, root: Path) -> None:
-        people = People(root)
+        people = ProcessCache(root)
         people.process(31, 0, 0.0)
         (root / "proc/31/stat").unlink()
         people.refresh()
@@ -307,34 +311,34 @@ class TestInsideANamespace:
         assert people.note is None
 
     def test_a_number_that_nobody_has_here_is_numbered_outside(self, root: Path) -> None:
-        people = People(root)
+        people = ProcessCache(root)
         assert identity(people, 645400) == (OUTSIDE, OUTSIDE, OUTSIDE)
         assert people.note is not None
 
     def test_a_process_whose_files_are_hidden_is_unknown_without_a_claim(self, root: Path) -> None:
         (root / "proc/31/fd/7").unlink()
         (root / "proc/31/fd").rmdir()
-        people = People(root)
+        people = ProcessCache(root)
         name = people.process(31, 0, 0.0).name
         assert isinstance(name, Unknown)
         assert "open files" in name.reason
         assert people.note is None
 
     def test_pids_that_were_found_in_proc_need_no_proof(self, root: Path) -> None:
-        assert People(root, pids_from="proc").process(32, 0, 0.0).name == "train"
+        assert ProcessCache(root, pids_from="proc").process(32, 0, 0.0).name == "train"
 
 
 IN_A_CONTAINER = """
 import json, os, subprocess, sys
 from pathlib import Path
 from stoker.gpus.model import Unknown
-from stoker.gpus.who import People, inside_pid_namespace
+from stoker.gpus.processes import ProcessCache, inside_pid_namespace
 
 root = Path(sys.argv[1])
 device = os.open(root / "dev/nvidia0", os.O_RDONLY)
 holder = subprocess.Popen(["sleep", "60"], pass_fds=[device])
 bystander = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
-people = People(root)
+people = ProcessCache(root)
 
 def told(pid):
     process = people.process(pid, 0, 0.0)

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from stoker.fill.other_users import WORKING, OtherUsers
-from stoker.fill.slot import Sight
+from stoker.fill.slot import SlotView
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
-from stoker.presence.holders import Holder, Scan
+from stoker.presence.holders import DeviceHolder, Scan
 from stoker.presence.ignoring import Ignored
 from stoker.runs.processes.scan import identify
 
 GPU = "GPU-a"
-IDLE = Sight(True, "")
+IDLE = SlotView(True, "")
 BUSY = Utilization(WORKING, WORKING, 1)
 AT_REST = Utilization(0.0, 0.0, 6)
 
@@ -33,8 +33,8 @@ def started(pid: int) -> int:
     return found.started
 
 
-def holder(pid: int, name: str = "python") -> Holder:
-    return Holder(pid, started(pid), name, name, "alice")
+def holder(pid: int, name: str = "python") -> DeviceHolder:
+    return DeviceHolder(pid, started(pid), name, name, "alice")
 
 
 def client(pid: int, name: str = "python") -> Process:
@@ -50,8 +50,8 @@ def look(processes: Maybe[Sequence[Process]] = (), utilization: Maybe[Utilizatio
 
 
 def sight(
-    seen: Look, *holders: Holder, own: Sequence[int] = (), ignore: Sequence[str] = (), occupied: bool = False
-) -> Sight:
+    seen: Look, *holders: DeviceHolder, own: Sequence[int] = (), ignore: Sequence[str] = (), occupied: bool = False
+) -> SlotView:
     company = OtherUsers(lambda pid: pid in own, {GPU: Ignored(ignore)})
     company.looked(seen)
     company.scanned(Scan({GPU: holders}, 0))
@@ -82,7 +82,7 @@ def test_a_gpu_without_anybody_is_idle() -> None:
 
 
 def test_whoever_holds_the_node_is_somebody(stranger: "subprocess.Popen[bytes]") -> None:
-    assert sight(look(), holder(stranger.pid)) == Sight(False, f"used by alice's python (pid {stranger.pid})")
+    assert sight(look(), holder(stranger.pid)) == SlotView(False, f"used by alice's python (pid {stranger.pid})")
 
 
 def test_whoever_the_driver_lists_is_somebody(stranger: "subprocess.Popen[bytes]") -> None:
@@ -139,7 +139,7 @@ class TestWhoHasEnded:
 )
 @pytest.mark.parametrize("occupied", [True, False])
 def test_unknown_is_neither_idle_nor_used(seen: Look, occupied: bool) -> None:
-    assert sight(seen, occupied=occupied) == Sight(None, "the driver did not answer")
+    assert sight(seen, occupied=occupied) == SlotView(None, "the driver did not answer")
 
 
 def test_a_holder_counts_also_where_the_driver_is_silent(stranger: "subprocess.Popen[bytes]") -> None:
@@ -147,7 +147,7 @@ def test_a_holder_counts_also_where_the_driver_is_silent(stranger: "subprocess.P
 
 
 def test_a_gpu_that_works_has_somebody_whom_nobody_sees() -> None:
-    assert sight(look(utilization=BUSY)) == Sight(False, "5% busy with nobody seen there")
+    assert sight(look(utilization=BUSY)) == SlotView(False, "5% busy with nobody seen there")
     assert sight(look(utilization=BUSY), occupied=True) == IDLE
 
 

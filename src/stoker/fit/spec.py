@@ -6,20 +6,20 @@ from typing import Any
 import msgspec
 
 from stoker.errors import BadInputError
+from stoker.fit.model import SearchOptions
 from stoker.fit.overrides import Command, Overrides
-from stoker.fit.probe import Limits
-from stoker.fit.terms import Terms
+from stoker.fit.probe import ProbeOptions
 
 # A size that ran out of memory late goes down by this share, to the next multiple.
 _SMALLER = 0.8
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class FitSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `stoker fit` that say something of the training, and what to do when it runs out all the same."""
 
-    terms: Terms = Terms()
+    terms: SearchOptions = SearchOptions()
     overrides: Overrides = Overrides()
-    limits: Limits = Limits()
+    limits: ProbeOptions = ProbeOptions()
     rate: str | None = None
     reuse: float | None = None
     """Take an answer that is not older than so many seconds."""
@@ -35,7 +35,7 @@ def check_fittable(batch_size: int | None, gpus: int) -> None:
         raise BadInputError("--fit needs a GPU to fit to, and the job wants none")
 
 
-def kept(wish: Wish, commands: Sequence[Command]) -> dict[str, Any]:
+def kept(wish: FitSpec, commands: Sequence[Command]) -> dict[str, Any]:
     """What is kept with a job. Refuses what would not reach one of the commands."""
     wish.terms.check()
     wish.limits.pattern()
@@ -45,7 +45,7 @@ def kept(wish: Wish, commands: Sequence[Command]) -> dict[str, Any]:
     return fields
 
 
-def smaller(size: int, terms: Terms) -> int | None:
+def smaller(size: int, terms: SearchOptions) -> int | None:
     """The size to try after one that ran out of memory; None below one."""
     wanted = int(size * _SMALLER)
     rounded = wanted // terms.multiple * terms.multiple

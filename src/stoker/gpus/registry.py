@@ -33,7 +33,7 @@ def check_spec(spec: str) -> None:
         )
 
 
-def open_chosen(spec: str, root: Path) -> tuple[Source, tuple[Choice, ...]]:
+def open_source(spec: str, root: Path) -> tuple[Source, tuple[Choice, ...]]:
     """Opens the source of `spec`, saying why each one was taken or left; `AbsentError` when there is none."""
     if spec != "auto":
         source = _open(spec, root)

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from stoker.gpus.model import Look, Reading, Unknown, Utilization
-from stoker.gpus.report import gpus_of, look_as_json, look_as_line
-from stoker.gpus.state import state_of
+from stoker.gpus.report import gpus_of, look_as_json, look_as_line, state_of
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
 
 

@@ -6,9 +6,9 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from stoker.fit.fitter import Fitter, Request
-from stoker.fit.terms import Terms
-from stoker.fit.watching import BLOCK, MemoryWatch, Plateau
+from stoker.fit.fitter import FitRequest, Fitter
+from stoker.fit.memory import BLOCK, MemoryTracker, Plateau
+from stoker.fit.model import SearchOptions
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
 from stoker.gpus.prober import Prober
 
@@ -29,8 +29,8 @@ def look(used: Maybe[int], *processes: Process, listed: bool = True, busy: float
     return Look("test", 0.0, 0.0, (gpu,), (reading,))
 
 
-def watch(used_before: Maybe[int] = 2 * GIB) -> MemoryWatch:
-    return MemoryWatch(look(used_before), ["GPU-a"], lambda pid: pid == OURS)
+def watch(used_before: Maybe[int] = 2 * GIB) -> MemoryTracker:
+    return MemoryTracker(look(used_before), ["GPU-a"], lambda pid: pid == OURS)
 
 
 def test_only_the_probes_own_processes_count_and_the_peak_stays() -> None:
@@ -117,9 +117,9 @@ def test_slow_growth_is_growth() -> None:
 
 
 def test_half_of_a_gpu_is_half_of_the_card_however_much_of_it_is_free(tmp_path: Path) -> None:
-    request = Request(
+    request = FitRequest(
         command=("train", "--batch_size", "{batch_size}"),
-        terms=Terms(per_gpu=2, margin=0.0),
+        terms=SearchOptions(per_gpu=2, margin=0.0),
         environment={},
         gpus=("GPU-a",),
         outputs=tmp_path,

@@ -55,7 +55,7 @@ class _Known:
         return cls(ticks, why, why, why, pidfd)
 
 
-class People:
+class ProcessCache:
     """Names, users and start times of pids, cached for as long as each process lives.
 
     A pid that is known costs a dictionary lookup; all ends of processes together cost one `poll` per refresh.

@@ -22,7 +22,7 @@ DIFFERENCE_NOTE: Final = (
 )
 
 
-class MemoryWatch:
+class MemoryTracker:
     """Looks at a machine on which a probe runs."""
 
     def __init__(self, before: Look, expected: Collection[str], owns: Callable[[int], bool]) -> None:

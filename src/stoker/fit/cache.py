@@ -12,11 +12,11 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.fit.model import Fitted, SearchOptions
 from stoker.fit.overrides import Command, Overrides, in_words
-from stoker.fit.terms import Fitted, Terms
-from stoker.fit.wish import smaller
+from stoker.fit.spec import smaller
 from stoker.gpus.model import Gpu, known
-from stoker.places import private_directory, private_file
+from stoker.paths import private_directory, private_file
 
 # Many times what anybody trains; the oldest go first.
 MOST: Final = 500
@@ -41,11 +41,11 @@ class Key(msgspec.Struct, frozen=True):
     gpu: str
     memory: int
     """Bytes that the GPU has."""
-    terms: Terms
+    terms: SearchOptions
     overrides: Overrides
 
 
-class Remembered(msgspec.Struct, frozen=True):
+class CachedFit(msgspec.Struct, frozen=True):
     """An answer, and when it was found."""
 
     key: Key
@@ -56,7 +56,7 @@ class Remembered(msgspec.Struct, frozen=True):
     """The smallest size with which a real run has run out of memory."""
 
 
-def learned(remembered: "Remembered | None", terms: Terms) -> Terms:
+def learned(remembered: "CachedFit | None", terms: SearchOptions) -> SearchOptions:
     """The terms, without sizes with which a real run has run out of memory, however well they were probed."""
     if remembered is None or remembered.ran_out is None or time.time() - remembered.at > LEARNED_FOR:
         return terms
@@ -71,7 +71,7 @@ def shape_of(command: Command) -> str:
     return _HARMLESS.sub(r"\g<name>*", in_words(command))
 
 
-def key_of(command: Command, directory: str, gpu: Gpu, terms: Terms, overrides: Overrides) -> Key:
+def key_of(command: Command, directory: str, gpu: Gpu, terms: SearchOptions, overrides: Overrides) -> Key:
     """What an answer for this command on such a GPU is remembered by."""
     return Key(
         shape=shape_of(command),
@@ -83,13 +83,13 @@ def key_of(command: Command, directory: str, gpu: Gpu, terms: Terms, overrides: 
     )
 
 
-class Memo:
+class FitCache:
     """The file of answers. One that cannot be read is as good as none: a fit finds them again."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / "fits.json"
 
-    def recall(self, key: Key) -> Remembered | None:
+    def recall(self, key: Key) -> CachedFit | None:
         return next((entry for entry in self._read() if entry.key == key), None)
 
     def keep(self, key: Key, fitted: Fitted, ran_out: int | None = None) -> None:
@@ -100,17 +100,17 @@ class Memo:
                 others = [entry for entry in entries if entry.key != key]
                 sizes = [entry.ran_out for entry in entries if entry.key == key] + [ran_out]
                 smallest = min((size for size in sizes if size is not None), default=None)
-                self._write([Remembered(key, time.time(), fitted, smallest), *others][:MOST])
+                self._write([CachedFit(key, time.time(), fitted, smallest), *others][:MOST])
         except OSError as error:
             raise StokerError(f"{self._path} cannot be written: {error.strerror}") from None
 
-    def _read(self) -> list[Remembered]:
+    def _read(self) -> list[CachedFit]:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=list[Remembered])
+            return msgspec.json.decode(self._path.read_bytes(), type=list[CachedFit])
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return []
 
-    def _write(self, entries: list[Remembered]) -> None:
+    def _write(self, entries: list[CachedFit]) -> None:
         fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with private_file(fresh) as file:
             file.write(msgspec.json.format(msgspec.json.encode(entries), indent=1) + b"\n")

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.places import open_privately, private_directory, private_file
+from stoker.paths import open_privately, private_directory, private_file
 
 
-class SeatStatus(msgspec.Struct, frozen=True, kw_only=True):
+class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One program on its GPUs."""
 
     program: str
@@ -47,10 +47,10 @@ class FillStatus(msgspec.Struct, frozen=True, kw_only=True):
     veto: str | None = None
     """Why nothing may run at all now."""
     notes: tuple[str, ...] = ()
-    seats: tuple[SeatStatus, ...] = ()
+    seats: tuple[SlotStatus, ...] = ()
 
 
-class Ledger:
+class StatusFile:
     """The file that remembers it."""
 
     def __init__(self, home: Path, host: str) -> None:

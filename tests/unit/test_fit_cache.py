@@ -5,17 +5,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.fit.memo import Key, Memo, shape_of
+from stoker.fit.cache import FitCache, Key, shape_of
+from stoker.fit.model import Fitted, ProbeOutcome, SearchOptions
 from stoker.fit.overrides import Overrides
-from stoker.fit.terms import Fitted, Observation, Terms
 
 FITTED = Fitted(
-    size=64, fixed=1.0, slope=2.0, predicted=9, limit=10, observations=(Observation(size=8, outcome="fits", peak=3),)
+    size=64, fixed=1.0, slope=2.0, predicted=9, limit=10, observations=(ProbeOutcome(size=8, outcome="fits", peak=3),)
 )
 
 
 def key(**changes: object) -> Key:
-    usual = Key("python train.py", "/srv", "A100", 80, Terms(), Overrides())
+    usual = Key("python train.py", "/srv", "A100", 80, SearchOptions(), Overrides())
     return msgspec.structs.replace(usual, **changes)
 
 
@@ -52,19 +52,19 @@ def test_words_and_shell_text_are_recognised_alike() -> None:
 
 
 def test_the_newest_answer_is_recalled_for_its_own_key_only(tmp_path: Path) -> None:
-    memo = Memo(tmp_path / "new")
+    memo = FitCache(tmp_path / "new")
     memo.keep(key(), FITTED)
     memo.keep(key(), msgspec.structs.replace(FITTED, size=72))
     remembered = memo.recall(key())
     assert remembered is not None
     assert (remembered.fitted.size, remembered.fitted.observations) == (72, FITTED.observations)
-    for other in (key(gpu="H100"), key(memory=40), key(terms=Terms(margin=0.2)), key(directory="/tmp")):
+    for other in (key(gpu="H100"), key(memory=40), key(terms=SearchOptions(margin=0.2)), key(directory="/tmp")):
         assert memo.recall(other) is None
 
 
 def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
     (tmp_path / "fits.json").write_text("[{")
-    memo = Memo(tmp_path)
+    memo = FitCache(tmp_path)
     assert memo.recall(key()) is None
     memo.keep(key(), FITTED)
     assert memo.recall(key()) is not None
