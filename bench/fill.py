@@ -161,7 +161,7 @@ def _rest(place: Path) -> tuple[float, float]:
 
 
 def _watchers(filler: int) -> list[int]:
-    """The filler, its helper and the guardians, without the programs themselves."""
+    """The filler, its helper and the reapers, without the programs themselves."""
     here = [psutil.Process(filler), *psutil.Process(filler).children()]
     return [process.pid for process in here]
 

@@ -381,7 +381,7 @@ def test_killed_itself_it_leaves_no_command_behind(nvidia: MockMachine) -> None:
         wait_for(lambda: is_gone(pid), named="the command's end")
 
 
-def test_when_its_guardian_is_killed_the_command_is_too_and_somebody_says_so(nvidia: MockMachine) -> None:
+def test_when_its_reaper_is_killed_the_command_is_too_and_somebody_says_so(nvidia: MockMachine) -> None:
     with running("sh", "-c", "echo $$ $PPID > pids; exec sleep 600") as job:
         wait_for(lambda: Path("pids").exists() and Path("pids").read_text().endswith("\n"), named="the command's start")
         command, reaper = map(int, Path("pids").read_text().split())

@@ -541,7 +541,7 @@ def test_killing_stoker_does_not_leave_the_job_unwatched(tmp_path: Path) -> None
     process.wait()
     for pid in map(int, pids.read_text().split()):
         wait_for(lambda pid=pid: is_gone(pid), named="the end of the job")  # type: ignore[misc]  # a default argument is the usual way to bind
-    wait_for(lambda: (status := newest_status()) and status.state == "ended", named="the guardian's last word")
+    wait_for(lambda: (status := newest_status()) and status.state == "ended", named="the reaper's last word")
     assert newest_run()["ending"] == "supervisor killed"
 
 

@@ -18,8 +18,8 @@ from tests.support.keeping import (
     keepers_of,
     kill_attendant,
     kill_both,
-    kill_guardian,
     kill_job,
+    kill_reaper,
     processes_of,
     record_of,
 )
@@ -144,7 +144,7 @@ def test_a_supervisor_that_is_asked_to_end_stops_its_job_which_is_tried_again(si
 
 
 @pytest.mark.parametrize("with_worker", [True, False], ids=["with a worker", "without one"])
-def test_when_a_guardian_is_killed_the_job_is_stopped_and_none_of_its_output_is_lost(
+def test_when_a_reaper_is_killed_the_job_is_stopped_and_none_of_its_output_is_lost(
     site: WorkSite, diary: Diary, with_worker: bool
 ) -> None:
     job = site.submit(diary.command(LONG), on_loss="hold")
@@ -153,10 +153,10 @@ def test_when_a_guardian_is_killed_the_job_is_stopped_and_none_of_its_output_is_
     if not with_worker:
         worker.kill()
     # What the job prints from now on stays in the pipe.
-    assert send(keepers_of(site, job).guardian_identity, signal.SIGSTOP)
+    assert send(keepers_of(site, job).reaper_identity, signal.SIGSTOP)
     before = len(diary.printed(1))
     wait_for(lambda: len(diary.printed(1)) > before + 5)
-    kill_guardian(keepers_of(site, job))
+    kill_reaper(keepers_of(site, job))
     site.wait_until(job, "held")
     assert outcomes(site, job) == ["lost"]
     wait_for(lambda: record_of(site, job).attempt_spec() is None, named="the last of the output")
@@ -227,7 +227,7 @@ def test_job_that_ended_while_its_reaper_stood_still_counts_when_its_supervisor_
     job = site.submit(diary.command(LONG))
     wait_for_start(diary, site.work())
     keepers = keepers_of(site, job)
-    assert send(keepers.guardian_identity, signal.SIGSTOP)
+    assert send(keepers.reaper_identity, signal.SIGSTOP)
     diary.let_end()
     wait_for(lambda: any(entry.word == "end" for entry in diary.entries()), named="the end of the job")
     kill_attendant(keepers)

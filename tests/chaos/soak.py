@@ -33,7 +33,7 @@ ROLES: Final = {
     "stoker": "worker",
     "stoker-nursery": "fork server",
     "stoker-job": "supervisors",
-    "stoker-guard": "reapers",
+    "stoker-reaper": "reapers",
 }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.runs.processes.reaper_process import GUARDIAN_NAME
+from stoker.runs.processes.reaper_process import REAPER_NAME
 from stoker.runs.processes.scan import children, descends, stat
 from tests.support.fill_stage import FillStage
 from tests.support.waiting import wait_for
@@ -51,15 +51,15 @@ def test_killed_fillers_leave_no_program_that_is_not_asked_to_end(stage: FillSta
     end_well(stage)
 
 
-def test_fillers_killed_with_their_guardians_leave_no_program_either(stage: FillStage, chance: random.Random) -> None:
+def test_fillers_killed_with_their_reapers_leave_no_program_either(stage: FillStage, chance: random.Random) -> None:
     for filler in fillers(stage, chance):
         # All at once, as far as that can be. Once it stands still it neither starts nor buries any.
         filler.send_signal(signal.SIGSTOP)
         wait_for(lambda filler=filler: (found := stat(filler.pid)) and found.state in "TZ")  # type: ignore[misc]  # bound now
-        guardians = [child for child in children(filler.pid) if (found := stat(child)) and found.name == GUARDIAN_NAME]
-        for reaper in guardians:
+        reapers = [child for child in children(filler.pid) if (found := stat(child)) and found.name == REAPER_NAME]
+        for reaper in reapers:
             os.kill(reaper, signal.SIGSTOP)
-        for pid in (filler.pid, *guardians):
+        for pid in (filler.pid, *reapers):
             os.kill(pid, signal.SIGKILL)
         filler.wait()
     end_well(stage)

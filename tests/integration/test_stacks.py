@@ -14,7 +14,7 @@ import pytest
 
 from stoker.gpus.model import Unknown, known
 from stoker.runs.postmortem import stacks
-from stoker.runs.postmortem.members import Member, read_members
+from stoker.runs.postmortem.process_info import ProcessInfo, read_processes
 from stoker.runs.postmortem.stacks import Frame, Stack, Thread, collect_stacks
 from stoker.runs.processes.scan import children
 from tests.support.waiting import wait_for
@@ -157,12 +157,12 @@ def reason(stack: Stack) -> str:
     return stack.threads.reason
 
 
-def waiting_member(pid: int) -> Member:
+def waiting_member(pid: int) -> ProcessInfo:
     """The process once it has come to rest: `ready` is said a moment before it hangs."""
 
-    def resting() -> Member | None:
-        member = read_members([pid])[0]
-        return member if member.state in "SDT" and known(member.call) and "write" not in member.call else None
+    def resting() -> ProcessInfo | None:
+        process = read_processes([pid])[0]
+        return process if process.state in "SDT" and known(process.call) and "write" not in process.call else None
 
     return wait_for(resting, named="the process's rest")
 
@@ -215,9 +215,9 @@ class TestPythonProcesses:
         pid = start(SLEEPING)
         wait_for_call(pid, "nap")
         os.kill(pid, signal.SIGSTOP)
-        wait_for(lambda: read_members([pid])[0].state == "T", named="the stop")
+        wait_for(lambda: read_processes([pid])[0].state == "T", named="the stop")
         assert threads_of(stack_of(pid))[0].frames[0].function == "nap"
-        assert "SIGCONT" in read_members([pid])[0].in_words()
+        assert "SIGCONT" in read_processes([pid])[0].in_words()
 
     def test_a_process_that_cannot_be_interrupted_is_read_at_once(
         self, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -226,21 +226,21 @@ class TestPythonProcesses:
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
         pid = start(UNINTERRUPTIBLE, str(pipe))
-        wait_for(lambda: read_members([pid])[0].state == "D", named="the uninterruptible sleep")
+        wait_for(lambda: read_processes([pid])[0].state == "D", named="the uninterruptible sleep")
         begun = time.monotonic()
         assert threads_of(stack_of(pid))[0].frames[0].function == "stuck"
         # A debugger that pauses threads would have waited for this one for as long as it was allowed to.
         assert time.monotonic() - begun < stacks.PATIENCE
-        member = read_members([pid])[0]
-        assert member.blocked == 1
-        assert "blocked in the kernel (often the GPU driver" in member.in_words()
+        process = read_processes([pid])[0]
+        assert process.blocked == 1
+        assert "blocked in the kernel (often the GPU driver" in process.in_words()
 
 
 class TestOtherProcesses:
     def test_a_program_that_is_not_python_says_so_and_what_it_waits_for(self) -> None:
         process = subprocess.Popen(["sleep", "1000"])
         try:
-            wait_for(lambda: read_members([process.pid])[0].name == "sleep", named="the start of sleep")
+            wait_for(lambda: read_processes([process.pid])[0].name == "sleep", named="the start of sleep")
             assert reason(stack_of(process.pid)) == "not a Python process"
             assert "nanosleep" in waiting_member(process.pid).in_words()
         finally:
@@ -249,13 +249,13 @@ class TestOtherProcesses:
 
     def test_a_process_that_ended_and_one_that_nobody_collected(self) -> None:
         process = subprocess.Popen(["true"])
-        wait_for(lambda: read_members([process.pid])[0].state == "Z", named="the end")
+        wait_for(lambda: read_processes([process.pid])[0].state == "Z", named="the end")
         assert "ended" in reason(stack_of(process.pid))
-        assert "its parent has not collected it" in read_members([process.pid])[0].in_words()
+        assert "its parent has not collected it" in read_processes([process.pid])[0].in_words()
         process.wait()
         # Its own number may be somebody else's by now.
         assert "ended" in reason(stack_of(NOBODY))
-        assert read_members([NOBODY]) == []
+        assert read_processes([NOBODY]) == []
 
     def test_a_process_that_asks_a_person_is_seen_to_read_from_the_terminal(self, start: Start) -> None:
         ours, theirs = pty.openpty()
@@ -274,22 +274,22 @@ class TestOtherProcesses:
 class TestMembers:
     def test_numbers_and_names_of_a_process(self, start: Start) -> None:
         pid = start(HAVING_WORKED, "--epochs", "3")
-        member = read_members([pid])[0]
-        assert (member.pid, member.parent, member.threads) == (pid, os.getpid(), 1)
-        assert known(member.command)
-        assert member.command.endswith("train0.py --epochs 3")
-        assert 0.05 < member.cpu < 10
-        assert 2**20 < member.memory < 2**30
-        assert member.started > 0
+        process = read_processes([pid])[0]
+        assert (process.pid, process.parent, process.threads) == (pid, os.getpid(), 1)
+        assert known(process.command)
+        assert process.command.endswith("train0.py --epochs 3")
+        assert 0.05 < process.cpu < 10
+        assert 2**20 < process.memory < 2**30
+        assert process.started > 0
 
     def test_processes_that_are_gone_are_left_out_and_the_order_is_kept(self, start: Start) -> None:
         first, second = start(SLEEPING), start(SLEEPING)
-        assert [member.pid for member in read_members([second, NOBODY, first])] == [second, first]
+        assert [process.pid for process in read_processes([second, NOBODY, first])] == [second, first]
 
     def test_a_name_with_parentheses_is_not_misread(self, tmp_path: Path) -> None:
         a_fake_process(tmp_path, 7, name="a) R (b")
-        member = read_members([7], proc=str(tmp_path))[0]
-        assert (member.name, member.state, member.parent) == ("a) R (b", "S", 1)
+        process = read_processes([7], proc=str(tmp_path))[0]
+        assert (process.name, process.state, process.parent) == ("a) R (b", "S", 1)
 
     def test_a_command_line_that_hangs_costs_its_process_only_that(self, tmp_path: Path) -> None:
         a_fake_process(tmp_path, 7)
@@ -298,7 +298,7 @@ class TestMembers:
         stuck.unlink()
         os.mkfifo(stuck)  # opening it blocks, as reading that of a process blocks whose memory is locked
         begun = time.monotonic()
-        hung, healthy = read_members([7, 8], proc=str(tmp_path))
+        hung, healthy = read_processes([7, 8], proc=str(tmp_path))
         assert time.monotonic() - begun < 60
         assert isinstance(hung.command, Unknown)
         assert "hangs in the kernel" in hung.command.reason
@@ -315,9 +315,9 @@ class TestMembers:
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        member = read_members([pid])[0]
-        assert isinstance(member.command, Unknown)
-        assert member.name == "python"
+        process = read_processes([pid])[0]
+        assert isinstance(process.command, Unknown)
+        assert process.name == "python"
 
     def test_one_thread_in_the_gpu_driver_is_found_among_others(self, tmp_path: Path) -> None:
         a_fake_process(tmp_path, 7, threads={7: "S", 8: "S", 9: "D"})
@@ -325,16 +325,16 @@ class TestMembers:
         (tmp_path / "7/task/9/syscall").write_text("16 0x3 0x0")
         (tmp_path / "7/fd").mkdir()
         (tmp_path / "7/fd/3").symlink_to("/dev/nvidia0")
-        member = read_members([7], proc=str(tmp_path))[0]
-        assert member.blocked == 1
-        assert member.in_words().startswith("1 of its 3 threads blocked in the kernel")
+        process = read_processes([7], proc=str(tmp_path))[0]
+        assert process.blocked == 1
+        assert process.in_words().startswith("1 of its 3 threads blocked in the kernel")
         if os.uname().machine == "x86_64":
-            assert member.in_words().endswith("in ioctl of /dev/nvidia0 (os_acquire_rwlock_write)")
+            assert process.in_words().endswith("in ioctl of /dev/nvidia0 (os_acquire_rwlock_write)")
 
     def test_a_frozen_control_group_is_told(self, tmp_path: Path) -> None:
         a_fake_process(tmp_path, 7)
         (tmp_path / "7/wchan").write_text("do_freezer_trap")
-        assert read_members([7], proc=str(tmp_path))[0].in_words().startswith("frozen by its control group")
+        assert read_processes([7], proc=str(tmp_path))[0].in_words().startswith("frozen by its control group")
 
 
 class TestWithoutPySpy:

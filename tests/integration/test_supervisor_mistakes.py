@@ -8,7 +8,8 @@ import pytest
 
 PROGRAM = """
 import sys
-from stoker.runs import inquest, supervisor
+from stoker.runs import supervisor
+from stoker.runs.postmortem import collect
 from stoker.runs.plan import Plan
 from stoker.rules.policy import Policy
 
@@ -19,7 +20,7 @@ def broken(*_arguments, **_more):
 policy = Policy(below=0.05, window=0.5, after=0.0, every=0.1)
 sys.exit(supervisor.supervise(Plan(command=("sh", "-c", {command!r}), policy=policy, source="sim:1", grace=5.0)))
 """
-OVERDUE = """
+DEADLINE_PASSED = """
 import os
 import sys
 import time
@@ -28,22 +29,22 @@ from unittest.mock import Mock
 
 from stoker.gpus.prober import Prober
 from stoker.runs.plan import UNWATCHED, Plan
-from stoker.runs.processes.reaper import prepare
+from stoker.runs.processes.reaper import fork_reaper
 from stoker.runs.record import Records
 from stoker.runs.processes.signals import FORWARDED, SignalStream
-from stoker.runs.supervisor import Company, Order, Supervisor
+from stoker.runs.supervisor import Controller, StopRequest, Supervisor
 
 deaf = "trap '' TERM; touch deaf; while :; do sleep 0.05; done"
-company = Mock(spec=Company)
-company.fileno.return_value = os.pipe()[0]
-company.due.side_effect = lambda: time.monotonic() + 0.05
-company.attend.side_effect = lambda: Order("lease", "Over.", 143) if Path("deaf").exists() else None
-company.heed.return_value = None
-company.longest_grace.return_value = 0.0
+controller = Mock(spec=Controller)
+controller.fileno.return_value = os.pipe()[0]
+controller.due.side_effect = lambda: time.monotonic() + 0.05
+controller.poll.side_effect = lambda: StopRequest("lease", "Over.", 143) if Path("deaf").exists() else None
+controller.on_signal.return_value = None
+controller.max_grace.return_value = 0.0
 with SignalStream(FORWARDED) as signals:
     plan = Plan(command=("sh", "-c", deaf), gpus=UNWATCHED, source="sim:1", grace=600.0)
-    record, guardian = Records(Path.cwd()).create(), prepare()
-    sys.exit(Supervisor(plan, record, Prober("sim:1"), os.environ, signals, guardian, company).run())
+    record, reaper = Records(Path.cwd()).create(), fork_reaper()
+    sys.exit(Supervisor(plan, record, Prober("sim:1"), os.environ, signals, reaper, controller).run())
 """
 # A job that ends once the mistake was told of, or else when it has waited for long.
 UNTIL_TOLD = "for look in $(seq 3000); do [ -e told ] && exit 7; sleep 0.02; done"
@@ -54,9 +55,9 @@ UNTIL_TOLD = "for look in $(seq 3000); do [ -e told ] && exit 7; sleep 0.02; don
     [
         ("supervisor.IdleRule.observe = broken", UNTIL_TOLD, 7, "the command goes on"),
         ("supervisor.Journal.append = broken", UNTIL_TOLD, 7, "the command goes on"),
-        ("inquest.collect_stacks = broken", "sleep 60", 124, "the report is incomplete"),
-        ("inquest.render = broken", "sleep 60", 124, "the report is incomplete"),
-        ("inquest.Evidence = broken", "sleep 60", 124, "the report is incomplete"),
+        ("collect.collect_stacks = broken", "sleep 60", 124, "the report is incomplete"),
+        ("collect.render = broken", "sleep 60", 124, "the report is incomplete"),
+        ("collect.RunFacts = broken", "sleep 60", 124, "the report is incomplete"),
     ],
     ids=["rule", "journal", "stacks", "page", "evidence"],
 )
@@ -83,7 +84,7 @@ def test_a_mistake_of_ours_neither_kills_nor_spares_a_job(
 
 def test_job_whose_lease_is_over_is_killed_without_its_grace(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", OVERDUE], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", DEADLINE_PASSED], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 143, done.stderr
     assert "had to be killed" in done.stderr

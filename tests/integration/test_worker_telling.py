@@ -74,7 +74,7 @@ def test_a_snooze_asked_for_through_the_queue_keeps_an_idle_job_alive(site: Work
     record = Record(site.output(spared).parent)
     wait_for(lambda: record.status().verdict == "busy", named="that it is seen to work")
     assert site.store.snooze(site.last_attempt(spared).id, 600.0, "alice")
-    wait_for(lambda: record.status().reason.startswith("snoozed"), named="the snooze")
+    wait_for(lambda: record.status().verdict_reason.startswith("snoozed"), named="the snooze")
     site.open_gate("gate")
     # By the time that this more patient one is stopped, the first would have been for long.
     stopped = site.submit(HANGS, gpus=1, policy=IDLE_SOON | {"window": 2.0})

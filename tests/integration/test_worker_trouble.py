@@ -54,7 +54,7 @@ def test_what_cannot_be_written_after_the_start_costs_the_record_and_not_the_job
     wait_for_failure(site)
     keepers, record = keepers_of(site, job), record_of(site, job)
     assert is_alive(keepers.attendant_identity)
-    assert is_alive(keepers.guardian_identity)
+    assert is_alive(keepers.reaper_identity)
     assert outcomes(site, job) == [None]
     end_trouble(site)
     wait_for((record.directory / "socket").exists, named="that the next worker finds the way")

@@ -542,7 +542,7 @@ class Havoc:
         self._begin("no inodes", machine, LONGEST_CONDITION * amount, lambda: _done(disk.relieve))
 
     def _fail_calls(self, kind: str, machine: Machine, amount: float) -> None:
-        roles = ["", "", WORKER, SUPERVISOR, "stoker-guard", FORK_SERVER]
+        roles = ["", "", WORKER, SUPERVISOR, "stoker-reaper", FORK_SERVER]
         role = roles[int(amount * 1000) % len(roles)]
         chance = (0.05, 0.3, 1.0)[int(amount * 10000) % 3]
         self._inject(kind, machine, CALLS[kind], getattr(errno, kind), chance, amount, role)

@@ -26,18 +26,18 @@ def kill_attendant(keepers: AttemptProcesses, how: signal.Signals = signal.SIGKI
     assert send(who, how)
 
 
-def kill_guardian(keepers: AttemptProcesses) -> None:
-    who = keepers.guardian_identity
-    assert Path(f"/proc/{who.pid}/comm").read_text() == "stoker-guard\n"
+def kill_reaper(keepers: AttemptProcesses) -> None:
+    who = keepers.reaper_identity
+    assert Path(f"/proc/{who.pid}/comm").read_text() == "stoker-reaper\n"
     assert send(who, signal.SIGKILL)
 
 
 def kill_both(keepers: AttemptProcesses) -> None:
     """So that neither has the time to do anything about the other's death."""
     assert send(keepers.attendant_identity, signal.SIGSTOP)
-    kill_guardian(keepers)
+    kill_reaper(keepers)
     kill_attendant(keepers)
-    wait_for(lambda: not is_alive(keepers.attendant_identity) and not is_alive(keepers.guardian_identity))
+    wait_for(lambda: not is_alive(keepers.attendant_identity) and not is_alive(keepers.reaper_identity))
 
 
 def processes_of(record: AttemptRecord) -> list[int]:

@@ -72,7 +72,7 @@ class Haunted:
         self._ghost = ghost
         self._sightings = 6
         self.fileno = reaper.fileno
-        self.attend = reaper.attend
+        self.update = reaper.update
         self.kill = reaper.kill
 
     @property
@@ -84,7 +84,7 @@ class Haunted:
         if self._sightings == 0:
             return found
         self._sightings -= 1
-        return ProcessScan([*found.members, self._ghost], found.settled)
+        return ProcessScan([*found.processes, self._ghost], found.settled)
 
 
 def main() -> None:
@@ -146,19 +146,19 @@ def launched(escape: Escape, means: str) -> Iterator[tuple[Reaper, Holders]]:
         holders.wait_until_ready(escape.ready)
         yield reaper, holders
     finally:
-        reaper.finish()
+        reaper.close()
         holders.close()
 
 
 def reused_pid(reaper: Reaper) -> tuple[Identity, Bystander]:
-    """A member that has ended, and a bystander that has its pid now."""
+    """A process that has ended, and a bystander that has its pid now."""
     job = reaper.job
-    ghost = next(member for member in reaper.members() if member != job)
+    ghost = next(process for process in reaper.processes() if process != job)
     send(ghost, signal.SIGKILL)
     ends = time.monotonic() + 60
     while identify(ghost.pid) == ghost:
         if time.monotonic() > ends:
-            raise AssertionError("a killed member was not collected")
+            raise AssertionError("a killed process was not collected")
     while True:
         try:
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(ghost.pid - 1))

@@ -15,7 +15,18 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.runs.processes.reaper import Aftermath, Empty, Ended, Failed, Gone, News, Program, Started, Stopped, launch
+from stoker.runs.processes.reaper import (
+    Empty,
+    Ended,
+    Failed,
+    OrphanStop,
+    Program,
+    ReaperEvent,
+    ReaperKilled,
+    Started,
+    Stopped,
+    launch,
+)
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.processes.termination import stop
 
@@ -121,10 +132,10 @@ class _Supervisor:
             for received in self._signals.read():
                 from_job = self._reaper.owns(received.sender)
                 say(signal={"number": received.signal, "from_kernel": received.from_kernel, "from_job": from_job})
-            while (news := self._reaper.news()) is not None:
-                self._repeat(news)
+            while (event := self._reaper.next_event()) is not None:
+                self._repeat(event)
             over = self._reaper.empty
-        self._reaper.finish()
+        self._reaper.close()
         say(finished={"status": self._reaper.status, "containment": self._reaper.containment})
         for helper in self._helpers:
             say(helper_left_alone=helper.poll() is None)
@@ -136,24 +147,24 @@ class _Supervisor:
             outcome = stop(self._reaper, getattr(signal, words[0]), float(words[1]), hurry=self._signals)
             say(outcome={**outcome._asdict(), "words": outcome.in_words(), "status": self._reaper.status})
 
-    def _repeat(self, news: News) -> None:
-        match news:
+    def _repeat(self, event: ReaperEvent) -> None:
+        match event:
             case Started(job):
                 say(started=job.pid)
             case Failed():
-                say(failed=news._asdict())
+                say(failed=event._asdict())
             case Ended(status):
                 say(ended=status)
             case Stopped(signum):
                 say(stopped=signum)
-            case Gone():
-                say(gone=[member.pid for member in self._reaper.members()])
+            case ReaperKilled():
+                say(gone=[process.pid for process in self._reaper.processes()])
             case Empty():
                 say(empty=True)
 
-    def _orphaned(self, aftermath: Aftermath) -> None:
+    def _orphaned(self, stop: OrphanStop) -> None:
         if self._order.get("orphaned"):
-            Path(self._order["orphaned"]).write_text(json.dumps(aftermath._asdict()))
+            Path(self._order["orphaned"]).write_text(json.dumps(stop._asdict()))
 
 
 def say(**what: object) -> None:

@@ -20,10 +20,10 @@ import stoker
 from stoker.cli import app, edit, run, submit
 from stoker.gpus.model import Look, Maybe, Unknown, known
 from stoker.runs.postmortem.causes import CAUSES
-from stoker.runs.postmortem.facts import Evidence
+from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.hints import hints, options_of
 from stoker.runs.postmortem.markdown import prose
-from stoker.runs.postmortem.members import Member
+from stoker.runs.postmortem.process_info import ProcessInfo
 from stoker.runs.postmortem.report import brief, render
 from stoker.runs.postmortem.stacks import NOT_INSTALLED, NOT_PYTHON, Frame, Stack, Thread, parse_dump
 from stoker.runs.transcript import Output, harmless, last_outputs, output_tail
@@ -80,8 +80,8 @@ def a_stack(pid: int, *frames: str, status: str = "idle") -> Stack:
     return Stack(pid, (a_thread(*frames, status=status),))
 
 
-def a_member(pid: int = 101, parent: int = 1, **changes: Any) -> Member:
-    member = Member(
+def a_process_info(pid: int = 101, parent: int = 1, **changes: Any) -> ProcessInfo:
+    process = ProcessInfo(
         pid=pid,
         parent=parent,
         started=77,
@@ -94,11 +94,11 @@ def a_member(pid: int = 101, parent: int = 1, **changes: Any) -> Member:
         place="futex_do_wait",
         call="futex",
     )
-    return msgspec.structs.replace(member, **changes)
+    return msgspec.structs.replace(process, **changes)
 
 
-def an_evidence(**changes: Any) -> Evidence:
-    evidence = Evidence(
+def some_facts(**changes: Any) -> RunFacts:
+    facts = RunFacts(
         run="3f9a12bc",
         command=("python", "train.py", "--lr", "1e-4"),
         directory="/home/alice/bert",
@@ -107,19 +107,19 @@ def an_evidence(**changes: Any) -> Evidence:
         started=1_790_000_000.0,
         ended=1_790_007_000.0,
         ending="idle",
-        sentence="GPU 0 and GPU 1 stayed below 1% for 30m.",
+        reason="GPU 0 and GPU 1 stayed below 1% for 30m.",
         policy="all GPUs below 1% for 30m",
         exit="stopped by SIGTERM after 3s, exit code 124",
         looks=[quiet_look(at) for at in range(0, 1801, 60)],
         window=1800.0,
         below=0.01,
-        members=[a_member()],
+        processes=[a_process_info()],
         stacks=[a_stack(101, TRAIN)],
         used=(a_gpu(0).uuid, a_gpu(1).uuid),
     )
     if "output" in changes:
         changes["outputs"] = [Output("standard output", "", changes.pop("output"))]
-    return msgspec.structs.replace(evidence, **changes)
+    return msgspec.structs.replace(facts, **changes)
 
 
 def quiet_look(at: float, *pids: int) -> Look:
@@ -134,12 +134,12 @@ def busy_looks() -> list[Look]:
     return [a_look(0.9, 0.9, at=float(at)) for at in range(10)]
 
 
-def titles(evidence: Evidence) -> list[str]:
-    return [hint.title for hint in hints(evidence)]
+def titles(facts: RunFacts) -> list[str]:
+    return [hint.title for hint in hints(facts)]
 
 
-def steps(evidence: Evidence) -> str:
-    return "\n".join(step for hint in hints(evidence) for step in hint.steps)
+def steps(facts: RunFacts) -> str:
+    return "\n".join(step for hint in hints(facts) for step in hint.steps)
 
 
 def dump_of(*frames: str) -> str:
@@ -167,7 +167,7 @@ def section(markdown: str, title: str) -> str:
 
 class TestFirstSight:
     def test_the_rule_that_fired_is_the_first_sentence(self) -> None:
-        lines = [line for line in render(an_evidence()).splitlines() if line]
+        lines = [line for line in render(some_facts()).splitlines() if line]
         assert lines[:3] == [
             "# Stopped: its GPUs were idle",
             "**GPU 0 and GPU 1 stayed below 1% for 30m.**",
@@ -175,12 +175,12 @@ class TestFirstSight:
         ]
 
     def test_conclusions_read_as_sentences(self) -> None:
-        advice = section(render(an_evidence(stacks=[a_stack(101, LOADER, TRAIN)])), "What to do next")
+        advice = section(render(some_facts(stacks=[a_stack(101, LOADER, TRAIN)])), "What to do next")
         assert "1. **It waits for data.**\n   - " in advice
         assert "2. **Was it quiet on purpose?**\n   - " in advice
 
     def test_what_to_do_comes_before_the_proof(self) -> None:
-        assert headings(render(an_evidence()))[:7] == [
+        assert headings(render(some_facts()))[:7] == [
             "Stopped: its GPUs were idle",
             "What to do next",
             "The GPUs",
@@ -191,39 +191,39 @@ class TestFirstSight:
         ]
 
     def test_a_dry_run_does_not_say_that_anything_was_stopped(self) -> None:
-        assert headings(render(an_evidence(dry_run=True)))[0] == "Not stopped (dry run): its GPUs were idle"
+        assert headings(render(some_facts(dry_run=True)))[0] == "Not stopped (dry run): its GPUs were idle"
 
     def test_a_name_that_was_given_to_it_is_shown(self) -> None:
-        assert "Run `3f9a12bc` (`bert-base`) on" in render(an_evidence(name="bert-base"))
+        assert "Run `3f9a12bc` (`bert-base`) on" in render(some_facts(name="bert-base"))
 
     def test_no_line_of_a_block_is_too_wide_for_a_phone_held_sideways(self) -> None:
         deep = [f"{'f' * 70}{n} /home/alice/{'x' * 70}.py:{n}" for n in range(40)]
-        long = a_member(command=f"python {'--option ' * 100}")
-        page = render(an_evidence(members=[long], stacks=[a_stack(101, *deep)]))
+        long = a_process_info(command=f"python {'--option ' * 100}")
+        page = render(some_facts(processes=[long], stacks=[a_stack(101, *deep)]))
         assert max(len(line) for block in blocks(page)[:3] for line in block.splitlines()) <= 90
 
     def test_the_facts_are_all_there(self) -> None:
-        facts = section(render(an_evidence(driver="570.86", snoozes=["30m at 14:02 by alice"])), "Facts")
+        facts = section(render(some_facts(driver="570.86", snoozes=["30m at 14:02 by alice"])), "Facts")
         for fact in ("python train.py --lr 1e-4", "/home/alice/bert", "node7", "alice", "570.86", "`nvml`", "14:02"):
             assert fact in facts
         assert "2026-" in facts
 
     def test_gpus_are_told_with_what_they_hold(self) -> None:
         looks = [quiet_look(1.0, 101)]
-        gpus = section(render(an_evidence(looks=looks)), "The GPUs")
+        gpus = section(render(some_facts(looks=looks)), "The GPUs")
         assert "GPU 0: Test GPU, 1.0 GiB of 80 GiB in use, held by alice's python (pid 101)" in gpus
 
     def test_only_the_gpus_that_the_rule_went_by_are_told(self) -> None:
-        gpus = section(render(an_evidence(judged=(a_gpu(1).uuid,))), "The GPUs")
+        gpus = section(render(some_facts(judged=(a_gpu(1).uuid,))), "The GPUs")
         assert "GPU 1" in gpus
         assert "GPU 0" not in gpus
 
     def test_work_of_others_on_the_same_gpu_is_explained(self) -> None:
         sentence = "also that of others"
-        assert sentence in render(an_evidence(looks=[*busy_looks(), quiet_look(100.0, 101, 999)]))
+        assert sentence in render(some_facts(looks=[*busy_looks(), quiet_look(100.0, 101, 999)]))
         # Work from before the window is the run's own, and others who do nothing are no contradiction.
-        assert sentence not in render(an_evidence(looks=[*busy_looks(), quiet_look(100.0, 101)]))
-        assert sentence not in render(an_evidence(looks=[quiet_look(100.0, 101, 999)]))
+        assert sentence not in render(some_facts(looks=[*busy_looks(), quiet_look(100.0, 101)]))
+        assert sentence not in render(some_facts(looks=[quiet_look(100.0, 101, 999)]))
 
     @pytest.mark.parametrize(
         ("looks", "told"),
@@ -233,10 +233,10 @@ class TestFirstSight:
         ],
     )
     def test_missing_readings_are_told(self, looks: list[Look], told: str) -> None:
-        assert told in section(render(an_evidence(looks=looks)), "The GPUs")
+        assert told in section(render(some_facts(looks=looks)), "The GPUs")
 
     def test_a_run_of_which_nothing_was_left_has_a_report_too(self) -> None:
-        page = render(an_evidence(ending="by itself", members=[], stacks=[], looks=[], exit="exit code 1"))
+        page = render(some_facts(ending="by itself", processes=[], stacks=[], looks=[], exit="exit code 1"))
         assert "None was left to look at." in page
         assert "No process was there to ask." in page
 
@@ -265,14 +265,14 @@ class TestAdviceFromStacks:
         ],
     )
     def test_each_kind_of_waiting_has_its_own(self, frames: list[str], title: str) -> None:
-        assert title in titles(an_evidence(stacks=[a_stack(101, *frames)]))[0]
+        assert title in titles(some_facts(stacks=[a_stack(101, *frames)]))[0]
 
     def test_it_names_the_persons_own_line_as_they_know_it(self) -> None:
-        assert "`main (train.py:30)` (pid 101)" in steps(an_evidence(stacks=[a_stack(101, LOADER, TRAIN)]))
+        assert "`main (train.py:30)` (pid 101)" in steps(some_facts(stacks=[a_stack(101, LOADER, TRAIN)]))
 
     def test_a_file_of_ones_own_with_a_telling_name_is_no_sign(self) -> None:
         own = "wait /home/alice/bert/torch/utils/data/dataloader.py:3"
-        assert not [title for title in titles(an_evidence(stacks=[a_stack(101, own)])) if "data" in title]
+        assert not [title for title in titles(some_facts(stacks=[a_stack(101, own)])) if "data" in title]
 
     def test_the_rank_that_is_somewhere_else_is_named(self) -> None:
         stacks = [
@@ -280,14 +280,14 @@ class TestAdviceFromStacks:
             a_stack(102, ALL_REDUCE, TRAIN),
             a_stack(103, "validate /home/alice/bert/evaluate.py:99", TRAIN),
         ]
-        evidence = an_evidence(members=[a_member(pid) for pid in (101, 102, 103)], stacks=stacks)
-        assert "collective" in titles(evidence)[0]
-        assert "pid 103 is somewhere else**: in `validate (evaluate.py:99)`" in hints(evidence)[0].steps[0]
-        assert "2 processes: 101 and 102" in steps(evidence)
+        facts = some_facts(processes=[a_process_info(pid) for pid in (101, 102, 103)], stacks=stacks)
+        assert "collective" in titles(facts)[0]
+        assert "pid 103 is somewhere else**: in `validate (evaluate.py:99)`" in hints(facts)[0].steps[0]
+        assert "2 processes: 101 and 102" in steps(facts)
 
     def test_workers_that_wait_while_the_program_waits_for_them_point_at_a_lost_one(self) -> None:
         stacks = [a_stack(101, LOADER, TRAIN), *(a_stack(pid, QUEUE_GET, WORKER_LOOP) for pid in (102, 103))]
-        assert "All 2 data loader workers wait for work" in steps(an_evidence(stacks=stacks))
+        assert "All 2 data loader workers wait for work" in steps(some_facts(stacks=stacks))
 
     def test_workers_inside_the_dataset_point_at_its_line(self) -> None:
         fetch = f"fetch {SITE}/torch/utils/data/_utils/fetch.py:51"
@@ -296,7 +296,7 @@ class TestAdviceFromStacks:
             a_stack(102, "read /home/alice/bert/data.py:7", fetch, WORKER_LOOP),
             a_stack(103, QUEUE_GET, WORKER_LOOP),
         ]
-        told = steps(an_evidence(stacks=stacks))
+        told = steps(some_facts(stacks=stacks))
         assert "1 of 2 data loader workers are inside the dataset's own code" in told
         assert "`read (data.py:7)` (pid 102)" in told
 
@@ -309,8 +309,8 @@ class TestAdviceFromStacks:
         ],
     )
     def test_a_librarys_helper_that_waits_for_work_is_no_sign(self, helper: list[str]) -> None:
-        evidence = an_evidence(stacks=[a_stack(102, *helper), a_stack(101, LOADER, TRAIN)])
-        assert titles(evidence) == ["It waits for data", "Was it quiet on purpose?"]
+        facts = some_facts(stacks=[a_stack(102, *helper), a_stack(101, LOADER, TRAIN)])
+        assert titles(facts) == ["It waits for data", "Was it quiet on purpose?"]
 
     def test_a_pool_worker_in_the_persons_code_is_a_sign(self) -> None:
         frames = [
@@ -318,16 +318,16 @@ class TestAdviceFromStacks:
             "fetch /home/alice/x.py:2",
             f"worker {STDLIB}/multiprocessing/pool.py:114",
         ]
-        assert titles(an_evidence(stacks=[a_stack(101, *frames)]))[0] == "It waits for the network"
+        assert titles(some_facts(stacks=[a_stack(101, *frames)]))[0] == "It waits for the network"
 
     @pytest.mark.parametrize(
         ("call", "title"),
         [("clock_nanosleep", "It sleeps"), ("futex", "a lock or for a call"), ("recvfrom of a socket", "on a socket")],
     )
     def test_where_the_calls_say_nothing_the_kernel_does(self, call: str, title: str) -> None:
-        evidence = an_evidence(members=[a_member(call=call)])
-        assert title in titles(evidence)[0]
-        assert "main (train.py:30)" in steps(evidence)
+        facts = some_facts(processes=[a_process_info(call=call)])
+        assert title in titles(facts)[0]
+        assert "main (train.py:30)" in steps(facts)
 
     @pytest.mark.parametrize(
         ("call", "frames"),
@@ -345,37 +345,37 @@ class TestAdviceFromStacks:
         ],
     )
     def test_no_cause_is_named_that_the_stack_does_not_show(self, call: str, frames: list[str]) -> None:
-        members = [a_member(call=call), a_member(102, call=call)]
-        told = titles(an_evidence(members=members, stacks=[a_stack(101, *frames)]))
+        processes = [a_process_info(call=call), a_process_info(102, call=call)]
+        told = titles(some_facts(processes=processes, stacks=[a_stack(101, *frames)]))
         allowed = {"It waits for the network"} if "wandb" in frames[0] else set()
         assert not allowed ^ (set(told) & FALSE_HERE)
 
     def test_an_idle_event_loop_is_said_to_be_one(self) -> None:
-        evidence = an_evidence(members=[a_member(call="epoll_wait")], stacks=[a_stack(101, *ASYNCIO_EVENT)])
-        assert titles(evidence)[0] == "Its event loop has nothing to do: every task waits"
+        facts = some_facts(processes=[a_process_info(call="epoll_wait")], stacks=[a_stack(101, *ASYNCIO_EVENT)])
+        assert titles(facts)[0] == "Its event loop has nothing to do: every task waits"
 
     def test_a_forked_worker_is_not_said_to_be_where_it_was_forked(self) -> None:
         threads = parse_dump(dump_of(*FORKED_WORKER))
-        evidence = an_evidence(members=[a_member(call="clock_nanosleep")], stacks=[Stack(101, threads)])
-        assert titles(evidence)[0] == "It sleeps"
-        assert "work (worker.py:5)" in steps(evidence)
-        assert "train.py" not in steps(evidence) + section(render(evidence), "Where they were")
+        facts = some_facts(processes=[a_process_info(call="clock_nanosleep")], stacks=[Stack(101, threads)])
+        assert titles(facts)[0] == "It sleeps"
+        assert "work (worker.py:5)" in steps(facts)
+        assert "train.py" not in steps(facts) + section(render(facts), "Where they were")
 
     def test_a_healthy_run_that_reached_its_time_limit_is_not_told_that_it_hung(self) -> None:
-        blocked = a_member(state="D", blocked=1, place="io_schedule")
-        evidence = an_evidence(
-            ending="time limit", looks=busy_looks(), members=[blocked], stacks=[a_stack(101, LOADER, TRAIN)]
+        blocked = a_process_info(state="D", blocked=1, place="io_schedule")
+        facts = some_facts(
+            ending="time limit", looks=busy_looks(), processes=[blocked], stacks=[a_stack(101, LOADER, TRAIN)]
         )
-        assert titles(evidence) == ["It needed more time than it was given"]
+        assert titles(facts) == ["It needed more time than it was given"]
 
     def test_one_whose_gpus_were_quiet_at_its_time_limit_is(self) -> None:
-        evidence = an_evidence(ending="time limit", stacks=[a_stack(101, LOADER, TRAIN)])
-        assert titles(evidence) == ["It waits for data", "It needed more time than it was given"]
+        facts = some_facts(ending="time limit", stacks=[a_stack(101, LOADER, TRAIN)])
+        assert titles(facts) == ["It waits for data", "It needed more time than it was given"]
 
     def test_one_whose_gpus_could_not_be_read_is_not(self) -> None:
         looks = [a_look(Unknown("no answer"))]
-        evidence = an_evidence(ending="time limit", looks=looks, stacks=[a_stack(101, LOADER, TRAIN)])
-        assert titles(evidence) == ["It needed more time than it was given"]
+        facts = some_facts(ending="time limit", looks=looks, stacks=[a_stack(101, LOADER, TRAIN)])
+        assert titles(facts) == ["It needed more time than it was given"]
 
 
 class TestOtherAdvice:
@@ -388,30 +388,32 @@ class TestOtherAdvice:
         ],
     )
     def test_a_process_blocked_in_the_kernel_comes_first(self, where: dict[str, Any], told: str) -> None:
-        evidence = an_evidence(members=[a_member(state="D", blocked=1, **where)], stacks=[a_stack(101, LOADER)])
-        assert titles(evidence)[0] == "It is blocked in the kernel"
-        assert told in hints(evidence)[0].steps[1]
+        facts = some_facts(processes=[a_process_info(state="D", blocked=1, **where)], stacks=[a_stack(101, LOADER)])
+        assert titles(facts)[0] == "It is blocked in the kernel"
+        assert told in hints(facts)[0].steps[1]
 
     def test_one_that_reads_from_the_terminal_waits_for_a_person(self) -> None:
-        evidence = an_evidence(members=[a_member(call="read of /dev/pts/3 (its standard input)")])
-        assert titles(evidence)[0] == "It waits for a person at the keyboard"
+        facts = some_facts(processes=[a_process_info(call="read of /dev/pts/3 (its standard input)")])
+        assert titles(facts)[0] == "It waits for a person at the keyboard"
 
     @pytest.mark.parametrize("question", ["Overwrite? [y/N] ", "(Pdb) ", "Password:", ">>> "])
     def test_a_last_line_that_is_a_question_waits_for_a_person(self, question: str) -> None:
-        evidence = an_evidence(output=f"epoch 1\n{question}")
-        assert titles(evidence)[0] == "It waits for a person at the keyboard"
-        assert question.strip() in steps(evidence)
+        facts = some_facts(output=f"epoch 1\n{question}")
+        assert titles(facts)[0] == "It waits for a person at the keyboard"
+        assert question.strip() in steps(facts)
 
     def test_a_paused_process_says_how_to_let_it_go_on(self) -> None:
-        assert "kill -CONT" in steps(an_evidence(members=[a_member(state="T")]))
+        assert "kill -CONT" in steps(some_facts(processes=[a_process_info(state="T")]))
 
     def test_what_is_left_comes_before_everything(self) -> None:
-        evidence = an_evidence(left=["python (pid 105) holds 3 GiB on GPU 0"], members=[a_member(state="D", blocked=1)])
-        assert titles(evidence)[:2] == ["Something of it is still there", "It is blocked in the kernel"]
-        assert "pid 105" in hints(evidence)[0].steps[0]
+        facts = some_facts(
+            left=["python (pid 105) holds 3 GiB on GPU 0"], processes=[a_process_info(state="D", blocked=1)]
+        )
+        assert titles(facts)[:2] == ["Something of it is still there", "It is blocked in the kernel"]
+        assert "pid 105" in hints(facts)[0].steps[0]
 
     def test_a_run_that_never_reached_a_gpu_is_told_so(self) -> None:
-        assert "It never used a GPU" in titles(an_evidence(used=()))
+        assert "It never used a GPU" in titles(some_facts(used=()))
 
     @pytest.mark.parametrize(
         "changes",
@@ -422,21 +424,21 @@ class TestOtherAdvice:
             {"looks": [Look("x", 1.0, 0.0, (a_gpu(),), (a_reading(processes=Unknown("no permission")),))]},
             {"looks": [Look("x", 1.0, 0.0, (a_gpu(),), (a_reading(processes=(a_process(9, started=Unknown("?")),)),))]},
             {"looks": []},
-            {"members": []},
+            {"processes": []},
         ],
     )
     def test_one_of_which_that_is_not_certain_is_not(self, changes: dict[str, Any]) -> None:
-        assert "It never used a GPU" not in titles(an_evidence(**{"used": (), **changes}))
+        assert "It never used a GPU" not in titles(some_facts(**{"used": (), **changes}))
 
     def test_memory_that_is_held_for_nothing_is_added_up(self) -> None:
-        evidence = an_evidence(looks=[quiet_look(1.0, 101, 999)])
-        assert "It holds GPU memory and computes nothing" in titles(evidence)
-        assert "It holds 40 GiB on GPU 0:" in steps(evidence)
+        facts = some_facts(looks=[quiet_look(1.0, 101, 999)])
+        assert "It holds GPU memory and computes nothing" in titles(facts)
+        assert "It holds 40 GiB on GPU 0:" in steps(facts)
 
     def test_work_on_the_cpu_is_not_called_a_hang(self) -> None:
-        evidence = an_evidence(members=[a_member(state="R")], stacks=[a_stack(101, TRAIN, status="active+gil")])
-        assert titles(evidence)[0] == "It was working on the CPU, so it may not hang at all"
-        assert "snooze" in steps(evidence)
+        facts = some_facts(processes=[a_process_info(state="R")], stacks=[a_stack(101, TRAIN, status="active+gil")])
+        assert titles(facts)[0] == "It was working on the CPU, so it may not hang at all"
+        assert "snooze" in steps(facts)
 
     @pytest.mark.parametrize(
         ("output", "title"),
@@ -450,34 +452,38 @@ class TestOtherAdvice:
         ],
     )
     def test_an_error_in_the_output_is_pointed_at(self, output: str, title: str) -> None:
-        evidence = an_evidence(output=f"epoch 1\n{output}\nmore", stacks=[], members=[])
-        assert title in titles(evidence)[0]
-        assert output.splitlines()[-1] in steps(evidence)
+        facts = some_facts(output=f"epoch 1\n{output}\nmore", stacks=[], processes=[])
+        assert title in titles(facts)[0]
+        assert output.splitlines()[-1] in steps(facts)
 
     @pytest.mark.parametrize(
         ("reason", "told"),
         [(NOT_INSTALLED, "pip install 'stoker[report]'"), ("no permission to read its memory", "PYTHONFAULTHANDLER=1")],
     )
     def test_missing_stacks_say_how_to_have_them_next_time(self, reason: str, told: str) -> None:
-        assert told in steps(an_evidence(stacks=[Stack(101, Unknown(reason)), Stack(102, Unknown(NOT_PYTHON))]))
+        assert told in steps(some_facts(stacks=[Stack(101, Unknown(reason)), Stack(102, Unknown(NOT_PYTHON))]))
 
     def test_programs_that_are_not_python_are_no_missing_stacks(self) -> None:
-        evidence = an_evidence(stacks=[Stack(101, Unknown(NOT_PYTHON))])
-        assert "Where it hung in its code is not known" not in titles(evidence)
+        facts = some_facts(stacks=[Stack(101, Unknown(NOT_PYTHON))])
+        assert "Where it hung in its code is not known" not in titles(facts)
 
     def test_a_kill_from_outside_points_at_memory(self) -> None:
-        evidence = an_evidence(ending="by itself", exit="ended by SIGKILL, exit code 137", members=[], stacks=[])
-        assert titles(evidence) == ["It was killed from outside"]
+        facts = some_facts(ending="by itself", exit="ended by SIGKILL, exit code 137", processes=[], stacks=[])
+        assert titles(facts) == ["It was killed from outside"]
 
     def test_there_are_never_more_than_a_person_reads_and_never_none(self) -> None:
-        everything = an_evidence(
+        everything = some_facts(
             left=["x"],
-            members=[a_member(state="D", blocked=1), a_member(102, state="T"), a_member(103, state="R")],
+            processes=[
+                a_process_info(state="D", blocked=1),
+                a_process_info(102, state="T"),
+                a_process_info(103, state="R"),
+            ],
             output="CUDA out of memory\n(Pdb) ",
             stacks=[a_stack(101, LOADER), a_stack(102, ALL_REDUCE)],
         )
         assert len(titles(everything)) == 5
-        assert titles(an_evidence(ending="signal", members=[], stacks=[], looks=[])) == [
+        assert titles(some_facts(ending="signal", processes=[], stacks=[], looks=[])) == [
             "Nothing here calls for anything"
         ]
 
@@ -494,11 +500,11 @@ class TestAdvisedOptions:
     def advice(self, job: str | None) -> Iterator[str]:
         """Everything that a report may advise."""
         for cause in CAUSES:
-            yield from (step.format(delay=options_of(an_evidence(job=job)).delay) for step in cause.steps)
+            yield from (step.format(delay=options_of(some_facts(job=job)).delay) for step in cause.steps)
         for ending in ("idle", "time limit"):
             active = a_stack(101, TRAIN, status="active")
             for stacks in ([active], [Stack(101, Unknown("no permission to read its memory"))]):
-                yield steps(an_evidence(job=job, ending=ending, used=(), stacks=stacks))
+                yield steps(some_facts(job=job, ending=ending, used=(), stacks=stacks))
 
     @pytest.mark.parametrize("job", [None, "j7"])
     def test_every_one_exists_and_means_that(self, job: str | None) -> None:
@@ -519,7 +525,7 @@ class TestAdvisedOptions:
                 assert set(advised) <= known, (file, verb)
 
     def test_a_queued_job_is_changed_by_edit_and_queued_again(self) -> None:
-        told = steps(an_evidence(job="j7", ending="time limit"))
+        told = steps(some_facts(job="j7", ending="time limit"))
         assert "`stoker edit j7 --time-limit 24h`, then `stoker retry j7`." in told
         parameters = {option: parameter.name for parameter in edit.command.params for option in parameter.opts}
         assert (parameters["--time-limit"], parameters["--for"]) == ("time_limit", "window")
@@ -527,12 +533,12 @@ class TestAdvisedOptions:
 
 class TestProcesses:
     def test_children_stand_below_their_parents_with_what_they_cost(self) -> None:
-        members = [
-            a_member(101),
-            a_member(103, 102, command="sleep 5", name="sleep", state="D", cpu=2.0, memory=2 * 2**20),
-            a_member(102, 101, command=Unknown("it has none"), name="worker"),
+        processes = [
+            a_process_info(101),
+            a_process_info(103, 102, command="sleep 5", name="sleep", state="D", cpu=2.0, memory=2 * 2**20),
+            a_process_info(102, 101, command=Unknown("it has none"), name="worker"),
         ]
-        rows = blocks(render(an_evidence(members=members)))[1].splitlines()
+        rows = blocks(render(some_facts(processes=processes)))[1].splitlines()
         assert rows[1].split() == ["101", "S", "1h23m", "3.0G", "python", "train.py", "--lr", "1e-4"]
         assert [
             row[row.index(word) - 2 : row.index(word)]
@@ -545,28 +551,28 @@ class TestProcesses:
         assert rows[3].split()[:4] == ["103", "D", "2s", "2M"]
 
     def test_parents_in_a_circle_are_each_told_once(self) -> None:
-        members = [a_member(101, 102), a_member(102, 101), a_member(103, 103)]
-        rows = blocks(render(an_evidence(members=members)))[1].splitlines()
+        processes = [a_process_info(101, 102), a_process_info(102, 101), a_process_info(103, 103)]
+        rows = blocks(render(some_facts(processes=processes)))[1].splitlines()
         assert sorted(row.split()[0] for row in rows[1:]) == ["101", "102", "103"]
 
     def test_a_crowd_is_cut_and_counted(self) -> None:
-        members = [a_member(101), *(a_member(pid, 101) for pid in range(200, 1200))]
-        rows = blocks(render(an_evidence(members=members)))[1].splitlines()
+        processes = [a_process_info(101), *(a_process_info(pid, 101) for pid in range(200, 1200))]
+        rows = blocks(render(some_facts(processes=processes)))[1].splitlines()
         assert len(rows) < 50
         assert rows[-1] == "… and 961 more"
 
 
 class TestStacks:
     def test_processes_with_the_same_stack_are_told_once(self) -> None:
-        members = [a_member(pid) for pid in (101, 102, 103)]
+        processes = [a_process_info(pid) for pid in (101, 102, 103)]
         stacks = [a_stack(pid, LOADER, TRAIN) for pid in (101, 102, 103)]
-        told = section(render(an_evidence(members=members, stacks=stacks)), "Where they were")
+        told = section(render(some_facts(processes=processes, stacks=stacks)), "Where they were")
         assert "### 3 processes (`python`): 101, 102 and 103" in told
         assert told.count("dataloader.py") == 1
 
     def test_own_calls_are_marked_and_the_way_there_is_not_told(self) -> None:
         start = [f"BaseProcess._bootstrap {STDLIB}/multiprocessing/process.py:314", "<module> <string>:1"]
-        told = blocks(render(an_evidence(stacks=[a_stack(101, QUEUE_GET, TRAIN, *start)])))[2]
+        told = blocks(render(some_facts(stacks=[a_stack(101, QUEUE_GET, TRAIN, *start)])))[2]
         assert told.splitlines() == [
             "MainThread (idle)",
             "  get (multiprocessing/queues.py:103)",
@@ -575,19 +581,19 @@ class TestStacks:
 
     def test_an_own_call_deep_below_a_library_is_not_cut_off(self) -> None:
         frames = [*(f"f{n} {SITE}/torch/x.py:{n}" for n in range(40)), TRAIN]
-        told = blocks(render(an_evidence(stacks=[a_stack(101, *frames)])))[2].splitlines()
+        told = blocks(render(some_facts(stacks=[a_stack(101, *frames)])))[2].splitlines()
         assert told[-2:] == ["  … 28 more", "> main (train.py:30)"]
         assert len(told) < 20
 
     def test_what_was_left_out_of_an_endless_recursion_is_counted(self) -> None:
         thread = Thread("MainThread", "idle", tuple(a_frame(f"f {SITE}/x.py:{n}") for n in range(60)), cut=940)
-        told = blocks(render(an_evidence(stacks=[Stack(101, (thread,))])))[2].splitlines()
+        told = blocks(render(some_facts(stacks=[Stack(101, (thread,))])))[2].splitlines()
         assert told[-1] == "  … 988 more"
 
     def test_threads_that_do_the_same_are_told_once_and_the_main_one_first(self) -> None:
         pool = [a_thread(f"get {STDLIB}/queue.py:1", name=f"pool-{n}") for n in range(8)]
         busy = a_thread("crunch /home/alice/bert/x.py:1", name="cruncher", status="active")
-        told = blocks(render(an_evidence(stacks=[Stack(101, (a_thread(TRAIN), *pool, busy))])))[2].splitlines()
+        told = blocks(render(some_facts(stacks=[Stack(101, (a_thread(TRAIN), *pool, busy))])))[2].splitlines()
         assert [line for line in told if not line.startswith((" ", ">"))] == [
             "MainThread (idle)",
             "cruncher (active)",
@@ -596,13 +602,16 @@ class TestStacks:
 
     def test_helpers_come_last(self) -> None:
         tracker = a_stack(102, f"main {STDLIB}/multiprocessing/resource_tracker.py:227")
-        page = render(an_evidence(members=[], stacks=[tracker, a_stack(101, LOADER, TRAIN)]))
+        page = render(some_facts(processes=[], stacks=[tracker, a_stack(101, LOADER, TRAIN)]))
         assert headings(page)[5:7] == ["Process 101", "Process 102"]
 
     def test_processes_without_a_stack_say_why_and_what_they_do(self) -> None:
-        members = [a_member(101), a_member(104, 101, name="sleep", call="clock_nanosleep", place="hrtimer_nanosleep")]
+        processes = [
+            a_process_info(101),
+            a_process_info(104, 101, name="sleep", call="clock_nanosleep", place="hrtimer_nanosleep"),
+        ]
         stacks = [a_stack(101, TRAIN), Stack(104, Unknown(NOT_PYTHON))]
-        told = section(render(an_evidence(members=members, stacks=stacks)), "Where they were")
+        told = section(render(some_facts(processes=processes, stacks=stacks)), "Where they were")
         assert "- 104 (`sleep`): sleeping in clock_nanosleep (hrtimer_nanosleep); not a Python process" in told
 
     def test_what_py_spy_prints_is_understood(self) -> None:
@@ -644,7 +653,7 @@ class TestOutput:
         assert harmless(written).rstrip() == shown.rstrip()
 
     def test_a_fence_in_the_output_does_not_end_the_block(self) -> None:
-        page = render(an_evidence(output="before\n````\n# not a heading\n~~~\nafter"))
+        page = render(some_facts(output="before\n````\n# not a heading\n~~~\nafter"))
         assert blocks(page)[-1] == "before\n````\n# not a heading\n~~~\nafter\n"
         assert headings(page)[-1] == "Facts"
 
@@ -656,7 +665,7 @@ class TestOutput:
         ],
     )
     def test_no_output_is_told(self, output: Maybe[str], told: str) -> None:
-        assert told in section(render(an_evidence(output=output)), "The last output")
+        assert told in section(render(some_facts(output=output)), "The last output")
 
 
 class TestOutputTail:
@@ -746,12 +755,12 @@ class TestWhereItWrote:
     def test_what_went_to_two_files_is_told_by_name(self, started: Callable[[str], int], tmp_path: Path) -> None:
         error = "Traceback (most recent call last):\n  File\nValueError: nan"
         pid = started(f"exec >out 2>err; printf '{error}' >&2; echo >ready; read wait")
-        evidence = an_evidence(outputs=last_outputs([pid]), stacks=[], members=[])
-        output = section(render(evidence), "The last output")
+        facts = some_facts(outputs=last_outputs([pid]), stacks=[], processes=[])
+        output = section(render(facts), "The last output")
         assert f"Standard error (`{tmp_path}/err`):\n\n```text\nTraceback (most" in output
         assert f"Empty: standard output (`{tmp_path}/out`)." in output
-        assert titles(evidence)[0] == "Its last output has an error in it"
-        assert "`ValueError: nan`" in steps(evidence)
+        assert titles(facts)[0] == "Its last output has an error in it"
+        assert "`ValueError: nan`" in steps(facts)
 
     def test_files_of_what_a_shell_started_are_found(self, started: Callable[[str], int], tmp_path: Path) -> None:
         shell = started("sh -c 'echo loss 0.3; echo $$ >ready; read wait' >out 2>&1 <&0; true")
@@ -763,36 +772,36 @@ class TestWhereItWrote:
         pid = started("echo >ready; read wait")
         (tmp_path / "output.1").write_text("epoch 1\n")
         (tmp_path / "output").write_text("CUDA out of memory\nstoker: idle for 15m\n")
-        evidence = an_evidence(job="j7", outputs=last_outputs([pid], tmp_path / "output"), stacks=[], members=[])
-        assert blocks(render(evidence))[-1] == "epoch 1\nCUDA out of memory\nstoker: idle for 15m\n"
-        assert "memory that ran out" in titles(evidence)[0]
+        facts = some_facts(job="j7", outputs=last_outputs([pid], tmp_path / "output"), stacks=[], processes=[])
+        assert blocks(render(facts))[-1] == "epoch 1\nCUDA out of memory\nstoker: idle for 15m\n"
+        assert "memory that ran out" in titles(facts)[0]
 
     def test_what_the_supervisor_said_is_no_sign(self) -> None:
         output = "stoker: it ran out of memory, and is started again\nOverwrite? [y/N] stoker: GPU 0 is idle\n"
-        assert titles(an_evidence(output=output))[0] == "It waits for a person at the keyboard"
-        assert "Its output speaks of memory that ran out" not in titles(an_evidence(output=output))
+        assert titles(some_facts(output=output))[0] == "It waits for a person at the keyboard"
+        assert "Its output speaks of memory that ran out" not in titles(some_facts(output=output))
 
     def test_what_the_supervisor_said_is_not_taken_for_output(self) -> None:
-        page = render(an_evidence(output="stoker: GPU 0 is idle; the job is stopped in 5m\n"))
+        page = render(some_facts(output="stoker: GPU 0 is idle; the job is stopped in 5m\n"))
         assert "It wrote nothing: standard output is empty." in section(page, "The last output")
 
     def test_results_after_an_error_are_not_called_complete(self) -> None:
         stacks = [a_stack(101, f"_shutdown {STDLIB}/threading.py:1553")]
-        assert "results are probably complete" in steps(an_evidence(stacks=stacks, output="epoch 9\n"))
-        failed = an_evidence(stacks=stacks, output="Traceback (most recent call last):\n  File\nKeyError: 3\n")
+        assert "results are probably complete" in steps(some_facts(stacks=stacks, output="epoch 9\n"))
+        failed = some_facts(stacks=stacks, output="Traceback (most recent call last):\n  File\nKeyError: 3\n")
         assert titles(failed)[0] == "Its main program was over, but it did not exit"
         assert "results are probably complete" not in steps(failed)
 
     def test_a_pipe_is_named_with_what_went_there(self, started: Callable[[str], int]) -> None:
-        page = render(an_evidence(outputs=last_outputs([started("echo >ready; read wait")])))
+        page = render(some_facts(outputs=last_outputs([started("echo >ready; read wait")])))
         told = "Not here: standard output and standard error; it went to a pipe, so it is not kept."
         assert told in section(page, "The last output")
 
 
 class TestBrief:
     def test_it_says_what_why_and_where_to_read_on(self) -> None:
-        evidence = an_evidence(stacks=[a_stack(101, LOADER, TRAIN)])
-        assert brief(evidence, "/home/alice/.local/state/stoker/runs/3f9a12bc/report.md").splitlines() == [
+        facts = some_facts(stacks=[a_stack(101, LOADER, TRAIN)])
+        assert brief(facts, "/home/alice/.local/state/stoker/runs/3f9a12bc/report.md").splitlines() == [
             "stoker: run 3f9a12bc: GPU 0 and GPU 1 stayed below 1% for 30m; stopped by SIGTERM after 3s, exit code 124",
             "  it was in main (train.py:30)",
             "  perhaps: It waits for data",
@@ -802,8 +811,8 @@ class TestBrief:
 
     def test_it_stays_short_however_much_there_is_to_say(self) -> None:
         stacks = [a_stack(pid, f"f{pid} /home/alice/{'x' * 300}.py:{pid}") for pid in range(100, 200)]
-        evidence = an_evidence(stacks=stacks, left=["y" * 500] * 50, sentence="z" * 500, exit="w" * 500)
-        lines = brief(evidence, "/a/report.md").splitlines()
+        facts = some_facts(stacks=stacks, left=["y" * 500] * 50, reason="z" * 500, exit="w" * 500)
+        lines = brief(facts, "/a/report.md").splitlines()
         assert len(lines) <= 8
         assert max(map(len, lines)) <= 170
         assert "still there: yyy" in "\n".join(lines)
@@ -820,8 +829,8 @@ nasty = st.one_of(
 frames = st.builds(Frame, nasty, nasty, st.integers(0, 10**6))
 threads = st.builds(Thread, nasty, nasty, st.lists(frames, max_size=4).map(tuple), st.integers(0, 5))
 maybe = st.one_of(nasty, nasty.map(Unknown))
-some_members = st.builds(
-    a_member,
+some_processes = st.builds(
+    a_process_info,
     st.integers(1, 6),
     st.integers(1, 6),
     state=st.one_of(st.sampled_from("RSDTZ"), nasty),
@@ -835,7 +844,7 @@ some_stacks = st.builds(
     Stack, st.integers(1, 6), st.one_of(nasty.map(Unknown), st.lists(threads, max_size=3).map(tuple))
 )
 evidences = st.builds(
-    an_evidence,
+    some_facts,
     run=nasty,
     name=st.none() | nasty,
     command=st.lists(nasty, max_size=3).map(tuple),
@@ -845,7 +854,7 @@ evidences = st.builds(
     started=st.floats(allow_nan=False, allow_infinity=False),
     ended=st.floats(0, 2e9),
     ending=st.sampled_from(["idle", "time limit", "signal", "by itself", "could not start", "supervisor killed"]),
-    sentence=nasty,
+    reason=nasty,
     policy=nasty,
     exit=nasty,
     dry_run=st.booleans(),
@@ -863,7 +872,7 @@ evidences = st.builds(
         ),
         max_size=3,
     ),
-    members=st.lists(some_members, max_size=4),
+    processes=st.lists(some_processes, max_size=4),
     stacks=st.lists(some_stacks, max_size=4),
     output=maybe,
     driver=maybe,
@@ -882,8 +891,8 @@ def is_harmless(text: str) -> bool:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(evidences)
-def test_no_text_whatever_breaks_the_page(evidence: Evidence) -> None:
-    page = render(evidence)
+def test_no_text_whatever_breaks_the_page(facts: RunFacts) -> None:
+    page = render(facts)
     assert is_harmless(page)
     parsed = tokens(page)
     kinds = {token.type for token in parsed} | {child.type for token in parsed for child in token.children or ()}
@@ -905,7 +914,7 @@ def test_no_text_whatever_breaks_the_page(evidence: Evidence) -> None:
     assert [title for title in headings(page) if title in SECTIONS] == SECTIONS
     # A fence that was left open would have swallowed the end of the page.
     assert any(token.type == "inline" and token.content.startswith("stoker: ") for token in parsed)
-    told = brief(evidence, "/a/report.md")
+    told = brief(facts, "/a/report.md")
     assert is_harmless(told)
     assert len(told.splitlines()) <= 8
 

@@ -44,7 +44,7 @@ def written(records: Records, *, alive: bool = False, started: float | None = No
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     record = written(Records(tmp_path))
-    record.write_status(Status(state="ended", ending="idle", exit_code=124, sentence="GPU 0 stayed below 1% for 30m."))
+    record.write_status(Status(state="ended", ending="idle", exit_code=124, reason="GPU 0 stayed below 1% for 30m."))
     again = Records(tmp_path).find(record.id)
     assert again.spec() == a_spec(record, started=again.spec().started)
     assert (again.status().ending, again.status().exit_code) == ("idle", 124)

@@ -2,7 +2,7 @@
 
 import signal
 
-from stoker.runs.processes.signals import DOUBLE_PRESS, Impatience, Received
+from stoker.runs.processes.signals import DOUBLE_PRESS, DoublePress, Received
 
 PRESSED = Received(signal.SIGINT, 0x80, 0, 0)
 BY_A_PROGRAM = Received(signal.SIGINT, 0, 4242, 1000)
@@ -11,12 +11,12 @@ BY_A_PROGRAM = Received(signal.SIGINT, 0, 4242, 1000)
 class Person:
     def __init__(self) -> None:
         self.now = 0.0
-        self.impatience = Impatience(lambda: self.now)
+        self.double_press = DoublePress(lambda: self.now)
 
     def presses(self, *signals: Received, every: float) -> list[bool]:
         heard = []
         for received in signals:
-            heard.append(self.impatience.heard(received))
+            heard.append(self.double_press.is_second(received))
             self.now += every
         return heard
 

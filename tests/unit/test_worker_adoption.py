@@ -112,16 +112,16 @@ def test_worker_with_few_descriptors_left_keeps_them_for_the_rest_of_its_work(
     assert (found.over, found.channel) == (None, None)
 
 
-def test_guardian_that_cannot_be_watched_now_is_not_dead(home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reaper_that_cannot_be_watched_now_is_not_dead(home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_behind(home, AttemptProcesses(GONE, myself()))
     with monkeypatch.context() as trouble:
         trouble.setattr(os, "pidfd_open", failing(errno.EMFILE))
         (found,) = find(home, AWAY).running_attempts
-    assert (found.over, found.guardian_end) == (None, -1)
+    assert (found.over, found.reaper_end) == (None, -1)
     found.reach()
     assert found.over is None
-    assert found.guardian_end >= 0
-    os.close(found.guardian_end)
+    assert found.reaper_end >= 0
+    os.close(found.reaper_end)
 
 
 def test_attempt_is_not_concluded_while_nobody_can_see_what_is_left_of_it(

@@ -109,31 +109,31 @@ def test_outcome_that_a_stopped_worker_does_not_take_is_brought_before_the_lease
     monkeypatch.setattr(attendant._Attendance, "_send_errand", send)
     ends = now() + 2.0
     stage.attendance._hold_until(ends)
-    stage.attendance.over(Status(state="ended", ending="by itself", exit_code=0))
+    stage.attendance.on_ended(Status(state="ended", ending="by itself", exit_code=0))
     stage.attendance._wait_until_recorded()
     assert outcome(stage) == "succeeded"
     assert sent[0] < ends
 
 
 def test_job_gets_no_grace_beyond_its_lease(stage: Stage) -> None:
-    company = stage.attendance
-    assert company.longest_grace() > 500.0
+    controller = stage.attendance
+    assert controller.max_grace() > 500.0
     # The machine slept for longer than the lease.
-    company._hold_until(now() - 5.0)
-    order = company.attend()
+    controller._hold_until(now() - 5.0)
+    order = controller.poll()
     assert order is not None
-    assert (order.ending, company.longest_grace()) == ("lease", 0.0)
+    assert (order.ending, controller.max_grace()) == ("lease", 0.0)
 
 
 def test_job_that_the_queue_gave_up_gets_no_grace(stage: Stage) -> None:
     stage.worker.send(StopAttempt("lease", "The queue had given the job up."))
-    order = stage.attendance.attend()
+    order = stage.attendance.poll()
     assert order is not None
-    assert (order.ending, stage.attendance.longest_grace()) == ("lease", 0.0)
+    assert (order.ending, stage.attendance.max_grace()) == ("lease", 0.0)
 
 
 def test_attendant_wakes_up_when_it_has_to_stop_its_job(stage: Stage) -> None:
     attempt_spec = stage.attendance._attempt_spec
     stage.attendance._hold_until(now() + attempt_spec.stop_before_end + 0.2)
     assert select.select([stage.attendance.fileno()], [], [], 30.0)[0]
-    assert wait_for(stage.attendance.attend).ending == "lease"
+    assert wait_for(stage.attendance.poll).ending == "lease"

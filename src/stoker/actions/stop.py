@@ -49,7 +49,7 @@ class Stop(Action, Tracking):
             self._tree.track()
 
     def act(self, facts: Facts) -> None:  # noqa: ARG002 - a signal has no reason
-        if self._tree is None or not self._tree.scan_processes().members:
+        if self._tree is None or not self._tree.scan_processes().processes:
             return  # it ended by itself, and its number may be somebody else's by now
         outcome = stop_tree(self._tree, self._grace)
         if outcome.survivors:

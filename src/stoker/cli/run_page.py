@@ -34,13 +34,13 @@ def _text(summary: Summary) -> str:
     }
     if summary.state in {"running", "stopping"}:
         lines["pid"] = str(summary.pid)
-        lines["verdict"] = f"{summary.verdict}: {summary.reason}"
+        lines["verdict"] = f"{summary.verdict}: {summary.verdict_reason}"
     if summary.snoozed_until is not None:
         lines["snoozed"] = f"until {_clock(summary.snoozed_until)}"
     if summary.ended is not None:
         lines["ended"] = f"{_clock(summary.ended)} with code {summary.exit_code}"
-    if summary.sentence:
-        lines["why"] = summary.sentence
+    if summary.reason:
+        lines["why"] = summary.reason
     for left in summary.left:
         lines["left over"] = left
     lines["contained by"] = summary.containment

@@ -13,9 +13,9 @@ from stoker.dropin.idle_watch import PROGRAM, IdleWatch
 from stoker.dropin.looks import look_come, open_prober
 from stoker.gpus.prober import Prober
 from stoker.gpus.sampler import Sampler
-from stoker.runs.processes.reaper import Ended, Failed, Gone, Program, Reaper, Started, exit_code, launch
+from stoker.runs.processes.reaper import Ended, Failed, Program, Reaper, ReaperKilled, Started, exit_code, launch
 from stoker.runs.processes.scan import Identity, send, stat
-from stoker.runs.processes.signals import FORWARDED, Impatience, Received, SignalStream
+from stoker.runs.processes.signals import FORWARDED, DoublePress, Received, SignalStream
 from stoker.runs.processes.terminal import Terminal
 from stoker.runs.processes.termination import stop
 from stoker.streams import ERROR, emit
@@ -43,7 +43,7 @@ class WatchedCommand:
         self._log = log
         self._signum = signum
         self._children = children
-        self._impatience = Impatience()
+        self._double_press = DoublePress()
         self._killed = False
 
     def run(self) -> int:
@@ -58,51 +58,51 @@ class WatchedCommand:
                 Program(self._command, os.environ, mask=signals.original),
                 helpers=lambda: () if prober.helper is None else (prober.helper,),
             )
-            goodbye.callback(reaper.finish)
+            goodbye.callback(reaper.close)
             code = self._until_ended(reaper, signals, prober)
             if self._killed or not reaper.exited:
                 terminal.restore()
             return code
 
     def _until_ended(self, reaper: Reaper, signals: SignalStream, prober: Prober) -> int:
-        lookout: Sampler | None = None
+        sampler: Sampler | None = None
         while True:
             if (code := self._hear(reaper)) is not None:
                 return code
-            if lookout is None and reaper.job is not None:
+            if sampler is None and reaper.job is not None:
                 # Not before: a command that is slow to start has not been idle.
-                lookout = Sampler(prober, self._watch.look_every)
+                sampler = Sampler(prober, self._watch.look_every)
             for received in signals.read():
                 if (code := self._pass_on(received, reaper)) is not None:
                     return code
-            look = look_come(lookout) if lookout is not None else None
+            look = look_come(sampler) if sampler is not None else None
             idle = self._watch.observe(look) if look is not None else ()
             if idle:
                 return self._kill_idle(reaper, idle)
-            _wait(reaper, signals, lookout)
+            _wait(reaper, signals, sampler)
 
     def _hear(self, reaper: Reaper) -> int | None:
-        while (news := reaper.news()) is not None:
-            if isinstance(news, Failed):
-                emit(ERROR, f"{PROGRAM}: cannot run {self._command[0]!r}: {news.why}\n")
-                return news.exit_code
-            if isinstance(news, Started):
+        while (event := reaper.next_event()) is not None:
+            if isinstance(event, Failed):
+                emit(ERROR, f"{PROGRAM}: cannot run {self._command[0]!r}: {event.why}\n")
+                return event.exit_code
+            if isinstance(event, Started):
                 self._watch.announce()
-            if isinstance(news, Ended):
+            if isinstance(event, Ended):
                 self._end_the_rest(reaper)
-                return exit_code(news.status)
-            if isinstance(news, Gone):
+                return exit_code(event.status)
+            if isinstance(event, ReaperKilled):
                 self._log.error("the process that guards the command was killed from outside. Killing process.")
                 return self._kill(reaper)
         return None
 
     def _end_the_rest(self, reaper: Reaper) -> None:
-        if left := reaper.members():
+        if left := reaper.processes():
             self._log.warning("the command ended and left %d process(es) behind, ending them.", len(left))
             stop(reaper, signal.SIGTERM, HANDLERS_TIME)
 
     def _pass_on(self, received: Received, reaper: Reaper) -> int | None:
-        if self._impatience.heard(received):
+        if self._double_press.is_second(received):
             # It means now, whatever the command makes of the first press.
             stop(reaper, signal.SIGKILL, 0.0)
             return 128 + signal.SIGINT
@@ -119,45 +119,45 @@ class WatchedCommand:
 
     def _signal_first(self, signum: signal.Signals, reaper: Reaper) -> None:
         job = () if reaper.job is None else (reaper.job,)
-        for member in _deepest_first(reaper.members()) if self._children else job:
-            self._log.info("Sending signal %s to process %d", signum.name, member.pid)
-            send(member, signum)
+        for process in _deepest_first(reaper.processes()) if self._children else job:
+            self._log.info("Sending signal %s to process %d", signum.name, process.pid)
+            send(process, signum)
         poll = select.poll()
         poll.register(reaper.fileno(), select.POLLIN)
         ends = time.monotonic() + HANDLERS_TIME
         while not reaper.empty and (left := ends - time.monotonic()) > 0:
             poll.poll(left * 1000)
-            reaper.attend()
+            reaper.update()
 
     def _kill(self, reaper: Reaper) -> int:
         self._killed = True
-        if reaper.members():
+        if reaper.processes():
             self._log.error("process still alive, maybe hung, killing.")
         for survivor in stop(reaper, signal.SIGKILL, 0.0).survivors:
             self._log.error("could not be killed: %s", survivor)
         return KILLED
 
 
-def _wait(reaper: Reaper, signals: SignalStream, lookout: Sampler | None) -> None:
+def _wait(reaper: Reaper, signals: SignalStream, sampler: Sampler | None) -> None:
     poll = select.poll()
     poll.register(reaper.fileno(), select.POLLIN)
     poll.register(signals.fileno(), select.POLLIN)
-    if lookout is None:
+    if sampler is None:
         poll.poll()
         return
-    if lookout.fileno() >= 0:
-        poll.register(lookout.fileno(), select.POLLIN)
-    poll.poll(max(lookout.due() - time.monotonic(), 0) * 1000)
+    if sampler.fileno() >= 0:
+        poll.register(sampler.fileno(), select.POLLIN)
+    poll.poll(max(sampler.due() - time.monotonic(), 0) * 1000)
 
 
-def _deepest_first(members: Iterable[Identity]) -> list[Identity]:
+def _deepest_first(processes: Iterable[Identity]) -> list[Identity]:
     """Children before their parents, which might otherwise start new ones."""
-    parents = {member.pid: found.parent for member in members if (found := stat(member.pid))}
+    parents = {process.pid: found.parent for process in processes if (found := stat(process.pid))}
 
-    def depth(member: Identity) -> int:
-        steps, pid = 0, member.pid
+    def depth(process: Identity) -> int:
+        steps, pid = 0, process.pid
         while (pid := parents.get(pid, 0)) in parents and steps < len(parents):
             steps += 1
         return steps
 
-    return sorted(members, key=depth, reverse=True)
+    return sorted(processes, key=depth, reverse=True)

@@ -11,7 +11,7 @@ from stoker.errors import StokerError
 from stoker.fill.config import Background
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import set_visible_gpus
-from stoker.runs.processes.reaper import Ended, Failed, Gone, Program, exit_code, launch
+from stoker.runs.processes.reaper import Ended, Failed, Program, ReaperKilled, exit_code, launch
 from stoker.runs.processes.scan import Identity
 from stoker.runs.processes.termination import Termination
 
@@ -20,7 +20,7 @@ TAG: Final = "STOKER_FILL"
 
 
 class BackgroundProcess:
-    """A program under a guardian, for an event loop: `attend` is due when `fileno()` is readable or `due()` is over."""
+    """A program under a reaper, for an event loop: `attend` is due when `fileno()` is readable or `due()` is over."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class BackgroundProcess:
         self.ended: str | None = None
         """How it ended by itself, or why it could not be started."""
         self.gone = False
-        self._ladder: Termination | None = None
+        self._termination: Termination | None = None
         output = _opened(program.log)
         try:
             self._reaper = launch(
@@ -70,44 +70,44 @@ class BackgroundProcess:
         """In monotonic seconds."""
         if self.gone:
             return -math.inf
-        return time.monotonic() + self._ladder.timeout() if self._ladder is not None else math.inf
+        return time.monotonic() + self._termination.timeout() if self._termination is not None else math.inf
 
     def owns(self, pid: int) -> bool:
         return self._reaper.owns(pid)
 
     def stop(self, grace: float | None = None) -> None:
         """Asks it to end; after its grace it is killed."""
-        if self._ladder is None and not self.gone:
+        if self._termination is None and not self.gone:
             first = self._reaper.job if self._reaper.status is None else None
             patience = self._program.grace if grace is None else grace
-            self._ladder = Termination(self._reaper, signum=signal.SIGTERM, grace=patience, first=first)
+            self._termination = Termination(self._reaper, signum=signal.SIGTERM, grace=patience, first=first)
             self.attend()
 
     def hurry(self) -> None:
         """No more grace."""
-        if self._ladder is not None:
-            self._ladder.hurry()
+        if self._termination is not None:
+            self._termination.hurry()
 
     def attend(self) -> None:
         """Takes note of what happened; `ended` and `gone` say it."""
-        while not self.gone and (news := self._reaper.news()) is not None:
-            if isinstance(news, Failed):
-                self.ended = f"cannot run {self._program.command[0]!r}: {news.why}"
+        while not self.gone and (event := self._reaper.next_event()) is not None:
+            if isinstance(event, Failed):
+                self.ended = f"cannot run {self._program.command[0]!r}: {event.why}"
                 self._finish()
-            elif isinstance(news, Ended) and self._ladder is None:
-                self.ended = f"ended with code {exit_code(news.status)}"
+            elif isinstance(event, Ended) and self._termination is None:
+                self.ended = f"ended with code {exit_code(event.status)}"
                 # What it left behind has no business here either.
                 self.stop()
-            elif isinstance(news, Gone):
-                self.ended = self.ended or "lost its guardian to a kill"
+            elif isinstance(event, ReaperKilled):
+                self.ended = self.ended or "lost its reaper to a kill"
                 self.stop()
-        if not self.gone and self._ladder is not None and self._ladder.step():
+        if not self.gone and self._termination is not None and self._termination.step():
             self._finish()
 
     def _finish(self) -> None:
         if not self.gone:
             self.gone = True
-            self._reaper.finish()
+            self._reaper.close()
 
 
 def _opened(log: str | None) -> int | None:

@@ -21,7 +21,7 @@ from stoker.gpus.model import Gpu
 from stoker.gpus.sim.machine import SimMachine, is_simulated
 from stoker.gpus.visible import select_gpus
 
-# A guardian that was just forked holds what its filler held, for a moment longer than a filler that is killed then.
+# A reaper that was just forked holds what its filler held, for a moment longer than a filler that is killed then.
 KILLED_LATELY: Final = 0.5
 _BETWEEN_TRIES: Final = 0.05
 # struct ucred: pid, uid, gid.

@@ -262,9 +262,9 @@ class Filler:
 
     def _left_by(self, before: FillStatus | None) -> Leftovers:
         known = before.seats if before is not None and before.boot == boot_id() else ()
-        guardians = [Identity(*seat.reaper) for seat in known if seat.reaper is not None]
+        reapers = [Identity(*seat.reaper) for seat in known if seat.reaper is not None]
         grace = max(program.grace for program in self._config.programs)
-        return Leftovers(f"{self._ledger.path}:", guardians, grace, time.monotonic())
+        return Leftovers(f"{self._ledger.path}:", reapers, grace, time.monotonic())
 
     def _patterns(self, gpu: Gpu, gpus: Sequence[Gpu]) -> list[str]:
         patterns = list(SHIPPED) if self._config.ignore_shipped else []

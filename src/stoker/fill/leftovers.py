@@ -5,24 +5,24 @@ from collections.abc import Sequence
 from typing import Final
 
 from stoker.fill.background_process import TAG
-from stoker.runs.processes.reaper_process import GUARDIAN_NAME
+from stoker.runs.processes.reaper_process import REAPER_NAME
 from stoker.runs.processes.scan import Identity, is_alive, is_gone, send
 from stoker.runs.processes.tags import environments, is_kept
 
-# A guardian whose filler was killed may be about to start its program: within this time it has, and can be found by it.
+# A reaper whose filler was killed may be about to start its program: within this time it has, and can be found by it.
 _SETTLING: Final = 0.5
 _BETWEEN_SWEEPS: Final = 0.2
-# A guardian kills by itself when the grace is over; who is still there so much later has nobody who does.
-_GUARDIANS_SHARE: Final = 5.0
+# A reaper kills by itself when the grace is over; who is still there so much later has nobody who does.
+_REAPERS_SHARE: Final = 5.0
 
 
 class Leftovers:
     """All programs of one home's earlier fillers. Nothing is to be started before `gone`."""
 
-    def __init__(self, mark: str, guardians: Sequence[Identity], grace: float, now: float) -> None:
+    def __init__(self, mark: str, reapers: Sequence[Identity], grace: float, now: float) -> None:
         """`mark`: how the marks of all its programs begin. `grace`: the longest that a program is given."""
         self._mark = f"{TAG}={mark}".encode(errors="surrogateescape")
-        self._guardians = list(guardians)
+        self._reapers = list(reapers)
         self._grace = grace
         self._begun = now
         self._due = now
@@ -44,17 +44,17 @@ class Leftovers:
             left = self._marked()
         except OSError:
             return  # out of descriptors: nobody seen does not mean that nobody is there
-        self._guardians = [reaper for reaper in self._guardians if not is_gone(reaper)]
-        self.found = self.found or bool(left or self._guardians)
-        self.gone = not left and not self._guardians and now >= self._begun + _SETTLING
+        self._reapers = [reaper for reaper in self._reapers if not is_gone(reaper)]
+        self.found = self.found or bool(left or self._reapers)
+        self.gone = not left and not self._reapers and now >= self._begun + _SETTLING
         for who in left:
-            if not is_kept(who, GUARDIAN_NAME):
+            if not is_kept(who, REAPER_NAME):
                 self._stop(who, now)
-            elif now >= self._begun + self._grace + _GUARDIANS_SHARE:
+            elif now >= self._begun + self._grace + _REAPERS_SHARE:
                 send(who, signal.SIGKILL)
 
     def _stop(self, who: Identity, now: float) -> None:
-        """Its guardian was killed as well."""
+        """Its reaper was killed as well."""
         if who not in self._asked:
             self._asked[who] = now
             send(who, signal.SIGTERM)

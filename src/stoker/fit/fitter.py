@@ -72,7 +72,7 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fitter:
-    """Serves one request. For a process of a single thread, as everything is that starts guardians."""
+    """Serves one request. For a process of a single thread, as everything is that starts reapers."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One run of a command at one size, under a guardian, watched ten times a second, until it has shown enough."""
+"""One run of a command at one size, under a reaper, watched ten times a second, until it has shown enough."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
 from stoker.gpus.sampler import Sampler
 from stoker.runs.output import OutputLog
-from stoker.runs.processes.reaper import Ended, Failed, Gone, Program, Reaper, exit_code, launch
+from stoker.runs.processes.reaper import Ended, Failed, Program, Reaper, ReaperKilled, exit_code, launch
 from stoker.runs.processes.termination import stop
 from stoker.runs.supervisor import helpers_of
 
@@ -114,7 +114,7 @@ class Probe:
                 reaper = self._launch(end)
             finally:
                 os.close(end)
-            goodbye.callback(reaper.finish)
+            goodbye.callback(reaper.close)
             # When somebody wants it all to end: a probe has nothing to save, and its lease may be over.
             goodbye.callback(_take_down, reaper, 0.0)
             watch = MemoryTracker(self._before, self._stage.expected, reaper.owns)
@@ -132,31 +132,31 @@ class Probe:
         return launch(program, signum=signal.SIGTERM, grace=GRACE, helpers=lambda: helpers_of(prober))
 
     def _follow(self, reaper: Reaper, output: int, watch: MemoryTracker) -> tuple[Ending, int | None]:
-        lookout = Sampler(self._stage.prober, LOOK_EVERY)
+        sampler = Sampler(self._stage.prober, LOOK_EVERY)
         while True:
             self._stage.check()
             self._read(output)
             if (code := self._hear(reaper)) is not None:
                 return "by itself", code
-            self._look(lookout, watch)
+            self._look(sampler, watch)
             if (ending := self._enough(watch)) is not None:
                 return ending, None
-            _wait(lookout, reaper.fileno(), output)
+            _wait(sampler, reaper.fileno(), output)
 
     def _hear(self, reaper: Reaper) -> int | None:
-        while (news := reaper.news()) is not None:
-            if isinstance(news, Failed) and news.transient:
-                raise OSError(news.errno, news.why)  # the machine's trouble, which no size can help
-            if isinstance(news, Failed):
-                raise ProbeFailedError(f"cannot run {self._command[0]!r}: {news.why}", exit_code=news.exit_code)
-            if isinstance(news, Gone):
+        while (event := reaper.next_event()) is not None:
+            if isinstance(event, Failed) and event.transient:
+                raise OSError(event.errno, event.why)  # the machine's trouble, which no size can help
+            if isinstance(event, Failed):
+                raise ProbeFailedError(f"cannot run {self._command[0]!r}: {event.why}", exit_code=event.exit_code)
+            if isinstance(event, ReaperKilled):
                 raise ProbeFailedError("the process that guards the probe was killed from outside, so it was stopped")
-            if isinstance(news, Ended):
-                return exit_code(news.status)
+            if isinstance(event, Ended):
+                return exit_code(event.status)
         return None
 
-    def _look(self, lookout: Sampler, watch: MemoryTracker) -> None:
-        look = lookout.step()
+    def _look(self, sampler: Sampler, watch: MemoryTracker) -> None:
+        look = sampler.step()
         if look is None:
             return
         reason = watch.see(look) if look.problem is None else look.problem.reason
@@ -199,14 +199,14 @@ class Probe:
 
 
 def _take_down(reaper: Reaper, grace: float = GRACE) -> None:
-    reaper.attend()
+    reaper.update()
     if not reaper.empty:
         stop(reaper, signal.SIGTERM, grace, first=reaper.job if reaper.status is None else None)
 
 
-def _wait(lookout: Sampler, *descriptors: int) -> None:
+def _wait(sampler: Sampler, *descriptors: int) -> None:
     poll = select.poll()
-    for descriptor in (*descriptors, lookout.fileno()):
+    for descriptor in (*descriptors, sampler.fileno()):
         if descriptor >= 0:
             poll.register(descriptor, select.POLLIN)
-    poll.poll(min(max(lookout.due() - time.monotonic(), 0.0), LOOK_EVERY) * 1000)
+    poll.poll(min(max(sampler.due() - time.monotonic(), 0.0), LOOK_EVERY) * 1000)

@@ -71,12 +71,12 @@ class Status(msgspec.Struct, kw_only=True):
     job: int | None = None
     containment: str = ""
     verdict: str = "waiting"
-    reason: str = ""
+    verdict_reason: str = ""
     progress: float = 0.0
     used: tuple[str, ...] = ()
     """The uuids of the GPUs on which it was seen."""
     ending: Ending | None = None
-    sentence: str = ""
+    reason: str = ""
     """Why it ended, in a sentence."""
     exit_code: int | None = None
     ended: float | None = None

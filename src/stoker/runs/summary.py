@@ -37,7 +37,7 @@ class Summary(msgspec.Struct, kw_only=True):
     seconds: float
     pid: int | None
     verdict: str
-    reason: str
+    verdict_reason: str
     progress: float
     snoozed_until: float | None
     policy: dict[str, Any]
@@ -46,7 +46,7 @@ class Summary(msgspec.Struct, kw_only=True):
     dry_run: bool
     containment: str
     ending: str | None
-    sentence: str
+    reason: str
     exit_code: int | None
     left: tuple[str, ...]
     report: str | None
@@ -59,9 +59,9 @@ def summary_of(record: Record) -> Summary:
     state: State = status.state if alive or status.state == "ended" else "lost"
     snooze = record.snooze() if alive else None
     ended = status.ended
-    sentence = status.sentence
+    reason = status.reason
     if state == "lost":
-        sentence = "Its supervisor is gone without a word, as when the machine went down."
+        reason = "Its supervisor is gone without a word, as when the machine went down."
     return Summary(
         id=spec.id,
         state=state,
@@ -74,7 +74,7 @@ def summary_of(record: Record) -> Summary:
         seconds=max((ended if ended is not None else time.time()) - spec.started, 0.0),
         pid=status.job if alive else None,
         verdict=status.verdict,
-        reason=status.reason,
+        verdict_reason=status.verdict_reason,
         progress=status.progress,
         snoozed_until=snooze.wall if snooze else None,
         policy=msgspec.structs.asdict(spec.policy),
@@ -83,7 +83,7 @@ def summary_of(record: Record) -> Summary:
         dry_run=spec.dry_run,
         containment=status.containment,
         ending=status.ending,
-        sentence=sentence,
+        reason=reason,
         exit_code=status.exit_code,
         left=status.left,
         report=readable(str(record.report)) if record.report.exists() else None,

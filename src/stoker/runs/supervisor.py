@@ -31,19 +31,19 @@ from stoker.rules.verdict import Activity, Verdict
 from stoker.runs.journal import Journal
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 from stoker.runs.processes.reaper import (
-    Aftermath,
-    Beginning,
+    DeadlinePassed,
     Ended,
     Failed,
-    Gone,
-    Overdue,
+    LaunchRequest,
+    OrphanStop,
     Program,
     Reaper,
+    ReaperKilled,
     Stopped,
     exit_code,
-    prepare,
+    fork_reaper,
 )
-from stoker.runs.processes.signals import FORWARDED, Impatience, Received, SignalStream
+from stoker.runs.processes.signals import FORWARDED, DoublePress, Received, SignalStream
 from stoker.runs.processes.terminal import Terminal
 from stoker.runs.processes.termination import TerminationOutcome, stop
 from stoker.runs.record import Ending, NoRecord, Record, Records, Spec, Status, readable
@@ -76,14 +76,14 @@ def supervise(plan: Plan) -> int:
     _check_gpus(plan, prober)
     record = _record_of(plan)
     with SignalStream(FORWARDED) as signals, contextlib.closing(Terminal()) as terminal:
-        reaper = _prepare_guardian(prober)
+        reaper = _fork_reaper(prober)
         supervisor = Supervisor(plan, record, prober, os.environ, signals, reaper)
         try:
             return supervisor.run()
         finally:
             if supervisor.status.ending != "by itself" or not reaper.exited:
                 terminal.restore()
-            reaper.finish()
+            reaper.close()
             record.forget_if_empty()
 
 
@@ -99,14 +99,14 @@ def _record_of(plan: Plan) -> Record:
     except StokerError as error:
         # What cannot be written to a place that is there is tried again, and told of then.
         if not record.is_kept:
-            _say(f"{error}; the command runs without a record")
+            _log(f"{error}; the command runs without a record")
             record.write_spec(spec_of(plan, record))
     return record
 
 
-def _prepare_guardian(prober: Prober) -> Reaper:
+def _fork_reaper(prober: Prober) -> Reaper:
     try:
-        return prepare(orphaned=note_orphaned, helpers=lambda: helpers_of(prober))
+        return fork_reaper(orphaned=note_orphaned, helpers=lambda: helpers_of(prober))
     except OSError as error:
         why = (error.strerror or type(error).__name__).lower()
         raise StokerError(f"the command cannot be started: {why}", exit_code=OWN_FAILURE) from None
@@ -148,41 +148,41 @@ def helpers_of(prober: Prober) -> tuple[int, ...]:
     return () if prober.helper is None else (prober.helper,)
 
 
-def note_orphaned(aftermath: Aftermath) -> None:
-    """Called in the guardian when the supervisor was killed: the job was stopped, and somebody should read why."""
-    record = Record(Path(aftermath.about))
+def note_orphaned(stop: OrphanStop) -> None:
+    """Called in the reaper when the supervisor was killed: the job was stopped, and somebody should read why."""
+    record = Record(Path(stop.about))
     status = record.status()
     if status.state == "ended":
         return  # it was killed after its last word
-    code = None if aftermath.status is None else exit_code(aftermath.status)
+    code = None if stop.status is None else exit_code(stop.status)
     ending: Ending = "supervisor killed"
-    sentence = f"Stoker itself was killed, so the job was stopped: {aftermath.words}."
+    reason = f"Stoker itself was killed, so the job was stopped: {stop.words}."
     # Unless it was being stopped already: then its end was no more its own.
-    if aftermath.ended_before and status.state == "running":
-        ending, sentence = "by itself", f"It ended by itself with code {code}, and Stoker was killed a moment later."
+    if stop.ended_before and status.state == "running":
+        ending, reason = "by itself", f"It ended by itself with code {code}, and Stoker was killed a moment later."
     with contextlib.suppress(StokerError):
         record.write_status(
             msgspec.structs.replace(
                 status,
                 state="ended",
                 ending=ending,
-                sentence=sentence,
+                reason=reason,
                 exit_code=code,
-                left=aftermath.survivors,
+                left=stop.survivors,
                 ended=time.time(),
             )
         )
 
 
-class Order(NamedTuple):
+class StopRequest(NamedTuple):
     """Somebody wants the job stopped."""
 
     ending: Ending
-    sentence: str
+    reason: str
     code: int
 
 
-class Company(Protocol):
+class Controller(Protocol):
     """Whoever else has a say in a run: for a job of the queue, its worker and its lease."""
 
     def fileno(self) -> int:
@@ -191,19 +191,19 @@ class Company(Protocol):
     def due(self) -> float:
         """When to call `attend` at the latest, in monotonic seconds."""
 
-    def attend(self) -> Order | None:
+    def poll(self) -> StopRequest | None:
         """Hears what there is. Never blocks."""
 
-    def heed(self, received: Received) -> Order | None:
+    def on_signal(self, received: Received) -> StopRequest | None:
         """What a signal to the supervisor means; None: it is for the job."""
 
-    def begun(self) -> None:
+    def on_started(self) -> None:
         """Called when the job was started: what could wait until then is done now. Never raises."""
 
-    def longest_grace(self) -> float:
+    def max_grace(self) -> float:
         """How many seconds a job that is stopped now may still have: after that another may run it."""
 
-    def over(self, status: Status) -> None:
+    def on_ended(self, status: Status) -> None:
         """Called the moment the run is over: what comes after is tidying up."""
 
 
@@ -218,11 +218,11 @@ class Supervisor:
         environment: Mapping[str, str],
         signals: SignalStream,
         reaper: Reaper,
-        company: Company | None = None,
+        controller: Controller | None = None,
     ) -> None:
         self._plan = plan
         self._record = record
-        self._company = company
+        self._controller = controller
         mark = {"STOKER_RUN": record.id, "STOKER_RUN_DIR": str(record.directory)} if record.is_kept else {}
         self._environment = {**environment, **mark}
         self._prober = prober
@@ -235,16 +235,16 @@ class Supervisor:
         self._rule = IdleRule(plan.policy, self._begun, look_takes=prober.deadline)
         watched = plan.gpus != UNWATCHED
         first = min(plan.policy.every, FIRST_LOOK) if watched else math.inf
-        self._lookout = Sampler(prober, plan.policy.every, first=first)
+        self._sampler = Sampler(prober, plan.policy.every, first=first)
         self._scope = _scope_of(plan, environment)
         self._signals = signals
         self._reaper = reaper
         self._failed: Failed | None = None
         self._judged: frozenset[str] | None = None
-        self._impatience = Impatience()
-        self._told: set[str] = set()
+        self._double_press = DoublePress()
+        self._logged: set[str] = set()
         self._snoozed_until: float | None = None
-        self._log: str | None = None
+        self._log_path: str | None = None
 
     @property
     def status(self) -> Status:
@@ -252,13 +252,13 @@ class Supervisor:
 
     def run(self, log: str | None = None, log_limit: int = 0) -> int:
         """The exit code that the whole command ends with. `log` is the file that keeps the job's output."""
-        self._log = log
+        self._log_path = log
         with contextlib.ExitStack() as goodbye:
             goodbye.callback(self._journal.close)
             goodbye.callback(self._prober.leave)
             self._begin(log, log_limit)
-            if self._company is not None:
-                self._company.begun()
+            if self._controller is not None:
+                self._controller.on_started()
             self._note(state="running", job=self._reaper.job and self._reaper.job.pid)
             code = None
             while code is None:
@@ -276,7 +276,7 @@ class Supervisor:
             mask=self._signals.original,
         )
         about = str(self._record.directory)
-        self._reaper.begin(Beginning(program, plan.signal_number, plan.grace, about, log, log_limit))
+        self._reaper.start(LaunchRequest(program, plan.signal_number, plan.grace, about, log, log_limit))
 
     # The loop
 
@@ -284,14 +284,14 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._signals.fileno(), select.POLLIN)
         poll.register(self._reaper.fileno(), select.POLLIN)
-        if self._lookout.fileno() >= 0:
-            poll.register(self._lookout.fileno(), select.POLLIN)
-        due = self._lookout.due()
-        if self._plan.max_time is not None and "time limit" not in self._told:
+        if self._sampler.fileno() >= 0:
+            poll.register(self._sampler.fileno(), select.POLLIN)
+        due = self._sampler.due()
+        if self._plan.max_time is not None and "time limit" not in self._logged:
             due = min(due, self._begun + self._plan.max_time)
-        if self._company is not None:
-            poll.register(self._company.fileno(), select.POLLIN)
-            due = min(due, self._company.due())
+        if self._controller is not None:
+            poll.register(self._controller.fileno(), select.POLLIN)
+            due = min(due, self._controller.due())
         if self.unwritten:
             due = min(due, self._noted_at + STATUS_EVERY)
         if due == math.inf:
@@ -305,49 +305,49 @@ class Supervisor:
             self._wait()
             return self._round()
         except Exception as error:  # noqa: BLE001 - whatever it is, the job is looked after
-            self._tell("round", f"{_in_words(error)}; the job goes on")
+            self._log_once("round", f"{_in_words(error)}; the job goes on")
             time.sleep(TROUBLE_PAUSE)
             return None
 
     def _round(self) -> int | None:
         """Whatever there is to do now; the exit code once the run is over."""
         for received in self._signals.read():
-            if (code := self._heed(received)) is not None:
+            if (code := self._handle_signal(received)) is not None:
                 return code
-        code = self._hear_guardian()
-        if code is None and self._company is not None and (order := self._company.attend()) is not None:
-            code = self._obey(order)
+        code = self._handle_reaper_events()
+        if code is None and self._controller is not None and (order := self._controller.poll()) is not None:
+            code = self._stop_as_requested(order)
         if code is None:
             code = self._watch()
         if self.unwritten and time.monotonic() >= self._noted_at + STATUS_EVERY:
             self._note()
         return self._check_time() if code is None else code
 
-    def _hear_guardian(self) -> int | None:
-        while (news := self._reaper.news()) is not None:
-            if isinstance(news, Failed):
-                self._failed = news
+    def _handle_reaper_events(self) -> int | None:
+        while (event := self._reaper.next_event()) is not None:
+            if isinstance(event, Failed):
+                self._failed = event
                 break
-            if isinstance(news, Ended):
+            if isinstance(event, Ended):
                 break
-            if isinstance(news, Overdue):
+            if isinstance(event, DeadlinePassed):
                 held_up = "Its supervisor was held up for so long that another may run the job."
-                return self._obey(Order("lease", held_up, 128 + signal.SIGTERM))
-            if isinstance(news, Gone):
-                return self._guardian_gone()
-            if isinstance(news, Stopped) and news.signal in _FROM_TERMINAL:
+                return self._stop_as_requested(StopRequest("lease", held_up, 128 + signal.SIGTERM))
+            if isinstance(event, ReaperKilled):
+                return self._reaper_killed()
+            if isinstance(event, Stopped) and event.signal in _FROM_TERMINAL:
                 # What a terminal stopped is stopped as a whole: the shell then shows its prompt.
                 os.kill(os.getpid(), signal.SIGTSTP)
-        # Not at the news, which come once: what is done about it may fail, and is then done again.
+        # Not at the event, which come once: what is done about it may fail, and is then done again.
         if self._failed is not None:
             return self._could_not_start(self._failed)
         return None if self._reaper.status is None else self._ended_by_itself(exit_code(self._reaper.status))
 
-    def _heed(self, received: Received) -> int | None:
+    def _handle_signal(self, received: Received) -> int | None:
         """Passes a signal on, unless the job has it already or sent it itself."""
-        if self._company is not None and (order := self._company.heed(received)) is not None:
-            return self._obey(order)
-        if self._impatience.heard(received):
+        if self._controller is not None and (order := self._controller.on_signal(received)) is not None:
+            return self._stop_as_requested(order)
+        if self._double_press.is_second(received):
             # It means now, whatever the job makes of the first press.
             return self._stop_at_once("Ctrl-C was pressed twice.", code=128 + signal.SIGINT)
         if not received.from_kernel and not is_from_job(received, self._reaper):
@@ -358,14 +358,14 @@ class Supervisor:
 
     def _watch(self) -> int | None:
         try:
-            look = self._lookout.step()
+            look = self._sampler.step()
             return None if look is None else self._judge(look)
         except AbsentError as absent:
-            self._tell("absent", f"{absent}; the command runs, but whether it is idle cannot be seen")
-            self._lookout.postpone(ABSENT_RETRY)
+            self._log_once("absent", f"{absent}; the command runs, but whether it is idle cannot be seen")
+            self._sampler.postpone(ABSENT_RETRY)
         except Exception as error:  # noqa: BLE001 - a mistake of ours must never cost somebody's job
-            self._tell("failed", f"{_in_words(error)}; the command goes on, and is looked at again in a minute")
-            self._lookout.postpone(ABSENT_RETRY)
+            self._log_once("failed", f"{_in_words(error)}; the command goes on, and is looked at again in a minute")
+            self._sampler.postpone(ABSENT_RETRY)
         return None
 
     def _judge(self, look: Look) -> int | None:
@@ -376,7 +376,7 @@ class Supervisor:
         verdict = self._rule.observe(look.at, activities)
         if look.problem and not activities:
             verdict = verdict._replace(reason=look.problem.reason)
-        self._lookout.no_later_than(self._rule.due())
+        self._sampler.no_later_than(self._rule.due())
         self._note_verdict(verdict)
         if verdict.word == "idle":
             return self._idle(verdict)
@@ -386,7 +386,7 @@ class Supervisor:
     def _keep(self, look: Look) -> None:
         self._journal.append(look)
         if self._journal.failure is not None:
-            self._tell("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
+            self._log_once("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
 
     def _activities(self, look: Look) -> list[Activity]:
         if isinstance(self._scope, MachineScope):
@@ -408,105 +408,105 @@ class Supervisor:
 
     def _idle(self, verdict: Verdict) -> int | None:
         if self._plan.dry_run:
-            self._tell("dry run", f"would stop the job now: {verdict.reason} (dry run: it goes on)")
+            self._log_once("dry run", f"would stop the job now: {verdict.reason} (dry run: it goes on)")
             return None
         return self._stop("idle", f"{verdict.reason}.", code=self._plan.idle_exit_code)
 
     def _warn(self, verdict: Verdict) -> None:
         policy = self._plan.policy
         if verdict.progress == 0.0:
-            self._told -= {"warned", "dry run"}
+            self._logged -= {"warned", "dry run"}
         elif policy.warn_at is not None and verdict.progress >= policy.warn_at:
             left = format_duration(policy.window - verdict.idle_for)
             would = "would be stopped" if self._plan.dry_run else "is stopped"
             dry = " (dry run: it goes on)" if self._plan.dry_run else ""
-            self._tell("warned", f"{verdict.reason}; the job {would} in {left} unless it works or is snoozed{dry}")
+            self._log_once("warned", f"{verdict.reason}; the job {would} in {left} unless it works or is snoozed{dry}")
         if verdict.unknown_for == 0.0:
-            self._told.discard("unknown")
+            self._logged.discard("unknown")
         elif verdict.unknown_for >= TELL_UNKNOWN_AFTER:
-            self._tell("unknown", f"unknown for {format_duration(verdict.unknown_for)}: {verdict.reason}")
+            self._log_once("unknown", f"unknown for {format_duration(verdict.unknown_for)}: {verdict.reason}")
 
     def _check_time(self) -> int | None:
         limit = self._plan.max_time
         if limit is None or time.monotonic() < self._begun + limit:
             return None
         if self._plan.dry_run:
-            self._tell("time limit", f"would stop the job now: it has run for {format_duration(limit)} (dry run)")
+            self._log_once("time limit", f"would stop the job now: it has run for {format_duration(limit)} (dry run)")
             return None
-        sentence = f"It had run for {format_duration(limit)}, which was its time limit."
-        return self._stop("time limit", sentence, code=self._plan.idle_exit_code)
+        reason = f"It had run for {format_duration(limit)}, which was its time limit."
+        return self._stop("time limit", reason, code=self._plan.idle_exit_code)
 
     # Endings
 
     def _could_not_start(self, failed: Failed) -> int:
-        sentence = f"cannot run {self._plan.command[0]!r}: {failed.why}"
-        _say(sentence)
+        reason = f"cannot run {self._plan.command[0]!r}: {failed.why}"
+        _log(reason)
         # A queue has other machines, and this one has later.
-        ending: Ending = "not started" if failed.transient and self._company is not None else "could not start"
-        return self._over(ending, f"{sentence}.", failed.exit_code)
+        ending: Ending = "not started" if failed.transient and self._controller is not None else "could not start"
+        return self._over(ending, f"{reason}.", failed.exit_code)
 
     def _ended_by_itself(self, code: int) -> int:
-        self._reaper.attend()  # it may have said in the same breath that nothing is left
+        self._reaper.update()  # it may have said in the same breath that nothing is left
         left, settled = self._reaper.scan_processes()
         if left:
-            _say(f"the command ended and left {len(left)} process(es) behind: they are stopped")
+            _log(f"the command ended and left {len(left)} process(es) behind: they are stopped")
         if left or not settled:
             self._take_down(self._plan.grace)
         return self._over("by itself", f"It ended by itself with code {code}.", code)
 
-    def _guardian_gone(self) -> int:
+    def _reaper_killed(self) -> int:
         """Somebody killed the process between us and the job: what it had started is ours now, and is stopped."""
-        sentence = "The process that guards the job was killed from outside, so the job was stopped."
-        _say(sentence)
+        reason = "The process that guards the job was killed from outside, so the job was stopped."
+        _log(reason)
         self._take_down(self._plan.grace)
-        return self._over("signal", sentence, OWN_FAILURE)
+        return self._over("signal", reason, OWN_FAILURE)
 
-    def _obey(self, order: Order) -> int:
+    def _stop_as_requested(self, order: StopRequest) -> int:
         """No report: whoever gave the order knows why."""
-        self._note(state="stopping", ending=order.ending, sentence=order.sentence)
+        self._note(state="stopping", ending=order.ending, reason=order.reason)
         outcome = self._take_down(self._plan.grace)
         self._note(left=(*outcome.survivors, *self._gpus_still_held()))
-        _say(f"{order.sentence.rstrip('.')}: {outcome.in_words()}")
-        return self._over(order.ending, order.sentence, order.code)
+        _log(f"{order.reason.rstrip('.')}: {outcome.in_words()}")
+        return self._over(order.ending, order.reason, order.code)
 
-    def _stop_at_once(self, sentence: str, *, code: int) -> int:
+    def _stop_at_once(self, reason: str, *, code: int) -> int:
         """No report, no grace: a person is waiting."""
-        self._note(state="stopping", ending="signal", sentence=sentence)
+        self._note(state="stopping", ending="signal", reason=reason)
         outcome = self._take_down(0.0)
         self._note(left=outcome.survivors)
-        _say(f"{sentence.rstrip('.')}: {outcome.in_words()}")
-        return self._over("signal", sentence, code)
+        _log(f"{reason.rstrip('.')}: {outcome.in_words()}")
+        return self._over("signal", reason, code)
 
-    def _stop(self, ending: Ending, sentence: str, *, code: int) -> int | None:
+    def _stop(self, ending: Ending, reason: str, *, code: int) -> int | None:
         """The report first, while there is something to report on; then the signal, the grace, and the kill.
 
         Returns None when it was called off: a snooze that comes before the first signal is in time.
         """
         from stoker.runs.postmortem.collect import Postmortem
 
-        self._note(state="stopping", ending=ending, sentence=sentence)
-        inquest: Postmortem | None = None
+        self._note(state="stopping", ending=ending, reason=reason)
+        postmortem: Postmortem | None = None
         with self._explaining():
-            inquest = Postmortem(self._record, self._status, self._journal, self._judged, self._queued())
-            inquest.question([member.pid for member in self._reaper.members()], hurry=self._signals)
+            postmortem = Postmortem(self._record, self._status, self._journal, self._judged, self._queued())
+            postmortem.question([process.pid for process in self._reaper.processes()], hurry=self._signals)
         if ending == "idle" and self._record.snooze() is not None:
             with contextlib.suppress(OSError):
                 self._record.report.unlink(missing_ok=True)
-            self._note(state="running", ending=None, sentence="")
+            self._note(state="running", ending=None, reason="")
             return None
         outcome = self._take_down(self._plan.grace)
         left = (*outcome.survivors, *self._gpus_still_held())
         self._note(left=left)
-        if inquest is not None:
+        if postmortem is not None:
             with self._explaining():
-                inquest.publish(f"{outcome.in_words()}; exit code {code}", left)
-        return self._over(ending, sentence, code)
+                postmortem.publish(f"{outcome.in_words()}; exit code {code}", left)
+        return self._over(ending, reason, code)
 
     def _queued(self) -> "Queued | None":
         """The queued job that this is an attempt of: only its output is kept by us."""
         from stoker.runs.postmortem.collect import Queued
 
-        return None if self._log is None else Queued(self._environment["STOKER_JOB_ID"], Path(self._log))
+        return None if self._log_path is None else Queued(self._environment["STOKER_JOB_ID"], Path(self._log_path))
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -514,13 +514,13 @@ class Supervisor:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is, the stop goes on
-            _say(f"the report is incomplete: {_in_words(error)}")
+            _log(f"the report is incomplete: {_in_words(error)}")
 
     def _take_down(self, grace: float) -> TerminationOutcome:
-        self._reaper.give_up_start()
+        self._reaper.cancel_start()
         job = self._reaper.job if self._reaper.status is None else None
-        if self._company is not None:
-            grace = min(grace, self._company.longest_grace())
+        if self._controller is not None:
+            grace = min(grace, self._controller.max_grace())
         return stop(self._reaper, self._plan.signal_number, grace, first=job, hurry=self._signals)
 
     def _gpus_still_held(self) -> tuple[str, ...]:
@@ -553,13 +553,13 @@ class Supervisor:
             ]
         return tuple(found)
 
-    def _over(self, ending: Ending, sentence: str, code: int) -> int:
+    def _over(self, ending: Ending, reason: str, code: int) -> int:
         ended = msgspec.structs.replace(
-            self._status, state="ended", ending=ending, sentence=sentence, exit_code=code, ended=time.time()
+            self._status, state="ended", ending=ending, reason=reason, exit_code=code, ended=time.time()
         )
-        if self._company is not None:
+        if self._controller is not None:
             # Before it is on disk: the next job waits for this word, and whoever hears it keeps it.
-            self._company.over(ended)
+            self._controller.on_ended(ended)
         self._status = ended
         self._note()
         return code
@@ -575,20 +575,22 @@ class Supervisor:
             self.unwritten = False
         except StokerError as error:
             self.unwritten = True
-            self._tell("record", f"{error}; the job goes on")
+            self._log_once("record", f"{error}; the job goes on")
 
     def _note_verdict(self, verdict: Verdict) -> None:
         used = tuple(sorted(self._scope.used)) if isinstance(self._scope, JobScope) else self._status.used
         now = time.monotonic()
         changed = (verdict.word, used) != (self._status.verdict, self._status.used)
         if changed or now - self._noted_at > STATUS_EVERY or verdict.word == "idle":
-            self._note(verdict=verdict.word, reason=verdict.reason, progress=round(verdict.progress, 3), used=used)
+            self._note(
+                verdict=verdict.word, verdict_reason=verdict.reason, progress=round(verdict.progress, 3), used=used
+            )
 
-    def _tell(self, what: str, sentence: str) -> None:
+    def _log_once(self, what: str, reason: str) -> None:
         """Says something once, until it is over and comes again."""
-        if what not in self._told:
-            self._told.add(what)
-            _say(sentence)
+        if what not in self._logged:
+            self._logged.add(what)
+            _log(reason)
 
 
 class _Owned:
@@ -636,5 +638,5 @@ def _in_words(error: Exception) -> str:
     return str(error) if isinstance(error, StokerError) else f"internal error: {type(error).__name__}: {error}"
 
 
-def _say(sentence: str) -> None:
-    emit(ERROR, f"stoker: {sentence}\n")
+def _log(reason: str) -> None:
+    emit(ERROR, f"stoker: {reason}\n")

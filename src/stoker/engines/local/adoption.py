@@ -12,7 +12,7 @@ from stoker.engines.local.messages import StopAttempt
 from stoker.engines.local.running_attempt import RunningAttempt, stop_leftovers
 from stoker.procfs import boot_id
 from stoker.queue import Attempt, Store, queue_address
-from stoker.runs.processes.reaper_process import GUARDIAN_NAME
+from stoker.runs.processes.reaper_process import REAPER_NAME
 from stoker.runs.processes.scan import Identity, is_gone
 from stoker.runs.processes.tags import environments, is_kept, kill_all, marked
 
@@ -89,7 +89,7 @@ def _lives(home: WorkerIdentity, attempt: Attempt) -> bool:
     if has_shim(home.place_of(attempt)):
         return True
     here = marked(ATTEMPT_TAG, attempt.id)
-    if any(is_kept(who, GUARDIAN_NAME, SHIM_NAME) for who in here):
+    if any(is_kept(who, REAPER_NAME, SHIM_NAME) for who in here):
         return True
     return not kill_all(lambda: marked(ATTEMPT_TAG, attempt.id))
 
@@ -116,7 +116,7 @@ def _is_recorded(place: str) -> bool:
 
 
 def _is_orphan(who: Identity) -> bool:
-    return not is_kept(who, GUARDIAN_NAME, SHIM_NAME)
+    return not is_kept(who, REAPER_NAME, SHIM_NAME)
 
 
 def unsupervised(home: Path, names: Collection[str]) -> set[str]:
@@ -128,7 +128,7 @@ def unsupervised(home: Path, names: Collection[str]) -> set[str]:
         if attempt_spec is None or attempt_spec.host != socket.gethostname() or attempt_spec.boot != boot_id():
             found.add(name)  # delivered, or of another machine that shares the home
             continue
-        attendant, reaper = attempt_spec.keepers.attendant_identity, attempt_spec.keepers.guardian_identity
+        attendant, reaper = attempt_spec.keepers.attendant_identity, attempt_spec.keepers.reaper_identity
         is_alone = is_gone(attendant) and is_gone(reaper)
         if is_alone and (record.last_status().state == "ended" or stop_leftovers(record, attempt_spec)):
             found.add(name)

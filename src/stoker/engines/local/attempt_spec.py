@@ -57,7 +57,7 @@ class AttemptProcesses(msgspec.Struct, frozen=True):
         return Identity(*self.attendant)
 
     @property
-    def guardian_identity(self) -> Identity:
+    def reaper_identity(self) -> Identity:
         return Identity(*self.reaper)
 
 
@@ -282,7 +282,7 @@ def _death(code: int | None) -> str:
 
 def conclusion(status: Status) -> tuple[Outcome, int | None, str]:
     """Outcome, exit code and sentence of an attempt, from what its supervisor wrote down last."""
-    sentence = status.sentence.rstrip(".")
+    sentence = status.reason.rstrip(".")
     match status.ending:
         case "by itself":
             return ("succeeded" if status.exit_code == 0 else "failed"), status.exit_code, _death(status.exit_code)

@@ -169,7 +169,7 @@ def _watch_over(home: Path) -> None:
 
 
 def _learn(queue: str | None) -> None:
-    """Loads what attendants and guardians may need in all their lives, once, and shared by all of them.
+    """Loads what attendants and reapers may need in all their lives, once, and shared by all of them.
 
     An upgrade replaces Stoker's files while jobs run: who loaded half of it from the old files and half from the new
     ones could not bring an outcome to the queue, nor renew a lease.

@@ -49,8 +49,8 @@ class RunningAttempt:
         """How it ended, once that is known."""
         self.recorded = False
         """Whether the queue has the outcome; what is missing then is the last of the output."""
-        self.guardian_end = -1
-        """A descriptor that becomes readable when the guardian of a job without an attendant is gone."""
+        self.reaper_end = -1
+        """A descriptor that becomes readable when the reaper of a job without an attendant is gone."""
         self.retry_at = math.inf
         """When it is tried again to find out who looks after the job, in monotonic seconds."""
         self._pause = _FIRST_PAUSE
@@ -77,8 +77,8 @@ class RunningAttempt:
     def owns(self, pid: int) -> bool:
         """Whether this process is the job's."""
         keepers = self.attempt_spec.keepers
-        # What probes its batch size comes from its attendant, the job itself from its guardian.
-        if descends(pid, keepers.guardian_identity.pid) or descends(pid, keepers.attendant_identity.pid):
+        # What probes its batch size comes from its attendant, the job itself from its reaper.
+        if descends(pid, keepers.reaper_identity.pid) or descends(pid, keepers.attendant_identity.pid):
             return True
         return keepers.cgroup is not None and pid in Cgroup(Path(keepers.cgroup)).pids()
 
@@ -90,7 +90,7 @@ class RunningAttempt:
     def rouse(self) -> None:
         """Makes an attendant go on that somebody has stopped: it must hear a cancellation, and renew its lease.
 
-        One that cannot carry out an order is killed. Its guardian then stops the job.
+        One that cannot carry out an order is killed. Its reaper then stops the job.
         """
         if self.over is not None or self.channel is None:
             return
@@ -134,7 +134,7 @@ class RunningAttempt:
     # Whoever looks after the job
 
     def reach(self) -> None:
-        """Connects to the attendant. When it is gone: waits for the guardian, which stops the job, or concludes.
+        """Connects to the attendant. When it is gone: waits for the reaper, which stops the job, or concludes.
 
         Only proof of an end is one. What cannot be told just now is asked again later: until then the job goes on, and
         its attendant renews the lease itself.
@@ -153,32 +153,32 @@ class RunningAttempt:
                 self.conclude()  # its attendant is done with it, and may have another job by now
             elif not is_gone(keepers.attendant_identity):
                 self._try_later()
-            elif is_gone(keepers.guardian_identity):
+            elif is_gone(keepers.reaper_identity):
                 self.conclude()
             else:
-                self._watch_guardian()
+                self._watch_reaper()
 
-    def _watch_guardian(self) -> None:
+    def _watch_reaper(self) -> None:
         try:
-            self.guardian_end = os.pidfd_open(self.attempt_spec.keepers.guardian_identity.pid)
+            self.reaper_end = os.pidfd_open(self.attempt_spec.keepers.reaper_identity.pid)
         except OSError:
             self._try_later()
             return
-        if is_gone(self.attempt_spec.keepers.guardian_identity):
+        if is_gone(self.attempt_spec.keepers.reaper_identity):
             self.conclude()  # the descriptor is that of whoever has its pid now
 
     def _try_later(self) -> None:
         self.retry_at = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, _LAST_PAUSE)
 
-    def _forget_guardian(self) -> None:
-        if self.guardian_end >= 0:
-            os.close(self.guardian_end)
-            self.guardian_end = -1
+    def _forget_reaper(self) -> None:
+        if self.reaper_end >= 0:
+            os.close(self.reaper_end)
+            self.reaper_end = -1
 
     def conclude(self) -> None:
-        """Attendant and guardian are gone: stops what they may have left, and reads how it ended."""
-        self._forget_guardian()
+        """Attendant and reaper are gone: stops what they may have left, and reads how it ended."""
+        self._forget_reaper()
         try:
             status = self.record.last_status()
             is_over = status.state == "ended" or self._stop_leftovers()

@@ -41,12 +41,12 @@ from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
 from stoker.runs.output import OutputLog, read_tail
 from stoker.runs.plan import Plan
-from stoker.runs.processes.reaper import Reaper, prepare
+from stoker.runs.processes.reaper import Reaper, fork_reaper
 from stoker.runs.processes.scan import identify
 from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
 from stoker.runs.processes.syscalls import BootTimer, set_name
 from stoker.runs.record import Ending, Status
-from stoker.runs.supervisor import Order, Supervisor, helpers_of, is_from_job, note_orphaned, spec_of
+from stoker.runs.supervisor import StopRequest, Supervisor, helpers_of, is_from_job, note_orphaned, spec_of
 from stoker.units import format_duration
 
 # Between two tries to listen for a worker, where that could not be done when the job began.
@@ -74,7 +74,7 @@ _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 30.0
 # Of the lease: between the moment when the attendant goes itself and the end there are several tries.
 _PAUSE_SHARE: Final = 1 / 16
-# It comes at once, unless the guardian is held up or something of the job cannot be killed.
+# It comes at once, unless the reaper is held up or something of the job cannot be killed.
 _LAST_WORDS_WITHIN: Final = 10.0
 # A worker that is there records an outcome at once, unless its database is away or it hangs.
 _RECORDED_WITHIN: Final = 60.0
@@ -92,7 +92,7 @@ def attend(line: socket.socket) -> None:
     def helpers() -> tuple[int, ...]:
         return attendance.helpers() if attendance is not None else ()
 
-    reaper = prepare(orphaned=note_orphaned, helpers=helpers, keeps_output=True)
+    reaper = fork_reaper(orphaned=note_orphaned, helpers=helpers, keeps_output=True)
     keepers = _keepers(reaper)
     timer = BootTimer()
     _speak_into(reaper)
@@ -106,7 +106,7 @@ def attend(line: socket.socket) -> None:
         channel = attendance.run()
         if not reaper.reusable:
             break
-    reaper.finish()
+    reaper.close()
 
 
 def _read(record: AttemptRecord) -> AttemptSpec:
@@ -120,7 +120,7 @@ def _read(record: AttemptRecord) -> AttemptSpec:
 
 def _decline(record: AttemptRecord, channel: ShimChannel, error: OSError) -> None:
     """Nothing was started: for the worker, and on disk for the next one should this one have been killed."""
-    status = Status(state="ended", ending="not started", sentence=f"It was not started: {error.strerror}.")
+    status = Status(state="ended", ending="not started", reason=f"It was not started: {error.strerror}.")
     with contextlib.suppress(StokerError):
         record.write_status(status)
     channel.send(AttemptResult(*conclusion(status)))
@@ -146,7 +146,7 @@ def _next_directory(channel: ShimChannel, signals: SignalStream, keepers: Attemp
 def _keepers(reaper: Reaper) -> AttemptProcesses:
     me, its = identify(os.getpid()), identify(reaper.pid)
     if me is None or its is None:
-        raise StokerError("the guardian of the next job was killed before there was one")
+        raise StokerError("the reaper of the next job was killed before there was one")
     return AttemptProcesses(
         (me.pid, me.started), (its.pid, its.started), str(reaper.cgroup.path) if reaper.cgroup else None
     )
@@ -164,13 +164,13 @@ def _speak_into(reaper: Reaper) -> None:
 class _CalledOffError(Exception):
     """Somebody wants the job stopped before it runs, or its lease is over."""
 
-    def __init__(self, order: Order) -> None:
-        super().__init__(order.sentence)
+    def __init__(self, order: StopRequest) -> None:
+        super().__init__(order.reason)
         self.order = order
 
 
 class _Attendance:
-    """One attempt, from its assignment to the moment the queue has its outcome. The company of its supervisor."""
+    """One attempt, from its assignment to the moment the queue has its outcome. The controller of its supervisor."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class _Attendance:
                 # Before its snapshot is removed, which may take long.
                 self._wait_until_recorded()
         except _CalledOffError as called_off:
-            self._end_with(called_off.order.ending, called_off.order.sentence, called_off.order.code)
+            self._end_with(called_off.order.ending, called_off.order.reason, called_off.order.code)
             self._wait_until_recorded()
         except (StokerError, OSError) as error:
             self._give_up(error)
@@ -269,7 +269,7 @@ class _Attendance:
 
     def _fit_and_run(self, fitting: BatchSizeFit, plan: Plan, environment: dict[str, str]) -> None:
         """Finds the size, and makes the real run with it; smaller again when it runs out of memory all the same."""
-        self.begun()
+        self.on_started()
         home = self._record.directory.parent.parent
         place = self._record.directory / "probes"
         fitted, key = fitting.find(
@@ -306,7 +306,7 @@ class _Attendance:
         if self._over is None:
             # It ran out of memory, and nothing smaller is left, or nobody to start it.
             self._retries_oom = 0
-            self.over(self._last)
+            self.on_ended(self._last)
 
     def _keep_fit(self, fitted: Fitted) -> None:
         with contextlib.suppress(OSError):
@@ -322,9 +322,9 @@ class _Attendance:
     def _heed_before_start(self) -> None:
         """Whoever may stop the job may stop what comes before it; the lease is held meanwhile."""
         for received in self._signals.read():
-            if (order := self.heed(received)) is not None:
+            if (order := self.on_signal(received)) is not None:
                 raise _CalledOffError(order)
-        if (order := self.attend()) is not None:
+        if (order := self.poll()) is not None:
             raise _CalledOffError(order)
 
     def _run(self, plan: Plan, environment: dict[str, str]) -> None:
@@ -340,12 +340,12 @@ class _Attendance:
         self._wait_for_last_words()
 
     def _wait_for_last_words(self) -> None:
-        """What the job printed last is in its file when the guardian says that nothing is left."""
+        """What the job printed last is in its file when the reaper says that nothing is left."""
         ends = time.monotonic() + _LAST_WORDS_WITHIN
-        self._reaper.attend()
+        self._reaper.update()
         while not self._reaper.empty and time.monotonic() < ends:
             select.select([self._reaper.fileno()], [], [], max(0.0, ends - time.monotonic()))
-            self._reaper.attend()
+            self._reaper.update()
 
     def _give_up(self, error: StokerError | OSError) -> None:
         """Before the job was started, or after it had ended: a run never raises what happens in between."""
@@ -359,8 +359,8 @@ class _Attendance:
 
     def _end_with(self, ending: Ending, sentence: str, code: int) -> None:
         """It ended before there was a run."""
-        self._unwritten = Status(state="ended", ending=ending, sentence=sentence, exit_code=code, ended=time.time())
-        self.over(self._unwritten)
+        self._unwritten = Status(state="ended", ending=ending, reason=sentence, exit_code=code, ended=time.time())
+        self.on_ended(self._unwritten)
         self._write_outcome()
 
     def _write_outcome(self) -> None:
@@ -370,12 +370,12 @@ class _Attendance:
                 self._record.write_status(self._unwritten)
                 self._unwritten = None
 
-    # The company of the supervisor
+    # The controller of the supervisor
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
-    def longest_grace(self) -> float:
+    def max_grace(self) -> float:
         return max(0.0, self._until - self._attempt_spec.margin - now())
 
     def due(self) -> float:
@@ -386,23 +386,25 @@ class _Attendance:
             due = min(due, self._listen_at)
         return due if self._errand is None else min(due, self._errand.due())
 
-    def attend(self) -> Order | None:
+    def poll(self) -> StopRequest | None:
         order = self._hear()
         if order is not None:
             return order
         if now() >= self._stop_at():
-            return Order("lease", "The queue could not be reached for so long that another may run the job.", _STOPPED)
+            return StopRequest(
+                "lease", "The queue could not be reached for so long that another may run the job.", _STOPPED
+            )
         if self._errand is None and now() >= self._errand_at():
             self._send_errand()
         return None
 
-    def heed(self, received: Received) -> Order | None:
+    def on_signal(self, received: Received) -> StopRequest | None:
         if received.signal not in _ENDING or is_from_job(received, self._reaper):
             return None
         name = signal.Signals(received.signal).name
-        return Order("machine", f"The job's supervisor was asked to end by {name}.", _STOPPED)
+        return StopRequest("machine", f"The job's supervisor was asked to end by {name}.", _STOPPED)
 
-    def begun(self) -> None:
+    def on_started(self) -> None:
         """A worker that comes later finds the way here; a person finds what was asked for.
 
         A disk that takes neither costs no job: the one is tried again here, the other with the next status.
@@ -425,7 +427,7 @@ class _Attendance:
         self._listener = listener
         self._epoll.register(listener.fileno(), select.EPOLLIN)
 
-    def over(self, status: Status) -> None:
+    def on_ended(self, status: Status) -> None:
         if self._is_out_of_memory(status):
             self._ran_out = True
             self._retries_oom -= 1
@@ -473,7 +475,7 @@ class _Attendance:
         self._until = moment
         self._timer.ring_at(self._stop_at())
         # Should this process be stopped, or hang, while there is no worker.
-        self._reaper.hold_until(moment - self._attempt_spec.margin / 2)
+        self._reaper.set_deadline(moment - self._attempt_spec.margin / 2)
 
     def _send_errand(self) -> None:
         try:
@@ -483,9 +485,9 @@ class _Attendance:
             return
         self._epoll.register(self._errand.fileno(), select.EPOLLIN)
 
-    def _hear(self) -> Order | None:
+    def _hear(self) -> StopRequest | None:
         """Whatever has come; the last order in it."""
-        order: Order | None = None
+        order: StopRequest | None = None
         self._listen()
         for descriptor, _ in self._epoll.poll(0):
             if self._listener is not None and descriptor == self._listener.fileno():
@@ -500,7 +502,7 @@ class _Attendance:
             self._errand = None
         return order
 
-    def _take_answer(self, errand: DetachedDelivery) -> Order | None:
+    def _take_answer(self, errand: DetachedDelivery) -> StopRequest | None:
         self._epoll.unregister(errand.fileno())
         answer = errand.answer()
         self._errand = None
@@ -514,21 +516,21 @@ class _Attendance:
             return None
         if not answer.alive:
             self._hold_until(-math.inf)
-            return Order("lease", "The queue had given the job up, and another may run it.", _STOPPED)
+            return StopRequest("lease", "The queue had given the job up, and another may run it.", _STOPPED)
         self._hold_until(max(self._until, errand.begun + self._attempt_spec.lease))
-        return Order("cancelled", "It was cancelled.", _STOPPED) if answer.cancel else None
+        return StopRequest("cancelled", "It was cancelled.", _STOPPED) if answer.cancel else None
 
     # The worker
 
-    def _hear_worker(self, channel: ShimChannel) -> Order | None:
-        order: Order | None = None
+    def _hear_worker(self, channel: ShimChannel) -> StopRequest | None:
+        order: StopRequest | None = None
         while (message := channel.receive()) is not None:
             order = self._understand(message) or order
         if not channel.open:
             self._lose_worker()
         return order
 
-    def _understand(self, message: Message) -> Order | None:
+    def _understand(self, message: Message) -> StopRequest | None:
         match message:
             case LeaseRenewed(until=until):
                 self._hold_until(max(self._until, until))
@@ -537,7 +539,7 @@ class _Attendance:
             case StopAttempt(ending=ending, sentence=sentence):
                 if ending == "lease":
                     self._hold_until(-math.inf)
-                return Order(ending, sentence, _STOPPED)
+                return StopRequest(ending, sentence, _STOPPED)
         return None
 
     def _greet_worker(self, listener: socket.socket) -> None:

@@ -45,8 +45,8 @@ class ShimPool:
         for running_attempt in self.engaged.values():
             if running_attempt.channel is not None:
                 yield running_attempt.channel.fileno()
-            elif running_attempt.guardian_end >= 0:
-                yield running_attempt.guardian_end
+            elif running_attempt.reaper_end >= 0:
+                yield running_attempt.reaper_end
 
     def due(self) -> float:
         """When `attend` is to be called at the latest, in monotonic seconds."""
@@ -95,7 +95,7 @@ class ShimPool:
             line, was = running_attempt.channel, running_attempt.over
             if line is not None and line.fileno() in readable:
                 self._hear(running_attempt, line)
-            elif running_attempt.guardian_end in readable:
+            elif running_attempt.reaper_end in readable:
                 running_attempt.conclude()
             elif running_attempt.retry_at <= time.monotonic():
                 running_attempt.reach()

@@ -13,8 +13,8 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.gpus.model import Maybe, Unknown
 from stoker.runs.journal import Journal
-from stoker.runs.postmortem.facts import Evidence
-from stoker.runs.postmortem.members import read_members
+from stoker.runs.postmortem.facts import RunFacts
+from stoker.runs.postmortem.process_info import read_processes
 from stoker.runs.postmortem.report import brief, render
 from stoker.runs.postmortem.stacks import collect_stacks
 from stoker.runs.processes.signals import SignalStream
@@ -39,7 +39,7 @@ class Queued(NamedTuple):
 
 
 class Postmortem:
-    """Evidence of one run, gathered in two steps: before the stop and after it."""
+    """RunFacts of one run, gathered in two steps: before the stop and after it."""
 
     def __init__(
         self, record: Record, status: Status, journal: Journal, judged: frozenset[str] | None, queued: Queued | None
@@ -50,7 +50,7 @@ class Postmortem:
         spec = record.spec()
         self._every = spec.policy.every
         window = spec.policy.window * WINDOWS_SHOWN
-        self._evidence = Evidence(
+        self._facts = RunFacts(
             run=spec.id,
             job=queued.job if queued is not None else None,
             command=spec.command,
@@ -60,7 +60,7 @@ class Postmortem:
             started=spec.started,
             ended=time.time(),
             ending=status.ending or "signal",
-            sentence=status.sentence,
+            reason=status.reason,
             policy=spec.policy.in_words(),
             exit="being stopped",
             looks=journal.recent(window),
@@ -75,24 +75,24 @@ class Postmortem:
     def question(self, pids: Sequence[int], *, hurry: SignalStream) -> None:
         """Asks every process where it is, for a bounded time; a Ctrl-C meanwhile cuts it short."""
         patience = min(max(self._every, SHORTEST_PATIENCE), LONGEST_PATIENCE)
-        members = read_members(pids)
+        processes = read_processes(pids)
         outputs = last_outputs(pids, self._captured)
         stacks = collect_stacks(pids, deadline=patience, enough=lambda: bool(hurry.read()))
-        self._evidence = msgspec.structs.replace(self._evidence, members=members, outputs=outputs, stacks=stacks)
+        self._facts = msgspec.structs.replace(self._facts, processes=processes, outputs=outputs, stacks=stacks)
         # Written now as well: should the stop itself be cut short, what was learned is there.
         self._write()
 
     def publish(self, how: str, left: Sequence[str]) -> None:
         """Completes the report with how the stop went, and tells the person in brief."""
-        self._evidence = msgspec.structs.replace(self._evidence, exit=how, left=left, ended=time.time())
+        self._facts = msgspec.structs.replace(self._facts, exit=how, left=left, ended=time.time())
         written = self._write()
-        emit(ERROR, brief(self._evidence, str(self._record.report) if written else None) + "\n")
+        emit(ERROR, brief(self._facts, str(self._record.report) if written else None) + "\n")
 
     def _write(self) -> bool:
         if not self._record.is_kept:
             return False
         try:
-            self._record.write_report(render(self._evidence))
+            self._record.write_report(render(self._facts))
         except StokerError as error:
             emit(ERROR, f"stoker: {error}\n")
             return False

@@ -8,7 +8,7 @@ import msgspec
 
 from stoker.gpus.model import Gpu, Look, Maybe, Reading, Unknown, known
 from stoker.gpus.report import BUSY_FROM
-from stoker.runs.postmortem.members import Member
+from stoker.runs.postmortem.process_info import ProcessInfo
 from stoker.runs.postmortem.stacks import Stack, Thread
 from stoker.runs.record import Ending
 from stoker.runs.transcript import Output
@@ -22,7 +22,7 @@ def its_own(text: str) -> str:
     return _OWN_WORDS.sub("", text)
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one run, gathered while its processes still lived where that was possible."""
 
     run: str
@@ -37,7 +37,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the epoch."""
     ended: float
     ending: Ending
-    sentence: str
+    reason: str
     """Which rule fired, or what else happened, in one plain sentence."""
     policy: str
     """The rule in words: `all GPUs below 1% for 30m`."""
@@ -57,7 +57,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The uuids of the GPUs that the rule went by; None: all."""
     used: Collection[str] | None = None
     """The uuids of the GPUs on which the run was ever seen; None where nobody can tell."""
-    members: Sequence[Member] = ()
+    processes: Sequence[ProcessInfo] = ()
     stacks: Sequence[Stack] = ()
     outputs: Sequence[Output] = ()
     """The end of what it wrote, for each place that it wrote to."""
@@ -82,8 +82,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         """The utilization from which on a GPU counts as busy."""
         return self.below if self.below is not None else BUSY_FROM
 
-    def member(self, pid: int) -> Member | None:
-        return next((member for member in self.members if member.pid == pid), None)
+    def process(self, pid: int) -> ProcessInfo | None:
+        return next((process for process in self.processes if process.pid == pid), None)
 
     def last_readings(self) -> list[tuple[Gpu, Reading]]:
         """The GPUs that the rule went by, as they were seen last."""
@@ -95,7 +95,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def has_company(self) -> bool:
         """Whether processes of others are on the GPUs that the rule went by."""
-        own = {member.pid for member in self.members}
+        own = {process.pid for process in self.processes}
         told = [reading.processes for _, reading in self.last_readings() if known(reading.processes)]
         return any(process.pid not in own for processes in told for process in processes)
 

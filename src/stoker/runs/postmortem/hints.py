@@ -1,4 +1,4 @@
-"""What a person should do next, concluded from the evidence: the most telling first."""
+"""What a person should do next, concluded from the facts: the most telling first."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from stoker.gpus.model import Unknown, known
 from stoker.runs.postmortem.causes import CAUSES, COLLECTIVE, EXIT, LOADER, PERSON, cause_of, own_call, waits_for_work
-from stoker.runs.postmortem.facts import Evidence
+from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.markdown import clipped, code, listed, prose
-from stoker.runs.postmortem.members import Member
+from stoker.runs.postmortem.process_info import ProcessInfo
 from stoker.runs.postmortem.stacks import NOT_INSTALLED, NOT_PYTHON, Frame, Thread
 from stoker.runs.transcript import one_line
 from stoker.units import format_memory
@@ -91,10 +91,10 @@ _CLUES: Final = (
 )
 
 
-def hints(evidence: Evidence) -> list[Hint]:
+def hints(facts: RunFacts) -> list[Hint]:
     """At most a handful, the most telling first; never none."""
-    found = [hint for rule in _RULES for hint in rule(evidence)]
-    return found[:MOST_HINTS] or [_nothing_telling(evidence)]
+    found = [hint for rule in _RULES for hint in rule(facts)]
+    return found[:MOST_HINTS] or [_nothing_telling(facts)]
 
 
 def shown_frame(frame: Frame, directory: str) -> str:
@@ -109,31 +109,31 @@ def shown_place(frame: Frame, directory: str) -> str:
     return f"{file}:{frame.line}"
 
 
-def options_of(evidence: Evidence) -> _Options:
-    return _OF_RUN if evidence.job is None else _OF_SUBMIT
+def options_of(facts: RunFacts) -> _Options:
+    return _OF_RUN if facts.job is None else _OF_SUBMIT
 
 
-def _again_with(evidence: Evidence, options: str) -> Iterator[str]:
+def _again_with(facts: RunFacts, options: str) -> Iterator[str]:
     """How a queued job is given other options: it is changed, and queued again."""
-    if evidence.job is not None:
-        job = one_line(evidence.job)
+    if facts.job is not None:
+        job = one_line(facts.job)
         yield f"{code(f'stoker edit {job} {options}')}, then {code(f'stoker retry {job}')}."
 
 
-def _left_behind(evidence: Evidence) -> Iterator[Hint]:
-    if evidence.left:
-        named = tuple(f"{prose(each)}" for each in evidence.left[:4])
+def _left_behind(facts: RunFacts) -> Iterator[Hint]:
+    if facts.left:
+        named = tuple(f"{prose(each)}" for each in facts.left[:4])
         yield Hint(
             "Something of it is still there",
             (*named, "Look again in a minute with `stoker gpus`; what stays may need an administrator or a reboot."),
         )
 
 
-def _blocked(evidence: Evidence) -> Iterator[Hint]:
-    blocked = [member for member in evidence.members if member.blocked or member.state == "D"]
-    if not blocked or not evidence.quiet:
+def _blocked(facts: RunFacts) -> Iterator[Hint]:
+    blocked = [process for process in facts.processes if process.blocked or process.state == "D"]
+    if not blocked or not facts.quiet:
         return
-    where = " ".join(part for member in blocked for part in (member.place, member.call) if known(part))
+    where = " ".join(part for process in blocked for part in (process.place, process.call) if known(part))
     if _GPU_DRIVER.search(where):
         step = "It waits for the GPU driver: `dmesg | grep -i -e xid -e nvrm`; the GPU may need a reset or a reboot."
     elif _FILE_SYSTEM.search(where):
@@ -145,8 +145,8 @@ def _blocked(evidence: Evidence) -> Iterator[Hint]:
     yield Hint("It is blocked in the kernel", (f"{_named(blocked)}: if that lasts, not even SIGKILL ends it.", step))
 
 
-def _paused(evidence: Evidence) -> Iterator[Hint]:
-    paused = [member for member in evidence.members if member.state == "T"]
+def _paused(facts: RunFacts) -> Iterator[Hint]:
+    paused = [process for process in facts.processes if process.state == "T"]
     if paused:
         yield Hint(
             "It was paused from outside",
@@ -154,11 +154,11 @@ def _paused(evidence: Evidence) -> Iterator[Hint]:
         )
 
 
-def _waits_for_a_person(evidence: Evidence) -> Iterator[Hint]:
-    at_terminal = [m for m in evidence.members if known(m.call) and _TERMINAL.search(m.call)]
-    last_lines = [text.rstrip().rpartition(_LINE_END)[2] for text in evidence.words()]
+def _waits_for_a_person(facts: RunFacts) -> Iterator[Hint]:
+    at_terminal = [m for m in facts.processes if known(m.call) and _TERMINAL.search(m.call)]
+    last_lines = [text.rstrip().rpartition(_LINE_END)[2] for text in facts.words()]
     question = next((line for line in last_lines if _PROMPT.search(one_line(line))), None)
-    in_debugger = any(cause_of(thread) is PERSON for _, thread in evidence.main_threads())
+    in_debugger = any(cause_of(thread) is PERSON for _, thread in facts.main_threads())
     if not (at_terminal or question or in_debugger):
         return
     steps = [f"{_named(at_terminal)} reads from the terminal."] if at_terminal else []
@@ -167,38 +167,38 @@ def _waits_for_a_person(evidence: Evidence) -> Iterator[Hint]:
     yield Hint(PERSON.title, (*steps, *PERSON.steps))
 
 
-def _in_its_code(evidence: Evidence) -> Iterator[Hint]:
+def _in_its_code(facts: RunFacts) -> Iterator[Hint]:
     """What the stacks say, one hint for each cause that was found. A program that works may be anywhere, too."""
-    if not evidence.quiet:
+    if not facts.quiet:
         return
-    working = [(pid, thread) for pid, thread in evidence.main_threads() if not waits_for_work(thread)]
+    working = [(pid, thread) for pid, thread in facts.main_threads() if not waits_for_work(thread)]
     for cause in CAUSES:
         found = [(pid, thread) for pid, thread in working if cause_of(thread) is cause]
         if not found or cause is PERSON:
             continue
-        steps = [*_places(evidence, found), *(step.format(delay=options_of(evidence).delay) for step in cause.steps)]
-        if cause is EXIT and any(_TRACEBACK in text for text in evidence.words()):
+        steps = [*_places(facts, found), *(step.format(delay=options_of(facts).delay) for step in cause.steps)]
+        if cause is EXIT and any(_TRACEBACK in text for text in facts.words()):
             steps[-len(cause.steps)] = "Its output has an error: the main program may have ended by it."
         if cause is COLLECTIVE:
-            steps[:0] = _other_ranks(evidence, working)
+            steps[:0] = _other_ranks(facts, working)
         if cause is LOADER:
-            steps[:0] = _loader_workers(evidence, working)
+            steps[:0] = _loader_workers(facts, working)
         yield Hint(cause.title, tuple(steps))
 
 
-def _by_system_call(evidence: Evidence) -> Iterator[Hint]:
+def _by_system_call(facts: RunFacts) -> Iterator[Hint]:
     """For stacks that say nothing: C code does not show on them, but what it asks the kernel for does."""
-    if not evidence.quiet:
+    if not facts.quiet:
         return
     unclear = [
         (pid, thread)
-        for pid, thread in evidence.main_threads()
+        for pid, thread in facts.main_threads()
         if not waits_for_work(thread) and cause_of(thread) is None and not _is_active(thread)
     ]
     for pid, thread in unclear[:1]:
-        member = evidence.member(pid)
-        call = member.call if member else Unknown("it is not known")
-        place = tuple(_places(evidence, [(pid, thread)]))
+        process = facts.process(pid)
+        call = process.call if process else Unknown("it is not known")
+        place = tuple(_places(facts, [(pid, thread)]))
         if not known(call):
             continue
         if call in ("clock_nanosleep", "nanosleep"):
@@ -214,15 +214,15 @@ def _by_system_call(evidence: Evidence) -> Iterator[Hint]:
             yield Hint("It waits for something from outside to happen", (*place, step))
 
 
-def _in_its_output(evidence: Evidence) -> Iterator[Hint]:
+def _in_its_output(facts: RunFacts) -> Iterator[Hint]:
     for clue in _CLUES:
-        for text in evidence.words():
+        for text in facts.words():
             if match := clue.words.search(text):
                 before, after = text[: match.end()], text[match.end() :]
                 line = f"{before.rpartition(_LINE_END)[2]}{after.partition(_LINE_END)[0]}"
                 yield Hint(clue.title, (code(clipped(one_line(line), 120)), clue.step))
                 return
-    for text in evidence.words():
+    for text in facts.words():
         if _TRACEBACK in text:
             # The lines of a traceback are indented; the first that is not says what was wrong.
             error = _UNINDENTED.search(text.rpartition(_TRACEBACK)[2])
@@ -234,52 +234,52 @@ def _in_its_output(evidence: Evidence) -> Iterator[Hint]:
             return
 
 
-def _never_on_a_gpu(evidence: Evidence) -> Iterator[Hint]:
-    if evidence.ending == "idle" and _was_on_no_gpu(evidence):
+def _never_on_a_gpu(facts: RunFacts) -> Iterator[Hint]:
+    if facts.ending == "idle" and _was_on_no_gpu(facts):
         yield Hint(
             "It never used a GPU",
             (
                 "Ask the program whether it sees one: `python -c 'import torch; print(torch.cuda.is_available())'`.",
                 "Usual causes: a build without CUDA, a wrong `CUDA_VISIBLE_DEVICES`, `device='cpu'`.",
-                f"If it only prepares for long: a longer {options_of(evidence).delay}.",
+                f"If it only prepares for long: a longer {options_of(facts).delay}.",
             ),
         )
 
 
-def _holds_memory(evidence: Evidence) -> Iterator[Hint]:
-    own = {member.pid for member in evidence.members}
+def _holds_memory(facts: RunFacts) -> Iterator[Hint]:
+    own = {process.pid for process in facts.processes}
     held = [
         (gpu.index, sum(p.memory for p in reading.processes if p.pid in own and known(p.memory)))
-        for gpu, reading in evidence.last_readings()
+        for gpu, reading in facts.last_readings()
         if known(reading.processes)
     ]
     holding = [f"{format_memory(amount)} on GPU {index}" for index, amount in held if amount]
-    if evidence.ending == "idle" and holding:
+    if facts.ending == "idle" and holding:
         yield Hint(
             "It holds GPU memory and computes nothing",
             (f"It holds {listed(holding)}: it did reach the GPU, so neither the build nor the device is wrong.",),
         )
 
 
-def _works_on_the_cpu(evidence: Evidence) -> Iterator[Hint]:
-    active = [pid for pid, thread in evidence.main_threads() if _is_active(thread)]
-    running = [member for member in evidence.members if member.state == "R" or member.pid in active]
-    if evidence.ending == "idle" and running:
-        found = [(pid, thread) for pid, thread in evidence.main_threads() if pid in active]
+def _works_on_the_cpu(facts: RunFacts) -> Iterator[Hint]:
+    active = [pid for pid, thread in facts.main_threads() if _is_active(thread)]
+    running = [process for process in facts.processes if process.state == "R" or process.pid in active]
+    if facts.ending == "idle" and running:
+        found = [(pid, thread) for pid, thread in facts.main_threads() if pid in active]
         yield Hint(
             "It was working on the CPU, so it may not hang at all",
             (
-                *_places(evidence, found),
+                *_places(facts, found),
                 f"{_named(running)} was running at the end.",
                 "If that is meant to take so long: `stoker snooze 1h` before it, or a longer `--for`.",
             ),
         )
 
 
-def _without_stacks(evidence: Evidence) -> Iterator[Hint]:
-    reasons = [stack.threads.reason for stack in evidence.stacks if isinstance(stack.threads, Unknown)]
+def _without_stacks(facts: RunFacts) -> Iterator[Hint]:
+    reasons = [stack.threads.reason for stack in facts.stacks if isinstance(stack.threads, Unknown)]
     telling = [reason for reason in reasons if reason != NOT_PYTHON]
-    if not telling or any(True for _ in evidence.main_threads()):
+    if not telling or any(True for _ in facts.main_threads()):
         return
     if NOT_INSTALLED in telling:
         yield Hint(
@@ -291,68 +291,68 @@ def _without_stacks(evidence: Evidence) -> Iterator[Hint]:
         "Where it hung in its code is not known",
         (
             f"{prose(telling[0][:1].upper() + telling[0][1:])}.",
-            *([_BY_SIGNAL] if evidence.job is None else []),
+            *([_BY_SIGNAL] if facts.job is None else []),
         ),
     )
 
 
-def _on_purpose(evidence: Evidence) -> Iterator[Hint]:
-    if evidence.ending == "idle":
+def _on_purpose(facts: RunFacts) -> Iterator[Hint]:
+    if facts.ending == "idle":
         yield Hint(
             "Was it quiet on purpose?",
             (
                 "From within the job: `stoker snooze 30m` before a quiet stretch.",
-                f"For the whole run: a longer `--for`, or {options_of(evidence).never}.",
-                *_again_with(evidence, "--for 2h"),
+                f"For the whole run: a longer `--for`, or {options_of(facts).never}.",
+                *_again_with(facts, "--for 2h"),
             ),
         )
 
 
-def _too_long(evidence: Evidence) -> Iterator[Hint]:
-    if evidence.ending == "time limit":
+def _too_long(facts: RunFacts) -> Iterator[Hint]:
+    if facts.ending == "time limit":
         yield Hint(
             "It needed more time than it was given",
             (
-                f"Go on from its last checkpoint, or give it more with {options_of(evidence).limit}.",
-                *_again_with(evidence, "--time-limit 24h"),
+                f"Go on from its last checkpoint, or give it more with {options_of(facts).limit}.",
+                *_again_with(facts, "--time-limit 24h"),
             ),
         )
 
 
-def _killed_from_outside(evidence: Evidence) -> Iterator[Hint]:
-    if evidence.ending == "by itself" and re.search(r"SIGKILL|\b137\b", evidence.exit):
+def _killed_from_outside(facts: RunFacts) -> Iterator[Hint]:
+    if facts.ending == "by itself" and re.search(r"SIGKILL|\b137\b", facts.exit):
         yield Hint(
             "It was killed from outside",
             ("Mostly that is the kernel, out of memory: `dmesg | grep -i -e oom -e 'killed process'` names it.",),
         )
-    elif evidence.ending == "supervisor killed":
+    elif facts.ending == "supervisor killed":
         yield Hint("Stoker itself was killed", ("Nothing is wrong with the job: start it again.",))
 
 
-def _nothing_telling(evidence: Evidence) -> Hint:
-    if evidence.ending == "by itself":
+def _nothing_telling(facts: RunFacts) -> Hint:
+    if facts.ending == "by itself":
         return Hint("Nothing here says why it ended", ("Its own output and its exit code are all there is.",))
     return Hint("Nothing here calls for anything", ("Start it again when you like.",))
 
 
-def _places(evidence: Evidence, found: Sequence[tuple[int, Thread]]) -> Iterator[str]:
+def _places(facts: RunFacts, found: Sequence[tuple[int, Thread]]) -> Iterator[str]:
     """`pid 101 is in train.py:30 (main)`: the person's own lines, each once."""
     lines: dict[str, list[str]] = {}
     for pid, thread in found:
         if frame := own_call(thread) or (thread.frames[0] if thread.frames else None):
-            lines.setdefault(shown_frame(frame, evidence.directory), []).append(str(pid))
+            lines.setdefault(shown_frame(frame, facts.directory), []).append(str(pid))
     for place, pids in list(lines.items())[:3]:
         yield f"It is in {code(clipped(place, 100))} ({_pids(pids)})."
 
 
-def _other_ranks(evidence: Evidence, working: Sequence[tuple[int, Thread]]) -> Iterator[str]:
+def _other_ranks(facts: RunFacts, working: Sequence[tuple[int, Thread]]) -> Iterator[str]:
     elsewhere = [(pid, thread) for pid, thread in working if cause_of(thread) not in (COLLECTIVE, LOADER)]
     for pid, thread in elsewhere[:3]:
         if frame := own_call(thread):
-            yield f"**pid {pid} is somewhere else**: in {code(clipped(shown_frame(frame, evidence.directory), 100))}."
+            yield f"**pid {pid} is somewhere else**: in {code(clipped(shown_frame(frame, facts.directory), 100))}."
 
 
-def _loader_workers(evidence: Evidence, working: Sequence[tuple[int, Thread]]) -> Iterator[str]:
+def _loader_workers(facts: RunFacts, working: Sequence[tuple[int, Thread]]) -> Iterator[str]:
     workers = [(pid, thread) for pid, thread in working if any("_worker_loop" in f.function for f in thread.frames)]
     fetching = [(pid, thread) for pid, thread in workers if any("_utils/fetch" in f.file for f in thread.frames)]
     if workers and not fetching:
@@ -362,15 +362,15 @@ def _loader_workers(evidence: Evidence, working: Sequence[tuple[int, Thread]]) -
         )
     elif fetching:
         yield f"{len(fetching)} of {len(workers)} data loader workers are inside the dataset's own code."
-        yield from _places(evidence, fetching)
+        yield from _places(facts, fetching)
 
 
-def _was_on_no_gpu(evidence: Evidence) -> bool:
+def _was_on_no_gpu(facts: RunFacts) -> bool:
     """Whether it can be said that it was on none: a reading that does not tell may hide the one time that it was."""
-    own = {member.pid for member in evidence.members}
-    if evidence.used or not own or not evidence.looks or any(look.note or look.problem for look in evidence.looks):
+    own = {process.pid for process in facts.processes}
+    if facts.used or not own or not facts.looks or any(look.note or look.problem for look in facts.looks):
         return False
-    for look in evidence.looks:
+    for look in facts.looks:
         for reading in look.readings:
             if not known(reading.processes):
                 return False
@@ -384,15 +384,15 @@ def _is_active(thread: Thread) -> bool:
     return thread.status.startswith("active")
 
 
-def _named(members: Sequence[Member]) -> str:
-    return listed([f"{code(member.name)} (pid {member.pid})" for member in members], most=3)
+def _named(processes: Sequence[ProcessInfo]) -> str:
+    return listed([f"{code(process.name)} (pid {process.pid})" for process in processes], most=3)
 
 
 def _pids(pids: list[str]) -> str:
     return f"pid {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes: {listed(pids, most=6)}"
 
 
-_RULES: Final[tuple[Callable[[Evidence], Iterator[Hint]], ...]] = (
+_RULES: Final[tuple[Callable[[RunFacts], Iterator[Hint]], ...]] = (
     _left_behind, _blocked, _paused, _waits_for_a_person, _in_its_code, _by_system_call, _in_its_output,
     _killed_from_outside, _never_on_a_gpu, _works_on_the_cpu, _holds_memory, _without_stacks, _too_long, _on_purpose,
 )  # fmt: skip

@@ -6,10 +6,10 @@ from typing import Final
 from stoker.gpus.model import Unknown, known
 from stoker.masking import masked_command
 from stoker.runs.postmortem.causes import cause_of, own_call, waits_for_work
-from stoker.runs.postmortem.facts import Evidence
+from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.hints import shown_frame
 from stoker.runs.postmortem.markdown import block, clipped, code, listed, prose
-from stoker.runs.postmortem.members import Member
+from stoker.runs.postmortem.process_info import ProcessInfo
 from stoker.runs.postmortem.stacks import Frame, Thread
 from stoker.runs.transcript import one_line
 from stoker.units import format_duration, format_memory
@@ -34,23 +34,23 @@ _BEGINNINGS: Final = frozenset({
 })  # fmt: skip
 
 
-def process_tree(evidence: Evidence) -> str:
+def process_tree(facts: RunFacts) -> str:
     """One row for each process, children below their parents."""
-    rows = [_row(member, depth, evidence.directory) for member, depth in _nested(evidence.members)]
+    rows = [_row(process, depth, facts.directory) for process, depth in _nested(facts.processes)]
     shown = ["    PID S   CPU  MEM  COMMAND", *rows[:MOST_MEMBERS]]
     if len(rows) > MOST_MEMBERS:
         shown.append(f"… and {len(rows) - MOST_MEMBERS} more")
     return "\n".join(shown)
 
 
-def stacks_as_markdown(evidence: Evidence) -> str:
+def stacks_as_markdown(facts: RunFacts) -> str:
     """A part for each different stack, the most telling first, then a line for every process without one."""
-    groups = _groups(evidence)
-    parts = [_group(evidence, threads, pids) for threads, pids in groups[:MOST_GROUPS]]
+    groups = _groups(facts)
+    parts = [_group(facts, threads, pids) for threads, pids in groups[:MOST_GROUPS]]
     if len(groups) > MOST_GROUPS:
         rest = sum(len(pids) for _, pids in groups[MOST_GROUPS:])
         parts.append(f"… and {rest} more processes.")
-    others = list(_others(evidence))
+    others = list(_others(facts))
     if len(others) > MOST_OTHERS:
         others = [*others[:MOST_OTHERS], f"- … and {len(others) - MOST_OTHERS} more"]
     if others:
@@ -58,40 +58,40 @@ def stacks_as_markdown(evidence: Evidence) -> str:
     return "\n\n".join(parts) or "No process was there to ask."
 
 
-def where_it_was(evidence: Evidence) -> Iterator[str]:
+def where_it_was(facts: RunFacts) -> Iterator[str]:
     """`load (data.py:17)`, for each different place of the person's own code in which a main thread was."""
     seen: set[str] = set()
-    for threads, _ in _groups(evidence):
+    for threads, _ in _groups(facts):
         frame = own_call(threads[0])
-        if frame and (place := shown_frame(frame, evidence.directory)) not in seen:
+        if frame and (place := shown_frame(frame, facts.directory)) not in seen:
             seen.add(place)
             yield place
 
 
-def _nested(members: Sequence[Member]) -> Iterator[tuple[Member, int]]:
+def _nested(processes: Sequence[ProcessInfo]) -> Iterator[tuple[ProcessInfo, int]]:
     """Each process with its depth below the first."""
-    pids = {member.pid for member in members}
-    children: dict[int, list[Member]] = {}
-    roots = [member for member in members if member.parent not in pids or member.parent == member.pid]
-    for member in members:
-        if member not in roots:
-            children.setdefault(member.parent, []).append(member)
+    pids = {process.pid for process in processes}
+    children: dict[int, list[ProcessInfo]] = {}
+    roots = [process for process in processes if process.parent not in pids or process.parent == process.pid]
+    for process in processes:
+        if process not in roots:
+            children.setdefault(process.parent, []).append(process)
     # Read at different moments, parents may even form a circle: whoever is in one is listed as a root.
-    waiting = [(member, 0) for member in reversed([*roots, *members])]
+    waiting = [(process, 0) for process in reversed([*roots, *processes])]
     seen: set[int] = set()
     while waiting:
-        member, depth = waiting.pop()
-        if member.pid not in seen:
-            seen.add(member.pid)
-            yield member, depth
-            waiting += [(child, depth + 1) for child in reversed(children.get(member.pid, []))]
+        process, depth = waiting.pop()
+        if process.pid not in seen:
+            seen.add(process.pid)
+            yield process, depth
+            waiting += [(child, depth + 1) for child in reversed(children.get(process.pid, []))]
 
 
-def _row(member: Member, depth: int, directory: str) -> str:
+def _row(process: ProcessInfo, depth: int, directory: str) -> str:
     indent = f"{' ' * (min(depth, 8) - 1)}└ " if depth else ""
-    command = _short_command(member.command, directory) if known(member.command) else f"[{one_line(member.name)}]"
-    memory = format_memory(member.memory).replace(" ", "").removesuffix("iB").removesuffix("B")
-    columns = f"{member.pid:>7} {one_line(member.state)} {format_duration(member.cpu):>5} {memory:>4}"
+    command = _short_command(process.command, directory) if known(process.command) else f"[{one_line(process.name)}]"
+    memory = format_memory(process.memory).replace(" ", "").removesuffix("iB").removesuffix("B")
+    columns = f"{process.pid:>7} {one_line(process.state)} {format_duration(process.cpu):>5} {memory:>4}"
     return clipped(f"{columns}  {indent}{command}", TREE_WIDTH)
 
 
@@ -102,10 +102,10 @@ def _short_command(command: str, directory: str) -> str:
     return shown.replace(f" {directory.rstrip('/')}/", " ") if directory.rstrip("/") else shown
 
 
-def _groups(evidence: Evidence) -> list[tuple[tuple[Thread, ...], list[int]]]:
+def _groups(facts: RunFacts) -> list[tuple[tuple[Thread, ...], list[int]]]:
     """Processes with the same stacks together, the most telling first."""
     groups: dict[object, tuple[tuple[Thread, ...], list[int]]] = {}
-    for stack in evidence.stacks:
+    for stack in facts.stacks:
         if known(stack.threads) and stack.threads:
             same = tuple((thread.name, thread.frames) for thread in stack.threads)
             groups.setdefault(same, (stack.threads, []))[1].append(stack.pid)
@@ -116,17 +116,17 @@ def _dullness(thread: Thread) -> tuple[bool, bool, bool]:
     return waits_for_work(thread), own_call(thread) is None, cause_of(thread) is None
 
 
-def _group(evidence: Evidence, threads: Sequence[Thread], pids: Sequence[int]) -> str:
-    members = [member for pid in pids if (member := evidence.member(pid))]
-    doing = list(dict.fromkeys(member.in_words() for member in members))
-    lines = [f"### {_heading(pids, members)}", ""]
+def _group(facts: RunFacts, threads: Sequence[Thread], pids: Sequence[int]) -> str:
+    processes = [process for pid in pids if (process := facts.process(pid))]
+    doing = list(dict.fromkeys(process.in_words() for process in processes))
+    lines = [f"### {_heading(pids, processes)}", ""]
     if doing:
         lines += [f"In the kernel: {prose('; or '.join(doing[:2]))}.", ""]
-    return "\n".join([*lines, block("\n".join(_threads(threads, evidence.directory)))])
+    return "\n".join([*lines, block("\n".join(_threads(threads, facts.directory)))])
 
 
-def _heading(pids: Sequence[int], members: Sequence[Member]) -> str:
-    names = list(dict.fromkeys(member.name for member in members))
+def _heading(pids: Sequence[int], processes: Sequence[ProcessInfo]) -> str:
+    names = list(dict.fromkeys(process.name for process in processes))
     named = f" ({code(clipped(one_line(names[0]), 30))})" if len(names) == 1 else ""
     if len(pids) == 1:
         return f"Process {pids[0]}{named}"
@@ -172,15 +172,15 @@ def _is_beginning(frame: Frame) -> bool:
     return (frame.short_file, frame.function.rpartition(".")[2]) in _BEGINNINGS
 
 
-def _others(evidence: Evidence) -> Iterator[str]:
+def _others(facts: RunFacts) -> Iterator[str]:
     """What is known of the processes of which there is no stack, and why there is none."""
-    reasons = {stack.pid: _reason(stack.threads) for stack in evidence.stacks}
-    for pid in _in_order([*(member.pid for member in evidence.members), *reasons]):
+    reasons = {stack.pid: _reason(stack.threads) for stack in facts.stacks}
+    for pid in _in_order([*(process.pid for process in facts.processes), *reasons]):
         reason = reasons.get(pid, "it was not asked")
         if reason is None:
             continue
-        member = evidence.member(pid)
-        about = f" ({code(member.name)}): {prose(member.in_words())};" if member else ":"
+        process = facts.process(pid)
+        about = f" ({code(process.name)}): {prose(process.in_words())};" if process else ":"
         yield f"- {pid}{about} {prose(reason)}"
 
 

@@ -9,7 +9,7 @@ from stoker.gpus.model import Gpu, Maybe, Reading, known
 from stoker.gpus.report import describe, title
 from stoker.masking import masked_command
 from stoker.runs.postmortem.chart import chart, series_of
-from stoker.runs.postmortem.facts import Evidence, its_own
+from stoker.runs.postmortem.facts import RunFacts, its_own
 from stoker.runs.postmortem.hints import hints
 from stoker.runs.postmortem.markdown import block, clipped, code, listed, prose
 from stoker.runs.postmortem.process_text import process_tree, stacks_as_markdown, where_it_was
@@ -34,66 +34,66 @@ _TITLES: Final[dict[Ending, str]] = {
 }
 
 
-def render(evidence: Evidence) -> str:
+def render(facts: RunFacts) -> str:
     """The report as GitHub's Markdown."""
     sections = (
-        (f"# {_title(evidence)}", _verdict(evidence)),
-        ("## What to do next", _advice(evidence)),
-        ("## The GPUs", _gpus(evidence)),
+        (f"# {_title(facts)}", _verdict(facts)),
+        ("## What to do next", _advice(facts)),
+        ("## The GPUs", _gpus(facts)),
         (
             "## The processes",
-            block(process_tree(evidence)) if evidence.members else "None was left to look at.",
+            block(process_tree(facts)) if facts.processes else "None was left to look at.",
         ),
-        ("## Where they were", stacks_as_markdown(evidence)),
-        ("## The last output", _output(evidence)),
-        ("## Facts", _facts(evidence)),
+        ("## Where they were", stacks_as_markdown(facts)),
+        ("## The last output", _output(facts)),
+        ("## Facts", _facts(facts)),
     )
     return "\n\n".join(part for section in sections for part in section) + "\n"
 
 
-def brief(evidence: Evidence, path: str | None = None) -> str:
+def brief(facts: RunFacts, path: str | None = None) -> str:
     """The same in at most eight lines, for a terminal."""
-    which = f"run {evidence.run}: " if evidence.run else ""
-    first = f"stoker: {which}{evidence.sentence.rstrip('. ')}; {evidence.exit}"
-    rest = [f"it was in {place}" for place in islice(where_it_was(evidence), 2)]
-    rest += [f"perhaps: {hint.title}" for hint in hints(evidence)[:2]]
-    if evidence.left:
-        rest.append(f"still there: {listed(list(evidence.left), most=3)}")
+    which = f"run {facts.run}: " if facts.run else ""
+    first = f"stoker: {which}{facts.reason.rstrip('. ')}; {facts.exit}"
+    rest = [f"it was in {place}" for place in islice(where_it_was(facts), 2)]
+    rest += [f"perhaps: {hint.title}" for hint in hints(facts)[:2]]
+    if facts.left:
+        rest.append(f"still there: {listed(list(facts.left), most=3)}")
     lines = [clipped(one_line(first), BRIEF_WIDTH), *(f"  {clipped(one_line(line), BRIEF_WIDTH)}" for line in rest)]
     # A path that is cut off leads nowhere.
     return "\n".join([*lines, *([f"  report: {one_line(path)}"] if path else [])])
 
 
-def _title(evidence: Evidence) -> str:
-    words = _TITLES[evidence.ending]
-    return words.replace("Stopped", "Not stopped (dry run)") if evidence.dry_run else words
+def _title(facts: RunFacts) -> str:
+    words = _TITLES[facts.ending]
+    return words.replace("Stopped", "Not stopped (dry run)") if facts.dry_run else words
 
 
-def _verdict(evidence: Evidence) -> str:
-    sentence = prose(evidence.sentence).rstrip(".") or "Nobody said why"
-    named = f" ({code(evidence.name)})" if evidence.name else ""
-    lasted = format_duration(max(evidence.ended - evidence.started, 0.0))
-    how = prose(evidence.exit).rstrip(".")
-    return f"**{sentence}.**\n\nRun {code(evidence.run)}{named} on {code(evidence.host)}, after {lasted}: {how}."
+def _verdict(facts: RunFacts) -> str:
+    sentence = prose(facts.reason).rstrip(".") or "Nobody said why"
+    named = f" ({code(facts.name)})" if facts.name else ""
+    lasted = format_duration(max(facts.ended - facts.started, 0.0))
+    how = prose(facts.exit).rstrip(".")
+    return f"**{sentence}.**\n\nRun {code(facts.run)}{named} on {code(facts.host)}, after {lasted}: {how}."
 
 
-def _advice(evidence: Evidence) -> str:
+def _advice(facts: RunFacts) -> str:
     lines = []
-    for number, hint in enumerate(hints(evidence), 1):
+    for number, hint in enumerate(hints(facts), 1):
         lines.append(f"{number}. **{prose(hint.title)}{'' if hint.title.endswith('?') else '.'}**")
         # A bullet with nothing after it would make a heading of the line before.
         lines += [f"   - {step}" for step in hint.steps if step]
     return "\n".join(lines)
 
 
-def _gpus(evidence: Evidence) -> str:
-    series = series_of(evidence.looks, evidence.judged)
+def _gpus(facts: RunFacts) -> str:
+    series = series_of(facts.looks, facts.judged)
     if not series:
-        problem = next((look.problem.reason for look in reversed(evidence.looks) if look.problem), None)
+        problem = next((look.problem.reason for look in reversed(facts.looks) if look.problem), None)
         return f"They could not be read: {prose(problem)}." if problem else "There are no readings."
-    drawn = block(chart(series, evidence.window, below=evidence.below))
-    facts = [f"- {_gpu(gpu, reading)}" for gpu, reading in evidence.last_readings()]
-    return "\n\n".join([drawn, "\n".join(facts), *_remarks(evidence)])
+    drawn = block(chart(series, facts.window, below=facts.below))
+    gpus = [f"- {_gpu(gpu, reading)}" for gpu, reading in facts.last_readings()]
+    return "\n\n".join([drawn, "\n".join(gpus), *_remarks(facts)])
 
 
 def _gpu(gpu: Gpu, reading: Reading) -> str:
@@ -105,18 +105,18 @@ def _gpu(gpu: Gpu, reading: Reading) -> str:
     return f"GPU {gpu.index}: {prose(title(gpu))}{amount}{held}{unread}"
 
 
-def _remarks(evidence: Evidence) -> Iterator[str]:
+def _remarks(facts: RunFacts) -> Iterator[str]:
     """The rule goes by the job's own part of a GPU, the chart shows all of it: that may look like a contradiction."""
-    if evidence.ending == "idle" and evidence.has_company() and not (evidence.peak() or 0.0) < evidence.limit:
+    if facts.ending == "idle" and facts.has_company() and not (facts.peak() or 0.0) < facts.limit:
         yield "The chart shows all work on these GPUs, also that of others; the rule went by this run's own part of it."
-    note = evidence.looks[-1].note
+    note = facts.looks[-1].note
     if note:
         yield prose(note)
 
 
-def _output(evidence: Evidence) -> str:
+def _output(facts: RunFacts) -> str:
     """What it wrote to each place, said by name, and why the rest is not here."""
-    texts = {output: harmless(output.text) for output in evidence.outputs if known(output.text)}
+    texts = {output: harmless(output.text) for output in facts.outputs if known(output.text)}
     quoted = [output for output, text in texts.items() if its_own(text).strip()]
     lines = max(OUTPUT_LINES // max(len(quoted), 1), FEWEST_LINES)
     parts = []
@@ -127,7 +127,7 @@ def _output(evidence: Evidence) -> str:
         parts.append(f"It wrote nothing: {listed(empty)} {'is' if len(empty) == 1 else 'are'} empty.")
     elif empty:
         parts.append(f"Empty: {listed(empty)}.")
-    missing = [output for output in evidence.outputs if not known(output.text)]
+    missing = [output for output in facts.outputs if not known(output.text)]
     parts += [f"Not here: {_source(output)}; {prose(_or_reason(output.text))}." for output in missing]
     return "\n\n".join(parts) or "Not here: no process was left whose output could be read."
 
@@ -140,24 +140,24 @@ def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _facts(evidence: Evidence) -> str:
+def _facts(facts: RunFacts) -> str:
     """A list, not a table: on a phone a table with a long command in it scrolls sideways."""
-    facts = {
-        "run": code(evidence.run),
-        "command": code(masked_command(" ".join(evidence.command))),
-        "directory": code(evidence.directory),
-        "host": code(evidence.host),
-        "user": code(evidence.user),
-        "started": _moment(evidence.started),
-        "ended": _moment(evidence.ended),
-        "rule": prose(evidence.policy),
-        "ended by": prose(evidence.ending),
-        "driver": _or_why(evidence.driver),
-        "GPUs read by": code(evidence.looks[-1].source) if evidence.looks else "nobody",
+    rows = {
+        "run": code(facts.run),
+        "command": code(masked_command(" ".join(facts.command))),
+        "directory": code(facts.directory),
+        "host": code(facts.host),
+        "user": code(facts.user),
+        "started": _moment(facts.started),
+        "ended": _moment(facts.ended),
+        "rule": prose(facts.policy),
+        "ended by": prose(facts.ending),
+        "driver": _or_why(facts.driver),
+        "GPUs read by": code(facts.looks[-1].source) if facts.looks else "nobody",
         "stoker": __version__,
     }
-    lines = [f"- {name}: {value}" for name, value in facts.items()]
-    return "\n".join([*lines, *(f"- snoozed: {prose(snooze)}" for snooze in evidence.snoozes)])
+    lines = [f"- {name}: {value}" for name, value in rows.items()]
+    return "\n".join([*lines, *(f"- snoozed: {prose(snooze)}" for snooze in facts.snoozes)])
 
 
 def _or_reason(value: Maybe[str]) -> str:

@@ -132,7 +132,7 @@ def _make(parent: Path) -> Path:
 
 
 def remove_abandoned(within: Path | None = None) -> None:
-    """Removes the cgroups of supervisors that were killed together with their guardian; one with processes in it stays.
+    """Removes the cgroups of supervisors that were killed together with their reaper; one with processes in it stays.
 
     Raises OSError and `NoCgroupError`.
     """

@@ -1,9 +1,9 @@
-"""The supervisor's hold on one job: launches it under a guardian process, hears of it, and reaches all of it.
+"""The supervisor's hold on one job: launches it under a reaper process, hears of it, and reaches all of it.
 
 ```
-  supervisor ── guardian ── the job ── whatever it starts
+  supervisor ── reaper ── the job ── whatever it starts
       ▲             ▲ orphans of the job
-      └ and these, should the guardian itself be killed
+      └ and these, should the reaper itself be killed
 ```
 """
 
@@ -21,20 +21,20 @@ from typing import Final, NamedTuple, TypeAlias
 from stoker.runs.output import OutputLog
 from stoker.runs.processes.cgroup import Cgroup, NoCgroupError
 from stoker.runs.processes.reaper_process import (
+    DEADLINE_PASSED,
     EMPTY,
     ENDED,
     FAILED,
     HOLD,
     MESSAGE,
     MOMENT,
-    OVERDUE,
     RELEASE,
     STARTED,
     STOPPED,
-    Aftermath,
-    Beginning,
-    Charge,
+    LaunchRequest,
+    OrphanStop,
     ReaperProcess,
+    ReaperSetup,
 )
 from stoker.runs.processes.scan import Identity, ProcessScan, children, descends, exit_code, identify, send, stat
 from stoker.runs.processes.spawn import Failed, Program, failure
@@ -42,28 +42,28 @@ from stoker.runs.processes.syscalls import become_subreaper
 from stoker.runs.processes.tree import ProcessTree
 
 __all__ = [
-    "Aftermath",
-    "Beginning",
+    "DeadlinePassed",
     "Empty",
     "Ended",
     "Failed",
-    "Gone",
-    "News",
-    "Overdue",
+    "LaunchRequest",
+    "OrphanStop",
     "Program",
     "Reaper",
+    "ReaperEvent",
+    "ReaperKilled",
     "Started",
     "Stopped",
     "exit_code",
+    "fork_reaper",
     "launch",
-    "prepare",
 ]  # fmt: skip
 
 # A command starts within milliseconds; on a network disk that hangs, its supervisor must not hang along.
 _START_PATIENCE: Final = 1.0
 # Every signal but the real-time ones, which nobody sends to strangers.
 _ALL_SIGNALS: Final = range(1, 32)
-# A guardian leaves at once when it is released, unless somebody stopped it.
+# A reaper leaves at once when it is released, unless somebody stopped it.
 _LEAVE_PATIENCE: Final = 1.0
 _LEAVE_POLL: Final = 0.005
 _OWN_FAILURE: Final = 125
@@ -94,15 +94,15 @@ class Empty:
     """Nothing of the job is left."""
 
 
-class Overdue:
-    """The moment is over until which the job was to be held: the guardian stops it, or has not started it."""
+class DeadlinePassed:
+    """The moment is over until which the job was to be held: the reaper stops it, or has not started it."""
 
 
-class Gone:
-    """The guardian was killed. What it looked after is looked after here from now on, and news of it go on coming."""
+class ReaperKilled:
+    """The reaper was killed. What it looked after is looked after here from now on, and news of it go on coming."""
 
 
-News: TypeAlias = Started | Failed | Ended | Stopped | Empty | Overdue | Gone
+ReaperEvent: TypeAlias = Started | Failed | Ended | Stopped | Empty | DeadlinePassed | ReaperKilled
 
 
 def launch(
@@ -110,30 +110,30 @@ def launch(
     *,
     signum: int = signal.SIGTERM,
     grace: float = 10.0,
-    orphaned: Callable[[Aftermath], None] | None = None,
+    orphaned: Callable[[OrphanStop], None] | None = None,
     helpers: Callable[[], Collection[int]] = frozenset,
     contain_cgroup: bool = True,
 ) -> "Reaper":
-    """Starts the program under a guardian. For a single-threaded process.
+    """Starts the program under a reaper. For a single-threaded process.
 
-    `signum` and `grace` are for the guardian, should this process be killed: it then stops the job, calls `orphaned`
+    `signum` and `grace` are for the reaper, should this process be killed: it then stops the job, calls `orphaned`
     in its own process (which has standard input, output and error and no other descriptor of this one) and exits.
     `helpers` says which children of this process, started later than now and not yet collected, are not the job's; it
-    matters once the guardian was killed. A helper that starts others should lead a session of its own.
+    matters once the reaper was killed. A helper that starts others should lead a session of its own.
     """
-    reaper = prepare(orphaned=orphaned, helpers=helpers, contain_cgroup=contain_cgroup)
-    reaper.begin(Beginning(program, signum, grace))
+    reaper = fork_reaper(orphaned=orphaned, helpers=helpers, contain_cgroup=contain_cgroup)
+    reaper.start(LaunchRequest(program, signum, grace))
     return reaper
 
 
-def prepare(
+def fork_reaper(
     *,
-    orphaned: Callable[[Aftermath], None] | None = None,
+    orphaned: Callable[[OrphanStop], None] | None = None,
     helpers: Callable[[], Collection[int]] = frozenset,
     contain_cgroup: bool = True,
     keeps_output: bool = False,
 ) -> "Reaper":
-    """A guardian that waits for what it is to start: `Guardian.begin` then costs one fork, the job's own.
+    """A reaper that waits for what it is to start: `Reaper.start` then costs one fork, the job's own.
 
     `keeps_output` is for jobs whose output goes to a file of their own. Raises OSError when there can be none now.
     """
@@ -149,14 +149,14 @@ def prepare(
         orders, order = _pipe(undo)
         report, tell = _pipe(undo)
         output = _pipe(undo) if keeps_output else None
-        charge = Charge(me, orders, tell, cgroup, orphaned, output)
+        setup = ReaperSetup(me, orders, tell, cgroup, orphaned, output)
         # What lives until now lives for ever: the two processes then share its memory.
         gc.freeze()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
         try:
             pid = os.fork()
             if pid == 0:
-                _guard(charge)
+                _guard(setup)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         reaper = Reaper(pid, order, report, cgroup, containment, _Others(strangers, helpers), output)
@@ -173,11 +173,11 @@ def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
     return ends
 
 
-def _guard(charge: Charge) -> None:
-    """The rest of the guardian's process."""
+def _guard(setup: ReaperSetup) -> None:
+    """The rest of the reaper's process."""
     try:
         gc.disable()
-        ReaperProcess(charge).keep()
+        ReaperProcess(setup).run()
     except BaseException:  # noqa: BLE001 - it must never return into the supervisor's code, and not fail silently
         sys.excepthook(*sys.exc_info())
     finally:
@@ -208,7 +208,7 @@ class _Others:
 
 
 class Reaper:
-    """One launched job. `fileno()` is readable when `news()` has something to say."""
+    """One launched job. `fileno()` is readable when `next_event()` has something to say."""
 
     def __init__(
         self,
@@ -237,26 +237,26 @@ class Reaper:
         self._others = others
         self.output = output
         """Both ends of the pipe that the jobs write to, where their output is kept."""
-        self._beginning: Beginning | None = None
+        self._request: LaunchRequest | None = None
         self._tree = ProcessTree(pid, cgroup)
         self._adopted: dict[int, Identity] | None = None
-        """After the guardian's death: the members that are watched, by pidfd."""
-        self._untold: list[News] = []
+        """After the reaper's death: the processes that are watched, by pidfd."""
+        self._queued_events: list[ReaperEvent] = []
         self._early: list[int] = []
         """Signals for a command that is not yet known to run."""
         self._dismissed = False
-        self._finished = False
+        self._closed = False
         self._struck = False
         os.set_blocking(report, False)
         # Rings while something is untold that no other descriptor calls for.
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
-        self._epoll.register(self._bell, select.EPOLLIN)
+        self._epoll.register(self._wakeup, select.EPOLLIN)
         self._epoll.register(report, select.EPOLLIN)
 
     @property
     def reusable(self) -> bool:
-        """Whether nothing is left of the job and the guardian can start another."""
+        """Whether nothing is left of the job and the reaper can start another."""
         # Newer kernels (6.18) kill at birth whatever is put into a cgroup that was killed once.
         return self.empty and self._report is not None and not self._struck
 
@@ -265,66 +265,66 @@ class Reaper:
         """Whether the command ended by calling exit, not by a signal."""
         return self.status is not None and os.WIFEXITED(self.status)
 
-    def begin(self, beginning: Beginning) -> None:
+    def start(self, request: LaunchRequest) -> None:
         """Starts a job, the first one or the next when nothing is left of the last.
 
-        Waits a moment until the command runs or is known not to. That is news all the same.
+        Waits a moment until the command runs or is known not to. That is event all the same.
         """
         self.job, self.status, self.empty = None, None, False
         self._early.clear()
-        self._beginning = beginning
+        self._request = request
         try:
-            _write_all(self._order, beginning.order())
+            _write_all(self._order, request.order())
         except BrokenPipeError:
             # Killed before it had all of the order: nothing was started.
             self.empty = True
-            self._tell(
+            self._queue_event(
                 Failed(errno.EAGAIN, _OWN_FAILURE, "the process that was to start it was killed", transient=True)
             )
             return
         if self._epoll.poll(_START_PATIENCE):
             self._listen()
 
-    def hold_until(self, moment: float) -> None:
-        """The guardian stops the job at this moment of the boot clock, should its supervisor not have done so."""
+    def set_deadline(self, moment: float) -> None:
+        """The reaper stops the job at this moment of the boot clock, should its supervisor not have done so."""
         room = select.poll()
         room.register(self._order, select.POLLOUT)
-        # A guardian that is stopped, with thousands of these untaken, is not waited for.
+        # A reaper that is stopped, with thousands of these untaken, is not waited for.
         if any(events & select.POLLOUT for _, events in room.poll(0)):
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._order, HOLD + MOMENT.pack(moment))
 
-    def give_up_start(self) -> None:
-        """A guardian that has not said that the command runs may have been stopped: it must not start it later."""
-        self.attend()
+    def cancel_start(self) -> None:
+        """A reaper that has not said that the command runs may have been stopped: it must not start it later."""
+        self.update()
         if self.job is None and not self.empty and self._report is not None and not self._dismissed:
             os.kill(self.pid, signal.SIGKILL)  # not collected yet, so the pid is still its own
             self._dismiss()
-            self.attend()
+            self.update()
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
-    def news(self) -> News | None:
+    def next_event(self) -> ReaperEvent | None:
         """The next thing that happened, if any. Never blocks."""
-        if not self._untold:
+        if not self._queued_events:
             self._listen()
-        if not self._untold:
+        if not self._queued_events:
             return None
-        first = self._untold.pop(0)
-        if not self._untold:
-            os.eventfd_read(self._bell)
+        first = self._queued_events.pop(0)
+        if not self._queued_events:
+            os.eventfd_read(self._wakeup)
         return first
 
-    def members(self) -> list[Identity]:
+    def processes(self) -> list[Identity]:
         """All of the job that live."""
-        return self.scan_processes().members
+        return self.scan_processes().processes
 
     def owns(self, pid: int) -> bool:
-        """Whether this process is the job's; cheaper than `members()`, however many threads and processes it has."""
+        """Whether this process is the job's; cheaper than `processes()`, however many threads and processes it has."""
         if self._adopted is None:
             return descends(pid, self.pid) or (self.cgroup is not None and pid in self.cgroup.pids())
-        return any(member.pid == pid for member in self.members())
+        return any(process.pid == pid for process in self.processes())
 
     def signal(self, signum: int) -> bool:
         """Sends it to the command's own process alone, as soon as that runs; False when it is gone."""
@@ -333,11 +333,11 @@ class Reaper:
             return True
         return self.job is not None and self.status is None and send(self.job, signum)
 
-    def finish(self) -> None:
-        """Lets the guardian go and cleans up. Whoever of the job still lives is on his own."""
-        if self._finished:
+    def close(self) -> None:
+        """Lets the reaper go and cleans up. Whoever of the job still lives is on his own."""
+        if self._closed:
             return
-        self._finished = True
+        self._closed = True
         with contextlib.suppress(BrokenPipeError):
             os.write(self._order, RELEASE)
         os.close(self._order)
@@ -346,7 +346,7 @@ class Reaper:
             os.kill(self.pid, signal.SIGCONT)
         self._dismiss()
         if self._report is not None:
-            self.attend()
+            self.update()
         if self._adopted is not None:
             self._collect()
             self._write_down()
@@ -354,14 +354,14 @@ class Reaper:
                 os.close(pidfd)
         if self._report is not None:
             os.close(self._report)
-        os.close(self._bell)
+        os.close(self._wakeup)
         self._epoll.close()
         for end in self.output or ():
             os.close(end)
         if self.cgroup is not None:
             self.cgroup.remove()
 
-    # What a ladder needs
+    # What a termination needs
 
     def scan_processes(self) -> ProcessScan:
         """Who of the job lives."""
@@ -373,17 +373,17 @@ class Reaper:
         self._struck = self._struck or struck
         return struck
 
-    def attend(self) -> None:
+    def update(self) -> None:
         """Hears everything there is; `job`, `status` and `empty` remember it."""
-        while self.news() is not None:
+        while self.next_event() is not None:
             pass
 
-    # News from the guardian
+    # News from the reaper
 
-    def _tell(self, news: News) -> None:
-        if not self._untold:
-            os.eventfd_write(self._bell, 1)
-        self._untold.append(news)
+    def _queue_event(self, event: ReaperEvent) -> None:
+        if not self._queued_events:
+            os.eventfd_write(self._wakeup, 1)
+        self._queued_events.append(event)
 
     def _listen(self) -> None:
         if self._report is not None:
@@ -406,21 +406,21 @@ class Reaper:
             for signum in self._early:
                 send(self.job, signum)
             self._early.clear()
-            self._tell(Started(self.job))
+            self._queue_event(Started(self.job))
         elif kind == FAILED:
             self.empty = True
-            self._tell(failure(first, second))
+            self._queue_event(failure(first, second))
         elif kind == ENDED:
             self.status = first
-            self._tell(Ended(first))
+            self._queue_event(Ended(first))
         elif kind == EMPTY:
             self.empty = True
-            self._tell(Empty())
-        elif kind == OVERDUE:
+            self._queue_event(Empty())
+        elif kind == DEADLINE_PASSED:
             self._struck = True
-            self._tell(Overdue())
+            self._queue_event(DeadlinePassed())
         elif kind == STOPPED and self._is_stopped():
-            self._tell(Stopped(first))
+            self._queue_event(Stopped(first))
 
     def _is_stopped(self) -> bool:
         """Whether it still is: a terminal that stopped all of us may since have made all of us go on."""
@@ -428,17 +428,17 @@ class Reaper:
         return found is not None and found.identity == self.job and found.state == "T"
 
     def _hear_silence(self, report: int) -> None:
-        """The guardian has left, or was killed."""
+        """The reaper has left, or was killed."""
         self._epoll.unregister(report)
         os.close(report)
         self._report = None
         self._dismiss()
         if not self.empty:
-            self._tell(Gone())
+            self._queue_event(ReaperKilled())
             self._adopt()
 
     def _dismiss(self) -> None:
-        """Collects the guardian, which is leaving; one that somebody stopped would never."""
+        """Collects the reaper, which is leaving; one that somebody stopped would never."""
         if self._dismissed:
             return
         self._dismissed = True
@@ -448,13 +448,13 @@ class Reaper:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
-    # After the guardian's death
+    # After the reaper's death
 
     def _adopt(self) -> None:
-        """The kernel made the guardian's children this process's own."""
+        """The kernel made the reaper's children this process's own."""
         self._tree = ProcessTree(os.getpid(), self.cgroup, since=self._me.started, exclude=self._others)
         self._adopted = {}
-        self.containment += "; its guardian was killed, so it would outlive a killed supervisor"
+        self.containment += "; its reaper was killed, so it would outlive a killed supervisor"
         self._look_after(self._adopted)
 
     def _look_after(self, watched: dict[int, Identity]) -> None:
@@ -463,32 +463,32 @@ class Reaper:
                 self._epoll.unregister(pidfd)
                 os.close(pidfd)
         self._collect()
-        members, settled = self._tree.scan_processes()
-        if settled and not members:
+        processes, settled = self._tree.scan_processes()
+        if settled and not processes:
             self._write_down()
             self.empty = True
-            self._tell(Empty())
+            self._queue_event(Empty())
             return
         known = set(watched.values())
-        for member in members:
-            if member not in known and len(watched) < _MOST_PIDFDS:
-                self._watch(member, watched)
+        for process in processes:
+            if process not in known and len(watched) < _MOST_PIDFDS:
+                self._watch(process, watched)
 
     def _write_down(self) -> None:
-        """The last words of a job whose guardian was killed are still in the pipe."""
-        if self.output is None or self._beginning is None or self._beginning.log is None:
+        """The last words of a job whose reaper was killed are still in the pipe."""
+        if self.output is None or self._request is None or self._request.log is None:
             return
-        log = OutputLog(self._beginning.log, self._beginning.log_limit)
+        log = OutputLog(self._request.log, self._request.log_limit)
         with contextlib.suppress(BlockingIOError):
             while True:
                 log.write(os.read(self.output[0], 65536))
         log.close()
 
-    def _watch(self, member: Identity, watched: dict[int, Identity]) -> None:
+    def _watch(self, process: Identity, watched: dict[int, Identity]) -> None:
         """Makes `fileno()` readable when it ends."""
         with contextlib.suppress(OSError, AttributeError):
-            pidfd = os.pidfd_open(member.pid)
-            watched[pidfd] = member
+            pidfd = os.pidfd_open(process.pid)
+            watched[pidfd] = process
             self._epoll.register(pidfd, select.EPOLLIN)
 
     def _collect(self) -> None:
@@ -501,7 +501,7 @@ class Reaper:
                 pid, status = os.waitpid(child, os.WNOHANG)
                 if self.job is not None and pid == self.job.pid and self.status is None:
                     self.status = status
-                    self._tell(Ended(status))
+                    self._queue_event(Ended(status))
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The life of a guardian: the process between the supervisor and the job, which adopts every orphan of the job.
+"""The life of a reaper: the process between the supervisor and the job, which adopts every orphan of the job.
 
 It waits for the job's end and for its orphans, and tells the supervisor. When the supervisor is killed it stops the job
 itself, so that nothing runs unwatched. It sits in a session of its own, so that neither a terminal nor a kill of the
@@ -27,7 +27,7 @@ from stoker.runs.processes.termination import stop
 from stoker.runs.processes.tree import ProcessTree
 
 # What is told to the supervisor, each as one message of fixed size: a kind and two numbers.
-STARTED, FAILED, ENDED, STOPPED, EMPTY, OVERDUE = range(6)
+STARTED, FAILED, ENDED, STOPPED, EMPTY, DEADLINE_PASSED = range(6)
 MESSAGE: Final = struct.Struct("=Bqq")
 # The orders: leave, begin the job that follows, or keep jobs until the moment that follows and no longer. The end of
 # the pipe without one means that the supervisor died.
@@ -37,16 +37,16 @@ HOLD: Final = b"h"
 MOMENT: Final = struct.Struct("=d")
 _LENGTH: Final = struct.Struct("=I")
 _CHUNK: Final = 65536
-# A job that prints without end must not keep its guardian from everything else.
+# A job that prints without end must not keep its reaper from everything else.
 _MOST_CHUNKS: Final = 16
 # While a job may be kept for a time only: its supervisor may have been stopped, and the machine may have slept.
 _LONGEST_WAIT: Final = 2.0
-GUARDIAN_NAME: Final = "stoker-guard"
-# What the kernel sends when the supervisor dies: this one makes also a guardian go on that somebody had stopped.
+REAPER_NAME: Final = "stoker-reaper"
+# What the kernel sends when the supervisor dies: this one makes also a reaper go on that somebody had stopped.
 _BEREAVED: Final = signal.SIGCONT
 
 
-class Aftermath(NamedTuple):
+class OrphanStop(NamedTuple):
     """What is told to whoever writes down that the supervisor was killed."""
 
     status: int | None
@@ -59,8 +59,8 @@ class Aftermath(NamedTuple):
     """Whether the job had ended by itself before anything was stopped."""
 
 
-class Beginning(NamedTuple):
-    """What a guardian is given to start."""
+class LaunchRequest(NamedTuple):
+    """What a reaper is given to start."""
 
     program: Program
     signum: int
@@ -68,7 +68,7 @@ class Beginning(NamedTuple):
     grace: float
     about: str = ""
     log: str | None = None
-    """The file that keeps its output, where the guardian was made to keep some."""
+    """The file that keeps its output, where the reaper was made to keep some."""
     log_limit: int = 0
 
     def order(self) -> bytes:
@@ -80,96 +80,96 @@ class Beginning(NamedTuple):
         return BEGIN + _LENGTH.pack(len(body)) + body
 
     @classmethod
-    def from_order(cls, body: bytes) -> "Beginning":
+    def from_order(cls, body: bytes) -> "LaunchRequest":
         words, *rest = marshal.loads(body)  # noqa: S302 - written by this very program
         return cls(Program(*words), *rest)
 
 
-class Charge(NamedTuple):
-    """What a guardian lives with."""
+class ReaperSetup(NamedTuple):
+    """What a reaper lives with."""
 
     supervisor: int
     orders: int
     report: int
     cgroup: Cgroup | None
-    orphaned: Callable[[Aftermath], None] | None
+    orphaned: Callable[[OrphanStop], None] | None
     output: tuple[int, int] | None
     """Both ends of the pipe that the jobs write to."""
 
 
 class ReaperProcess:
-    """The guardian itself, in its own process, from fork to exit."""
+    """The reaper itself, in its own process, from fork to exit."""
 
-    def __init__(self, charge: Charge) -> None:
-        self._charge = charge
+    def __init__(self, setup: ReaperSetup) -> None:
+        self._setup = setup
         self._signals = SignalStream([signal.SIGCHLD, _BEREAVED])
-        self._tree = ProcessTree(os.getpid(), charge.cgroup)
-        self._beginning: Beginning | None = None
+        self._tree = ProcessTree(os.getpid(), setup.cgroup)
+        self._request: LaunchRequest | None = None
         self._job = 0
         self._status: int | None = None
         self.empty = True
-        self._hold_until = math.inf
-        self._talking = True
-        self._untold = b""
+        self._deadline = math.inf
+        self._connected = True
+        self._queued_events = b""
         self._withdrawn = False
         # Who is moved out later, by a stop, is given no other job.
-        self._is_inside = charge.cgroup is None
+        self._is_inside = setup.cgroup is None
         self._log: OutputLog | None = None
         self._room = select.poll()
-        self._room.register(charge.report, select.POLLOUT)
+        self._room.register(setup.report, select.POLLOUT)
         # Readable when a child ended or the job printed something.
         self._happenings = select.epoll()
         self._happenings.register(self._signals.fileno(), select.EPOLLIN)
-        if charge.output is not None:
-            os.set_blocking(charge.output[0], False)
-            self._happenings.register(charge.output[0], select.EPOLLIN)
+        if setup.output is not None:
+            os.set_blocking(setup.output[0], False)
+            self._happenings.register(setup.output[0], select.EPOLLIN)
 
-    def keep(self) -> None:
+    def run(self) -> None:
         """Starts jobs and stays until it is released, or until the supervisor died and nothing is left."""
-        set_name(GUARDIAN_NAME)
+        set_name(REAPER_NAME)
         become_subreaper()
         hear_of_death_of_parent(_BEREAVED)
-        if self._charge.output is not None:
+        if self._setup.output is not None:
             self._close_all_but_own()
             self._move_in()
         while (order := self._next_order()) == BEGIN:
-            self._begin(Beginning.from_order(self._rest_of_order()))
+            self._begin(LaunchRequest.from_order(self._rest_of_order()))
         if order == RELEASE:
             # Whoever just ended would otherwise be a zombie on the supervisor's hands.
-            self.attend()
-        elif self._beginning is not None:
-            self._orphaned(self._beginning)
+            self.update()
+        elif self._request is not None:
+            self._orphaned(self._request)
         else:
             self._leave_cgroup()
 
-    def _begin(self, beginning: Beginning) -> None:
-        self._beginning, self._status, self.empty = beginning, None, False
-        program = beginning.program
-        if boot_clock() >= self._hold_until:
+    def _begin(self, request: LaunchRequest) -> None:
+        self._request, self._status, self.empty = request, None, False
+        program = request.program
+        if boot_clock() >= self._deadline:
             # The order was under way for so long that another may run the job by now.
-            self.empty, self._beginning = True, None
-            self._tell(OVERDUE)
-            self._tell(EMPTY)
+            self.empty, self._request = True, None
+            self._queue_event(DEADLINE_PASSED)
+            self._queue_event(EMPTY)
             self._flush()
             return
         if self._log is not None:
             self._log.close()
             self._log = None
-        if self._charge.output is not None and beginning.log is not None:
-            self._log = OutputLog(beginning.log, beginning.log_limit)
-            program = program._replace(output=self._charge.output[1])
+        if self._setup.output is not None and request.log is not None:
+            self._log = OutputLog(request.log, request.log_limit)
+            program = program._replace(output=self._setup.output[1])
         try:
             self._job = self._start(program)
         except CannotStartError as error:
             self.empty = True
-            self._beginning = None
-            self._tell(FAILED, error.stage, error.number)
+            self._request = None
+            self._queue_event(FAILED, error.stage, error.number)
             self._flush()
             return
-        if self._charge.output is None:
+        if self._setup.output is None:
             # Not before: the job may have been given one of the supervisor's descriptors.
             self._close_all_but_own()
-        self._tell(STARTED, self._job, self._started(self._job))
+        self._queue_event(STARTED, self._job, self._started(self._job))
         self._flush()
 
     def _started(self, pid: int) -> int:
@@ -185,13 +185,13 @@ class ReaperProcess:
             if (pid := spawn(program)) is not None:
                 return pid
         # In between: the job belongs to the supervisor's session, with its terminal, and this process to none.
-        return start(program, self._charge.cgroup, withdraw=self._withdraw)
+        return start(program, self._setup.cgroup, withdraw=self._withdraw)
 
     def _move_in(self) -> None:
         """Lives in the cgroup of its jobs: they are then born there, however they are started."""
-        if self._charge.cgroup is not None:
+        if self._setup.cgroup is not None:
             with contextlib.suppress(OSError):
-                self._charge.cgroup.add(os.getpid())
+                self._setup.cgroup.add(os.getpid())
                 self._is_inside = True
 
     def _withdraw(self) -> None:
@@ -203,41 +203,41 @@ class ReaperProcess:
         """Looks after the job until there is one; nothing when the supervisor died."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
-        poll.register(self._charge.orders, select.POLLIN)
+        poll.register(self._setup.orders, select.POLLIN)
         # It stays also when nothing is left: a supervisor that is killed before it wrote that down needs it still.
         while True:
-            self.attend()
+            self.update()
             # The pipe says both, but somebody else may hold its other end: the parent cannot be held.
-            if os.getppid() != self._charge.supervisor:
+            if os.getppid() != self._setup.supervisor:
                 return b""
-            if self._charge.orders in dict(poll.poll(self._timeout())):
-                order = os.read(self._charge.orders, 1)
+            if self._setup.orders in dict(poll.poll(self._timeout())):
+                order = os.read(self._setup.orders, 1)
                 if order != HOLD:
                     return order
-                (self._hold_until,) = MOMENT.unpack(self._read_exactly(MOMENT.size))
-            elif self._hold_until < math.inf:
+                (self._deadline,) = MOMENT.unpack(self._read_exactly(MOMENT.size))
+            elif self._deadline < math.inf:
                 self._rouse_supervisor()
                 self._end_in_time()
 
     def _timeout(self) -> float | None:
         """In milliseconds, for a poll."""
-        if self._hold_until == math.inf:
+        if self._deadline == math.inf:
             return None
-        left = _LONGEST_WAIT if self.empty else max(self._hold_until - boot_clock(), 0.0)
+        left = _LONGEST_WAIT if self.empty else max(self._deadline - boot_clock(), 0.0)
         return min(left, _LONGEST_WAIT) * 1000 + 1
 
     def _rouse_supervisor(self) -> None:
         """One that is stopped neither renews a lease nor brings an outcome."""
         with contextlib.suppress(OSError):
-            supervisor = stat(self._charge.supervisor)
-            if supervisor is not None and supervisor.state == "T" and os.getppid() == self._charge.supervisor:
-                os.kill(self._charge.supervisor, signal.SIGCONT)
+            supervisor = stat(self._setup.supervisor)
+            if supervisor is not None and supervisor.state == "T" and os.getppid() == self._setup.supervisor:
+                os.kill(self._setup.supervisor, signal.SIGCONT)
 
     def _end_in_time(self) -> None:
         """Another may run the job from now on, and the supervisor, which should have stopped it, has not."""
-        if not self.empty and boot_clock() >= self._hold_until:
-            self._hold_until = math.inf
-            self._tell(OVERDUE)
+        if not self.empty and boot_clock() >= self._deadline:
+            self._deadline = math.inf
+            self._queue_event(DEADLINE_PASSED)
             self._flush()
             stop(self, signal.SIGKILL, 0.0)
 
@@ -249,31 +249,31 @@ class ReaperProcess:
         """Waits for it: who sends an order sends all of it, or dies, and then the pipe comes to its end."""
         parts = bytearray()
         while len(parts) < size:
-            part = os.read(self._charge.orders, size - len(parts))
+            part = os.read(self._setup.orders, size - len(parts))
             if not part:
                 os._exit(0)
             parts += part
         return bytes(parts)
 
-    def _orphaned(self, beginning: Beginning) -> None:
-        self._talking = False
-        self.attend()  # the job may have ended while this process was held up
+    def _orphaned(self, request: LaunchRequest) -> None:
+        self._connected = False
+        self.update()  # the job may have ended while this process was held up
         ended_before = self._status is not None
         job = None if ended_before else Identity(self._job, self._started(self._job))
-        outcome = stop(self, beginning.signum, beginning.grace, first=job)
-        self.attend()
+        outcome = stop(self, request.signum, request.grace, first=job)
+        self.update()
         self._leave_cgroup()
-        if self._charge.orphaned is not None:
+        if self._setup.orphaned is not None:
             words = outcome.in_words()
-            self._charge.orphaned(Aftermath(self._status, outcome.survivors, words, beginning.about, ended_before))
+            self._setup.orphaned(OrphanStop(self._status, outcome.survivors, words, request.about, ended_before))
 
     def _leave_cgroup(self) -> None:
         """Nobody else is left to remove it."""
-        if self._charge.cgroup is not None:
-            self._charge.cgroup.evict(os.getpid())
-            self._charge.cgroup.remove()
+        if self._setup.cgroup is not None:
+            self._setup.cgroup.evict(os.getpid())
+            self._setup.cgroup.remove()
 
-    # What a ladder needs
+    # What a termination needs
 
     def scan_processes(self) -> ProcessScan:
         return self._tree.scan_processes()
@@ -284,7 +284,7 @@ class ReaperProcess:
     def fileno(self) -> int:
         return self._happenings.fileno()
 
-    def attend(self) -> None:
+    def update(self) -> None:
         """Writes down what the job printed, collects every child that ended and tells what matters of it."""
         self._signals.read()
         self._write_down(_MOST_CHUNKS)
@@ -296,32 +296,32 @@ class ReaperProcess:
                 while self._write_down(_MOST_CHUNKS):
                     pass
                 self.empty = True
-                self._tell(EMPTY)
+                self._queue_event(EMPTY)
                 break
             if pid == 0:
                 break
             if pid == self._job and self._status is None:
-                self._tell_of_job(status)
+                self._report_job(status)
         self._flush()
 
-    def _tell_of_job(self, status: int) -> None:
+    def _report_job(self, status: int) -> None:
         if os.WIFCONTINUED(status):
             with contextlib.suppress(OSError):
                 self._continue_supervisor()
         elif not os.WIFSTOPPED(status):
             self._status = status
-            self._tell(ENDED, status)
+            self._queue_event(ENDED, status)
         # Such a message may be lost, the others may not: it must never be the one that fills the pipe.
         elif self._room.poll(0):
-            self._tell(STOPPED, os.WSTOPSIG(status))
+            self._queue_event(STOPPED, os.WSTOPSIG(status))
 
     def _write_down(self, most: int) -> bool:
         """Moves output from the pipe to its file; whether there may be more."""
-        if self._charge.output is None:
+        if self._setup.output is None:
             return False
         for _ in range(most):
             try:
-                data = os.read(self._charge.output[0], _CHUNK)
+                data = os.read(self._setup.output[0], _CHUNK)
             except BlockingIOError:
                 return False
             if self._log is not None:
@@ -331,25 +331,25 @@ class ReaperProcess:
     def _continue_supervisor(self) -> None:
         """Whatever makes the job go on makes its supervisor go on, should both have been stopped: it is to watch."""
         job = stat(self._job)
-        supervisor = stat(self._charge.supervisor)
+        supervisor = stat(self._setup.supervisor)
         stopped_alone = job and job.state != "T" and supervisor and supervisor.state == "T"
-        if stopped_alone and os.getppid() == self._charge.supervisor:
-            os.kill(self._charge.supervisor, signal.SIGCONT)
+        if stopped_alone and os.getppid() == self._setup.supervisor:
+            os.kill(self._setup.supervisor, signal.SIGCONT)
 
-    def _tell(self, kind: int, first: int = 0, second: int = 0) -> None:
-        self._untold += MESSAGE.pack(kind, first, second)
+    def _queue_event(self, kind: int, first: int = 0, second: int = 0) -> None:
+        self._queued_events += MESSAGE.pack(kind, first, second)
 
     def _flush(self) -> None:
         """What belongs together is told together: most jobs end and leave nothing behind in the same moment."""
-        told, self._untold = self._untold, b""
-        if told and self._talking:
+        told, self._queued_events = self._queued_events, b""
+        if told and self._connected:
             try:
-                os.write(self._charge.report, told)
+                os.write(self._setup.report, told)
             except BrokenPipeError:
-                self._talking = False  # The supervisor is gone, as the other pipe is about to tell.
+                self._connected = False  # The supervisor is gone, as the other pipe is about to tell.
 
     def _close_all_but_own(self) -> None:
         """Pipes of the supervisor and its caller must come to their end when those let go, not when this one does."""
-        own = self._charge.orders, self._charge.report, self._signals.fileno(), self.fileno()
+        own = self._setup.orders, self._setup.report, self._signals.fileno(), self.fileno()
         with contextlib.suppress(OSError):  # no descriptor is left to list them by: a job matters more
-            close_all_but((*own, *(self._charge.output or ())))
+            close_all_but((*own, *(self._setup.output or ())))

@@ -83,7 +83,7 @@ class Description(NamedTuple):
 class ProcessScan(NamedTuple):
     """Who is there. Unsettled: the tree changed faster than it could be read, so someone may be missing."""
 
-    members: list[Identity]
+    processes: list[Identity]
     settled: bool
 
 
@@ -157,7 +157,7 @@ def descendants(of: int, exclude: Collection[int] = _NOBODY) -> list[Identity]:
 
     An orphan no longer shows where it came from, unless it is still in the session of one of `exclude`.
     """
-    return scan_processes([of], exclude).members
+    return scan_processes([of], exclude).processes
 
 
 def scan_processes(roots: Iterable[int], exclude: Collection[int] = _NOBODY) -> ProcessScan:

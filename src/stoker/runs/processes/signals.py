@@ -43,7 +43,7 @@ class Received(NamedTuple):
         return self.code == _FROM_KERNEL and not told_alone
 
 
-class Impatience:
+class DoublePress:
     """Tells when a person at the terminal pressed Ctrl-C twice in a row.
 
     SIGINT from a program never counts, however often it comes: trainings write checkpoints when they get it, and jobs
@@ -54,7 +54,7 @@ class Impatience:
         self._clock = clock
         self._pressed = -math.inf
 
-    def heard(self, received: Received) -> bool:
+    def is_second(self, received: Received) -> bool:
         """Whether this signal is the second press."""
         if received.signal != signal.SIGINT or not received.from_kernel:
             return False

@@ -92,7 +92,7 @@ class Termination:
             self.phase = "first asked"
             self._rest_from = self._began + grace * _FIRST_SHARE
         else:
-            self._ask(self._tree.scan_processes().members)
+            self._ask(self._tree.scan_processes().processes)
 
     def timeout(self) -> float:
         """Seconds until `step()` is due whatever happens."""
@@ -111,22 +111,22 @@ class Termination:
         """Does what is due; True when the stop is over."""
         if self.phase == "over":
             return True
-        members, settled = self._tree.scan_processes()
-        if settled and not members:
+        processes, settled = self._tree.scan_processes()
+        if settled and not processes:
             return self._finish([])
         if self.phase == "first asked":
-            if self._first in members and self._clock() < self._rest_from:
+            if self._first in processes and self._clock() < self._rest_from:
                 return False
             self.phase = "asked"
-            self._ask([member for member in members if member != self._first])
+            self._ask([process for process in processes if process != self._first])
         if self.phase == "asked":
             if self._clock() < self._until:
                 return False
             self.phase = "killing"
             self._give_up = self._clock() + PATIENCE
-        elif self._clock() < self._until and self._killed.issuperset(members):
+        elif self._clock() < self._until and self._killed.issuperset(processes):
             return False
-        return self._kill(members)
+        return self._kill(processes)
 
     def outcome(self) -> TerminationOutcome:
         descriptions = [describe(survivor) for survivor in self._survivors]
@@ -136,25 +136,25 @@ class Termination:
     def members_killed(self) -> frozenset[Identity]:
         return frozenset(self._killed)
 
-    def _ask(self, members: list[Identity]) -> int:
+    def _ask(self, processes: list[Identity]) -> int:
         """How many of them could be."""
         asked = 0
-        for member in members:
-            asked += send(member, self._signum)
+        for process in processes:
+            asked += send(process, self._signum)
             # One that is stopped can only end when it goes on.
-            send(member, signal.SIGCONT)
+            send(process, signal.SIGCONT)
         self._asked += asked
         return asked
 
-    def _kill(self, members: list[Identity]) -> bool:
-        self._killed.update(members)
+    def _kill(self, processes: list[Identity]) -> bool:
+        self._killed.update(processes)
         self._tree.kill()
         frozen = self._freeze()
         self._killed.update(frozen)
-        untouchable = {member for member in frozen if not send(member, signal.SIGKILL) and is_alive(member)}
+        untouchable = {process for process in frozen if not send(process, signal.SIGKILL) and is_alive(process)}
         now = self._clock()
         if (frozen and untouchable.issuperset(frozen)) or now > self._give_up:
-            return self._finish([member for member in frozen if is_alive(member)])
+            return self._finish([process for process in frozen if is_alive(process)])
         self._until = now + self._retry
         self._retry = min(self._retry * 2, _LAST_RETRY)
         return False
@@ -164,13 +164,13 @@ class Termination:
         frozen: set[Identity] = set()
         ends = self._clock() + _FREEZING
         while True:
-            members, settled = self._tree.scan_processes()
-            fresh = [member for member in members if member not in frozen]
+            processes, settled = self._tree.scan_processes()
+            fresh = [process for process in processes if process not in frozen]
             if (settled and not fresh) or self._clock() > ends:
                 return [*frozen, *fresh]
-            for member in fresh:
-                send(member, signal.SIGSTOP)
-                frozen.add(member)
+            for process in fresh:
+                send(process, signal.SIGSTOP)
+                frozen.add(process)
 
     def _finish(self, survivors: list[Identity]) -> bool:
         self._survivors = survivors
@@ -178,7 +178,7 @@ class Termination:
         return True
 
 
-class Watched(Tree, Protocol):
+class WatchedTree(Tree, Protocol):
     """A tree that says when something happened to it."""
 
     @property
@@ -187,37 +187,37 @@ class Watched(Tree, Protocol):
 
     def fileno(self) -> int: ...
 
-    def attend(self) -> None:
+    def update(self) -> None:
         """Takes note of what happened, so that `fileno()` is no longer readable."""
 
 
 def stop(
-    tree: Watched, signum: int, grace: float, *, first: Identity | None = None, hurry: SignalStream | None = None
+    tree: WatchedTree, signum: int, grace: float, *, first: Identity | None = None, hurry: SignalStream | None = None
 ) -> TerminationOutcome:
     """The whole stop, waiting for it. A Ctrl-C that is read from `hurry` meanwhile ends the grace."""
-    ladder = Termination(tree, signum=signum, grace=grace, first=first, clock=boot_clock)
+    termination = Termination(tree, signum=signum, grace=grace, first=first, clock=boot_clock)
     poll = select.poll()
     poll.register(tree.fileno(), select.POLLIN)
     if hurry is not None:
         poll.register(hurry.fileno(), select.POLLIN)
-    while not ladder.step():
+    while not termination.step():
         # Rounded up: a poll that ends a moment too early only makes another round.
-        poll.poll(min(ladder.timeout(), _LONGEST_WAIT) * 1000 + 1)
-        tree.attend()
+        poll.poll(min(termination.timeout(), _LONGEST_WAIT) * 1000 + 1)
+        tree.update()
         if hurry is not None and _hurried(hurry):
-            ladder.hurry()
-    outcome = ladder.outcome()
+            termination.hurry()
+    outcome = termination.outcome()
     if not outcome.survivors:
         _wait_until_collected(tree)
     return outcome
 
 
-def _wait_until_collected(tree: Watched) -> None:
+def _wait_until_collected(tree: WatchedTree) -> None:
     poll = select.poll()
     poll.register(tree.fileno(), select.POLLIN)
     ends = time.monotonic() + _COLLECTING
     while not tree.empty and poll.poll(max(ends - time.monotonic(), 0) * 1000):
-        tree.attend()
+        tree.update()
 
 
 def _hurried(signals: SignalStream) -> bool:

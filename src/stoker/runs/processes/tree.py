@@ -8,7 +8,7 @@ from stoker.runs.processes.scan import ProcessScan, scan_processes, stat
 
 
 class Tree(Protocol):
-    """What a ladder climbs down on."""
+    """What a termination climbs down on."""
 
     def scan_processes(self) -> ProcessScan:
         """Who of it lives."""
@@ -36,17 +36,17 @@ class ProcessTree:
 
     def scan_processes(self) -> ProcessScan:
         found = scan_processes([self._ancestor], self._exclude())
-        members = [member for member in found.members if member.started >= self._since]
+        processes = [process for process in found.processes if process.started >= self._since]
         if self._cgroup is not None:
-            known = {member.pid for member in found.members} | {self._ancestor}
+            known = {process.pid for process in found.processes} | {self._ancestor}
             others = [stat(pid) for pid in self._cgroup.pids() if pid not in known]
-            members += [other.identity for other in others if other and not other.over]
-        return ProcessScan(members, found.settled)
+            processes += [other.identity for other in others if other and not other.over]
+        return ProcessScan(processes, found.settled)
 
     def kill(self) -> bool:
         if self._cgroup is None:
             return False
-        # A guardian that lives in its job's cgroup, so that the job is born there, must not die of the blow.
+        # A reaper that lives in its job's cgroup, so that the job is born there, must not die of the blow.
         if self._ancestor in self._cgroup.pids() and not self._cgroup.evict(self._ancestor):
             return False
         return self._cgroup.kill()

@@ -76,7 +76,7 @@ _ON_A_FILE: Final = frozenset({
 _SELECTS: Final = frozenset({"select", "pselect6"})
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One process of a run at one moment. Its identity is pid plus start time."""
 
     pid: int
@@ -120,12 +120,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         return f" in {self.place}" if known(self.place) else ""
 
 
-def read_members(pids: Iterable[int], *, proc: str = "/proc") -> list[Member]:
+def read_processes(pids: Iterable[int], *, proc: str = "/proc") -> list[ProcessInfo]:
     """The processes with these pids, in this order; those that ended meanwhile are left out."""
-    members = [member for pid in pids if (member := _read_member(proc, pid))]
-    commands = answers_in_time(lambda pid: read_command(pid, proc=proc), [member.pid for member in members])
+    processes = [process for pid in pids if (process := _read_process(proc, pid))]
+    commands = answers_in_time(lambda pid: read_command(pid, proc=proc), [process.pid for process in processes])
     hangs = Unknown("the process hangs in the kernel and does not let it be read")
-    return [msgspec.structs.replace(member, command=commands.get(member.pid, hangs)) for member in members]
+    return [msgspec.structs.replace(process, command=commands.get(process.pid, hangs)) for process in processes]
 
 
 def read_command(pid: int, *, proc: str = "/proc") -> Maybe[str]:
@@ -174,7 +174,7 @@ def has_ended(pid: int, *, proc: str = "/proc") -> bool:
         return True
 
 
-def _read_member(proc: str, pid: int) -> Member | None:
+def _read_process(proc: str, pid: int) -> ProcessInfo | None:
     folder = f"{proc}/{pid}"
     try:
         name, fields = read_stat_fields(f"{folder}/stat")
@@ -185,7 +185,7 @@ def _read_member(proc: str, pid: int) -> Member | None:
     blocked = [thread for thread, letter in _thread_states(proc, pid) if letter == "D"]
     told = f"{folder}/task/{blocked[0]}" if blocked else folder
     ticks = os.sysconf("SC_CLK_TCK")
-    return Member(
+    return ProcessInfo(
         pid=pid,
         parent=parent,
         started=started,

@@ -1,4 +1,4 @@
-"""A job under its guardian: started as if typed, heard of, and stopped also when somebody kills the supervisor."""
+"""A job under its reaper: started as if typed, heard of, and stopped also when somebody kills the supervisor."""
 
 import contextlib
 import errno
@@ -42,59 +42,59 @@ def escaping(way: str, holders: Holders, terminal: "Terminal | None" = None, **o
 HELD = """
 import os, select, signal, sys
 from pathlib import Path
-from stoker.runs.processes.reaper import Beginning, Program, prepare
+from stoker.runs.processes.reaper import LaunchRequest, Program, fork_reaper
 from stoker.runs.processes.syscalls import boot_clock
 
 def begin(*command):
-    guardian.begin(Beginning(Program(command, dict(os.environ)), signal.SIGTERM, 10.0))
+    reaper.start(LaunchRequest(Program(command, dict(os.environ)), signal.SIGTERM, 10.0))
 
 def heard():
-    while not guardian.empty:
-        select.select([guardian.fileno()], [], [])
-        while (news := guardian.news()) is not None:
-            yield type(news).__name__
+    while not reaper.empty:
+        select.select([reaper.fileno()], [], [])
+        while (event := reaper.next_event()) is not None:
+            yield type(event).__name__
 
-guardian = prepare()
+reaper = fork_reaper()
 {script}
-guardian.finish()
+reaper.close()
 """
-OVERDUE = """
-guardian.hold_until(boot_clock() + 600.0)
-guardian.hold_until(boot_clock() + 0.3)
+DEADLINE_PASSED = """
+reaper.set_deadline(boot_clock() + 600.0)
+reaper.set_deadline(boot_clock() + 0.3)
 begin("sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
 print(*heard())
 """
 TOO_LATE = """
-guardian.hold_until(boot_clock() - 0.1)
+reaper.set_deadline(boot_clock() - 0.1)
 begin("touch", "ran")
 print(*heard(), Path("ran").exists())
 """
 STOPPED = """
-guardian.hold_until(boot_clock() + 600.0)
+reaper.set_deadline(boot_clock() + 600.0)
 begin("sleep", "600")
 os.kill(os.getpid(), signal.SIGSTOP)
 print("went on")
-guardian.kill() or os.kill(guardian.job.pid, signal.SIGKILL)
+reaper.kill() or os.kill(reaper.job.pid, signal.SIGKILL)
 """
 GIVEN_UP = """
-os.kill(guardian.pid, signal.SIGSTOP)
+os.kill(reaper.pid, signal.SIGSTOP)
 begin("touch", "ran")
-guardian.give_up_start()
-print(*heard(), guardian.job, Path("ran").exists())
+reaper.cancel_start()
+print(*heard(), reaper.job, Path("ran").exists())
 """
 
 
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        (OVERDUE, "Started Overdue Ended Empty"),
-        (TOO_LATE, "Overdue Empty False"),
+        (DEADLINE_PASSED, "Started DeadlinePassed Ended Empty"),
+        (TOO_LATE, "DeadlinePassed Empty False"),
         (GIVEN_UP, "None False"),
         (STOPPED, "went on"),
     ],
     ids=["stopped in time", "not started too late", "not started once given up", "supervisor was stopped"],
 )
-def test_guardian_keeps_a_job_no_longer_than_it_may(script: str, says: str, tmp_path: Path) -> None:
+def test_reaper_keeps_a_job_no_longer_than_it_may(script: str, says: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HELD.format(script=script)],
         cwd=tmp_path,
@@ -369,7 +369,7 @@ def test_ctrl_c_reaches_the_job_and_is_told_as_such(terminal: Terminal) -> None:
 
 
 def test_ctrl_z_stops_nothing_where_nobody_could_continue_it(terminal: Terminal) -> None:
-    """The guardian is the job's parent, and yet no shell: the kernel must not take it for one."""
+    """The reaper is the job's parent, and yet no shell: the kernel must not take it for one."""
     with Overseer("sh", "-c", "trap 'exit 5' INT; read line", popen=terminal.popen) as overseer:
         job = overseer.hear("started")
         wait_for(lambda: _catches(job, signal.SIGINT), named="the trap")
@@ -394,7 +394,7 @@ def test_a_stop_kills_only_who_does_not_end_when_asked(holders: Holders) -> None
         outcome = overseer.hear("outcome")
         assert (outcome["asked"], outcome["killed"], outcome["survivors"]) == (2, 2, [])
         assert not holders.anyone_left()
-        # Known by then: a guardian that is slow to collect what was killed is not waited for in the stop itself.
+        # Known by then: a reaper that is slow to collect what was killed is not waited for in the stop itself.
         assert exit_code(overseer.hear("finished")["status"]) == 137
 
 
@@ -427,7 +427,7 @@ def test_ctrl_c_ends_the_grace_and_an_interrupt_of_a_program_does_not(holders: H
         assert overseer.hear("outcome")["killed"] == 1
 
 
-# The supervisor or the guardian is killed
+# The supervisor or the reaper is killed
 
 
 @pytest.mark.parametrize("cgroup", [True, False], ids=["cgroup", "descent"])
@@ -437,10 +437,10 @@ def test_a_killed_supervisor_takes_its_job_along(holders: Holders, tmp_path: Pat
     with escaping(way, holders, orphaned=str(told), grace=0.05, cgroup=cgroup) as overseer:
         holders.wait_until_ready(2)
         overseer.process.kill()
-        aftermath = _last_word(told)
+        stop = _last_word(told)
     assert not holders.anyone_left()
-    assert exit_code(aftermath["status"]) == (143 if way == "setsid" else 137)
-    assert aftermath["survivors"] == []
+    assert exit_code(stop["status"]) == (143 if way == "setsid" else 137)
+    assert stop["survivors"] == []
 
 
 def test_a_kill_of_the_whole_group_leaves_nothing_of_the_job_either(holders: Holders, tmp_path: Path) -> None:
@@ -449,9 +449,9 @@ def test_a_kill_of_the_whole_group_leaves_nothing_of_the_job_either(holders: Hol
     with escaping("setsid", holders, orphaned=str(told)) as overseer:
         holders.wait_until_ready(2)
         os.killpg(overseer.process.pid, signal.SIGKILL)
-        aftermath = _last_word(told)
+        stop = _last_word(told)
     assert not holders.anyone_left()
-    assert exit_code(aftermath["status"]) == 137
+    assert exit_code(stop["status"]) == 137
 
 
 def test_a_supervisor_killed_after_the_end_of_its_job_is_told_of_too(tmp_path: Path) -> None:
@@ -460,8 +460,8 @@ def test_a_supervisor_killed_after_the_end_of_its_job_is_told_of_too(tmp_path: P
     program = (
         "import os, signal; from pathlib import Path; from stoker.runs.processes.reaper import Program, launch\n"
         f"told = Path({str(told)!r})\n"
-        "g = launch(Program(['true'], os.environ), orphaned=lambda aftermath: told.write_text(str(aftermath.status)))\n"
-        "while not g.empty: g.attend()\n"
+        "g = launch(Program(['true'], os.environ), orphaned=lambda stop: told.write_text(str(stop.status)))\n"
+        "while not g.empty: g.update()\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program], check=False)
@@ -472,10 +472,10 @@ def test_killed_supervisor_without_a_job_leaves_no_cgroup() -> None:
     # In a cgroup where no other supervisor tidies up.
     program = (
         "import os; from stoker.runs.processes.cgroup import own_cgroup; "
-        "from stoker.runs.processes.reaper import prepare\n"
+        "from stoker.runs.processes.reaper import fork_reaper\n"
         "place = own_cgroup() / f'alone-{os.getpid()}'; place.mkdir()\n"
         "(place / 'cgroup.procs').write_text(str(os.getpid()))\n"
-        "print(prepare(keeps_output=True).cgroup.path.parent, flush=True); os.kill(os.getpid(), 9)"
+        "print(fork_reaper(keeps_output=True).cgroup.path.parent, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     if not done.stdout:
@@ -491,42 +491,42 @@ def test_killed_supervisor_without_a_job_leaves_no_cgroup() -> None:
 
 
 @pytest.mark.parametrize("cgroup", [True, False], ids=["cgroup", "descent"])
-def test_a_killed_guardian_loses_nothing_of_the_job(holders: Holders, cgroup: bool) -> None:
+def test_a_killed_reaper_loses_nothing_of_the_job(holders: Holders, cgroup: bool) -> None:
     helper = ["sh", "-c", "(sleep 60 &) ; exec sleep 60"]
     with escaping("setsid", holders, helper=helper, cgroup=cgroup) as overseer:
         helper_pid = overseer.hear("helper")
-        reaper = overseer.hear("guardian")
+        reaper = overseer.hear("reaper")
         job = overseer.hear("started")
         holders.wait_until_ready(2)
         os.kill(reaper, signal.SIGKILL)
-        members = overseer.hear("gone")
-        assert job in members
-        assert helper_pid not in members
-        assert len(members) == 2
+        processes = overseer.hear("gone")
+        assert job in processes
+        assert helper_pid not in processes
+        assert len(processes) == 2
         os.kill(job, signal.SIGKILL)
         assert exit_code(overseer.hear("ended")) == 137, "the status of the job is still learned"
         overseer.order_stop("SIGTERM", 5)
         assert overseer.hear("outcome")["asked"] == 1
         assert not holders.anyone_left()
-        assert "guardian was killed" in overseer.hear("finished")["containment"]
+        assert "reaper was killed" in overseer.hear("finished")["containment"]
         assert overseer.hear("helper_left_alone")
         overseer.process.wait(timeout=60)
 
 
-def test_a_guardian_killed_while_the_job_begins_loses_nothing_either() -> None:
-    """The job can run before its guardian has said so."""
+def test_a_reaper_killed_while_the_job_begins_loses_nothing_either() -> None:
+    """The job can run before its reaper has said so."""
     program = (
         "import os, select, signal\n"
-        "from stoker.runs import keeper\n"
-        "from stoker.runs.processes.reaper import Gone, Program, launch\n"
+        "from stoker.runs.processes import reaper_process\n"
+        "from stoker.runs.processes.reaper import ReaperKilled, Program, launch\n"
         "from stoker.runs.processes.termination import stop\n"
-        "keeper.Keeper._close_all_but_own = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "guardian = launch(Program(['sleep', '60'], os.environ))\n"
-        "assert select.select([guardian], [], [], 60)[0], 'nothing calls for attention'\n"
-        "assert isinstance(guardian.news(), Gone)\n"
-        "outcome = stop(guardian, signal.SIGTERM, 60)\n"
-        "guardian.finish()\n"
-        "print(outcome.asked, outcome.killed, guardian.empty)"
+        "reaper_process.ReaperProcess._close_all_but_own = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "reaper = launch(Program(['sleep', '60'], os.environ))\n"
+        "assert select.select([reaper], [], [], 60)[0], 'nothing calls for attention'\n"
+        "assert isinstance(reaper.next_event(), ReaperKilled)\n"
+        "outcome = stop(reaper, signal.SIGTERM, 60)\n"
+        "reaper.close()\n"
+        "print(outcome.asked, outcome.killed, reaper.empty)"
     )
     tried = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert tried.stdout == "1 0 True\n"
@@ -535,30 +535,30 @@ def test_a_guardian_killed_while_the_job_begins_loses_nothing_either() -> None:
 def test_a_signal_that_comes_before_the_start_is_known_reaches_the_job() -> None:
     program = (
         "import os, select, signal\n"
-        "from stoker.runs import guardian as module, keeper\n"
-        "closing, (held, let_go) = keeper.Keeper._close_all_but_own, os.pipe()\n"
+        "from stoker.runs.processes import reaper as module, reaper_process\n"
+        "closing, (held, let_go) = reaper_process.ReaperProcess._close_all_but_own, os.pipe()\n"
         "def late(self):\n"
         "    os.read(held, 1)\n"
         "    closing(self)\n"
-        "keeper.Keeper._close_all_but_own = late\n"
+        "reaper_process.ReaperProcess._close_all_but_own = late\n"
         "module._START_PATIENCE = 0\n"
-        "guardian = module.launch(module.Program(['sleep', '60'], os.environ))\n"
-        "print(guardian.news(), guardian.signal(signal.SIGTERM))\n"
+        "reaper = module.launch(module.Program(['sleep', '60'], os.environ))\n"
+        "print(reaper.next_event(), reaper.signal(signal.SIGTERM))\n"
         "os.write(let_go, b'.')\n"
         "told = []\n"
         "while not told or not isinstance(told[-1], module.Ended):\n"
-        "    assert select.select([guardian], [], [], 60)[0], told\n"
-        "    told += [news for news in [guardian.news()] if news is not None]\n"
-        "guardian.finish()\n"
-        "print(*(type(news).__name__ for news in told), os.waitstatus_to_exitcode(told[-1].status))"
+        "    assert select.select([reaper], [], [], 60)[0], told\n"
+        "    told += [event for event in [reaper.next_event()] if event is not None]\n"
+        "reaper.close()\n"
+        "print(*(type(event).__name__ for event in told), os.waitstatus_to_exitcode(told[-1].status))"
     )
     tried = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert tried.stdout == "None True\nStarted Ended -15\n"
 
 
-def test_a_guardian_that_was_stopped_does_not_keep_the_supervisor(holders: Holders) -> None:
+def test_a_reaper_that_was_stopped_does_not_keep_the_supervisor(holders: Holders) -> None:
     with escaping("setsid", holders) as overseer:
-        reaper = overseer.hear("guardian")
+        reaper = overseer.hear("reaper")
         holders.wait_until_ready(2)
         os.kill(reaper, signal.SIGSTOP)
         _wait_until_stopped(reaper)
@@ -567,33 +567,33 @@ def test_a_guardian_that_was_stopped_does_not_keep_the_supervisor(holders: Holde
         assert not holders.anyone_left()
 
 
-def test_the_guardian_holds_no_pipe_open() -> None:
+def test_the_reaper_holds_no_pipe_open() -> None:
     """Whoever reads what the caller and the job write must see its end when those two are done with it."""
     reader, writer = os.pipe()
     with Overseer("sh", "-c", "read line", popen={"pass_fds": [writer]}) as overseer:
         os.close(writer)
-        reaper = overseer.hear("guardian")
+        reaper = overseer.hear("reaper")
         overseer.hear("started")
-        links = [link.readlink() for link in wait_for(lambda: _descriptors(reaper), named="the guardian's pipes")]
+        links = [link.readlink() for link in wait_for(lambda: _descriptors(reaper), named="the reaper's pipes")]
         assert Path(f"pipe:[{os.fstat(reader).st_ino}]") not in links
     os.close(reader)
 
 
 def test_many_jobs_after_one_another_leave_no_file_open(tmp_path: Path) -> None:
-    """Neither in the guardian nor in the supervisor, whether the jobs can be started or not."""
+    """Neither in the reaper nor in the supervisor, whether the jobs can be started or not."""
     program = (
         "import os, select, signal, sys\n"
-        "from stoker.runs.processes.reaper import Beginning, Program, prepare\n"
-        "guardian = prepare(keeps_output=True)\n"
+        "from stoker.runs.processes.reaper import LaunchRequest, Program, fork_reaper\n"
+        "reaper = fork_reaper(keeps_output=True)\n"
         "for number in range(24):\n"
         "    program = Program(['no-such-command' if number % 3 == 2 else 'true'], os.environ, session=True)\n"
-        "    guardian.begin(Beginning(program, signal.SIGTERM, 1.0, log=f'{sys.argv[1]}/{number}', log_limit=1000))\n"
-        "    while not guardian.empty:\n"
-        "        assert select.select([guardian], [], [], 60)[0]\n"
-        "        guardian.attend()\n"
+        "    reaper.start(LaunchRequest(program, signal.SIGTERM, 1.0, log=f'{sys.argv[1]}/{number}', log_limit=1000))\n"
+        "    while not reaper.empty:\n"
+        "        assert select.select([reaper], [], [], 60)[0]\n"
+        "        reaper.update()\n"
         "    if number >= 3:\n"
-        "        print(*(len(os.listdir(f'/proc/{pid}/fd')) for pid in (guardian.pid, 'self')))\n"
-        "guardian.finish()"
+        "        print(*(len(os.listdir(f'/proc/{pid}/fd')) for pid in (reaper.pid, 'self')))\n"
+        "reaper.close()"
     )
     tried = subprocess.run([sys.executable, "-c", program, tmp_path], check=True, capture_output=True, text=True)
     counted = tried.stdout.splitlines()
@@ -627,6 +627,6 @@ def _wait_until_stopped(pid: int) -> None:
 
 
 def _last_word(told: Path) -> Any:
-    """What the guardian wrote when its supervisor was killed."""
-    text = wait_for(lambda: told.read_text() if told.exists() else None, named="the guardian's last word")
+    """What the reaper wrote when its supervisor was killed."""
+    text = wait_for(lambda: told.read_text() if told.exists() else None, named="the reaper's last word")
     return json.loads(text)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker.runs.processes import termination as ladder_module
+from stoker.runs.processes import termination as termination_module
 from stoker.runs.processes.scan import Description, Identity, ProcessScan
 from stoker.runs.processes.termination import PATIENCE, Termination, TerminationOutcome
 
@@ -43,108 +43,110 @@ class World:
     def signals(self) -> list[int]:
         return [signum for _, signum in self.sent]
 
-    def ladder(
+    def termination(
         self, *, grace: float = 10.0, signum: int = signal.SIGTERM, first: Identity | None = None
     ) -> Termination:
         return Termination(self, signum=signum, grace=grace, first=first, clock=lambda: self.now)
 
-    def climb_down(self, ladder: Termination) -> TerminationOutcome:
-        while not ladder.step():
-            self.now += ladder.timeout()
-        return ladder.outcome()
+    def climb_down(self, termination: Termination) -> TerminationOutcome:
+        while not termination.step():
+            self.now += termination.timeout()
+        return termination.outcome()
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
-    monkeypatch.setattr(ladder_module, "send", world.send)
-    monkeypatch.setattr(ladder_module, "is_alive", lambda who: who in world.alive)
-    monkeypatch.setattr(ladder_module, "describe", lambda who: Description(who, 1, "trainer", "blocked in the kernel"))
+    monkeypatch.setattr(termination_module, "send", world.send)
+    monkeypatch.setattr(termination_module, "is_alive", lambda who: who in world.alive)
+    monkeypatch.setattr(
+        termination_module, "describe", lambda who: Description(who, 1, "trainer", "blocked in the kernel")
+    )
     return world
 
 
 def test_everybody_is_asked_at_once_and_nobody_killed_before_the_grace_is_over(world: World) -> None:
-    ladder = world.ladder(grace=10)
+    termination = world.termination(grace=10)
     assert world.sent == [
         (FIRST, signal.SIGTERM), (FIRST, signal.SIGCONT), (SECOND, signal.SIGTERM), (SECOND, signal.SIGCONT),
     ]  # fmt: skip
     world.now += 9.9
-    assert not ladder.step()
+    assert not termination.step()
     assert signal.SIGKILL not in world.signals()
     world.now += 0.1
-    ladder.step()
+    termination.step()
     assert world.signals()[4:] == [signal.SIGSTOP, signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL]
-    assert ladder.step()
+    assert termination.step()
 
 
 def test_the_main_process_is_asked_alone_and_the_others_once_it_has_ended(world: World) -> None:
-    ladder = world.ladder(first=FIRST)
+    termination = world.termination(first=FIRST)
     assert world.sent == [(FIRST, signal.SIGTERM), (FIRST, signal.SIGCONT)]
     world.now += 2
-    assert not ladder.step()
+    assert not termination.step()
     assert len(world.sent) == 2
     world.alive.remove(FIRST)
-    assert not ladder.step()
+    assert not termination.step()
     assert world.sent[2:] == [(SECOND, signal.SIGTERM), (SECOND, signal.SIGCONT)]
     world.now += 7.9
-    assert not ladder.step()
+    assert not termination.step()
     assert signal.SIGKILL not in world.signals()
     world.now += 0.2
-    assert world.climb_down(ladder).killed == 1
+    assert world.climb_down(termination).killed == 1
 
 
 def test_a_main_process_that_does_not_end_leaves_the_others_half_of_the_grace(world: World) -> None:
-    ladder = world.ladder(grace=10, first=FIRST)
-    assert ladder.timeout() == 5
+    termination = world.termination(grace=10, first=FIRST)
+    assert termination.timeout() == 5
     world.now += 5
-    assert not ladder.step()
+    assert not termination.step()
     assert (SECOND, signal.SIGTERM) in world.sent
     assert world.signals().count(signal.SIGTERM) == 2
-    assert ladder.timeout() == 5
-    assert world.climb_down(ladder).killed == 2
+    assert termination.timeout() == 5
+    assert world.climb_down(termination).killed == 2
 
 
 def test_hurry_skips_asking_the_others(world: World) -> None:
-    ladder = world.ladder(first=FIRST)
-    ladder.hurry()
-    assert ladder.timeout() == 0
-    assert world.climb_down(ladder).killed == 2
+    termination = world.termination(first=FIRST)
+    termination.hurry()
+    assert termination.timeout() == 0
+    assert world.climb_down(termination).killed == 2
 
 
 def test_who_ends_when_asked_is_not_killed(world: World) -> None:
     world.obey = lambda _who, signum: signum == signal.SIGTERM
-    outcome = world.climb_down(world.ladder())
+    outcome = world.climb_down(world.termination())
     assert (outcome.asked, outcome.killed, outcome.survivors, outcome.seconds) == (2, 0, (), 0.0)
     assert outcome.in_words() == "2 processes got SIGTERM; all gone after 0.0 s"
 
 
 def test_hurry_ends_the_grace(world: World) -> None:
-    ladder = world.ladder(grace=1000)
-    assert ladder.timeout() == 1000
-    ladder.hurry()
-    assert ladder.timeout() == 0
-    outcome = world.climb_down(ladder)
+    termination = world.termination(grace=1000)
+    assert termination.timeout() == 1000
+    termination.hurry()
+    assert termination.timeout() == 0
+    outcome = world.climb_down(termination)
     assert outcome.killed == 2
     assert outcome.seconds < 1
     assert "2 processes got SIGTERM, 2 processes had to be killed" in outcome.in_words()
 
 
 def test_a_stop_by_sigkill_asks_nobody_first(world: World) -> None:
-    outcome = world.climb_down(world.ladder(signum=signal.SIGKILL, grace=1000))
+    outcome = world.climb_down(world.termination(signum=signal.SIGKILL, grace=1000))
     assert world.signals() == [signal.SIGSTOP, signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL]
     assert outcome.in_words() == "2 processes were killed; all gone after 0.0 s"
 
 
 def test_a_tree_with_a_cgroup_is_killed_at_one_blow(world: World) -> None:
     world.has_cgroup = True
-    outcome = world.climb_down(world.ladder(grace=0))
+    outcome = world.climb_down(world.termination(grace=0))
     assert outcome.killed == 2
     assert world.signals() == [signal.SIGTERM, signal.SIGCONT] * 2
 
 
 def test_a_process_that_cannot_be_killed_is_named_when_patience_is_over(world: World) -> None:
     world.obey = lambda who, signum: who == FIRST and signum == signal.SIGKILL
-    outcome = world.climb_down(world.ladder(grace=0))
+    outcome = world.climb_down(world.termination(grace=0))
     assert outcome.survivors == ("trainer (pid 1000002, blocked in the kernel)",)
     assert PATIENCE <= outcome.seconds < PATIENCE + 1
     assert outcome.in_words().endswith("left after 30.0 s: trainer (pid 1000002, blocked in the kernel)")
@@ -152,7 +154,7 @@ def test_a_process_that_cannot_be_killed_is_named_when_patience_is_over(world: W
 
 def test_a_process_of_somebody_else_is_named_at_once(world: World) -> None:
     world.permitted = False
-    outcome = world.climb_down(world.ladder(grace=0))
+    outcome = world.climb_down(world.termination(grace=0))
     assert len(outcome.survivors) == 2
     assert outcome.seconds < 1
 
@@ -160,10 +162,10 @@ def test_a_process_of_somebody_else_is_named_at_once(world: World) -> None:
 def test_a_tree_that_changes_too_fast_to_be_read_is_not_called_empty(world: World) -> None:
     world.alive = []
     world.settled = False
-    ladder = world.ladder(grace=10)
-    assert not ladder.step()
+    termination = world.termination(grace=10)
+    assert not termination.step()
     world.settled = True
-    assert ladder.step()
+    assert termination.step()
 
 
 def test_who_was_born_during_the_kill_is_killed_too(world: World) -> None:
@@ -173,11 +175,11 @@ def test_who_was_born_during_the_kill_is_killed_too(world: World) -> None:
         return signum == signal.SIGKILL
 
     world.obey = obey
-    outcome = world.climb_down(world.ladder(grace=0))
+    outcome = world.climb_down(world.termination(grace=0))
     assert world.alive == []
     assert outcome.killed == 3
 
 
 def test_a_tree_that_is_gone_already_needs_nothing(world: World) -> None:
     world.alive = []
-    assert world.climb_down(world.ladder()).in_words() == "there was nothing to stop"
+    assert world.climb_down(world.termination()).in_words() == "there was nothing to stop"
