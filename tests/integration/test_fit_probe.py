@@ -238,6 +238,6 @@ def test_running_out_of_memory_lowers_the_bound_and_goes_on() -> None:
 def test_a_machine_that_is_short_of_processes_is_not_taken_for_a_probe_that_failed() -> None:
     """A queued job then goes back to the queue."""
     reaper = Mock(spec=Reaper)
-    reaper.event.return_value = Failed(errno.EAGAIN, 125, "no more processes are allowed here", transient=True)
+    reaper.next_event.return_value = Failed(errno.EAGAIN, 125, "no more processes are allowed here", transient=True)
     with pytest.raises(OSError, match="no more processes"):
         Probe._hear(Mock(spec=Probe, _command=("train",)), reaper)

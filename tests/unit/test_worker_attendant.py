@@ -87,7 +87,7 @@ def test_job_whose_lease_ended_during_its_preparation_is_not_started(stage: Stag
     stage.worker.send(ResultRecorded())
     stage.attendance.run()
     assert outcome(stage) == "lost"
-    stage.reaper.begin.assert_not_called()
+    stage.reaper.start.assert_not_called()
 
 
 @pytest.mark.parametrize("stage", [{"lease_until": 0.0}], indirect=True)
