@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli import logs
+from stoker.cli.verbs import logs
 from stoker.queue import Attempt, Store
 from stoker.runs.output import OutputLog
 from tests.support.attempts import WORKER, be_there, place_of, run, start, submit

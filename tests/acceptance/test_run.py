@@ -634,7 +634,7 @@ def test_a_home_that_is_another_users_is_no_reason_not_to_run(tmp_path: Path) ->
     home.mkdir(mode=0o000)
     program = (
         "import os, sys\n"
-        "import stoker.cli.app, stoker.cli.run, stoker.runs.supervisor\n"
+        "import stoker.cli.app, stoker.cli.verbs.run, stoker.runs.supervisor\n"
         "if os.geteuid() == 0:\n"
         "    os.setresuid(65534, 65534, 65534)\n"
         "from stoker.cli import main\n"

@@ -116,7 +116,7 @@ def test_the_terminal_is_given_back_when_it_is_ended_from_outside(
 
 def test_a_mistake_of_ours_gives_the_terminal_back_too(queue: Store) -> None:
     program = (
-        "import stoker.cli.top_session as session, sys; from stoker.cli.app import run\n"
+        "import stoker.cli.top.session as session, sys; from stoker.cli.app import run\n"
         "def fail(*_): raise ValueError('boom')\n"
         "session.turn_queue = fail\n"
         "sys.exit(run(['top']))"

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.cli.selection import Selection
-from stoker.cli.steering import Request, steer
+from stoker.cli.options.selection import Selection
+from stoker.cli.verbs.steer import Request, steer
 from stoker.queue import init_queue
 from stoker.queue.steering import HOLD
 from tests.support.queue_jobs import end, start, submit

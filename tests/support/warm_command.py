@@ -217,7 +217,7 @@ class Server:
 
 def main() -> None:
     for package in (stoker.cli, stoker.feeds, stoker.fill, stoker.fit, stoker.queue, stoker.status, stoker.logs):
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
     for library in ("gspread", "psycopg", "rich.console"):

@@ -9,7 +9,7 @@ from stoker.actions.catalogue import means_of, parse_action
 from stoker.actions.command import Command
 from stoker.actions.exit import Exit
 from stoker.actions.stop import Stop
-from stoker.cli.policy import policy_from, policy_options, policy_options_with
+from stoker.cli.options.policy import policy_from, policy_options, policy_options_with
 from stoker.errors import BadInputError
 from stoker.rules.policy import Policy
 

@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from stoker.cli import following
-from stoker.cli.following import Follower
-from stoker.cli.listening import Listener
-from stoker.cli.log_screen import PipeScreen
+from stoker.cli.options.queue import Listener
+from stoker.cli.tables import follow as following
+from stoker.cli.tables.follow import Follower
+from stoker.cli.tables.log import PipeScreen
 from stoker.errors import StokerError
 from stoker.logs import remote_reader as borrowed_reader
 from stoker.logs.readers import Piece

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cli.edit_text import changes_in, written
+from stoker.cli.verbs.edit import changes_in, written
 from stoker.errors import BadInputError
 from stoker.queue import Job
 from stoker.queue.editing import edited

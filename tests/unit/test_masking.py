@@ -30,7 +30,7 @@ def test_passwords_in_addresses_are_left_out(text: str, shown: str) -> None:
 
 def test_the_list_of_processes_shows_no_password_and_the_program_still_has_it() -> None:
     code = (
-        "import sys; from pathlib import Path; from stoker.cli.process_title import hide_passwords;"
+        "import sys; from pathlib import Path; from stoker.cli.startup import hide_passwords;"
         "print(hide_passwords(sys.argv[1:])); print(sys.argv[2]); print(Path('/proc/self/cmdline').read_text())"
     )
     words = [

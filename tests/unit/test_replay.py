@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cli import replay_words as words
-from stoker.cli.replay_page import page_of
-from stoker.cli.timeline import Timeline
+from stoker.cli.tables import replay as text
+from stoker.cli.tables.timeline import Timeline
+from stoker.cli.verbs.replay_page import page_of
 from stoker.gpus.model import Look, Maybe, Process, Unknown, Utilization
 from stoker.rules.idle import IdleRule
 from stoker.rules.policy import Policy
@@ -136,8 +136,8 @@ def test_where_any_gpu_may_be_idle_only_that_one_is_saved_and_who_worked_is_told
     # The second one is about the GPU that went idle later, and does not count the first one's time again.
     assert (second.moment.at / MINUTE, second.gpus, second.working) == (49.0, (a_gpu(1).uuid,), ("GPU 2",))
     assert second.saved == 50 * MINUTE
-    assert words.also_working(first) == "GPU 1 and GPU 2 were at work at that moment"
-    assert words.also_working(second) == "GPU 2 was at work at that moment"
+    assert text.also_working(first) == "GPU 1 and GPU 2 were at work at that moment"
+    assert text.also_working(second) == "GPU 2 was at work at that moment"
 
 
 def test_a_gpu_that_was_not_idle_for_the_whole_window_is_not_among_those_that_were() -> None:
@@ -196,14 +196,14 @@ def test_a_stop_hits_work_when_the_same_process_goes_on_or_somebody_is_soon_ther
 ) -> None:
     firing = after_a_firing(back, returning, held)
     assert firing.hit_work is hit
-    assert words.what_came_after(firing).startswith(sentence)
+    assert text.what_came_after(firing).startswith(sentence)
     assert (firing.same_process is None) == isinstance(returning if held != NO_TELLING else held, Unknown)
 
 
 def test_idleness_up_to_the_end_of_the_recording_hit_nobody() -> None:
     assert played(minutes((15, 0.0))).hits == 0
     found = played(minutes((30, 0.0)))
-    assert words.what_came_after(found.firings[0]) == "idle for another 19m, to the end of the recording"
+    assert text.what_came_after(found.firings[0]) == "idle for another 19m, to the end of the recording"
 
 
 # What else is told
@@ -216,7 +216,7 @@ def test_warnings_that_came_to_nothing_are_told_apart() -> None:
         (12.0, True),
         (33.0, False),
     ]
-    assert words.warnings(found) == "It would also have warned twice in vain: the window was never full."
+    assert text.warnings(found) == "It would also have warned twice in vain: the window was never full."
     assert played(minutes((30, 0.0)), warn_at=None).warnings == ()
 
 
@@ -291,32 +291,32 @@ def test_the_sums_always_add_up(stretches: list[tuple[int, int, list[Maybe[float
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("seconds", "shown"),
     [(0.0, "0"), (900.0, "0.25"), (3600.0, "1"), (3600.0 * 12.34, "12.3"), (3600.0 * 1344.2, "1,344")],
 )
-def test_gpu_hours_are_as_exact_as_a_person_needs(seconds: float, text: str) -> None:
-    assert words.gpu_hours(seconds) == text
+def test_gpu_hours_are_as_exact_as_a_person_needs(seconds: float, shown: str) -> None:
+    assert text.gpu_hours(seconds) == shown
 
 
 def test_the_answer_is_a_sentence_and_so_is_its_cost() -> None:
     quiet = played(minutes((30, 0.9), (9, 0.0)))
-    assert words.outcome(quiet) == "The rule would not have fired; 0.15 of 0.63 GPU-hours were idle."
-    assert words.cost(quiet) is None
+    assert text.outcome(quiet) == "The rule would not have fired; 0.15 of 0.63 GPU-hours were idle."
+    assert text.cost(quiet) is None
     once = played(minutes((30, 0.9), (70, 0.0)))
-    assert words.outcome(once) == (
+    assert text.outcome(once) == (
         "The rule would have fired once and saved 1 of the 1.17 idle GPU-hours, out of 1.65 recorded."
     )
-    assert words.cost(once) == (
+    assert text.cost(once) == (
         "No stop would have hit work that came back: never did the same process go on, and never were the GPUs used "
         "again within 10m."
     )
     hit = played(minutes((71, 0.0), (1, 0.9)))
-    assert words.cost(hit) == (
+    assert text.cost(hit) == (
         "The stop would have hit work that came back: used again after 1h by alice's python (pid 4242), which had been "
         "there all along."
     )
     often = played(minutes((71, 0.0), (1, 0.9), (71, 0.0)))
-    assert words.cost(often) == (
+    assert text.cost(often) == (
         "1 of the 2 stops would have hit work that came back, because the same process went on or the GPUs were used "
         "again within 10m: 1 of the 2.02 GPU-hours."
     )
@@ -325,7 +325,7 @@ def test_the_answer_is_a_sentence_and_so_is_its_cost() -> None:
 def test_what_nobody_saw_is_told_with_the_longest_of_it() -> None:
     looks = minutes((5, 0.0), (3, LOST), (5, 0.0), (20, LOST), (3, 0.0))
     found = played([look for look in looks if not 33 <= look.at / MINUTE <= 34] + [look_at(120.0, [0.0])])
-    unknown, unrecorded = words.blind_spots(found)
+    unknown, unrecorded = text.blind_spots(found)
     assert re.fullmatch(
         r"Unknown for 23m in 2 stretches, the longest for 20m from .*: GPU 0: the GPU is lost\.", unknown
     )
@@ -334,7 +334,7 @@ def test_what_nobody_saw_is_told_with_the_longest_of_it() -> None:
 
 def test_the_rule_reads_with_all_its_conditions() -> None:
     policy = a_policy(after=HOUR, arm_above=0.5, arm_for=5 * MINUTE)
-    assert words.rule(policy) == (
+    assert text.rule(policy) == (
         "all GPUs below 10% for 10m, not in the first 1h, armed once a GPU was at 50% or more for 5m"
     )
 

@@ -17,7 +17,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 import stoker
-from stoker.cli import app, edit, run, submit
+from stoker.cli import app
+from stoker.cli.verbs import edit, run, submit
 from stoker.gpus.model import Look, Maybe, Unknown, known
 from stoker.runs.postmortem.causes import CAUSES
 from stoker.runs.postmortem.facts import RunFacts
@@ -492,8 +493,8 @@ class TestAdvisedOptions:
     """An option that is advised exists for the verb that started the job, and means what the advice says."""
 
     PARAMETERS: ClassVar = {
-        None: (run.command, {"after", "window", "max_time", "dry_run", "signal_name"}),
-        "j7": (submit.command, {"after", "window", "time_limit", "idle"}),
+        None: (run.run_command, {"after", "window", "max_time", "dry_run", "signal_name"}),
+        "j7": (submit.submit_command, {"after", "window", "time_limit", "idle"}),
     }
     OF_OTHER_PROGRAMS: ClassVar = {"--shm-size", "--ipc", "--cap-add"}
 
@@ -527,7 +528,7 @@ class TestAdvisedOptions:
     def test_a_queued_job_is_changed_by_edit_and_queued_again(self) -> None:
         told = steps(some_facts(job="j7", ending="time limit"))
         assert "`stoker edit j7 --time-limit 24h`, then `stoker retry j7`." in told
-        parameters = {option: parameter.name for parameter in edit.command.params for option in parameter.opts}
+        parameters = {option: parameter.name for parameter in edit.edit_command.params for option in parameter.opts}
         assert (parameters["--time-limit"], parameters["--for"]) == ("time_limit", "window")
 
 

@@ -3,8 +3,8 @@
 import pytest
 from rich.text import Text
 
-from stoker.cli import gpu_table
-from stoker.cli.screen import Column, cut_in_the_middle, table_lines
+from stoker.cli.tables import gpus as gpu_table
+from stoker.cli.tables.table import Column, cut_in_the_middle, table_lines
 from stoker.gpus.model import Look
 from tests.support.looks import GIB, a_gpu, a_process, a_reading
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.cli.top_keys import Keys
+from stoker.cli.top.terminal import Keys
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from stoker.cli.top_detail import help_frame
-from stoker.cli.top_screen import UNCUT, View, chosen, frame, selected, share, whole
+from stoker.cli.top.screen import UNCUT, View, chosen, frame, selected, share, whole
+from stoker.cli.top.session import help_frame
 from stoker.status.model import Snapshot
 from tests.support.deep import examples
 from tests.support.overviews import card, ended, machine, overview, running, waiting

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 from rich.text import Text
 
-from stoker.cli.top_session import Session
-from stoker.cli.top_terminal import Terminal
+from stoker.cli.top.session import Session
+from stoker.cli.top.terminal import Terminal
 from stoker.queue import QueueAwayError, Store, init_queue
 from stoker.queue.model import NewJob
 
@@ -55,7 +55,7 @@ def test_a_queue_that_is_away_is_said_and_what_was_seen_stays(
         return False
 
     monkeypatch.setattr(Store, "paused", paused)
-    monkeypatch.setattr("stoker.cli.top_session._LOOK_EVERY", 0.0)
+    monkeypatch.setattr("stoker.cli.top.session._LOOK_EVERY", 0.0)
     first, away, back = used(store, tmp_path, "x", "x")
     assert "train" in first
     assert "train" in away
@@ -94,7 +94,7 @@ def test_an_open_job_stays_open_when_the_list_moves_on(store: Store, tmp_path: P
 
 
 def test_all_jobs_or_only_ones_own_are_shown(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.cli.top_session.login_name", lambda: "alice")
+    monkeypatch.setattr("stoker.cli.top.session.login_name", lambda: "alice")
     store.submit(
         [NewJob(command="x", name="hers", submitter="alice"), NewJob(command="x", name="his", submitter="bob")]
     )

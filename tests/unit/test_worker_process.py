@@ -4,7 +4,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from stoker.cli.worker_process import WorkerProcess
+from stoker.cli.verbs.up import WorkerProcess
 from tests.support.waiting import wait_for
 
 

@@ -15,7 +15,7 @@ def main() -> None:
         sys.stdout.write(f"stoker {__version__}\n")
         return
     if any("://" in word for word in sys.argv):
-        from stoker.cli.process_title import hide_passwords
+        from stoker.cli.startup import hide_passwords
         from stoker.streams import warn
 
         if not hide_passwords(sys.argv[1:]):
@@ -23,7 +23,7 @@ def main() -> None:
                 "other users of this machine can see the password in --queue:"
                 " write it into STOKER_QUEUE, stoker.toml or ~/.pgpass instead"
             )
-    from stoker.cli.early import helper_for
+    from stoker.cli.startup import helper_for
 
     early = helper_for(sys.argv[1:])
     from stoker.cli.app import run

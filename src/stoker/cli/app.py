@@ -5,11 +5,11 @@ import errno
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from stoker.cli.defaults import CONFIGURABLE, defaults_from_file
+from stoker.cli.options.common import CONFIGURABLE, defaults_from_file
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.spawn import Helper
 from stoker.masking import without_passwords
@@ -20,45 +20,63 @@ from stoker.version import __version__
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# The verbs in the order in which a newcomer meets them, each with its one line of help: the module behind a verb is
-# imported when it is typed, not to print this list.
-VERBS: Final = {
-    "gpus": "Show what this machine's GPUs are doing.",
-    "run": "Launch a command, and stop it when its GPUs stay idle.",
-    "watch": "Watch GPUs, and act when they stay idle.",
-    "runs": "List runs: what each does or what became of it.",
-    "show": "Show one job or run, and why it is as it is.",
-    "snooze": "Leave a run alone for a while.",
-    "up": "Start all of Stoker here: page, worker and queue.",
-    "serve": "Serve the page and the HTTP API.",
-    "tokens": "Say who may come to the page.",
-    "submit": "Put commands into the queue.",
-    "work": "Run the queue's jobs on this machine's GPUs.",
-    "list": "List the jobs of the queue.",
-    "top": "Watch GPUs and jobs live, and act on them.",
-    "logs": "Show what a job printed.",
-    "why": "Say why a job waits.",
-    "wait": "Wait until jobs have ended.",
-    "cancel": "Cancel jobs; those that run are stopped.",
-    "retry": "Let jobs that ended run again.",
-    "edit": "Change what a job asks for.",
-    "move": "Move jobs within the queue.",
-    "hold": "Keep jobs from starting.",
-    "release": "Let jobs that are held start.",
-    "pause": "Start nothing more, in the queue or on a worker.",
-    "resume": "Go on after a pause.",
-    "clean": "Forget jobs that ended long ago.",
-    "fill": "Run background programs on idle GPUs.",
-    "fit": "Find the largest batch size that fits.",
-    "feed": "Take jobs from a text file or a Google Sheet.",
-    "notify": "Tell people what happens in the queue.",
-    "queue": "Create, migrate or check the queue.",
-    "record": "Write readings over time to a file.",
-    "replay": "Try a rule on recorded readings.",
-    "sim": "Try things on simulated GPUs.",
-    "demo": "Watch simulated GPUs at simulated work.",
-    "completion": "Print what makes your shell complete these words.",
+
+class Verb(NamedTuple):
+    """Where a verb's command is, as `NAME_command` in a module of `stoker.cli`, and its line in `stoker --help`."""
+
+    module: str
+    help: str
+
+
+# By purpose, in the order in which a newcomer meets them. The module behind a verb is imported only when it is typed.
+GROUPS: Final = {
+    "Watch": {
+        "gpus": Verb("verbs.gpus", "Show what this machine's GPUs are doing."),
+        "run": Verb("verbs.run", "Launch a command and stop it when its GPUs stay idle."),
+        "watch": Verb("verbs.watch", "Watch GPUs and act when they stay idle."),
+        "snooze": Verb("verbs.snooze", "Leave a run alone for a while."),
+        "runs": Verb("verbs.show", "List runs and how they ended."),
+        "record": Verb("verbs.gpus", "Write readings over time to a file."),
+        "replay": Verb("verbs.replay", "Try a rule on recorded readings."),
+    },
+    "Queue": {
+        "submit": Verb("verbs.submit", "Put commands into the queue."),
+        "work": Verb("verbs.work", "Run the queue's jobs on this machine's GPUs."),
+        "list": Verb("verbs.list", "List the jobs of the queue."),
+        "show": Verb("verbs.show", "Show one job or run in detail."),
+        "why": Verb("verbs.show", "Say why a job waits."),
+        "logs": Verb("verbs.logs", "Show what a job printed."),
+        "wait": Verb("verbs.wait", "Wait until jobs have ended."),
+        "cancel": Verb("verbs.steer", "Cancel jobs; running ones are stopped."),
+        "retry": Verb("verbs.steer", "Run jobs again that have ended."),
+        "edit": Verb("verbs.edit", "Change what a job asks for."),
+        "move": Verb("verbs.steer", "Move jobs within the queue."),
+        "hold": Verb("verbs.steer", "Keep jobs from starting."),
+        "release": Verb("verbs.steer", "Let held jobs start."),
+        "pause": Verb("verbs.pause", "Start nothing more, in the queue or on one worker."),
+        "resume": Verb("verbs.pause", "Start jobs again after a pause."),
+        "feed": Verb("verbs.feed", "Take jobs from a text file or a Google Sheet."),
+        "queue": Verb("verbs.queue", "Create or check the queue."),
+        "clean": Verb("verbs.queue", "Delete jobs that ended long ago."),
+    },
+    "Fill and fit": {
+        "fill": Verb("verbs.fill", "Run background programs on idle GPUs."),
+        "fit": Verb("verbs.fit", "Find the largest batch size that fits."),
+    },
+    "Page": {
+        "up": Verb("verbs.up", "Start page, worker and queue on this machine."),
+        "serve": Verb("verbs.up", "Serve the page and the HTTP API."),
+        "top": Verb("top.verb", "Watch GPUs and jobs live in the terminal."),
+        "tokens": Verb("verbs.tokens", "Manage access to the page."),
+        "notify": Verb("verbs.notify", "Send notifications about the queue."),
+    },
+    "Tools": {
+        "sim": Verb("verbs.sim", "Control simulated GPUs."),
+        "demo": Verb("verbs.demo", "Show Stoker at work on simulated GPUs."),
+        "completion": Verb("app", "Print a shell completion script."),
+    },
 }
+VERBS: Final = {name: verb for group in GROUPS.values() for name, verb in group.items()}
 OWN_FAILURE: Final = 125
 INTERRUPTED: Final = 130
 # A disk without room is the machine's trouble, not a mistake in Stoker.
@@ -68,7 +86,7 @@ _SHORT: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class Verbs(click.Group):
-    """A group whose commands are modules of this package, each exporting `command`."""
+    """The verbs, each imported from its module when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(VERBS)
@@ -76,7 +94,8 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"stoker.cli.{cmd_name}").command
+        module = importlib.import_module(f"stoker.cli.{VERBS[cmd_name].module}")
+        command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)  # noqa: S101 - a verb without a command is a mistake of ours
         return command
 
@@ -84,12 +103,13 @@ class Verbs(click.Group):
         """The verbs that begin so, without importing them for their help."""
         from click.shell_completion import CompletionItem
 
-        verbs = [CompletionItem(verb, help=line) for verb, line in VERBS.items() if verb.startswith(incomplete)]
+        verbs = [CompletionItem(name, help=verb.help) for name, verb in VERBS.items() if name.startswith(incomplete)]
         return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, verb.help) for name, verb in verbs.items()])
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -165,3 +185,22 @@ def _refused(error: click.ClickException | StokerError) -> int:
 
 def _say(sentence: str) -> None:
     emit(ERROR, f"stoker: {without_passwords(sentence)}\n")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_command(shell: str) -> int:
+    """Print what makes SHELL complete the words of `stoker`: verbs, options, ids and names of jobs, tags.
+
+    \b
+    bash   echo 'eval "$(stoker completion bash)"' >> ~/.bashrc
+    zsh    echo 'eval "$(stoker completion zsh)"' >> ~/.zshrc
+    fish   stoker completion fish > ~/.config/fish/completions/stoker.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    root = click.get_current_context().find_root()
+    script = get_completion_class(shell)
+    assert script is not None  # noqa: S101 - the three shells are those that click knows
+    sys.stdout.write(script(root.command, {}, "stoker", "_STOKER_COMPLETE").source())
+    return 0

@@ -1,0 +1,142 @@
+"""The table of GPUs that a person reads: with colours and bars on a terminal, plain where it is not one."""
+
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from stoker.cli.tables.table import Cell, Column, console, fits, print_lines, table_lines, width_of
+from stoker.gpus.model import Gpu, Look, Maybe, Reading, known
+from stoker.gpus.report import State, describe, state_of, title
+from stoker.units import format_memory, format_percent
+
+_COLOURS: Final[dict[State, str]] = {"busy": "green", "idle": "yellow", "unknown": "red"}
+_BAR: Final = 10
+_FULL_FROM: Final = 0.9
+
+
+# From the last to be left out to the first: who uses a GPU is what people ask, what it draws can be looked up.
+_COLUMNS: Final = (
+    Column("GPU", "right"),
+    Column("name", gives="cut", least=8, left_out=1),
+    Column("state"),
+    Column("utilization"),
+    Column("memory"),
+    Column("power", "right", left_out=2),
+    Column("who", gives="wrap", least=24),
+)
+
+
+def print_look(look: Look) -> None:
+    screen = console()
+    print_lines(screen, table_of(look, width_of(screen)))
+
+
+def show_live(looks: Iterator[Look], every: float) -> None:
+    """The table, redrawn at every look; where there is no terminal, one table after the other."""
+    screen = console()
+    if not screen.is_terminal:
+        for look in looks:
+            screen.print(live_view(look, None), soft_wrap=True)
+            sys.stdout.flush()
+        return
+    from rich.live import Live
+
+    with Live(console=screen, screen=True, auto_refresh=False) as live:
+        for look in looks:
+            live.update(live_view(look, screen.width, f"every {every:g} s, Ctrl-C ends"), refresh=True)
+
+
+def live_view(look: Look, width: int | None, hint: str = "") -> RenderableType:
+    lines: list[RenderableType] = [Text(f"{_clock(look.wall)}  {look.source}  {hint}".rstrip(), style="dim")]
+    if look.gpus:
+        lines += table_of(look, width)
+    if look.problem:
+        lines.append(Text(f"the GPUs cannot be read: {look.problem.reason}", style="red"))
+    if look.note:
+        lines.append(Text(look.note, style="yellow"))
+    return Group(*lines)
+
+
+def table_of(look: Look, width: int | None) -> list[Text]:
+    """With bars where a terminal has room for them."""
+    kept = _kept()
+    rows = [
+        [
+            _row(gpu, reading, kept.get(gpu.uuid, ""), bars=bars)
+            for gpu, reading in zip(look.gpus, look.readings, strict=True)
+        ]
+        for bars in (True, False)
+    ]
+    if width is None:
+        return table_lines(_COLUMNS, rows[1], None)
+    if fits(_COLUMNS, rows[0], width):
+        return table_lines(_COLUMNS, rows[0], width)
+    narrow = [column._replace(name="use") if column.name == "utilization" else column for column in _COLUMNS]
+    return table_lines(narrow, rows[1], width)
+
+
+def _kept() -> dict[str, str]:
+    """What is said of the GPUs that this machine's worker keeps for a job, by uuid."""
+    from socket import gethostname
+
+    from stoker.engines.local.reserved_gpus import reserved_gpus
+    from stoker.paths import state_home
+
+    return reserved_gpus(state_home(), gethostname())
+
+
+def _row(gpu: Gpu, reading: Reading, kept: str, *, bars: bool) -> list[Cell]:
+    state, reason = state_of(reading)
+    utilization = reading.utilization
+    return [
+        str(gpu.index),
+        title(gpu).removeprefix("NVIDIA "),
+        Text(state, style=_COLOURS[state]),
+        _share(utilization.mean, format_percent(utilization.mean), bars) if known(utilization) else Text("?", "red"),
+        _memory(reading, bars),
+        _power(reading),
+        Text(reason, style="red") if state == "unknown" else _who(reading, kept),
+    ]
+
+
+def _memory(reading: Reading, bars: bool) -> Text:
+    used, total = reading.memory_used, reading.memory_total
+    if known(used) and known(total):
+        return _share(used / total, f"{format_memory(used)} of {format_memory(total)}", bars)
+    return Text("?")
+
+
+def _power(reading: Reading) -> str:
+    if not known(reading.power):
+        return "?"
+    return f"{reading.power:.0f} W" + (f" of {reading.power_limit:.0f}" if known(reading.power_limit) else "")
+
+
+def _who(reading: Reading, kept: str) -> Text:
+    if not known(reading.processes):
+        return Text(f"? {reading.processes.reason}", style="dim")
+    who = ", ".join(f"{describe(p)}{_amount(p.memory)}" for p in reading.processes) or "nobody"
+    return Text(f"{who}; {kept}" if kept else who)
+
+
+def _amount(memory: Maybe[int]) -> str:
+    return f" {format_memory(memory)}" if known(memory) else ""
+
+
+def _share(share: float, caption: str, bars: bool) -> Text:
+    if not bars:
+        return Text(caption)
+    full = min(round(share * _BAR), _BAR)
+    if share > 0:
+        full = max(full, 1)  # anything at all shows
+    colour = "cyan" if share < _FULL_FROM else "magenta"
+    return Text.assemble(("█" * full, colour), ("·" * (_BAR - full), "dim"), " ", caption)
+
+
+def _clock(wall: float) -> str:
+    import time
+
+    return time.strftime("%H:%M:%S", time.localtime(wall))

@@ -1,0 +1,1 @@
+"""`stoker top`: GPUs and jobs live in the terminal."""

@@ -1,0 +1,361 @@
+"""One person at one terminal with `stoker top`: what is shown, and what each key does."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+from rich.text import Text
+
+from stoker.cli.top.screen import View, chosen, cut, frame, last_line, progress_bar, selected
+from stoker.cli.top.terminal import HELP, Terminal
+from stoker.errors import BadInputError, StokerError
+from stoker.logs.readers import directory_of, has_output
+from stoker.queue.explanation import clock_time, spoken
+from stoker.queue.model import Attempt, Job
+from stoker.queue.provenance import login_name
+from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, label, moving, why_not_any_more
+from stoker.queue.store import Store
+from stoker.runs.output import read_tail
+from stoker.runs.transcript import harmless
+from stoker.status.detail import AttemptDetail, Detail, read
+from stoker.status.health import without_queue
+from stoker.status.job_text import called, command_text, on_one_line
+from stoker.status.model import Health, Snapshot
+from stoker.status.snapshot import SnapshotBuilder
+from stoker.units import format_duration
+
+if TYPE_CHECKING:
+    from stoker.queue import Store
+
+# Utilizations, progress and times go on without a word from the queue.
+_LOOK_EVERY: Final = 1.0
+# However often the bell rings.
+_SECONDS_BETWEEN_LOOKS: Final = 0.2
+# What one reads of a log before following it.
+_LINES_OF_LOG: Final = 200
+_STEPS: Final = {"up": -1, "down": 1, "page up": -10, "page down": 10, "home": -(10**6), "end": 10**6}
+_ON_A_JOB: Final = frozenset({"enter", "l", "c", "r", "h", "u", "d", "s"})
+
+Mode = Literal["jobs", "job", "help"]
+
+
+class Session:
+    """One person at one terminal."""
+
+    def __init__(self, store: Store, home: Path, terminal: Terminal, queue: str | None) -> None:
+        self._store = store
+        self._home = home
+        self._terminal = terminal
+        self._queue = queue
+        self._observer = SnapshotBuilder(home)
+        self._overview: Snapshot | None = None
+        self._health: Health | None = None
+        """What the queue's last answer came to."""
+        self._detail: tuple[Detail, list[str]] | None = None
+        self._view: View = View()
+        self._mode: Mode = "jobs"
+        self._question: Callable[[], str] | None = None
+        """What a `y` does."""
+        self._due = 0.0
+
+    def run(self) -> int:
+        """Until q, or until somebody ends it."""
+        bell = self._store.bell()
+        looked = -_SECONDS_BETWEEN_LOOKS
+        try:
+            while (code := self._terminal.leaves_with) is None:
+                if time.monotonic() >= self._due:
+                    self._look()
+                    looked = time.monotonic()
+                    self._due = looked + _LOOK_EVERY
+                self._draw()
+                for key in self._terminal.wait([bell.fileno()], self._due - time.monotonic()):
+                    if not self._press(key):
+                        return 0
+                if bell.heard():
+                    self._due = min(self._due, looked + _SECONDS_BETWEEN_LOOKS)
+        finally:
+            bell.close()
+        return code
+
+    # What is shown
+
+    def _look(self) -> None:
+        before = self._overview
+        try:
+            self._overview = self._observer.observe(self._store)
+            self._health = self._overview.health
+            self._change(away="")
+            if self._mode == "job":
+                self._read_detail()
+            else:
+                self._view = selected(self._overview, self._view)
+        except StokerError as error:
+            if self._overview is before:
+                self._lose(str(error))
+            self._change(away=f"{error} (waiting; what is shown is old)")
+
+    def _lose(self, why: str) -> None:
+        """That all was well when the queue was last asked must not be read as an answer."""
+        if self._overview is not None and self._health is not None:
+            self._overview = msgspec.structs.replace(self._overview, health=without_queue(self._health, why))
+
+    def _read_detail(self) -> None:
+        if self._view.selected is None:
+            return
+        detail = read(self._store, self._view.selected, self._home)
+        last = detail.last
+        self._detail = detail, [] if last is None else last_words(self._store, self._home, last.attempt)
+
+    def _draw(self) -> None:
+        self._terminal.draw(self._lines(*self._terminal.size))
+
+    def _lines(self, width: int, height: int) -> list[Text]:
+        if self._mode == "help":
+            return help_frame(self._view, width, height)
+        if self._mode == "job" and self._detail is not None:
+            return detail_frame(*self._detail, self._view, width, height)
+        if self._overview is None:
+            return [last_line(self._view, width)]
+        return frame(self._overview, self._view, width, height)
+
+    # What keys do
+
+    def _press(self, key: str) -> bool:
+        """False when it is time to leave."""
+        if self._question is not None:
+            question, self._question = self._question, None
+            self._tell(question() if key == "y" else "nothing was done")
+            return True
+        self._change(note="")
+        if self._mode != "jobs" and key in {"q", "escape", "enter", "?"}:
+            self._mode, self._detail = "jobs", None
+            return True
+        if key == "q":
+            return False
+        self._act(key)
+        return True
+
+    def _act(self, key: str) -> None:
+        if key in _STEPS:
+            self._step(_STEPS[key])
+        elif key == "?":
+            self._mode = "help"
+        elif key == "a":
+            self._turn_mine()
+        elif key == "p":
+            self._tell(turn_queue(self._store))
+        elif key in _ON_A_JOB and (job := self._selected()) is not None:
+            self._act_on(key, job)
+
+    def _act_on(self, key: str, job: Job) -> None:
+        if key == "enter":
+            self._mode = "job"
+            self._due = 0.0
+        elif key == "l":
+            self._follow(job)
+        elif key == "c" and job.state == "running":
+            self._change(note=f"{job.id} ({called(job)[:60]}) is running: stop it? y/n")
+            self._question = lambda: act(self._store, key, job.id)
+        else:
+            self._tell(act(self._store, key, job.id))
+
+    def _step(self, step: int) -> None:
+        if self._overview is not None:
+            self._view = selected(self._overview, self._view, step)
+            if self._mode == "job":
+                self._due = 0.0
+
+    def _turn_mine(self) -> None:
+        me = login_name()
+        if not self._view.mine and not me:
+            self._tell("who you are cannot be told here: all jobs are shown")
+            return
+        self._change(mine="" if self._view.mine else me)
+        if self._overview is not None:
+            self._view = selected(self._overview, self._view)
+
+    def _selected(self) -> Job | None:
+        if self._mode == "job" and self._detail is not None:
+            return self._detail[0].job
+        sections = chosen(self._overview, self._view) if self._overview is not None else ()
+        for one in (one for section in sections for one in section):
+            if one.job.id == self._view.selected:
+                return one.job
+        self._change(note="no job is selected")
+        return None
+
+    def _follow(self, job: Job) -> None:
+        """Lends the screen to `stoker logs -f`, until it has ended and q was pressed."""
+        program = [sys.executable, "-P", "-m", "stoker.cli", "logs", "-f", "-n", str(_LINES_OF_LOG), job.id]
+        # Not as an argument: an address may hold a password, and arguments are seen by everybody.
+        environment = {**os.environ, **({"STOKER_QUEUE": self._queue} if self._queue else {})}
+        with self._terminal.lent():
+            _say(f"the log of job {job.id}: q returns")
+            follower = subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL)
+            try:
+                self._until_returning(follower)
+            except KeyboardInterrupt:
+                pass  # Ctrl-C ends the log, not what lent it the screen
+            finally:
+                follower.terminate()
+                follower.wait()
+        self._due = 0.0
+
+    def _until_returning(self, follower: subprocess.Popen[bytes]) -> None:
+        ended = os.pidfd_open(follower.pid)
+        try:
+            while self._terminal.leaves_with is None:
+                over = follower.poll() is not None
+                if over and ended >= 0:
+                    os.close(ended)
+                    ended = -1
+                    _say("it has ended: q returns")
+                if {"q", "escape"} & set(self._terminal.wait([ended], 3600.0)):
+                    return
+        finally:
+            if ended >= 0:
+                os.close(ended)
+
+    def _tell(self, sentence: str) -> None:
+        """The result of something, which may have changed what there is to see."""
+        self._change(note=sentence)
+        self._due = 0.0
+
+    def _change(self, **changes: str) -> None:
+        self._view = msgspec.structs.replace(self._view, **changes)
+
+
+def _say(sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), f"stoker: {sentence}\n".encode())
+
+
+# Long enough for a validation or a meal; who needs longer has `stoker snooze`.
+SNOOZE_SECONDS: Final = 1800.0
+
+VERBS: Final[dict[str, Verb]] = {"c": CANCEL, "r": RETRY, "u": moving("up"), "d": moving("down")}
+
+
+def act(store: "Store", key: str, job: str) -> str:
+    """Does to a job what the key stands for."""
+    try:
+        if key == "s":
+            return _snooze(store, job)
+        if key == "h":
+            return _steer(store, RELEASE if store.job(job).state == "held" else HOLD, job)
+        return _steer(store, VERBS[key], job)
+    except StokerError as error:
+        return on_one_line(f"nothing was done: {error}")
+
+
+def turn_queue(store: "Store") -> str:
+    """Pauses it, or lets it go on."""
+    try:
+        if store.paused():
+            store.resume()
+            return "the queue goes on"
+        store.pause()
+    except StokerError as error:
+        return on_one_line(f"nothing was done: {error}")
+    return "the queue is paused: nothing more is started, and what runs goes on; p lets it go on"
+
+
+def _steer(store: "Store", verb: Verb, name: str) -> str:
+    job = store.job(name)
+    called = on_one_line(label(job.id, job.name))
+    obstacle = verb.obstacle(job, store.clock())
+    if obstacle is None:
+        if became := verb.apply(store, [job.id]).get(job.id):
+            return f"{called}: {became}"
+        obstacle = why_not_any_more(store, job.id, verb)
+    return f"{called} was not {verb.done}: {obstacle}"
+
+
+def _snooze(store: "Store", name: str) -> str:
+    job = store.job(name)
+    if job.state != "running" or job.attempt is None:
+        raise BadInputError("only a job that runs can be left alone")
+    called = on_one_line(label(job.id, job.name))
+    if not store.snooze(job.attempt, SNOOZE_SECONDS, login_name()):
+        return f"{called} has just ended"
+    now = store.clock()
+    return (
+        f"{called} is left alone for {format_duration(SNOOZE_SECONDS)}, until {clock_time(now + SNOOZE_SECONDS, now)}"
+    )
+
+
+# More than the largest terminal shows.
+_TAIL: Final = 32 * 1024
+_MOST_ATTEMPTS: Final = 5
+
+
+def last_words(store: "Store", home: Path, attempt: Attempt) -> list[str]:
+    """The lines at the end of its output, without anything that could speak to the terminal."""
+    directory = directory_of(home, attempt)
+    text = read_tail(directory / "output", _TAIL) if has_output(directory) else store.log(attempt.id)[-_TAIL:]
+    return [on_one_line(line) for line in harmless(text).rstrip("\n").split("\n")]
+
+
+def detail_frame(detail: Detail, output: Sequence[str], view: View, width: int, height: int) -> list[Text]:
+    """Exactly so many lines."""
+    head = [cut(line, width) for line in _about(detail)]
+    room = max(0, height - 1 - len(head))
+    tail = [cut(Text(line), width) for line in output[-room:]] if room else []
+    blank = [Text("")] * (height - 1 - len(head) - len(tail))
+    hint = View(note=view.note or "q back  l log  c cancel  r retry  h hold  u/d move  s snooze", away=view.away)
+    return [*head[: height - 1], *tail, *blank, last_line(hint, width)][-height:]
+
+
+def help_frame(view: View, width: int, height: int) -> list[Text]:
+    lines = [Text("stoker top", style="bold"), Text("")]
+    lines += [Text.assemble((f"  {keys:<10}", "bold"), does) for keys, does in HELP]
+    blank = [Text("")] * (height - 1 - len(lines))
+    hint = View(note=view.note or "q back", away=view.away)
+    return [*(cut(line, width) for line in lines[: height - 1]), *blank, last_line(hint, width)][-height:]
+
+
+def _about(detail: Detail) -> list[Text]:
+    job = detail.job
+    lines = [
+        Text.assemble((f"{job.id}  {called(job)}", "bold")),
+        Text(on_one_line(detail.why.sentence)),
+        Text.assemble(("command   ", "dim"), on_one_line(command_text(job))),
+        Text.assemble(("in        ", "dim"), on_one_line(job.directory)),
+    ]
+    facts = [f"submitted {clock_time(job.submitted, detail.now)}"]
+    facts += [f"by {on_one_line(job.submitter)}"] if job.submitter else []
+    facts += [f"priority {job.priority}"] if job.priority else []
+    facts += [f"tagged {on_one_line(', '.join(job.tags))}"] if job.tags else []
+    lines.append(Text(", ".join(facts), style="dim"))
+    if job.link:
+        lines.append(Text.assemble(("page      ", "dim"), on_one_line(job.link)))
+    if detail.snoozed_until is not None:
+        lines.append(Text(f"left alone for {spoken(detail.snoozed_until - detail.now)} more", style="yellow"))
+    if detail.progress is not None:
+        lines.append(progress_bar(detail.progress))
+    lines += [_attempt(one, detail.now) for one in detail.attempts[-_MOST_ATTEMPTS:]]
+    if detail.last is not None:
+        where = "" if detail.last.whole_here else f" (its end; the whole is on {on_one_line(detail.last.host)})"
+        lines.append(Text(f"output{where}", style="dim underline"))
+    return lines
+
+
+def _attempt(one: AttemptDetail, now: float) -> Text:
+    attempt = one.attempt
+    gpus = ",".join(one.gpus) or "no GPU"
+    outcome = attempt.outcome or "running"
+    lasted = spoken((attempt.ended if attempt.ended is not None else now) - attempt.started)
+    because = f": {on_one_line(attempt.sentence)}" if attempt.sentence else ""
+    return Text.assemble(
+        (f"attempt {attempt.number} ", "dim"),
+        f"on {on_one_line(one.host)} ({gpus}), {clock_time(attempt.started, now)}, {lasted}, ",
+        (outcome, "red" if outcome in {"failed", "lost"} else "green" if outcome == "succeeded" else ""),
+        because,
+    )

@@ -1,0 +1,1 @@
+"""One module per verb, or per group of verbs that share their options."""

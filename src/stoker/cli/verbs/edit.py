@@ -1,0 +1,378 @@
+"""`stoker edit`: change what jobs ask for, by options or in an editor."""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from stoker.cli.options.common import DURATION, MEMORY, Typed
+from stoker.cli.options.policy import LENGTH, policy_options_with
+from stoker.cli.options.queue import opened
+from stoker.cli.options.selection import JobName
+from stoker.cli.verbs.steer import Changed, Report, Request, Unchanged, request_options, tell
+from stoker.errors import BadInputError, StokerError
+from stoker.rules.policy import Policy
+from stoker.units import format_duration, format_memory, parse_duration, parse_memory
+
+if TYPE_CHECKING:
+    from stoker.queue import Job, JobSpec, State, Store
+
+AMONG: Final[tuple["State", ...]] = ("queued", "held")
+NONE: Final = "none"
+_WORDS: Final = "stoker.cli.verbs.edit.words"
+RUNNING: Final = "it is running: it can be edited when it has ended"
+SO_ALREADY: Final = "it is so already"
+
+
+class OrNone(click.ParamType[Any]):
+    """A value of another type, or the word that takes the value away."""
+
+    def __init__(self, wanted: Typed) -> None:
+        self.name = wanted.name
+        self._wanted = wanted
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == NONE else self._wanted.convert(value, param, ctx)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise BadInputError(f"{text!r} is not a number: write one like 64, or {NONE}")
+    return int(text)
+
+
+class _EditCommand(click.Command):
+    """What stands behind -- is the command, and no jobs."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before = args
+        if "--" in args:
+            before, words = args[: args.index("--")], args[args.index("--") + 1 :]
+            if not words:
+                raise BadInputError("there is no command behind --: write it like `stoker edit JOB -- python train.py`")
+            ctx.meta[_WORDS] = words[0] if len(words) == 1 else tuple(words)
+        return super().parse_args(ctx, before)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+@click.command("edit", cls=_EditCommand)
+@request_options(*AMONG, tag_option="--tagged")
+@click.option("--command", metavar="TEXT", help="What it runs, as text for the shell.")
+@click.option("--name", metavar="TEXT", help="What people call it.")
+@click.option("--tag", "tags", multiple=True, metavar="TEXT", help="Its tags, instead of those it has; none for none.")
+@click.option("--gpus", type=click.IntRange(0), metavar="N", help="How many GPUs it needs; 0 for none.")
+@click.option("--memory", type=OrNone(MEMORY), metavar="SIZE", help="Memory on each GPU, like 20GiB; or none.")
+@click.option("--share/--no-share", default=None, help="Whether it may share a GPU with others.")
+@click.option("--batch-size", type=OrNone(Typed("number", _count)), metavar="N", help="What {batch_size} stands for.")
+@click.option("--priority", type=int, metavar="N", help="Higher ones start first.")
+@click.option("--after", "after_ids", type=JobName(), multiple=True, metavar="JOB",
+              help="Start when these have succeeded, instead of those before; or none.")  # fmt: skip
+@click.option("--after-any", type=JobName(), multiple=True, metavar="JOB",
+              help="Start when these have ended, however; or none.")  # fmt: skip
+@click.option("--retries", type=click.IntRange(0), metavar="N", help="Try again so often when it failed.")
+@click.option("--backoff", type=LENGTH, metavar="DURATION", help="Before the first retry, then doubled.")
+@click.option("--time-limit", type=OrNone(DURATION), metavar="DURATION", help="Stop it after this long; or none.")
+@click.option("--preemptible/--no-preemptible", default=None, help="Whether it may make room for others.")
+@click.option("--on-loss", type=click.Choice(["retry", "hold"]), help="When its machine was lost.")
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set this variable too.")
+@click.option("--no-env", "unset", multiple=True, metavar="NAME", help="Do not set this variable any more.")
+@click.option("--directory", metavar="DIR", help="Where it runs.")
+@click.option("--pin/--no-pin", default=None, help="Whether it runs the code as it was committed at its submission.")
+@click.option("--idle", type=click.Choice(["on", "off"]), help="off: never stop it because its GPUs are idle.")
+@policy_options_with(Policy(), start_up_option="--idle-after")
+@click.option("--from", "file", metavar="FILE", help="Take it from a text as the editor shows it.")
+@click.pass_context
+def edit_command(context: click.Context, /, request: Request, file: str | None, **options: Any) -> int:
+    """Change what jobs ask for, unless they run. Without options, on a terminal, $EDITOR opens on the job.
+
+    JOB is an id, the beginning of one, or the name of a job or a sweep. What no option names stays as it is. COMMAND is
+    what it runs instead, as with `stoker submit`: one word is text for the shell.
+    """
+    given = {name: options[name] for name in options if _was_typed(context, name)}
+    if (words := context.meta.get(_WORDS)) is not None:
+        if "command" in given:
+            raise BadInputError("the command is either in --command or behind --: leave one of them out")
+        given["command"] = words
+    if file is not None and given:
+        raise BadInputError("what is to be changed stands either in --from or in the options: leave one of them out")
+    with opened(request.queue_url) as store:
+        jobs = request.selection.jobs(store, AMONG)
+        if not given:
+            return _as_text(store, jobs, request, file)
+        changes = {job.id: _changes(store, job, given) for job in jobs if job.state != "running"}
+        report = _edited(store, jobs, changes, request)
+    return tell(report, "edited", request, AMONG)
+
+
+def _was_typed(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _edited(store: "Store", jobs: list["Job"], changes: Mapping[str, Mapping[str, object]], request: Request) -> Report:
+    """All of them at once: a mistake in one leaves all as they are."""
+    wanted = {job.id: changes[job.id] for job in jobs if changes.get(job.id)}
+    for job in jobs:
+        if job.id in wanted:
+            _check(job, wanted[job.id])
+    done = set(wanted if request.dry_run else store.edit_many(wanted))
+    changed = [Changed(job.id, job.name, f"edited ({_fields(wanted[job.id])})") for job in jobs if job.id in done]
+    unchanged = [
+        Unchanged(job.id, job.name, SO_ALREADY if changes.get(job.id) == {} else RUNNING)
+        for job in jobs
+        if job.id not in done
+    ]
+    return Report("edit", store.place, request.dry_run, changed, unchanged)
+
+
+def _fields(changes: Mapping[str, object]) -> str:
+    return ", ".join(field.replace("_", " ") for field in changes)
+
+
+def _check(job: "Job", wanted: Mapping[str, Any]) -> None:
+    from stoker.queue.editing import check_changes
+
+    check_changes(job, wanted)
+
+
+def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, object]:
+    """What the options change in this job, by the names of its fields."""
+    wanted: dict[str, object] = {}
+    rule = {name: value for name, value in given.items() if name in Policy.__struct_fields__}
+    for name, value in given.items():
+        match name:
+            case "after_ids" | "after_any":
+                wanted["after" if name == "after_ids" else name] = _needed(store, value)
+            case "tags":
+                wanted["tags"] = () if value == (NONE,) else value
+            case "variables" | "unset":
+                wanted["environment"] = _environment(job, given)
+            case "directory":
+                wanted["directory"] = _directory(value)
+            case "idle":
+                wanted["policy"] = _policy(job, rule, value)
+            case _ if name in rule:
+                wanted["policy"] = _policy(job, rule, given.get("idle"))
+            case _:
+                wanted[name] = None if value == NONE and name in {"memory", "time_limit", "batch_size"} else value
+    return {field: value for field, value in wanted.items() if getattr(job, field) != value}
+
+
+def _needed(store: "Store", words: tuple[str, ...]) -> tuple[str, ...]:
+    return () if words == (NONE,) else tuple(dict.fromkeys(job.id for word in words for job in store.named(word)))
+
+
+def _environment(job: "Job", given: Mapping[str, Any]) -> dict[str, str]:
+    environment = dict(job.environment)
+    for name in given.get("unset", ()):
+        if environment.pop(name, None) is None:
+            raise BadInputError(f"--no-env {name}: job {job.id} sets no such variable")
+    for written in given.get("variables", ()):
+        name, equals, value = written.partition("=")
+        if not name or not equals or "\0" in written:
+            raise BadInputError(f"--env {written!r} sets no variable: write NAME=VALUE")
+        environment[name] = value
+    return environment
+
+
+def _directory(text: str) -> str:
+    from stoker.queue.provenance import working_directory
+
+    return str(working_directory(text))
+
+
+def _policy(job: "Job", rule: Mapping[str, Any], idle: str | None) -> dict[str, object]:
+    """The job's rule with these options over it; only what differs from the usual one is kept."""
+    from stoker.queue.rules import OFF, kept, policy_with
+
+    if idle == "off":
+        return dict(OFF)
+    over = {name: None if name == "warn_at" and value == "off" else value for name, value in rule.items()}
+    return dict(kept(policy_with(job.policy, over)))
+
+
+def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | None) -> int:
+    """Takes the changes from a file, or lets a person write them."""
+    from stoker.cli.verbs.edit import changes_in, edited_text, kept, text_of
+
+    if file is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise BadInputError("what is to be changed? Say it by an option such as --priority 5 (there is no terminal)")
+    if len(jobs) != 1:
+        raise BadInputError(f"a text is the text of one job, and {len(jobs)} are meant: change several by options")
+    (job,) = jobs
+    if job.state == "running":
+        report = _edited(store, jobs, {}, request)
+        return tell(report, "edited", request, AMONG)
+    text = text_of(file) if file is not None else edited_text(job)
+    try:
+        report = _edited(store, jobs, {job.id: changes_in(text, job)}, request)
+    except BadInputError as error:
+        where = file or kept(job, text)
+        raise BadInputError(
+            f"{error}; nothing was changed, and your text is in {where}: "
+            f"`stoker edit {job.id} --from {where}` takes it when it is mended"
+        ) from None
+    return tell(report, "edited", request, AMONG)
+
+
+# What was the case when it was submitted is no wish that could be changed. How a job is fitted is a nested matter that
+# `submit --fit-with` understands; whoever wants another size sets batch_size.
+FACTS: Final = ("commit", "dirty", "fit", "submitter")
+DURATIONS: Final = ("backoff", "time_limit")
+OFF: Final = "off"
+"""What stands for no value in a policy: TOML has none."""
+EXAMPLES: Final = {"memory": '"20GiB"', "time_limit": '"12h"', "batch_size": "64"}
+
+
+def written(job: "Job") -> str:
+    """The text: what has no value stands there as a comment with an example."""
+    lines = [f"# Job {job.id}, {job.state}. A line that is taken out goes back to its default."]
+    tables = []
+    for field in editable():
+        value = getattr(job, field)
+        if isinstance(value, dict):
+            tables += ["", f"[{field}]", *(f"{_string(key)} = {_scalar(each)}" for key, each in value.items())]
+        elif value is None:
+            lines.append(f"# {field} = {EXAMPLES.get(field, '...')}")
+        else:
+            lines.append(f"{field} = {_in_units(field, value)}")
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def changes_in(text: str, job: "Job") -> dict[str, object]:
+    """The fields that the text gives another value than the job has."""
+    asked = _understood(text)
+    return {field: getattr(asked, field) for field in editable() if getattr(asked, field) != getattr(job, field)}
+
+
+def editable() -> list[str]:
+    from stoker.queue import JobSpec
+
+    return [field for field in JobSpec.__struct_fields__ if field not in FACTS]
+
+
+def _understood(text: str) -> "JobSpec":
+    from stoker.queue import JobSpec
+
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadInputError(f"that is not TOML: {error}") from None
+    if unknown := set(values) - set(editable()):
+        raise BadInputError(f"a job has no {min(unknown)!r} that could be edited")
+    try:
+        return msgspec.convert({field: _plain(field, value) for field, value in values.items()}, JobSpec)
+    except msgspec.ValidationError as error:
+        raise BadInputError(_in_words(error)) from None
+
+
+def _in_words(error: msgspec.ValidationError) -> str:
+    """`Expected `int`, got `str` - at `$.gpus`` as a person would say it."""
+    said, _, where = str(error).replace("`", "").partition(" - at $.")
+    if "required field" in said:
+        return "a job needs a command: none was given"
+    return f"{where}: {said[:1].lower()}{said[1:]}" if where else said
+
+
+def _plain(field: str, value: object) -> object:
+    """Bytes and seconds, where they were written with a unit."""
+    if field == "policy" and isinstance(value, dict):
+        return {key: None if each == OFF else each for key, each in value.items()}
+    if not isinstance(value, str) or field not in {"memory", *DURATIONS}:
+        return value
+    try:
+        return parse_memory(value) if field == "memory" else parse_duration(value)
+    except BadInputError as error:
+        raise BadInputError(f"{field}: {error}") from None
+
+
+def _in_units(field: str, value: Any) -> str:
+    """With its unit where that says exactly the same."""
+    if field == "memory":
+        readable = format_memory(value).replace(" ", "")
+        return _string(readable if parse_memory(readable) == value else f"{value}B")
+    if field in DURATIONS:
+        readable = format_duration(value)
+        return _string(readable) if parse_duration(readable) == value else repr(float(value))
+    if field == "command" and isinstance(value, str) and "\n" in value:
+        return _several_lines(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_string, value))}]"
+    return _scalar(value)
+
+
+def _scalar(value: str | float | bool | None) -> str:
+    match value:
+        case str():
+            return _string(value)
+        case bool():
+            return "true" if value else "false"
+        case None:
+            return _string(OFF)
+    return repr(value)
+
+
+def _several_lines(text: str) -> str:
+    """As it is, between the quotes in which TOML leaves everything alone; if it holds these, in one line."""
+    odd = any((ord(letter) < 32 and letter not in "\n\t") or ord(letter) == 127 for letter in text)
+    return _string(text) if odd or "'''" in text or text.endswith("'") else f"'''\n{text}'''"
+
+
+def _string(text: str) -> str:
+    """JSON's way to write a string is also TOML's, but for the one character that JSON does not escape."""
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
+
+
+def edited_text(job: "Job") -> str:
+    """What is in the text after the editor was closed."""
+    path = _file(job, written(job))
+    try:
+        _open(path)
+        text = text_of(str(path))
+    except StokerError as error:
+        if path.read_bytes() == written(job).encode():
+            path.unlink()
+            raise
+        raise StokerError(f"{error}; nothing was changed, and your text is in {path}") from None
+    path.unlink()
+    return text
+
+
+def kept(job: "Job", text: str) -> str:
+    """Where the text was put, for the person to mend it."""
+    return str(_file(job, text))
+
+
+def text_of(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BadInputError(f"{file} is not text in UTF-8") from None
+    except OSError as error:
+        raise BadInputError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _file(job: "Job", text: str) -> Path:
+    number, name = tempfile.mkstemp(prefix=f"stoker-{job.id}-", suffix=".toml")
+    with os.fdopen(number, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    return Path(name)
+
+
+def _open(path: Path) -> None:
+    chosen = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        ended = subprocess.run([*shlex.split(chosen), str(path)], check=False)
+    except (OSError, ValueError):
+        raise StokerError(f"the editor {chosen!r} cannot be started: set EDITOR to one that is there") from None
+    if ended.returncode != 0:
+        raise StokerError(f"the editor {chosen!r} ended with code {ended.returncode}")

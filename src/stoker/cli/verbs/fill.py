@@ -1,0 +1,149 @@
+"""`stoker fill`: background programs on idle GPUs, and `stoker fill status`."""
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.options.common import log, open_prober, source_options
+from stoker.errors import StokerError
+from stoker.paths import state_home
+from stoker.streams import ERROR, emit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stoker.engines.local.background_fill import FillRequest
+    from stoker.fill.config import FillConfig
+    from stoker.fill.status import FillStatus
+    from stoker.gpus.model import Gpu
+    from stoker.gpus.prober import Prober
+
+
+@click.group("fill", invoke_without_command=True)
+@click.option("--config", "file", metavar="FILE", help="An INI file of gpu_mon's, or a TOML file [stoker.toml].")
+@click.option("--check", is_flag=True, help="Say what is wrong with the configuration, and start nothing.")
+@source_options
+@click.pass_context
+def fill_command(
+    context: click.Context, file: str | None, check: bool, source: str | None, deadline: float | None
+) -> int | None:
+    """Run background programs on idle GPUs, and stop each the instant somebody else needs its GPU."""
+    if context.invoked_subcommand is not None:
+        return None
+    with open_prober(source, deadline) as prober:
+        config, _gpus = _checked(file, prober)
+        for hint in hints_of(config):
+            emit(ERROR, f"stoker: {hint}\n")
+        if check:
+            count = len(config.programs)
+            sys.stdout.write(f"{config.source}: {count} program{'s' if count != 1 else ''}, no mistakes\n")
+            return 0
+        return _fill(config, prober)
+
+
+@fill_command.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(as_json: bool) -> int:
+    """Show what runs in the background on each GPU, why or why not, and what was given so far."""
+    import socket
+
+    from stoker.fill.status import StatusFile
+    from stoker.procfs import boot_id
+    from stoker.runs.processes.scan import Identity, is_alive
+
+    found = StatusFile(state_home(), socket.gethostname()).read()
+    alive = found is not None and found.boot == boot_id() and is_alive(Identity(found.pid, found.started))
+    if as_json:
+        import msgspec
+
+        body = msgspec.json.encode({"running": alive, "status": found})
+        sys.stdout.write(msgspec.json.format(body, indent=2).decode() + "\n")
+    elif found is None:
+        sys.stdout.write("nothing was ever filled here: `stoker fill` does it\n")
+    else:
+        _print(found, alive)
+    return 0 if alive else 1
+
+
+def _fill(config: "FillConfig", prober: "Prober") -> int:
+    import socket
+    from pathlib import Path
+
+    from stoker.fill.claims import KILLED_LATELY
+    from stoker.fill.filler import Filler
+    from stoker.fill.status import lock
+
+    lock(state_home(), socket.gethostname(), KILLED_LATELY)
+    return Filler(config, prober, state_home(), log, root=Path(os.environ.get("STOKER_ROOT", "/"))).run()
+
+
+def checked_fill(file: str | None, source: str, deadline: float) -> "FillRequest":
+    """What a worker is to fill its own GPUs with, and those of them that programs may run on."""
+    from stoker.engines.local.background_fill import FillRequest
+    from stoker.fill.claims import gpus_to_fill
+    from stoker.gpus.prober import Prober
+
+    with Prober(source, deadline=deadline) as prober:
+        config, gpus = _checked(file, prober)
+        return FillRequest(config, () if gpus is None else tuple(gpus_to_fill(config, gpus)))
+
+
+def hints_of(config: "FillConfig") -> list[str]:
+    """What is most likely not meant, but may be."""
+    from stoker.fill.checkup import hints
+
+    return [str(hint) for hint in hints(config)]
+
+
+def _checked(file: str | None, prober: "Prober") -> "tuple[FillConfig, Sequence[Gpu] | None]":
+    """The configuration and the GPUs, None where they cannot be read: mistakes about both are told together."""
+    from stoker.fill.checkup import checked
+    from stoker.fill.finding import find_config
+    from stoker.gpus.source import AbsentError
+
+    try:
+        look = prober.look()
+    except AbsentError as absent:
+        raise StokerError(f"{absent}: there is nothing to fill") from None
+    gpus = look.gpus if look.problem is None else None
+    return checked(lambda: find_config(file), gpus), gpus
+
+
+def _print(found: "FillStatus", alive: bool) -> None:
+    from stoker.cli.tables.table import Column, print_table
+    from stoker.units import format_duration
+
+    columns = (
+        Column("GPU"),
+        Column("program", gives="cut"),
+        Column("state"),
+        Column("for", "right", left_out=1),
+        Column("GPU-hours", "right", left_out=2),
+        Column("preempted", "right", left_out=3),
+        Column("why", gives="wrap", least=28),
+    )
+    rows = [
+        (
+            ", ".join(map(str, seat.indices)),
+            seat.program,
+            seat.doing if alive else "not watched",
+            format_duration(round(time.time() - seat.since)),
+            f"{seat.gpu_hours:.1f}",
+            str(seat.preemptions),
+            seat.why,
+        )
+        for seat in found.seats
+    ]
+    print_table(columns, rows)
+    total = sum(seat.gpu_hours for seat in found.seats)
+    times = sum(seat.preemptions for seat in found.seats)
+    sys.stdout.write(f"{total:.1f} GPU-hours given to background work, {times} preemption{'s' if times != 1 else ''}\n")
+    if found.veto:
+        sys.stdout.write(f"nothing runs now: {found.veto}\n")
+    for note in found.notes:
+        sys.stdout.write(f"note: {note}\n")
+    if not alive:
+        sys.stdout.write(f"`{found.owner}` is not running: this is what it left\n")

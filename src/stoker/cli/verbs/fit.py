@@ -1,0 +1,302 @@
+"""`stoker fit`: find the largest batch size that fits, by short runs of the command itself."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from stoker.cli.options.common import DURATION, FRACTION, open_prober, source_options
+from stoker.errors import BadInputError, StokerError
+from stoker.settings import load_settings
+from stoker.streams import ERROR, emit
+
+if TYPE_CHECKING:
+    from stoker.fit.cache import CachedFit, Key
+    from stoker.fit.fitter import FitRequest, Fitter
+    from stoker.fit.model import Fitted
+    from stoker.fit.overrides import Command
+    from stoker.gpus.prober import Prober
+    from stoker.runs.processes.signals import SignalStream
+
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ANY_AGE: Final = "36500d"
+# Options that are about one call of the command, not about the training that a preset is for.
+_NOT_IN_PRESETS: Final = ("preset", "json", "gpu", "source", "deadline", "refit")
+
+
+def _use_preset(context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
+    """Makes defaults of what the preset sets: what was typed beside it wins."""
+    from stoker.fit.presets import find_preset
+
+    if name is None:
+        return None
+    parameters = {
+        option.removeprefix("--"): parameter.name
+        for parameter in context.command.params
+        for option in parameter.opts
+        if option.startswith("--") and option.removeprefix("--") not in _NOT_IN_PRESETS
+    }
+    found: dict[str, Any] = {}
+    for key, value in find_preset(name, load_settings().fit).items():
+        parameter_name = parameters.get(key.replace("_", "-"))
+        if parameter_name is None:
+            raise BadInputError(f"the preset {name!r} has no use for {key!r}: it takes {', '.join(sorted(parameters))}")
+        found[parameter_name] = str(value)
+    context.default_map = found
+    return name
+
+
+@click.command(
+    "fit",
+    context_settings={"allow_interspersed_args": False},
+    epilog="One word is text for the shell, several are a command that needs none. The size goes where {batch_size} is "
+    "in the command, or into --batch-env, or by --batch-arg. The size alone is printed; what is done goes to "
+    "standard error.",
+)
+@click.option("--batch-arg", "argument", metavar="TEXT", help="Append this with the size in {} [--batch_size={}].")
+@click.option("--batch-env", "variable", metavar="NAME", help="Put the size into this environment variable instead.")
+@click.option(
+    "--probe-args",
+    "probe_arguments",
+    default="",
+    metavar="TEXT",
+    help="Append this to probes: a short run, no logging.",
+)
+@click.option("--probe-time", type=DURATION, default="120s", metavar="DURATION", help="A probe's longest time [120s].")
+@click.option("--probe-until", metavar="REGEX", help="A probe has shown enough when it prints this.")
+@click.option(
+    "--flat-for", type=DURATION, default="20s", metavar="DURATION",
+    help="… or when its memory stayed for this long, or over 5 steps that it printed [20s].",
+)  # fmt: skip
+@click.option("--base", type=int, default=8, metavar="N", help="Try this size first [8].")
+@click.option("--multiple", type=int, default=8, metavar="N", help="Answer with a multiple of this [8].")
+@click.option("--max", "most", type=int, default=4096, metavar="N", help="Answer with no more than this [4096].")
+@click.option("--margin", type=FRACTION, default="10%", metavar="PERCENT", help="Leave so much memory free [10%].")
+@click.option("--per-gpu", type=int, default=1, metavar="K", help="So many such runs will share the GPU [1].")
+@click.option("--effective", type=int, metavar="N", help="The batch in all: {accumulate} is how many steps make it up.")
+@click.option(
+    "--prefer", type=click.Choice(["largest", "fastest"]), default="largest", help="What to answer [largest]."
+)
+@click.option("--rate", metavar="REGEX", help="Finds the throughput in the output, as its first group.")
+@click.option(
+    "--preset", metavar="NAME", is_eager=True, callback=_use_preset, expose_value=False,
+    help="Options by name: nanogpt, or [fit.NAME] of stoker.toml.",
+)  # fmt: skip
+@click.option(
+    "--reuse", type=DURATION, is_flag=False, flag_value=_ANY_AGE, metavar="[DURATION]",
+    help="Take what was found before, if it is not older.",
+)  # fmt: skip
+@click.option("--refit", is_flag=True, help="Find it anew all the same.")
+@click.option("--gpu", metavar="GPU", help="The GPU to fit to, by number or uuid [the first that is visible].")
+@source_options
+@click.option("--json", "as_json", is_flag=True, help="Print the model, the probes and the prediction as JSON.")
+@click.argument("words", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
+def fit_command(
+    words: tuple[str, ...],
+    reuse: float | None,
+    refit: bool,
+    gpu: str | None,
+    source: str | None,
+    deadline: float | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Find the largest batch size with which COMMAND fits on the GPU."""
+    from stoker.fit.outputs import probe_outputs
+    from stoker.gpus.spawn import forked
+    from stoker.paths import state_home
+
+    if not words:
+        raise BadInputError("there is no command to fit: write it after --, as in `stoker fit -- python train.py`")
+    typed: Command = words[0] if len(words) == 1 else words
+    with (
+        _signals() as signals,
+        open_prober(source, deadline, start=forked) as prober,
+        probe_outputs(state_home() / "probes", _say) as outputs,
+    ):
+        request = _request(typed, options, outputs)
+        request.check()
+        fitter = _fitter(request, gpu, prober, lambda: _heed(signals))
+        key = _key(request, fitter)
+        remembered = None if reuse is None or refit else _recall(key, reuse, fitter)
+        if remembered is None and not refit:
+            fitter = _fitter(_learned(request, key), gpu, prober, lambda: _heed(signals))
+        fitted = remembered.fitted if remembered is not None else _found(fitter, key)
+    _print(fitted, remembered, key, fitter, as_json)
+    return 0
+
+
+def _request(typed: "Command", options: dict[str, Any], outputs: Path) -> "FitRequest":
+    from stoker.fit.fitter import FitRequest
+    from stoker.fit.model import SearchOptions
+    from stoker.fit.overrides import Overrides
+    from stoker.fit.probe import ProbeOptions
+
+    terms = {name: options[name] for name in SearchOptions.__struct_fields__}
+    overrides = {name: options[name] for name in Overrides.__struct_fields__}
+    limits = ProbeOptions(seconds=options["probe_time"], flat_for=options["flat_for"], until=options["probe_until"])
+    environment = {name: value for name, value in os.environ.items() if name not in ("STOKER_RUN", "STOKER_RUN_DIR")}
+    return FitRequest(
+        command=typed,
+        terms=SearchOptions(**terms),
+        overrides=Overrides(**overrides),
+        limits=limits,
+        rate=options["rate"],
+        environment=environment,
+        outputs=outputs,
+    )
+
+
+def _fitter(request: "FitRequest", gpu: str | None, prober: "Prober", check: Callable[[], None]) -> "Fitter":
+    from stoker.fit.fitter import Fitter
+
+    if gpu is not None:
+        request = _on(gpu, request, prober)
+    return Fitter(request, prober, _say, check)
+
+
+def _on(typed: str, request: "FitRequest", prober: "Prober") -> "FitRequest":
+    """The same for this GPU, which is then the only one that the command sees."""
+    from msgspec.structs import replace
+
+    from stoker.gpus.visible import select_gpus, set_visible_gpus
+
+    look = prober.look()
+    if look.problem is not None:
+        raise StokerError(f"the GPUs cannot be read, so nothing can be fitted: {look.problem.reason}")
+    chosen = select_gpus(look.gpus, typed)
+    environment = dict(request.environment)
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    set_visible_gpus(environment, chosen, look.gpus)
+    return replace(request, environment=environment, gpus=tuple(one.uuid for one in chosen))
+
+
+def _key(request: "FitRequest", fitter: "Fitter") -> "Key":
+    from stoker.fit.cache import Key, shape_of
+    from stoker.gpus.model import known
+
+    first = fitter.gpus[0]
+    return Key(
+        shape=shape_of(request.command),
+        directory=request.directory or str(Path.cwd()),
+        gpu=first.name if known(first.name) else first.vendor,
+        memory=first.memory if known(first.memory) else 0,
+        terms=request.terms,
+        overrides=request.overrides,
+    )
+
+
+def _learned(request: "FitRequest", key: "Key") -> "FitRequest":
+    """The request, without sizes with which a real run has run out of memory."""
+    from msgspec.structs import replace
+
+    from stoker.fit.cache import FitCache, learned
+    from stoker.paths import state_home
+
+    terms = learned(FitCache(state_home()).recall(key), request.terms)
+    if terms != request.terms:
+        _say(f"a larger batch than {terms.most} ran out of memory in a real run before: --refit tries them again")
+    return replace(request, terms=terms)
+
+
+def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "CachedFit | None":
+    """What was found before, unless it is too old or does not fit what is free now."""
+    from stoker.fit.cache import FitCache
+    from stoker.paths import state_home
+    from stoker.units import format_duration, format_memory
+
+    remembered = FitCache(state_home()).recall(key)
+    if remembered is None:
+        _say("nothing is remembered of this command on such a GPU: it is fitted now")
+        return None
+    age = format_duration(max(0.0, time.time() - remembered.at))
+    if time.time() - remembered.at > oldest:
+        _say(f"what is remembered is {age} old, which is too old: it is fitted anew")
+        return None
+    limit = fitter.limit()
+    if remembered.fitted.predicted > limit:
+        needed = format_memory(remembered.fitted.predicted)
+        _say(f"what is remembered needs {needed}, and only {format_memory(limit)} may be taken now: it is fitted anew")
+        return None
+    _say(f"found {age} ago, and not tried again: --refit does")
+    return remembered
+
+
+def _found(fitter: "Fitter", key: "Key") -> "Fitted":
+    from stoker.fit.cache import FitCache
+    from stoker.paths import state_home
+    from stoker.units import format_memory, format_percent
+
+    first = fitter.gpus[0]
+    free = format_memory(fitter.capacity().free)
+    _say(f"GPU {first.index} ({key.gpu}) has {free} free, of which {format_percent(key.terms.margin)} is left so")
+    fitted = fitter.fit()
+    FitCache(state_home()).keep(key, fitted)
+    return fitted
+
+
+def _print(fitted: "Fitted", remembered: "CachedFit | None", key: "Key", fitter: "Fitter", as_json: bool) -> None:
+    from stoker.units import format_memory
+
+    if fitted.note:
+        _say(f"note: {fitted.note}")
+    if as_json:
+        _print_json(fitted, remembered, key, fitter)
+        return
+    predicted, limit = format_memory(fitted.predicted), format_memory(fitted.limit)
+    _say(f"memory = {format_memory(round(fitted.fixed))} + {format_memory(round(fitted.slope))} × batch size")
+    steps = "" if fitted.accumulate is None else f", accumulated over {fitted.accumulate} steps"
+    _say(f"a batch of {fitted.size} takes {predicted} of the {limit} that it may take{steps}")
+    sys.stdout.write(f"{fitted.size}\n")
+
+
+def _print_json(fitted: "Fitted", remembered: "CachedFit | None", key: "Key", fitter: "Fitter") -> None:
+    import msgspec
+
+    from stoker.gpus.model import known
+
+    answer = {
+        "size": fitted.size,
+        "accumulate": fitted.accumulate,
+        "model": {"fixed": round(fitted.fixed), "slope": round(fitted.slope)},
+        "predicted": fitted.predicted,
+        "limit": fitted.limit,
+        "margin": key.terms.margin,
+        "gpus": [
+            {
+                "index": gpu.index,
+                "uuid": gpu.uuid,
+                "name": gpu.name if known(gpu.name) else None,
+                "memory": gpu.memory if known(gpu.memory) else None,
+            }
+            for gpu in fitter.gpus
+        ],
+        "probes": fitted.observations,
+        "note": fitted.note,
+        "reused": None if remembered is None else {"at": remembered.at, "age": round(time.time() - remembered.at, 3)},
+    }
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+
+
+@contextlib.contextmanager
+def _signals() -> "Iterator[SignalStream]":
+    from stoker.runs.processes.signals import SignalStream
+
+    with SignalStream(_ENDING) as signals:
+        yield signals
+
+
+def _heed(signals: "SignalStream") -> None:
+    for received in signals.read():
+        name = signal.Signals(received.signal).name
+        raise StokerError(f"stopped by {name}; nothing of the probe is left", exit_code=128 + received.signal)
+
+
+def _say(sentence: str) -> None:
+    emit(ERROR, f"stoker: {sentence}\n")

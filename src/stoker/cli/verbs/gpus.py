@@ -1,0 +1,141 @@
+"""`stoker gpus`: what this machine's GPUs are doing, for a person or as JSON."""
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from stoker.cli.options.common import DURATION, SteadyRhythm, open_prober, source_options
+from stoker.errors import BadInputError, StokerError
+from stoker.gpus.model import Choice, Look
+from stoker.gpus.prober import Prober
+from stoker.gpus.recording import RecordingWriter
+from stoker.gpus.spawn import forked
+from stoker.units import format_duration
+
+
+@click.command("gpus")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of GPUs.")
+@click.option("--watch", is_flag=True, help="Show it live until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Print one JSON line per look until Ctrl-C.")
+@click.option("--every", type=DURATION, metavar="DURATION", help="Time between looks with --watch or --follow [1s].")
+@click.option("--gpus", "chosen", metavar="GPUS", default="all", help="Only these: 0,2 or 0-3 or uuids [all].")
+@click.option("--explain", is_flag=True, help="Say why each source of readings was taken or left.")
+@source_options
+def gpus_command(
+    as_json: bool,
+    watch: bool,
+    follow: bool,
+    every: float | None,
+    chosen: str,
+    explain: bool,
+    source: str | None,
+    deadline: float | None,
+) -> int:
+    """Show what this machine's GPUs are doing: busy, idle or unknown, and why."""
+    if as_json + watch + follow > 1:
+        raise BadInputError("--json, --watch and --follow exclude each other: choose one")
+    if every is not None and not (watch or follow):
+        raise BadInputError("--every goes with --watch or --follow")
+    prober = open_prober(source, deadline, start=forked)
+    with contextlib.ExitStack() as goodbye:
+        goodbye.callback(prober.leave)
+        look = _narrowed(prober.look(), chosen)
+        if explain:
+            _explain(prober.choices)
+        if watch:
+            from stoker.cli.tables.gpus import show_live
+
+            with contextlib.suppress(KeyboardInterrupt):  # the documented way to end it
+                show_live(looks_of(prober, look, chosen, SteadyRhythm(every or 1.0)), every or 1.0)
+            return 0
+        if follow:
+            return _follow(looks_of(prober, look, chosen, SteadyRhythm(every or 1.0)))
+        return _show_json(look) if as_json else _show_table(look)
+
+
+def looks_of(prober: Prober, first: Look, chosen: str, rhythm: SteadyRhythm) -> Iterator[Look]:
+    """The look that was had already, then one at every beat."""
+    yield first
+    for _ in rhythm:
+        yield _narrowed(prober.look(), chosen)
+
+
+def _narrowed(look: Look, chosen: str) -> Look:
+    if chosen == "all" or (look.problem and not look.gpus):
+        return look
+    from stoker.gpus.visible import select_gpus
+
+    uuids = {gpu.uuid for gpu in select_gpus(look.gpus, chosen)}
+    kept = [(g, r) for g, r in zip(look.gpus, look.readings, strict=True) if g.uuid in uuids]
+    return Look(
+        look.source,
+        look.at,
+        look.wall,
+        tuple(g for g, _ in kept),
+        tuple(r for _, r in kept),
+        look.problem,
+        look.note,
+    )
+
+
+def _show_json(look: Look) -> int:
+    from stoker.gpus.report import look_as_json
+
+    sys.stdout.write(look_as_json(look).decode() + "\n")
+    return _code(look)
+
+
+def _follow(looks: Iterator[Look]) -> int:
+    from stoker.gpus.report import look_as_line
+
+    with contextlib.suppress(KeyboardInterrupt):  # the documented way to end it
+        for look in looks:
+            sys.stdout.write(look_as_line(look).decode() + "\n")
+            sys.stdout.flush()
+    return 0
+
+
+def _show_table(look: Look) -> int:
+    from stoker.cli.tables.gpus import print_look
+
+    if look.gpus:
+        print_look(look)
+    return _code(look)
+
+
+def _code(look: Look) -> int:
+    """GPUs that could not be read are shown, and told as a failure too: scripts must not take them for idle."""
+    if look.problem:
+        raise StokerError(f"the GPUs cannot be read: {look.problem.reason}")
+    if look.note:
+        sys.stderr.write(f"stoker: {look.note}\n")
+    return 0
+
+
+def _explain(choices: tuple[Choice, ...]) -> None:
+    for choice in choices:
+        sys.stderr.write(f"stoker: {choice.source}: {'taken' if choice.taken else 'left'}: {choice.reason}\n")
+
+
+@click.command("record")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--every", type=DURATION, default="5s", metavar="DURATION", help="Time between looks [5s].")
+@click.option("--for", "duration", type=DURATION, metavar="DURATION", help="Stop by itself after this long.")
+@source_options
+def record_command(file: Path, every: float, duration: float | None, source: str | None, deadline: float | None) -> int:
+    """Append readings of all GPUs to FILE until Ctrl-C. What is in the file survives a crash at any moment."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    looks = 0
+    with open_prober(source, deadline, start=forked) as prober:
+        first = prober.look()
+        with contextlib.closing(RecordingWriter(file)) as writer, contextlib.suppress(KeyboardInterrupt):
+            sys.stderr.write(f"stoker: recording {len(first.gpus)} GPU(s) to {file}, every {format_duration(every)}\n")
+            for look in looks_of(prober, first, "all", SteadyRhythm(every, duration)):
+                writer.append(look)
+                looks += 1
+    sys.stderr.write(f"stoker: recorded {looks} look(s) to {file}\n")
+    return 0

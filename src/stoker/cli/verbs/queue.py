@@ -1,0 +1,224 @@
+"""`stoker queue`: create the queue, bring it up to date, or look whether all is well with it."""
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from stoker.cli.options.common import Typed
+from stoker.cli.options.queue import opened, queue_option, queue_url_of
+from stoker.cli.options.selection import STATES
+from stoker.cli.verbs.steer import print_json
+from stoker.units import format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from stoker.queue import State, Store
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A queue that can be used, as `--json` prints it."""
+
+    queue: str
+    kind: str
+    version: int
+
+
+class WorkerSeen(msgspec.Struct, frozen=True):
+    id: str
+    host: str
+    gpus: int
+    paused: bool
+    there: bool
+    """Whether it was heard of in time."""
+    silent: float
+    """Seconds since it was heard of."""
+    problem: str | None
+
+
+class Health(msgspec.Struct, frozen=True):
+    """What `stoker queue check` found, as `--json` prints it."""
+
+    queue: str
+    kind: str
+    version: int
+    paused: bool
+    counts: dict[str, int]
+    workers: list[WorkerSeen]
+    problems: list[str]
+
+
+@click.group("queue")
+def queue_command() -> None:
+    """Create, migrate or check the queue."""
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+
+
+@queue_command.command("init", short_help="Create the queue.")
+@_json_option
+@queue_option
+def init(as_json: bool, queue_url: str | None) -> int:
+    """Create the queue: a file of your own, or the tables in the PostgreSQL database that STOKER_QUEUE names.
+
+    Where there is one already, it is left as it is and brought up to date.
+    """
+    from stoker.queue import init_queue
+
+    with init_queue(queue_url_of(queue_url)) as store:
+        ready = _ready(store)
+    if as_json:
+        print_json(ready)
+    else:
+        sys.stdout.write(f"the queue {ready.queue} is ready ({ready.kind}, version {ready.version})\n")
+    return 0
+
+
+@queue_command.command("migrate", short_help="Bring the queue up to date.")
+@_json_option
+@queue_option
+def migrate(as_json: bool, queue_url: str | None) -> int:
+    """Bring the queue up to date after an upgrade of Stoker. Every other verb does that by itself when it opens it."""
+    with opened(queue_url) as store:
+        ready = _ready(store)
+    if as_json:
+        print_json(ready)
+    else:
+        sys.stdout.write(f"the queue {ready.queue} is up to date ({ready.kind}, version {ready.version})\n")
+    return 0
+
+
+@queue_command.command("check", short_help="Say what is in the queue, and what is wrong with it.")
+@_json_option
+@queue_option
+def check(as_json: bool, queue_url: str | None) -> int:
+    """Say what is in the queue and who works on it, and look for damage; the exit code is 1 when something is wrong."""
+    with opened(queue_url) as store:
+        health = _health(store)
+    if as_json:
+        print_json(health)
+    else:
+        sys.stdout.write(_text(health))
+    return 1 if health.problems else 0
+
+
+def _ready(store: "Store") -> Ready:
+    from stoker.queue.schema import VERSION
+
+    # Opening it has brought it there.
+    return Ready(store.place, "PostgreSQL" if "://" in store.place else "SQLite", VERSION)
+
+
+def _health(store: "Store") -> Health:
+    ready = _ready(store)
+    counts = {str(state): count for state, count in store.counts().items()}
+    return Health(
+        queue=ready.queue,
+        kind=ready.kind,
+        version=ready.version,
+        paused=store.paused(),
+        counts={state: counts[state] for state in STATES if state in counts},
+        workers=_workers(store),
+        problems=store.check(),
+    )
+
+
+def _workers(store: "Store") -> list[WorkerSeen]:
+    now = store.clock()
+    return [
+        WorkerSeen(
+            id=worker.id,
+            host=worker.host,
+            gpus=len(worker.view.gpus),
+            paused=worker.paused,
+            there=worker.is_there(now),
+            silent=max(now - worker.seen, 0.0),
+            problem=worker.view.problem,
+        )
+        for worker in store.workers()
+    ]
+
+
+def _text(health: Health) -> str:
+    jobs = ", ".join(f"{count} {state}" for state, count in health.counts.items()) or "none"
+    lines = [
+        ("queue", f"{health.queue} ({health.kind}, version {health.version})" + (", paused" if health.paused else "")),
+        ("jobs", jobs),
+        *(("worker", _worker_line(worker)) for worker in health.workers),
+        *([] if health.workers else [("workers", "none: `stoker work` starts one")]),
+        *(("problem", problem) for problem in health.problems),
+        *([] if health.problems else [("problems", "none")]),
+    ]
+    return "".join(f"{name:13}{value}\n" for name, value in lines)
+
+
+def _worker_line(worker: WorkerSeen) -> str:
+    from stoker.units import format_duration
+
+    gpus = "1 GPU" if worker.gpus == 1 else f"{worker.gpus} GPUs"
+    heard = "there" if worker.there else f"last heard of {format_duration(round(worker.silent))} ago"
+    notes = [gpus, heard, *(["paused"] if worker.paused else []), *([worker.problem] if worker.problem else [])]
+    return f"{worker.id} on {worker.host}: {', '.join(notes)}"
+
+
+ENDED: Final[tuple["State", ...]] = ("succeeded", "failed", "cancelled")
+
+PAST: Final = {"succeeded": "succeeded", "failed": "failed", "cancelled": "were cancelled"}
+
+
+class Cleaning(msgspec.Struct, frozen=True):
+    """What was forgotten, as `--json` prints it."""
+
+    verb: str
+    queue: str
+    dry_run: bool
+    older_than: float
+    states: tuple["State", ...]
+    forgotten: int
+    kept: int
+    """Ended jobs in these states that are too young, or that an unfinished job comes after."""
+
+
+@click.command("clean")
+@click.option(
+    "--older-than",
+    type=Typed("duration", parse_duration),
+    default="30d",
+    metavar="DURATION",
+    help="Those that ended longer ago than this [30d].",
+)
+@click.option(
+    "--state", "states", type=click.Choice(ENDED), multiple=True, help="Only these [all that have ended]; repeatable."
+)
+@click.option("--dry-run", is_flag=True, help="Say how many there are, and forget none.")
+@click.option("--json", "as_json", is_flag=True, help="Print how many as JSON.")
+@queue_option
+def clean_command(
+    older_than: float, states: tuple["State", ...], dry_run: bool, as_json: bool, queue_url: str | None
+) -> int:
+    """Forget jobs that ended long ago, with their attempts and stored output.
+
+    What is unfinished is never forgotten, nor what an unfinished job comes after.
+    """
+    meant = states or ENDED
+    with opened(queue_url) as store:
+        counts = store.counts()
+        forgotten = store.forgettable(older_than, meant) if dry_run else store.clean(older_than, meant)
+        left = max(sum(counts.get(state, 0) for state in meant) - forgotten, 0)
+        done = Cleaning("clean", store.place, dry_run, older_than, meant, forgotten, left)
+    if as_json:
+        print_json(done)
+    else:
+        sys.stdout.write(_sentence(done))
+    return 0
+
+
+def _sentence(done: Cleaning) -> str:
+    if not done.forgotten:
+        kept = f"; {done.kept} that ended are younger, or others come after them" if done.kept else ""
+        return f"nothing to forget{kept}\n"
+    would = "would be forgotten" if done.dry_run else "forgotten"
+    jobs = "1 job" if done.forgotten == 1 else f"{done.forgotten} jobs"
+    how = "ended" if done.states == ENDED else " or ".join(PAST[state] for state in done.states)
+    return f"{jobs} that {how} more than {format_duration(done.older_than)} ago {would}; {done.kept} kept\n"

@@ -1,0 +1,199 @@
+"""`stoker replay`: a rule tried on recorded readings, before it is trusted with tonight."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from stoker.cli.options.policy import policy_from, policy_options_with
+from stoker.cli.tables import replay as text
+from stoker.cli.tables.timeline import Timeline
+from stoker.errors import BadInputError, StokerError
+from stoker.gpus.model import Gpu, Look, known
+from stoker.gpus.recording import RecordingReader
+from stoker.rules.policy import Policy
+from stoker.rules.replay import Firing, Replay, Stretch, replay, rhythm_of
+from stoker.rules.scope import MachineScope
+from stoker.units import format_duration
+
+# A recording begins in the middle of things: there is no start of a job after which to wait.
+_DEFAULTS: Final = Policy(after=0.0)
+# Enough to tell a recording's rhythm by.
+_HEAD: Final = 1000
+_ONLY_LIVE: Final = ("visible", "mine", "job")
+_HOUR: Final = 3600.0
+
+
+def _at_the_recordings_rhythm(command: click.Command) -> click.Command:
+    """The help of `--every` as it is here: the other verbs choose when to look, this one cannot."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.name == "every":
+            parameter.help = "Let looks be this far apart before it counts as a gap [as they were recorded]."
+    return command
+
+
+@_at_the_recordings_rhythm
+@click.command("replay")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--gpus", "chosen", metavar="GPUS", default="all", help="Judge only these: all, 0,2, 0-3 or uuids [all].")
+@policy_options_with(_DEFAULTS)
+@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: one page in one file.")
+@click.option("--json", "as_json", is_flag=True, help="Print all that was found as JSON.")
+@click.pass_context
+def replay_command(
+    ctx: click.Context, /, trace: Path, chosen: str, page: Path | None, as_json: bool, **rule: Any
+) -> int:
+    """Say what a rule would have done with the readings in TRACE, when, and what that would have saved.
+
+    TRACE is a file that `stoker record` wrote. Nothing is done to any GPU or process.
+    """
+    if chosen.strip().lower() in _ONLY_LIVE:
+        raise BadInputError(f"--gpus {chosen} speaks of a running job: for a recording write all, 0,2 or uuids")
+    if page is not None:
+        _refuse_to_overwrite(trace, page)
+    reader = RecordingReader(trace)
+    looks, rhythm = _begun(reader, trace)
+    if ctx.get_parameter_source("every") is click.core.ParameterSource.DEFAULT:
+        rule["every"] = rhythm
+    policy = _policy(rule, rhythm, trace)
+    timeline = Timeline(policy.longest_gap) if page is not None else None
+    try:
+        found = replay(timeline.following(looks) if timeline else looks, policy, MachineScope(chosen, {}))
+    except BadInputError as error:
+        raise BadInputError(f"in {trace}, {error}") from None
+    if page is not None and timeline is not None:
+        from stoker.cli.verbs.replay_page import page_of
+
+        _write(page, page_of(found, timeline, trace.name))
+    if as_json:
+        sys.stdout.write(
+            msgspec.json.format(msgspec.json.encode(_as_json(found, trace, reader.damaged))).decode() + "\n"
+        )
+    else:
+        _tell(found, trace)
+    if reader.damaged:
+        sys.stderr.write(f"stoker: {text.count_of(reader.damaged, 'damaged line')} in {trace} could not be used\n")
+    if page is not None:
+        sys.stderr.write(f"stoker: drawn in {page}\n")
+    return 0
+
+
+def _refuse_to_overwrite(trace: Path, page: Path) -> None:
+    if page.exists() and trace.exists() and page.samefile(trace):
+        raise BadInputError(f"--html {page} is the recording itself: choose another file")
+
+
+def _begun(reader: RecordingReader, trace: Path) -> tuple[Iterator[Look], float]:
+    """The looks of a recording, and the rhythm in which it begins."""
+    looks = iter(reader)
+    head = list(itertools.islice(looks, _HEAD))
+    if not head:
+        raise BadInputError(f"{trace} holds no readings yet")
+    return itertools.chain(head, looks), rhythm_of(head)
+
+
+def _policy(rule: dict[str, Any], rhythm: float, trace: Path) -> Policy:
+    """The rule that was asked for. It cannot look more often than the recording does."""
+    if rule["window"] < rhythm and rule["window"] > 0:
+        raise BadInputError(
+            f"--for {format_duration(rule['window'])} is shorter than the time between looks in {trace}, "
+            f"{format_duration(rhythm)}: not a single look would fit into the window"
+        )
+    policy = policy_from(**rule)
+    return msgspec.structs.replace(policy, every=max(policy.every, rhythm))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StokerError(f"cannot write to {path}: {error.strerror}") from None
+
+
+# For a person
+
+
+def _tell(found: Replay, trace: Path) -> None:
+    every = format_duration(found.policy.every)
+    lines = [
+        f"{trace}: {text.count_of(len(found.gpus), 'GPU')}, a look every {every}",
+        text.period(found),
+        f"Rule: {text.rule(found.policy)}",
+        "",
+        *itertools.chain.from_iterable(_firing_in_lines(n, firing) for n, firing in enumerate(found.firings, 1)),
+        text.outcome(found),
+    ]
+    lines += [sentence for sentence in (text.cost(found), text.warnings(found)) if sentence]
+    lines += text.blind_spots(found)
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _firing_in_lines(number: int, firing: Firing) -> list[str]:
+    after = text.what_came_after(firing)
+    mark = "work came back: " if firing.hit_work else ""
+    lines = [
+        f"{number:3}. {text.local_time(firing.moment.wall)}  {firing.reason}",
+        f"     {mark}{after}; {text.gpu_hours(firing.saved)} GPU-hours saved",
+    ]
+    if (working := text.also_working(firing)) is not None:
+        lines.append(f"     {working}")
+    return [*lines, ""]
+
+
+# For other programs; documented in docs/how-to/try-a-rule.md
+
+
+def _as_json(found: Replay, trace: Path, damaged: int) -> dict[str, Any]:
+    totals = found.totals
+    return {
+        "trace": str(trace),
+        "policy": msgspec.to_builtins(found.policy),
+        "gpus": [_gpu(gpu) for gpu in found.gpus],
+        "looks": found.looks,
+        "damaged_lines": damaged,
+        "from": round(found.begun.wall, 3),
+        "to": round(found.ended.wall, 3),
+        "seconds": round(found.ended.at - found.begun.at, 3),
+        "firings": [_firing(firing) for firing in found.firings],
+        "firings_that_hit_work": found.hits,
+        "warnings": [
+            {"time": round(warned.moment.wall, 3), "reason": warned.reason, "fired": warned.fired}
+            for warned in found.warnings
+        ],
+        "unknown": [_stretch(stretch) for stretch in found.unknown],
+        "gaps": [_stretch(gap) for gap in found.gaps],
+        "gpu_hours": {name: round(seconds / _HOUR, 4) for name, seconds in totals._asdict().items()},
+    }
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    return {"uuid": gpu.uuid, "index": gpu.index, "name": gpu.name if known(gpu.name) else None}
+
+
+def _firing(firing: Firing) -> dict[str, Any]:
+    return {
+        "time": round(firing.moment.wall, 3),
+        "reason": firing.reason,
+        "gpus": list(firing.gpus),
+        "working": list(firing.working),
+        "idle_before": round(firing.moment.at - firing.window_from.at, 3),
+        "idle_after": round(firing.idle_after, 3),
+        "used_again": firing.resumed,
+        "used_again_by": firing.resumed_by,
+        "same_process": firing.same_process,
+        "hit_work": firing.hit_work,
+        "saved_gpu_hours": round(firing.saved / _HOUR, 4),
+    }
+
+
+def _stretch(stretch: Stretch) -> dict[str, Any]:
+    return {
+        "from": round(stretch.begun.wall, 3),
+        "to": round(stretch.ended.wall, 3),
+        "seconds": round(stretch.seconds, 3),
+        "reason": stretch.reason,
+    }

@@ -1,0 +1,84 @@
+"""`stoker run`: launch a command as if it had been typed, and stop it when its GPUs stay idle."""
+
+from typing import Any
+
+import click
+
+from stoker.cli.options.common import DURATION, source_options
+from stoker.cli.options.policy import policy_from, policy_options
+from stoker.errors import BadInputError, StokerError
+from stoker.settings import load_settings
+from stoker.units import parse_duration
+
+OWN_FAILURE = 125
+
+
+class _RunCommand(click.Command):
+    """Mistakes in the options end with 125, as with GNU timeout: every other code is the command's own."""
+
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **extra)
+        except click.UsageError as error:
+            sentence = f"{error.format_message().rstrip('.')} (`stoker run --help` shows what there is)"
+            raise StokerError(sentence, exit_code=OWN_FAILURE) from None
+        except BadInputError as error:
+            raise StokerError(str(error), exit_code=OWN_FAILURE) from None
+
+
+@click.command(
+    "run",
+    cls=_RunCommand,
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    epilog="Exit codes are those of GNU timeout: the command's own; 124 when it was stopped; 125 when Stoker itself "
+    "failed; 126 and 127 when the command could not be run or found; 128+n when it died of signal n.",
+)
+@policy_options
+@click.option(
+    "--gpus", metavar="GPUS", default="job", help="mine, visible, all, 0,2 or uuids [those it sees, then uses]."
+)
+@click.option("--signal", "signal_name", metavar="SIGNAL", default="TERM", help="Ask it to end by this signal [TERM].")
+@click.option("--grace", type=DURATION, metavar="DURATION", default="30s", help="Then kill it after this long [30s].")
+@click.option("--max-time", type=DURATION, metavar="DURATION", help="Stop it after this long in any case.")
+@click.option("--idle-exit-code", type=click.IntRange(0, 255), default=124, metavar="CODE", help="Instead of 124.")
+@click.option("--dry-run", is_flag=True, help="Say when it would be stopped, and do nothing.")
+@source_options
+@click.argument("command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
+def run_command(
+    command_line: tuple[str, ...],
+    gpus: str,
+    signal_name: str,
+    grace: float,
+    max_time: float | None,
+    idle_exit_code: int,
+    dry_run: bool,
+    source: str | None,
+    deadline: float | None,
+    **rule: Any,
+) -> int:
+    """Launch COMMAND as if it had been typed; stop it, and all that it started, when its GPUs stay idle."""
+    from stoker.runs.plan import Plan, parse_signal
+
+    if not command_line:
+        raise StokerError(
+            "there is no command to run: write it after --, as in `stoker run -- python train.py`", exit_code=125
+        )
+    try:
+        settings = load_settings()
+        plan = Plan(
+            command=command_line,
+            policy=policy_from(**rule),
+            gpus=gpus,
+            signal_name=parse_signal(signal_name).name.removeprefix("SIG"),
+            grace=grace,
+            max_time=max_time,
+            dry_run=dry_run,
+            idle_exit_code=idle_exit_code,
+            source=source or settings.gpus,
+            deadline=deadline or parse_duration(settings.deadline),
+        )
+        from stoker.runs.supervisor import supervise
+
+        return supervise(plan)
+    except BadInputError as error:
+        raise StokerError(str(error), exit_code=OWN_FAILURE) from None

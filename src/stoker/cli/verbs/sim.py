@@ -1,0 +1,285 @@
+"""`stoker sim`: loads that occupy simulated GPUs, faults that befall them, and what is going on there."""
+
+import math
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.verbs.sim_train import train
+from stoker.errors import BadInputError, StokerError
+from stoker.units import (
+    format_duration,
+    format_memory,
+    parse_duration,
+    parse_fraction,
+    parse_memory,
+)
+
+if TYPE_CHECKING:
+    from stoker.gpus.model import Unknown
+    from stoker.gpus.sim.faults import Fault
+    from stoker.gpus.sim.load import Phase
+    from stoker.gpus.sim.machine import LoadFile, SimMachine
+
+# What a small model takes: enough to be seen in a table, little enough to start many.
+DEFAULT_MEMORY = "1GiB"
+DEFAULT_MACHINE = "sim:4"
+
+
+@click.group("sim")
+@click.option(
+    "--machine",
+    "spec",
+    metavar="SPEC",
+    help=f"The machine: sim:4, sim:2x24GiB, sim:4@DIR (default: STOKER_GPUS, then {DEFAULT_MACHINE}).",
+)
+@click.pass_context
+def sim_command(context: click.Context, spec: str | None) -> None:
+    """Occupy and break simulated GPUs, to try things on them before trusting them with real ones.
+
+    Whatever reads GPUs reads the same machine when STOKER_GPUS or --source names it.
+    """
+    context.obj = spec
+
+
+def _machine(spec: str | None) -> "SimMachine":
+    """The machine that was asked for, else the one that everything else here reads, else the default one."""
+    from stoker.gpus.sim.machine import SimMachine, is_simulated
+
+    if spec is None:
+        from stoker.settings import load_settings
+
+        set_to = load_settings().gpus
+        spec = set_to if is_simulated(set_to) else DEFAULT_MACHINE
+        if spec is not set_to:
+            click.echo(f"stoker: STOKER_GPUS names no simulated machine; this is on {DEFAULT_MACHINE}", err=True)
+    return SimMachine.find(spec, os.environ)
+
+
+@sim_command.command("load")
+@click.option(
+    "--gpu",
+    "gpus",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="N",
+    help="Which GPU, as CUDA counts: within CUDA_VISIBLE_DEVICES; again for a second one [0].",
+)
+@click.option("--memory", metavar="MEMORY", help=f"What it holds on each GPU, such as 8GiB [{DEFAULT_MEMORY}].")
+@click.option("--utilization", metavar="PERCENT", help="How busy it keeps each GPU [90%].")
+@click.option("--for", "lasts", metavar="DURATION", help="How long, such as 60s [until it is ended].")
+@click.option(
+    "--phase",
+    "phases",
+    multiple=True,
+    metavar="PHASE",
+    help="What it does, instead of --utilization; again for what comes next: 'busy 90% 30s', 'idle 20s', "
+    "'spin 60s', 'grow 2GiB 20GiB 30s', 'burst 80% 0.5s/10s 60s'.",
+)
+@click.option("--repeat", is_flag=True, help="Begin again after the last phase.")
+@click.pass_obj
+def load(
+    spec: str | None,
+    gpus: tuple[int, ...],
+    memory: str | None,
+    utilization: str | None,
+    lasts: str | None,
+    phases: tuple[str, ...],
+    repeat: bool,
+) -> None:
+    """Be a process that occupies simulated GPUs."""
+    script = _script(phases, utilization, repeat)
+    held = parse_memory(memory or DEFAULT_MEMORY)
+    limit = None if lasts is None else _positive(lasts)
+    _occupy(_machine(spec), gpus or (0,), held, script, repeat, limit)
+
+
+def _script(phases: tuple[str, ...], utilization: str | None, repeat: bool) -> "tuple[Phase, ...]":
+    from stoker.gpus.sim.load import busy, parse_phase
+
+    if not phases:
+        if repeat:
+            raise BadInputError("--repeat needs phases to repeat: give some --phase")
+        return (busy(parse_fraction(utilization)) if utilization is not None else busy(),)
+    if utilization is not None:
+        raise BadInputError("--utilization and --phase exclude each other: write it into the phases, as 'busy 90% 30s'")
+    script = tuple(parse_phase(text) for text in phases)
+    endless = next((phase for phase in script if phase.seconds is None), None)
+    if endless is not None and (repeat or endless is not script[-1]):
+        raise BadInputError(f"the phase '{endless}' never ends, so nothing can follow it: give it a duration")
+    return script
+
+
+def _positive(text: str) -> float:
+    seconds = parse_duration(text)
+    if seconds <= 0:
+        raise BadInputError(f"--for {text} is no time at all: write it like 60s")
+    return seconds
+
+
+def _occupy(
+    machine: "SimMachine",
+    gpus: tuple[int, ...],
+    memory: int,
+    phases: "tuple[Phase, ...]",
+    repeat: bool,
+    limit: float | None,
+) -> None:
+    from stoker.gpus.sim.process import SimulatedProcess, follow
+
+    if len(set(gpus)) != len(gpus):
+        raise BadInputError("--gpu names the same GPU twice")
+    # Ctrl-C ends it as it ends any program that does not care: at once, by the signal.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    first = phases[0].memory_at(0.0)
+    with ExitStack() as stack:
+        processes = [stack.enter_context(SimulatedProcess.attach(gpu, machine=machine)) for gpu in gpus]
+        for process in processes:
+            process.hold(memory if first is None else first)
+        began = machine.clock()
+        scripts = [process.play(phases, repeat=repeat, start=began) for process in processes]
+        words = ", ".join(str(phase) for phase in phases)
+        click.echo(
+            f"pid {os.getpid()} holds {format_memory(processes[0].memory)} on "
+            + ", ".join(f"GPU {process.gpu.index}" for process in processes)
+            + f": {words}"
+            + (", again and again" if repeat else "")
+            + (f", for {format_duration(limit)}" if limit is not None else "")
+        )
+        sys.stdout.flush()
+        follow(processes, scripts[0], math.inf if limit is None else began + limit)
+
+
+@sim_command.command("fault")
+@click.argument("kind", required=False)
+@click.argument("argument", metavar="[FIELD|SECONDS]", required=False)
+@click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="Only this GPU of the machine [all].")
+@click.option("--for", "lasts", metavar="DURATION", help="How long, such as 30s [until it is cleared].")
+@click.option("--clear", is_flag=True, help="Mend all faults, or those of KIND or of --gpu.")
+@click.pass_obj
+def fault(
+    spec: str | None, kind: str | None, argument: str | None, gpu: int | None, lasts: str | None, clear: bool
+) -> None:
+    """Break simulated GPUs as real ones break, or mend them.
+
+    \b
+    lost                 the GPU is lost: nothing of it is known
+    unsupported FIELD    it does not report FIELD
+    absurd FIELD         it reports a value of FIELD that cannot be
+    hang [SECONDS]       every look blocks for so long, or until mended
+    absent               the machine as a whole cannot be read
+
+    FIELD is utilization, memory, power, processes or temperature.
+    """
+    from stoker.gpus.sim.faults import add_fault, clear_faults, parse_fault
+
+    machine = _machine(spec)
+    if gpu is not None and gpu >= machine.shape.count:
+        raise BadInputError(f"there is no GPU {gpu}: the machine has {machine.shape.count}, counted from 0")
+    if clear:
+        if argument is not None or lasts is not None:
+            raise BadInputError("--clear takes at most a kind of fault and --gpu")
+        mended = clear_faults(machine, kind, gpu)
+        click.echo("\n".join(f"mended: {one}" for one in mended) or "there was no fault to mend")
+        return
+    if kind is None:
+        raise BadInputError("say which fault (lost, unsupported, hang, absurd or absent), or --clear")
+    added = parse_fault(kind, argument, gpu, machine.clock(), None if lasts is None else _positive(lasts))
+    add_fault(machine, added)
+    click.echo(f"{added}, " + (f"for {lasts}" if lasts else "until 'stoker sim fault --clear'"))
+
+
+@sim_command.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.pass_obj
+def status(spec: str | None, as_json: bool) -> None:
+    """Show a machine: directory, GPUs, loads, faults."""
+    from stoker.gpus.sim.faults import read_faults
+
+    machine = _machine(spec)
+    now = machine.clock()
+    try:
+        loads = machine.loads()
+    except OSError as error:
+        raise StokerError(f"{machine.loads_directory} cannot be read: {error.strerror}") from error
+    faults = read_faults(machine, now)
+    if as_json:
+        click.echo(_status_json(machine, loads, faults, now))
+        return
+    for line in _status_lines(machine, loads, faults, now):
+        click.echo(line)
+
+
+def _status_lines(
+    machine: "SimMachine", loads: "tuple[LoadFile, ...]", faults: "tuple[Fault, ...] | Unknown", now: float
+) -> Iterator[str]:
+    total = format_memory(machine.shape.memory)
+    yield f"sim:{machine.shape} in {machine.directory}"
+    for gpu in machine.gpus:
+        yield f"GPU {gpu.index}: {format_memory(machine.held(gpu.index, loads))} of {total} held, {gpu.uuid}"
+    for found in loads:
+        for use in found.present_uses():
+            doing = use.phase_at(now) or "nothing"
+            yield f"load: pid {found.identity[0]} holds {format_memory(use.held())} on GPU {use.gpu}: {doing}"
+    if not isinstance(faults, tuple):
+        yield f"fault: {faults.reason}; 'stoker sim fault --clear' mends that"
+        return
+    for fault in faults:
+        left = "" if fault.until is None else f", for another {format_duration(fault.until - now)}"
+        yield f"fault: {fault}{left}"
+
+
+def _status_json(
+    machine: "SimMachine", loads: "tuple[LoadFile, ...]", faults: "tuple[Fault, ...] | Unknown", now: float
+) -> str:
+    import json
+
+    return json.dumps(
+        {
+            "machine": f"sim:{machine.shape}",
+            "directory": str(machine.directory),
+            "gpus": [
+                {
+                    "index": gpu.index,
+                    "uuid": gpu.uuid,
+                    "name": gpu.name,
+                    "memory": machine.shape.memory,
+                    "held": machine.held(gpu.index, loads),
+                }
+                for gpu in machine.gpus
+            ],
+            "loads": [
+                {
+                    "pid": found.identity[0],
+                    "started": found.identity[1],
+                    "gpu": use.gpu,
+                    "held": use.held(),
+                    "phase": str(phase) if (phase := use.phase_at(now)) else None,
+                }
+                for found in loads
+                for use in found.present_uses()
+            ],
+            # null: the file of faults cannot be read, so every look says unknown.
+            "faults": [
+                {
+                    "kind": fault.kind,
+                    "gpu": fault.gpu,
+                    "field": fault.field,
+                    "seconds": fault.seconds,
+                    "left": None if fault.until is None else round(fault.until - now, 3),
+                }
+                for fault in faults
+            ]
+            if isinstance(faults, tuple)
+            else None,
+        },
+        indent=2,
+    )
+
+
+sim_command.add_command(train)

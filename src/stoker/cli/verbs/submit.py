@@ -1,0 +1,303 @@
+"""`stoker submit`: put commands into the queue."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from stoker.cli.options.common import DURATION, MEMORY, Typed
+from stoker.cli.options.policy import LENGTH, policy_from, policy_options_with
+from stoker.cli.options.queue import opened, opened_or_created, queue_option
+from stoker.cli.options.selection import JobName, TagName
+from stoker.errors import BadInputError
+from stoker.queue.commands import Command, check_command, wants_batch_size
+from stoker.queue.rules import OFF, kept
+from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, variants
+from stoker.rules.policy import Policy
+
+if TYPE_CHECKING:
+    from stoker.queue import NewJob, Store
+
+SWEEP: Final = Typed("sweep", parse_sweep)
+
+
+@click.command(
+    "submit",
+    context_settings={"allow_interspersed_args": False},
+    epilog="One word is text for the shell, several are a command that needs none. {id}, {gpus} and {batch_size} in it "
+    "are filled in when the job starts; {{id}} stands for {id} itself.",
+)
+@click.option("--name", default="", metavar="TEXT", help="What people call it; ids are given by the queue.")
+@click.option("--tag", "tags", multiple=True, type=TagName(), metavar="TEXT", help="To find it by. May be repeated.")
+@click.option("--gpus", type=click.IntRange(0), default=1, metavar="N", help="How many GPUs it needs [1]; 0 for none.")
+@click.option("--memory", type=MEMORY, metavar="SIZE", help="How much memory it needs on each GPU, like 20GiB.")
+@click.option("--share", is_flag=True, help="It may share a GPU with others; needs --memory.")
+@click.option("--priority", type=int, default=0, metavar="N", help="Higher ones start first [0].")
+@click.option(
+    "--after",
+    "after_ids",
+    multiple=True,
+    type=JobName(),
+    metavar="JOB",
+    help="Start when that job succeeded. May be repeated.",
+)
+@click.option(
+    "--after-any",
+    multiple=True,
+    type=JobName(),
+    metavar="JOB",
+    help="Start when that job ended, however. May be repeated.",
+)
+@click.option(
+    "--retries", type=click.IntRange(0), default=0, metavar="N", help="Try again so often when it failed [0]."
+)
+@click.option(
+    "--backoff", type=LENGTH, default=30.0, metavar="DURATION", help="Before the first retry, then doubled [30s]."
+)
+@click.option("--time-limit", type=DURATION, metavar="DURATION", help="Stop it after this long in any case.")
+@click.option(
+    "--preemptible", is_flag=True, help="It may be stopped, and started again later, when others need its GPUs."
+)
+@click.option(
+    "--on-loss", type=click.Choice(["retry", "hold"]), default="retry", help="When its machine was lost [retry]."
+)
+@click.option("--hold", "held", is_flag=True, help="Do not start it before `stoker release`.")
+@click.option("--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or copy it from here.")
+@click.option("--bare-env", is_flag=True, help="Do not keep the active virtualenv or conda environment.")
+@click.option("--directory", metavar="DIR", help="Where it runs [here].")
+@click.option("--pin", is_flag=True, help="Run the code as committed now, in a snapshot of its own.")
+@click.option("--allow-dirty", is_flag=True, help="With --pin: leave out changes that are not committed.")
+@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="What {batch_size} in the command stands for.")
+@click.option("--fit", "fits", is_flag=True, help="Find the largest batch size that fits first, and run with it.")
+@click.option("--fit-with", metavar="TEXT", help="The same with options of `stoker fit`: --fit-with '--margin 5%'.")
+@click.option(
+    "--retries-oom",
+    type=click.IntRange(0),
+    default=2,
+    metavar="N",
+    help="With --fit: start it again, smaller, when it runs out of memory later [2].",
+)
+@click.option(
+    "--idle", type=click.Choice(["on", "off"]), default="on", help="off: never stop it because its GPUs are idle."
+)
+@policy_options_with(Policy(), start_up_option="--idle-after")
+@click.option("--sweep", "sweeps", multiple=True, type=SWEEP, metavar="NAME=VALUES",
+              help="One job for each of 1e-3,1e-4 or 1..5; several give all combinations.")  # fmt: skip
+@click.option("--from", "file", metavar="FILE", help="One shell command per line of FILE; - is standard input.")
+@click.option("--dry-run", is_flag=True, help="Print what would be submitted, and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the jobs as a JSON list instead of their ids.")
+@queue_option
+@click.argument("words", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
+def submit_command(
+    words: tuple[str, ...],
+    file: str | None,
+    sweeps: tuple[Sweep, ...],
+    name: str,
+    after_ids: tuple[str, ...],
+    after_any: tuple[str, ...],
+    variables: tuple[str, ...],
+    bare_env: bool,
+    directory: str | None,
+    pin: bool,
+    allow_dirty: bool,
+    batch_size: int | None,
+    fits: bool,
+    fit_with: str | None,
+    retries_oom: int,
+    idle: str,
+    dry_run: bool,
+    as_json: bool,
+    queue_url: str | None,
+    **options: Any,
+) -> int:
+    """Put COMMAND into the queue, and print its id."""
+    commands = _commands(words, file)
+    check_sweeps(sweeps, len(commands))
+    is_fitted = fits or fit_with is not None
+    if batch_size is None and not is_fitted and not any(sweep.name == "batch_size" for sweep in sweeps):
+        _refuse_open_batch_size(commands)
+    asked = _asked(options, idle) | {"environment": _environment(variables, bare_env)}
+    asked |= _place(directory, pin, allow_dirty)
+    if batch_size is not None:
+        asked["batch_size"] = batch_size
+    if is_fitted:
+        from stoker.cli.options.fit import fit_of
+
+        asked["fit"] = fit_of(fit_with or "", retries_oom, commands, batch_size, options["gpus"])
+    jobs = list(_jobs(commands, sweeps, name, asked))
+    if dry_run:
+        _rehearse(jobs, (after_ids, after_any), queue_url, as_json)
+        return 0
+    with opened_or_created(queue_url) as store:
+        ids = store.submit(_depending(store, jobs, after_ids, after_any))
+        _print_submitted(store, ids, as_json)
+        _advise(store)
+    return 0
+
+
+def _commands(words: tuple[str, ...], file: str | None) -> list[Command]:
+    if file is not None:
+        if words:
+            raise BadInputError("the commands are either in --from or on the command line: leave one of them out")
+        return commands_in(file)
+    if not words:
+        raise BadInputError(
+            "there is no command to submit: write it after --, as in `stoker submit -- python train.py`, or use --from"
+        )
+    typed: Command = words[0] if len(words) == 1 else words
+    check_command(typed)
+    return [typed]
+
+
+def _refuse_open_batch_size(commands: Sequence[Command]) -> None:
+    if any(map(wants_batch_size, commands)):
+        raise BadInputError(
+            "the command has {batch_size} in it: say by --batch-size how much that is, or write {{batch_size}} for the "
+            "word itself"
+        )
+
+
+def _asked(options: dict[str, Any], idle: str) -> dict[str, Any]:
+    """What the remaining options ask for, by the names that a job has for it."""
+    if options["share"] and options["memory"] is None:
+        raise BadInputError("--share needs --memory: how much of a GPU does the job take?")
+    rule = {field: options.pop(field) for field in Policy.__struct_fields__}
+    return options | {"policy": kept(policy_from(**rule)) if idle == "on" else OFF}
+
+
+def _environment(variables: tuple[str, ...], bare: bool) -> dict[str, str]:
+    from stoker.queue.provenance import check_environment, kept_environment
+
+    added = {} if bare else kept_environment()
+    for written in variables:
+        name, equals, value = written.partition("=")
+        if not name:
+            raise BadInputError(f"--env {written!a} names no variable: write NAME=VALUE, or NAME to copy it from here")
+        if not equals and name not in os.environ:
+            raise BadInputError(f"--env {name!a} cannot be copied: there is no such variable here")
+        added[name] = value if equals else os.environ[name]
+    check_environment(added)
+    return added
+
+
+def _place(directory: str | None, pin: bool, allow_dirty: bool) -> dict[str, Any]:
+    """Where it runs, which code is there, and who wants it."""
+    from stoker.queue.provenance import check_pin, checkout_of, login_name, working_directory
+
+    where = working_directory(directory)
+    found = checkout_of(where, to_pin=pin)
+    if pin:
+        check_pin(where, found, allow_dirty=allow_dirty)
+    return {
+        "directory": where,
+        "commit": found.commit,
+        "dirty": found.dirty,
+        "pin": pin,
+        "submitter": login_name(),
+    }
+
+
+def _jobs(commands: Sequence[Command], sweeps: Sequence[Sweep], name: str, asked: dict[str, Any]) -> "Iterator[NewJob]":
+    from stoker.queue import NewJob
+
+    for template in commands:
+        for variant in variants(template, name, sweeps):
+            yield NewJob(command=variant.command, name=variant.name, **asked)
+
+
+def _depending(store: "Store", jobs: "list[NewJob]", after: Sequence[str], after_any: Sequence[str]) -> "list[NewJob]":
+    if not after and not after_any:
+        return jobs
+    from msgspec.structs import replace
+
+    needs = tuple(dict.fromkeys(job.id for text in after for job in store.named(text)))
+    needs_any = tuple(dict.fromkeys(job.id for text in after_any for job in store.named(text)))
+    return [replace(job, after=needs, after_any=needs_any) for job in jobs]
+
+
+def _rehearse(
+    jobs: "list[NewJob]", needs: tuple[Sequence[str], Sequence[str]], queue_url: str | None, as_json: bool
+) -> None:
+    """Says what would be submitted. No queue is made for that."""
+    from stoker.queue.model import check
+
+    for job in jobs:
+        check(job)
+    if any(needs):
+        with opened(queue_url) as store:
+            jobs = _depending(store, jobs, *needs)
+    if as_json:
+        _print_json(jobs)
+        return
+    import shlex
+
+    for job in jobs:
+        sys.stdout.write((job.command if isinstance(job.command, str) else shlex.join(job.command)) + "\n")
+    sys.stderr.write(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} would be submitted\n")
+
+
+def _print_submitted(store: "Store", ids: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        _print_json([store.job(name) for name in ids])
+    else:
+        sys.stdout.write("".join(f"{name}\n" for name in ids))
+
+
+def _print_json(jobs: Sequence[object]) -> None:
+    import msgspec
+
+    from stoker.masking import masked
+
+    told = masked(msgspec.to_builtins(jobs))
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
+
+
+def _advise(store: "Store") -> None:
+    """Tells a person, not a script, that nothing will start these jobs now."""
+    if not sys.stderr.isatty():
+        return
+    now = store.clock()
+    if not any(worker.is_there(now) for worker in store.workers()):
+        sys.stderr.write("no worker is there to run it: `stoker work` starts one\n")
+    elif store.paused():
+        sys.stderr.write("the queue is paused: `stoker resume` lets it go on\n")
+
+
+# A list of commands is written by people and scripts; what is longer was named by mistake, such as a device.
+LONGEST_FILE: Final = 64 * 1024 * 1024
+
+
+def commands_in(file: str) -> list[Command]:
+    """The commands of the file, or of standard input for `-`; blank lines and comments are skipped."""
+    called = "standard input" if file == "-" else file
+    commands: list[Command] = []
+    for number, line in enumerate(_text(file, called).split("\n"), 1):
+        written = line.strip()
+        if not written or written.startswith("#"):
+            continue
+        try:
+            check_command(written)
+        except BadInputError as error:
+            raise BadInputError(f"line {number} of {called}: {error}") from None
+        commands.append(written)
+    if not commands:
+        raise BadInputError(f"there is no command in {called}: one per line is meant")
+    return commands
+
+
+def _text(file: str, called: str) -> str:
+    try:
+        with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
+            data = stream.read(LONGEST_FILE + 1)
+    except OSError as error:
+        raise BadInputError(f"{called} cannot be read: {error.strerror}") from None
+    if len(data) > LONGEST_FILE:
+        raise BadInputError(f"{called} is longer than {LONGEST_FILE:,} bytes: that is no list of commands")
+    try:
+        # Some editors put a mark before the first letter that is no part of the command.
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise BadInputError(f"line {line} of {called} is not text in UTF-8") from None

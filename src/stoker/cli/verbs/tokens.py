@@ -1,0 +1,179 @@
+"""`stoker tokens`: who may come to the page."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.verbs.steer import print_json
+from stoker.paths import state_home
+
+if TYPE_CHECKING:
+    from stoker.web.keys import Keys, Session, Token
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+
+
+@click.group("tokens", invoke_without_command=True)
+@click.option("--demo", is_flag=True, help="Those of the demo that `stoker up` is without GPUs.")
+@_json_option
+@click.pass_context
+def tokens_command(context: click.Context, demo: bool, as_json: bool) -> int:
+    """List, make and revoke the tokens that let people come to the page of `stoker serve` and `stoker up`.
+
+    An operator can submit jobs, and so run any command as this user on the machines of the queue. A viewer can read
+    everything, also commands and logs, and change nothing.
+    """
+    from stoker.web.keys import Keys
+
+    context.obj = Keys(_home(demo))
+    if as_json:
+        # Before the verb it means the same as behind it.
+        context.default_map = {verb: {"as_json": True} for verb in tokens_command.commands}
+    if context.invoked_subcommand is None:
+        _list(context.obj, as_json)
+    return 0
+
+
+@tokens_command.command("add", short_help="Make a token, and print its link.")
+@click.option("--viewer", is_flag=True, help="It may look, and change nothing.")
+@click.option("--name", metavar="NAME", help="Whose it is, for this list and the access log.")
+@click.option("--url", metavar="URL", help="The address of the page [where it started last].")
+@_json_option
+@click.pass_obj
+def add(keys: "Keys", viewer: bool, name: str | None, url: str | None, as_json: bool) -> int:
+    """Make a token, and print the link that lets a device in with it.
+
+    Without --viewer it is an operator's: whoever has it can run any command as this user.
+    """
+    address = _address(keys, url)
+    token = keys.add(name or _free_name(keys, "viewer" if viewer else "operator"), "viewer" if viewer else "operator")
+    if as_json:
+        print_json({**_told(token, []), "token": token.secret, "link": _link(address, token)})
+        return 0
+    _print_link(address, token)
+    return 0
+
+
+@tokens_command.command("revoke", short_help="End a token, and log its devices out.")
+@click.argument("called", metavar="ID")
+@_json_option
+@click.pass_obj
+def revoke(keys: "Keys", called: str, as_json: bool) -> int:
+    """End the token with this id or name, and log out every device that it let in. A page sees it within a second."""
+    token, devices = keys.revoke(called)
+    if as_json:
+        print_json({"id": token.id, "name": token.name, "role": token.role, "devices": devices})
+        return 0
+    sys.stdout.write(f"{token.id} ({token.name}): revoked, {_devices(devices)} logged out\n")
+    return 0
+
+
+@tokens_command.command("link", short_help="Print a token's link again.")
+@click.argument("called", metavar="[ID]", required=False)
+@click.option("--url", metavar="URL", help="The address of the page [where it started last].")
+@_json_option
+@click.pass_obj
+def link(keys: "Keys", called: str | None, url: str | None, as_json: bool) -> int:
+    """Print the link of the token with this id or name, and its QR code where there is a terminal.
+
+    Without ID it is the oldest operator's, which is made if there is none.
+    """
+    address = _address(keys, url)
+    token = keys.first() if called is None else keys.token(called)
+    if as_json:
+        print_json({"id": token.id, "name": token.name, "role": token.role, "link": _link(address, token)})
+        return 0
+    _print_link(address, token)
+    return 0
+
+
+def _home(demo: bool) -> Path:
+    return state_home() / "demo" if demo else state_home()
+
+
+def _address(keys: "Keys", url: str | None) -> str:
+    """What was asked for, or where the page was when it last started, or where it would be."""
+    if url is None and (known := keys.address()):
+        return known
+    from stoker.cli.options.page import page_config
+
+    return page_config({} if url is None else {"url": url}, None).address()
+
+
+def _free_name(keys: "Keys", role: str) -> str:
+    taken = {token.name for token in keys.tokens()}
+    number = 1
+    while (name := role if number == 1 else f"{role}-{number}") in taken:
+        number += 1
+    return name
+
+
+def _link(address: str, token: "Token") -> str:
+    return f"{address}/login#{token.secret}"
+
+
+def _print_link(address: str, token: "Token") -> None:
+    from stoker.web.qr import qr_code
+
+    may = "run any command as this user" if token.role == "operator" else "read everything, and change nothing"
+    sys.stdout.write(f"{_link(address, token)}\n")
+    if (code := qr_code(_link(address, token))) is not None:
+        sys.stdout.write(f"{code}\n")
+    sys.stderr.write(f"stoker: whoever has this link comes as {token.name}, {token.role}, and can {may}\n")
+
+
+def _list(keys: "Keys", as_json: bool) -> None:
+    tokens, sessions = keys.tokens(), keys.sessions()
+    by_token = {token.id: [session for session in sessions if session.token == token.id] for token in tokens}
+    if as_json:
+        print_json([_told(token, by_token[token.id]) for token in tokens])
+        return
+    if not tokens:
+        sys.stdout.write("no tokens yet: `stoker serve` makes the first one, and so does `stoker tokens link`\n")
+        return
+    from stoker.cli.tables.table import Column, print_table
+
+    columns = (
+        Column("name", gives="cut"),
+        Column("role"),
+        Column("id"),
+        Column("made", "right", left_out=2),
+        Column("devices", "right", left_out=1),
+        Column("last seen", "right"),
+    )
+    rows = []
+    for token in tokens:
+        devices = by_token[token.id]
+        seen = _seen(token, devices)
+        used = "never" if seen is None else _ago(seen)
+        rows.append((token.name, token.role, token.id, _ago(token.created), str(len(devices)), used))
+    print_table(columns, rows)
+
+
+def _told(token: "Token", devices: "list[Session]") -> dict[str, object]:
+    """One token as `--json` prints it: without its secret."""
+    return {
+        "id": token.id,
+        "name": token.name,
+        "role": token.role,
+        "created": token.created,
+        "seen": _seen(token, devices),
+        "devices": [{"agent": one.agent, "created": one.created, "seen": one.seen} for one in devices],
+    }
+
+
+def _seen(token: "Token", devices: "list[Session]") -> float | None:
+    return max((at for at in (token.seen, *(one.seen for one in devices)) if at is not None), default=None)
+
+
+def _ago(at: float) -> str:
+    from stoker.queue.explanation import spoken
+
+    return f"{spoken(max(0.0, time.time() - at))} ago"
+
+
+def _devices(number: int) -> str:
+    return "1 device" if number == 1 else f"{number} devices"

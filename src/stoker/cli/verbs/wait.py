@@ -1,0 +1,161 @@
+"""`stoker wait`: until jobs have ended, with a code that says how."""
+
+import contextlib
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from stoker.cli.options.common import DURATION
+from stoker.cli.options.queue import opened, queue_option
+from stoker.cli.options.selection import JobName, TagName
+from stoker.errors import BadInputError, StokerError
+
+if TYPE_CHECKING:
+    from stoker.queue import Job, Store
+
+# As GNU timeout has it.
+_TIMED_OUT: Final = 124
+# Reasons that somebody has to do something about: whoever waits should know of them.
+_STUCK: Final = frozenset({"held", "never", "paused", "no worker", "workers paused", "too large"})
+_MOST_NAMES: Final = 4
+
+
+@click.command("wait")
+@click.argument("jobs", nargs=-1, type=JobName(), metavar="[JOB]...")
+@click.option("--tag", type=TagName(), metavar="TAG", help="All jobs that have this tag now, ended ones too.")
+@click.option("--all", "everything", is_flag=True, help="All jobs that have not ended now.")
+@click.option("--timeout", type=DURATION, metavar="DURATION", help="Give up after so long, with code 124.")
+@click.option("--json", "as_json", is_flag=True, help="Print the jobs as a JSON list at the end.")
+@queue_option
+def wait_command(
+    jobs: tuple[str, ...],
+    tag: str | None,
+    everything: bool,
+    timeout: float | None,
+    as_json: bool,
+    queue_url: str | None,
+) -> int:
+    """Wait until each JOB (an id, the beginning of one, or the name of a job or a sweep) has ended.
+
+    The code is 0 when all succeeded, 1 when some did not, 124 when the time is over.
+    """
+    if bool(jobs) + (tag is not None) + everything != 1:
+        raise BadInputError("which jobs? Write their ids or names, or --tag TAG, or --all: one of the three")
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with opened(queue_url) as store:
+        wait = _Wait(store, _meant(store, jobs, tag, everything), deadline)
+        in_time = wait.until_all_ended()
+        if as_json:
+            wait.print_json()
+    if not in_time:
+        raise StokerError(wait.who_is_left(timeout or 0.0), exit_code=_TIMED_OUT)
+    if sentence := wait.who_did_not_succeed():
+        raise StokerError(sentence)
+    return 0
+
+
+def _meant(store: "Store", words: tuple[str, ...], tag: str | None, everything: bool) -> list["Job"]:
+    if words:
+        return list({job.id: job for word in words for job in store.named(word)}.values())
+    if everything:
+        return [job for state in ("queued", "held", "running") for job in store.jobs(states=[state], limit=2**31 - 1)]
+    found = store.jobs(tag=tag, limit=2**31 - 1)
+    if not found:
+        raise BadInputError(f"there is no job with the tag {tag!r} in {store.place}: `stoker list` shows them")
+    return found
+
+
+class _Wait:
+    """Jobs, and what became of them. One after the other is waited for: each costs one question in the end."""
+
+    def __init__(self, store: "Store", jobs: list["Job"], deadline: float | None) -> None:
+        self._store = store
+        self._deadline = deadline
+        self._jobs = {job.id: job for job in jobs}
+        self._gone: list[str] = []
+        self._left = deque(self._jobs)
+        self._noted: set[tuple[str, str]] = set()
+
+    def until_all_ended(self) -> bool:
+        """False when the time was over before."""
+        from stoker.cli.options.queue import SLOW_POLL, Listener
+        from stoker.queue import QueueAwayError
+
+        with Listener(self._store) as listener, contextlib.suppress(QueueAwayError):
+            while self._left:
+                while self._left and self._has_ended(self._left[0]):
+                    self._left.popleft()
+                self._say_what_is_stuck()
+                left = SLOW_POLL if self._deadline is None else self._deadline - time.monotonic()
+                if left <= 0:
+                    self._left = deque(name for name in self._left if not self._has_ended(name))
+                    break
+                if self._left:
+                    listener.wait(min(SLOW_POLL, left))
+        return not self._left
+
+    def _has_ended(self, name: str) -> bool:
+        from stoker.cli.options.queue import patiently
+        from stoker.queue.model import ENDED
+
+        try:
+            self._jobs[name] = patiently(lambda: self._store.job(name), self._deadline)
+        except BadInputError:
+            self._gone.append(name)
+            return True
+        return self._jobs[name].state in ENDED
+
+    def _say_what_is_stuck(self) -> None:
+        from stoker.cli.options.queue import note, patiently
+        from stoker.queue.surroundings import why
+
+        if not self._left or self._jobs[self._left[0]].state == "running":
+            return
+        job = self._jobs[self._left[0]]
+        reason = patiently(lambda: why(self._store, job), self._deadline)
+        if reason.kind in _STUCK and (job.id, reason.kind) not in self._noted:
+            self._noted.add((job.id, reason.kind))
+            note(f"job {job.id}: {reason.sentence}")
+
+    def print_json(self) -> None:
+        import msgspec
+
+        from stoker.cli.tables.job import job_json
+
+        told = [job_json(job) for job in self._jobs.values()]
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
+
+    def who_is_left(self, timeout: float) -> str:
+        from stoker.units import format_duration
+
+        names = [f"{name} ({self._jobs[name].state})" for name in self._left]
+        return f"{_count(len(names), len(self._jobs))} had not ended after {format_duration(timeout)}: {_some(names)}"
+
+    def who_did_not_succeed(self) -> str:
+        """Empty when all did."""
+        bad = [
+            f"{name} {_became(job, forgotten=name in self._gone)}"
+            for name, job in self._jobs.items()
+            if job.state != "succeeded" or name in self._gone
+        ]
+        return f"{_count(len(bad), len(self._jobs))} did not succeed: {_some(bad)}" if bad else ""
+
+
+def _became(job: "Job", *, forgotten: bool) -> str:
+    if forgotten:
+        return "was forgotten by the queue"
+    if job.state == "cancelled":
+        return "was cancelled"
+    return "failed" if job.exit_code is None else f"failed with code {job.exit_code}"
+
+
+def _count(some: int, of: int) -> str:
+    return f"{some} of {of} jobs" if of > 1 else "the job"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -1,0 +1,194 @@
+"""`stoker watch`: watch the GPUs of this machine or container, and act when they stay idle."""
+
+import os
+import socket
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from stoker.actions.action import ACTION_FAILED
+from stoker.actions.catalogue import DEFAULT_EXEC_TIMEOUT, DEFAULT_GRACE, WITH_ARGUMENT, means_of, parse_action
+from stoker.actions.exit import Exit
+from stoker.actions.notify import Notify
+from stoker.actions.systemd import ServiceManager, unit_text
+from stoker.actions.watched import Watched
+from stoker.actions.watcher import IDLE, Orders, Watcher, say
+from stoker.cli.options.common import Typed, open_prober, source_options
+from stoker.cli.options.policy import LENGTH, SHARE, policy_from, policy_options
+from stoker.errors import BadInputError, StokerError
+from stoker.gpus.source import AbsentError
+from stoker.rules.policy import Policy
+from stoker.settings import Settings, load_settings
+from stoker.units import format_duration
+
+# What a person set for this machine, and a service would not find again. The rule itself becomes options.
+_CARRIED: Final = ("STOKER_GPUS", "STOKER_DEADLINE", "CUDA_VISIBLE_DEVICES")
+_PRINT_UNIT: Final = "--print-unit"
+
+
+def _parse_exit_code(text: str) -> int:
+    written = text.strip()
+    if not (written.isascii() and written.isdigit() and len(written) < 4 and int(written) < 256):
+        raise BadInputError(f"{text!r} is not an exit code: write a number from 0 to 255")
+    return int(written)
+
+
+class _WatchCommand(click.Command):
+    """Takes `--then stop 4242` for what it means, as well as `--then 'stop 4242'`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        joined: list[str] = []
+        waiting = deque(args)
+        while waiting:
+            word = waiting.popleft()
+            if joined[-1:] == ["--then"] and word in WITH_ARGUMENT and waiting:
+                word = f"{word} {waiting.popleft()}"
+            joined.append(word)
+        return super().parse_args(ctx, joined)
+
+
+@click.command(
+    "watch",
+    cls=_WatchCommand,
+    epilog="Exit codes: 124 it was idle and everything was done; 125 an action failed, or could never have worked; "
+    "2 a mistake in the command line; 128+n it was ended by signal n.",
+)
+@click.option(
+    "--then",
+    "then",
+    multiple=True,
+    metavar="ACTION",
+    help="What to do, in this order: 'stop PID', exit, shutdown, reboot, determined, \"exec 'COMMAND'\", 'notify URL'.",
+)
+@policy_options
+@click.option("--gpus", metavar="GPUS", default="all", help="Which to watch: all, visible, 0,2 or uuids [all].")
+@click.option(
+    "--grace",
+    type=LENGTH,
+    default=DEFAULT_GRACE,
+    metavar="DURATION",
+    help=f"With 'stop': time between SIGTERM and SIGKILL [{format_duration(DEFAULT_GRACE)}].",
+)
+@click.option(
+    "--exec-timeout",
+    type=LENGTH,
+    default=DEFAULT_EXEC_TIMEOUT,
+    metavar="DURATION",
+    help=f"How long the command of 'exec' may take [{format_duration(DEFAULT_EXEC_TIMEOUT)}].",
+)
+@click.option("--repeat", is_flag=True, help="Go on watching after acting, instead of exiting.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done and when, and do nothing.")
+@click.option(
+    "--idle-exit-code",
+    type=Typed("exit code", _parse_exit_code),
+    default=IDLE,
+    metavar="CODE",
+    help=f"Exit code after acting [{IDLE}].",
+)
+@click.option(_PRINT_UNIT, is_flag=True, help="Print a systemd unit for this command line, and do nothing else.")
+@source_options
+def watch_command(
+    then: tuple[str, ...],
+    gpus: str,
+    grace: float,
+    exec_timeout: float,
+    repeat: bool,
+    dry_run: bool,
+    idle_exit_code: int,
+    print_unit: bool,
+    source: str | None,
+    deadline: float | None,
+    **rule: Any,
+) -> int:
+    """Watch the GPUs of this machine or container, and act when they stay idle."""
+    policy = policy_from(**rule)
+    if not then:
+        raise BadInputError("say what to do when the GPUs stay idle: give at least one --then, such as --then shutdown")
+    if exec_timeout <= 0:
+        raise BadInputError("--exec-timeout must be longer than nothing")
+    means = means_of(os.environ, grace=grace, exec_timeout=exec_timeout)
+    orders = Orders(
+        actions=tuple(parse_action(text, means) for text in then),
+        host=socket.gethostname(),
+        repeat=repeat,
+        dry_run=dry_run,
+        idle_exit_code=idle_exit_code,
+    )
+    if repeat and any(isinstance(action, Exit) for action in orders.actions):
+        raise BadInputError("--repeat and --then exit exclude each other: is it to go on watching, or to end?")
+    if print_unit:
+        return _print_unit(policy, orders, then, _unseen_options(source, deadline))
+    for sentence in [sentence for action in orders.actions for sentence in action.prepare()]:
+        say(sentence)
+    return _watch(source, deadline, gpus, policy, orders)
+
+
+def _watch(source: str | None, deadline: float | None, gpus: str, policy: Policy, orders: Orders) -> int:
+    prober = open_prober(source, deadline)
+    try:
+        try:
+            first = prober.look()
+        except AbsentError as absent:
+            raise StokerError(f"there is no GPU to watch: {absent}", exit_code=ACTION_FAILED) from None
+        watched = Watched(gpus, policy, os.environ)
+        return Watcher(prober, watched, policy, orders, ServiceManager(os.environ)).run(first)
+    finally:
+        prober.leave()
+
+
+def _print_unit(policy: Policy, orders: Orders, then: tuple[str, ...], more: list[str]) -> int:
+    words = [*_typed(sys.argv[1:]), *more]
+    carried = {name: os.environ[name] for name in _CARRIED if os.environ.get(name)}
+    description = f"Stoker: {policy.in_words()}, then {', then '.join(text.split()[0] for text in then)}"
+    click.echo(unit_text(description, [*_program(), *words], carried, orders.idle_exit_code), nl=False)
+    if any(isinstance(action, Notify) for action in orders.actions):
+        say("the unit holds the URL of 'notify', which may be a secret: let only root read the file")
+    return 0
+
+
+def _typed(arguments: list[str]) -> list[str]:
+    """The command line for the unit, without the configuration file: what that says is added as options."""
+    verb = next(place for place, word in enumerate(arguments) if word == "watch" and arguments[place - 1] != "--config")
+    general = ["--debug"] if "--debug" in arguments[:verb] else []
+    return [*general, *(word for word in arguments[verb:] if word != _PRINT_UNIT)]
+
+
+def _unseen_options(source: str | None, deadline: float | None) -> list[str]:
+    """What STOKER_* variables and stoker.toml say, as options: a service has neither."""
+    context = click.get_current_context()
+    words: list[str] = []
+    for option in context.command.params:
+        name = option.name or ""
+        match context.get_parameter_source(name):
+            case click.core.ParameterSource.ENVIRONMENT:
+                words += _as_words(option, option.value_from_envvar(context))
+            case click.core.ParameterSource.DEFAULT_MAP:
+                words += _as_words(option, context.lookup_default(name))
+    settings, plain = load_settings(), Settings()
+    if source is None and settings.gpus != plain.gpus and not os.environ.get("STOKER_GPUS"):
+        words += ["--source", settings.gpus]
+    if deadline is None and settings.deadline != plain.deadline and not os.environ.get("STOKER_DEADLINE"):
+        words += ["--deadline", settings.deadline]
+    return words
+
+
+def _as_words(option: click.Parameter, value: Any) -> list[str]:
+    name = option.opts[0]
+    if isinstance(option, click.Option) and option.is_flag:
+        return [name] if value else []
+    if isinstance(value, list | tuple):
+        return [word for one in value for word in (name, str(one))]
+    if isinstance(value, int | float) and option.type.name == SHARE.name:
+        return [name, f"{value * 100:.10g}%"]
+    return [name, str(value)]
+
+
+def _program() -> list[str]:
+    """How to start this very installation from anywhere."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return [sys.executable, "-m", "stoker.cli"]
+    return [str(program.absolute())]
