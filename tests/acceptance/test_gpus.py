@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from stoker.gpus.model import NOT_SUPPORTED
+from stoker.version import __version__
 from tests.support.command import stoker, stoker_command
 from tests.support.mock_nvml import MockMachine, Samples
 from tests.support.waiting import wait_for
@@ -316,6 +317,6 @@ def test_pids_of_another_namespace_are_not_blamed_on_local_processes(nvidia: Moc
 
 
 def test_version_and_help() -> None:
-    assert stoker("--version").out == "stoker 0.1.0\n"
+    assert stoker("--version").out == f"stoker {__version__}\n"
     assert "record" in stoker("--help").out
     assert stoker("frobnicate").code == 2
