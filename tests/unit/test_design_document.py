@@ -19,7 +19,6 @@ import pkgutil
 import re
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -84,8 +83,7 @@ def test_packages_are_those_of_the_import_contract_in_its_order() -> None:
 
 
 def test_processes_are_those_that_the_code_names() -> None:
-    literals = {node.value for tree in trees() for node in ast.walk(tree) if is_text(node)}
-    in_code = {text for text in literals if PROCESS.fullmatch(text)}
+    in_code = {text for path in SOURCES for text in literals(ast.parse(path.read_text())) if PROCESS.fullmatch(text)}
     assert set(column(table("process", "…"), 0)) == in_code
 
 
@@ -116,13 +114,10 @@ def test_environment_variables_are_those_that_the_code_mentions() -> None:
     )
 
 
-@cache
-def trees() -> list[ast.Module]:
-    return [ast.parse(path.read_text()) for path in SOURCES]
-
-
-def is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def literals(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def protocols(package: str) -> set[str]:
