@@ -130,7 +130,7 @@ class Traffic(threading.Thread):
     def run(self) -> None:
         with init_queue(self._queue) as store:
             gpus = tuple(
-                WorkerGpu(uuid=f"GPU-{index}", index=index, name="Bench", doing="free", utilization=0.5)
+                WorkerGpu(uuid=f"GPU-{index}", index=index, name="Bench", state="free", utilization=0.5)
                 for index in range(8)
             )
             store.heartbeat("bench", "bench", View(gpus=gpus))
@@ -139,14 +139,14 @@ class Traffic(threading.Thread):
             for number in range(JOBS_A_SECOND * SECONDS):
                 self._pass(store, number)
                 time.sleep(max(0.0, began + (number + 1) / JOBS_A_SECOND - time.monotonic()))
-            store.settle()
+            store.flush()
 
     def _pass(self, store: Store, number: int) -> None:
         (name,) = store.submit([NewJob(command="true", name=f"job-{number}")])
         attempt = store.claim(name, "bench", ["GPU-0"], 60.0)
         assert attempt is not None
         store.finish(attempt.id, "succeeded", 0)
-        store.settle()
+        store.flush()
         self.ended[number] = time.monotonic()
 
 

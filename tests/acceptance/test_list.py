@@ -94,14 +94,14 @@ def test_json_is_a_list_of_jobs_each_with_its_reason(queue: Store) -> None:
     (told,) = stoker("list", "--json").json()
     assert (told["id"], told["command"], told["state"]) == (job, "echo 'a' \"b\" \n🔥", "queued")
     assert told["why"]["kind"] == "no worker"
-    assert told["why"]["sentence"].startswith("no worker is there")
+    assert told["why"]["reason"].startswith("no worker is there")
 
 
 def test_json_says_how_many_come_first(queue: Store) -> None:
     submit(queue, "a", "b", "c")
     be_there(queue)
     told = stoker("list", "--json").json()
-    assert ["2 other jobs come first" in job["why"]["sentence"] for job in told] == [False, False, True]
+    assert ["2 other jobs come first" in job["why"]["reason"] for job in told] == [False, False, True]
 
 
 def test_an_empty_queue_says_how_to_fill_it(queue: Store) -> None:

@@ -172,7 +172,7 @@ def test_the_last_lines_that_the_queue_has_are_not_borrowed(queue: Store, lender
     lender.end(attempt)
     done = stoker("logs", job, "-n", "3")
     assert (done.out, done.err) == ("one\ntwo\n100%\n", "")
-    assert queue.wanted_outputs() == []
+    assert queue.log_requests() == []
     with lender.works():
         assert stoker("logs", job, "-n", "4").out == "cut off\none\ntwo\n100%\n"
 

@@ -81,13 +81,13 @@ def test_output_and_report_are_shown_when_they_are_on_this_machine(queue: Store)
 def test_the_report_of_a_job_that_ran_elsewhere_is_shown(queue: Store) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "failed", 1)
-    assert stoker("show", job, "--json").json()["finding"] is None
-    queue.write_finding(attempt.id, AttemptDetails(cause="idle", report="# Why it was stopped\n\n\x1b[31mred\n"))
+    assert stoker("show", job, "--json").json()["details"] is None
+    queue.write_details(attempt.id, AttemptDetails(cause="idle", report="# Why it was stopped\n\n\x1b[31mred\n"))
     done = stoker("show", job)
     assert done.out.endswith("\n# Why it was stopped\n\n\N{REPLACEMENT CHARACTER}[31mred\n")
     told = stoker("show", job, "--json").json()
-    assert (told["report"], told["finding"]["cause"]) == (None, "idle")
-    assert told["finding"]["report"].startswith("# Why it was stopped")
+    assert (told["report"], told["details"]["cause"]) == (None, "idle")
+    assert told["details"]["report"].startswith("# Why it was stopped")
     (place_of(attempt) / "report.md").write_text("# From here\n")
     assert stoker("show", job).out.endswith("\n# From here\n")
 
@@ -110,13 +110,13 @@ def test_how_the_batch_size_was_found_is_shown(queue: Store) -> None:
         ),
         note="96 is not faster than 64",
     )
-    queue.write_finding(attempt.id, AttemptDetails(fit=msgspec.to_builtins(fitted)))
+    queue.write_details(attempt.id, AttemptDetails(fit=msgspec.to_builtins(fitted)))
     done = stoker("show", job)
     assert "fit          batch size 96, 2 steps of accumulation, about 49 GiB of 50 GiB\n" in done.out
     assert "             tried 8 (5.0 GiB), 128 (out of memory), 96 (it fits)\n" in done.out
     assert "             96 is not faster than 64\n" in done.out
-    assert stoker("show", job, "--json").json()["finding"]["fit"]["size"] == 96
-    queue.write_finding(attempt.id, AttemptDetails(fit={"of": "a later version"}))
+    assert stoker("show", job, "--json").json()["details"]["fit"]["size"] == 96
+    queue.write_details(attempt.id, AttemptDetails(fit={"of": "a later version"}))
     assert stoker("show", job).code == 0
 
 

@@ -65,7 +65,7 @@ def test_a_job_on_another_machine_is_snoozed_through_the_queue(queue: Store, els
         done = stoker("snooze", "30m", name)
         assert done.code == 0, done.err
         assert done.out.startswith(f"job {elsewhere.job} is left alone for 30m, until ")
-        wish = queue.wishes(WORKER).snoozed[elsewhere.id]
+        wish = queue.requests(WORKER).snoozed[elsewhere.id]
         assert 1700.0 < wish.seconds <= 1800.0
         done = stoker("snooze", "--end", name)
         assert (done.code, done.out) == (0, f"job {elsewhere.job} is watched again\n")
@@ -74,7 +74,7 @@ def test_a_job_on_another_machine_is_snoozed_through_the_queue(queue: Store, els
 
 def test_the_worker_is_told_who_wants_it(queue: Store, elsewhere: Attempt) -> None:
     assert stoker("snooze", "1h", "resnet", environment={"LOGNAME": "alice"}).code == 0
-    assert queue.wishes(WORKER).snoozed[elsewhere.id].by == "alice"
+    assert queue.requests(WORKER).snoozed[elsewhere.id].by == "alice"
 
 
 def test_a_job_on_this_machine_is_snoozed_in_its_record(queue: Store, elsewhere: Attempt, here: Record) -> None:
@@ -86,7 +86,7 @@ def test_a_job_on_this_machine_is_snoozed_in_its_record(queue: Store, elsewhere:
         assert snooze.wall > time.time() + 1700.0
         assert stoker("snooze", "--end", environment={"STOKER_RUN": name}).code == 0
         assert here.snooze() is None
-    assert queue.wishes(WORKER).snoozed == {}
+    assert queue.requests(WORKER).snoozed == {}
 
 
 def test_a_retry_elsewhere_is_meant_when_the_attempt_here_is_over(

@@ -425,10 +425,10 @@ def test_an_ambiguous_name_is_refused() -> None:
 def test_what_is_submitted_wakes_who_waits(tmp_path: Path) -> None:
     with init_queue() as queue:
         queue.submit([NewJob(command="true")])
-        bell = queue.bell()
+        changes = queue.listen()
         try:
-            bell.heard()
+            changes.poll()
             submit("true")
-            wait_for(bell.heard, named="the bell")
+            wait_for(changes.poll, named="the changes")
         finally:
-            bell.close()
+            changes.close()

@@ -16,7 +16,7 @@ LEFT = ("\x1b[?1049l\x1b[?25h", "\x1b[?25h\x1b[?1049l")
 
 
 def be_there(queue: Store) -> None:
-    gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", doing="free", utilization=0.0)
+    gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", state="free", utilization=0.0)
     queue.heartbeat("w", "gpu-box", View(gpus=(gpu,)))
 
 
@@ -164,5 +164,5 @@ def test_it_can_be_printed_once_as_text_or_json(queue: Store) -> None:
         assert (text in done.out) == (text != "\x1b")
     told = stoker("top", "--json").json()
     assert [one["job"]["name"] for one in told["waiting"]] == ["alpha"]
-    assert told["machines"][0]["gpus"][0]["doing"] == "free"
+    assert told["machines"][0]["gpus"][0]["state"] == "free"
     assert set(told) >= {"health", "hours", "counts", "running", "ended", "paused", "place"}

@@ -58,8 +58,8 @@ def test_the_size_is_found_on_the_gpu_that_the_job_got_and_the_real_run_made_wit
     )
     site.work_until_empty()
     assert site.job(job).state == "succeeded"
-    assert site.job(job).sentence == "batch size 200"
-    found = site.store.finding(site.last_attempt(job).id)
+    assert site.job(job).reason == "batch size 200"
+    found = site.store.details(site.last_attempt(job).id)
     assert found is not None
     assert found.fit["size"] == 200
     assert [probe["outcome"] for probe in found.fit["observations"]].count("fits") >= 2
@@ -80,7 +80,7 @@ def test_the_size_is_found_on_the_gpu_that_the_job_got_and_the_real_run_made_wit
 def test_a_job_that_shares_a_gpu_is_fitted_to_what_it_asked_for(site: WorkSite, trainer: Path) -> None:
     job = submitted(site, "--share", "--memory", "6GiB", "--fit-with", QUICKLY, "--", str(trainer))
     site.work_until_empty()
-    assert site.job(job).sentence == "batch size 32"
+    assert site.job(job).reason == "batch size 32"
 
 
 def test_a_place_for_the_size_is_filled_also_in_text_for_a_shell(site: WorkSite, trainer: Path) -> None:
@@ -95,21 +95,21 @@ def test_a_real_run_that_runs_out_of_memory_is_started_again_smaller(site: WorkS
     job = submitted(site, "--fit-with", QUICKLY, "--env", "MORE=40", "--", str(trainer))
     site.work_until_empty()
     sentence = "batch size 160, as it ran out of memory with 200"
-    assert (site.job(job).state, site.job(job).sentence) == ("succeeded", sentence)
+    assert (site.job(job).state, site.job(job).reason) == ("succeeded", sentence)
     assert "a batch of 200 ran out of memory after" in site.stoker("show", job).out
     output = output_of(site, job)
     assert "stoker: it ran out of memory, and is started again with a batch of 160\n" in output
     assert output.count("trains: ") == 2
     again = submitted(site, "--fit-with", QUICKLY, "--env", "MORE=40", "--", str(trainer))
     site.work_until_empty()
-    assert site.job(again).sentence == "batch size 160", "the next one like it begins there"
+    assert site.job(again).reason == "batch size 160", "the next one like it begins there"
 
 
 def test_a_real_run_that_fails_early_and_in_silence_is_started_again_smaller(site: WorkSite, trainer: Path) -> None:
     trainer.write_text(trainer.read_text().replace("lasts=0.1s; fi", "lasts=0.1s; [ $size -le 180 ] || exit 1; fi"))
     job = submitted(site, "--fit-with", QUICKLY, "--", str(trainer))
     site.work_until_empty()
-    assert site.job(job).sentence == "batch size 160, as it probably ran out of memory with 200"
+    assert site.job(job).reason == "batch size 160, as it probably ran out of memory with 200"
 
 
 def test_without_retries_running_out_of_memory_is_a_failure(site: WorkSite, trainer: Path) -> None:
@@ -123,8 +123,8 @@ def test_a_probe_that_fails_for_another_reason_fails_the_job_and_says_why(site: 
     job = submitted(site, "--fit-with", QUICKLY, "--", "sh", "-c", "echo the data is missing; exit 3")
     site.work_until_empty()
     assert site.job(job).state == "failed"
-    assert "the probe at batch size 8 failed with code 3" in site.job(job).sentence
-    assert "the data is missing" in site.job(job).sentence
+    assert "the probe at batch size 8 failed with code 3" in site.job(job).reason
+    assert "the data is missing" in site.job(job).reason
 
 
 def test_a_job_can_be_cancelled_while_its_size_is_being_found(site: WorkSite, trainer: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_job_can_be_cancelled_while_its_size_is_being_found(site: WorkSite, tr
     worker = site.work()
     wait_for(lambda: "batch size 8: trying" in output_of(site, job), named="the first probe")
     gpu = wait_for(lambda: seen_memory(site), named="its memory")
-    assert (gpu.doing, gpu.note) == ("job", ""), "a probe is the job's own, and no stranger"
+    assert (gpu.state, gpu.note) == ("job", ""), "a probe is the job's own, and no stranger"
     assert site.stoker("cancel", job).code == 0
     site.wait_until(job, "cancelled")
     assert worker.stop() == 0

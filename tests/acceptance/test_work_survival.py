@@ -139,7 +139,7 @@ def test_a_supervisor_that_is_asked_to_end_stops_its_job_which_is_tried_again(si
     site.wait_until(job, "succeeded")
     worker.stop()
     assert outcomes(site, job) == ["lost", "succeeded"]
-    assert "SIGTERM" in site.store.attempts(job)[0].sentence
+    assert "SIGTERM" in site.store.attempts(job)[0].reason
     assert not diary.overlaps()
 
 
@@ -271,7 +271,7 @@ def test_what_ran_when_the_machine_was_restarted_is_tried_again_or_held(
     site.work_until_empty()
     assert site.job(job).state == becomes
     assert outcomes(site, job)[0] == "lost"
-    assert "restarted" in site.store.attempts(job)[0].sentence
+    assert "restarted" in site.store.attempts(job)[0].reason
 
 
 def _restart_machine(site: WorkSite, job: str) -> None:
@@ -374,7 +374,7 @@ def test_a_job_that_can_reach_no_queue_is_stopped_before_its_lease_is_over(
     # Read only now: until the database went away, the lease may have been renewed.
     assert diary.entries()[-1].time < site.last_attempt(job).lease_expires
     site.wait_until(job, "held")
-    assert "could not be reached" in site.last_attempt(job).sentence
+    assert "could not be reached" in site.last_attempt(job).reason
 
 
 def test_a_claim_whose_answer_died_with_the_database_is_given_back_when_it_is_back(

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue import NewJob, Store, init_queue
-from stoker.queue.model import AttemptDetails, Lent, Usage, View, WorkerGpu
+from stoker.queue.model import AttemptDetails, LogChunk, Usage, View, WorkerGpu
 from tests.support.browser import screen
 from tests.support.command import stoker
 from tests.support.page_site import PageSite, page_site
@@ -74,7 +74,7 @@ def _a_machine_at_work(store: Store) -> tuple[str, str]:
     """The ids of a job that runs there and of one that was stopped for hanging."""
     gpus = (
         WorkerGpu(uuid="GPU-0", index=0, name="H100", memory_total=80 * GIB, memory_used=40 * GIB, utilization=0.9,
-                  doing="job", since=time.time() - 60),
+                  state="job", since=time.time() - 60),
         WorkerGpu(uuid="GPU-1", index=1, name="H100", note="the GPU is lost", since=time.time() - 60),
     )  # fmt: skip
     store.heartbeat("far-1", "gpu-far", View(gpus=gpus))
@@ -90,7 +90,7 @@ def _a_machine_at_work(store: Store) -> tuple[str, str]:
     assert stopped is not None
     store.finish(stopped.id, "failed", 124, "GPU 0 stayed below 1% for 30m")
     report = f"# Stopped\n\n{SCRIPT} in all_reduce\n"
-    store.write_finding(stopped.id, AttemptDetails(cause="idle", report=report, fit=msgspec.to_builtins(FITTED)))
+    store.write_details(stopped.id, AttemptDetails(cause="idle", report=report, fit=msgspec.to_builtins(FITTED)))
     assert store.claim(running, "far-1", ["GPU-0"], 600.0) is not None
     store.write_log(_attempt(store, running), _output("epoch 1"))
     return running, hung
@@ -103,10 +103,10 @@ def _output(words: str) -> str:
 def _lend(store: Store, job: str, before: bytes, words: str) -> bytes:
     """As the worker does that has the output, once somebody wants it: one line more, and the bar behind it."""
     attempt = _attempt(store, job)
-    wait_for(lambda: attempt in {wanted.attempt for wanted in store.wanted_outputs()}, named="a wish to read it")
+    wait_for(lambda: attempt in {wanted.attempt for wanted in store.log_requests()}, named="a wish to read it")
     line, bar = _output(words).encode().splitlines(keepends=True)
-    lent = Lent(edition="1", start=len(before), finished=line, unfinished=bar)
-    assert store.lend_output(attempt, lent)
+    lent = LogChunk(edition="1", start=len(before), finished=line, unfinished=bar)
+    assert store.write_log_chunk(attempt, lent)
     return before + line
 
 

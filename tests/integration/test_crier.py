@@ -36,7 +36,7 @@ def fail(store: Store, name: str, cause: str = "by itself", sentence: str = "it 
     (job,) = store.submit([NewJob(command="x", name=name)])
     attempt = store.claim(job, "w", [], 600.0)
     assert attempt is not None
-    store.write_finding(attempt.id, AttemptDetails(cause=cause))
+    store.write_details(attempt.id, AttemptDetails(cause=cause))
     assert store.finish(attempt.id, "failed", 1, sentence)
     return job
 
@@ -119,7 +119,7 @@ def test_a_job_that_is_retried_has_not_failed_but_its_idle_stop_is_told(store: S
     wanted = ("failed", "idle-stopped")
     with Receiver().listening() as hook, crying(webhook(hook), events=wanted, opened=opened):
         assert looks.acquire(timeout=60)  # it has seen the attempt run
-        store.write_finding(attempt.id, AttemptDetails(cause="idle"))
+        store.write_details(attempt.id, AttemptDetails(cause="idle"))
         store.finish(attempt.id, "failed", 1, "GPU 0 stayed below 1%")
         (told,) = messages(hook)
     assert told["message"].startswith(
@@ -146,7 +146,7 @@ def test_several_processes_and_the_next_start_tell_an_event_once(store: Store) -
 def _unpaced(store: Store) -> Store:
     """As if the last message were more than a minute old."""
     for (name,) in store._driver.fetch_text("SELECT name FROM stoker_notices WHERE name LIKE 'pace:%'", {}):
-        store.untell(name)
+        store.forget_note(name)
     return store
 
 
@@ -247,7 +247,7 @@ def test_a_job_that_was_idle_and_is_cancelled_is_not_told_to_be_tried_again(stor
     assert attempt is not None
     crier = Notifier(Notifications(urls=(), events=("idle-stopped",)), LINK, open_queue, print)
     crier._sight(store)
-    store.write_finding(attempt.id, AttemptDetails(cause="idle"))
+    store.write_details(attempt.id, AttemptDetails(cause="idle"))
     store.finish(attempt.id, "failed", 1, "")
     store.cancel([job])
     store.cancel(store.submit([NewJob(command="x", name="last")]))

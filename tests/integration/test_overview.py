@@ -44,7 +44,7 @@ def home() -> Path:
 
 def greet(store: Store, worker: str = "box-1", host: str = "gpu-box", gpus: int = 2) -> None:
     cards = tuple(
-        WorkerGpu(uuid=f"{host}-{index}", index=index, name="A100", doing="job", since=1.0) for index in range(gpus)
+        WorkerGpu(uuid=f"{host}-{index}", index=index, name="A100", state="job", since=1.0) for index in range(gpus)
     )
     store.heartbeat(worker, host, View(gpus=cards, simulated=True))
 
@@ -75,7 +75,7 @@ def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
     end(queue, fine, "succeeded")
     stopped = start(queue, hung)
     queue.finish(stopped, "failed", 124, "it was idle")
-    queue.write_finding(stopped, AttemptDetails(cause="idle"))
+    queue.write_details(stopped, AttemptDetails(cause="idle"))
     claim(queue, local, ["gpu-box-1"])
     (directory(home, local) / "output").write_text(f"begins\n{BAR}\n")
     far = claim(queue, remote, ["gpu-box-0"], "box-0")
@@ -101,7 +101,7 @@ def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
     # They may have ended within the same millisecond.
     assert {one.job.id: one.idle_stopped for one in seen.ended} == {hung: True, fine: False}
     assert [point.job for point in seen.health.points] == [hung]
-    assert [gpu.whom for gpu in seen.machines[0].gpus] == ["", ""]
+    assert [gpu.user for gpu in seen.machines[0].gpus] == ["", ""]
     assert seen.hours.jobs == pytest.approx(0.01)
     assert msgspec.json.decode(msgspec.json.encode(seen), type=Snapshot) == seen
 
@@ -164,14 +164,14 @@ def test_a_worker_that_left_is_told_from_one_that_was_lost(queue: Store, home: P
     }
     assert before <= next(machine.seen for machine in seen.machines if machine.left) <= queue.clock()
     assert [(point.level, point.host) for point in seen.health.points if point.host] == [("bad", "lost-box")]
-    assert {gpu.doing for machine in seen.machines for gpu in machine.gpus} == {"unknown"}
+    assert {gpu.state for machine in seen.machines for gpu in machine.gpus} == {"unknown"}
 
 
 def test_a_gpu_does_what_it_does_since_it_was_seen_to_whatever_its_workers_clock_says(here: Store, home: Path) -> None:
     observer = SnapshotBuilder(home)
     greet(here)
     before = observer.observe(here).now
-    behind = WorkerGpu(uuid="gpu-box-0", index=0, name="A100", doing="job", since=1.0, unread_since=before - 600)
+    behind = WorkerGpu(uuid="gpu-box-0", index=0, name="A100", state="job", since=1.0, unread_since=before - 600)
     here.heartbeat("box-1", "gpu-box", View(gpus=(behind,)))
     ((gpu,),) = (machine.gpus for machine in observer.observe(here).machines)
     assert (gpu.since, gpu.unread_since) == (1.0, before)
@@ -210,7 +210,7 @@ def test_a_job_is_told_with_all_its_attempts(queue: Store, home: Path, tmp_path:
     (name,) = submit(queue, "one", retries=1, backoff=0.0)
     first = claim(queue, name, ["gpu-box-1"])
     queue.finish(first, "failed", 124, "it was idle")
-    queue.write_finding(first, AttemptDetails(cause="idle", report="# Why", fit={"size": 8}))
+    queue.write_details(first, AttemptDetails(cause="idle", report="# Why", fit={"size": 8}))
     second = claim(queue, name, ["gpu-box-0"])
     queue.write_log(second, f"{BAR}\n")
     queue.snooze(second, 600.0, "alice")
@@ -222,10 +222,10 @@ def test_a_job_is_told_with_all_its_attempts(queue: Store, home: Path, tmp_path:
         ("gpu-box", ("1",), False),
         ("gpu-box", ("0",), False),
     ]
-    assert detail.attempts[0].finding == AttemptDetails(cause="idle", report="# Why", fit={"size": 8})
+    assert detail.attempts[0].details == AttemptDetails(cause="idle", report="# Why", fit={"size": 8})
     assert detail.attempts[0].idle_stopped
     assert detail.last is not None
-    assert detail.last.finding == AttemptDetails()
+    assert detail.last.details == AttemptDetails()
     assert detail.progress is not None
     assert detail.progress.remaining == 12.0
     assert detail.snoozed_until == pytest.approx(detail.now + 600, abs=30)
@@ -239,10 +239,10 @@ def test_what_the_queue_was_not_told_yet_is_read_where_it_ran(here: Store, home:
     record.write_report("# Why\n")
     (record.directory / "output").write_text("words\n")
     (told,) = read(here, name, home).attempts
-    assert (told.finding.cause, told.finding.report, told.whole_here) == ("idle", "# Why\n", True)
-    here.write_finding(attempt, AttemptDetails(cause="time limit", report="told"))
+    assert (told.details.cause, told.details.report, told.whole_here) == ("idle", "# Why\n", True)
+    here.write_details(attempt, AttemptDetails(cause="time limit", report="told"))
     (told,) = read(here, name, home).attempts
-    assert (told.finding.cause, told.finding.report) == ("time limit", "told")
+    assert (told.details.cause, told.details.report) == ("time limit", "told")
 
 
 def test_a_waiting_job_says_why_and_for_what(here: Store, home: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_waiting_job_says_why_and_for_what(here: Store, home: Path) -> None:
     first, second = submit(here, "first", "second")
     (bound,) = here.submit([NewJob(command="true", after=(first,))])
     assert read(here, bound, home).needs == {first: "queued"}
-    assert read(here, second, home).why.sentence == "waits for its turn: 1 other job comes first"
+    assert read(here, second, home).why.reason == "waits for its turn: 1 other job comes first"
     assert read(here, second, home).last is None
 
 
@@ -269,13 +269,13 @@ def test_a_worker_and_its_job_are_seen_as_they_are(site: WorkSite) -> None:
 
     def progress() -> Snapshot | None:
         seen = observer.observe(site.store)
-        works = any(gpu.doing == "job" for machine in seen.machines for gpu in machine.gpus)
+        works = any(gpu.state == "job" for machine in seen.machines for gpu in machine.gpus)
         return seen if works and seen.running and seen.running[0].progress is not None else None
 
     seen = wait_for(progress, named="that the job says how far it is")
     (machine,) = seen.machines
     assert (machine.there, machine.simulated, len(machine.gpus)) == (True, True, 2)
-    assert [gpu.whom for gpu in machine.gpus if name in gpu.jobs] == ["alice"]
+    assert [gpu.user for gpu in machine.gpus if name in gpu.jobs] == ["alice"]
     assert seen.health.points == () or "nothing to do" in seen.health.headline
     site.open_gate("gate")
     site.wait_until(name, "succeeded")

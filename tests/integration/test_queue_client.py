@@ -194,13 +194,13 @@ def test_a_bell_that_cannot_ring_makes_waiting_slower_not_endless(
         def fileno(self) -> int:
             return -1
 
-        def heard(self) -> bool:
+        def poll(self) -> bool:
             return False
 
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(Store, "bell", lambda _self: Broken())
+    monkeypatch.setattr(Store, "listen", lambda _self: Broken())
     monkeypatch.setattr(client, "POLL_SECONDS", 0.05)
     job = queue.submit("true")
     with pytest.raises(TimeoutError, match=f"job {job.id} has not ended in time"):

@@ -161,6 +161,6 @@ def test_what_no_database_takes_as_text_is_nowhere_found(queue: Store) -> None:
     assert queue.usage(0, odd, odd) == []
     assert queue.jobs(tag=odd) == queue.page(tag=odd) == []
     assert not queue.pause_worker(odd)
-    assert not queue.untell(odd)
+    assert not queue.forget_note(odd)
     with pytest.raises(BadInputError, match="there is no job"):
         queue.job(odd)

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import StokerError
 from stoker.queue import AttemptDetails, NewJob, Store, View, init_queue, open_queue, queue_version, schema
-from stoker.queue.model import Lent
+from stoker.queue.model import LogChunk
 from stoker.queue.statements import sections
 
 NOVELTY = """
@@ -133,13 +133,13 @@ def test_a_queue_of_version_1_keeps_all_that_is_in_it(url: str, monkeypatch: pyt
         assert [worker.id for worker in queue.workers()] == ["older"]
         assert queue.check() == []
         assert [job.state for job in queue.ended_since(0.0)] == ["succeeded"]
-        assert queue.finding(running.id) is None
-        assert queue.write_finding(running.id, AttemptDetails(cause="idle"))
+        assert queue.details(running.id) is None
+        assert queue.write_details(running.id, AttemptDetails(cause="idle"))
         assert queue.snooze(running.id, 60.0, "alice")
-        assert list(queue.wishes("older").snoozed) == [running.id]
-        assert queue.want_output(running.id, 60.0)
-        assert queue.lend_output(running.id, Lent(edition="aa", start=0, finished=b"all of it\n"))
-        assert queue.lent_output(running.id) == Lent(edition="aa", start=0, finished=b"all of it\n")
+        assert list(queue.requests("older").snoozed) == [running.id]
+        assert queue.request_log_stream(running.id, 60.0)
+        assert queue.write_log_chunk(running.id, LogChunk(edition="aa", start=0, finished=b"all of it\n"))
+        assert queue.log_chunk(running.id) == LogChunk(edition="aa", start=0, finished=b"all of it\n")
         assert queue.finish(running.id, "failed", 1)
         assert queue.jobs(("queued",))[0].id == second
 

@@ -33,7 +33,7 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "lease": 60.0,
     "number": 1,
     "exit_code": 0,
-    "sentence": "",
+    "reason": "",
     "ring": 0,
     "attempts": '["a", "b"]',
     "at": 1.0e9,
@@ -60,7 +60,7 @@ PARAMETERS: dict[str, str | int | float | None] = {
 }
 WALKS = ("ready", "claim next")
 HOT = (
-    *(*WALKS, "claim", "claim any", "succeed", "expired attempts", "is anything expired", "next wake", "wishes"),
+    *(*WALKS, "claim", "claim any", "succeed", "expired attempts", "is anything expired", "next wake", "requests"),
     *("keep", "keep no more"),
 )
 LOOKS = (
@@ -68,15 +68,15 @@ LOOKS = (
     "ended counts",
     "snoozes",
     "snooze",
-    "write finding",
-    "finding",
+    "write attempt details",
+    "attempt details",
     "causes",
     "idle stops",
     "last words",
     "unseen failures",
     "count unseen failures",
 )
-LOANS = ("ask for loan", "renew loan", "wanted outputs", "loan", "lent pieces")
+LOANS = ("request log stream", "renew log stream", "log requests", "log stream", "log chunks")
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -210,7 +210,7 @@ def test_what_ended_last_is_found_by_the_index_of_ends(queue: Store) -> None:
 
 
 def test_stops_for_idleness_are_found_by_an_index_of_their_own(queue: Store) -> None:
-    assert "stoker_findings_idle" in plans(queue, "idle stops")[0]
+    assert "stoker_attempt_details_idle" in plans(queue, "idle stops")[0]
 
 
 def test_the_last_hour_of_the_gpus_is_found_by_an_index(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:

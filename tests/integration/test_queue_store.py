@@ -245,7 +245,7 @@ def test_an_attempt_is_finished_once(queue: Store) -> None:
     assert not queue.finish(attempt.id, "succeeded", 0)
     assert not queue.finish("0" * 32, "succeeded", 0)
     assert queue.job(job) == before
-    assert (before.state, before.exit_code, before.sentence) == ("failed", 3, "it said no")
+    assert (before.state, before.exit_code, before.reason) == ("failed", 3, "it said no")
 
 
 def test_an_expired_lease_gives_the_job_away_once_and_its_late_finisher_is_refused(queue: Store) -> None:
@@ -375,7 +375,7 @@ def test_a_lost_job_is_held_when_it_asked_for_that(queue: Store) -> None:
     queue.claim(job, "w", [], OVER)
     assert queue.sweep() == 1
     assert queue.job(job).state == "held"
-    assert "not heard of" in queue.job(job).sentence
+    assert "not heard of" in queue.job(job).reason
 
 
 def test_a_job_that_is_lost_again_and_again_is_held(queue: Store) -> None:
@@ -444,15 +444,15 @@ def test_a_running_job_is_asked_to_stop_and_its_supervisor_ends_it(queue: Store,
     job, other = submit(queue, "x", "y", retries=3)
     attempt = queue.claim(job, "w", [], LONG)
     assert attempt is not None
-    assert queue.wishes("w") == Requests()
+    assert queue.requests("w") == Requests()
     assert queue.cancel([job]).asked == [job]
     assert queue.job(job).state == "running"
-    assert queue.wishes("w") == Requests(cancelled=frozenset({attempt.id}))
+    assert queue.requests("w") == Requests(cancelled=frozenset({attempt.id}))
     assert queue.renew([attempt.id], LONG) == {attempt.id: True}
-    assert queue.wishes("another") == Requests()
+    assert queue.requests("another") == Requests()
     assert queue.finish(attempt.id, outcome, 143)
     assert queue.job(job).state == state
-    assert queue.wishes("w") == Requests()
+    assert queue.requests("w") == Requests()
     queue.retry([job])
     assert queue.job(job).cancel_requested is None
     assert ready(queue) == [job, other]

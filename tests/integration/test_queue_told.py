@@ -6,9 +6,9 @@ import pytest
 
 from stoker.errors import BadInputError
 from stoker.queue import AttemptDetails, Requests, Snoozed, Store, Usage, open_queue
-from stoker.queue.findings import LONGEST_REPORT
-from stoker.queue.ledger import KEPT_MINUTES
+from stoker.queue.attempt_details import LONGEST_REPORT
 from stoker.queue.notices import KEPT_SECONDS
+from stoker.queue.usage import KEPT_MINUTES
 from tests.support.either_queue import queue, url
 from tests.support.queue_jobs import LONG, moment, start, submit
 from tests.support.waiting import wait_for
@@ -28,30 +28,30 @@ def test_a_snooze_is_told_to_the_worker_of_the_attempt_until_it_has_ended(queue:
     (elsewhere,) = attempts(queue, 1, "another")
     assert queue.snooze(attempt, 600.0, "alice")
     assert queue.snooze(elsewhere, 60.0, "bob")
-    wishes = queue.wishes("w")
-    assert wishes.cancelled == frozenset()
-    assert set(wishes.snoozed) == {attempt}
-    assert wishes.snoozed[attempt].by == "alice"
-    assert wishes.snoozed[attempt].until == queue.snoozes()[attempt]
-    assert 540.0 < wishes.snoozed[attempt].seconds <= 600.0
+    requests = queue.requests("w")
+    assert requests.cancelled == frozenset()
+    assert set(requests.snoozed) == {attempt}
+    assert requests.snoozed[attempt].by == "alice"
+    assert requests.snoozed[attempt].until == queue.snoozes()[attempt]
+    assert 540.0 < requests.snoozed[attempt].seconds <= 600.0
     queue.cancel([queue.attempt(name).job for name in (attempt, other)])  # type: ignore[union-attr]  # they are there
-    wishes = queue.wishes("w")
-    assert (wishes.cancelled, set(wishes.snoozed)) == (frozenset({attempt, other}), {attempt})
+    requests = queue.requests("w")
+    assert (requests.cancelled, set(requests.snoozed)) == (frozenset({attempt, other}), {attempt})
     assert queue.finish(attempt, "succeeded", 0)
     assert queue.finish(other, "succeeded", 0)
-    assert queue.wishes("w") == Requests()
+    assert queue.requests("w") == Requests()
 
 
 def test_a_later_snooze_counts_and_zero_ends_it(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     assert queue.snooze(attempt, 600.0, "alice")
     assert queue.snooze(attempt, 30.0, "bob")
-    assert queue.wishes("w").snoozed[attempt].by == "bob"
+    assert queue.requests("w").snoozed[attempt].by == "bob"
     assert queue.snoozes()[attempt] == pytest.approx(queue.clock() + 30.0, abs=25.0)
     assert queue.snooze(attempt, 0.0, "carol")
     assert queue.snoozes() == {}
     # The worker has to be told that it is over.
-    assert queue.wishes("w") == Requests(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
+    assert queue.requests("w") == Requests(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
 
 
 def test_a_snooze_that_is_over_is_told_no_more(queue: Store) -> None:
@@ -59,7 +59,7 @@ def test_a_snooze_that_is_over_is_told_no_more(queue: Store) -> None:
     assert queue.snooze(attempt, 0.001, "alice")
     over = queue.clock() + 0.002
     wait_for(lambda: queue.clock() > over, named="the end of the snooze")
-    assert (queue.wishes("w"), queue.snoozes()) == (Requests(), {})
+    assert (queue.requests("w"), queue.snoozes()) == (Requests(), {})
 
 
 def test_only_what_runs_can_be_left_alone(queue: Store) -> None:
@@ -77,29 +77,29 @@ def test_only_what_runs_can_be_left_alone(queue: Store) -> None:
 
 def test_a_finding_comes_back_as_it_was_written(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    assert queue.finding(attempt) is None
-    assert not queue.write_finding("no such attempt", AttemptDetails(cause="idle"))
+    assert queue.details(attempt) is None
+    assert not queue.write_details("no such attempt", AttemptDetails(cause="idle"))
     fit = {"batch_size": 96, "probes": [{"size": 8, "peak": 2**33, "fits": True}], "line": None}
-    assert queue.write_finding(attempt, AttemptDetails(cause="idle", report=AWKWARD, fit=fit))
-    assert queue.finding(attempt) == AttemptDetails(cause="idle", report=AWKWARD.replace("\0", "�"), fit=fit)
-    assert queue.write_finding(attempt, AttemptDetails(report="x" * (LONGEST_REPORT + 1)))
-    found = queue.finding(attempt)
+    assert queue.write_details(attempt, AttemptDetails(cause="idle", report=AWKWARD, fit=fit))
+    assert queue.details(attempt) == AttemptDetails(cause="idle", report=AWKWARD.replace("\0", "�"), fit=fit)
+    assert queue.write_details(attempt, AttemptDetails(report="x" * (LONGEST_REPORT + 1)))
+    found = queue.details(attempt)
     assert found is not None
     assert found.report == "x" * LONGEST_REPORT
 
 
 def test_what_is_found_out_later_is_added_to_what_is_known(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    assert queue.write_finding(attempt, AttemptDetails(fit={"batch_size": 8}))
+    assert queue.write_details(attempt, AttemptDetails(fit={"batch_size": 8}))
     assert queue.causes([attempt]) == {}
-    assert queue.write_finding(attempt, AttemptDetails(cause="time limit", report="why"))
-    assert queue.finding(attempt) == AttemptDetails(cause="time limit", report="why", fit={"batch_size": 8})
+    assert queue.write_details(attempt, AttemptDetails(cause="time limit", report="why"))
+    assert queue.details(attempt) == AttemptDetails(cause="time limit", report="why", fit={"batch_size": 8})
 
 
 def test_causes_are_told_of_several_attempts_at_once(queue: Store) -> None:
     first, second, third = attempts(queue, 3)
-    queue.write_finding(first, AttemptDetails(cause="idle"))
-    queue.write_finding(second, AttemptDetails(cause="by itself"))
+    queue.write_details(first, AttemptDetails(cause="idle"))
+    queue.write_details(second, AttemptDetails(cause="by itself"))
     assert queue.causes([first, second, third, "nobody's"]) == {first: "idle", second: "by itself"}
     assert queue.causes([]) == {}
 
@@ -110,7 +110,7 @@ def test_stops_for_idleness_are_told_with_the_gpus_that_became_free(queue: Store
         (job,) = submit(queue, "x", gpus=len(gpus))
         attempt = queue.claim(job, "w", gpus, LONG)
         assert attempt is not None
-        queue.write_finding(attempt.id, AttemptDetails(cause=cause))
+        queue.write_details(attempt.id, AttemptDetails(cause=cause))
         ids.append(attempt.id)
     assert queue.idle_stops(0.0) == []  # they have not ended
     queue.finish(ids[0], "failed", 1)
@@ -134,12 +134,12 @@ def test_the_ends_of_several_outputs_are_read_at_once(queue: Store) -> None:
 
 def test_cleaning_forgets_what_was_found_and_wished(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    queue.write_finding(attempt, AttemptDetails(cause="idle"))
+    queue.write_details(attempt, AttemptDetails(cause="idle"))
     queue.snooze(attempt, 60.0, "alice")
     queue.finish(attempt, "failed", 1)
     assert queue.clean(-1.0) == 1
-    assert queue.finding(attempt) is None
-    for table in ("findings", "snoozes"):
+    assert queue.details(attempt) is None
+    for table in ("details", "snoozes"):
         sql = f"SELECT count(*) FROM stoker_{table}"
         assert queue._driver.fetch_text(sql, {}) == [(0,)]
 
@@ -211,7 +211,7 @@ def test_of_all_who_would_tell_something_one_does(queue: Store, url: str) -> Non
     def tell() -> None:
         with open_queue(url) as other:
             together.wait(30.0)
-            told.append(other.tell_once("failed 3f9ede8c"))
+            told.append(other.note_once("failed 3f9ede8c"))
 
     tellers = [threading.Thread(target=tell) for _ in range(4)]
     for teller in tellers:
@@ -219,20 +219,20 @@ def test_of_all_who_would_tell_something_one_does(queue: Store, url: str) -> Non
     for teller in tellers:
         teller.join(60.0)
     assert sorted(told) == [False, False, False, True]
-    assert queue.tell_once("another")
-    assert queue.untell("failed 3f9ede8c")
-    assert queue.tell_once("failed 3f9ede8c")
-    assert not queue.untell("never told")
+    assert queue.note_once("another")
+    assert queue.forget_note("failed 3f9ede8c")
+    assert queue.note_once("failed 3f9ede8c")
+    assert not queue.forget_note("never told")
 
 
 def test_what_was_told_long_ago_is_forgotten(queue: Store, url: str) -> None:
-    assert queue.tell_once("long ago")
-    assert queue.tell_once("lately")
+    assert queue.note_once("long ago")
+    assert queue.note_once("lately")
     for key, days in (("long ago", 1.0), ("lately", -1.0)):
         queue._driver.fetch_text(
             f"UPDATE stoker_notices SET told = told - {KEPT_SECONDS + days * 86400} WHERE name = '{key}'",
             {},
         )
     with open_queue(url) as other:
-        assert not other.tell_once("lately")
-        assert other.tell_once("long ago")
+        assert not other.note_once("lately")
+        assert other.note_once("long ago")

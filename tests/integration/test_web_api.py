@@ -577,7 +577,7 @@ def test_the_report_and_the_fit_of_an_attempt(site: ApiSite, client: Client) -> 
     attempt = start(site.store, name)
     problem(client.get(f"{path}/1/report"), 404)
     problem(client.get(f"{path}/1/fit"), 404)
-    site.store.write_finding(attempt, AttemptDetails(cause="idle", report="# Idle\n", fit={"size": 64}))
+    site.store.write_details(attempt, AttemptDetails(cause="idle", report="# Idle\n", fit={"size": 64}))
     report = client.get(f"{path}/1/report")
     assert (report.text, report.headers["content-type"]) == ("# Idle\n", "text/markdown; charset=utf-8")
     assert told(client.get(f"{path}/1/fit")) == {"fit": {"size": 64}}
@@ -611,7 +611,7 @@ def test_the_history_of_the_gpus_is_sent_again_only_when_it_changed(
 
 
 def test_the_overview_is_that_of_the_board(site: ApiSite, client: Client) -> None:
-    gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", utilization=0.5, doing="free")
+    gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", utilization=0.5, state="free")
     site.store.heartbeat("box-1", "gpu-box", View(gpus=(gpu,)))
     submit(site.store, "train")
     site.look()

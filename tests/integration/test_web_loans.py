@@ -13,7 +13,7 @@ import pytest
 from stoker.errors import StokerError
 from stoker.logs.remote_file import Mirror
 from stoker.queue import Store, init_queue
-from stoker.queue.model import Lent
+from stoker.queue.model import LogChunk
 from stoker.web import log_channel, logs
 from tests.support.attempts import WORKER, be_there
 from tests.support.lender import Lender, borrowed_in
@@ -180,15 +180,15 @@ def test_what_is_said_to_be_the_whole_of_an_ended_job_has_its_last_line(
     monkeypatch.setattr(logs, "_LENT_WITHIN", 0.2)
 
     async def story() -> None:
-        far.store.want_output(far.attempt, 60.0)
-        assert far.store.lend_output(far.attempt, Lent(edition="1", start=0, finished=b"one\n"))
+        far.store.request_log_stream(far.attempt, 60.0)
+        assert far.store.write_log_chunk(far.attempt, LogChunk(edition="1", start=0, finished=b"one\n"))
         far.store.write_log(far.attempt, "one\nthe last\n")
         far.store.finish(far.attempt, "succeeded", 0)
         async with far.page("log") as page:
             await page.ended()
         assert (page.headers["stoker-log"], page.body) == ("end", b"one\nthe last\n")
-        lent = Lent(edition="1", start=4, finished=b"the last\n", is_complete=True)
-        assert far.store.lend_output(far.attempt, lent)
+        lent = LogChunk(edition="1", start=4, finished=b"the last\n", is_complete=True)
+        assert far.store.write_log_chunk(far.attempt, lent)
         async with far.page("log") as page:
             await page.ended()
         assert (page.headers["stoker-log"], page.body) == ("whole", b"one\nthe last\n")
@@ -217,7 +217,7 @@ def test_a_few_lines_are_not_brought_from_far_away_when_the_queue_has_them(far: 
         async with far.page(f"/api/v1/jobs/{far.job}/attempts/1/log?lines=3") as page:
             await page.ended()
         assert page.body == printed(97, 100)
-        assert far.store.wanted_outputs() == []
+        assert far.store.log_requests() == []
         async with far.works(), far.page(f"/api/v1/jobs/{far.job}/attempts/1/log?lines=50") as page:
             await page.ended()
         assert page.body == printed(50, 100)
@@ -260,12 +260,12 @@ def test_of_an_output_that_was_never_lent_to_its_end_the_queue_has_the_rest(
 
     async def story() -> None:
         far.store.write_log(far.attempt, "what the queue has\n")
-        far.store.want_output(far.attempt, 60.0)
-        assert far.store.lend_output(far.attempt, Lent(edition="1", start=0, finished=b"one\n", is_behind=True))
+        far.store.request_log_stream(far.attempt, 60.0)
+        assert far.store.write_log_chunk(far.attempt, LogChunk(edition="1", start=0, finished=b"one\n", is_behind=True))
         async with far.page() as page:
             await page.until(lambda: page.text == ["what the queue has"])
-            lent = Lent(edition="1", start=4, finished=b"two\n")
-            assert far.store.lend_output(far.attempt, lent)
+            lent = LogChunk(edition="1", start=4, finished=b"two\n")
+            assert far.store.write_log_chunk(far.attempt, lent)
             await page.until(lambda: page.text == ["one", "two"])
             assert json.loads(page.heard("begin")[-1])["whole"]
 
@@ -293,8 +293,8 @@ def test_an_edition_with_the_name_of_another_place_is_not_kept(far: Far, borrowe
     """Whoever can write to the queue must not be able to write to the disk of the page."""
 
     async def story() -> None:
-        far.store.want_output(far.attempt, 60.0)
-        far.store.lend_output(far.attempt, Lent(edition="../evil", start=0, finished=b"evil\n"))
+        far.store.request_log_stream(far.attempt, 60.0)
+        far.store.write_log_chunk(far.attempt, LogChunk(edition="../evil", start=0, finished=b"evil\n"))
         far.store.write_log(far.attempt, "what the queue has\n")
         far.store.finish(far.attempt, "failed", 1)
         async with far.page() as page:

@@ -71,7 +71,7 @@ def test_a_log_is_followed_to_its_end(place: Place) -> None:
             await page.ended()
             assert page.text[-2:] == ["100%", "last words"]
             ending = json.loads(page.heard("end")[0])
-            assert ending == {"outcome": "failed", "sentence": "it exited with code 1", "again": False}
+            assert ending == {"outcome": "failed", "reason": "it exited with code 1", "again": False}
 
     played(story)
 
@@ -256,7 +256,7 @@ def test_a_file_that_is_here_is_followed_while_the_queue_is_away(place: Place, m
 def test_script_in_a_log_or_report_stays_text(place: Place) -> None:
     async def story() -> None:
         place.prints(f"{EVIL}\n{EVIL}".encode())
-        place.store.write_finding(place.attempt, AttemptDetails(report=f"# {EVIL}\n"))
+        place.store.write_details(place.attempt, AttemptDetails(report=f"# {EVIL}\n"))
         async with place.page() as page, place.page("log") as file, place.page("report") as report:
             await page.until(lambda: len(page.text) == 2)
             assert page.text == ["&lt;script&gt;alert(1)&lt;/script&gt;"] * 2

@@ -19,7 +19,7 @@ GIB = 2**30
 
 def card(index: int = 0, **fields: Any) -> GpuCard:
     known: dict[str, Any] = {
-        "memory_total": 80 * GIB, "memory_used": 8 * GIB, "utilization": 0.5, "doing": "job", "whom": "alice",
+        "memory_total": 80 * GIB, "memory_used": 8 * GIB, "utilization": 0.5, "state": "job", "user": "alice",
         "since": NOW - 600, "note": "", "jobs": (),
     }  # fmt: skip
     return GpuCard(uuid=f"GPU-{index}", index=index, name="A100", **{**known, **fields})
@@ -36,7 +36,7 @@ def machine(*gpus: GpuCard, **fields: Any) -> Machine:
 def running(name: str = "train-17", progress: Progress | None = None) -> RunningJob:
     job = Job(
         id="0a0a0a0a", name=name, command="true", state="running", position=1.0, submitted=NOW, started=NOW, ended=None,
-        not_before=0.0, retries_left=0, attempts=1, attempt="a", exit_code=None, sentence="", link="",
+        not_before=0.0, retries_left=0, attempts=1, attempt="a", exit_code=None, reason="", link="",
         cancel_requested=None, origin=None,
     )  # fmt: skip
     attempt = Attempt(id="a", job=job.id, worker="box-1", number=1, gpus=(), started=NOW - 90, lease_expires=NOW + 60)
@@ -83,7 +83,7 @@ GPU = {"host": "gpu-box", "gpu": "GPU-0", "index": "0", "name": "A100"}
 
 
 def test_gpus_are_told_with_what_they_do(site: ApiSite) -> None:
-    told = scraped(site, overview(machine(card(0, utilization=0.25, doing="background", whom="miner"))))
+    told = scraped(site, overview(machine(card(0, utilization=0.25, state="background", user="miner"))))
     assert told["stoker_gpu_utilization_ratio"] == [(GPU, 0.25)]
     assert told["stoker_gpu_memory_used_bytes"] == [(GPU, 8 * GIB)]
     assert told["stoker_gpu_memory_total_bytes"] == [(GPU, 80 * GIB)]
@@ -93,7 +93,7 @@ def test_gpus_are_told_with_what_they_do(site: ApiSite) -> None:
 
 
 def test_zero_is_a_value_and_what_is_not_known_is_left_out(site: ApiSite) -> None:
-    dark = card(1, utilization=None, memory_used=None, memory_total=None, since=None, doing="unknown")
+    dark = card(1, utilization=None, memory_used=None, memory_total=None, since=None, state="unknown")
     told = scraped(site, overview(machine(card(0, utilization=0.0), dark)))
     assert told["stoker_gpu_utilization_ratio"] == [(GPU, 0.0)]
     assert [labels["gpu"] for labels, _value in told["stoker_gpu_memory_used_bytes"]] == ["GPU-0"]

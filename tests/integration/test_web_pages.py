@@ -190,7 +190,7 @@ def ended(site: ApiSite, name: str, cause: str = "") -> str:
     [job] = site.store.submit([NewJob(command="true", name=name)])
     attempt = site.store.claim(job, "w", [], 60.0)
     assert attempt is not None
-    site.store.write_finding(attempt.id, AttemptDetails(cause=cause))
+    site.store.write_details(attempt.id, AttemptDetails(cause=cause))
     site.store.finish(attempt.id, "failed", 1)
     return job
 

@@ -35,7 +35,7 @@ def test_a_command_of_a_mebibyte_runs_unless_a_single_word_is_too_long_for_the_k
     for job in (word, text):
         found = site.job(job)
         assert (found.state, found.exit_code) == ("failed", 126)
-        assert "its arguments and environment are too long" in found.sentence
+        assert "its arguments and environment are too long" in found.reason
 
 
 def test_a_job_knows_who_it_is(site: WorkSite) -> None:

@@ -48,7 +48,7 @@ def test_a_job_is_stopped_at_its_time_limit(site: WorkSite) -> None:
     site.work_until_empty()
     found = site.job(job)
     assert (found.state, found.exit_code) == ("failed", 124)
-    assert found.sentence == "It had run for 0.5s, which was its time limit"
+    assert found.reason == "It had run for 0.5s, which was its time limit"
     pid = record(site, job).status().job
     assert pid is not None
     assert not Path(f"/proc/{pid}").exists()
@@ -60,11 +60,11 @@ def test_a_hung_job_frees_its_gpu_and_its_report_is_kept(site: WorkSite) -> None
     site.work("--gpus", "0")
     found = site.wait_until(hung, "failed")
     assert found.exit_code == 124
-    assert "idle" in found.sentence or "below 1%" in found.sentence, found.sentence
+    assert "idle" in found.reason or "below 1%" in found.reason, found.reason
     site.wait_until(site.submit("true", gpus=1), "succeeded")
     shown = site.stoker("show", hung).out
     report = site.output(hung).with_name("report.md").read_text()
-    assert found.sentence in shown
+    assert found.reason in shown
     assert "sim load" in report
     assert report.splitlines()[0] in shown
     assert "Captured output:\n\n```text\nloss 0.3\nwarned\n" in report
@@ -103,7 +103,7 @@ def test_a_job_that_cannot_run_fails_with_a_sentence_and_the_next_one_runs(
     site.work_until_empty()
     found: Job = site.job(job)
     assert (found.state, found.exit_code) == ("failed", code)
-    assert sentence in found.sentence
+    assert sentence in found.reason
     assert site.job(after).state == "succeeded"
 
 
@@ -139,4 +139,4 @@ def test_the_sentence_of_a_preempted_job_says_so(site: WorkSite) -> None:
     filler = site.submit(site.until("gate"), gpus=1, preemptible=True)
     site.wait_until(filler, "running")
     site.wait_until(site.submit(site.until("gate"), gpus=1), "running")
-    assert wait_for(lambda: site.store.attempts(filler)[0].sentence) == "It made room for another job"
+    assert wait_for(lambda: site.store.attempts(filler)[0].reason) == "It made room for another job"

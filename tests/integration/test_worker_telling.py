@@ -3,7 +3,7 @@
 import time
 
 from stoker.queue import Worker
-from stoker.queue.model import AttemptDetails, Doing, WorkerGpu
+from stoker.queue.model import AttemptDetails, GpuState, WorkerGpu
 from stoker.runs.record import Record
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
@@ -16,20 +16,20 @@ def worker(site: WorkSite) -> Worker | None:
     return next(iter(site.store.workers()), None)
 
 
-def gpu_that_is(site: WorkSite, doing: Doing, index: int = 0) -> WorkerGpu:
+def gpu_that_is(site: WorkSite, doing: GpuState, index: int = 0) -> WorkerGpu:
     """What the worker says of this GPU, once it does that."""
 
     def said() -> WorkerGpu | None:
         found = worker(site)
         gpus = found.view.gpus if found is not None else ()
-        return next((gpu for gpu in gpus if gpu.index == index and gpu.doing == doing), None)
+        return next((gpu for gpu in gpus if gpu.index == index and gpu.state == doing), None)
 
     return wait_for(said, named=f"that GPU {index} is told to be {doing}")
 
 
-def finding(site: WorkSite, job: str) -> AttemptDetails:
+def details(site: WorkSite, job: str) -> AttemptDetails:
     attempt = site.last_attempt(job).id
-    return wait_for(lambda: site.store.finding(attempt), named="what was found")
+    return wait_for(lambda: site.store.details(attempt), named="what was found")
 
 
 def test_what_gpus_do_is_told_as_it_changes_and_added_up(site: WorkSite) -> None:
@@ -41,7 +41,7 @@ def test_what_gpus_do_is_told_as_it_changes_and_added_up(site: WorkSite) -> None
     there = worker(site)
     assert there is not None
     assert there.view.simulated
-    assert f"(pid {alice.pid})" in gpu_that_is(site, "somebody", 1).whom
+    assert f"(pid {alice.pid})" in gpu_that_is(site, "somebody", 1).user
     job = site.submit(site.until("gate"), gpus=1)
     held = gpu_that_is(site, "job")
     assert held.jobs == (job,)
@@ -55,7 +55,7 @@ def test_what_gpus_do_is_told_as_it_changes_and_added_up(site: WorkSite) -> None
     assert again.since >= held.since
     assert working.stop() == 0
     rows = site.store.usage(int(begun // 60))
-    total: dict[str, dict[Doing, float]] = {}
+    total: dict[str, dict[GpuState, float]] = {}
     for row in rows:
         for doing, seconds in row.seconds.items():
             spent = total.setdefault(row.gpu, {})
@@ -79,7 +79,7 @@ def test_a_snooze_asked_for_through_the_queue_keeps_an_idle_job_alive(site: Work
     # By the time that this more patient one is stopped, the first would have been for long.
     stopped = site.submit(HANGS, gpus=1, policy=IDLE_SOON | {"window": 2.0})
     site.wait_until(stopped, "failed")
-    assert finding(site, stopped).cause == "idle"
+    assert details(site, stopped).cause == "idle"
     assert site.job(spared).state == "running"
     assert site.store.snooze(site.last_attempt(spared).id, 0.0, "alice")
     assert site.wait_until(spared, "failed").exit_code == 124
@@ -89,10 +89,10 @@ def test_the_report_of_a_job_that_hung_is_where_every_machine_can_read_it(site: 
     hung = site.submit(HANGS, gpus=1, policy=IDLE_SOON)
     fine = site.submit("true")
     site.work_until_empty()
-    found = finding(site, hung)
+    found = details(site, hung)
     assert found.cause == "idle"
     assert found.report == site.output(hung).with_name("report.md").read_text()
-    assert site.store.finding(site.last_attempt(fine).id) is None
+    assert site.store.details(site.last_attempt(fine).id) is None
 
 
 def test_a_job_that_ends_without_a_worker_tells_what_was_found_all_the_same(site: WorkSite) -> None:
@@ -101,4 +101,4 @@ def test_a_job_that_ends_without_a_worker_tells_what_was_found_all_the_same(site
     working.wait_until_it_says(f"{job}: started")
     working.kill()
     site.wait_until(job, "failed")
-    assert finding(site, job).cause == "time limit"
+    assert details(site, job).cause == "time limit"

@@ -288,7 +288,7 @@ class Havoc:
             counts = store.counts()
             if counts.get("held"):
                 # A long job that met ten faults is held for a person to look at, who lets it go on.
-                store.release([job.id for job in store.jobs(limit=10000) if job.sentence.endswith("for the 10th time")])
+                store.release([job.id for job in store.jobs(limit=10000) if job.reason.endswith("for the 10th time")])
             return sum(counts.get(state, 0) for state in ENDED) == sum(counts.values())
         return False
 
@@ -330,9 +330,7 @@ class Havoc:
 
     def _where_it_stands(self) -> str:
         with open_queue(self._url) as store:
-            unfinished = [
-                (job.id, job.state, job.sentence) for job in store.jobs(limit=10000) if job.state not in ENDED
-            ]
+            unfinished = [(job.id, job.state, job.reason) for job in store.jobs(limit=10000) if job.state not in ENDED]
         left = [record.directory.name for machine in self._machines for record, _ in undelivered(machine.home)]
         said = [machine.worker.said[-1000:] for machine in self._machines if machine.worker is not None]
         return f"{unfinished} undelivered: {left} processes: {self._site.processes()} {said}"

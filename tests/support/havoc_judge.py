@@ -90,7 +90,7 @@ class _Case:
             yield f"{self._name}: {wrong}"
 
     def _history(self) -> str:
-        told = [f"{one.number} {one.outcome} {one.exit_code or ''} {one.sentence!r}" for one in self._attempts]
+        told = [f"{one.number} {one.outcome} {one.exit_code or ''} {one.reason!r}" for one in self._attempts]
         return f"attempts: {told}, diary: {_digest(self._entries)}, faults: {self._faults()}"
 
     def _faults(self) -> list[str]:
@@ -116,7 +116,7 @@ class _Case:
         its_own = (job.state, ends) == (right, [(right, self._code)])
         killed = any("kill job" in self._kinds(attempt) for attempt in self._attempts[-1:])
         if not its_own and not (killed and (job.state, ends) == ("failed", [("failed", KILLED)])):
-            yield f"is {job.state} ({job.sentence}), and should be {right} with {self._code}; {self._history()}"
+            yield f"is {job.state} ({job.reason}), and should be {right} with {self._code}; {self._history()}"
         if any(attempt.outcome in {"succeeded", "failed"} for attempt in self._attempts[:-1]):
             yield f"has several outcomes; {self._history()}"
         known = {attempt.number for attempt in self._attempts}

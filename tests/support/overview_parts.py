@@ -24,7 +24,7 @@ def job(state: str = "queued", **changes: Any) -> Job:
         "attempts": 0,
         "attempt": None,
         "exit_code": None,
-        "sentence": "",
+        "reason": "",
         "link": "",
         "cancel_requested": None,
         "origin": None,
@@ -50,8 +50,8 @@ def card(index: int = 0, **changes: Any) -> GpuCard:
         "memory_total": 80 * GIB,
         "memory_used": 10 * GIB,
         "utilization": 0.9,
-        "doing": "job",
-        "whom": "",
+        "state": "job",
+        "user": "",
         "since": NOW - 3600,
         "note": "",
         "jobs": (),
@@ -101,5 +101,5 @@ def worker(name: str = "box-1", *, ago: float = 2.0, started: float = NOW - 9000
 
 
 def worker_gpu(index: int = 0, **changes: Any) -> WorkerGpu:
-    usual: dict[str, Any] = {"memory_total": 80 * GIB, "memory_used": 10 * GIB, "utilization": 0.9, "doing": "job"}
+    usual: dict[str, Any] = {"memory_total": 80 * GIB, "memory_used": 10 * GIB, "utilization": 0.9, "state": "job"}
     return WorkerGpu(uuid=f"GPU-{index}", index=index, name="A100", **{**usual, **changes})

@@ -23,8 +23,8 @@ def card(index: int, **changes: Any) -> GpuCard:
         "memory_total": 40 * 2**30,
         "memory_used": 18 * 2**30,
         "utilization": 0.96,
-        "doing": "job",
-        "whom": "alice",
+        "state": "job",
+        "user": "alice",
         "since": NOW - 600,
         "note": "",
         "jobs": (),
@@ -70,7 +70,7 @@ def waiting(number: int, **changes: Any) -> WaitingJob:
 
 
 def ended(number: int, **changes: Any) -> EndedJob:
-    found = job(changes.pop("name", f"end-{number}"), id=f"{512 + number:08x}", sentence="no space left", **changes)
+    found = job(changes.pop("name", f"end-{number}"), id=f"{512 + number:08x}", reason="no space left", **changes)
     return EndedJob(job=found, why=Why("ended", "", "failed"), idle_stopped=False)
 
 

@@ -24,7 +24,7 @@ INSERT INTO stoker_attempts (id, job_id, worker_id, number, gpus, started, lease
 SELECT 'a' || n, {id}, 'w', 1, '[]', 1001.0 + n, 1061.0 + n, 1002.0 + n, 'succeeded' FROM numbers
 """
 FINDINGS = """
-INSERT INTO stoker_findings (attempt_id, cause, report, fit, written)
+INSERT INTO stoker_attempt_details (attempt_id, cause, report, fit, written)
 SELECT attempt, CASE WHEN length(attempt) {modulo} 2 = 0 THEN 'idle' ELSE 'time limit' END, '', '{{}}', ended
 FROM stoker_jobs WHERE state = 'failed'
 """
@@ -53,6 +53,6 @@ def write_history(queue: Store, count: int) -> None:
 
     driver.transaction(write)
     if kind == "postgres":
-        driver.fetch_text("VACUUM ANALYZE stoker_jobs, stoker_attempts, stoker_findings, stoker_usage", {})
+        driver.fetch_text("VACUUM ANALYZE stoker_jobs, stoker_attempts, stoker_attempt_details, stoker_usage", {})
     else:
         driver.fetch_text("ANALYZE", {})

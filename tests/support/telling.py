@@ -16,12 +16,12 @@ class MemoryLedger:
     def __init__(self) -> None:
         self.told: set[str] = set()
 
-    def tell_once(self, key: str) -> bool:
+    def note_once(self, key: str) -> bool:
         fresh = key not in self.told
         self.told.add(key)
         return fresh
 
-    def untell(self, key: str) -> bool:
+    def forget_note(self, key: str) -> bool:
         there = key in self.told
         self.told.discard(key)
         return there
@@ -42,7 +42,7 @@ def job(name: str = "train", **changes: Any) -> Job:
         attempts=1,
         attempt=f"attempt-of-{name}",
         exit_code=1,
-        sentence="",
+        reason="",
         link="",
         cancel_requested=None,
         origin=None,
@@ -63,7 +63,7 @@ def worker(
 
 
 def gpu(index: int = 0, **changes: Any) -> WorkerGpu:
-    return msgspec.structs.replace(WorkerGpu(uuid=f"GPU-{index}", index=index, name="A100", doing="free"), **changes)
+    return msgspec.structs.replace(WorkerGpu(uuid=f"GPU-{index}", index=index, name="A100", state="free"), **changes)
 
 
 def event(name: str, kind: Kind = "failed") -> Event:

@@ -195,7 +195,7 @@ class WorkSite:
     def wait_for_why(self, name: str, pattern: str) -> str:
         """What `stoker why` says of it, once that fits. Asked as that asks, without the start of a command."""
         ends = time.monotonic() + PATIENCE
-        while not re.search(pattern, said := f"{name}: {why(self.store, self.job(name)).sentence}\n"):
+        while not re.search(pattern, said := f"{name}: {why(self.store, self.job(name)).reason}\n"):
             assert time.monotonic() < ends, f"`stoker why` never said {pattern!r}, but {said!r}"
             time.sleep(0.01)
         return said

@@ -18,7 +18,7 @@ from stoker.logs import remote_reader as borrowed_reader
 from stoker.logs.readers import Piece
 from stoker.logs.remote_reader import BorrowedReader
 from stoker.queue import Attempt, Store, init_queue
-from stoker.queue.model import Lent
+from stoker.queue.model import LogChunk
 from stoker.runs.output import OutputLog
 from tests.support.attempts import WORKER, be_there, start, submit
 from tests.support.lender import Lender, borrowed_in
@@ -138,7 +138,7 @@ def test_what_is_left_of_an_earlier_loan_is_not_taken_for_all(scene: Scene) -> N
     """Its reader has gone, and the job has printed more since."""
     scene.prints(b"1\n")
     scene.reader.read()
-    scene.store._driver.fetch_text("UPDATE stoker_loans SET until = until - 31", {})
+    scene.store._driver.fetch_text("UPDATE stoker_log_streams SET until = until - 31", {})
     scene.work()
     scene.prints(b"2\n")
     second = BorrowedReader(scene.store, scene.attempt, scene.here)
@@ -256,7 +256,7 @@ def test_what_a_machine_that_is_gone_has_lent_to_its_end_is_the_whole(scene: Sce
     ended = scene.ends()
     scene.read()
     scene.store.farewell(WORKER)
-    scene.store._driver.fetch_text(f"UPDATE stoker_loans SET until = until - {age}", {})
+    scene.store._driver.fetch_text(f"UPDATE stoker_log_streams SET until = until - {age}", {})
     scene.waited = 0.0
     second = BorrowedReader(scene.store, ended, scene.here)
     assert second.read() == Piece(lines(0, 250_000), b"")
@@ -278,7 +278,7 @@ def test_a_loan_that_stops_in_the_middle_before_anything_was_told_leaves_the_end
 def test_what_is_left_of_an_earlier_loan_is_not_told_when_nobody_goes_on_with_it(scene: Scene) -> None:
     scene.prints(b"old\n")
     scene.reader.read()
-    scene.store._driver.fetch_text("UPDATE stoker_loans SET until = until - 31", {})
+    scene.store._driver.fetch_text("UPDATE stoker_log_streams SET until = until - 31", {})
     scene.store.write_log(scene.attempt.id, "old\nnew\n")
     scene.meanwhile = scene.idle
     second = BorrowedReader(scene.store, scene.attempt, scene.here)
@@ -304,7 +304,7 @@ def test_what_is_taken_back_goes_on_with_the_end_and_no_line_twice(scene: Scene,
     """The queue hears of a running job's output a few seconds late."""
     scene.prints(b"\xff\n" + lines(0, 20_000) + b" 10%")
     assert scene.reader.read().finished == b"\xff\n" + lines(0, 20_000)
-    scene.store.take_back_output(scene.attempt.id)
+    scene.store.drop_log_stream(scene.attempt.id)
     assert scene.reader.read() == Piece(b"", b" 10%")
     scene.waited += PATIENCE
     written = (b"\xff\n" + lines(0, 20_000)).decode(errors="replace")
@@ -321,7 +321,7 @@ def test_what_is_taken_back_and_soon_lent_anew_stays_whole(scene: Scene) -> None
     scene.reader.read()
     scene.waited += 2 * PATIENCE
     scene.reader.read()
-    scene.store.take_back_output(scene.attempt.id)
+    scene.store.drop_log_stream(scene.attempt.id)
     scene.reader.read()
     scene.waited += PATIENCE / 2
     scene.lender.close()
@@ -451,8 +451,8 @@ def test_an_output_that_grows_faster_than_it_is_lent_is_not_waited_for(scene: Sc
     editions = itertools.count(1)
 
     def begin_anew() -> None:
-        lent = Lent(edition=f"{next(editions)}", start=0, finished=b"one\n", is_behind=True)
-        scene.store.lend_output(scene.attempt.id, lent)
+        lent = LogChunk(edition=f"{next(editions)}", start=0, finished=b"one\n", is_behind=True)
+        scene.store.write_log_chunk(scene.attempt.id, lent)
 
     scene.meanwhile = begin_anew
     scene.store.write_log(scene.attempt.id, "the end\n")
@@ -464,7 +464,7 @@ def test_a_database_that_has_no_loans_has_the_end(scene: Scene, monkeypatch: pyt
     def refuse(*_: object) -> None:
         raise StokerError("the queue may not be changed by this user")
 
-    monkeypatch.setattr(scene.store, "want_output", refuse)
+    monkeypatch.setattr(scene.store, "request_log_stream", refuse)
     scene.store.write_log(scene.attempt.id, "1\n")
     assert scene.reader.read() == Piece(b"1\n", b"")
     assert not scene.reader.is_whole
@@ -474,7 +474,7 @@ def test_what_is_taken_back_while_it_is_followed_goes_on_as_the_queue_keeps_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def take_back() -> None:
-        scene.store.take_back_output(scene.attempt.id)
+        scene.store.drop_log_stream(scene.attempt.id)
         scene.store.write_log(scene.attempt.id, "1\n2\n")
         scene.meanwhile = scene.idle
 

@@ -41,7 +41,7 @@ def jobs(draw: st.DrawFn) -> Job:
         attempts=0,
         attempt=None,
         exit_code=None,
-        sentence="",
+        reason="",
         link="",
         cancel_requested=None,
         origin=None,

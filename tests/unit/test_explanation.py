@@ -19,7 +19,7 @@ def job(state: State = "queued", **fields: Any) -> Job:
     known: dict[str, Any] = {
         "id": "0a0a0a0a", "command": "true", "state": state, "position": 1.0, "submitted": NOW - 60, "started": None,
         "ended": None, "not_before": 0.0, "retries_left": 0, "attempts": 0, "attempt": None, "exit_code": None,
-        "sentence": "", "link": "", "cancel_requested": None, "origin": None,
+        "reason": "", "link": "", "cancel_requested": None, "origin": None,
     }  # fmt: skip
     return Job(**{**known, **fields})
 
@@ -59,25 +59,25 @@ def test_a_running_job_says_since_when_and_where() -> None:
 
 def test_a_gpu_that_its_worker_does_not_tell_is_named_by_its_uuid() -> None:
     why = explain(job("running", started=NOW), around(running={"0a0a0a0a": attempt(gpus=("GPU-x",))}))
-    assert why.sentence.endswith("on worker w-gpu-box, GPU GPU-x")
+    assert why.reason.endswith("on worker w-gpu-box, GPU GPU-x")
 
 
 def test_a_running_job_without_gpus_says_so() -> None:
     why = explain(job("running", started=NOW, gpus=0), around(worker(), running={"0a0a0a0a": attempt(gpus=())}))
-    assert why.sentence.endswith("on gpu-box without a GPU")
+    assert why.reason.endswith("on gpu-box without a GPU")
 
 
 def test_a_job_that_is_being_stopped_says_since_when() -> None:
     asked = job("running", started=NOW - 60, cancel_requested=NOW - 5)
     why = explain(asked, around(worker(), running={"0a0a0a0a": attempt()}))
     assert (why.kind, why.word) == ("stopping", "stopping")
-    assert "somebody asked 5 s ago that it be stopped" in why.sentence
+    assert "somebody asked 5 s ago that it be stopped" in why.reason
 
 
 def test_a_worker_that_let_its_lease_end_may_be_gone() -> None:
     why = explain(job("running", started=NOW), around(running={"0a0a0a0a": attempt(lease_expires=NOW - 30)}))
     assert (why.kind, why.word) == ("silent", "not heard of")
-    assert "let its lease end 30 s ago" in why.sentence
+    assert "let its lease end 30 s ago" in why.reason
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_a_worker_that_let_its_lease_end_may_be_gone() -> None:
         ("failed", {"exit_code": 3}, "failed 1 h ago after 10 min with exit code 3"),
         (
             "failed",
-            {"exit_code": 1, "sentence": "idle for 20m"},
+            {"exit_code": 1, "reason": "idle for 20m"},
             "failed 1 h ago after 10 min with exit code 1: idle for 20m",
         ),
         ("cancelled", {"started": None}, "cancelled 1 h ago"),
-        ("cancelled", {"started": None, "sentence": "cancelled"}, "cancelled 1 h ago"),
+        ("cancelled", {"started": None, "reason": "cancelled"}, "cancelled 1 h ago"),
     ],
 )
 def test_an_ended_job_says_when_after_how_long_and_how(state: State, fields: dict[str, Any], sentence: str) -> None:
@@ -103,30 +103,30 @@ def test_an_ended_job_says_when_after_how_long_and_how(state: State, fields: dic
 
 
 def test_a_held_job_says_how_to_release_it() -> None:
-    why = explain(job("held", sentence="held"), around())
+    why = explain(job("held", reason="held"), around())
     assert why == Why("held", "", "held: `stoker release 0a0a0a0a` lets it start")
 
 
 def test_a_job_that_was_held_because_it_was_lost_says_so() -> None:
-    why = explain(job("held", sentence="its worker was not heard of in time", on_loss="hold"), around())
+    why = explain(job("held", reason="its worker was not heard of in time", on_loss="hold"), around())
     assert why.word == "lost"
-    assert why.sentence.startswith("held because its worker was not heard of in time: ")
+    assert why.reason.startswith("held because its worker was not heard of in time: ")
 
 
 def test_a_retry_says_in_how_long_and_after_what() -> None:
     why = explain(job(not_before=NOW + 19.2, attempts=2, exit_code=3), around(worker()))
     sentence = "waits until its retry in 20 s, after attempt 2 ended with exit code 3"
     assert why == Why("retry", "retry in 20 s", sentence)
-    preempted = job(attempts=1, exit_code=143, sentence="made room for another job")
+    preempted = job(attempts=1, exit_code=143, reason="made room for another job")
     why = explain(preempted, around(worker()))
-    assert why.sentence.endswith("; attempt 1 ended with exit code 143: made room for another job")
+    assert why.reason.endswith("; attempt 1 ended with exit code 143: made room for another job")
 
 
 def test_a_job_after_others_names_them_and_what_they_do() -> None:
     why = explain(job(), around(worker()), needs({"1b1b1b1b": "running"}))
     assert why == Why("after", "after 1b1b1b1b", "waits for job 1b1b1b1b (running)")
     why = explain(job(), around(worker()), needs({"1b1b1b1b": "running", "2c2c2c2c": "held"}))
-    assert (why.word, why.sentence) == (
+    assert (why.word, why.reason) == (
         "after 1b1b1b1b and 1 more",
         "waits for jobs 1b1b1b1b (running) and 2c2c2c2c (held)",
     )
@@ -134,14 +134,14 @@ def test_a_job_after_others_names_them_and_what_they_do() -> None:
 
 def test_many_jobs_that_it_comes_after_are_not_all_named() -> None:
     why = explain(job(), around(worker()), needs({f"{number}" * 8: "queued" for number in range(1, 10)}))
-    assert why.sentence.endswith("and 6 others")
+    assert why.reason.endswith("and 6 others")
 
 
 @pytest.mark.parametrize(("state", "became"), [("failed", "which failed"), ("cancelled", "which was cancelled")])
 def test_a_job_after_one_that_did_not_succeed_can_never_start_and_says_what_to_do(state: State, became: str) -> None:
     why = explain(job(), around(worker()), needs({"1b1b1b1b": state, "2c2c2c2c": "running"}))
     assert why.kind == "never"
-    assert why.sentence == (
+    assert why.reason == (
         f"can never start: it comes after 1b1b1b1b, {became}; `stoker retry 1b1b1b1b` tries that again, "
         "`stoker cancel 0a0a0a0a` gives this one up"
     )
@@ -152,7 +152,7 @@ def test_a_job_two_steps_behind_one_that_did_not_succeed_can_never_start_either(
     known = needs({"1b1b1b1b": "queued", "3d3d3d3d": "running"}, ("1b1b1b1b", "2c2c2c2c", state))
     why = explain(job(), around(worker()), known)
     assert (why.kind, why.word) == ("never", f"after 2c2c2c2c, {state}")
-    assert why.sentence == (
+    assert why.reason == (
         f"can never start: it waits for 1b1b1b1b, which waits for 2c2c2c2c, {became}; "
         "`stoker retry 2c2c2c2c` tries that again, `stoker cancel 0a0a0a0a` gives this one up"
     )
@@ -162,18 +162,18 @@ def test_a_long_way_to_the_one_that_failed_is_cut_short() -> None:
     names = [f"{number}" * 8 for number in range(1, 9)]
     steps: list[tuple[str, str, State]] = [(one, other, "queued") for one, other in itertools.pairwise(names)]
     why = explain(job(), around(worker()), needs({names[0]: "held"}, *steps, (names[-1], "2c2c2c2c", "failed")))
-    assert "33333333, which waits for 5 others, the last of them for 2c2c2c2c, which failed; " in why.sentence
+    assert "33333333, which waits for 5 others, the last of them for 2c2c2c2c, which failed; " in why.reason
 
 
 def test_a_job_behind_others_that_can_still_run_only_waits() -> None:
     known = needs({"1b1b1b1b": "queued"}, ("1b1b1b1b", "2c2c2c2c", "running"), ("3d3d3d3d", "4e4e4e4e", "failed"))
-    assert explain(job(), around(worker()), known).sentence == "waits for job 1b1b1b1b (queued)"
+    assert explain(job(), around(worker()), known).reason == "waits for job 1b1b1b1b (queued)"
 
 
 def test_what_would_keep_it_even_then_is_told_too() -> None:
     why = explain(job(not_before=NOW + 20), around(worker(), paused=True))
     assert (why.kind, why.word) == ("retry", "retry in 20 s")
-    assert why.sentence.endswith("; besides, the queue is paused: `stoker resume` lets jobs start")
+    assert why.reason.endswith("; besides, the queue is paused: `stoker resume` lets jobs start")
 
 
 # Those that wait for the queue
@@ -192,7 +192,7 @@ def test_no_worker_ever_says_how_to_start_one() -> None:
 def test_workers_that_are_gone_say_when_the_last_was_heard_of_and_where() -> None:
     why = explain(job(), around(worker("old", seen=86400), worker("gpu-box", seen=7200)))
     assert why.kind == "no worker"
-    assert "the last was heard of 2 h ago, on gpu-box" in why.sentence
+    assert "the last was heard of 2 h ago, on gpu-box" in why.reason
 
 
 def test_a_worker_that_missed_some_heartbeats_is_still_there() -> None:
@@ -202,9 +202,9 @@ def test_a_worker_that_missed_some_heartbeats_is_still_there() -> None:
 
 def test_paused_workers_say_how_to_resume_them() -> None:
     one = explain(job(), around(worker(paused=True), worker("gone", seen=9999)))
-    assert one.sentence == ("the worker on gpu-box is paused: `stoker resume --worker gpu-box` lets jobs start there")
+    assert one.reason == ("the worker on gpu-box is paused: `stoker resume --worker gpu-box` lets jobs start there")
     both = explain(job(), around(worker(paused=True), worker("b", paused=True)))
-    assert (both.kind, both.sentence[:43]) == ("workers paused", "all workers (on b and gpu-box) are paused: ")
+    assert (both.kind, both.reason[:43]) == ("workers paused", "all workers (on b and gpu-box) are paused: ")
 
 
 # Those that wait for GPUs
@@ -239,24 +239,24 @@ def test_a_job_that_gpus_are_kept_for_says_where_and_how_many_it_has() -> None:
 def test_more_gpus_than_any_worker_has() -> None:
     why = explain(job(gpus=9), around(worker(gpus=2), worker("big", gpus=4), worker("gone", gpus=16, seen=999)))
     assert (why.kind, why.word) == ("too large", "too large")
-    assert "it asks for 9 GPUs, and no worker has more than 4 (big); " in why.sentence
-    assert "`stoker edit 0a0a0a0a` asks for less" in why.sentence
+    assert "it asks for 9 GPUs, and no worker has more than 4 (big); " in why.reason
+    assert "`stoker edit 0a0a0a0a` asks for less" in why.reason
 
 
 def test_workers_without_any_gpu() -> None:
-    assert "it asks for a GPU, and no worker has any" in explain(job(gpus=1), around(worker(gpus=0))).sentence
+    assert "it asks for a GPU, and no worker has any" in explain(job(gpus=1), around(worker(gpus=0))).reason
 
 
 def test_more_memory_than_any_gpu_has() -> None:
     why = explain(job(gpus=1, memory=100 * GIB), around(worker()))
-    assert "it asks for a GPU with 100 GiB, and the largest anywhere has 80 GiB" in why.sentence
+    assert "it asks for a GPU with 100 GiB, and the largest anywhere has 80 GiB" in why.reason
 
 
 def test_more_large_gpus_than_any_worker_has() -> None:
     small = msgspec.structs.replace(worker().view.gpus[1], memory_total=8 * GIB)
     mixed = msgspec.structs.replace(worker(), view=View(gpus=(worker().view.gpus[0], small)))
     why = explain(job(gpus=2, memory=20 * GIB), around(mixed))
-    assert "2 GPUs with 20 GiB, and no worker has so many that large" in why.sentence
+    assert "2 GPUs with 20 GiB, and no worker has so many that large" in why.reason
     unknown = msgspec.structs.replace(small, memory_total=None)
     mixed = msgspec.structs.replace(worker(), view=View(gpus=(worker().view.gpus[0], unknown)))
     assert explain(job(gpus=2, memory=20 * GIB), around(mixed)).kind == "next"
@@ -265,14 +265,14 @@ def test_more_large_gpus_than_any_worker_has() -> None:
 def test_a_worker_that_cannot_see_its_gpus_may_have_enough() -> None:
     why = explain(job(gpus=9), around(worker(gpus=0, problem="the driver does not answer")))
     assert why.kind == "next"
-    assert why.sentence.endswith("it is next; on gpu-box: the driver does not answer")
+    assert why.reason.endswith("it is next; on gpu-box: the driver does not answer")
 
 
 def test_where_no_gpu_was_found_the_worker_says_where_it_looked_and_it_hides_nothing_of_the_others() -> None:
     wanted = job(gpus=3)
     bare = worker("cpu-box", gpus=0, absent=True, waiting={wanted.id: "waits for 3 GPUs: no driver is loaded"})
-    assert explain(wanted, around(bare)).sentence == "on cpu-box: waits for 3 GPUs: no driver is loaded"
-    assert "no worker has more than 2 (gpu-box)" in explain(wanted, around(bare, worker())).sentence
+    assert explain(wanted, around(bare)).reason == "on cpu-box: waits for 3 GPUs: no driver is loaded"
+    assert "no worker has more than 2 (gpu-box)" in explain(wanted, around(bare, worker())).reason
 
 
 def test_a_job_without_gpus_is_never_too_large() -> None:
@@ -286,11 +286,11 @@ def test_a_job_without_gpus_is_never_too_large() -> None:
 def test_older_jobs_come_first(ahead: int, words: str) -> None:
     why = explain(job(), around(worker()), ahead=ahead)
     assert why.kind == "waits"
-    assert words in why.sentence
+    assert words in why.reason
 
 
 def test_a_job_that_no_worker_has_looked_at_yet_is_next() -> None:
-    assert explain(job(), around(worker())).sentence == "waits for a worker to look at it: it is next"
+    assert explain(job(), around(worker())).reason == "waits for a worker to look at it: it is next"
 
 
 @pytest.mark.parametrize(

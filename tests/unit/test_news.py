@@ -36,7 +36,7 @@ def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = EVENTS) -> N
 
 def test_a_job_that_failed_for_good_is_told_once_with_its_reason() -> None:
     news = watching()
-    failed = job("train", exit_code=3, sentence="it ended with code 3: CUDA out of memory.")
+    failed = job("train", exit_code=3, reason="it ended with code 3: CUDA out of memory.")
     look = a_look(ended=[failed], causes={"attempt-of-train": "by itself"})
     assert said(news.of(look)) == ["Job train failed with exit code 3: it ended with code 3: CUDA out of memory."]
     assert news.of(look) == []
@@ -62,7 +62,7 @@ def test_why_it_failed_is_waited_for_a_moment() -> None:
 
 
 def test_one_whose_gpus_stayed_idle_is_told_as_such_and_not_twice() -> None:
-    look = a_look(ended=[job(sentence="GPU 0 stayed below 1% for 30m")], causes={"attempt-of-train": "idle"})
+    look = a_look(ended=[job(reason="GPU 0 stayed below 1% for 30m")], causes={"attempt-of-train": "idle"})
     (told,) = watching().of(look)
     assert told.kind == "idle-stopped"
     assert told.sentence == "Job train was stopped because its GPUs stayed idle: GPU 0 stayed below 1% for 30m."
@@ -127,16 +127,16 @@ def test_a_gpu_is_told_when_it_stays_unknown_once_and_when_it_is_back() -> None:
         told.extend(event.sentence for bundle in pacer.due(NOW + at, MemoryLedgerOf(ledger)) for event in bundle.events)
 
     look(0)
-    look(10, doing="unknown", since=NOW + 10, note="the driver does not answer")
-    look(609, doing="unknown", since=NOW + 10)
+    look(10, state="unknown", since=NOW + 10, note="the driver does not answer")
+    look(609, state="unknown", since=NOW + 10)
     assert told == []
-    look(611, doing="unknown", since=NOW + 10, note="the driver does not answer")
+    look(611, state="unknown", since=NOW + 10, note="the driver does not answer")
     # Its worker was started anew, and knows of the outage only since then.
-    look(1300, doing="unknown", since=NOW + 1290)
-    look(2000, doing="unknown", since=NOW + 1290)
+    look(1300, state="unknown", since=NOW + 1290)
+    look(2000, state="unknown", since=NOW + 1290)
     assert told == ["GPU 3 of node7 could not be read for 10 min: the driver does not answer."]
-    look(2010, doing="job", since=NOW + 2005)
-    look(2020, doing="free", since=NOW + 2015)
+    look(2010, state="job", since=NOW + 2005)
+    look(2020, state="free", since=NOW + 2015)
     assert told[1:] == ["GPU 3 of node7 can be read again."]
 
 
@@ -146,17 +146,17 @@ class MemoryLedgerOf:
     def __init__(self, ledger: MemoryLedger) -> None:
         self._ledger = ledger
 
-    def tell_once(self, key: str) -> bool:
-        return key.startswith("pace:") or self._ledger.tell_once(key)
+    def note_once(self, key: str) -> bool:
+        return key.startswith("pace:") or self._ledger.note_once(key)
 
-    def untell(self, key: str) -> bool:
-        return self._ledger.untell(key)
+    def forget_note(self, key: str) -> bool:
+        return self._ledger.forget_note(key)
 
 
 def test_a_short_outage_is_told_neither_then_nor_when_it_is_over() -> None:
     news, ledger, pacer = watching(), MemoryLedger(), Throttle()
     for at, doing in ((0, "free"), (10, "unknown"), (300, "unknown"), (310, "free")):
-        pacer.add(news.of(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(doing=doing),))])))
+        pacer.add(news.of(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(state=doing),))])))
         assert list(pacer.due(NOW + at, ledger)) == []
 
 
@@ -178,7 +178,7 @@ def test_a_machine_without_any_gpu_is_never_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "of_gpu", [{"doing": "unknown", "since": NOW - 900}, {"doing": "job", "unread_since": NOW - 900}]
+    "of_gpu", [{"state": "unknown", "since": NOW - 900}, {"state": "job", "unread_since": NOW - 900}]
 )
 def test_how_long_a_gpu_is_unknown_is_counted_by_our_own_clock_whoever_holds_it(of_gpu: dict[str, Any]) -> None:
     news = watching(unknown_after=60.0)
@@ -229,7 +229,7 @@ def test_one_that_is_heard_again_is_told_only_to_those_who_heard_that_it_was_gon
     for was_told, expected in ((True, ["The worker on node7 is heard of again."]), (False, [])):
         ledger, pacer = MemoryLedger(), Throttle()
         if was_told:
-            ledger.tell_once("worker-gone:w1")
+            ledger.note_once("worker-gone:w1")
         pacer.add(watching().of(a_look(workers=[worker()])))
         assert [said(list(bundle.events)) for bundle in pacer.due(NOW, ledger)] == ([expected] if expected else [])
 
@@ -342,7 +342,7 @@ def test_an_outage_of_which_another_process_told_is_told_to_be_over() -> None:
 
 
 def test_a_message_has_the_sentence_and_the_link_to_the_job() -> None:
-    (told,) = watching().of(a_look(ended=[job("train", sentence="no space left")]))
+    (told,) = watching().of(a_look(ended=[job("train", reason="no space left")]))
     message = compose("failed", [told], "https://gpu-box:7865")
     assert message.title == "Stoker: job failed: train"
     assert message.body == "Job train failed with exit code 1: no space left.\nhttps://gpu-box:7865/jobs/0000beef"
@@ -358,7 +358,7 @@ def test_a_name_of_several_words_is_quoted_in_a_sentence_and_not_in_a_title() ->
 
 def test_job_text_cannot_format_mention_or_break_a_message() -> None:
     nasty = job(
-        "*bold* <b>x</b> @everyone [a](http://b) `c`\x1b[31m\nSubject: x", sentence="__init__.py \u202e\x00~~no~~"
+        "*bold* <b>x</b> @everyone [a](http://b) `c`\x1b[31m\nSubject: x", reason="__init__.py \u202e\x00~~no~~"
     )
     (told,) = watching().of(a_look(ended=[nasty]))
     message = compose("failed", [told], "https://gpu-box")

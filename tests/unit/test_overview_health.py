@@ -28,10 +28,10 @@ def sentences(**facts: Any) -> list[str]:
     [
         ([card(0), card(1)], "All is well: all 2 GPUs are in use"),
         ([card(0)], "All is well: the GPU is in use"),
-        ([card(0), card(1, doing="background"), card(2, doing="free")], "All is well: 2 of 3 GPUs are in use"),
-        ([card(0), card(1, doing="free")], "All is well: 1 of 2 GPUs is in use"),
-        ([card(0, doing="somebody", whom="alice's python (pid 4242)")], "All is well: the GPU is in use"),
-        ([card(0, doing="free"), card(1, doing="free")], "All is well: 2 GPUs are ready"),
+        ([card(0), card(1, state="background"), card(2, state="free")], "All is well: 2 of 3 GPUs are in use"),
+        ([card(0), card(1, state="free")], "All is well: 1 of 2 GPUs is in use"),
+        ([card(0, state="somebody", user="alice's python (pid 4242)")], "All is well: the GPU is in use"),
+        ([card(0, state="free"), card(1, state="free")], "All is well: 2 GPUs are ready"),
         ([], "All is well"),
     ],
 )
@@ -77,7 +77,7 @@ def test_jobs_that_wait_without_any_worker_are_wrong() -> None:
 
 def test_gpus_that_cannot_be_read_for_minutes_are_wrong_and_not_before() -> None:
     def unknown(*ago: float) -> Health:
-        cards = [card(index, doing="unknown", since=NOW - seconds) for index, seconds in enumerate(ago)]
+        cards = [card(index, state="unknown", since=NOW - seconds) for index, seconds in enumerate(ago)]
         return judged(machines=(machine(card(7), *cards),))
 
     assert unknown(60).level == "good"
@@ -94,12 +94,12 @@ def test_a_gpu_that_a_job_holds_and_nobody_can_read_is_wrong_and_does_not_count_
     assert unread(600, problem="NVML: driver lost").headline == "gpu-box cannot read its GPUs: NVML: driver lost"
     assert unread(60, card(1)) == Health(level="good", headline="All is well: 1 of 2 GPUs is in use")
     assert unread(60).headline == "All is well so far: no GPU can be read at the moment"
-    assert unread(60, card(1, doing="free")).headline == "All is well: 1 GPU is ready"
+    assert unread(60, card(1, state="free")).headline == "All is well: 1 GPU is ready"
 
 
 def test_memory_that_nobody_holds_is_wrong_while_jobs_wait_and_worth_a_look_otherwise() -> None:
     def orphaned(**changes: Any) -> Any:
-        usual = {"doing": "somebody", "whom": "", "utilization": 0.0, "memory_used": 12 * GIB, "since": NOW - 600}
+        usual = {"state": "somebody", "user": "", "utilization": 0.0, "memory_used": 12 * GIB, "since": NOW - 600}
         return machine(card(0, **usual | changes))
 
     health = judged(machines=(orphaned(),))
@@ -110,12 +110,12 @@ def test_memory_that_nobody_holds_is_wrong_while_jobs_wait_and_worth_a_look_othe
     assert "GPU 0 of gpu-box has 12 GiB in use by no visible process" in [point.sentence for point in health.points]
     # Memory comes back a moment late; what works is somebody's, and who is seen is nobody's orphan.
     assert judged(machines=(orphaned(since=NOW - 10),)) == Health(level="good", headline="All is well")
-    for seen in ({"utilization": 0.7}, {"whom": "alice's python (pid 4242)"}, {"utilization": None}):
+    for seen in ({"utilization": 0.7}, {"user": "alice's python (pid 4242)"}, {"utilization": None}):
         assert judged(machines=(orphaned(**seen),)).headline == "All is well: the GPU is in use"
 
 
 def test_what_lasts_is_not_told_of_before_the_worker_was_there_to_see_it() -> None:
-    for unread in (card(doing="unknown", since=NOW - 700), card(unread_since=NOW - 700)):
+    for unread in (card(state="unknown", since=NOW - 700), card(unread_since=NOW - 700)):
         assert judged(machines=(machine(unread, card(1), started=NOW - 60),)).level == "good"
 
 
@@ -172,10 +172,10 @@ def test_jobs_that_cannot_start_are_told() -> None:
 
 
 def test_a_job_that_stoker_holds_is_told_and_one_that_a_person_holds_is_not() -> None:
-    lost = waiting("held", sentence="its worker was not heard of in time")
+    lost = waiting("held", reason="its worker was not heard of in time")
     assert sentences(waiting=(lost,)) == ["train-17 is held: lost with its machine"]
     assert sentences(waiting=(lost, lost, lost)) == ["train-17 and 2 other jobs are held: lost with their machine"]
-    assert sentences(waiting=(waiting("held", sentence="held"), waiting("held"))) == []
+    assert sentences(waiting=(waiting("held", reason="held"), waiting("held"))) == []
 
 
 def test_a_pause_is_told_while_jobs_wait() -> None:
@@ -185,29 +185,29 @@ def test_a_pause_is_told_while_jobs_wait() -> None:
 
 
 def test_a_job_that_waits_though_there_is_room_for_it_is_told() -> None:
-    room = machine(card(0), card(1, doing="free"), card(2, doing="free"))
-    kept = machine(card(0), card(1, doing="free", kept_for="0b0b0b0b"), card(2, doing="free", kept_for="0b0b0b0b"))
+    room = machine(card(0), card(1, state="free"), card(2, state="free"))
+    kept = machine(card(0), card(1, state="free", kept_for="0b0b0b0b"), card(2, state="free", kept_for="0b0b0b0b"))
     assert sentences(machines=(kept,), waiting=(waiting(gpus=2),)) == [], "they are kept for another job"
     assert sentences(machines=(room,), waiting=(waiting(gpus=2),)) == [
         "train-17 waits though 2 GPUs are free on gpu-box"
     ]
     for asked in ({"gpus": 3}, {"gpus": 1, "memory": 100 * GIB}, {"gpus": 0}, {"submitted": NOW - 5}):
         assert sentences(machines=(room,), waiting=(waiting(**asked),)) == [], asked
-    assert sentences(machines=(machine(card(1, doing="free", since=NOW - 5)),), waiting=(waiting(),)) == []
+    assert sentences(machines=(machine(card(1, state="free", since=NOW - 5)),), waiting=(waiting(),)) == []
     assert sentences(machines=(room,), waiting=(waiting("after"),)) == []
 
 
 def test_gpus_without_work_in_an_empty_queue_are_told_kindly() -> None:
-    three = machine(*(card(index, doing="free") for index in range(3)))
+    three = machine(*(card(index, state="free") for index in range(3)))
     health = judged(machines=(three,), counts={"succeeded": 4})
     assert (health.level, health.headline) == ("attention", "The queue is empty: 3 GPUs have nothing to do")
-    one = machine(card(0), card(1, doing="free"))
+    one = machine(card(0), card(1, state="free"))
     assert sentences(machines=(one,), counts={"held": 2}) == ["Only held jobs are left: 1 GPU has nothing to do"]
-    assert sentences(machines=(machine(card(doing="free", since=NOW - 1)),), counts={}) == []
+    assert sentences(machines=(machine(card(state="free", since=NOW - 1)),), counts={}) == []
 
 
 def test_a_gpu_that_cannot_be_read_is_never_called_free() -> None:
-    for unread in (card(doing="unknown", since=NOW - 60), card(doing="free", unread_since=NOW - 60)):
+    for unread in (card(state="unknown", since=NOW - 60), card(state="free", unread_since=NOW - 60)):
         assert sentences(machines=(machine(unread),), counts={}) == []
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.queue.model import Doing, Usage
+from stoker.queue.model import GpuState, Usage
 from stoker.status.history import series
 from stoker.status.model import Hours
 from stoker.status.usage import STRETCH, tally
@@ -12,7 +12,7 @@ HOUR = 3600.0
 
 
 def test_seconds_become_hours_by_what_the_gpus_did() -> None:
-    totals: dict[Doing, float] = {"job": 7200, "background": 1800, "somebody": 900, "free": 3600, "unknown": 0}
+    totals: dict[GpuState, float] = {"job": 7200, "background": 1800, "somebody": 900, "free": 3600, "unknown": 0}
     assert tally(totals, [], NOW) == Hours(since=NOW - STRETCH, jobs=2, background=0.5, others=0.25, idle=1)
     assert tally({}, [], NOW) == Hours(since=NOW - STRETCH)
 
@@ -47,19 +47,19 @@ def test_all_series_have_the_same_minutes_and_nothing_where_nobody_looked() -> N
     assert history.times == tuple((MINUTE - ago) * 60 for ago in (2, 1, 0))
     first, second = history.gpus
     assert (first.gpu, first.utilization, first.memory) == ("GPU-0", (0.5, None, 0.5), (7, None, 7))
-    assert first.doing == ("job", None, "free")
-    assert second.doing == (None, None, "job")
+    assert first.state == ("job", None, "free")
+    assert second.state == (None, None, "job")
 
 
 def test_what_is_older_or_of_another_machine_is_kept_apart() -> None:
     rows = [usage(MINUTE - 60, job=60), usage(MINUTE, host="a", free=60), usage(MINUTE, host="b", free=60)]
     history = series(rows, NOW)
     assert len(history.times) == 60
-    assert [(found.host, found.doing[-1]) for found in history.gpus] == [("a", "free"), ("b", "free")]
+    assert [(found.host, found.state[-1]) for found in history.gpus] == [("a", "free"), ("b", "free")]
 
 
 def test_a_minute_is_called_by_what_it_was_mostly() -> None:
     rows = [usage(MINUTE - 1, job=20, free=40), usage(MINUTE, job=30, free=30)]
     (found,) = series(rows, NOW, minutes=2).gpus
-    assert found.doing == ("free", "job")
-    assert series([usage(MINUTE)], NOW, minutes=1).gpus[0].doing == (None,)
+    assert found.state == ("free", "job")
+    assert series([usage(MINUTE)], NOW, minutes=1).gpus[0].state == (None,)

@@ -23,16 +23,16 @@ def test_what_a_gpu_did_when_its_worker_was_last_heard_of_is_not_told_as_now() -
     (found,) = machines_of([worker(ago=300, view=view)], [], {}, NOW)
     (gpu,) = found.gpus
     assert (found.there, found.left) == (False, True)
-    assert (gpu.doing, gpu.utilization, gpu.memory_used) == ("unknown", None, None)
+    assert (gpu.state, gpu.utilization, gpu.memory_used) == ("unknown", None, None)
     assert (gpu.name, gpu.memory_total, gpu.jobs) == ("A100", 80 * GIB, ("0a0a0a0a",))
     assert gpu.note == "its worker was last heard of 5 min ago"
 
 
 def test_that_a_gpu_cannot_be_read_and_that_there_is_none_is_passed_on() -> None:
-    unread = View(gpus=(worker_gpu(doing="job", unread_since=NOW - 60),))
+    unread = View(gpus=(worker_gpu(state="job", unread_since=NOW - 60),))
     none = View(absent=True, problem="there is no NVIDIA driver")
     first, second = machines_of([worker("a-1", view=unread), worker("b-1", view=none)], [], {}, NOW)
-    assert ([(gpu.doing, gpu.unread_since) for gpu in first.gpus], first.absent) == ([("job", NOW - 60)], False)
+    assert ([(gpu.state, gpu.unread_since) for gpu in first.gpus], first.absent) == ([("job", NOW - 60)], False)
     assert second.absent
 
 
@@ -41,9 +41,9 @@ def test_a_gpu_says_for_whom_it_works() -> None:
         name: job("running", id=name, submitter=whom) for name, whom in [("a", "alice"), ("b", "bob"), ("c", "bob")]
     }
     gpus = (
-        worker_gpu(0, doing="job", jobs=("a", "b", "c")),
-        worker_gpu(1, doing="background", whom="folding"),
-        worker_gpu(2, doing="job", jobs=("unknown",)),
+        worker_gpu(0, state="job", jobs=("a", "b", "c")),
+        worker_gpu(1, state="background", user="folding"),
+        worker_gpu(2, state="job", jobs=("unknown",)),
     )
     (found,) = machines_of([worker(view=View(gpus=gpus[::-1]))], [], jobs, NOW)
-    assert [gpu.whom for gpu in found.gpus] == ["alice, bob", "folding", ""]
+    assert [gpu.user for gpu in found.gpus] == ["alice, bob", "folding", ""]

@@ -10,7 +10,7 @@ from tests.support.overview_parts import NOW, card, machine
 def test_what_began_between_two_looks_is_dated_between_them(off: float) -> None:
     sightings = Sightings()
     sightings.dated([machine(card(since=NOW - 100 + off))], NOW)
-    changed = machine(card(doing="unknown", since=NOW + 4 + off, unread_since=NOW + 5 + off))
+    changed = machine(card(state="unknown", since=NOW + 4 + off, unread_since=NOW + 5 + off))
     for look in (10, 500):
         ((gpu,),) = (found.gpus for found in sightings.dated([changed], NOW + look))
         for date in (gpu.since, gpu.unread_since):
@@ -21,7 +21,7 @@ def test_what_began_between_two_looks_is_dated_between_them(off: float) -> None:
 def test_what_was_there_before_the_first_look_is_taken_as_told_also_when_its_worker_was_away_for_a_while() -> None:
     sightings = Sightings()
     there = machine(card(since=NOW - 7200))
-    away = machine(card(doing="unknown", since=NOW + 1), there=False)
+    away = machine(card(state="unknown", since=NOW + 1), there=False)
     dates = [
         gpu.since
         for look, seen in enumerate([there, there, away, there])

@@ -29,7 +29,7 @@ def a_job(**changes: Any) -> Job:
         "attempts": 1,
         "attempt": "a",
         "exit_code": None,
-        "sentence": "",
+        "reason": "",
         "link": "",
         "cancel_requested": None,
         "origin": None,

@@ -130,21 +130,21 @@ def test_a_fit_that_is_not_understood_is_left_out(fit: dict[str, object]) -> Non
     assert fit_of(fit) is None
 
 
-def detail(*findings: AttemptDetails) -> Detail:
+def detail(*details: AttemptDetails) -> Detail:
     job = Job(
         id="0123abcd", command="train", state="failed", position=1.0, submitted=1.0, started=2.0, ended=3.0,
-        not_before=0.0, retries_left=0, attempts=len(findings), attempt="a", exit_code=1, sentence="", link="",
+        not_before=0.0, retries_left=0, attempts=len(details), attempt="a", exit_code=1, reason="", link="",
         cancel_requested=None, origin=None,
     )  # fmt: skip
     attempts = tuple(
         AttemptDetail(
             attempt=Attempt(
                 id=f"a{number}", job=job.id, worker="w", number=number, gpus=(), started=2.0, lease_expires=9.0,
-                ended=3.0, outcome="failed", sentence=f"it hung {EVIL}",
+                ended=3.0, outcome="failed", reason=f"it hung {EVIL}",
             ),
-            host=f'"{EVIL}', gpus=(), finding=finding, whole_here=True,
+            host=f'"{EVIL}', gpus=(), details=details, whole_here=True,
         )
-        for number, finding in enumerate(findings, 1)
+        for number, details in enumerate(details, 1)
     )  # fmt: skip
     return Detail(
         now=4.0, job=job, why=Why("ended", "", "it failed"), needs={}, attempts=attempts, progress=None, last_line="",

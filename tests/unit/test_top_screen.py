@@ -41,7 +41,7 @@ def test_a_narrow_terminal_keeps_ids_states_and_gpus_whole_and_a_pipe_everything
     long = "gpu-box-17.cluster.example.org"
     command = "python train.py " + "--option value " * 20
     runs = msgspec.structs.replace(running(1, name="", command=command), host=long, gpus=("0", "7"))
-    taken = card(0, doing="somebody", whom="")
+    taken = card(0, state="somebody", user="")
     seen = overview(running=(runs,), machines=(machine(long, cards=(taken,)),))
     for width in (80, 60):
         screen = shown(seen, width=width)
@@ -62,8 +62,8 @@ def test_many_gpus_become_one_line_for_each_machine() -> None:
 
 
 def test_a_gpu_that_cannot_be_read_looks_unlike_an_idle_one() -> None:
-    unknown = card(0, utilization=None, memory_used=None, doing="unknown", whom="", note="the driver does not answer")
-    idle = card(1, utilization=0.0, memory_used=0, doing="free", whom="")
+    unknown = card(0, utilization=None, memory_used=None, state="unknown", user="", note="the driver does not answer")
+    idle = card(1, utilization=0.0, memory_used=0, state="free", user="")
     seen = overview(machines=(machine(cards=(unknown, idle)),))
     lines = shown(seen, width=160).splitlines()
     assert any("?" in line and "unknown, 10 min: the driver does not answer" in line for line in lines)
@@ -93,7 +93,7 @@ def test_job_text_cannot_speak_to_the_terminal_or_break_lines() -> None:
         running=(running(1, name=nasty),),
         waiting=(waiting(1, name=nasty),),
         ended=(ended(1, name=nasty),),
-        machines=(machine(host=nasty, cards=(card(0, whom=nasty, note=nasty, doing="unknown"),)),),
+        machines=(machine(host=nasty, cards=(card(0, user=nasty, note=nasty, state="unknown"),)),),
     )
     for lines in (frame(seen, View(note=nasty), 80, 24), whole(seen, 200)):
         assert all(letter.isprintable() for line in lines for letter in line.plain)

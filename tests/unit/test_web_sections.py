@@ -10,7 +10,7 @@ import pytest
 
 import stoker.web
 from stoker.queue.explanation import Kind, Why
-from stoker.queue.model import Attempt, AttemptDetails, Doing, Job, State
+from stoker.queue.model import Attempt, AttemptDetails, GpuState, Job, State
 from stoker.status.detail import AttemptDetail, Detail
 from stoker.status.model import (
     EndedJob,
@@ -48,7 +48,7 @@ def make_job(name: str = "", state: State = "running", **fields: Any) -> Job:
         "attempts": 1,
         "attempt": "0badcafe-1",
         "exit_code": None,
-        "sentence": "",
+        "reason": "",
         "link": "",
         "cancel_requested": None,
         "origin": None,
@@ -69,7 +69,7 @@ def make_attempt(**fields: Any) -> Attempt:
     return Attempt(**usual | fields)
 
 
-def make_gpu(index: int = 0, doing: Doing = "job", **fields: Any) -> GpuCard:
+def make_gpu(index: int = 0, doing: GpuState = "job", **fields: Any) -> GpuCard:
     usual: dict[str, Any] = {
         "uuid": f"GPU-{index}",
         "index": index,
@@ -77,8 +77,8 @@ def make_gpu(index: int = 0, doing: Doing = "job", **fields: Any) -> GpuCard:
         "memory_total": 80 * GIB,
         "memory_used": 61 * GIB,
         "utilization": 0.93,
-        "doing": doing,
-        "whom": "",
+        "state": doing,
+        "user": "",
         "since": NOW - 60,
         "note": "",
         "jobs": (),
@@ -136,8 +136,8 @@ def full_overview(text: str = "vit") -> Snapshot:
         counts={"running": 1, "queued": 1, "failed": 1},
         machines=(
             make_machine(
-                make_gpu(0, jobs=("0badcafe",), whom=text, name=text),
-                make_gpu(1, "somebody", whom=text),
+                make_gpu(0, jobs=("0badcafe",), user=text, name=text),
+                make_gpu(1, "somebody", user=text),
                 make_gpu(2, "unknown", note=text, utilization=None, memory_used=None),
                 host=text,
                 problem=text,
@@ -155,11 +155,11 @@ def full_overview(text: str = "vit") -> Snapshot:
         ),
         waiting=(
             WaitingJob(job=make_job(text, "queued", id="00000003"), why=Why("waits", "", text)),
-            WaitingJob(job=make_job(text, "held", id="00000004", sentence=text), why=Why("held", "", text)),
+            WaitingJob(job=make_job(text, "held", id="00000004", reason=text), why=Why("held", "", text)),
         ),
         ended=(
             EndedJob(
-                job=make_job(text, "failed", id="00000005", ended=NOW - 60, sentence=text, exit_code=1),
+                job=make_job(text, "failed", id="00000005", ended=NOW - 60, reason=text, exit_code=1),
                 why=Why("ended", "", text),
                 idle_stopped=False,
             ),
@@ -187,10 +187,10 @@ def full_detail(text: str = "vit") -> Detail:
         needs={},
         attempts=(
             AttemptDetail(
-                attempt=make_attempt(sentence=text, outcome="failed", ended=NOW),
+                attempt=make_attempt(reason=text, outcome="failed", ended=NOW),
                 host=text,
                 gpus=(text,),
-                finding=AttemptDetails(cause="idle", report=text),
+                details=AttemptDetails(cause="idle", report=text),
                 whole_here=True,
             ),
         ),
@@ -310,7 +310,7 @@ def test_a_reason_that_tells_a_length_of_time_is_told_without_it(kind: Kind, sen
 
 
 def test_a_retry_says_when_and_why() -> None:
-    job = make_job("vit", "queued", not_before=NOW + 44, sentence="exit code 1")
+    job = make_job("vit", "queued", not_before=NOW + 44, reason="exit code 1")
     html = render(make_overview(waiting=(WaitingJob(job=job, why=Why("retry", "", "")),)), "viewer")["waiting"]
     assert re.search(r'Tries again <time datetime="2027-01-15T08:00:44[^"]*" data-tell="in">', html)
     assert "exit code 1" in read(html)
@@ -331,15 +331,15 @@ def test_one_thing_to_know_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("gpu", "told"),
     [
-        (make_gpu(doing="job", jobs=("0badcafe",), whom="alice"), "job vit for alice"),
-        (make_gpu(doing="background", whom="folding"), "background folding"),
-        (make_gpu(doing="somebody", whom="bob's python (pid 4242)"), "in use bob's python (pid 4242)"),
-        (make_gpu(doing="free"), "free Nothing runs here"),
+        (make_gpu(state="job", jobs=("0badcafe",), user="alice"), "job vit for alice"),
+        (make_gpu(state="background", user="folding"), "background folding"),
+        (make_gpu(state="somebody", user="bob's python (pid 4242)"), "in use bob's python (pid 4242)"),
+        (make_gpu(state="free"), "free Nothing runs here"),
         (
-            make_gpu(doing="free", kept_for="0badcafe", note="is kept for job 0badcafe (2 GPUs, has 1)"),
+            make_gpu(state="free", kept_for="0badcafe", note="is kept for job 0badcafe (2 GPUs, has 1)"),
             "kept Kept for vit (2 GPUs, has 1)",
         ),
-        (make_gpu(doing="unknown", note="the driver hangs"), "unknown the driver hangs"),
+        (make_gpu(state="unknown", note="the driver hangs"), "unknown the driver hangs"),
     ],
 )
 def test_a_gpu_says_in_words_what_it_does_and_for_whom(gpu: GpuCard, told: str) -> None:
@@ -348,7 +348,7 @@ def test_a_gpu_says_in_words_what_it_does_and_for_whom(gpu: GpuCard, told: str) 
 
 
 def test_what_is_unknown_is_no_zero() -> None:
-    gpu = make_gpu(doing="unknown", utilization=None, memory_used=None)
+    gpu = make_gpu(state="unknown", utilization=None, memory_used=None)
     html = render(make_overview(machines=(make_machine(gpu),)), "viewer")["machine-w-1"]
     assert "Use unknown" in read(html).replace("Use", "Use ").replace("  ", " ")
     assert "<progress" not in html
@@ -358,7 +358,7 @@ def test_what_is_unknown_is_no_zero() -> None:
 
 
 def test_a_machine_that_is_away_does_not_pass_for_one_that_is_there() -> None:
-    gone = make_machine(make_gpu(doing="unknown", note="its worker was last heard of 3 min ago"), there=False)
+    gone = make_machine(make_gpu(state="unknown", note="its worker was last heard of 3 min ago"), there=False)
     told = read(render(make_overview(machines=(gone,)), "operator")["machine-w-1"])
     assert "not heard of" in told
     assert "Pause" not in told
@@ -416,7 +416,7 @@ def test_cancelling_asks_once_where_it_cannot_be_taken_back(state: State, asks: 
 
 
 def test_an_idle_stop_is_told_as_one() -> None:
-    job = make_job("vit", "failed", ended=NOW - 60, sentence="its GPUs stayed idle")
+    job = make_job("vit", "failed", ended=NOW - 60, reason="its GPUs stayed idle")
     ended = EndedJob(job=job, why=Why("ended", "", ""), idle_stopped=True)
     told = read(render(make_overview(ended=(ended,)), "viewer")["ended"])
     assert "stopped: idle" in told

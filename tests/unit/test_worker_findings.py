@@ -27,16 +27,16 @@ FITTED = Fitted(
 
 
 class Queue:
-    """Keeps findings, or does not."""
+    """Keeps details, or does not."""
 
     def __init__(self, trouble: Exception | None = None) -> None:
         self.kept: list[tuple[str, AttemptDetails]] = []
         self._trouble = trouble
 
-    def write_finding(self, attempt: str, finding: AttemptDetails) -> bool:
+    def write_details(self, attempt: str, details: AttemptDetails) -> bool:
         if self._trouble is not None:
             raise self._trouble
-        self.kept.append((attempt, finding))
+        self.kept.append((attempt, details))
         return True
 
     def write_log(self, _attempt: str, _text: str, **_: bool) -> bool:
@@ -103,7 +103,7 @@ def test_a_running_job_tells_of_its_fit_once(record: AttemptRecord, has_output: 
     record.write_fit(FITTED)
     excerpt.deliver(cast(Store, queue))
     excerpt.deliver(cast(Store, queue))
-    assert [(attempt, finding.fit["size"]) for attempt, finding in queue.kept] == [("attempt", 200)]
+    assert [(attempt, details.fit["size"]) for attempt, details in queue.kept] == [("attempt", 200)]
 
 
 def test_a_queue_that_refuses_a_finding_is_not_asked_again_and_one_that_is_away_is(record: AttemptRecord) -> None:

@@ -18,7 +18,7 @@ from stoker.errors import StokerError
 from stoker.logs.remote_file import Mirror
 from stoker.queue import Store, init_queue
 from stoker.queue.driver import QueueAwayError
-from stoker.queue.model import Lent
+from stoker.queue.model import LogChunk
 from stoker.runs.output import OutputLog
 from stoker.runs.output_reader import OutputReader
 from stoker.worker import log_streaming as module
@@ -70,12 +70,12 @@ class Stage:
         """One that somebody wants to read."""
         run = self.run()
         run.prints(printed)
-        assert self.store.want_output(run.attempt, LONG)
+        assert self.store.request_log_stream(run.attempt, LONG)
         return run
 
     def forget_wish(self, run: Run, ago: float = 1.0) -> None:
         """As if nobody had wanted it any more for so long."""
-        change = f"UPDATE stoker_loans SET until = until - {LONG + ago} WHERE attempt_id = '{run.attempt}'"
+        change = f"UPDATE stoker_log_streams SET until = until - {LONG + ago} WHERE attempt_id = '{run.attempt}'"
         self.store._driver.fetch_text(change, {})
 
     def lend(self, after: float = 0.0) -> None:
@@ -89,9 +89,9 @@ class Stage:
         while self.lending.due() <= self.now:
             self.lend()
 
-    def read(self, run: Run, edition: str = "", start: int = 0) -> Lent:
+    def read(self, run: Run, edition: str = "", start: int = 0) -> LogChunk:
         """All that was lent of it."""
-        told = self.store.lent_output(run.attempt, edition, start)
+        told = self.store.log_chunk(run.attempt, edition, start)
         assert told is not None
         return told
 
@@ -130,21 +130,21 @@ def test_an_output_that_is_wanted_is_lent_and_no_other(stage: Stage) -> None:
     stage.lend()
     told = stage.read(run)
     assert (told.finished, told.unfinished, told.is_behind, told.is_complete) == (b"one\ntwo\n", b" 10%", False, False)
-    assert stage.store.lent_output(unwanted.attempt) is None
+    assert stage.store.log_chunk(unwanted.attempt) is None
 
 
 def test_what_another_machine_ran_is_left_to_it(stage: Stage) -> None:
     run = stage.run("another-1")
     run.prints(b"of an older job by the same name\n")
-    stage.store.want_output(run.attempt, LONG)
+    stage.store.request_log_stream(run.attempt, LONG)
     stage.lend()
-    assert stage.store.lent_output(run.attempt) is None
+    assert stage.store.log_chunk(run.attempt) is None
 
 
 def test_what_an_earlier_worker_of_this_home_ran_is_lent(stage: Stage) -> None:
     run = stage.run(f"{stage.home.key}-earlier")
     run.prints(b"one\n")
-    stage.store.want_output(run.attempt, LONG)
+    stage.store.request_log_stream(run.attempt, LONG)
     stage.lend()
     assert stage.read(run).finished == b"one\n"
 
@@ -174,14 +174,14 @@ def test_what_is_not_surely_the_output_of_the_attempt_is_not_lent(stage: Stage, 
     spoilt(run)
     for _ in range(3):
         stage.lend(SECOND)
-    assert stage.store.lent_output(run.attempt) is None
+    assert stage.store.log_chunk(run.attempt) is None
 
 
 # When
 
 
 def test_the_queue_is_asked_at_most_once_a_second_however_often_it_rings(stage: Stage) -> None:
-    asked = stage.calls("wanted_outputs")
+    asked = stage.calls("log_requests")
     stage.lend()
     for _ in range(9):
         stage.lending.rang()
@@ -193,7 +193,7 @@ def test_the_queue_is_asked_at_most_once_a_second_however_often_it_rings(stage: 
 
 
 def test_nothing_is_asked_without_a_ring_when_nothing_was_wanted(stage: Stage) -> None:
-    asked = stage.calls("wanted_outputs")
+    asked = stage.calls("log_requests")
     stage.lend()
     # Only whether others have left something is looked for now and then.
     assert stage.lending.due() - stage.now == 600.0
@@ -208,7 +208,7 @@ def test_nothing_is_asked_without_a_ring_when_nothing_was_wanted(stage: Stage) -
 
 def test_an_output_that_begins_after_somebody_wanted_it_is_lent_within_a_second(stage: Stage) -> None:
     run = stage.run()
-    stage.store.want_output(run.attempt, LONG)
+    stage.store.request_log_stream(run.attempt, LONG)
     stage.lend()
     run.prints(b"one\n")
     stage.lend(SECOND)
@@ -235,7 +235,7 @@ def test_a_long_output_is_brought_in_steps_with_time_for_other_things_between(
 def test_what_is_new_is_brought_twice_a_second_and_nothing_when_there_is_nothing(stage: Stage) -> None:
     run = stage.wanted(b"one\n")
     stage.lend()
-    brought = stage.calls("lend_output")
+    brought = stage.calls("write_log_chunk")
     run.prints(b"two\n")
     stage.lend(0.9 * MOMENT)
     assert not brought
@@ -271,7 +271,7 @@ def test_of_many_outputs_some_wait_until_others_are_brought(stage: Stage, monkey
     runs = [stage.wanted(b"one\n") for _ in range(5)]
     stage.lend_all()
     assert descriptors() == before + 2
-    assert sum(stage.store.lent_output(run.attempt) is not None for run in runs) == 2
+    assert sum(stage.store.log_chunk(run.attempt) is not None for run in runs) == 2
     for _ in range(3):
         stage.lend_all(SECOND)
     assert descriptors() == before + 3
@@ -297,8 +297,8 @@ def test_a_reader_that_comes_right_after_another_one_left_gets_a_silent_job_too(
     run = stage.wanted(b"one\n")
     stage.lend_all()
     stage.forget_wish(run)
-    stage.store.want_output(run.attempt, LONG)
-    assert stage.store.lent_output(run.attempt) is None
+    stage.store.request_log_stream(run.attempt, LONG)
+    assert stage.store.log_chunk(run.attempt) is None
     stage.lend_all(SECOND)
     assert stage.read(run).finished == b"one\n"
 
@@ -310,11 +310,11 @@ def test_the_queue_is_not_filled_by_what_many_want(stage: Stage, monkeypatch: py
         run.ends()
     for _ in range(5):
         stage.lend_all(SECOND)
-    assert sum(stage.store.lent_output(run.attempt) is not None for run in runs) == 4
+    assert sum(stage.store.log_chunk(run.attempt) is not None for run in runs) == 4
     # All were begun before the first was brought; no other one is.
     another = stage.wanted(b"two\n")
     stage.lend_all(SECOND)
-    assert stage.store.lent_output(another.attempt) is None
+    assert stage.store.log_chunk(another.attempt) is None
 
 
 @pytest.mark.parametrize("line", [b"x" * 200, b"x" * 200 + b"\n", b"one\n" * 3 + b"x" * 200])
@@ -324,7 +324,7 @@ def test_a_line_without_an_end_is_no_output_to_lend(stage: Stage, monkeypatch: p
     run = stage.wanted(line)
     for _ in range(3):
         stage.lend_all(SECOND)
-    assert stage.store.lent_output(run.attempt) is None
+    assert stage.store.log_chunk(run.attempt) is None
     read = [0]
     monkeypatch.setattr(OutputReader, "read", lambda *_: read.append(1))
     stage.lend_all(SECOND)
@@ -358,12 +358,12 @@ def test_an_output_that_is_too_large_is_not_lent(stage: Stage, monkeypatch: pyte
     run = stage.run()
     (run.directory / "output.1").write_bytes(b"x\n" * 40)
     run.prints(b"x\n" * 11)
-    stage.store.want_output(run.attempt, LONG)
-    brought = stage.calls("lend_output")
+    stage.store.request_log_stream(run.attempt, LONG)
+    brought = stage.calls("write_log_chunk")
     for _ in range(3):
         stage.lend(SECOND)
     assert not brought
-    assert stage.store.lent_output(run.attempt) is None
+    assert stage.store.log_chunk(run.attempt) is None
 
 
 def test_an_output_that_becomes_too_large_is_taken_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ def test_an_output_that_becomes_too_large_is_taken_back(stage: Stage, monkeypatc
     run.prints(b"y\n")
     for _ in range(5):
         stage.lend(MOMENT)
-        assert stage.store.lent_output(run.attempt) is None
+        assert stage.store.log_chunk(run.attempt) is None
     assert descriptors() == opened - 1
 
 
@@ -397,13 +397,13 @@ def test_an_output_that_cannot_be_read_is_taken_back_and_costs_no_other(
     with monkeypatch.context() as trouble:
         trouble.setattr(OutputReader, "read", spoilt)
         stage.lend_all(MOMENT)
-        assert stage.store.lent_output(bad.attempt) is None
+        assert stage.store.log_chunk(bad.attempt) is None
         stage.lend_all(SECOND)
-        assert stage.store.lent_output(bad.attempt) is None
+        assert stage.store.log_chunk(bad.attempt) is None
     assert stage.read(good).finished == b"one\ntwo\n"
     stage.forget_wish(bad)
     stage.lend_all(SECOND)
-    stage.store.want_output(bad.attempt, LONG)
+    stage.store.request_log_stream(bad.attempt, LONG)
     stage.lend_all(SECOND)
     assert stage.read(bad).finished == b"one\ntwo\n"
 
@@ -413,7 +413,7 @@ def test_a_line_that_grows_for_ever_is_cut_until_its_end(stage: Stage, monkeypat
     run = stage.wanted(b"one\n" + b"x" * 100)
     stage.lend()
     assert stage.read(run).unfinished == b"x" * 64
-    brought = stage.calls("lend_output")
+    brought = stage.calls("write_log_chunk")
     run.prints(b"x" * 100)
     stage.lend(MOMENT)
     assert not brought  # that is what it is for
@@ -458,7 +458,7 @@ def test_an_attempt_that_ended_long_ago_is_lent_whole_at_once(stage: Stage) -> N
     (run.directory / "output.1").write_bytes(b"older\n")
     run.prints(b"newer\n")
     run.ends()
-    stage.store.want_output(run.attempt, LONG)
+    stage.store.request_log_stream(run.attempt, LONG)
     stage.lend()
     told = stage.read(run)
     assert (told.finished, told.is_complete) == (b"older\nnewer\n", True)
@@ -493,7 +493,7 @@ def test_what_nobody_wants_any_more_is_noticed_and_let_go(stage: Stage) -> None:
     stage.lend()
     assert descriptors() == before + 1
     stage.forget_wish(run)
-    asked, ended = stage.calls("wanted_outputs"), stage.calls("end_loans")
+    asked, ended = stage.calls("log_requests"), stage.calls("expire_log_streams")
     stage.lend(SECOND)
     assert descriptors() == before
     run.prints(b"two\n")
@@ -504,7 +504,7 @@ def test_what_nobody_wants_any_more_is_noticed_and_let_go(stage: Stage) -> None:
     assert not ended
     stage.forget_wish(run, ago=61.0)
     stage.lend(stage.lending.due() - stage.now)
-    assert stage.store.lent_output(run.attempt) is None
+    assert stage.store.log_chunk(run.attempt) is None
     assert (stage.lending.due() - stage.now, len(asked)) == (600.0, 1)
 
 
@@ -526,7 +526,7 @@ def test_a_reader_that_comes_back_gets_what_it_has_missed(stage: Stage) -> None:
     stage.forget_wish(run)
     stage.lend(SECOND)
     run.prints(b"two\n")
-    stage.store.want_output(run.attempt, LONG)
+    stage.store.request_log_stream(run.attempt, LONG)
     stage.lending.rang()
     stage.lend(SECOND)
     assert stage.read(run, first.edition, first.size).size == 8
@@ -549,8 +549,8 @@ def test_a_worker_that_was_cut_off_until_all_was_forgotten_begins_anew(stage: St
     run = stage.wanted(b"one\n")
     stage.lend()
     stage.forget_wish(run, ago=120.0)
-    stage.store.end_loans()
-    stage.store.want_output(run.attempt, LONG)
+    stage.store.expire_log_streams()
+    stage.store.request_log_stream(run.attempt, LONG)
     run.prints(b"two\n")
     for _ in range(3):
         stage.lend(SECOND)
@@ -565,16 +565,16 @@ def test_what_was_on_its_way_when_the_queue_went_away_is_begun_anew(
     run = stage.wanted(b"one\n")
     stage.lend()
     edition = stage.read(run).edition
-    lend_output = stage.store.lend_output
+    write_log_chunk = stage.store.write_log_chunk
 
-    def away(attempt: str, lent: Lent) -> bool:
+    def away(attempt: str, lent: LogChunk) -> bool:
         if was_done:
-            lend_output(attempt, lent)
+            write_log_chunk(attempt, lent)
         raise QueueAwayError("the queue went away")
 
     run.prints(b"two\n")
     with monkeypatch.context() as trouble:
-        trouble.setattr(stage.store, "lend_output", away)
+        trouble.setattr(stage.store, "write_log_chunk", away)
         with pytest.raises(QueueAwayError):
             stage.lend(MOMENT)
     assert descriptors() == before
@@ -592,7 +592,7 @@ def test_a_queue_that_is_away_when_it_is_asked_is_asked_again(stage: Stage, monk
         raise QueueAwayError("the queue went away")
 
     with monkeypatch.context() as trouble:
-        trouble.setattr(stage.store, "wanted_outputs", away)
+        trouble.setattr(stage.store, "log_requests", away)
         with pytest.raises(QueueAwayError):
             stage.lend()
     run = stage.wanted(b"one\n")
@@ -601,14 +601,14 @@ def test_a_queue_that_is_away_when_it_is_asked_is_asked_again(stage: Stage, monk
 
 
 def test_a_database_that_refuses_loans_costs_no_job_anything(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_attempt: str, _lent: Lent) -> bool:
+    def refused(_attempt: str, _lent: LogChunk) -> bool:
         raise StokerError("the queue may not be changed by this user")
 
     run = stage.wanted(b"one\n")
     with monkeypatch.context() as trouble:
-        trouble.setattr(stage.store, "lend_output", refused)
+        trouble.setattr(stage.store, "write_log_chunk", refused)
         stage.lend()
-    asked = stage.calls("wanted_outputs")
+    asked = stage.calls("log_requests")
     for _ in range(10):
         stage.lending.rang()
         stage.lend(SECOND)

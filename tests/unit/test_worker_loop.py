@@ -38,7 +38,7 @@ class Stage:
     def __init__(self, directory: Path) -> None:
         self.told: list[str] = []
         self.store = Mock(spec=Store)
-        self.store.wanted_outputs.return_value = []
+        self.store.log_requests.return_value = []
         self.prober = Mock(spec=Prober)
         self.prober.answer.return_value = None
         self._directory = directory
@@ -96,16 +96,16 @@ def test_a_snooze_that_cannot_be_written_is_told_of_once_and_tried_again(
 ) -> None:
     record = stage.engage("a").record
     record.write_snooze(OWN)
-    wishes = {"a": Snoozed(seconds=seconds, by="alice", until=seconds and 1600.0)}
+    requests = {"a": Snoozed(seconds=seconds, by="alice", until=seconds and 1600.0)}
     with monkeypatch.context() as trouble:
         for change in ("replace", "unlink"):
             trouble.setattr(Path, change, no_space)
         for _ in range(2):
-            stage.loop._snooze(wishes)
+            stage.loop._snooze(requests)
     (said,) = stage.told
     assert said.endswith("No space left on device")
     assert record.snooze() == OWN
-    stage.loop._snooze(wishes)
+    stage.loop._snooze(requests)
     found = record.snooze()
     assert (None if found is None else found.by) == ("alice" if seconds else None)
     assert len(stage.told) == 2
@@ -155,7 +155,7 @@ def test_a_machine_without_descriptors_does_not_end_its_worker(stage: Stage, tro
         stage.prober.ask.side_effect = error
         stage.loop._premises._lookout.postpone(0.0)
     elif trouble == "queue":
-        stage.store.settle.side_effect = error
+        stage.store.flush.side_effect = error
     else:
         stage.home.tidy.side_effect = error
     assert stage.one_round() == 0
@@ -184,8 +184,8 @@ def test_a_process_for_jobs_that_never_gets_ready_is_not_waited_for_without_end(
 def test_queue_that_opens_but_is_damaged_is_told_of_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "open_queue", lambda _url: stage.store)
     stage.store.running.return_value = []
-    stage.store.owes.return_value = None
-    stage.store.wishes.return_value = Requests()
+    stage.store.flush_due.return_value = None
+    stage.store.requests.return_value = Requests()
     pauses = []
     stage.engage("runs")
     stage.store.renew.side_effect = StokerError("the queue is damaged")

@@ -9,7 +9,7 @@ from stoker.engines.local.capacity import BACKGROUND
 from stoker.engines.local.gpu_tracker import GpuTracker
 from stoker.engines.local.machine_view import Occupancy
 from stoker.gpus.model import Look, Maybe, Process, Unknown
-from stoker.queue.model import Doing, WorkerGpu
+from stoker.queue.model import GpuState, WorkerGpu
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
 
 UUID = a_gpu(0).uuid
@@ -55,23 +55,23 @@ def told(seen: Look, *holders: str, ended: float | None = None) -> WorkerGpu:
         (a_look(), (), "unknown", ""),
     ],
 )
-def test_what_a_gpu_does_and_for_whom(seen: Look, holders: tuple[str, ...], doing: Doing, whom: str) -> None:
+def test_what_a_gpu_does_and_for_whom(seen: Look, holders: tuple[str, ...], doing: GpuState, whom: str) -> None:
     gpu = told(seen, *holders)
-    assert (gpu.doing, gpu.whom) == (doing, whom)
+    assert (gpu.state, gpu.user) == (doing, whom)
     assert gpu.jobs == tuple(holder for holder in holders if holder != BACKGROUND)
 
 
 def test_what_a_job_leaves_behind_for_a_moment_is_nobody_elses() -> None:
     gpu = told(look(peak=0.9, used=30 * GIB, at=5.0), ended=4.9)
-    assert (gpu.doing, gpu.note) == ("free", "has just been freed and is coming to rest")
-    assert told(look(peak=0.9, used=30 * GIB, at=9.0), ended=4.9).doing == "somebody"
+    assert (gpu.state, gpu.note) == ("free", "has just been freed and is coming to rest")
+    assert told(look(peak=0.9, used=30 * GIB, at=9.0), ended=4.9).state == "somebody"
 
 
 def test_a_gpu_that_was_given_away_since_the_last_look_is_a_jobs() -> None:
     machine = GpuTracker("all")
     machine.observe(look(), lambda _pid: None, {})
-    assert machine.worker_gpus({})[0].doing == "free"
-    assert machine.worker_gpus({UUID: {"a"}})[0].doing == "job"
+    assert machine.worker_gpus({})[0].state == "free"
+    assert machine.worker_gpus({UUID: {"a"}})[0].state == "job"
 
 
 def test_since_when_a_gpu_cannot_be_read_is_told_whoever_holds_it() -> None:
@@ -102,14 +102,14 @@ def test_simulated_gpus_are_told_as_such() -> None:
     assert is_simulated(a_look(source="", problem=Unknown("the driver hangs")))
 
 
-def a_worker_gpu(doing: Doing, whom: str = "", uuid: str = UUID, **changes: Any) -> WorkerGpu:
-    return WorkerGpu(uuid=uuid, index=0, name="Test GPU", doing=doing, whom=whom, **changes)
+def a_worker_gpu(doing: GpuState, whom: str = "", uuid: str = UUID, **changes: Any) -> WorkerGpu:
+    return WorkerGpu(uuid=uuid, index=0, name="Test GPU", state=doing, user=whom, **changes)
 
 
 def test_since_is_kept_while_what_it_does_and_for_whom_stay_the_same() -> None:
     occupancy = Occupancy()
 
-    def since(wall: float, doing: Doing, whom: str = "", **changes: Any) -> float | None:
+    def since(wall: float, doing: GpuState, whom: str = "", **changes: Any) -> float | None:
         return occupancy.dated(a_worker_gpu(doing, whom, **changes), wall).since
 
     assert since(1.0, "somebody", "alice") == 1.0

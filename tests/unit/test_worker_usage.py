@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engines.local.gpu_usage import KEPT_MINUTES, LONGEST_GAP, UsagePerMinute
-from stoker.queue.model import Doing, Usage
+from stoker.queue.model import GpuState, Usage
 
 # At the beginning of a minute of the wall clock; the clock of the looks has another zero.
 NOON = 29_000_000 * 60.0
@@ -22,14 +22,14 @@ class Site:
         self.set_by = 0.0
         """How far the wall clock was set forward."""
 
-    def see(self, *looks: float, doing: Doing = "job", utilization: float | None = 0.5, memory: int = 100) -> "Site":
+    def see(self, *looks: float, state: GpuState = "job", utilization: float | None = 0.5, memory: int = 100) -> "Site":
         for second in looks:
             wall = NOON + second
-            self.meter.saw("g", doing, wall - BOOTED, wall + self.set_by, utilization, memory)
+            self.meter.saw("g", state, wall - BOOTED, wall + self.set_by, utilization, memory)
         return self
 
-    def leave(self, second: float, doing: Doing = "job") -> "Site":
-        self.meter.did("g", doing, NOON + second - BOOTED)
+    def leave(self, second: float, state: GpuState = "job") -> "Site":
+        self.meter.did("g", state, NOON + second - BOOTED)
         return self
 
     def told(self) -> dict[int, Usage]:
@@ -37,8 +37,8 @@ class Site:
         return {row.minute - int(NOON // 60): row for row in self.meter.so_far()}
 
 
-def seconds(row: Usage) -> dict[Doing, float]:
-    return {doing: round(amount, 3) for doing, amount in row.seconds.items()}
+def seconds(row: Usage) -> dict[GpuState, float]:
+    return {state: round(amount, 3) for state, amount in row.seconds.items()}
 
 
 def test_a_minute_is_told_once_it_is_over() -> None:
@@ -54,17 +54,17 @@ def test_a_minute_is_told_once_it_is_over() -> None:
 
 
 def test_a_stretch_is_what_the_look_at_its_end_shows() -> None:
-    site = Site().see(0.0).see(10.0, doing="free").see(15.0, doing="unknown", utilization=None).see(20.0, doing="job")
+    site = Site().see(0.0).see(10.0, state="free").see(15.0, state="unknown", utilization=None).see(20.0, state="job")
     assert seconds(site.told()[0]) == {"free": 10.0, "unknown": 5.0, "job": 5.0}
 
 
 def test_a_job_that_came_and_went_between_two_looks_is_counted() -> None:
-    site = Site().see(0.0, doing="free").leave(3.0).see(3.5, doing="free")
+    site = Site().see(0.0, state="free").leave(3.0).see(3.5, state="free")
     assert seconds(site.told()[0]) == {"job": 3.0, "free": 0.5}
 
 
 def test_an_end_that_is_later_than_the_look_counts_no_second_twice() -> None:
-    site = Site().see(0.0, doing="free").leave(3.2).see(3.0, doing="free").see(5.0, doing="free")
+    site = Site().see(0.0, state="free").leave(3.2).see(3.0, state="free").see(5.0, state="free")
     assert seconds(site.told()[0]) == {"job": 3.0, "free": 2.0}
 
 
@@ -132,16 +132,16 @@ def test_clocks_that_drift_apart_tell_no_minute_twice() -> None:
     st.floats(0.0, 60.0),
 )
 def test_no_minute_has_more_than_its_seconds_and_all_that_was_looked_at_is_counted(
-    steps: list[tuple[float, Doing, float | None, bool]], begin: float
+    steps: list[tuple[float, GpuState, float | None, bool]], begin: float
 ) -> None:
     site = Site().see(begin)
     moments = [begin]
     rows: list[Usage] = []
-    for wait, doing, utilization, departs in steps:
+    for wait, state, utilization, departs in steps:
         moments.append(moments[-1] + wait)
         if departs:
             site.leave(moments[-1] - wait / 3)
-        site.see(moments[-1], doing=doing, utilization=utilization)
+        site.see(moments[-1], state=state, utilization=utilization)
         rows += (over := site.meter.finished())
         site.meter.told(over)
     rows += site.meter.so_far()

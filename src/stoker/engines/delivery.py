@@ -136,7 +136,7 @@ def _tell(store: Store, attempt: str, finding: AttemptDetails | None) -> None:
     if finding is None:
         return
     try:
-        store.write_finding(attempt, finding)
+        store.write_details(attempt, finding)
     except QueueAwayError:
         raise
     except CollisionError:

@@ -54,7 +54,7 @@ class FileFeed:
         self._open_store = open_store
         self._voice = voice
         self._store: Store | None = None
-        self._bell: ChangeListener | None = None
+        self._changes: ChangeListener | None = None
         self._taken: set[str] = set()
         """Origins that are known to be in the queue."""
         self._data = b""
@@ -89,8 +89,8 @@ class FileFeed:
             events.close()
 
     def close(self) -> None:
-        if self._bell is not None:
-            self._bell.close()
+        if self._changes is not None:
+            self._changes.close()
         if self._store is not None:
             self._store.close()
 
@@ -165,17 +165,17 @@ class FileFeed:
 
     def _wait(self, events: Inotify, seconds: float) -> None:
         """Until the file or, where that matters, the queue has changed."""
-        if self._finished is not None and self._bell is None:
+        if self._finished is not None and self._changes is None:
             with self._queue() as store:
-                self._bell = store.bell()
+                self._changes = store.listen()
             # What happened before it could be heard was not.
             self._is_owed, seconds = True, min(seconds, SECONDS_BETWEEN_SETTLINGS)
         poll = select.poll()
-        for descriptor in (events.fileno(), self._bell.fileno() if self._bell is not None else -1):
+        for descriptor in (events.fileno(), self._changes.fileno() if self._changes is not None else -1):
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN)
         poll.poll(seconds * 1000)
-        if self._bell is not None and self._bell.heard():
+        if self._changes is not None and self._changes.poll():
             self._is_owed = True
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stoker.paths import private_directory, private_file
-from stoker.queue.model import Attempt, Lent
+from stoker.queue.model import Attempt, LogChunk
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -75,9 +75,9 @@ class Mirror:
 
     def _update(self, store: "Store") -> None:
         if self._asked is None or time.monotonic() - self._asked >= _ASK_EVERY:
-            store.want_output(self._attempt, _WANTED_FOR)
+            store.request_log_stream(self._attempt, _WANTED_FOR)
             self._asked = time.monotonic()
-        lent = store.lent_output(self._attempt, self.edition, self.size)
+        lent = store.log_chunk(self._attempt, self.edition, self.size)
         if lent is not None and _EDITION.fullmatch(lent.edition):
             self._keep(lent)
         elif self.edition:
@@ -90,7 +90,7 @@ class Mirror:
         self.edition, self.size = "", 0
         self.is_behind = self.is_complete = False
 
-    def _keep(self, lent: "Lent") -> None:
+    def _keep(self, lent: "LogChunk") -> None:
         if self._place is None:
             # For nobody else: what jobs print is their owner's.
             self._place = Path(tempfile.mkdtemp(prefix="stoker-log-"))

@@ -199,7 +199,7 @@ def _gpus_of(workers: Sequence[Worker]) -> dict[_Subject, tuple[Worker, WorkerGp
 
 def _is_unknown(worker: Worker, gpu: WorkerGpu | None) -> bool:
     if gpu is not None:
-        return gpu.doing == "unknown" or gpu.unread_since is not None
+        return gpu.state == "unknown" or gpu.unread_since is not None
     return worker.view.problem is not None and not worker.view.gpus
 
 
@@ -212,7 +212,7 @@ def _failed(job: Job) -> Event:
         kind="failed",
         key=_ended(_attempt(job)),
         name=shortened(job, _LONGEST_NAME),
-        sentence=f"Job {_name(job)} failed{code}{_because(job.sentence)}.",
+        sentence=f"Job {_name(job)} failed{code}{_because(job.reason)}.",
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
     )
@@ -224,7 +224,7 @@ def _idle_stopped(job: Job, attempt: str) -> Event:
         kind="idle-stopped",
         key=_ended(attempt),
         name=shortened(job, _LONGEST_NAME),
-        sentence=f"Job {_name(job)} was stopped because its GPUs stayed idle{_because(job.sentence)}.{again}",
+        sentence=f"Job {_name(job)} was stopped because its GPUs stayed idle{_because(job.reason)}.{again}",
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
     )

@@ -91,14 +91,14 @@ class Notifier:
         self._complaint = why
 
     def _watch(self, store: Store, stop: threading.Event) -> None:
-        bell = store.bell()
+        changes = store.listen()
         try:
             while not stop.is_set():
                 soon = self._look(store)
                 self._complaint = ""
-                self._rest(bell, stop, _SECONDS_BETWEEN_LOOKS if soon else _LOOK_EVERY)
+                self._rest(changes, stop, _SECONDS_BETWEEN_LOOKS if soon else _LOOK_EVERY)
         finally:
-            bell.close()
+            changes.close()
 
     def _look(self, store: Store) -> bool:
         """Whether more is about to be known."""
@@ -157,10 +157,10 @@ class Notifier:
                         found = store.job(job)
                         if found.state not in ENDED:
                             # Why it was stopped is told by the attempt: the job may run again, and say nothing of it.
-                            retried[name] = msgspec.structs.replace(found, sentence=attempt.sentence)
+                            retried[name] = msgspec.structs.replace(found, sentence=attempt.reason)
         return retried
 
-    def _rest(self, bell: ChangeListener, stop: threading.Event, longest: float) -> None:
+    def _rest(self, changes: ChangeListener, stop: threading.Event, longest: float) -> None:
         """Until the bell rings or it is time to look; the next look is not too soon in any case."""
         begun = time.monotonic()
         rang = False
@@ -168,15 +168,15 @@ class Notifier:
             passed = time.monotonic() - begun
             if passed >= (_SECONDS_BETWEEN_LOOKS if rang else longest):
                 return
-            number = -1 if rang else bell.fileno()
+            number = -1 if rang else changes.fileno()
             if number < 0:
                 stop.wait(_STEP)
-                rang = bell.heard() or rang
+                rang = changes.poll() or rang
                 continue
             waiting = select.poll()
             waiting.register(number, select.POLLIN)
             waiting.poll(_STEP * 1000)
-            rang = bell.heard()
+            rang = changes.poll()
 
     def _leave(self) -> None:
         """What nobody was told of may be told by the next one."""

@@ -20,9 +20,9 @@ _ASK_AGAIN: Final = 5.0
 class Ledger(Protocol):
     """What was told, in all processes: `queue.Store` is one."""
 
-    def tell_once(self, key: str) -> bool: ...
+    def note_once(self, key: str) -> bool: ...
 
-    def untell(self, key: str) -> bool: ...
+    def forget_note(self, key: str) -> bool: ...
 
 
 class Bundle(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class Throttle:
                 yield Bundle(kind, tuple(events), following)
             else:
                 for key in turn:
-                    ledger.untell(key)
+                    ledger.forget_note(key)
 
     def _sort(self, ledger: Ledger) -> None:
         # Here and below one by one: a queue that goes away in the middle of it must not take events along.
@@ -85,13 +85,13 @@ class Throttle:
             self._waiting[over.kind] = waiting
         else:
             self._waiting.pop(over.kind, None)
-        if ledger.untell(over.key):
+        if ledger.forget_note(over.key):
             self._ours.setdefault(over.kind, []).append(over)
 
     def _claim(self, kind: Kind, ledger: Ledger) -> None:
         waiting = self._waiting.get(kind, [])
         while waiting:
-            if ledger.tell_once(waiting[0].key):
+            if ledger.note_once(waiting[0].key):
                 self._ours.setdefault(kind, []).append(waiting[0])
             waiting.pop(0)
         self._waiting.pop(kind, None)
@@ -105,13 +105,13 @@ def give_back(events: Iterable[Event], ledger: Ledger) -> None:
     """Lets another process tell these."""
     for event in events:
         if event.turn == "over":
-            ledger.tell_once(event.key)
+            ledger.note_once(event.key)
         else:
-            ledger.untell(event.key)
+            ledger.forget_note(event.key)
 
 
 def _turn(kind: Kind, now: float, ledger: Ledger) -> list[str]:
     """The right to send one message of this kind now; empty when somebody sent one less than a minute ago."""
     first = int(now // _STRETCH)
     keys = [f"pace:{kind}:{number}" for number in range(first, first + _STRETCHES)]
-    return keys if all(ledger.tell_once(key) for key in keys) else []
+    return keys if all(ledger.note_once(key) for key in keys) else []

@@ -1,18 +1,18 @@
-"""The bell that rings when somebody else has changed the queue: what wakes a worker at once."""
+"""What wakes a worker at once when another process has changed the queue."""
 
 from typing import Protocol
 
 
 class ChangeListener(Protocol):
-    """It may ring for nothing, and in rare cases be late: behind it there is always a slow poll.
+    """May wake for nothing and in rare cases be late, so every user also polls slowly.
 
-    What the store that gave the bell changes itself is not told. Only the store's thread uses it, and closes it first.
+    Changes by the store that created it do not count. Only that store's thread uses it, and closes it before the store.
     """
 
     def fileno(self) -> int:
         """Readable when something may have changed; -1 while it cannot listen."""
 
-    def heard(self) -> bool:
-        """Whether something may have changed since the last call. It never raises, and mends what could not listen."""
+    def poll(self) -> bool:
+        """Whether something may have changed since the last call. Never raises; reconnects a lost listener."""
 
     def close(self) -> None: ...

@@ -215,7 +215,7 @@ class Queue:
 
     def _ended(self, ids: Sequence[str], deadline: float | None) -> dict[str, Job]:
         ended: dict[str, Job] = {}
-        bell = self._store.bell()
+        changes = self._store.listen()
         try:
             while True:
                 for name in ids:
@@ -227,10 +227,10 @@ class Queue:
                 left = POLL_SECONDS if deadline is None else min(POLL_SECONDS, deadline - time.monotonic())
                 if left <= 0:
                     raise TimeoutError(f"job {missing[0]} has not ended in time")
-                _rest(bell.fileno(), left)
-                bell.heard()
+                _rest(changes.fileno(), left)
+                changes.poll()
         finally:
-            bell.close()
+            changes.close()
 
     def _now(self, name: str) -> Job | None:
         try:

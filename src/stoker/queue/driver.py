@@ -52,7 +52,7 @@ class Driver(Protocol):
     def announce(self) -> None:
         """Wakes who waits for a change, when the transaction is committed."""
 
-    def bell(self) -> ChangeListener:
+    def listen(self) -> ChangeListener:
         """Rings when somebody else has announced something."""
 
     def damage(self) -> list[str]:

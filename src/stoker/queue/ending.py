@@ -18,25 +18,25 @@ class Consequence(msgspec.Struct, frozen=True):
     """The job's next state; `delay` is how many seconds it then waits at least."""
 
     state: State
-    sentence: str
+    reason: str
     retries_left: int
     delay: float = 0.0
 
 
-def consequence(job: Job, outcome: Outcome, sentence: str, times: int) -> Consequence:
+def consequence(job: Job, outcome: Outcome, reason: str, times: int) -> Consequence:
     """`times` says how many attempts ended so, this one included; it matters for those that nobody wanted to end."""
     left = job.retries_left
     if outcome == "succeeded":
-        return Consequence("succeeded", sentence, left)
+        return Consequence("succeeded", reason, left)
     if job.cancel_requested is not None or outcome == "cancelled":
-        return Consequence("cancelled", sentence or "cancelled", left)
+        return Consequence("cancelled", reason or "cancelled", left)
     if outcome == "preempted":
-        return Consequence("queued", sentence or "made room for another job", left)
+        return Consequence("queued", reason or "made room for another job", left)
     if outcome == "requeued":
-        return Consequence("queued", sentence, left, _requeue_delay(times))
+        return Consequence("queued", reason, left, _requeue_delay(times))
     if outcome == "lost":
-        return _after_loss(job, sentence or "its worker was not heard of in time", times)
-    return _after_failure(job, sentence)
+        return _after_loss(job, reason or "its worker was not heard of in time", times)
+    return _after_failure(job, reason)
 
 
 def backoff(first: float, earlier: int) -> float:
@@ -49,16 +49,16 @@ def _requeue_delay(times: int) -> float:
     return min(LONGEST_REQUEUE_DELAY, 2.0 ** min(times - 2, 60)) if times > 1 else 0.0
 
 
-def _after_failure(job: Job, sentence: str) -> Consequence:
+def _after_failure(job: Job, reason: str) -> Consequence:
     left = job.retries_left
     if left <= 0:
-        return Consequence("failed", sentence, 0)
-    return Consequence("queued", sentence, left - 1, backoff(job.backoff, job.retries - left))
+        return Consequence("failed", reason, 0)
+    return Consequence("queued", reason, left - 1, backoff(job.backoff, job.retries - left))
 
 
-def _after_loss(job: Job, sentence: str, losses: int) -> Consequence:
+def _after_loss(job: Job, reason: str, losses: int) -> Consequence:
     if job.on_loss == "hold":
-        return Consequence("held", sentence, job.retries_left)
+        return Consequence("held", reason, job.retries_left)
     if losses >= MOST_LOSSES:
-        return Consequence("held", f"{sentence}, for the {losses}th time", job.retries_left)
-    return Consequence("queued", sentence, job.retries_left)
+        return Consequence("held", f"{reason}, for the {losses}th time", job.retries_left)
+    return Consequence("queued", reason, job.retries_left)

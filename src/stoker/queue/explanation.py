@@ -40,7 +40,7 @@ class Why(msgspec.Struct, frozen=True):
     kind: Kind
     word: str
     """For a column of a table, after the state; empty when the state says it all."""
-    sentence: str
+    reason: str
     """For people: without the job as its subject, no capital, no full stop."""
 
 
@@ -109,8 +109,8 @@ def explain(job: Job, around: Surroundings, needs: Needs = NO_NEEDS, ahead: int 
     if job.state == "held":
         return _held(job)
     why = _waiting(job, around, needs) or _obstacle(around) or _on_workers(job, around.there(), ahead)
-    if (before := _attempt_before(job)) and before not in why.sentence:
-        return Why(why.kind, why.word, f"{why.sentence}; {before}")
+    if (before := _attempt_before(job)) and before not in why.reason:
+        return Why(why.kind, why.word, f"{why.reason}; {before}")
     return why
 
 
@@ -166,12 +166,12 @@ def _ended(job: Job, now: float) -> Why:
     ended = job.ended if job.ended is not None else now
     took = f" after {spoken(ended - job.started)}" if job.started is not None and job.started <= ended else ""
     code = f" with exit code {job.exit_code}" if job.exit_code not in {None, 0} else ""
-    because = f": {job.sentence}" if job.sentence and job.sentence != job.state else ""
+    because = f": {job.reason}" if job.reason and job.reason != job.state else ""
     return Why("ended", "", f"{job.state} {spoken(now - ended)} ago{took}{code}{because}")
 
 
 def _held(job: Job) -> Why:
-    because = f" because {job.sentence}" if job.sentence not in {"", "held"} else ""
+    because = f" because {job.reason}" if job.reason not in {"", "held"} else ""
     word = "lost" if because and job.on_loss == "hold" else ""
     return Why("held", word, f"held{because}: `stoker release {job.id}` lets it start")
 
@@ -194,8 +194,8 @@ def _never_through(job: Job, way: DeadEnd) -> Why:
     waits = "".join(f" {name}, which waits for" for name in shown)
     more = f" {len(between) - len(shown)} others, the last of them for" if len(between) > len(shown) else ""
     cure = f"`stoker retry {failed}` tries that again, `stoker cancel {job.id}` gives this one up"
-    sentence = f"can never start: it waits for{waits}{more} {failed}, which {_became(state)}; {cure}"
-    return Why("never", f"after {failed}, {state}", sentence)
+    reason = f"can never start: it waits for{waits}{more} {failed}, which {_became(state)}; {cure}"
+    return Why("never", f"after {failed}, {state}", reason)
 
 
 def _after(needs: Mapping[str, State]) -> Why:
@@ -213,17 +213,17 @@ def _retry(job: Job, now: float) -> Why:
 
 def _attempt_before(job: Job) -> str:
     """How the attempt ended that it is queued again after; nothing is kept of one that a person had repeated."""
-    if not job.attempts or (job.exit_code is None and not job.sentence):
+    if not job.attempts or (job.exit_code is None and not job.reason):
         return ""
     code = f" with exit code {job.exit_code}" if job.exit_code is not None else ""
-    because = f": {job.sentence}" if job.sentence else ""
+    because = f": {job.reason}" if job.reason else ""
     return f"attempt {job.attempts} ended{code}{because}"
 
 
 def _and_besides(why: Why, around: Surroundings) -> Why:
     """What would keep it from starting even then."""
     obstacle = _obstacle(around)
-    return why if obstacle is None else Why(why.kind, why.word, f"{why.sentence}; besides, {obstacle.sentence}")
+    return why if obstacle is None else Why(why.kind, why.word, f"{why.reason}; besides, {obstacle.reason}")
 
 
 # Those that wait for the queue and its workers

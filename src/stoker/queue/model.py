@@ -15,7 +15,7 @@ Order = Literal["newest", "queue"]
 Side = Literal["before", "after"]
 Failure = Literal["failed", "idle"]
 """How a job failed: by itself, or because it was stopped as its GPUs stayed idle."""
-Doing = Literal["job", "background", "somebody", "free", "unknown"]
+GpuState = Literal["job", "background", "somebody", "free", "unknown"]
 
 ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")
 ID: Final = re.compile(r"[0-9a-f]{8}")
@@ -117,7 +117,7 @@ class Job(JobSpec, frozen=True, kw_only=True):
     attempt: str | None
     """The id of the current attempt, or of the last one."""
     exit_code: int | None
-    sentence: str
+    reason: str
     """Why it is as it is, for people."""
     link: str
     cancel_requested: float | None
@@ -141,7 +141,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     """None while it runs."""
     exit_code: int | None = None
-    sentence: str = ""
+    reason: str = ""
 
 
 class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,9 +158,9 @@ class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the queue's jobs that hold it."""
     note: str = ""
     """Why nothing else may have it, for people."""
-    doing: Doing = "unknown"
+    state: GpuState = "unknown"
     """`unknown` when it cannot be read; never `free` then."""
-    whom: str = ""
+    user: str = ""
     """Whose work it is when it is no job's: the background program's name, or `alice's python (pid 4242)`."""
     since: float | None = None
     """Since when it does that, in seconds since the epoch."""
@@ -230,7 +230,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     snoozed: dict[str, Snoozed] = {}
 
 
-class Wanted(NamedTuple):
+class LogRequest(NamedTuple):
     """Somebody wants to read the whole output of this attempt, on another machine."""
 
     attempt: str
@@ -242,7 +242,7 @@ class Wanted(NamedTuple):
     """What readers have of it now; empty when they have none."""
 
 
-class Lent(msgspec.Struct, frozen=True, kw_only=True):
+class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
     """A part of an output, on its way to whoever wants it."""
 
     edition: str
@@ -270,7 +270,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Its uuid."""
     minute: int
     """Minutes since the epoch."""
-    seconds: dict[Doing, float]
+    seconds: dict[GpuState, float]
     """How long it did what; together at most a minute, less when nobody looked."""
     utilization: float | None = None
     """The mean, a fraction of 1."""

@@ -3,7 +3,7 @@
 from typing import Final
 
 from stoker.queue.driver import Driver
-from stoker.queue.occasion import Occasion
+from stoker.queue.periodic import PeriodicTask
 from stoker.queue.rows import clean_text
 
 # Nothing that people are told of is two months old when it is found.
@@ -16,12 +16,12 @@ class Notices:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._forgetting = Occasion(SECONDS_BETWEEN_FORGETTING)
+        self._cleanup = PeriodicTask(SECONDS_BETWEEN_FORGETTING)
 
-    def tell_once(self, key: str) -> bool:
-        if self._forgetting.comes():
+    def note_once(self, key: str) -> bool:
+        if self._cleanup.is_due():
             self._driver.fetch("forget notices", {"age": KEPT_SECONDS})
-        return bool(self._driver.fetch("tell once", {"name": clean_text(key)}))
+        return bool(self._driver.fetch("write notice", {"name": clean_text(key)}))
 
-    def untell(self, key: str) -> bool:
-        return bool(self._driver.fetch("untell", {"name": clean_text(key)}))
+    def forget_note(self, key: str) -> bool:
+        return bool(self._driver.fetch("delete notice", {"name": clean_text(key)}))

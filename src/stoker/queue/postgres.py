@@ -113,9 +113,9 @@ class PostgresDriver:
         return sorted(place for (place,) in self.fetch("positions", {"count": count}))
 
     def announce(self) -> None:
-        self.fetch("announce", {})
+        self.fetch("notify", {})
 
-    def bell(self) -> ChangeListener:
+    def listen(self) -> ChangeListener:
         from stoker.queue.postgres_changes import PostgresChanges
 
         return PostgresChanges(self._listening, self._own_process)

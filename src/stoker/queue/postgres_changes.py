@@ -30,7 +30,7 @@ class PostgresChanges:
     def fileno(self) -> int:
         return -1 if self._connection is None else self._connection.fileno()
 
-    def heard(self) -> bool:
+    def poll(self) -> bool:
         if self._connection is None:
             # What happened in the meantime is not known, nor what happens while nobody listens.
             self._listen()

@@ -8,7 +8,7 @@ of a CROSS JOIN are read in their order by SQLite, which otherwise may begin wit
 
 -- job --
 j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, {shown_wake}, j.retries_left,
-j.attempts, j.attempt, j.exit_code, j.sentence, j.link, j.cancel_requested, j.origin,
+j.attempts, j.attempt, j.exit_code, j.reason, j.link, j.cancel_requested, j.origin,
 {kept}
 
 -- kept --
@@ -105,7 +105,7 @@ SELECT j.id FROM stoker_jobs j
 -- start --
 UPDATE stoker_jobs
 SET state = 'running', attempt = :attempt, attempts = attempts + 1, started = {now}, ended = NULL, exit_code = NULL,
-    sentence = '', {unkept}
+    reason = '', {unkept}
 
 -- attempt_columns --
 (id, job_id, worker_id, number, gpus, started, lease_expires)
@@ -138,18 +138,18 @@ RETURNING id
 
 -- end attempt --
 UPDATE stoker_attempts
-SET outcome = :outcome, exit_code = :exit_code, sentence = :sentence, ended = {now}
+SET outcome = :outcome, exit_code = :exit_code, reason = :reason, ended = {now}
 WHERE id = :attempt AND outcome IS NULL
 RETURNING job_id
 
 -- success_of_attempt --
 UPDATE stoker_attempts
-SET outcome = 'succeeded', exit_code = :exit_code, sentence = :sentence, ended = {now}
+SET outcome = 'succeeded', exit_code = :exit_code, reason = :reason, ended = {now}
 WHERE id = :attempt AND outcome IS NULL
 
 -- success_of_job --
 UPDATE stoker_jobs
-SET state = 'succeeded', exit_code = :exit_code, sentence = :sentence, ended = {now}, not_before = 0, cancel_requested = NULL
+SET state = 'succeeded', exit_code = :exit_code, reason = :reason, ended = {now}, not_before = 0, cancel_requested = NULL
 
 -- job of attempt --
 SELECT {job} FROM stoker_jobs j WHERE j.id = :job AND j.attempt = :attempt AND j.state = 'running' {locked j}
@@ -159,7 +159,7 @@ SELECT count(*) FROM stoker_attempts WHERE job_id = :job AND outcome = :outcome
 
 -- end job --
 UPDATE stoker_jobs
-SET state = :state, sentence = :sentence, retries_left = :retries_left, not_before = CASE WHEN :delay > 0 THEN {lease_now} + :delay ELSE 0 END,
+SET state = :state, reason = :reason, retries_left = :retries_left, not_before = CASE WHEN :delay > 0 THEN {lease_now} + :delay ELSE 0 END,
     exit_code = :exit_code, cancel_requested = NULL,
     ended = CASE WHEN :state IN ('succeeded', 'failed', 'cancelled') THEN {now} ELSE NULL END
 WHERE id = :job AND attempt = :attempt AND state = 'running'
@@ -167,13 +167,13 @@ WHERE id = :job AND attempt = :attempt AND state = 'running'
 -- cancel --
 UPDATE stoker_jobs
 SET state = CASE WHEN state = 'running' THEN 'running' ELSE 'cancelled' END,
-    sentence = CASE WHEN state = 'running' THEN sentence ELSE 'cancelled before it started' END,
+    reason = CASE WHEN state = 'running' THEN reason ELSE 'cancelled before it started' END,
     ended = CASE WHEN state = 'running' THEN ended ELSE {now} END,
     cancel_requested = CASE WHEN state = 'running' THEN coalesce(cancel_requested, {now}) ELSE NULL END, {unkept}
 WHERE id {among ids} AND state IN ('queued', 'held', 'running')
 RETURNING id, state
 
--- wishes --
+-- requests --
 SELECT a.id, CASE WHEN j.cancel_requested IS NULL THEN 0 ELSE 1 END,
   CASE WHEN s.until > {now} THEN s.until - {now} WHEN s.until = 0 THEN 0 END, s.until, s.who
 FROM stoker_attempts a JOIN stoker_jobs j ON j.attempt = a.id AND j.id = a.job_id
@@ -192,19 +192,19 @@ SELECT s.attempt_id, s.until FROM stoker_snoozes s JOIN stoker_attempts a ON a.i
 WHERE s.until > {now} AND a.outcome IS NULL
 
 -- hold --
-UPDATE stoker_jobs SET state = 'held', sentence = 'held', {unkept} WHERE id {among ids} AND state = 'queued' RETURNING id
+UPDATE stoker_jobs SET state = 'held', reason = 'held', {unkept} WHERE id {among ids} AND state = 'queued' RETURNING id
 
 -- release --
-UPDATE stoker_jobs SET state = 'queued', sentence = '' WHERE id {among ids} AND state = 'held' RETURNING id
+UPDATE stoker_jobs SET state = 'queued', reason = '' WHERE id {among ids} AND state = 'held' RETURNING id
 
 -- retry --
 UPDATE stoker_jobs
-SET state = 'queued', sentence = '', retries_left = retries, not_before = 0, ended = NULL, exit_code = NULL, link = ''
+SET state = 'queued', reason = '', retries_left = retries, not_before = 0, ended = NULL, exit_code = NULL, link = ''
 WHERE id {among ids} AND (state IN ('succeeded', 'failed', 'cancelled') OR (state = 'queued' AND not_before > {lease_now}))
 RETURNING id
 
 -- reinstate --
-UPDATE stoker_jobs SET state = 'held', sentence = 'held', ended = NULL
+UPDATE stoker_jobs SET state = 'held', reason = 'held', ended = NULL
 WHERE id {among ids} AND state = 'cancelled' RETURNING id
 
 -- set priority --
@@ -326,7 +326,7 @@ SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at AND j.state = 'failed' ORDE
 -- unseen_failures --
 stoker_jobs j {by_ended}
 WHERE j.ended > :at AND j.ended > coalesce((SELECT told FROM stoker_notices WHERE name = :seen), 0) AND j.state = 'failed'
-  AND CASE WHEN EXISTS (SELECT 1 FROM stoker_findings f WHERE f.attempt_id = j.attempt AND f.cause = 'idle') THEN 1 ELSE 0 END = :idle
+  AND CASE WHEN EXISTS (SELECT 1 FROM stoker_attempt_details f WHERE f.attempt_id = j.attempt AND f.cause = 'idle') THEN 1 ELSE 0 END = :idle
 
 -- unseen failures --
 SELECT {job} FROM {unseen_failures} ORDER BY j.ended DESC
@@ -375,15 +375,15 @@ WHERE seen < {now} - :age
   AND NOT EXISTS (SELECT 1 FROM stoker_attempts a WHERE a.worker_id = stoker_workers.id AND a.outcome IS NULL)
 
 -- attempts of job --
-SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, sentence
+SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, reason
 FROM stoker_attempts WHERE job_id = :job ORDER BY number
 
 -- attempt --
-SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, sentence
+SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, reason
 FROM stoker_attempts WHERE id = :attempt
 
 -- running attempts --
-SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, sentence
+SELECT id, job_id, worker_id, number, gpus, started, {shown_lease}, ended, outcome, exit_code, reason
 FROM stoker_attempts WHERE outcome IS NULL ORDER BY started, id
 
 -- write log --
@@ -403,24 +403,24 @@ SELECT tail FROM stoker_logs WHERE attempt_id = :attempt
 -- last words --
 SELECT attempt_id, {last_letters tail} FROM stoker_logs WHERE attempt_id {among attempts}
 
--- write finding --
-INSERT INTO stoker_findings (attempt_id, cause, report, fit, written)
+-- write attempt details --
+INSERT INTO stoker_attempt_details (attempt_id, cause, report, fit, written)
 SELECT a.id, :cause, :report, :fit, {now} FROM stoker_attempts a WHERE a.id = :attempt
 ON CONFLICT (attempt_id) DO UPDATE SET
-  cause = CASE WHEN excluded.cause = '' THEN stoker_findings.cause ELSE excluded.cause END,
-  report = CASE WHEN excluded.report = '' THEN stoker_findings.report ELSE excluded.report END,
-  fit = CASE WHEN excluded.fit = '{}' THEN stoker_findings.fit ELSE excluded.fit END,
+  cause = CASE WHEN excluded.cause = '' THEN stoker_attempt_details.cause ELSE excluded.cause END,
+  report = CASE WHEN excluded.report = '' THEN stoker_attempt_details.report ELSE excluded.report END,
+  fit = CASE WHEN excluded.fit = '{}' THEN stoker_attempt_details.fit ELSE excluded.fit END,
   written = excluded.written
 RETURNING attempt_id
 
--- finding --
-SELECT cause, report, fit FROM stoker_findings WHERE attempt_id = :attempt
+-- attempt details --
+SELECT cause, report, fit FROM stoker_attempt_details WHERE attempt_id = :attempt
 
 -- causes --
-SELECT attempt_id, cause FROM stoker_findings WHERE attempt_id {among attempts} AND cause <> ''
+SELECT attempt_id, cause FROM stoker_attempt_details WHERE attempt_id {among attempts} AND cause <> ''
 
 -- idle stops --
-SELECT a.ended, a.gpus FROM stoker_findings f JOIN stoker_attempts a ON a.id = f.attempt_id
+SELECT a.ended, a.gpus FROM stoker_attempt_details f JOIN stoker_attempts a ON a.id = f.attempt_id
 WHERE f.cause = 'idle' AND f.written >= :written AND a.ended >= :since
 ORDER BY a.ended
 
@@ -538,56 +538,56 @@ FROM stoker_usage WHERE minute >= :since
 -- forget usage --
 DELETE FROM stoker_usage WHERE minute < CAST({now} / 60 AS INTEGER) - :minutes
 
--- tell once --
+-- write notice --
 INSERT INTO stoker_notices (name, told) VALUES (:name, {now}) ON CONFLICT (name) DO NOTHING RETURNING name
 
--- untell --
+-- delete notice --
 DELETE FROM stoker_notices WHERE name = :name RETURNING name
 
 -- forget notices --
 DELETE FROM stoker_notices WHERE told < {now} - :age
 
--- renew loan --
-UPDATE stoker_loans SET until = {now} + :seconds WHERE attempt_id = :attempt AND until > {now} RETURNING attempt_id
+-- renew log stream --
+UPDATE stoker_log_streams SET until = {now} + :seconds WHERE attempt_id = :attempt AND until > {now} RETURNING attempt_id
 
--- ask for loan --
-INSERT INTO stoker_loans (attempt_id, until)
+-- request log stream --
+INSERT INTO stoker_log_streams (attempt_id, until)
 SELECT a.id, {now} + :seconds FROM stoker_attempts a WHERE a.id = :attempt
 ON CONFLICT (attempt_id) DO UPDATE SET until = excluded.until,
-  edition = CASE WHEN stoker_loans.complete = 1 THEN stoker_loans.edition ELSE '' END
+  edition = CASE WHEN stoker_log_streams.complete = 1 THEN stoker_log_streams.edition ELSE '' END
 RETURNING attempt_id
 
--- wanted outputs --
-SELECT a.id, a.job_id, a.number, a.worker_id, l.edition FROM stoker_loans l CROSS JOIN stoker_attempts a
+-- log requests --
+SELECT a.id, a.job_id, a.number, a.worker_id, l.edition FROM stoker_log_streams l CROSS JOIN stoker_attempts a
 WHERE l.until > {now} AND a.id = l.attempt_id
 
--- lend --
-UPDATE stoker_loans SET edition = :edition, size = :size, unfinished = :unfinished, behind = :behind,
+-- advance log stream --
+UPDATE stoker_log_streams SET edition = :edition, size = :size, unfinished = :unfinished, behind = :behind,
   complete = :complete
 WHERE attempt_id = :attempt AND until > {now} AND (edition = :edition OR :start = 0) RETURNING attempt_id
 
--- take back --
-UPDATE stoker_loans SET edition = '' WHERE attempt_id = :attempt
+-- drop log stream --
+UPDATE stoker_log_streams SET edition = '' WHERE attempt_id = :attempt
 
--- take back other editions --
-DELETE FROM stoker_lent WHERE (attempt_id, edition, start) IN (
-  SELECT attempt_id, edition, start FROM stoker_lent WHERE attempt_id = :attempt AND edition <> :edition LIMIT :most)
+-- drop other editions --
+DELETE FROM stoker_log_chunks WHERE (attempt_id, edition, start) IN (
+  SELECT attempt_id, edition, start FROM stoker_log_chunks WHERE attempt_id = :attempt AND edition <> :edition LIMIT :most)
 
--- lend piece --
-INSERT INTO stoker_lent (attempt_id, edition, start, data) VALUES (:attempt, :edition, :start, :data)
+-- write log chunk --
+INSERT INTO stoker_log_chunks (attempt_id, edition, start, data) VALUES (:attempt, :edition, :start, :data)
 
--- loan --
-SELECT edition, size, unfinished, behind, complete FROM stoker_loans WHERE attempt_id = :attempt AND edition <> ''
+-- log stream --
+SELECT edition, size, unfinished, behind, complete FROM stoker_log_streams WHERE attempt_id = :attempt AND edition <> ''
 
--- lent pieces --
-SELECT start, data FROM stoker_lent WHERE attempt_id = :attempt AND edition = :edition AND start >= :start
+-- log chunks --
+SELECT start, data FROM stoker_log_chunks WHERE attempt_id = :attempt AND edition = :edition AND start >= :start
 ORDER BY start LIMIT :most
 
--- forget pieces --
-DELETE FROM stoker_lent WHERE (attempt_id, edition, start) IN (
-  SELECT p.attempt_id, p.edition, p.start FROM stoker_loans l CROSS JOIN stoker_lent p
+-- expire log chunks --
+DELETE FROM stoker_log_chunks WHERE (attempt_id, edition, start) IN (
+  SELECT p.attempt_id, p.edition, p.start FROM stoker_log_streams l CROSS JOIN stoker_log_chunks p
   WHERE l.until < {now} - :seconds AND p.attempt_id = l.attempt_id LIMIT :most)
 RETURNING start
 
--- forget loans --
-DELETE FROM stoker_loans WHERE until < {now} - :seconds
+-- expire log streams --
+DELETE FROM stoker_log_streams WHERE until < {now} - :seconds

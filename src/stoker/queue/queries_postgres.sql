@@ -57,7 +57,7 @@ RETURNING id, CASE WHEN :ring = 1 THEN CAST(pg_notify('stoker', '') AS TEXT) END
 -- positions --
 SELECT CAST(nextval('stoker_positions') AS DOUBLE PRECISION) FROM generate_series(1, :count)
 
--- announce --
+-- notify --
 NOTIFY stoker
 
 -- listen --

@@ -12,7 +12,7 @@ from stoker.queue.model import Attempt, Job, JobSpec, KeptGpus, State
 LOG_TAIL: Final = 64 * 1024
 JOB_COLUMNS: Final = (
     *("id", "spec", "priority", "state", "position", "submitted", "started", "ended", "not_before", "retries_left"),
-    *("attempts", "attempt", "exit_code", "sentence", "link", "cancel_requested", "origin"),
+    *("attempts", "attempt", "exit_code", "reason", "link", "cancel_requested", "origin"),
     "kept",
 )
 
@@ -68,7 +68,7 @@ def job_of(row: Row) -> Job:
 
 def attempt_of(row: Row) -> Attempt:
     name, job, worker, number, gpus, *rest = row
-    started, expires, ended, outcome, exit_code, sentence = rest
+    started, expires, ended, outcome, exit_code, reason = rest
     return Attempt(
         id=name,
         job=job,
@@ -80,5 +80,5 @@ def attempt_of(row: Row) -> Attempt:
         ended=ended,
         outcome=outcome,
         exit_code=exit_code,
-        sentence=sentence,
+        reason=reason,
     )

@@ -29,7 +29,7 @@ CREATE TABLE stoker_jobs (
   not_before DOUBLE PRECISION NOT NULL DEFAULT 0,
   cancel_requested DOUBLE PRECISION,
   exit_code INTEGER,
-  sentence TEXT NOT NULL DEFAULT '',
+  reason TEXT NOT NULL DEFAULT '',
   link TEXT NOT NULL DEFAULT '',
   spec TEXT NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
@@ -66,7 +66,7 @@ CREATE TABLE stoker_attempts (
   ended DOUBLE PRECISION,
   outcome TEXT,
   exit_code INTEGER,
-  sentence TEXT NOT NULL DEFAULT '',
+  reason TEXT NOT NULL DEFAULT '',
   UNIQUE (job_id, number)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX stoker_attempts_running ON stoker_attempts (lease_expires) WHERE outcome IS NULL;
@@ -100,14 +100,14 @@ INSERT INTO stoker_steps VALUES (1, 2);
 
 CREATE INDEX stoker_jobs_ended ON stoker_jobs (ended, state) WHERE ended IS NOT NULL;
 
-CREATE TABLE stoker_findings (
+CREATE TABLE stoker_attempt_details (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
   cause TEXT NOT NULL,
   report TEXT NOT NULL,
   fit TEXT NOT NULL,
   written DOUBLE PRECISION NOT NULL
 );
-CREATE INDEX stoker_findings_idle ON stoker_findings (written) WHERE cause = 'idle';
+CREATE INDEX stoker_attempt_details_idle ON stoker_attempt_details (written) WHERE cause = 'idle';
 
 CREATE TABLE stoker_snoozes (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
@@ -137,7 +137,7 @@ CREATE TABLE stoker_notices (
 );
 
 -- 3 --
-CREATE TABLE stoker_loans (
+CREATE TABLE stoker_log_streams (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
   until DOUBLE PRECISION NOT NULL,
   edition TEXT NOT NULL DEFAULT '',
@@ -147,8 +147,8 @@ CREATE TABLE stoker_loans (
   complete INTEGER NOT NULL DEFAULT 0
 );
 
-CREATE TABLE stoker_lent (
-  attempt_id TEXT NOT NULL REFERENCES stoker_loans (attempt_id) ON DELETE CASCADE,
+CREATE TABLE stoker_log_chunks (
+  attempt_id TEXT NOT NULL REFERENCES stoker_log_streams (attempt_id) ON DELETE CASCADE,
   edition TEXT NOT NULL,
   start BIGINT NOT NULL,
   data BYTEA NOT NULL,

@@ -28,7 +28,7 @@ CREATE TABLE stoker_jobs (
   not_before REAL NOT NULL DEFAULT 0,
   cancel_requested REAL,
   exit_code INTEGER,
-  sentence TEXT NOT NULL DEFAULT '',
+  reason TEXT NOT NULL DEFAULT '',
   link TEXT NOT NULL DEFAULT '',
   spec TEXT NOT NULL
 );
@@ -64,7 +64,7 @@ CREATE TABLE stoker_attempts (
   ended REAL,
   outcome TEXT,
   exit_code INTEGER,
-  sentence TEXT NOT NULL DEFAULT '',
+  reason TEXT NOT NULL DEFAULT '',
   UNIQUE (job_id, number)
 );
 CREATE INDEX stoker_attempts_running ON stoker_attempts (lease_expires) WHERE outcome IS NULL;
@@ -98,14 +98,14 @@ INSERT INTO stoker_steps VALUES (1, 2);
 
 CREATE INDEX stoker_jobs_ended ON stoker_jobs (ended, state) WHERE ended IS NOT NULL;
 
-CREATE TABLE stoker_findings (
+CREATE TABLE stoker_attempt_details (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
   cause TEXT NOT NULL,
   report TEXT NOT NULL,
   fit TEXT NOT NULL,
   written REAL NOT NULL
 );
-CREATE INDEX stoker_findings_idle ON stoker_findings (written) WHERE cause = 'idle';
+CREATE INDEX stoker_attempt_details_idle ON stoker_attempt_details (written) WHERE cause = 'idle';
 
 CREATE TABLE stoker_snoozes (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
@@ -135,7 +135,7 @@ CREATE TABLE stoker_notices (
 ) WITHOUT ROWID;
 
 -- 3 --
-CREATE TABLE stoker_loans (
+CREATE TABLE stoker_log_streams (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
   until REAL NOT NULL,
   edition TEXT NOT NULL DEFAULT '',
@@ -145,8 +145,8 @@ CREATE TABLE stoker_loans (
   complete INTEGER NOT NULL DEFAULT 0
 );
 
-CREATE TABLE stoker_lent (
-  attempt_id TEXT NOT NULL REFERENCES stoker_loans (attempt_id) ON DELETE CASCADE,
+CREATE TABLE stoker_log_chunks (
+  attempt_id TEXT NOT NULL REFERENCES stoker_log_streams (attempt_id) ON DELETE CASCADE,
   edition TEXT NOT NULL,
   start INTEGER NOT NULL,
   data BLOB NOT NULL,

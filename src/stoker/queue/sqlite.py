@@ -123,7 +123,7 @@ class SqliteDriver:
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
-    def bell(self) -> ChangeListener:
+    def listen(self) -> ChangeListener:
         from stoker.queue.sqlite_changes import SqliteChanges
 
         return SqliteChanges(self._path, self._data_version)

@@ -30,7 +30,7 @@ class SqliteChanges:
     def fileno(self) -> int:
         return -1 if self._events is None else self._events.fileno()
 
-    def heard(self) -> bool:
+    def poll(self) -> bool:
         self._drain()
         if self._events is None and time.monotonic() - self._tried >= SECONDS_BETWEEN_TRIES:
             self._tried = time.monotonic()

@@ -11,26 +11,26 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.queue import feeding, listing, loans, wishes
+from stoker.queue import feeding, listing, log_streams
+from stoker.queue.attempt_details import AttemptDetailsTable
 from stoker.queue.changes import ChangeListener
 from stoker.queue.driver import CollisionError, Driver, Parameters, Row
 from stoker.queue.editing import edited, edited_row
 from stoker.queue.ending import consequence
 from stoker.queue.entry import check_submission, insert, must_exist
 from stoker.queue.explanation import Needs
-from stoker.queue.findings import Findings
-from stoker.queue.ledger import Ledger
 from stoker.queue.model import (
     ENDED,
     HEARD_WITHIN,
     ID,
     Attempt,
     AttemptDetails,
-    Doing,
     Failure,
+    GpuState,
     Job,
     JobSpec,
-    Lent,
+    LogChunk,
+    LogRequest,
     NewJob,
     NoSuchJobError,
     Order,
@@ -41,15 +41,16 @@ from stoker.queue.model import (
     State,
     Usage,
     View,
-    Wanted,
     Worker,
     check,
     sweep_name,
 )
 from stoker.queue.notices import Notices
+from stoker.queue.notify_throttle import NotifyThrottle
 from stoker.queue.order import moved, moved_beside
-from stoker.queue.pace import Pace
+from stoker.queue.requests import requests_for, snooze
 from stoker.queue.rows import attempt_of, clean_text, dependencies, job_of, json_text, tail_of
+from stoker.queue.usage import UsageTable
 
 # A job whose worker is gone waits no longer than that for a free one; looking costs a round trip.
 SECONDS_BETWEEN_SWEEPS: Final = 1.0
@@ -79,15 +80,15 @@ class Store:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._pace = Pace()
+        self._throttle = NotifyThrottle()
         self._swept = -math.inf
         self._clocks: tuple[float, float, float] | None = None
         """The database's clock when it was last looked at, and ours right before and after that."""
         self._ready: dict[Row, Job] = {}
         self.ready_at = 0.0
         """When `ready` last found a job that GPUs are kept for, by the database's clock."""
-        self._findings = Findings(driver)
-        self._ledger = Ledger(driver)
+        self._details = AttemptDetailsTable(driver)
+        self._ledger = UsageTable(driver)
         self._notices = Notices(driver)
 
     def __enter__(self) -> Self:
@@ -99,7 +100,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        if self._pace.owes() is not None:
+        if self._throttle.flush_due() is not None:
             self._pay()
         self._driver.close()
 
@@ -275,27 +276,27 @@ class Store:
         }
         return {name for (name,) in self._driver.fetch("adopt", parameters)}
 
-    def wishes(self, worker: str) -> Requests:
+    def requests(self, worker: str) -> Requests:
         """Which of this worker's attempts somebody wants stopped, or left alone for a while."""
-        return wishes.wishes(self._driver, worker)
+        return requests_for(self._driver, worker)
 
-    def finish(self, attempt: str, outcome: Outcome, exit_code: int | None = None, sentence: str = "") -> bool:
+    def finish(self, attempt: str, outcome: Outcome, exit_code: int | None = None, reason: str = "") -> bool:
         """Writes the outcome of an attempt. False, and nothing is changed, when it has one already."""
         if outcome == "succeeded":
-            return self._succeeded(attempt, exit_code, clean_text(sentence))
-        return self._paced_change(lambda: self._end(attempt, outcome, exit_code, clean_text(sentence)))
+            return self._succeeded(attempt, exit_code, clean_text(reason))
+        return self._paced_change(lambda: self._end(attempt, outcome, exit_code, clean_text(reason)))
 
-    def _succeeded(self, attempt: str, exit_code: int | None, sentence: str) -> bool:
+    def _succeeded(self, attempt: str, exit_code: int | None, reason: str) -> bool:
         """What `consequence` says of a success, without a look at the job: it is the same for all."""
-        due = self._pace.due()
-        parameters: Parameters = {"attempt": attempt, "exit_code": exit_code, "sentence": sentence, "ring": int(due)}
+        due = self._throttle.may_send()
+        parameters: Parameters = {"attempt": attempt, "exit_code": exit_code, "reason": reason, "ring": int(due)}
         ended = bool(self._driver.at_once("succeed", parameters))
         if ended:
             self._account(due)
         return ended
 
-    def _end(self, attempt: str, outcome: Outcome, exit_code: int | None, sentence: str) -> bool:
-        parameters: Parameters = {"attempt": attempt, "outcome": outcome, "exit_code": exit_code, "sentence": sentence}
+    def _end(self, attempt: str, outcome: Outcome, exit_code: int | None, reason: str) -> bool:
+        parameters: Parameters = {"attempt": attempt, "outcome": outcome, "exit_code": exit_code, "reason": reason}
         ended = self._driver.fetch("end attempt", parameters)
         if not ended:
             return False
@@ -303,7 +304,7 @@ class Store:
         (row,) = self._driver.fetch("job of attempt", which)
         counted = outcome in {"lost", "requeued"}
         times = self._driver.fetch("ended so", {"job": which["job"], "outcome": outcome})[0][0] if counted else 0
-        becomes = consequence(job_of(row), outcome, sentence, times)
+        becomes = consequence(job_of(row), outcome, reason, times)
         self._driver.fetch("end job", {**which, "exit_code": exit_code, **msgspec.structs.asdict(becomes)})
         return True
 
@@ -336,49 +337,49 @@ class Store:
             return {}
         return dict(self._driver.fetch("last words", {"attempts": json_text(wanted), "letters": letters}))
 
-    def want_output(self, attempt: str, seconds: float) -> bool:
+    def request_log_stream(self, attempt: str, seconds: float) -> bool:
         """Has the whole output lent by the machine that has it, for so long from now on. False: no such attempt."""
-        if loans.renew(self._driver, attempt, seconds):
+        if log_streams.renew(self._driver, attempt, seconds):
             return True
         try:
-            return self._change(lambda: loans.ask(self._driver, attempt, seconds)) != []
+            return self._change(lambda: log_streams.request(self._driver, attempt, seconds)) != []
         except CollisionError:  # it was cleaned away in this moment
             return False
 
-    def wanted_outputs(self) -> list[Wanted]:
+    def log_requests(self) -> list[LogRequest]:
         """Which are to be lent, by whomever has them."""
-        return loans.wanted(self._driver)
+        return log_streams.requests(self._driver)
 
-    def lend_output(self, attempt: str, lent: Lent) -> bool:
+    def write_log_chunk(self, attempt: str, chunk: LogChunk) -> bool:
         """Brings the next part of it. False, and nothing is kept: nobody wants it any more, or it must begin anew."""
-        return self._driver.transaction(lambda: loans.lend(self._driver, attempt, lent))
+        return self._driver.transaction(lambda: log_streams.write(self._driver, attempt, chunk))
 
-    def take_back_output(self, attempt: str) -> None:
+    def drop_log_stream(self, attempt: str) -> None:
         """It is lent no more, although somebody wants it."""
-        self._driver.transaction(lambda: loans.take_back(self._driver, attempt))
+        self._driver.transaction(lambda: log_streams.drop(self._driver, attempt))
 
-    def lent_output(self, attempt: str, edition: str = "", start: int = 0) -> Lent | None:
+    def log_chunk(self, attempt: str, edition: str = "", start: int = 0) -> LogChunk | None:
         """What was lent of it behind the first `start` bytes of this edition. None: nobody lends it yet."""
-        return loans.lent(self._driver, attempt, edition, start)
+        return log_streams.read(self._driver, attempt, edition, start)
 
-    def end_loans(self) -> bool:
+    def expire_log_streams(self) -> bool:
         """Forgets some of those that nobody has wanted for a while. False when there are more."""
-        return self._driver.transaction(lambda: loans.end(self._driver))
+        return self._driver.transaction(lambda: log_streams.expire(self._driver))
 
-    def write_finding(self, attempt: str, finding: AttemptDetails) -> bool:
+    def write_details(self, attempt: str, details: AttemptDetails) -> bool:
         """Keeps what is known of an attempt; what is empty leaves what was written before. False: no such attempt."""
-        return self._findings.write(attempt, finding)
+        return self._details.write(attempt, details)
 
-    def finding(self, attempt: str) -> AttemptDetails | None:
-        return self._findings.read(attempt)
+    def details(self, attempt: str) -> AttemptDetails | None:
+        return self._details.read(attempt)
 
     def causes(self, attempts: Iterable[str]) -> dict[str, str]:
         """How those of the attempts ended of which that is known."""
-        return self._findings.causes(attempts)
+        return self._details.causes(attempts)
 
     def idle_stops(self, since: float) -> list[tuple[float, int]]:
         """When attempts were stopped because their GPUs stayed idle, and how many GPUs each had; oldest first."""
-        return self._findings.idle_stops(since)
+        return self._details.idle_stops(since)
 
     def set_link(self, attempt: str, link: str) -> bool:
         """Keeps the address of the page where the job's figures are; an earlier attempt's is refused."""
@@ -397,7 +398,7 @@ class Store:
 
     def snooze(self, attempt: str, seconds: float, by: str) -> bool:
         """Leaves an attempt alone for so long from now on, whatever its GPUs do; 0 ends that. False: it has ended."""
-        return self._change(lambda: wishes.snooze(self._driver, attempt, seconds, by)) != []
+        return self._change(lambda: snooze(self._driver, attempt, seconds, by)) != []
 
     def snoozes(self) -> dict[str, float]:
         """Until when attempts that run are left alone, by their ids; those that are not over."""
@@ -654,21 +655,21 @@ class Store:
         """All attempts that have no outcome yet."""
         return [attempt_of(row) for row in self._driver.fetch("running attempts", {})]
 
-    def bell(self) -> ChangeListener:
+    def listen(self) -> ChangeListener:
         """Rings when somebody else has changed the queue."""
-        return self._driver.bell()
+        return self._driver.listen()
 
-    def owes(self) -> float | None:
+    def flush_due(self) -> float | None:
         """In how many seconds `settle` should be called; None when there is nothing to settle."""
-        return self._pace.owes()
+        return self._throttle.flush_due()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Tells the others what was too soon after the last news. A database that is away is not waited for."""
-        if self._pace.owes() == 0.0:
+        if self._throttle.flush_due() == 0.0:
             self._pay()
 
     def _pay(self) -> None:
-        self._pace.rang()
+        self._throttle.sent()
         with contextlib.suppress(StokerError):
             self._driver.announce()
 
@@ -719,17 +720,17 @@ class Store:
         """What GPUs did since that minute, ordered by host, GPU and minute."""
         return self._ledger.read(since_minute, host, gpu)
 
-    def usage_totals(self, since_minute: int) -> dict[Doing, float]:
+    def usage_totals(self, since_minute: int) -> dict[GpuState, float]:
         """For how many seconds all GPUs together did what since that minute."""
         return self._ledger.totals(since_minute)
 
-    def tell_once(self, key: str) -> bool:
+    def note_once(self, key: str) -> bool:
         """True for the first who says so, of all processes on all machines: they may tell it to people."""
-        return self._notices.tell_once(key)
+        return self._notices.note_once(key)
 
-    def untell(self, key: str) -> bool:
+    def forget_note(self, key: str) -> bool:
         """The next who says so is the first again. True for the one who took it back."""
-        return self._notices.untell(key)
+        return self._notices.forget_note(key)
 
     def _change(self, work: Callable[[], T]) -> T:
         """Does it in one transaction and wakes who waits."""
@@ -737,7 +738,7 @@ class Store:
 
     def _paced_change(self, work: Callable[[], T]) -> T:
         """The same for what a worker does many times a second; it has a loop that calls `settle`."""
-        return self._announced(work, self._pace.due())
+        return self._announced(work, self._throttle.may_send())
 
     def _announced(self, work: Callable[[], T], due: bool) -> T:
         def announced() -> T:
@@ -753,9 +754,9 @@ class Store:
 
     def _account(self, rang: bool) -> None:
         if rang:
-            self._pace.rang()
+            self._throttle.sent()
         else:
-            self._pace.owe()
+            self._throttle.defer()
 
     def _changed(self, work: Callable[[], list[Row]]) -> list[str]:
         return [row[0] for row in self._change(work)]

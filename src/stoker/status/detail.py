@@ -27,14 +27,14 @@ class AttemptDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Where it ran; its worker's id when nobody knows the host any more."""
     gpus: tuple[str, ...]
     """What people call its GPUs."""
-    finding: AttemptDetails
+    details: AttemptDetails
     """Why it ended, its report and how its batch size was found; each empty when nobody told."""
     whole_here: bool
     """Whether its whole output is on this machine; elsewhere the queue keeps the end of it."""
 
     @property
     def idle_stopped(self) -> bool:
-        return self.finding.cause == "idle"
+        return self.details.cause == "idle"
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ def _attempts(
                 attempt=attempt,
                 host=worker.host if worker is not None else f"worker {attempt.worker}",
                 gpus=tuple(gpu_names(attempt.gpus, worker)),
-                finding=_with_record(store.finding(attempt.id) or _NOTHING_FOUND, directory),
+                details=_with_record(store.details(attempt.id) or _NOTHING_FOUND, directory),
                 whole_here=has_output(directory),
             )
         )

@@ -74,8 +74,8 @@ def _headline(points: Sequence[Point], bad: int) -> str:
 def _all_is_well(machines: Sequence[Machine]) -> str:
     cards = [card for machine in machines if machine.there for card in machine.gpus]
     readable = [card for card in cards if not _is_unread(card)]
-    used = sum(card.doing in _WORK and not _is_orphaned(card) for card in readable)
-    free = sum(card.doing == "free" for card in readable)
+    used = sum(card.state in _WORK and not _is_orphaned(card) for card in readable)
+    free = sum(card.state == "free" for card in readable)
     if cards and not readable:
         return "All is well so far: no GPU can be read at the moment"
     if not used:
@@ -151,7 +151,7 @@ def _orphaned(facts: Facts, level: Level) -> Iterator[Point]:
 
 def _is_orphaned(card: GpuCard) -> bool:
     """Whether it holds memory for nobody who can be seen, and does nothing."""
-    unseen = card.doing == "somebody" and not card.whom and bool(card.memory_used)
+    unseen = card.state == "somebody" and not card.user and bool(card.memory_used)
     return unseen and card.utilization is not None and card.utilization < BUSY_FROM
 
 
@@ -205,7 +205,7 @@ def _stuck(facts: Facts) -> Iterator[Point]:
 
 
 def _is_lost_job(job: Job) -> bool:
-    return job.sentence not in {"", "held"}
+    return job.reason not in {"", "held"}
 
 
 def _pauses(facts: Facts) -> Iterator[Point]:
@@ -257,7 +257,7 @@ def _is_large_enough(card: GpuCard, job: Job) -> bool:
 def _free_cards(machine: Machine, now: float, seconds: float) -> list[GpuCard]:
     if not machine.there or machine.paused:
         return []
-    free = [card for card in machine.gpus if card.doing == "free" and not card.kept_for and not _is_unread(card)]
+    free = [card for card in machine.gpus if card.state == "free" and not card.kept_for and not _is_unread(card)]
     return [card for card in free if _lasts(card, machine, now, seconds)]
 
 
@@ -267,7 +267,7 @@ def _lasts(card: GpuCard, machine: Machine, now: float, seconds: float) -> bool:
 
 def _is_unread(card: GpuCard) -> bool:
     """A job that holds it keeps its place on it, and tells nothing of whether it works."""
-    return card.doing == "unknown" or card.unread_since is not None
+    return card.state == "unknown" or card.unread_since is not None
 
 
 def _unread_since(card: GpuCard, machine: Machine) -> float:

@@ -5,10 +5,10 @@ from typing import Final
 
 import msgspec
 
-from stoker.queue.model import Doing, Usage
+from stoker.queue.model import GpuState, Usage
 
 # When a minute was shared, what is named first here is told of it: a job is what people look for.
-_IN_ORDER: Final[tuple[Doing, ...]] = ("job", "background", "somebody", "unknown", "free")
+_IN_ORDER: Final[tuple[GpuState, ...]] = ("job", "background", "somebody", "unknown", "free")
 
 
 class GpuSeries(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class GpuSeries(msgspec.Struct, frozen=True, kw_only=True):
     """A fraction of 1."""
     memory: tuple[int | None, ...]
     """Bytes."""
-    doing: tuple[Doing | None, ...]
+    state: tuple[GpuState | None, ...]
     """What it did most of the minute."""
 
 
@@ -56,10 +56,10 @@ def _one(host: str, gpu: str, rows: Sequence[Usage | None]) -> GpuSeries:
         gpu=gpu,
         utilization=tuple(None if row is None else row.utilization for row in rows),
         memory=tuple(None if row is None else row.memory for row in rows),
-        doing=tuple(None if row is None else _mostly(row) for row in rows),
+        state=tuple(None if row is None else _mostly(row) for row in rows),
     )
 
 
-def _mostly(row: Usage) -> Doing | None:
-    longest = max(_IN_ORDER, key=lambda doing: row.seconds.get(doing, 0.0))
+def _mostly(row: Usage) -> GpuState | None:
+    longest = max(_IN_ORDER, key=lambda state: row.seconds.get(state, 0.0))
     return longest if row.seconds.get(longest, 0.0) > 0.0 else None

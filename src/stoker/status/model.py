@@ -5,7 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from stoker.queue.explanation import Why
-from stoker.queue.model import Attempt, Doing, Failure, Job, State
+from stoker.queue.model import Attempt, Failure, GpuState, Job, State
 
 Level = Literal["good", "attention", "bad"]
 
@@ -35,8 +35,8 @@ class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
     memory_total: int | None
     memory_used: int | None
     utilization: float | None
-    doing: Doing
-    whom: str
+    state: GpuState
+    user: str
     """For whom: the submitter of its job, the name of a background program, `alice's python (pid 4242)`; or empty."""
     since: float | None
     note: str

@@ -65,7 +65,7 @@ class Ending(msgspec.Struct, frozen=True):
     """How the attempt ended, as a page is told."""
 
     outcome: str
-    sentence: str
+    reason: str
     again: bool
     """Whether the job may be tried again: there may be another attempt to follow."""
 
@@ -250,7 +250,7 @@ class Channel:
         if found.outcome is None:
             return None
         self._ended_long_ago = found.ended is not None and store.clock() - found.ended > LAST_WITHIN
-        return Ending(found.outcome, found.sentence, again=store.job(found.job).state not in ENDED)
+        return Ending(found.outcome, found.reason, again=store.job(found.job).state not in ENDED)
 
     async def _look(self) -> News | None:
         """None as long as nobody lends it yet, and may soon."""

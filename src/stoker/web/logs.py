@@ -200,10 +200,10 @@ async def report(request: Request, job: str, number: str) -> Response:
     """Why it was stopped, as the Markdown that it was written in."""
     house = house_of(request)
     attempt = await _attempt(house, job, number)
-    finding = await house.desk.ask(lambda store: store.finding(attempt.id))
-    if finding is None or not finding.report:
+    details = await house.desk.ask(lambda store: store.details(attempt.id))
+    if details is None or not details.report:
         raise HTTPException(404, f"attempt {attempt.number} of job {attempt.job} has no report: it was not stopped")
-    return Response(finding.report.encode(), headers=_file(attempt, "md", "text/markdown"))
+    return Response(details.report.encode(), headers=_file(attempt, "md", "text/markdown"))
 
 
 def _file(attempt: Attempt, ending: str, kind: str) -> dict[str, str]:

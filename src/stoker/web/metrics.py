@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.queue.model import Doing, State
+from stoker.queue.model import GpuState, State
 from stoker.status.model import Machine, Snapshot
 from stoker.version import __version__
 from stoker.web.app_state import house_of
@@ -132,10 +132,10 @@ def _of_gpus(machines: Iterable[Machine]) -> Iterator[Metric]:
             _add(used, values, gpu.memory_used)
             _add(total, values, gpu.memory_total)
             _add(since, values, gpu.since)
-            for doing in get_args(Doing):
-                state.add_metric([*values, doing], float(gpu.doing == doing))
-            if gpu.doing == "background":
-                filled[machine.host, gpu.whom] += 1
+            for doing in get_args(GpuState):
+                state.add_metric([*values, doing], float(gpu.state == doing))
+            if gpu.state == "background":
+                filled[machine.host, gpu.user] += 1
     yield from (utilization, used, total, state, since)
     yield _of_fill(filled)
 
@@ -157,7 +157,7 @@ def _of_time(overview: Snapshot) -> Iterator[Metric]:
         "GPU time since stoker_gpu_recent_start_timestamp_seconds, by what it was for.",
         labels=["state"],
     )
-    by_doing: dict[Doing, float] = {
+    by_doing: dict[GpuState, float] = {
         "job": hours.jobs,
         "background": hours.background,
         "somebody": hours.others,

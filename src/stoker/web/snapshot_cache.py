@@ -112,21 +112,21 @@ class SnapshotCache:
         self._ending.wait(_BETWEEN_TRIES)
 
     def _watch(self, store: Store) -> None:
-        with contextlib.closing(store.bell()) as bell:
+        with contextlib.closing(store.listen()) as changes:
             while not self._ending.is_set():
                 self._publish(self._observer.observe(store), None)
-                self._pause(bell)
+                self._pause(changes)
 
-    def _pause(self, bell: ChangeListener) -> None:
+    def _pause(self, changes: ChangeListener) -> None:
         """Until there may be something new, but not for less than the shortest time between two looks."""
         looked = time.monotonic()
         patience = _AT_LEAST_EVERY if self.viewers else _AT_LEAST_EVERY_UNSEEN
         poll = select.poll()
-        for number in (self._wake_read.fileno(), bell.fileno()):
+        for number in (self._wake_read.fileno(), changes.fileno()):
             if number >= 0:
                 poll.register(number, select.POLLIN)
         poll.poll(patience * 1000)
-        bell.heard()
+        changes.poll()
         with contextlib.suppress(BlockingIOError):
             self._wake_read.recv(4096)
         self._ending.wait(max(0.0, looked + _BETWEEN_LOOKS - time.monotonic()))

@@ -11,8 +11,8 @@ from stoker.engines.local.attempt_spec import AttemptRecord, is_output_of
 from stoker.errors import StokerError
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
-from stoker.queue.loans import KEPT
-from stoker.queue.model import Lent, Wanted
+from stoker.queue.log_streams import KEPT
+from stoker.queue.model import LogChunk, LogRequest
 from stoker.runs.output_reader import OutputReader
 
 # Whether there is something to lend is asked no more often than this, however often the bell rings.
@@ -86,7 +86,7 @@ class LogStreaming:
         if now >= self._ask_at:
             self._ask(store)
         if now >= self._end_at:
-            self._end_at = now + (_END_EVERY if store.end_loans() else _LEND_EVERY)
+            self._end_at = now + (_END_EVERY if store.expire_log_streams() else _LEND_EVERY)
         for attempt, lender in self._lenders.items():
             if now >= lender.due:
                 is_on = lender.lend(store)
@@ -98,7 +98,7 @@ class LogStreaming:
                 return
 
     def _ask(self, store: Store) -> None:
-        wanted = {one.attempt: one for one in store.wanted_outputs() if self._home.is_own(one.worker)}
+        wanted = {one.attempt: one for one in store.log_requests() if self._home.is_own(one.worker)}
         self._asked = time.monotonic()
         self._refused &= wanted.keys()
         for attempt in self._lenders.keys() - wanted.keys():
@@ -130,12 +130,12 @@ class LogStreaming:
 class _Lender:
     """One output, from its beginning on."""
 
-    def __init__(self, wanted: Wanted, directory: Path) -> None:
+    def __init__(self, wanted: LogRequest, directory: Path) -> None:
         self._attempt = wanted.attempt
         self._record = AttemptRecord(directory)
         self._reader = OutputReader(directory)
         self._edition = os.urandom(8).hex()
-        self._told: Lent | None = None
+        self._told: LogChunk | None = None
         self.due = 0.0
         self.is_refused = False
         """Whether there is no sense in trying again."""
@@ -166,12 +166,12 @@ class _Lender:
         if lent is None or lent.size > _LARGEST:
             # One that has grown so long is begun anew: its file is shorter, for the writer keeps only so much.
             self.is_refused = lent is None
-            store.take_back_output(self._attempt)
+            store.drop_log_stream(self._attempt)
             return False
         self.due = time.monotonic() + (0.0 if lent.is_behind else _LEND_EVERY)
         if self._is_news(lent):
             try:
-                if not store.lend_output(self._attempt, lent):
+                if not store.write_log_chunk(self._attempt, lent):
                     return False
             except CollisionError:  # it is being cleaned away, or another worker is at home here too
                 return False
@@ -184,7 +184,7 @@ class _Lender:
     def close(self) -> None:
         self._reader.close()
 
-    def _next(self) -> Lent | None:
+    def _next(self) -> LogChunk | None:
         """What follows; None when there is too much of it. Raises StokerError or OSError when it cannot be read."""
         if self._told is None and _size_of(self._record.directory) > _LARGEST:
             return None
@@ -194,7 +194,7 @@ class _Lender:
         is_complete = has_ended and not self._reader.is_behind
         if len(finished) > _STEP + _LONGEST_LINE or len(unfinished) > _LONGEST_LINE:
             return None
-        return Lent(
+        return LogChunk(
             edition=self._edition,
             start=self.size,
             finished=finished,
@@ -203,7 +203,7 @@ class _Lender:
             is_complete=is_complete,
         )
 
-    def _is_news(self, lent: Lent) -> bool:
+    def _is_news(self, lent: LogChunk) -> bool:
         return self._told is None or bool(lent.finished) or _state(self._told) != _state(lent)
 
 
@@ -211,6 +211,6 @@ def _size_of(directory: Path) -> int:
     return sum(path.stat().st_size for name in ("output", "output.1") if (path := directory / name).exists())
 
 
-def _state(lent: Lent) -> tuple[object, ...]:
+def _state(lent: LogChunk) -> tuple[object, ...]:
     """What may change although nothing was finished."""
     return lent.unfinished, lent.is_behind, lent.is_complete

@@ -1,6 +1,6 @@
 """The worker: owns this machine's GPUs, claims jobs for them, and has each one attended to.
 
-Everything is waited for in one place: what attendants say, looks at the GPUs, the queue's bell, signals. Whatever the
+Everything is waited for in one place: what shims say, looks at the GPUs, the queue's changes, signals. Whatever the
 queue is told or asked happens in between, in the order of its haste: outcomes, then the next job, then the rest. The
 worker may be killed at any moment: attendants go on without it, and the next worker finds them.
 """
@@ -79,7 +79,7 @@ class WorkerLoop:
         self._kept_file = ReservedGpusFile(home.directory, home.host)
         self._signals = SignalStream(_STOPPING)
         self._store: Store | None = None
-        self._bell: ChangeListener | None = None
+        self._changes: ChangeListener | None = None
         self._away_until = -math.inf
         self._pause = _FIRST_PAUSE
         self._away_told = False
@@ -131,8 +131,8 @@ class WorkerLoop:
     def _wait(self) -> set[int]:
         poll = select.poll()
         wanted = [self._signals.fileno(), *self._premises.descriptors(), *self._crew.descriptors()]
-        if self._bell is not None:
-            wanted.append(self._bell.fileno())
+        if self._changes is not None:
+            wanted.append(self._changes.fileno())
         for descriptor in wanted:
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN)
@@ -145,7 +145,7 @@ class WorkerLoop:
             due = min(due, self._rouse_at)
         if self._store is None:
             return min(due, self._away_until)
-        owed = self._store.owes()
+        owed = self._store.flush_due()
         return min(
             due,
             self._placing.due() if self._search_at == math.inf else math.inf,
@@ -215,7 +215,7 @@ class WorkerLoop:
             self._send_output(store)
             self._tell_usage(store)
             self._lending.lend(store)
-            store.settle()
+            store.flush()
             self._note_queue_works()
         except StokerError as error:
             self._acknowledge()
@@ -226,7 +226,7 @@ class WorkerLoop:
 
     def _open_queue(self) -> Store:
         store = open_queue(self._orders.queue)
-        self._bell = store.bell()
+        self._changes = store.listen()
         self._store = store
         self._placing.stale = True
         if self._away_told:
@@ -255,11 +255,11 @@ class WorkerLoop:
 
     def _close_queue(self) -> None:
         with contextlib.suppress(StokerError):
-            if self._bell is not None:
-                self._bell.close()
+            if self._changes is not None:
+                self._changes.close()
             if self._store is not None:
                 self._store.close()
-        self._bell = self._store = None
+        self._changes = self._store = None
 
     def _search(self) -> None:
         """Looks for what an earlier worker of this home started. Nothing new is started before all of it is known."""
@@ -316,14 +316,14 @@ class WorkerLoop:
                 del self._crew.engaged[running_attempt.attempt]
 
     def _listen(self, store: Store) -> None:
-        rang = self._bell is not None and self._bell.heard()
+        rang = self._changes is not None and self._changes.poll()
         if rang or self._placing.polls_now():
             self._placing.stale = True
             self._lending.rang()
             if self._crew.engaged:
-                wishes = store.wishes(self._home.worker)
-                self._cancel(wishes.cancelled)
-                self._snooze(wishes.snoozed)
+                requests = store.requests(self._home.worker)
+                self._cancel(requests.cancelled)
+                self._snooze(requests.snoozed)
 
     def _cancel(self, attempts: Collection[str]) -> None:
         for attempt in attempts:
@@ -332,8 +332,8 @@ class WorkerLoop:
                 self._tell(f"{running_attempt.job}: cancelled")
                 running_attempt.stop(StopAttempt("cancelled", "It was cancelled."))
 
-    def _snooze(self, wishes: Mapping[str, Snoozed]) -> None:
-        for attempt, wish in wishes.items():
+    def _snooze(self, requests: Mapping[str, Snoozed]) -> None:
+        for attempt, wish in requests.items():
             running_attempt = self._crew.engaged.get(attempt)
             if running_attempt is None or running_attempt.over is not None:
                 continue
@@ -440,7 +440,7 @@ def _remove_abandoned_cgroups() -> None:
 
 def _gist(view: View) -> tuple[object, ...]:
     """What of it is told at once when it changes; how busy a GPU is changes all the time."""
-    gpus = [(gpu.uuid, gpu.jobs, gpu.note, gpu.doing, gpu.whom, gpu.unread_since, gpu.kept_for) for gpu in view.gpus]
+    gpus = [(gpu.uuid, gpu.jobs, gpu.note, gpu.state, gpu.user, gpu.unread_since, gpu.kept_for) for gpu in view.gpus]
     return view.waiting, view.problem, view.absent, gpus
 
 

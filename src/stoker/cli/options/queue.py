@@ -74,7 +74,7 @@ class Listener:
     """One person's wait for news of a queue."""
 
     def __init__(self, store: "Store") -> None:
-        self._bell = store.bell()
+        self._changes = store.listen()
 
     def __enter__(self) -> Self:
         return self
@@ -82,18 +82,18 @@ class Listener:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bell.close()
+        self._changes.close()
 
     def wait(self, seconds: float) -> bool:
         """Waits for news for so long at the most; whether there may be some."""
-        number = self._bell.fileno()
+        number = self._changes.fileno()
         if number < 0:
             time.sleep(max(0.0, seconds))
         else:
             waiting = select.poll()
             waiting.register(number, select.POLLIN)
             waiting.poll(max(0.0, seconds) * 1000)
-        return self._bell.heard()
+        return self._changes.poll()
 
 
 def patiently(question: Callable[[], T], deadline: float | None = None) -> T:

@@ -124,7 +124,7 @@ def _why(store: "Store", job: Job) -> tuple[str, str]:
     from stoker.queue.surroundings import why
 
     reason = why(store, job)
-    return reason.kind, reason.sentence
+    return reason.kind, reason.reason
 
 
 def say_it_is_the_end(store: "Store", attempt: Attempt) -> None:

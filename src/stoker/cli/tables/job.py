@@ -36,7 +36,7 @@ class JobPage(msgspec.Struct, frozen=True):
     """The output of the last attempt, when it ran here."""
     report: Path | None
     """Why the last attempt was stopped, when it ran here and was."""
-    finding: AttemptDetails | None
+    details: AttemptDetails | None
     """What the queue keeps of the last attempt beyond its outcome."""
 
     def json(self) -> str:
@@ -46,7 +46,7 @@ class JobPage(msgspec.Struct, frozen=True):
             "why": self.why,
             "log": None if self.log is None else str(self.log),
             "report": None if self.report is None else str(self.report),
-            "finding": self.finding,
+            "details": self.details,
         }
         return msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n"
 
@@ -61,9 +61,9 @@ class JobPage(msgspec.Struct, frozen=True):
         """As the machine that ran it has it; elsewhere what it told the queue."""
         if self.report is not None:
             return self.report.read_text(encoding="utf-8", errors="replace")
-        if self.finding is None or not self.finding.report:
+        if self.details is None or not self.details.report:
             return ""
-        return "\n".join(map(_printable, self.finding.report.rstrip("\n").split("\n"))) + "\n"
+        return "\n".join(map(_printable, self.details.report.rstrip("\n").split("\n"))) + "\n"
 
     def _what_is(self) -> dict[str, str]:
         job = self.job
@@ -76,8 +76,8 @@ class JobPage(msgspec.Struct, frozen=True):
                 ]
             ),
             "state": job.state,
-            "why": self.why.sentence,
-            "fit": "" if self.finding is None else fit_words(self.finding.fit),
+            "why": self.why.reason,
+            "fit": "" if self.details is None else fit_words(self.details.fit),
             "link": job.link,
             "output": "" if self.log is None else str(self.log),
         }
@@ -93,7 +93,7 @@ def job_page(store: "Store", job: Job) -> JobPage:
         around=look_around(store),
         log=_if_there(last, "output"),
         report=_if_there(last, "report.md"),
-        finding=store.finding(attempts[-1].id) if attempts else None,
+        details=store.details(attempts[-1].id) if attempts else None,
     )
 
 
@@ -154,7 +154,7 @@ def _attempt_words(attempt: Attempt, around: Surroundings) -> str:
     ]
     if attempt.exit_code is not None:
         facts.append(f"exit code {attempt.exit_code}")
-    because = f": {attempt.sentence}" if attempt.sentence else ""
+    because = f": {attempt.reason}" if attempt.reason else ""
     return f"  {attempt.number}  on {host}{gpus}, {', '.join(facts)}{because}"
 
 

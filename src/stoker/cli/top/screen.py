@@ -8,7 +8,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from stoker.queue.explanation import spoken
-from stoker.queue.model import Doing, State
+from stoker.queue.model import GpuState, State
 from stoker.status.job_text import called, on_one_line
 from stoker.status.model import EndedJob, GpuCard, Level, Machine, Progress, RunningJob, Snapshot, WaitingJob
 from stoker.units import format_duration, format_memory, format_percent
@@ -16,7 +16,7 @@ from stoker.units import format_duration, format_memory, format_percent
 AnyJob = RunningJob | WaitingJob | EndedJob
 
 _LEVELS: Final[dict[Level, str]] = {"good": "green", "attention": "yellow", "bad": "red"}
-_DOING: Final[dict[Doing, tuple[str, str]]] = {
+_GPU_STATES: Final[dict[GpuState, tuple[str, str]]] = {
     "job": ("job", "green"),
     "background": ("background", "cyan"),
     "somebody": ("somebody else", "magenta"),
@@ -176,8 +176,8 @@ def _condition(machine: Machine, now: float) -> list[tuple[str, str]]:
 
 
 def _gpu(gpu: GpuCard, now: float, width: int) -> Text:
-    word, colour = (on_one_line(gpu.note.removeprefix("is ")), "cyan") if gpu.kept_for else _DOING[gpu.doing]
-    for_whom = f" for {on_one_line(gpu.whom)}" if gpu.whom else ""
+    word, colour = (on_one_line(gpu.note.removeprefix("is ")), "cyan") if gpu.kept_for else _GPU_STATES[gpu.state]
+    for_whom = f" for {on_one_line(gpu.user)}" if gpu.user else ""
     since = f", {spoken(now - gpu.since)}" if gpu.since is not None else ""
     memory = "?" if gpu.memory_used is None else format_memory(gpu.memory_used)
     of = f" of {format_memory(gpu.memory_total)}" if gpu.memory_total is not None else ""
@@ -188,7 +188,7 @@ def _gpu(gpu: GpuCard, now: float, width: int) -> Text:
         (word, colour),
         f"{for_whom}{since}",
     )
-    if gpu.note and gpu.doing != "job" and not gpu.kept_for:
+    if gpu.note and gpu.state != "job" and not gpu.kept_for:
         text.append(f": {on_one_line(gpu.note)}", "dim")
     return cut(text, width)
 
@@ -201,9 +201,9 @@ def _utilization(gpu: GpuCard, width: int) -> Text:
 def _in_short(machine: Machine, now: float, width: int) -> Text:
     text = Text.assemble((_column(machine.host, 14, width), "bold"), *_condition(machine, now))
     for gpu in machine.gpus:
-        shown = "?" if gpu.utilization is None or gpu.doing == "unknown" else format_percent(gpu.utilization)
+        shown = "?" if gpu.utilization is None or gpu.state == "unknown" else format_percent(gpu.utilization)
         text.append(f"  {gpu.index} ", "dim")
-        text.append(shown, _DOING[gpu.doing][1])
+        text.append(shown, _GPU_STATES[gpu.state][1])
     return cut(text, width)
 
 
@@ -256,13 +256,13 @@ def _row(one: AnyJob, now: float, view: View, width: int) -> Text:
         case WaitingJob():
             text.append(_column(_wanted(one), 9, UNCUT), "dim")
             text.append(f" {'held' if one.job.state == 'held' else 'queued'}", _STATES.get(one.job.state, ""))
-            text.append(f"  {on_one_line(one.why.word or one.why.sentence)}", "dim")
+            text.append(f"  {on_one_line(one.why.word or one.why.reason)}", "dim")
         case EndedJob():
             text.append(_column(one.job.state, 10, UNCUT), _STATES.get(one.job.state, ""))
             text.append(f"{_lasted(one.job.ended, now):>6} ago  ")
             if one.idle_stopped:
                 text.append("idle  ", "yellow")
-            text.append(on_one_line(one.job.sentence) or _code(one), "dim")
+            text.append(on_one_line(one.job.reason) or _code(one), "dim")
     return cut(text, width)
 
 

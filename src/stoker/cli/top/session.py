@@ -66,7 +66,7 @@ class Session:
 
     def run(self) -> int:
         """Until q, or until somebody ends it."""
-        bell = self._store.bell()
+        changes = self._store.listen()
         looked = -_SECONDS_BETWEEN_LOOKS
         try:
             while (code := self._terminal.leaves_with) is None:
@@ -75,13 +75,13 @@ class Session:
                     looked = time.monotonic()
                     self._due = looked + _LOOK_EVERY
                 self._draw()
-                for key in self._terminal.wait([bell.fileno()], self._due - time.monotonic()):
+                for key in self._terminal.wait([changes.fileno()], self._due - time.monotonic()):
                     if not self._press(key):
                         return 0
-                if bell.heard():
+                if changes.poll():
                     self._due = min(self._due, looked + _SECONDS_BETWEEN_LOOKS)
         finally:
-            bell.close()
+            changes.close()
         return code
 
     # What is shown

@@ -134,7 +134,7 @@ def _nothing_yet(store: "Store", job: "Job", as_json: bool) -> None:
     from stoker.cli.options.queue import note
     from stoker.queue.surroundings import why
 
-    note(f"job {job.id} has printed nothing: {why(store, job).sentence}")
+    note(f"job {job.id} has printed nothing: {why(store, job).reason}")
     if as_json:
         _print_json({"job": job.id, "attempt": None, "whole": True, "text": ""})
 

@@ -118,7 +118,7 @@ class _Wait:
         reason = patiently(lambda: why(self._store, job), self._deadline)
         if reason.kind in _STUCK and (job.id, reason.kind) not in self._noted:
             self._noted.add((job.id, reason.kind))
-            note(f"job {job.id}: {reason.sentence}")
+            note(f"job {job.id}: {reason.reason}")
 
     def print_json(self) -> None:
         import msgspec

@@ -27,7 +27,7 @@ from stoker.engines.local.waiting_reasons import some, what_of_it
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, known
 from stoker.gpus.report import describe, title
 from stoker.gpus.visible import select_gpus
-from stoker.queue.model import Doing, WorkerGpu
+from stoker.queue.model import GpuState, WorkerGpu
 
 Owner = Callable[[int], str | None]
 """The job of ours that a process belongs to, by its pid; None for everybody else's."""
@@ -219,7 +219,7 @@ class _Watched:
         else:
             self._obstacle, self._note = obstacle, "" if isinstance(obstacle, Free) else what_of_it(obstacle)
 
-    def _doing(self, holders: Collection[str]) -> tuple[Doing, str]:
+    def _state(self, holders: Collection[str]) -> tuple[GpuState, str]:
         """What it does, and for whom if that is no job. What was put there is known also when nothing can be read."""
         if holders:
             return "background" if set(holders) == {BACKGROUND} else "job", ""
@@ -249,7 +249,7 @@ class _Watched:
 
     def told(self, holders: Collection[str]) -> WorkerGpu:
         total, used = self.seen.memory_total, self.seen.memory_used
-        doing, whom = self._doing(holders)
+        state, user = self._state(holders)
         return WorkerGpu(
             uuid=self.gpu.uuid,
             index=self._index,
@@ -259,8 +259,8 @@ class _Watched:
             utilization=self._utilization,
             jobs=tuple(sorted(set(holders) - {BACKGROUND})),
             note=self._note,
-            doing=doing,
-            whom=whom,
+            state=state,
+            user=user,
             unread_since=self._unread_since,
         )
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from stoker.queue.model import Doing, Usage
+from stoker.queue.model import GpuState, Usage
 
 MINUTE: Final = 60.0
 # Several looks may fail to come on a machine that swaps; of a longer time nobody knows what was done in it.
@@ -29,13 +29,13 @@ class UsagePerMinute:
         self._told_until: dict[str, float] = {}
         """The end of the last minute of each GPU that was told, by the wall clock."""
 
-    def did(self, gpu: str, doing: Doing, at: float) -> None:
+    def did(self, gpu: str, state: GpuState, at: float) -> None:
         """That it did this until `at`, whatever the next look will find: something has just left it."""
         if (watched := self._gpus.get(gpu)) is not None:
-            watched.parts.append(_Part(at, doing))
+            watched.parts.append(_Part(at, state))
 
     def saw(
-        self, gpu: str, doing: Doing, at: float, wall: float, utilization: float | None, memory: int | None
+        self, gpu: str, state: GpuState, at: float, wall: float, utilization: float | None, memory: int | None
     ) -> None:
         """A look: `at` in monotonic seconds, `wall` in seconds since the epoch."""
         watched = self._gpus.get(gpu)
@@ -44,12 +44,12 @@ class UsagePerMinute:
         if watched is None or not 0 < at - watched.at <= LONGEST_GAP:
             return
         begun, floor = watched.at, self._told_before(gpu, wall)
-        for part in (*watched.parts, _Part(at, doing)):
+        for part in (*watched.parts, _Part(at, state)):
             # A stop that was heard of while the look was under way may be later than it.
             until = min(part.until, at)
             for minute, seconds in _split(max(begun + wall - at, floor), until + wall - at):
                 kept = self._minutes.setdefault((gpu, minute), _Minute())
-                kept.add(part.doing, seconds, utilization, memory)
+                kept.add(part.state, seconds, utilization, memory)
             begun = max(begun, until)
 
     def finished(self) -> list[Usage]:
@@ -98,7 +98,7 @@ class _Part(NamedTuple):
     """The part of a stretch between two looks that was known before its end."""
 
     until: float
-    doing: Doing
+    state: GpuState
 
 
 class _Watched(NamedTuple):
@@ -111,19 +111,19 @@ class _Minute:
     """What is known of one GPU in one minute."""
 
     def __init__(self) -> None:
-        self.seconds: dict[Doing, float] = {}
+        self.seconds: dict[GpuState, float] = {}
         self.worked = 0.0
         """Seconds, weighted with the utilization in them."""
         self.judged = 0.0
         """Seconds of which the utilization is known."""
         self.memory: int | None = None
 
-    def add(self, doing: Doing, seconds: float, utilization: float | None, memory: int | None) -> None:
+    def add(self, state: GpuState, seconds: float, utilization: float | None, memory: int | None) -> None:
         # A clock that was set back sees a minute twice; no minute has more than its seconds.
         seconds = min(seconds, MINUTE - sum(self.seconds.values()))
         if seconds <= 0:
             return
-        self.seconds[doing] = self.seconds.get(doing, 0.0) + seconds
+        self.seconds[state] = self.seconds.get(state, 0.0) + seconds
         if utilization is not None:
             self.worked += utilization * seconds
             self.judged += seconds

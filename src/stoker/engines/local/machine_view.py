@@ -18,7 +18,7 @@ from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.sampler import Sampler
 from stoker.gpus.source import AbsentError
-from stoker.queue.model import Doing, WorkerGpu
+from stoker.queue.model import GpuState, WorkerGpu
 
 # Looks when nothing waits: for people who watch what the machine does, and for charts of it. A look costs a driver
 # a few milliseconds.
@@ -93,12 +93,12 @@ class MachineView:
         self._lookout.no_later_than(moment)
         return False
 
-    def freed(self, uuids: tuple[str, ...], doing: Doing = "job") -> None:
+    def freed(self, uuids: tuple[str, ...], state: GpuState = "job") -> None:
         """Something of ours has left these GPUs: what comes next is to be seen at once."""
         moment = time.monotonic()
         for uuid in uuids:
             self.machine.ended(uuid, moment)
-            self.meter.did(uuid, doing, moment)
+            self.meter.did(uuid, state, moment)
         if uuids:
             self._freed_at = moment
             self._lookout.no_later_than(moment)
@@ -166,13 +166,13 @@ class MachineView:
     def _observe(self, look: Look) -> None:
         self.machine.observe(look, self._owner, self.holders())
         for gpu in self.told_gpus():
-            self.meter.saw(gpu.uuid, gpu.doing, look.at, look.wall, gpu.utilization, gpu.memory_used)
+            self.meter.saw(gpu.uuid, gpu.state, look.at, look.wall, gpu.utilization, gpu.memory_used)
 
     def _with_program(self, gpu: WorkerGpu) -> WorkerGpu:
         """Only the filler knows what it runs there."""
-        if gpu.doing != "background" or self.filling is None:
+        if gpu.state != "background" or self.filling is None:
             return gpu
-        return msgspec.structs.replace(gpu, whom=self.filling.program_on(gpu.uuid))
+        return msgspec.structs.replace(gpu, user=self.filling.program_on(gpu.uuid))
 
     def _owner(self, pid: int) -> str | None:
         job = next((one.job for one in self._crew.engaged.values() if one.owns(pid)), None)
@@ -183,14 +183,14 @@ class MachineView:
 
 def _with_kept(gpu: WorkerGpu, kept: Mapping[str, ReservedFor]) -> WorkerGpu:
     """One that is free, and yet no other job may have it."""
-    if gpu.doing != "free" or gpu.uuid not in kept:
+    if gpu.state != "free" or gpu.uuid not in kept:
         return gpu
     return msgspec.structs.replace(gpu, kept_for=kept[gpu.uuid].job, note=what_of_it(kept[gpu.uuid]))
 
 
 class _Stay(NamedTuple):
-    doing: Doing
-    whom: str
+    state: GpuState
+    user: str
     jobs: tuple[str, ...]
     since: float
 
@@ -204,6 +204,6 @@ class Occupancy:
     def dated(self, gpu: WorkerGpu, wall: float) -> WorkerGpu:
         """The same with its `since`: it does what it did before, or has just begun to. `wall`: since the epoch."""
         stay = self._stays.get(gpu.uuid)
-        if stay is None or stay[:3] != (gpu.doing, gpu.whom, gpu.jobs):
-            stay = self._stays[gpu.uuid] = _Stay(gpu.doing, gpu.whom, gpu.jobs, wall)
+        if stay is None or stay[:3] != (gpu.state, gpu.user, gpu.jobs):
+            stay = self._stays[gpu.uuid] = _Stay(gpu.state, gpu.user, gpu.jobs, wall)
         return msgspec.structs.replace(gpu, since=stay.since)

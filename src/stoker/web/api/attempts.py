@@ -188,10 +188,10 @@ async def get_report(request: Request, job: JobId, number: Number) -> Response:
     """What it did when its GPUs were idle: its processes, their stacks, its last words."""
 
     def report(store: Store) -> str:
-        finding = store.finding(_attempt(store, job, number).id)
-        if finding is None or not finding.report:
+        details = store.details(_attempt(store, job, number).id)
+        if details is None or not details.report:
             raise NotFoundError(f"there is no report of attempt {number} at job {job}: it was not stopped for idleness")
-        return finding.report
+        return details.report
 
     text = await house_of(request).desk.ask(report)
     return Response(text, media_type=MARKDOWN)
@@ -209,10 +209,10 @@ async def get_fit(request: Request, job: JobId, number: Number) -> Response:
     """The sizes that were tried, the memory that each took, and the line through them."""
 
     def fit(store: Store) -> Probes:
-        finding = store.finding(_attempt(store, job, number).id)
-        if finding is None or not finding.fit:
+        details = store.details(_attempt(store, job, number).id)
+        if details is None or not details.fit:
             raise NotFoundError(f"no batch size was found for attempt {number} at job {job}")
-        return Probes(fit=finding.fit)
+        return Probes(fit=details.fit)
 
     return answer(await house_of(request).desk.ask(fit))
 

@@ -6,13 +6,13 @@ from typing import Final, Literal
 import msgspec
 
 from stoker.queue.explanation import Why
-from stoker.queue.model import Doing, Job
+from stoker.queue.model import GpuState, Job
 from stoker.rules.policy import Policy
 from stoker.status.model import GpuCard, Machine
 from stoker.units import format_duration, format_memory
 
 # How a machine's GPUs are summed up, in the order in which people ask.
-_DOING: Final[dict[Doing | Literal["kept"], str]] = {
+_STATES: Final[dict[GpuState | Literal["kept"], str]] = {
     "job": "at jobs",
     "background": "background",
     "somebody": "others",
@@ -27,14 +27,14 @@ _BESIDES: Final = "; besides, "
 def reason(job: Job, why: Why) -> str:
     """Why it waits. What names a command for a terminal is left out where the page has a button for it."""
     if why.kind == "held":
-        return f"held: {job.sentence}" if job.sentence not in {"", "held"} else "held until somebody releases it"
+        return f"held: {job.reason}" if job.reason not in {"", "held"} else "held until somebody releases it"
     if why.kind == "paused":
         return "the queue is paused"
     if why.kind == "no worker":
         return "no worker is there"
     if why.kind == "workers paused":
-        return why.sentence.partition(":")[0]
-    return why.sentence.partition(_BESIDES)[0]
+        return why.reason.partition(":")[0]
+    return why.reason.partition(_BESIDES)[0]
 
 
 def took(job: Job) -> float | None:
@@ -47,7 +47,7 @@ def took(job: Job) -> float | None:
 def because(job: Job) -> str:
     """Why it ended so, where its state does not say it all."""
     code = f"exit code {job.exit_code}" if job.exit_code not in {None, 0} else ""
-    sentence = job.sentence if job.sentence not in {"", job.state} else ""
+    sentence = job.reason if job.reason not in {"", job.state} else ""
     if not code or code in sentence:
         return sentence
     return f"{sentence} ({code})" if sentence else code
@@ -99,6 +99,6 @@ def tally(machine: Machine) -> str:
     """`8 GPUs: 6 at jobs, 2 free`."""
     if not machine.gpus:
         return "no GPUs"
-    counts = Counter("kept" if gpu.kept_for else gpu.doing for gpu in machine.gpus)
-    parts = ", ".join(f"{counts[doing]} {words}" for doing, words in _DOING.items() if counts[doing])
+    counts = Counter("kept" if gpu.kept_for else gpu.state for gpu in machine.gpus)
+    parts = ", ".join(f"{counts[doing]} {words}" for doing, words in _STATES.items() if counts[doing])
     return f"{len(machine.gpus)} {'GPU' if len(machine.gpus) == 1 else 'GPUs'}: {parts}"

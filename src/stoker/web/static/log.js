@@ -136,10 +136,10 @@
       note.hidden = whole && !from;
     }
 
-    function ended({ outcome, sentence, again: more }) {
+    function ended({ outcome, reason, again: more }) {
       over = true;
       close();
-      say(`Attempt ${attempt} has ended: ${outcome}${sentence ? `, ${sentence}` : ""}.`.replace(/\.+$/, "."));
+      say(`Attempt ${attempt} has ended: ${outcome}${reason ? `, ${reason}` : ""}.`.replace(/\.+$/, "."));
       if (more) lookForAttempts();
     }
 

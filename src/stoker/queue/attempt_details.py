@@ -11,27 +11,27 @@ from stoker.queue.rows import clean_text, json_text
 
 # Many times a report with the stacks of a large program; it begins with what matters.
 LONGEST_REPORT: Final = 256 * 1024
-# A finding is written with the outcome, a moment before or after it; that it is by so much is not seen.
+# A details is written with the outcome, a moment before or after it; that it is by so much is not seen.
 SECONDS_APART: Final = 3600.0
 
 
-class Findings:
+class AttemptDetailsTable:
     """They are in a table of their own: an attempt of which there is nothing to say costs nothing."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def write(self, attempt: str, finding: AttemptDetails) -> bool:
+    def write(self, attempt: str, details: AttemptDetails) -> bool:
         parameters = {
             "attempt": attempt,
-            "cause": clean_text(finding.cause),
-            "report": clean_text(finding.report[:LONGEST_REPORT]),
-            "fit": json_text(finding.fit),
+            "cause": clean_text(details.cause),
+            "report": clean_text(details.report[:LONGEST_REPORT]),
+            "fit": json_text(details.fit),
         }
-        return bool(self._driver.fetch("write finding", parameters))
+        return bool(self._driver.fetch("write attempt details", parameters))
 
     def read(self, attempt: str) -> AttemptDetails | None:
-        for cause, report, fit in self._driver.fetch("finding", {"attempt": attempt}):
+        for cause, report, fit in self._driver.fetch("attempt details", {"attempt": attempt}):
             return AttemptDetails(cause=cause, report=report, fit=msgspec.json.decode(fit))
         return None
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-class Occasion:
+class PeriodicTask:
     """Comes the first time, and then once in so many seconds of this process."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -12,7 +12,7 @@ class Occasion:
         self._clock = clock
         self._next: float | None = None
 
-    def comes(self) -> bool:
+    def is_due(self) -> bool:
         now = self._clock()
         if self._next is not None and now < self._next:
             return False

@@ -7,7 +7,7 @@ that has it brings it piece by piece, and all of it goes again when nobody wants
 from typing import Final
 
 from stoker.queue.driver import Driver, Parameters, Row
-from stoker.queue.model import Lent, Wanted
+from stoker.queue.model import LogChunk, LogRequest
 
 # In seconds: what was lent to its end is still there for a reader that comes soon after another one.
 KEPT: Final = 60.0
@@ -19,61 +19,59 @@ _LONGEST_PIECE: Final = 2**20
 _MOST_FORGOTTEN: Final = 16
 
 
-def ask(driver: Driver, attempt: str, seconds: float) -> list[Row]:
+def request(driver: Driver, attempt: str, seconds: float) -> list[Row]:
     """One row, unless there is no such attempt."""
-    return driver.fetch("ask for loan", {"attempt": attempt, "seconds": float(seconds)})
+    return driver.fetch("request log stream", {"attempt": attempt, "seconds": float(seconds)})
 
 
 def renew(driver: Driver, attempt: str, seconds: float) -> bool:
     """False when nobody wanted it any more: then its worker must be told."""
-    return bool(driver.fetch("renew loan", {"attempt": attempt, "seconds": float(seconds)}))
+    return bool(driver.fetch("renew log stream", {"attempt": attempt, "seconds": float(seconds)}))
 
 
-def wanted(driver: Driver) -> list[Wanted]:
-    return [Wanted(*row) for row in driver.fetch("wanted outputs", {})]
+def requests(driver: Driver) -> list[LogRequest]:
+    return [LogRequest(*row) for row in driver.fetch("log requests", {})]
 
 
-def lend(driver: Driver, attempt: str, lent: Lent) -> bool:
+def write(driver: Driver, attempt: str, chunk: LogChunk) -> bool:
     """False, and nothing is kept, when nobody wants it any more, or what comes before it is not here."""
-    of: dict[str, str | int | bytes] = {"attempt": attempt, "edition": lent.edition}
+    of: dict[str, str | int | bytes] = {"attempt": attempt, "edition": chunk.edition}
     state: Parameters = {
         **of,
-        "start": lent.start,
-        "size": lent.size,
-        "unfinished": lent.unfinished,
-        "behind": int(lent.is_behind),
-        "complete": int(lent.is_complete),
+        "start": chunk.start,
+        "size": chunk.size,
+        "unfinished": chunk.unfinished,
+        "behind": int(chunk.is_behind),
+        "complete": int(chunk.is_complete),
     }
-    if not driver.fetch("lend", state):
+    if not driver.fetch("advance log stream", state):
         return False
-    if lent.finished or lent.start == 0:
-        driver.fetch("take back other editions", {**of, "most": _MOST_FORGOTTEN})
-    for begin in range(0, len(lent.finished), _LONGEST_PIECE):
-        data = lent.finished[begin : begin + _LONGEST_PIECE]
-        driver.fetch("lend piece", {**of, "start": lent.start + begin, "data": data})
+    if chunk.finished or chunk.start == 0:
+        driver.fetch("drop other editions", {**of, "most": _MOST_FORGOTTEN})
+    for begin in range(0, len(chunk.finished), _LONGEST_PIECE):
+        data = chunk.finished[begin : begin + _LONGEST_PIECE]
+        driver.fetch("write log chunk", {**of, "start": chunk.start + begin, "data": data})
     return True
 
 
-def take_back(driver: Driver, attempt: str) -> None:
+def drop(driver: Driver, attempt: str) -> None:
     """Whoever reads it has to do with what the queue keeps."""
-    driver.fetch("take back", {"attempt": attempt})
-    driver.fetch("take back other editions", {"attempt": attempt, "edition": "", "most": _MOST_FORGOTTEN})
+    driver.fetch("drop log stream", {"attempt": attempt})
+    driver.fetch("drop other editions", {"attempt": attempt, "edition": "", "most": _MOST_FORGOTTEN})
 
 
-def lent(driver: Driver, attempt: str, edition: str, start: int) -> Lent | None:
+def read(driver: Driver, attempt: str, edition: str, start: int) -> LogChunk | None:
     """What there is from `start` of this edition on; of another one, if there is only that, from its beginning."""
-    for newest, size, unfinished, behind, complete in driver.fetch("loan", {"attempt": attempt}):
+    for newest, size, unfinished, behind, complete in driver.fetch("log stream", {"attempt": attempt}):
         begin = start if newest == edition else 0
-        rows = driver.fetch(
-            "lent pieces", {"attempt": attempt, "edition": newest, "start": begin, "most": _MOST_PIECES}
-        )
+        rows = driver.fetch("log chunks", {"attempt": attempt, "edition": newest, "start": begin, "most": _MOST_PIECES})
         finished = b""
         for place, data in rows:
             if place == begin + len(finished):
                 finished += bytes(data)
         # What was brought since the first question has another unfinished line behind it.
         is_all = begin + len(finished) == size
-        return Lent(
+        return LogChunk(
             edition=newest,
             start=begin,
             finished=finished,
@@ -84,9 +82,9 @@ def lent(driver: Driver, attempt: str, edition: str, start: int) -> Lent | None:
     return None
 
 
-def end(driver: Driver) -> bool:
+def expire(driver: Driver) -> bool:
     """Forgets some of what nobody has wanted for a while. False when there is more of it."""
-    if len(driver.fetch("forget pieces", {"seconds": KEPT, "most": _MOST_FORGOTTEN})) == _MOST_FORGOTTEN:
+    if len(driver.fetch("expire log chunks", {"seconds": KEPT, "most": _MOST_FORGOTTEN})) == _MOST_FORGOTTEN:
         return False
-    driver.fetch("forget loans", {"seconds": KEPT})
+    driver.fetch("expire log streams", {"seconds": KEPT})
     return True

@@ -9,26 +9,26 @@ from typing import Final
 SECONDS_BETWEEN: Final = 0.02
 
 
-class Pace:
+class NotifyThrottle:
     """The first ring after quiet goes at once; what comes too soon after it is owed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last = -math.inf
-        self._owed = False
+        self._deferred = False
 
-    def due(self) -> bool:
+    def may_send(self) -> bool:
         """Whether it may ring now."""
         return self._clock() - self._last >= SECONDS_BETWEEN
 
-    def rang(self) -> None:
+    def sent(self) -> None:
         """All that was owed is paid by it."""
         self._last = self._clock()
-        self._owed = False
+        self._deferred = False
 
-    def owe(self) -> None:
-        self._owed = True
+    def defer(self) -> None:
+        self._deferred = True
 
-    def owes(self) -> float | None:
+    def flush_due(self) -> float | None:
         """In how many seconds what is owed may ring; None when nothing is owed."""
-        return max(0.0, self._last + SECONDS_BETWEEN - self._clock()) if self._owed else None
+        return max(0.0, self._last + SECONDS_BETWEEN - self._clock()) if self._deferred else None

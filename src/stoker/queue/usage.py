@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Final, get_args
 
 from stoker.queue.driver import Driver, Parameters
-from stoker.queue.model import Doing, Usage
-from stoker.queue.occasion import Occasion
+from stoker.queue.model import GpuState, Usage
+from stoker.queue.periodic import PeriodicTask
 from stoker.queue.rows import clean_text
 
 # A month, and the day on which somebody looks back at it.
@@ -13,15 +13,15 @@ KEPT_MINUTES: Final = 31 * 24 * 60
 # Rows grow old by the minute; once an hour is often enough to look for them.
 SECONDS_BETWEEN_FORGETTING: Final = 3600.0
 
-DOINGS: Final[tuple[Doing, ...]] = get_args(Doing)
+GPU_STATES: Final[tuple[GpuState, ...]] = get_args(GpuState)
 
 
-class Ledger:
+class UsageTable:
     """One row for each GPU and minute."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._forgetting = Occasion(SECONDS_BETWEEN_FORGETTING)
+        self._cleanup = PeriodicTask(SECONDS_BETWEEN_FORGETTING)
 
     def write(self, rows: Sequence[Usage]) -> None:
         if not rows:
@@ -29,7 +29,7 @@ class Ledger:
         # In one order, so that two who write the same rows wait for each other instead of both.
         written = [_row(usage) for usage in sorted(rows, key=lambda usage: (usage.host, usage.gpu, usage.minute))]
         self._driver.transaction(lambda: self._driver.many("write usage", written))
-        if self._forgetting.comes():
+        if self._cleanup.is_due():
             self._driver.fetch("forget usage", {"minutes": KEPT_MINUTES})
 
     def read(self, since_minute: int, host: str | None, gpu: str | None) -> list[Usage]:
@@ -48,20 +48,20 @@ class Ledger:
                 host=machine,
                 gpu=uuid,
                 minute=minute,
-                seconds={doing: seconds for doing, seconds in zip(DOINGS, spans, strict=True) if seconds},
+                seconds={state: seconds for state, seconds in zip(GPU_STATES, spans, strict=True) if seconds},
                 utilization=utilization,
                 memory=memory,
             )
             for machine, uuid, minute, *spans, utilization, memory in rows
         ]
 
-    def totals(self, since_minute: int) -> dict[Doing, float]:
+    def totals(self, since_minute: int) -> dict[GpuState, float]:
         (sums,) = self._driver.fetch("usage totals", {"since": since_minute})
-        return dict(zip(DOINGS, map(float, sums), strict=True))
+        return dict(zip(GPU_STATES, map(float, sums), strict=True))
 
 
 def _row(usage: Usage) -> Parameters:
-    spans: dict[str, float] = {doing: float(usage.seconds.get(doing, 0.0)) for doing in DOINGS}
+    spans: dict[str, float] = {state: float(usage.seconds.get(state, 0.0)) for state in GPU_STATES}
     return {
         "host": usage.host,
         "gpu": usage.gpu,

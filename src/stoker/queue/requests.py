@@ -8,12 +8,12 @@ from stoker.queue.model import LONGEST_LABEL, Requests, Snoozed
 from stoker.queue.rows import clean_text
 
 
-def wishes(driver: Driver, worker: str) -> Requests:
+def requests_for(driver: Driver, worker: str) -> Requests:
     """In one question: every worker asks it whenever the bell rings.
 
     A snooze that somebody has ended is told as one of no time; one that is over by itself is told no more.
     """
-    rows = driver.fetch("wishes", {"worker": worker})
+    rows = driver.fetch("requests", {"worker": worker})
     return Requests(
         cancelled=frozenset(name for name, unwanted, *_snooze in rows if unwanted),
         snoozed={

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.queue import AttemptDetails, ChangeListener, NewJob, Store, Usage, View, init_queue, open_queue
-from stoker.queue.pace import SECONDS_BETWEEN, Pace
+from stoker.queue.notify_throttle import SECONDS_BETWEEN, NotifyThrottle
 from tests.support.either_queue import queue, url
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import wait_for
@@ -25,76 +25,78 @@ def other(queue: Store, url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
-def bell(queue: Store) -> Iterator[ChangeListener]:
-    bell = listening(queue)
-    yield bell
-    bell.close()
+def changes(queue: Store) -> Iterator[ChangeListener]:
+    changes = listening(queue)
+    yield changes
+    changes.close()
 
 
 def listening(queue: Store) -> ChangeListener:
     """A bell that does: a server that was held up for a moment is asked again."""
-    bell = queue.bell()
-    wait_for(lambda: bell.fileno() >= 0 or (bell.heard() and bell.fileno() >= 0), named="the bell that listens")
-    return bell
+    changes = queue.listen()
+    wait_for(
+        lambda: changes.fileno() >= 0 or (changes.poll() and changes.fileno() >= 0), named="the changes that listens"
+    )
+    return changes
 
 
-def rings(bell: ChangeListener, within: float = 60.0) -> bool:
+def rings(changes: ChangeListener, within: float = 60.0) -> bool:
     """Whether it became readable, and then had heard something: what its own store did may make it readable too."""
-    assert bell.fileno() >= 0
+    assert changes.fileno() >= 0
     ends = time.monotonic() + within
-    while select.select([bell], [], [], max(0.0, ends - time.monotonic()))[0]:
-        if bell.heard():
+    while select.select([changes], [], [], max(0.0, ends - time.monotonic()))[0]:
+        if changes.poll():
             return True
     return False
 
 
-def is_quiet(bell: ChangeListener) -> bool:
+def is_quiet(changes: ChangeListener) -> bool:
     """Whether it is not even readable now."""
-    return not select.select([bell], [], [], 0.05)[0] and not bell.heard()
+    return not select.select([changes], [], [], 0.05)[0] and not changes.poll()
 
 
 def wait_until_due(store: Store) -> None:
-    wait_for(store._pace.due, named="the end of the pause after a ring")
+    wait_for(store._throttle.may_send, named="the end of the pause after a ring")
 
 
-def test_what_others_do_rings_and_is_seen_when_it_rings(bell: ChangeListener, queue: Store, other: Store) -> None:
-    assert is_quiet(bell)
+def test_what_others_do_rings_and_is_seen_when_it_rings(changes: ChangeListener, queue: Store, other: Store) -> None:
+    assert is_quiet(changes)
     (job,) = other.submit([NewJob(command="x")])
-    assert rings(bell)
+    assert rings(changes)
     assert queue.ready()[0].id == job
-    assert is_quiet(bell)
+    assert is_quiet(changes)
     for change in (other.hold, other.release, other.cancel, other.retry):
         change([job])
-        assert rings(bell)
+        assert rings(changes)
     (neighbour,) = other.submit([NewJob(command="y")])
-    assert rings(bell)
+    assert rings(changes)
     other.move_beside([job], neighbour, "after")
-    assert rings(bell)
+    assert rings(changes)
     attempt = other.claim(job, "w", [], 60.0)
     assert attempt is not None
     other.snooze(attempt.id, 60.0, "alice")
-    assert rings(bell)
+    assert rings(changes)
     wait_until_due(other)
     other.finish(attempt.id, "succeeded", 0)
-    assert rings(bell)
+    assert rings(changes)
 
 
-def test_what_concerns_nobody_else_wakes_nobody(bell: ChangeListener, queue: Store, other: Store) -> None:
+def test_what_concerns_nobody_else_wakes_nobody(changes: ChangeListener, queue: Store, other: Store) -> None:
     (job,) = queue.submit([NewJob(command="my own")])
-    assert select.select([bell], [], [], 60.0)[0]
-    assert not bell.heard()  # it wakes, and has heard nothing
+    assert select.select([changes], [], [], 60.0)[0]
+    assert not changes.poll()  # it wakes, and has heard nothing
     attempt = other.claim(job, "w", [], 60.0)
     assert attempt is not None
     other.heartbeat("w", "host", View())
     other.renew([attempt.id], 60.0)
     other.write_log(attempt.id, "output")
-    other.write_finding(attempt.id, AttemptDetails(cause="idle"))
+    other.write_details(attempt.id, AttemptDetails(cause="idle"))
     other.write_usage([Usage(host="host", gpu="g", minute=1, seconds={"job": 60.0})])
-    other.tell_once("something")
-    assert not select.select([bell], [], [], 0.05)[0]
+    other.note_once("something")
+    assert not select.select([changes], [], [], 0.05)[0]
 
 
-def test_another_process_is_heard_of_within_milliseconds(bell: ChangeListener, url: str) -> None:
+def test_another_process_is_heard_of_within_milliseconds(changes: ChangeListener, url: str) -> None:
     program = (
         "import sys, time\n"
         "from stoker.queue import NewJob, open_queue\n"
@@ -114,7 +116,7 @@ def test_another_process_is_heard_of_within_milliseconds(bell: ChangeListener, u
         for _ in range(20):
             process.stdin.write("\n")
             process.stdin.flush()
-            assert rings(bell)
+            assert rings(changes)
             woken = time.monotonic()
             delays.append(woken - float(process.stdout.readline()))
         process.stdin.close()
@@ -123,46 +125,46 @@ def test_another_process_is_heard_of_within_milliseconds(bell: ChangeListener, u
 
 
 def test_the_first_outcome_is_told_at_once_and_those_soon_after_together(
-    bell: ChangeListener, queue: Store, other: Store
+    changes: ChangeListener, queue: Store, other: Store
 ) -> None:
     now = 0.0
-    other._pace = Pace(lambda: now)
+    other._throttle = NotifyThrottle(lambda: now)
     jobs = queue.submit([NewJob(command="x")] * 10)
     first, *soon_after = [other.claim(job, "w", [], 60.0) for job in jobs]
     assert first is not None
-    assert other.owes() is None
+    assert other.flush_due() is None
     other.finish(first.id, "succeeded", 0)
-    assert rings(bell)
+    assert rings(changes)
     for attempt in soon_after:
         assert attempt is not None
         now += SECONDS_BETWEEN / 20
         assert other.finish(attempt.id, "succeeded", 0)
-        other.settle()
-    owed = other.owes()
+        other.flush()
+    owed = other.flush_due()
     assert owed is not None
     assert 0.0 < owed < SECONDS_BETWEEN
-    assert not select.select([bell], [], [], 0.05)[0]
+    assert not select.select([changes], [], [], 0.05)[0]
     now += SECONDS_BETWEEN
-    assert other.owes() == 0.0
-    other.settle()
-    assert rings(bell)
-    assert other.owes() is None
-    other.settle()
-    assert is_quiet(bell)
+    assert other.flush_due() == 0.0
+    other.flush()
+    assert rings(changes)
+    assert other.flush_due() is None
+    other.flush()
+    assert is_quiet(changes)
 
 
-def test_what_is_owed_is_told_on_leaving(bell: ChangeListener, queue: Store, url: str) -> None:
+def test_what_is_owed_is_told_on_leaving(changes: ChangeListener, queue: Store, url: str) -> None:
     jobs = queue.submit([NewJob(command="x")] * 2)
     with open_queue(url) as other:
         attempts = [other.claim(job, "w", [], 60.0) for job in jobs]
-        other._pace = Pace(lambda: 0.0)  # a clock that stands still: it has just told something
-        other._pace.rang()
+        other._throttle = NotifyThrottle(lambda: 0.0)  # a clock that stands still: it has just told something
+        other._throttle.sent()
         for attempt in attempts:
             assert attempt is not None
             other.finish(attempt.id, "succeeded", 0)
-        assert other.owes() is not None
-        bell.heard()
-    assert select.select([bell], [], [], 60.0)[0]
+        assert other.flush_due() is not None
+        changes.poll()
+    assert select.select([changes], [], [], 60.0)[0]
 
 
 def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,16 +175,16 @@ def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pyt
     with init_queue(path) as queue, open_queue(path) as other:
         with monkeypatch.context() as patch:
             patch.setattr(sqlite_bell, "_watched", lambda _path: None)
-            bell = queue.bell()
-            assert bell.fileno() == -1
-            assert not bell.heard()
+            changes = queue.listen()
+            assert changes.fileno() == -1
+            assert not changes.poll()
             other.submit([NewJob(command="x")])
-            assert bell.heard()
-            assert not bell.heard()
-        wait_for(lambda: bell.heard() or bell.fileno() >= 0, named="the bell that listens again")
+            assert changes.poll()
+            assert not changes.poll()
+        wait_for(lambda: changes.poll() or changes.fileno() >= 0, named="the changes that listens again")
         other.submit([NewJob(command="x")])
-        assert rings(bell)
-        bell.close()
+        assert rings(changes)
+        changes.close()
 
 
 def test_a_bell_that_lost_its_server_listens_again_when_it_is_back(
@@ -190,27 +192,27 @@ def test_a_bell_that_lost_its_server_listens_again_when_it_is_back(
 ) -> None:
     monkeypatch.setattr("stoker.queue.postgres_changes.SECONDS_BETWEEN_TRIES", 0.05)
     with init_queue(postgres_url) as queue:
-        bell = listening(queue)
-        assert not bell.heard()
+        changes = listening(queue)
+        assert not changes.poll()
         postgres_server.administer(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'LISTEN stoker'"
         )
-        wait_for(bell.heard, named="the news that the connection was lost")
-        assert bell.fileno() == -1
-        wait_for(lambda: bell.heard() and bell.fileno() >= 0, named="the bell that listens again")
+        wait_for(changes.poll, named="the news that the connection was lost")
+        assert changes.fileno() == -1
+        wait_for(lambda: changes.poll() and changes.fileno() >= 0, named="the changes that listens again")
         with open_queue(postgres_url) as other:
             other.submit([NewJob(command="x")])
-        assert rings(bell)
-        bell.close()
+        assert rings(changes)
+        changes.close()
 
 
 def test_a_bell_without_a_server_says_that_anything_may_have_happened(postgres_server: PostgresServer) -> None:
     url = postgres_server.create_database()
     with init_queue(url) as queue:
-        bell = queue.bell()
+        changes = queue.listen()
         postgres_server.drop_database(url)
-        wait_for(bell.heard, named="the news that the connection was lost")
+        wait_for(changes.poll, named="the news that the connection was lost")
         for _ in range(3):
-            assert bell.heard()
-            assert bell.fileno() == -1
-        bell.close()
+            assert changes.poll()
+            assert changes.fileno() == -1
+        changes.close()

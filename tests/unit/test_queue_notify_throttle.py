@@ -1,0 +1,22 @@
+"""News of the queue is told at once after quiet, and not again too soon."""
+
+import pytest
+
+from stoker.queue.notify_throttle import SECONDS_BETWEEN, NotifyThrottle
+
+
+def test_what_comes_too_soon_is_owed_until_it_may_ring() -> None:
+    now = 5.0
+    pace = NotifyThrottle(lambda: now)
+    assert pace.may_send()
+    assert pace.flush_due() is None
+    pace.sent()
+    assert not pace.may_send()
+    now += SECONDS_BETWEEN / 4
+    pace.defer()
+    assert pace.flush_due() == pytest.approx(SECONDS_BETWEEN * 3 / 4)
+    now += 1.0
+    assert pace.flush_due() == 0.0
+    assert pace.may_send()
+    pace.sent()
+    assert pace.flush_due() is None
