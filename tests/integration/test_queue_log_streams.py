@@ -218,7 +218,7 @@ def interrupted_look(queue: Store, attempt: str, between: Callable[[], bool]) ->
 
     def interrupted(statement: str, parameters: Parameters) -> list[Row]:
         found = fetch(statement, parameters)
-        if statement == "loan":
+        if statement == "log stream":
             assert between()
         return found
 

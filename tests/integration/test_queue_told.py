@@ -139,7 +139,7 @@ def test_cleaning_forgets_what_was_found_and_wished(queue: Store) -> None:
     queue.finish(attempt, "failed", 1)
     assert queue.clean(-1.0) == 1
     assert queue.details(attempt) is None
-    for table in ("details", "snoozes"):
+    for table in ("attempt_details", "snoozes"):
         sql = f"SELECT count(*) FROM stoker_{table}"
         assert queue._driver.fetch_text(sql, {}) == [(0,)]
 
