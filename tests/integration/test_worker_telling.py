@@ -3,7 +3,7 @@
 import time
 
 from stoker.queue import Worker
-from stoker.queue.model import AttemptDetails, GpuState, WorkerGpu
+from stoker.queue.model import AttemptDetails, GpuUse, WorkerGpu
 from stoker.runs.record import Record
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
@@ -16,7 +16,7 @@ def worker(site: WorkSite) -> Worker | None:
     return next(iter(site.store.workers()), None)
 
 
-def gpu_that_is(site: WorkSite, doing: GpuState, index: int = 0) -> WorkerGpu:
+def gpu_that_is(site: WorkSite, doing: GpuUse, index: int = 0) -> WorkerGpu:
     """What the worker says of this GPU, once it does that."""
 
     def said() -> WorkerGpu | None:
@@ -55,7 +55,7 @@ def test_what_gpus_do_is_told_as_it_changes_and_added_up(site: WorkSite) -> None
     assert again.since >= held.since
     assert working.stop() == 0
     rows = site.store.usage(int(begun // 60))
-    total: dict[str, dict[GpuState, float]] = {}
+    total: dict[str, dict[GpuUse, float]] = {}
     for row in rows:
         for doing, seconds in row.seconds.items():
             spent = total.setdefault(row.gpu, {})

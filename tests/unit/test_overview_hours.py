@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.queue.model import GpuState, Usage
+from stoker.queue.model import GpuUse, Usage
 from stoker.status.history import series
 from stoker.status.model import Hours
 from stoker.status.usage import STRETCH, tally
@@ -12,7 +12,7 @@ HOUR = 3600.0
 
 
 def test_seconds_become_hours_by_what_the_gpus_did() -> None:
-    totals: dict[GpuState, float] = {"job": 7200, "background": 1800, "somebody": 900, "free": 3600, "unknown": 0}
+    totals: dict[GpuUse, float] = {"job": 7200, "background": 1800, "somebody": 900, "free": 3600, "unknown": 0}
     assert tally(totals, [], NOW) == Hours(since=NOW - STRETCH, jobs=2, background=0.5, others=0.25, idle=1)
     assert tally({}, [], NOW) == Hours(since=NOW - STRETCH)
 

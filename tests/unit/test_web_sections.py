@@ -10,7 +10,7 @@ import pytest
 
 import stoker.web
 from stoker.queue.explanation import Kind, Why
-from stoker.queue.model import Attempt, AttemptDetails, GpuState, Job, State
+from stoker.queue.model import Attempt, AttemptDetails, GpuUse, Job, State
 from stoker.status.detail import AttemptDetail, Detail
 from stoker.status.model import (
     EndedJob,
@@ -69,7 +69,7 @@ def make_attempt(**fields: Any) -> Attempt:
     return Attempt(**usual | fields)
 
 
-def make_gpu(index: int = 0, doing: GpuState = "job", **fields: Any) -> GpuCard:
+def make_gpu(index: int = 0, doing: GpuUse = "job", **fields: Any) -> GpuCard:
     usual: dict[str, Any] = {
         "uuid": f"GPU-{index}",
         "index": index,

@@ -9,7 +9,7 @@ from stoker.engines.local.capacity import BACKGROUND
 from stoker.engines.local.gpu_tracker import GpuTracker
 from stoker.engines.local.machine_view import Occupancy
 from stoker.gpus.model import Look, Maybe, Process, Unknown
-from stoker.queue.model import GpuState, WorkerGpu
+from stoker.queue.model import GpuUse, WorkerGpu
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
 
 UUID = a_gpu(0).uuid
@@ -55,7 +55,7 @@ def told(seen: Look, *holders: str, ended: float | None = None) -> WorkerGpu:
         (a_look(), (), "unknown", ""),
     ],
 )
-def test_what_a_gpu_does_and_for_whom(seen: Look, holders: tuple[str, ...], doing: GpuState, whom: str) -> None:
+def test_what_a_gpu_does_and_for_whom(seen: Look, holders: tuple[str, ...], doing: GpuUse, whom: str) -> None:
     gpu = told(seen, *holders)
     assert (gpu.state, gpu.user) == (doing, whom)
     assert gpu.jobs == tuple(holder for holder in holders if holder != BACKGROUND)
@@ -102,14 +102,14 @@ def test_simulated_gpus_are_told_as_such() -> None:
     assert is_simulated(a_look(source="", problem=Unknown("the driver hangs")))
 
 
-def a_worker_gpu(doing: GpuState, whom: str = "", uuid: str = UUID, **changes: Any) -> WorkerGpu:
+def a_worker_gpu(doing: GpuUse, whom: str = "", uuid: str = UUID, **changes: Any) -> WorkerGpu:
     return WorkerGpu(uuid=uuid, index=0, name="Test GPU", state=doing, user=whom, **changes)
 
 
 def test_since_is_kept_while_what_it_does_and_for_whom_stay_the_same() -> None:
     occupancy = Occupancy()
 
-    def since(wall: float, doing: GpuState, whom: str = "", **changes: Any) -> float | None:
+    def since(wall: float, doing: GpuUse, whom: str = "", **changes: Any) -> float | None:
         return occupancy.dated(a_worker_gpu(doing, whom, **changes), wall).since
 
     assert since(1.0, "somebody", "alice") == 1.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.engines.local.gpu_usage import KEPT_MINUTES, LONGEST_GAP, UsagePerMinute
-from stoker.queue.model import GpuState, Usage
+from stoker.queue.model import GpuUse, Usage
 
 # At the beginning of a minute of the wall clock; the clock of the looks has another zero.
 NOON = 29_000_000 * 60.0
@@ -22,13 +22,13 @@ class Site:
         self.set_by = 0.0
         """How far the wall clock was set forward."""
 
-    def see(self, *looks: float, state: GpuState = "job", utilization: float | None = 0.5, memory: int = 100) -> "Site":
+    def see(self, *looks: float, state: GpuUse = "job", utilization: float | None = 0.5, memory: int = 100) -> "Site":
         for second in looks:
             wall = NOON + second
             self.meter.saw("g", state, wall - BOOTED, wall + self.set_by, utilization, memory)
         return self
 
-    def leave(self, second: float, state: GpuState = "job") -> "Site":
+    def leave(self, second: float, state: GpuUse = "job") -> "Site":
         self.meter.did("g", state, NOON + second - BOOTED)
         return self
 
@@ -37,7 +37,7 @@ class Site:
         return {row.minute - int(NOON // 60): row for row in self.meter.so_far()}
 
 
-def seconds(row: Usage) -> dict[GpuState, float]:
+def seconds(row: Usage) -> dict[GpuUse, float]:
     return {state: round(amount, 3) for state, amount in row.seconds.items()}
 
 
@@ -132,7 +132,7 @@ def test_clocks_that_drift_apart_tell_no_minute_twice() -> None:
     st.floats(0.0, 60.0),
 )
 def test_no_minute_has_more_than_its_seconds_and_all_that_was_looked_at_is_counted(
-    steps: list[tuple[float, GpuState, float | None, bool]], begin: float
+    steps: list[tuple[float, GpuUse, float | None, bool]], begin: float
 ) -> None:
     site = Site().see(begin)
     moments = [begin]

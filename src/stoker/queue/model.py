@@ -15,7 +15,7 @@ Order = Literal["newest", "queue"]
 Side = Literal["before", "after"]
 Failure = Literal["failed", "idle"]
 """How a job failed: by itself, or because it was stopped as its GPUs stayed idle."""
-GpuState = Literal["job", "background", "somebody", "free", "unknown"]
+GpuUse = Literal["job", "background", "somebody", "free", "unknown"]
 
 ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")
 ID: Final = re.compile(r"[0-9a-f]{8}")
@@ -158,7 +158,7 @@ class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the queue's jobs that hold it."""
     note: str = ""
     """Why nothing else may have it, for people."""
-    state: GpuState = "unknown"
+    state: GpuUse = "unknown"
     """`unknown` when it cannot be read; never `free` then."""
     user: str = ""
     """Whose work it is when it is no job's: the background program's name, or `alice's python (pid 4242)`."""
@@ -270,7 +270,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Its uuid."""
     minute: int
     """Minutes since the epoch."""
-    seconds: dict[GpuState, float]
+    seconds: dict[GpuUse, float]
     """How long it did what; together at most a minute, less when nobody looked."""
     utilization: float | None = None
     """The mean, a fraction of 1."""

@@ -26,7 +26,7 @@ from stoker.queue.model import (
     Attempt,
     AttemptDetails,
     Failure,
-    GpuState,
+    GpuUse,
     Job,
     JobSpec,
     LogChunk,
@@ -720,7 +720,7 @@ class Store:
         """What GPUs did since that minute, ordered by host, GPU and minute."""
         return self._ledger.read(since_minute, host, gpu)
 
-    def usage_totals(self, since_minute: int) -> dict[GpuState, float]:
+    def usage_totals(self, since_minute: int) -> dict[GpuUse, float]:
         """For how many seconds all GPUs together did what since that minute."""
         return self._ledger.totals(since_minute)
 

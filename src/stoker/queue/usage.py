@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final, get_args
 
 from stoker.queue.driver import Driver, Parameters
-from stoker.queue.model import GpuState, Usage
+from stoker.queue.model import GpuUse, Usage
 from stoker.queue.periodic import PeriodicTask
 from stoker.queue.rows import clean_text
 
@@ -13,7 +13,7 @@ KEPT_MINUTES: Final = 31 * 24 * 60
 # Rows grow old by the minute; once an hour is often enough to look for them.
 SECONDS_BETWEEN_FORGETTING: Final = 3600.0
 
-GPU_STATES: Final[tuple[GpuState, ...]] = get_args(GpuState)
+GPU_USES: Final[tuple[GpuUse, ...]] = get_args(GpuUse)
 
 
 class UsageTable:
@@ -48,20 +48,20 @@ class UsageTable:
                 host=machine,
                 gpu=uuid,
                 minute=minute,
-                seconds={state: seconds for state, seconds in zip(GPU_STATES, spans, strict=True) if seconds},
+                seconds={state: seconds for state, seconds in zip(GPU_USES, spans, strict=True) if seconds},
                 utilization=utilization,
                 memory=memory,
             )
             for machine, uuid, minute, *spans, utilization, memory in rows
         ]
 
-    def totals(self, since_minute: int) -> dict[GpuState, float]:
+    def totals(self, since_minute: int) -> dict[GpuUse, float]:
         (sums,) = self._driver.fetch("usage totals", {"since": since_minute})
-        return dict(zip(GPU_STATES, map(float, sums), strict=True))
+        return dict(zip(GPU_USES, map(float, sums), strict=True))
 
 
 def _row(usage: Usage) -> Parameters:
-    spans: dict[str, float] = {state: float(usage.seconds.get(state, 0.0)) for state in GPU_STATES}
+    spans: dict[str, float] = {state: float(usage.seconds.get(state, 0.0)) for state in GPU_USES}
     return {
         "host": usage.host,
         "gpu": usage.gpu,

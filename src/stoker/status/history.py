@@ -5,10 +5,10 @@ from typing import Final
 
 import msgspec
 
-from stoker.queue.model import GpuState, Usage
+from stoker.queue.model import GpuUse, Usage
 
 # When a minute was shared, what is named first here is told of it: a job is what people look for.
-_IN_ORDER: Final[tuple[GpuState, ...]] = ("job", "background", "somebody", "unknown", "free")
+_IN_ORDER: Final[tuple[GpuUse, ...]] = ("job", "background", "somebody", "unknown", "free")
 
 
 class GpuSeries(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class GpuSeries(msgspec.Struct, frozen=True, kw_only=True):
     """A fraction of 1."""
     memory: tuple[int | None, ...]
     """Bytes."""
-    state: tuple[GpuState | None, ...]
+    state: tuple[GpuUse | None, ...]
     """What it did most of the minute."""
 
 
@@ -60,6 +60,6 @@ def _one(host: str, gpu: str, rows: Sequence[Usage | None]) -> GpuSeries:
     )
 
 
-def _mostly(row: Usage) -> GpuState | None:
+def _mostly(row: Usage) -> GpuUse | None:
     longest = max(_IN_ORDER, key=lambda state: row.seconds.get(state, 0.0))
     return longest if row.seconds.get(longest, 0.0) > 0.0 else None

@@ -5,7 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from stoker.queue.explanation import Why
-from stoker.queue.model import Attempt, Failure, GpuState, Job, State
+from stoker.queue.model import Attempt, Failure, GpuUse, Job, State
 
 Level = Literal["good", "attention", "bad"]
 
@@ -35,7 +35,7 @@ class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
     memory_total: int | None
     memory_used: int | None
     utilization: float | None
-    state: GpuState
+    state: GpuUse
     user: str
     """For whom: the submitter of its job, the name of a background program, `alice's python (pid 4242)`; or empty."""
     since: float | None

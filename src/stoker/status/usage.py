@@ -8,7 +8,7 @@ somebody would have looked the next morning, so each idle stop saved the time fr
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from stoker.queue.model import GpuState
+from stoker.queue.model import GpuUse
 from stoker.status.model import Hours
 
 STRETCH: Final = 7 * 86400.0
@@ -16,7 +16,7 @@ STRETCH: Final = 7 * 86400.0
 UNTIL_SOMEBODY_LOOKS: Final = 12 * 3600.0
 
 
-def tally(totals: Mapping[GpuState, float], stops: Iterable[tuple[float, int]], now: float) -> Hours:
+def tally(totals: Mapping[GpuUse, float], stops: Iterable[tuple[float, int]], now: float) -> Hours:
     """`totals` are seconds of one GPU since `now - STRETCH`; `stops` say when each idle stop was and what it freed."""
     since = now - STRETCH
     saved = sum(_saved(now - ended) * gpus for ended, gpus in stops if ended >= since)

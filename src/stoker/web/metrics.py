@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.queue.model import GpuState, State
+from stoker.queue.model import GpuUse, State
 from stoker.status.model import Machine, Snapshot
 from stoker.version import __version__
 from stoker.web.app_state import house_of
@@ -132,7 +132,7 @@ def _of_gpus(machines: Iterable[Machine]) -> Iterator[Metric]:
             _add(used, values, gpu.memory_used)
             _add(total, values, gpu.memory_total)
             _add(since, values, gpu.since)
-            for doing in get_args(GpuState):
+            for doing in get_args(GpuUse):
                 state.add_metric([*values, doing], float(gpu.state == doing))
             if gpu.state == "background":
                 filled[machine.host, gpu.user] += 1
@@ -157,7 +157,7 @@ def _of_time(overview: Snapshot) -> Iterator[Metric]:
         "GPU time since stoker_gpu_recent_start_timestamp_seconds, by what it was for.",
         labels=["state"],
     )
-    by_doing: dict[GpuState, float] = {
+    by_doing: dict[GpuUse, float] = {
         "job": hours.jobs,
         "background": hours.background,
         "somebody": hours.others,

@@ -8,7 +8,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from stoker.queue.explanation import spoken
-from stoker.queue.model import GpuState, State
+from stoker.queue.model import GpuUse, State
 from stoker.status.job_text import called, on_one_line
 from stoker.status.model import EndedJob, GpuCard, Level, Machine, Progress, RunningJob, Snapshot, WaitingJob
 from stoker.units import format_duration, format_memory, format_percent
@@ -16,7 +16,7 @@ from stoker.units import format_duration, format_memory, format_percent
 AnyJob = RunningJob | WaitingJob | EndedJob
 
 _LEVELS: Final[dict[Level, str]] = {"good": "green", "attention": "yellow", "bad": "red"}
-_GPU_STATES: Final[dict[GpuState, tuple[str, str]]] = {
+_GPU_STATES: Final[dict[GpuUse, tuple[str, str]]] = {
     "job": ("job", "green"),
     "background": ("background", "cyan"),
     "somebody": ("somebody else", "magenta"),

@@ -27,7 +27,7 @@ from stoker.engines.local.waiting_reasons import some, what_of_it
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, known
 from stoker.gpus.report import describe, title
 from stoker.gpus.visible import select_gpus
-from stoker.queue.model import GpuState, WorkerGpu
+from stoker.queue.model import GpuUse, WorkerGpu
 
 Owner = Callable[[int], str | None]
 """The job of ours that a process belongs to, by its pid; None for everybody else's."""
@@ -219,7 +219,7 @@ class _Watched:
         else:
             self._obstacle, self._note = obstacle, "" if isinstance(obstacle, Free) else what_of_it(obstacle)
 
-    def _state(self, holders: Collection[str]) -> tuple[GpuState, str]:
+    def _state(self, holders: Collection[str]) -> tuple[GpuUse, str]:
         """What it does, and for whom if that is no job. What was put there is known also when nothing can be read."""
         if holders:
             return "background" if set(holders) == {BACKGROUND} else "job", ""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from stoker.queue.model import GpuState, Usage
+from stoker.queue.model import GpuUse, Usage
 
 MINUTE: Final = 60.0
 # Several looks may fail to come on a machine that swaps; of a longer time nobody knows what was done in it.
@@ -29,13 +29,13 @@ class UsagePerMinute:
         self._told_until: dict[str, float] = {}
         """The end of the last minute of each GPU that was told, by the wall clock."""
 
-    def did(self, gpu: str, state: GpuState, at: float) -> None:
+    def did(self, gpu: str, state: GpuUse, at: float) -> None:
         """That it did this until `at`, whatever the next look will find: something has just left it."""
         if (watched := self._gpus.get(gpu)) is not None:
             watched.parts.append(_Part(at, state))
 
     def saw(
-        self, gpu: str, state: GpuState, at: float, wall: float, utilization: float | None, memory: int | None
+        self, gpu: str, state: GpuUse, at: float, wall: float, utilization: float | None, memory: int | None
     ) -> None:
         """A look: `at` in monotonic seconds, `wall` in seconds since the epoch."""
         watched = self._gpus.get(gpu)
@@ -98,7 +98,7 @@ class _Part(NamedTuple):
     """The part of a stretch between two looks that was known before its end."""
 
     until: float
-    state: GpuState
+    state: GpuUse
 
 
 class _Watched(NamedTuple):
@@ -111,14 +111,14 @@ class _Minute:
     """What is known of one GPU in one minute."""
 
     def __init__(self) -> None:
-        self.seconds: dict[GpuState, float] = {}
+        self.seconds: dict[GpuUse, float] = {}
         self.worked = 0.0
         """Seconds, weighted with the utilization in them."""
         self.judged = 0.0
         """Seconds of which the utilization is known."""
         self.memory: int | None = None
 
-    def add(self, state: GpuState, seconds: float, utilization: float | None, memory: int | None) -> None:
+    def add(self, state: GpuUse, seconds: float, utilization: float | None, memory: int | None) -> None:
         # A clock that was set back sees a minute twice; no minute has more than its seconds.
         seconds = min(seconds, MINUTE - sum(self.seconds.values()))
         if seconds <= 0:

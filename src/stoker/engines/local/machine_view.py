@@ -18,7 +18,7 @@ from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.sampler import Sampler
 from stoker.gpus.source import AbsentError
-from stoker.queue.model import GpuState, WorkerGpu
+from stoker.queue.model import GpuUse, WorkerGpu
 
 # Looks when nothing waits: for people who watch what the machine does, and for charts of it. A look costs a driver
 # a few milliseconds.
@@ -93,7 +93,7 @@ class MachineView:
         self._lookout.no_later_than(moment)
         return False
 
-    def freed(self, uuids: tuple[str, ...], state: GpuState = "job") -> None:
+    def freed(self, uuids: tuple[str, ...], state: GpuUse = "job") -> None:
         """Something of ours has left these GPUs: what comes next is to be seen at once."""
         moment = time.monotonic()
         for uuid in uuids:
@@ -189,7 +189,7 @@ def _with_kept(gpu: WorkerGpu, kept: Mapping[str, ReservedFor]) -> WorkerGpu:
 
 
 class _Stay(NamedTuple):
-    state: GpuState
+    state: GpuUse
     user: str
     jobs: tuple[str, ...]
     since: float

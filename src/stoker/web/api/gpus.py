@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.queue.model import GpuState
+from stoker.queue.model import GpuUse
 from stoker.queue.store import Store
 from stoker.status.history import History, series
 from stoker.web.api.answers import answer, tagged
@@ -25,7 +25,7 @@ class UsageTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     since: float
     """Seconds since the epoch."""
-    seconds: dict[GpuState, float]
+    seconds: dict[GpuUse, float]
     """Seconds of one GPU. Time in which nobody looked is in none of them."""
 
 

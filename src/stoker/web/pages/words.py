@@ -6,13 +6,13 @@ from typing import Final, Literal
 import msgspec
 
 from stoker.queue.explanation import Why
-from stoker.queue.model import GpuState, Job
+from stoker.queue.model import GpuUse, Job
 from stoker.rules.policy import Policy
 from stoker.status.model import GpuCard, Machine
 from stoker.units import format_duration, format_memory
 
 # How a machine's GPUs are summed up, in the order in which people ask.
-_STATES: Final[dict[GpuState | Literal["kept"], str]] = {
+_STATES: Final[dict[GpuUse | Literal["kept"], str]] = {
     "job": "at jobs",
     "background": "background",
     "somebody": "others",
