@@ -325,7 +325,7 @@ def _about(detail: Detail) -> list[Text]:
     job = detail.job
     lines = [
         Text.assemble((f"{job.id}  {called(job)}", "bold")),
-        Text(on_one_line(detail.why.sentence)),
+        Text(on_one_line(detail.why.reason)),
         Text.assemble(("command   ", "dim"), on_one_line(command_text(job))),
         Text.assemble(("in        ", "dim"), on_one_line(job.directory)),
     ]
@@ -352,7 +352,7 @@ def _attempt(one: AttemptDetail, now: float) -> Text:
     gpus = ",".join(one.gpus) or "no GPU"
     outcome = attempt.outcome or "running"
     lasted = spoken((attempt.ended if attempt.ended is not None else now) - attempt.started)
-    because = f": {on_one_line(attempt.sentence)}" if attempt.sentence else ""
+    because = f": {on_one_line(attempt.reason)}" if attempt.reason else ""
     return Text.assemble(
         (f"attempt {attempt.number} ", "dim"),
         f"on {on_one_line(one.host)} ({gpus}), {clock_time(attempt.started, now)}, {lasted}, ",

@@ -107,7 +107,7 @@ def why_command(job: str, as_json: bool, queue_url: str | None) -> int:
         told = {"job": found.id, "state": found.state, "why": reason}
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
     else:
-        sys.stdout.write(f"{found.id}: {reason.sentence}\n")
+        sys.stdout.write(f"{found.id}: {reason.reason}\n")
     return 0
 
 
