@@ -193,7 +193,7 @@ async def measured(pid: int, port: int, queue: str, token: str) -> list[Promise]
 def questions(port: int, token: str, traffic: Traffic) -> list[float]:
     """How long answers take, in seconds, while the jobs pass."""
     times = []
-    asked = ["/", "/jobs", "/api/v1/overview", "/api/v1/jobs?limit=50", "/submit"]
+    asked = ["/", "/jobs", "/api/v1/status", "/api/v1/jobs?limit=50", "/submit"]
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     number = 0
     while traffic.is_alive():

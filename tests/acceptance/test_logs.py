@@ -16,7 +16,7 @@ from stoker.queue import Attempt, Store
 from stoker.runs.output import OutputLog
 from tests.support.attempts import WORKER, be_there, place_of, run, start, submit
 from tests.support.command import stoker, stoker_command
-from tests.support.lender import Lender, borrowed_in
+from tests.support.log_sender import Lender, borrowed_in
 from tests.support.waiting import wait_for
 
 

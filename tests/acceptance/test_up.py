@@ -37,7 +37,7 @@ def test_without_gpus_it_is_a_demo_and_says_so_and_leaves_nothing(tmp_path: Path
     settings = {"STOKER_ROOT": str(tmp_path / "no-gpus"), "STOKER_CONFIG": str(config)}
     with page_site("up", "--port", "0", **settings) as site, site.client() as client:
         assert any("simulated" in line for line in site.said)
-        wait_for(lambda: len(_running(client.get("/api/v1/overview").json())) >= 3, named="jobs at work")
+        wait_for(lambda: len(_running(client.get("/api/v1/status").json())) >= 3, named="jobs at work")
         wait_for(lambda: "These GPUs are simulated" in client.get("/").text, named="being told so plainly")
         site.process.send_signal(signal.SIGINT)
         assert site.process.wait(60) == 0
@@ -85,8 +85,8 @@ def test_who_named_a_queue_gets_no_demo_instead(tmp_path: Path, where: str) -> N
     assert "127.0.0.1" in done.err
 
 
-def _running(overview: dict[str, list[object]]) -> list[object]:
-    return overview.get("running", [])  # there is none before the queue was read for the first time
+def _running(snapshot: dict[str, list[object]]) -> list[object]:
+    return snapshot.get("running", [])  # there is none before the queue was read for the first time
 
 
 def _mentioning(text: str) -> list[str]:

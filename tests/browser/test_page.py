@@ -59,7 +59,7 @@ def test_a_phone_that_slept_is_right_again(browser: Browser, site: PageSite) -> 
         shown.page.context.set_offline(True)
         _submitted(api, "while asleep", "true")
         api.post("/api/v1/queue/resume").raise_for_status()
-        wait_for(lambda: api.get("/api/v1/overview").json()["counts"].get("succeeded") == 1)
+        wait_for(lambda: api.get("/api/v1/status").json()["counts"].get("succeeded") == 1)
         shown.page.context.set_offline(False)
         ended = shown.page.locator("#section-ended")
         expect(ended.get_by_text("while asleep")).to_be_visible()
@@ -155,7 +155,7 @@ def _reorder(shown: Screen, api: httpx.Client, beside: str, waiting: list[str]) 
 
 
 def _order(api: httpx.Client) -> list[str]:
-    return [item["job"]["id"] for item in api.get("/api/v1/overview").json()["waiting"]]
+    return [item["job"]["id"] for item in api.get("/api/v1/status").json()["waiting"]]
 
 
 def _cancel_one_that_waits_and_undo_it(shown: Screen, api: httpx.Client, job: str) -> None:

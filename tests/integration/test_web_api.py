@@ -615,10 +615,10 @@ def test_the_overview_is_that_of_the_board(site: ApiSite, client: Client) -> Non
     site.store.heartbeat("box-1", "gpu-box", View(gpus=(gpu,)))
     submit(site.store, "train")
     site.look()
-    overview = told(client.get(f"{V1}/overview"))
-    assert overview["machines"][0]["gpus"][0]["utilization"] == 0.5
-    assert overview["waiting"][0]["job"]["name"] == "train"
-    assert overview["health"]["level"] in {"good", "attention", "bad"}
+    snapshot = told(client.get(f"{V1}/status"))
+    assert snapshot["machines"][0]["gpus"][0]["utilization"] == 0.5
+    assert snapshot["waiting"][0]["job"]["name"] == "train"
+    assert snapshot["health"]["level"] in {"good", "attention", "bad"}
 
 
 def test_the_session_says_who_one_is(site: ApiSite) -> None:
@@ -640,7 +640,7 @@ def test_a_queue_that_is_away_is_told_so_and_when_to_come_back(site: ApiSite, cl
     assert "there is no queue" in problem(answer, 503)["detail"]
     assert int(answer.headers["retry-after"]) > 0
     site.board._take(None, "the queue is away")
-    assert problem(client.get(f"{V1}/overview"), 503)["detail"] == "the queue is away"
+    assert problem(client.get(f"{V1}/status"), 503)["detail"] == "the queue is away"
 
 
 def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client: Client) -> None:

@@ -21,7 +21,7 @@ from stoker.queue.model import Attempt
 from stoker.web import logs
 from stoker.web.app import create_app
 from stoker.web.connection_pool import ConnectionPool
-from tests.support.log_place import Place
+from tests.support.log_server import Place
 
 EVIL = "<script>alert(1)</script>"
 

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.queue.explanation import Why
 from stoker.queue.model import Attempt, Job
-from stoker.status.model import GpuCard, Health, Hours, Machine, Progress, RunningJob, Snapshot
+from stoker.status.model import GpuCard, GpuHours, Health, Machine, Progress, RunningJob, Snapshot
 from tests.support.api_site import ApiSite, Client, site
 
 __all__ = ["site"]
@@ -44,11 +44,11 @@ def running(name: str = "train-17", progress: Progress | None = None) -> Running
     return RunningJob(job=job, attempt=attempt, host="gpu-box", gpus=(), why=why, progress=progress, last_line="")
 
 
-def overview(*machines: Any, **fields: Any) -> Snapshot:
+def snapshot(*machines: Any, **fields: Any) -> Snapshot:
     known: dict[str, Any] = {
         "now": NOW, "place": "here", "paused": False, "counts": {"queued": 3, "failed": 1}, "machines": machines,
         "running": (), "waiting": (), "ended": (), "health": Health(level="good", headline="All is well"),
-        "hours": Hours(since=NOW - 600, jobs=1.5, saved=2.0),
+        "hours": GpuHours(since=NOW - 600, jobs=1.5, saved=2.0),
     }  # fmt: skip
     return Snapshot(**{**known, **fields})
 
@@ -83,7 +83,7 @@ GPU = {"host": "gpu-box", "gpu": "GPU-0", "index": "0", "name": "A100"}
 
 
 def test_gpus_are_told_with_what_they_do(site: ApiSite) -> None:
-    told = scraped(site, overview(machine(card(0, utilization=0.25, state="background", user="miner"))))
+    told = scraped(site, snapshot(machine(card(0, utilization=0.25, state="background", user="miner"))))
     assert told["stoker_gpu_utilization_ratio"] == [(GPU, 0.25)]
     assert told["stoker_gpu_memory_used_bytes"] == [(GPU, 8 * GIB)]
     assert told["stoker_gpu_memory_total_bytes"] == [(GPU, 80 * GIB)]
@@ -94,7 +94,7 @@ def test_gpus_are_told_with_what_they_do(site: ApiSite) -> None:
 
 def test_zero_is_a_value_and_what_is_not_known_is_left_out(site: ApiSite) -> None:
     dark = card(1, utilization=None, memory_used=None, memory_total=None, since=None, state="unknown")
-    told = scraped(site, overview(machine(card(0, utilization=0.0), dark)))
+    told = scraped(site, snapshot(machine(card(0, utilization=0.0), dark)))
     assert told["stoker_gpu_utilization_ratio"] == [(GPU, 0.0)]
     assert [labels["gpu"] for labels, _value in told["stoker_gpu_memory_used_bytes"]] == ["GPU-0"]
     unknown = [labels["gpu"] for labels, value in told["stoker_gpu_state"] if labels["state"] == "unknown" and value]
@@ -103,7 +103,7 @@ def test_zero_is_a_value_and_what_is_not_known_is_left_out(site: ApiSite) -> Non
 
 @pytest.mark.parametrize("fields", [{"there": False}, {"problem": "the driver is gone"}])
 def test_a_machine_that_cannot_be_read_tells_nothing_of_its_gpus(site: ApiSite, fields: dict[str, Any]) -> None:
-    told = scraped(site, overview(machine(card(), **fields)))
+    told = scraped(site, snapshot(machine(card(), **fields)))
     assert "stoker_gpu_utilization_ratio" not in told
     assert "stoker_gpu_state" not in told
     ((labels, up),) = told["stoker_worker_up"]
@@ -113,7 +113,7 @@ def test_a_machine_that_cannot_be_read_tells_nothing_of_its_gpus(site: ApiSite, 
 
 def test_the_queue_and_its_jobs_are_told(site: ApiSite) -> None:
     bar = Progress(fraction=0.5, text="5/10")
-    told = scraped(site, overview(paused=True, running=(running(progress=bar),)))
+    told = scraped(site, snapshot(paused=True, running=(running(progress=bar),)))
     assert {labels["state"]: value for labels, value in told["stoker_queue_jobs"]} == {
         "queued": 3, "held": 0, "running": 0, "succeeded": 0, "failed": 1, "cancelled": 0,
     }  # fmt: skip
@@ -129,19 +129,19 @@ def test_the_queue_and_its_jobs_are_told(site: ApiSite) -> None:
 
 def test_names_with_anything_in_them_stay_one_label(site: ApiSite) -> None:
     odd = 'a"b\\c\nd{e}'
-    told = scraped(site, overview(running=(running(odd),)))
+    told = scraped(site, snapshot(running=(running(odd),)))
     assert told["stoker_job_running_seconds"][0][0]["name"] == odd
 
 
 def test_a_queue_that_is_away_leaves_only_that(site: ApiSite) -> None:
-    for told in (scraped(site, None), scraped(site, overview(machine(card())), problem="it is away")):
+    for told in (scraped(site, None), scraped(site, snapshot(machine(card())), problem="it is away")):
         assert told["stoker_queue_up"] == [({}, 0)]
         assert [name for name in told if name.startswith(("stoker_gpu", "stoker_queue_jobs", "stoker_worker"))] == []
-    assert scraped(site, overview())["stoker_queue_up"] == [({}, 1)]
+    assert scraped(site, snapshot())["stoker_queue_up"] == [({}, 1)]
 
 
 def test_prometheus_may_ask_for_its_newer_format(site: ApiSite) -> None:
-    site.board.latest = overview()
+    site.board.latest = snapshot()
     answer = site.client().get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")

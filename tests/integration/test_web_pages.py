@@ -209,16 +209,16 @@ def test_failures_lead_to_the_list_of_exactly_these_until_somebody_dismisses_the
         rows = re.findall(r'<tr id="row-.*?</a>', client.get(f"/jobs?unseen={kind}", headers=PAGE).text, re.DOTALL)
         assert len(rows) == count
         assert all(named in row for row in rows)
-    point = next(point for point in client.get("/api/v1/overview").json()["health"]["points"] if point["failure"])
+    point = next(point for point in client.get("/api/v1/status").json()["health"]["points"] if point["failure"])
     ended(site, "broken-70")
     seen = {"failure": point["failure"], "until": point["until"]}
-    done = client.post("/api/v1/overview/dismiss", json=seen).json()
+    done = client.post("/api/v1/status/dismiss", json=seen).json()
     site.look()
     front = client.get("/", headers=PAGE).text
     assert "70 jobs" not in front
     assert "broken-70 failed" in front, "it came after what was dismissed"
     assert "2 jobs were stopped as their GPUs stayed idle" in front
-    assert site.client("viewer", "wall").post("/api/v1/overview/dismiss", json=seen).status_code == 403
+    assert site.client("viewer", "wall").post("/api/v1/status/dismiss", json=seen).status_code == 403
     client.post(done["undo"]["path"], json=done["undo"]["body"])
     site.look()
     assert "71 jobs failed" in client.get("/", headers=PAGE).text

@@ -12,7 +12,7 @@ from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue.explanation import Why
 from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.runs.postmortem.markdown import block
-from stoker.status.detail import AttemptDetail, Detail
+from stoker.status.detail import AttemptDetail, JobDetail
 from stoker.web.reports import LONGEST_REPORT, fit_of, report_html
 from stoker.web.templating import rendered
 from tests.support.deep import examples
@@ -130,7 +130,7 @@ def test_a_fit_that_is_not_understood_is_left_out(fit: dict[str, object]) -> Non
     assert fit_of(fit) is None
 
 
-def detail(*details: AttemptDetails) -> Detail:
+def detail(*details: AttemptDetails) -> JobDetail:
     job = Job(
         id="0123abcd", command="train", state="failed", position=1.0, submitted=1.0, started=2.0, ended=3.0,
         not_before=0.0, retries_left=0, attempts=len(details), attempt="a", exit_code=1, reason="", link="",
@@ -146,7 +146,7 @@ def detail(*details: AttemptDetails) -> Detail:
         )
         for number, details in enumerate(details, 1)
     )  # fmt: skip
-    return Detail(
+    return JobDetail(
         now=4.0, job=job, why=Why("ended", "", "it failed"), needs={}, attempts=attempts, progress=None, last_line="",
         snoozed_until=None,
     )  # fmt: skip

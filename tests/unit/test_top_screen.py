@@ -10,7 +10,7 @@ from stoker.cli.top.screen import UNCUT, View, chosen, frame, selected, share, w
 from stoker.cli.top.session import help_frame
 from stoker.status.model import Snapshot
 from tests.support.deep import examples
-from tests.support.overviews import card, ended, machine, overview, running, waiting
+from tests.support.snapshots import card, ended, machine, running, snapshot, waiting
 
 
 def shown(seen: Snapshot, view: View | None = None, width: int = 80, height: int = 24) -> str:
@@ -18,7 +18,7 @@ def shown(seen: Snapshot, view: View | None = None, width: int = 80, height: int
 
 
 def test_a_small_terminal_shows_something_of_everything() -> None:
-    screen = shown(overview())
+    screen = shown(snapshot())
     for text in (
         "1 thing needs you",
         "job end-0 failed",
@@ -42,7 +42,7 @@ def test_a_narrow_terminal_keeps_ids_states_and_gpus_whole_and_a_pipe_everything
     command = "python train.py " + "--option value " * 20
     runs = msgspec.structs.replace(running(1, name="", command=command), host=long, gpus=("0", "7"))
     taken = card(0, state="somebody", user="")
-    seen = overview(running=(runs,), machines=(machine(long, cards=(taken,)),))
+    seen = snapshot(running=(runs,), machines=(machine(long, cards=(taken,)),))
     for width in (80, 60):
         screen = shown(seen, width=width)
         for text in (f"  {runs.job.id} python train.p", "…:0,7 ", " queued ", " failed ", "  0 A100", " somebody else"):
@@ -54,7 +54,7 @@ def test_a_narrow_terminal_keeps_ids_states_and_gpus_whole_and_a_pipe_everything
 
 
 def test_many_gpus_become_one_line_for_each_machine() -> None:
-    many = overview(machines=tuple(machine(f"node{number}", gpus=8) for number in range(3)))
+    many = snapshot(machines=tuple(machine(f"node{number}", gpus=8) for number in range(3)))
     lines = shown(many).splitlines()
     (line,) = [line for line in lines if line.startswith("node1")]
     assert line.split() == ["node1", *(word for number in range(8) for word in (str(number), "96%"))]
@@ -64,11 +64,11 @@ def test_many_gpus_become_one_line_for_each_machine() -> None:
 def test_a_gpu_that_cannot_be_read_looks_unlike_an_idle_one() -> None:
     unknown = card(0, utilization=None, memory_used=None, state="unknown", user="", note="the driver does not answer")
     idle = card(1, utilization=0.0, memory_used=0, state="free", user="")
-    seen = overview(machines=(machine(cards=(unknown, idle)),))
+    seen = snapshot(machines=(machine(cards=(unknown, idle)),))
     lines = shown(seen, width=160).splitlines()
     assert any("?" in line and "unknown, 10 min: the driver does not answer" in line for line in lines)
     assert any("0%" in line and "0 B of 40 GiB" in line and "free" in line for line in lines)
-    short = overview(machines=tuple(machine(f"n{i}", cards=(unknown, idle)) for i in range(9)))
+    short = snapshot(machines=tuple(machine(f"n{i}", cards=(unknown, idle)) for i in range(9)))
     assert "0 ?  1 0%" in shown(short)
 
 
@@ -84,12 +84,12 @@ def test_a_gpu_that_cannot_be_read_looks_unlike_an_idle_one() -> None:
     ],
 )
 def test_what_is_out_of_the_ordinary_is_said(changes: dict[str, object], text: str) -> None:
-    assert text in shown(overview(**changes))
+    assert text in shown(snapshot(**changes))
 
 
 def test_job_text_cannot_speak_to_the_terminal_or_break_lines() -> None:
     nasty = "x\x1b[2J\x1b]0;title\x07\ny\u202e"
-    seen = overview(
+    seen = snapshot(
         running=(running(1, name=nasty),),
         waiting=(waiting(1, name=nasty),),
         ended=(ended(1, name=nasty),),
@@ -109,7 +109,7 @@ def test_job_text_cannot_speak_to_the_terminal_or_break_lines() -> None:
 def test_every_frame_fits_its_terminal_and_shows_the_selected_job(
     width: int, height: int, counts: tuple[int, int, int, int], place: int
 ) -> None:
-    seen = overview(
+    seen = snapshot(
         running=tuple(running(number, name="训练" * 9) for number in range(counts[0])),
         waiting=tuple(waiting(number) for number in range(counts[1])),
         ended=tuple(ended(number) for number in range(counts[2])),
@@ -131,18 +131,18 @@ def test_lines_are_shared_evenly_and_none_is_wasted() -> None:
 
 
 def test_the_selection_follows_its_job_and_takes_the_next_when_it_vanishes() -> None:
-    seen = overview()
+    seen = snapshot()
     view = selected(seen, View(), 3)
     assert view.selected == seen.waiting[1].job.id
-    started = overview(running=(*seen.running, running(9)), waiting=seen.waiting[1:])
+    started = snapshot(running=(*seen.running, running(9)), waiting=seen.waiting[1:])
     assert selected(started, view).selected == view.selected
-    gone = overview(waiting=(seen.waiting[0], seen.waiting[2]))
+    gone = snapshot(waiting=(seen.waiting[0], seen.waiting[2]))
     assert selected(gone, view).selected == seen.waiting[2].job.id
-    assert selected(overview(running=(), waiting=(), ended=()), view).selected is None
+    assert selected(snapshot(running=(), waiting=(), ended=()), view).selected is None
 
 
 def test_only_the_jobs_of_one_person_are_shown_when_asked_for() -> None:
-    seen = overview(running=(running(1, submitter="alice"), running(2, submitter="bob")))
+    seen = snapshot(running=(running(1, submitter="alice"), running(2, submitter="bob")))
     view = View(mine="bob")
     assert [one.job.name for section in chosen(seen, view) for one in section] == ["run-2"]
     assert "run-1" not in shown(seen, view)

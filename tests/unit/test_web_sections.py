@@ -11,14 +11,14 @@ import pytest
 import stoker.web
 from stoker.queue.explanation import Kind, Why
 from stoker.queue.model import Attempt, AttemptDetails, GpuUse, Job, State
-from stoker.status.detail import AttemptDetail, Detail
+from stoker.status.detail import AttemptDetail, JobDetail
 from stoker.status.model import (
     EndedJob,
     GpuCard,
+    GpuHours,
     Health,
-    Hours,
+    HealthIssue,
     Machine,
-    Point,
     Progress,
     RunningJob,
     Snapshot,
@@ -125,7 +125,7 @@ def make_overview(**fields: Any) -> Snapshot:
         "waiting": (),
         "ended": (),
         "health": Health(level="good", headline="All is well"),
-        "hours": Hours(since=NOW - 7 * 86400),
+        "hours": GpuHours(since=NOW - 7 * 86400),
     }
     return Snapshot(**usual | fields)
 
@@ -164,11 +164,13 @@ def full_overview(text: str = "vit") -> Snapshot:
                 idle_stopped=False,
             ),
         ),
-        health=Health(level="bad", headline=text, points=(Point(level="bad", sentence=text, job=text, host=text),)),
+        health=Health(
+            level="bad", headline=text, points=(HealthIssue(level="bad", sentence=text, job=text, host=text),)
+        ),
     )
 
 
-def full_detail(text: str = "vit") -> Detail:
+def full_detail(text: str = "vit") -> JobDetail:
     job = make_job(
         text,
         directory=text,
@@ -180,7 +182,7 @@ def full_detail(text: str = "vit") -> Detail:
         policy={text: text},
         commit=text,
     )
-    return Detail(
+    return JobDetail(
         now=NOW,
         job=job,
         why=Why("running", "", text),
@@ -257,8 +259,8 @@ def test_a_text_without_a_space_is_cut_before_it_fills_the_page() -> None:
 
 def test_ids_of_elements_are_safe_to_look_for() -> None:
     worker = 'w"] *, [x="'
-    overview = make_overview(machines=(make_machine(make_gpu(), worker=worker),))
-    sections = for_page(overview, "operator", render(overview, "operator"))
+    snapshot = make_overview(machines=(make_machine(make_gpu(), worker=worker),))
+    sections = for_page(snapshot, "operator", render(snapshot, "operator"))
     ids = [attributes["id"] for _tag, attributes in Elements(sections["machines"]).started if "id" in attributes]
     assert len(ids) > 2
     assert all(re.fullmatch(r"[A-Za-z0-9_-]+", found or "") for found in ids)
@@ -276,20 +278,20 @@ def test_a_viewer_sees_everything_and_no_button_that_changes_something() -> None
 
 
 def test_nothing_changes_because_time_passes() -> None:
-    overview, later = full_overview(), NOW + 3600
+    snapshot, later = full_overview(), NOW + 3600
     moved = msgspec.structs.replace(
-        overview,
+        snapshot,
         now=later,
-        hours=Hours(since=later - 7 * 86400),
+        hours=GpuHours(since=later - 7 * 86400),
         running=tuple(
             msgspec.structs.replace(item, why=Why(item.why.kind, "", "running since 14:02 (72 min)"))
-            for item in overview.running
+            for item in snapshot.running
         ),
         ended=tuple(
-            msgspec.structs.replace(item, why=Why("ended", "", "failed 61 min ago")) for item in overview.ended
+            msgspec.structs.replace(item, why=Why("ended", "", "failed 61 min ago")) for item in snapshot.ended
         ),
     )
-    assert render(moved, "operator") == render(overview, "operator")
+    assert render(moved, "operator") == render(snapshot, "operator")
 
 
 @pytest.mark.parametrize(
@@ -324,7 +326,9 @@ def test_simulated_gpus_are_told_plainly() -> None:
 
 
 def test_one_thing_to_know_is_told_once() -> None:
-    health = Health(level="attention", headline="vit failed", points=(Point(level="attention", sentence="vit failed"),))
+    health = Health(
+        level="attention", headline="vit failed", points=(HealthIssue(level="attention", sentence="vit failed"),)
+    )
     assert read(render(make_overview(health=health), "viewer")["health"]).count("vit failed") == 1
 
 
@@ -343,8 +347,8 @@ def test_one_thing_to_know_is_told_once() -> None:
     ],
 )
 def test_a_gpu_says_in_words_what_it_does_and_for_whom(gpu: GpuCard, told: str) -> None:
-    overview = make_overview(machines=(make_machine(gpu),), running=(make_running(make_job("vit")),))
-    assert told in read(render(overview, "viewer")["machine-w-1"])
+    snapshot = make_overview(machines=(make_machine(gpu),), running=(make_running(make_job("vit")),))
+    assert told in read(render(snapshot, "viewer")["machine-w-1"])
 
 
 def test_what_is_unknown_is_no_zero() -> None:
@@ -384,8 +388,8 @@ def test_many_gpus_are_folded_and_a_machine_that_changes_is_sent_alone() -> None
 
 
 def test_a_page_that_is_opened_has_every_machine_in_its_place() -> None:
-    overview = full_overview("vit")
-    sections = for_page(overview, "viewer", render(overview, "viewer"))
+    snapshot = full_overview("vit")
+    sections = for_page(snapshot, "viewer", render(snapshot, "viewer"))
     assert "GPU 0" in read(sections["machines"])
     assert "GPU 0" not in read(render(full_overview("vit"), "viewer")["machines"])
 
@@ -425,7 +429,7 @@ def test_an_idle_stop_is_told_as_one() -> None:
 
 @pytest.mark.parametrize(("hours", "told"), [(0.0, "0 h"), (0.2, "12 min"), (3.5, "3.5 h"), (1204.2, "1,204 h")])
 def test_gpu_hours_are_told_as_exactly_as_anybody_wants(hours: float, told: str) -> None:
-    html = render(make_overview(hours=Hours(since=NOW - 7 * 86400, jobs=hours)), "viewer")["hours"]
+    html = render(make_overview(hours=GpuHours(since=NOW - 7 * 86400, jobs=hours)), "viewer")["hours"]
     assert f"Over the last 7 days Jobs{told}" in read(html).replace("Jobs ", "Jobs")
 
 
@@ -457,10 +461,10 @@ class Names(HTMLParser):
 def test_every_button_and_link_says_which_job_or_machine_it_is_about() -> None:
     jobs = [make_job(f"train-{number}", id=f"0000000{number}") for number in range(8)]
     points = (
-        Point(level="attention", sentence="92 jobs failed", failure="failed", until=NOW),
-        Point(level="attention", sentence="3 jobs idle", failure="idle", until=NOW),
+        HealthIssue(level="attention", sentence="92 jobs failed", failure="failed", until=NOW),
+        HealthIssue(level="attention", sentence="3 jobs idle", failure="idle", until=NOW),
     )
-    overview = make_overview(
+    snapshot = make_overview(
         machines=[make_machine(make_gpu(), worker=f"w-{host}", host=host) for host in ("one", "two")],
         running=[make_running(job, snoozed_until=NOW + 60) for job in jobs[:2]],
         waiting=[
@@ -473,7 +477,7 @@ def test_every_button_and_link_says_which_job_or_machine_it_is_about() -> None:
         ],
         health=Health(level="attention", headline="2 things need you", points=points),
     )
-    names = Names("".join(render(overview, "operator").values()))
+    names = Names("".join(render(snapshot, "operator").values()))
     twice = {name for name in names.found if names.found.count(name) > 1}
     assert twice <= {job.name for job in jobs}, "the same job's page"
     for word in (

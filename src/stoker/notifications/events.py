@@ -7,22 +7,22 @@ import msgspec
 
 from stoker.queue.explanation import spoken
 from stoker.queue.model import HEARD_WITHIN, Attempt, Job, Worker, WorkerGpu
-from stoker.status.job_text import in_a_sentence, on_one_line, shortened
-from stoker.status.machines import home_of
+from stoker.status.job_text import one_line, quoted_label, short_label
+from stoker.status.machines import worker_home
 
 Kind = Literal["failed", "idle-stopped", "queue-empty", "gpu-unknown", "worker-gone"]
 Turn = Literal["happened", "began", "over"]
 
 # What happened while nobody was there to tell it is told so much later at the most.
-YOUNG: Final = 3600.0
+MAX_AGE: Final = 3600.0
 # What became of an attempt is written a moment after its outcome; so long is waited for it.
-AFTERWORD: Final = 2.0
+CAUSE_WITHIN: Final = 2.0
 # Who has not looked for so long has missed heartbeats, and must not take workers for gone before it has heard some.
-LONGEST_BLINK: Final = 30.0
+MAX_GAP: Final = 30.0
 # A page of reasons is for the page.
-_LONGEST_NAME: Final = 80
-_LONGEST_REASON: Final = 500
-_MOST_JOBS: Final = 3
+_MAX_NAME: Final = 80
+_MAX_REASON: Final = 500
+_MAX_JOBS: Final = 3
 
 # A thing that lasts, and stays one thing when its worker is restarted: a GPU by its host and uuid, or a worker.
 _Subject = tuple[str, str]
@@ -46,7 +46,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """`began` and `over` for what lasts: told once until it is over, and then that it is."""
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
+class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     """What one look finds, as far as events are made of it."""
 
     now: float
@@ -63,56 +63,56 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     running: Sequence[tuple[Attempt, Job]] = ()
 
 
-class News:
+class EventDetector:
     """Remembers what was seen before."""
 
     def __init__(self, kinds: Collection[str], unknown_after: float) -> None:
         self._kinds = frozenset(kinds)
         self._unknown_after = unknown_after
         self._seen: dict[str, float] = {}
-        self._emptied = 0.0
-        self._watching = 0.0
-        self._looked: float | None = None
+        self._emptied_at = 0.0
+        self._watching_since = 0.0
+        self._polled: float | None = None
         self._unknown: dict[_Subject, float] = {}
         """Since when, by the first look that found it so: the clocks of workers may be wrong."""
-        self._fine: set[_Subject] = set()
-        self._bad: set[_Subject] = set()
+        self._ok: set[_Subject] = set()
+        self._reported: set[_Subject] = set()
         """What was told to last, or found to have been told."""
 
-    def of(self, sight: Sight) -> list[Event]:
+    def detect(self, state: QueueState) -> list[Event]:
         """What happened since the look before; in the first look, also what is younger than an hour."""
-        if self._looked is None or sight.now - self._looked > LONGEST_BLINK:
-            self._watching = sight.now
-        self._looked = sight.now
-        found = [*self._jobs(sight), *self._emptiness(sight), *self._gpus(sight), *self._workers(sight)]
+        if self._polled is None or state.now - self._polled > MAX_GAP:
+            self._watching_since = state.now
+        self._polled = state.now
+        found = [*self._jobs(state), *self._queue_empty(state), *self._gpus(state), *self._workers(state)]
         fresh = [event for event in found if event.kind in self._kinds and event.key not in self._seen]
-        self._seen |= {event.key: sight.now for event in fresh if event.turn == "happened"}
+        self._seen |= {event.key: state.now for event in fresh if event.turn == "happened"}
         # Twice as long as anything is found in the queue.
-        self._seen = {key: at for key, at in self._seen.items() if sight.now - at < 2 * YOUNG}
+        self._seen = {key: at for key, at in self._seen.items() if state.now - at < 2 * MAX_AGE}
         return fresh
 
     # Jobs
 
-    def _jobs(self, sight: Sight) -> Iterator[Event]:
-        for job in reversed(sight.ended):
-            if job.state != "failed" or job.ended is None or sight.now - job.ended > YOUNG:
+    def _jobs(self, state: QueueState) -> Iterator[Event]:
+        for job in reversed(state.ended):
+            if job.state != "failed" or job.ended is None or state.now - job.ended > MAX_AGE:
                 continue
-            if is_unexplained(job, sight):
+            if awaits_cause(job, state):
                 continue
-            if sight.causes.get(_attempt(job)) == "idle" and "idle-stopped" in self._kinds:
+            if state.causes.get(_attempt(job)) == "idle" and "idle-stopped" in self._kinds:
                 yield _idle_stopped(job, _attempt(job))
             else:
                 yield _failed(job)
-        for attempt, job in sight.retried.items():
-            if sight.causes.get(attempt) == "idle":
+        for attempt, job in state.retried.items():
+            if state.causes.get(attempt) == "idle":
                 yield _idle_stopped(job, attempt)
 
-    def _emptiness(self, sight: Sight) -> Iterator[Event]:
-        last = max(sight.ended, key=lambda job: job.ended or 0.0, default=None)
+    def _queue_empty(self, state: QueueState) -> Iterator[Event]:
+        last = max(state.ended, key=lambda job: job.ended or 0.0, default=None)
         ended = last.ended if last is not None and last.ended is not None else 0.0
-        if last is None or sight.unfinished or ended <= self._emptied or sight.now - ended > YOUNG:
+        if last is None or state.unfinished or ended <= self._emptied_at or state.now - ended > MAX_AGE:
             return
-        self._emptied = ended
+        self._emptied_at = ended
         what = "was cancelled" if last.state == "cancelled" else last.state
         yield Event(
             kind="queue-empty",
@@ -125,63 +125,63 @@ class News:
 
     # What lasts
 
-    def _gpus(self, sight: Sight) -> Iterator[Event]:
-        workers = there(sight)
+    def _gpus(self, state: QueueState) -> Iterator[Event]:
+        workers = live_workers(state)
         found = _gpus_of(workers)
         for worker in workers:
             if worker.view.absent and (worker.host, _ALL_GPUS) not in found:
                 self._unknown.pop((worker.host, _ALL_GPUS), None)
         for subject, (worker, gpu) in found.items():
             if _is_unknown(worker, gpu):
-                self._fine.discard(subject)
-                since = self._unknown.setdefault(subject, sight.now)
-                if subject not in self._bad and sight.now - since >= self._unknown_after:
-                    self._bad.add(subject)
-                    yield _unreadable(subject, worker, gpu, sight.now - since)
+                self._ok.discard(subject)
+                since = self._unknown.setdefault(subject, state.now)
+                if subject not in self._reported and state.now - since >= self._unknown_after:
+                    self._reported.add(subject)
+                    yield _unreadable(subject, worker, gpu, state.now - since)
             else:
                 self._unknown.pop(subject, None)
-                if self._is_news(subject):
+                if self._recovered(subject):
                     yield _readable(subject, worker, gpu)
 
-    def _workers(self, sight: Sight) -> Iterator[Event]:
-        for worker in sight.workers:
+    def _workers(self, state: QueueState) -> Iterator[Event]:
+        for worker in state.workers:
             subject = (worker.id, "")
-            silent = sight.now - worker.seen
-            if worker.is_there(sight.now):
-                if self._is_news(subject):
-                    yield _heard_again(worker)
+            silent = state.now - worker.seen
+            if worker.is_there(state.now):
+                if self._recovered(subject):
+                    yield _back(worker)
                 continue
-            self._fine.discard(subject)
-            watched = sight.now - self._watching > HEARD_WITHIN
-            if watched and silent <= YOUNG and subject not in self._bad and not _has_left(worker, sight):
-                self._bad.add(subject)
-                jobs = [job for attempt, job in sight.running if attempt.worker == worker.id]
-                yield _gone(worker, silent, jobs)
+            self._ok.discard(subject)
+            watched = state.now - self._watching_since > HEARD_WITHIN
+            if watched and silent <= MAX_AGE and subject not in self._reported and not _has_left(worker, state):
+                self._reported.add(subject)
+                jobs = [job for attempt, job in state.running if attempt.worker == worker.id]
+                yield _lost(worker, silent, jobs)
 
-    def _is_news(self, subject: _Subject) -> bool:
-        """Whether that it is fine may be news: also at first sight, for others may have told that it is not."""
-        if subject in self._fine:
+    def _recovered(self, subject: _Subject) -> bool:
+        """Whether that it is fine may be news: also at first state, for others may have told that it is not."""
+        if subject in self._ok:
             return False
-        self._fine.add(subject)
-        self._bad.discard(subject)
+        self._ok.add(subject)
+        self._reported.discard(subject)
         return True
 
 
-def is_unexplained(job: Job, sight: Sight) -> bool:
+def awaits_cause(job: Job, state: QueueState) -> bool:
     """Whether how it failed is not known, and may be in a moment."""
-    known = job.state != "failed" or job.ended is None or sight.causes.get(_attempt(job))
-    return not known and sight.now - (job.ended or 0.0) < AFTERWORD
+    known = job.state != "failed" or job.ended is None or state.causes.get(_attempt(job))
+    return not known and state.now - (job.ended or 0.0) < CAUSE_WITHIN
 
 
-def there(sight: Sight) -> list[Worker]:
-    return [worker for worker in sight.workers if worker.is_there(sight.now)]
+def live_workers(state: QueueState) -> list[Worker]:
+    return [worker for worker in state.workers if worker.is_there(state.now)]
 
 
-def _has_left(worker: Worker, sight: Sight) -> bool:
+def _has_left(worker: Worker, state: QueueState) -> bool:
     """It said goodbye, or another one was started in its place."""
-    home = (worker.host, home_of(worker.id))
+    home = (worker.host, worker_home(worker.id))
     return worker.view.left or any(
-        (other.host, home_of(other.id)) == home and other.started >= worker.seen for other in there(sight)
+        (other.host, worker_home(other.id)) == home and other.started >= worker.seen for other in live_workers(state)
     )
 
 
@@ -210,9 +210,9 @@ def _failed(job: Job) -> Event:
     code = f" with exit code {job.exit_code}" if job.exit_code else ""
     return Event(
         kind="failed",
-        key=_ended(_attempt(job)),
-        name=shortened(job, _LONGEST_NAME),
-        sentence=f"Job {_name(job)} failed{code}{_because(job.reason)}.",
+        key=_ended_key(_attempt(job)),
+        name=short_label(job, _MAX_NAME),
+        sentence=f"Job {_name(job)} failed{code}{_reason(job.reason)}.",
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
     )
@@ -222,16 +222,16 @@ def _idle_stopped(job: Job, attempt: str) -> Event:
     again = "" if job.state == "failed" else " It will be tried again."
     return Event(
         kind="idle-stopped",
-        key=_ended(attempt),
-        name=shortened(job, _LONGEST_NAME),
-        sentence=f"Job {_name(job)} was stopped because its GPUs stayed idle{_because(job.reason)}.{again}",
+        key=_ended_key(attempt),
+        name=short_label(job, _MAX_NAME),
+        sentence=f"Job {_name(job)} was stopped because its GPUs stayed idle{_reason(job.reason)}.{again}",
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
     )
 
 
 def _unreadable(subject: _Subject, worker: Worker, gpu: WorkerGpu | None, seconds: float) -> Event:
-    reason = _because(gpu.note if gpu is not None and gpu.note else worker.view.problem or "")
+    reason = _reason(gpu.note if gpu is not None and gpu.note else worker.view.problem or "")
     name = _gpu_name(worker, gpu)
     return Event(
         kind="gpu-unknown",
@@ -257,33 +257,33 @@ def _readable(subject: _Subject, worker: Worker, gpu: WorkerGpu | None) -> Event
     )
 
 
-def _gone(worker: Worker, silent: float, jobs: Sequence[Job]) -> Event:
-    names = some([_name(job) for job in jobs], _MOST_JOBS)
+def _lost(worker: Worker, silent: float, jobs: Sequence[Job]) -> Event:
+    names = listed([_name(job) for job in jobs], _MAX_JOBS)
     had = f" It had {'a job' if len(jobs) == 1 else f'{len(jobs)} jobs'}: {names}." if jobs else ""
     return Event(
         kind="worker-gone",
         key=f"worker-gone:{worker.id}",
-        name=on_one_line(worker.host),
-        sentence=f"The worker on {on_one_line(worker.host)} has not been heard of for {spoken(silent)}.{had}",
+        name=one_line(worker.host),
+        sentence=f"The worker on {one_line(worker.host)} has not been heard of for {spoken(silent)}.{had}",
         path="/",
         hint="stoker top",
         turn="began",
     )
 
 
-def _heard_again(worker: Worker) -> Event:
+def _back(worker: Worker) -> Event:
     return Event(
         kind="worker-gone",
         key=f"worker-gone:{worker.id}",
-        name=on_one_line(worker.host),
-        sentence=f"The worker on {on_one_line(worker.host)} is heard of again.",
+        name=one_line(worker.host),
+        sentence=f"The worker on {one_line(worker.host)} is heard of again.",
         path="/",
         hint="stoker top",
         turn="over",
     )
 
 
-def some(names: Sequence[str], most: int) -> str:
+def listed(names: Sequence[str], most: int) -> str:
     """`a, b, c and 9 others`."""
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} others"
@@ -295,21 +295,21 @@ def _attempt(job: Job) -> str:
     return job.attempt or job.id
 
 
-def _ended(attempt: str) -> str:
+def _ended_key(attempt: str) -> str:
     """One key however it is told: that its GPUs were idle may be known only after it was told as failed."""
     return f"ended:{attempt}"
 
 
 def _name(job: Job) -> str:
-    return in_a_sentence(job, _LONGEST_NAME)
+    return quoted_label(job, _MAX_NAME)
 
 
 def _gpu_name(worker: Worker, gpu: WorkerGpu | None) -> str:
-    return f"{f'GPU {gpu.index}' if gpu is not None else 'all GPUs'} of {on_one_line(worker.host)}"
+    return f"{f'GPU {gpu.index}' if gpu is not None else 'all GPUs'} of {one_line(worker.host)}"
 
 
-def _because(reason: str) -> str:
-    shown = on_one_line(reason[:_LONGEST_REASON]).rstrip(". ")
+def _reason(reason: str) -> str:
+    shown = one_line(reason[:_MAX_REASON]).rstrip(". ")
     return f": {shown}" if shown else ""
 
 

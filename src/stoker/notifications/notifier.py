@@ -1,4 +1,4 @@
-"""Tells people what happened: looks at the queue, paces, and hands messages to couriers; in a thread of its own."""
+"""Tells people what happened: looks at the queue, paces, and hands messages to senders; in a thread of its own."""
 
 import contextlib
 import select
@@ -11,117 +11,116 @@ import msgspec
 
 from stoker.actions.messages import Channel
 from stoker.errors import BadInputError, StokerError
-from stoker.notifications.events import YOUNG, Event, News, Sight, is_unexplained
-from stoker.notifications.message import Message, compose
-from stoker.notifications.sender import PAUSES, Sender
-from stoker.notifications.throttle import Throttle, give_back
+from stoker.notifications.events import MAX_AGE, Event, EventDetector, QueueState, awaits_cause
+from stoker.notifications.senders import RETRY_DELAYS, Message, Sender, compose
+from stoker.notifications.throttle import Throttle, release
 from stoker.queue.changes import ChangeListener
 from stoker.queue.model import ENDED, Attempt, Job
 from stoker.queue.store import Store
 from stoker.settings import Notifications
 from stoker.units import parse_duration
 
-# Heartbeats ring no bell: a worker that is gone and a GPU that is unknown are found by looking.
-_LOOK_EVERY: Final = 5.0
-# However often the bell rings.
-_SECONDS_BETWEEN_LOOKS: Final = 1.0
+# Heartbeats ring no changes: a worker that is gone and a GPU that is unknown are found by looking.
+_POLL_EVERY: Final = 5.0
+# However often the changes rings.
+_MIN_POLL_INTERVAL: Final = 1.0
 # How soon it notices that it is to stop.
 _STEP: Final = 0.25
 # A transaction that was slow to commit tells of a time before the last look.
 _OVERLAP: Final = 60.0
 # A queue that is away is asked for so often.
-_TRY_AGAIN: Final = 5.0
+_RETRY_AFTER: Final = 5.0
 # An attempt that ended without a finding has none after so long.
-_EXPLAINED_WITHIN: Final = 30.0
+_CAUSE_WITHIN: Final = 30.0
 _FIRST_PAGE: Final = 200
 
 
 class Notifier:
     """One per process; several processes tell each event once together.
 
-    `Crier(settings.notify, link, open_store, say).run(stop)` in a thread is all there is to it.
+    `Crier(settings.notify, link, open_store, log).run(stop)` in a thread is all there is to it.
     """
 
     def __init__(
         self,
-        wanted: Notifications,
+        settings: Notifications,
         link: str,
         open_store: Callable[[], Store],
-        say: Callable[[str], None],
-        pauses: Sequence[float] = PAUSES,
+        log: Callable[[str], None],
+        retry_delays: Sequence[float] = RETRY_DELAYS,
     ) -> None:
-        """Refuses a URL that cannot work. `link` is the page's address, unless the settings have one; `say` gets
+        """Refuses a URL that cannot work. `link` is the page's address, unless the settings have one; `log` gets
         sentences for the log, from several threads, and none holds a URL. `open_store` is called in `run`."""
         self._open = open_store
-        self._say = say
-        self._link = wanted.link or link
-        self._news = News(wanted.events, parse_duration(wanted.unknown_after))
-        self._pacer = Throttle()
-        self._channels = channels_of(wanted)
-        self._couriers = [Sender(channel, say, pauses) for channel in self._channels]
-        self._looked: float | None = None
+        self._log = log
+        self._link = settings.link or link
+        self._detector = EventDetector(settings.events, parse_duration(settings.unknown_after))
+        self._throttle = Throttle()
+        self._channels = channels_of(settings)
+        self._senders = [Sender(channel, log, retry_delays) for channel in self._channels]
+        self._polled: float | None = None
         self._running: dict[str, Attempt] = {}
-        self._unexplained: dict[str, tuple[str, float]] = {}
+        self._awaiting_cause: dict[str, tuple[str, float]] = {}
         """The jobs of attempts that no longer run, and since when."""
-        self._complaint = ""
+        self._last_error = ""
         """What was said last of why nobody can be told anything; empty once that is over."""
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set. A queue that is away is waited for."""
-        for courier in self._couriers:
-            courier.start()
+        for sender in self._senders:
+            sender.start()
         try:
             while not stop.is_set():
                 try:
                     with self._open() as store:
                         self._watch(store, stop)
                 except StokerError as error:
-                    self._complain(str(error))
-                    stop.wait(_TRY_AGAIN)
+                    self._report_error(str(error))
+                    stop.wait(_RETRY_AFTER)
                 except Exception as error:  # noqa: BLE001 - a mistake of ours must not silence it for ever
                     # Its words are not ours, and might hold an address with a password.
-                    self._complain(f"internal error ({type(error).__name__})")
-                    stop.wait(_TRY_AGAIN)
+                    self._report_error(f"internal error ({type(error).__name__})")
+                    stop.wait(_RETRY_AFTER)
         finally:
-            self._leave()
+            self._shut_down()
 
-    def _complain(self, why: str) -> None:
-        if why != self._complaint:
-            self._say(f"nobody can be told what happens: {why} (waiting, and trying again)")
-        self._complaint = why
+    def _report_error(self, why: str) -> None:
+        if why != self._last_error:
+            self._log(f"nobody can be told what happens: {why} (waiting, and trying again)")
+        self._last_error = why
 
     def _watch(self, store: Store, stop: threading.Event) -> None:
         changes = store.listen()
         try:
             while not stop.is_set():
-                soon = self._look(store)
-                self._complaint = ""
-                self._rest(changes, stop, _SECONDS_BETWEEN_LOOKS if soon else _LOOK_EVERY)
+                soon = self._poll(store)
+                self._last_error = ""
+                self._wait(changes, stop, _MIN_POLL_INTERVAL if soon else _POLL_EVERY)
         finally:
             changes.close()
 
-    def _look(self, store: Store) -> bool:
+    def _poll(self, store: Store) -> bool:
         """Whether more is about to be known."""
-        sight = self._sight(store)
-        self._pacer.add(self._news.of(sight))
-        self._looked = sight.now
-        for bundle in self._pacer.due(sight.now, store):
-            message = compose(bundle.kind, bundle.events, self._link, following=bundle.following)
-            for courier in self._couriers:
-                courier.take(message)
-        return bool(self._unexplained) or any(is_unexplained(job, sight) for job in sight.ended)
+        state = self._queue_state(store)
+        self._throttle.add(self._detector.detect(state))
+        self._polled = state.now
+        for batch in self._throttle.due(state.now, store):
+            message = compose(batch.kind, batch.events, self._link, prefix=batch.prefix)
+            for sender in self._senders:
+                sender.send(message)
+        return bool(self._awaiting_cause) or any(awaits_cause(job, state) for job in state.ended)
 
-    def _sight(self, store: Store) -> Sight:
+    def _queue_state(self, store: Store) -> QueueState:
         now = store.clock()
-        oldest = now - YOUNG
+        oldest = now - MAX_AGE
         running = store.running()
         jobs = {job.id: job for job in store.jobs(states=["running"], limit=2**31 - 1)} if running else {}
         # Asked before what has ended: if nothing is left, the last one is among those.
         unfinished = bool(running or jobs) or any(store.jobs(states=[state], limit=1) for state in ("queued", "held"))
-        ended = _told_of(store, oldest if self._looked is None else max(oldest, self._looked - _OVERLAP))
-        self._note_ends(running, now)
-        causes = store.causes({job.attempt for job in ended if job.attempt is not None} | self._unexplained.keys())
-        return Sight(
+        ended = _recently_ended(store, oldest if self._polled is None else max(oldest, self._polled - _OVERLAP))
+        self._track_ended(running, now)
+        causes = store.causes({job.attempt for job in ended if job.attempt is not None} | self._awaiting_cause.keys())
+        return QueueState(
             now=now,
             ended=ended,
             retried=self._retried(store, causes, {job.id for job in ended}),
@@ -131,79 +130,79 @@ class Notifier:
             running=[(attempt, jobs[attempt.job]) for attempt in running if attempt.job in jobs],
         )
 
-    def _note_ends(self, running: Sequence[Attempt], now: float) -> None:
+    def _track_ended(self, running: Sequence[Attempt], now: float) -> None:
         """A job that is tried again is not among those that ended: its attempt is missed among those that run."""
         found = {attempt.id: attempt for attempt in running}
-        self._unexplained |= {
+        self._awaiting_cause |= {
             attempt.id: (attempt.job, now) for attempt in self._running.values() if attempt.id not in found
         }
-        self._unexplained = {
+        self._awaiting_cause = {
             name: (job, since)
-            for name, (job, since) in self._unexplained.items()
-            if now - since < _EXPLAINED_WITHIN and name not in found
+            for name, (job, since) in self._awaiting_cause.items()
+            if now - since < _CAUSE_WITHIN and name not in found
         }
         self._running = found
 
     def _retried(self, store: Store, causes: dict[str, str], ended: set[str]) -> dict[str, Job]:
         retried: dict[str, Job] = {}
-        for name, (job, _since) in list(self._unexplained.items()):
+        for name, (job, _since) in list(self._awaiting_cause.items()):
             if job in ended:
-                del self._unexplained[name]
+                del self._awaiting_cause[name]
             elif causes.get(name):
-                del self._unexplained[name]
+                del self._awaiting_cause[name]
                 attempt = store.attempt(name) if causes[name] == "idle" else None
                 if attempt is not None:
                     with contextlib.suppress(BadInputError):  # somebody has had it forgotten since
                         found = store.job(job)
                         if found.state not in ENDED:
-                            # Why it was stopped is told by the attempt: the job may run again, and say nothing of it.
-                            retried[name] = msgspec.structs.replace(found, sentence=attempt.reason)
+                            # Why it was stopped is told by the attempt: the job may run again, and log nothing of it.
+                            retried[name] = msgspec.structs.replace(found, reason=attempt.reason)
         return retried
 
-    def _rest(self, changes: ChangeListener, stop: threading.Event, longest: float) -> None:
-        """Until the bell rings or it is time to look; the next look is not too soon in any case."""
+    def _wait(self, changes: ChangeListener, stop: threading.Event, longest: float) -> None:
+        """Until the changes rings or it is time to look; the next look is not too soon in any case."""
         begun = time.monotonic()
-        rang = False
+        changed = False
         while not stop.is_set():
             passed = time.monotonic() - begun
-            if passed >= (_SECONDS_BETWEEN_LOOKS if rang else longest):
+            if passed >= (_MIN_POLL_INTERVAL if changed else longest):
                 return
-            number = -1 if rang else changes.fileno()
+            number = -1 if changed else changes.fileno()
             if number < 0:
                 stop.wait(_STEP)
-                rang = changes.poll() or rang
+                changed = changes.poll() or changed
                 continue
             waiting = select.poll()
             waiting.register(number, select.POLLIN)
             waiting.poll(_STEP * 1000)
-            rang = changes.poll()
+            changed = changes.poll()
 
-    def _leave(self) -> None:
+    def _shut_down(self) -> None:
         """What nobody was told of may be told by the next one."""
-        unbrought = [courier.leave() for courier in self._couriers]
+        undelivered = [sender.stop() for sender in self._senders]
         for channel in self._channels:
             channel.close()
-        events = [*self._pacer.unsent(), *_told_to_nobody(unbrought)]
+        events = [*self._throttle.unsent(), *_sent_by_nobody(undelivered)]
         if not events:
             return
         try:
             with self._open() as store:
-                give_back(events, store)
+                release(events, store)
         except StokerError as error:
-            self._say(f"{len(events)} events were not told to anybody: {error}")
+            self._log(f"{len(events)} events were not told to anybody: {error}")
 
 
-def channels_of(wanted: Notifications) -> list[Channel]:
+def channels_of(settings: Notifications) -> list[Channel]:
     """One for each URL, ready to send."""
-    channels = [Channel(url) for url in wanted.urls]
+    channels = [Channel(url) for url in settings.urls]
     for number, channel in enumerate(channels, 1):
         channel.prepare(f"[notify]: URL {number} of {len(channels)}")
     return channels
 
 
-def _told_to_nobody(unbrought: Sequence[Sequence[Message]]) -> list[Event]:
-    """What every courier still has."""
-    first, *others = unbrought or [[]]
+def _sent_by_nobody(undelivered: Sequence[Sequence[Message]]) -> list[Event]:
+    """What every sender still has."""
+    first, *others = undelivered or [[]]
     return [
         event
         for message in first
@@ -212,7 +211,7 @@ def _told_to_nobody(unbrought: Sequence[Sequence[Message]]) -> list[Event]:
     ]
 
 
-def _told_of(store: Store, at: float) -> list[Job]:
+def _recently_ended(store: Store, at: float) -> list[Job]:
     """All that failed since then, for thousands may in a minute; of the others only the last that ended."""
     limit = _FIRST_PAGE
     while len(failed := store.failed_since(at, limit)) >= limit:

@@ -11,13 +11,13 @@ from stoker.notifications.events import Event, Kind
 # Who is told more often than that looks no more.
 SECONDS_BETWEEN: Final = 60.0
 # A message takes the stretch it is sent in and the two that follow: whoever finds the next one free is far enough away.
-_STRETCH: Final = 30.0
-_STRETCHES: Final = 3
+_SLOT: Final = 30.0
+_SLOTS_PER_MESSAGE: Final = 3
 # Another process has sent something: when that was is not known.
-_ASK_AGAIN: Final = 5.0
+_RETRY_AFTER: Final = 5.0
 
 
-class Ledger(Protocol):
+class SentEvents(Protocol):
     """What was told, in all processes: `queue.Store` is one."""
 
     def note_once(self, key: str) -> bool: ...
@@ -25,12 +25,12 @@ class Ledger(Protocol):
     def forget_note(self, key: str) -> bool: ...
 
 
-class Bundle(msgspec.Struct, frozen=True):
+class Batch(msgspec.Struct, frozen=True):
     """Events of one kind that are to be one message."""
 
     kind: Kind
     events: tuple[Event, ...]
-    following: str
+    prefix: str
     """`more` when it comes after one that this process sent a while ago."""
 
 
@@ -39,79 +39,79 @@ class Throttle:
     holds something back has told nobody, and another process or the next one finds it again."""
 
     def __init__(self) -> None:
-        self._arrived: deque[Event] = deque()
-        self._waiting: dict[Kind, list[Event]] = {}
-        self._ours: dict[Kind, list[Event]] = {}
+        self._new: deque[Event] = deque()
+        self._pending: dict[Kind, list[Event]] = {}
+        self._claimed: dict[Kind, list[Event]] = {}
         """Claimed, and not sent yet."""
-        self._not_before: dict[Kind, float] = {}
+        self._blocked_until: dict[Kind, float] = {}
         self._sent: dict[Kind, float] = {}
 
     def add(self, events: Iterable[Event]) -> None:
-        self._arrived += events
+        self._new += events
 
-    def due(self, now: float, ledger: Ledger) -> Iterator[Bundle]:
+    def due(self, now: float, sent: SentEvents) -> Iterator[Batch]:
         """What is to be sent now; `now` by the clock that all processes share."""
-        self._sort(ledger)
-        for kind in {*self._waiting, *self._ours}:
-            if now < self._not_before.get(kind, 0.0):
+        self._sort_new(sent)
+        for kind in {*self._pending, *self._claimed}:
+            if now < self._blocked_until.get(kind, 0.0):
                 continue
-            if not (turn := _turn(kind, now, ledger)):
-                self._not_before[kind] = now + _ASK_AGAIN
+            if not (slot := _reserve_slot(kind, now, sent)):
+                self._blocked_until[kind] = now + _RETRY_AFTER
                 continue
-            self._claim(kind, ledger)
-            if events := self._ours.pop(kind, []):
-                following = "more" if now - self._sent.get(kind, -SECONDS_BETWEEN * 2) < 2 * SECONDS_BETWEEN else ""
+            self._claim(kind, sent)
+            if events := self._claimed.pop(kind, []):
+                prefix = "more" if now - self._sent.get(kind, -SECONDS_BETWEEN * 2) < 2 * SECONDS_BETWEEN else ""
                 self._sent[kind] = now
-                self._not_before[kind] = now + SECONDS_BETWEEN
-                yield Bundle(kind, tuple(events), following)
+                self._blocked_until[kind] = now + SECONDS_BETWEEN
+                yield Batch(kind, tuple(events), prefix)
             else:
-                for key in turn:
-                    ledger.forget_note(key)
+                for key in slot:
+                    sent.forget_note(key)
 
-    def _sort(self, ledger: Ledger) -> None:
+    def _sort_new(self, sent: SentEvents) -> None:
         # Here and below one by one: a queue that goes away in the middle of it must not take events along.
-        while self._arrived:
-            event = self._arrived[0]
+        while self._new:
+            event = self._new[0]
             if event.turn == "over":
-                self._end(event, ledger)
+                self._end(event, sent)
             else:
-                self._waiting.setdefault(event.kind, []).append(event)
-            self._arrived.popleft()
+                self._pending.setdefault(event.kind, []).append(event)
+            self._new.popleft()
 
-    def _end(self, over: Event, ledger: Ledger) -> None:
+    def _end(self, over: Event, sent: SentEvents) -> None:
         """That something is over can be claimed once, and only after it was told to have begun, by whomever."""
         # Whoever hears of it only now need not hear that it began.
-        if waiting := [event for event in self._waiting.get(over.kind, []) if event.key != over.key]:
-            self._waiting[over.kind] = waiting
+        if pending := [event for event in self._pending.get(over.kind, []) if event.key != over.key]:
+            self._pending[over.kind] = pending
         else:
-            self._waiting.pop(over.kind, None)
-        if ledger.forget_note(over.key):
-            self._ours.setdefault(over.kind, []).append(over)
+            self._pending.pop(over.kind, None)
+        if sent.forget_note(over.key):
+            self._claimed.setdefault(over.kind, []).append(over)
 
-    def _claim(self, kind: Kind, ledger: Ledger) -> None:
-        waiting = self._waiting.get(kind, [])
-        while waiting:
-            if ledger.note_once(waiting[0].key):
-                self._ours.setdefault(kind, []).append(waiting[0])
-            waiting.pop(0)
-        self._waiting.pop(kind, None)
+    def _claim(self, kind: Kind, sent: SentEvents) -> None:
+        pending = self._pending.get(kind, [])
+        while pending:
+            if sent.note_once(pending[0].key):
+                self._claimed.setdefault(kind, []).append(pending[0])
+            pending.pop(0)
+        self._pending.pop(kind, None)
 
     def unsent(self) -> list[Event]:
         """What was claimed and will not be sent: whoever leaves gives it back."""
-        return [event for events in self._ours.values() for event in events]
+        return [event for events in self._claimed.values() for event in events]
 
 
-def give_back(events: Iterable[Event], ledger: Ledger) -> None:
+def release(events: Iterable[Event], sent: SentEvents) -> None:
     """Lets another process tell these."""
     for event in events:
         if event.turn == "over":
-            ledger.note_once(event.key)
+            sent.note_once(event.key)
         else:
-            ledger.forget_note(event.key)
+            sent.forget_note(event.key)
 
 
-def _turn(kind: Kind, now: float, ledger: Ledger) -> list[str]:
+def _reserve_slot(kind: Kind, now: float, sent: SentEvents) -> list[str]:
     """The right to send one message of this kind now; empty when somebody sent one less than a minute ago."""
-    first = int(now // _STRETCH)
-    keys = [f"pace:{kind}:{number}" for number in range(first, first + _STRETCHES)]
-    return keys if all(ledger.note_once(key) for key in keys) else []
+    first = int(now // _SLOT)
+    keys = [f"pace:{kind}:{number}" for number in range(first, first + _SLOTS_PER_MESSAGE)]
+    return keys if all(sent.note_once(key) for key in keys) else []

@@ -10,8 +10,8 @@ from stoker.logs.readers import directory_of, has_output
 from stoker.queue.explanation import Surroundings, Why, explain, gpu_names
 from stoker.queue.model import Attempt, AttemptDetails, Job, State
 from stoker.queue.surroundings import ahead_of, look_around, needs_of
-from stoker.status.last_output import NOTHING, Listening
 from stoker.status.model import Progress
+from stoker.status.progress import NO_OUTPUT, LastOutputs
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -37,7 +37,7 @@ class AttemptDetail(msgspec.Struct, frozen=True, kw_only=True):
         return self.details.cause == "idle"
 
 
-class Detail(msgspec.Struct, frozen=True, kw_only=True):
+class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One job at one moment, by the database's clock."""
 
     now: float
@@ -59,17 +59,17 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
         return self.attempts[-1] if self.attempts else None
 
 
-def read(store: "Store", job_id: str, home: Path) -> Detail:
+def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
     """Raises BadInputError when there is no such job. `home` is where this machine's attempts are."""
     job = store.job(job_id)
     around = look_around(store)
     attempts = store.attempts(job.id)
     needs = needs_of(store, job)
     running = [attempt for attempt in attempts if attempt.outcome is None]
-    words = Listening(home).words(store, running)
+    words = LastOutputs(home).words(store, running)
     current = running[-1].id if running else ""
-    said = words.get(current, NOTHING)
-    return Detail(
+    said = words.get(current, NO_OUTPUT)
+    return JobDetail(
         now=around.now,
         job=job,
         why=explain(job, around, needs, ahead_of(store, job)),

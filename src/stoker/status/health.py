@@ -8,13 +8,13 @@ import msgspec
 from stoker.gpus.report import BUSY_FROM
 from stoker.queue.explanation import spoken
 from stoker.queue.model import Failure, Job, State
-from stoker.status.job_text import in_a_sentence
-from stoker.status.machines import FORGOTTEN_AFTER, home_of
-from stoker.status.model import EndedJob, GpuCard, Health, Level, Machine, Point, RunningJob, WaitingJob
+from stoker.status.job_text import quoted_label
+from stoker.status.machines import HIDDEN_AFTER, worker_home
+from stoker.status.model import EndedJob, GpuCard, Health, HealthIssue, Level, Machine, RunningJob, WaitingJob
 from stoker.units import format_memory
 
 # Failures of a day are news; older ones are history.
-NEWS_FOR: Final = 86400.0
+RECENT: Final = 86400.0
 # A driver that is reset or a machine that is busy is back by then.
 _UNKNOWN_FOR: Final = 180.0
 # Starting a job takes seconds, and a GPU that was freed comes to rest first: only what lasts is told.
@@ -26,7 +26,7 @@ _LONGEST_NAME: Final = 40
 _WORK: Final = frozenset({"job", "background", "somebody"})
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class HealthInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer rests on."""
 
     now: float
@@ -36,7 +36,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     running: Sequence[RunningJob] = ()
     waiting: Sequence[WaitingJob] = ()
     failed: Sequence[EndedJob] = ()
-    """The newest that failed within `NEWS_FOR` and that nobody has dismissed, newest first."""
+    """The newest that failed within `RECENT` and that nobody has dismissed, newest first."""
     failures: int = 0
     """How many there were in all."""
     hung: Sequence[EndedJob] = ()
@@ -44,16 +44,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     hangs: int = 0
 
 
-def judge(facts: Facts) -> Health:
+def assess(facts: HealthInputs) -> Health:
     return _summed_up([*_bad(facts), *_attention(facts)], facts.machines)
 
 
 def without_queue(health: Health, away: str) -> Health:
     """The same when the queue has gone away since, and why: an old answer must not pass for a new one."""
-    return _summed_up([Point(level="bad", sentence=_capital(away)), *health.points], ())
+    return _summed_up([HealthIssue(level="bad", sentence=_capital(away)), *health.points], ())
 
 
-def _summed_up(points: Sequence[Point], machines: Sequence[Machine]) -> Health:
+def _summed_up(points: Sequence[HealthIssue], machines: Sequence[Machine]) -> Health:
     """The points come worst first."""
     bad = sum(point.level == "bad" for point in points)
     if not points:
@@ -61,7 +61,7 @@ def _summed_up(points: Sequence[Point], machines: Sequence[Machine]) -> Health:
     return Health(level="bad" if bad else "attention", headline=_headline(points, bad), points=tuple(points))
 
 
-def _headline(points: Sequence[Point], bad: int) -> str:
+def _headline(points: Sequence[HealthIssue], bad: int) -> str:
     others = len(points) - bad
     if len(points) == 1:
         return points[0].sentence
@@ -88,16 +88,16 @@ def _all_is_well(machines: Sequence[Machine]) -> str:
 # What is wrong
 
 
-def _bad(facts: Facts) -> Iterator[Point]:
+def _bad(facts: HealthInputs) -> Iterator[HealthIssue]:
     lost = [machine for machine in facts.machines if _is_lost(machine, facts)]
     for machine in lost:
         count = sum(_runs_on(job, machine) for job in facts.running)
         jobs = f" while {_jobs(count)} ran there" if count else ""
         ago = spoken(facts.now - machine.seen)
-        yield Point(level="bad", sentence=f"{machine.host} has been silent for {ago}{jobs}", host=machine.host)
+        yield HealthIssue(level="bad", sentence=f"{machine.host} has been silent for {ago}{jobs}", host=machine.host)
     queued = facts.counts.get("queued", 0)
     if queued and not any(machine.there for machine in facts.machines):
-        yield Point(level="bad", sentence=f"{_jobs_wait(queued)}, and no worker is there")
+        yield HealthIssue(level="bad", sentence=f"{_jobs_wait(queued)}, and no worker is there")
     for machine in facts.machines:
         yield from _unreadable(machine, facts.now)
     if facts.counts.get("queued", 0):
@@ -105,37 +105,37 @@ def _bad(facts: Facts) -> Iterator[Point]:
     for job in facts.running:
         if job.why.kind == "silent" and not any(_runs_on(job, machine) for machine in lost):
             sentence = f"{_name(job.job)} on {job.host} is not heard of any more"
-            yield Point(level="bad", sentence=sentence, job=job.job.id, host=job.host)
+            yield HealthIssue(level="bad", sentence=sentence, job=job.job.id, host=job.host)
 
 
-def _is_lost(machine: Machine, facts: Facts) -> bool:
+def _is_lost(machine: Machine, facts: HealthInputs) -> bool:
     """Whether somebody should look where it is: it said no goodbye, and was here today or has jobs."""
     if machine.there or machine.left:
         return False
-    return facts.now - machine.seen <= FORGOTTEN_AFTER or any(_runs_on(job, machine) for job in facts.running)
+    return facts.now - machine.seen <= HIDDEN_AFTER or any(_runs_on(job, machine) for job in facts.running)
 
 
 def _runs_on(job: RunningJob, machine: Machine) -> bool:
-    return job.attempt is not None and home_of(job.attempt.worker) == home_of(machine.worker)
+    return job.attempt is not None and worker_home(job.attempt.worker) == worker_home(machine.worker)
 
 
-def _unreadable(machine: Machine, now: float) -> Iterator[Point]:
+def _unreadable(machine: Machine, now: float) -> Iterator[HealthIssue]:
     if not machine.there or machine.absent:
         return
     unread = [(card, now - _unread_since(card, machine)) for card in machine.gpus if _is_unread(card)]
     unknown = [(card, lasted) for card, lasted in unread if lasted >= _UNKNOWN_FOR]
     if machine.problem is not None and now - machine.started >= _UNKNOWN_FOR and (unknown or not machine.gpus):
         sentence = f"{machine.host} cannot read its GPUs: {machine.problem}"
-        yield Point(level="bad", sentence=sentence, host=machine.host)
+        yield HealthIssue(level="bad", sentence=sentence, host=machine.host)
     elif unknown:
         which = f"GPU {unknown[0][0].index}" if len(unknown) == 1 else _gpus(len(unknown))
         shortest = spoken(min(lasted for _card, lasted in unknown))
         has = "has" if len(unknown) == 1 else "have"
         sentence = f"{which} of {machine.host} {has} been unreadable for {shortest}"
-        yield Point(level="bad", sentence=sentence, host=machine.host)
+        yield HealthIssue(level="bad", sentence=sentence, host=machine.host)
 
 
-def _orphaned(facts: Facts, level: Level) -> Iterator[Point]:
+def _orphaned(facts: HealthInputs, level: Level) -> Iterator[HealthIssue]:
     """Memory that no process holds: what a crashed job or a container left behind keeps others from the GPU."""
     queued = facts.counts.get("queued", 0)
     while_waiting = f", while {_jobs_wait(queued)}" if queued else ""
@@ -146,7 +146,7 @@ def _orphaned(facts: Facts, level: Level) -> Iterator[Point]:
             if _is_orphaned(card) and _lasts(card, machine, facts.now, _COULD_RUN_FOR):
                 held = format_memory(card.memory_used or 0)
                 sentence = f"GPU {card.index} of {machine.host} has {held} in use by no visible process{while_waiting}"
-                yield Point(level=level, sentence=sentence, host=machine.host)
+                yield HealthIssue(level=level, sentence=sentence, host=machine.host)
 
 
 def _is_orphaned(card: GpuCard) -> bool:
@@ -158,7 +158,7 @@ def _is_orphaned(card: GpuCard) -> bool:
 # What somebody should look at
 
 
-def _attention(facts: Facts) -> Iterator[Point]:
+def _attention(facts: HealthInputs) -> Iterator[HealthIssue]:
     yield from _failures(facts)
     if not facts.counts.get("queued", 0):
         yield from _orphaned(facts, "attention")
@@ -167,7 +167,7 @@ def _attention(facts: Facts) -> Iterator[Point]:
     yield from _free(facts)
 
 
-def _failures(facts: Facts) -> Iterator[Point]:
+def _failures(facts: HealthInputs) -> Iterator[HealthIssue]:
     if facts.failed:
         count, last = max(facts.failures, len(facts.failed)), _name(facts.failed[0].job)
         several = f"{_jobs(count)} failed in the last 24 h, last {last}"
@@ -180,15 +180,15 @@ def _failures(facts: Facts) -> Iterator[Point]:
         )
 
 
-def _failure(kind: Failure, newest: Sequence[EndedJob], sentence: str, count: int) -> Point:
+def _failure(kind: Failure, newest: Sequence[EndedJob], sentence: str, count: int) -> HealthIssue:
     """One leads to its job, several to the list of them."""
     job = newest[0].job
-    return Point(
+    return HealthIssue(
         level="attention", sentence=sentence, job=job.id if count == 1 else None, failure=kind, until=job.ended
     )
 
 
-def _stuck(facts: Facts) -> Iterator[Point]:
+def _stuck(facts: HealthInputs) -> Iterator[HealthIssue]:
     never = [waiting.job for waiting in facts.waiting if waiting.why.kind == "never"]
     if never:
         more = f" and {_jobs(len(never) - 1, 'other ')}" if len(never) > 1 else ""
@@ -208,24 +208,24 @@ def _is_lost_job(job: Job) -> bool:
     return job.reason not in {"", "held"}
 
 
-def _pauses(facts: Facts) -> Iterator[Point]:
+def _pauses(facts: HealthInputs) -> Iterator[HealthIssue]:
     queued = facts.counts.get("queued", 0)
     if not queued:
         return
     if facts.paused:
-        yield Point(level="attention", sentence=f"The queue is paused while {_jobs_wait(queued)}")
+        yield HealthIssue(level="attention", sentence=f"The queue is paused while {_jobs_wait(queued)}")
         return
     for machine in facts.machines:
         if machine.there and machine.paused:
             sentence = f"{machine.host} is paused while {_jobs_wait(queued)}"
-            yield Point(level="attention", sentence=sentence, host=machine.host)
+            yield HealthIssue(level="attention", sentence=sentence, host=machine.host)
 
 
-def _free(facts: Facts) -> Iterator[Point]:
+def _free(facts: HealthInputs) -> Iterator[HealthIssue]:
     queued, held = facts.counts.get("queued", 0), facts.counts.get("held", 0)
     if not any(machine.there for machine in facts.machines):
         if not queued:
-            yield Point(level="attention", sentence="No worker is there: `stoker work` starts one")
+            yield HealthIssue(level="attention", sentence="No worker is there: `stoker work` starts one")
         return
     if queued and not facts.paused:
         yield from _could_run(facts)
@@ -233,10 +233,10 @@ def _free(facts: Facts) -> Iterator[Point]:
     if free and not queued:
         what = "Only held jobs are left" if held else "The queue is empty"
         sentence = f"{what}: {_gpus(free)} {'has' if free == 1 else 'have'} nothing to do"
-        yield Point(level="attention", sentence=sentence)
+        yield HealthIssue(level="attention", sentence=sentence)
 
 
-def _could_run(facts: Facts) -> Iterator[Point]:
+def _could_run(facts: HealthInputs) -> Iterator[HealthIssue]:
     """The first job that waits though there seems to be room for it: its reason says what keeps it."""
     free = {machine.host: _free_cards(machine, facts.now, _COULD_RUN_FOR) for machine in facts.machines}
     for waiting in facts.waiting:
@@ -246,7 +246,7 @@ def _could_run(facts: Facts) -> Iterator[Point]:
         for host, cards in free.items():
             if 0 < job.gpus <= sum(_is_large_enough(card, job) for card in cards):
                 sentence = f"{_name(job)} waits though {_gpus(len(cards))} {_is(len(cards))} free on {host}"
-                yield Point(level="attention", sentence=sentence, job=job.id, host=host)
+                yield HealthIssue(level="attention", sentence=sentence, job=job.id, host=host)
                 return
 
 
@@ -282,12 +282,12 @@ def _since(card: GpuCard, machine: Machine) -> float:
 # Words
 
 
-def _about(job: Job, sentence: str) -> Point:
-    return Point(level="attention", sentence=sentence, job=job.id)
+def _about(job: Job, sentence: str) -> HealthIssue:
+    return HealthIssue(level="attention", sentence=sentence, job=job.id)
 
 
 def _name(job: Job) -> str:
-    return in_a_sentence(job, _LONGEST_NAME)
+    return quoted_label(job, _LONGEST_NAME)
 
 
 def _jobs(count: int, which: str = "") -> str:

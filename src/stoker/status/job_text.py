@@ -20,25 +20,25 @@ def whole_command(job: Job) -> str:
     return job.command if isinstance(job.command, str) else shlex.join(job.command)
 
 
-def on_one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Without what would break a table or talk to the terminal: line ends become spaces, the rest is replaced."""
     shown = "".join(letter if letter.isprintable() else _stand_in(letter) for letter in text[:_LONGEST])
     return shown if len(text) <= _LONGEST else shown + "…"
 
 
-def called(job: Job) -> str:
+def job_label(job: Job) -> str:
     """Its name, or else its command, on one line."""
-    return on_one_line(job.name or command_text(job))
+    return one_line(job.name or command_text(job))
 
 
-def in_a_sentence(job: Job, longest: int) -> str:
+def quoted_label(job: Job, longest: int) -> str:
     """The same, cut, and in quotes where it is more than one word: then it is seen where it ends."""
-    name = shortened(job, longest)
+    name = short_label(job, longest)
     return f"“{name}”" if " " in name else name
 
 
-def shortened(job: Job, longest: int) -> str:
-    name = called(job)
+def short_label(job: Job, longest: int) -> str:
+    name = job_label(job)
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 

@@ -92,7 +92,7 @@ class EndedJob(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was stopped because its GPUs stayed idle."""
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class HealthIssue(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that somebody should know."""
 
     level: Level
@@ -111,11 +111,11 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     headline: str
     """A few words: `All is well: 7 of 8 GPUs are in use`, `2 things need you`."""
-    points: tuple[Point, ...] = ()
+    points: tuple[HealthIssue, ...] = ()
     """Worst first."""
 
 
-class Hours(msgspec.Struct, frozen=True, kw_only=True):
+class GpuHours(msgspec.Struct, frozen=True, kw_only=True):
     """GPU-hours over a stretch of time."""
 
     since: float
@@ -144,7 +144,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ended: tuple[EndedJob, ...]
     """The last ones, newest first."""
     health: Health
-    hours: Hours
+    hours: GpuHours
 
     @property
     def simulated(self) -> bool:

@@ -5,11 +5,19 @@ percentage in brackets. `loss 3/4`, a date or a version is none.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from stoker.logs.readers import directory_of, has_output
+from stoker.queue.model import Attempt
+from stoker.runs.output import read_tail
 from stoker.runs.transcript import harmless
 from stoker.status.model import Progress
+
+if TYPE_CHECKING:
+    from stoker.queue import Store
 
 # A bar is rewritten all the time, so it is near the end; what is further up is of something that is over.
 _MOST_LINES: Final = 30
@@ -227,3 +235,61 @@ def _figures(line: str, sign: _Sign) -> str:
     told = _PERCENT_BESIDE_BAR.sub(" ", line) if sign.has_count else line
     text = " ".join(told.replace(_MARK, " ").split())
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
+
+
+# A few screens of a terminal: more than any progress bar with its neighbours takes.
+TAIL_SIZE: Final = 4096
+# Workers write the ends of outputs to the queue every few seconds: asking more often than that brings nothing new.
+_ASK_QUEUE_EVERY: Final = 1.0
+_LAST_LINE_WIDTH: Final = 300
+
+
+class LastOutput(NamedTuple):
+    """What a job printed last."""
+
+    progress: Progress | None
+    line: str
+
+
+NO_OUTPUT: Final = LastOutput(None, "")
+
+
+class LastOutputs:
+    """Remembers what each attempt said: only what is new is read again."""
+
+    def __init__(self, home: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._home = home
+        self._clock = clock
+        self._asked = -_ASK_QUEUE_EVERY
+        self._asked_for: frozenset[str] = frozenset()
+        self._stored: Mapping[str, str] = {}
+        self._heard: dict[str, tuple[str, LastOutput]] = {}
+
+    def words(self, store: "Store", attempts: Sequence[Attempt]) -> dict[str, LastOutput]:
+        """By the ids of the attempts."""
+        here = {attempt.id: text for attempt in attempts if (text := self._in_file(attempt)) is not None}
+        elsewhere = self._in_queue(store, [attempt.id for attempt in attempts if attempt.id not in here])
+        self._heard = {name: self._understood(name, text) for name, text in (*elsewhere.items(), *here.items())}
+        return {name: words for name, (_text, words) in self._heard.items()}
+
+    def _in_file(self, attempt: Attempt) -> str | None:
+        """None when it does not run here."""
+        directory = directory_of(self._home, attempt)
+        return read_tail(directory / "output", TAIL_SIZE) if has_output(directory) else None
+
+    def _in_queue(self, store: "Store", attempts: Iterable[str]) -> Mapping[str, str]:
+        wanted = frozenset(attempts)
+        if wanted and (wanted - self._asked_for or self._clock() - self._asked >= _ASK_QUEUE_EVERY):
+            self._stored = store.last_words(sorted(wanted), TAIL_SIZE)
+            self._asked, self._asked_for = self._clock(), wanted
+        return {name: text for name, text in self._stored.items() if name in wanted}
+
+    def _understood(self, name: str, text: str) -> tuple[str, LastOutput]:
+        known = self._heard.get(name)
+        return known if known is not None and known[0] == text else (text, last_output(text))
+
+
+def last_output(text: str) -> LastOutput:
+    lines = [line for line in harmless(text).split("\n") if line.strip()]
+    last = lines[-1].strip() if lines else ""
+    return LastOutput(progress_in(text), last if len(last) <= _LAST_LINE_WIDTH else f"{last[: _LAST_LINE_WIDTH - 1]}…")

@@ -4,29 +4,29 @@ Each question is answered from an index, whatever the number of jobs: what takes
 or changes slowly, is asked seldom and remembered in between.
 """
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from stoker.queue.explanation import Surroundings, explain, gpu_names
 from stoker.queue.model import ENDED, Job, State
 from stoker.queue.surroundings import look_around
 from stoker.status import usage as hours
-from stoker.status.health import NEWS_FOR, Facts, judge
-from stoker.status.last_output import NOTHING, Listening
-from stoker.status.machines import machines_of
+from stoker.status.health import RECENT, HealthInputs, assess
+from stoker.status.machines import ClockCorrection, machines_of
 from stoker.status.model import (
     MOST_ENDED,
     MOST_RUNNING,
     MOST_WAITING,
     EndedJob,
-    Hours,
+    GpuHours,
     RunningJob,
     Snapshot,
     WaitingJob,
 )
-from stoker.status.since import Sightings
-from stoker.status.throttled_cache import ThrottledCache
+from stoker.status.progress import NO_OUTPUT, LastOutputs
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -41,14 +41,14 @@ class SnapshotBuilder:
 
     def __init__(self, home: Path) -> None:
         """`home` is where this machine's attempts are."""
-        self._listening = Listening(home)
+        self._listening = LastOutputs(home)
         self._ended_counts = ThrottledCache[dict[State, int]]()
         self._failures = ThrottledCache[int]()
         self._failed = ThrottledCache[list[Job]]()
         self._hung = ThrottledCache[list[Job]]()
         self._hangs = ThrottledCache[int]()
-        self._hours = ThrottledCache[Hours](_HOURS_EVERY)
-        self._sightings = Sightings()
+        self._hours = ThrottledCache[GpuHours](_HOURS_EVERY)
+        self._sightings = ClockCorrection()
 
     def observe(self, store: "Store") -> Snapshot:
         around = look_around(store)
@@ -59,9 +59,9 @@ class SnapshotBuilder:
         running = self._running(store, running_jobs, around)
         waiting = _waiting(store, around)
         ended, failed, hung = self._ended(store, around)
-        news = around.now - NEWS_FOR
-        health = judge(
-            Facts(
+        news = around.now - RECENT
+        health = assess(
+            HealthInputs(
                 now=around.now,
                 paused=around.paused,
                 counts=counts,
@@ -104,7 +104,7 @@ class SnapshotBuilder:
             attempt = attempts.get(job.id)
             name = attempt.id if attempt is not None else ""
             worker = workers.get(attempt.worker) if attempt is not None else None
-            said = words.get(name, NOTHING)
+            said = words.get(name, NO_OUTPUT)
             told.append(
                 RunningJob(
                     job=job,
@@ -121,7 +121,7 @@ class SnapshotBuilder:
 
     def _ended(self, store: "Store", around: Surroundings) -> tuple[tuple[EndedJob, ...], ...]:
         """The last of all, the last that failed lately, and the last that were stopped because they were idle."""
-        news = around.now - NEWS_FOR
+        news = around.now - RECENT
         jobs = store.ended_since(0.0, MOST_ENDED)
         failed = self._failed.get(lambda: store.failures("failed", news, 1))
         hung = self._hung.get(lambda: store.failures("idle", news, 1))
@@ -149,6 +149,48 @@ def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:
     return tuple(WaitingJob(job=job, why=explain(job, around, needs, ahead.get(job.id, 0))) for job in first)
 
 
-def _hours(store: "Store", now: float) -> Hours:
-    since = now - hours.STRETCH
-    return hours.tally(store.usage_totals(int(since // 60)), store.idle_stops(since), now)
+def _hours(store: "Store", now: float) -> GpuHours:
+    since = now - hours.WEEK
+    return hours.gpu_hours(store.usage_totals(int(since // 60)), store.idle_stops(since), now)
+
+
+T = TypeVar("T")
+
+# A question that takes long is asked so seldom that it takes no more than this share of the time.
+SHARE: Final = 0.02
+# What takes less is asked each time: a machine that is busy for a moment must not make it look dear.
+CHEAP: Final = 0.01
+# What was dear once may only have been held up: until it was so twice, its answer is kept no longer than this.
+DOUBTFUL: Final = 5.0
+
+
+class ThrottledCache(Generic[T]):
+    """One answer: as fresh as its price allows, and never asked for again within `at_least` seconds."""
+
+    def __init__(self, at_least: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._at_least = at_least
+        self._clock = clock
+        self._due = -math.inf
+        self._kept: list[T] = []
+        self._took = 0.0
+
+    def is_due(self) -> bool:
+        return self._clock() >= self._due
+
+    def get(self, ask: Callable[[], T]) -> T:
+        """What `ask` says, or said a short while ago."""
+        began = self._clock()
+        if began < self._due and self._kept:
+            return self._kept[0]
+        answer = ask()
+        ended = self._clock()
+        self._kept = [answer]
+        before, self._took = self._took, ended - began
+        proven = _worth(min(before, self._took))
+        self._due = ended + max(self._at_least, proven, min(_worth(self._took), DOUBTFUL))
+        return answer
+
+
+def _worth(price: float) -> float:
+    """How many seconds an answer is kept that took so many."""
+    return price / SHARE if price > CHEAP else 0.0

@@ -5,22 +5,24 @@ somebody would have looked the next morning, so each idle stop saved the time fr
 `UNTIL_SOMEBODY_LOOKS`, on each GPU that the job held.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from stoker.queue.model import GpuUse
-from stoker.status.model import Hours
+import msgspec
 
-STRETCH: Final = 7 * 86400.0
+from stoker.queue.model import GpuUse, Usage
+from stoker.status.model import GpuHours
+
+WEEK: Final = 7 * 86400.0
 # From an evening to the next morning.
 UNTIL_SOMEBODY_LOOKS: Final = 12 * 3600.0
 
 
-def tally(totals: Mapping[GpuUse, float], stops: Iterable[tuple[float, int]], now: float) -> Hours:
+def gpu_hours(totals: Mapping[GpuUse, float], stops: Iterable[tuple[float, int]], now: float) -> GpuHours:
     """`totals` are seconds of one GPU since `now - STRETCH`; `stops` say when each idle stop was and what it freed."""
-    since = now - STRETCH
+    since = now - WEEK
     saved = sum(_saved(now - ended) * gpus for ended, gpus in stops if ended >= since)
-    return Hours(
+    return GpuHours(
         since=since,
         jobs=_hours(totals.get("job", 0.0)),
         background=_hours(totals.get("background", 0.0)),
@@ -38,3 +40,61 @@ def _saved(ago: float) -> float:
 
 def _hours(seconds: float) -> float:
     return seconds / 3600.0
+
+
+# When a minute was shared, what is named first here is told of it: a job is what people look for.
+_IN_ORDER: Final[tuple[GpuUse, ...]] = ("job", "background", "somebody", "unknown", "free")
+
+
+class GpuSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU's minutes; None where nobody looked."""
+
+    host: str
+    gpu: str
+    """Its uuid."""
+    utilization: tuple[float | None, ...]
+    """A fraction of 1."""
+    memory: tuple[int | None, ...]
+    """Bytes."""
+    state: tuple[GpuUse | None, ...]
+    """What it did most of the minute."""
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """Several GPUs over the same minutes, the last of which is still under way."""
+
+    times: tuple[int, ...]
+    """When each minute begins, in seconds since the epoch."""
+    gpus: tuple[GpuSeries, ...]
+
+
+def usage_history(rows: Sequence[Usage], now: float, minutes: int = 60) -> History:
+    """The last so many minutes of every GPU that the rows tell of, by host and uuid."""
+    last = int(now // 60)
+    first = last - minutes + 1
+    told: dict[tuple[str, str], dict[int, Usage]] = {}
+    for row in rows:
+        if first <= row.minute <= last:
+            told.setdefault((row.host, row.gpu), {})[row.minute] = row
+    return History(
+        times=tuple(minute * 60 for minute in range(first, last + 1)),
+        gpus=tuple(
+            _one(host, gpu, [by_minute.get(minute) for minute in range(first, last + 1)])
+            for (host, gpu), by_minute in sorted(told.items())
+        ),
+    )
+
+
+def _one(host: str, gpu: str, rows: Sequence[Usage | None]) -> GpuSeries:
+    return GpuSeries(
+        host=host,
+        gpu=gpu,
+        utilization=tuple(None if row is None else row.utilization for row in rows),
+        memory=tuple(None if row is None else row.memory for row in rows),
+        state=tuple(None if row is None else _mostly(row) for row in rows),
+    )
+
+
+def _mostly(row: Usage) -> GpuUse | None:
+    longest = max(_IN_ORDER, key=lambda state: row.seconds.get(state, 0.0))
+    return longest if row.seconds.get(longest, 0.0) > 0.0 else None

@@ -63,7 +63,7 @@ async def job_events(request: Request, job: str) -> StreamingResponse:
     looks: Looks = request.app.state.looks
 
     async def sections() -> dict[str, str]:
-        found = await house.desk.ask(lambda store: detail.read(store, job, house.config.home))
+        found = await house.desk.ask(lambda store: detail.read_detail(store, job, house.config.home))
         return render_job(found, visitor.role)
 
     async def events() -> Events:

@@ -48,32 +48,32 @@ def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
 class Figures(Collector):
     """The figures of one overview; of None, that the queue cannot be read."""
 
-    def __init__(self, overview: Snapshot | None) -> None:
-        self._overview = overview
+    def __init__(self, snapshot: Snapshot | None) -> None:
+        self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("stoker_build", "The Stoker that tells this.", {"version": __version__})
-        is_there = self._overview is not None
+        is_there = self._snapshot is not None
         yield _single(
             "stoker_queue_up", "Whether the queue can be read; the rest is left out when not.", float(is_there)
         )
-        if self._overview is not None:
-            yield from _of_queue(self._overview)
-            yield from _of_jobs(self._overview)
-            yield from _of_workers(self._overview.machines)
-            yield from _of_gpus([machine for machine in self._overview.machines if _can_be_read(machine)])
-            yield from _of_time(self._overview)
+        if self._snapshot is not None:
+            yield from _of_queue(self._snapshot)
+            yield from _of_jobs(self._snapshot)
+            yield from _of_workers(self._snapshot.machines)
+            yield from _of_gpus([machine for machine in self._snapshot.machines if _can_be_read(machine)])
+            yield from _of_time(self._snapshot)
 
 
-def _of_queue(overview: Snapshot) -> Iterator[Metric]:
+def _of_queue(snapshot: Snapshot) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("stoker_queue_jobs", "Jobs that the queue knows, by their state.", labels=["state"])
     for state in get_args(State):
-        jobs.add_metric([state], overview.counts.get(state, 0))
+        jobs.add_metric([state], snapshot.counts.get(state, 0))
     yield jobs
-    yield _single("stoker_queue_paused", "Whether the queue is paused, so that nothing is started.", overview.paused)
+    yield _single("stoker_queue_paused", "Whether the queue is paused, so that nothing is started.", snapshot.paused)
 
 
-def _of_jobs(overview: Snapshot) -> Iterator[Metric]:
+def _of_jobs(snapshot: Snapshot) -> Iterator[Metric]:
     labels = ["job", "name", "host"]
     seconds = GaugeMetricFamily("stoker_job_running_seconds", "How long a job has been running.", labels=labels)
     progress = GaugeMetricFamily(
@@ -84,10 +84,10 @@ def _of_jobs(overview: Snapshot) -> Iterator[Metric]:
         "Until when a job is left alone, whatever its GPUs do.",
         labels=labels,
     )
-    for one in overview.running:
+    for one in snapshot.running:
         values = [one.job.id, one.job.name, one.host]
         if one.attempt is not None:
-            seconds.add_metric(values, max(0.0, overview.now - one.attempt.started))
+            seconds.add_metric(values, max(0.0, snapshot.now - one.attempt.started))
         if one.progress is not None and one.progress.fraction is not None:
             progress.add_metric(values, one.progress.fraction)
         if one.snoozed_until is not None:
@@ -149,9 +149,9 @@ def _of_fill(filled: Counter[tuple[str, str]]) -> Metric:
     return fill
 
 
-def _of_time(overview: Snapshot) -> Iterator[Metric]:
+def _of_time(snapshot: Snapshot) -> Iterator[Metric]:
     """Gauges: the stretch moves on with the clock, so these may fall."""
-    hours = overview.hours
+    hours = snapshot.hours
     spent = GaugeMetricFamily(
         "stoker_gpu_recent_seconds",
         "GPU time since stoker_gpu_recent_start_timestamp_seconds, by what it was for.",

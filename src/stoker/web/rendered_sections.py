@@ -46,12 +46,12 @@ class RenderedSections:
         self._version = -1
         self._by_role: dict[Role, asyncio.Future[Shown]] = {}
 
-    async def shown(self, overview: Snapshot, version: int, role: Role) -> Shown:
+    async def shown(self, snapshot: Snapshot, version: int, role: Role) -> Shown:
         if version != self._version:
             self._version, self._by_role = version, {}
         painting = self._by_role.get(role)
         if painting is None:
-            painting = asyncio.get_running_loop().run_in_executor(self._painter, _paint, overview, role)
+            painting = asyncio.get_running_loop().run_in_executor(self._painter, _paint, snapshot, role)
             self._by_role[role] = painting
         return await asyncio.shield(painting)
 
@@ -59,9 +59,9 @@ class RenderedSections:
         self._painter.shutdown(wait=False, cancel_futures=True)
 
 
-def _paint(overview: Snapshot, role: Role) -> Shown:
-    sections = render(overview, role)
-    return Shown({name: event(name, html) for name, html in sections.items()}, for_page(overview, role, sections))
+def _paint(snapshot: Snapshot, role: Role) -> Shown:
+    sections = render(snapshot, role)
+    return Shown({name: event(name, html) for name, html in sections.items()}, for_page(snapshot, role, sections))
 
 
 class Looks:

@@ -131,14 +131,14 @@ class SnapshotCache:
             self._wake_read.recv(4096)
         self._ending.wait(max(0.0, looked + _BETWEEN_LOOKS - time.monotonic()))
 
-    def _publish(self, overview: Snapshot | None, problem: str | None) -> None:
+    def _publish(self, snapshot: Snapshot | None, problem: str | None) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._take, overview, problem)
+                self._loop.call_soon_threadsafe(self._take, snapshot, problem)
 
-    def _take(self, overview: Snapshot | None, problem: str | None) -> None:
-        if overview is not None:
-            self.latest = overview
+    def _take(self, snapshot: Snapshot | None, problem: str | None) -> None:
+        if snapshot is not None:
+            self.latest = snapshot
             self.reached = time.monotonic()
         self._problem = problem
         self.version += 1

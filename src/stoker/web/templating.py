@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from stoker.queue.explanation import spoken
-from stoker.status.job_text import called, command_text, on_one_line
+from stoker.status.job_text import command_text, job_label, one_line
 from stoker.units import format_memory, format_percent
 from stoker.web.reports import fit_of, report_html
 from stoker.web.statics import static_url
@@ -44,12 +44,12 @@ def environment() -> Environment:
     )
     made.filters |= {
         "bytes": memory,
-        "called": called,
+        "called": job_label,
         "code": code,
         "command": command_text,
         "duration": duration,
         "fit": fit_of,
-        "line": on_one_line,
+        "line": one_line,
         "number": number,
         "percent": percent,
         "report": report_html,
@@ -109,7 +109,7 @@ def moment(at: float | None, telling: Telling = "ago") -> Markup:
 
 def code(text: str) -> Markup:
     """A text on one line in which what stands between `backticks` is for a terminal."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(on_one_line(text)))))  # noqa: S704 - escaped just here
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(one_line(text)))))  # noqa: S704 - escaped just here
 
 
 def sentence(text: str) -> Markup:

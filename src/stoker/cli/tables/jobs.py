@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
 from stoker.queue.model import ENDED, Job, State
-from stoker.status.job_text import called
+from stoker.status.job_text import job_label
 from stoker.units import format_duration, format_memory
 
 # In the order of the table.
@@ -35,7 +35,7 @@ def line_of(job: Job, why: Why, around: Surroundings) -> Line:
         when=_when(job, around.now),
         lasted=_lasted(job, around.now),
         exit_code="" if job.exit_code is None else str(job.exit_code),
-        what=called(job),
+        what=job_label(job),
     )
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from stoker.queue.explanation import spoken
 from stoker.queue.model import GpuUse, State
-from stoker.status.job_text import called, on_one_line
+from stoker.status.job_text import job_label, one_line
 from stoker.status.model import EndedJob, GpuCard, Level, Machine, Progress, RunningJob, Snapshot, WaitingJob
 from stoker.units import format_duration, format_memory, format_percent
 
@@ -49,22 +49,22 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Why what is shown is old."""
 
 
-def chosen(overview: Snapshot, view: View) -> tuple[Sequence[RunningJob], Sequence[WaitingJob], Sequence[EndedJob]]:
+def chosen(snapshot: Snapshot, view: View) -> tuple[Sequence[RunningJob], Sequence[WaitingJob], Sequence[EndedJob]]:
     """The jobs that are shown."""
 
     def wanted(one: AnyJob) -> bool:
         return not view.mine or one.job.submitter == view.mine
 
     return (
-        [one for one in overview.running if wanted(one)],
-        [one for one in overview.waiting if wanted(one)],
-        [one for one in overview.ended if wanted(one)],
+        [one for one in snapshot.running if wanted(one)],
+        [one for one in snapshot.waiting if wanted(one)],
+        [one for one in snapshot.ended if wanted(one)],
     )
 
 
-def selected(overview: Snapshot, view: View, step: int = 0) -> View:
+def selected(snapshot: Snapshot, view: View, step: int = 0) -> View:
     """The same view with a job selected that is there; `step` lines further down."""
-    ids = [one.job.id for section in chosen(overview, view) for one in section]
+    ids = [one.job.id for section in chosen(snapshot, view) for one in section]
     if not ids:
         return msgspec.structs.replace(view, selected=None, place=0)
     place = ids.index(view.selected) if view.selected in ids else view.place
@@ -72,29 +72,29 @@ def selected(overview: Snapshot, view: View, step: int = 0) -> View:
     return msgspec.structs.replace(view, selected=ids[place], place=place)
 
 
-def frame(overview: Snapshot, view: View, width: int, height: int) -> list[Text]:
+def frame(snapshot: Snapshot, view: View, width: int, height: int) -> list[Text]:
     """Exactly so many lines: the last one says what can be done, or what was."""
-    head = [_title(overview, view, width), *_health(overview, width, most=3 if height >= 30 else 1)]
+    head = [_title(snapshot, view, width), *_health(snapshot, width, most=3 if height >= 30 else 1)]
     room = max(0, height - len(head) - 1)
-    machines = _machines(overview, width, int(room * _GPU_SHARE))
-    jobs = _jobs(overview, view, width, room - len(machines))
+    machines = _machines(snapshot, width, int(room * _GPU_SHARE))
+    jobs = _jobs(snapshot, view, width, room - len(machines))
     body = [*head, *(cut(line, width) for line in (*machines, *jobs))]
     blank = [Text("")] * (height - 1 - len(body))
     return [*body[: height - 1], *blank, last_line(view, width)][-height:]
 
 
-def whole(overview: Snapshot, width: int) -> list[Text]:
+def whole(snapshot: Snapshot, width: int) -> list[Text]:
     """All of it, for a reader that has no screen."""
     view = View()
-    head = [_title(overview, view, width), *_health(overview, width, most=100)]
-    machines = [line for machine in overview.machines for line in _machine(machine, overview.now, width)]
-    return [*head, *machines, *_jobs(overview, view, width, 10_000)]
+    head = [_title(snapshot, view, width), *_health(snapshot, width, most=100)]
+    machines = [line for machine in snapshot.machines for line in _machine(machine, snapshot.now, width)]
+    return [*head, *machines, *_jobs(snapshot, view, width, 10_000)]
 
 
 def last_line(view: View, width: int) -> Text:
     if view.away:
-        return cut(Text(on_one_line(view.away), style="red"), width)
-    return cut(Text(on_one_line(view.note), style="bold") if view.note else Text(_HINT, style="dim"), width)
+        return cut(Text(one_line(view.away), style="red"), width)
+    return cut(Text(one_line(view.note), style="bold") if view.note else Text(_HINT, style="dim"), width)
 
 
 def cut(text: Text, width: int) -> Text:
@@ -119,38 +119,38 @@ def share(room: int, wants: Sequence[int]) -> list[int]:
 # The parts
 
 
-def _title(overview: Snapshot, view: View, width: int) -> Text:
+def _title(snapshot: Snapshot, view: View, width: int) -> Text:
     import time
 
     text = Text.assemble(
-        (time.strftime("%H:%M:%S", time.localtime(overview.now)), "dim"), "  ", (on_one_line(overview.place), "dim")
+        (time.strftime("%H:%M:%S", time.localtime(snapshot.now)), "dim"), "  ", (one_line(snapshot.place), "dim")
     )
-    if overview.simulated:
+    if snapshot.simulated:
         text.append("  these GPUs are simulated", "bold magenta")
-    if overview.paused:
+    if snapshot.paused:
         text.append("  the queue is paused", "bold yellow")
     if view.mine:
-        text.append(f"  only jobs of {on_one_line(view.mine)}", "bold")
+        text.append(f"  only jobs of {one_line(view.mine)}", "bold")
     return cut(text, width)
 
 
-def _health(overview: Snapshot, width: int, most: int) -> list[Text]:
-    health = overview.health
-    lines = [Text(on_one_line(health.headline), style=f"bold {_LEVELS[health.level]}")]
+def _health(snapshot: Snapshot, width: int, most: int) -> list[Text]:
+    health = snapshot.health
+    lines = [Text(one_line(health.headline), style=f"bold {_LEVELS[health.level]}")]
     # When one thing is all there is to tell, it is the headline.
     points = [point for point in health.points if point.sentence != health.headline]
-    lines += [Text(f"  {on_one_line(point.sentence)}", style=_LEVELS[point.level]) for point in points[:most]]
+    lines += [Text(f"  {one_line(point.sentence)}", style=_LEVELS[point.level]) for point in points[:most]]
     if len(points) > most:
         lines[-1].append(f" (and {len(points) - most} more)")
     return [cut(line, width) for line in lines]
 
 
-def _machines(overview: Snapshot, width: int, room: int) -> list[Text]:
+def _machines(snapshot: Snapshot, width: int, room: int) -> list[Text]:
     """A line for each GPU where there is room for that, for each machine where not."""
-    full = [line for machine in overview.machines for line in _machine(machine, overview.now, width)]
+    full = [line for machine in snapshot.machines for line in _machine(machine, snapshot.now, width)]
     if len(full) <= room:
         return full
-    short = [_in_short(machine, overview.now, width) for machine in overview.machines]
+    short = [_in_short(machine, snapshot.now, width) for machine in snapshot.machines]
     if len(short) <= max(1, room):
         return short
     kept = max(1, room) - 1
@@ -158,7 +158,7 @@ def _machines(overview: Snapshot, width: int, room: int) -> list[Text]:
 
 
 def _machine(machine: Machine, now: float, width: int) -> list[Text]:
-    head = Text.assemble((on_one_line(machine.host), "bold"), *_condition(machine, now))
+    head = Text.assemble((one_line(machine.host), "bold"), *_condition(machine, now))
     return [cut(head, width), *(_gpu(gpu, now, width) for gpu in machine.gpus)]
 
 
@@ -171,13 +171,13 @@ def _condition(machine: Machine, now: float) -> list[tuple[str, str]]:
     if machine.paused:
         found.append(("  paused", "yellow"))
     if machine.problem:
-        found.append((f"  {on_one_line(machine.problem)}", "dim" if machine.absent else "red"))
+        found.append((f"  {one_line(machine.problem)}", "dim" if machine.absent else "red"))
     return found
 
 
 def _gpu(gpu: GpuCard, now: float, width: int) -> Text:
-    word, colour = (on_one_line(gpu.note.removeprefix("is ")), "cyan") if gpu.kept_for else _GPU_STATES[gpu.state]
-    for_whom = f" for {on_one_line(gpu.user)}" if gpu.user else ""
+    word, colour = (one_line(gpu.note.removeprefix("is ")), "cyan") if gpu.kept_for else _GPU_STATES[gpu.state]
+    for_whom = f" for {one_line(gpu.user)}" if gpu.user else ""
     since = f", {spoken(now - gpu.since)}" if gpu.since is not None else ""
     memory = "?" if gpu.memory_used is None else format_memory(gpu.memory_used)
     of = f" of {format_memory(gpu.memory_total)}" if gpu.memory_total is not None else ""
@@ -189,7 +189,7 @@ def _gpu(gpu: GpuCard, now: float, width: int) -> Text:
         f"{for_whom}{since}",
     )
     if gpu.note and gpu.state != "job" and not gpu.kept_for:
-        text.append(f": {on_one_line(gpu.note)}", "dim")
+        text.append(f": {one_line(gpu.note)}", "dim")
     return cut(text, width)
 
 
@@ -207,9 +207,9 @@ def _in_short(machine: Machine, now: float, width: int) -> Text:
     return cut(text, width)
 
 
-def _jobs(overview: Snapshot, view: View, width: int, room: int) -> list[Text]:
-    running, waiting, ended = chosen(overview, view)
-    counts = overview.counts
+def _jobs(snapshot: Snapshot, view: View, width: int, room: int) -> list[Text]:
+    running, waiting, ended = chosen(snapshot, view)
+    counts = snapshot.counts
     queued = counts.get("queued", 0) + counts.get("held", 0)
     sections: list[tuple[str, int, Sequence[AnyJob]]] = [
         ("running", counts.get("running", 0), running),
@@ -223,7 +223,7 @@ def _jobs(overview: Snapshot, view: View, width: int, room: int) -> list[Text]:
         shown = _window(jobs, view, lent - 1)
         if lent:
             lines.append(_heading(name, count, shown, jobs, view))
-        lines += [_row(one, overview.now, view, width) for one in shown]
+        lines += [_row(one, snapshot.now, view, width) for one in shown]
     if not any(jobs for _name, _count, jobs in sections) and len(lines) < room:
         lines.append(Text("no jobs: `stoker submit -- COMMAND` makes one", style="dim"))
     return lines
@@ -245,7 +245,7 @@ def _window(jobs: Sequence[AnyJob], view: View, size: int) -> Sequence[AnyJob]:
 
 
 def _row(one: AnyJob, now: float, view: View, width: int) -> Text:
-    name = _column(called(one.job), min(max(14, width // 4), 48), width)
+    name = _column(job_label(one.job), min(max(14, width // 4), 48), width)
     mark, style = ("> ", "reverse") if one.job.id == view.selected else ("  ", "")
     text = Text.assemble((f"{mark}{one.job.id} {name} ", style))
     match one:
@@ -256,13 +256,13 @@ def _row(one: AnyJob, now: float, view: View, width: int) -> Text:
         case WaitingJob():
             text.append(_column(_wanted(one), 9, UNCUT), "dim")
             text.append(f" {'held' if one.job.state == 'held' else 'queued'}", _STATES.get(one.job.state, ""))
-            text.append(f"  {on_one_line(one.why.word or one.why.reason)}", "dim")
+            text.append(f"  {one_line(one.why.word or one.why.reason)}", "dim")
         case EndedJob():
             text.append(_column(one.job.state, 10, UNCUT), _STATES.get(one.job.state, ""))
             text.append(f"{_lasted(one.job.ended, now):>6} ago  ")
             if one.idle_stopped:
                 text.append("idle  ", "yellow")
-            text.append(on_one_line(one.job.reason) or _code(one), "dim")
+            text.append(one_line(one.job.reason) or _code(one), "dim")
     return cut(text, width)
 
 
@@ -275,14 +275,14 @@ def _doing(one: RunningJob, now: float, width: int) -> Text:
     if one.progress is not None and one.progress.fraction is not None:
         text.append_text(progress_bar(one.progress, bars=width < UNCUT))
     else:
-        text.append(on_one_line(one.progress.text if one.progress is not None else one.last_line), "dim")
+        text.append(one_line(one.progress.text if one.progress is not None else one.last_line), "dim")
     return text
 
 
 def progress_bar(progress: Progress, *, bars: bool = True) -> Text:
     percent = "" if progress.fraction is None else format_percent(progress.fraction)
     shown = bar(progress.fraction, percent) if bars else Text(f"{percent:>4}")
-    return Text.assemble(shown, (f" {on_one_line(progress.text)}", "dim"))
+    return Text.assemble(shown, (f" {one_line(progress.text)}", "dim"))
 
 
 def bar(fraction: float | None, caption: str) -> Text:
@@ -316,7 +316,7 @@ def _where(one: RunningJob, width: int, of: int) -> str:
 
 def _column(text: str, width: int, of: int) -> str:
     """So wide, in a line of the width `of`; wider only where nothing is cut."""
-    shown = on_one_line(text)
+    shown = one_line(text)
     if cell_len(shown) <= width:
         return set_cell_size(shown, width)
     return shown if of >= UNCUT else f"{set_cell_size(shown, width - 1)}…"

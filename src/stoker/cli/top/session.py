@@ -23,9 +23,9 @@ from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, label, mov
 from stoker.queue.store import Store
 from stoker.runs.output import read_tail
 from stoker.runs.transcript import harmless
-from stoker.status.detail import AttemptDetail, Detail, read
+from stoker.status.detail import AttemptDetail, JobDetail, read_detail
 from stoker.status.health import without_queue
-from stoker.status.job_text import called, command_text, on_one_line
+from stoker.status.job_text import command_text, job_label, one_line
 from stoker.status.model import Health, Snapshot
 from stoker.status.snapshot import SnapshotBuilder
 from stoker.units import format_duration
@@ -54,10 +54,10 @@ class Session:
         self._terminal = terminal
         self._queue = queue
         self._observer = SnapshotBuilder(home)
-        self._overview: Snapshot | None = None
+        self._snapshot: Snapshot | None = None
         self._health: Health | None = None
         """What the queue's last answer came to."""
-        self._detail: tuple[Detail, list[str]] | None = None
+        self._detail: tuple[JobDetail, list[str]] | None = None
         self._view: View = View()
         self._mode: Mode = "jobs"
         self._question: Callable[[], str] | None = None
@@ -87,29 +87,29 @@ class Session:
     # What is shown
 
     def _look(self) -> None:
-        before = self._overview
+        before = self._snapshot
         try:
-            self._overview = self._observer.observe(self._store)
-            self._health = self._overview.health
+            self._snapshot = self._observer.observe(self._store)
+            self._health = self._snapshot.health
             self._change(away="")
             if self._mode == "job":
                 self._read_detail()
             else:
-                self._view = selected(self._overview, self._view)
+                self._view = selected(self._snapshot, self._view)
         except StokerError as error:
-            if self._overview is before:
+            if self._snapshot is before:
                 self._lose(str(error))
             self._change(away=f"{error} (waiting; what is shown is old)")
 
     def _lose(self, why: str) -> None:
         """That all was well when the queue was last asked must not be read as an answer."""
-        if self._overview is not None and self._health is not None:
-            self._overview = msgspec.structs.replace(self._overview, health=without_queue(self._health, why))
+        if self._snapshot is not None and self._health is not None:
+            self._snapshot = msgspec.structs.replace(self._snapshot, health=without_queue(self._health, why))
 
     def _read_detail(self) -> None:
         if self._view.selected is None:
             return
-        detail = read(self._store, self._view.selected, self._home)
+        detail = read_detail(self._store, self._view.selected, self._home)
         last = detail.last
         self._detail = detail, [] if last is None else last_words(self._store, self._home, last.attempt)
 
@@ -121,9 +121,9 @@ class Session:
             return help_frame(self._view, width, height)
         if self._mode == "job" and self._detail is not None:
             return detail_frame(*self._detail, self._view, width, height)
-        if self._overview is None:
+        if self._snapshot is None:
             return [last_line(self._view, width)]
-        return frame(self._overview, self._view, width, height)
+        return frame(self._snapshot, self._view, width, height)
 
     # What keys do
 
@@ -161,14 +161,14 @@ class Session:
         elif key == "l":
             self._follow(job)
         elif key == "c" and job.state == "running":
-            self._change(note=f"{job.id} ({called(job)[:60]}) is running: stop it? y/n")
+            self._change(note=f"{job.id} ({job_label(job)[:60]}) is running: stop it? y/n")
             self._question = lambda: act(self._store, key, job.id)
         else:
             self._tell(act(self._store, key, job.id))
 
     def _step(self, step: int) -> None:
-        if self._overview is not None:
-            self._view = selected(self._overview, self._view, step)
+        if self._snapshot is not None:
+            self._view = selected(self._snapshot, self._view, step)
             if self._mode == "job":
                 self._due = 0.0
 
@@ -178,13 +178,13 @@ class Session:
             self._tell("who you are cannot be told here: all jobs are shown")
             return
         self._change(mine="" if self._view.mine else me)
-        if self._overview is not None:
-            self._view = selected(self._overview, self._view)
+        if self._snapshot is not None:
+            self._view = selected(self._snapshot, self._view)
 
     def _selected(self) -> Job | None:
         if self._mode == "job" and self._detail is not None:
             return self._detail[0].job
-        sections = chosen(self._overview, self._view) if self._overview is not None else ()
+        sections = chosen(self._snapshot, self._view) if self._snapshot is not None else ()
         for one in (one for section in sections for one in section):
             if one.job.id == self._view.selected:
                 return one.job
@@ -252,7 +252,7 @@ def act(store: "Store", key: str, job: str) -> str:
             return _steer(store, RELEASE if store.job(job).state == "held" else HOLD, job)
         return _steer(store, VERBS[key], job)
     except StokerError as error:
-        return on_one_line(f"nothing was done: {error}")
+        return one_line(f"nothing was done: {error}")
 
 
 def turn_queue(store: "Store") -> str:
@@ -263,31 +263,31 @@ def turn_queue(store: "Store") -> str:
             return "the queue goes on"
         store.pause()
     except StokerError as error:
-        return on_one_line(f"nothing was done: {error}")
+        return one_line(f"nothing was done: {error}")
     return "the queue is paused: nothing more is started, and what runs goes on; p lets it go on"
 
 
 def _steer(store: "Store", verb: Verb, name: str) -> str:
     job = store.job(name)
-    called = on_one_line(label(job.id, job.name))
+    job_label = one_line(label(job.id, job.name))
     obstacle = verb.obstacle(job, store.clock())
     if obstacle is None:
         if became := verb.apply(store, [job.id]).get(job.id):
-            return f"{called}: {became}"
+            return f"{job_label}: {became}"
         obstacle = why_not_any_more(store, job.id, verb)
-    return f"{called} was not {verb.done}: {obstacle}"
+    return f"{job_label} was not {verb.done}: {obstacle}"
 
 
 def _snooze(store: "Store", name: str) -> str:
     job = store.job(name)
     if job.state != "running" or job.attempt is None:
         raise BadInputError("only a job that runs can be left alone")
-    called = on_one_line(label(job.id, job.name))
+    named = one_line(label(job.id, job.name))
     if not store.snooze(job.attempt, SNOOZE_SECONDS, login_name()):
-        return f"{called} has just ended"
+        return f"{named} has just ended"
     now = store.clock()
     return (
-        f"{called} is left alone for {format_duration(SNOOZE_SECONDS)}, until {clock_time(now + SNOOZE_SECONDS, now)}"
+        f"{named} is left alone for {format_duration(SNOOZE_SECONDS)}, until {clock_time(now + SNOOZE_SECONDS, now)}"
     )
 
 
@@ -300,10 +300,10 @@ def last_words(store: "Store", home: Path, attempt: Attempt) -> list[str]:
     """The lines at the end of its output, without anything that could speak to the terminal."""
     directory = directory_of(home, attempt)
     text = read_tail(directory / "output", _TAIL) if has_output(directory) else store.log(attempt.id)[-_TAIL:]
-    return [on_one_line(line) for line in harmless(text).rstrip("\n").split("\n")]
+    return [one_line(line) for line in harmless(text).rstrip("\n").split("\n")]
 
 
-def detail_frame(detail: Detail, output: Sequence[str], view: View, width: int, height: int) -> list[Text]:
+def detail_frame(detail: JobDetail, output: Sequence[str], view: View, width: int, height: int) -> list[Text]:
     """Exactly so many lines."""
     head = [cut(line, width) for line in _about(detail)]
     room = max(0, height - 1 - len(head))
@@ -321,28 +321,28 @@ def help_frame(view: View, width: int, height: int) -> list[Text]:
     return [*(cut(line, width) for line in lines[: height - 1]), *blank, last_line(hint, width)][-height:]
 
 
-def _about(detail: Detail) -> list[Text]:
+def _about(detail: JobDetail) -> list[Text]:
     job = detail.job
     lines = [
-        Text.assemble((f"{job.id}  {called(job)}", "bold")),
-        Text(on_one_line(detail.why.reason)),
-        Text.assemble(("command   ", "dim"), on_one_line(command_text(job))),
-        Text.assemble(("in        ", "dim"), on_one_line(job.directory)),
+        Text.assemble((f"{job.id}  {job_label(job)}", "bold")),
+        Text(one_line(detail.why.reason)),
+        Text.assemble(("command   ", "dim"), one_line(command_text(job))),
+        Text.assemble(("in        ", "dim"), one_line(job.directory)),
     ]
     facts = [f"submitted {clock_time(job.submitted, detail.now)}"]
-    facts += [f"by {on_one_line(job.submitter)}"] if job.submitter else []
+    facts += [f"by {one_line(job.submitter)}"] if job.submitter else []
     facts += [f"priority {job.priority}"] if job.priority else []
-    facts += [f"tagged {on_one_line(', '.join(job.tags))}"] if job.tags else []
+    facts += [f"tagged {one_line(', '.join(job.tags))}"] if job.tags else []
     lines.append(Text(", ".join(facts), style="dim"))
     if job.link:
-        lines.append(Text.assemble(("page      ", "dim"), on_one_line(job.link)))
+        lines.append(Text.assemble(("page      ", "dim"), one_line(job.link)))
     if detail.snoozed_until is not None:
         lines.append(Text(f"left alone for {spoken(detail.snoozed_until - detail.now)} more", style="yellow"))
     if detail.progress is not None:
         lines.append(progress_bar(detail.progress))
     lines += [_attempt(one, detail.now) for one in detail.attempts[-_MOST_ATTEMPTS:]]
     if detail.last is not None:
-        where = "" if detail.last.whole_here else f" (its end; the whole is on {on_one_line(detail.last.host)})"
+        where = "" if detail.last.whole_here else f" (its end; the whole is on {one_line(detail.last.host)})"
         lines.append(Text(f"output{where}", style="dim underline"))
     return lines
 
@@ -352,10 +352,10 @@ def _attempt(one: AttemptDetail, now: float) -> Text:
     gpus = ",".join(one.gpus) or "no GPU"
     outcome = attempt.outcome or "running"
     lasted = spoken((attempt.ended if attempt.ended is not None else now) - attempt.started)
-    because = f": {on_one_line(attempt.reason)}" if attempt.reason else ""
+    because = f": {one_line(attempt.reason)}" if attempt.reason else ""
     return Text.assemble(
         (f"attempt {attempt.number} ", "dim"),
-        f"on {on_one_line(one.host)} ({gpus}), {clock_time(attempt.started, now)}, {lasted}, ",
+        f"on {one_line(one.host)} ({gpus}), {clock_time(attempt.started, now)}, {lasted}, ",
         (outcome, "red" if outcome in {"failed", "lost"} else "green" if outcome == "succeeded" else ""),
         because,
     )

@@ -37,20 +37,20 @@ def top_command(once: bool, as_json: bool, queue_url: str | None) -> int:
             return Session(store, home, terminal, queue_url_of(queue_url)).run()
 
 
-def _print_json(overview: "Snapshot") -> int:
+def _print_json(snapshot: "Snapshot") -> int:
     import msgspec
 
     from stoker.masking import masked
 
-    told = masked(msgspec.to_builtins(overview))
+    told = masked(msgspec.to_builtins(snapshot))
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
     return 0
 
 
-def _print(overview: "Snapshot") -> int:
+def _print(snapshot: "Snapshot") -> int:
     from stoker.cli.tables.table import console, print_lines, width_of
     from stoker.cli.top.screen import UNCUT, whole
 
     screen = console()
-    print_lines(screen, whole(overview, width_of(screen) or UNCUT))
+    print_lines(screen, whole(snapshot, width_of(screen) or UNCUT))
     return 0

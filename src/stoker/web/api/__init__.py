@@ -5,7 +5,7 @@ from typing import Final
 from fastapi import APIRouter, Depends, Security
 from fastapi.security import HTTPBearer
 
-from stoker.web.api import attempts, gpus, jobs, overview, queue, session, steering, workers
+from stoker.web.api import attempts, gpus, jobs, queue, session, status, steering, workers
 from stoker.web.api.answers import known_parameters, problems_listed
 
 PREFIX: Final = "/api/v1"
@@ -18,5 +18,5 @@ router = APIRouter(
     dependencies=[Security(_TOKEN), Depends(known_parameters)],
     responses=problems_listed(400, 401, 403, 422, 429, 503),
 )
-for part in (overview, jobs, steering, attempts, workers, queue, gpus, session):
+for part in (status, jobs, steering, attempts, workers, queue, gpus, session):
     router.include_router(part.router)

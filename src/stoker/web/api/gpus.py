@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from stoker.queue.model import GpuUse
 from stoker.queue.store import Store
-from stoker.status.history import History, series
+from stoker.status.usage import History, usage_history
 from stoker.web.api.answers import answer, tagged
 from stoker.web.api.described import described
 from stoker.web.app_state import house_of
@@ -50,7 +50,7 @@ async def get_history(
 
     def history(store: Store) -> History:
         now = store.clock()
-        return series(store.usage(int(now // 60) - minutes + 1, host, gpu), now, minutes)
+        return usage_history(store.usage(int(now // 60) - minutes + 1, host, gpu), now, minutes)
 
     return tagged(request, await house_of(request).desk.ask(history))
 

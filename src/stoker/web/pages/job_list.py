@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from stoker.queue.model import Failure, State
 from stoker.queue.store import Store
-from stoker.status.health import NEWS_FOR
+from stoker.status.health import RECENT
 from stoker.web.app_state import house_of, visitor_of
 from stoker.web.pages.front import now_of
 from stoker.web.pages.sections import render_list, trusted
@@ -61,7 +61,7 @@ class Listing(msgspec.Struct, frozen=True):
 
     def look(self, store: Store) -> Page:
         if self.unseen:
-            return Page(store.failures(cast("Failure", self.unseen), store.clock() - NEWS_FOR, _MOST_UNSEEN), None)
+            return Page(store.failures(cast("Failure", self.unseen), store.clock() - RECENT, _MOST_UNSEEN), None)
         states = (cast("State", self.state),) if self.state else ()
         before = place_of(self.cursor) if self.cursor else None
         return page_of(store.page(states, self.tag or None, before, _ON_A_PAGE + 1), _ON_A_PAGE)

@@ -17,7 +17,7 @@ router = APIRouter()
 async def job_page(request: Request, job: str) -> Response:
     house = house_of(request)
     try:
-        found = await house.desk.ask(lambda store: detail.read(store, job, house.config.home))
+        found = await house.desk.ask(lambda store: detail.read_detail(store, job, house.config.home))
     except BadInputError as error:
         raise NotFoundError(str(error)) from None
     if found.job.id != job:

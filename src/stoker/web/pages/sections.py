@@ -9,7 +9,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from stoker.queue.model import Job
-from stoker.status.detail import Detail
+from stoker.status.detail import JobDetail
 from stoker.status.model import Machine, Snapshot
 from stoker.web.pages import words
 from stoker.web.templating import rendered, slug
@@ -33,19 +33,19 @@ _WORDS: Final = {
 }
 
 
-def render(overview: Snapshot, role: Role) -> dict[str, str]:
+def render(snapshot: Snapshot, role: Role) -> dict[str, str]:
     """The sections of the overview by their names; a machine's is `machine-` and its worker's id."""
-    context = _context(overview, role)
+    context = _context(snapshot, role)
     sections = {name: rendered(f"{name}.html", parts={}, **context).strip() for name in OVERVIEW}
     return sections | {
-        name_of(machine): rendered("machine.html", machine=machine, **context).strip() for machine in overview.machines
+        name_of(machine): rendered("machine.html", machine=machine, **context).strip() for machine in snapshot.machines
     }
 
 
-def for_page(overview: Snapshot, role: Role, rendered_before: Mapping[str, str]) -> dict[str, Markup]:
+def for_page(snapshot: Snapshot, role: Role, rendered_before: Mapping[str, str]) -> dict[str, Markup]:
     """The same for a page that is opened: with each machine in its place among the machines."""
     sections = trusted(rendered_before)
-    machines = rendered("machines.html", parts=sections, **_context(overview, role))
+    machines = rendered("machines.html", parts=sections, **_context(snapshot, role))
     return sections | trusted({"machines": machines})
 
 
@@ -53,14 +53,14 @@ def name_of(machine: Machine) -> str:
     return f"machine-{slug(machine.worker)}"
 
 
-def _context(overview: Snapshot, role: Role) -> dict[str, Any]:
-    gpus = sum(len(machine.gpus) for machine in overview.machines)
-    jobs = [*(item.job for item in overview.running), *(item.job for item in overview.waiting)]
+def _context(snapshot: Snapshot, role: Role) -> dict[str, Any]:
+    gpus = sum(len(machine.gpus) for machine in snapshot.machines)
+    jobs = [*(item.job for item in snapshot.running), *(item.job for item in snapshot.waiting)]
     return {
-        "overview": overview,
+        "snapshot": snapshot,
         "acts": role == "operator",
         "names": {job.id: job.name or job.id for job in jobs},
-        "machines": [name_of(machine) for machine in overview.machines],
+        "machines": [name_of(machine) for machine in snapshot.machines],
         "gpu_count": gpus,
         "crowded": gpus > _MOST_CARDS,
         "most_points": _MOST_POINTS,
@@ -68,7 +68,7 @@ def _context(overview: Snapshot, role: Role) -> dict[str, Any]:
     }
 
 
-def render_job(detail: Detail, role: Role) -> dict[str, str]:
+def render_job(detail: JobDetail, role: Role) -> dict[str, str]:
     """The sections of one job's page by their names."""
     context = {"detail": detail, "acts": role == "operator", **_WORDS}
     return {name: rendered(f"job_{name}.html", **context).strip() for name in JOB}

@@ -49,9 +49,9 @@ def crying(
     say: Callable[[str], None] = lambda _sentence: None,
     pauses: tuple[float, ...] = (),
 ) -> Iterator[None]:
-    crier = Notifier(Notifications(urls=urls, events=events), LINK, opened, say, pauses)
+    notifier = Notifier(Notifications(urls=urls, events=events), LINK, opened, say, pauses)
     stop = threading.Event()
-    thread = threading.Thread(target=crier.run, args=(stop,))
+    thread = threading.Thread(target=notifier.run, args=(stop,))
     thread.start()
     try:
         yield
@@ -181,7 +181,7 @@ def test_what_could_not_be_sent_before_the_end_is_told_by_the_next_one(store: St
 
 
 def test_a_service_that_hangs_holds_up_nobody_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.notifications.sender._LAST_WORDS", 0.1)
+    monkeypatch.setattr("stoker.notifications.senders._LAST_WORDS", 0.1)
     with (
         Receiver(Answer(after=600.0)).listening() as slow,
         Receiver().listening() as quick,
@@ -235,8 +235,8 @@ def test_of_jobs_that_ended_only_those_are_loaded_that_are_told_of(store: Store)
         fail(store, f"{name} failed")
     store._driver.fetch_text("UPDATE stoker_jobs SET ended = ended - 9", {})  # two ends may be one to the clock
     store.cancel(store.submit([NewJob(command="x", name="last")]))
-    crier = Notifier(Notifications(urls=(), events=("failed", "queue-empty")), LINK, open_queue, print)
-    sight = crier._sight(store)
+    notifier = Notifier(Notifications(urls=(), events=("failed", "queue-empty")), LINK, open_queue, print)
+    sight = notifier._queue_state(store)
     assert sorted(job.name for job in sight.ended) == ["a failed", "b failed", "c failed", "last"]
     assert len(sight.causes) == 3
 
@@ -245,13 +245,13 @@ def test_a_job_that_was_idle_and_is_cancelled_is_not_told_to_be_tried_again(stor
     (job,) = store.submit([NewJob(command="x", name="hung", retries=1)])
     attempt = store.claim(job, "w", [], 600.0)
     assert attempt is not None
-    crier = Notifier(Notifications(urls=(), events=("idle-stopped",)), LINK, open_queue, print)
-    crier._sight(store)
+    notifier = Notifier(Notifications(urls=(), events=("idle-stopped",)), LINK, open_queue, print)
+    notifier._queue_state(store)
     store.write_details(attempt.id, AttemptDetails(cause="idle"))
     store.finish(attempt.id, "failed", 1, "")
     store.cancel([job])
     store.cancel(store.submit([NewJob(command="x", name="last")]))
-    assert crier._sight(store).retried == {}
+    assert notifier._queue_state(store).retried == {}
 
 
 def test_a_service_whose_own_code_breaks_is_tried_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

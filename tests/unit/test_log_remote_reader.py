@@ -21,7 +21,7 @@ from stoker.queue import Attempt, Store, init_queue
 from stoker.queue.model import LogChunk
 from stoker.runs.output import OutputLog
 from tests.support.attempts import WORKER, be_there, start, submit
-from tests.support.lender import Lender, borrowed_in
+from tests.support.log_sender import Lender, borrowed_in
 
 PATIENCE = borrowed_reader._PATIENCE
 

@@ -10,120 +10,122 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.notifications.events import AFTERWORD, YOUNG, Event, Kind, News, Sight
-from stoker.notifications.message import LONGEST, compose, plain
-from stoker.notifications.throttle import Throttle, give_back
+from stoker.notifications.events import CAUSE_WITHIN, MAX_AGE, Event, EventDetector, Kind, QueueState
+from stoker.notifications.senders import MAX_LENGTH, compose, plain
+from stoker.notifications.throttle import Throttle, release
 from stoker.queue.model import HEARD_WITHIN
 from stoker.settings import EVENTS
 from tests.support.deep import examples
 from tests.support.telling import NOW, MemoryLedger, attempt, event, gpu, job, worker
 
 
-def a_look(at: float = 0.0, **what: Any) -> Sight:
-    return Sight(now=NOW + at, **what)
+def a_look(at: float = 0.0, **what: Any) -> QueueState:
+    return QueueState(now=NOW + at, **what)
 
 
 def said(events: list[Event]) -> list[str]:
     return [event.sentence for event in events]
 
 
-def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = EVENTS) -> News:
-    return News(kinds, unknown_after)
+def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = EVENTS) -> EventDetector:
+    return EventDetector(kinds, unknown_after)
 
 
 # Jobs
 
 
 def test_a_job_that_failed_for_good_is_told_once_with_its_reason() -> None:
-    news = watching()
+    detector = watching()
     failed = job("train", exit_code=3, reason="it ended with code 3: CUDA out of memory.")
     look = a_look(ended=[failed], causes={"attempt-of-train": "by itself"})
-    assert said(news.of(look)) == ["Job train failed with exit code 3: it ended with code 3: CUDA out of memory."]
-    assert news.of(look) == []
+    assert said(detector.detect(look)) == [
+        "Job train failed with exit code 3: it ended with code 3: CUDA out of memory."
+    ]
+    assert detector.detect(look) == []
 
 
 @pytest.mark.parametrize("state", ["succeeded", "cancelled"])
 def test_a_job_that_succeeded_or_was_cancelled_is_not_told(state: str) -> None:
-    assert watching().of(a_look(ended=[job(state=state)])) == []
+    assert watching().detect(a_look(ended=[job(state=state)])) == []
 
 
 def test_a_job_that_fails_again_after_a_retry_by_hand_is_told_again() -> None:
-    news = watching()
-    assert len(news.of(a_look(ended=[job()]))) == 1
-    assert len(news.of(a_look(5, ended=[job(attempt="another")]))) == 1
+    detector = watching()
+    assert len(detector.detect(a_look(ended=[job()]))) == 1
+    assert len(detector.detect(a_look(5, ended=[job(attempt="another")]))) == 1
 
 
 def test_why_it_failed_is_waited_for_a_moment() -> None:
-    news = watching()
+    detector = watching()
     failed = job(ended=NOW)
-    assert news.of(a_look(AFTERWORD / 2, ended=[failed])) == []
-    told = news.of(a_look(AFTERWORD, ended=[failed], causes={"attempt-of-train": "idle"}))
+    assert detector.detect(a_look(CAUSE_WITHIN / 2, ended=[failed])) == []
+    told = detector.detect(a_look(CAUSE_WITHIN, ended=[failed], causes={"attempt-of-train": "idle"}))
     assert [event.kind for event in told] == ["idle-stopped"]
 
 
 def test_one_whose_gpus_stayed_idle_is_told_as_such_and_not_twice() -> None:
     look = a_look(ended=[job(reason="GPU 0 stayed below 1% for 30m")], causes={"attempt-of-train": "idle"})
-    (told,) = watching().of(look)
+    (told,) = watching().detect(look)
     assert told.kind == "idle-stopped"
     assert told.sentence == "Job train was stopped because its GPUs stayed idle: GPU 0 stayed below 1% for 30m."
-    (told,) = watching(kinds=("failed",)).of(look)
+    (told,) = watching(kinds=("failed",)).detect(look)
     assert told.kind == "failed"
 
 
 def test_one_that_turns_out_to_have_been_idle_after_it_was_told_as_failed_is_not_told_again() -> None:
     late = {"ended": [job(ended=NOW)], "causes": {"attempt-of-train": "idle"}}
-    news, ledger, pacer = watching(), MemoryLedger(), Throttle()
-    pacer.add(news.of(a_look(AFTERWORD, ended=[job(ended=NOW)])))
-    pacer.add(news.of(a_look(AFTERWORD + 3, **late)))
+    detector, ledger, pacer = watching(), MemoryLedger(), Throttle()
+    pacer.add(detector.detect(a_look(CAUSE_WITHIN, ended=[job(ended=NOW)])))
+    pacer.add(detector.detect(a_look(CAUSE_WITHIN + 3, **late)))
     # Also not by another process, which has heard of it only now.
-    pacer.add(watching().of(a_look(AFTERWORD + 3, **late)))
+    pacer.add(watching().detect(a_look(CAUSE_WITHIN + 3, **late)))
     told = [event.kind for at in (3, 100) for bundle in pacer.due(NOW + at, ledger) for event in bundle.events]
     assert len(told) == 1
 
 
 def test_one_that_was_idle_and_is_tried_again_is_told_too() -> None:
     look = a_look(retried={"a1": job(state="queued")}, causes={"a1": "idle"})
-    assert said(watching().of(look))[0].endswith("stayed idle. It will be tried again.")
-    assert watching().of(a_look(retried={"a1": job(state="queued")}, causes={"a1": "by itself"})) == []
+    assert said(watching().detect(look))[0].endswith("stayed idle. It will be tried again.")
+    assert watching().detect(a_look(retried={"a1": job(state="queued")}, causes={"a1": "by itself"})) == []
 
 
 def test_what_is_older_than_an_hour_is_not_told() -> None:
-    old = job(ended=NOW - YOUNG - 1)
-    assert watching().of(a_look(ended=[old], unfinished=False)) == []
+    old = job(ended=NOW - MAX_AGE - 1)
+    assert watching().detect(a_look(ended=[old], unfinished=False)) == []
 
 
 # The queue
 
 
 def test_an_empty_queue_is_told_once_until_something_else_has_ended() -> None:
-    news = watching(kinds=("queue-empty",))
+    detector = watching(kinds=("queue-empty",))
     first, second = job(state="succeeded", ended=NOW - 9), job("eval", state="cancelled", ended=NOW + 5)
-    assert news.of(a_look(ended=[first], unfinished=True)) == []
-    assert said(news.of(a_look(1, ended=[first], unfinished=False))) == [
+    assert detector.detect(a_look(ended=[first], unfinished=True)) == []
+    assert said(detector.detect(a_look(1, ended=[first], unfinished=False))) == [
         "The queue is empty: the last job to end was train, which succeeded."
     ]
-    assert news.of(a_look(2, ended=[first], unfinished=False)) == []
-    assert news.of(a_look(6, ended=[second, first], unfinished=True)) == []
-    assert len(news.of(a_look(7, ended=[second, first], unfinished=False))) == 1
+    assert detector.detect(a_look(2, ended=[first], unfinished=False)) == []
+    assert detector.detect(a_look(6, ended=[second, first], unfinished=True)) == []
+    assert len(detector.detect(a_look(7, ended=[second, first], unfinished=False))) == 1
 
 
 def test_a_queue_whose_last_jobs_are_forgotten_is_not_empty_anew() -> None:
-    news = watching(kinds=("queue-empty",))
+    detector = watching(kinds=("queue-empty",))
     older, newer = job(state="succeeded", ended=NOW - 99), job("b", state="succeeded", ended=NOW - 9)
-    assert len(news.of(a_look(ended=[newer, older], unfinished=False))) == 1
-    assert news.of(a_look(1, ended=[older], unfinished=False)) == []
-    assert news.of(a_look(2, ended=[], unfinished=False)) == []
+    assert len(detector.detect(a_look(ended=[newer, older], unfinished=False))) == 1
+    assert detector.detect(a_look(1, ended=[older], unfinished=False)) == []
+    assert detector.detect(a_look(2, ended=[], unfinished=False)) == []
 
 
 # GPUs
 
 
 def test_a_gpu_is_told_when_it_stays_unknown_once_and_when_it_is_back() -> None:
-    news, ledger, told = watching(), MemoryLedger(), list[str]()
+    detector, ledger, told = watching(), MemoryLedger(), list[str]()
 
     def look(at: float, **of_gpu: Any) -> None:
         pacer = Throttle()
-        pacer.add(news.of(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))])))
+        pacer.add(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))])))
         told.extend(event.sentence for bundle in pacer.due(NOW + at, MemoryLedgerOf(ledger)) for event in bundle.events)
 
     look(0)
@@ -154,26 +156,26 @@ class MemoryLedgerOf:
 
 
 def test_a_short_outage_is_told_neither_then_nor_when_it_is_over() -> None:
-    news, ledger, pacer = watching(), MemoryLedger(), Throttle()
+    detector, ledger, pacer = watching(), MemoryLedger(), Throttle()
     for at, doing in ((0, "free"), (10, "unknown"), (300, "unknown"), (310, "free")):
-        pacer.add(news.of(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(state=doing),))])))
+        pacer.add(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(state=doing),))])))
         assert list(pacer.due(NOW + at, ledger)) == []
 
 
 def test_a_machine_whose_gpus_are_not_even_listed_is_told() -> None:
-    news = watching(unknown_after=60.0)
+    detector = watching(unknown_after=60.0)
     told: list[Event] = []
     for at in (0, 20, 40, 60):
-        told += news.of(a_look(at, workers=[worker(seen=NOW + at, problem="NVML: driver not loaded")]))
+        told += detector.detect(a_look(at, workers=[worker(seen=NOW + at, problem="NVML: driver not loaded")]))
     assert said([one for one in told if one.turn == "began"]) == [
         "All GPUs of node7 could not be read for 60 s: NVML: driver not loaded."
     ]
 
 
 def test_a_machine_without_any_gpu_is_never_told() -> None:
-    news, told = watching(unknown_after=60.0), list[Event]()
+    detector, told = watching(unknown_after=60.0), list[Event]()
     for at in range(0, 90, 10):
-        told += news.of(a_look(at, workers=[worker(seen=NOW + at, problem="no driver", absent=True)]))
+        told += detector.detect(a_look(at, workers=[worker(seen=NOW + at, problem="no driver", absent=True)]))
     assert [one for one in told if one.kind == "gpu-unknown"] == []
 
 
@@ -181,9 +183,10 @@ def test_a_machine_without_any_gpu_is_never_told() -> None:
     "of_gpu", [{"state": "unknown", "since": NOW - 900}, {"state": "job", "unread_since": NOW - 900}]
 )
 def test_how_long_a_gpu_is_unknown_is_counted_by_our_own_clock_whoever_holds_it(of_gpu: dict[str, Any]) -> None:
-    news = watching(unknown_after=60.0)
+    detector = watching(unknown_after=60.0)
     looks = {
-        at: said(news.of(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))]))) for at in (0, 30, 60)
+        at: said(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))])))
+        for at in (0, 30, 60)
     }
     assert [any("GPU 3" in sentence for sentence in looks[at]) for at in (0, 30, 60)] == [False, False, True]
     assert looks[60] == ["GPU 3 of node7 could not be read for 60 s."]
@@ -192,11 +195,11 @@ def test_how_long_a_gpu_is_unknown_is_counted_by_our_own_clock_whoever_holds_it(
 # Workers
 
 
-def look_at_gone(news: News, *workers: Any, **more: Any) -> list[Event]:
+def look_at_gone(detector: EventDetector, *workers: Any, **more: Any) -> list[Event]:
     """From when it was first seen until it is silent for too long, with looks as they come."""
     found = []
     for at in range(0, 80, 5):
-        found += news.of(a_look(at, workers=workers, **more))
+        found += detector.detect(a_look(at, workers=workers, **more))
     return [event for event in found if event.turn == "began"]
 
 
@@ -219,10 +222,12 @@ def test_one_in_whose_place_another_was_started_is_not() -> None:
 
 
 def test_after_a_while_without_the_queue_workers_get_time_to_be_heard() -> None:
-    news = watching()
-    news.of(a_look(0, workers=[worker()]))
-    assert news.of(a_look(300, workers=[worker()])) == []
-    assert news.of(a_look(305, workers=[worker(seen=NOW + 304)])) != []  # that it is there, to whom it was told gone
+    detector = watching()
+    detector.detect(a_look(0, workers=[worker()]))
+    assert detector.detect(a_look(300, workers=[worker()])) == []
+    assert (
+        detector.detect(a_look(305, workers=[worker(seen=NOW + 304)])) != []
+    )  # that it is there, to whom it was told gone
 
 
 def test_one_that_is_heard_again_is_told_only_to_those_who_heard_that_it_was_gone() -> None:
@@ -230,7 +235,7 @@ def test_one_that_is_heard_again_is_told_only_to_those_who_heard_that_it_was_gon
         ledger, pacer = MemoryLedger(), Throttle()
         if was_told:
             ledger.note_once("worker-gone:w1")
-        pacer.add(watching().of(a_look(workers=[worker()])))
+        pacer.add(watching().detect(a_look(workers=[worker()])))
         assert [said(list(bundle.events)) for bundle in pacer.due(NOW, ledger)] == ([expected] if expected else [])
 
 
@@ -284,7 +289,7 @@ def test_the_first_goes_at_once_and_the_others_of_that_minute_in_one() -> None:
     pacer.add(event(f"{number}") for number in range(9))
     later = [bundle for at in range(2, 95) for bundle in pacer.due(NOW + at, ledger)]
     (summary,) = later
-    message = compose(summary.kind, summary.events, "https://gpu-box:7865/", following=summary.following)
+    message = compose(summary.kind, summary.events, "https://gpu-box:7865/", prefix=summary.prefix)
     assert message.title == "Stoker: 12 more jobs failed"
     assert message.body == "12 more jobs failed: a, b, c and 9 others.\nhttps://gpu-box:7865/jobs?state=failed"
 
@@ -296,7 +301,7 @@ def test_what_was_held_back_is_told_by_the_next_process() -> None:
     assert len(list(gone.due(NOW, ledger))) == 1
     gone.add([event("b")])
     assert list(gone.due(NOW + 1, ledger)) == []
-    give_back(gone.unsent(), ledger)
+    release(gone.unsent(), ledger)
     heir.add([event("a"), event("b")])
     (bundle,) = heir.due(NOW + 100, ledger)
     assert [one.name for one in bundle.events] == ["b"]
@@ -342,7 +347,7 @@ def test_an_outage_of_which_another_process_told_is_told_to_be_over() -> None:
 
 
 def test_a_message_has_the_sentence_and_the_link_to_the_job() -> None:
-    (told,) = watching().of(a_look(ended=[job("train", reason="no space left")]))
+    (told,) = watching().detect(a_look(ended=[job("train", reason="no space left")]))
     message = compose("failed", [told], "https://gpu-box:7865")
     assert message.title == "Stoker: job failed: train"
     assert message.body == "Job train failed with exit code 1: no space left.\nhttps://gpu-box:7865/jobs/0000beef"
@@ -350,7 +355,7 @@ def test_a_message_has_the_sentence_and_the_link_to_the_job() -> None:
 
 
 def test_a_name_of_several_words_is_quoted_in_a_sentence_and_not_in_a_title() -> None:
-    (told,) = watching().of(a_look(ended=[job("wants eight GPUs")]))
+    (told,) = watching().detect(a_look(ended=[job("wants eight GPUs")]))
     message = compose("failed", [told], "")
     assert message.title == "Stoker: job failed: wants eight GPUs"
     assert message.body.startswith("Job “wants eight GPUs” failed with exit code 1.")
@@ -360,7 +365,7 @@ def test_job_text_cannot_format_mention_or_break_a_message() -> None:
     nasty = job(
         "*bold* <b>x</b> @everyone [a](http://b) `c`\x1b[31m\nSubject: x", reason="__init__.py \u202e\x00~~no~~"
     )
-    (told,) = watching().of(a_look(ended=[nasty]))
+    (told,) = watching().detect(a_look(ended=[nasty]))
     message = compose("failed", [told], "https://gpu-box")
     text = message.title + message.body.replace("\n", "", 1)
     assert not re.search(r"[*<>@`~\[\]]|(?<!\w)_|_(?!\w)", text)
@@ -373,9 +378,9 @@ def test_job_text_cannot_format_mention_or_break_a_message() -> None:
 def test_a_message_is_never_longer_than_a_thousand_letters_and_keeps_its_link() -> None:
     long = msgspec.structs.replace(event("x" * 900), sentence="y" * 5000)
     message = compose("failed", [long], "https://gpu-box")
-    assert len(message.body) <= LONGEST
+    assert len(message.body) <= MAX_LENGTH
     assert message.body.endswith("…\nhttps://gpu-box/")
-    assert len(compose("failed", [long] * 5, "https://" + "g" * 500).body) <= LONGEST
+    assert len(compose("failed", [long] * 5, "https://" + "g" * 500).body) <= MAX_LENGTH
 
 
 def test_outages_that_began_and_ended_within_a_minute_are_told_apart() -> None:

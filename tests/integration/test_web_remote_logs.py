@@ -16,8 +16,8 @@ from stoker.queue import Store, init_queue
 from stoker.queue.model import LogChunk
 from stoker.web import log_channel, logs
 from tests.support.attempts import WORKER, be_there
-from tests.support.lender import Lender, borrowed_in
-from tests.support.log_place import Place
+from tests.support.log_sender import Lender, borrowed_in
+from tests.support.log_server import Place
 
 
 class Far(Place):

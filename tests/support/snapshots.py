@@ -6,10 +6,10 @@ from stoker.queue.explanation import Why
 from stoker.status.model import (
     EndedJob,
     GpuCard,
+    GpuHours,
     Health,
-    Hours,
+    HealthIssue,
     Machine,
-    Point,
     Progress,
     RunningJob,
     Snapshot,
@@ -74,7 +74,7 @@ def ended(number: int, **changes: Any) -> EndedJob:
     return EndedJob(job=found, why=Why("ended", "", "failed"), idle_stopped=False)
 
 
-def overview(**changes: Any) -> Snapshot:
+def snapshot(**changes: Any) -> Snapshot:
     usual: dict[str, Any] = {
         "now": NOW,
         "place": "/home/alice/queue.db",
@@ -86,9 +86,9 @@ def overview(**changes: Any) -> Snapshot:
         "health": Health(
             level="attention",
             headline="1 thing needs you",
-            points=(Point(level="bad", sentence="job end-0 failed"),),
+            points=(HealthIssue(level="bad", sentence="job end-0 failed"),),
         ),
-        "hours": Hours(since=NOW - 604800),
+        "hours": GpuHours(since=NOW - 604800),
     }
     told = usual | changes
     counts = {"running": len(told["running"]), "queued": len(told["waiting"]), "failed": len(told["ended"])}

@@ -2,13 +2,13 @@
 
 import pytest
 
-from stoker.status.since import Sightings
-from tests.support.overview_parts import NOW, card, machine
+from stoker.status.machines import ClockCorrection
+from tests.support.status_parts import NOW, card, machine
 
 
 @pytest.mark.parametrize("off", [-600.0, 0.0, 600.0])
 def test_what_began_between_two_looks_is_dated_between_them(off: float) -> None:
-    sightings = Sightings()
+    sightings = ClockCorrection()
     sightings.dated([machine(card(since=NOW - 100 + off))], NOW)
     changed = machine(card(state="unknown", since=NOW + 4 + off, unread_since=NOW + 5 + off))
     for look in (10, 500):
@@ -19,7 +19,7 @@ def test_what_began_between_two_looks_is_dated_between_them(off: float) -> None:
 
 
 def test_what_was_there_before_the_first_look_is_taken_as_told_also_when_its_worker_was_away_for_a_while() -> None:
-    sightings = Sightings()
+    sightings = ClockCorrection()
     there = machine(card(since=NOW - 7200))
     away = machine(card(state="unknown", since=NOW + 1), there=False)
     dates = [

@@ -13,7 +13,7 @@ from stoker.logs.readers import reader_of
 from stoker.queue import AttemptDetails, NewJob, Store, Usage, View, WorkerGpu, init_queue
 from stoker.queue.driver import Parameters, Row
 from stoker.runs.record import Record, Status
-from stoker.status.detail import read
+from stoker.status.detail import read_detail
 from stoker.status.model import MOST_ENDED, MOST_RUNNING, MOST_WAITING, Progress, Snapshot
 from stoker.status.snapshot import SnapshotBuilder
 from tests.support.queue_jobs import end, start, submit
@@ -140,7 +140,7 @@ def test_as_many_questions_are_asked_of_a_thousand_jobs_as_of_a_few(
 
 def test_what_a_person_just_did_is_soon_seen(here: Store, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A machine that is busy must not make the questions of so small a queue look dear, and so be asked seldom.
-    monkeypatch.setattr("stoker.status.throttled_cache.CHEAP", math.inf)
+    monkeypatch.setattr("stoker.status.snapshot.CHEAP", math.inf)
     observer = SnapshotBuilder(home)
     (name,) = submit(here, "one")
     end(here, name)
@@ -215,7 +215,7 @@ def test_a_job_is_told_with_all_its_attempts(queue: Store, home: Path, tmp_path:
     queue.write_log(second, f"{BAR}\n")
     queue.snooze(second, 600.0, "alice")
 
-    detail = read(queue, name, tmp_path)
+    detail = read_detail(queue, name, tmp_path)
 
     assert (detail.job.id, detail.why.kind) == (name, "running")
     assert [(one.host, one.gpus, one.whole_here) for one in detail.attempts] == [
@@ -238,10 +238,10 @@ def test_what_the_queue_was_not_told_yet_is_read_where_it_ran(here: Store, home:
     record.write_status(Status(state="ended", ending="idle"))
     record.write_report("# Why\n")
     (record.directory / "output").write_text("words\n")
-    (told,) = read(here, name, home).attempts
+    (told,) = read_detail(here, name, home).attempts
     assert (told.details.cause, told.details.report, told.whole_here) == ("idle", "# Why\n", True)
     here.write_details(attempt, AttemptDetails(cause="time limit", report="told"))
-    (told,) = read(here, name, home).attempts
+    (told,) = read_detail(here, name, home).attempts
     assert (told.details.cause, told.details.report) == ("time limit", "told")
 
 
@@ -249,14 +249,14 @@ def test_a_waiting_job_says_why_and_for_what(here: Store, home: Path) -> None:
     greet(here)
     first, second = submit(here, "first", "second")
     (bound,) = here.submit([NewJob(command="true", after=(first,))])
-    assert read(here, bound, home).needs == {first: "queued"}
-    assert read(here, second, home).why.reason == "waits for its turn: 1 other job comes first"
-    assert read(here, second, home).last is None
+    assert read_detail(here, bound, home).needs == {first: "queued"}
+    assert read_detail(here, second, home).why.reason == "waits for its turn: 1 other job comes first"
+    assert read_detail(here, second, home).last is None
 
 
 def test_a_job_that_is_not_there_is_refused(here: Store, home: Path) -> None:
     with pytest.raises(BadInputError, match="there is no job"):
-        read(here, "ffffffff", home)
+        read_detail(here, "ffffffff", home)
 
 
 # With a worker

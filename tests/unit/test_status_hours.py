@@ -3,18 +3,17 @@
 import pytest
 
 from stoker.queue.model import GpuUse, Usage
-from stoker.status.history import series
-from stoker.status.model import Hours
-from stoker.status.usage import STRETCH, tally
-from tests.support.overview_parts import NOW
+from stoker.status.model import GpuHours
+from stoker.status.usage import WEEK, gpu_hours, usage_history
+from tests.support.status_parts import NOW
 
 HOUR = 3600.0
 
 
 def test_seconds_become_hours_by_what_the_gpus_did() -> None:
     totals: dict[GpuUse, float] = {"job": 7200, "background": 1800, "somebody": 900, "free": 3600, "unknown": 0}
-    assert tally(totals, [], NOW) == Hours(since=NOW - STRETCH, jobs=2, background=0.5, others=0.25, idle=1)
-    assert tally({}, [], NOW) == Hours(since=NOW - STRETCH)
+    assert gpu_hours(totals, [], NOW) == GpuHours(since=NOW - WEEK, jobs=2, background=0.5, others=0.25, idle=1)
+    assert gpu_hours({}, [], NOW) == GpuHours(since=NOW - WEEK)
 
 
 @pytest.mark.parametrize(
@@ -26,11 +25,11 @@ def test_seconds_become_hours_by_what_the_gpus_did() -> None:
         ([(NOW - 2 * HOUR, 1), (NOW - 13 * HOUR, 1)], 14),
         ([(NOW - HOUR, 0)], 0),
         ([(NOW + 5, 1)], 0),
-        ([(NOW - STRETCH - 1, 8)], 0),
+        ([(NOW - WEEK - 1, 8)], 0),
     ],
 )
 def test_an_idle_stop_saves_until_somebody_would_have_looked(stops: list[tuple[float, int]], saved: float) -> None:
-    assert tally({}, stops, NOW).saved == saved
+    assert gpu_hours({}, stops, NOW).saved == saved
 
 
 # NOW is the beginning of a minute.
@@ -43,7 +42,7 @@ def usage(minute: int, gpu: str = "GPU-0", *, host: str = "box", **seconds: floa
 
 def test_all_series_have_the_same_minutes_and_nothing_where_nobody_looked() -> None:
     rows = [usage(MINUTE - 2, job=60), usage(MINUTE, free=10), usage(MINUTE, "GPU-1", job=10)]
-    history = series(rows, NOW + 10, minutes=3)
+    history = usage_history(rows, NOW + 10, minutes=3)
     assert history.times == tuple((MINUTE - ago) * 60 for ago in (2, 1, 0))
     first, second = history.gpus
     assert (first.gpu, first.utilization, first.memory) == ("GPU-0", (0.5, None, 0.5), (7, None, 7))
@@ -53,13 +52,13 @@ def test_all_series_have_the_same_minutes_and_nothing_where_nobody_looked() -> N
 
 def test_what_is_older_or_of_another_machine_is_kept_apart() -> None:
     rows = [usage(MINUTE - 60, job=60), usage(MINUTE, host="a", free=60), usage(MINUTE, host="b", free=60)]
-    history = series(rows, NOW)
+    history = usage_history(rows, NOW)
     assert len(history.times) == 60
     assert [(found.host, found.state[-1]) for found in history.gpus] == [("a", "free"), ("b", "free")]
 
 
 def test_a_minute_is_called_by_what_it_was_mostly() -> None:
     rows = [usage(MINUTE - 1, job=20, free=40), usage(MINUTE, job=30, free=30)]
-    (found,) = series(rows, NOW, minutes=2).gpus
+    (found,) = usage_history(rows, NOW, minutes=2).gpus
     assert found.state == ("free", "job")
-    assert series([usage(MINUTE)], NOW, minutes=1).gpus[0].state == (None,)
+    assert usage_history([usage(MINUTE)], NOW, minutes=1).gpus[0].state == (None,)

@@ -2,7 +2,7 @@
 
 from stoker.queue.model import View
 from stoker.status.machines import machines_of
-from tests.support.overview_parts import GIB, NOW, attempt, job, worker, worker_gpu
+from tests.support.status_parts import GIB, NOW, attempt, job, worker, worker_gpu
 
 
 def test_several_starts_in_one_home_are_one_machine_the_newest() -> None:

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from stoker.status.health import Facts, judge, without_queue
+from stoker.status.health import HealthInputs, assess, without_queue
 from stoker.status.model import Health
-from tests.support.overview_parts import GIB, NOW, attempt, card, ended, machine, running, waiting
+from tests.support.status_parts import GIB, NOW, attempt, card, ended, machine, running, waiting
 
 BUSY = machine(card(0), card(1))
 
 
 def judged(**facts: Any) -> Health:
     usual: dict[str, Any] = {"machines": (BUSY,), "counts": {"running": 2, "queued": 1}}
-    return judge(Facts(now=NOW, **{**usual, **facts}))
+    return assess(HealthInputs(now=NOW, **{**usual, **facts}))
 
 
 def sentences(**facts: Any) -> list[str]:
@@ -137,8 +137,8 @@ def test_a_running_job_whose_lease_has_ended_is_wrong_though_its_worker_is_there
 
 
 def test_a_queue_that_is_away_is_told_first_and_keeps_the_rest() -> None:
-    facts = Facts(now=NOW, machines=(BUSY,), failed=(ended(),), failures=1)
-    health = without_queue(judge(facts), "the queue at db does not answer")
+    facts = HealthInputs(now=NOW, machines=(BUSY,), failed=(ended(),), failures=1)
+    health = without_queue(assess(facts), "the queue at db does not answer")
     assert [point.sentence for point in health.points] == ["The queue at db does not answer", "train-17 failed"]
     assert health.headline == "1 thing is wrong, 1 more needs you"
 

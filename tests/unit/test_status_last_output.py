@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import cast
 
 from stoker.queue import Store
-from stoker.status.last_output import MOST_LETTERS, LastWords, Listening, last_words
 from stoker.status.model import Progress
-from tests.support.overview_parts import attempt
+from stoker.status.progress import TAIL_SIZE, LastOutput, LastOutputs, last_output
+from tests.support.status_parts import attempt
 
 
 class Queue:
@@ -17,7 +17,7 @@ class Queue:
         self.stored = stored
         self.asked: list[list[str]] = []
 
-    def last_words(self, attempts: Iterable[str], letters: int = 4096) -> dict[str, str]:
+    def last_output(self, attempts: Iterable[str], letters: int = 4096) -> dict[str, str]:
         self.asked.append(list(attempts))
         return {name: text[-letters:] for name, text in self.stored.items() if name in self.asked[-1]}
 
@@ -28,7 +28,7 @@ class Ear:
     def __init__(self, home: Path, queue: Queue) -> None:
         self.now = 0.0
         self._queue = queue
-        self._listening = Listening(home, lambda: self.now)
+        self._listening = LastOutputs(home, lambda: self.now)
 
     def lines(self, *names: str) -> dict[str, str]:
         attempts = [attempt(id=name, job=name) for name in names]
@@ -60,17 +60,17 @@ def test_what_runs_here_is_read_from_its_file_and_not_asked_for(tmp_path: Path) 
     ear = Ear(tmp_path, queue)
     place = tmp_path / "attempts" / "a-1"
     place.mkdir(parents=True)
-    (place / "output").write_text("x" * MOST_LETTERS + "\nits last line")
+    (place / "output").write_text("x" * TAIL_SIZE + "\nits last line")
     assert ear.lines("a") == {"a": "its last line"}
     assert queue.asked == []
 
 
 def test_the_last_line_has_no_escapes_and_an_end() -> None:
-    assert last_words("one\n\x1b[31mtwo\x1b[0m\t\n \n\n") == LastWords(None, "two")
-    assert last_words("") == LastWords(None, "")
-    long = last_words("x" * 1000).line
+    assert last_output("one\n\x1b[31mtwo\x1b[0m\t\n \n\n") == LastOutput(None, "two")
+    assert last_output("") == LastOutput(None, "")
+    long = last_output("x" * 1000).line
     assert (len(long), long[-1]) == (300, "…")
 
 
 def test_a_bar_is_found_behind_what_was_printed_after_it() -> None:
-    assert last_words("step 3/10\nsaved\n") == LastWords(Progress(fraction=0.3, text="step 3/10"), "saved")
+    assert last_output("step 3/10\nsaved\n") == LastOutput(Progress(fraction=0.3, text="step 3/10"), "saved")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from stoker.status.throttled_cache import ThrottledCache
+from stoker.status.snapshot import ThrottledCache
 
 
 class Clock:

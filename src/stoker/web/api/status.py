@@ -1,4 +1,4 @@
-"""`GET /overview`: everything at one moment, as the page shows it."""
+"""`GET /status`: everything at one moment, as the page shows it."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -12,17 +12,17 @@ from stoker.web.api.bodies import DismissBody
 from stoker.web.api.described import described
 from stoker.web.app_state import house_of
 
-router = APIRouter(tags=["overview"])
+router = APIRouter(tags=["status"])
 
 
 @router.get(
-    "/overview",
-    operation_id="get_overview",
+    "/status",
+    operation_id="get_status",
     summary="Everything at one moment",
     response_model=described(Snapshot),
     response_description="Machines and GPUs, what runs, waits and ended, and whether all is well.",
 )
-async def overview(request: Request) -> Response:
+async def get_status(request: Request) -> Response:
     """The newest look at the queue, which is at most a few seconds old. It costs no query."""
     board = house_of(request).board
     if board.latest is None or board.problem is not None:
@@ -31,7 +31,7 @@ async def overview(request: Request) -> Response:
 
 
 @router.post(
-    "/overview/dismiss",
+    "/status/dismiss",
     operation_id="dismiss_failures",
     summary="Tell no more of failures that somebody has seen",
     response_model=described(Done),

@@ -1,0 +1,197 @@
+"""A message to people: of one event its sentence, of several how many and which, and a link. Plain text."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from stoker.actions.messages import Channel, Tone
+from stoker.errors import StokerError
+from stoker.notifications.events import Event, Kind, Turn, listed
+from stoker.notifications.throttle import SECONDS_BETWEEN
+from stoker.units import format_duration
+
+# What fits everywhere, and is read.
+MAX_LENGTH: Final = 1000
+_MAX_LINK: Final = 200
+_MAX_NAMES: Final = 3
+_TITLES: Final[dict[tuple[Kind, Turn], tuple[str, str]]] = {
+    ("failed", "happened"): ("job failed", "jobs failed"),
+    ("idle-stopped", "happened"): ("job was stopped: idle", "jobs were stopped: their GPUs stayed idle"),
+    ("queue-empty", "happened"): ("the queue is empty", "times the queue became empty"),
+    ("gpu-unknown", "began"): ("GPU cannot be read", "GPUs cannot be read"),
+    ("gpu-unknown", "over"): ("GPU can be read again", "GPUs can be read again"),
+    ("worker-gone", "began"): ("worker is gone", "workers are gone"),
+    ("worker-gone", "over"): ("worker is back", "workers are heard of again"),
+}
+_TONES: Final[dict[tuple[Kind, Turn], Tone]] = {
+    ("failed", "happened"): "failure",
+    ("idle-stopped", "happened"): "warning",
+    ("queue-empty", "happened"): "info",
+    ("gpu-unknown", "began"): "warning",
+    ("gpu-unknown", "over"): "success",
+    ("worker-gone", "began"): "failure",
+    ("worker-gone", "over"): "success",
+}
+_LISTS: Final[dict[Kind, str]] = {"failed": "/jobs?state=failed", "idle-stopped": "/jobs?state=failed"}
+_BY_SEVERITY: Final[tuple[Tone, ...]] = ("failure", "warning", "info", "success")
+# Letters that chats and mail programs make bold, links, mentions or pictures of, and ones that only look like them.
+_MARKUP: Final = str.maketrans("*`<>[]@~|\\", "∗ʼ‹›［］＠∼∣∖")
+_EDGE_UNDERSCORES: Final = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])")
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    kind: Kind
+    title: str
+    body: str
+    events: tuple[Event, ...]
+    """All that it tells of."""
+    tone: Tone = "info"
+
+
+def compose(kind: Kind, events: Sequence[Event], link: str, *, prefix: str = "") -> Message:
+    """`prefix` is the word `more` when it comes after a message of the same kind."""
+    parts = [
+        _summary(group, prefix)
+        for turn in ("happened", "began", "over")
+        if (group := [event for event in events if event.turn == turn])
+    ]
+    where = _link_line(kind, events, link.rstrip("/"))
+    room = MAX_LENGTH - len(where) - 1
+    text = "\n".join(body for _title, body in parts)
+    text = text if len(text) <= room else f"{text[: room - 1]}…"
+    return Message(
+        kind=kind,
+        title=f"Stoker: {parts[0][0]}",
+        body=f"{text}\n{where}",
+        events=tuple(events),
+        # What is over is good news only when nothing else is told with it.
+        tone=min((_TONES[kind, event.turn] for event in events), key=_BY_SEVERITY.index),
+    )
+
+
+def plain(text: str) -> str:
+    """The same to the eye, and nothing else to a chat."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return _EDGE_UNDERSCORES.sub(lambda found: "＿" * len(found[0]), printable.translate(_MARKUP))
+
+
+def _summary(events: Sequence[Event], prefix: str) -> tuple[str, str]:
+    """The title, and what it is about."""
+    first = events[0]
+    one, several = _TITLES[first.kind, first.turn]
+    if len(events) == 1:
+        about = "" if first.kind == "queue-empty" else f": {first.name}"
+        return plain(f"{one}{about}"), plain(first.sentence)
+    many = " ".join(filter(None, [str(len(events)), prefix, several]))
+    names = "" if first.kind == "queue-empty" else f": {listed([event.name for event in events], _MAX_NAMES)}"
+    return plain(many), plain(f"{_capital(many)}{names}.")
+
+
+def _link_line(kind: Kind, events: Sequence[Event], link: str) -> str:
+    path, hint = (events[0].path, events[0].hint) if len(events) == 1 else (_LISTS.get(kind, "/"), "stoker list")
+    if not link or len(link) > _MAX_LINK:
+        return f"{hint} says more."
+    return f"{link}{path}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# A restart of the service, a longer one, an outage that somebody works on; what is older is no news.
+RETRY_DELAYS: Final = (30.0, 120.0, 600.0)
+# A service that is down for days must not fill the memory; of the oldest nobody wants to hear any more.
+_MAX_QUEUED: Final = 100
+# Whoever stops waits so long for a message that is on its way.
+_STOP_TIMEOUT: Final = 5.0
+
+
+class _Queued(msgspec.Struct):
+    message: Message
+    due: float
+    failures: int = 0
+
+
+class Sender:
+    """One URL, and what is still to be brought there."""
+
+    def __init__(
+        self, channel: Channel, log: Callable[[str], None], retry_delays: Sequence[float] = RETRY_DELAYS
+    ) -> None:
+        self._channel = channel
+        self._log = log
+        self._retry_delays = retry_delays
+        self._changed = threading.Condition()
+        self._queue: list[_Queued] = []
+        self._sent: dict[str, float] = {}
+        """When a message of each kind was last brought."""
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"courier {channel.scheme}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Never waits."""
+        with self._changed:
+            self._queue.append(_Queued(message, time.monotonic()))
+            if len(self._queue) > _MAX_QUEUED:
+                self._give_up(self._queue[0], "too many others wait")
+            self._changed.notify()
+
+    def stop(self) -> list[Message]:
+        """What was not brought; one that is on its way counts as brought after a few seconds."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join(_STOP_TIMEOUT)
+        with self._changed:
+            return [queued.message for queued in self._queue]
+
+    def _run(self) -> None:
+        while (queued := self._next()) is not None:
+            try:
+                self._channel.send(queued.message.title, queued.message.body, queued.message.tone)
+            except StokerError as error:
+                self._failed(queued, str(error))
+            except Exception as error:  # noqa: BLE001 - a service's own code must not silence it for ever
+                # Its words might hold the URL.
+                self._failed(queued, f"the message by {self._channel.scheme} was not sent ({type(error).__name__})")
+            else:
+                with self._changed:
+                    self._sent[queued.message.kind] = time.monotonic()
+
+    def _next(self) -> _Queued | None:
+        """The first that is due, once it is; None when it is time to stop."""
+        with self._changed:
+            while not self._stopping:
+                queued = min(self._queue, key=self._due, default=None)
+                left = None if queued is None else self._due(queued) - time.monotonic()
+                if queued is not None and left is not None and left <= 0:
+                    self._queue.remove(queued)
+                    return queued
+                self._changed.wait(left)
+        return None
+
+    def _due(self, queued: _Queued) -> float:
+        """Those that a service could not send for a while must not come all at once."""
+        last = self._sent.get(queued.message.kind)
+        return queued.due if last is None else max(queued.due, last + SECONDS_BETWEEN)
+
+    def _failed(self, queued: _Queued, error: str) -> None:
+        with self._changed:
+            if queued.failures >= len(self._retry_delays):
+                self._log(f"{error}; given up after {queued.failures + 1} tries: {queued.message.title}")
+                return
+            pause = self._retry_delays[queued.failures]
+            if queued.failures == 0:
+                self._log(f"{error}; trying again in {format_duration(pause)}")
+            self._queue.append(_Queued(queued.message, time.monotonic() + pause, queued.failures + 1))
+
+    def _give_up(self, queued: _Queued, why: str) -> None:
+        self._queue.remove(queued)
+        self._log(f"a message by {self._channel.scheme} was given up, as {why}: {queued.message.title}")
