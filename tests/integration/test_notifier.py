@@ -192,7 +192,7 @@ def test_a_service_that_hangs_holds_up_nobody_else(store: Store, monkeypatch: py
 
 
 def test_a_queue_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.notifications.notifier._TRY_AGAIN", 0.05)
+    monkeypatch.setattr("stoker.notifications.notifier._RETRY_AFTER", 0.05)
     said: list[str] = []
     with Receiver().listening() as hook, crying(webhook(hook), say=said.append):
         wait_for(lambda: said, named="the complaint")
@@ -205,7 +205,7 @@ def test_a_queue_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyP
 def test_a_mistake_of_its_own_is_said_once_and_does_not_silence_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.notifications.notifier._TRY_AGAIN", 0.05)
+    monkeypatch.setattr("stoker.notifications.notifier._RETRY_AFTER", 0.05)
     said: list[str] = []
     mistakes = iter(range(3))
 

@@ -1,1 +1,0 @@
-"""TODO: say what this folder is."""
