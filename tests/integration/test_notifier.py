@@ -181,7 +181,7 @@ def test_what_could_not_be_sent_before_the_end_is_told_by_the_next_one(store: St
 
 
 def test_a_service_that_hangs_holds_up_nobody_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.notifications.senders._LAST_WORDS", 0.1)
+    monkeypatch.setattr("stoker.notifications.senders._STOP_TIMEOUT", 0.1)
     with (
         Receiver(Answer(after=600.0)).listening() as slow,
         Receiver().listening() as quick,

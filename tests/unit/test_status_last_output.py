@@ -17,7 +17,7 @@ class Queue:
         self.stored = stored
         self.asked: list[list[str]] = []
 
-    def last_output(self, attempts: Iterable[str], letters: int = 4096) -> dict[str, str]:
+    def last_words(self, attempts: Iterable[str], letters: int = 4096) -> dict[str, str]:
         self.asked.append(list(attempts))
         return {name: text[-letters:] for name, text in self.stored.items() if name in self.asked[-1]}
 
