@@ -286,9 +286,7 @@ def _snooze(store: "Store", name: str) -> str:
     if not store.snooze(job.attempt, SNOOZE_SECONDS, login_name()):
         return f"{named} has just ended"
     now = store.clock()
-    return (
-        f"{named} is left alone for {format_duration(SNOOZE_SECONDS)}, until {clock_time(now + SNOOZE_SECONDS, now)}"
-    )
+    return f"{named} is left alone for {format_duration(SNOOZE_SECONDS)}, until {clock_time(now + SNOOZE_SECONDS, now)}"
 
 
 # More than the largest terminal shows.
