@@ -19,10 +19,10 @@ from stoker.fit.rates import Rates
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
 from stoker.gpus.sampler import Sampler
+from stoker.runs.loop import helpers_of
 from stoker.runs.output import OutputLog
 from stoker.runs.processes.reaper import Ended, Failed, Program, Reaper, ReaperKilled, exit_code, launch
 from stoker.runs.processes.termination import stop
-from stoker.runs.supervisor import helpers_of
 
 # Peaks of training last for a forward pass: tenths of a second.
 LOOK_EVERY: Final = 0.1

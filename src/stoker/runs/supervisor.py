@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 import pwd
-import select
 import signal
 import socket
 import time
@@ -29,23 +28,20 @@ from stoker.rules.idle import IdleRule
 from stoker.rules.scope import JobScope, MachineScope
 from stoker.rules.verdict import Activity, Verdict
 from stoker.runs.journal import Journal
+from stoker.runs.loop import CommandHandler, CommandLoop, helpers_of
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 from stoker.runs.processes.reaper import (
-    DeadlinePassed,
-    Ended,
     Failed,
     LaunchRequest,
     OrphanStop,
     Program,
     Reaper,
-    ReaperKilled,
-    Stopped,
     exit_code,
     fork_reaper,
 )
-from stoker.runs.processes.signals import FORWARDED, DoublePress, Received, SignalStream
+from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
 from stoker.runs.processes.terminal import Terminal
-from stoker.runs.processes.termination import TerminationOutcome, stop
+from stoker.runs.processes.termination import TerminationOutcome
 from stoker.runs.record import Ending, NoRecord, Record, Records, Spec, Status, readable
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration
@@ -135,19 +131,6 @@ def spec_of(plan: Plan, record: Record) -> Spec:
     )
 
 
-def is_from_job(received: Received, reaper: Reaper) -> bool:
-    """Whether the job itself sent this signal; one of which that cannot be seen is heeded like any other."""
-    try:
-        return reaper.owns(received.sender)
-    except OSError:
-        return False
-
-
-def helpers_of(prober: Prober) -> tuple[int, ...]:
-    """Children of this process that are not the job's."""
-    return () if prober.helper is None else (prober.helper,)
-
-
 def note_orphaned(stop: OrphanStop) -> None:
     """Called in the reaper when the supervisor was killed: the job was stopped, and somebody should read why."""
     record = Record(Path(stop.about))
@@ -207,8 +190,8 @@ class Controller(Protocol):
         """Called the moment the run is over: what comes after is tidying up."""
 
 
-class Supervisor:
-    """Runs one plan. Everything that is waited for is waited for in one place, so nothing delays anything else."""
+class Supervisor(CommandHandler[int]):
+    """Runs one plan."""
 
     def __init__(
         self,
@@ -239,9 +222,8 @@ class Supervisor:
         self._scope = _scope_of(plan, environment)
         self._signals = signals
         self._reaper = reaper
-        self._failed: Failed | None = None
+        self._loop = CommandLoop(self, reaper, signals=signals, sampler=self._sampler)
         self._judged: frozenset[str] | None = None
-        self._double_press = DoublePress()
         self._logged: set[str] = set()
         self._snoozed_until: float | None = None
         self._log_path: str | None = None
@@ -260,10 +242,7 @@ class Supervisor:
             if self._controller is not None:
                 self._controller.on_started()
             self._note(state="running", job=self._reaper.job and self._reaper.job.pid)
-            code = None
-            while code is None:
-                code = self._guarded_round()
-            return code
+            return self._loop.run()
 
     def _begin(self, log: str | None, log_limit: int) -> None:
         plan = self._plan
@@ -278,95 +257,64 @@ class Supervisor:
         about = str(self._record.directory)
         self._reaper.start(LaunchRequest(program, plan.signal_number, plan.grace, about, log, log_limit))
 
-    # The loop
+    # Events of the loop
 
-    def _wait(self) -> None:
-        poll = select.poll()
-        poll.register(self._signals.fileno(), select.POLLIN)
-        poll.register(self._reaper.fileno(), select.POLLIN)
-        if self._sampler.fileno() >= 0:
-            poll.register(self._sampler.fileno(), select.POLLIN)
-        due = self._sampler.due()
+    def descriptors(self) -> tuple[int, ...]:
+        return () if self._controller is None else (self._controller.fileno(),)
+
+    def due(self) -> float:
+        due = math.inf if self._controller is None else self._controller.due()
         if self._plan.max_time is not None and "time limit" not in self._logged:
             due = min(due, self._begun + self._plan.max_time)
-        if self._controller is not None:
-            poll.register(self._controller.fileno(), select.POLLIN)
-            due = min(due, self._controller.due())
         if self.unwritten:
             due = min(due, self._noted_at + STATUS_EVERY)
-        if due == math.inf:
-            poll.poll()
-            return
-        poll.poll(max(due - time.monotonic(), 0) * 1000)
+        return due
 
-    def _guarded_round(self) -> int | None:
-        """A mistake of ours, or a machine without memory or descriptors, must never cost somebody's job."""
-        try:
-            self._wait()
-            return self._round()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job is looked after
-            self._log_once("round", f"{_in_words(error)}; the job goes on")
-            time.sleep(TROUBLE_PAUSE)
-            return None
-
-    def _round(self) -> int | None:
-        """Whatever there is to do now; the exit code once the run is over."""
-        for received in self._signals.read():
-            if (code := self._handle_signal(received)) is not None:
-                return code
-        code = self._handle_reaper_events()
-        if code is None and self._controller is not None and (order := self._controller.poll()) is not None:
-            code = self._stop_as_requested(order)
-        if code is None:
-            code = self._watch()
+    def on_tick(self) -> int | None:
+        if self._controller is not None and (request := self._controller.poll()) is not None:
+            return self._stop_as_requested(request)
         if self.unwritten and time.monotonic() >= self._noted_at + STATUS_EVERY:
             self._note()
-        return self._check_time() if code is None else code
+        return self._check_time()
 
-    def _handle_reaper_events(self) -> int | None:
-        while (event := self._reaper.next_event()) is not None:
-            if isinstance(event, Failed):
-                self._failed = event
-                break
-            if isinstance(event, Ended):
-                break
-            if isinstance(event, DeadlinePassed):
-                held_up = "Its supervisor was held up for so long that another may run the job."
-                return self._stop_as_requested(StopRequest("lease", held_up, 128 + signal.SIGTERM))
-            if isinstance(event, ReaperKilled):
-                return self._reaper_killed()
-            if isinstance(event, Stopped) and event.signal in _FROM_TERMINAL:
-                # What a terminal stopped is stopped as a whole: the shell then shows its prompt.
-                os.kill(os.getpid(), signal.SIGTSTP)
-        # Not at the event, which come once: what is done about it may fail, and is then done again.
-        if self._failed is not None:
-            return self._could_not_start(self._failed)
-        return None if self._reaper.status is None else self._ended_by_itself(exit_code(self._reaper.status))
+    def on_signal(self, received: Received) -> int | None:
+        request = None if self._controller is None else self._controller.on_signal(received)
+        return None if request is None else self._stop_as_requested(request)
 
-    def _handle_signal(self, received: Received) -> int | None:
-        """Passes a signal on, unless the job has it already or sent it itself."""
-        if self._controller is not None and (order := self._controller.on_signal(received)) is not None:
-            return self._stop_as_requested(order)
-        if self._double_press.is_second(received):
-            # It means now, whatever the job makes of the first press.
-            return self._stop_at_once("Ctrl-C was pressed twice.", code=128 + signal.SIGINT)
-        if not received.from_kernel and not is_from_job(received, self._reaper):
-            self._reaper.signal(received.signal)
-        return None
+    def on_second_interrupt(self) -> int:
+        """No report, no grace: a person is waiting."""
+        reason = "Ctrl-C was pressed twice."
+        self._note(state="stopping", ending="signal", reason=reason)
+        outcome = self._take_down(0.0)
+        self._note(left=outcome.survivors)
+        _log(f"{reason.rstrip('.')}: {outcome.in_words()}")
+        return self._over("signal", reason, 128 + signal.SIGINT)
+
+    def on_suspended(self, signum: int) -> None:
+        """Suspends this process with the command, so that the shell shows its prompt."""
+        if signum in _FROM_TERMINAL:
+            os.kill(os.getpid(), signal.SIGTSTP)
+
+    def on_deadline_passed(self) -> int:
+        reason = "Its supervisor did not respond for so long that another machine may run the job."
+        return self._stop_as_requested(StopRequest("lease", reason, 128 + signal.SIGTERM))
+
+    def on_error(self, error: Exception) -> None:
+        """A bug in Stoker, or a machine short of memory or descriptors, must never cost somebody's job."""
+        self._log_once("round", f"{_in_words(error)}; the job goes on")
+        time.sleep(TROUBLE_PAUSE)
+
+    def on_look(self, look: Look) -> int | None:
+        return self._judge(look)
+
+    def on_look_failed(self, error: Exception) -> None:
+        if isinstance(error, AbsentError):
+            self._log_once("absent", f"{error}; the command runs, but whether it is idle cannot be seen")
+        else:
+            self._log_once("failed", f"{_in_words(error)}; the command goes on, and is looked at again in a minute")
+        self._sampler.postpone(ABSENT_RETRY)
 
     # Watching
-
-    def _watch(self) -> int | None:
-        try:
-            look = self._sampler.step()
-            return None if look is None else self._judge(look)
-        except AbsentError as absent:
-            self._log_once("absent", f"{absent}; the command runs, but whether it is idle cannot be seen")
-            self._sampler.postpone(ABSENT_RETRY)
-        except Exception as error:  # noqa: BLE001 - a mistake of ours must never cost somebody's job
-            self._log_once("failed", f"{_in_words(error)}; the command goes on, and is looked at again in a minute")
-            self._sampler.postpone(ABSENT_RETRY)
-        return None
 
     def _judge(self, look: Look) -> int | None:
         self._keep(look)
@@ -438,14 +386,15 @@ class Supervisor:
 
     # Endings
 
-    def _could_not_start(self, failed: Failed) -> int:
+    def on_start_failed(self, failed: Failed) -> int:
         reason = f"cannot run {self._plan.command[0]!r}: {failed.why}"
         _log(reason)
         # A queue has other machines, and this one has later.
         ending: Ending = "not started" if failed.transient and self._controller is not None else "could not start"
         return self._over(ending, f"{reason}.", failed.exit_code)
 
-    def _ended_by_itself(self, code: int) -> int:
+    def on_exit(self, status: int) -> int:
+        code = exit_code(status)
         self._reaper.update()  # it may have said in the same breath that nothing is left
         left, settled = self._reaper.scan_processes()
         if left:
@@ -454,7 +403,7 @@ class Supervisor:
             self._take_down(self._plan.grace)
         return self._over("by itself", f"It ended by itself with code {code}.", code)
 
-    def _reaper_killed(self) -> int:
+    def on_reaper_killed(self) -> int:
         """Somebody killed the process between us and the job: what it had started is ours now, and is stopped."""
         reason = "The process that guards the job was killed from outside, so the job was stopped."
         _log(reason)
@@ -468,14 +417,6 @@ class Supervisor:
         self._note(left=(*outcome.survivors, *self._gpus_still_held()))
         _log(f"{order.reason.rstrip('.')}: {outcome.in_words()}")
         return self._over(order.ending, order.reason, order.code)
-
-    def _stop_at_once(self, reason: str, *, code: int) -> int:
-        """No report, no grace: a person is waiting."""
-        self._note(state="stopping", ending="signal", reason=reason)
-        outcome = self._take_down(0.0)
-        self._note(left=outcome.survivors)
-        _log(f"{reason.rstrip('.')}: {outcome.in_words()}")
-        return self._over("signal", reason, code)
 
     def _stop(self, ending: Ending, reason: str, *, code: int) -> int | None:
         """The report first, while there is something to report on; then the signal, the grace, and the kill.
@@ -517,11 +458,9 @@ class Supervisor:
             _log(f"the report is incomplete: {_in_words(error)}")
 
     def _take_down(self, grace: float) -> TerminationOutcome:
-        self._reaper.cancel_start()
-        job = self._reaper.job if self._reaper.status is None else None
         if self._controller is not None:
             grace = min(grace, self._controller.max_grace())
-        return stop(self._reaper, self._plan.signal_number, grace, first=job, hurry=self._signals)
+        return self._loop.stop(self._plan.signal_number, grace)
 
     def _gpus_still_held(self) -> tuple[str, ...]:
         """Waits until the driver has taken the memory back, and names who still holds some if it does not."""

@@ -39,6 +39,7 @@ from stoker.fit.model import Fitted
 from stoker.fit.spec import smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
+from stoker.runs.loop import helpers_of, is_from_job
 from stoker.runs.output import OutputLog, read_tail
 from stoker.runs.plan import Plan
 from stoker.runs.processes.reaper import Reaper, fork_reaper
@@ -46,7 +47,7 @@ from stoker.runs.processes.scan import identify
 from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
 from stoker.runs.processes.syscalls import BootTimer, set_name
 from stoker.runs.record import Ending, Status
-from stoker.runs.supervisor import StopRequest, Supervisor, helpers_of, is_from_job, note_orphaned, spec_of
+from stoker.runs.supervisor import StopRequest, Supervisor, note_orphaned, spec_of
 from stoker.units import format_duration
 
 # Between two tries to listen for a worker, where that could not be done when the job began.

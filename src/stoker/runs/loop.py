@@ -1,0 +1,190 @@
+"""The event loop around one command: its reaper, signals, GPU readings and timers, all in one `poll`.
+
+A driver that hangs delays readings and nothing else. What differs between commands is a `CommandHandler`.
+"""
+
+import math
+import select
+import time
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from stoker.gpus.model import Look
+from stoker.gpus.prober import Prober
+from stoker.gpus.sampler import Sampler
+from stoker.runs.processes.reaper import DeadlinePassed, Ended, Failed, Reaper, ReaperKilled, Started, Stopped
+from stoker.runs.processes.signals import DoublePress, Received, SignalStream
+from stoker.runs.processes.termination import TerminationOutcome, stop
+
+T = TypeVar("T")
+
+
+class CommandHandler(Generic[T]):
+    """What is done about the events of one command. The first hook that returns a result ends the loop."""
+
+    def descriptors(self) -> Iterable[int]:
+        """What else to wait for."""
+        return ()
+
+    def due(self) -> float:
+        """When to call `on_tick` at the latest, in monotonic seconds."""
+        return math.inf
+
+    def on_started(self) -> None:
+        """The command runs."""
+
+    def on_start_failed(self, failed: Failed) -> T | None:
+        """The command could not be started. Called again in every round until it returns a result."""
+        raise NotImplementedError
+
+    def on_exit(self, status: int) -> T | None:
+        """The command ended, with this wait status. Called again in every round until it returns a result."""
+        raise NotImplementedError
+
+    def on_reaper_killed(self) -> T | None:
+        raise NotImplementedError
+
+    def on_deadline_passed(self) -> T | None:
+        """The deadline passed that was set with `Reaper.set_deadline`."""
+        return None
+
+    def on_suspended(self, signum: int) -> None:
+        """The command was stopped by a job-control signal and can be continued."""
+
+    def on_signal(self, received: Received) -> T | None:  # noqa: ARG002 - for those who override it
+        """A signal arrived here. With no result, it is forwarded to the command."""
+        return None
+
+    def on_second_interrupt(self) -> T | None:
+        """Ctrl-C was pressed twice in a row."""
+        return None
+
+    def on_look(self, look: Look) -> T | None:
+        raise NotImplementedError
+
+    def on_look_failed(self, error: Exception) -> T | None:
+        """Taking or handling a look failed."""
+        raise error
+
+    def on_tick(self) -> T | None:
+        """Called in every round."""
+        return None
+
+    def on_error(self, error: Exception) -> None:
+        """A hook or the loop itself failed."""
+        raise error
+
+
+class CommandLoop(Generic[T]):
+    """`run()` waits until the command is over. Another event loop polls `fileno()` and calls `step()` instead."""
+
+    def __init__(
+        self,
+        handler: CommandHandler[T],
+        reaper: Reaper,
+        *,
+        signals: SignalStream | None = None,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self._handler = handler
+        self._reaper = reaper
+        self._signals = signals
+        self._sampler = sampler
+        self._double_press = DoublePress()
+        self._failed: Failed | None = None
+
+    def run(self) -> T:
+        while True:
+            try:
+                self._wait()
+                if (result := self.step()) is not None:
+                    return result
+            except Exception as error:  # noqa: BLE001 - the handler decides
+                self._handler.on_error(error)
+
+    def step(self) -> T | None:
+        """Handles whatever has happened, without waiting."""
+        result = self._handle_signals()
+        if result is None:
+            result = self._handle_reaper_events()
+        if result is None:
+            result = self._handler.on_tick()
+        if result is None and self._sampler is not None:
+            result = self._sample(self._sampler)
+        return result
+
+    def stop(self, signum: int, grace: float) -> TerminationOutcome:
+        """Stops the command and everything it started, and waits for that. A Ctrl-C meanwhile ends the grace."""
+        self._reaper.cancel_start()
+        first = self._reaper.job if self._reaper.status is None else None
+        return stop(self._reaper, signum, grace, first=first, hurry=self._signals)
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._reaper.fileno(), select.POLLIN)
+        for descriptor in self._handler.descriptors():
+            poll.register(descriptor, select.POLLIN)
+        if self._signals is not None:
+            poll.register(self._signals.fileno(), select.POLLIN)
+        due = self._handler.due()
+        if self._sampler is not None:
+            due = min(due, self._sampler.due())
+            if self._sampler.fileno() >= 0:
+                poll.register(self._sampler.fileno(), select.POLLIN)
+        poll.poll(None if due == math.inf else max(due - time.monotonic(), 0) * 1000)
+
+    def _handle_signals(self) -> T | None:
+        for received in self._signals.read() if self._signals is not None else ():
+            result = self._handler.on_signal(received)
+            if result is None and self._double_press.is_second(received):
+                result = self._handler.on_second_interrupt()
+            if result is not None:
+                return result
+            # A terminal sends its signals to the whole foreground group: the command has them already.
+            if not received.from_kernel and not is_from_job(received, self._reaper):
+                self._reaper.signal(received.signal)
+        return None
+
+    def _handle_reaper_events(self) -> T | None:
+        result: T | None = None
+        while result is None and (event := self._reaper.next_event()) is not None:
+            match event:
+                case Failed():
+                    self._failed = event
+                    break
+                case Ended():
+                    break
+                case Started():
+                    self._handler.on_started()
+                case Stopped(signum):
+                    self._handler.on_suspended(signum)
+                case DeadlinePassed():
+                    result = self._handler.on_deadline_passed()
+                case ReaperKilled():
+                    result = self._handler.on_reaper_killed()
+        # Events come once, but handling them may fail: then it is tried again in the next round.
+        if result is None and self._failed is not None:
+            result = self._handler.on_start_failed(self._failed)
+        elif result is None and self._reaper.status is not None:
+            result = self._handler.on_exit(self._reaper.status)
+        return result
+
+    def _sample(self, sampler: Sampler) -> T | None:
+        try:
+            look = sampler.step()
+            return None if look is None else self._handler.on_look(look)
+        except Exception as error:  # noqa: BLE001 - the handler decides
+            return self._handler.on_look_failed(error)
+
+
+def is_from_job(received: Received, reaper: Reaper) -> bool:
+    """Whether the job itself sent this signal. If that cannot be determined, the signal counts as anyone else's."""
+    try:
+        return reaper.owns(received.sender)
+    except OSError:
+        return False
+
+
+def helpers_of(prober: Prober) -> tuple[int, ...]:
+    """Children of this process that do not belong to the job."""
+    return () if prober.helper is None else (prober.helper,)
