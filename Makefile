@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up demo test collect lint format docs bench chaos soak lock clean
+.PHONY: help up demo test collect lint format docs coverage bench chaos soak lock clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.7
@@ -25,6 +25,7 @@ help:
 	@echo 'make demo    the same on simulated GPUs at simulated work, wherever it is'
 	@echo 'make test    install what the tests need, lint, check types and boundaries, run every test (DEEP=1 takes its time)'
 	@echo 'make lint    ruff, mypy and import-linter only'
+	@echo 'make coverage run the unit tests and hold the branch coverage of the pure modules above its floor'
 	@echo 'make docs    build the documentation strictly, in .cache/site'
 	@echo 'make bench   measure, as ratios against peers in the same run'
 	@echo 'make chaos   2,000 random faults (SEED=N does the same again), on SQLite and PostgreSQL: half an hour'
@@ -60,6 +61,9 @@ lint: .venv/.dev-stamp
 	@$(MAKE) --no-print-directory docs
 
 # Without network; warnings, such as a broken link, fail. The variable silences a notice about a later MkDocs.
+coverage: .venv/.dev-stamp
+	@$(RUN) scripts/pure-coverage
+
 docs: .venv/.dev-stamp
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet --strict
 

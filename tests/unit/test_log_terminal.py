@@ -103,6 +103,9 @@ def test_a_cursor_goes_no_further_up_than_a_tall_terminal() -> None:
         (b"31;0", ()),
         (b"31;", ()),
         (b"38;5;999", ()),
+        (b"31;39", ()),
+        (b"1;4;4:0", ("a-b",)),
+        (b"38:5:208", ("a-fg-208",)),
         (b"?31", ()),
     ],
 )

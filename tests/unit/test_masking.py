@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.masking import masked_command, masked_environment, masked_words, without_passwords
+from stoker.masking import masked, masked_command, masked_environment, masked_words, without_passwords
 from stoker.settings import load_settings
 from stoker.streams import _warned
 
@@ -117,6 +117,36 @@ def test_a_command_is_shown_without_its_secrets(command: str, shown: str) -> Non
 def test_so_are_the_words_of_one_that_needs_no_shell() -> None:
     words = ["python", "x.py", "--api-key", "a b", "--name=x", "TOKEN=abc"]
     assert masked_words(words) == ["python", "x.py", "--api-key", "***", "--name=x", "TOKEN=***"]
+
+
+def test_jobs_in_json_are_masked_at_any_depth() -> None:
+    job = {
+        "id": "1",
+        "environment": {"HF_TOKEN": "abc", "SEED": "1"},
+        "command": ["x", "--token", "abc"],
+        "after": ("2",),
+    }
+    told = {"jobs": [job, {"id": "2", "environment": None, "command": "TOKEN=abc x"}], "count": 2}
+    assert masked(told) == {
+        "jobs": [
+            job | {"environment": {"HF_TOKEN": "***", "SEED": "1"}, "after": ["2"]},
+            {"id": "2", "environment": None, "command": "TOKEN=abc x"},
+        ],
+        "count": 2,
+    }
+
+
+def test_viewers_see_no_values_and_no_secrets_in_commands() -> None:
+    jobs = [
+        {"environment": {"SEED": "1"}, "command": ["x", "--token", "abc"]},
+        {"environment": {}, "command": "TOKEN=abc x"},
+        {"environment": {}, "command": None},
+    ]
+    assert masked(jobs, for_viewer=True) == [
+        {"environment": {"SEED": "***"}, "command": ["x", "--token", "***"]},
+        {"environment": {}, "command": "TOKEN=*** x"},
+        {"environment": {}, "command": None},
+    ]
 
 
 @pytest.mark.parametrize(
