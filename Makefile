@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up demo test collect lint format docs coverage bench chaos soak lock clean
+.PHONY: help up demo test collect lint format docs coverage release bench chaos soak lock clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.7
@@ -21,15 +21,17 @@ export STOKER_TESTS_DEEP := 1
 endif
 
 help:
-	@echo 'make up      run Stoker here: the page, a worker and a queue, on the GPUs that are there or on simulated ones'
-	@echo 'make demo    the same on simulated GPUs at simulated work, wherever it is'
-	@echo 'make test    install what the tests need, lint, check types and boundaries, run every test (DEEP=1 takes its time)'
-	@echo 'make lint    ruff, mypy and import-linter only'
-	@echo 'make coverage run the unit tests and hold the branch coverage of the pure modules above its floor'
-	@echo 'make docs    build the documentation strictly, in .cache/site'
-	@echo 'make bench   measure, as ratios against peers in the same run'
-	@echo 'make chaos   2,000 random faults (SEED=N does the same again), on SQLite and PostgreSQL: half an hour'
-	@echo 'make soak    10,000 short jobs through one worker: what it holds must stay flat'
+	@echo 'make up        run Stoker here: page, worker and queue, on the GPUs of this machine or on simulated ones'
+	@echo 'make demo      the same on simulated GPUs with simulated jobs'
+	@echo 'make test      install what the tests need, lint, check types, run every test (DEEP=1: more repetitions)'
+	@echo 'make lint      ruff, mypy and import-linter only'
+	@echo 'make format    let ruff format and repair'
+	@echo 'make docs      build the documentation strictly, in .cache/site'
+	@echo 'make coverage  run the unit tests and check the branch coverage of the pure modules'
+	@echo 'make release   check version, changelog and tag, and build wheel and sdist in dist'
+	@echo 'make bench     measure, as ratios against peers in the same run'
+	@echo 'make chaos     2,000 random faults on SQLite and PostgreSQL: half an hour (SEED=N repeats a run)'
+	@echo 'make soak      10,000 short jobs through one worker: its memory, descriptors and disk use must stay flat'
 
 $(UV):
 	@scripts/system-packages venv
@@ -79,6 +81,9 @@ test: .venv/.dev-stamp
 # Rewrites the assertions of all tests once, on the core that mypy leaves free. Mistakes in them are for pytest to report.
 collect: .venv/.dev-stamp
 	@$(RUN) pytest --collect-only -q > /dev/null || true
+
+release: .venv/.dev-stamp
+	@$(RUN) scripts/release
 
 bench: .venv/.dev-stamp
 	@scripts/system-packages test
