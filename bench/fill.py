@@ -82,14 +82,14 @@ def _visits(place: Path) -> tuple[list[SteppingAside], list[float]]:
     stage = FillStage(place, gpus=GPUS, linger=LINGER, interval=INTERVAL, keys=f"idle_for = 0\ngrace = {GRACE}")
     chance = random.Random(1)
     found = []
-    with closing(stage), closing(Visitor()) as visitor:
+    with closing(stage), closing(Visitor()) as user:
         stage.fill(eager=True)
         stage.wait_until_running(list(stage.nodes))
         for trial in range(TRIALS):
             gpu = list(stage.nodes)[trial % GPUS]
             stage.wait_until_running([gpu])
             time.sleep(chance.uniform(0.4, 1.6))
-            found.append(visit(stage, visitor, gpu))
+            found.append(visit(stage, user, gpu))
         return found, _fuser(stage)
 
 
@@ -137,12 +137,12 @@ def _unheard_visits(place: Path) -> list[SteppingAside]:
     os.mknod(own, stat.S_IFCHR | 0o666, number)
     chance = random.Random(2)
     found = []
-    with closing(stage), closing(Visitor()) as visitor:
+    with closing(stage), closing(Visitor()) as user:
         stage.fill(eager=True)
         for _ in range(CONTAINER_TRIALS):
             stage.wait_until_running([gpu])
             time.sleep(chance.uniform(0.4, 0.4 + SHORT_INTERVAL))
-            found.append(visit(stage, visitor, gpu, own))
+            found.append(visit(stage, user, gpu, own))
     return found
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.table import Promise, print_promises
 from stoker.queue import NewJob, Store, init_queue
 from stoker.queue.model import View, WorkerGpu
-from stoker.web.keys import Keys
+from stoker.web.auth.keys import Keys
 
 PAGES = 200
 # These read a little every second, as a phone on a bad network does.

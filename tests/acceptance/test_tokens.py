@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.web.keys import Keys
+from stoker.web.auth.keys import Keys
 from tests.support.command import stoker, stoker_command
 
 

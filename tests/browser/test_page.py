@@ -67,7 +67,7 @@ def test_a_phone_that_slept_is_right_again(browser: Browser, site: PageSite) -> 
 
 
 def test_who_may_only_look_sees_everything_and_no_buttons(browser: Browser, site: PageSite, tmp_path: Path) -> None:
-    from stoker.web.keys import Keys
+    from stoker.web.auth.keys import Keys
 
     token = Keys(tmp_path / "stoker-home").add("guest", "viewer").secret
     with screen(browser, "phone") as shown, site.client() as api:

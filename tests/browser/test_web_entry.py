@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from stoker.web.config import Config
-from stoker.web.whereabouts import own_address
+from stoker.web.server import own_address
 from tests.support.browser import screen
 from tests.support.guarded_site import Site, served, site_of
 

@@ -639,7 +639,7 @@ def test_a_queue_that_is_away_is_told_so_and_when_to_come_back(site: ApiSite, cl
     answer = client.get(f"{V1}/jobs")
     assert "there is no queue" in problem(answer, 503)["detail"]
     assert int(answer.headers["retry-after"]) > 0
-    site.board._take(None, "the queue is away")
+    site.snapshot_cache._take(None, "the queue is away")
     assert problem(client.get(f"{V1}/status"), 503)["detail"] == "the queue is away"
 
 

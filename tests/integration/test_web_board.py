@@ -13,9 +13,9 @@ import pytest
 from stoker.queue import NewJob, QueueAwayError, Store, init_queue, open_queue
 from stoker.status.model import Snapshot
 from stoker.status.snapshot import SnapshotBuilder
-from stoker.web import snapshot_cache as board_module
 from stoker.web.config import Config
-from stoker.web.snapshot_cache import SnapshotCache
+from stoker.web.sse import snapshot_cache as board_module
+from stoker.web.sse.snapshot_cache import SnapshotCache
 from tests.support.waiting import wait_for
 
 T = TypeVar("T")
@@ -23,29 +23,29 @@ T = TypeVar("T")
 
 @contextlib.asynccontextmanager
 async def started(directory: Path) -> AsyncIterator[SnapshotCache]:
-    board = SnapshotCache(Config(queue=str(directory / "queue.db"), home=directory))
-    board.start()
+    snapshot_cache = SnapshotCache(Config(queue=str(directory / "queue.db"), home=directory))
+    snapshot_cache.start()
     try:
-        yield board
+        yield snapshot_cache
     finally:
-        board.stop()
+        snapshot_cache.stop()
 
 
-async def until(board: SnapshotCache, number: int) -> Snapshot:
+async def until(snapshot_cache: SnapshotCache, number: int) -> Snapshot:
     """The first overview with so many queued jobs."""
     async with asyncio.timeout(60):
         version = -1
-        while board.latest is None or board.latest.counts.get("queued", 0) != number:
-            version = await board.changed(version, 5.0)
-    return board.latest
+        while snapshot_cache.latest is None or snapshot_cache.latest.counts.get("queued", 0) != number:
+            version = await snapshot_cache.changed(version, 5.0)
+    return snapshot_cache.latest
 
 
 def test_news_come_without_being_asked_for(tmp_path: Path) -> None:
     async def story() -> None:
-        async with started(tmp_path) as board:
-            await until(board, 0)
+        async with started(tmp_path) as snapshot_cache:
+            await until(snapshot_cache, 0)
             store.submit([NewJob(command="true")])
-            assert (await until(board, 1)).waiting[0].job.command == "true"
+            assert (await until(snapshot_cache, 1)).waiting[0].job.command == "true"
 
     with init_queue(str(tmp_path / "queue.db")) as store:
         asyncio.run(story())
@@ -59,18 +59,18 @@ def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypa
             return super().observe(store)
 
     async def story() -> None:
-        async with started(tmp_path) as board:
-            await until(board, 0)
+        async with started(tmp_path) as snapshot_cache:
+            await until(snapshot_cache, 0)
             (tmp_path / "stale").touch()
             async with asyncio.timeout(60):
-                while board.problem is None:
-                    board.look_now()
-                    await board.changed(board.version, 0.5)
-            assert "page.log" in board.problem
+                while snapshot_cache.problem is None:
+                    snapshot_cache.look_now()
+                    await snapshot_cache.changed(snapshot_cache.version, 0.5)
+            assert "page.log" in snapshot_cache.problem
             (tmp_path / "stale").unlink()
             store.submit([NewJob(command="true")])
-            await until(board, 1)
-            assert board.problem is None
+            await until(snapshot_cache, 1)
+            assert snapshot_cache.problem is None
 
     monkeypatch.setattr(board_module, "SnapshotBuilder", Stale)
     monkeypatch.setattr(board_module, "_BETWEEN_TRIES", 0.05)
@@ -80,11 +80,11 @@ def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypa
 
 def test_a_queue_that_hangs_is_told_although_nothing_failed(tmp_path: Path) -> None:
     async def story() -> None:
-        async with started(tmp_path) as board:
-            await until(board, 0)
-            assert board.problem is None
-            board.reached = time.monotonic() - 60
-            assert board.problem == "the queue does not answer"
+        async with started(tmp_path) as snapshot_cache:
+            await until(snapshot_cache, 0)
+            assert snapshot_cache.problem is None
+            snapshot_cache.reached = time.monotonic() - 60
+            assert snapshot_cache.problem == "the queue does not answer"
 
     with init_queue(str(tmp_path / "queue.db")):
         asyncio.run(story())

@@ -15,12 +15,12 @@ import pytest
 
 from stoker.queue.model import NewJob
 from stoker.queue.store import Store
-from stoker.web import live, live_many
-from stoker.web import rendered_sections as showcase
+from stoker.web.auth.user import User
 from stoker.web.pages.job_list import Listing
 from stoker.web.pagination import Page, cursor_of
-from stoker.web.rendered_sections import Looks
-from stoker.web.user import User
+from stoker.web.sse import live, rendered_sections
+from stoker.web.sse import multiplex as live_many
+from stoker.web.sse.rendered_sections import Looks
 from tests.support.api_site import ApiSite
 from tests.support.asgi_page import AsgiPage
 
@@ -34,16 +34,16 @@ class Site(ApiSite):
         self.app.include_router(live_many.router)
         self.app.state.looks = Looks()
         token = self.keys.add("phone", "operator")
-        self.visitor = User(token.role, token.name, None, token.id)
+        self.user = User(token.role, token.name, None, token.id)
 
     def page(self, address: str) -> AsgiPage:
-        return AsgiPage(self.app, address, self.visitor)
+        return AsgiPage(self.app, address, self.user)
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     # However long one takes here: nothing is sparing unless a test says so.
-    monkeypatch.setattr(showcase, "_DEAR", math.inf)
+    monkeypatch.setattr(rendered_sections, "_DEAR", math.inf)
     with closing(Site(tmp_path)) as made:
         yield made
 
@@ -123,10 +123,10 @@ def test_one_look_serves_everybody_with_the_same_list(site: Site, monkeypatch: p
 
 
 def test_a_look_that_takes_long_is_not_repeated_all_the_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(showcase, "_DEAR", -1.0)
-    monkeypatch.setattr(showcase, "_SHARE", 1e-9)
+    monkeypatch.setattr(rendered_sections, "_DEAR", -1.0)
+    monkeypatch.setattr(rendered_sections, "_SHARE", 1e-9)
     now = [1000.0]
-    monkeypatch.setattr(showcase, "time", SimpleNamespace(monotonic=lambda: now[0] + time.monotonic() * 1e-6))
+    monkeypatch.setattr(rendered_sections, "time", SimpleNamespace(monotonic=lambda: now[0] + time.monotonic() * 1e-6))
 
     async def story() -> None:
         looks, found = Looks(), 0
@@ -172,7 +172,7 @@ def test_several_live_answers_come_in_one_and_those_that_there_are_not_are_told(
             site.look()
             await page.until(lambda: first not in of(0, "list")[-1] and "cancelled" in of(1, "job")[-1], "both news")
             assert not page.is_complete
-        assert site.board.viewers == 0
+        assert site.snapshot_cache.viewers == 0
 
     asyncio.run(story())
 

@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     with init_queue() as store:
         found = Place(store, home)
         yield found
-        found.house.desk.close()
+        found.app_state.pool.close()
 
 
 def played(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -102,7 +102,7 @@ def test_a_page_that_was_away_goes_on_where_it_was(place: Place, restarted: bool
             await page.until(lambda: page.text[-1:] == ["bar 1%"])
         # More than is kept in memory, while the phone sleeps.
         place.rewrites(numbered(0, 9_000) + b"bar 2%")
-        app = create_app(place.house) if restarted else place.app
+        app = create_app(place.app_state) if restarted else place.app
         async with place.page(app=app, last_event_id=page.mark) as again:
             again.lines = dict(page.lines)
             await again.until(lambda: again.text[-1:] == ["bar 2%"])
@@ -215,7 +215,7 @@ def test_who_is_not_welcome_any_more_is_told_nothing_more(place: Place) -> None:
         place.prints(b"seen\n")
         async with place.page() as page:
             await page.until(lambda: page.text == ["seen"])
-            place.house.keys.revoke(place.house.keys.first().id)
+            place.app_state.keys.revoke(place.app_state.keys.first().id)
             await page.ended()
             place.prints(b"secret\n")
             assert page.text == ["seen"]
@@ -244,7 +244,7 @@ def test_a_file_that_is_here_is_followed_while_the_queue_is_away(place: Place, m
         place.prints(b"before\n")
         async with place.page() as page:
             await page.until(lambda: page.text == ["before"])
-            monkeypatch.setattr(ConnectionPool, "ask", lambda _desk, question: away(question))
+            monkeypatch.setattr(ConnectionPool, "ask", lambda _pool, question: away(question))
             place.prints(b"meanwhile\n")
             await page.until(lambda: page.text == ["before", "meanwhile"])
             channel = next(iter(place.channels))

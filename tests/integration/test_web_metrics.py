@@ -57,7 +57,7 @@ def scraped(
     site: ApiSite, told: Snapshot | None, problem: str | None = None
 ) -> dict[str, list[tuple[dict[str, str], float]]]:
     """The samples by their names, after the parser of Prometheus has taken all of it."""
-    site.board.latest, site.board._problem = told, problem
+    site.snapshot_cache.latest, site.snapshot_cache._problem = told, problem
     answer = site.client("viewer", "prometheus").get("/metrics")
     assert answer.status_code == 200, answer.text
     samples: dict[str, list[tuple[dict[str, str], float]]] = {}
@@ -141,7 +141,7 @@ def test_a_queue_that_is_away_leaves_only_that(site: ApiSite) -> None:
 
 
 def test_prometheus_may_ask_for_its_newer_format(site: ApiSite) -> None:
-    site.board.latest = snapshot()
+    site.snapshot_cache.latest = snapshot()
     answer = site.client().get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
@@ -156,9 +156,9 @@ def test_metrics_need_a_token_and_health_does_not(site: ApiSite) -> None:
 def test_health_says_one_word(site: ApiSite) -> None:
     stranger = Client(site.guarded)
     assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (200, "ok\n")
-    site.board._problem = "away for a moment"
+    site.snapshot_cache._problem = "away for a moment"
     assert stranger.get("/healthz").status_code == 200
-    site.board.reached = time.monotonic() - 31
+    site.snapshot_cache.reached = time.monotonic() - 31
     assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (503, "away\n")
-    site.board.latest = None
+    site.snapshot_cache.latest = None
     assert (stranger.get("/healthz").status_code, stranger.get("/healthz").text) == (503, "starting\n")

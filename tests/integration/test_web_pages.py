@@ -12,7 +12,7 @@ import pytest
 
 from stoker.queue.model import AttemptDetails, NewJob
 from stoker.web import pages, problems, statics
-from stoker.web.pages.trouble import trouble_page
+from stoker.web.pages.views import trouble_page
 from tests.support.api_site import ApiSite, Client
 
 PAGE = {"Accept": "text/html"}

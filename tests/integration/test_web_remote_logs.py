@@ -67,7 +67,7 @@ def far(tmp_path: Path, borrowed: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         be_there(store)
         found = Far(store, Path(os.environ["STOKER_HOME"]), tmp_path / "far", monkeypatch)
         yield found
-        found.house.desk.close()
+        found.app_state.pool.close()
 
 
 def played(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -199,7 +199,7 @@ def test_what_is_said_to_be_the_whole_of_an_ended_job_has_its_last_line(
 def test_more_downloads_than_there_is_room_for_get_the_end(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         far.store.write_log(far.attempt, "what the queue has\n")
-        channels = log_channel.Channels(far.home, far.house.desk)
+        channels = log_channel.Channels(far.home, far.app_state.pool)
         far.app.state.log_channels = channels
         while channels.borrowing.acquire(blocking=False):
             pass

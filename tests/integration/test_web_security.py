@@ -16,15 +16,12 @@ from fastapi import FastAPI
 from starlette.responses import HTMLResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from stoker.web.auth.authentication import local_path
-from stoker.web.auth.body_limit import WholeBody
-from stoker.web.auth.connections import MOST_SILENT
-from stoker.web.auth.refusal import refusal
-from stoker.web.auth.streams import MOST_OF_TOKEN, Streams
+from stoker.web.app import guarded
+from stoker.web.auth.authentication import local_path, refusal
+from stoker.web.auth.user import User
 from stoker.web.config import Config
-from stoker.web.guard import guarded
+from stoker.web.middleware.limits import MOST_OF_TOKEN, MOST_SILENT, Streams, WholeBody
 from stoker.web.problems import install
-from stoker.web.user import User
 from tests.support.guarded_site import Site, served, site_of
 from tests.support.waiting import wait_for
 

@@ -14,15 +14,15 @@ from starlette.types import ASGIApp
 
 from stoker.queue import Store, init_queue
 from stoker.status.snapshot import SnapshotBuilder
-from stoker.web import api, health, metrics, problems
+from stoker.web import api, metrics, problems
+from stoker.web.app import guarded, health
 from stoker.web.app_state import AppState
+from stoker.web.auth.keys import Keys
+from stoker.web.auth.user import Role
 from stoker.web.config import Config
 from stoker.web.connection_pool import ConnectionPool
-from stoker.web.guard import guarded
-from stoker.web.keys import Keys
-from stoker.web.rendered_sections import RenderedSections
-from stoker.web.snapshot_cache import SnapshotCache
-from stoker.web.user import Role
+from stoker.web.sse.rendered_sections import RenderedSections
+from stoker.web.sse.snapshot_cache import SnapshotCache
 
 
 class Client:
@@ -58,16 +58,18 @@ class ApiSite:
         self.store: Store = init_queue(self.queue)
         self.config = Config(queue=self.queue, home=directory / "home", names=("testserver",))
         self.keys = Keys(self.config.home)
-        self.board = SnapshotCache(self.config)
-        self.desk = ConnectionPool(self.queue)
+        self.snapshot_cache = SnapshotCache(self.config)
+        self.pool = ConnectionPool(self.queue)
         self.app = app or new_app()
-        self.app.state.house = AppState(config=self.config, desk=self.desk, board=self.board, keys=self.keys)
-        self.app.state.showcase = RenderedSections()
+        self.app.state.app_state = AppState(
+            config=self.config, pool=self.pool, snapshot_cache=self.snapshot_cache, keys=self.keys
+        )
+        self.app.state.rendered_sections = RenderedSections()
         self.guarded = guarded(self.app, self.config, self.keys, lambda _line: None)
         self.look()
 
     def look(self) -> None:
-        self.board._take(SnapshotBuilder(self.config.home).observe(self.store), None)
+        self.snapshot_cache._take(SnapshotBuilder(self.config.home).observe(self.store), None)
 
     def bearer(self, role: Role = "operator", name: str = "phone") -> dict[str, str]:
         known = next((token for token in self.keys.tokens() if token.name == name), None)
@@ -78,19 +80,20 @@ class ApiSite:
         return Client(self.guarded, self.bearer(role, name))
 
     def close(self) -> None:
-        self.app.state.showcase.close()
-        self.board.stop()
-        self.desk.close()
+        self.app.state.rendered_sections.close()
+        self.snapshot_cache.stop()
+        self.pool.close()
         self.store.close()
-        for end in (self.board._wake_read, self.board._wake_write):
+        for end in (self.snapshot_cache._wake_read, self.snapshot_cache._wake_write):
             end.close()
 
 
 def new_app() -> FastAPI:
     app = FastAPI(title="Stoker", openapi_url="/api/openapi.json", docs_url=None, redoc_url=None, lifespan=_nothing)
     problems.install(app)
-    for part in (api, metrics, health):
+    for part in (api, metrics):
         app.include_router(part.router)
+    app.include_router(health)
     return app
 
 

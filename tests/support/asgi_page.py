@@ -9,13 +9,13 @@ from typing import Any, Self
 
 from starlette.types import ASGIApp, Message
 
-from stoker.web.user import User
+from stoker.web.auth.user import User
 
 
 class AsgiPage:
     """One request; `async with` ends it as a browser does that is closed."""
 
-    def __init__(self, app: ASGIApp, address: str, visitor: User, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, app: ASGIApp, address: str, user: User, headers: dict[str, str] | None = None) -> None:
         path, _, query = address.partition("?")
         self._app = app
         self._scope = {
@@ -31,7 +31,7 @@ class AsgiPage:
             "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
             "server": ("127.0.0.1", 7865),
             "client": ("127.0.0.1", 1),
-            "state": {"visitor": visitor},
+            "state": {"user": user},
         }
         self.status = 0
         self.headers: dict[str, str] = {}

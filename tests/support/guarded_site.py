@@ -13,14 +13,15 @@ from fastapi import FastAPI, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp
 
-from stoker.web import entry, statics
-from stoker.web.app_state import AppState, visitor_of
-from stoker.web.auth.connections import PunctualProtocol
+from stoker.web import statics
+from stoker.web.app import guarded
+from stoker.web.app_state import AppState, user_of
+from stoker.web.auth import login
+from stoker.web.auth.keys import Keys
 from stoker.web.config import Config
 from stoker.web.connection_pool import ConnectionPool
-from stoker.web.guard import guarded
-from stoker.web.keys import Keys
-from stoker.web.snapshot_cache import SnapshotCache
+from stoker.web.middleware.limits import PunctualProtocol
+from stoker.web.sse.snapshot_cache import SnapshotCache
 from tests.support.waiting import wait_for
 
 
@@ -57,14 +58,14 @@ class Site(NamedTuple):
 def site_of(config: Config) -> Site:
     keys, log, done = Keys(config.home), list[str](), list[str]()
     app = FastAPI()
-    app.state.house = AppState(
-        config=config, desk=cast(ConnectionPool, None), board=cast(SnapshotCache, None), keys=keys
+    app.state.app_state = AppState(
+        config=config, pool=cast(ConnectionPool, None), snapshot_cache=cast(SnapshotCache, None), keys=keys
     )
-    app.include_router(entry.router)
+    app.include_router(login.router)
 
     @app.get("/")
     async def overview(request: Request) -> HTMLResponse:
-        return HTMLResponse(f"hello {visitor_of(request).name}")
+        return HTMLResponse(f"hello {user_of(request).name}")
 
     @app.api_route("/api/v1/jobs", methods=["GET", "POST"])
     async def jobs(request: Request) -> PlainTextResponse:

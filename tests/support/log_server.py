@@ -9,12 +9,12 @@ from fastapi import FastAPI
 from stoker.queue import NewJob, Store
 from stoker.web.app import create_app
 from stoker.web.app_state import AppState
+from stoker.web.auth.keys import Keys
+from stoker.web.auth.user import User
 from stoker.web.config import Config
 from stoker.web.connection_pool import ConnectionPool
-from stoker.web.keys import Keys
 from stoker.web.log_channel import Channels
-from stoker.web.snapshot_cache import SnapshotCache
-from stoker.web.user import User
+from stoker.web.sse.snapshot_cache import SnapshotCache
 from tests.support.asgi_page import AsgiPage
 from tests.support.attempts import start
 
@@ -38,11 +38,11 @@ class Place:
         self.output = self.directory / "output"
         config = Config(queue=None, home=home)
         keys = Keys(home)
-        visitor = keys.by_token(keys.first().secret)
-        assert visitor is not None
-        self.visitor: User = visitor
-        self.house = AppState(config=config, desk=ConnectionPool(None), board=QuietBoard(), keys=keys)
-        self.app = create_app(self.house)
+        user = keys.by_token(keys.first().secret)
+        assert user is not None
+        self.user: User = user
+        self.app_state = AppState(config=config, pool=ConnectionPool(None), snapshot_cache=QuietBoard(), keys=keys)
+        self.app = create_app(self.app_state)
 
     def start(self) -> str:
         return start(self.store, self.job).id
@@ -63,7 +63,7 @@ class Place:
     def page(self, what: str = "log/live", app: FastAPI | None = None, **headers: str) -> AsgiPage:
         address = what if what.startswith("/") else f"/jobs/{self.job}/attempts/1/{what}"
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return AsgiPage(app or self.app, address, self.visitor, named)
+        return AsgiPage(app or self.app, address, self.user, named)
 
     @property
     def channels(self) -> Channels:

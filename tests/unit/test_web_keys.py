@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from stoker.errors import BadInputError, StokerError
-from stoker.web.auth.patience import Patience, TooManyError
-from stoker.web.key_file import Contents, KeyFile, Stamp
-from stoker.web.keys import Keys
+from stoker.web.auth.key_file import Contents, KeyFile, Stamp
+from stoker.web.auth.keys import Keys
+from stoker.web.auth.throttle import Patience, TooManyError
 from tests.support.waiting import wait_for
 
 
@@ -73,9 +73,9 @@ def test_a_right_token_lets_a_device_in_and_a_wrong_one_does_not(keys: Keys) -> 
     assert keys.by_token(token.secret + "x") is None
     entered = keys.enter(f" {token.secret}\n", "Mozilla/5.0 (\x1b[31mPhone)" + "x" * 500)
     assert entered is not None
-    visitor, cookie = entered
-    assert (visitor.role, visitor.name) == ("viewer", "phone")
-    assert keys.by_session(cookie) == visitor
+    user, cookie = entered
+    assert (user.role, user.name) == ("viewer", "phone")
+    assert keys.by_session(cookie) == user
     (session,) = keys.sessions()
     assert "\x1b" not in session.agent
     assert len(session.agent) <= 120

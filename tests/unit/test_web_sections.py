@@ -24,8 +24,8 @@ from stoker.status.model import (
     Snapshot,
     WaitingJob,
 )
+from stoker.web.auth.user import Role
 from stoker.web.pages.sections import for_page, render, render_job
-from stoker.web.user import Role
 
 NOW = 1_800_000_000.0
 GIB = 2**30

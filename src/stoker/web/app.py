@@ -1,18 +1,32 @@
 """The application: every router in one place, around what they share."""
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp
 
 from stoker.version import __version__
-from stoker.web import api, entry, health, live, live_many, logs, metrics, pages, problems, statics
-from stoker.web.app_state import AppState
-from stoker.web.pages.trouble import trouble_page
-from stoker.web.rendered_sections import Looks, RenderedSections
+from stoker.web import api, logs, metrics, pages, problems, statics
+from stoker.web.app_state import AppState, app_state_of
+from stoker.web.auth import login
+from stoker.web.auth.authentication import Authentication
+from stoker.web.auth.csrf import CsrfProtection, Hosts
+from stoker.web.auth.keys import Keys
+from stoker.web.config import Config
+from stoker.web.middleware.access_log import AccessLog
+from stoker.web.middleware.headers import SecurityHeaders, compressed
+from stoker.web.middleware.limits import DeclaredSize, WholeBody
+from stoker.web.pages.views import trouble_page
+from stoker.web.sse import live, multiplex
+from stoker.web.sse.rendered_sections import Looks, RenderedSections
 
 
-def create_app(house: AppState) -> FastAPI:
+def create_app(app_state: AppState) -> FastAPI:
     """Without the guard: `serving.guarded_app` is what may be connected to."""
     app = FastAPI(
         title="Stoker",
@@ -24,23 +38,53 @@ def create_app(house: AppState) -> FastAPI:
         redoc_url=None,
         lifespan=_lifespan,
     )
-    app.state.house = house
-    app.state.showcase = RenderedSections()
+    app.state.app_state = app_state
+    app.state.rendered_sections = RenderedSections()
     app.state.looks = Looks()
     problems.install(app, trouble_page)
-    for part in (api, metrics, health, pages, live, live_many, logs, entry):
+    for part in (api, metrics, pages, live, multiplex, logs, login):
         app.include_router(part.router)
+    app.include_router(health)
     app.mount("/static", statics.files())
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    house: AppState = app.state.house
-    house.board.start()
+    app_state: AppState = app.state.app_state
+    app_state.snapshot_cache.start()
     try:
         yield
     finally:
-        house.board.stop()
-        app.state.showcase.close()
-        house.desk.close()
+        app_state.snapshot_cache.stop()
+        app.state.rendered_sections.close()
+        app_state.pool.close()
+
+
+def guarded(app: ASGIApp, config: Config, keys: Keys, log: Callable[[str], None]) -> ASGIApp:
+    """`app` behind the gate; `log` is given a line for every request."""
+    # From the innermost: a body is collected last, so that nobody's is kept who has not been let in.
+    app = WholeBody(app, config)
+    # Outside of the entrance, which may end a stream: its last bytes belong to what is compressed.
+    app = compressed(Authentication(app, config, keys))
+    app = CsrfProtection(app, config)
+    app = DeclaredSize(app, config)
+    app = Hosts(app, config)
+    app = SecurityHeaders(app, config)
+    return AccessLog(app, log)
+
+
+health = APIRouter()
+
+# The board looks every few seconds; a database that restarts is away for some more.
+_LATELY: Final = 30.0
+
+
+@health.get("/healthz", include_in_schema=False)
+async def healthz(request: Request) -> Response:
+    snapshot_cache = app_state_of(request).snapshot_cache
+    if snapshot_cache.latest is None:
+        return PlainTextResponse("starting\n", 503)
+    if time.monotonic() - snapshot_cache.reached > _LATELY:
+        return PlainTextResponse("away\n", 503)
+    return PlainTextResponse("ok\n")

@@ -3,26 +3,26 @@
 import msgspec
 from starlette.requests import HTTPConnection
 
+from stoker.web.auth.keys import Keys
+from stoker.web.auth.user import User
 from stoker.web.config import Config
 from stoker.web.connection_pool import ConnectionPool
-from stoker.web.keys import Keys
-from stoker.web.snapshot_cache import SnapshotCache
-from stoker.web.user import User
+from stoker.web.sse.snapshot_cache import SnapshotCache
 
 
 class AppState(msgspec.Struct, frozen=True):
     config: Config
-    desk: ConnectionPool
-    board: SnapshotCache
+    pool: ConnectionPool
+    snapshot_cache: SnapshotCache
     keys: Keys
 
 
-def house_of(request: HTTPConnection) -> AppState:
-    house: AppState = request.app.state.house
-    return house
+def app_state_of(request: HTTPConnection) -> AppState:
+    app_state: AppState = request.app.state.app_state
+    return app_state
 
 
-def visitor_of(request: HTTPConnection) -> User:
+def user_of(request: HTTPConnection) -> User:
     """Who asks: the guard has let nobody in without."""
-    visitor: User = request.state.visitor
-    return visitor
+    user: User = request.state.user
+    return user

@@ -54,7 +54,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """A name that leads here from elsewhere when everything is listened on, as a browser writes it."""
         host = self.host
         if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared with, not bound to
-            from stoker.web.whereabouts import own_address
+            from stoker.web.server import own_address
 
             host = own_address()
         return f"[{host}]" if ":" in host else host

@@ -35,7 +35,7 @@ class ConnectionPool:
 
     def __init__(self, queue: str | None) -> None:
         self._queue = queue
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="desk")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="queue-connection")
         self._own = threading.local()
         self._waiting = 0
 

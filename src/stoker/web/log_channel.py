@@ -73,10 +73,10 @@ class Ending(msgspec.Struct, frozen=True):
 class Channel:
     """The output of one attempt as it comes. For the thread of the event loop."""
 
-    def __init__(self, attempt: Attempt, home: Path, desk: ConnectionPool, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, attempt: Attempt, home: Path, pool: ConnectionPool, threads: ThreadPoolExecutor) -> None:
         self._attempt = attempt
         self._home = home
-        self._desk = desk
+        self._pool = pool
         self._threads = threads
         self._lines: LogLines | None = None
         self._steps: Steps | None = None
@@ -217,7 +217,7 @@ class Channel:
             return True
         if silent_for > _LAST_LENT_WITHIN:
             output = self._directory / "output"
-            tail = await self._desk.ask(lambda store: store.log(self._attempt.id))
+            tail = await self._pool.ask(lambda store: store.log(self._attempt.id))
             if tail in await self._in_thread(lambda: clean_text(read_tail(output, _LONGEST_TAIL))):
                 return True
             self._stop_borrowing()  # its last words are in the queue
@@ -239,7 +239,7 @@ class Channel:
     async def _ask_for_ending(self) -> Ending | None:
         """A queue that is away keeps nobody from reading a file that is here."""
         try:
-            return await self._desk.ask(self._ending)
+            return await self._pool.ask(self._ending)
         except StokerError:
             return None
 
@@ -268,7 +268,7 @@ class Channel:
 
     async def _look_elsewhere(self) -> bool:
         """Brings what is new of an output on another machine; False when it should be waited for."""
-        await self._desk.ask(self._borrow)
+        await self._pool.ask(self._borrow)
         mirror = self._mirror
         if mirror is not None and mirror.directory is not None:
             if mirror.edition == self.epoch:
@@ -374,9 +374,9 @@ class Channel:
 class Channels:
     """Those that are followed now, by attempt."""
 
-    def __init__(self, home: Path, desk: ConnectionPool) -> None:
+    def __init__(self, home: Path, pool: ConnectionPool) -> None:
         self._home = home
-        self._desk = desk
+        self._pool = pool
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="logs")
         self._open: dict[str, Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -422,7 +422,7 @@ class Channels:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _opened(self, attempt: Attempt) -> Channel:
-        channel = Channel(attempt, self._home, self._desk, self._threads)
+        channel = Channel(attempt, self._home, self._pool, self._threads)
 
         def forget(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)

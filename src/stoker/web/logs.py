@@ -20,7 +20,7 @@ from stoker.logs.readers import OutputReader
 from stoker.logs.remote_file import Mirror, may_be_lent
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.model import ENDED, ID, Attempt, Job
-from stoker.web.app_state import AppState, house_of, visitor_of
+from stoker.web.app_state import AppState, app_state_of, user_of
 from stoker.web.log_channel import Channels
 from stoker.web.log_follower import Follower, Mark, event
 
@@ -45,9 +45,9 @@ _LOOK_FOR_LOAN: Final = 0.1
 
 def channels_of(request: Request) -> Channels:
     """Those of this application, made when somebody first follows a log."""
-    state, house = request.app.state, house_of(request)
+    state, app_state = request.app.state, app_state_of(request)
     if not hasattr(state, "log_channels"):
-        state.log_channels = Channels(house.config.home, house.desk)
+        state.log_channels = Channels(app_state.config.home, app_state.pool)
     channels: Channels = state.log_channels
     return channels
 
@@ -55,7 +55,7 @@ def channels_of(request: Request) -> Channels:
 @router.get("/jobs/{job}/attempts")
 async def attempts(request: Request, job: str) -> JSONResponse:
     """Which there are, for the picker of a page that waits for another one."""
-    found, tries = await _attempts(house_of(request), job)
+    found, tries = await _attempts(app_state_of(request), job)
     told = [{"number": attempt.number, "outcome": attempt.outcome} for attempt in tries]
     return JSONResponse({"over": found.state in ENDED, "attempts": told}, headers={"Cache-Control": "no-store"})
 
@@ -70,7 +70,7 @@ async def follow(
     whole: Annotated[str, Query(alias="all")] = "",
 ) -> StreamingResponse:
     """The last lines, or all of them, or those after a mark; then whatever comes, until the attempt has ended."""
-    attempt = await _attempt(house_of(request), job, number)
+    attempt = await _attempt(app_state_of(request), job, number)
     # A browser that reconnects by itself asks with the old address: what it says beside it is newer.
     mark = Mark.parse(last_event_id or after)
     # Proxies that collect what they pass on are asked not to.
@@ -82,13 +82,13 @@ async def follow(
 async def _events(
     request: Request, attempt: Attempt, mark: Mark | None, from_the_beginning: bool
 ) -> AsyncIterator[str]:
-    house, visitor, channels = house_of(request), visitor_of(request), channels_of(request)
+    app_state, user, channels = app_state_of(request), user_of(request), channels_of(request)
     channel = channels.join(attempt)
     try:
         yield "retry: 2000\n\n"
         follower = Follower(channel, mark, from_the_beginning)
         version, problem, spoke = 0, "", time.monotonic()
-        while not house.board.is_over and house.keys.still_valid(visitor):
+        while not app_state.snapshot_cache.is_over and app_state.keys.still_valid(user):
             before, version = version, await channel.changed(version, _LOOK_UP_EVERY)
             if version == before:
                 if time.monotonic() - spoke >= _BEAT_EVERY:
@@ -112,12 +112,12 @@ async def _events(
 @router.get("/jobs/{job}/attempts/{number}/log")
 async def download(request: Request, job: str, number: str) -> Response:
     """The output as a text file: the whole where it is to be had, or else the end that the queue keeps."""
-    house, channels = house_of(request), channels_of(request)
-    attempt = await _attempt(house, job, number)
-    found = await find_output(house, channels, attempt)
+    app_state, channels = app_state_of(request), channels_of(request)
+    attempt = await _attempt(app_state, job, number)
+    found = await find_output(app_state, channels, attempt)
     headers = _file(attempt, "log", "text/plain") | {"Stoker-Log": "whole"}
     if found is None:
-        text = await house.desk.ask(lambda store: store.log(attempt.id))
+        text = await app_state.pool.ask(lambda store: store.log(attempt.id))
         return Response(text.encode(), headers=headers | {"Stoker-Log": "end"})
     return StreamingResponse(output_of(channels, found), headers=headers)
 
@@ -130,9 +130,9 @@ class Found(NamedTuple):
     """When it is not needed any more."""
 
 
-async def find_output(house: AppState, channels: Channels, attempt: Attempt) -> Found | None:
+async def find_output(app_state: AppState, channels: Channels, attempt: Attempt) -> Found | None:
     """Here, or brought here from the machine that has it; None when nobody lends it."""
-    directory = await channels.in_thread(lambda: place_of(house.config.home, attempt))
+    directory = await channels.in_thread(lambda: place_of(app_state.config.home, attempt))
     if directory is not None:
         return Found(directory, lambda: None)
     if not channels.borrowing.acquire(blocking=False):
@@ -145,7 +145,9 @@ async def find_output(house: AppState, channels: Channels, attempt: Attempt) -> 
 
     borrowed = None
     try:
-        if await house.desk.ask(lambda store: may_be_lent(store, attempt)) and await _is_lent(house, mirror, attempt):
+        if await app_state.pool.ask(lambda store: may_be_lent(store, attempt)) and await _is_lent(
+            app_state, mirror, attempt
+        ):
             borrowed = mirror.directory
     except QueueAwayError:
         raise
@@ -157,13 +159,13 @@ async def find_output(house: AppState, channels: Channels, attempt: Attempt) -> 
     return None if borrowed is None else Found(borrowed, lambda: channels.later(close))
 
 
-async def _is_lent(house: AppState, mirror: Mirror, attempt: Attempt) -> bool:
+async def _is_lent(app_state: AppState, mirror: Mirror, attempt: Attempt) -> bool:
     """Once all of it is here that there is now, or somebody was waited for in vain."""
     ends = time.monotonic() + _LENT_WITHIN
     edition = ""
     while True:
         before = mirror.size
-        await house.desk.ask(mirror.update)
+        await app_state.pool.ask(mirror.update)
         if edition and mirror.edition != edition:
             return False  # it grows faster than it is lent, or its worker was started anew
         edition = mirror.edition
@@ -198,9 +200,9 @@ async def output_of(channels: Channels, found: Found) -> AsyncIterator[bytes]:
 @router.get("/jobs/{job}/attempts/{number}/report")
 async def report(request: Request, job: str, number: str) -> Response:
     """Why it was stopped, as the Markdown that it was written in."""
-    house = house_of(request)
-    attempt = await _attempt(house, job, number)
-    details = await house.desk.ask(lambda store: store.details(attempt.id))
+    app_state = app_state_of(request)
+    attempt = await _attempt(app_state, job, number)
+    details = await app_state.pool.ask(lambda store: store.details(attempt.id))
     if details is None or not details.report:
         raise HTTPException(404, f"attempt {attempt.number} of job {attempt.job} has no report: it was not stopped")
     return Response(details.report.encode(), headers=_file(attempt, "md", "text/markdown"))
@@ -216,18 +218,18 @@ def _file(attempt: Attempt, ending: str, kind: str) -> dict[str, str]:
     }
 
 
-async def _attempt(house: AppState, job: str, number: str) -> Attempt:
-    _, attempts = await _attempts(house, job)
+async def _attempt(app_state: AppState, job: str, number: str) -> Attempt:
+    _, attempts = await _attempts(app_state, job)
     for attempt in attempts:
         if str(attempt.number) == number:
             return attempt
     raise HTTPException(404, f"job {job} has no such attempt")
 
 
-async def _attempts(house: AppState, job: str) -> tuple[Job, list[Attempt]]:
+async def _attempts(app_state: AppState, job: str) -> tuple[Job, list[Attempt]]:
     if not ID.fullmatch(job):
         raise HTTPException(404, "there is no such job: an id has eight hexadecimal digits")
     try:
-        return await house.desk.ask(lambda store: (store.job(job), store.attempts(job)))
+        return await app_state.pool.ask(lambda store: (store.job(job), store.attempts(job)))
     except BadInputError as error:
         raise HTTPException(404, str(error)) from None

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from stoker.queue.model import GpuUse, State
 from stoker.status.model import Machine, Snapshot
 from stoker.version import __version__
-from stoker.web.app_state import house_of
+from stoker.web.app_state import app_state_of
 
 router = APIRouter()
 
@@ -29,10 +29,10 @@ _HOUR: Final = 3600.0
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(request: Request) -> Response:
-    board = house_of(request).board
+    snapshot_cache = app_state_of(request).snapshot_cache
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(Figures(board.latest if board.problem is None else None))
+    registry.register(Figures(snapshot_cache.latest if snapshot_cache.problem is None else None))
     encode, media_type = _encoder(request.headers.get("accept", ""))
     return Response(encode(registry), media_type=media_type)
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import logging
     import socket
 
+    from stoker.web.auth.keys import Keys
     from stoker.web.config import Config
-    from stoker.web.keys import Keys
 
 Function = Callable[..., Any]
 
@@ -112,7 +112,7 @@ def until_signalled() -> Iterator[None]:
 def run_page(config: "Config", listener: "socket.socket") -> None:
     """Serves it until a signal comes."""
     try:
-        from stoker.web.serving import serve
+        from stoker.web.server import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "stoker":
             raise

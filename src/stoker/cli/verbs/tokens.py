@@ -11,7 +11,7 @@ from stoker.cli.verbs.steer import print_json
 from stoker.paths import state_home
 
 if TYPE_CHECKING:
-    from stoker.web.keys import Keys, Session, Token
+    from stoker.web.auth.keys import Keys, Session, Token
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 
@@ -26,7 +26,7 @@ def tokens_command(context: click.Context, demo: bool, as_json: bool) -> int:
     An operator can submit jobs, and so run any command as this user on the machines of the queue. A viewer can read
     everything, also commands and logs, and change nothing.
     """
-    from stoker.web.keys import Keys
+    from stoker.web.auth.keys import Keys
 
     context.obj = Keys(_home(demo))
     if as_json:

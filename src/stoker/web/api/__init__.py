@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Security
 from fastapi.security import HTTPBearer
 
 from stoker.web.api import attempts, gpus, jobs, queue, session, status, steering, workers
-from stoker.web.api.answers import known_parameters, problems_listed
+from stoker.web.pagination import known_parameters, problems_listed
 
 PREFIX: Final = "/api/v1"
 

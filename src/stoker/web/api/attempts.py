@@ -16,12 +16,12 @@ from stoker.logs.html_lines import STEP, place_of
 from stoker.logs.readers import LAST_WITHIN, OutputReader, Piece, TailReader, last_lines
 from stoker.queue.model import Attempt
 from stoker.queue.store import SECONDS_BETWEEN_LOOKS, Store
-from stoker.web.api.answers import TEXT, answer, found, problems_listed, text_listed
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
-from stoker.web.app_state import AppState, house_of
+from stoker.web.app_state import AppState, app_state_of
 from stoker.web.log_channel import Channels
 from stoker.web.logs import channels_of, find_output, output_of
+from stoker.web.pagination import TEXT, answer, found, problems_listed, text_listed
 from stoker.web.problems import NotFoundError
 
 router = APIRouter(tags=["attempts"])
@@ -68,16 +68,16 @@ class Probes(msgspec.Struct, frozen=True, kw_only=True):
 )
 async def list_attempts(request: Request, job: JobId) -> Response:
     """Where each ran, when, and how it ended."""
-    house = house_of(request)
+    app_state = app_state_of(request)
 
     def attempts(store: Store) -> tuple[list[Attempt], dict[str, str], dict[str, str]]:
         made = store.attempts(found(store, job).id)
         hosts = {worker.id: worker.host for worker in store.workers()}
         return made, hosts, store.causes([attempt.id for attempt in made])
 
-    made, hosts, causes = await house.desk.ask(attempts)
+    made, hosts, causes = await app_state.pool.ask(attempts)
     here = await channels_of(request).in_thread(
-        lambda: {attempt.id for attempt in made if place_of(house.config.home, attempt) is not None}
+        lambda: {attempt.id for attempt in made if place_of(app_state.config.home, attempt) is not None}
     )
     return answer(
         AttemptList(
@@ -115,16 +115,16 @@ async def get_log(
     ] = None,
 ) -> Response:
     """All of it, from whatever machine has it; where that is gone, its end, which the queue keeps."""
-    house, channels = house_of(request), channels_of(request)
-    attempt = await house.desk.ask(lambda store: _attempt(store, job, number))
-    if await channels.in_thread(lambda: place_of(house.config.home, attempt)) is not None:
-        while await house.desk.ask(lambda store: store.is_log_late(attempt.id)):
+    app_state, channels = app_state_of(request), channels_of(request)
+    attempt = await app_state.pool.ask(lambda store: _attempt(store, job, number))
+    if await channels.in_thread(lambda: place_of(app_state.config.home, attempt)) is not None:
+        while await app_state.pool.ask(lambda store: store.is_log_late(attempt.id)):
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-    if lines is not None and (kept := await _kept_lines(house, channels, attempt, lines)) is not None:
+    if lines is not None and (kept := await _kept_lines(app_state, channels, attempt, lines)) is not None:
         return kept
-    whole = await find_output(house, channels, attempt)
+    whole = await find_output(app_state, channels, attempt)
     if whole is None:
-        tail = await house.desk.ask(lambda store: store.log(attempt.id))
+        tail = await app_state.pool.ask(lambda store: store.log(attempt.id))
         return _text(last_lines(TailReader(lambda: tail).read(), lines), "end")
     if lines is None:
         text = _decoded(output_of(channels, whole))
@@ -135,11 +135,11 @@ async def get_log(
         whole.close()
 
 
-async def _kept_lines(house: AppState, channels: Channels, attempt: Attempt, count: int) -> Response | None:
+async def _kept_lines(app_state: AppState, channels: Channels, attempt: Attempt, count: int) -> Response | None:
     """The last lines of an output elsewhere, if the queue has so many: then nobody need bring all of it."""
-    if await channels.in_thread(lambda: place_of(house.config.home, attempt)) is not None:
+    if await channels.in_thread(lambda: place_of(app_state.config.home, attempt)) is not None:
         return None
-    tail, now = await house.desk.ask(lambda store: (store.log(attempt.id), store.clock()))
+    tail, now = await app_state.pool.ask(lambda store: (store.log(attempt.id), store.clock()))
     if attempt.ended is not None and now - attempt.ended < LAST_WITHIN:
         return None
     # One more: the first line there may lack its beginning.
@@ -193,7 +193,7 @@ async def get_report(request: Request, job: JobId, number: Number) -> Response:
             raise NotFoundError(f"there is no report of attempt {number} at job {job}: it was not stopped for idleness")
         return details.report
 
-    text = await house_of(request).desk.ask(report)
+    text = await app_state_of(request).pool.ask(report)
     return Response(text, media_type=MARKDOWN)
 
 
@@ -214,7 +214,7 @@ async def get_fit(request: Request, job: JobId, number: Number) -> Response:
             raise NotFoundError(f"no batch size was found for attempt {number} at job {job}")
         return Probes(fit=details.fit)
 
-    return answer(await house_of(request).desk.ask(fit))
+    return answer(await app_state_of(request).pool.ask(fit))
 
 
 def _attempt(store: Store, job: str, number: int) -> Attempt:

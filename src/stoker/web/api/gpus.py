@@ -10,9 +10,9 @@ from starlette.responses import Response
 from stoker.queue.model import GpuUse
 from stoker.queue.store import Store
 from stoker.status.usage import History, usage_history
-from stoker.web.api.answers import answer, tagged
 from stoker.web.api.described import described
-from stoker.web.app_state import house_of
+from stoker.web.app_state import app_state_of
+from stoker.web.pagination import answer, tagged
 
 router = APIRouter(tags=["gpus"])
 
@@ -52,7 +52,7 @@ async def get_history(
         now = store.clock()
         return usage_history(store.usage(int(now // 60) - minutes + 1, host, gpu), now, minutes)
 
-    return tagged(request, await house_of(request).desk.ask(history))
+    return tagged(request, await app_state_of(request).pool.ask(history))
 
 
 @router.get(
@@ -72,4 +72,4 @@ async def get_usage(
         first = int(store.clock() // 60) - hours * 60
         return UsageTotals(since=first * 60.0, seconds=store.usage_totals(first))
 
-    return answer(await house_of(request).desk.ask(usage))
+    return answer(await app_state_of(request).pool.ask(usage))

@@ -1,25 +1,39 @@
 """`/jobs`: list them, put new ones in, look at one, and change what one asks for."""
 
-from typing import Annotated, Any, Final
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stoker.errors import BadInputError
 from stoker.queue.explanation import Why
-from stoker.queue.model import Job, JobSpec, State
+from stoker.queue.model import Job, JobSpec, NewJob, State
 from stoker.queue.store import Store
 from stoker.queue.surroundings import why
-from stoker.web.api.answers import answer, answer_with_jobs, found, problems_listed
 from stoker.web.api.bodies import SubmitBody
 from stoker.web.api.described import described
-from stoker.web.app_state import house_of, visitor_of
-from stoker.web.idempotency import HEADER, REPLAYED, Submitted, submit_once
-from stoker.web.pagination import Page, link_to_next, page_of, place_of
-from stoker.web.submission import jobs_of
+from stoker.web.app_state import app_state_of, user_of
+from stoker.web.pages.submission import jobs_of
+from stoker.web.pagination import (
+    Page,
+    answer,
+    answer_with_jobs,
+    found,
+    link_to_next,
+    page_of,
+    place_of,
+    problems_listed,
+)
+from stoker.web.problems import ConflictError, ParameterError
 
 router = APIRouter(tags=["jobs"])
+HEADER: Final = "Idempotency-Key"
+REPLAYED: Final = "Idempotent-Replayed"
 
 # As printable text, which a header may hold.
 _KEY: Final = r"^[!-~]{1,200}$"
@@ -78,7 +92,7 @@ async def list_jobs(
     """Jobs as they were submitted, the newest first. Pages stay right while jobs come in."""
     before = None if cursor is None else place_of(cursor)
     states = tuple(dict.fromkeys(state or ()))
-    some = await house_of(request).desk.ask(lambda store: store.page(states, tag, before, limit + 1))
+    some = await app_state_of(request).pool.ask(lambda store: store.page(states, tag, before, limit + 1))
     page: Page = page_of(some, limit)
     headers = {} if page.next is None else {"Link": link_to_next(request, page.next)}
     return answer_with_jobs(request, JobPage(items=page.items, next=page.next), headers=headers)
@@ -115,18 +129,18 @@ async def submit_jobs(
     ] = None,
 ) -> Response:
     """Puts commands into the queue: whoever may do this may run anything on the machines of the workers."""
-    wanted, sender = body.wanted(), visitor_of(request).name
-    desk = house_of(request).desk
+    wanted, sender = body.wanted(), user_of(request).name
+    pool = app_state_of(request).pool
     if body.dry_run:
-        rehearsed = await desk.ask(lambda store: jobs_of(store, wanted, sender))
+        rehearsed = await pool.ask(lambda store: jobs_of(store, wanted, sender))
         return answer_with_jobs(request, Submission(jobs=[], rehearsed=[_only_asked(job) for job in rehearsed]))
     asked = msgspec.json.encode(body.model_dump(mode="json", exclude_unset=True), order="sorted")
 
     def submit(store: Store) -> Submitted:
         return submit_once(store, idempotency_key, sender, asked, lambda: jobs_of(store, wanted, sender))
 
-    done = await desk.ask(submit)
-    house_of(request).board.look_now()
+    done = await pool.ask(submit)
+    app_state_of(request).snapshot_cache.look_now()
     submission = Submission(jobs=done.jobs, rehearsed=[])
     if done.is_replay:
         return answer_with_jobs(request, submission, headers={REPLAYED: "true"})
@@ -149,7 +163,7 @@ def _only_asked(job: JobSpec) -> JobSpec:
 )
 async def get_job(request: Request, job: JobId) -> Response:
     """What the job asks for, and what became of it."""
-    return answer_with_jobs(request, await house_of(request).desk.ask(lambda store: found(store, job)))
+    return answer_with_jobs(request, await app_state_of(request).pool.ask(lambda store: found(store, job)))
 
 
 @router.get(
@@ -167,4 +181,41 @@ async def explain_job(request: Request, job: JobId) -> Response:
         one = found(store, job)
         return Reason(job=one.id, state=one.state, why=why(store, one))
 
-    return answer(await house_of(request).desk.ask(explain))
+    return answer(await app_state_of(request).pool.ask(explain))
+
+
+# Enough to tell any two apart, and short enough that origins can be read.
+_DIGITS: Final = 24
+
+
+class Submitted(NamedTuple):
+    jobs: list[Job]
+    is_replay: bool
+
+
+def submit_once(
+    store: Store, key: str | None, sender: str, asked: bytes, make: Callable[[], Sequence[NewJob]]
+) -> Submitted:
+    """Submits what `make` gives, unless the same sender has done so with this key. `asked` is what was asked for."""
+    if key is None:
+        return Submitted(_found(store, store.submit(make())), is_replay=False)
+    prefix = f"web:{_digest(f'{len(sender)}:{sender}{key}'.encode(errors='replace'))}:"
+    origin = f"{prefix}{_digest(asked)}:"
+    if earlier := store.by_origin(prefix):
+        if not all((job.origin or "").startswith(origin) for job in earlier):
+            raise ParameterError(HEADER, "this key was used for another request: take a new one for each submission")
+        return Submitted(earlier, is_replay=True)
+    # Numbered so that they sort in their order.
+    jobs = [replace(job, origin=f"{origin}{number:06d}") for number, job in enumerate(make())]
+    return Submitted(_found(store, store.submit(jobs)), is_replay=False)
+
+
+def _found(store: Store, ids: Sequence[str]) -> list[Job]:
+    try:
+        return [store.job(name) for name in ids]
+    except BadInputError:
+        raise ConflictError("the jobs of this submission have been forgotten since (`stoker clean`)") from None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:_DIGITS]

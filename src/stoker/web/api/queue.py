@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from stoker.queue.pausing import PAUSE, RESUME, Direction, already
 from stoker.queue.store import Store
-from stoker.web.api.answers import Done, Undo, answer
 from stoker.web.api.described import described
-from stoker.web.app_state import house_of
+from stoker.web.app_state import app_state_of
+from stoker.web.pagination import Done, Undo, answer
 
 router = APIRouter(tags=["queue"])
 
@@ -43,7 +43,7 @@ async def resume_queue(request: Request) -> Response:
 
 
 async def _turned(request: Request, direction: Direction) -> Response:
-    house = house_of(request)
+    app_state = app_state_of(request)
 
     def turn(store: Store) -> Done:
         if store.paused() == direction.paused:
@@ -52,6 +52,6 @@ async def _turned(request: Request, direction: Direction) -> Response:
         path = request.url.path.removesuffix(direction.verb) + direction.opposite
         return Done(changed=True, sentence=f"the queue is {direction.done}", undo=Undo(method="POST", path=path))
 
-    done = await house.desk.ask(turn)
-    house.board.look_now()
+    done = await app_state.pool.ask(turn)
+    app_state.snapshot_cache.look_now()
     return answer(done)

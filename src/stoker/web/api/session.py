@@ -7,9 +7,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.web.api.answers import answer
 from stoker.web.api.described import described
-from stoker.web.app_state import visitor_of
+from stoker.web.app_state import user_of
+from stoker.web.pagination import answer
 
 router = APIRouter(tags=["session"])
 
@@ -32,5 +32,5 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 )
 async def session(request: Request) -> Response:
     """Whose token the request came with, and what it allows."""
-    visitor = visitor_of(request)
-    return answer(Session(role=visitor.role, name=visitor.name))
+    user = user_of(request)
+    return answer(Session(role=user.role, name=user.name))

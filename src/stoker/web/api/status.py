@@ -7,10 +7,10 @@ from starlette.responses import Response
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.store import Store
 from stoker.status.model import Snapshot
-from stoker.web.api.answers import Done, Undo, answer, answer_with_jobs
 from stoker.web.api.bodies import DismissBody
 from stoker.web.api.described import described
-from stoker.web.app_state import house_of
+from stoker.web.app_state import app_state_of
+from stoker.web.pagination import Done, Undo, answer, answer_with_jobs
 
 router = APIRouter(tags=["status"])
 
@@ -24,10 +24,10 @@ router = APIRouter(tags=["status"])
 )
 async def get_status(request: Request) -> Response:
     """The newest look at the queue, which is at most a few seconds old. It costs no query."""
-    board = house_of(request).board
-    if board.latest is None or board.problem is not None:
-        raise QueueAwayError(board.problem or "the queue has not been read yet")
-    return answer_with_jobs(request, board.latest)
+    snapshot_cache = app_state_of(request).snapshot_cache
+    if snapshot_cache.latest is None or snapshot_cache.problem is not None:
+        raise QueueAwayError(snapshot_cache.problem or "the queue has not been read yet")
+    return answer_with_jobs(request, snapshot_cache.latest)
 
 
 @router.post(
@@ -39,7 +39,7 @@ async def get_status(request: Request) -> Response:
 )
 async def dismiss(request: Request, body: DismissBody) -> Response:
     """For everybody, on the page and in `stoker top`; the jobs themselves stay as they are."""
-    house = house_of(request)
+    app_state = app_state_of(request)
 
     def work(store: Store) -> Done:
         before = store.dismiss_failures(body.failure, body.until)
@@ -49,6 +49,6 @@ async def dismiss(request: Request, body: DismissBody) -> Response:
             undo=Undo(method="POST", path=request.url.path, body={"failure": body.failure, "until": before}),
         )
 
-    done = await house.desk.ask(work)
-    house.board.look_now()
+    done = await app_state.pool.ask(work)
+    app_state.snapshot_cache.look_now()
     return answer(done)

@@ -26,14 +26,14 @@ from stoker.queue.steering import (
 )
 from stoker.queue.store import Store
 from stoker.units import format_duration
-from stoker.web.api.answers import Done, Undo, answer, found, names_of, problems_listed
 from stoker.web.api.bodies import ChangeBody, MoveBody, RetryBody, SnoozeBody
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
-from stoker.web.app_state import house_of, visitor_of
+from stoker.web.app_state import app_state_of, user_of
+from stoker.web.pages.submission import changes_of
+from stoker.web.pagination import Done, Undo, answer, found, names_of, problems_listed
 from stoker.web.problems import ConflictError, MistakesError
 from stoker.web.reading import seconds_of
-from stoker.web.submission import changes_of
 
 router = APIRouter(tags=["steering"])
 
@@ -44,9 +44,9 @@ _DONE: Final = "What became of it, and how it is taken back."
 
 
 async def _done(request: Request, work: Callable[[Store], Done]) -> Response:
-    house = house_of(request)
-    done = await house.desk.ask(work)
-    house.board.look_now()
+    app_state = app_state_of(request)
+    done = await app_state.pool.ask(work)
+    app_state.snapshot_cache.look_now()
     return answer(done)
 
 
@@ -252,7 +252,7 @@ def _back(request: Request, store: Store, job: Job) -> Undo:
 )
 async def snooze_job(request: Request, job: JobId, body: SnoozeBody) -> Response:
     """It is not stopped for idleness until then, and its window begins anew after that. 0 seconds end it."""
-    who = visitor_of(request).name
+    who = user_of(request).name
 
     def snooze(store: Store) -> Done:
         seconds = _seconds(body)

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from stoker.queue.model import Worker
 from stoker.queue.pausing import PAUSE, RESUME, Direction, already
 from stoker.queue.store import Store
-from stoker.web.api.answers import Done, Undo, answer, problems_listed
 from stoker.web.api.described import described
-from stoker.web.app_state import house_of
+from stoker.web.app_state import app_state_of
+from stoker.web.pagination import Done, Undo, answer, problems_listed
 from stoker.web.problems import NotFoundError
 
 router = APIRouter(tags=["workers"])
@@ -50,7 +50,7 @@ async def list_workers(request: Request) -> Response:
         now = store.clock()
         return WorkerList(items=[WorkerSeen(worker=one, is_there=one.is_there(now)) for one in store.workers()])
 
-    return answer(await house_of(request).desk.ask(workers))
+    return answer(await app_state_of(request).pool.ask(workers))
 
 
 @router.post(
@@ -80,7 +80,7 @@ async def resume_worker(request: Request, worker: WorkerId) -> Response:
 
 
 async def _turned(request: Request, name: str, direction: Direction) -> Response:
-    house = house_of(request)
+    app_state = app_state_of(request)
 
     def turn(store: Store) -> Done:
         worker = next((one for one in store.workers() if one.id == name), None)
@@ -94,6 +94,6 @@ async def _turned(request: Request, name: str, direction: Direction) -> Response
         path = request.url.path.removesuffix(direction.verb) + direction.opposite
         return Done(changed=True, sentence=f"{who} is {direction.done}", undo=Undo(method="POST", path=path))
 
-    done = await house.desk.ask(turn)
-    house.board.look_now()
+    done = await app_state.pool.ask(turn)
+    app_state.snapshot_cache.look_now()
     return answer(done)

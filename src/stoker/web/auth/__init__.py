@@ -1,1 +1,1 @@
-"""What stands between the network and the page: one module per check, each a plain ASGI middleware."""
+"""Who may use the page, and how they prove it."""

@@ -1,22 +1,22 @@
 """Who comes in, and what they may do: by cookie or token; viewers look, operators act."""
 
 import asyncio
-from typing import Final
+import http
+from collections.abc import Mapping
+from typing import Any, Final
 
 from starlette.datastructures import QueryParams
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.web.auth.cookie import cookies_named
-from stoker.web.auth.csrf import SAFE_METHODS
-from stoker.web.auth.origin import bearer, client_address, neighbourhood
-from stoker.web.auth.patience import Patience, TooManyError
-from stoker.web.auth.refusal import refusal, refusal_in_json, refusal_page
-from stoker.web.auth.streams import Stream, Streams
+from stoker.web.auth.csrf import SAFE_METHODS, bearer, client_address, headers_named, is_secure, neighbourhood
+from stoker.web.auth.keys import KEPT_FOR, Keys
+from stoker.web.auth.throttle import Patience, TooManyError
+from stoker.web.auth.user import User
 from stoker.web.config import Config
-from stoker.web.keys import Keys
-from stoker.web.problems import wants_page
-from stoker.web.user import User
+from stoker.web.middleware.limits import Stream, Streams
+from stoker.web.pages.templating import rendered
+from stoker.web.problems import problem, wants_page
 
 # What a browser needs before anybody is let in, and what tells a supervisor that the server lives.
 _PUBLIC: Final = frozenset({"/login", "/logout", "/healthz", "/manifest.webmanifest", "/favicon.ico"})
@@ -38,47 +38,47 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state.pop("visitor", None)
+        state.pop("user", None)
         state["patience"] = self._login_patience
         try:
-            visitor = self._visitor(scope)
+            user = self._identify(scope)
         except TooManyError as error:
             answer = refusal_in_json(429, str(error), {"Retry-After": str(error.seconds)})
             await answer(scope, receive, send)
             return
-        if visitor is not None:
-            state["visitor"] = visitor
-        no = self._obstacle(scope, visitor)
+        if user is not None:
+            state["user"] = user
+        no = self._obstacle(scope, user)
         if no is not None:
             await no(scope, receive, send)
-        elif visitor is None:
+        elif user is None:
             await self._app(scope, receive, send)
         else:
-            await self._answered(visitor, scope, receive, self._while_valid(visitor, send))
+            await self._answered(user, scope, receive, self._while_valid(user, send))
 
-    def _visitor(self, scope: Scope) -> User | None:
+    def _identify(self, scope: Scope) -> User | None:
         secret = bearer(scope)
         if secret is not None:
             # Who shows a token is that token's, whatever cookie comes along.
             return self._by_token(secret, neighbourhood(client_address(scope)))
         found = (self._keys.by_session(cookie) for cookie in cookies_named(scope, self._config))
-        return next((visitor for visitor in found if visitor is not None), None)
+        return next((user for user in found if user is not None), None)
 
     def _by_token(self, secret: str, address: str) -> User | None:
-        visitor = self._keys.by_token(secret)
-        if visitor is None:
+        user = self._keys.by_token(secret)
+        if user is None:
             self._patience.failed(address)
-        return visitor
+        return user
 
-    def _obstacle(self, scope: Scope, visitor: User | None) -> Response | None:
+    def _obstacle(self, scope: Scope, user: User | None) -> Response | None:
         """Why a request goes no further."""
         if _is_public(scope["path"]):
             return None
-        if visitor is None:
+        if user is None:
             return self._not_let_in(scope)
-        if scope["method"] not in SAFE_METHODS and not visitor.operates:
+        if scope["method"] not in SAFE_METHODS and not user.operates:
             sentence = (
-                f"the token {visitor.name!r} may look and nothing else:"
+                f"the token {user.name!r} may look and nothing else:"
                 " `stoker tokens add`, on the machine of the page, makes one that may act"
             )
             return refusal(scope, self._config, 403, sentence)
@@ -98,7 +98,7 @@ class Authentication:
             scope, self._config, "login.html", 401, _CHALLENGE, wanted=local_path(wanted), check=True, mistake=""
         )
 
-    async def _answered(self, visitor: User, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answered(self, user: User, scope: Scope, receive: Receive, send: Send) -> None:
         """An answer that goes on and on has one of its token's places, and may have to give it to a newer one."""
         task = asyncio.current_task()
         stream: Stream | None = None
@@ -107,7 +107,7 @@ class Authentication:
         async def counted(message: Message) -> None:
             nonlocal stream
             if stream is None and task is not None and message.get("more_body", False):
-                stream = self._streams.begin(visitor, task, parts)
+                stream = self._streams.begin(user, task, parts)
             await send(message)
 
         try:
@@ -121,7 +121,7 @@ class Authentication:
             if stream is not None:
                 self._streams.finish(stream)
 
-    def _while_valid(self, visitor: User, send: Send) -> Send:
+    def _while_valid(self, user: User, send: Send) -> Send:
         """Ends an answer that goes on and on, when whom it is for has been logged out or revoked."""
         over = False
 
@@ -130,7 +130,7 @@ class Authentication:
             if over:
                 return
             if message["type"] == "http.response.body" and message.get("more_body", False):
-                over = not self._keys.still_valid(visitor)
+                over = not self._keys.still_valid(user)
                 if over:
                     message = {"type": "http.response.body", "body": b"", "more_body": False}
             await send(message)
@@ -147,3 +147,66 @@ def local_path(wanted: str) -> str:
 
 def _is_public(path: str) -> bool:
     return path in _PUBLIC or path.startswith("/static/")
+
+
+# A forged header may repeat it; the browser's own comes first.
+_MOST: Final = 4
+
+
+def cookie_name(scope: Scope, config: Config) -> str:
+    """Browsers do not keep the cookies of two ports apart, so the port is in its name.
+
+    By TLS it has a name that only a page by TLS of this very host could have given it.
+    """
+    server = scope.get("server")
+    port = config.port or (server[1] if server else 0)
+    return f"__Host-stoker-{port}" if is_secure(scope, config) else f"stoker-{port}"
+
+
+def cookies_named(scope: Scope, config: Config) -> list[str]:
+    """What the browser sent under our name."""
+    name = cookie_name(scope, config)
+    found = []
+    for line in headers_named(scope, b"cookie"):
+        for pair in line.split(";"):
+            key, _, value = pair.strip().partition("=")
+            if key == name and value:
+                found.append(value.strip('"'))
+    return found[:_MOST]
+
+
+def cookie_for(scope: Scope, config: Config, secret: str) -> str:
+    """The header that gives a device its cookie."""
+    return _header(scope, config, secret, round(KEPT_FOR))
+
+
+def no_cookie(scope: Scope, config: Config) -> str:
+    """The header that takes it away."""
+    return _header(scope, config, "", 0)
+
+
+def _header(scope: Scope, config: Config, value: str, seconds: int) -> str:
+    secure = "; Secure" if is_secure(scope, config) else ""
+    name = cookie_name(scope, config)
+    return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+
+
+def refusal(
+    scope: Scope, config: Config, status: int, sentence: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The answer to a request that goes no further."""
+    if wants_page(scope):
+        return refusal_page(scope, config, "refused.html", status, headers, sentence=sentence)
+    return refusal_in_json(status, sentence, headers)
+
+
+def refusal_in_json(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+    return problem(status, http.HTTPStatus(status).phrase, sentence, headers=headers)
+
+
+def refusal_page(
+    scope: Scope, config: Config, template: str, status: int, headers: Mapping[str, str] | None = None, **context: Any
+) -> Response:
+    user = scope.get("state", {}).get("user")
+    page = rendered(template, user=user, site=config.title, status=status, **context)
+    return HTMLResponse(page, status, headers)

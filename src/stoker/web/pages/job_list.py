@@ -10,12 +10,12 @@ from starlette.responses import Response
 from stoker.queue.model import Failure, State
 from stoker.queue.store import Store
 from stoker.status.health import RECENT
-from stoker.web.app_state import house_of, visitor_of
-from stoker.web.pages.front import now_of
+from stoker.web.app_state import app_state_of, user_of
+from stoker.web.auth.user import Role
 from stoker.web.pages.sections import render_list, trusted
+from stoker.web.pages.templating import page
+from stoker.web.pages.views import now_of
 from stoker.web.pagination import Page, page_of, place_of
-from stoker.web.templating import page
-from stoker.web.user import Role
 
 router = APIRouter()
 
@@ -80,13 +80,13 @@ class Listing(msgspec.Struct, frozen=True):
 async def jobs(
     request: Request, state: str = "", tag: str = "", cursor: str = "", made: str = "", unseen: str = ""
 ) -> Response:
-    house = house_of(request)
+    app_state = app_state_of(request)
     listing = Listing.asked(state, tag, cursor, unseen)
-    found = await house.desk.ask(listing.look)
+    found = await app_state.pool.ask(listing.look)
     return page(
         request,
         "jobs.html",
-        sections=trusted(listing.sections(found, visitor_of(request).role)),
+        sections=trusted(listing.sections(found, user_of(request).role)),
         choices=[(value, label, Listing(value, listing.tag).address()) for value, label in _CHOICES],
         state=listing.state,
         unseen=_UNSEEN.get(listing.unseen, ""),
@@ -94,5 +94,5 @@ async def jobs(
         made=int(made) if made.isascii() and made.isdigit() and len(made) < 7 else 0,
         here="jobs",
         live=listing.address(cursor, of="/live/jobs"),
-        now=now_of(house.board),
+        now=now_of(app_state.snapshot_cache),
     )

@@ -42,7 +42,7 @@ class SnapshotCache:
         self._observer = SnapshotBuilder(config.home)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="board", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="snapshot-cache", daemon=True)
         self._ending = threading.Event()
         self._wake_read, self._wake_write = _pipe()
         self.viewers = 0

@@ -14,7 +14,7 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.paths import open_privately, private_directory
-from stoker.web.user import Role
+from stoker.web.auth.user import Role
 
 # A writer holds the lock for milliseconds; one that is stopped must not stop the page too.
 _PATIENCE: Final = 3.0

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse
 from stoker.queue.explanation import spoken
 from stoker.status.job_text import command_text, job_label, one_line
 from stoker.units import format_memory, format_percent
-from stoker.web.reports import fit_of, report_html
+from stoker.web.pages.reports import fit_of, report_html
 from stoker.web.statics import static_url
 
 Telling = Literal["ago", "for", "in", "clock"]
@@ -68,10 +68,10 @@ def rendered(template: str, **context: Any) -> str:
 
 def page(request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
     """A whole page for whoever asks, also for somebody who has not been let in yet."""
-    visitor = getattr(request.state, "visitor", None)
-    house = getattr(request.app.state, "house", None)
-    title = house.config.title if house is not None else "Stoker"
-    return HTMLResponse(rendered(template, visitor=visitor, site=title, **context), status_code=status)
+    user = getattr(request.state, "user", None)
+    app_state = getattr(request.app.state, "app_state", None)
+    title = app_state.config.title if app_state is not None else "Stoker"
+    return HTMLResponse(rendered(template, user=user, site=title, **context), status_code=status)
 
 
 # Filters

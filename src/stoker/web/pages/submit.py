@@ -1,16 +1,26 @@
 """The form that submits: what it shows at first, and what somebody wants who sent it."""
 
+import hashlib
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
+from fastapi import APIRouter, HTTPException, Request
+from starlette.responses import RedirectResponse, Response
 
+from stoker.errors import BadInputError
 from stoker.queue.model import Job, JobSpec
+from stoker.queue.store import Store
 from stoker.status.job_text import command_text, whole_command
 from stoker.units import format_duration, format_percent
-from stoker.web.submission import Wanted
+from stoker.web.api.jobs import submit_once
+from stoker.web.app_state import AppState, app_state_of, user_of
+from stoker.web.pages.submission import Wanted, jobs_of
+from stoker.web.pages.templating import page
+from stoker.web.problems import MistakesError
 
 # More fields than the form has, and than anybody sweeps over.
 _MOST_FIELDS: Final = 200
@@ -104,7 +114,7 @@ def sent(body: bytes) -> Form:
     )
 
 
-def wanted(form: Form, original: Form | None) -> Wanted:
+def submission_of(form: Form, original: Form | None) -> Wanted:
     """What somebody wants who sent this. What still is as in the `original` is left to the job that it came from."""
     said: dict[str, Any] = {
         field: text for field, text in form.texts.items() if original is None or text != original.texts[field]
@@ -163,3 +173,70 @@ def _memory(amount: int | None) -> str:
         if amount and amount % size == 0:
             return f"{amount // size}{unit}"
     return str(amount)
+
+
+router = APIRouter()
+
+# Whoever has worked in more places than these lately types the one that is meant.
+_RECENT_JOBS: Final = 50
+
+
+@router.get("/submit")
+async def form(request: Request, again: str = "") -> Response:
+    if not user_of(request).operates:
+        raise HTTPException(403, "a token that may only look cannot submit: `stoker tokens add` makes one that may act")
+    app_state, key = app_state_of(request), secrets.token_urlsafe(16)
+    operates = user_of(request).operates
+
+    def look(store: Store) -> tuple[Form, list[str]]:
+        directories = recent_directories(store.page(limit=_RECENT_JOBS))
+        if again:
+            return like(store.job(again), key, whole=operates), directories
+        return empty(directories[0], key), directories
+
+    filled, directories = await app_state.pool.ask(look)
+    return _page(request, filled, directories)
+
+
+@router.post("/submit")
+async def submit(request: Request) -> Response:
+    app_state, sender = app_state_of(request), user_of(request).name
+    try:
+        filled = sent(await request.body())
+    except ValueError:
+        return Response("a form with so many fields is not ours", 400, media_type="text/plain")
+    try:
+        jobs = await app_state.pool.ask(lambda store: _submitted(store, filled, sender))
+    except MistakesError as error:
+        return await _again(request, app_state, filled, error.mistakes)
+    except BadInputError as error:
+        return await _again(request, app_state, filled, {"": str(error)})
+    app_state.snapshot_cache.look_now()
+    return RedirectResponse(f"/jobs/{jobs[0].id}" if len(jobs) == 1 else f"/jobs?made={len(jobs)}", 303)
+
+
+def _submitted(store: Store, filled: Form, sender: str) -> list[Job]:
+    original = like(store.job(filled.again), filled.key) if filled.again else None
+    wanted = submission_of(filled, original)
+    # With what was asked for in the key, a form that is changed and sent once more is another submission.
+    asked = content(filled)
+    key = f"{filled.key}:{hashlib.sha256(asked).hexdigest()}" if filled.key else None
+    return submit_once(store, key, sender, asked, lambda: jobs_of(store, wanted, sender)).jobs
+
+
+async def _again(request: Request, app_state: AppState, filled: Form, mistakes: dict[str, str]) -> Response:
+    directories = await app_state.pool.ask(lambda store: recent_directories(store.page(limit=_RECENT_JOBS)))
+    return _page(request, filled, directories, mistakes)
+
+
+def _page(request: Request, filled: Form, directories: list[str], mistakes: dict[str, str] | None = None) -> Response:
+    return page(
+        request,
+        "submit.html",
+        status=422 if mistakes else 200,
+        form=filled,
+        directories=directories,
+        mistakes=beside(mistakes or {}),
+        above=above(mistakes or {}),
+        here="submit",
+    )

@@ -19,8 +19,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.web.key_file import Contents, KeyFile, Session, Stamp, Token
-from stoker.web.user import Role, User
+from stoker.web.auth.key_file import Contents, KeyFile, Session, Stamp, Token
+from stoker.web.auth.user import Role, User
 
 __all__ = ["Keys", "Session", "Token", "key_id"]
 
@@ -150,7 +150,7 @@ class Keys:
             kept = _newest_of_each((*self._unwritten.values(), session))
             self._unwritten = {one.digest: one for one in kept}
         self._settle()
-        return _visitor(token, session), cookie
+        return _user(token, session), cookie
 
     def by_token(self, secret: str) -> User | None:
         """A program that shows its token."""
@@ -158,7 +158,7 @@ class Keys:
         if token is None:
             return None
         self._note(token.id)
-        return _visitor(token, None)
+        return _user(token, None)
 
     def by_session(self, cookie: str) -> User | None:
         """A device that shows its cookie."""
@@ -168,14 +168,14 @@ class Keys:
             return None
         token, session = found
         self._note(digest)
-        return _visitor(token, session)
+        return _user(token, session)
 
-    def still_valid(self, visitor: User) -> bool:
+    def still_valid(self, user: User) -> bool:
         """Whether somebody who was let in may stay: neither logged out nor revoked meanwhile."""
         self._look()
-        if visitor.session is not None:
-            return self._session(self._contents, visitor.session) is not None
-        return any(token.id == visitor.token for token in self._contents.tokens)
+        if user.session is not None:
+            return self._session(self._contents, user.session) is not None
+        return any(token.id == user.token for token in self._contents.tokens)
 
     def leave(self, cookie: str) -> None:
         """Ends one device's session; the token stays good."""
@@ -333,7 +333,7 @@ def _find(contents: Contents, called: str) -> Token:
     raise BadInputError(f"there is no token {called!r}: `stoker tokens` lists those that there are")
 
 
-def _visitor(token: Token, session: Session | None) -> User:
+def _user(token: Token, session: Session | None) -> User:
     return User(token.role, token.name, None if session is None else session.digest, token.id)
 
 

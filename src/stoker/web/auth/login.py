@@ -11,12 +11,17 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from stoker.web.app_state import house_of
-from stoker.web.auth.authentication import local_path
-from stoker.web.auth.cookie import cookie_for, cookies_named, no_cookie
-from stoker.web.auth.origin import client_address, header, neighbourhood
-from stoker.web.auth.patience import Patience, TooManyError
-from stoker.web.auth.refusal import refusal_in_json, refusal_page
+from stoker.web.app_state import app_state_of
+from stoker.web.auth.authentication import (
+    cookie_for,
+    cookies_named,
+    local_path,
+    no_cookie,
+    refusal_in_json,
+    refusal_page,
+)
+from stoker.web.auth.csrf import client_address, header, neighbourhood
+from stoker.web.auth.throttle import Patience, TooManyError
 from stoker.web.problems import wants_page
 
 router = APIRouter(include_in_schema=False)
@@ -46,37 +51,37 @@ async def login(request: Request) -> Response:
     except ValueError:
         return _refused(request, 400, f"The form has more than {_MOST_FIELDS} fields.", "/")
     token, wanted = (fields.get(name, [""])[0] for name in ("token", "next"))
-    house = house_of(request)
+    app_state = app_state_of(request)
     patience: Patience = request.state.patience
     address = neighbourhood(client_address(request.scope))
     try:
         # Nothing is awaited between these: of a hundred tokens that come at once, each is counted before the next.
-        if not house.keys.recognizes(token):
+        if not app_state.keys.recognizes(token):
             patience.failed(address)
             return _refused(request, 401, _NOT_RIGHT, wanted)
     except TooManyError as error:
         return _refused(
             request, 429, f"There were too many wrong tokens: try again in {error.seconds} s.", wanted, error
         )
-    entered = await run_in_threadpool(house.keys.enter, token, header(request.scope, b"user-agent"))
+    entered = await run_in_threadpool(app_state.keys.enter, token, header(request.scope, b"user-agent"))
     if entered is None:  # revoked within this moment
         return _refused(request, 401, _NOT_RIGHT, wanted)
-    visitor, secret = entered
-    request.state.visitor = visitor
-    for cookie in cookies_named(request.scope, house.config):
-        await run_in_threadpool(house.keys.leave, cookie)  # the device's old session, which nobody needs any more
+    user, secret = entered
+    request.state.user = user
+    for cookie in cookies_named(request.scope, app_state.config):
+        await run_in_threadpool(app_state.keys.leave, cookie)  # the device's old session, which nobody needs any more
     answer = _led_on(request, local_path(wanted))
-    answer.headers["Set-Cookie"] = cookie_for(request.scope, house.config, secret)
+    answer.headers["Set-Cookie"] = cookie_for(request.scope, app_state.config, secret)
     return answer
 
 
 @router.post("/logout")
 async def logout(request: Request) -> Response:
-    house = house_of(request)
-    for cookie in cookies_named(request.scope, house.config):
-        await run_in_threadpool(house.keys.leave, cookie)
+    app_state = app_state_of(request)
+    for cookie in cookies_named(request.scope, app_state.config):
+        await run_in_threadpool(app_state.keys.leave, cookie)
     answer = RedirectResponse("/login", 303)
-    answer.headers["Set-Cookie"] = no_cookie(request.scope, house.config)
+    answer.headers["Set-Cookie"] = no_cookie(request.scope, app_state.config)
     return answer
 
 
@@ -98,5 +103,5 @@ def _refused(
 
 
 def _page(request: Request, status: int, wanted: str, mistake: str) -> Response:
-    config = house_of(request).config
+    config = app_state_of(request).config
     return refusal_page(request.scope, config, "login.html", status, wanted=wanted, check=False, mistake=mistake)

@@ -9,8 +9,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.web.auth.origin import client_address
-from stoker.web.keys import TOKEN_PREFIX
+from stoker.web.auth.csrf import client_address
+from stoker.web.auth.keys import TOKEN_PREFIX
 
 _NOBODY: Final = "-"
 # Longer than any address of the page.
@@ -53,8 +53,8 @@ class AccessLog:
 def line_of(scope: Scope, status: int, seconds: float) -> str:
     """`2026-11-16T02:20:01Z 192.0.2.7 phone GET /jobs/7 200 12ms`."""
     when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    visitor = scope.get("state", {}).get("visitor")
-    who = _NOBODY if visitor is None else one_word(visitor.name)
+    user = scope.get("state", {}).get("user")
+    who = _NOBODY if user is None else one_word(user.name)
     method = one_word(scope.get("method", "WEBSOCKET"))
     path = one_word(scope["path"])
     return f"{when} {one_word(client_address(scope))} {who} {method} {path} {status} {round(seconds * 1000)}ms"

@@ -14,8 +14,8 @@ import msgspec
 from markupsafe import Markup
 
 from stoker.status.model import Snapshot
+from stoker.web.auth.user import Role
 from stoker.web.pages.sections import for_page, render
-from stoker.web.user import Role
 
 # Pages that are only open wait for each other: what people do must find a free thread at the desk.
 _LOOKS_AT_ONCE: Final = 2

@@ -14,10 +14,10 @@ from starlette.responses import StreamingResponse
 
 from stoker.errors import BadInputError, StokerError
 from stoker.status import detail
-from stoker.web.app_state import AppState, house_of, visitor_of
+from stoker.web.app_state import AppState, app_state_of, user_of
 from stoker.web.pages.job_list import Listing
 from stoker.web.pages.sections import render_job
-from stoker.web.rendered_sections import Events, Looks, RenderedSections, event
+from stoker.web.sse.rendered_sections import Events, Looks, RenderedSections, event
 
 router = APIRouter(include_in_schema=False)
 
@@ -27,64 +27,68 @@ _BEAT_EVERY: Final = 15.0
 
 @router.get("/live")
 async def overview_events(request: Request) -> StreamingResponse:
-    house, visitor = house_of(request), visitor_of(request)
-    showcase: RenderedSections = request.app.state.showcase
+    app_state, user = app_state_of(request), user_of(request)
+    rendered_sections: RenderedSections = request.app.state.rendered_sections
 
     async def events() -> Events:
-        latest = house.board.latest
-        return {} if latest is None else (await showcase.shown(latest, house.board.version, visitor.role)).events
+        latest = app_state.snapshot_cache.latest
+        return (
+            {}
+            if latest is None
+            else (await rendered_sections.shown(latest, app_state.snapshot_cache.version, user.role)).events
+        )
 
-    return _answer(house, _stream(house, events, lambda: house.keys.still_valid(visitor)))
+    return _answer(app_state, _stream(app_state, events, lambda: app_state.keys.still_valid(user)))
 
 
 @router.get("/live/jobs")
 async def list_events(
     request: Request, state: str = "", tag: str = "", cursor: str = "", unseen: str = ""
 ) -> StreamingResponse:
-    house, visitor = house_of(request), visitor_of(request)
+    app_state, user = app_state_of(request), user_of(request)
     looks: Looks = request.app.state.looks
     listing = Listing.asked(state, tag, cursor, unseen)
 
     async def sections() -> dict[str, str]:
-        return listing.sections(await house.desk.ask(listing.look), visitor.role)
+        return listing.sections(await app_state.pool.ask(listing.look), user.role)
 
     async def events() -> Events:
         try:
-            return await looks.events(house.board.version, (listing, visitor.role), sections)
+            return await looks.events(app_state.snapshot_cache.version, (listing, user.role), sections)
         except StokerError:
             return {}
 
-    return _answer(house, _stream(house, events, lambda: house.keys.still_valid(visitor)))
+    return _answer(app_state, _stream(app_state, events, lambda: app_state.keys.still_valid(user)))
 
 
 @router.get("/live/jobs/{job}")
 async def job_events(request: Request, job: str) -> StreamingResponse:
-    house, visitor = house_of(request), visitor_of(request)
+    app_state, user = app_state_of(request), user_of(request)
     looks: Looks = request.app.state.looks
 
     async def sections() -> dict[str, str]:
-        found = await house.desk.ask(lambda store: detail.read_detail(store, job, house.config.home))
-        return render_job(found, visitor.role)
+        found = await app_state.pool.ask(lambda store: detail.read_detail(store, job, app_state.config.home))
+        return render_job(found, user.role)
 
     async def events() -> Events:
         try:
-            return await looks.events(house.board.version, (job, visitor.role), sections)
+            return await looks.events(app_state.snapshot_cache.version, (job, user.role), sections)
         except BadInputError:
             return {"gone": event("gone", job)}  # it was cleaned away
         except StokerError:
             return {}
 
-    return _answer(house, _stream(house, events, lambda: house.keys.still_valid(visitor)))
+    return _answer(app_state, _stream(app_state, events, lambda: app_state.keys.still_valid(user)))
 
 
-def _answer(house: AppState, stream: AsyncIterator[str]) -> StreamingResponse:
+def _answer(app_state: AppState, stream: AsyncIterator[str]) -> StreamingResponse:
     async def counted() -> AsyncIterator[str]:
-        house.board.viewers += 1
+        app_state.snapshot_cache.viewers += 1
         try:
             async for text in stream:
                 yield text
         finally:
-            house.board.viewers -= 1
+            app_state.snapshot_cache.viewers -= 1
 
     # Proxies that collect what they pass on are asked not to.
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -92,21 +96,21 @@ def _answer(house: AppState, stream: AsyncIterator[str]) -> StreamingResponse:
 
 
 async def _stream(
-    house: AppState, events: Callable[[], Awaitable[Events]], still_valid: Callable[[], bool]
+    app_state: AppState, events: Callable[[], Awaitable[Events]], still_valid: Callable[[], bool]
 ) -> AsyncIterator[str]:
     yield "retry: 2000\n\n"
-    house.board.look_now()
+    app_state.snapshot_cache.look_now()
     sent: Events = {}
     version, problem, spoke = -1, None, time.monotonic()
     while still_valid():
-        version = await house.board.changed(version, _BEAT_EVERY)
-        if house.board.is_over:
+        version = await app_state.snapshot_cache.changed(version, _BEAT_EVERY)
+        if app_state.snapshot_cache.is_over:
             return
         current = await events()
         said = [text for name, text in current.items() if sent.get(name) != text]
         sent = current or sent
-        if problem != house.board.problem:
-            problem = house.board.problem
+        if problem != app_state.snapshot_cache.problem:
+            problem = app_state.snapshot_cache.problem
             said.append(event("problem", problem or ""))
         if not said and time.monotonic() - spoke >= _BEAT_EVERY:
             said.append(event("beat", ""))

@@ -1,0 +1,1 @@
+"""What every request and answer passes: log, limits, headers."""

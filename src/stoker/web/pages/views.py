@@ -1,0 +1,97 @@
+"""The overview: what one sees first."""
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import RedirectResponse, Response
+
+from stoker.errors import BadInputError
+from stoker.status import detail
+from stoker.web.app_state import app_state_of, user_of
+from stoker.web.pages.sections import OVERVIEW, render_job, trusted
+from stoker.web.pages.templating import page
+from stoker.web.problems import NotFoundError
+from stoker.web.sse.snapshot_cache import SnapshotCache
+from stoker.web.statics import answer, static
+
+if TYPE_CHECKING:
+    from stoker.web.sse.rendered_sections import RenderedSections
+
+router = APIRouter()
+
+# A server that has just started reads the queue within this; after that the page comes without it, and fills itself.
+_PATIENCE: Final = 1.5
+
+
+@router.get("/")
+async def overview(request: Request) -> Response:
+    snapshot_cache = app_state_of(request).snapshot_cache
+    if snapshot_cache.latest is None:
+        await snapshot_cache.changed(0, _PATIENCE)
+    latest, sections = snapshot_cache.latest, trusted(dict.fromkeys(OVERVIEW, ""))
+    if latest is not None:
+        rendered_sections: RenderedSections = request.app.state.rendered_sections
+        sections = (await rendered_sections.shown(latest, snapshot_cache.version, user_of(request).role)).sections
+    return page(
+        request,
+        "overview.html",
+        sections=sections,
+        is_empty=latest is None,
+        problem=snapshot_cache.problem,
+        here="overview",
+        live="/live",
+        now=now_of(snapshot_cache),
+    )
+
+
+def now_of(snapshot_cache: SnapshotCache) -> float | None:
+    """What the queue's clock says now, as far as we know."""
+    return (
+        None if snapshot_cache.latest is None else snapshot_cache.latest.now + time.monotonic() - snapshot_cache.reached
+    )
+
+
+@router.get("/jobs/{job}")
+async def job_page(request: Request, job: str) -> Response:
+    app_state = app_state_of(request)
+    try:
+        found = await app_state.pool.ask(lambda store: detail.read_detail(store, job, app_state.config.home))
+    except BadInputError as error:
+        raise NotFoundError(str(error)) from None
+    if found.job.id != job:
+        # A name or the beginning of an id led here: one job has one address.
+        return RedirectResponse(f"/jobs/{found.job.id}", 307)
+    return page(
+        request,
+        "job.html",
+        detail=found,
+        sections=trusted(render_job(found, user_of(request).role)),
+        here="job",
+        live=f"/live/jobs/{found.job.id}",
+        now=found.now,
+    )
+
+
+@router.get("/manifest.webmanifest")
+async def manifest(request: Request) -> Response:
+    return _file(request, "manifest.webmanifest")
+
+
+@router.get("/favicon.ico")
+async def favicon(request: Request) -> Response:
+    return _file(request, "icons/icon-192.png")
+
+
+def _file(request: Request, name: str) -> Response:
+    file = static(name)
+    return Response(status_code=404) if file is None else answer(file, request.headers)
+
+
+_HEADINGS: Final = {404: "Not here", 422: "Not understood", 503: "The queue is away"}
+
+
+def trouble_page(request: Request, status: int, _title: str, sentence: str) -> Response:
+    """For `problems.install`."""
+    heading = _HEADINGS.get(status, "That did not work")
+    return page(request, "trouble.html", status=status, heading=heading, told=sentence, status_code=status)

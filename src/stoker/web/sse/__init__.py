@@ -1,0 +1,1 @@
+"""Live parts of a page as server-sent events."""
