@@ -17,7 +17,8 @@ from starlette.responses import HTMLResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from stoker.web.app import guarded
-from stoker.web.auth.authentication import local_path, refusal
+from stoker.web.auth.authentication import local_path
+from stoker.web.auth.requests import refusal
 from stoker.web.auth.user import User
 from stoker.web.config import Config
 from stoker.web.middleware.limits import MOST_OF_TOKEN, MOST_SILENT, Streams, WholeBody

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stoker.queue import Store
-from stoker.web.pages.submission import Wanted, jobs_of
 from stoker.web.problems import MistakesError
+from stoker.web.submission import Wanted, jobs_of
 from tests.support.queue_jobs import queue, submit
 
 __all__ = ["queue"]

@@ -14,7 +14,7 @@ from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.runs.postmortem.markdown import block
 from stoker.status.detail import AttemptDetail, JobDetail
 from stoker.web.pages.reports import LONGEST_REPORT, fit_of, report_html
-from stoker.web.pages.templating import rendered
+from stoker.web.templating import rendered
 from tests.support.deep import examples
 
 EVIL = "<script>alert(1)</script>"

@@ -1,4 +1,4 @@
-"""What requests hold: checked here for their shape, and for their meaning by `stoker.web.pages.submission`."""
+"""What requests hold: checked here for their shape, and for their meaning by `stoker.web.submission`."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stoker.queue.commands import LONGEST_COMMAND
 from stoker.queue.model import LONGEST_LABEL
-from stoker.web.pages.submission import Wanted
+from stoker.web.submission import Wanted
 
 # As far as the queue's numbers go.
 Count = Annotated[int, Field(ge=0, lt=2**31)]

@@ -1,24 +1,19 @@
 """`/jobs`: list them, put new ones in, look at one, and change what one asks for."""
 
-import hashlib
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query
-from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.errors import BadInputError
 from stoker.queue.explanation import Why
-from stoker.queue.model import Job, JobSpec, NewJob, State
+from stoker.queue.model import Job, JobSpec, State
 from stoker.queue.store import Store
 from stoker.queue.surroundings import why
 from stoker.web.api.bodies import SubmitBody
 from stoker.web.api.described import described
 from stoker.web.app_state import app_state_of, user_of
-from stoker.web.pages.submission import jobs_of
 from stoker.web.pagination import (
     Page,
     answer,
@@ -29,11 +24,9 @@ from stoker.web.pagination import (
     place_of,
     problems_listed,
 )
-from stoker.web.problems import ConflictError, ParameterError
+from stoker.web.submission import HEADER, REPLAYED, Submitted, jobs_of, submit_once
 
 router = APIRouter(tags=["jobs"])
-HEADER: Final = "Idempotency-Key"
-REPLAYED: Final = "Idempotent-Replayed"
 
 # As printable text, which a header may hold.
 _KEY: Final = r"^[!-~]{1,200}$"
@@ -182,40 +175,3 @@ async def explain_job(request: Request, job: JobId) -> Response:
         return Reason(job=one.id, state=one.state, why=why(store, one))
 
     return answer(await app_state_of(request).pool.ask(explain))
-
-
-# Enough to tell any two apart, and short enough that origins can be read.
-_DIGITS: Final = 24
-
-
-class Submitted(NamedTuple):
-    jobs: list[Job]
-    is_replay: bool
-
-
-def submit_once(
-    store: Store, key: str | None, sender: str, asked: bytes, make: Callable[[], Sequence[NewJob]]
-) -> Submitted:
-    """Submits what `make` gives, unless the same sender has done so with this key. `asked` is what was asked for."""
-    if key is None:
-        return Submitted(_found(store, store.submit(make())), is_replay=False)
-    prefix = f"web:{_digest(f'{len(sender)}:{sender}{key}'.encode(errors='replace'))}:"
-    origin = f"{prefix}{_digest(asked)}:"
-    if earlier := store.by_origin(prefix):
-        if not all((job.origin or "").startswith(origin) for job in earlier):
-            raise ParameterError(HEADER, "this key was used for another request: take a new one for each submission")
-        return Submitted(earlier, is_replay=True)
-    # Numbered so that they sort in their order.
-    jobs = [replace(job, origin=f"{origin}{number:06d}") for number, job in enumerate(make())]
-    return Submitted(_found(store, store.submit(jobs)), is_replay=False)
-
-
-def _found(store: Store, ids: Sequence[str]) -> list[Job]:
-    try:
-        return [store.job(name) for name in ids]
-    except BadInputError:
-        raise ConflictError("the jobs of this submission have been forgotten since (`stoker clean`)") from None
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:_DIGITS]

@@ -30,10 +30,10 @@ from stoker.web.api.bodies import ChangeBody, MoveBody, RetryBody, SnoozeBody
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
 from stoker.web.app_state import app_state_of, user_of
-from stoker.web.pages.submission import changes_of
 from stoker.web.pagination import Done, Undo, answer, found, names_of, problems_listed
 from stoker.web.problems import ConflictError, MistakesError
 from stoker.web.reading import seconds_of
+from stoker.web.submission import changes_of
 
 router = APIRouter(tags=["steering"])
 

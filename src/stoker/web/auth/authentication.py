@@ -1,22 +1,28 @@
 """Who comes in, and what they may do: by cookie or token; viewers look, operators act."""
 
 import asyncio
-import http
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from starlette.datastructures import QueryParams
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.web.auth.csrf import SAFE_METHODS, bearer, client_address, headers_named, is_secure, neighbourhood
-from stoker.web.auth.keys import KEPT_FOR, Keys
+from stoker.web.auth.csrf import SAFE_METHODS
+from stoker.web.auth.keys import Keys
+from stoker.web.auth.requests import (
+    bearer,
+    client_address,
+    cookies_named,
+    neighbourhood,
+    refusal,
+    refusal_in_json,
+    refusal_page,
+)
 from stoker.web.auth.throttle import Patience, TooManyError
 from stoker.web.auth.user import User
 from stoker.web.config import Config
 from stoker.web.middleware.limits import Stream, Streams
-from stoker.web.pages.templating import rendered
-from stoker.web.problems import problem, wants_page
+from stoker.web.problems import wants_page
 
 # What a browser needs before anybody is let in, and what tells a supervisor that the server lives.
 _PUBLIC: Final = frozenset({"/login", "/logout", "/healthz", "/manifest.webmanifest", "/favicon.ico"})
@@ -147,66 +153,3 @@ def local_path(wanted: str) -> str:
 
 def _is_public(path: str) -> bool:
     return path in _PUBLIC or path.startswith("/static/")
-
-
-# A forged header may repeat it; the browser's own comes first.
-_MOST: Final = 4
-
-
-def cookie_name(scope: Scope, config: Config) -> str:
-    """Browsers do not keep the cookies of two ports apart, so the port is in its name.
-
-    By TLS it has a name that only a page by TLS of this very host could have given it.
-    """
-    server = scope.get("server")
-    port = config.port or (server[1] if server else 0)
-    return f"__Host-stoker-{port}" if is_secure(scope, config) else f"stoker-{port}"
-
-
-def cookies_named(scope: Scope, config: Config) -> list[str]:
-    """What the browser sent under our name."""
-    name = cookie_name(scope, config)
-    found = []
-    for line in headers_named(scope, b"cookie"):
-        for pair in line.split(";"):
-            key, _, value = pair.strip().partition("=")
-            if key == name and value:
-                found.append(value.strip('"'))
-    return found[:_MOST]
-
-
-def cookie_for(scope: Scope, config: Config, secret: str) -> str:
-    """The header that gives a device its cookie."""
-    return _header(scope, config, secret, round(KEPT_FOR))
-
-
-def no_cookie(scope: Scope, config: Config) -> str:
-    """The header that takes it away."""
-    return _header(scope, config, "", 0)
-
-
-def _header(scope: Scope, config: Config, value: str, seconds: int) -> str:
-    secure = "; Secure" if is_secure(scope, config) else ""
-    name = cookie_name(scope, config)
-    return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
-
-
-def refusal(
-    scope: Scope, config: Config, status: int, sentence: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    """The answer to a request that goes no further."""
-    if wants_page(scope):
-        return refusal_page(scope, config, "refused.html", status, headers, sentence=sentence)
-    return refusal_in_json(status, sentence, headers)
-
-
-def refusal_in_json(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
-    return problem(status, http.HTTPStatus(status).phrase, sentence, headers=headers)
-
-
-def refusal_page(
-    scope: Scope, config: Config, template: str, status: int, headers: Mapping[str, str] | None = None, **context: Any
-) -> Response:
-    user = scope.get("state", {}).get("user")
-    page = rendered(template, user=user, site=config.title, status=status, **context)
-    return HTMLResponse(page, status, headers)

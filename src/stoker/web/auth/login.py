@@ -12,15 +12,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from stoker.web.app_state import app_state_of
-from stoker.web.auth.authentication import (
+from stoker.web.auth.authentication import local_path
+from stoker.web.auth.requests import (
+    client_address,
     cookie_for,
     cookies_named,
-    local_path,
+    header,
+    neighbourhood,
     no_cookie,
     refusal_in_json,
     refusal_page,
 )
-from stoker.web.auth.csrf import client_address, header, neighbourhood
 from stoker.web.auth.throttle import Patience, TooManyError
 from stoker.web.problems import wants_page
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.web.auth.csrf import client_address
 from stoker.web.auth.keys import TOKEN_PREFIX
+from stoker.web.auth.requests import client_address
 
 _NOBODY: Final = "-"
 # Longer than any address of the page.

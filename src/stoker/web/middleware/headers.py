@@ -7,8 +7,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.web.auth.authentication import refusal_in_json
-from stoker.web.auth.csrf import header, is_secure, split_host
+from stoker.web.auth.requests import header, is_secure, refusal_in_json, split_host
 from stoker.web.config import Config
 
 CONTENT_SECURITY_POLICY: Final = (

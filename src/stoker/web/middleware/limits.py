@@ -9,8 +9,7 @@ import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from stoker.web.auth.authentication import refusal
-from stoker.web.auth.csrf import headers_named
+from stoker.web.auth.requests import headers_named, refusal
 from stoker.web.auth.user import User
 from stoker.web.config import Config
 

@@ -13,7 +13,7 @@ from stoker.status.detail import JobDetail
 from stoker.status.model import Machine, Snapshot
 from stoker.web.auth.user import Role
 from stoker.web.pages import words
-from stoker.web.pages.templating import rendered, slug
+from stoker.web.templating import rendered, slug
 
 JOB: Final = ("job", "asked", "report", "fit")
 OVERVIEW: Final = ("health", "machines", "running", "waiting", "ended", "hours")

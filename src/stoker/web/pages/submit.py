@@ -16,11 +16,10 @@ from stoker.queue.model import Job, JobSpec
 from stoker.queue.store import Store
 from stoker.status.job_text import command_text, whole_command
 from stoker.units import format_duration, format_percent
-from stoker.web.api.jobs import submit_once
 from stoker.web.app_state import AppState, app_state_of, user_of
-from stoker.web.pages.submission import Wanted, jobs_of
-from stoker.web.pages.templating import page
 from stoker.web.problems import MistakesError
+from stoker.web.submission import Wanted, jobs_of, submit_once
+from stoker.web.templating import page
 
 # More fields than the form has, and than anybody sweeps over.
 _MOST_FIELDS: Final = 200

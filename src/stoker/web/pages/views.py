@@ -10,10 +10,10 @@ from stoker.errors import BadInputError
 from stoker.status import detail
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.pages.sections import OVERVIEW, render_job, trusted
-from stoker.web.pages.templating import page
 from stoker.web.problems import NotFoundError
 from stoker.web.sse.snapshot_cache import SnapshotCache
 from stoker.web.statics import answer, static
+from stoker.web.templating import page
 
 if TYPE_CHECKING:
     from stoker.web.sse.rendered_sections import RenderedSections

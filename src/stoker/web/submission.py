@@ -1,12 +1,14 @@
 """From what somebody typed, on the page or in a request, to jobs: by the same rules as `stoker submit`."""
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from stoker.errors import BadInputError
 from stoker.fit.spec import FitSpec, check_fittable, kept
@@ -17,7 +19,7 @@ from stoker.queue.provenance import checkout_of
 from stoker.queue.store import Store
 from stoker.queue.sweep import Sweep, variants
 from stoker.web import reading
-from stoker.web.problems import MistakesError
+from stoker.web.problems import ConflictError, MistakesError, ParameterError
 
 T = TypeVar("T")
 
@@ -213,3 +215,46 @@ def _or_mistake(field: str, work: Callable[[], T]) -> T:
 
 def _said(value: T | UnsetType) -> T | None:
     return None if isinstance(value, UnsetType) else value
+
+
+HEADER: Final = "Idempotency-Key"
+
+
+REPLAYED: Final = "Idempotent-Replayed"
+
+
+# Enough to tell any two apart, and short enough that origins can be read.
+_DIGITS: Final = 24
+
+
+class Submitted(NamedTuple):
+    jobs: list[Job]
+    is_replay: bool
+
+
+def submit_once(
+    store: Store, key: str | None, sender: str, asked: bytes, make: Callable[[], Sequence[NewJob]]
+) -> Submitted:
+    """Submits what `make` gives, unless the same sender has done so with this key. `asked` is what was asked for."""
+    if key is None:
+        return Submitted(_found(store, store.submit(make())), is_replay=False)
+    prefix = f"web:{_digest(f'{len(sender)}:{sender}{key}'.encode(errors='replace'))}:"
+    origin = f"{prefix}{_digest(asked)}:"
+    if earlier := store.by_origin(prefix):
+        if not all((job.origin or "").startswith(origin) for job in earlier):
+            raise ParameterError(HEADER, "this key was used for another request: take a new one for each submission")
+        return Submitted(earlier, is_replay=True)
+    # Numbered so that they sort in their order.
+    jobs = [replace(job, origin=f"{origin}{number:06d}") for number, job in enumerate(make())]
+    return Submitted(_found(store, store.submit(jobs)), is_replay=False)
+
+
+def _found(store: Store, ids: Sequence[str]) -> list[Job]:
+    try:
+        return [store.job(name) for name in ids]
+    except BadInputError:
+        raise ConflictError("the jobs of this submission have been forgotten since (`stoker clean`)") from None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:_DIGITS]
