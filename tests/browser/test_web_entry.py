@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from stoker.web.config import Config
-from stoker.web.server import own_address
+from stoker.web.config import Config, own_address
 from tests.support.browser import screen
 from tests.support.guarded_site import Site, served, site_of
 

@@ -90,7 +90,7 @@ def _serve(
     meanwhile: AbstractContextManager[None] | None = None,
 ) -> None:
     """The page and the worker; `around` begins before the worker does, and `meanwhile` ends before."""
-    from stoker.web.server import listening_socket
+    from stoker.web.config import listening_socket
 
     listener = listening_socket(config)
     log_file = config.home / "work.log"
@@ -124,7 +124,7 @@ def serve_command(page: dict[str, Any], queue_url: str | None) -> int:
     """
 
     config = page_config(page, queue_url_of(queue_url))
-    from stoker.web.server import listening_socket
+    from stoker.web.config import listening_socket
 
     listener = listening_socket(config)
     opened_or_created(queue_url).close()
