@@ -1,6 +1,7 @@
 """The stat file of a process or thread in /proc, read once and split where it can be split; and which boot this is."""
 
 import os
+import pwd
 from pathlib import Path
 
 # Fields after the name, which is the second of the file, counted from the state: see proc_pid_stat(5).
@@ -17,6 +18,10 @@ RESIDENT_PAGES = 21
 
 # PF_KTHREAD among the flags: a thread of the kernel itself, which has no program and no open files.
 KERNEL_THREAD = 0x00200000
+
+# The inode of the first pid namespace is fixed in the kernel (PROC_PID_INIT_INO): any other is a container's.
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+OUTSIDE = "processes outside this container cannot be seen"
 
 
 def read_stat_fields(path: str) -> tuple[str, list[bytes]]:
@@ -42,3 +47,19 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def inside_pid_namespace(root: Path = Path("/")) -> bool:
+    """Whether pids here are numbered differently from those of the machine itself."""
+    try:
+        return str((root / "proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE
+    except OSError:
+        return False  # A kernel without pid namespaces has no such file.
+
+
+def user_name(uid: int) -> str:
+    """The name of a user; the number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -48,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings that more than one verb needs."""
 
     gpus: str = "auto"
-    """Where readings come from: auto, nvml, nvidia-smi, drm, sim:4."""
+    """Where readings come from: see `gpus.source`."""
     deadline: str = "5s"
     """How long one look may take before it counts as unknown."""
     queue: str = ""

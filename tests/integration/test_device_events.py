@@ -117,7 +117,7 @@ def test_a_node_that_comes_late_is_named_and_then_listened_to(place: Path) -> No
 @needs_root
 def test_a_node_that_may_not_be_read_is_named(place: Path) -> None:
     node = make_node(place / "card0", NUMBERS[0], mode=0o600)
-    code = 'print(Alarm({"GPU-a": (Path(sys.argv[1]),)}).why_not)'
+    code = 'print(DeviceEvents({"GPU-a": (Path(sys.argv[1]),)}).why_not)'
     assert as_nobody(code, node) == f"{node} may not be read by this user\n"
 
 

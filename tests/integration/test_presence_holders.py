@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.presence.holders import DeviceHolder, HolderScanner
-from stoker.presence.mounts import Mounts
+from stoker.presence.holders import DeviceHolder, HolderScanner, Mounts
 from stoker.procfs import STARTED, read_stat_fields
 from tests.support.openers import NOBODY, NUMBERS, Openers, as_nobody, make_node, needs_root, openers, place
 from tests.support.waiting import wait_for
 
 __all__ = ["openers", "place"]
 
-SCAN = 'holders = Holders({"GPU-a": (Path(sys.argv[1]),)})\n'
+SCAN = 'holders = HolderScanner({"GPU-a": (Path(sys.argv[1]),)})\n'
 TWO_THREADS = """
 import ctypes, platform, sys, threading, time
 opened = open(sys.argv[1])

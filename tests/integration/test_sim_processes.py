@@ -85,7 +85,7 @@ def held(machine: SimMachine, gpu: int = 0) -> int:
 
 
 def look(machine: SimMachine) -> Look:
-    source = open_source("2x4GiB")
+    source = open_source(Path("/"), "2x4GiB")
     try:
         return source.look()
     finally:
@@ -228,7 +228,7 @@ with SimulatedProcess.attach(gpu=0) as gpu:
 def test_a_look_never_sees_half_of_a_change(machine: SimMachine, start: Start) -> None:
     writer = start(BUSY_WRITER)
     assert line(writer) == "ready"
-    source = open_source("2x4GiB")
+    source = open_source(Path("/"), "2x4GiB")
     seen = [source.look().readings[0] for _ in range(40)]
     source.close()
     tell(writer)

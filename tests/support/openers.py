@@ -89,13 +89,13 @@ def _group(pid: int) -> int:
 
 
 def as_nobody(code: str, *arguments: object) -> str:
-    """What a Python program without any privilege prints; it may use `sys`, `Path`, `Alarm` and `Holders`."""
+    """What an unprivileged Python program prints; it may use `sys`, `Path`, `DeviceEvents` and `HolderScanner`."""
     # It drops its rights only after its imports: the interpreter itself may be where others do not come.
     begin = f"""
 import os, sys
 from pathlib import Path
-from stoker.presence.device_events import Alarm
-from stoker.presence.holders import Holders
+from stoker.presence.device_events import DeviceEvents
+from stoker.presence.holders import HolderScanner
 os.setgroups([])
 os.setgid({NOBODY})
 os.setuid({NOBODY})

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.gpus import processes as who
+from stoker.gpus import processes
 from stoker.gpus.model import Process, Unknown
-from stoker.gpus.processes import ProcessCache, inside_pid_namespace, read_stat
+from stoker.gpus.processes import ProcessCache, read_stat
+from stoker.procfs import inside_pid_namespace
 from tests.support.deep import examples
 
 NOBODY = 2**22 + 1  # One above the highest pid that Linux can give.
@@ -25,10 +26,10 @@ OUTSIDE = Unknown("this pid is numbered outside this container, so it cannot be 
 
 
 @pytest.fixture
-def people() -> Iterator[ProcessCache]:
-    those = ProcessCache()
-    yield those
-    those.close()
+def cache() -> Iterator[ProcessCache]:
+    cache = ProcessCache()
+    yield cache
+    cache.close()
 
 
 @pytest.fixture
@@ -52,8 +53,8 @@ def end(started: list[subprocess.Popen[bytes]], pid: int) -> None:
     one.wait()
 
 
-def identity(people: ProcessCache, pid: int) -> tuple[object, object, object]:
-    process = people.process(pid, 0, 0.0)
+def identity(cache: ProcessCache, pid: int) -> tuple[object, object, object]:
+    process = cache.process(pid, 0, 0.0)
     return process.started, process.name, process.user
 
 
@@ -76,112 +77,112 @@ def fake_namespace(root: Path) -> None:
 
 
 def test_a_process_has_its_name_user_and_start_time(
-    people: ProcessCache, sleepers: list[subprocess.Popen[bytes]]
+    cache: ProcessCache, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
     pid = sleeper(sleepers)
     started = int(Path(f"/proc/{pid}/stat").read_text().split()[21])
     me = pwd.getpwuid(os.geteuid()).pw_name
-    assert people.process(pid, 7, 0.5) == Process(pid, started, "sleep", me, 7, 0.5)
+    assert cache.process(pid, 7, 0.5) == Process(pid, started, "sleep", me, 7, 0.5)
 
 
-def test_what_the_driver_says_is_passed_on_anew_each_time(people: ProcessCache) -> None:
-    people.process(os.getpid(), 7, 0.5)
-    process = people.process(os.getpid(), 0, Unknown("no samples"))
+def test_what_the_driver_says_is_passed_on_anew_each_time(cache: ProcessCache) -> None:
+    cache.process(os.getpid(), 7, 0.5)
+    process = cache.process(os.getpid(), 0, Unknown("no samples"))
     assert process.memory == 0
     assert process.utilization == Unknown("no samples")
 
 
 @pytest.mark.parametrize("name", ["a b", "x) S 1 (y", "((", "))", "\x1b[31m!"])
 def test_odd_names_are_told_whole_and_without_control_characters(
-    people: ProcessCache, tmp_path: Path, name: str
+    cache: ProcessCache, tmp_path: Path, name: str
 ) -> None:
     # A process is called after its script, not after the shell that reads it.
     (tmp_path / name).write_text("#!/bin/sh\nread line\n")
     (tmp_path / name).chmod(0o755)
     with subprocess.Popen([tmp_path / name], stdin=subprocess.PIPE) as odd:
-        process = people.process(odd.pid, 0, 0.0)
+        process = cache.process(odd.pid, 0, 0.0)
         assert process.name == name.replace("\x1b", "?")
         assert process.started == int(Path(f"/proc/{odd.pid}/stat").read_text().split()[-31])
 
 
-def test_a_pid_without_a_process_is_unknown(people: ProcessCache) -> None:
-    assert identity(people, NOBODY) == (NOT_HERE, NOT_HERE, NOT_HERE)
-    assert people.note is None
+def test_a_pid_without_a_process_is_unknown(cache: ProcessCache) -> None:
+    assert identity(cache, NOBODY) == (NOT_HERE, NOT_HERE, NOT_HERE)
+    assert cache.note is None
 
 
-def test_a_user_without_an_entry_is_told_by_number(people: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_an_entry_is_told_by_number(cache: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(uid: int) -> NoReturn:
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
-    assert people.process(os.getpid(), 0, 0.0).user == str(os.geteuid())
+    assert cache.process(os.getpid(), 0, 0.0).user == str(os.geteuid())
 
 
 def test_a_process_that_ended_is_forgotten_at_the_next_refresh(
-    people: ProcessCache, sleepers: list[subprocess.Popen[bytes]]
+    cache: ProcessCache, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
     pid, other = sleeper(sleepers), sleeper(sleepers)
-    before = identity(people, pid), identity(people, other)
-    people.refresh()
-    assert (identity(people, pid), identity(people, other)) == before
+    before = identity(cache, pid), identity(cache, other)
+    cache.refresh()
+    assert (identity(cache, pid), identity(cache, other)) == before
     end(sleepers, pid)
-    people.refresh()
-    assert identity(people, pid) == (NOT_HERE, NOT_HERE, NOT_HERE)
-    assert identity(people, other) == before[1]
+    cache.refresh()
+    assert identity(cache, pid) == (NOT_HERE, NOT_HERE, NOT_HERE)
+    assert identity(cache, other) == before[1]
 
 
 def test_a_pid_that_had_no_process_is_asked_for_again_after_a_refresh(tmp_path: Path) -> None:
-    people = ProcessCache(tmp_path)
-    assert people.process(77, 0, 0.0).name == NOT_HERE
+    cache = ProcessCache(tmp_path)
+    assert cache.process(77, 0, 0.0).name == NOT_HERE
     fake_process(tmp_path, 77)
-    people.refresh()
-    assert people.process(77, 0, 0.0).name == "train"
+    cache.refresh()
+    assert cache.process(77, 0, 0.0).name == "train"
 
 
-def test_a_known_process_is_not_read_again(people: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = identity(people, os.getpid())
+def test_a_known_process_is_not_read_again(cache: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity(cache, os.getpid())
 
     def forbidden(*_: object) -> NoReturn:
         raise AssertionError("a file was opened")
 
     monkeypatch.setattr(os, "open", forbidden)
     for _ in range(3):
-        people.refresh()
-        assert identity(people, os.getpid()) == before
+        cache.refresh()
+        assert identity(cache, os.getpid()) == before
 
 
 def test_a_pid_that_changed_hands_is_another_process(tmp_path: Path) -> None:
     fake_process(tmp_path, 77, name="mine", started=1000)
-    people = ProcessCache(tmp_path)
-    assert identity(people, 77)[:2] == (1000, "mine")
-    people.refresh()
-    assert identity(people, 77)[:2] == (1000, "mine")
+    cache = ProcessCache(tmp_path)
+    assert identity(cache, 77)[:2] == (1000, "mine")
+    cache.refresh()
+    assert identity(cache, 77)[:2] == (1000, "mine")
     fake_process(tmp_path, 77, name="theirs", started=2000)
-    people.refresh()
-    assert identity(people, 77)[:2] == (2000, "theirs")
+    cache.refresh()
+    assert identity(cache, 77)[:2] == (2000, "theirs")
 
 
 def test_a_process_that_left_the_gpus_is_not_looked_after_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_process(tmp_path, 77)
-    people = ProcessCache(tmp_path)
-    people.process(77, 0, 0.0)
-    people.refresh()
-    people.refresh()
+    cache = ProcessCache(tmp_path)
+    cache.process(77, 0, 0.0)
+    cache.refresh()
+    cache.refresh()
 
     def forbidden(path: str) -> NoReturn:
         raise AssertionError(f"{path} was read")
 
-    monkeypatch.setattr(who, "read_stat", forbidden)
-    people.refresh()
+    monkeypatch.setattr(processes, "read_stat", forbidden)
+    cache.refresh()
 
 
-def test_the_name_can_be_asked_for_alone(people: ProcessCache, sleepers: list[subprocess.Popen[bytes]]) -> None:
+def test_the_name_can_be_asked_for_alone(cache: ProcessCache, sleepers: list[subprocess.Popen[bytes]]) -> None:
     pid = sleeper(sleepers)
-    assert people.name(pid) == "sleep"
-    assert people.name(pid) == people.process(pid, 0, 0.0).name
-    assert people.name(NOBODY) == NOT_HERE
+    assert cache.name(pid) == "sleep"
+    assert cache.name(pid) == cache.process(pid, 0, 0.0).name
+    assert cache.name(NOBODY) == NOT_HERE
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
@@ -192,50 +193,50 @@ def test_ends_are_noticed_where_pidfds_cannot_be_had(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "pidfd_open", refused)
-    people = ProcessCache()
+    cache = ProcessCache()
     pid = sleeper(sleepers)
-    before = identity(people, pid)
-    people.refresh()
-    assert identity(people, pid) == before
+    before = identity(cache, pid)
+    cache.refresh()
+    assert identity(cache, pid) == before
     assert before[1] == "sleep"
     end(sleepers, pid)
-    people.refresh()
-    assert identity(people, pid) == (NOT_HERE, NOT_HERE, NOT_HERE)
+    cache.refresh()
+    assert identity(cache, pid) == (NOT_HERE, NOT_HERE, NOT_HERE)
 
 
 def test_pidfds_are_held_up_to_a_bound_and_all_closed(
     monkeypatch: pytest.MonkeyPatch, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
-    monkeypatch.setattr(who, "MOST_PIDFDS", 2)
+    monkeypatch.setattr(processes, "MOST_PIDFDS", 2)
     before = open_pidfds()
-    people = ProcessCache()
+    cache = ProcessCache()
     pids = [sleeper(sleepers) for _ in range(3)]
-    assert [people.process(pid, 0, 0.0).name for pid in pids] == ["sleep"] * 3
+    assert [cache.process(pid, 0, 0.0).name for pid in pids] == ["sleep"] * 3
     assert open_pidfds() - before == 2
     for pid in pids:
         end(sleepers, pid)
-    people.refresh()
-    assert [people.process(pid, 0, 0.0).name for pid in pids] == [NOT_HERE] * 3
-    people.close()
+    cache.refresh()
+    assert [cache.process(pid, 0, 0.0).name for pid in pids] == [NOT_HERE] * 3
+    cache.close()
     assert open_pidfds() == before
 
 
 def test_processes_that_left_the_gpus_make_room_for_new_ones(
     monkeypatch: pytest.MonkeyPatch, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
-    monkeypatch.setattr(who, "MOST_PIDFDS", 2)
+    monkeypatch.setattr(processes, "MOST_PIDFDS", 2)
     before = open_pidfds()
-    people = ProcessCache()
+    cache = ProcessCache()
     left, stayed, came = (sleeper(sleepers) for _ in range(3))
-    people.process(left, 0, 0.0)
-    people.process(stayed, 0, 0.0)
-    people.refresh()
-    people.process(stayed, 0, 0.0)
-    people.refresh()  # One look without it: `left` gave up its place.
+    cache.process(left, 0, 0.0)
+    cache.process(stayed, 0, 0.0)
+    cache.refresh()
+    cache.process(stayed, 0, 0.0)
+    cache.refresh()  # One look without it: `left` gave up its place.
     assert open_pidfds() - before == 1
-    people.process(came, 0, 0.0)
+    cache.process(came, 0, 0.0)
     assert open_pidfds() - before == 2
-    people.close()
+    cache.close()
 
 
 @settings(max_examples=examples(50))
@@ -285,17 +286,17 @@ class TestInsideANamespace:
         return tmp_path
 
     def test_a_process_that_holds_the_gpu_is_believed(self, root: Path) -> None:
-        people = ProcessCache(root)
-        assert people.process(31, 0, 0.0).name == "train"
-        assert people.note is None
+        cache = ProcessCache(root)
+        assert cache.process(31, 0, 0.0).name == "train"
+        assert cache.note is None
 
     def test_a_process_that_only_shares_the_number_is_not_blamed(self, root: Path) -> None:
-        people = ProcessCache(root)
+        cache = ProcessCache(root)
         for _ in range(2):
-            assert identity(people, 32) == (OUTSIDE, OUTSIDE, OUTSIDE)
-            people.refresh()
-        assert people.note is not None
-        assert "--pid=host" in people.note
+            assert identity(cache, 32) == (OUTSIDE, OUTSIDE, OUTSIDE)
+            cache.refresh()
+        assert cache.note is not None
+        assert "--pid=host" in cache.note
 
     def test_a_file_that_is_only_named_like_a_device_is_no_proof(self, root: Path) -> None:
         (root / "nvidia.log").write_text("")
@@ -303,26 +304,26 @@ class TestInsideANamespace:
         assert ProcessCache(root).process(32, 0, 0.0).name == OUTSIDE
 
     def test_a_believed_process_that_ended_is_not_taken_for_an_outsider(self, root: Path) -> None:
-        people = ProcessCache(root)
-        people.process(31, 0, 0.0)
+        cache = ProcessCache(root)
+        cache.process(31, 0, 0.0)
         (root / "proc/31/stat").unlink()
-        people.refresh()
-        assert people.process(31, 0, 0.0).name == NOT_HERE
-        assert people.note is None
+        cache.refresh()
+        assert cache.process(31, 0, 0.0).name == NOT_HERE
+        assert cache.note is None
 
     def test_a_number_that_nobody_has_here_is_numbered_outside(self, root: Path) -> None:
-        people = ProcessCache(root)
-        assert identity(people, 645400) == (OUTSIDE, OUTSIDE, OUTSIDE)
-        assert people.note is not None
+        cache = ProcessCache(root)
+        assert identity(cache, 645400) == (OUTSIDE, OUTSIDE, OUTSIDE)
+        assert cache.note is not None
 
     def test_a_process_whose_files_are_hidden_is_unknown_without_a_claim(self, root: Path) -> None:
         (root / "proc/31/fd/7").unlink()
         (root / "proc/31/fd").rmdir()
-        people = ProcessCache(root)
-        name = people.process(31, 0, 0.0).name
+        cache = ProcessCache(root)
+        name = cache.process(31, 0, 0.0).name
         assert isinstance(name, Unknown)
         assert "open files" in name.reason
-        assert people.note is None
+        assert cache.note is None
 
     def test_pids_that_were_found_in_proc_need_no_proof(self, root: Path) -> None:
         assert ProcessCache(root, pids_from="proc").process(32, 0, 0.0).name == "train"
@@ -332,22 +333,23 @@ IN_A_CONTAINER = """
 import json, os, subprocess, sys
 from pathlib import Path
 from stoker.gpus.model import Unknown
-from stoker.gpus.processes import ProcessCache, inside_pid_namespace
+from stoker.gpus.processes import ProcessCache
+from stoker.procfs import inside_pid_namespace
 
 root = Path(sys.argv[1])
 device = os.open(root / "dev/nvidia0", os.O_RDONLY)
 holder = subprocess.Popen(["sleep", "60"], pass_fds=[device])
 bystander = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
-people = ProcessCache(root)
+cache = ProcessCache(root)
 
 def told(pid):
-    process = people.process(pid, 0, 0.0)
+    process = cache.process(pid, 0, 0.0)
     return [v.reason if isinstance(v, Unknown) else v for v in (process.name, process.user)]
 
-said = {"inside": inside_pid_namespace(), "holder": told(holder.pid), "note before": people.note}
-said |= {"bystander": told(bystander.pid), "outsider": told(int(sys.argv[2])), "note after": people.note}
+said = {"inside": inside_pid_namespace(), "holder": told(holder.pid), "note before": cache.note}
+said |= {"bystander": told(bystander.pid), "outsider": told(int(sys.argv[2])), "note after": cache.note}
 holder.kill(), holder.wait(), bystander.kill(), bystander.wait()
-people.refresh()
+cache.refresh()
 said["ended holder"] = told(holder.pid)
 print(json.dumps(said))
 """

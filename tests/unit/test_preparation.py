@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stoker.engines.local.preparation import Prepared, policy_of, prepare
 from stoker.errors import BadInputError
-from stoker.gpus.model import Gpu, Vendor
+from stoker.gpus.model import Gpu
 from stoker.gpus.visible import visible_gpus
 from stoker.queue.model import Job
 from stoker.rules.policy import Policy
@@ -122,7 +122,7 @@ def wandb(prepared: Prepared) -> dict[str, str]:
     return {name: value for name, value in prepared.environment.items() if name.startswith("WANDB_")}
 
 
-def machine_of(vendor: Vendor, count: int = 5) -> tuple[Gpu, ...]:
+def machine_of(vendor: str, count: int = 5) -> tuple[Gpu, ...]:
     return tuple(a_gpu(index, vendor=vendor) for index in range(count))
 
 
@@ -136,7 +136,7 @@ CHOOSING = st.dictionaries(
 class TestVisibleDevices:
     @given(st.sampled_from(["nvidia", "sim", "amd"]), st.sets(st.integers(0, 4), min_size=1), CHOOSING, CHOOSING)
     def test_a_job_sees_exactly_its_gpus_whatever_anybody_set(
-        self, vendor: Vendor, given_to_it: set[int], worker: dict[str, str], own: dict[str, str]
+        self, vendor: str, given_to_it: set[int], worker: dict[str, str], own: dict[str, str]
     ) -> None:
         everything = machine_of(vendor)
         gpus = tuple(everything[index] for index in given_to_it)
@@ -168,7 +168,7 @@ class TestVisibleDevices:
         assert prepared(gpus=(intel[2], intel[0])).environment["ZE_AFFINITY_MASK"] == "0,2"
 
     @given(st.sampled_from(["nvidia", "sim", "amd"]), CHOOSING)
-    def test_a_job_without_gpus_sees_none(self, vendor: Vendor, worker: dict[str, str]) -> None:
+    def test_a_job_without_gpus_sees_none(self, vendor: str, worker: dict[str, str]) -> None:
         environment = prepared(gpus=(), worker=worker).environment
         assert visible_gpus(machine_of(vendor), environment) == ()
 

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from stoker.gpus.model import Gpu, Maybe, Unknown, Vendor
-from stoker.presence.nodes import device_nodes, identity
+from stoker.gpus.model import Gpu, Maybe, Unknown
+from stoker.gpus.visible import device_nodes
+from stoker.presence.holders import identity
 from tests.support.fake_drm import FakeCard, FakeMachine
 
 
 def gpu(
     uuid: str,
     *,
-    vendor: Vendor = "nvidia",
+    vendor: str = "nvidia",
     minor: Maybe[int] = 0,
     bus: Maybe[str] = "0000:01:00.0",
     parent: str | None = None,

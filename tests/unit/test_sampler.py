@@ -4,10 +4,9 @@ from typing import cast
 
 import pytest
 
-from stoker.gpus import sampler as lookout_module
+from stoker.gpus import prober as lookout_module
 from stoker.gpus.model import Look
-from stoker.gpus.prober import Prober
-from stoker.gpus.sampler import Sampler
+from stoker.gpus.prober import Prober, Sampler
 from tests.support.looks import a_look
 
 

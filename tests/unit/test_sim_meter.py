@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.gpus.sim.load import Phase, Script, Use, burst, busy, idle, spin
-from stoker.gpus.sim.meter import (
+from stoker.gpus.sim.source import (
     COOL,
     HOT,
     IDLE_WATTS,

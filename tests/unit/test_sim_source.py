@@ -7,7 +7,7 @@ import pytest
 
 from stoker.gpus.model import Look, Process, Reading, Unknown, Utilization, known
 from stoker.gpus.sim.load import Use, burst, busy, idle, spin
-from stoker.gpus.sim.meter import IDLE_WATTS, LIMIT_WATTS
+from stoker.gpus.sim.source import IDLE_WATTS, LIMIT_WATTS
 from tests.support.sim_world import GIB, SimWorld
 
 # A load that is right but for what is put in.

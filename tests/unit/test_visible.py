@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
-from stoker.gpus.model import Gpu, Unknown, Vendor
+from stoker.gpus.model import Gpu, Unknown
 from stoker.gpus.visible import select_gpus, visible_gpus
 
 NOT_TOLD = Unknown("not told")
 
 
-def gpu(index: int, uuid: str, vendor: Vendor = "nvidia", parent: str | None = None) -> Gpu:
+def gpu(index: int, uuid: str, vendor: str = "nvidia", parent: str | None = None) -> Gpu:
     return Gpu(uuid, index, "a GPU", vendor, NOT_TOLD, 2**30, NOT_TOLD, parent)
 
 

@@ -16,8 +16,7 @@ from stoker.actions.systemd import ServiceManager
 from stoker.actions.wakeup import Wakeup
 from stoker.actions.watched import Watched
 from stoker.gpus.model import Look, Unknown
-from stoker.gpus.prober import Prober
-from stoker.gpus.sampler import LONGEST_WAIT, Sampler
+from stoker.gpus.prober import LONGEST_WAIT, Prober, Sampler
 from stoker.gpus.source import AbsentError
 from stoker.rules.idle import IdleRule
 from stoker.rules.policy import Policy

@@ -23,7 +23,7 @@ def helper_for(arguments: list[str]) -> Helper | None:
     if arguments[:1] != ["gpus"] or any(word.startswith(others) for word in arguments):
         return None
     spec = os.environ.get("STOKER_GPUS") or "auto"
-    if spec not in {"auto", "nvml", "nvidia-smi", "drm"} or os.access(config_path(os.environ), os.F_OK):
+    if ":" in spec or os.access(config_path(os.environ), os.F_OK):
         return None
     try:
         return spawned(spec, os.environ.get("STOKER_ROOT", "/"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from stoker.gpus.model import Look, known
-from stoker.gpus.sampler import LONGEST_WAIT
+from stoker.gpus.prober import LONGEST_WAIT
 from stoker.rules.policy import GAP_ALLOWANCE, GAP_LOOKS, LOOK_TAKES, longest_unseen
 from stoker.rules.samples import Sample, SampleGatherer, SamplesRule
 from stoker.streams import ERROR, emit

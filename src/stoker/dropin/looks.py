@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator
 
 from stoker.gpus.model import Look, Unknown
-from stoker.gpus.prober import Prober
-from stoker.gpus.sampler import Sampler
+from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.source import AbsentError
 from stoker.gpus.spawn import forked
 from stoker.settings import load_settings

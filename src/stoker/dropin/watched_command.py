@@ -11,8 +11,7 @@ from typing import Final
 
 from stoker.dropin.idle_watch import PROGRAM, IdleWatch
 from stoker.dropin.looks import look_come, open_prober
-from stoker.gpus.prober import Prober
-from stoker.gpus.sampler import Sampler
+from stoker.gpus.prober import Prober, Sampler
 from stoker.runs.processes.reaper import Ended, Failed, Program, Reaper, ReaperKilled, Started, exit_code, launch
 from stoker.runs.processes.scan import Identity, send, stat
 from stoker.runs.processes.signals import FORWARDED, DoublePress, Received, SignalStream

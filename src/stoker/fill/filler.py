@@ -28,15 +28,13 @@ from stoker.fill.place import Place
 from stoker.fill.slot import Slot, SlotView
 from stoker.fill.status import FillStatus, SlotStatus, StatusFile, wall
 from stoker.gpus.model import Gpu, Look
-from stoker.gpus.prober import Prober
-from stoker.gpus.sampler import Sampler
+from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.source import AbsentError
-from stoker.gpus.visible import select_gpus
+from stoker.gpus.visible import device_nodes, select_gpus
 from stoker.paths import is_there
 from stoker.presence.device_events import DeviceEvents
 from stoker.presence.holders import HolderScanner
 from stoker.presence.ignoring import SHIPPED, Ignored
-from stoker.presence.nodes import device_nodes
 from stoker.presence.terminals import Terminals
 from stoker.procfs import boot_id
 from stoker.runs.processes.scan import Identity, descends, identify, stat

@@ -17,8 +17,7 @@ from stoker.fit.memory import MemoryTracker, Plateau
 from stoker.fit.model import ProbeFailedError
 from stoker.fit.rates import Rates
 from stoker.gpus.model import Look
-from stoker.gpus.prober import Prober
-from stoker.gpus.sampler import Sampler
+from stoker.gpus.prober import Prober, Sampler
 from stoker.runs.loop import helpers_of
 from stoker.runs.output import OutputLog
 from stoker.runs.processes.reaper import Ended, Failed, Program, Reaper, ReaperKilled, exit_code, launch

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.gpus.model import Maybe, Unknown, known
-from stoker.gpus.processes import inside_pid_namespace
+from stoker.procfs import OUTSIDE, inside_pid_namespace
 
 NEEDS_TWO_LOOKS: Final = "needs two looks"
 OTHER_USERS: Final = "processes of other users cannot be seen without root"
-OUTSIDE: Final = "processes outside this container cannot be seen"
 UNCOUNTED: Final = "the driver does not count engine time per process"
 NO_MEMORY: Final = "the driver does not report memory per process"
 ROCM_UNCOUNTED: Final = "work through ROCm is not counted per process"

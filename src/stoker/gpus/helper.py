@@ -13,8 +13,7 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.gpus.model import Choice, Gpu, Look, Unknown
-from stoker.gpus.registry import open_source
-from stoker.gpus.source import AbsentError, Source
+from stoker.gpus.source import AbsentError, Source, open_source
 
 NAME: Final = "stoker-gpus"
 ASKED: Final = 0

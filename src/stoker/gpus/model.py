@@ -4,7 +4,7 @@ Every field of a reading may be `Unknown`, with the reason in words. Zero is a v
 `known(...)`, never by truth.
 """
 
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 T = TypeVar("T")
-
-Vendor = Literal["nvidia", "amd", "intel", "sim"]
 
 
 class Unknown(msgspec.Struct, frozen=True):
@@ -35,7 +33,8 @@ class Gpu(msgspec.Struct, frozen=True, array_like=True):
     uuid: str
     index: int
     name: Maybe[str]
-    vendor: Vendor
+    vendor: str
+    """`nvidia`, `amd`, `intel`, `sim`, …: the name of a `gpus.visible.Vendor`."""
     minor: Maybe[int]
     """The N of its device node /dev/nvidiaN (or card number): neither NVML's order nor CUDA's."""
     memory: Maybe[int]
@@ -136,3 +135,41 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 
 NOT_SUPPORTED: Final = "not supported by this GPU"
+
+
+# Above every board sold, below every blank value that drivers have leaked (2**32 - 1 mW is 4,294,967 W).
+MOST_WATTS = 10_000.0
+# Driver reports include reserved memory in "used" in some versions and not in "total": allow rounding, no more.
+MEMORY_SLACK = 1.02
+COLDEST, HOTTEST = -40.0, 200.0
+
+
+def plausible_fraction(percent: float) -> Maybe[float]:
+    """A percentage as a fraction of 1."""
+    if 0 <= percent <= 100:
+        return percent / 100
+    return Unknown(f"the driver reported {percent:g} %, which cannot be")
+
+
+def plausible_memory_used(used: int, total: Maybe[int]) -> Maybe[int]:
+    if used < 0 or (not isinstance(total, Unknown) and used > total * MEMORY_SLACK):
+        return Unknown(f"the driver reported {used} bytes in use, more than the GPU has")
+    return used
+
+
+def plausible_memory_total(total: int) -> Maybe[int]:
+    if 0 < total < 2**50:
+        return total
+    return Unknown(f"the driver reported a memory of {total} bytes, which cannot be")
+
+
+def plausible_watts(value: float) -> Maybe[float]:
+    if 0 <= value <= MOST_WATTS:
+        return value
+    return Unknown(f"the driver reported {value:g} W, which cannot be")
+
+
+def plausible_celsius(value: float) -> Maybe[float]:
+    if COLDEST <= value <= HOTTEST:
+        return value
+    return Unknown(f"the driver reported {value:g} °C, which cannot be")

@@ -13,8 +13,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from stoker.gpus import plausible
-from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
+from stoker.gpus.model import (
+    Gpu,
+    Look,
+    Maybe,
+    Process,
+    Reading,
+    Unknown,
+    Utilization,
+    plausible_celsius,
+    plausible_fraction,
+    plausible_memory_total,
+    plausible_memory_used,
+    plausible_watts,
+)
 from stoker.gpus.processes import ProcessCache
 from stoker.gpus.source import AbsentError, Source
 
@@ -56,7 +68,7 @@ _NOT_TOLD: Final = Unknown("nvidia-smi does not tell it")
 _NO_MINOR: Final = Unknown("the driver's files do not tell this GPU's device number")
 
 
-def open_source(root: Path = Path("/"), command: str = "nvidia-smi") -> Source:
+def open_source(root: Path = Path("/"), argument: str = "", *, command: str = "nvidia-smi") -> Source:  # noqa: ARG001 - the signature of a source's factory
     """The GPUs that `nvidia-smi` lists; AbsentError where there is no such command, driver or GPU."""
     asker = _Asker(command)
     try:
@@ -248,10 +260,10 @@ def _reading(row: _Row, uuid: str, span: float, processes: Maybe[tuple[Process, 
         utilization=_number(row.utilization, _one_sample),
         memory_used=_memory_used(row.memory_used, total),
         memory_total=total,
-        power=_number(row.power, plausible.watts),
-        power_limit=_number(row.power_limit, plausible.watts),
+        power=_number(row.power, plausible_watts),
+        power_limit=_number(row.power_limit, plausible_watts),
         energy=_NOT_TOLD,
-        temperature=_number(row.temperature, plausible.celsius),
+        temperature=_number(row.temperature, plausible_celsius),
         processes=processes,
         pipes=_NOT_TOLD,
     )
@@ -268,18 +280,18 @@ def _refused(text: str) -> Unknown:
 
 
 def _one_sample(percent: float) -> Maybe[Utilization]:
-    share = plausible.fraction(percent)
+    share = plausible_fraction(percent)
     return share if isinstance(share, Unknown) else Utilization(peak=share, mean=share, samples=1)
 
 
 def _memory_total(row: _Row) -> Maybe[int]:
-    return _number(row.memory_total, lambda mib: plausible.memory_total(int(mib * _MIB)))
+    return _number(row.memory_total, lambda mib: plausible_memory_total(int(mib * _MIB)))
 
 
 def _memory_used(text: str, total: Maybe[int]) -> Maybe[int]:
     # Where the GPU's own size is unknown (unified memory), a blank value must still not pass for an amount.
     most = _MOST_MEMORY if isinstance(total, Unknown) else total
-    return _number(text, lambda mib: plausible.memory_used(int(mib * _MIB), most))
+    return _number(text, lambda mib: plausible_memory_used(int(mib * _MIB), most))
 
 
 def _pid(value: float) -> Maybe[int]:

@@ -1,16 +1,13 @@
 """Who a pid is: name, user and start time of a process that a driver reports, in or out of a container."""
 
 import os
-import pwd
 import select
 from pathlib import Path
 from typing import Final, Literal
 
 from stoker.gpus.model import Maybe, Process, Unknown
-from stoker.procfs import STARTED, read_stat_fields
+from stoker.procfs import STARTED, inside_pid_namespace, read_stat_fields, user_name
 
-# The inode of the first pid namespace is fixed in the kernel (PROC_PID_INIT_INO): any other is a container's.
-INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
 # Far above what holds GPUs at one time, far below the usual limit of 1024 open files.
 MOST_PIDFDS: Final = 256
 
@@ -24,14 +21,6 @@ OUTSIDE_NOTE: Final = (
 
 # Newer PyTorch renames its process: a person knows it as what they started.
 _ALSO_CALLED: Final = {"pt_main_thread": "python"}
-
-
-def inside_pid_namespace(root: Path = Path("/")) -> bool:
-    """Whether pids here are numbered differently from those of the machine itself."""
-    try:
-        return str((root / "proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE
-    except OSError:
-        return False  # A kernel without pid namespaces has no such file.
 
 
 class _Known:
@@ -121,7 +110,7 @@ class ProcessCache:
     def _introduce(self, pid: int, pidfd: int | None) -> _Known:
         try:
             name, ticks = read_stat(f"{self._proc}/{pid}/stat")
-            user = _user_name(Path(self._proc, str(pid)).stat().st_uid)
+            user = user_name(Path(self._proc, str(pid)).stat().st_uid)
         except (OSError, ValueError):
             if not self.doubts_pids or pid in self._proven:
                 return _Known.stranger(None, NOT_HERE, pidfd)
@@ -209,10 +198,3 @@ def _proc_is_ours() -> bool:
         return str(Path("/proc/self").readlink()) == str(os.getpid())
     except OSError:
         return False
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -61,7 +61,7 @@ def gpus_of(look: Look) -> list[dict[str, Any]]:
     """
     if look.problem and not look.gpus:
         why = look.problem
-        nothing = Gpu(uuid="", index=-1, name=why, vendor="nvidia", minor=why, memory=why, bus=why)
+        nothing = Gpu(uuid="", index=-1, name=why, vendor="", minor=why, memory=why, bus=why)
         entry = _entry(nothing, Reading.unknown("", why.reason))
         return [{**entry, "index": None, "uuid": None, "vendor": None}]
     return [_entry(gpu, reading) for gpu, reading in zip(look.gpus, look.readings, strict=True)]

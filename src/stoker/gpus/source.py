@@ -1,16 +1,22 @@
-"""The seam behind which every kind of GPU reading hides: a `Source` is opened once, looked at often, closed."""
+"""The seam between readings and where they come from: a `Source`, and the registry that everything else consults.
 
-from typing import Protocol
+A new source is one module and one line in `_BUILT_IN`.
+"""
 
-from stoker.errors import StokerError
-from stoker.gpus.model import Look
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from stoker.errors import BadInputError, StokerError
+from stoker.gpus.model import Choice, Look
 
 
 class Source(Protocol):
-    """One way of reading this machine's GPUs. Used from one thread; a look may block, the prober guards it.
+    """One way of reading this machine's GPUs. It is used from one thread; a look may block, the prober guards it.
 
-    `look` never raises for what a driver did: a failure is an unknown with its reason, in a field, in a whole
-    reading, or in `Look.problem`. What it reports spans the time since the look before.
+    `look` does not raise for a driver's failure: that is an unknown with its reason, in a field, in a whole reading,
+    or in `Look.problem`. What it reports spans the time since the look before.
     """
 
     name: str
@@ -22,3 +28,98 @@ class Source(Protocol):
 
 class AbsentError(StokerError):
     """This source has nothing to read here. The message is the reason, as part of a sentence."""
+
+
+class SourceEntry(NamedTuple):
+    """What the registry knows of a source. Its module is imported when the source is opened."""
+
+    name: str
+    """As in STOKER_GPUS and --source."""
+    factory: str
+    """`module:function`, called with the root directory and what follows the colon in `name:argument`."""
+    help: str
+    auto: bool = False
+    """Whether `auto` tries it, in the order of the registry."""
+    check: str | None = None
+    """`module:function`, called with the argument; raises BadInputError. A source without it takes no argument."""
+    example: str = ""
+    """How to write it where it takes an argument."""
+    for_tests: bool = False
+    """Left out of help and error messages."""
+
+
+# The vendor's library knows most; its command is for machines where the library cannot be loaded; drm comes last,
+# because many machines with NVIDIA cards have an Intel or AMD GPU for the screen.
+_BUILT_IN: Final = (
+    SourceEntry("nvml", "stoker.gpus.nvml.source:open_source", "NVIDIA GPUs through the driver's library", auto=True),
+    SourceEntry("nvidia-smi", "stoker.gpus.nvidia_smi:open_source", "NVIDIA GPUs through nvidia-smi", auto=True),
+    SourceEntry("drm", "stoker.gpus.drm:open_source", "AMD and Intel GPUs through the kernel's files", auto=True),
+    SourceEntry(
+        "sim", "stoker.gpus.sim.source:open_source", "simulated GPUs", check="stoker.gpus.sim.machine:parse_shape",
+        example="sim:4",
+    ),
+    SourceEntry(
+        "rss", "stoker.gpus.rss:open_source", "resident memory as a GPU's", check="stoker.gpus.rss:parse_size",
+        example="rss:8GiB", for_tests=True,
+    ),
+)  # fmt: skip
+_SOURCES: Final[dict[str, SourceEntry]] = {entry.name: entry for entry in _BUILT_IN}
+
+
+def register(entry: SourceEntry, *, before: str | None = None) -> None:
+    """Adds a source, in front of the one named `before` or at the end."""
+    others = [other for other in _SOURCES.values() if other.name != entry.name]
+    place = next((number for number, other in enumerate(others) if other.name == before), len(others))
+    others.insert(place, entry)
+    _SOURCES.clear()
+    _SOURCES.update((other.name, other) for other in others)
+
+
+def sources() -> tuple[SourceEntry, ...]:
+    """All sources, in the order in which `auto` tries them."""
+    return tuple(_SOURCES.values())
+
+
+def source_names() -> tuple[str, ...]:
+    """What STOKER_GPUS and --source take, as examples: auto, nvml, …, sim:4."""
+    return ("auto", *(entry.example or entry.name for entry in sources() if not entry.for_tests))
+
+
+def check_spec(spec: str) -> None:
+    """Raises BadInputError when `spec` names no source."""
+    name, _, argument = spec.partition(":")
+    entry = _SOURCES.get(name)
+    if entry is not None and entry.check is not None:
+        _imported(entry.check)(argument)
+    elif spec != "auto" and (entry is None or argument):
+        raise BadInputError(
+            f"{spec!r} is not a source of GPU readings: STOKER_GPUS and --source take {', '.join(source_names())}"
+        )
+
+
+def open_source(spec: str, root: Path) -> tuple[Source, tuple[Choice, ...]]:
+    """Opens the source of `spec`, with the reason why each one was taken or left; `AbsentError` when there is none."""
+    if spec != "auto":
+        name, _, argument = spec.partition(":")
+        source: Source = _imported(_SOURCES[name].factory)(root, argument)
+        return source, (Choice(source.name, True, "asked for by name"),)
+    choices: list[Choice] = []
+    for entry in _automatic():
+        try:
+            source = _imported(entry.factory)(root, "")
+        except AbsentError as absent:
+            choices.append(Choice(entry.name, False, str(absent)))
+        else:
+            choices.append(Choice(entry.name, True, "it reads the GPUs of this machine"))
+            return source, tuple(choices)
+    tried = "; ".join(f"{choice.source}: {choice.reason}" for choice in choices)
+    raise AbsentError(f"no GPU was found ({tried}); to try Stoker on simulated ones, set STOKER_GPUS=sim:4")
+
+
+def _automatic() -> Iterator[SourceEntry]:
+    return (entry for entry in sources() if entry.auto)
+
+
+def _imported(function: str) -> Any:
+    module, _, name = function.partition(":")
+    return getattr(import_module(module), name)

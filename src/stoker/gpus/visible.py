@@ -1,13 +1,18 @@
-"""Which GPUs are meant: by a program's environment, as CUDA and ROCm read it, and by what a person typed."""
+"""Which GPUs a program sees, and which a person means.
+
+A `Vendor` says how programs for its GPUs choose among them by environment variables, and which device nodes they open.
+A new vendor is one more `Vendor` in the list at the end of this file, or a call of `register_vendor`.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.errors import BadInputError
-from stoker.gpus.model import Gpu, Vendor
+from stoker.gpus.model import Gpu, known
 
-# CUDA reads a number off the front of an entry and does not mind what follows it.
+# CUDA reads a number at the start of an entry and ignores what follows it.
 _CUDA_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 _HIP_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 _INDEX: Final = re.compile(r"[0-9]{1,9}")
@@ -16,22 +21,83 @@ _RANGE: Final = re.compile(r"([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?")
 _SHORTEST_ROCM_UUID: Final = 5
 
 
+def _every_gpu(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Sequence[Gpu]:  # noqa: ARG001 - one of the signatures of Vendor
+    return gpus
+
+
+def _position(gpu: Gpu, present: Sequence[Gpu]) -> str:
+    """The number of a GPU among those of its vendor."""
+    alike = sorted(other.index for other in present if other.vendor == gpu.vendor)
+    return str(alike.index(gpu.index) if gpu.index in alike else gpu.index)
+
+
+def _no_node(gpu: Gpu, present: Sequence[Gpu], root: Path) -> tuple[Path, ...]:  # noqa: ARG001 - one of the signatures of Vendor
+    return ()
+
+
+class Vendor(NamedTuple):
+    """How programs for one vendor's GPUs find them."""
+
+    name: str
+    variables: tuple[str, ...] = ()
+    """The variables that choose among the GPUs; Stoker sets the first one and removes the others."""
+    seen: Callable[[Sequence[Gpu], Mapping[str, str]], Sequence[Gpu]] = _every_gpu
+    """Those of this vendor's GPUs, in PCI order, that a program with this environment sees."""
+    entry: Callable[[Gpu, Sequence[Gpu]], str] = _position
+    """How the first variable names a GPU, given all GPUs of the machine."""
+    nodes: Callable[[Gpu, Sequence[Gpu], Path], tuple[Path, ...]] = _no_node
+    """The device nodes that a program opens to use the GPU, given all GPUs and the root directory."""
+    hidden_by_empty: bool = True
+    """Whether the first variable hides all GPUs when it is empty."""
+
+
+def register_vendor(vendor: Vendor) -> None:
+    """Makes a vendor known, or replaces the one of this name."""
+    VENDORS[vendor.name] = vendor
+
+
 def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """The GPUs of this machine that a program with this environment would see, in the order in which it would.
 
     Numbers in these variables count in PCI order here, as with CUDA_DEVICE_ORDER=PCI_BUS_ID: CUDA's default puts
-    the fastest first, which nobody outside the program can know on a machine with different GPUs.
+    the fastest first, which cannot be known outside the program on a machine with different GPUs.
     """
     seen: list[Gpu] = []
-    for vendor in dict.fromkeys(gpu.vendor for gpu in gpus):
-        own = sorted((gpu for gpu in gpus if gpu.vendor == vendor), key=lambda gpu: gpu.index)
-        if vendor == "amd":
-            seen += _seen_by_hip(_seen_by_rocr(own, environment), environment)
-        elif vendor == "intel":
-            seen += own
-        else:
-            seen += _seen_by_cuda(own, environment.get("CUDA_VISIBLE_DEVICES"))
+    for name in dict.fromkeys(gpu.vendor for gpu in gpus):
+        own = sorted((gpu for gpu in gpus if gpu.vendor == name), key=lambda gpu: gpu.index)
+        seen += _vendor(name).seen(own, environment)
     return tuple(seen)
+
+
+def set_visible_gpus(environment: dict[str, str], gpus: Sequence[Gpu], present: Sequence[Gpu]) -> None:
+    """Lets a program see these GPUs only, whatever its environment chose before.
+
+    `present`: all GPUs of the machine, for those that can only be named by their number.
+    """
+    for vendor in VENDORS.values():
+        for name in vendor.variables:
+            environment.pop(name, None)
+    entries: dict[str, list[str]] = {}
+    for gpu in sorted(gpus, key=lambda gpu: gpu.index):
+        vendor = _vendor(gpu.vendor)
+        for variable in vendor.variables[:1]:
+            entries.setdefault(variable, []).append(vendor.entry(gpu, present))
+    environment |= {variable: ",".join(names) for variable, names in entries.items()}
+
+
+def hiding_variables() -> tuple[str, ...]:
+    """The variables that hide all GPUs of a vendor when they are empty."""
+    hiding = (vendor.variables[0] for vendor in VENDORS.values() if vendor.variables and vendor.hidden_by_empty)
+    return tuple(dict.fromkeys(hiding))
+
+
+def device_nodes(gpus: Sequence[Gpu], root: Path) -> dict[str, tuple[Path, ...]]:
+    """The device nodes of each GPU by its uuid; none where it is unknown which they are."""
+    return {gpu.uuid: _vendor(gpu.vendor).nodes(gpu, gpus, root) for gpu in gpus}
+
+
+def _vendor(name: str) -> Vendor:
+    return VENDORS.get(name) or Vendor(name)
 
 
 def select_gpus(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
@@ -42,6 +108,39 @@ def select_gpus(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
     for entry in text.split(","):
         chosen |= {gpu.uuid: gpu for gpu in _meant(gpus, entry.strip())}
     return tuple(chosen.values())
+
+
+def _meant(gpus: Sequence[Gpu], entry: str) -> Sequence[Gpu]:
+    numbers = _RANGE.fullmatch(entry)
+    if not numbers:
+        return _meant_by_uuid(gpus, entry)
+    first, last = int(numbers[1]), int(numbers[2] or numbers[1])
+    if first > last:
+        raise BadInputError(f"{entry!r} runs backwards: write {last}-{first}")
+    by_index = {gpu.index: gpu for gpu in gpus}
+    for index in range(first, last + 1):
+        if index not in by_index:
+            there = ", ".join(map(str, sorted(by_index))) or "none at all"
+            raise BadInputError(f"there is no GPU {index} here: this machine has {there}")
+    return [by_index[index] for index in range(first, last + 1)]
+
+
+def _meant_by_uuid(gpus: Sequence[Gpu], entry: str) -> Sequence[Gpu]:
+    """The GPU with this uuid, or all slices of the GPU with this uuid."""
+    named: dict[str, list[Gpu]] = {}
+    for gpu in gpus:
+        if gpu.parent:
+            named.setdefault(gpu.parent.lower(), []).append(gpu)
+    named |= {gpu.uuid.lower(): [gpu] for gpu in gpus}
+    if entry.lower() in named:
+        return named[entry.lower()]
+    alike = [group for uuid, group in named.items() if entry and uuid.startswith(entry.lower())]
+    if len(alike) == 1:
+        return alike[0]
+    there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus) or "none at all"
+    if alike:
+        raise BadInputError(f"{entry!r} may be any of {len(alike)} GPUs: this machine has {there}")
+    raise BadInputError(f"{entry!r} is no GPU here: write all, 0, 0,2, 0-3 or a uuid; this machine has {there}")
 
 
 class _Physical(NamedTuple):
@@ -59,8 +158,9 @@ def _physical(gpus: Sequence[Gpu]) -> list[_Physical]:
     return [_Physical(uuid, [gpu for gpu in group if gpu.parent] or group) for uuid, group in groups.items()]
 
 
-def _seen_by_cuda(gpus: Sequence[Gpu], variable: str | None) -> Sequence[Gpu]:
+def _seen_by_cuda(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Sequence[Gpu]:
     physical = _physical(gpus)
+    variable = environment.get("CUDA_VISIBLE_DEVICES")
     if variable is None:
         chosen: Sequence[Gpu] = [each.devices[0] for each in physical]
     else:
@@ -144,71 +244,50 @@ def _hip_device(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
     return next((gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)), None)
 
 
-def _meant(gpus: Sequence[Gpu], entry: str) -> Sequence[Gpu]:
-    numbers = _RANGE.fullmatch(entry)
-    if not numbers:
-        return _meant_by_uuid(gpus, entry)
-    first, last = int(numbers[1]), int(numbers[2] or numbers[1])
-    if first > last:
-        raise BadInputError(f"{entry!r} runs backwards: write {last}-{first}")
-    by_index = {gpu.index: gpu for gpu in gpus}
-    for index in range(first, last + 1):
-        if index not in by_index:
-            there = ", ".join(map(str, sorted(by_index))) or "none at all"
-            raise BadInputError(f"there is no GPU {index} here: this machine has {there}")
-    return [by_index[index] for index in range(first, last + 1)]
+def _seen_by_amd(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Sequence[Gpu]:
+    return _seen_by_hip(_seen_by_rocr(gpus, environment), environment)
 
 
-def _meant_by_uuid(gpus: Sequence[Gpu], entry: str) -> Sequence[Gpu]:
-    """The GPU with this uuid, or all slices of the GPU with this uuid."""
-    named: dict[str, list[Gpu]] = {}
-    for gpu in gpus:
-        if gpu.parent:
-            named.setdefault(gpu.parent.lower(), []).append(gpu)
-    named |= {gpu.uuid.lower(): [gpu] for gpu in gpus}
-    if entry.lower() in named:
-        return named[entry.lower()]
-    alike = [group for uuid, group in named.items() if entry and uuid.startswith(entry.lower())]
-    if len(alike) == 1:
-        return alike[0]
-    there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus) or "none at all"
-    if alike:
-        raise BadInputError(f"{entry!r} may be any of {len(alike)} GPUs: this machine has {there}")
-    raise BadInputError(f"{entry!r} is no GPU here: write all, 0, 0,2, 0-3 or a uuid; this machine has {there}")
+def _uuid(gpu: Gpu, present: Sequence[Gpu]) -> str:  # noqa: ARG001 - one of the signatures of Vendor
+    return gpu.uuid
 
 
-# All that chooses among GPUs. HIP and its older name choose among what ROCR left over, so they would choose twice.
-_CHOOSING: Final = (
-    "CUDA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "GPU_DEVICE_ORDINAL",
-    "ZE_AFFINITY_MASK",
-)
-_VARIABLES: Final[Mapping[Vendor, str]] = {
-    "nvidia": "CUDA_VISIBLE_DEVICES",
-    "sim": "CUDA_VISIBLE_DEVICES",
-    "amd": "ROCR_VISIBLE_DEVICES",
-    "intel": "ZE_AFFINITY_MASK",
-}
+def _rocr_entry(gpu: Gpu, present: Sequence[Gpu]) -> str:
+    """ROCm knows the uuids of boards that have a number; the others go by their place."""
+    return gpu.uuid if gpu.uuid.startswith("GPU-") else _position(gpu, present)
 
 
-def set_visible_gpus(environment: dict[str, str], gpus: Sequence[Gpu], present: Sequence[Gpu]) -> None:
-    """Lets a program see these GPUs. What it chose itself does not count: it may be somebody else's.
-
-    `present`: all GPUs of the machine, for those that can be named by their place among them only.
-    """
-    for name in _CHOOSING:
-        environment.pop(name, None)
-    named: dict[str, list[str]] = {}
-    for gpu in sorted(gpus, key=lambda gpu: gpu.index):
-        named.setdefault(_VARIABLES[gpu.vendor], []).append(_name(gpu, present))
-    environment |= {variable: ",".join(names) for variable, names in named.items()}
+def _nvidia_nodes(gpu: Gpu, present: Sequence[Gpu], root: Path) -> tuple[Path, ...]:
+    """MIG slices share the node of their GPU. It is named even when it is missing: the driver makes it at first use."""
+    minor = gpu.minor
+    if not known(minor):
+        minor = next((other.minor for other in present if other.uuid == gpu.parent), minor)
+    return (root / f"dev/nvidia{minor}",) if known(minor) else ()
 
 
-def _name(gpu: Gpu, present: Sequence[Gpu]) -> str:
-    """How the vendor's library is told of a GPU: by uuid, or by its number where that has none or takes none."""
-    if gpu.vendor in ("nvidia", "sim") or (gpu.vendor == "amd" and gpu.uuid.startswith("GPU-")):
-        return gpu.uuid
-    alike = sorted(other.index for other in present if other.vendor == gpu.vendor)
-    return str(alike.index(gpu.index) if gpu.index in alike else gpu.index)
+def _simulated_nodes(gpu: Gpu, present: Sequence[Gpu], root: Path) -> tuple[Path, ...]:
+    """Simulated GPUs have a node only where a test made one."""
+    return tuple(node for node in _nvidia_nodes(gpu, present, root) if node.exists())
+
+
+def _drm_nodes(gpu: Gpu, present: Sequence[Gpu], root: Path) -> tuple[Path, ...]:  # noqa: ARG001 - one of the signatures of Vendor
+    from stoker.gpus.drm import nodes_at
+
+    return nodes_at(gpu.bus, root) if known(gpu.bus) else ()
+
+
+# HIP chooses among the GPUs that ROCR left, by its own variable or CUDA's.
+VENDORS: Final[dict[str, Vendor]] = {}
+for _each in (
+    Vendor("nvidia", ("CUDA_VISIBLE_DEVICES",), _seen_by_cuda, _uuid, _nvidia_nodes),
+    Vendor("sim", ("CUDA_VISIBLE_DEVICES",), _seen_by_cuda, _uuid, _simulated_nodes),
+    Vendor(
+        "amd",
+        ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+        _seen_by_amd,
+        _rocr_entry,
+        _drm_nodes,
+    ),
+    Vendor("intel", ("ZE_AFFINITY_MASK",), nodes=_drm_nodes, hidden_by_empty=False),
+):
+    register_vendor(_each)

@@ -6,16 +6,22 @@ table of open files for itself alone.
 """
 
 import os
-import pwd
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from stoker.gpus.fdinfo import OUTSIDE
-from stoker.gpus.processes import inside_pid_namespace
-from stoker.presence.mounts import Mounts
-from stoker.presence.nodes import NodeId, identity
-from stoker.procfs import FLAGS, KERNEL_THREAD, STARTED, STATE, THREADS, read_stat_fields
+from stoker.procfs import (
+    FLAGS,
+    KERNEL_THREAD,
+    OUTSIDE,
+    STARTED,
+    STATE,
+    THREADS,
+    inside_pid_namespace,
+    read_stat_fields,
+    user_name,
+)
 
 # Files that nearly every process has open and that are never a GPU: not worth a system call each.
 _NEVER: Final = ("/dev/null", "/dev/pts/", "/dev/shm/")  # noqa: S108 - nothing is written there
@@ -27,6 +33,66 @@ _NO_ACCOUNT: Final = b"0 0 0\n"
 _NOTHING: Final[frozenset[str]] = frozenset()
 # How /proc says that a process ended just now.
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
+# In the place of a file system's number: what stands beside it is a device number.
+_DEVICE: Final = -1
+# File systems that answer from this machine alone. Asking a file on any other, even through /proc, can block for
+# as long as its server is away; a device node there would not be honoured by any usual mount anyway.
+LOCAL: Final = frozenset(
+    {
+        "bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "rootfs",
+        "squashfs", "tmpfs", "xfs", "zfs",
+    }
+)  # fmt: skip
+
+
+NodeId: TypeAlias = tuple[int, int]
+
+
+class Mounts:
+    """The mounts that can hold device nodes, read when first needed. For one scan: mounts come and go."""
+
+    def __init__(self, proc: str) -> None:
+        self._proc = proc
+        self._can_hold_nodes: dict[bytes, bool] = {}
+
+    def can_hold_nodes(self, pid: int, path: str) -> bool:
+        """Whether this /proc/PID/fd/N lies where there can be device nodes, found out without touching the file."""
+        try:
+            mount = _mount_of(path.replace("/fd/", "/fdinfo/"))
+            if mount not in self._can_hold_nodes:
+                # The numbers of mounts are the same for all processes, but each sees only those of its namespace.
+                self._can_hold_nodes |= _read_mounts(f"{self._proc}/{pid}/mountinfo")
+        except OSError:
+            return False
+        # What no process has mounted is the kernel's own, or was taken away because its server is gone.
+        return self._can_hold_nodes.setdefault(mount, False)
+
+
+def _mount_of(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # It is the third of a few short lines.
+        text = os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+    return text.partition(b"mnt_id:")[2].split(maxsplit=1)[0] if b"mnt_id:" in text else b""
+
+
+def _read_mounts(path: str) -> dict[bytes, bool]:
+    mounts = {}
+    for line in Path(path).read_bytes().splitlines():
+        own, _, of_file_system = line.partition(b" - ")
+        fields, kind = own.split(), of_file_system.partition(b" ")[0]
+        if len(fields) > 5:
+            mounts[fields[0]] = kind.decode(errors="replace") in LOCAL and b"nodev" not in fields[5].split(b",")
+    return mounts
+
+
+def identity(found: os.stat_result) -> NodeId:
+    """What two nodes have in common when they are one device: its number, since a container has nodes of its own."""
+    if stat.S_ISCHR(found.st_mode):
+        return (_DEVICE, found.st_rdev)
+    return (found.st_dev, found.st_ino)
 
 
 class DeviceHolder(NamedTuple):
@@ -225,7 +291,7 @@ class HolderScanner:
         """Who started it. The owner of /proc/PID would be root for a program that protects its memory."""
         for line in _contents(f"{self._proc}/{pid}/status").splitlines():
             if line.startswith("Uid:"):
-                return _user_name(int(line.split()[1]))
+                return user_name(int(line.split()[1]))
         raise ProcessLookupError(pid)
 
     def _forget_all_but(self, pids: Sequence[int]) -> None:
@@ -270,10 +336,3 @@ def _run_time(path: str) -> bytes | None:
 def _contents(path: str) -> str:
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -7,13 +7,12 @@ asked, as with a remote desktop, the person counts as active: unknown is not idl
 is nobody's place.
 """
 
-import pwd
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.presence.sessions import LoginSession, read_sessions
+from stoker.procfs import user_name
 
 # The kernel notes the time of input only once in eight seconds, so that nobody can read somebody's typing off it:
 # the last input may be this much later than the time that is noted.
@@ -21,6 +20,75 @@ COARSENESS: Final = 8.0
 # The kernel's MAX_NR_CONSOLES. /dev/tty0 is none: it stands for whichever is in front.
 _CONSOLES: Final = range(1, 64)
 _SCREEN: Final = re.compile(r"card[0-9]+-.+")
+
+
+class LoginSession(NamedTuple):
+    """One session, as far as its file tells."""
+
+    user: str
+    person: bool
+    """Whether it is somebody's: not a login screen, a service manager, a timer's."""
+    closing: bool
+    """Its person has left and only some of its processes stay."""
+    in_front: bool
+    """Whether its seat shows it; a session without a seat is always in front."""
+    kind: str
+    """tty, x11, wayland, mir, web or unspecified."""
+    seat: str | None
+    terminal: str | None
+    """Such as tty2 or pts/3."""
+    display: str | None
+    """Such as :0, of an X11 session."""
+
+    @property
+    def graphical(self) -> bool:
+        return self.kind in ("x11", "wayland", "mir")
+
+
+def read_sessions(root: Path) -> list[LoginSession]:
+    """All sessions; none where there is no logind. One that ends while it is read is none either."""
+    try:
+        files = sorted((root / "run/systemd/sessions").iterdir())
+    except OSError:
+        return []
+    return list(_sessions(files))
+
+
+def _sessions(files: list[Path]) -> Iterator[LoginSession]:
+    for path in files:
+        try:
+            # Beside a session's file lie its pipe (.ref) and, for a moment, the file that will replace it.
+            if path.name.startswith(".") or not path.is_file():
+                continue
+            text = path.read_text(errors="replace")
+        except OSError:
+            continue
+        fields = dict(_pairs(text))
+        user = fields.get("USER") or fields.get("UID")
+        if user:
+            yield _session(user, fields)
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not key.startswith("#"):
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+            yield key, value[1:-1] if quoted else value
+
+
+def _session(user: str, fields: dict[str, str]) -> LoginSession:
+    return LoginSession(
+        user=user,
+        # user, user-early, user-light…; not greeter, lock-screen, manager, background. Old files have no class.
+        person=fields.get("CLASS", "user").startswith("user"),
+        closing=fields.get("STATE") == "closing",
+        in_front=fields.get("ACTIVE", "1") == "1",
+        kind=fields.get("TYPE", "unspecified"),
+        seat=fields.get("SEAT") or None,
+        terminal=(fields.get("TTY") or "").removeprefix("/dev/") or None,
+        display=fields.get("DISPLAY") or None,
+    )
 
 
 class TerminalActivity(NamedTuple):
@@ -62,7 +130,7 @@ class Terminals:
             # A console that root owns is one that nobody logged in at, unless logind says otherwise.
             if found.st_uid == 0 and name in consoles and name not in logged_in:
                 continue
-            yield TerminalActivity(_user_name(found.st_uid), name, max(0.0, now - found.st_atime - COARSENESS))
+            yield TerminalActivity(user_name(found.st_uid), name, max(0.0, now - found.st_atime - COARSENESS))
 
     def _pseudo_terminals(self) -> set[str]:
         """By their owner: shells in tmux and over ssh have no session of their own."""
@@ -109,10 +177,3 @@ def _word(path: Path) -> str | None:
         return path.read_text(errors="replace").strip()
     except OSError:
         return None
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

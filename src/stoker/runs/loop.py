@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from stoker.gpus.model import Look
-from stoker.gpus.prober import Prober
-from stoker.gpus.sampler import Sampler
+from stoker.gpus.prober import Prober, Sampler
 from stoker.runs.processes.reaper import DeadlinePassed, Ended, Failed, Reaper, ReaperKilled, Started, Stopped
 from stoker.runs.processes.signals import DoublePress, Received, SignalStream
 from stoker.runs.processes.termination import TerminationOutcome, stop

@@ -15,10 +15,9 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.gpus.model import Look, known
-from stoker.gpus.prober import Prober
+from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.processes import read_stat
 from stoker.gpus.report import describe
-from stoker.gpus.sampler import Sampler
 from stoker.gpus.source import AbsentError
 from stoker.gpus.spawn import forked
 from stoker.gpus.visible import select_gpus

@@ -9,6 +9,7 @@ import click
 
 from stoker.errors import BadInputError
 from stoker.gpus.prober import Prober
+from stoker.gpus.source import source_names
 from stoker.gpus.spawn import Helper, spawned
 from stoker.settings import load_settings
 from stoker.settings_path import config_path
@@ -52,7 +53,7 @@ def source_options(command: F) -> F:
     command = click.option(
         "--source",
         metavar="SOURCE",
-        help="auto, nvml, nvidia-smi, drm or sim:4 (default: STOKER_GPUS, then auto).",
+        help=f"{', '.join(source_names())} (default: STOKER_GPUS, then auto).",
     )(command)
     return click.option(
         "--deadline", type=DURATION, metavar="DURATION", help="How long one look may take (default: 5s)."

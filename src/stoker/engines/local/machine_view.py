@@ -15,8 +15,7 @@ from stoker.engines.local.shim_pool import ShimPool
 from stoker.engines.local.waiting_reasons import what_of_it
 from stoker.engines.options import WorkerOptions
 from stoker.gpus.model import Look, Unknown
-from stoker.gpus.prober import Prober
-from stoker.gpus.sampler import Sampler
+from stoker.gpus.prober import Prober, Sampler
 from stoker.gpus.source import AbsentError
 from stoker.queue.model import GpuUse, WorkerGpu
 

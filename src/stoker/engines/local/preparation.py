@@ -1,19 +1,16 @@
 """From a queued job to what is started: its command, its environment and the rule that it runs under."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu
-from stoker.gpus.visible import set_visible_gpus
+from stoker.gpus.visible import hiding_variables, set_visible_gpus
 from stoker.queue.commands import filled, mentioned
 from stoker.queue.model import Job
 from stoker.rules.policy import Policy
-
-# Empty, these two hide every GPU.
-_HIDING: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 class Prepared(NamedTuple):
@@ -42,7 +39,7 @@ def prepare(
     if gpus:
         set_visible_gpus(surroundings, gpus, present)
     else:
-        surroundings |= {name: job.environment.get(name, "") for name in _HIDING}
+        surroundings |= {name: job.environment.get(name, "") for name in hiding_variables()}
     _refuse_impossible(job, command, surroundings)
     return Prepared(command, surroundings, job.directory)
 

@@ -1,15 +1,28 @@
 """One NVIDIA device, or one MIG slice of one: what it is, and what it did since the look before."""
 
+import contextlib
 import ctypes
 import struct
 from typing import Final
 
 import pynvml
 
-from stoker.gpus import plausible
-from stoker.gpus.model import Gpu, Maybe, Pipes, Process, Reading, Unknown, Utilization, known
+from stoker.gpus.model import (
+    Gpu,
+    Maybe,
+    Pipes,
+    Process,
+    Reading,
+    Unknown,
+    Utilization,
+    known,
+    plausible_celsius,
+    plausible_fraction,
+    plausible_memory_total,
+    plausible_memory_used,
+    plausible_watts,
+)
 from stoker.gpus.nvml import library
-from stoker.gpus.nvml.gpm import GpmMeter
 from stoker.gpus.nvml.processes import ProcessLists
 
 # nvmlSample_t: a timestamp in µs and an 8-byte union, of which utilization uses the low four bytes.
@@ -28,6 +41,73 @@ _SHORTEST_POWER_SPAN: Final = 0.5
 # A power limit changes when an administrator changes it.
 _LIMIT_EVERY: Final = 60.0
 _MICRO: Final = 1_000_000
+
+
+GRAPHICS: Final = 1
+SM: Final = 2
+ANY_TENSOR: Final = 5
+DRAM: Final = 10
+_METRICS: Final = (GRAPHICS, SM, ANY_TENSOR, DRAM)
+# NVML's header asks for at least 100 ms between the two samples of a metric.
+SHORTEST_SPAN: Final = 0.1
+
+
+class GpmMeter:
+    """Two samples of a device, swapped at every look; the metrics are of the stretch between them."""
+
+    def __init__(self, handle: object, gpu_instance: int | None) -> None:
+        self._handle = handle
+        self._instance = gpu_instance
+        self._before = pynvml.nvmlGpmSampleAlloc()
+        self._now = pynvml.nvmlGpmSampleAlloc()
+        self._taken_at: float | None = None
+
+    @classmethod
+    def where_offered(cls, device: object, gpu_instance: int | None = None) -> "GpmMeter | None":
+        """A meter if this device has GPM. For a MIG device: its parent's handle and its GPU instance."""
+        try:
+            if not pynvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice:
+                return None
+            return cls(device, gpu_instance)
+        except pynvml.NVMLError:
+            return None
+
+    def read(self, at: float) -> Maybe[Pipes]:
+        try:
+            return self._read(at)
+        except pynvml.NVMLError as error:
+            self._taken_at = None
+            return library.unknown(error.value)
+
+    def _read(self, at: float) -> Maybe[Pipes]:
+        if self._taken_at is not None and at - self._taken_at < SHORTEST_SPAN:
+            return Unknown("the driver needs 0.1 s between two looks to tell")
+        if self._instance is None:
+            pynvml.nvmlGpmSampleGet(self._handle, self._now)
+        else:
+            pynvml.nvmlGpmMigSampleGet(self._handle, self._instance, self._now)
+        first = self._taken_at is None
+        self._taken_at = at
+        self._before, self._now = self._now, self._before
+        if first:
+            return Unknown("needs two looks")
+        ask = pynvml.c_nvmlGpmMetricsGet_t()
+        ask.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        ask.numMetrics = len(_METRICS)
+        ask.sample1 = self._now
+        ask.sample2 = self._before
+        for place, metric in enumerate(_METRICS):
+            ask.metrics[place].metricId = metric
+        pynvml.nvmlGpmMetricsGet(ask)
+        answers = [ask.metrics[place] for place in range(len(_METRICS))]
+        return Pipes(
+            *(plausible_fraction(a.value) if a.nvmlReturn == 0 else library.unknown(a.nvmlReturn) for a in answers)
+        )
+
+    def close(self) -> None:
+        for sample in (self._before, self._now):
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlGpmSampleFree(sample)
 
 
 class DeviceFunctions:
@@ -153,7 +233,7 @@ class Device:
             return None
         stamps, values = zip(*_SAMPLE.iter_unpack(functions.samples_view[: _SAMPLE.size * count]), strict=True)
         self._samples_seen = max(stamps)
-        peak = plausible.fraction(max(values))
+        peak = plausible_fraction(max(values))
         if isinstance(peak, Unknown):
             return peak
         return Utilization(peak, sum(values) / (100 * count), count)
@@ -171,7 +251,7 @@ class Device:
         code = self._functions.get_rates(self._handle, rates)
         if code != library.SUCCESS:
             return self._remember("rates", code)
-        value = plausible.fraction(_RATES.unpack(rates)[0])
+        value = plausible_fraction(_RATES.unpack(rates)[0])
         return Utilization(value, value, 1) if known(value) else value
 
     def _memory(self) -> tuple[Maybe[int], Maybe[int]]:
@@ -193,8 +273,8 @@ class Device:
         if not total:
             shared = Unknown("this GPU shares the machine's memory and has none of its own")
             return shared, shared
-        plausible_total = plausible.memory_total(total)
-        return plausible.memory_used(used, plausible_total), plausible_total
+        plausible_total = plausible_memory_total(total)
+        return plausible_memory_used(used, plausible_total), plausible_total
 
     def _power(self, at: float) -> tuple[Maybe[float], Maybe[float]]:
         """The energy counter in joules, and the mean power since the look before."""
@@ -211,7 +291,7 @@ class Device:
                 self._energy = (at, energy)
             elif at - before[0] >= _SHORTEST_POWER_SPAN:
                 self._energy = (at, energy)
-                return energy, plausible.watts((energy - before[1]) / (at - before[0]))
+                return energy, plausible_watts((energy - before[1]) / (at - before[0]))
         return energy, self._power_now()
 
     def _power_now(self) -> Maybe[float]:
@@ -221,13 +301,13 @@ class Device:
         code = self._functions.get_power(self._handle, self._functions.to_number)
         if code != library.SUCCESS:
             return self._remember("power", code)
-        return plausible.watts(number.value / 1000)
+        return plausible_watts(number.value / 1000)
 
     def _power_limit(self, at: float) -> Maybe[float]:
         if self._limit_at is None or at - self._limit_at >= _LIMIT_EVERY:
             number = self._functions.number
             code = self._functions.get_limit(self._handle, self._functions.to_number)
-            self._limit = plausible.watts(number.value / 1000) if code == library.SUCCESS else self._failed(code)
+            self._limit = plausible_watts(number.value / 1000) if code == library.SUCCESS else self._failed(code)
             self._limit_at = at
         return self._limit
 
@@ -238,7 +318,7 @@ class Device:
         code = self._functions.get_temperature(self._handle, 0, self._functions.to_number)
         if code != library.SUCCESS:
             return self._remember("temperature", code)
-        return plausible.celsius(number.value)
+        return plausible_celsius(number.value)
 
     def _processes(self) -> Maybe[tuple[Process, ...]]:
         processes, self._processes_seen = self._lists.read(self._handle, self._processes_seen)

@@ -5,9 +5,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from stoker.gpus.model import Maybe, Process, Unknown
+from stoker.gpus.model import Maybe, Process, Unknown, plausible_fraction
 from stoker.gpus.nvml import library
-from stoker.gpus.plausible import fraction
 from stoker.gpus.processes import ProcessCache
 
 # nvmlProcessInfo_t: pid, memory, GPU instance, compute instance. Drivers 535.43 to 535.85 had eight bytes more.
@@ -122,7 +121,9 @@ class ProcessLists:
             seen.setdefault(pid, []).append(sm)
             newest = max(newest, stamp)
         # Drivers have leaked garbage beside zombies: one absurd sample makes that process unknown, no other.
-        return {pid: fraction(max(sms) if max(sms) > 100 else sum(sms) / len(sms)) for pid, sms in seen.items()}, newest
+        return {
+            pid: plausible_fraction(max(sms) if max(sms) > 100 else sum(sms) / len(sms)) for pid, sms in seen.items()
+        }, newest
 
 
 def _fill(function: library.Function, table: _Table, handle: object) -> int:

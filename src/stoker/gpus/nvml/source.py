@@ -8,11 +8,9 @@ from typing import Any, Final, TypeVar
 
 import pynvml
 
-from stoker.gpus.kernel import gpus_of_kernel
 from stoker.gpus.model import Gpu, Look, Reading, Unknown, known
 from stoker.gpus.nvml import library
-from stoker.gpus.nvml.device import Device, DeviceFunctions
-from stoker.gpus.nvml.gpm import GpmMeter
+from stoker.gpus.nvml.device import Device, DeviceFunctions, GpmMeter
 from stoker.gpus.nvml.processes import ProcessLists
 from stoker.gpus.processes import ProcessCache
 from stoker.gpus.source import AbsentError, Source
@@ -91,7 +89,7 @@ class NvmlSource:
             self._devices = tuple(self._open_devices())
         except pynvml.NVMLError as error:
             if error.value in library.NOTHING_HERE:
-                raise AbsentError(library.reason(error.value)) from None
+                raise AbsentError(_absence(error.value, self._root)) from None
             self._problem = library.unknown(error.value)
             self._gpus = self._gpus or gpus_of_kernel(self._root)
             return
@@ -145,8 +143,17 @@ class NvmlSource:
             pynvml.nvmlShutdown()
 
 
-def open_source(root: Path = Path("/")) -> Source:
+def open_source(root: Path = Path("/"), argument: str = "") -> Source:  # noqa: ARG001 - the signature of a source's factory
     return NvmlSource(root)
+
+
+def _absence(code: int, root: Path) -> str:
+    if there := gpus_of_kernel(root):
+        return (
+            f"{library.reason(code)}, though the kernel has {len(there)} NVIDIA GPU(s): install the NVIDIA driver's "
+            "library or give the container access to it"
+        )
+    return library.reason(code)
 
 
 def _mig_slices(handle: object) -> Iterator[Any]:
@@ -183,3 +190,33 @@ def _ask(call: Callable[[Any], Answer], handle: object) -> Answer | Unknown:
         return call(handle)
     except pynvml.NVMLError as error:
         return library.unknown(error.value)
+
+
+def gpus_of_kernel(root: Path) -> tuple[Gpu, ...]:
+    """Every GPU under /proc/driver/nvidia/gpus, in PCI order, which is NVML's."""
+    directory = root / "proc/driver/nvidia/gpus"
+    found: list[Gpu] = []
+    with contextlib.suppress(OSError):
+        for place, bus in enumerate(sorted(entry.name for entry in directory.iterdir())):
+            found.append(_gpu(place, bus, directory / bus / "information"))
+    return tuple(found)
+
+
+def _gpu(place: int, bus: str, information: Path) -> Gpu:
+    facts: dict[str, str] = {}
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in information.read_text().splitlines():
+            key, _, value = line.partition(":")
+            facts[key.strip()] = value.strip()
+    untold = Unknown("the kernel driver does not tell")
+    uuid = facts.get("GPU UUID", "")
+    return Gpu(
+        # An uninitialised GPU has question marks for a uuid.
+        uuid=uuid if uuid.startswith("GPU-") and "?" not in uuid else f"PCI-{bus}",
+        index=place,
+        name=facts.get("Model") or untold,
+        vendor="nvidia",
+        minor=int(facts["Device Minor"]) if facts.get("Device Minor", "").isdigit() else untold,
+        memory=untold,
+        bus=bus,
+    )

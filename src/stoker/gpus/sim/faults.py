@@ -6,8 +6,19 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.gpus import plausible
-from stoker.gpus.model import NOT_SUPPORTED, Gpu, Maybe, Process, Reading, Unknown, known
+from stoker.gpus.model import (
+    NOT_SUPPORTED,
+    Gpu,
+    Maybe,
+    Process,
+    Reading,
+    Unknown,
+    known,
+    plausible_celsius,
+    plausible_fraction,
+    plausible_memory_used,
+    plausible_watts,
+)
 from stoker.gpus.sim.machine import SimMachine
 from stoker.units import format_duration, parse_duration
 
@@ -176,18 +187,18 @@ def _without(reading: Reading, field: Field) -> Reading:
 def _absurd(reading: Reading, field: Field) -> Reading:
     """Blank values in the place of real ones, believed as little as those of a real driver are."""
     replace = msgspec.structs.replace
-    percent = plausible.fraction(_BLANK_32)
-    used = plausible.memory_used(_BLANK_64, reading.memory_total)
+    percent = plausible_fraction(_BLANK_32)
+    used = plausible_memory_used(_BLANK_64, reading.memory_total)
     match field:
         case "utilization":
             return replace(reading, utilization=_never(percent))
         case "memory":
             return replace(reading, memory_used=used)
         case "power":
-            blank = plausible.watts(_BLANK_32 / 1000)
+            blank = plausible_watts(_BLANK_32 / 1000)
             return replace(reading, power=blank, energy=_never(blank))
         case "temperature":
-            return replace(reading, temperature=plausible.celsius(_BLANK_32))
+            return replace(reading, temperature=plausible_celsius(_BLANK_32))
         case "processes":
             return replace(reading, processes=_each(reading.processes, memory=used, utilization=percent))
 
