@@ -82,9 +82,10 @@ SCRIPT = json.loads(os.environ["SCRIPT"])
 BEGUN = 1_700_000_000.0
 now = 0.0
 
-class ScriptedLookout:
-    def __init__(self, prober, every):
+class ScriptedSampler:
+    def __init__(self, prober, every, first):
         self._every = every
+        self._next = first
         self._looks = [[0.0] * len(SCRIPT["samples"][0])] * SCRIPT["before"] + SCRIPT["samples"]
         self._taken = 0
 
@@ -92,10 +93,15 @@ class ScriptedLookout:
         return -1
 
     def due(self):
-        return time.monotonic()
+        return self._next
+
+    def postpone(self, seconds):
+        self._next = time.monotonic() + seconds
 
     def step(self):
         global now
+        if time.monotonic() < self._next:
+            return None
         now = self._taken * self._every
         percents = self._looks[self._taken]
         self._taken += 1
@@ -109,7 +115,7 @@ def at_this_time(*arguments, **more):
     return record
 
 logging.setLogRecordFactory(at_this_time)
-watched_command.Lookout = ScriptedLookout
+watched_command.Sampler = ScriptedSampler
 gpu_idle_timeout.main()
 """
 

@@ -16,7 +16,7 @@ import pytest
 from stoker.fit.probe import Probe
 from stoker.gpus.sim import SimMachine
 from stoker.gpus.sim.faults import add_fault, clear_faults, parse_fault
-from stoker.runs.processes.reaper import Failed, Reaper
+from stoker.runs.processes.reaper import Failed
 from tests.support import fit_runner, sim_trainer
 from tests.support.waiting import wait_for
 
@@ -237,7 +237,6 @@ def test_running_out_of_memory_lowers_the_bound_and_goes_on() -> None:
 
 def test_a_machine_that_is_short_of_processes_is_not_taken_for_a_probe_that_failed() -> None:
     """A queued job then goes back to the queue."""
-    reaper = Mock(spec=Reaper)
-    reaper.next_event.return_value = Failed(errno.EAGAIN, 125, "no more processes are allowed here", transient=True)
+    failed = Failed(errno.EAGAIN, 125, "no more processes are allowed here", transient=True)
     with pytest.raises(OSError, match="no more processes"):
-        Probe._hear(Mock(spec=Probe, _command=("train",)), reaper)
+        Probe.on_start_failed(Mock(spec=Probe, _command=("train",)), failed)

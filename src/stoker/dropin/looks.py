@@ -34,9 +34,14 @@ def steady_looks(every: float) -> Iterator[Look]:
                 yield look
 
 
-def look_come(lookout: Sampler) -> Look | None:
-    """The look if it has come. A machine without GPUs is one that cannot be read: a driver may be loaded late."""
+def look_come(sampler: Sampler) -> Look | None:
+    """The look if it has come."""
     try:
-        return lookout.step()
+        return sampler.step()
     except AbsentError as absent:
-        return Look("none", time.monotonic(), time.time(), (), (), problem=Unknown(str(absent)))
+        return look_without_gpus(absent)
+
+
+def look_without_gpus(absent: AbsentError) -> Look:
+    """A machine without GPUs counts as one that cannot be read: a driver may be loaded late."""
+    return Look("none", time.monotonic(), time.time(), (), (), problem=Unknown(str(absent)))

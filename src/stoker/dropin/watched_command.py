@@ -2,21 +2,23 @@
 
 import contextlib
 import logging
+import math
 import os
-import select
 import signal
-import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from stoker.dropin.idle_watch import PROGRAM, IdleWatch
-from stoker.dropin.looks import look_come, open_prober
-from stoker.gpus.prober import Prober, Sampler
-from stoker.runs.processes.reaper import Ended, Failed, Program, Reaper, ReaperKilled, Started, exit_code, launch
+from stoker.dropin.looks import look_without_gpus, open_prober
+from stoker.gpus.model import Look
+from stoker.gpus.prober import Sampler
+from stoker.gpus.source import AbsentError
+from stoker.runs.loop import CommandHandler, CommandLoop, helpers_of
+from stoker.runs.processes.reaper import Failed, Program, exit_code, launch
 from stoker.runs.processes.scan import Identity, send, stat
-from stoker.runs.processes.signals import FORWARDED, DoublePress, Received, SignalStream
+from stoker.runs.processes.signals import FORWARDED, SignalStream
 from stoker.runs.processes.terminal import Terminal
-from stoker.runs.processes.termination import stop
+from stoker.runs.processes.termination import wait_until_empty
 from stoker.streams import ERROR, emit
 
 KILLED: Final = 1
@@ -24,8 +26,8 @@ KILLED: Final = 1
 HANDLERS_TIME: Final = 3.0
 
 
-class WatchedCommand:
-    """Everything that is waited for is waited for in one place: a driver that hangs delays readings alone."""
+class WatchedCommand(CommandHandler[int]):
+    """Runs once."""
 
     def __init__(
         self,
@@ -42,111 +44,80 @@ class WatchedCommand:
         self._log = log
         self._signum = signum
         self._children = children
-        self._double_press = DoublePress()
         self._killed = False
 
     def run(self) -> int:
         """The exit code that the whole program ends with."""
-        with contextlib.ExitStack() as goodbye:
+        with contextlib.ExitStack() as cleanup:
             prober = open_prober()
-            goodbye.callback(prober.leave)
-            prober.ask()  # the driver's library is loaded while the command is
-            signals = goodbye.enter_context(SignalStream(FORWARDED))
-            terminal = goodbye.enter_context(contextlib.closing(Terminal()))
-            reaper = launch(
-                Program(self._command, os.environ, mask=signals.original),
-                helpers=lambda: () if prober.helper is None else (prober.helper,),
+            cleanup.callback(prober.leave)
+            prober.ask()  # the driver's library is loaded while the command starts
+            signals = cleanup.enter_context(SignalStream(FORWARDED))
+            terminal = cleanup.enter_context(contextlib.closing(Terminal()))
+            self._reaper = launch(
+                Program(self._command, os.environ, mask=signals.original), helpers=lambda: helpers_of(prober)
             )
-            goodbye.callback(reaper.close)
-            code = self._until_ended(reaper, signals, prober)
-            if self._killed or not reaper.exited:
+            cleanup.callback(self._reaper.close)
+            self._sampler = Sampler(prober, self._watch.look_every, first=math.inf)
+            self._loop = CommandLoop(self, self._reaper, signals=signals, sampler=self._sampler)
+            code = self._loop.run()
+            if self._killed or not self._reaper.exited:
                 terminal.restore()
             return code
 
-    def _until_ended(self, reaper: Reaper, signals: SignalStream, prober: Prober) -> int:
-        sampler: Sampler | None = None
-        while True:
-            if (code := self._hear(reaper)) is not None:
-                return code
-            if sampler is None and reaper.job is not None:
-                # Not before: a command that is slow to start has not been idle.
-                sampler = Sampler(prober, self._watch.look_every)
-            for received in signals.read():
-                if (code := self._pass_on(received, reaper)) is not None:
-                    return code
-            look = look_come(sampler) if sampler is not None else None
-            idle = self._watch.observe(look) if look is not None else ()
-            if idle:
-                return self._kill_idle(reaper, idle)
-            _wait(reaper, signals, sampler)
+    # Events of the loop
 
-    def _hear(self, reaper: Reaper) -> int | None:
-        while (event := reaper.next_event()) is not None:
-            if isinstance(event, Failed):
-                emit(ERROR, f"{PROGRAM}: cannot run {self._command[0]!r}: {event.why}\n")
-                return event.exit_code
-            if isinstance(event, Started):
-                self._watch.announce()
-            if isinstance(event, Ended):
-                self._end_the_rest(reaper)
-                return exit_code(event.status)
-            if isinstance(event, ReaperKilled):
-                self._log.error("the process that guards the command was killed from outside. Killing process.")
-                return self._kill(reaper)
-        return None
+    def on_started(self) -> None:
+        self._watch.announce()
+        # Not before: a command that is slow to start has not been idle.
+        self._sampler.postpone(0.0)
 
-    def _end_the_rest(self, reaper: Reaper) -> None:
-        if left := reaper.processes():
+    def on_start_failed(self, failed: Failed) -> int:
+        emit(ERROR, f"{PROGRAM}: cannot run {self._command[0]!r}: {failed.why}\n")
+        return failed.exit_code
+
+    def on_exit(self, status: int) -> int:
+        if left := self._reaper.processes():
             self._log.warning("the command ended and left %d process(es) behind, ending them.", len(left))
-            stop(reaper, signal.SIGTERM, HANDLERS_TIME)
+            self._loop.stop(signal.SIGTERM, HANDLERS_TIME)
+        return exit_code(status)
 
-    def _pass_on(self, received: Received, reaper: Reaper) -> int | None:
-        if self._double_press.is_second(received):
-            # It means now, whatever the command makes of the first press.
-            stop(reaper, signal.SIGKILL, 0.0)
-            return 128 + signal.SIGINT
-        # What a terminal says to all in front of it, the command has heard already.
-        if not received.from_kernel and not reaper.owns(received.sender):
-            reaper.signal(received.signal)
-        return None
+    def on_reaper_killed(self) -> int:
+        self._log.error("the process that guards the command was killed from outside. Killing process.")
+        return self._kill()
 
-    def _kill_idle(self, reaper: Reaper, idle: Sequence[str]) -> int:
+    def on_second_interrupt(self) -> int:
+        self._loop.stop(signal.SIGKILL, 0.0)
+        return 128 + signal.SIGINT
+
+    def on_look(self, look: Look) -> int | None:
+        idle = self._watch.observe(look)
+        if not idle:
+            return None
         self._log.error("%s Killing process.", self._watch.idle_in_words(idle))
         if self._signum is not None:
-            self._signal_first(self._signum, reaper)
-        return self._kill(reaper)
+            self._signal_first(self._signum)
+        return self._kill()
 
-    def _signal_first(self, signum: signal.Signals, reaper: Reaper) -> None:
-        job = () if reaper.job is None else (reaper.job,)
-        for process in _deepest_first(reaper.processes()) if self._children else job:
+    def on_look_failed(self, error: Exception) -> int | None:
+        if not isinstance(error, AbsentError):
+            raise error
+        return self.on_look(look_without_gpus(error))
+
+    def _signal_first(self, signum: signal.Signals) -> None:
+        job = () if self._reaper.job is None else (self._reaper.job,)
+        for process in _deepest_first(self._reaper.processes()) if self._children else job:
             self._log.info("Sending signal %s to process %d", signum.name, process.pid)
             send(process, signum)
-        poll = select.poll()
-        poll.register(reaper.fileno(), select.POLLIN)
-        ends = time.monotonic() + HANDLERS_TIME
-        while not reaper.empty and (left := ends - time.monotonic()) > 0:
-            poll.poll(left * 1000)
-            reaper.update()
+        wait_until_empty(self._reaper, HANDLERS_TIME)
 
-    def _kill(self, reaper: Reaper) -> int:
+    def _kill(self) -> int:
         self._killed = True
-        if reaper.processes():
+        if self._reaper.processes():
             self._log.error("process still alive, maybe hung, killing.")
-        for survivor in stop(reaper, signal.SIGKILL, 0.0).survivors:
+        for survivor in self._loop.stop(signal.SIGKILL, 0.0).survivors:
             self._log.error("could not be killed: %s", survivor)
         return KILLED
-
-
-def _wait(reaper: Reaper, signals: SignalStream, sampler: Sampler | None) -> None:
-    poll = select.poll()
-    poll.register(reaper.fileno(), select.POLLIN)
-    poll.register(signals.fileno(), select.POLLIN)
-    if sampler is None:
-        poll.poll()
-        return
-    if sampler.fileno() >= 0:
-        poll.register(sampler.fileno(), select.POLLIN)
-    poll.poll(max(sampler.due() - time.monotonic(), 0) * 1000)
 
 
 def _deepest_first(processes: Iterable[Identity]) -> list[Identity]:

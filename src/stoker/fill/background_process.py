@@ -11,7 +11,8 @@ from stoker.errors import StokerError
 from stoker.fill.config import Background
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import set_visible_gpus
-from stoker.runs.processes.reaper import Ended, Failed, Program, ReaperKilled, exit_code, launch
+from stoker.runs.loop import CommandHandler, CommandLoop
+from stoker.runs.processes.reaper import Failed, Program, exit_code, launch
 from stoker.runs.processes.scan import Identity
 from stoker.runs.processes.termination import Termination
 
@@ -19,8 +20,8 @@ from stoker.runs.processes.termination import Termination
 TAG: Final = "STOKER_FILL"
 
 
-class BackgroundProcess:
-    """A program under a reaper, for an event loop: `attend` is due when `fileno()` is readable or `due()` is over."""
+class BackgroundProcess(CommandHandler[bool]):
+    """A program under a reaper, for an event loop: `update` is due when `fileno()` is readable or `due()` is over."""
 
     def __init__(
         self,
@@ -53,7 +54,8 @@ class BackgroundProcess:
         finally:
             if output is not None:
                 os.close(output)
-        self.attend()
+        self._loop = CommandLoop(self, self._reaper)
+        self.update()
 
     @property
     def reaper(self) -> int:
@@ -77,37 +79,44 @@ class BackgroundProcess:
 
     def stop(self, grace: float | None = None) -> None:
         """Asks it to end; after its grace it is killed."""
-        if self._termination is None and not self.gone:
+        if not self.gone:
+            self._terminate(self._program.grace if grace is None else grace)
+            self.update()
+
+    def _terminate(self, grace: float) -> None:
+        if self._termination is None:
             first = self._reaper.job if self._reaper.status is None else None
-            patience = self._program.grace if grace is None else grace
-            self._termination = Termination(self._reaper, signum=signal.SIGTERM, grace=patience, first=first)
-            self.attend()
+            self._termination = Termination(self._reaper, signum=signal.SIGTERM, grace=grace, first=first)
 
     def hurry(self) -> None:
         """No more grace."""
         if self._termination is not None:
             self._termination.hurry()
 
-    def attend(self) -> None:
-        """Takes note of what happened; `ended` and `gone` say it."""
-        while not self.gone and (event := self._reaper.next_event()) is not None:
-            if isinstance(event, Failed):
-                self.ended = f"cannot run {self._program.command[0]!r}: {event.why}"
-                self._finish()
-            elif isinstance(event, Ended) and self._termination is None:
-                self.ended = f"ended with code {exit_code(event.status)}"
-                # What it left behind has no business here either.
-                self.stop()
-            elif isinstance(event, ReaperKilled):
-                self.ended = self.ended or "lost its reaper to a kill"
-                self.stop()
-        if not self.gone and self._termination is not None and self._termination.step():
-            self._finish()
-
-    def _finish(self) -> None:
-        if not self.gone:
+    def update(self) -> None:
+        """Handles what happened since; `ended` and `gone` hold the result."""
+        if not self.gone and self._loop.step():
             self.gone = True
             self._reaper.close()
+
+    # Events of the loop
+
+    def on_tick(self) -> bool | None:
+        return True if self._termination is not None and self._termination.step() else None
+
+    def on_start_failed(self, failed: Failed) -> bool:
+        self.ended = f"cannot run {self._program.command[0]!r}: {failed.why}"
+        return True
+
+    def on_exit(self, status: int) -> None:
+        if self._termination is None:
+            self.ended = f"ended with code {exit_code(status)}"
+            # What it left behind must not stay on the GPU either.
+            self._terminate(self._program.grace)
+
+    def on_reaper_killed(self) -> None:
+        self.ended = self.ended or "its reaper was killed"
+        self._terminate(self._program.grace)
 
 
 def _opened(log: str | None) -> int | None:

@@ -83,7 +83,7 @@ class Place:
             self._attend_toggle(self._toggle)
         if self.tenant is None:
             return
-        self.tenant.attend()
+        self.tenant.update()
         if self.tenant.gone:
             self._gone(self.tenant)
 

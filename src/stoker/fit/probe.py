@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import select
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -18,10 +17,9 @@ from stoker.fit.model import ProbeFailedError
 from stoker.fit.rates import Rates
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober, Sampler
-from stoker.runs.loop import helpers_of
+from stoker.runs.loop import CommandHandler, CommandLoop, helpers_of
 from stoker.runs.output import OutputLog
-from stoker.runs.processes.reaper import Ended, Failed, Program, Reaper, ReaperKilled, exit_code, launch
-from stoker.runs.processes.termination import stop
+from stoker.runs.processes.reaper import Failed, Program, Reaper, exit_code, launch
 
 # Peaks of training last for a forward pass: tenths of a second.
 LOOK_EVERY: Final = 0.1
@@ -84,7 +82,7 @@ class ProbeReport(NamedTuple):
     """The end of what it printed."""
 
 
-class Probe:
+class Probe(CommandHandler[tuple[Ending, int | None]]):
     """Runs once. Nothing that it started is left when `run` returns or raises."""
 
     def __init__(self, stage: Stage, command: tuple[str, ...], log: Path, before: Look, rates: Rates) -> None:
@@ -104,25 +102,26 @@ class Probe:
 
     def run(self) -> tuple[ProbeReport, MemoryTracker]:
         """Raises ProbeFailedError when it could not be started or watched, OSError when the machine is in trouble."""
-        output, end = os.pipe()
-        os.set_blocking(output, False)
-        with contextlib.ExitStack() as goodbye:
-            goodbye.callback(self._log.close)
-            goodbye.callback(os.close, output)
+        self._output, end = os.pipe()
+        os.set_blocking(self._output, False)
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(self._log.close)
+            cleanup.callback(os.close, self._output)
             try:
                 reaper = self._launch(end)
             finally:
                 os.close(end)
-            goodbye.callback(reaper.close)
-            # When somebody wants it all to end: a probe has nothing to save, and its lease may be over.
-            goodbye.callback(_take_down, reaper, 0.0)
-            watch = MemoryTracker(self._before, self._stage.expected, reaper.owns)
-            ending, code = self._follow(reaper, output, watch)
+            cleanup.callback(reaper.close)
+            loop = CommandLoop(self, reaper, sampler=Sampler(self._stage.prober, LOOK_EVERY))
+            # When the fit is called off: a probe has nothing to save, and its lease may be over.
+            cleanup.callback(loop.stop, signal.SIGTERM, 0.0)
+            self._memory = MemoryTracker(self._before, self._stage.expected, reaper.owns)
+            ending, code = loop.run()
             seconds = time.monotonic() - self._begun
-            # One that takes what others need has no time to go.
-            _take_down(reaper, 0.0 if ending == "ceiling" else GRACE)
-            self._read(output)
-        return ProbeReport(ending, code, seconds, self._tail), watch
+            # Above the ceiling it takes memory that others need.
+            loop.stop(signal.SIGTERM, 0.0 if ending == "ceiling" else GRACE)
+            self._read_output()
+        return ProbeReport(ending, code, seconds, self._tail), self._memory
 
     def _launch(self, output: int) -> Reaper:
         environment = {**self._stage.environment, **MARKS}
@@ -130,57 +129,53 @@ class Probe:
         prober = self._stage.prober
         return launch(program, signum=signal.SIGTERM, grace=GRACE, helpers=lambda: helpers_of(prober))
 
-    def _follow(self, reaper: Reaper, output: int, watch: MemoryTracker) -> tuple[Ending, int | None]:
-        sampler = Sampler(self._stage.prober, LOOK_EVERY)
-        while True:
-            self._stage.check()
-            self._read(output)
-            if (code := self._hear(reaper)) is not None:
-                return "by itself", code
-            self._look(sampler, watch)
-            if (ending := self._enough(watch)) is not None:
-                return ending, None
-            _wait(sampler, reaper.fileno(), output)
+    # Events of the loop
 
-    def _hear(self, reaper: Reaper) -> int | None:
-        while (event := reaper.next_event()) is not None:
-            if isinstance(event, Failed) and event.transient:
-                raise OSError(event.errno, event.why)  # the machine's trouble, which no size can help
-            if isinstance(event, Failed):
-                raise ProbeFailedError(f"cannot run {self._command[0]!r}: {event.why}", exit_code=event.exit_code)
-            if isinstance(event, ReaperKilled):
-                raise ProbeFailedError("the process that guards the probe was killed from outside, so it was stopped")
-            if isinstance(event, Ended):
-                return exit_code(event.status)
-        return None
+    def descriptors(self) -> tuple[int, ...]:
+        return (self._output,)
 
-    def _look(self, sampler: Sampler, watch: MemoryTracker) -> None:
-        look = sampler.step()
-        if look is None:
-            return
-        reason = watch.see(look) if look.problem is None else look.problem.reason
+    def due(self) -> float:
+        return time.monotonic() + LOOK_EVERY
+
+    def on_tick(self) -> tuple[Ending, None] | None:
+        self._stage.check()
+        self._read_output()
+        return self._enough()
+
+    def on_start_failed(self, failed: Failed) -> None:
+        if failed.transient:
+            raise OSError(failed.errno, failed.why)  # the machine's trouble, which no size can help
+        raise ProbeFailedError(f"cannot run {self._command[0]!r}: {failed.why}", exit_code=failed.exit_code)
+
+    def on_reaper_killed(self) -> None:
+        raise ProbeFailedError("the probe was stopped because its reaper was killed from outside")
+
+    def on_exit(self, status: int) -> tuple[Ending, int]:
+        return "by itself", exit_code(status)
+
+    def on_look(self, look: Look) -> tuple[Ending, None] | None:
+        reason = self._memory.see(look) if look.problem is None else look.problem.reason
         if reason is None:
             self._seen = look.at
-            self._plateau.see(look.at, watch.peak, self._rates.steps_seen, watch.works)
-            # By what was seen: memory that no look has followed since, while this process was held up, may have grown.
+            self._plateau.see(look.at, self._memory.peak, self._rates.steps_seen, self._memory.works)
+            # Only what was seen counts: memory may have grown unseen while this process was held up.
             self._flat = self._plateau.reached(look.at, self._rates.steps_seen)
         elif look.at - self._seen > LONGEST_GAP:
             raise ProbeFailedError(f"the memory of the probe could not be watched: {reason}")
+        return self._enough()
 
-    def _enough(self, watch: MemoryTracker) -> Ending | None:
-        now = time.monotonic()
-        if self._stage.ceiling is not None and watch.peak > self._stage.ceiling:
-            return "ceiling"
-        if self._matched is not None and self._seen > self._matched and watch.peak:
-            return "until"
+    def _enough(self) -> tuple[Ending, None] | None:
+        if self._stage.ceiling is not None and self._memory.peak > self._stage.ceiling:
+            return "ceiling", None
+        if self._matched is not None and self._seen > self._matched and self._memory.peak:
+            return "until", None
         if self._until is None and self._flat:
-            return "flat"
-        return "time" if now - self._begun >= self._stage.limits.seconds else None
+            return "flat", None
+        return ("time", None) if time.monotonic() - self._begun >= self._stage.limits.seconds else None
 
-    def _read(self, output: int) -> None:
-        """Whatever it printed since."""
+    def _read_output(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(output, _CHUNK):
+            while data := os.read(self._output, _CHUNK):
                 self._log.write(data)
                 text = data.decode(errors="replace")
                 self._tail = (self._tail + text)[-_TAIL:]
@@ -195,17 +190,3 @@ class Probe:
         if any(map(self._until.search, [*lines, self._unfinished])):
             self._matched = time.monotonic()
         self._unfinished = self._unfinished[-_CHUNK:]
-
-
-def _take_down(reaper: Reaper, grace: float = GRACE) -> None:
-    reaper.update()
-    if not reaper.empty:
-        stop(reaper, signal.SIGTERM, grace, first=reaper.job if reaper.status is None else None)
-
-
-def _wait(sampler: Sampler, *descriptors: int) -> None:
-    poll = select.poll()
-    for descriptor in (*descriptors, sampler.fileno()):
-        if descriptor >= 0:
-            poll.register(descriptor, select.POLLIN)
-    poll.poll(min(max(sampler.due() - time.monotonic(), 0.0), LOOK_EVERY) * 1000)

@@ -46,6 +46,7 @@ from stoker.runs.processes.reaper import Reaper, fork_reaper
 from stoker.runs.processes.scan import identify
 from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
 from stoker.runs.processes.syscalls import BootTimer, set_name
+from stoker.runs.processes.termination import wait_until_empty
 from stoker.runs.record import Ending, Status
 from stoker.runs.supervisor import StopRequest, Supervisor, note_orphaned, spec_of
 from stoker.units import format_duration
@@ -338,15 +339,8 @@ class _Attendance:
         supervisor.run(str(self._record.output), self._attempt_spec.log_limit)
         self._last = supervisor.status
         self._unwritten = supervisor.status if supervisor.unwritten else None
-        self._wait_for_last_words()
-
-    def _wait_for_last_words(self) -> None:
-        """What the job printed last is in its file when the reaper says that nothing is left."""
-        ends = time.monotonic() + _LAST_WORDS_WITHIN
-        self._reaper.update()
-        while not self._reaper.empty and time.monotonic() < ends:
-            select.select([self._reaper.fileno()], [], [], max(0.0, ends - time.monotonic()))
-            self._reaper.update()
+        # The output is complete when the reaper has seen the last process end.
+        wait_until_empty(self._reaper, _LAST_WORDS_WITHIN)
 
     def _give_up(self, error: StokerError | OSError) -> None:
         """Before the job was started, or after it had ended: a run never raises what happens in between."""

@@ -208,16 +208,19 @@ def stop(
             termination.hurry()
     outcome = termination.outcome()
     if not outcome.survivors:
-        _wait_until_collected(tree)
+        wait_until_empty(tree, _COLLECTING)
     return outcome
 
 
-def _wait_until_collected(tree: WatchedTree) -> None:
+def wait_until_empty(tree: WatchedTree, seconds: float) -> bool:
+    """Waits until nothing is left of the tree, not even a zombie; False when the time is over before."""
     poll = select.poll()
     poll.register(tree.fileno(), select.POLLIN)
-    ends = time.monotonic() + _COLLECTING
+    ends = time.monotonic() + seconds
+    tree.update()
     while not tree.empty and poll.poll(max(ends - time.monotonic(), 0) * 1000):
         tree.update()
+    return tree.empty
 
 
 def _hurried(signals: SignalStream) -> bool:
