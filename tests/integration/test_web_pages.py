@@ -22,7 +22,7 @@ PAGE = {"Accept": "text/html"}
 def site(tmp_path: Path) -> Iterator[ApiSite]:
     with closing(ApiSite(tmp_path)) as made:
         made.app.include_router(pages.router)
-        made.app.mount("/static", statics.files())
+        made.app.mount("/static", statics.VersionedFiles())
         problems.install(made.app, trouble_page)
         yield made
 

@@ -98,7 +98,7 @@ def site_of(config: Config) -> Site:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
-    app.mount("/static", statics.files())
+    app.mount("/static", statics.VersionedFiles())
     return Site(guarded(app, config, keys, log.append), config, keys, log, done)
 
 

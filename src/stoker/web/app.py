@@ -45,7 +45,7 @@ def create_app(app_state: AppState) -> FastAPI:
     for part in (api, metrics, pages, live, multiplex, logs, login):
         app.include_router(part.router)
     app.include_router(health)
-    app.mount("/static", statics.files())
+    app.mount("/static", statics.VersionedFiles())
     return app
 
 

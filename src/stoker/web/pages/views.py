@@ -12,7 +12,7 @@ from stoker.web.app_state import app_state_of, user_of
 from stoker.web.pages.sections import OVERVIEW, render_job, trusted
 from stoker.web.problems import NotFoundError
 from stoker.web.sse.snapshot_cache import SnapshotCache
-from stoker.web.statics import answer, static
+from stoker.web.statics import static_file
 from stoker.web.templating import page
 
 if TYPE_CHECKING:
@@ -74,18 +74,13 @@ async def job_page(request: Request, job: str) -> Response:
 
 
 @router.get("/manifest.webmanifest")
-async def manifest(request: Request) -> Response:
-    return _file(request, "manifest.webmanifest")
+async def manifest() -> Response:
+    return static_file("manifest.webmanifest")
 
 
 @router.get("/favicon.ico")
-async def favicon(request: Request) -> Response:
-    return _file(request, "icons/icon-192.png")
-
-
-def _file(request: Request, name: str) -> Response:
-    file = static(name)
-    return Response(status_code=404) if file is None else answer(file, request.headers)
+async def favicon() -> Response:
+    return static_file("icons/icon-192.png")
 
 
 _HEADINGS: Final = {404: "Not here", 422: "Not understood", 503: "The queue is away"}
