@@ -15,6 +15,8 @@ _BYTES = {
 }  # fmt: skip
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _DURATION_PART = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(ms|[smhd])")
+# Ten years: no machine runs that long, and float arithmetic stays exact far below it.
+_LONGEST = 10 * 365 * 86400.0
 _MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]+)")
 
 
@@ -27,6 +29,14 @@ def parse_duration(text: str) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != written:
         raise BadInputError(f"{text!r} is not a duration: write it like 90s, 5m or 1h30m")
     return math.fsum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def parse_length(text: str) -> float:
+    """A duration that a rule or a time limit can have."""
+    seconds = parse_duration(text)
+    if seconds > _LONGEST:
+        raise BadInputError(f"{text!r} is longer than any machine runs: write it like 90s, 5m or 1h30m")
+    return seconds
 
 
 def parse_memory(text: str) -> int:

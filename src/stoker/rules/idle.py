@@ -1,14 +1,150 @@
 """The idle rule: as many GPUs as required below a threshold, without a break, for a whole window."""
 
+import math
 from collections.abc import Sequence
+from typing import Final, Literal
 
+from stoker.errors import BadInputError
 from stoker.gpus.model import Maybe, Unknown
-from stoker.rules.policy import LOOK_TAKES, Policy, longest_unseen
-from stoker.rules.verdict import Activity, Verdict
-from stoker.units import format_duration, format_percent
+from stoker.rules.rule import (
+    DEFAULT_BELOW,
+    LOOK_TAKES,
+    Activity,
+    Observation,
+    Option,
+    Policy,
+    Rule,
+    Verdict,
+    longest_unseen,
+)
+from stoker.units import format_duration, format_percent, parse_fraction, parse_length
 
-# Up to here GPUs are called by their names in a sentence; more of them, when they are all there are, are "all 8 GPUs".
-_MOST_NAMES = 4
+Require = Literal["all", "any"] | int
+
+# Longer than checkpoints, validation on the CPU and most compilations; a wasted half hour is cheaper than a killed run.
+DEFAULT_WINDOW: Final = 1800.0
+# Imports, data download and the first compilation: the window begins after that.
+DEFAULT_AFTER: Final = 600.0
+# Up to this many GPUs are listed by name; above it "all 8 GPUs".
+_MOST_NAMES: Final = 4
+
+
+class IdlePolicy(Policy, frozen=True, kw_only=True):
+    """Idle means: as many GPUs as required stayed below `below` for all of `window`."""
+
+    below: float = DEFAULT_BELOW
+    window: float = DEFAULT_WINDOW
+    after: float = DEFAULT_AFTER
+    require: Require = "all"
+    """All of the GPUs, any one of them, or that many; where there are fewer than that many, all of them."""
+    arm_above: float | None = None
+    """The rule is armed once some GPU was at or above this for `arm_for` in one stretch. None: from the start."""
+    arm_for: float = 0.0
+
+    def check(self) -> None:
+        if not all(map(math.isfinite, (self.window, self.after, self.every, self.arm_for))):
+            raise BadInputError("--for, --after, --every and --arm-for must be finite durations")
+        if not 0 < self.below <= 1:
+            raise BadInputError(f"--below {format_percent(self.below)} would never or always be idle: use 1% to 100%")
+        if self.every <= 0 or self.window <= 0:
+            raise BadInputError("--every and --for must be greater than zero")
+        if self.window < self.every:
+            raise BadInputError(
+                f"--for {format_duration(self.window)} is shorter than --every {format_duration(self.every)}: "
+                "not a single look would fit into the window"
+            )
+        if self.after < 0 or self.arm_for < 0:
+            raise BadInputError("--after and --arm-for cannot be negative")
+        if self.arm_above is not None and not 0 < self.arm_above <= 1:
+            raise BadInputError(
+                f"--arm-above {format_percent(self.arm_above)} is not a level of activity: use 1% to 100%"
+            )
+        if self.arm_above is None and self.arm_for:
+            raise BadInputError("--arm-for needs --arm-above: how busy is active enough?")
+        if isinstance(self.require, int) and self.require < 1:
+            raise BadInputError("--require must be all, any or a number of GPUs from 1 on")
+        super().check()
+
+    def check_gpus(self, count: int) -> None:
+        if isinstance(self.require, int) and self.require > count:
+            raise BadInputError(f"--require {self.require} can never be: only {count} GPU(s) are watched")
+
+    def in_words(self) -> str:
+        if isinstance(self.require, int):
+            who = f"at least {self.require} GPU{'s' if self.require > 1 else ''}"
+        else:
+            who = "all GPUs" if self.require == "all" else "any GPU"
+        return f"{who} below {format_percent(self.below)} for {format_duration(self.window)}"
+
+    def conditions(self) -> list[str]:
+        found = [f"not in the first {format_duration(self.after)}"] if self.after else []
+        if self.arm_above is not None:
+            length = f" for {format_duration(self.arm_for)}" if self.arm_for else ""
+            found.append(f"armed once a GPU was at {format_percent(self.arm_above)} or more{length}")
+        return found
+
+
+def _parse_require(text: str) -> Require:
+    written = text.strip().lower()
+    if written == "all":
+        return "all"
+    if written == "any":
+        return "any"
+    if written.isascii() and written.isdigit() and len(written) < 10 and int(written) >= 1:
+        return int(written)
+    raise BadInputError(f"{text!r} is not a number of GPUs: write all, any or a number from 1 on")
+
+
+IDLE_OPTIONS: Final = (
+    Option(
+        "--below",
+        "below",
+        "percentage",
+        parse_fraction,
+        "PERCENT",
+        "A GPU is idle while its utilization stays below this",
+        format_percent,
+    ),
+    Option(
+        "--for",
+        "window",
+        "duration",
+        parse_length,
+        "DURATION",
+        "How long it must stay idle without a break",
+        format_duration,
+    ),
+    Option(
+        "--after",
+        "after",
+        "duration",
+        parse_length,
+        "DURATION",
+        "Start-up delay: the window begins after this",
+        format_duration,
+    ),
+    Option(
+        "--require", "require", "number of GPUs", _parse_require, "all|any|N", "How many of the GPUs must be idle"
+    ),
+    Option(
+        "--arm-above",
+        "arm_above",
+        "percentage",
+        parse_fraction,
+        "PERCENT",
+        "Do nothing before some GPU was at or above this once",
+        lambda share: "always armed" if share is None else format_percent(share),
+    ),
+    Option(
+        "--arm-for",
+        "arm_for",
+        "duration",
+        parse_length,
+        "DURATION",
+        "For how long it must have been, in one stretch",
+        format_duration,
+    ),
+)
 
 
 class _IdleClock:
@@ -20,7 +156,7 @@ class _IdleClock:
         """Whether it has been used since the rule fired, if it ever did."""
         self._last: float | None = None
 
-    def observe(self, at: float, activity: Activity, policy: Policy, unseen: float, earliest: float) -> None:
+    def observe(self, at: float, activity: Activity, policy: IdlePolicy, unseen: float, earliest: float) -> None:
         last, self._last = self._last, at
         hole = _is_hole(last, at, policy.longest_gap)
         if last is not None and at - last - activity.span > unseen:
@@ -49,7 +185,7 @@ class _ArmingClock:
     first look that saw any, so that one short burst between two looks is never taken for a long one.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: IdlePolicy) -> None:
         self._policy = policy
         self._active_since: float | None = None
         self._last: float | None = None
@@ -69,11 +205,10 @@ class _ArmingClock:
         self.armed = at >= self._active_since + self._policy.arm_for
 
 
-class IdleRule:
-    """Feeds on looks and says the verdict after each. Times are monotonic seconds of one clock."""
+class IdleRule(Rule):
+    """One clock per GPU, and one that arms the rule."""
 
-    def __init__(self, policy: Policy, begun: float, *, look_takes: float = LOOK_TAKES) -> None:
-        """`look_takes`: how long a look may take, the prober's deadline."""
+    def __init__(self, policy: IdlePolicy, begun: float, look_takes: float = LOOK_TAKES) -> None:
         policy.check()
         self.policy = policy
         self._longest_unseen = longest_unseen(policy.every, look_takes)
@@ -81,34 +216,27 @@ class IdleRule:
         self._snoozed_until: float | None = None
         self._clocks: dict[str, _IdleClock] = {}
         self._arming = _ArmingClock(policy)
-        self._unknown_since: float | None = None
         self._fulfilled = False
 
-    def observe(self, at: float, activities: Sequence[Activity]) -> Verdict:
-        """The verdict at `at`, given what each GPU in scope did in the time before."""
+    def observe(self, observation: Observation) -> Verdict:
+        at, activities = observation.at, observation.activities
         self._arming.observe(at, activities)
         clocks = {a.uuid: self._clocks.get(a.uuid) or _IdleClock() for a in activities}
         earliest = self._earliest
         for activity in activities:
             clocks[activity.uuid].observe(at, activity, self.policy, self._longest_unseen, earliest)
         self._clocks = clocks
-        if activities and not any(isinstance(a.peak, Unknown) for a in activities):
-            self._unknown_since = None
-        elif self._unknown_since is None:
-            self._unknown_since = at
         verdict = self._verdict(at, activities)
-        self._fulfilled = verdict.word == "idle"
+        self._fulfilled = verdict.effect == "act"
         return verdict
 
     def snooze(self, until: float) -> None:
-        """Somebody said that it will be quiet on purpose: the window begins after that."""
         self._snoozed_until = until
         self._fulfilled = False
         for clock in self._clocks.values():
             clock.restart()
 
     def rearm(self, at: float) -> None:
-        """Starts over after the rule has fired. It fires again only for GPUs of which one was used since."""
         self._not_before = max(at, self._not_before)
         self._arming = _ArmingClock(self.policy)
         self._fulfilled = False
@@ -121,17 +249,14 @@ class IdleRule:
         return bool(self._clocks) and not any(clock.fresh for clock in self._clocks.values())
 
     def due(self) -> float | None:
-        """The moment from which on the rule is fulfilled if all that is idle stays so.
-
-        None while too few GPUs are idle, and once the rule is fulfilled: there is nothing left to wait for.
-        """
+        """None while too few GPUs are idle, and once the rule is fulfilled."""
         if self._fulfilled or not self._arming.armed:
             return None
         since = self._idle_since(self._required(len(self._clocks)))
         return since + self.policy.window if since is not None else None
 
-    def idle_gpus(self, at: float) -> tuple[str, ...]:
-        """The uuids of the GPUs that have been idle for a whole window at `at`, required or not."""
+    def _idle_gpus(self, at: float) -> tuple[str, ...]:
+        """The GPUs that have been idle for a whole window at `at`, required or not."""
         since = {uuid: clock.idle_since for uuid, clock in self._clocks.items()}
         return tuple(uuid for uuid, begun in since.items() if begun is not None and at >= begun + self.policy.window)
 
@@ -158,42 +283,42 @@ class IdleRule:
         return min(1 if self.policy.require == "any" else self.policy.require, count)
 
     def _verdict(self, at: float, activities: Sequence[Activity]) -> Verdict:
-        unknown_for = at - self._unknown_since if self._unknown_since is not None else 0.0
         if not activities:
-            return Verdict("unknown", "there is no GPU to judge by", unknown_for=unknown_for)
+            return Verdict("unknown", "there is no GPU to judge by")
         if at < self._earliest:
-            return Verdict("waiting", self._why_not_yet(at), unknown_for=unknown_for)
+            return Verdict("waiting", self._why_not_yet(at))
         if self.spent:
-            return Verdict("arming", "it has fired: not armed until the GPUs are used again", unknown_for=unknown_for)
+            return Verdict("arming", "it has fired: not armed until the GPUs are used again")
         if not self._arming.armed:
-            return Verdict("arming", self._why_not_armed(), unknown_for=unknown_for)
+            return Verdict("arming", self._why_not_armed())
         idle_since = self._idle_since(self._required(len(activities)))
         if idle_since is None:
-            return self._not_idle(activities, unknown_for)
+            return self._not_idle(activities)
         idle_for = at - idle_since
         # The same sum as in `due`: a difference would round differently, and a look at that very moment come too early.
         fulfilled = at >= idle_since + self.policy.window
         return Verdict(
             "idle" if fulfilled else "waiting",
             self._idle_in_words(activities, idle_since, idle_for, fulfilled=fulfilled),
-            idle_for,
-            1.0 if fulfilled else min(idle_for / self.policy.window, 1.0),
-            unknown_for,
+            "act" if fulfilled else "none",
+            cause="its GPUs stayed idle",
+            since=idle_since,
+            progress=1.0 if fulfilled else min(idle_for / self.policy.window, 1.0),
+            left=self.policy.window - idle_for,
+            gpus=self._idle_gpus(at),
         )
 
-    def _not_idle(self, activities: Sequence[Activity], unknown_for: float) -> Verdict:
-        """Busy, or unknown where the GPUs that nobody could see would make the difference."""
+    def _not_idle(self, activities: Sequence[Activity]) -> Verdict:
+        """Busy, or unknown where the GPUs that could not be read would make the difference."""
         unknown = [(a.label, a.peak.reason) for a in activities if isinstance(a.peak, Unknown)]
         idle = sum(clock.idle_since is not None for clock in self._clocks.values())
         if unknown and idle + len(unknown) >= self._required(len(activities)):
             reason = unknown[0][1]
             names = [label for label, why in unknown if why == reason]
             verb = "is" if len(names) == 1 else "are"
-            return Verdict(
-                "unknown", f"{_listed(names, len(activities))} {verb} unknown: {reason}", unknown_for=unknown_for
-            )
+            return Verdict("unknown", f"{_listed(names, len(activities))} {verb} unknown: {reason}")
         peak, label = max((a.peak, a.label) for a in activities if not isinstance(a.peak, Unknown))
-        return Verdict("busy", f"{label} was at {format_percent(peak)}", unknown_for=unknown_for)
+        return Verdict("busy", f"{label} was at {format_percent(peak)}")
 
     def _why_not_yet(self, at: float) -> str:
         if self._snoozed_until is not None and at < self._snoozed_until:

@@ -9,10 +9,9 @@ import msgspec
 
 from stoker.gpus.model import Gpu, Look, Process, Unknown, known
 from stoker.gpus.report import describe
-from stoker.rules.idle import IdleRule
-from stoker.rules.policy import DEFAULT_EVERY, Policy
+from stoker.rules.judge import Judge, Judgement
+from stoker.rules.rule import DEFAULT_EVERY, Activity, Policy, Verdict
 from stoker.rules.scope import MachineScope
-from stoker.rules.verdict import Activity, Verdict
 
 # Work that is there again this soon was not over: a person fetched a coffee, a script went to its next stage.
 SOON: Final = 600.0
@@ -32,6 +31,8 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
     window_from: Moment
     """Since when as many GPUs as required had been idle."""
     reason: str
+    kind: str
+    """The kind of the verdict: `idle`."""
     gpus: tuple[str, ...]
     """The uuids of those that had been idle for the whole window, and of which no earlier firing is still true."""
     working: tuple[str, ...]
@@ -88,9 +89,9 @@ class GpuSeconds(NamedTuple):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a policy would have done with a recording."""
+    """All that the rules would have done with a recording."""
 
-    policy: Policy
+    policies: tuple[Policy, ...]
     gpus: tuple[Gpu, ...]
     looks: int
     begun: Moment
@@ -102,6 +103,10 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     gaps: tuple[Stretch, ...]
     """When nobody recorded, or too seldom."""
     totals: GpuSeconds
+
+    @property
+    def below(self) -> float:
+        return _below(self.policies)
 
     @property
     def hits(self) -> int:
@@ -116,11 +121,11 @@ def rhythm_of(looks: Sequence[Look]) -> float:
     return statistics.median(forward) if forward else DEFAULT_EVERY
 
 
-def replay(looks: Iterable[Look], policy: Policy, scope: MachineScope) -> Replay:
-    """Drives the looks through the rule as a watcher would that acts and goes on watching."""
+def replay(looks: Iterable[Look], policies: Sequence[Policy], scope: MachineScope) -> Replay:
+    """Drives the looks through the rules as a watcher would that acts and goes on watching."""
     player: _Player | None = None
     for look in looks:
-        player = player or _Player(policy, scope, look)
+        player = player or _Player(policies, scope, look)
         player.take(look)
     if player is None:
         raise ValueError("there is no look to replay")
@@ -128,10 +133,12 @@ def replay(looks: Iterable[Look], policy: Policy, scope: MachineScope) -> Replay
 
 
 class _Player:
-    def __init__(self, policy: Policy, scope: MachineScope, first: Look) -> None:
-        self._policy = policy
+    def __init__(self, policies: Sequence[Policy], scope: MachineScope, first: Look) -> None:
+        self._policies = tuple(policies)
         self._scope = scope
-        self._rule = IdleRule(policy, first.at)
+        self._judge = Judge(policies, first.at, "act")
+        self._below = _below(policies)
+        self._longest_gap = min(policy.longest_gap for policy in policies)
         self._begun = self._last = Moment(first.at, first.wall)
         self._looks = 0
         self._gpus: dict[str, Gpu] = {}
@@ -140,25 +147,25 @@ class _Player:
         self._firings: list[Firing] = []
         self._aftermaths: list[_Aftermath] = []
         self._warnings: list[Warned] = []
-        self._warned = False
         self._unknown = _Stretches()
         self._gaps: list[Stretch] = []
 
     def take(self, look: Look) -> None:
         now = Moment(look.at, look.wall)
-        activities = self._scope.activities(look)
-        verdict = self._rule.observe(look.at, activities)
+        observation = self._scope.observe(look)
+        activities = observation.activities
+        judgement = self._judge.observe(observation)
         passed = self._passed(now)
-        states = _States(activities, self._policy.below)
+        states = _States(activities, self._below)
         self._recorded += passed * len(activities)
         self._idle += passed * len(states.idle)
         self._unknown_time += passed * len(states.unknown)
         self._unknown.take(self._last, now, _why_unknown(look, activities))
         if self._aftermaths:
             self._follow(passed, states, look)
-        self._note_warning(now, verdict)
-        if verdict.word == "idle":
-            self._fire(now, verdict, states, look)
+        self._note_warning(now, judgement)
+        if judgement.fired:
+            self._fire(now, judgement.verdict, states, look)
         if look.gpus is not self._gpu_list:
             self._gpu_list = look.gpus
             wanted = {activity.uuid for activity in activities}
@@ -171,7 +178,7 @@ class _Player:
         firings.sort(key=lambda firing: firing.moment.at)
         saved = sum(firing.saved for firing in firings)
         return Replay(
-            policy=self._policy,
+            policies=self._policies,
             gpus=tuple(self._gpus.values()),
             looks=self._looks,
             begun=self._begun,
@@ -186,29 +193,27 @@ class _Player:
     def _passed(self, now: Moment) -> float:
         """Seconds since the look before; none where nobody can say what happened in them."""
         passed = now.at - self._last.at
-        if passed <= self._policy.longest_gap:
+        if passed <= self._longest_gap:
             return passed
         self._gaps.append(Stretch(self._last, now, "nothing was recorded"))
         return 0.0
 
-    def _note_warning(self, now: Moment, verdict: Verdict) -> None:
-        share = self._policy.warn_at
-        if share is None or verdict.progress < share:
-            self._warned = self._warned and verdict.progress > 0.0
-        elif not self._warned:
-            self._warned = True
-            self._warnings.append(Warned(now, verdict.reason, fired=False))
+    def _note_warning(self, now: Moment, judgement: Judgement) -> None:
+        if any(message.is_warning for message in judgement.messages):
+            self._warnings.append(Warned(now, judgement.verdict.reason, fired=False))
 
     def _fire(self, now: Moment, verdict: Verdict, states: "_States", look: Look) -> None:
-        begun = Moment(now.at - verdict.idle_for, now.wall - verdict.idle_for)
+        held = now.at - verdict.since if verdict.since is not None else 0.0
+        begun = Moment(now.at - held, now.wall - held)
         told = {uuid for aftermath in self._aftermaths for uuid in aftermath.gpus}
-        gpus = tuple(uuid for uuid in self._rule.idle_gpus(now.at) if uuid not in told)
+        gpus = tuple(uuid for uuid in verdict.gpus if uuid not in told)
         self._aftermaths.append(
             _Aftermath(
                 Firing(
                     moment=now,
                     window_from=begun,
                     reason=verdict.reason,
+                    kind=verdict.kind,
                     gpus=gpus,
                     working=tuple(states.busy.values()),
                     until=now,
@@ -218,8 +223,7 @@ class _Player:
                 present=_identities(look, gpus),
             )
         )
-        self._rule.rearm(now.at)
-        self._warned = False
+        self._judge.rearm(now.at)
         if self._warnings and self._warnings[-1].moment.at >= begun.at:
             self._warnings[-1] = self._warnings[-1]._replace(fired=True)
 
@@ -295,6 +299,11 @@ class _Stretches:
 
     def all(self) -> tuple[Stretch, ...]:
         return (*self._done, self._current) if self._current else tuple(self._done)
+
+
+def _below(policies: Iterable[Policy]) -> float:
+    """What counts as unused in the sums: the first rule says."""
+    return next(iter(policies)).below
 
 
 def _why_unknown(look: Look, activities: Sequence[Activity]) -> str | None:

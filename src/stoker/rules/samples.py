@@ -1,21 +1,124 @@
-"""The rule that counts samples: a GPU is idle when each of its last n samples was below the threshold."""
+"""The rule of gpu_idle_timeout: a GPU is idle when each of its last n samples was below the threshold."""
 
 import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from stoker.gpus.model import Look, Maybe, Reading, Unknown, known
+from stoker.errors import BadInputError
+from stoker.gpus.model import Maybe, Unknown, known
+from stoker.rules.rule import LOOK_TAKES, Activity, Observation, Policy, Rule, Verdict, longest_unseen
 from stoker.units import format_duration
 
 Percents = Mapping[str, Maybe[int]]
 
 
+class SamplesPolicy(Policy, frozen=True, kw_only=True):
+    """The numbers as gpu_idle_timeout takes them. `every` divides `sample_freq`: several looks make a sample."""
+
+    threshold: int = 1
+    """Percent; a sample at the threshold is not below it."""
+    sample_freq: int = 5
+    num_samples: int = 60
+    delay_samples: int = 12
+    require: Literal["all", "any"] = "all"
+
+    @property
+    def window(self) -> float:
+        return float(self.sample_freq * self.num_samples)
+
+    @property
+    def below(self) -> float:
+        return self.threshold / 100
+
+    @property
+    def looks_per_sample(self) -> int:
+        return max(round(self.sample_freq / self.every), 1)
+
+    def check(self) -> None:
+        super().check()
+        if not 1 <= self.threshold <= 100 or min(self.sample_freq, self.num_samples) < 1 or self.delay_samples < 0:
+            raise BadInputError("threshold, sample_freq and num_samples must be greater than zero")
+
+    def in_words(self) -> str:
+        who = "all GPUs" if self.require == "all" else "any GPU"
+        return f"{who} below {self.threshold}% in {self.num_samples} samples, {self.sample_freq}s apart"
+
+
 class Sample(NamedTuple):
-    """What every GPU did at most since the sample before, by uuid in the machine's order, in whole percents."""
+    """The highest utilization of each GPU since the previous sample, by uuid, in whole percents."""
 
     percents: Percents
     problem: str | None = None
     """Why there is no GPU in it."""
+
+
+class SamplesRule(Rule):
+    """Counts looks: the first is the start, every `looks_per_sample` after it complete a sample."""
+
+    def __init__(self, policy: SamplesPolicy, _begun: float = 0.0, look_takes: float = LOOK_TAKES) -> None:
+        self._policy = policy
+        self._gatherer = SampleGatherer(policy.longest_gap, longest_unseen(policy.every, look_takes))
+        self._looks = 0
+        self._below: dict[str, int] = {}
+        """How many samples in a row were below the threshold, by uuid."""
+        self._not_before = -math.inf
+        self.sample: Sample | None = None
+        """The sample that the last observation completed."""
+
+    def observe(self, observation: Observation) -> Verdict:
+        self._gatherer.add(observation)
+        samples, between = divmod(self._looks, self._policy.looks_per_sample)
+        self._looks += 1
+        self.sample = None
+        if between:
+            return Verdict("waiting", "the sample is not complete")
+        sample = self._gatherer.take()
+        if samples == 0 or observation.at < self._not_before:
+            return Verdict("waiting", "what was before the first look is not the command's doing")
+        if samples < self._policy.delay_samples:
+            left = (self._policy.delay_samples - samples) * self._policy.sample_freq
+            return Verdict("arming", f"waiting for delay samples. {left} seconds left")
+        self.sample = sample
+        return self._judge(observation, self.count(sample.percents))
+
+    def count(self, percents: Percents) -> tuple[str, ...]:
+        """The uuids of the idle GPUs when as many as required are, else none."""
+        if not self._below.keys() <= percents.keys():
+            # A GPU that fell off the machine may be the one that the job was working on: nothing before counts.
+            self._below = {}
+        self._below = {
+            uuid: self._below.get(uuid, 0) + 1 if known(percent) and percent < self._policy.threshold else 0
+            for uuid, percent in percents.items()
+        }
+        idle = tuple(uuid for uuid, count in self._below.items() if count >= self._policy.num_samples)
+        if self._policy.require == "all" and len(idle) < len(percents):
+            return ()
+        return idle
+
+    def due(self) -> float | None:
+        return None
+
+    def snooze(self, until: float) -> None:
+        self._not_before = until
+        self._below = {}
+
+    def rearm(self, at: float) -> None:  # noqa: ARG002 - samples are counted, not timed
+        self._below = {}
+
+    def _judge(self, observation: Observation, idle: tuple[str, ...]) -> Verdict:
+        policy = self._policy
+        if idle:
+            reason = (
+                f"usage for {policy.require} GPUs: {list(idle)} was below threshhold {policy.threshold}% "
+                f"for last {policy.window:.0f} seconds."
+            )
+            since = observation.at - policy.window
+            return Verdict(
+                "idle", reason, "act", cause="its GPUs stayed idle", since=since, progress=1.0, gpus=idle
+            )
+        if observation.unknown or not observation.activities:
+            return Verdict("unknown", observation.problem or "a GPU could not be read")
+        return Verdict("busy", f"a GPU was at {policy.threshold}% or more")
 
 
 class SampleGatherer:
@@ -32,54 +135,24 @@ class SampleGatherer:
         self._problem: str | None = None
         self._last: float | None = None
 
-    def add(self, look: Look) -> None:
-        gap = 0.0 if self._last is None else look.at - self._last
-        self._last = look.at
-        self._problem = look.problem.reason if look.problem else None
+    def add(self, observation: Observation) -> None:
+        gap = 0.0 if self._last is None else observation.at - self._last
+        self._last = observation.at
+        self._problem = observation.problem
         before = self._percents
-        now = {reading.uuid: self._told(reading, gap) for reading in look.readings}
+        now = {activity.uuid: self._percent(activity, gap) for activity in observation.activities}
         self._percents = now if before is None else {uuid: _higher(before.get(uuid), now[uuid]) for uuid in now}
-
-    def _told(self, reading: Reading, gap: float) -> Maybe[int]:
-        if gap > self._longest_gap or gap - reading.vouched > self._longest_unseen:
-            return Unknown(f"nobody looked for {format_duration(gap)}")
-        return _percent(reading.utilization.peak) if known(reading.utilization) else reading.utilization
 
     def take(self) -> Sample:
         """The sample; the next one begins."""
         percents, self._percents = self._percents or {}, None
         return Sample(percents, None if percents else self._problem or "there is no GPU to read")
 
-
-class SamplesRule:
-    """Feeds on samples and says after each which GPUs are idle, once as many as required are."""
-
-    def __init__(self, threshold: int, samples: int, require: Literal["all", "any"] = "all") -> None:
-        """`threshold` in percent: at it is not below it."""
-        self._threshold = threshold
-        self._samples = samples
-        self._require = require
-        self._below: dict[str, int] = {}
-        """How many samples in a row, up to now, were below the threshold."""
-
-    def observe(self, percents: Percents) -> tuple[str, ...]:
-        """The uuids of the idle GPUs when the rule is fulfilled, none at all when it is not."""
-        if not self._below.keys() <= percents.keys():
-            # A GPU that fell off the machine may be the one that the job was working on: nothing before counts.
-            self._below = {}
-        self._below = {
-            uuid: self._below.get(uuid, 0) + 1 if known(percent) and percent < self._threshold else 0
-            for uuid, percent in percents.items()
-        }
-        idle = tuple(uuid for uuid, count in self._below.items() if count >= self._samples)
-        if self._require == "all" and len(idle) < len(percents):
-            return ()
-        return idle
-
-
-def _percent(fraction: float) -> int:
-    """Whole percents, rounded up: what is shown is what is judged, and a little work is not none."""
-    return math.ceil(round(fraction * 100, 6))
+    def _percent(self, activity: Activity, gap: float) -> Maybe[int]:
+        if gap > self._longest_gap or gap - activity.span > self._longest_unseen:
+            return Unknown(f"nobody looked for {format_duration(gap)}")
+        # Whole percents, rounded up: what is shown is what is judged, and a little work is not none.
+        return math.ceil(round(activity.peak * 100, 6)) if known(activity.peak) else activity.peak
 
 
 def _higher(before: Maybe[int] | None, now: Maybe[int]) -> Maybe[int]:

@@ -1,13 +1,13 @@
 """Which GPUs count for a policy, and how much of what they did is the job's own doing."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization, known
 from stoker.gpus.report import describe
 from stoker.gpus.visible import select_gpus, visible_gpus
-from stoker.rules.verdict import Activity
+from stoker.rules.rule import Activity, Observation, Progress
 
 Choice = Literal["job", "mine", "visible", "all"]
 # A process of root may be a container's that the job itself asked a daemon to start.
@@ -22,7 +22,21 @@ _LEAST_ATTRIBUTED: Final = 0.5
 _NOT_LISTED: Final = "the driver does not list it any more"
 
 
-class MachineScope:
+class Scope(Protocol):
+    """Which GPUs count, and how much of what they did."""
+
+    def observe(self, look: Look, progress: Progress = Progress()) -> Observation:
+        """What a rule is given of this look."""
+
+
+class DeviceScope(Scope):
+    """Every device that is listed now, whoever uses it; one that is gone is forgotten."""
+
+    def observe(self, look: Look, progress: Progress = Progress()) -> Observation:
+        return _observation(look, _activities(look, _labels(look.gpus), _device), progress)
+
+
+class MachineScope(Scope):
     """GPUs judged by what the devices did, whoever did it: a fixed set of them, or those that are visible, or all.
 
     What a person typed is understood at the first look that could be read, and means the same devices for ever: when
@@ -42,6 +56,9 @@ class MachineScope:
             return visible_gpus(look.gpus, self._environment)
         return select_gpus(look.gpus, self._chosen)
 
+    def observe(self, look: Look, progress: Progress = Progress()) -> Observation:
+        return _observation(look, self.activities(look), progress)
+
     def activities(self, look: Look) -> list[Activity]:
         if look.problem is not None and not self._labels:
             return _activities(look, _labels(self._tentative(look)), _device)
@@ -60,16 +77,19 @@ class MachineScope:
             return ()
 
 
-class JobScope:
+class JobScope(Scope):
     """The GPUs that a job can see, narrowed to those that it uses once that is known.
 
     On a GPU that is shared with another person only the job's own part counts: that person's load neither saves the
     job nor dooms it. Where the driver does not tell whose work it was, a busy GPU is unknown, never idle.
     """
 
-    def __init__(self, environment: Mapping[str, str], user: str, *, only_used: bool = False) -> None:
-        """`only_used` leaves out the GPUs that the job merely sees, from the beginning."""
+    def __init__(
+        self, environment: Mapping[str, str], user: str, pids: Container[int] = (), *, only_used: bool = False
+    ) -> None:
+        """`pids` are the job's processes. `only_used` leaves out the GPUs that the job merely sees."""
         self._environment = environment
+        self._pids = pids
         self._user = user
         self._only_used = only_used
         self.used: set[str] = set()
@@ -78,13 +98,16 @@ class JobScope:
         self._labels: dict[str, str] = {}
         """What every GPU of the machine was called when it was first seen, by uuid."""
 
+    def observe(self, look: Look, progress: Progress = Progress()) -> Observation:
+        return _observation(look, self.activities(look, self._pids), progress)
+
     def activities(self, look: Look, pids: Container[int]) -> list[Activity]:
         """What the job, with these processes, did on its GPUs."""
         self._labels = _labels(look.gpus) | self._labels
         for gpu, reading in zip(look.gpus, look.readings, strict=True):
             if known(reading.processes) and any(_is_among(process, pids) for process in reading.processes):
                 self.used.add(gpu.uuid)
-        return _activities(look, self._wanted(look), lambda reading: self._own(reading, pids))
+        return _activities(look, self._wanted(look), lambda reading: self._own(reading, pids), pids)
 
     def _wanted(self, look: Look) -> Mapping[str, str]:
         if self.used or self._only_used:
@@ -147,10 +170,16 @@ def _is_container_user(user: str) -> bool:
     return user.isdigit()
 
 
-def _activities(look: Look, labels: Mapping[str, str], peak: Callable[[Reading], Maybe[float]]) -> list[Activity]:
+def _observation(look: Look, activities: Sequence[Activity], progress: Progress) -> Observation:
+    return Observation(look.at, activities, look.problem.reason if look.problem else None, progress)
+
+
+def _activities(
+    look: Look, labels: Mapping[str, str], peak: Callable[[Reading], Maybe[float]], pids: Container[int] = ()
+) -> list[Activity]:
     """One for each label: what its GPU did, unknown where it is missing."""
     found = [
-        Activity(gpu.uuid, labels[gpu.uuid], reading.vouched, peak(reading))
+        Activity(gpu.uuid, labels[gpu.uuid], reading.vouched, peak(reading), reading, _among(reading, pids))
         for gpu, reading in zip(look.gpus, look.readings, strict=True)
         if gpu.uuid in labels
     ]
@@ -159,6 +188,13 @@ def _activities(look: Look, labels: Mapping[str, str], peak: Callable[[Reading],
         why = look.problem or Unknown(_NOT_LISTED)
         found += [Activity(uuid, label, 0.0, why) for uuid, label in labels.items() if uuid not in there]
     return found
+
+
+def _among(reading: Reading, pids: Container[int]) -> tuple[Process, ...]:
+    """The processes of the job on this GPU."""
+    if not pids or not known(reading.processes):
+        return ()
+    return tuple(process for process in reading.processes if _is_among(process, pids))
 
 
 def _device(reading: Reading) -> Maybe[float]:

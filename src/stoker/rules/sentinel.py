@@ -1,10 +1,13 @@
-"""The sentinel: armed by activity, it fires once when the activity stops, and must be armed again."""
+"""The rule of GPU Sentinel: armed by activity, it acts once when the activity stops, and must be armed again."""
 
 import math
 from collections.abc import Callable
 from enum import Enum
 
 from stoker.errors import BadInputError
+from stoker.gpus.model import known
+from stoker.rules.rule import LOOK_TAKES, Observation, Policy, Rule, Verdict
+from stoker.units import format_percent
 
 
 class SentinelState(Enum):
@@ -16,7 +19,7 @@ class SentinelState(Enum):
 
 
 class Sentinel:
-    """Watches a stream of values, one per tick. It has no clock: whoever ticks it once a second counts seconds."""
+    """Watches a stream of values, one per tick. It has no clock: one tick a second counts seconds."""
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class Sentinel:
         self._count(value is not None and math.isfinite(value) and value < self.kill_threshold, self.kill_duration)
         if self.seconds_to_transition > 0:
             return
-        # Before the call: if it raises, nothing was done, and it is due again after as long a time.
+        # Before the call: if it raises, nothing was done, and it is called again after as many ticks.
         self.seconds_to_transition = self.kill_duration
         self.kill_fn()
         self.state = SentinelState.IDLE
@@ -77,3 +80,93 @@ def _check(arm_duration: float, arm_threshold: float, kill_duration: float, kill
     for name, threshold in (("arm_threshold", arm_threshold), ("kill_threshold", kill_threshold)):
         if not math.isfinite(threshold):
             raise BadInputError(f"{name} {threshold} is no level that a value can be above or below: give a number")
+
+
+class SentinelPolicy(Policy, frozen=True, kw_only=True):
+    """The numbers as GPU Sentinel takes them; durations in ticks of `every`."""
+
+    every: float = 1.0
+    arm_duration: int = 30
+    arm_threshold: float = 0.8
+    kill_duration: int = 30
+    kill_threshold: float = 0.7
+
+    @property
+    def window(self) -> float:
+        return self.kill_duration * self.every
+
+    @property
+    def below(self) -> float:
+        return self.kill_threshold
+
+    def check(self) -> None:
+        super().check()
+        _check(self.arm_duration, self.arm_threshold, self.kill_duration, self.kill_threshold)
+
+    def in_words(self) -> str:
+        return f"the mean GPU usage below {format_percent(self.kill_threshold)} for {self.kill_duration} seconds"
+
+    def conditions(self) -> list[str]:
+        return [f"armed once it was above {format_percent(self.arm_threshold)} for {self.arm_duration} seconds"]
+
+
+class _FiredError(Exception):
+    """Leaves the sentinel armed: what follows may fail, and is then due again."""
+
+
+class SentinelRule(Rule):
+    """A tick for every observation: the mean of the GPUs' peaks."""
+
+    def __init__(self, policy: SentinelPolicy, _begun: float = 0.0, _look_takes: float = LOOK_TAKES) -> None:
+        self._policy = policy
+        self.sentinel = Sentinel(
+            policy.arm_duration, policy.arm_threshold, policy.kill_duration, policy.kill_threshold, self._fire
+        )
+        self._last: float | None = None
+        self._snoozed_until = -math.inf
+
+    def observe(self, observation: Observation) -> Verdict:
+        last, self._last = self._last, observation.at
+        if last is not None and observation.at - last > self._policy.longest_gap:
+            self.sentinel.tick(math.nan)  # nobody saw what happened meanwhile: the count starts again
+        if observation.at < self._snoozed_until:
+            return Verdict("waiting", "snoozed")
+        usage = _mean_peak(observation)
+        try:
+            self.sentinel.tick(usage)
+        except _FiredError:
+            since = observation.at - self._policy.window
+            uuids = tuple(activity.uuid for activity in observation.activities)
+            reason = f"the mean GPU usage was {self._policy.in_words().partition(' usage ')[2]}"
+            return Verdict(
+                "idle", reason, "act", cause="its GPUs stayed idle", since=since, progress=1.0, gpus=uuids
+            )
+        if math.isnan(usage):
+            return Verdict("unknown", observation.problem or "the usage of a GPU is unknown")
+        if self.sentinel.state is SentinelState.IDLE:
+            return Verdict("arming", f"not armed for another {self.sentinel.seconds_to_transition} seconds of activity")
+        done = self._policy.kill_duration - self.sentinel.seconds_to_transition
+        progress = done / self._policy.kill_duration
+        left = self.sentinel.seconds_to_transition * self._policy.every
+        kind = "waiting" if done else "busy"
+        return Verdict(kind, f"the mean GPU usage was {format_percent(usage)}", progress=progress, left=left)
+
+    def due(self) -> float | None:
+        return None
+
+    def snooze(self, until: float) -> None:
+        self._snoozed_until = until
+        self.sentinel.tick(math.nan)
+
+    def rearm(self, at: float) -> None:  # noqa: ARG002 - it counts ticks
+        self.sentinel.state = SentinelState.IDLE
+        self.sentinel.seconds_to_transition = self._policy.arm_duration
+
+    def _fire(self) -> None:
+        raise _FiredError
+
+
+def _mean_peak(observation: Observation) -> float:
+    """NaN when it is not known of all GPUs."""
+    peaks = [activity.peak if known(activity.peak) else math.nan for activity in observation.activities]
+    return math.fsum(peaks) / len(peaks) if peaks else math.nan

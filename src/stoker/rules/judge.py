@@ -1,0 +1,168 @@
+"""Drives the rules of one run or watch, and says what is new: one judge for every loop."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from stoker.rules.registry import begin_rule, conditions, in_words, type_of
+from stoker.rules.rule import LOOK_TAKES, Observation, Policy, Rule, Verdict
+from stoker.units import format_duration
+
+# A driver that is being reset or updated is back by then.
+UNKNOWN_PATIENCE: Final = 300.0
+_NO_RULE: Final = Verdict("waiting", "no rule is on")
+
+
+class Message(NamedTuple):
+    """Something that people should read."""
+
+    text: str
+    urgent: bool = False
+    """Whether it is worth a notification."""
+    is_warning: bool = False
+    """Whether it says that a rule will act soon."""
+
+
+class Judgement(NamedTuple):
+    """What came of one observation."""
+
+    verdict: Verdict
+    """The one that matters most."""
+    messages: tuple[Message, ...]
+
+    @property
+    def fired(self) -> bool:
+        """Whether a rule asks for action."""
+        return self.verdict.effect == "act"
+
+
+class Judge:
+    """All rules at once. What is new is said once: warnings, a rule that is armed, readings that stay unknown."""
+
+    def __init__(
+        self,
+        policies: Sequence[Policy],
+        begun: float,
+        intention: str,
+        *,
+        look_takes: float = LOOK_TAKES,
+        unless: str = "that changes",
+        dry_run: bool = False,
+        unknown_patience: float = UNKNOWN_PATIENCE,
+    ) -> None:
+        """`intention` is what is done when a rule acts: `stop the job`. `unless`: what prevents it."""
+        self.policies = tuple(policies)
+        self._intention = f"would {intention}" if dry_run else intention
+        self._unless = unless
+        self._dry_run = dry_run
+        self._rules = [_Judged(policy, begin_rule(policy, begun, look_takes)) for policy in policies]
+        self._unknown_patience = unknown_patience
+        self._unknown_since: float | None = None
+        self._logged_unknown = ""
+
+    @property
+    def every(self) -> float:
+        return min(policy.every for policy in self.policies)
+
+    def in_words(self) -> str:
+        return in_words(self.policies)
+
+    def conditions(self) -> list[str]:
+        return conditions(self.policies)
+
+    def check_gpus(self, count: int) -> None:
+        for policy in self.policies:
+            policy.check_gpus(count)
+
+    def observe(self, observation: Observation) -> Judgement:
+        messages: list[Message] = []
+        verdicts = [one.observe(observation) for one in self._rules]
+        for one, verdict in zip(self._rules, verdicts, strict=True):
+            messages += one.news(verdict, self._intention, self._unless, dry_run=self._dry_run)
+        messages += self._unknown_news(observation)
+        return Judgement(_foremost(verdicts), tuple(messages))
+
+    def due(self) -> float | None:
+        """When to look at the latest."""
+        return min((due for one in self._rules if (due := one.rule.due()) is not None), default=None)
+
+    def snooze(self, until: float) -> None:
+        for one in self._rules:
+            one.rule.snooze(until)
+
+    def rearm(self, at: float) -> None:
+        """Goes on after acting: the GPUs must be used again before the next time."""
+        for one in self._rules:
+            one.rearm(at)
+
+    def _unknown_news(self, observation: Observation) -> Iterable[Message]:
+        unknown = observation.unknown
+        if observation.activities and not unknown:
+            self._unknown_since = None
+            if self._logged_unknown:
+                yield Message(f"{self._logged_unknown} can be read again")
+                self._logged_unknown = ""
+            return
+        if self._unknown_since is None:
+            self._unknown_since = observation.at
+        unknown_for = observation.at - self._unknown_since
+        if self._logged_unknown or unknown_for < self._unknown_patience:
+            return
+        self._logged_unknown = ", ".join(label for label, _ in unknown) or "the GPUs"
+        reason = unknown[0][1] if unknown else observation.problem or "there is no GPU to judge by"
+        yield Message(
+            f"{self._logged_unknown} could not be read for {format_duration(unknown_for)}: {reason}; what is unknown "
+            "never counts against a job",
+            urgent=True,
+        )
+
+
+class _Judged:
+    """One rule, and what people have read about it."""
+
+    def __init__(self, policy: Policy, rule: Rule) -> None:
+        self.rule = rule
+        self._policy = policy
+        self._name = type_of(policy).name
+        self._arming = False
+        self._warned = False
+        self._fired = False
+
+    def observe(self, observation: Observation) -> Verdict:
+        verdict = self.rule.observe(observation)._replace(rule=self._name)
+        if observation.problem is not None and not observation.activities:
+            return verdict._replace(reason=observation.problem)
+        return verdict
+
+    def rearm(self, at: float) -> None:
+        self.rule.rearm(at)
+        self._arming = True
+        self._warned = self._fired = False
+
+    def news(self, verdict: Verdict, intention: str, unless: str, *, dry_run: bool) -> Iterable[Message]:
+        if self._is_armed_now(verdict):
+            yield Message("armed: GPUs have been active")
+        if verdict.effect == "act":
+            if not self._fired:
+                yield Message(f"{verdict.reason}; dry run: {intention} now" if dry_run else verdict.reason)
+            self._fired = True
+            return
+        share = self._policy.warn_at
+        late = verdict.effect == "warn" or (share is not None and verdict.progress >= share)
+        if late and not self._warned:
+            ahead = f"; in {format_duration(max(verdict.left, 0.0))}, unless {unless}: {intention}"
+            yield Message(verdict.reason + (ahead if verdict.progress else ""), urgent=True, is_warning=True)
+        elif self._warned and not late:
+            yield Message(f"the warning is over: {verdict.reason}")
+        self._warned = late
+        self._fired = self._fired and verdict.progress > 0
+
+    def _is_armed_now(self, verdict: Verdict) -> bool:
+        before = self._arming
+        self._arming = verdict.kind == "arming" or (before and verdict.kind == "unknown")
+        return before and not self._arming
+
+
+def _foremost(verdicts: Sequence[Verdict]) -> Verdict:
+    """One that acts, else one that warns, else the one nearest to its end, else the first."""
+    rank = {"act": 2, "warn": 1, "none": 0}
+    return max(verdicts, key=lambda verdict: (rank[verdict.effect], verdict.progress), default=_NO_RULE)

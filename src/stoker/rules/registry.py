@@ -1,0 +1,150 @@
+"""The rules by name, with their policies, options and stored form. A new rule is one module and one `RuleType`."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from stoker.errors import BadInputError
+from stoker.rules.idle import IDLE_OPTIONS, IdlePolicy, IdleRule
+from stoker.rules.rule import LOOK_TAKES, Option, Policy, Rule
+from stoker.rules.samples import SamplesPolicy, SamplesRule
+from stoker.rules.sentinel import SentinelPolicy, SentinelRule
+from stoker.units import format_duration, format_percent, parse_fraction, parse_length
+
+Stored = dict[str, str | int | float | bool | None]
+"""Policies as a job keeps them: what differs from the defaults, flat. `{"idle": False}` turns a rule off."""
+
+OFF: Final = "off"
+# These hold for all rules of a run: there is one loop, and people want one kind of warning.
+SHARED: Final = tuple(Policy.__struct_fields__)
+SHARED_OPTIONS: Final = (
+    Option("--every", "every", "duration", parse_length, "DURATION", "Time between looks", format_duration),
+    Option(
+        "--warn-at",
+        "warn_at",
+        "percentage",
+        lambda text: OFF if text.strip().lower() == OFF else parse_fraction(text),
+        "PERCENT|off",
+        "Warn after this share of the window",
+        lambda share: OFF if share is None else format_percent(share),
+    ),
+)
+
+
+class RuleType(NamedTuple):
+    """One kind of rule."""
+
+    name: str
+    policy: type[Policy]
+    """Every field has a default."""
+    begin: Callable[[Any, float, float], Rule]
+    """Makes the rule from its policy, the moment it begins, and how long a look may take."""
+    options: tuple[Option, ...] = ()
+    """Those that `run`, `watch`, `replay`, `submit` and `edit` have for it; none: it is not offered there."""
+    default: bool = True
+    """Whether it judges every job that does not turn it off."""
+    prefix: str | None = None
+    """What the keys of its settings begin with among those of all rules; None: its name."""
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The fields of its policy by their keys in the stored form, the shared ones left out."""
+        prefix = f"{self.name}_" if self.prefix is None else self.prefix
+        return {prefix + field: field for field in self.policy.__struct_fields__ if field not in SHARED}
+
+
+_TYPES: Final[dict[str, RuleType]] = {}
+
+
+def register(rule_type: RuleType) -> None:
+    """Makes a rule known to every verb, to queued jobs and to `replay`."""
+    _TYPES[rule_type.name] = rule_type
+
+
+register(RuleType("idle", IdlePolicy, IdleRule, IDLE_OPTIONS, prefix=""))
+register(RuleType("samples", SamplesPolicy, SamplesRule, default=False))
+register(RuleType("sentinel", SentinelPolicy, SentinelRule, default=False))
+
+
+def rule_types() -> tuple[RuleType, ...]:
+    return tuple(_TYPES.values())
+
+
+def type_of(policy: Policy) -> RuleType:
+    return next(one for one in _TYPES.values() if one.policy is type(policy))
+
+
+def begin_rule(policy: Policy, begun: float, look_takes: float = LOOK_TAKES) -> Rule:
+    policy.check()
+    return type_of(policy).begin(policy, begun, look_takes)
+
+
+def setting_keys() -> tuple[str, ...]:
+    """Every key that the stored form may have."""
+    return (*SHARED, *(key for one in _TYPES.values() for key in (one.name, *one.keys)))
+
+
+def policies_of(stored: Mapping[str, object]) -> tuple[Policy, ...]:
+    """The policies in a stored form. Raises `BadInputError` for settings that do not exist or cannot work."""
+    if unknown := stored.keys() - set(setting_keys()):
+        offered = [key for one in _TYPES.values() if one.options for key in (one.name, *one.keys)]
+        raise BadInputError(f"no rule has a setting {min(unknown)!r}: there are {', '.join((*SHARED, *offered))}")
+    shared = {field: stored[field] for field in SHARED if field in stored}
+    found = []
+    for one in _TYPES.values():
+        if _is_on(one, stored):
+            own = {field: stored[key] for key, field in one.keys.items() if key in stored}
+            found.append(_policy(one, {**shared, **own}))
+    return tuple(found)
+
+
+def stored_form(policies: Iterable[Policy], *, whole: bool = False) -> Stored:
+    """The flat form of these policies. `whole`: with the defaults too."""
+    by_type = {type(policy): policy for policy in policies}
+    stored: Stored = {}
+    for one in _TYPES.values():
+        policy = by_type.get(one.policy)
+        if (policy is not None) != one.default:
+            stored[one.name] = policy is not None
+        if policy is None:
+            continue
+        usual = one.policy()
+        for key, field in ((*((field, field) for field in SHARED), *one.keys.items())):
+            value = getattr(policy, field)
+            if whole or value != getattr(usual, field):
+                stored[key] = value
+    return stored
+
+
+def changed(stored: Mapping[str, object], changes: Mapping[str, object]) -> Stored:
+    """The stored form with these changes. A rule that is given a setting is turned on, unless it is turned off too."""
+    on = {one.name: True for one in _TYPES.values() if one.keys.keys() & changes.keys()}
+    return stored_form(policies_of({**stored, **on, **changes}))
+
+
+def in_words(policies: Iterable[Policy]) -> str:
+    return "; or ".join(policy.in_words() for policy in policies) or "no rule"
+
+
+def conditions(policies: Iterable[Policy]) -> list[str]:
+    return [condition for policy in policies for condition in policy.conditions()]
+
+
+def _is_on(one: RuleType, stored: Mapping[str, object]) -> bool:
+    said = stored.get(one.name, one.default)
+    if said in (True, "on"):
+        return True
+    if said in (False, OFF):
+        return False
+    raise BadInputError(f"{one.name}: {said!r} is neither on nor off")
+
+
+def _policy(one: RuleType, values: Mapping[str, object]) -> Policy:
+    try:
+        plain = {field: None if value == OFF else value for field, value in values.items()}
+        policy = msgspec.convert(plain, one.policy)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"the settings of the rule {one.name!r} are not valid: {error}") from None
+    policy.check()
+    return policy
