@@ -47,7 +47,7 @@ def edited(queue: Store, *words: str) -> Job:
         (["--directory", "/"], "directory", "/"),
         (["--for", "10m"], "policy", {"window": 600.0, "below": 0.3}),
         (["--below", "25%", "--idle-after", "1h"], "policy", {"below": 0.25, "after": 3600.0}),
-        (["--idle", "off"], "policy", {"off": True}),
+        (["--idle", "off"], "policy", {"idle": False}),
     ],
 )
 def test_an_option_changes_its_field_and_no_other(

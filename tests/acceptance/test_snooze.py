@@ -10,7 +10,6 @@ from stoker.gpus.processes import read_stat
 from stoker.paths import state_home
 from stoker.procfs import boot_id
 from stoker.queue import Attempt, Store, init_queue
-from stoker.rules.policy import Policy
 from stoker.runs.record import Record, Records, Spec, Status
 from tests.support.attempts import WORKER, start, submit
 from tests.support.command import stoker
@@ -46,7 +45,8 @@ def spec_of(record: Record, supervisor_started: int) -> Spec:
         supervisor=os.getpid(),
         supervisor_started=supervisor_started,
         started=time.time(),
-        policy=Policy(),
+        policy={},
+        rule="all GPUs below 1% for 30m",
         gpus="job",
         signal="TERM",
         grace=30.0,

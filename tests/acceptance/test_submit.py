@@ -137,7 +137,7 @@ def test_every_option_reaches_the_job() -> None:
 
 
 def test_a_job_can_be_exempt_from_the_idle_rule() -> None:
-    assert job("--idle", "off", "true")["policy"] == {"off": True}
+    assert job("--idle", "off", "true")["policy"] == {"idle": False}
 
 
 def test_the_python_that_is_active_stays_the_jobs_python() -> None:

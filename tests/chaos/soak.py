@@ -113,7 +113,7 @@ def soak(jobs: int, tell: Callable[[str], None]) -> list[Sample]:
         while ended < jobs:
             wanted = min(BACKLOG, jobs - submitted, ended + BACKLOG - submitted)
             if wanted > BACKLOG // 3 or submitted + wanted == jobs > submitted:
-                job = NewJob(command=("echo", "done"), gpus=0, directory=str(directory), policy={"off": True})
+                job = NewJob(command=("echo", "done"), gpus=0, directory=str(directory), policy={"idle": False})
                 store.submit([job] * wanted)
                 submitted += wanted
             counts = store.counts()

@@ -14,7 +14,7 @@ from stoker.actions.determined import Determined
 from tests.support.http_receiver import Answer, Receiver
 from tests.support.stand_ins import StandIns
 
-FACTS = Facts(reason="", rule="", idle_gpus=(), idle_for=0, host="")
+FACTS = Facts(kind="idle", cause="its GPUs stayed idle", reason="", rule="", gpus=(), seconds=0, host="")
 TOKEN_REFUSED = Answer(401, '{"error": {"message": "invalid credentials"}}')
 
 

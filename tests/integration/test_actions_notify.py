@@ -14,7 +14,13 @@ from tests.support.http_receiver import Answer, Receiver
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
 
 FACTS = Facts(
-    reason="GPU 0 stayed below 1% for 30m", rule="all GPUs below 1% for 30m", idle_gpus=(), idle_for=1800, host="node7"
+    kind="idle",
+    cause="its GPUs stayed idle",
+    reason="GPU 0 stayed below 1% for 30m",
+    rule="all GPUs below 1% for 30m",
+    gpus=(),
+    seconds=1800,
+    host="node7",
 )
 
 

@@ -21,10 +21,12 @@ from stoker.runs.processes.syscalls import share_file
 from tests.support.waiting import wait_for
 
 FACTS = Facts(
+    kind="idle",
+    cause="its GPUs stayed idle",
     reason="GPU 0 and GPU 1 stayed below 1% for 30m",
     rule="all GPUs below 1% for 30m",
-    idle_gpus=("GPU-a", "GPU-b"),
-    idle_for=1800.4,
+    gpus=("GPU-a", "GPU-b"),
+    seconds=1800.4,
     host="node7",
 )
 
@@ -235,7 +237,7 @@ def test_stopping_the_tree_that_one_belongs_to_spares_oneself(started: Started, 
     program = (
         "import sys; from stoker.actions.stop import Stop; from stoker.actions.action import Facts; import os\n"
         "stop = Stop(os.getppid(), grace=60); stop.prepare()\n"
-        "stop.act(Facts(reason='', rule='', idle_gpus=(), idle_for=0, host=''))\n"
+        "stop.act(Facts(kind='idle', cause='', reason='', rule='', gpus=(), seconds=0, host=''))\n"
         "open('over', 'w').write('over')\n"
     )
     (tmp_path / "program.py").write_text(program)

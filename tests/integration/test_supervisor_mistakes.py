@@ -11,13 +11,12 @@ import sys
 from stoker.runs import supervisor
 from stoker.runs.postmortem import collect
 from stoker.runs.plan import Plan
-from stoker.rules.policy import Policy
 
 def broken(*_arguments, **_more):
     raise ZeroDivisionError("a mistake of ours")
 
 {mistake}
-policy = Policy(below=0.05, window=0.5, after=0.0, every=0.1)
+policy = {{"below": 0.05, "window": 0.5, "after": 0.0, "every": 0.1}}
 sys.exit(supervisor.supervise(Plan(command=("sh", "-c", {command!r}), policy=policy, source="sim:1", grace=5.0)))
 """
 DEADLINE_PASSED = """

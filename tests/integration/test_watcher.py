@@ -15,11 +15,11 @@ from stoker.actions.watcher import Orders, Watcher
 from stoker.gpus.model import Look, Maybe, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
-from stoker.rules.policy import Policy
+from stoker.rules.idle import IdlePolicy
 from tests.support.looks import a_look
 from tests.support.waiting import wait_for
 
-POLICY = Policy(window=0.1, every=0.02, after=0.0, warn_at=None)
+POLICY = IdlePolicy(window=0.1, every=0.02, after=0.0, warn_at=None)
 
 
 class Scripted(Prober):
@@ -96,12 +96,12 @@ class Telling(Scribe, Messenger):
 
 
 def watch(
-    prober: Scripted, *actions: Action, policy: Policy = POLICY, said: list[str] | None = None, **orders: bool
+    prober: Scripted, *actions: Action, policy: IdlePolicy = POLICY, said: list[str] | None = None, **orders: bool
 ) -> tuple[int, list[str]]:
     """The exit code, and what was said."""
     said = [] if said is None else said
     whole = Orders(actions=actions, host="node7", **orders)
-    watcher = Watcher(prober, Watched("all", policy, {}), policy, whole, ServiceManager({}), tell=said.append)
+    watcher = Watcher(prober, Watched("all", [policy], {}), [policy], whole, ServiceManager({}), tell=said.append)
     return watcher.run(prober.answer()), said
 
 
@@ -140,8 +140,8 @@ def test_actions_know_why() -> None:
     [facts] = heard
     assert facts.reason == "GPU 0 stayed below 1% for 0.1s"
     assert facts.rule == "all GPUs below 1% for 0.1s"
-    assert facts.idle_gpus == ("GPU-00000000",)
-    assert facts.idle_for >= 0.1
+    assert facts.gpus == ("GPU-00000000",)
+    assert facts.seconds >= 0.1
     assert facts.host == "node7"
 
 
@@ -199,6 +199,6 @@ def test_the_last_look_comes_when_the_window_is_over_not_at_the_next_beat() -> N
     policy = msgspec.structs.replace(POLICY, every=0.45, window=0.5)
     heard: list[Facts] = []
     # Once more, and again, should the machine have stood still just then.
-    while not heard or (heard[-1].idle_for >= 0.85 and len(heard) < 3):
+    while not heard or (heard[-1].seconds >= 0.85 and len(heard) < 3):
         watch(AsItHappens(0.0), Scribe("it", [], heard.append), policy=policy)
-    assert 0.5 <= heard[-1].idle_for < 0.85  # beats are at 0.45 and 0.9
+    assert 0.5 <= heard[-1].seconds < 0.85  # beats are at 0.45 and 0.9

@@ -85,7 +85,7 @@ def test_again_copies_a_job_and_puts_the_changes_over_it(site: ApiSite, client: 
     body = {"again": old["id"], "name": "new", "memory": None}
     (new,) = told(site.client("operator", "laptop").post(f"{V1}/jobs", json=body), 201)["jobs"]
     assert (new["name"], new["gpus"], new["memory"], new["tags"]) == ("new", 3, None, ["x"])
-    assert (new["environment"], new["policy"], new["state"]) == ({"A": "1"}, {"off": True}, "queued")
+    assert (new["environment"], new["policy"], new["state"]) == ({"A": "1"}, {"idle": False}, "queued")
     assert (new["command"], new["submitter"]) == ("echo hello", "laptop")
 
 
@@ -422,7 +422,7 @@ def test_what_a_job_asks_for_is_changed_and_changed_back(site: ApiSite, client: 
     body = {"name": "new", "memory": "1GiB", "idle": "off", "environment": {"B": "2"}, "priority": 4, "fit": True}
     done = told(client.patch(f"{V1}/jobs/{name}", json=body))
     after = site.store.job(name)
-    assert (after.name, after.memory, after.policy) == ("new", 2**30, {"off": True})
+    assert (after.name, after.memory, after.policy) == ("new", 2**30, {"idle": False})
     assert (after.environment, after.priority, bool(after.fit)) == ({"B": "2"}, 4, True)
     assert done["sentence"].startswith(f"{name} (old): edited (environment, name, memory")
     undone(client, done)

@@ -98,7 +98,7 @@ def test_a_box_that_is_not_ticked_turns_the_idle_rule_off(site: ApiSite) -> None
     fields = form()
     del fields["idle"]
     answer = send(site.client(), fields)
-    assert site.store.job(answer.headers["location"].removeprefix("/jobs/")).policy == {"off": True}
+    assert site.store.job(answer.headers["location"].removeprefix("/jobs/")).policy == {"idle": False}
 
 
 def test_a_double_tap_submits_once_and_a_changed_form_is_another_submission(site: ApiSite) -> None:

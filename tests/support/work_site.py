@@ -163,7 +163,7 @@ class WorkSite:
 
     def submit(self, command: str | tuple[str, ...], **asked: object) -> str:
         """Without a GPU and in the site's directory, unless something else is asked for."""
-        usual: dict[str, object] = {"gpus": 0, "directory": str(self.directory), "policy": {"off": True}}
+        usual: dict[str, object] = {"gpus": 0, "directory": str(self.directory), "policy": {"idle": False}}
         return self.store.submit([NewJob(command=command, **(usual | asked))])[0]  # type: ignore[arg-type]  # by name
 
     def until(self, gate: str) -> str:

@@ -9,9 +9,11 @@ from stoker.actions.catalogue import means_of, parse_action
 from stoker.actions.command import Command
 from stoker.actions.exit import Exit
 from stoker.actions.stop import Stop
-from stoker.cli.options.policy import policy_from, policy_options, policy_options_with
+from stoker.cli.options.policy import policy_options, policy_options_with
 from stoker.errors import BadInputError
-from stoker.rules.policy import Policy
+from stoker.rules.idle import IdlePolicy
+from stoker.rules.registry import policies_of, stored_form
+from stoker.rules.rule import Policy
 
 MEANS = means_of({})
 
@@ -75,23 +77,24 @@ def test_a_url_without_its_action_is_not_repeated() -> None:
 
 @click.command()
 @policy_options
-def judge(**rule: Any) -> Policy:
-    return policy_from(**rule)
+def judge(**rules: Any) -> Policy:
+    (policy,) = policies_of(rules)
+    return policy
 
 
-def policy(*typed: str) -> Policy:
+def policy(*typed: str) -> IdlePolicy:
     result = judge.main(list(typed), standalone_mode=False)
-    assert isinstance(result, Policy)
+    assert isinstance(result, IdlePolicy)
     return result
 
 
 def test_without_options_the_policy_has_its_own_defaults() -> None:
-    assert policy() == Policy()
+    assert policy() == IdlePolicy()
 
 
 def test_every_option_reaches_the_policy() -> None:
     typed = "--below 20% --for 2h --after 0 --every 250ms --require 3 --arm-above 0.8 --arm-for 1m30s --warn-at 75%"
-    assert policy(*typed.split()) == Policy(
+    assert policy(*typed.split()) == IdlePolicy(
         below=0.2, window=7200, after=0, every=0.25, require=3, arm_above=0.8, arm_for=90, warn_at=0.75
     )
 
@@ -106,14 +109,14 @@ def test_warnings_can_be_switched_off() -> None:
 
 
 def test_a_verb_may_have_other_defaults() -> None:
-    hasty = Policy(window=60, every=1, after=0, warn_at=None)
+    hasty = IdlePolicy(window=60, every=1, after=0, warn_at=None)
 
     @click.command()
-    @policy_options_with(hasty)
-    def judge_hastily(**rule: Any) -> Policy:
-        return policy_from(**rule)
+    @policy_options_with(defaults=stored_form([hasty], whole=True))
+    def judge_hastily(**rules: Any) -> tuple[Policy, ...]:
+        return policies_of(rules)
 
-    assert judge_hastily.main([], standalone_mode=False) == hasty
+    assert judge_hastily.main([], standalone_mode=False) == (hasty,)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +127,11 @@ def test_a_verb_may_have_other_defaults() -> None:
         ("--below -5%", "--below: '-5%' is out of range"),
         ("--below nan%", "--below: 'nan%' is out of range"),
         ("--below much", "--below: 'much' is not a percentage"),
-        ("--for 0", "must be longer than nothing"),
+        ("--for 0", "must be greater than zero"),
         ("--for -5s", "--for: '-5s' is not a duration"),
         ("--for 99999d", "--for: '99999d' is longer than any machine runs"),
         ("--for 1s --every 10s", "not a single look would fit into the window"),
-        ("--every 0s", "must be longer than nothing"),
+        ("--every 0s", "must be greater than zero"),
         ("--require 0", "--require: '0' is not a number of GPUs"),
         ("--require most", "--require: 'most' is not a number of GPUs: write all, any or a number"),
         ("--arm-for 5s", "--arm-for needs --arm-above"),

@@ -8,7 +8,15 @@ from stoker.actions.action import ActionError, Facts
 from stoker.actions.power import Power, What, container_sign
 from tests.support.stand_ins import StandIns
 
-FACTS = Facts(reason="GPU 0 stayed below 1% for 30m", rule="", idle_gpus=(), idle_for=1800, host="here")
+FACTS = Facts(
+    kind="idle",
+    cause="its GPUs stayed idle",
+    reason="GPU 0 stayed below 1% for 30m",
+    rule="",
+    gpus=(),
+    seconds=1800,
+    host="here",
+)
 ALICE = 1000
 
 

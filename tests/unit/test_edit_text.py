@@ -29,7 +29,7 @@ def jobs(draw: st.DrawFn) -> Job:
         time_limit=draw(st.none() | st.floats(0, 1e9)),
         priority=draw(st.integers(-(2**31), 2**31)),
         share=draw(st.booleans()),
-        policy=draw(st.sampled_from([{}, {"off": True}, {"warn_at": None, "window": 600.0, "require": "any"}])),
+        policy=draw(st.sampled_from([{}, {"idle": False}, {"warn_at": None, "window": 600.0, "require": "any"}])),
         id="12345678",
         state="queued",
         position=1.0,

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
 from stoker.gpus.model import Maybe, Unknown
-from stoker.rules.idle import IdleRule
-from stoker.rules.policy import Policy, Require
-from stoker.rules.verdict import Activity, Verdict
+from stoker.rules.idle import IdlePolicy, IdleRule, Require
+from stoker.rules.rule import Activity, Observation, Verdict
 from tests.support.deep import examples
 
 BELOW = 0.1
@@ -60,30 +59,36 @@ def _peak(seconds: Seconds) -> Maybe[float]:
     return peak
 
 
+def idle_for(rule: IdleRule, at: float, activities: Sequence[Activity]) -> float:
+    """Seconds that count for the window after this look."""
+    since = rule.observe(Observation(at, activities)).since
+    return 0.0 if since is None else at - since
+
+
 class Seen(NamedTuple):
     second: int
     since: int
     verdict: Verdict
 
 
-def watch(world: World, policy: Policy, moments: Sequence[int]) -> list[Seen]:
+def watch(world: World, policy: IdlePolicy, moments: Sequence[int]) -> list[Seen]:
     """All verdicts of a rule that looks in these seconds, whatever is due in between."""
     rule = IdleRule(policy, world.begun)
     seen = []
     since = moments[0] - 1
     for second in moments:
-        verdict = rule.observe(world.begun + second, world.activities(since, second))
+        verdict = rule.observe(Observation(world.begun + second, world.activities(since, second)))
         seen.append(Seen(second, since, verdict))
         since = second
     return seen
 
 
-def watch_steadily(world: World, policy: Policy, every: int, phase: int = 1) -> Iterator[Seen]:
+def watch_steadily(world: World, policy: IdlePolicy, every: int, phase: int = 1) -> Iterator[Seen]:
     """The verdicts of a watcher that looks every so often, and at the moment when the rule is due."""
     rule = IdleRule(policy, world.begun)
     since, second = phase - 1, phase
     while second <= world.length:
-        yield Seen(second, since, rule.observe(world.begun + second, world.activities(since, second)))
+        yield Seen(second, since, rule.observe(Observation(world.begun + second, world.activities(since, second))))
         due = rule.due()
         since = second
         second += every
@@ -92,10 +97,10 @@ def watch_steadily(world: World, policy: Policy, every: int, phase: int = 1) -> 
 
 
 def first_firing(seen: Iterator[Seen]) -> int | None:
-    return next((one.second for one in seen if one.verdict.word == "idle"), None)
+    return next((one.second for one in seen if one.verdict.kind == "idle"), None)
 
 
-def required(policy: Policy, gpus: int) -> int:
+def required(policy: IdlePolicy, gpus: int) -> int:
     match policy.require:
         case "all":
             return gpus
@@ -115,7 +120,7 @@ def idle_gpus(world: World, second: int, window: int) -> int:
     return sum(all(map(is_idle, seconds[second - window : second])) for seconds in world.gpus)
 
 
-def fulfilled_at(world: World, policy: Policy) -> int | None:
+def fulfilled_at(world: World, policy: IdlePolicy) -> int | None:
     """The first second at which somebody who sees everything all the time would fire."""
     window, after = int(policy.window), int(policy.after)
     for second in range(after + window, world.length + 1):
@@ -124,7 +129,7 @@ def fulfilled_at(world: World, policy: Policy) -> int | None:
     return None
 
 
-def armed_at(world: World, policy: Policy, moments: Sequence[int]) -> int | None:
+def armed_at(world: World, policy: IdlePolicy, moments: Sequence[int]) -> int | None:
     """The first look at which every look back to some other one, `arm_for` earlier, saw activity."""
     if policy.arm_above is None:
         return -1
@@ -168,10 +173,10 @@ def worlds(draw: st.DrawFn, levels: st.SearchStrategy[Maybe[float]] = LEVELS) ->
 
 
 @st.composite
-def policies(draw: st.DrawFn) -> Policy:
+def policies(draw: st.DrawFn) -> IdlePolicy:
     every = draw(st.integers(1, 4))
     arm_above = draw(st.sampled_from([None, None, 0.05, 0.5]))
-    return Policy(
+    return IdlePolicy(
         below=BELOW,
         window=float(draw(st.integers(every, 60))),
         after=float(draw(st.sampled_from([0, 0, 7, 50]))),
@@ -198,43 +203,44 @@ def looks_at(draw: st.DrawFn, world: World) -> list[int]:
 @given(st.data(), worlds(), policies())
 @settings(max_examples=examples(250))
 def test_it_never_fires_unless_every_second_of_the_window_was_seen_to_be_idle(
-    data: st.DataObject, world: World, policy: Policy
+    data: st.DataObject, world: World, policy: IdlePolicy
 ) -> None:
     moments = data.draw(looks_at(world))
     for seen in watch(world, policy, moments):
-        if seen.verdict.word == "idle":
+        if seen.verdict.kind == "idle":
             assert idle_gpus(world, seen.second, int(policy.window)) >= required(policy, len(world.gpus))
             assert seen.second - policy.window >= policy.after
 
 
 @given(st.data(), worlds(), policies())
 @settings(max_examples=examples(250))
-def test_a_gap_restarts_the_window(data: st.DataObject, world: World, policy: Policy) -> None:
+def test_a_gap_restarts_the_window(data: st.DataObject, world: World, policy: IdlePolicy) -> None:
     moments = data.draw(looks_at(world))
     gap_ended = 0
     for seen in watch(world, policy, moments):
         if seen.second - seen.since > policy.longest_gap:
             gap_ended = seen.second
-        if seen.verdict.word == "idle":
+        if seen.verdict.kind == "idle":
             assert seen.second - gap_ended >= policy.window
 
 
 @given(st.data(), worlds(), policies())
 @settings(max_examples=examples(300))
-def test_it_fires_only_when_armed_and_arms_as_soon_as_it_may(data: st.DataObject, world: World, policy: Policy) -> None:
+def test_it_fires_only_when_armed_and_arms_as_soon_as_it_may(
+    data: st.DataObject, world: World, policy: IdlePolicy
+) -> None:
     moments = data.draw(looks_at(world))
     armed = armed_at(world, policy, moments)
     for seen in watch(world, policy, moments):
         if seen.second >= policy.after:
-            assert (seen.verdict.word == "arming") == (armed is None or seen.second < armed)
+            assert (seen.verdict.kind == "arming") == (armed is None or seen.second < armed)
 
 
 @given(worlds(st.just(HIDDEN)), policies(), st.integers(1, 20))
-def test_unknown_alone_never_fires_and_is_told_with_its_length(world: World, policy: Policy, every: int) -> None:
+def test_unknown_alone_never_fires(world: World, policy: IdlePolicy, every: int) -> None:
     for seen in watch_steadily(world, policy, every):
-        assert seen.verdict.word in {"unknown", "waiting", "arming"}
-        assert (seen.verdict.idle_for, seen.verdict.progress) == (0.0, 0.0)
-        assert seen.verdict.unknown_for == seen.second - 1
+        assert seen.verdict.kind in {"unknown", "waiting", "arming"}
+        assert (seen.verdict.since, seen.verdict.progress) == (None, 0.0)
 
 
 @given(BEGINNINGS, st.integers(2, 100), st.integers(26, 5000))
@@ -242,57 +248,60 @@ def test_time_that_was_unknown_is_not_idle_afterwards_whatever_span_the_next_rea
     begun: float, unknown: int, claimed: int
 ) -> None:
     """A driver that hung for long answers with a reading that spans all of the time in which it hung."""
-    rule = IdleRule(Policy(below=BELOW, window=20.0, after=0.0, every=1.0), begun)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=20.0, after=0.0, every=1.0), begun)
     for second in range(unknown):
-        rule.observe(begun + second, [an_activity(HIDDEN)])
-    verdict = rule.observe(begun + unknown, [an_activity(0.0, span=float(claimed))])
-    assert verdict.word == "waiting"
-    assert verdict.idle_for <= 1.0
+        rule.observe(Observation(begun + second, [an_activity(HIDDEN)]))
+    verdict = rule.observe(Observation(begun + unknown, [an_activity(0.0, span=float(claimed))]))
+    assert verdict.kind == "waiting"
+    assert verdict.since is not None
+    assert begun + unknown - verdict.since <= 1.0
 
 
 @pytest.mark.parametrize("claimed", [26.0, 3600.0, -5.0])
 def test_the_first_reading_vouches_for_no_more_than_a_look_can_see(claimed: float) -> None:
-    rule = IdleRule(Policy(below=BELOW, window=20.0, after=0.0, every=5.0), 0.0)
-    assert rule.observe(5000.0, [an_activity(0.0, span=claimed)]).idle_for == 0.0
-    rule.observe(5001.0, [an_activity(0.5)])
-    assert rule.observe(5002.0, [an_activity(0.0, span=min(claimed, 0.5))]).idle_for == min(max(claimed, 0.0), 0.5)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=20.0, after=0.0, every=5.0), 0.0)
+    assert idle_for(rule, 5000.0, [an_activity(0.0, span=claimed)]) == 0.0
+    rule.observe(Observation(5001.0, [an_activity(0.5)]))
+    assert idle_for(rule, 5002.0, [an_activity(0.0, span=min(claimed, 0.5))]) == min(max(claimed, 0.0), 0.5)
 
 
-@pytest.mark.parametrize(("distance", "idle_for"), [(25.0, 26.0), (25.25, 0.0)])
+@pytest.mark.parametrize(("distance", "seconds"), [(25.0, 26.0), (25.25, 0.0)])
 def test_looks_may_be_three_times_as_far_apart_as_asked_and_the_deadline_of_two(
-    distance: float, idle_for: float
+    distance: float, seconds: float
 ) -> None:
-    rule = IdleRule(Policy(below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
-    rule.observe(100.0, [an_activity(0.0)])
-    assert rule.observe(100.0 + distance, [an_activity(0.0, span=distance)]).idle_for == idle_for
+    rule = IdleRule(IdlePolicy(below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
+    rule.observe(Observation(100.0, [an_activity(0.0)]))
+    assert idle_for(rule, 100.0 + distance, [an_activity(0.0, span=distance)]) == seconds
 
 
-@pytest.mark.parametrize(("distance", "idle_for"), [(5.0, 5.0), (10.0, 10.0), (10.25, 0.0), (25.0, 0.0)])
-def test_the_sample_of_a_moment_does_not_vouch_for_a_stall_before_it(distance: float, idle_for: float) -> None:
-    rule = IdleRule(Policy(below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
-    rule.observe(100.0, [an_activity(0.0, span=0.0)])
-    assert rule.observe(100.0 + distance, [an_activity(0.0, span=0.0)]).idle_for == idle_for
+@pytest.mark.parametrize(("distance", "seconds"), [(5.0, 5.0), (10.0, 10.0), (10.25, 0.0), (25.0, 0.0)])
+def test_the_sample_of_a_moment_does_not_vouch_for_a_stall_before_it(distance: float, seconds: float) -> None:
+    rule = IdleRule(IdlePolicy(below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
+    rule.observe(Observation(100.0, [an_activity(0.0, span=0.0)]))
+    assert idle_for(rule, 100.0 + distance, [an_activity(0.0, span=0.0)]) == seconds
 
 
 def test_the_sample_of_a_moment_does_not_vouch_for_the_time_before_it() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=5.0, after=0.0, every=5.0), 0.0)
-    rule.observe(100.0, [an_activity(0.9, span=0.0)])
-    assert rule.observe(105.0, [an_activity(0.0, span=0.0)]).word == "waiting"
-    assert rule.observe(110.0, [an_activity(0.0, span=0.0)]).word == "idle"
+    rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=5.0), 0.0)
+    rule.observe(Observation(100.0, [an_activity(0.9, span=0.0)]))
+    assert rule.observe(Observation(105.0, [an_activity(0.0, span=0.0)])).kind == "waiting"
+    assert rule.observe(Observation(110.0, [an_activity(0.0, span=0.0)])).kind == "idle"
 
 
 @pytest.mark.parametrize("peak", [float("nan"), -0.5, float("inf")])
 def test_what_cannot_be_a_utilization_is_not_idle(peak: float) -> None:
-    rule = IdleRule(Policy(below=BELOW, window=2.0, after=0.0, every=1.0), 0.0)
-    words = [rule.observe(float(second), [an_activity(peak)]).word for second in range(1, 60)]
+    rule = IdleRule(IdlePolicy(below=BELOW, window=2.0, after=0.0, every=1.0), 0.0)
+    words = [rule.observe(Observation(float(second), [an_activity(peak)])).kind for second in range(1, 60)]
     assert set(words) == {"busy"}
 
 
 def test_time_that_runs_backwards_is_a_gap() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
-    *_, backwards = [rule.observe(float(second), [an_activity(0.0)]) for second in (100, 101, 102, 103, 50)]
-    assert backwards.idle_for == 0.0
-    assert rule.observe(60.0, [an_activity(0.0, span=10.0)]).word == "idle"
+    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    *_, backwards = [
+        rule.observe(Observation(float(second), [an_activity(0.0)])) for second in (100, 101, 102, 103, 50)
+    ]
+    assert backwards.since == 50.0
+    assert rule.observe(Observation(60.0, [an_activity(0.0, span=10.0)])).kind == "idle"
 
 
 # Always: what must happen, and when
@@ -304,7 +313,7 @@ def test_it_fires_within_one_look_after_the_window_is_full_of_idle(
     world: World, every: int, phase: int, more: int, after: float, require: Require
 ) -> None:
     window = every + more
-    policy = Policy(below=BELOW, window=float(window), after=after, every=float(every), require=require)
+    policy = IdlePolicy(below=BELOW, window=float(window), after=after, every=float(every), require=require)
     lasting = (0.0,) * (window + every + phase)
     world = World(world.begun, tuple(seconds + lasting for seconds in world.gpus))
     fulfilled = fulfilled_at(world, policy)
@@ -335,7 +344,7 @@ def test_the_answer_is_the_same_at_any_rhythm_of_looks(
         busy += [0.0] * idle + [breaker] * length
     lasting: list[Maybe[float]] = [0.0] * (window + slow)
     world = World(begun, (tuple(busy + lasting), tuple([0.0] * len(busy) + lasting)))
-    policy = Policy(below=BELOW, window=float(window), after=0.0, every=1.0, require=require)
+    policy = IdlePolicy(below=BELOW, window=float(window), after=0.0, every=1.0, require=require)
     one = first_firing(watch_steadily(world, policy, quick))
     other = first_firing(watch_steadily(world, policy, slow))
     assert one is not None
@@ -352,13 +361,13 @@ def test_the_answer_is_the_same_at_any_rhythm_of_looks(
 def test_due_is_the_exact_moment_from_which_on_it_fires(
     begun: float, steps: list[float], ahead: float, after: float
 ) -> None:
-    policy = Policy(below=BELOW, window=5000.0, after=after, every=1.0)
+    policy = IdlePolicy(below=BELOW, window=5000.0, after=after, every=1.0)
 
     def at_the_end() -> tuple[IdleRule, float]:
         rule, now = IdleRule(policy, begun), begun
         for step in steps:
             now += step
-            if rule.observe(now, [an_activity(0.0, span=step)]).word == "idle":
+            if rule.observe(Observation(now, [an_activity(0.0, span=step)])).kind == "idle":
                 assume(False)
         return rule, now
 
@@ -371,32 +380,32 @@ def test_due_is_the_exact_moment_from_which_on_it_fires(
     due = rule.due()
     assert due is not None
     assume(0 < due - now <= policy.longest_gap)
-    assert rule.observe(due, [an_activity(0.0, span=due - now)]).word == "idle"
+    assert rule.observe(Observation(due, [an_activity(0.0, span=due - now)])).kind == "idle"
     rule, now = at_the_end()
     just_before = max(now, due - max(1e-6, due * 1e-15))
     assume(just_before < due)
-    assert rule.observe(just_before, [an_activity(0.0, span=just_before - now)]).word == "waiting"
+    assert rule.observe(Observation(just_before, [an_activity(0.0, span=just_before - now)])).kind == "waiting"
     assert rule.due() == due
 
 
 def test_nothing_is_due_while_too_few_are_idle_nor_once_it_has_been_said() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
     assert rule.due() is None
-    rule.observe(1.0, [an_activity(0.0, 0), an_activity(0.5, 1)])
+    rule.observe(Observation(1.0, [an_activity(0.0, 0), an_activity(0.5, 1)]))
     assert rule.due() is None
-    rule.observe(2.0, [an_activity(0.0, 0), an_activity(0.0, 1)])
+    rule.observe(Observation(2.0, [an_activity(0.0, 0), an_activity(0.0, 1)]))
     assert rule.due() == 4.0
-    assert rule.observe(4.0, [an_activity(0.0, 0), an_activity(0.0, 1)]).word == "idle"
+    assert rule.observe(Observation(4.0, [an_activity(0.0, 0), an_activity(0.0, 1)])).kind == "idle"
     assert rule.due() is None
 
 
 def test_the_due_moment_counts_the_start_up_delay_and_a_snooze() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=30.0, after=100.0, every=1.0), 1000.0)
-    rule.observe(1001.0, [an_activity(0.0)])
+    rule = IdleRule(IdlePolicy(below=BELOW, window=30.0, after=100.0, every=1.0), 1000.0)
+    rule.observe(Observation(1001.0, [an_activity(0.0)]))
     assert rule.due() == 1130.0
     rule.snooze(1500.0)
     assert rule.due() is None
-    rule.observe(1002.0, [an_activity(0.0)])
+    rule.observe(Observation(1002.0, [an_activity(0.0)]))
     assert rule.due() == 1530.0
 
 
@@ -404,44 +413,46 @@ def test_the_due_moment_counts_the_start_up_delay_and_a_snooze() -> None:
 
 
 def test_gpus_that_leave_the_scope_no_longer_hold_it_up() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     for second in range(1, 9):
-        rule.observe(float(second), [an_activity(0.0, 0), an_activity(0.9, 1)])
-    verdict = rule.observe(10.0, [an_activity(0.0, 0)])
-    assert (verdict.word, verdict.reason) == ("idle", "GPU 0 stayed below 10% for 10s")
+        rule.observe(Observation(float(second), [an_activity(0.0, 0), an_activity(0.9, 1)]))
+    verdict = rule.observe(Observation(10.0, [an_activity(0.0, 0)]))
+    assert (verdict.kind, verdict.reason) == ("idle", "GPU 0 stayed below 10% for 10s")
 
 
 def test_a_gpu_that_joins_the_scope_has_its_whole_window_before_it() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     for second in range(1, 9):
-        rule.observe(float(second), [an_activity(0.0, 0)])
-    verdicts = [rule.observe(float(second), [an_activity(0.0, 0), an_activity(0.0, 1)]).word for second in range(9, 20)]
+        rule.observe(Observation(float(second), [an_activity(0.0, 0)]))
+    verdicts = [
+        rule.observe(Observation(float(second), [an_activity(0.0, 0), an_activity(0.0, 1)])).kind
+        for second in range(9, 20)
+    ]
     assert verdicts == ["waiting"] * 9 + ["idle"] * 2
 
 
 def test_a_gpu_that_left_and_came_back_starts_again() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     for second in range(1, 9):
-        rule.observe(float(second), [an_activity(0.0, 0)])
-    rule.observe(9.0, [an_activity(0.5, 1)])
-    assert rule.observe(10.0, [an_activity(0.0, 0)]).idle_for == 1.0
+        rule.observe(Observation(float(second), [an_activity(0.0, 0)]))
+    rule.observe(Observation(9.0, [an_activity(0.5, 1)]))
+    assert idle_for(rule, 10.0, [an_activity(0.0, 0)]) == 1.0
 
 
 def test_no_gpu_at_all_is_unknown_and_forgets_what_was_idle() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
-    rule.observe(1.0, [an_activity(0.0)])
-    verdicts = [rule.observe(float(second), []) for second in range(2, 20)]
-    assert {(verdict.word, verdict.reason) for verdict in verdicts} == {("unknown", "there is no GPU to judge by")}
-    assert verdicts[-1].unknown_for == 17.0
-    assert rule.observe(20.0, [an_activity(0.0)]).idle_for == 1.0
+    rule = IdleRule(IdlePolicy(below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
+    rule.observe(Observation(1.0, [an_activity(0.0)]))
+    verdicts = [rule.observe(Observation(float(second), [])) for second in range(2, 20)]
+    assert {(verdict.kind, verdict.reason) for verdict in verdicts} == {("unknown", "there is no GPU to judge by")}
+    assert idle_for(rule, 20.0, [an_activity(0.0)]) == 1.0
 
 
 def test_more_gpus_required_than_there_are_means_all_of_them() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=3.0, after=0.0, every=1.0, require=4), 0.0)
-    words = [rule.observe(float(s), [an_activity(0.0, 0), an_activity(0.0, 1)]).word for s in range(1, 5)]
+    rule = IdleRule(IdlePolicy(below=BELOW, window=3.0, after=0.0, every=1.0, require=4), 0.0)
+    words = [rule.observe(Observation(float(s), [an_activity(0.0, 0), an_activity(0.0, 1)])).kind for s in range(1, 5)]
     assert words == ["waiting", "waiting", "idle", "idle"]
-    unknown = IdleRule(Policy(below=BELOW, window=3.0, after=0.0, every=1.0, require=4), 0.0)
-    assert unknown.observe(1.0, [an_activity(HIDDEN, 0), an_activity(0.0, 1)]).word == "unknown"
+    unknown = IdleRule(IdlePolicy(below=BELOW, window=3.0, after=0.0, every=1.0, require=4), 0.0)
+    assert unknown.observe(Observation(1.0, [an_activity(HIDDEN, 0), an_activity(0.0, 1)])).kind == "unknown"
 
 
 # Snooze and starting over
@@ -449,42 +460,42 @@ def test_more_gpus_required_than_there_are_means_all_of_them() -> None:
 
 @given(st.integers(1, 29), st.integers(1, 200), st.integers(1, 5))
 def test_a_snooze_is_kept_to_its_end_and_then_a_whole_window(asked: int, length: int, every: int) -> None:
-    policy = Policy(below=BELOW, window=30.0, after=0.0, every=float(every))
+    policy = IdlePolicy(below=BELOW, window=30.0, after=0.0, every=float(every))
     rule = IdleRule(policy, 0.0)
     until = asked + length
     fired = []
     for second in range(every, until + 30 + every, every):
         if second - every < asked <= second:
             rule.snooze(float(until))
-        if rule.observe(float(second), [an_activity(0.0, span=float(every))]).word == "idle":
+        if rule.observe(Observation(float(second), [an_activity(0.0, span=float(every))])).kind == "idle":
             fired.append(second)
     assert fired
     assert fired[0] >= until + 30
 
 
 def test_a_snooze_can_be_taken_back() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
-    rule.observe(1.0, [an_activity(0.0)])
+    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule.observe(Observation(1.0, [an_activity(0.0)]))
     rule.snooze(1000.0)
-    assert rule.observe(2.0, [an_activity(0.0)]).reason == "snoozed for another 16m38s"
+    assert rule.observe(Observation(2.0, [an_activity(0.0)])).reason == "snoozed for another 16m38s"
     rule.snooze(2.0)
-    assert rule.observe(3.0, [an_activity(0.0)]).word == "waiting"
-    assert rule.observe(12.0, [an_activity(0.0, span=9.0)]).word == "idle"
+    assert rule.observe(Observation(3.0, [an_activity(0.0)])).kind == "waiting"
+    assert rule.observe(Observation(12.0, [an_activity(0.0, span=9.0)])).kind == "idle"
 
 
 def test_a_snooze_survives_starting_over() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     rule.snooze(100.0)
     rule.rearm(5.0)
-    assert rule.observe(6.0, [an_activity(0.5)]).reason == "snoozed for another 1m34s"
+    assert rule.observe(Observation(6.0, [an_activity(0.5)])).reason == "snoozed for another 1m34s"
 
 
 def test_neither_a_snooze_nor_starting_over_shortens_the_start_up_delay() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=10.0, after=100.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=100.0, every=1.0), 0.0)
     rule.snooze(20.0)
     rule.rearm(30.0)
-    rule.observe(39.0, [an_activity(0.5)])
-    assert rule.observe(40.0, [an_activity(0.0)]).reason == "start-up delay: the window begins in 1m"
+    rule.observe(Observation(39.0, [an_activity(0.5)]))
+    assert rule.observe(Observation(40.0, [an_activity(0.0)])).reason == "start-up delay: the window begins in 1m"
 
 
 def drive(rule: IdleRule, *stretches: tuple[int, Maybe[float]]) -> list[int]:
@@ -494,31 +505,31 @@ def drive(rule: IdleRule, *stretches: tuple[int, Maybe[float]]) -> list[int]:
     for length, peak in stretches:
         for _ in range(length):
             second += 1
-            if rule.observe(float(second), [an_activity(peak)]).word == "idle":
+            if rule.observe(Observation(float(second), [an_activity(peak)])).kind == "idle":
                 fired.append(second)
                 rule.rearm(float(second))
     return fired
 
 
 def test_after_starting_over_it_fires_once_for_each_time_the_gpus_were_used() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     assert drive(rule, (300, 0.0), (1, 0.5), (300, 0.0), (20, HIDDEN), (300, 0.0)) == [10, 311]
 
 
 def test_after_starting_over_it_must_be_armed_again() -> None:
-    policy = Policy(below=BELOW, window=10.0, after=0.0, every=1.0, arm_above=0.5, arm_for=5.0)
+    policy = IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0, arm_above=0.5, arm_for=5.0)
     fired = drive(IdleRule(policy, 0.0), (50, 0.0), (6, 0.9), (50, 0.0), (3, 0.9), (50, 0.0), (6, 0.5), (50, 0.0))
     assert fired == [66, 175]
 
 
 def test_while_it_is_spent_it_says_so_and_nothing_is_due() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
     drive(rule, (6, 0.0))
     assert rule.spent
-    verdict = rule.observe(7.0, [an_activity(0.0)])
-    assert (verdict.word, verdict.reason) == ("arming", "it has fired: not armed until the GPUs are used again")
+    verdict = rule.observe(Observation(7.0, [an_activity(0.0)]))
+    assert (verdict.kind, verdict.reason) == ("arming", "it has fired: not armed until the GPUs are used again")
     assert rule.due() is None
-    rule.observe(8.0, [an_activity(0.2)])
+    rule.observe(Observation(8.0, [an_activity(0.2)]))
     assert not rule.spent
 
 
@@ -534,15 +545,15 @@ def test_while_it_is_spent_it_says_so_and_nothing_is_due() -> None:
 def test_a_gpu_that_was_told_of_is_not_told_of_again_before_it_was_used(
     require: Require, fired: dict[int, str]
 ) -> None:
-    rule = IdleRule(Policy(below=BELOW, window=5.0, after=0.0, every=1.0, require=require), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0, require=require), 0.0)
     reasons = {}
     for second in range(1, 120):
         activities = [
             an_activity(0.8 if second == 30 else 0.0, 0),
             an_activity(0.9 if 30 <= second <= 60 or (require == "any" and second < 30) else 0.0, 1),
         ]
-        verdict = rule.observe(float(second), activities)
-        if verdict.word == "idle":
+        verdict = rule.observe(Observation(float(second), activities))
+        if verdict.kind == "idle":
             reasons[second] = verdict.reason.split(" stayed")[0]
             rule.rearm(float(second))
     assert reasons == fired
@@ -553,15 +564,16 @@ def test_a_gpu_that_was_told_of_is_not_told_of_again_before_it_was_used(
 def test_every_firing_tells_of_a_gpu_that_was_used_since_the_last_one(
     world: World, every: int, more: int, require: Require
 ) -> None:
-    policy = Policy(below=BELOW, window=float(every + more), after=0.0, every=float(every), require=require)
+    policy = IdlePolicy(below=BELOW, window=float(every + more), after=0.0, every=float(every), require=require)
     rule = IdleRule(policy, world.begun)
     told: set[str] = set()
     for second in range(1, world.length + 1, every):
         activities = world.activities(second - every, second)
         told -= {a.uuid for a in activities if not isinstance(a.peak, Unknown) and a.peak >= BELOW}
         at = world.begun + second
-        if rule.observe(at, activities).word == "idle":
-            idle = set(rule.idle_gpus(at))
+        verdict = rule.observe(Observation(at, activities))
+        if verdict.effect == "act":
+            idle = set(verdict.gpus)
             assert len(idle) >= required(policy, len(world.gpus))
             assert idle - told
             # One that went idle a moment later is part of the same story.
@@ -571,12 +583,12 @@ def test_every_firing_tells_of_a_gpu_that_was_used_since_the_last_one(
 
 
 def test_where_all_must_be_idle_it_is_enough_that_one_was_used_meanwhile() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
     fired = []
     for second in range(1, 60):
         activities = [an_activity(0.8 if second in {20, 21} else 0.0, 0), an_activity(0.0, 1)]
         due = rule.due()
-        if rule.observe(float(second), activities).word == "idle":
+        if rule.observe(Observation(float(second), activities)).kind == "idle":
             assert due == second
             fired.append(second)
             rule.rearm(float(second))
@@ -584,11 +596,12 @@ def test_where_all_must_be_idle_it_is_enough_that_one_was_used_meanwhile() -> No
 
 
 def test_the_gpus_that_were_idle_for_the_whole_window_are_told_apart() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=5.0, after=0.0, every=1.0, require="any"), 0.0)
-    for second in range(1, 6):
-        rule.observe(float(second), [an_activity(0.0, 0), an_activity(0.0 if second > 2 else 0.5, 1)])
-    assert rule.idle_gpus(5.0) == ("GPU-0",)
-    assert rule.idle_gpus(7.0) == ("GPU-0", "GPU-1")
+    rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0, require="any"), 0.0)
+    named = [
+        rule.observe(Observation(float(at), [an_activity(0.0, 0), an_activity(0.0 if at > 2 else 0.5, 1)])).gpus
+        for at in range(1, 8)
+    ]
+    assert named[3:] == [(), ("GPU-0",), ("GPU-0",), ("GPU-0", "GPU-1")]
 
 
 # The sentences that a person reads
@@ -611,40 +624,44 @@ FOUR = [an_activity(0.0, gpu) for gpu in range(4)]
     ],
 )
 def test_each_verdict_says_why(activities: list[Activity], word: str, reason: str) -> None:
-    rule = IdleRule(Policy(below=BELOW, after=0.0), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, after=0.0), 0.0)
     spans = [a._replace(span=5.0) for a in activities]
-    *_, verdict = [rule.observe(float(second), spans) for second in range(5, 61, 5)]
-    assert (verdict.word, verdict.reason) == (word, reason)
+    *_, verdict = [rule.observe(Observation(float(second), spans)) for second in range(5, 61, 5)]
+    assert (verdict.kind, verdict.reason) == (word, reason)
 
 
 def test_the_sentence_names_those_that_were_idle_and_no_other() -> None:
-    rule = IdleRule(Policy(below=BELOW, window=30.0, after=0.0, every=1.0, require=2), 0.0)
+    rule = IdleRule(IdlePolicy(below=BELOW, window=30.0, after=0.0, every=1.0, require=2), 0.0)
     before = [an_activity(0.0, 0), an_activity(0.9, 1), an_activity(0.0, 2), an_activity(1.0, 3)]
     after = [an_activity(0.0, 0), an_activity(0.0, 1), an_activity(0.0, 2), an_activity(1.0, 3)]
-    *_, verdict = [rule.observe(float(second), before if second < 20 else after) for second in range(1, 31)]
-    assert (verdict.word, verdict.progress, verdict.idle_for) == ("idle", 1.0, 30.0)
+    *_, verdict = [
+        rule.observe(Observation(float(second), before if second < 20 else after)) for second in range(1, 31)
+    ]
+    assert (verdict.kind, verdict.effect, verdict.progress, verdict.since) == ("idle", "act", 1.0, 0.0)
     assert verdict.reason == "GPU 0 and GPU 2 stayed below 10% for 30s"
 
 
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
-        (Policy(), "start-up delay: the window begins in 9m59s"),
-        (Policy(after=0.0, arm_above=0.5), "not armed: no GPU has been at 50% or more yet"),
-        (Policy(after=0.0, arm_above=0.5, arm_for=300.0), "not armed: no GPU has been at 50% or more for 5m yet"),
+        (IdlePolicy(), "start-up delay: the window begins in 9m59s"),
+        (IdlePolicy(after=0.0, arm_above=0.5), "not armed: no GPU has been at 50% or more yet"),
+        (IdlePolicy(after=0.0, arm_above=0.5, arm_for=300.0), "not armed: no GPU has been at 50% or more for 5m yet"),
     ],
 )
-def test_waiting_and_arming_say_what_for(policy: Policy, reason: str) -> None:
-    assert IdleRule(policy, 0.0).observe(1.0, [an_activity(0.0)]).reason == reason
+def test_waiting_and_arming_say_what_for(policy: IdlePolicy, reason: str) -> None:
+    assert IdleRule(policy, 0.0).observe(Observation(1.0, [an_activity(0.0)])).reason == reason
 
 
 def test_a_burst_between_two_looks_is_not_taken_for_long_activity() -> None:
-    policy = Policy(below=BELOW, window=60.0, after=0.0, every=60.0, arm_above=0.5, arm_for=60.0)
+    policy = IdlePolicy(below=BELOW, window=60.0, after=0.0, every=60.0, arm_above=0.5, arm_for=60.0)
     rule = IdleRule(policy, 0.0)
     peaks = {60.0: 1.0, 120.0: 0.0, 180.0: 0.0}
-    assert {rule.observe(at, [an_activity(peak, span=60.0)]).word for at, peak in peaks.items()} == {"arming"}
+    assert {rule.observe(Observation(at, [an_activity(peak, span=60.0)])).kind for at, peak in peaks.items()} == {
+        "arming"
+    }
 
 
 def test_a_policy_that_cannot_be_meant_is_refused() -> None:
     with pytest.raises(BadInputError, match="shorter than --every"):
-        IdleRule(Policy(window=1.0, every=10.0), 0.0)
+        IdleRule(IdlePolicy(window=1.0, every=10.0), 0.0)

@@ -7,8 +7,9 @@ from typing import Literal
 import pytest
 
 from stoker.dropin.gpu_idle_timeout import parse
-from stoker.dropin.idle_watch import IdleWatch, Numbers
+from stoker.dropin.idle_watch import IdleWatch, look_distance
 from stoker.gpus.model import Look, Maybe, Unknown
+from stoker.rules.samples import SamplesPolicy
 from tests.support.looks import a_look
 
 UNKNOWN = Unknown("not supported by this GPU")
@@ -31,7 +32,17 @@ class Watched:
         self.lines: list[str] = []
         log = logging.Logger("test", level)
         log.addHandler(self._Keeper(self.lines))
-        self.watch = IdleWatch(Numbers(threshhold, every, samples, delay, require), log)
+        self.watch = IdleWatch(
+            SamplesPolicy(
+                every=look_distance(every),
+                threshold=threshhold,
+                sample_freq=every,
+                num_samples=samples,
+                delay_samples=delay,
+                require=require,
+            ),
+            log,
+        )
         self._at = 0.0
 
     class _Keeper(logging.Handler):
@@ -46,13 +57,14 @@ class Watched:
         return self.feed(a_look(*utilizations, at=self._at))
 
     def feed(self, look: Look) -> tuple[str, ...]:
-        self._at += self.watch.look_every
-        return self.watch.observe(look)
+        self._at += self.watch.policy.every
+        self.verdict = self.watch.observe(look)
+        return self.verdict.gpus
 
 
 @pytest.mark.parametrize(("every", "look_every"), [(1, 1), (6, 6), (10, 10), (11, 5.5), (30, 10), (60, 10)])
 def test_samples_that_are_far_apart_are_made_of_several_looks(every: int, look_every: float) -> None:
-    assert Watched(every=every).watch.look_every == look_every
+    assert Watched(every=every).watch.policy.every == look_every
 
 
 def test_work_between_two_samples_is_seen() -> None:
@@ -121,28 +133,26 @@ def test_a_machine_that_cannot_be_read_is_told_and_starts_the_window_again() -> 
 def test_after_an_action_that_failed_a_whole_window_must_be_idle_again() -> None:
     watched = Watched(samples=2)
     assert [watched.look(0.0) for _ in range(3)] == [(), (), (GPU,)]
-    watched.watch.start_again()
+    watched.watch.start_again(0.0)
     assert [watched.look(0.0) for _ in range(2)] == [(), (GPU,)]
 
 
 def test_any_names_the_gpus_that_were_idle() -> None:
     watched = Watched(samples=1, require="any")
     watched.look(0.0, 0.9)
-    idle = watched.look(0.0, 0.9)
-    assert watched.watch.idle_in_words(idle) == (
-        f"usage for any GPUs: ['{GPU}'] was below threshhold 50% for last 1 seconds."
-    )
+    watched.look(0.0, 0.9)
+    assert watched.verdict.reason == (f"usage for any GPUs: ['{GPU}'] was below threshhold 50% for last 1 seconds.")
 
 
 @pytest.mark.parametrize("spelling", ["-a", "--all_or_any", "--all-or-any"])
 def test_every_spelling_of_all_or_any_is_understood(spelling: str) -> None:
-    assert parse([spelling, "any", "cat"]).numbers.all_or_any == "any"
-    assert parse(["cat"]).numbers.all_or_any == "all"
+    assert parse([spelling, "any", "cat"]).policy.require == "any"
+    assert parse(["cat"]).policy.require == "all"
 
 
 def test_the_defaults_are_the_originals() -> None:
     options = parse(["cat", "-x"])
-    assert options.numbers == Numbers(1, 5, 60, 12, "all")
+    assert options.policy == SamplesPolicy()
     assert options.command == ("cat", "-x")
     assert (options.debug, options.signal, options.signal_children) == (False, None, False)
 

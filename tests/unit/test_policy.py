@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
-from stoker.rules.policy import Policy
+from stoker.rules.idle import IdlePolicy
+from stoker.rules.registry import changed, policies_of, stored_form
 
 
 def test_the_defaults_can_be_meant() -> None:
-    Policy().check()
+    IdlePolicy().check()
 
 
 @pytest.mark.parametrize(
@@ -22,9 +23,9 @@ def test_the_defaults_can_be_meant() -> None:
         ({"below": -0.1}, "--below -10% would"),
         ({"below": 1.01}, "--below 101% would"),
         ({"below": float("nan")}, "--below"),
-        ({"every": 0.0}, "longer than nothing"),
-        ({"window": 0.0}, "longer than nothing"),
-        ({"window": -60.0}, "longer than nothing"),
+        ({"every": 0.0}, "greater than zero"),
+        ({"window": 0.0}, "greater than zero"),
+        ({"window": -60.0}, "greater than zero"),
         ({"window": 1.0, "every": 10.0}, "--for 1s is shorter than --every 10s"),
         ({"after": -1.0}, "cannot be negative"),
         ({"arm_above": 0.5, "arm_for": -1.0}, "cannot be negative"),
@@ -35,16 +36,16 @@ def test_the_defaults_can_be_meant() -> None:
         ({"warn_at": 1.0}, "--warn-at must be between"),
         ({"require": 0}, "--require must be all, any or a number"),
         ({"require": -2}, "--require must be all, any or a number"),
-        ({"window": float("inf")}, "lengths of time that end"),
-        ({"window": float("nan")}, "lengths of time that end"),
-        ({"every": float("nan")}, "lengths of time that end"),
-        ({"after": float("inf")}, "lengths of time that end"),
-        ({"arm_above": 0.5, "arm_for": float("nan")}, "lengths of time that end"),
+        ({"window": float("inf")}, "finite durations"),
+        ({"window": float("nan")}, "finite durations"),
+        ({"every": float("nan")}, "finite durations"),
+        ({"after": float("inf")}, "finite durations"),
+        ({"arm_above": 0.5, "arm_for": float("nan")}, "finite durations"),
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadInputError, match=sentence) as caught:
-        msgspec.structs.replace(Policy(), **changes).check()
+        msgspec.structs.replace(IdlePolicy(), **changes).check()
     assert "\n" not in str(caught.value)
 
 
@@ -63,7 +64,7 @@ def test_what_cannot_be_meant_is_one_sentence(changes: dict[str, Any], sentence:
     ],
 )
 def test_what_is_at_the_edge_can_still_be_meant(changes: dict[str, Any]) -> None:
-    msgspec.structs.replace(Policy(), **changes).check()
+    msgspec.structs.replace(IdlePolicy(), **changes).check()
 
 
 @pytest.mark.parametrize(
@@ -76,15 +77,41 @@ def test_what_is_at_the_edge_can_still_be_meant(changes: dict[str, Any]) -> None
     ],
 )
 def test_it_reads_as_a_person_would_say_it(changes: dict[str, Any], words: str) -> None:
-    assert msgspec.structs.replace(Policy(), **changes).in_words() == words
+    assert msgspec.structs.replace(IdlePolicy(), **changes).in_words() == words
 
 
 @given(st.floats(0.01, 1000))
 def test_a_look_that_took_its_deadline_is_no_gap_but_three_missing_ones_and_a_deadline_are(every: float) -> None:
-    gap = Policy(every=every).longest_gap
+    gap = IdlePolicy(every=every).longest_gap
     assert every + 5.0 < gap < 4 * every + 10.0
 
 
 def test_it_comes_back_from_a_record_as_it_was() -> None:
-    policy = Policy(require=2, arm_above=0.5, arm_for=60.0, warn_at=None)
-    assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
+    policy = IdlePolicy(require=2, arm_above=0.5, arm_for=60.0, warn_at=None)
+    assert policies_of(msgspec.json.decode(msgspec.json.encode(stored_form([policy], whole=True)))) == (policy,)
+
+
+def test_a_job_keeps_only_what_differs_from_the_defaults() -> None:
+    assert stored_form([IdlePolicy()]) == {}
+    assert stored_form([IdlePolicy(window=60.0, warn_at=None)]) == {"window": 60.0, "warn_at": None}
+    assert stored_form([]) == {"idle": False}
+    assert policies_of({"idle": False}) == policies_of({"idle": "off"}) == ()
+
+
+def test_a_setting_that_is_changed_turns_its_rule_on() -> None:
+    assert changed({"idle": False}, {"window": 60.0}) == {"window": 60.0}
+    assert changed({"window": 60.0}, {"idle": "off"}) == {"idle": False}
+    assert changed({"window": 60.0}, {"every": 2.0}) == {"window": 60.0, "every": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("stored", "reason"),
+    [
+        ({"windows": 3}, "no rule has a setting 'windows': there are every, warn_at, idle, below"),
+        ({"window": "x"}, "the settings of the rule 'idle' are not valid: "),
+        ({"idle": "maybe"}, "idle: 'maybe' is neither on nor off"),
+    ],
+)
+def test_stored_settings_that_do_not_exist_are_refused(stored: dict[str, Any], reason: str) -> None:
+    with pytest.raises(BadInputError, match=reason):
+        policies_of(stored)

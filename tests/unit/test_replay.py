@@ -15,8 +15,7 @@ from stoker.cli.tables import replay as text
 from stoker.cli.tables.timeline import Timeline
 from stoker.cli.verbs.replay_page import page_of
 from stoker.gpus.model import Look, Maybe, Process, Unknown, Utilization
-from stoker.rules.idle import IdleRule
-from stoker.rules.policy import Policy
+from stoker.rules.idle import IdlePolicy, IdleRule
 from stoker.rules.replay import Firing, Replay, replay, rhythm_of
 from stoker.rules.scope import MachineScope
 from tests.support.looks import a_gpu, a_look, a_process
@@ -27,8 +26,8 @@ BELOW = 0.1
 LOST = Unknown("the GPU is lost")
 
 
-def a_policy(**changes: Any) -> Policy:
-    return msgspec.structs.replace(Policy(below=BELOW, window=10 * MINUTE, after=0.0, every=MINUTE), **changes)
+def a_policy(**changes: Any) -> IdlePolicy:
+    return msgspec.structs.replace(IdlePolicy(below=BELOW, window=10 * MINUTE, after=0.0, every=MINUTE), **changes)
 
 
 def look_at(minute: float, utilizations: Sequence[Maybe[float]], processes: tuple[Process, ...] = ()) -> Look:
@@ -44,7 +43,7 @@ def minutes(*stretches: tuple[int, Maybe[float]]) -> list[Look]:
 
 
 def played(looks: Iterable[Look], chosen: str = "all", **changes: Any) -> Replay:
-    return replay(looks, a_policy(**changes), MachineScope(chosen, {}))
+    return replay(looks, [a_policy(**changes)], MachineScope(chosen, {}))
 
 
 def summary(found: Replay) -> list[tuple[float, float, bool]]:
@@ -74,7 +73,7 @@ def test_a_replay_fires_when_a_watcher_would() -> None:
     scope = MachineScope("all", {})
     fired = []
     for look in looks:
-        if rule.observe(look.at, scope.activities(look)).word == "idle":
+        if rule.observe(scope.observe(look)).effect == "act":
             fired.append(look.at)
             rule.rearm(look.at)
     assert [firing.moment.at for firing in played(looks).firings] == fired
@@ -334,7 +333,7 @@ def test_what_nobody_saw_is_told_with_the_longest_of_it() -> None:
 
 def test_the_rule_reads_with_all_its_conditions() -> None:
     policy = a_policy(after=HOUR, arm_above=0.5, arm_for=5 * MINUTE)
-    assert text.rule(policy) == (
+    assert text.rule([policy]) == (
         "all GPUs below 10% for 10m, not in the first 1h, armed once a GPU was at 50% or more for 5m"
     )
 

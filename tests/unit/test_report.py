@@ -20,6 +20,7 @@ import stoker
 from stoker.cli import app
 from stoker.cli.verbs import edit, run, submit
 from stoker.gpus.model import Look, Maybe, Unknown, known
+from stoker.rules.rule import Verdict
 from stoker.runs.postmortem.causes import CAUSES
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.hints import hints, options_of
@@ -120,6 +121,9 @@ def some_facts(**changes: Any) -> RunFacts:
     )
     if "output" in changes:
         changes["outputs"] = [Output("standard output", "", changes.pop("output"))]
+    if changes.get("ending", "idle") == "idle":
+        verdict = Verdict("idle", "GPU 0 stayed below 1% for 30m", "act", "its GPUs stayed idle", quiet=True)
+        changes = {"verdict": verdict, **changes}
     return msgspec.structs.replace(facts, **changes)
 
 
@@ -170,7 +174,7 @@ class TestFirstSight:
     def test_the_rule_that_fired_is_the_first_sentence(self) -> None:
         lines = [line for line in render(some_facts()).splitlines() if line]
         assert lines[:3] == [
-            "# Stopped: its GPUs were idle",
+            "# Stopped: its GPUs stayed idle",
             "**GPU 0 and GPU 1 stayed below 1% for 30m.**",
             "Run `3f9a12bc` on `node7`, after 1h56m: stopped by SIGTERM after 3s, exit code 124.",
         ]
@@ -182,7 +186,7 @@ class TestFirstSight:
 
     def test_what_to_do_comes_before_the_proof(self) -> None:
         assert headings(render(some_facts()))[:7] == [
-            "Stopped: its GPUs were idle",
+            "Stopped: its GPUs stayed idle",
             "What to do next",
             "The GPUs",
             "The processes",
@@ -192,7 +196,7 @@ class TestFirstSight:
         ]
 
     def test_a_dry_run_does_not_say_that_anything_was_stopped(self) -> None:
-        assert headings(render(some_facts(dry_run=True)))[0] == "Not stopped (dry run): its GPUs were idle"
+        assert headings(render(some_facts(dry_run=True)))[0] == "Not stopped (dry run): its GPUs stayed idle"
 
     def test_a_name_that_was_given_to_it_is_shown(self) -> None:
         assert "Run `3f9a12bc` (`bert-base`) on" in render(some_facts(name="bert-base"))

@@ -9,7 +9,8 @@ import pytest
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.processes import read_stat
 from stoker.procfs import boot_id
-from stoker.rules.policy import Policy
+from stoker.rules.idle import IdlePolicy
+from stoker.rules.registry import stored_form
 from stoker.runs.record import MOST_RECORDS, OLDEST_RECORD, Record, Records, Snooze, Spec, Status
 from stoker.runs.summary import in_a_word, summary_of
 
@@ -26,7 +27,8 @@ def a_spec(record: Record, *, alive: bool = False, started: float | None = None)
         supervisor=os.getpid(),
         supervisor_started=ticks if alive else ticks + 1,
         started=time.time() if started is None else started,
-        policy=Policy(),
+        policy=stored_form([IdlePolicy()], whole=True),
+        rule="all GPUs below 1% for 30m",
         gpus="job",
         signal="TERM",
         grace=30.0,

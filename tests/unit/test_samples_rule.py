@@ -8,15 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.gpus.model import Look, Maybe, Unknown, Utilization, known
-from stoker.rules.samples import Percents, Sample, SampleGatherer, SamplesRule
+from stoker.rules.samples import Percents, Sample, SampleGatherer, SamplesPolicy, SamplesRule
+from stoker.rules.scope import DeviceScope
 from tests.support.looks import a_gpu, a_look, a_reading
 
 UNKNOWN = Unknown("the driver did not answer")
 PERCENTS = st.one_of(st.integers(0, 100), st.just(UNKNOWN))
 
 
+def a_rule(threshold: int, samples: int, require: Literal["all", "any"] = "all") -> SamplesRule:
+    return SamplesRule(SamplesPolicy(threshold=threshold, num_samples=samples, require=require))
+
+
 def fed(rule: SamplesRule, *samples: Percents) -> list[tuple[str, ...]]:
-    return [rule.observe(sample) for sample in samples]
+    return [rule.count(sample) for sample in samples]
 
 
 def is_below(percent: Maybe[int], threshold: int) -> bool:
@@ -35,9 +40,9 @@ def test_it_fires_exactly_when_the_last_n_samples_were_all_below(
     samples: int,
     require: Literal["all", "any"],
 ) -> None:
-    rule = SamplesRule(threshold, samples, require)
+    rule = a_rule(threshold, samples, require)
     for taken, (a, b) in enumerate(readings, start=1):
-        fired = rule.observe({"a": a, "b": b})
+        fired = rule.count({"a": a, "b": b})
         window = readings[max(taken - samples, 0) : taken]
         idle = [
             name
@@ -49,51 +54,51 @@ def test_it_fires_exactly_when_the_last_n_samples_were_all_below(
 
 
 def test_nothing_is_said_before_n_samples_are_in() -> None:
-    assert fed(SamplesRule(50, 3), {"a": 0}, {"a": 0}, {"a": 0}, {"a": 0}) == [(), (), ("a",), ("a",)]
+    assert fed(a_rule(50, 3), {"a": 0}, {"a": 0}, {"a": 0}, {"a": 0}) == [(), (), ("a",), ("a",)]
 
 
 def test_at_the_threshold_is_not_below_it() -> None:
-    assert fed(SamplesRule(50, 1), {"a": 50}, {"a": 49}) == [(), ("a",)]
+    assert fed(a_rule(50, 1), {"a": 50}, {"a": 49}) == [(), ("a",)]
 
 
 def test_one_sample_above_starts_the_window_again() -> None:
     idle: Percents = {"a": 0}
-    assert fed(SamplesRule(1, 2), idle, {"a": 1}, idle, idle) == [(), (), (), ("a",)]
+    assert fed(a_rule(1, 2), idle, {"a": 1}, idle, idle) == [(), (), (), ("a",)]
 
 
 def test_an_unknown_sample_starts_the_window_again() -> None:
     idle: Percents = {"a": 0}
-    assert fed(SamplesRule(1, 2), idle, {"a": UNKNOWN}, idle, idle) == [(), (), (), ("a",)]
+    assert fed(a_rule(1, 2), idle, {"a": UNKNOWN}, idle, idle) == [(), (), (), ("a",)]
 
 
 def test_all_waits_for_every_gpu_and_any_names_the_idle_ones() -> None:
     sample: Percents = {"a": 0, "b": 90, "c": 0, "d": UNKNOWN}
-    assert SamplesRule(50, 1, "all").observe(sample) == ()
-    assert SamplesRule(50, 1, "any").observe(sample) == ("a", "c")
+    assert a_rule(50, 1, "all").count(sample) == ()
+    assert a_rule(50, 1, "any").count(sample) == ("a", "c")
 
 
 @pytest.mark.parametrize("require", ["all", "any"])
 def test_no_gpu_at_all_is_not_idle(require: Literal["all", "any"]) -> None:
-    assert fed(SamplesRule(50, 1, require), {}, {}) == [(), ()]
+    assert fed(a_rule(50, 1, require), {}, {}) == [(), ()]
 
 
 @pytest.mark.parametrize("require", ["all", "any"])
 def test_a_gpu_that_disappears_starts_the_window_again(require: Literal["all", "any"]) -> None:
     both: Percents = {"a": 0, "b": 90}
     left: Percents = {"a": 0}
-    assert fed(SamplesRule(50, 3, require), both, both, left, left, left) == [(), (), (), (), ("a",)]
+    assert fed(a_rule(50, 3, require), both, both, left, left, left) == [(), (), (), (), ("a",)]
 
 
 def test_a_gpu_that_appears_must_be_idle_for_a_whole_window_too() -> None:
     one: Percents = {"a": 0}
     two: Percents = {"a": 0, "b": 0}
-    assert fed(SamplesRule(50, 2), one, two, two) == [(), (), ("a", "b")]
+    assert fed(a_rule(50, 2), one, two, two) == [(), (), ("a", "b")]
 
 
 def gathered(*looks: Look, longest_gap: float = 60.0) -> Sample:
     gatherer = SampleGatherer(longest_gap, 60.0)
     for look in looks:
-        gatherer.add(look)
+        gatherer.add(DeviceScope().observe(look))
     return gatherer.take()
 
 
@@ -118,19 +123,19 @@ def test_one_unknown_look_makes_the_sample_unknown() -> None:
 
 def test_each_sample_begins_with_nothing() -> None:
     gatherer = SampleGatherer(60, 60)
-    gatherer.add(a_look(0.9, at=10))
+    gatherer.add(DeviceScope().observe(a_look(0.9, at=10)))
     gatherer.take()
-    gatherer.add(a_look(0.1, at=20))
+    gatherer.add(DeviceScope().observe(a_look(0.1, at=20)))
     assert gatherer.take().percents == {"GPU-00000000": 10}
 
 
 def test_a_hole_between_looks_is_unknown_not_idle() -> None:
     gatherer = SampleGatherer(30, 60)
-    gatherer.add(a_look(0.0, at=10))
+    gatherer.add(DeviceScope().observe(a_look(0.0, at=10)))
     gatherer.take()
-    gatherer.add(a_look(0.0, at=3610))
+    gatherer.add(DeviceScope().observe(a_look(0.0, at=3610)))
     assert gatherer.take().percents == {"GPU-00000000": Unknown("nobody looked for 1h")}
-    gatherer.add(a_look(0.0, at=3620))
+    gatherer.add(DeviceScope().observe(a_look(0.0, at=3620)))
     assert gatherer.take().percents == {"GPU-00000000": 0}
 
 
@@ -140,7 +145,7 @@ def test_the_sample_of_a_moment_does_not_vouch_for_a_stall_before_it(samples: in
     for at in (10, 35):
         gatherer.take()
         reading = msgspec.structs.replace(a_reading(span=25.0), utilization=Utilization(0.0, 0.0, samples))
-        gatherer.add(a_look(gpus=(a_gpu(),), readings=(reading,), at=at))
+        gatherer.add(DeviceScope().observe(a_look(gpus=(a_gpu(),), readings=(reading,), at=at)))
     assert gatherer.take().percents == {"GPU-00000000": percent}
 
 
@@ -157,3 +162,13 @@ def test_a_gpu_that_was_not_there_all_the_time_is_unknown() -> None:
     both = a_look(gpus=(first, second), readings=(a_reading(first), a_reading(second)))
     assert gathered(one, both).percents == {first.uuid: 0, second.uuid: Unknown("it was not there all the time")}
     assert gathered(both, one).percents == {first.uuid: 0}  # and the rule notices that it is gone
+
+
+def test_several_looks_make_a_sample_and_the_rule_waits_for_its_delay() -> None:
+    policy = SamplesPolicy(every=5.0, sample_freq=10, num_samples=2, delay_samples=2)
+    rule = SamplesRule(policy)
+    verdicts = [rule.observe(DeviceScope().observe(a_look(0.0, at=5.0 * number, span=5.0))) for number in range(7)]
+    assert [verdict.kind for verdict in verdicts] == [
+        "waiting", "waiting", "arming", "waiting", "busy", "waiting", "idle",
+    ]  # fmt: skip
+    assert (verdicts[-1].effect, verdicts[-1].gpus, verdicts[-1].since) == ("act", ("GPU-00000000",), 10.0)

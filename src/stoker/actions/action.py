@@ -5,6 +5,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.rules.rule import Verdict
 
 # As with GNU timeout: Stoker itself failed, whatever the GPUs did.
 ACTION_FAILED: Final = 125
@@ -19,26 +20,42 @@ class ActionError(StokerError):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known at the moment of acting."""
 
+    kind: str
+    """The kind of the verdict."""
+    cause: str
+    """What is wrong, for a title: `its GPUs stayed idle`."""
     reason: str
     """`GPU 0 and GPU 1 stayed below 1% for 30m`."""
     rule: str
-    """The rule in words: `all GPUs below 1% for 30m`."""
-    idle_gpus: tuple[str, ...]
-    """The uuids of the GPUs that were idle for the whole window."""
-    idle_for: float
-    """Seconds."""
+    """The rules in words: `all GPUs below 1% for 30m`."""
+    gpus: tuple[str, ...]
+    """The uuids of the GPUs that the verdict is about."""
+    seconds: float
+    """For how long it has been so."""
     host: str
 
     def environment(self) -> dict[str, str]:
         """The facts as variables for a command."""
         return {
-            "STOKER_EVENT": "idle",
+            "STOKER_EVENT": self.kind,
             "STOKER_REASON": self.reason,
             "STOKER_RULE": self.rule,
-            "STOKER_GPUS_IDLE": ",".join(self.idle_gpus),
-            "STOKER_IDLE_SECONDS": f"{self.idle_for:.0f}",
+            "STOKER_GPUS_IDLE": ",".join(self.gpus),
+            "STOKER_IDLE_SECONDS": f"{self.seconds:.0f}",
             "STOKER_HOST": self.host,
         }
+
+
+def facts_of(verdict: Verdict, rule: str, at: float, host: str) -> Facts:
+    return Facts(
+        kind=verdict.kind,
+        cause=verdict.cause,
+        reason=verdict.reason,
+        rule=rule,
+        gpus=verdict.gpus,
+        seconds=at - verdict.since if verdict.since is not None else 0.0,
+        host=host,
+    )
 
 
 class Action(Protocol):

@@ -25,7 +25,9 @@ class Notify(Action, Messenger):
         return ()
 
     def act(self, facts: Facts) -> None:
-        self._channel.send(f"{facts.host}: GPUs are idle", f"{facts.reason} (rule: {facts.rule}).", "warning")
+        self._channel.send(
+            f"{facts.host}: {facts.cause or facts.kind}", f"{facts.reason} (rule: {facts.rule}).", "warning"
+        )
 
     def tell(self, host: str, sentence: str) -> None:
         self._channel.send(f"{host}: Stoker", f"{sentence}.", "warning")

@@ -9,8 +9,7 @@ from typing import Final
 
 import msgspec
 
-from stoker.actions.action import ACTION_FAILED, Action, Facts, Lasting, Messenger, Tracking
-from stoker.actions.news import Newsroom
+from stoker.actions.action import ACTION_FAILED, Action, Facts, Lasting, Messenger, Tracking, facts_of
 from stoker.actions.running_action import RunningAction
 from stoker.actions.systemd import ServiceManager
 from stoker.actions.wakeup import Wakeup
@@ -18,11 +17,9 @@ from stoker.actions.watched import Watched
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import LONGEST_WAIT, Prober, Sampler
 from stoker.gpus.source import AbsentError
-from stoker.rules.idle import IdleRule
-from stoker.rules.policy import Policy
-from stoker.rules.verdict import Verdict
+from stoker.rules.judge import Judge
+from stoker.rules.rule import Policy, Verdict
 from stoker.streams import ERROR, emit
-from stoker.units import format_duration, format_percent
 
 # As with GNU timeout: it ended because time was up.
 IDLE: Final = 124
@@ -56,7 +53,7 @@ class Watcher:
         self,
         prober: Prober,
         watched: Watched,
-        policy: Policy,
+        policies: Sequence[Policy],
         orders: Orders,
         service: ServiceManager,
         *,
@@ -65,13 +62,11 @@ class Watcher:
         begun = time.monotonic()
         self._prober = prober
         self._watched = watched
-        self._policy = policy
         self._orders = orders
         self._service = service
         self._say = tell
-        self._rule = IdleRule(policy, begun, look_takes=prober.deadline)
-        self._newsroom = Newsroom(policy, f"{'would ' if orders.dry_run else ''}{orders.in_words()}")
-        self._lookout = Sampler(prober, policy.every, first=min(policy.every, LONGEST_WAIT))
+        self._judge = Judge(policies, begun, orders.in_words(), look_takes=prober.deadline, dry_run=orders.dry_run)
+        self._lookout = Sampler(prober, self._judge.every, first=min(self._judge.every, LONGEST_WAIT))
         self._wakeup = Wakeup()
         self._code: int | None = None
         self._pending: deque[Action] = deque()
@@ -84,8 +79,8 @@ class Watcher:
     def run(self, first: Look) -> int:
         """Watches from this first look on; the exit code."""
         with self._wakeup:
-            self._say(self._in_words([activity.label for activity in self._watched.activities(first)]))
-            self._service.ready(f"watching: {self._policy.in_words()}")
+            self._say(self._in_words([activity.label for activity in self._watched.observe(first).activities]))
+            self._service.ready(f"watching: {self._judge.in_words()}")
             self._take(first)
             while self._code is None:
                 self._wait()
@@ -130,35 +125,25 @@ class Watcher:
         for action in self._orders.actions:
             if isinstance(action, Tracking):
                 action.track()
-        activities = self._watched.activities(look)
-        verdict = self._rule.observe(look.at, activities)
-        if look.problem is not None and not activities:
-            verdict = verdict._replace(reason=look.problem.reason)
-        for news in self._newsroom.hear(verdict, activities):
-            self._say(news.sentence)
-            if news.urgent and not self._orders.dry_run:
-                self._send_messages(news.sentence)
-        self._service.status(f"{verdict.word}: {verdict.reason}")
-        if verdict.word == "idle":
-            self._fire(verdict, self._rule.idle_gpus(look.at))
+        judgement = self._judge.observe(self._watched.observe(look))
+        verdict = judgement.verdict
+        for message in judgement.messages:
+            self._say(message.text)
+            if message.urgent and not self._orders.dry_run:
+                self._send_messages(message.text)
+        self._service.status(f"{verdict.kind}: {verdict.reason}")
+        if judgement.fired:
+            self._fire(verdict, look.at)
         else:
-            self._lookout.no_later_than(self._rule.due())
+            self._lookout.no_later_than(self._judge.due())
 
     # Acting
 
-    def _fire(self, verdict: Verdict, idle: Sequence[str]) -> None:
-        self._say(verdict.reason)
+    def _fire(self, verdict: Verdict, at: float) -> None:
         if self._orders.dry_run:
-            self._say(f"dry run: would now {self._orders.in_words()}")
             self._conclude()
             return
-        self._facts = Facts(
-            reason=verdict.reason,
-            rule=self._policy.in_words(),
-            idle_gpus=tuple(idle),
-            idle_for=verdict.idle_for,
-            host=self._orders.host,
-        )
+        self._facts = facts_of(verdict, self._judge.in_words(), at, self._orders.host)
         self._pending.extend(self._orders.actions)
         self._begin_deed()
 
@@ -184,8 +169,7 @@ class Watcher:
             self._code = ACTION_FAILED if self._failed else self._orders.idle_exit_code
             return
         now = time.monotonic()
-        self._rule.rearm(now)
-        self._newsroom.start_over()
+        self._judge.rearm(now)
         self._failed = False
         self._say("watching again")
 
@@ -214,15 +198,10 @@ class Watcher:
 
     def _in_words(self, labels: Sequence[str]) -> str:
         which = ", ".join(labels) if labels else "GPUs that cannot be read yet"
-        conditions = []
-        if self._policy.after:
-            conditions.append(f"the window begins in {format_duration(self._policy.after)}")
-        if self._policy.arm_above is not None:
-            length = f" for {format_duration(self._policy.arm_for)}" if self._policy.arm_for else ""
-            conditions.append(f"armed once a GPU was at {format_percent(self._policy.arm_above)} or more{length}")
+        conditions = self._judge.conditions()
         if self._orders.repeat:
             conditions.append("again and again")
         if self._orders.dry_run:
             conditions.append("dry run: nothing is done")
         more = f" ({'; '.join(conditions)})" if conditions else ""
-        return f"watching {which}: {self._policy.in_words()}, then {self._orders.in_words()}{more}"
+        return f"watching {which}: {self._judge.in_words()}, then {self._orders.in_words()}{more}"

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from stoker.dropin.arguments import whole
-from stoker.dropin.idle_watch import PROGRAM, IdleWatch, Numbers, open_log
+from stoker.dropin.idle_watch import PROGRAM, IdleWatch, look_distance, open_log
 from stoker.dropin.looks import steady_looks
 from stoker.errors import BadInputError, StokerError
+from stoker.rules.samples import SamplesPolicy
 from stoker.runs.plan import parse_signal
 from stoker.settings import load_settings
 from stoker.streams import ERROR, emit, open_missing
@@ -28,7 +29,7 @@ CHILDREN_SIGNAL: Final = "SIGQUIT"
 class Options(NamedTuple):
     """What was typed."""
 
-    numbers: Numbers
+    policy: SamplesPolicy
     signal: signal.Signals | None
     """Sent before the kill, if any is."""
     signal_children: bool
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def run(options: Options, log: logging.Logger) -> int:
-    watch = IdleWatch(options.numbers, log, parse_duration(load_settings().deadline))
+    watch = IdleWatch(options.policy, log, parse_duration(load_settings().deadline))
     if not options.command:
         return end_task(watch, log)
     from stoker.dropin.watched_command import WatchedCommand
@@ -62,7 +63,7 @@ def run(options: Options, log: logging.Logger) -> int:
 
 def end_task(watch: IdleWatch, log: logging.Logger) -> int:
     """Ends the Determined task that this runs in, when its GPUs are idle."""
-    from stoker.actions.action import Facts
+    from stoker.actions.action import facts_of
     from stoker.actions.determined import Determined
 
     task = Determined(os.environ)
@@ -70,17 +71,16 @@ def end_task(watch: IdleWatch, log: logging.Logger) -> int:
     for sentence in task.prepare():
         log.warning(sentence)
     watch.announce()
-    for look in steady_looks(watch.look_every):
-        idle = watch.observe(look)
-        if not idle:
+    for look in steady_looks(watch.policy.every):
+        verdict = watch.observe(look)
+        if verdict.effect != "act":
             continue
-        words = watch.idle_in_words(idle)
-        log.error(words)
+        log.error(verdict.reason)
         try:
-            task.act(Facts(reason=words, rule=words, idle_gpus=idle, idle_for=watch.window, host=platform.node()))
+            task.act(facts_of(verdict, verdict.reason, look.at, platform.node()))
         except StokerError as error:
             log.error("%s; it is tried again when the GPUs were idle for as long again", error)
-            watch.start_again()
+            watch.start_again(look.at)
         else:
             return KILLED
     raise AssertionError("unreachable: looks never end")
@@ -94,12 +94,13 @@ def parse(arguments: Sequence[str]) -> Options:
     children: bool = given.signal_children
     named: signal.Signals | None = given.signal_name
     return Options(
-        Numbers(
-            given.threshhold_percentage,
-            given.sample_freq,
-            given.num_samples,
-            given.delay_samples,
-            given.all_or_any,
+        SamplesPolicy(
+            every=look_distance(given.sample_freq),
+            threshold=given.threshhold_percentage,
+            sample_freq=given.sample_freq,
+            num_samples=given.num_samples,
+            delay_samples=given.delay_samples,
+            require=given.all_or_any,
         ),
         named or (parse_signal(CHILDREN_SIGNAL) if children else None),
         children,

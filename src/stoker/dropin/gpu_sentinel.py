@@ -1,27 +1,23 @@
 """`gpu_sentinel`: armed by activity on the GPUs, it ends, shuts down or reboots when the activity stops."""
 
 import argparse
-import math
 import os
 import platform
 import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from stoker.actions.action import Action, Facts
+from stoker.actions.action import Action, facts_of
 from stoker.dropin.arguments import fraction, whole
 from stoker.dropin.looks import steady_looks
 from stoker.dropin.usage import Devices
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.model import Look
-from stoker.rules.policy import GAP_ALLOWANCE, GAP_LOOKS
-from stoker.rules.sentinel import Sentinel, SentinelState
+from stoker.gpus.model import Look, Unknown, known
+from stoker.rules.rule import Activity, Observation, Verdict
+from stoker.rules.sentinel import SentinelPolicy, SentinelRule
 from stoker.streams import ERROR, OUTPUT, emit, open_missing
 from stoker.units import format_percent
 
-# A tick is a second: the options count seconds.
-TICK: Final = 1.0
-LONGEST_GAP: Final = TICK * GAP_LOOKS + GAP_ALLOWANCE
 INTERRUPTED: Final = 130
 FAILED: Final = 1
 
@@ -49,68 +45,63 @@ def main() -> None:
 
 
 class Watch:
-    """The sentinel with a look at the GPUs for every tick."""
+    """The sentinel rule with a look at the GPUs for every tick."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._action = _power(options.kill_action)
-        self._done = False
-        self._devices = Devices(options.gpu_devices)
-        self._looked: float | None = None
-        self._unknown: str | None = None
-        self._checked = False
-
-    def run(self) -> int:
-        options = self._options
-        if self._action is not None:
-            # Now, not when the machine has been idle for hours and nobody is there to read it.
-            for sentence in self._action.prepare():
-                _complain(sentence)
-        sentinel = Sentinel(
+        self._policy = SentinelPolicy(
             arm_duration=options.arm_duration,
             arm_threshold=options.arm_threshold,
             kill_duration=options.kill_duration,
             kill_threshold=options.kill_threshold,
-            kill_fn=self._kill,
         )
+        self._devices = Devices(options.gpu_devices)
+        self._unknown: str | None = None
+        self._checked = False
+
+    def run(self) -> int:
+        if self._action is not None:
+            # Now, not when the machine has been idle for hours and nobody is there to read it.
+            for warning in self._action.prepare():
+                _complain(warning)
+        rule = SentinelRule(self._policy)
         self._announce()
-        for look in steady_looks(TICK):
-            self._tell_what_is_wrong(look)
-            if self._looked is not None and look.at - self._looked > LONGEST_GAP:
-                self._tick(sentinel, math.nan)  # what happened meanwhile was seen by nobody: the count starts again
-            self._looked = look.at
-            self._tick(sentinel, self._devices.mean_usage(look))
-            if self._done:
+        was_armed = False
+        for look in steady_looks(self._policy.every):
+            self._log_unknown(look)
+            verdict = rule.observe(self._observation(look))
+            if rule.armed and not was_armed:
+                _say(
+                    f"GPU Sentinel is armed: {self._options.kill_action} follows when GPU usage is "
+                    f"{self._idle_in_words()}"
+                )
+            was_armed = rule.armed
+            if verdict.effect == "act" and self._act(verdict, look.at):
                 return 0
         raise AssertionError("unreachable: looks never end")
 
-    def _tick(self, sentinel: Sentinel, usage: float) -> None:
-        before = sentinel.state
+    def _act(self, verdict: Verdict, at: float) -> bool:
         try:
-            sentinel.tick(usage)
+            if self._action is not None:
+                self._action.act(facts_of(verdict, verdict.reason, at, platform.node()))
         except StokerError as error:
-            # The machine is still idle and still costs money: it is tried again after as long a time.
+            # The machine is still idle and still costs money: the rule stays armed and acts again after its window.
             _complain(f"{self._options.kill_action} failed: {error}")
-        if sentinel.state is not before and sentinel.state is SentinelState.ARMED:
-            _say(
-                f"GPU Sentinel is armed: {self._options.kill_action} follows when GPU usage is {self._idle_in_words()}"
-            )
-
-    def _kill(self) -> None:
-        if self._action is not None:
-            self._action.act(self._facts())
+            return False
         _say(f"GPU usage was {self._idle_in_words()}: {self._options.kill_action}")
-        self._done = True
+        return True
 
-    def _facts(self) -> Facts:
-        words = f"the mean GPU usage was {self._idle_in_words()}"
-        return Facts(
-            reason=words,
-            rule=words,
-            idle_gpus=self._devices.uuids,
-            idle_for=float(self._options.kill_duration),
-            host=platform.node(),
-        )
+    def _observation(self, look: Look) -> Observation:
+        """The chosen devices; one that is gone is unknown."""
+        gone = Unknown("it is no longer there")
+        activities = [
+            Activity(uuid, uuid, reading.vouched, used.peak if known(used := reading.utilization) else used, reading)
+            if reading is not None
+            else Activity(uuid, uuid, 0.0, gone)
+            for uuid, reading in self._devices.readings(look).items()
+        ]
+        return Observation(look.at, activities, look.problem.reason if look.problem else None)
 
     def _announce(self) -> None:
         options = self._options
@@ -124,7 +115,7 @@ class Watch:
     def _idle_in_words(self) -> str:
         return f"below {format_percent(self._options.kill_threshold)} for {self._options.kill_duration} seconds"
 
-    def _tell_what_is_wrong(self, look: Look) -> None:
+    def _log_unknown(self, look: Look) -> None:
         """Once, not every second."""
         if look.gpus and not self._checked:
             self._checked = True

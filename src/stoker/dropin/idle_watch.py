@@ -1,95 +1,57 @@
-"""The watch of `gpu_idle_timeout`: looks go in, its log lines come out, and after some look the idle GPUs."""
+"""The judging of `gpu_idle_timeout`: looks go in, its log lines and a verdict come out."""
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
 from stoker.gpus.model import Look, known
 from stoker.gpus.prober import LONGEST_WAIT
-from stoker.rules.policy import GAP_ALLOWANCE, GAP_LOOKS, LOOK_TAKES, longest_unseen
-from stoker.rules.samples import Sample, SampleGatherer, SamplesRule
+from stoker.rules.rule import LOOK_TAKES, Verdict
+from stoker.rules.samples import Sample, SamplesPolicy, SamplesRule
+from stoker.rules.scope import DeviceScope
 from stoker.streams import ERROR, emit
 
 PROGRAM: Final = "gpu_idle_timeout"
 
 
-class Numbers(NamedTuple):
-    """The rule as it is given on the command line."""
-
-    threshhold_percentage: int
-    sample_freq: int
-    num_samples: int
-    delay_samples: int
-    all_or_any: Literal["all", "any"]
-
-    @property
-    def window(self) -> int:
-        return self.sample_freq * self.num_samples
+def look_distance(sample_freq: int) -> float:
+    """Seconds between looks: several per sample where these are far apart, as the driver remembers sixteen seconds."""
+    return sample_freq / math.ceil(sample_freq / LONGEST_WAIT)
 
 
 class IdleWatch:
-    """Knows no clock: every look that it is given is one `look_every` after the one before, the first at the start."""
+    """Each look comes one `policy.every` after the previous one, the first at the start."""
 
-    def __init__(self, numbers: Numbers, log: logging.Logger, look_takes: float = LOOK_TAKES) -> None:
+    def __init__(self, policy: SamplesPolicy, log: logging.Logger, look_takes: float = LOOK_TAKES) -> None:
         """`look_takes`: how long a look may take, the prober's deadline."""
-        self._numbers = numbers
+        self.policy = policy
         self._log = log
-        # Looks between samples where these are far apart: the driver remembers sixteen seconds.
-        self._looks_per_sample = math.ceil(numbers.sample_freq / LONGEST_WAIT)
-        self.look_every = numbers.sample_freq / self._looks_per_sample
-        longest_gap = self.look_every * GAP_LOOKS + GAP_ALLOWANCE
-        self._gatherer = SampleGatherer(longest_gap, longest_unseen(self.look_every, look_takes))
-        self._rule = SamplesRule(numbers.threshhold_percentage, numbers.num_samples, numbers.all_or_any)
-        self._looks = 0
+        self._scope = DeviceScope()
+        self._rule = SamplesRule(policy, look_takes=look_takes)
         self._unknown: dict[str, str] = {}
 
     def announce(self) -> None:
-        threshhold, frequency, samples, delay, _ = self._numbers
         self._log.info(
             "Starting GPU idle watcher: threshhold_percentage=%d%%, sample_freq=%d, num_samples=%d, delay_samples=%d, "
             "window_size=%d",
-            threshhold,
-            frequency,
-            samples,
-            delay,
-            self._numbers.window,
+            self.policy.threshold,
+            self.policy.sample_freq,
+            self.policy.num_samples,
+            self.policy.delay_samples,
+            self.policy.window,
         )
 
-    def observe(self, look: Look) -> tuple[str, ...]:
-        """The uuids of the idle GPUs when it is time to act; none otherwise."""
-        self._gatherer.add(look)
-        samples, between = divmod(self._looks, self._looks_per_sample)
-        self._looks += 1
-        if between:
-            return ()
-        sample = self._gatherer.take()
-        if samples == 0:
-            return ()  # the look at the start: what was before it is not the command's doing
-        if samples < self._numbers.delay_samples:
-            left = (self._numbers.delay_samples - samples) * self._numbers.sample_freq
-            self._log.info("waiting for delay samples. %d seconds left", left)
-            return ()
-        self._log_readings(sample)
-        return self._rule.observe(sample.percents)
+    def observe(self, look: Look) -> Verdict:
+        verdict = self._rule.observe(self._scope.observe(look))
+        if verdict.kind == "arming":
+            self._log.info(verdict.reason)
+        if self._rule.sample is not None:
+            self._log_readings(self._rule.sample)
+        return verdict
 
-    def idle_in_words(self, idle: Sequence[str]) -> str:
-        threshhold, window = self._numbers.threshhold_percentage, self._numbers.window
-        return (
-            f"usage for {self._numbers.all_or_any} GPUs: {list(idle)} was below threshhold {threshhold}% "
-            f"for last {window} seconds."
-        )
-
-    @property
-    def window(self) -> float:
-        """Seconds."""
-        return float(self._numbers.window)
-
-    def start_again(self) -> None:
+    def start_again(self, at: float) -> None:
         """Nothing that was seen counts any more."""
-        self._rule = SamplesRule(
-            self._numbers.threshhold_percentage, self._numbers.num_samples, self._numbers.all_or_any
-        )
+        self._rule.rearm(at)
 
     def _log_readings(self, sample: Sample) -> None:
         unknown: dict[str, str] = {"": sample.problem} if sample.problem else {}
@@ -99,7 +61,7 @@ class IdleWatch:
             else:
                 unknown[f"{uuid} "] = percent.reason
         for prefix, reason in unknown.items():
-            # Told when it begins and when its reason changes; every time only to whoever wants every reading.
+            # Logged when it begins and when its reason changes; with --debug every time.
             level = logging.DEBUG if self._unknown.get(prefix) == reason else logging.WARNING
             self._log.log(level, "%susage unknown: %s", prefix, reason)
         self._unknown = unknown

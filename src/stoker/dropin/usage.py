@@ -36,13 +36,13 @@ class Devices:
 
     def mean_usage(self, look: Look) -> float:
         """A fraction of 1. NaN when it is not known of all of them."""
-        readings = self._readings(look)
+        readings = self.readings(look)
         peaks = [used.utilization.peak if used and known(used.utilization) else math.nan for used in readings.values()]
         return math.fsum(peaks) / len(peaks) if peaks else math.nan
 
     def why_unknown(self, look: Look) -> str | None:
         """Why `mean_usage` is NaN, as part of a sentence; None when it is not."""
-        readings = self._readings(look)
+        readings = self.readings(look)
         if look.problem is not None:
             return look.problem.reason
         if not readings:
@@ -54,7 +54,7 @@ class Devices:
                 return reading.utilization.reason
         return None
 
-    def _readings(self, look: Look) -> dict[str, Reading | None]:
+    def readings(self, look: Look) -> dict[str, Reading | None]:
         """What is told of each; None of one that is not listed."""
         if look.problem is None:
             taken = set(self._chosen.values())

@@ -58,7 +58,7 @@ class WatchedCommand(CommandHandler[int]):
                 Program(self._command, os.environ, mask=signals.original), helpers=lambda: helpers_of(prober)
             )
             cleanup.callback(self._reaper.close)
-            self._sampler = Sampler(prober, self._watch.look_every, first=math.inf)
+            self._sampler = Sampler(prober, self._watch.policy.every, first=math.inf)
             self._loop = CommandLoop(self, self._reaper, signals=signals, sampler=self._sampler)
             code = self._loop.run()
             if self._killed or not self._reaper.exited:
@@ -91,10 +91,10 @@ class WatchedCommand(CommandHandler[int]):
         return 128 + signal.SIGINT
 
     def on_look(self, look: Look) -> int | None:
-        idle = self._watch.observe(look)
-        if not idle:
+        verdict = self._watch.observe(look)
+        if verdict.effect != "act":
             return None
-        self._log.error("%s Killing process.", self._watch.idle_in_words(idle))
+        self._log.error("%s Killing process.", verdict.reason)
         if self._signum is not None:
             self._signal_first(self._signum)
         return self._kill()

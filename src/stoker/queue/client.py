@@ -22,9 +22,9 @@ from stoker.queue.provenance import (
     login_name,
     working_directory,
 )
-from stoker.queue.rules import check_kept
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
 from stoker.queue.store import Cancellation, Store
+from stoker.rules.registry import policies_of
 from stoker.settings import load_settings
 from stoker.units import parse_duration, parse_memory
 
@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
     """Before the first retry: seconds, or text like `5m`."""
     time_limit: float | str | None
     policy: Mapping[str, str | int | float | bool | None]
-    """The idle policy by its field names, such as `{"window": 600.0}`; `{"off": True}` for none."""
+    """The settings of its rules, such as `{"window": 600.0}`; `{"idle": False}` turns the idle rule off."""
     preemptible: bool
     on_loss: Literal["retry", "hold"]
     pin: bool
@@ -206,7 +206,7 @@ class Queue:
         allow_dirty = bool(options.pop("allow_dirty", False))
         environment = kept | dict(options.get("environment", {}))
         check_environment(environment)
-        check_kept(options.get("policy", {}))
+        policies_of(options.get("policy", {}))
         if options.get("share") and options.get("memory") is None:
             raise BadInputError("a job that shares a GPU needs memory=…: how much of it does it take?")
         converted = {name: _CONVERSIONS[name](value) for name, value in options.items() if name in _CONVERSIONS}

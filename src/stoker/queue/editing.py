@@ -11,7 +11,7 @@ from stoker.queue.driver import Parameters
 from stoker.queue.model import Job, JobSpec, check
 from stoker.queue.provenance import check_environment
 from stoker.queue.rows import columns
-from stoker.queue.rules import check_kept
+from stoker.rules.registry import policies_of
 
 # Who edits a job does not become who wanted it.
 UNCHANGING: Final = frozenset({"submitter"})
@@ -37,7 +37,7 @@ def check_changes(job: Job, changes: Mapping[str, object]) -> None:
         check_command(asked.command)
     check_environment(asked.environment)
     if changes.get("policy"):
-        check_kept(asked.policy)
+        policies_of(asked.policy)
 
 
 def edited_row(job: Job, asked: JobSpec) -> Parameters:

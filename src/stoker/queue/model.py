@@ -67,7 +67,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds before the first retry; each further one waits twice as long."""
     time_limit: float | None = None
     policy: dict[str, str | int | float | bool | None] = {}
-    """The idle policy it runs under, as `stoker run` takes it."""
+    """The settings of the rules it runs under, as far as they are not the defaults."""
     fit: dict[str, Any] = {}
     """How its batch size is found on the GPUs that it gets, as `stoker fit` takes it; empty: it is not."""
     preemptible: bool = False

@@ -123,9 +123,7 @@ IDLE_OPTIONS: Final = (
         "Start-up delay: the window begins after this",
         format_duration,
     ),
-    Option(
-        "--require", "require", "number of GPUs", _parse_require, "all|any|N", "How many of the GPUs must be idle"
-    ),
+    Option("--require", "require", "number of GPUs", _parse_require, "all|any|N", "How many of the GPUs must be idle"),
     Option(
         "--arm-above",
         "arm_above",
@@ -302,6 +300,7 @@ class IdleRule(Rule):
             self._idle_in_words(activities, idle_since, idle_for, fulfilled=fulfilled),
             "act" if fulfilled else "none",
             cause="its GPUs stayed idle",
+            quiet=True,
             since=idle_since,
             progress=1.0 if fulfilled else min(idle_for / self.policy.window, 1.0),
             left=self.policy.window - idle_for,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from stoker.rules.registry import begin_rule, conditions, in_words, type_of
-from stoker.rules.rule import LOOK_TAKES, Observation, Policy, Rule, Verdict
+from stoker.rules.rule import DEFAULT_EVERY, LOOK_TAKES, Observation, Policy, Rule, Verdict
 from stoker.units import format_duration
 
 # A driver that is being reset or updated is back by then.
@@ -61,7 +61,7 @@ class Judge:
 
     @property
     def every(self) -> float:
-        return min(policy.every for policy in self.policies)
+        return min((policy.every for policy in self.policies), default=DEFAULT_EVERY)
 
     def in_words(self) -> str:
         return in_words(self.policies)

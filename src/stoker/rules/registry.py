@@ -110,7 +110,7 @@ def stored_form(policies: Iterable[Policy], *, whole: bool = False) -> Stored:
         if policy is None:
             continue
         usual = one.policy()
-        for key, field in ((*((field, field) for field in SHARED), *one.keys.items())):
+        for key, field in (*((field, field) for field in SHARED), *one.keys.items()):
             value = getattr(policy, field)
             if whole or value != getattr(usual, field):
                 stored[key] = value

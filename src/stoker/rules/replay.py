@@ -105,6 +105,10 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     totals: GpuSeconds
 
     @property
+    def every(self) -> float:
+        return min(policy.every for policy in self.policies)
+
+    @property
     def below(self) -> float:
         return _below(self.policies)
 

@@ -49,6 +49,9 @@ class Progress(NamedTuple):
     step_at: float | None = None
 
 
+UNSEEN: Final = Progress()
+
+
 class Observation(NamedTuple):
     """Everything a rule may judge by. Times are monotonic seconds of one clock."""
 
@@ -56,7 +59,7 @@ class Observation(NamedTuple):
     activities: Sequence[Activity]
     problem: str | None = None
     """Why the machine as a whole could not be read."""
-    progress: Progress = Progress()
+    progress: Progress = UNSEEN
 
     @property
     def unknown(self) -> list[tuple[str, str]]:
@@ -74,6 +77,8 @@ class Verdict(NamedTuple):
     effect: Effect = "none"
     cause: str = ""
     """What is wrong with the job, for a title: `its GPUs stayed idle`."""
+    quiet: bool = False
+    """Whether the job's part of the GPUs was unused: only then does a report look for what it waited for."""
     since: float | None = None
     """When the stretch that counts for the window began."""
     progress: float = 0.0

@@ -114,7 +114,7 @@ class SamplesRule(Rule):
             )
             since = observation.at - policy.window
             return Verdict(
-                "idle", reason, "act", cause="its GPUs stayed idle", since=since, progress=1.0, gpus=idle
+                "idle", reason, "act", cause="its GPUs stayed idle", quiet=True, since=since, progress=1.0, gpus=idle
             )
         if observation.unknown or not observation.activities:
             return Verdict("unknown", observation.problem or "a GPU could not be read")

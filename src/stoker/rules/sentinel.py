@@ -139,7 +139,7 @@ class SentinelRule(Rule):
             uuids = tuple(activity.uuid for activity in observation.activities)
             reason = f"the mean GPU usage was {self._policy.in_words().partition(' usage ')[2]}"
             return Verdict(
-                "idle", reason, "act", cause="its GPUs stayed idle", since=since, progress=1.0, gpus=uuids
+                "idle", reason, "act", cause="its GPUs stayed idle", quiet=True, since=since, progress=1.0, gpus=uuids
             )
         if math.isnan(usage):
             return Verdict("unknown", observation.problem or "the usage of a GPU is unknown")
@@ -150,6 +150,10 @@ class SentinelRule(Rule):
         left = self.sentinel.seconds_to_transition * self._policy.every
         kind = "waiting" if done else "busy"
         return Verdict(kind, f"the mean GPU usage was {format_percent(usage)}", progress=progress, left=left)
+
+    @property
+    def armed(self) -> bool:
+        return self.sentinel.state is SentinelState.ARMED
 
     def due(self) -> float | None:
         return None

@@ -7,7 +7,8 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.gpus.prober import DEFAULT_DEADLINE
-from stoker.rules.policy import Policy
+from stoker.rules.registry import Stored, policies_of
+from stoker.rules.rule import Policy
 
 # What a training needs to write a checkpoint when it is asked to end; systemd waits longer, impatient people less.
 DEFAULT_GRACE: Final = 30.0
@@ -23,7 +24,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One command and the rule it runs under."""
 
     command: tuple[str, ...]
-    policy: Policy = Policy()
+    policy: Stored = {}
+    """The settings of the rules that it is judged by, as far as they are not the defaults."""
     gpus: str = OF_THE_JOB
     """`job` (those it sees, narrowed to those it uses), `mine` (only those it uses), `visible`, `all`, `0,2`, uuids,
     or `none`: it is not watched."""
@@ -35,6 +37,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "auto"
     deadline: float = DEFAULT_DEADLINE
     directory: str | None = None
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        return () if self.gpus == UNWATCHED else policies_of(self.policy)
 
     @property
     def signal_number(self) -> signal.Signals:

@@ -15,14 +15,14 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import private_directory, private_file
 from stoker.procfs import boot_id
-from stoker.rules.policy import Policy
+from stoker.rules.registry import Stored
 from stoker.runs.processes.scan import Identity, is_gone
 
 # Enough to look back over weeks of experiments; a record is mostly its readings, a few MiB at the most.
@@ -31,13 +31,10 @@ OLDEST_RECORD: Final = 60 * 86400.0
 # Two of these at five seconds between looks are more than a week of eight GPUs.
 MOST_READINGS: Final = 16 * 2**20
 
-Ending = Literal[
-    "by itself", "idle", "time limit", "signal", "could not start", "supervisor killed",
-    "cancelled", "preempted", "lease", "machine", "not started",
-]  # fmt: skip
-"""The last five are of jobs of the queue: somebody cancelled it, another job needed its GPUs, the queue could not be
-reached for so long that another machine may run it, this machine's Stoker was asked to end, the machine was short of
-processes, memory or descriptors when it was to begin."""
+Ending: TypeAlias = str
+"""`by itself`, `time limit`, `signal`, `could not start`, `supervisor killed`; of jobs of the queue also `cancelled`,
+`preempted`, `lease` (another machine may run it), `machine` (the worker was stopped) and `not started` (the machine
+was short of processes, memory or descriptors). If a rule stopped it: the kind of its verdict, such as `idle`."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -55,7 +52,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """Start time of the supervisor in clock ticks since boot: with its pid, its identity."""
     started: float
     """Seconds since the epoch."""
-    policy: Policy
+    policy: Stored
+    """The settings of its rules, with the defaults."""
+    rule: str
+    """The rules in words."""
     gpus: str
     signal: str
     grace: float
@@ -80,6 +80,8 @@ class Status(msgspec.Struct, kw_only=True):
     """Why it ended, in a sentence."""
     exit_code: int | None = None
     ended: float | None = None
+    rule: str = ""
+    """The name of the rule that stopped it; empty if none did."""
     left: tuple[str, ...] = ()
     """What outlived the stop, in words."""
 

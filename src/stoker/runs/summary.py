@@ -11,7 +11,6 @@ State = Literal["starting", "running", "stopping", "ended", "lost"]
 
 
 _ENDED: Final = {
-    "idle": "stopped, idle",
     "time limit": "stopped, time limit",
     "signal": "stopped",
     "by itself": "ended",
@@ -41,11 +40,14 @@ class Summary(msgspec.Struct, kw_only=True):
     progress: float
     snoozed_until: float | None
     policy: dict[str, Any]
+    rule: str
     gpus: str
     used: tuple[str, ...]
     dry_run: bool
     containment: str
     ending: str | None
+    stopped_by: str
+    """The name of the rule that stopped it; empty if none did."""
     reason: str
     exit_code: int | None
     left: tuple[str, ...]
@@ -77,12 +79,14 @@ def summary_of(record: Record) -> Summary:
         verdict_reason=status.verdict_reason,
         progress=status.progress,
         snoozed_until=snooze.wall if snooze else None,
-        policy=msgspec.structs.asdict(spec.policy),
+        policy=dict(spec.policy),
+        rule=spec.rule,
         gpus=spec.gpus,
         used=status.used,
         dry_run=spec.dry_run,
         containment=status.containment,
         ending=status.ending,
+        stopped_by=status.rule,
         reason=reason,
         exit_code=status.exit_code,
         left=status.left,
@@ -96,7 +100,8 @@ def in_a_word(summary: Summary) -> str:
     if summary.state == "lost":
         return "lost"
     if summary.state == "ended":
-        return _ENDED.get(summary.ending or "", summary.ending or "ended")
+        ending = summary.ending or "ended"
+        return f"stopped, {ending}" if summary.stopped_by else _ENDED.get(ending, ending)
     if summary.snoozed_until is not None:
         return "snoozed"
     return summary.verdict if summary.state == "running" else summary.state

@@ -7,7 +7,7 @@ import pwd
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -23,12 +23,13 @@ from stoker.gpus.spawn import forked
 from stoker.gpus.visible import select_gpus
 from stoker.paths import state_home
 from stoker.procfs import boot_id
-from stoker.rules.idle import IdleRule
-from stoker.rules.scope import JobScope, MachineScope
-from stoker.rules.verdict import Activity, Verdict
+from stoker.rules.judge import Judge
+from stoker.rules.registry import in_words, stored_form
+from stoker.rules.rule import Progress, Verdict
+from stoker.rules.scope import JobScope, MachineScope, Scope
 from stoker.runs.journal import Journal
 from stoker.runs.loop import CommandHandler, CommandLoop, helpers_of
-from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
+from stoker.runs.plan import OF_THE_JOB, Plan
 from stoker.runs.processes.reaper import (
     Failed,
     LaunchRequest,
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 FIRST_LOOK: Final = 3.0
 # Where there is no GPU, look again from time to time: drivers are loaded late on freshly booted machines.
 ABSENT_RETRY: Final = 60.0
-# A person is told when nothing could be read for this long.
-TELL_UNKNOWN_AFTER: Final = 300.0
 # How old the progress in the status on disk may be; changes of the verdict are written at once.
 STATUS_EVERY: Final = 10.0
 # Between two rounds of the loop after one that failed, so that a trouble that lasts does not keep a core busy.
@@ -120,7 +119,8 @@ def spec_of(plan: Plan, record: Record) -> Spec:
         supervisor=os.getpid(),
         supervisor_started=ticks,
         started=time.time(),
-        policy=plan.policy,
+        policy=stored_form(plan.policies, whole=True),
+        rule=in_words(plan.policies),
         gpus=plan.gpus,
         signal=plan.signal_name,
         grace=plan.grace,
@@ -214,11 +214,17 @@ class Supervisor(CommandHandler[int]):
         self._noted_at = self._begun
         self.unwritten = False
         """Whether the disk did not take the last status."""
-        self._rule = IdleRule(plan.policy, self._begun, look_takes=prober.deadline)
-        watched = plan.gpus != UNWATCHED
-        first = min(plan.policy.every, FIRST_LOOK) if watched else math.inf
-        self._sampler = Sampler(prober, plan.policy.every, first=first)
-        self._scope = _scope_of(plan, environment)
+        self._judge = Judge(
+            plan.policies,
+            self._begun,
+            "stop the job",
+            look_takes=prober.deadline,
+            unless="it works or is snoozed",
+            dry_run=plan.dry_run,
+        )
+        every = self._judge.every
+        self._sampler = Sampler(prober, every, first=min(every, FIRST_LOOK) if plan.policies else math.inf)
+        self._scope = _scope_of(plan, environment, _Owned(reaper))
         self._signals = signals
         self._reaper = reaper
         self._loop = CommandLoop(self, reaper, signals=signals, sampler=self._sampler)
@@ -304,7 +310,7 @@ class Supervisor(CommandHandler[int]):
         time.sleep(TROUBLE_PAUSE)
 
     def on_look(self, look: Look) -> int | None:
-        return self._judge(look)
+        return self._judge_look(look)
 
     def on_look_failed(self, error: Exception) -> None:
         if isinstance(error, AbsentError):
@@ -315,30 +321,33 @@ class Supervisor(CommandHandler[int]):
 
     # Watching
 
-    def _judge(self, look: Look) -> int | None:
+    def _judge_look(self, look: Look) -> int | None:
         self._keep(look)
         self._read_snooze()
-        activities = self._activities(look)
-        self._judged = frozenset(activity.uuid for activity in activities) or None
-        verdict = self._rule.observe(look.at, activities)
-        if look.problem and not activities:
-            verdict = verdict._replace(reason=look.problem.reason)
-        self._sampler.no_later_than(self._rule.due())
-        self._note_verdict(verdict)
-        if verdict.word == "idle":
-            return self._idle(verdict)
-        self._warn(verdict)
-        return None
+        observation = self._scope.observe(look, self._progress())
+        self._judged = frozenset(activity.uuid for activity in observation.activities) or None
+        judgement = self._judge.observe(observation)
+        self._sampler.no_later_than(self._judge.due())
+        self._note_verdict(judgement.verdict)
+        stops = judgement.fired and not self._plan.dry_run
+        for message in judgement.messages if not stops else ():
+            _log(message.text)
+        return self._stop_by_rule(judgement.verdict) if stops else None
 
     def _keep(self, look: Look) -> None:
         self._journal.append(look)
         if self._journal.failure is not None:
             self._log_once("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
 
-    def _activities(self, look: Look) -> list[Activity]:
-        if isinstance(self._scope, MachineScope):
-            return self._scope.activities(look)
-        return self._scope.activities(look, _Owned(self._reaper))
+    def _progress(self) -> Progress:
+        """What the job has printed, where its output is kept."""
+        if self._log_path is None:
+            return Progress()
+        try:
+            found = os.stat(self._log_path)  # noqa: PTH116 - one call
+        except OSError:
+            return Progress()
+        return Progress(found.st_size, time.monotonic() - (time.time() - found.st_mtime))
 
     def _read_snooze(self) -> None:
         """Asked before every verdict: a job that says "leave me alone" is heard at once."""
@@ -349,29 +358,14 @@ class Supervisor(CommandHandler[int]):
         ended_early = until is None and self._snoozed_until is not None and self._snoozed_until > time.monotonic()
         self._snoozed_until = until
         if until is not None:
-            self._rule.snooze(until)
+            self._judge.snooze(until)
         elif ended_early:
-            self._rule.snooze(time.monotonic())
+            self._judge.snooze(time.monotonic())
 
-    def _idle(self, verdict: Verdict) -> int | None:
-        if self._plan.dry_run:
-            self._log_once("dry run", f"would stop the job now: {verdict.reason} (dry run: it goes on)")
-            return None
-        return self._stop("idle", f"{verdict.reason}.", code=self._plan.idle_exit_code)
-
-    def _warn(self, verdict: Verdict) -> None:
-        policy = self._plan.policy
-        if verdict.progress == 0.0:
-            self._logged -= {"warned", "dry run"}
-        elif policy.warn_at is not None and verdict.progress >= policy.warn_at:
-            left = format_duration(policy.window - verdict.idle_for)
-            would = "would be stopped" if self._plan.dry_run else "is stopped"
-            dry = " (dry run: it goes on)" if self._plan.dry_run else ""
-            self._log_once("warned", f"{verdict.reason}; the job {would} in {left} unless it works or is snoozed{dry}")
-        if verdict.unknown_for == 0.0:
-            self._logged.discard("unknown")
-        elif verdict.unknown_for >= TELL_UNKNOWN_AFTER:
-            self._log_once("unknown", f"unknown for {format_duration(verdict.unknown_for)}: {verdict.reason}")
+    def _stop_by_rule(self, verdict: Verdict) -> int | None:
+        self._status = msgspec.structs.replace(self._status, rule=verdict.rule)
+        reason = f"{verdict.reason.rstrip('.')}."
+        return self._stop(verdict.kind, reason, code=self._plan.idle_exit_code, verdict=verdict)
 
     def _check_time(self) -> int | None:
         limit = self._plan.max_time
@@ -417,7 +411,7 @@ class Supervisor(CommandHandler[int]):
         _log(f"{order.reason.rstrip('.')}: {outcome.in_words()}")
         return self._over(order.ending, order.reason, order.code)
 
-    def _stop(self, ending: Ending, reason: str, *, code: int) -> int | None:
+    def _stop(self, ending: Ending, reason: str, *, code: int, verdict: Verdict | None = None) -> int | None:
         """The report first, while there is something to report on; then the signal, the grace, and the kill.
 
         Returns None when it was called off: a snooze that comes before the first signal is in time.
@@ -427,12 +421,12 @@ class Supervisor(CommandHandler[int]):
         self._note(state="stopping", ending=ending, reason=reason)
         postmortem: Postmortem | None = None
         with self._explaining():
-            postmortem = Postmortem(self._record, self._status, self._journal, self._judged, self._queued())
+            postmortem = Postmortem(self._record, self._status, self._journal, self._judged, self._queued(), verdict)
             postmortem.question([process.pid for process in self._reaper.processes()], hurry=self._signals)
-        if ending == "idle" and self._record.snooze() is not None:
+        if verdict is not None and self._record.snooze() is not None:
             with contextlib.suppress(OSError):
                 self._record.report.unlink(missing_ok=True)
-            self._note(state="running", ending=None, reason="")
+            self._note(state="running", ending=None, reason="", rule="")
             return None
         outcome = self._take_down(self._plan.grace)
         left = (*outcome.survivors, *self._gpus_still_held())
@@ -518,10 +512,10 @@ class Supervisor(CommandHandler[int]):
     def _note_verdict(self, verdict: Verdict) -> None:
         used = tuple(sorted(self._scope.used)) if isinstance(self._scope, JobScope) else self._status.used
         now = time.monotonic()
-        changed = (verdict.word, used) != (self._status.verdict, self._status.used)
-        if changed or now - self._noted_at > STATUS_EVERY or verdict.word == "idle":
+        changed = (verdict.kind, used) != (self._status.verdict, self._status.used)
+        if changed or now - self._noted_at > STATUS_EVERY or verdict.effect == "act":
             self._note(
-                verdict=verdict.word, verdict_reason=verdict.reason, progress=round(verdict.progress, 3), used=used
+                verdict=verdict.kind, verdict_reason=verdict.reason, progress=round(verdict.progress, 3), used=used
             )
 
     def _log_once(self, what: str, reason: str) -> None:
@@ -541,9 +535,9 @@ class _Owned:
         return isinstance(pid, int) and self._reaper.owns(pid)
 
 
-def _scope_of(plan: Plan, environment: Mapping[str, str]) -> JobScope | MachineScope:
+def _scope_of(plan: Plan, environment: Mapping[str, str], pids: Container[int]) -> Scope:
     if plan.gpus in {OF_THE_JOB, "mine"}:
-        return JobScope(environment, _user(), only_used=plan.gpus == "mine")
+        return JobScope(environment, _user(), pids, only_used=plan.gpus == "mine")
     return MachineScope(plan.gpus, environment)
 
 

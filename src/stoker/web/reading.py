@@ -11,12 +11,12 @@ from stoker.fit.model import SearchOptions
 from stoker.fit.overrides import Overrides
 from stoker.fit.spec import FitSpec, kept
 from stoker.masking import MASK
-from stoker.queue import rules
 from stoker.queue.commands import Command, check_command
 from stoker.queue.model import JobSpec
 from stoker.queue.provenance import check_environment, working_directory
 from stoker.queue.store import Store
 from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, sweep_of
+from stoker.rules.registry import Stored, policies_of
 from stoker.units import parse_duration, parse_fraction, parse_memory
 
 # Ten years, as on the command line: no machine runs that long.
@@ -177,9 +177,9 @@ def fraction(value: str | float) -> float:
     return found
 
 
-def policy(value: Mapping[str, Any] | None) -> rules.Kept:
+def policy(value: Mapping[str, Any] | None) -> Stored:
     """The whole of it, as a job keeps it."""
-    rules.check_kept(value or {})
+    policies_of(value or {})
     return dict(value or {})
 
 

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from stoker.errors import BadInputError
 from stoker.fit.spec import FitSpec, check_fittable, kept
-from stoker.queue import rules
 from stoker.queue.commands import wants_batch_size
 from stoker.queue.model import Job, JobSpec, NewJob, check
 from stoker.queue.provenance import checkout_of
 from stoker.queue.store import Store
 from stoker.queue.sweep import Sweep, variants
+from stoker.rules.registry import policies_of, stored_form
 from stoker.web import reading
 from stoker.web.problems import ConflictError, MistakesError, ParameterError
 
@@ -177,7 +177,7 @@ class _Form:
         if wanted.policy is not UNSET:
             self._take("policy", partial(reading.policy, wanted.policy))
         policy = {**self._asked.get("policy", {})}
-        is_on = not policy.pop("off", False)
+        is_on = policy.pop("idle", True) is not False
         idle = _said(wanted.idle)
         if wanted.idle is not UNSET:
             is_on = self.tried("idle", lambda: True if idle in {None, ""} else reading.flag(idle)) or False
@@ -190,11 +190,11 @@ class _Form:
             if said not in {UNSET, None, ""}:
                 policy[name] = self.tried(field, partial(read, said))
         if not is_on:
-            self._asked["policy"] = dict(rules.OFF)
+            self._asked["policy"] = stored_form(policies_of({**policy, "idle": False}))
         elif not self._mistakes.keys() & reading.IDLE.keys():
             said_of_it = (field for field in reading.IDLE if getattr(wanted, field) not in {UNSET, None, ""})
             field = next(said_of_it, "idle")
-            self._asked["policy"] = self.tried(field, lambda: rules.kept(rules.policy_with({}, policy)))
+            self._asked["policy"] = self.tried(field, lambda: stored_form(policies_of(policy)))
 
 
 def _code(directory: str, earlier: Job | None) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from stoker.paths import state_home
 from stoker.queue.explanation import Surroundings, Why, gpu_names
 from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.queue.surroundings import look_around, why
-from stoker.rules.policy import Policy
 from stoker.runs.record import Record
 from stoker.runs.summary import Summary, in_a_word, summary_of
 from stoker.status.job_text import command_text
@@ -114,7 +113,7 @@ def _asked_for(job: Job) -> dict[str, str]:
         "after": ", ".join([*job.after, *(f"{name} (however it ends)" for name in job.after_any)]),
         "retries": _retries(job),
         "time limit": "" if job.time_limit is None else format_duration(job.time_limit),
-        "idle rule": ", ".join(f"{name} {value}" for name, value in job.policy.items()),
+        "rules": ", ".join(f"{name} {value}" for name, value in job.policy.items()),
         "when lost": "held" if job.on_loss == "hold" else "",
         "commit": _commit(job),
     }
@@ -213,14 +212,13 @@ def run_text(record: Record) -> str:
 
 
 def _text(summary: Summary) -> str:
-    policy = Policy(**summary.policy)
     lines = {
         "run": summary.id + (" (dry run)" if summary.dry_run else ""),
         "command": masked_command(shlex.join(summary.command)),
         "directory": summary.directory,
         "started": f"{_local_time(summary.started)} by {summary.user} on {summary.host}",
         "state": f"{in_a_word(summary)}, for {format_duration(round(summary.seconds))}",
-        "rule": policy.in_words(),
+        "rule": summary.rule,
     }
     if summary.state in {"running", "stopping"}:
         lines["pid"] = str(summary.pid)

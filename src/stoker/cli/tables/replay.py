@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from stoker.rules.policy import Policy
+from stoker.rules.registry import conditions, in_words
 from stoker.rules.replay import SOON, Firing, Replay, Stretch
-from stoker.units import format_duration, format_percent
+from stoker.rules.rule import Policy
+from stoker.units import format_duration
 
 _HOUR = 3600.0
 
@@ -34,15 +35,9 @@ def period(replay: Replay) -> str:
     )
 
 
-def rule(policy: Policy) -> str:
-    """The policy in words, with what it waits for."""
-    conditions = [policy.in_words()]
-    if policy.after:
-        conditions.append(f"not in the first {format_duration(policy.after)}")
-    if policy.arm_above is not None:
-        length = f" for {format_duration(policy.arm_for)}" if policy.arm_for else ""
-        conditions.append(f"armed once a GPU was at {format_percent(policy.arm_above)} or more{length}")
-    return ", ".join(conditions)
+def rule(policies: Sequence[Policy]) -> str:
+    """The rules in words, with what they wait for."""
+    return ", ".join([in_words(policies), *conditions(policies)])
 
 
 def what_came_after(firing: Firing) -> str:

@@ -19,7 +19,7 @@ from stoker.cli.options.queue import opened
 from stoker.cli.options.selection import JobName
 from stoker.cli.verbs.steer import Changed, Report, Request, Unchanged, request_options, tell
 from stoker.errors import BadInputError, StokerError
-from stoker.rules.policy import Policy
+from stoker.rules.registry import changed, setting_keys
 from stoker.units import format_duration, format_memory, parse_duration, parse_memory
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ class _EditCommand(click.Command):
 @click.option("--no-env", "unset", multiple=True, metavar="NAME", help="Do not set this variable any more.")
 @click.option("--directory", metavar="DIR", help="Where it runs.")
 @click.option("--pin/--no-pin", default=None, help="Whether it runs the code as it was committed at its submission.")
-@click.option("--idle", type=click.Choice(["on", "off"]), help="off: never stop it because its GPUs are idle.")
-@policy_options_with(Policy(), start_up_option="--idle-after")
+@policy_options_with(flags={"--after": "--idle-after"})
 @click.option("--from", "file", metavar="FILE", help="Take it from a text as the editor shows it.")
 @click.pass_context
 def edit_command(context: click.Context, /, request: Request, file: str | None, **options: Any) -> int:
@@ -147,7 +146,7 @@ def _check(job: "Job", wanted: Mapping[str, Any]) -> None:
 def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, object]:
     """What the options change in this job, by the names of its fields."""
     wanted: dict[str, object] = {}
-    rule = {name: value for name, value in given.items() if name in Policy.__struct_fields__}
+    rules = {name: value for name, value in given.items() if name in setting_keys()}
     for name, value in given.items():
         match name:
             case "after_ids" | "after_any":
@@ -158,10 +157,8 @@ def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, 
                 wanted["environment"] = _environment(job, given)
             case "directory":
                 wanted["directory"] = _directory(value)
-            case "idle":
-                wanted["policy"] = _policy(job, rule, value)
-            case _ if name in rule:
-                wanted["policy"] = _policy(job, rule, given.get("idle"))
+            case _ if name in rules:
+                wanted["policy"] = changed(job.policy, rules)
             case _:
                 wanted[name] = None if value == NONE and name in {"memory", "time_limit", "batch_size"} else value
     return {field: value for field, value in wanted.items() if getattr(job, field) != value}
@@ -188,16 +185,6 @@ def _directory(text: str) -> str:
     from stoker.queue.provenance import working_directory
 
     return str(working_directory(text))
-
-
-def _policy(job: "Job", rule: Mapping[str, Any], idle: str | None) -> dict[str, object]:
-    """The job's rule with these options over it; only what differs from the usual one is kept."""
-    from stoker.queue.rules import OFF, kept, policy_with
-
-    if idle == "off":
-        return dict(OFF)
-    over = {name: None if name == "warn_at" and value == "off" else value for name, value in rule.items()}
-    return dict(kept(policy_with(job.policy, over)))
 
 
 def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | None) -> int:

@@ -9,19 +9,20 @@ from typing import Any, Final
 import click
 import msgspec
 
-from stoker.cli.options.policy import policy_from, policy_options_with
+from stoker.cli.options.policy import policy_options_with
 from stoker.cli.tables import replay as text
 from stoker.cli.tables.timeline import Timeline
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Gpu, Look, known
 from stoker.gpus.recording import RecordingReader
-from stoker.rules.policy import Policy
+from stoker.rules.registry import policies_of, stored_form
 from stoker.rules.replay import Firing, Replay, Stretch, replay, rhythm_of
+from stoker.rules.rule import Policy
 from stoker.rules.scope import MachineScope
 from stoker.units import format_duration
 
 # A recording begins in the middle of things: there is no start of a job after which to wait.
-_DEFAULTS: Final = Policy(after=0.0)
+_DEFAULTS: Final = {"after": 0.0}
 # Enough to tell a recording's rhythm by.
 _HEAD: Final = 1000
 _ONLY_LIVE: Final = ("visible", "mine", "job")
@@ -40,12 +41,12 @@ def _at_the_recordings_rhythm(command: click.Command) -> click.Command:
 @click.command("replay")
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--gpus", "chosen", metavar="GPUS", default="all", help="Judge only these: all, 0,2, 0-3 or uuids [all].")
-@policy_options_with(_DEFAULTS)
+@policy_options_with(defaults=_DEFAULTS)
 @click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: one page in one file.")
 @click.option("--json", "as_json", is_flag=True, help="Print all that was found as JSON.")
 @click.pass_context
 def replay_command(
-    ctx: click.Context, /, trace: Path, chosen: str, page: Path | None, as_json: bool, **rule: Any
+    ctx: click.Context, /, trace: Path, chosen: str, page: Path | None, as_json: bool, **rules: Any
 ) -> int:
     """Say what a rule would have done with the readings in TRACE, when, and what that would have saved.
 
@@ -58,11 +59,11 @@ def replay_command(
     reader = RecordingReader(trace)
     looks, rhythm = _begun(reader, trace)
     if ctx.get_parameter_source("every") is click.core.ParameterSource.DEFAULT:
-        rule["every"] = rhythm
-    policy = _policy(rule, rhythm, trace)
-    timeline = Timeline(policy.longest_gap) if page is not None else None
+        rules["every"] = rhythm
+    policies = _policies(rules, rhythm, trace)
+    timeline = Timeline(min(policy.longest_gap for policy in policies)) if page is not None else None
     try:
-        found = replay(timeline.following(looks) if timeline else looks, policy, MachineScope(chosen, {}))
+        found = replay(timeline.following(looks) if timeline else looks, policies, MachineScope(chosen, {}))
     except BadInputError as error:
         raise BadInputError(f"in {trace}, {error}") from None
     if page is not None and timeline is not None:
@@ -96,15 +97,17 @@ def _begun(reader: RecordingReader, trace: Path) -> tuple[Iterator[Look], float]
     return itertools.chain(head, looks), rhythm_of(head)
 
 
-def _policy(rule: dict[str, Any], rhythm: float, trace: Path) -> Policy:
-    """The rule that was asked for. It cannot look more often than the recording does."""
-    if rule["window"] < rhythm and rule["window"] > 0:
+def _policies(rules: dict[str, Any], rhythm: float, trace: Path) -> tuple[Policy, ...]:
+    """The rules that were asked for. They cannot look more often than the recording does."""
+    slower = {**rules, "every": max(rules["every"], rhythm)}
+    if not (policies := policies_of(slower if rules["window"] >= rhythm else rules)):
+        raise BadInputError("every rule is off: there is nothing to replay")
+    if policies[0].window < rhythm:
         raise BadInputError(
-            f"--for {format_duration(rule['window'])} is shorter than the time between looks in {trace}, "
+            f"--for {format_duration(policies[0].window)} is shorter than the time between looks in {trace}, "
             f"{format_duration(rhythm)}: not a single look would fit into the window"
         )
-    policy = policy_from(**rule)
-    return msgspec.structs.replace(policy, every=max(policy.every, rhythm))
+    return policies
 
 
 def _write(path: Path, text: str) -> None:
@@ -118,11 +121,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _tell(found: Replay, trace: Path) -> None:
-    every = format_duration(found.policy.every)
+    every = format_duration(found.every)
     lines = [
         f"{trace}: {text.count_of(len(found.gpus), 'GPU')}, a look every {every}",
         text.period(found),
-        f"Rule: {text.rule(found.policy)}",
+        f"Rule: {text.rule(found.policies)}",
         "",
         *itertools.chain.from_iterable(_firing_in_lines(n, firing) for n, firing in enumerate(found.firings, 1)),
         text.outcome(found),
@@ -151,7 +154,7 @@ def _as_json(found: Replay, trace: Path, damaged: int) -> dict[str, Any]:
     totals = found.totals
     return {
         "trace": str(trace),
-        "policy": msgspec.to_builtins(found.policy),
+        "policy": stored_form(found.policies, whole=True),
         "gpus": [_gpu(gpu) for gpu in found.gpus],
         "looks": found.looks,
         "damaged_lines": damaged,
@@ -177,6 +180,7 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
 def _firing(firing: Firing) -> dict[str, Any]:
     return {
         "time": round(firing.moment.wall, 3),
+        "verdict": firing.kind,
         "reason": firing.reason,
         "gpus": list(firing.gpus),
         "working": list(firing.working),

@@ -15,6 +15,7 @@ from stoker.cli.tables import replay as text
 from stoker.cli.tables.timeline import Bin, Drawn, Timeline
 from stoker.gpus.model import Gpu
 from stoker.gpus.report import title
+from stoker.rules.registry import in_words
 from stoker.rules.replay import Firing, Moment, Replay, Stretch
 from stoker.units import format_duration, format_percent
 
@@ -40,19 +41,18 @@ def page_of(replay: Replay, timeline: Timeline, name: str) -> str:
     """The page, for a recording of this name."""
     template = importlib.resources.files("stoker.cli.verbs").joinpath("replay_page.html").read_text(encoding="utf-8")
     whole = _Span.of(replay.begun, replay.ended)
-    policy = replay.policy
     gpus = text.count_of(len(replay.gpus), "GPU")
-    facts = f"{gpus}, a look every {format_duration(policy.every)}, {text.period(replay)}"
+    facts = f"{gpus}, a look every {format_duration(replay.every)}, {text.period(replay)}"
     return Template(template).substitute(
-        title=escape(f"{name}: {policy.in_words()}"),
-        heading=escape(f"{name}: {text.rule(policy)}"),
+        title=escape(f"{name}: {in_words(replay.policies)}"),
+        heading=escape(f"{name}: {text.rule(replay.policies)}"),
         facts=escape(facts),
         outcome=_text(text.outcome(replay)),
         notes=_notes(replay),
         shares=_shares(replay),
         shares_in_words=escape(text.outcome(replay)),
         shares_key=_shares_key(replay),
-        threshold=escape(f"idle is below {format_percent(policy.below)}"),
+        threshold=escape(f"idle is below {format_percent(replay.below)}"),
         charts=_charts(replay, timeline, whole),
         axis=_axis(whole),
         firings=_firings(replay, timeline),
@@ -152,7 +152,7 @@ def _gpu_plot(gpu: Gpu, replay: Replay, timeline: Timeline, span: _Span) -> str:
     drawn = timeline.drawn([gpu.uuid], span.begun, span.ended, _POINTS)
     own = [firing for firing in replay.firings if gpu.uuid in firing.gpus]
     label = f"Utilization of GPU {gpu.index} over time; the rule fires {text.times(len(own))}"
-    return _plot(drawn, own, replay.policy.below, span, label)
+    return _plot(drawn, own, replay.below, span, label)
 
 
 def _plot(drawn: Drawn, firings: Iterable[Firing], below: float, span: _Span, label: str) -> str:
@@ -282,7 +282,7 @@ def _detail(firing: Firing, replay: Replay, timeline: Timeline) -> str:
     span = _Span(begun, max(ended, begun + 1.0), firing.moment.wall - (firing.moment.at - begun))
     drawn = timeline.drawn(firing.gpus, span.begun, span.ended, _DETAIL_POINTS)
     label = "Utilization around this firing, the highest of the GPUs that were idle"
-    return f'{_plot(drawn, [firing], replay.policy.below, span, label)}<div class="axis">{_axis(span)}</div>'
+    return f'{_plot(drawn, [firing], replay.below, span, label)}<div class="axis">{_axis(span)}</div>'
 
 
 # What nobody saw

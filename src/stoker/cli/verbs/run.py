@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from stoker.cli.options.common import DURATION, source_options
-from stoker.cli.options.policy import policy_from, policy_options
+from stoker.cli.options.policy import policy_options
 from stoker.errors import BadInputError, StokerError
 from stoker.settings import load_settings
 from stoker.units import parse_duration
@@ -54,9 +54,10 @@ def run_command(
     dry_run: bool,
     source: str | None,
     deadline: float | None,
-    **rule: Any,
+    **rules: Any,
 ) -> int:
     """Launch COMMAND as if it had been typed; stop it, and all that it started, when its GPUs stay idle."""
+    from stoker.rules.registry import policies_of, stored_form
     from stoker.runs.plan import Plan, parse_signal
 
     if not command_line:
@@ -67,7 +68,7 @@ def run_command(
         settings = load_settings()
         plan = Plan(
             command=command_line,
-            policy=policy_from(**rule),
+            policy=stored_form(policies_of(rules)),
             gpus=gpus,
             signal_name=parse_signal(signal_name).name.removeprefix("SIG"),
             grace=grace,

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stoker.cli.options.common import DURATION, MEMORY, Typed
-from stoker.cli.options.policy import LENGTH, policy_from, policy_options_with
+from stoker.cli.options.policy import LENGTH, policy_options_with
 from stoker.cli.options.queue import opened, opened_or_created, queue_option
 from stoker.cli.options.selection import JobName, TagName
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, wants_batch_size
-from stoker.queue.rules import OFF, kept
 from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, variants
-from stoker.rules.policy import Policy
+from stoker.rules.registry import policies_of, setting_keys, stored_form
 
 if TYPE_CHECKING:
     from stoker.queue import NewJob, Store
@@ -79,10 +78,7 @@ SWEEP: Final = Typed("sweep", parse_sweep)
     metavar="N",
     help="With --fit: start it again, smaller, when it runs out of memory later [2].",
 )
-@click.option(
-    "--idle", type=click.Choice(["on", "off"]), default="on", help="off: never stop it because its GPUs are idle."
-)
-@policy_options_with(Policy(), start_up_option="--idle-after")
+@policy_options_with(flags={"--after": "--idle-after"})
 @click.option("--sweep", "sweeps", multiple=True, type=SWEEP, metavar="NAME=VALUES",
               help="One job for each of 1e-3,1e-4 or 1..5; several give all combinations.")  # fmt: skip
 @click.option("--from", "file", metavar="FILE", help="One shell command per line of FILE; - is standard input.")
@@ -106,7 +102,6 @@ def submit_command(
     fits: bool,
     fit_with: str | None,
     retries_oom: int,
-    idle: str,
     dry_run: bool,
     as_json: bool,
     queue_url: str | None,
@@ -118,7 +113,7 @@ def submit_command(
     is_fitted = fits or fit_with is not None
     if batch_size is None and not is_fitted and not any(sweep.name == "batch_size" for sweep in sweeps):
         _refuse_open_batch_size(commands)
-    asked = _asked(options, idle) | {"environment": _environment(variables, bare_env)}
+    asked = _asked(options) | {"environment": _environment(variables, bare_env)}
     asked |= _place(directory, pin, allow_dirty)
     if batch_size is not None:
         asked["batch_size"] = batch_size
@@ -159,12 +154,12 @@ def _refuse_open_batch_size(commands: Sequence[Command]) -> None:
         )
 
 
-def _asked(options: dict[str, Any], idle: str) -> dict[str, Any]:
+def _asked(options: dict[str, Any]) -> dict[str, Any]:
     """What the remaining options ask for, by the names that a job has for it."""
     if options["share"] and options["memory"] is None:
         raise BadInputError("--share needs --memory: how much of a GPU does the job take?")
-    rule = {field: options.pop(field) for field in Policy.__struct_fields__}
-    return options | {"policy": kept(policy_from(**rule)) if idle == "on" else OFF}
+    rules = {key: options.pop(key) for key in setting_keys() if key in options}
+    return options | {"policy": stored_form(policies_of(rules))}
 
 
 def _environment(variables: tuple[str, ...], bare: bool) -> dict[str, str]:

@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +18,11 @@ from stoker.actions.systemd import ServiceManager, unit_text
 from stoker.actions.watched import Watched
 from stoker.actions.watcher import IDLE, Orders, Watcher, say
 from stoker.cli.options.common import Typed, open_prober, source_options
-from stoker.cli.options.policy import LENGTH, SHARE, policy_from, policy_options
+from stoker.cli.options.policy import LENGTH, SHARE, policy_options
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.source import AbsentError
-from stoker.rules.policy import Policy
+from stoker.rules.registry import in_words, policies_of
+from stoker.rules.rule import Policy
 from stoker.settings import Settings, load_settings
 from stoker.units import format_duration
 
@@ -101,10 +103,12 @@ def watch_command(
     print_unit: bool,
     source: str | None,
     deadline: float | None,
-    **rule: Any,
+    **rules: Any,
 ) -> int:
     """Watch the GPUs of this machine or container, and act when they stay idle."""
-    policy = policy_from(**rule)
+    policies = policies_of(rules)
+    if not policies:
+        raise BadInputError("every rule is off: there is nothing to watch for")
     if not then:
         raise BadInputError("say what to do when the GPUs stay idle: give at least one --then, such as --then shutdown")
     if exec_timeout <= 0:
@@ -120,29 +124,29 @@ def watch_command(
     if repeat and any(isinstance(action, Exit) for action in orders.actions):
         raise BadInputError("--repeat and --then exit exclude each other: is it to go on watching, or to end?")
     if print_unit:
-        return _print_unit(policy, orders, then, _unseen_options(source, deadline))
+        return _print_unit(policies, orders, then, _unseen_options(source, deadline))
     for sentence in [sentence for action in orders.actions for sentence in action.prepare()]:
         say(sentence)
-    return _watch(source, deadline, gpus, policy, orders)
+    return _watch(source, deadline, gpus, policies, orders)
 
 
-def _watch(source: str | None, deadline: float | None, gpus: str, policy: Policy, orders: Orders) -> int:
+def _watch(source: str | None, deadline: float | None, gpus: str, policies: Sequence[Policy], orders: Orders) -> int:
     prober = open_prober(source, deadline)
     try:
         try:
             first = prober.look()
         except AbsentError as absent:
             raise StokerError(f"there is no GPU to watch: {absent}", exit_code=ACTION_FAILED) from None
-        watched = Watched(gpus, policy, os.environ)
-        return Watcher(prober, watched, policy, orders, ServiceManager(os.environ)).run(first)
+        watched = Watched(gpus, policies, os.environ)
+        return Watcher(prober, watched, policies, orders, ServiceManager(os.environ)).run(first)
     finally:
         prober.leave()
 
 
-def _print_unit(policy: Policy, orders: Orders, then: tuple[str, ...], more: list[str]) -> int:
+def _print_unit(policies: Sequence[Policy], orders: Orders, then: tuple[str, ...], more: list[str]) -> int:
     words = [*_typed(sys.argv[1:]), *more]
     carried = {name: os.environ[name] for name in _CARRIED if os.environ.get(name)}
-    description = f"Stoker: {policy.in_words()}, then {', then '.join(text.split()[0] for text in then)}"
+    description = f"Stoker: {in_words(policies)}, then {', then '.join(text.split()[0] for text in then)}"
     click.echo(unit_text(description, [*_program(), *words], carried, orders.idle_exit_code), nl=False)
     if any(isinstance(action, Notify) for action in orders.actions):
         say("the unit holds the URL of 'notify', which may be a secret: let only root read the file")

@@ -283,10 +283,10 @@ def _death(code: int | None) -> str:
 def conclusion(status: Status) -> tuple[Outcome, int | None, str]:
     """Outcome, exit code and sentence of an attempt, from what its supervisor wrote down last."""
     sentence = status.reason.rstrip(".")
-    match status.ending:
+    match "rule" if status.rule else status.ending:
         case "by itself":
             return ("succeeded" if status.exit_code == 0 else "failed"), status.exit_code, _death(status.exit_code)
-        case "idle" | "time limit" | "could not start":
+        case "rule" | "time limit" | "could not start":
             return "failed", status.exit_code, sentence
         case "cancelled":
             return "cancelled", None, sentence

@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import hiding_variables, set_visible_gpus
 from stoker.queue.commands import filled, mentioned
 from stoker.queue.model import Job
-from stoker.rules.policy import Policy
+from stoker.rules.registry import policies_of
 
 
 class Prepared(NamedTuple):
@@ -49,20 +47,12 @@ def is_fitted(job: Job) -> bool:
     return bool(job.fit) and job.batch_size is None
 
 
-def policy_of(job: Job) -> Policy | None:
-    """The rule that the job is stopped by when its GPUs idle; None when there is none for it."""
-    if job.gpus == 0 or job.policy.get("off") is True:
-        return None
-    stored = {name: value for name, value in job.policy.items() if name != "off"}
-    strange = sorted(stored.keys() - set(Policy.__struct_fields__))
-    if strange:
-        raise BadInputError(f"the idle policy of job {job.id} cannot be used: nothing is known of {strange[0]!r} in it")
+def check_policy(job: Job) -> None:
+    """Refuses a job whose rules have settings that do not exist here or cannot work."""
     try:
-        policy = msgspec.convert(stored, Policy)
-        policy.check()
-    except (msgspec.ValidationError, BadInputError) as error:
-        raise BadInputError(f"the idle policy of job {job.id} cannot be used: {error}") from None
-    return policy
+        policies_of(job.policy if job.gpus else {})
+    except BadInputError as error:
+        raise BadInputError(f"the policy of job {job.id} cannot be used: {error}") from None
 
 
 def _filled_in(text: str, job: Job, gpus: int) -> str:

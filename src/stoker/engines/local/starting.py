@@ -11,7 +11,7 @@ from stoker.engines.local.attempt_spec import ATTEMPT_TAG, AttemptSpec
 from stoker.engines.local.capacity import ResourceRequest
 from stoker.engines.local.fitting import BatchSizeFit
 from stoker.engines.local.gpu_tracker import GpuTracker
-from stoker.engines.local.preparation import is_fitted, policy_of, prepare
+from stoker.engines.local.preparation import check_policy, is_fitted, prepare
 from stoker.engines.local.running_attempt import RunningAttempt
 from stoker.engines.local.shim_pool import ShimPool
 from stoker.engines.options import WorkerOptions
@@ -19,7 +19,6 @@ from stoker.errors import BadInputError, StokerError
 from stoker.fit.spec import FitSpec
 from stoker.queue import Attempt, Job, queue_address
 from stoker.queue.address import SqliteAddress
-from stoker.rules.policy import Policy
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 
 
@@ -40,11 +39,11 @@ def start(
     gpus = [machine.known[uuid] for uuid in attempt.gpus]
     surroundings = home.surroundings
     prepared = prepare(job, gpus, surroundings, attempt.number, present=machine.present)
-    policy = policy_of(job)
+    check_policy(job)
     plan = Plan(
         command=prepared.command,
-        policy=policy or Policy(),
-        gpus=OF_THE_JOB if policy is not None else UNWATCHED,
+        policy=job.policy,
+        gpus=OF_THE_JOB if job.gpus else UNWATCHED,
         grace=orders.grace,
         max_time=job.time_limit,
         source=orders.source,

@@ -12,6 +12,9 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.gpus.model import Maybe, Unknown
+from stoker.rules.idle import DEFAULT_WINDOW
+from stoker.rules.registry import policies_of
+from stoker.rules.rule import DEFAULT_EVERY, Verdict
 from stoker.runs.journal import Journal
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.process_info import read_processes
@@ -42,14 +45,25 @@ class Postmortem:
     """RunFacts of one run, gathered in two steps: before the stop and after it."""
 
     def __init__(
-        self, record: Record, status: Status, journal: Journal, judged: frozenset[str] | None, queued: Queued | None
+        self,
+        record: Record,
+        status: Status,
+        journal: Journal,
+        judged: frozenset[str] | None,
+        queued: Queued | None,
+        verdict: Verdict | None = None,
     ) -> None:
-        """`judged` are the uuids of the GPUs that the rule went by, where the run was seen on none; None: all."""
+        """`judged` are the uuids of the GPUs that the rule went by, where the run was seen on none; None: all.
+
+        `verdict` is that of the rule that stops the run, if one does.
+        """
         self._record = record
         self._captured = queued.output if queued is not None else None
         spec = record.spec()
-        self._every = spec.policy.every
-        window = spec.policy.window * WINDOWS_SHOWN
+        policies = policies_of(spec.policy)
+        self._every = min((policy.every for policy in policies), default=DEFAULT_EVERY)
+        rule_window = max((policy.window for policy in policies), default=DEFAULT_WINDOW)
+        window = rule_window * WINDOWS_SHOWN
         self._facts = RunFacts(
             run=spec.id,
             job=queued.job if queued is not None else None,
@@ -61,12 +75,13 @@ class Postmortem:
             ended=time.time(),
             ending=status.ending or "signal",
             reason=status.reason,
-            policy=spec.policy.in_words(),
+            policy=spec.rule,
+            verdict=verdict,
             exit="being stopped",
             looks=journal.recent(window),
             window=window,
-            idle_window=spec.policy.window,
-            below=spec.policy.below,
+            idle_window=rule_window,
+            below=next((policy.below for policy in policies), None),
             judged=status.used or judged,
             used=status.used,
             driver=_driver(),

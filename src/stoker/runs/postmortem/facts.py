@@ -8,6 +8,7 @@ import msgspec
 
 from stoker.gpus.model import Gpu, Look, Maybe, Reading, Unknown, known
 from stoker.gpus.report import BUSY_FROM
+from stoker.rules.rule import Verdict
 from stoker.runs.postmortem.process_info import ProcessInfo
 from stoker.runs.postmortem.stacks import Stack, Thread
 from stoker.runs.record import Ending
@@ -49,6 +50,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The readings of the window, oldest first."""
     window: float = 0.0
     """Seconds that the chart goes back."""
+    verdict: Verdict | None = None
+    """That of the rule that stopped it."""
     idle_window: float | None = None
     """Seconds at the end of it that the rule went by; None: all."""
     below: float | None = None
@@ -71,7 +74,12 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     def quiet(self) -> bool:
         """Whether the GPUs did nothing in the window: only then is where the program was a sign of why."""
         peak = self.peak()
-        return self.ending == "idle" or (peak is not None and peak < self.limit)
+        return self.stopped_quiet or (peak is not None and peak < self.limit)
+
+    @property
+    def stopped_quiet(self) -> bool:
+        """Whether a rule stopped it because it did nothing on its GPUs."""
+        return self.verdict is not None and self.verdict.quiet
 
     def words(self) -> list[str]:
         """What it wrote itself, place by place, without what its supervisor wrote there."""

@@ -235,7 +235,7 @@ def _in_its_output(facts: RunFacts) -> Iterator[Hint]:
 
 
 def _never_on_a_gpu(facts: RunFacts) -> Iterator[Hint]:
-    if facts.ending == "idle" and _was_on_no_gpu(facts):
+    if facts.stopped_quiet and _was_on_no_gpu(facts):
         yield Hint(
             "It never used a GPU",
             (
@@ -254,7 +254,7 @@ def _holds_memory(facts: RunFacts) -> Iterator[Hint]:
         if known(reading.processes)
     ]
     holding = [f"{format_memory(amount)} on GPU {index}" for index, amount in held if amount]
-    if facts.ending == "idle" and holding:
+    if facts.stopped_quiet and holding:
         yield Hint(
             "It holds GPU memory and computes nothing",
             (f"It holds {listed(holding)}: it did reach the GPU, so neither the build nor the device is wrong.",),
@@ -264,7 +264,7 @@ def _holds_memory(facts: RunFacts) -> Iterator[Hint]:
 def _works_on_the_cpu(facts: RunFacts) -> Iterator[Hint]:
     active = [pid for pid, thread in facts.main_threads() if _is_active(thread)]
     running = [process for process in facts.processes if process.state == "R" or process.pid in active]
-    if facts.ending == "idle" and running:
+    if facts.stopped_quiet and running:
         found = [(pid, thread) for pid, thread in facts.main_threads() if pid in active]
         yield Hint(
             "It was working on the CPU, so it may not hang at all",
@@ -297,7 +297,7 @@ def _without_stacks(facts: RunFacts) -> Iterator[Hint]:
 
 
 def _on_purpose(facts: RunFacts) -> Iterator[Hint]:
-    if facts.ending == "idle":
+    if facts.verdict is not None:
         yield Hint(
             "Was it quiet on purpose?",
             (

@@ -25,7 +25,6 @@ FEWEST_LINES: Final = 10
 BRIEF_WIDTH: Final = 160
 
 _TITLES: Final[dict[Ending, str]] = {
-    "idle": "Stopped: its GPUs were idle",
     "time limit": "Stopped: its time was over",
     "signal": "Stopped by a signal",
     "by itself": "Ended by itself",
@@ -65,7 +64,10 @@ def brief(facts: RunFacts, path: str | None = None) -> str:
 
 
 def _title(facts: RunFacts) -> str:
-    words = _TITLES[facts.ending]
+    if facts.verdict is not None:
+        words = f"Stopped: {facts.verdict.cause or facts.verdict.kind}"
+    else:
+        words = _TITLES.get(facts.ending, "Stopped")
     return words.replace("Stopped", "Not stopped (dry run)") if facts.dry_run else words
 
 
@@ -107,7 +109,7 @@ def _gpu(gpu: Gpu, reading: Reading) -> str:
 
 def _remarks(facts: RunFacts) -> Iterator[str]:
     """The rule goes by the job's own part of a GPU, the chart shows all of it: that may look like a contradiction."""
-    if facts.ending == "idle" and facts.has_company() and not (facts.peak() or 0.0) < facts.limit:
+    if facts.stopped_quiet and facts.has_company() and not (facts.peak() or 0.0) < facts.limit:
         yield "The chart shows all work on these GPUs, also that of others; the rule went by this run's own part of it."
     note = facts.looks[-1].note
     if note:

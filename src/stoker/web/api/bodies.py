@@ -97,7 +97,8 @@ class Asking(Body):
     idle_after: Seconds | Written | None = None
     """The window begins after this long."""
     policy: dict[str, str | int | float | bool | None] | None = None
-    """The whole idle policy as a job keeps it; `{"off": true}` for none. Leave it out beside the four above."""
+    """The settings of all rules as a job keeps them; `{"idle": false}` turns the idle rule off. Leave it out beside
+    the four above."""
 
     def wanted(self) -> Wanted:
         """Only what was said."""

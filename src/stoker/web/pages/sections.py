@@ -25,7 +25,7 @@ _WORDS: Final = {
     "because": words.because,
     "filled": words.filled,
     "hours_told": words.hours_told,
-    "idle_rule": words.idle_rule,
+    "rules": words.rules,
     "in_use": words.in_use,
     "reason": words.reason,
     "tally": words.tally,

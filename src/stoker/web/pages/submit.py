@@ -89,7 +89,7 @@ def like(job: Job, key: str, *, whole: bool = True) -> Form:
         "share": job.share,
         "preemptible": job.preemptible,
         "fit": bool(job.fit),
-        "idle": not job.policy.get("off"),
+        "idle": job.policy.get("idle", True) is not False,
     }
     return Form(texts=texts, ticked=frozenset(box for box, on in boxes.items() if on), again=job.id, key=key)
 

@@ -3,13 +3,12 @@
 from collections import Counter
 from typing import Final, Literal
 
-import msgspec
-
+from stoker.errors import BadInputError
 from stoker.queue.explanation import Why
 from stoker.queue.model import GpuUse, Job
-from stoker.rules.policy import Policy
+from stoker.rules.registry import conditions, in_words, policies_of
 from stoker.status.model import GpuCard, Machine
-from stoker.units import format_duration, format_memory
+from stoker.units import format_memory
 
 # How a machine's GPUs are summed up, in the order in which people ask.
 _STATES: Final[dict[GpuUse | Literal["kept"], str]] = {
@@ -53,17 +52,17 @@ def because(job: Job) -> str:
     return f"{sentence} ({code})" if sentence else code
 
 
-def idle_rule(job: Job) -> str:
-    """When it is stopped because its GPUs do nothing."""
+def rules(job: Job) -> str:
+    """When it is stopped because of what its GPUs do."""
     if job.gpus == 0:
         return "none: it has no GPU"
-    if job.policy.get("off"):
-        return "never stopped for that"
     try:
-        policy = msgspec.convert(job.policy, Policy)
-    except msgspec.ValidationError:
+        policies = policies_of(job.policy)
+    except BadInputError:
         return "one that this version does not know"
-    return f"{policy.in_words()}, after its first {format_duration(policy.after)}"
+    if not policies:
+        return "never stopped for that"
+    return ", ".join([in_words(policies), *conditions(policies)])
 
 
 def filled(gpu: GpuCard) -> float | None:

@@ -1,0 +1,110 @@
+"""What people read while GPUs are judged: each change once."""
+
+from collections.abc import Iterable, Iterator
+
+from stoker.gpus.model import Maybe, Unknown
+from stoker.rules.idle import IdlePolicy
+from stoker.rules.judge import Judge, Message
+from stoker.rules.rule import Activity, Observation
+
+POLICY = IdlePolicy(window=1800, after=0, every=100, warn_at=0.5)
+LOST = Unknown("the GPU is lost")
+
+
+class Watching:
+    """A judge that looks every 100 seconds."""
+
+    def __init__(self, policy: IdlePolicy = POLICY, intention: str = "exit", *, dry_run: bool = False) -> None:
+        self.judge = Judge([policy], 0.0, intention, dry_run=dry_run)
+        self.at = 0.0
+
+    def look(self, *peaks: Maybe[float], problem: str | None = None) -> tuple[Message, ...]:
+        self.at += 100.0
+        activities = [Activity(f"GPU-{n}", f"GPU {n}", 100.0, peak) for n, peak in enumerate(peaks)]
+        return self.judge.observe(Observation(self.at, activities, problem)).messages
+
+    def texts(self, *peaks: Maybe[float]) -> list[str]:
+        """What is new at each of these looks at one GPU."""
+        return list(texts(message for peak in peaks for message in self.look(peak)))
+
+
+def texts(messages: Iterable[Message]) -> Iterator[str]:
+    return (message.text for message in messages)
+
+
+def test_warning_comes_once_and_says_what_will_happen_and_when() -> None:
+    watching = Watching(intention="shut this machine down")
+    assert watching.texts(0.8, *[0.0] * 8) == []
+    assert watching.texts(0.0) == [
+        "GPU 0 stayed below 1% for 15m of 30m; in 15m, unless that changes: shut this machine down"
+    ]
+    assert watching.texts(*[0.0] * 8) == []
+
+
+def test_every_idle_stretch_is_warned_of_and_its_end_is_logged() -> None:
+    watching = Watching()
+    assert len(watching.texts(*[0.0] * 10)) == 1
+    assert watching.texts(0.8, 0.8) == ["the warning is over: GPU 0 was at 80%"]
+    assert len(watching.texts(*[0.0] * 12)) == 1
+
+
+def test_no_warning_where_none_is_wanted() -> None:
+    assert Watching(IdlePolicy(window=1800, after=0, every=100, warn_at=None)).texts(*[0.0] * 12, 0.8) == []
+
+
+def test_reason_is_logged_once_when_the_rule_fires() -> None:
+    assert Watching().texts(*[0.0] * 20)[1:] == ["GPU 0 stayed below 1% for 30m"]
+
+
+def test_dry_run_says_once_per_stretch_what_it_would_do() -> None:
+    watching = Watching(dry_run=True)
+    assert watching.texts(*[0.0] * 20)[1:] == ["GPU 0 stayed below 1% for 30m; dry run: would exit now"]
+    assert len(watching.texts(0.8, *[0.0] * 18)) == 3
+
+
+def test_after_acting_it_is_armed_by_use_and_the_next_stretch_is_warned_of() -> None:
+    watching = Watching()
+    watching.texts(*[0.0] * 18)
+    watching.judge.rearm(watching.at)
+    assert watching.texts(0.8) == ["armed: GPUs have been active"]
+    assert len(watching.texts(*[0.0] * 10)) == 1
+
+
+def test_warnings_and_unknown_readings_are_worth_a_notification() -> None:
+    watching = Watching()
+    watching.texts(*[0.0] * 8)
+    assert [message.urgent for message in watching.look(0.0)] == [True]
+    assert [message.urgent for message in watching.look(0.8)] == [False]
+    watching.texts(LOST, LOST, LOST)
+    assert [message.urgent for message in watching.look(LOST)] == [True]
+
+
+def test_readings_that_stay_unknown_are_logged_once_after_five_minutes() -> None:
+    watching = Watching()
+    for _look in range(3):
+        # One busy GPU is enough for the rule to be sure, and the lost ones still matter.
+        assert watching.look(0.9, LOST, LOST) == ()
+    assert list(texts(watching.look(0.9, LOST, LOST))) == [
+        "GPU 1, GPU 2 could not be read for 5m: the GPU is lost; what is unknown never counts against a job"
+    ]
+    assert watching.look(0.9, LOST, LOST) == ()
+    assert list(texts(watching.look(0.9, 0.9, 0.9))) == ["GPU 1, GPU 2 can be read again"]
+
+
+def test_machine_without_any_reading_is_logged_with_its_reason() -> None:
+    watching = Watching()
+    found = [message for _look in range(4) for message in watching.look(problem="the driver does not answer")]
+    assert list(texts(found)) == [
+        "the GPUs could not be read for 5m: the driver does not answer; what is unknown never counts against a job"
+    ]
+
+
+def test_reason_of_a_machine_that_cannot_be_read_is_that_of_the_verdict() -> None:
+    verdict = Judge([POLICY], 0.0, "exit").observe(Observation(1.0, [], "the driver does not answer")).verdict
+    assert (verdict.kind, verdict.reason, verdict.rule) == ("unknown", "the driver does not answer", "idle")
+
+
+def test_arming_is_logged_once() -> None:
+    watching = Watching(IdlePolicy(window=1800, after=0, every=100, arm_above=0.8))
+    assert watching.texts(0.1, LOST, 0.1) == []
+    assert watching.texts(0.9, 0.0, 0.9) == ["armed: GPUs have been active"]
