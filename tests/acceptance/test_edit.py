@@ -217,7 +217,7 @@ def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: St
         ("'gpus = 1'", "a job needs a command"),
         ("text.replace('gpus = 1', 'memory = \"much\"')", "memory: 'much' is not an amount of memory"),
         ("text.replace('after = []', 'after = [\"12345678\"]')", "there is no such job"),
-        ("text + 'nonsense = 1'", "the idle policy has no 'nonsense'"),
+        ("text + 'nonsense = 1'", "no rule has a setting 'nonsense'"),
     ],
 )
 def test_a_mistake_in_the_text_is_a_sentence_and_the_text_is_kept(

@@ -86,6 +86,7 @@ def test_everything_is_there_as_json(night: Path) -> None:
     assert answer["firings"] == [
         {
             "time": MIDNIGHT + 89 * MINUTE,
+            "verdict": "idle",
             "reason": "GPU 0 and GPU 1 stayed below 1% for 30m",
             "gpus": [gpu["uuid"] for gpu in answer["gpus"]],
             "working": [],
@@ -182,8 +183,8 @@ def test_what_was_just_recorded_can_be_replayed(nvidia: MockMachine, tmp_path: P
         (("night", "--gpus", "7"), "in night, there is no GPU 7 here: this machine has 0, 1"),
         (("night", "--gpus", "mine"), "--gpus mine speaks of a running job"),
         (("night", "--gpus", "visible"), "--gpus visible speaks of a running job"),
-        (("night", "--for", "10s"), "--for 10s is shorter than the time between looks in night, 1m"),
-        (("night", "--for", "0s"), "must be longer than nothing"),
+        (("night", "--for", "10s"), "--for 10s is shorter than --every 1m"),
+        (("night", "--for", "0s"), "must be greater than zero"),
         (("night", "--for", "5m", "--every", "10m"), "--for 5m is shorter than --every 10m"),
         (("night", "--below", "0%"), "--below 0% would never or always be idle"),
         (("night", "--below", "120%"), "out of range"),

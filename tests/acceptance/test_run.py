@@ -455,7 +455,8 @@ def somebody_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pytest.skip("needs root to be another person")
     # Everything is imported before it becomes that person, who may not read this installation.
     program = (
-        "import os; from stoker.cli import app, sim; import stoker.gpus.sim, stoker.gpus.sim.faults, stoker.settings;"
+        "import os; from stoker.cli import app; from stoker.cli.verbs import sim;"
+        "import stoker.gpus.sim, stoker.gpus.sim.faults, stoker.settings;"
         "os.umask(0); os.setgid(65534); os.setuid(65534);"
         "app.run(['sim', 'load', '--gpu', '0', '--memory', '1GiB', '--utilization', '95%'])"
     )
@@ -584,7 +585,7 @@ def test_a_mistake_in_the_configured_rule_is_named_before_anything_starts(
 
 BAD = [
     (["--for", "-5s", "--", "true"], "--for"),
-    (["--for", "0s", "--", "true"], "longer than nothing"),
+    (["--for", "0s", "--", "true"], "greater than zero"),
     (["--below", "0%", "--", "true"], "--below 0%"),
     (["--below", "101%", "--", "true"], "between 0% and 100%"),
     (["--below", "20", "--", "true"], "write 20%"),

@@ -52,7 +52,7 @@ UNTIL_TOLD = "for look in $(seq 3000); do [ -e told ] && exit 7; sleep 0.02; don
 @pytest.mark.parametrize(
     ("mistake", "command", "code", "sentence"),
     [
-        ("supervisor.IdleRule.observe = broken", UNTIL_TOLD, 7, "the command goes on"),
+        ("supervisor.Judge.observe = broken", UNTIL_TOLD, 7, "the command goes on"),
         ("supervisor.Journal.append = broken", UNTIL_TOLD, 7, "the command goes on"),
         ("collect.collect_stacks = broken", "sleep 60", 124, "the report is incomplete"),
         ("collect.render = broken", "sleep 60", 124, "the report is incomplete"),

@@ -133,7 +133,7 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"fit": {"margin": "lots"}}, "#/fit", "not a percentage"),
         ({"idle_for": "1s"}, "#/idle_for", "not a single look"),
         ({"idle_below": "200%"}, "#/idle_below", "between 0% and 100%"),
-        ({"policy": {"nonsense": 1}}, "#/policy", "has no 'nonsense'"),
+        ({"policy": {"nonsense": 1}}, "#/policy", "no rule has a setting 'nonsense'"),
         ({"sweep": {"lr": "1,,2"}}, "#/sweep", "empty value"),
         ({"sweep": {"id": "1"}}, "#/sweep", "cannot be called"),
         ({"sweep": {"x": "1..100", "y": "1..100"}}, "#/sweep", "10,000 jobs"),

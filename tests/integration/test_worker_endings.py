@@ -90,7 +90,7 @@ def test_a_busy_job_is_left_alone_under_the_same_rule(site: WorkSite) -> None:
         ({"command": ("/etc/passwd",)}, 126, "cannot run '/etc/passwd': it may not be executed"),
         ({"command": "true", "directory": "/no/such/place"}, 125, "the directory to run it in cannot be entered"),
         ({"command": "true", "pin": True, "commit": "0" * 40}, 125, "no snapshot of"),
-        ({"command": "true", "gpus": 1, "policy": {"strange": 1}}, 125, "the idle policy of job"),
+        ({"command": "true", "gpus": 1, "policy": {"strange": 1}}, 125, "the policy of job"),
         ({"command": "run {batch_size}"}, 125, "says {batch_size}, but the job has none"),
         ({"command": "kill -9 $$"}, 137, "it died of SIGKILL"),
     ],

@@ -60,7 +60,7 @@ def replay_command(
     looks, rhythm = _begun(reader, trace)
     if ctx.get_parameter_source("every") is click.core.ParameterSource.DEFAULT:
         rules["every"] = rhythm
-    policies = _policies(rules, rhythm, trace)
+    policies = _policies(rules, rhythm)
     timeline = Timeline(min(policy.longest_gap for policy in policies)) if page is not None else None
     try:
         found = replay(timeline.following(looks) if timeline else looks, policies, MachineScope(chosen, {}))
@@ -97,16 +97,11 @@ def _begun(reader: RecordingReader, trace: Path) -> tuple[Iterator[Look], float]
     return itertools.chain(head, looks), rhythm_of(head)
 
 
-def _policies(rules: dict[str, Any], rhythm: float, trace: Path) -> tuple[Policy, ...]:
+def _policies(rules: dict[str, Any], rhythm: float) -> tuple[Policy, ...]:
     """The rules that were asked for. They cannot look more often than the recording does."""
-    slower = {**rules, "every": max(rules["every"], rhythm)}
-    if not (policies := policies_of(slower if rules["window"] >= rhythm else rules)):
+    policies = policies_of({**rules, "every": max(rules["every"], rhythm)})
+    if not policies:
         raise BadInputError("every rule is off: there is nothing to replay")
-    if policies[0].window < rhythm:
-        raise BadInputError(
-            f"--for {format_duration(policies[0].window)} is shorter than the time between looks in {trace}, "
-            f"{format_duration(rhythm)}: not a single look would fit into the window"
-        )
     return policies
 
 
