@@ -1,26 +1,62 @@
-// What each GPU did over the last hour: drawn when it comes into view, asked for once per machine, brought up to date slowly.
+// Charts: what each GPU did over the last hour, and how a batch size was found.
 "use strict";
 
 (() => {
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  // One kind of chart on the page: drawn, dropped with its element, redrawn when the width or the colours change.
+  class Charts {
+    constructor(selector, show) {
+      this.selector = selector;
+      this.show = show; // shows the charts among these elements
+      this.plots = new Map(); // element -> uPlot
+      let settled = 0;
+      let width = innerWidth;
+      addEventListener("resize", () => {
+        if (innerWidth === width) return; // a phone's toolbars come and go
+        width = innerWidth;
+        clearTimeout(settled);
+        settled = setTimeout(() => this.redraw(), 200);
+      });
+      matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+      document.addEventListener("stoker:swapped", () => this.update());
+      this.update();
+    }
+
+    update() {
+      for (const element of [...this.plots.keys()]) if (!element.isConnected) this.drop(element);
+      this.show(document.querySelectorAll(this.selector), this.plots);
+    }
+
+    redraw() {
+      for (const element of [...this.plots.keys()]) this.drop(element);
+      this.update();
+    }
+
+    drop(element) {
+      this.plots.get(element)?.destroy();
+      this.plots.delete(element);
+    }
+  }
+
+  // GPU history: drawn when it comes into view, requested once per machine, refreshed slowly.
+
   const FRESH_FOR = 45000; // milliseconds; the server has one point a minute
   const histories = new Map(); // host -> { at, answer: Promise }
-  const charts = new Map(); // element -> uPlot
-  const seen = new Set();
+  const visible = new Set();
 
   function history(host) {
     const known = histories.get(host);
     if (known && Date.now() - known.at < FRESH_FOR) return known.answer;
     const answer = fetch(`/api/v1/history?host=${encodeURIComponent(host)}`, { headers: { Accept: "application/json" } })
-      .then((got) => (got.ok ? got.json() : null))
+      .then((response) => (response.ok ? response.json() : null))
       .catch(() => null);
     histories.set(host, { at: Date.now(), answer });
-    answer.then((told) => { if (!told) histories.delete(host); });
+    answer.then((found) => { if (!found) histories.delete(host); });
     return answer;
   }
 
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
-  function made(element, data) {
+  function historyPlot(element, data) {
     const accent = colour("--accent");
     return new uPlot({
       width: element.clientWidth,
@@ -39,22 +75,22 @@
     }, data, element);
   }
 
-  async function draw(element) {
+  async function drawHistory(element, plots) {
     const { host, gpu, memory } = element.dataset;
-    const told = await history(host);
-    if (!element.isConnected || !seen.has(element)) return;
-    const one = told?.gpus.find((series) => series.gpu === gpu);
+    const found = await history(host);
+    if (!element.isConnected || !visible.has(element)) return;
+    const one = found?.gpus.find((series) => series.gpu === gpu);
     // A line needs two points.
     if (!one || one.utilization.concat(one.memory).filter((value) => value !== null).length < 4) {
-      element.dataset.nothing = told ? "No history yet" : "The last hour cannot be shown now";
-      if (!charts.has(element)) element.classList.add("nothing");
+      element.dataset.nothing = found ? "No history yet" : "The last hour cannot be shown now";
+      if (!plots.has(element)) element.classList.add("nothing");
       return;
     }
     element.classList.remove("nothing");
     const total = Number(memory) || Math.max(1, ...one.memory);
-    const data = [told.times, one.utilization, one.memory.map((bytes) => (bytes === null ? null : Math.min(1, bytes / total)))];
-    if (charts.has(element)) charts.get(element).setData(data);
-    else charts.set(element, made(element, data));
+    const data = [found.times, one.utilization, one.memory.map((bytes) => (bytes === null ? null : Math.min(1, bytes / total)))];
+    if (plots.has(element)) plots.get(element).setData(data);
+    else plots.set(element, historyPlot(element, data));
     describe(element, one.utilization);
   }
 
@@ -67,40 +103,68 @@
     element.setAttribute("aria-label", element.title);
   }
 
-  function drop(element) {
-    charts.get(element)?.destroy();
-    charts.delete(element);
-  }
-
-  const eye = new IntersectionObserver((entries) => {
+  const viewport = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       if (isIntersecting) {
-        seen.add(target);
-        draw(target);
-      } else seen.delete(target);
+        visible.add(target);
+        drawHistory(target, gpus.plots);
+      } else visible.delete(target);
     }
   }, { rootMargin: "200px" });
 
-  function observe() {
-    for (const element of [...charts.keys()]) if (!element.isConnected) { drop(element); seen.delete(element); }
-    for (const element of document.querySelectorAll("[data-chart]")) eye.observe(element);
-  }
-
-  function redraw() {
-    for (const element of [...charts.keys()]) drop(element);
-    for (const element of seen) draw(element);
-  }
-
-  let settled = 0;
-  let width = innerWidth;
-  addEventListener("resize", () => {
-    if (innerWidth === width) return; // a phone's bars come and go
-    width = innerWidth;
-    clearTimeout(settled);
-    settled = setTimeout(redraw, 200);
+  const gpus = new Charts("[data-chart]", (elements, plots) => {
+    for (const element of [...visible]) if (!element.isConnected) visible.delete(element);
+    for (const element of elements) viewport.observe(element);
+    for (const element of visible) if (!plots.has(element)) drawHistory(element, plots);
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  document.addEventListener("stoker:swapped", observe);
-  setInterval(() => { if (!document.hidden) for (const element of seen) draw(element); }, FRESH_FOR + 5000);
-  observe();
+  setInterval(() => { if (!document.hidden) for (const element of visible) drawHistory(element, gpus.plots); }, FRESH_FOR + 5000);
+
+  // Batch size: the probes, the line through them, the limit, and the size that was chosen.
+
+  const GIB = 2 ** 30;
+  const SIZES = Array.from({ length: 32 }, (_, power) => 2 ** power);
+  const gib = (values) => values.map((bytes) => (bytes === null ? null : bytes / GIB));
+
+  function dots(label, name, size, inside = name) {
+    const ink = colour(name);
+    return { label, stroke: ink, paths: () => null, points: { show: true, size, fill: colour(inside), stroke: ink, width: 2 } };
+  }
+
+  function fitOptions(element, fit) {
+    // Text follows the reader's own font size.
+    const scale = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
+    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: `${12 * scale}px system-ui, sans-serif` };
+    const most = Math.max(fit.limit, ...fit.line, ...fit.fits, ...fit.oom) / GIB;
+    return {
+      width: element.clientWidth,
+      height: element.clientHeight,
+      legend: { show: false },
+      cursor: { show: false },
+      select: { show: false },
+      scales: { x: { time: false, range: (_, low, high) => [0, (high || 1) * 1.06] }, y: { range: [0, most * 1.08 || 1] } },
+      axes: [
+        { ...axis, label: "batch size", labelSize: 20 * scale, labelFont: axis.font, size: 34 * scale, incrs: SIZES },
+        { ...axis, label: "GiB", labelSize: 16 * scale, labelFont: axis.font, size: 44 * scale },
+      ],
+      series: [
+        {},
+        { label: "expected", stroke: colour("--cool"), width: 1.5, points: { show: false } },
+        { label: "limit", stroke: colour("--attention"), width: 1.5, dash: [6, 4], points: { show: false } },
+        dots("chosen", "--accent", 15),
+        dots("fits", "--cool", 8),
+        dots("does not fit", "--bad", 9, "--card"), // hollow, to be told apart without colour
+      ],
+    };
+  }
+
+  new Charts("[data-fit]", (elements, plots) => {
+    for (const element of elements) {
+      if (plots.has(element) || !element.clientWidth) continue;
+      let fit;
+      try { fit = JSON.parse(element.dataset.fit); } catch { continue; }
+      const limit = fit.sizes.map(() => fit.limit);
+      const data = [fit.sizes, gib(fit.line), gib(limit), gib(fit.chosen), gib(fit.fits), gib(fit.oom)];
+      plots.set(element, new uPlot(fitOptions(element, fit), data, element));
+    }
+  });
 })();
