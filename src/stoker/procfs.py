@@ -1,31 +1,108 @@
-"""The stat file of a process or thread in /proc, read once and split where it can be split; and which boot this is."""
+"""Processes as /proc shows them: the stat file, identity by pid and start time, and which boot this is.
 
+A pid alone is a number that the kernel reuses; with the start time it names one process for ever.
+"""
+
+import contextlib
+import errno
 import os
 import pwd
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
 
 # Fields after the name, which is the second of the file, counted from the state: see proc_pid_stat(5).
-STATE = 0
-PARENT = 1
-GROUP = 2
-SESSION = 3
-FLAGS = 6
-USER_TICKS = 11
-SYSTEM_TICKS = 12
-THREADS = 17
-STARTED = 19
-RESIDENT_PAGES = 21
-
+_LAST_USED: Final = 21
 # PF_KTHREAD among the flags: a thread of the kernel itself, which has no program and no open files.
-KERNEL_THREAD = 0x00200000
+_KERNEL_THREAD: Final = 0x00200000
 
 # The inode of the first pid namespace is fixed in the kernel (PROC_PID_INIT_INO): any other is a container's.
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 OUTSIDE = "processes outside this container cannot be seen"
 
+# A shortage of these proves nothing about the process in question, and may be over in a moment.
+SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_TRIES: Final = 5
+_BETWEEN_TRIES: Final = 0.01
+T = TypeVar("T")
 
-def read_stat_fields(path: str) -> tuple[str, list[bytes]]:
-    """The name, printable, and all that follows it. OSError when it is gone, ValueError when it is no such file."""
+
+class Identity(NamedTuple):
+    """One process for ever."""
+
+    pid: int
+    started: int
+    """Clock ticks since boot, as in field 22 of /proc/PID/stat. Another process could share both only if the kernel
+    gave away every other pid within one tick, which is 10 ms."""
+
+
+class Stat:
+    """The stat file of a process or thread. Numbers are parsed when they are asked for."""
+
+    __slots__ = ("fields", "name", "pid")
+
+    def __init__(self, pid: int, name: str, fields: list[bytes]) -> None:
+        self.pid = pid
+        self.name = name
+        """With `?` for what cannot be printed."""
+        self.fields = fields
+        """All that follows the name, from the state on."""
+
+    @property
+    def state(self) -> str:
+        """The kernel's letter: R, S, D, T, Z and so on."""
+        return self.fields[0].decode()
+
+    @property
+    def parent(self) -> int:
+        return int(self.fields[1])
+
+    @property
+    def group(self) -> int:
+        return int(self.fields[2])
+
+    @property
+    def session(self) -> int:
+        return int(self.fields[3])
+
+    @property
+    def is_kernel_thread(self) -> bool:
+        return bool(int(self.fields[6]) & _KERNEL_THREAD)
+
+    @property
+    def cpu_ticks(self) -> int:
+        """Processor time so far, user and system."""
+        return int(self.fields[11]) + int(self.fields[12])
+
+    @property
+    def threads(self) -> int:
+        return int(self.fields[17])
+
+    @property
+    def started(self) -> int:
+        """Clock ticks since boot."""
+        return int(self.fields[19])
+
+    @property
+    def resident_pages(self) -> int:
+        return int(self.fields[21])
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.pid, self.started)
+
+    @property
+    def is_zombie(self) -> bool:
+        """Whether it has ended and only waits to be collected.
+
+        The first thread of a process can end before the others: the process then looks like a zombie, but is none.
+        """
+        return self.fields[0] in (b"Z", b"X", b"x") and self.threads <= 1
+
+
+def read_stat(path: str) -> Stat:
+    """Raises OSError when the process is gone, ValueError when the file is not a stat file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # A short name and fifty numbers: one read has it all.
@@ -35,14 +112,65 @@ def read_stat_fields(path: str) -> tuple[str, list[bytes]]:
     # The name itself may hold spaces and brackets, nothing after it does.
     before, bracket, after = line.rpartition(b")")
     fields = after.split()
-    if not bracket or len(fields) <= RESIDENT_PAGES:
+    if not bracket or len(fields) <= _LAST_USED:
         raise ValueError(f"{path} is not the stat file of a process")
-    name = before.partition(b"(")[2].decode(errors="replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in name), fields
+    pid, _, name = before.partition(b"(")
+    shown = "".join(letter if letter.isprintable() else "?" for letter in name.decode(errors="replace"))
+    return Stat(int(pid), shown, fields)
+
+
+def stat(pid: int) -> Stat | None:
+    """None when there is no such process. Raises OSError when this process lacks descriptors or memory to see that."""
+    try:
+        return retry_shortage(lambda: read_stat(f"/proc/{pid}/stat"))
+    except ValueError:
+        return None
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise
+        return None
+
+
+def identify(pid: int) -> Identity | None:
+    """The process that has this pid now."""
+    found = stat(pid)
+    return found.identity if found else None
+
+
+def is_alive(who: Identity) -> bool:
+    """Whether it is there and not a zombie."""
+    found = stat(who.pid)
+    return found is not None and found.identity == who and not found.is_zombie
+
+
+def is_gone(who: Identity) -> bool:
+    """Whether it has certainly ended: a shortage of descriptors or memory proves nothing."""
+    try:
+        os.kill(who.pid, 0)  # needs neither
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    try:
+        return not is_alive(who)
+    except OSError:
+        return False
+
+
+def retry_shortage(act: Callable[[], T]) -> T:
+    """Tries again for a moment while descriptors or memory are short."""
+    for _ in range(_TRIES - 1):
+        try:
+            return act()
+        except OSError as error:
+            if error.errno not in SHORTAGES:
+                raise
+            time.sleep(_BETWEEN_TRIES)
+    return act()
 
 
 def boot_id() -> str:
-    """Monotonic times and pids mean something only within one boot. Empty when it cannot be told."""
+    """Monotonic times and pids are valid only within one boot. Empty when it cannot be read."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -63,3 +191,13 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def close_inherited_descriptors(keep: Iterable[int] = ()) -> None:
+    """Closes every descriptor but standard input, output, error and these, so that pipes come to their end."""
+    # Listed, not counted through: in containers the limit of open files can be a thousand million.
+    with os.scandir("/proc/self/fd") as entries:
+        opened = {int(entry.name) for entry in entries}
+    for descriptor in opened - {0, 1, 2, *keep}:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)  # One was that of the listing.

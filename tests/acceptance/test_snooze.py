@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.gpus.processes import read_stat
 from stoker.paths import state_home
-from stoker.procfs import boot_id
+from stoker.procfs import boot_id, read_stat
 from stoker.queue import Attempt, Store, init_queue
 from stoker.runs.record import Record, Records, Spec, Status
 from tests.support.attempts import WORKER, start, submit
@@ -29,7 +28,7 @@ def here(elsewhere: Attempt) -> Record:
 
 
 def running(record: Record) -> Record:
-    record.write_spec(spec_of(record, supervisor_started=read_stat("/proc/self/stat")[1]))
+    record.write_spec(spec_of(record, supervisor_started=read_stat("/proc/self/stat").started))
     record.write_status(Status(state="running"))
     return record
 

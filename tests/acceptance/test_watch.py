@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.runs.processes.scan import descendants, identify, is_alive
+from stoker.procfs import identify, is_alive
+from stoker.runs.processes.tree import descendants
 from tests.support.command import Finished, stoker, stoker_command
 from tests.support.http_receiver import Receiver
 from tests.support.mock_nvml import MockMachine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.engines.local.attempt_spec import AttemptRecord
-from stoker.procfs import read_stat_fields
+from stoker.procfs import read_stat
 from stoker.queue import init_queue
 from tests.support.cables import Cable, has_namespaces, namespaced, relayed
 from tests.support.diary import Diary
@@ -72,6 +72,5 @@ def _cpu_seconds(attempt: Path) -> float:
     """What its attendant has used, which waits for the queue and for its lease."""
     attempt_spec = AttemptRecord(attempt).attempt_spec()
     assert attempt_spec is not None
-    _name, fields = read_stat_fields(f"/proc/{attempt_spec.keepers.attendant_identity.pid}/stat")
-    # Of its own, in user mode and in the kernel: the fields 14 and 15, of which the first two are not among these.
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    stat = read_stat(f"/proc/{attempt_spec.keepers.attendant_identity.pid}/stat")
+    return stat.cpu_ticks / os.sysconf("SC_CLK_TCK")

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.engines.identity import WorkerIdentity
 from stoker.queue import QueueAwayError, init_queue
-from stoker.runs.processes.scan import send
+from stoker.runs.processes.tree import send
 from tests.support.diary import Diary
 from tests.support.keeping import (
     keepers_of,

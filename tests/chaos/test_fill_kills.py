@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.procfs import stat
 from stoker.runs.processes.reaper_process import REAPER_NAME
-from stoker.runs.processes.scan import children, descends, stat
+from stoker.runs.processes.tree import children, descends
 from tests.support.fill_stage import FillStage
 from tests.support.waiting import wait_for
 

@@ -16,8 +16,9 @@ import pytest
 from stoker.actions.action import ActionError, Facts
 from stoker.actions.command import Command
 from stoker.actions.stop import Stop
-from stoker.runs.processes.scan import Identity, descends, identify, is_alive
+from stoker.procfs import Identity, identify, is_alive
 from stoker.runs.processes.syscalls import share_file
+from stoker.runs.processes.tree import descends
 from tests.support.waiting import wait_for
 
 FACTS = Facts(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.presence.holders import DeviceHolder, HolderScanner, Mounts
-from stoker.procfs import STARTED, read_stat_fields
+from stoker.procfs import read_stat
 from tests.support.openers import NOBODY, NUMBERS, Openers, as_nobody, make_node, needs_root, openers, place
 from tests.support.waiting import wait_for
 
@@ -53,12 +53,12 @@ def test_a_holder_is_told_with_its_name_program_user_and_start(
 ) -> None:
     process = openers.open(*nodes["GPU-a"])
     # It says that it is ready a moment before it becomes a `sleep`.
-    wait_for(lambda: read_stat_fields(f"/proc/{process.pid}/stat")[0] == "sleep")
+    wait_for(lambda: read_stat(f"/proc/{process.pid}/stat").name == "sleep")
     (found,) = [holder for holder in HolderScanner(nodes).scan().by_gpu["GPU-a"] if holder.pid == process.pid]
-    name, fields = read_stat_fields(f"/proc/{process.pid}/stat")
+    stat = read_stat(f"/proc/{process.pid}/stat")
     program = Path(f"/proc/{process.pid}/exe").readlink().name
     user = pwd.getpwuid(os.geteuid()).pw_name
-    assert found == DeviceHolder(process.pid, int(fields[STARTED]), name, program, user)
+    assert found == DeviceHolder(process.pid, stat.started, stat.name, program, user)
 
 
 def test_each_gpu_has_its_own_holders(nodes: dict[str, tuple[Path, ...]], openers: Openers) -> None:
@@ -132,7 +132,7 @@ def test_a_child_that_inherited_the_node_holds_it_alone_once_the_parent_closed_i
 def test_a_process_with_threads_is_one_holder(nodes: dict[str, tuple[Path, ...]], openers: Openers, fate: str) -> None:
     process = openers.python(TWO_THREADS, nodes["GPU-a"][0], fate)
     if fate == "first thread ends":
-        wait_for(lambda: read_stat_fields(f"/proc/{process.pid}/stat")[1][0] == b"Z")
+        wait_for(lambda: read_stat(f"/proc/{process.pid}/stat").state == "Z")
     assert openers.among(HolderScanner(nodes).scan().by_gpu["GPU-a"]) == [process.pid]
 
 
@@ -199,7 +199,7 @@ def test_without_root_own_processes_are_seen_and_those_of_others_are_counted(
 @needs_root
 def test_the_dead_and_the_kernels_threads_are_not_counted_as_unseen(nodes: dict[str, tuple[Path, ...]]) -> None:
     with subprocess.Popen(["true"]) as dead:
-        wait_for(lambda: read_stat_fields(f"/proc/{dead.pid}/stat")[1][0] == b"Z")
+        wait_for(lambda: read_stat(f"/proc/{dead.pid}/stat").state == "Z")
         code = "pids = [int(argument) for argument in sys.argv[2:]]; print([holders._is_program(pid) for pid in pids])"
         # Process 2 is the parent of the kernel's threads; in a container it may be anything.
         kernel = [2] if Path("/proc/2/comm").exists() and not Path("/proc/2/cmdline").read_bytes() else []

@@ -16,7 +16,7 @@ from stoker.gpus import prober
 from stoker.gpus.model import Look, Unknown, known
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
-from stoker.runs.processes.scan import identify, is_alive
+from stoker.procfs import identify, is_alive
 from tests.support.mock_nvml import MockMachine
 from tests.support.waiting import wait_for
 

@@ -9,21 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.runs.processes import scan as processes
-from stoker.runs.processes.scan import (
-    Identity,
-    children,
-    descendants,
-    descends,
-    describe,
-    exit_code,
-    identify,
-    is_alive,
-    scan_processes,
-    send,
-    stat,
-)
+from stoker.procfs import Identity, identify, is_alive, stat
+from stoker.runs.processes import tree as processes
 from stoker.runs.processes.signals import SignalStream
+from stoker.runs.processes.tree import children, descendants, descends, describe, exit_code, scan_processes, send
 from tests.support.waiting import wait_for
 
 # A process with two threads, each of which starts a child, which starts one too.
@@ -100,7 +89,7 @@ def test_whoever_is_excluded_is_so_with_all_that_came_from_it(family: Family) ->
 @pytest.mark.usefixtures("way")
 def test_a_zombie_does_not_count() -> None:
     process = subprocess.Popen(["true"])
-    wait_for(lambda: (found := stat(process.pid)) is not None and found.over, named="the zombie")
+    wait_for(lambda: (found := stat(process.pid)) is not None and found.is_zombie, named="the zombie")
     assert process.pid not in {member.pid for member in descendants(os.getpid())}
     assert process.pid in children(os.getpid())
     who = identify(process.pid)
@@ -132,11 +121,12 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone(
 def test_want_of_descriptors_is_not_taken_for_the_end_of_a_process() -> None:
     program = (
         "import os, resource, subprocess\n"
-        "from stoker.runs.processes.scan import census, is_alive, is_gone, identify\n"
+        "from stoker.procfs import is_alive, is_gone, identify\n"
+        "from stoker.runs.processes.tree import scan_processes\n"
         "child = subprocess.Popen(['sleep', '60'])\n"
         "who = identify(child.pid)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
-        "print(census([os.getpid()]).settled)\n"
+        "print(scan_processes([os.getpid()]).settled)\n"
         "try:\n"
         "    print(is_alive(who))\n"
         "except OSError as error:\n"
@@ -170,7 +160,7 @@ def test_a_name_cannot_forge_what_is_read_of_a_process() -> None:
         )
         found = stat(process.pid)
         assert found is not None
-        assert (found.parent, found.over) == (os.getpid(), False)
+        assert (found.parent, found.is_zombie) == (os.getpid(), False)
         description = str(describe(found.identity))
         assert description == f") Z 1 1 ?(1 (pid {process.pid}, sleeping)"
         process.communicate()

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from stoker.runs.processes.scan import exit_code, stat
+from stoker.procfs import stat
+from stoker.runs.processes.tree import exit_code
 from tests.support.escapes import Holders, build
 from tests.support.overseer import Overseer
 from tests.support.waiting import wait_for
@@ -520,7 +521,7 @@ def test_a_reaper_killed_while_the_job_begins_loses_nothing_either() -> None:
         "from stoker.runs.processes import reaper_process\n"
         "from stoker.runs.processes.reaper import ReaperKilled, Program, launch\n"
         "from stoker.runs.processes.termination import stop\n"
-        "reaper_process.ReaperProcess._close_all_but_own = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "reaper_process.ReaperProcess._close_inherited = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
         "reaper = launch(Program(['sleep', '60'], os.environ))\n"
         "assert select.select([reaper], [], [], 60)[0], 'nothing calls for attention'\n"
         "assert isinstance(reaper.next_event(), ReaperKilled)\n"
@@ -536,11 +537,11 @@ def test_a_signal_that_comes_before_the_start_is_known_reaches_the_job() -> None
     program = (
         "import os, select, signal\n"
         "from stoker.runs.processes import reaper as module, reaper_process\n"
-        "closing, (held, let_go) = reaper_process.ReaperProcess._close_all_but_own, os.pipe()\n"
+        "closing, (held, let_go) = reaper_process.ReaperProcess._close_inherited, os.pipe()\n"
         "def late(self):\n"
         "    os.read(held, 1)\n"
         "    closing(self)\n"
-        "reaper_process.ReaperProcess._close_all_but_own = late\n"
+        "reaper_process.ReaperProcess._close_inherited = late\n"
         "module._START_PATIENCE = 0\n"
         "reaper = module.launch(module.Program(['sleep', '60'], os.environ))\n"
         "print(reaper.next_event(), reaper.signal(signal.SIGTERM))\n"

@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import pytest
 
 from stoker.engines.identity import CLUTTER, MOST_ATTEMPTS, WorkerIdentity
+from stoker.procfs import is_alive
 from stoker.queue import Attempt
-from stoker.runs.processes.scan import is_alive
 from tests.support.keeping import keepers_of, processes_of, record_of
 from tests.support.waiting import wait_for
 from tests.support.work_site import RunningWorker, WorkSite, troubled

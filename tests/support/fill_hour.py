@@ -16,7 +16,7 @@ from stoker.fill.other_users import OtherUsers
 from stoker.fill.slot import Slot, StartProgram, StopProgram
 from stoker.gpus.model import Look
 from stoker.presence.holders import DeviceHolder, Scan
-from stoker.runs.processes.scan import Identity
+from stoker.procfs import Identity
 from tests.support.looks import a_gpu, a_process, a_reading
 
 HOUR: Final = 3600.0

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.engines.local.attempt_spec import undelivered
+from stoker.procfs import Identity, is_alive
 from stoker.queue import NewJob, QueueAwayError, open_queue
 from stoker.queue.model import ENDED
-from stoker.runs.processes.scan import Identity, children, is_alive, send
+from stoker.runs.processes.tree import children, send
 from tests.support.diary import Diary
 from tests.support.faults import Call
 from tests.support.havoc_judge import Condition, Evidence, Submitted, judge

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.runs.processes.scan import Identity, children, identify, send, stat
+from stoker.procfs import Identity, identify, stat
+from stoker.runs.processes.tree import children, send
 from tests.support.disk import Disk
 from tests.support.faults import Faults
 from tests.support.work_site import RunningWorker, WorkSite

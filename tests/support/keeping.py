@@ -5,7 +5,8 @@ import signal
 from pathlib import Path
 
 from stoker.engines.local.attempt_spec import AttemptProcesses, AttemptRecord
-from stoker.runs.processes.scan import identify, is_alive, send
+from stoker.procfs import identify, is_alive
+from stoker.runs.processes.tree import send
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 

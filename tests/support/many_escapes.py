@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stoker.procfs import Identity, identify
 from stoker.runs.processes.reaper import Program, Reaper, launch
-from stoker.runs.processes.scan import Identity, ProcessScan, children, identify, send
 from stoker.runs.processes.termination import stop
+from stoker.runs.processes.tree import ProcessScan, children, send
 from tests.support.escapes import ESCAPES, Escape, Holders, build
 
 # Long enough for a program that obeys to end, short enough to be waited for a hundred times.

@@ -16,7 +16,8 @@ from typing import IO, Any
 
 import pytest
 
-from stoker.runs.processes.scan import children, stat
+from stoker.procfs import stat
+from stoker.runs.processes.tree import children
 from tests.support.waiting import wait_for
 
 # Seconds, on a machine that runs other tests at the same time.
@@ -83,7 +84,7 @@ class PostgresServer:
         """kill -9: what serves the connections finds out by itself, a moment later."""
         serving = children(self._process.pid) if self._process is not None else []
         self._end(signal.SIGKILL)
-        wait_for(lambda: not any(found and not found.over for found in map(stat, serving)), deadline=PATIENCE)
+        wait_for(lambda: not any(found and not found.is_zombie for found in map(stat, serving)), deadline=PATIENCE)
 
     def freeze(self) -> None:
         """It answers nothing until `thaw`, and no connection breaks."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.procfs import identify
 from stoker.runs.processes.cgroup import Cgroup, NoCgroupError, locate
-from stoker.runs.processes.scan import identify
 
 UNIFIED = "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
 HYBRID = """\

@@ -11,7 +11,7 @@ from stoker.fill.slot import SlotView
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
 from stoker.presence.holders import DeviceHolder, Scan
 from stoker.presence.ignoring import Ignored
-from stoker.runs.processes.scan import identify
+from stoker.procfs import identify
 
 GPU = "GPU-a"
 IDLE = SlotView(True, "")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from stoker.gpus import processes
 from stoker.gpus.model import Process, Unknown
-from stoker.gpus.processes import ProcessCache, read_stat
-from stoker.procfs import inside_pid_namespace
+from stoker.gpus.processes import ProcessCache
+from stoker.procfs import inside_pid_namespace, read_stat
 from tests.support.deep import examples
 
 NOBODY = 2**22 + 1  # One above the highest pid that Linux can give.
@@ -250,7 +250,8 @@ def test_any_name_and_start_time_can_be_read_back(
     root = tmp_path_factory.getbasetemp() / "any-name"
     fake_process(root, 5, name=name, started=started)
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)
-    assert read_stat(f"{root}/proc/5/stat") == (shown, started)
+    stat = read_stat(f"{root}/proc/5/stat")
+    assert (stat.pid, stat.name, stat.started) == (5, shown, started)
 
 
 @pytest.mark.parametrize("text", ["", "12", "12 (cut) S 1 2", "no brackets here at all"])

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadInputError, StokerError
-from stoker.gpus.processes import read_stat
-from stoker.procfs import boot_id
+from stoker.procfs import boot_id, read_stat
 from stoker.rules.idle import IdlePolicy
 from stoker.rules.registry import stored_form
 from stoker.runs.record import MOST_RECORDS, OLDEST_RECORD, Record, Records, Snooze, Spec, Status
@@ -16,7 +15,7 @@ from stoker.runs.summary import in_a_word, summary_of
 
 
 def a_spec(record: Record, *, alive: bool = False, started: float | None = None) -> Spec:
-    _name, ticks = read_stat("/proc/self/stat")
+    ticks = read_stat("/proc/self/stat").started
     return Spec(
         id=record.id,
         command=("python", "train.py"),

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from stoker.procfs import Identity
 from stoker.runs.processes import termination as termination_module
-from stoker.runs.processes.scan import Description, Identity, ProcessScan
 from stoker.runs.processes.termination import PATIENCE, Termination, TerminationOutcome
+from stoker.runs.processes.tree import Description, ProcessScan
 
 FIRST, SECOND = Identity(1_000_001, 5), Identity(1_000_002, 6)
 

@@ -22,10 +22,9 @@ from stoker.engines.local.adoption import find, requeue_unstarted
 from stoker.engines.local.attempt_spec import ATTEMPT_TAG, SHIM_NAME, AttemptProcesses, AttemptRecord
 from stoker.engines.local.messages import AttemptResult, StopAttempt
 from stoker.errors import StokerError
-from stoker.procfs import boot_id
+from stoker.procfs import Identity, boot_id, identify, is_alive
 from stoker.queue import Store
 from stoker.queue.model import Attempt
-from stoker.runs.processes.scan import Identity, identify, is_alive
 from stoker.runs.processes.syscalls import set_name
 from stoker.runs.record import Status
 from tests.support.waiting import wait_for

@@ -13,7 +13,7 @@ from typing import Final
 from stoker.actions.action import Action, ActionError, Facts, Lasting
 from stoker.actions.program import find, run
 from stoker.actions.tree import STOP_PATIENCE, ForeignTree, stop_tree
-from stoker.runs.processes.scan import Identity, identify
+from stoker.procfs import Identity, identify
 from stoker.units import format_duration
 
 # What systemd tells the watcher is not meant for commands that the watcher runs.

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from stoker.actions.action import Action, ActionError, Facts, Tracking
 from stoker.actions.tree import STOP_PATIENCE, ForeignTree, stop_tree
-from stoker.runs.processes.scan import describe, identify, is_alive
+from stoker.procfs import identify, is_alive
+from stoker.runs.processes.tree import describe
 
 
 class Stop(Action, Tracking):

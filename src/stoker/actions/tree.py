@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.procfs import GROUP, PARENT, SESSION, STARTED, STATE, THREADS, read_stat_fields
-from stoker.runs.processes.scan import Identity, ProcessScan
+from stoker.procfs import Identity, read_stat
 from stoker.runs.processes.syscalls import share_file
 from stoker.runs.processes.termination import PATIENCE, Termination, TerminationOutcome
+from stoker.runs.processes.tree import ProcessScan
 
 # Nothing tells when processes end that are not our children, so it is looked this often.
 _LOOK_EVERY: Final = 0.05
@@ -147,16 +147,11 @@ def _scan() -> dict[int, _Seen]:
         if not entry.name.isdecimal():
             continue
         try:
-            _name, fields = read_stat_fields(f"/proc/{entry.name}/stat")
+            found = read_stat(f"/proc/{entry.name}/stat")
         except (OSError, ValueError):
             continue
-        # The first thread of a process can end before the others: it then looks like a zombie, and is none.
-        if fields[STATE] in (b"Z", b"X", b"x") and int(fields[THREADS]) <= 1:
-            continue
-        pid = int(entry.name)
-        identity = Identity(pid, int(fields[STARTED]))
-        places = int(fields[PARENT]), int(fields[GROUP]), int(fields[SESSION])
-        seen[pid] = _Seen(identity, *places, _layout(fields))
+        if not found.is_zombie:
+            seen[found.pid] = _Seen(found.identity, found.parent, found.group, found.session, _layout(found.fields))
     return seen
 
 

@@ -13,12 +13,12 @@ from stoker.dropin.looks import look_without_gpus, open_prober
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Sampler
 from stoker.gpus.source import AbsentError
+from stoker.procfs import Identity, stat
 from stoker.runs.loop import CommandHandler, CommandLoop, helpers_of
 from stoker.runs.processes.reaper import Failed, Program, exit_code, launch
-from stoker.runs.processes.scan import Identity, send, stat
-from stoker.runs.processes.signals import FORWARDED, SignalStream
-from stoker.runs.processes.terminal import Terminal
+from stoker.runs.processes.signals import FORWARDED, SignalStream, Terminal
 from stoker.runs.processes.termination import wait_until_empty
+from stoker.runs.processes.tree import send
 from stoker.streams import ERROR, emit
 
 KILLED: Final = 1

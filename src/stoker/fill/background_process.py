@@ -11,9 +11,9 @@ from stoker.errors import StokerError
 from stoker.fill.config import Background
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import set_visible_gpus
+from stoker.procfs import Identity
 from stoker.runs.loop import CommandHandler, CommandLoop
 from stoker.runs.processes.reaper import Failed, Program, exit_code, launch
-from stoker.runs.processes.scan import Identity
 from stoker.runs.processes.termination import Termination
 
 # Every process of a background program carries it: what was left by a filler that was killed is found by it.

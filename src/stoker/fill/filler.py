@@ -36,9 +36,9 @@ from stoker.presence.device_events import DeviceEvents
 from stoker.presence.holders import HolderScanner
 from stoker.presence.ignoring import SHIPPED, Ignored
 from stoker.presence.terminals import Terminals
-from stoker.procfs import boot_id
-from stoker.runs.processes.scan import Identity, descends, identify, stat
+from stoker.procfs import Identity, boot_id, identify, stat
 from stoker.runs.processes.signals import SignalStream
+from stoker.runs.processes.tree import descends
 from stoker.units import format_duration
 
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from stoker.fill.background_process import TAG
+from stoker.procfs import Identity, is_alive, is_gone
 from stoker.runs.processes.reaper_process import REAPER_NAME
-from stoker.runs.processes.scan import Identity, is_alive, is_gone, send
-from stoker.runs.processes.tags import environments, is_kept
+from stoker.runs.processes.tree import environments, has_ancestor_named, send
 
 # A reaper whose filler was killed may be about to start its program: within this time it has, and can be found by it.
 _SETTLING: Final = 0.5
@@ -48,7 +48,7 @@ class Leftovers:
         self.found = self.found or bool(left or self._reapers)
         self.gone = not left and not self._reapers and now >= self._begun + _SETTLING
         for who in left:
-            if not is_kept(who, REAPER_NAME):
+            if not has_ancestor_named(who, REAPER_NAME):
                 self._stop(who, now)
             elif now >= self._begun + self._grace + _REAPERS_SHARE:
                 send(who, signal.SIGKILL)

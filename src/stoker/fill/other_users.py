@@ -8,7 +8,7 @@ from stoker.gpus.model import NOT_SUPPORTED, Gpu, Look, Process, Reading, Unknow
 from stoker.gpus.report import describe
 from stoker.presence.holders import DeviceHolder, Scan
 from stoker.presence.ignoring import Ignored
-from stoker.runs.processes.scan import Identity, is_alive
+from stoker.procfs import Identity, is_alive
 from stoker.units import format_percent
 
 # More than what a display or a monitor causes: somebody works there, seen or not.

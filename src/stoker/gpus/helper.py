@@ -14,6 +14,7 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.gpus.model import Choice, Gpu, Look, Unknown
 from stoker.gpus.source import AbsentError, Source, open_source
+from stoker.procfs import close_inherited_descriptors
 
 NAME: Final = "stoker-gpus"
 ASKED: Final = 0
@@ -53,7 +54,7 @@ def serve(spec: str, root: str) -> None:
     # Whoever looks for users of the GPUs must be able to tell that this is none.
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
-    _close_all_but_standard()
+    close_inherited_descriptors()
     reader = _Reader(spec, Path(root))
     encode = msgspec.msgpack.Encoder().encode
     try:
@@ -63,14 +64,6 @@ def serve(spec: str, root: str) -> None:
         pass  # the prober is gone
     finally:
         reader.close()
-
-
-def _close_all_but_standard() -> None:
-    """One by one: where the limit is a thousand million, as in containers, closing a range can take minutes."""
-    for name in [entry.name for entry in os.scandir("/proc/self/fd")]:
-        if int(name) > 2:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
 
 
 def _write(message: bytes) -> None:

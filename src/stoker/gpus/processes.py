@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from stoker.gpus.model import Maybe, Process, Unknown
-from stoker.procfs import STARTED, inside_pid_namespace, read_stat_fields, user_name
+from stoker.procfs import inside_pid_namespace, read_stat, user_name
 
 # Far above what holds GPUs at one time, far below the usual limit of 1024 open files.
 MOST_PIDFDS: Final = 256
@@ -109,7 +109,8 @@ class ProcessCache:
 
     def _introduce(self, pid: int, pidfd: int | None) -> _Known:
         try:
-            name, ticks = read_stat(f"{self._proc}/{pid}/stat")
+            stat = read_stat(f"{self._proc}/{pid}/stat")
+            name, ticks = stat.name, stat.started
             user = user_name(Path(self._proc, str(pid)).stat().st_uid)
         except (OSError, ValueError):
             if not self.doubts_pids or pid in self._proven:
@@ -145,7 +146,7 @@ class ProcessCache:
 
     def _ticks_now(self, pid: int) -> int | None:
         try:
-            return read_stat(f"{self._proc}/{pid}/stat")[1]
+            return read_stat(f"{self._proc}/{pid}/stat").started
         except (OSError, ValueError):
             return None
 
@@ -162,12 +163,6 @@ class ProcessCache:
             self._poll.unregister(known.pidfd)
             del self._watched[known.pidfd]
             os.close(known.pidfd)
-
-
-def read_stat(path: str) -> tuple[str, int]:
-    """The name and the start time, in clock ticks since boot, from a /proc/PID/stat."""
-    name, fields = read_stat_fields(path)
-    return name, int(fields[STARTED])
 
 
 def holds_nvidia_device(process: Path, devices: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 from stoker.errors import BadInputError
 from stoker.gpus.model import NOT_SUPPORTED, Gpu, Look, Process, Reading, Unknown
 from stoker.gpus.processes import ProcessCache
-from stoker.procfs import RESIDENT_PAGES, read_stat_fields
+from stoker.procfs import read_stat
 from stoker.units import parse_memory
 
 # Who has it in its environment uses the GPU. It is read as it was when the program began.
@@ -68,9 +68,9 @@ class ResidentMemory:
             try:
                 if MARK not in (process / "environ").read_bytes().split(b"\0"):
                     continue
-                _name, fields = read_stat_fields(str(process / "stat"))
+                stat = read_stat(str(process / "stat"))
             except (OSError, ValueError):
                 continue  # somebody else's, or gone
-            resident = int(fields[RESIDENT_PAGES]) * _PAGE
+            resident = stat.resident_pages * _PAGE
             found.append(self._people.process(int(process.name), resident, untold))
         return found

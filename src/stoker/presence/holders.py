@@ -12,20 +12,16 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from stoker.procfs import (
-    FLAGS,
-    KERNEL_THREAD,
     OUTSIDE,
-    STARTED,
-    STATE,
-    THREADS,
+    Stat,
     inside_pid_namespace,
-    read_stat_fields,
+    read_stat,
     user_name,
 )
 
 # Files that nearly every process has open and that are never a GPU: not worth a system call each.
 _NEVER: Final = ("/dev/null", "/dev/pts/", "/dev/shm/")  # noqa: S108 - nothing is written there
-_DEAD: Final = (b"Z", b"X")
+_DEAD: Final = ("Z", "X")
 _DELETED: Final = " (deleted)"
 _ONE_THREAD: Final = 3
 # What a kernel that keeps no account of run times says.
@@ -245,35 +241,35 @@ class HolderScanner:
         """Whether a process without open files is one whose first thread ended while others go on."""
         if pid in self._kernel_threads:
             return False
-        _name, fields = self._stat(pid)
-        if int(fields[FLAGS]) & KERNEL_THREAD:
+        found = self._stat(pid)
+        if found.is_kernel_thread:
             self._kernel_threads.add(pid)
-        return fields[STATE] in _DEAD and int(fields[THREADS]) > 1
+        return found.state in _DEAD and not found.is_zombie
 
     def _is_program(self, pid: int) -> bool:
         """Whether a process that may not be asked could hold a GPU at all: the kernel's threads and the dead cannot."""
         if pid in self._kernel_threads:
             return False
         try:
-            _name, fields = self._stat(pid)
+            found = self._stat(pid)
         except _GONE:
             return False
         except OSError:
             return True
-        if int(fields[FLAGS]) & KERNEL_THREAD:
+        if found.is_kernel_thread:
             self._kernel_threads.add(pid)
             return False
-        return fields[STATE] not in _DEAD or int(fields[THREADS]) > 1
+        return not found.is_zombie
 
     def _meet(self, pid: int, met: dict[tuple[int, int, str], DeviceHolder]) -> DeviceHolder:
-        name, fields = self._stat(pid)
-        key = (pid, int(fields[STARTED]), name)
+        found = self._stat(pid)
+        key = (pid, found.started, found.name)
         met[key] = self._met.get(key) or DeviceHolder(*key, self._executable(pid), self._user(pid))
         return met[key]
 
-    def _stat(self, pid: int) -> tuple[str, list[bytes]]:
+    def _stat(self, pid: int) -> Stat:
         try:
-            return read_stat_fields(f"{self._proc}/{pid}/stat")
+            return read_stat(f"{self._proc}/{pid}/stat")
         except ValueError:
             raise ProcessLookupError(pid) from None
 

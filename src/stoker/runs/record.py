@@ -21,9 +21,8 @@ import msgspec
 
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import private_directory, private_file
-from stoker.procfs import boot_id
+from stoker.procfs import Identity, boot_id, is_gone
 from stoker.rules.registry import Stored
-from stoker.runs.processes.scan import Identity, is_gone
 
 # Enough to look back over weeks of experiments; a record is mostly its readings, a few MiB at the most.
 MOST_RECORDS: Final = 200

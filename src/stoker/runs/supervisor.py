@@ -16,13 +16,12 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.gpus.model import Look, known
 from stoker.gpus.prober import Prober, Sampler
-from stoker.gpus.processes import read_stat
 from stoker.gpus.report import describe
 from stoker.gpus.source import AbsentError
 from stoker.gpus.spawn import forked
 from stoker.gpus.visible import select_gpus
 from stoker.paths import state_home
-from stoker.procfs import boot_id
+from stoker.procfs import boot_id, read_stat
 from stoker.rules.judge import Judge
 from stoker.rules.registry import in_words, stored_form
 from stoker.rules.rule import Progress, Verdict
@@ -39,8 +38,7 @@ from stoker.runs.processes.reaper import (
     exit_code,
     fork_reaper,
 )
-from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
-from stoker.runs.processes.terminal import Terminal
+from stoker.runs.processes.signals import FORWARDED, Received, SignalStream, Terminal
 from stoker.runs.processes.termination import TerminationOutcome
 from stoker.runs.record import Ending, NoRecord, Record, Records, Spec, Status, readable
 from stoker.streams import ERROR, emit
@@ -108,7 +106,6 @@ def _fork_reaper(prober: Prober) -> Reaper:
 
 def spec_of(plan: Plan, record: Record) -> Spec:
     """What is written down of the plan before anything is started, with this process as its supervisor."""
-    _name, ticks = read_stat("/proc/self/stat")
     return Spec(
         id=record.id,
         command=tuple(map(readable, plan.command)),
@@ -117,7 +114,7 @@ def spec_of(plan: Plan, record: Record) -> Spec:
         user=_user(),
         boot=boot_id(),
         supervisor=os.getpid(),
-        supervisor_started=ticks,
+        supervisor_started=read_stat("/proc/self/stat").started,
         started=time.time(),
         policy=stored_form(plan.policies, whole=True),
         rule=in_words(plan.policies),

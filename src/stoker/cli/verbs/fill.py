@@ -51,8 +51,7 @@ def status(as_json: bool) -> int:
     import socket
 
     from stoker.fill.status import StatusFile
-    from stoker.procfs import boot_id
-    from stoker.runs.processes.scan import Identity, is_alive
+    from stoker.procfs import Identity, boot_id, is_alive
 
     found = StatusFile(state_home(), socket.gethostname()).read()
     alive = found is not None and found.boot == boot_id() and is_alive(Identity(found.pid, found.started))

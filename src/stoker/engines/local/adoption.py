@@ -10,11 +10,10 @@ from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local.attempt_spec import ATTEMPT_TAG, SHIM_NAME, AttemptRecord, AttemptSpec, has_shim
 from stoker.engines.local.messages import StopAttempt
 from stoker.engines.local.running_attempt import RunningAttempt, stop_leftovers
-from stoker.procfs import boot_id
+from stoker.procfs import Identity, boot_id, is_gone
 from stoker.queue import Attempt, Store, queue_address
 from stoker.runs.processes.reaper_process import REAPER_NAME
-from stoker.runs.processes.scan import Identity, is_gone
-from stoker.runs.processes.tags import environments, is_kept, kill_all, marked
+from stoker.runs.processes.tree import environments, find_tagged, has_ancestor_named, kill_all
 
 _PLACE_MARK: Final = b"STOKER_RUN_DIR="
 
@@ -88,10 +87,10 @@ def _lives(home: WorkerIdentity, attempt: Attempt) -> bool:
     """Whether somebody looks after it. What runs without anybody is stopped. Raises OSError."""
     if has_shim(home.place_of(attempt)):
         return True
-    here = marked(ATTEMPT_TAG, attempt.id)
-    if any(is_kept(who, REAPER_NAME, SHIM_NAME) for who in here):
+    here = find_tagged(ATTEMPT_TAG, attempt.id)
+    if any(has_ancestor_named(who, REAPER_NAME, SHIM_NAME) for who in here):
         return True
-    return not kill_all(lambda: marked(ATTEMPT_TAG, attempt.id))
+    return not kill_all(lambda: find_tagged(ATTEMPT_TAG, attempt.id))
 
 
 def _kill_orphans(home: WorkerIdentity) -> None:
@@ -116,7 +115,7 @@ def _is_recorded(place: str) -> bool:
 
 
 def _is_orphan(who: Identity) -> bool:
-    return not is_kept(who, REAPER_NAME, SHIM_NAME)
+    return not has_ancestor_named(who, REAPER_NAME, SHIM_NAME)
 
 
 def unsupervised(home: Path, names: Collection[str]) -> set[str]:

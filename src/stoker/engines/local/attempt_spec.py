@@ -25,9 +25,9 @@ from stoker.engines.local.capacity import ResourceRequest
 from stoker.engines.local.fitting import BatchSizeFit
 from stoker.fit.model import Fitted
 from stoker.paths import open_privately, private_file
+from stoker.procfs import Identity
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
-from stoker.runs.processes.scan import Identity
 from stoker.runs.processes.syscalls import boot_clock
 from stoker.runs.record import Record, Status
 

@@ -24,8 +24,8 @@ from stoker.fill.filler import Filler
 from stoker.fill.status import lock
 from stoker.gpus.model import Gpu
 from stoker.gpus.prober import Prober
-from stoker.runs.processes.descriptors import close_all_but
-from stoker.runs.processes.scan import descends
+from stoker.procfs import close_inherited_descriptors
+from stoker.runs.processes.tree import descends
 
 _LONGEST: Final = 65536
 # The filler of a worker that was killed stops its programs first.
@@ -167,7 +167,7 @@ def _fill(
     try:
         os.setsid()
         # Also a filler whose worker was killed owns the GPUs until its programs are gone, so it keeps the lock.
-        close_all_but([line.fileno(), held, *claims.descriptors()])
+        close_inherited_descriptors([line.fileno(), held, *claims.descriptors()])
         with Prober(orders.source, deadline=orders.deadline) as prober:
             filler = Filler(
                 config, prober, home, tell, owner="stoker work", owner_pid=worker, root=_root(), claims=claims

@@ -4,7 +4,6 @@ The database may be slow, away or behind a dead network. Whatever happens there 
 goes on hearing its job, its signals and its clock.
 """
 
-import contextlib
 import os
 import signal
 import time
@@ -15,6 +14,7 @@ import msgspec
 from stoker.engines.local.attempt_spec import AttemptRecord, AttemptSpec, now
 from stoker.engines.local.messages import AttemptResult
 from stoker.errors import StokerError
+from stoker.procfs import close_inherited_descriptors
 
 # Longer than the database's own timeouts together; a process that hangs on a dead network disk is not waited for.
 PATIENCE: Final = 60.0
@@ -79,7 +79,8 @@ def _run(record: AttemptRecord, attempt_spec: AttemptSpec, over: AttemptResult |
     """The errand's own process: never returns."""
     try:
         os.setsid()
-        _let_go_of_all_but(told)
+        # The worker must see the death of the shim, not that of this process.
+        close_inherited_descriptors([told])
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -92,14 +93,6 @@ def _run(record: AttemptRecord, attempt_spec: AttemptSpec, over: AttemptResult |
         os.write(told, msgspec.msgpack.encode(answer))
     finally:
         os._exit(0)
-
-
-def _let_go_of_all_but(told: int) -> None:
-    """A worker at the other end of the attendant's lines sees the attendant's death, not that of its errand."""
-    for descriptor in [int(entry.name) for entry in os.scandir("/proc/self/fd")]:
-        if descriptor > 2 and descriptor != told:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)  # one was that of the listing
 
 
 def _renew(attempt_spec: AttemptSpec) -> Answer:

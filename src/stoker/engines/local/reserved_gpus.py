@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from stoker.procfs import STARTED, read_stat_fields
+from stoker.procfs import read_stat
 
 
 class ReservedGpusFile:
@@ -48,5 +48,4 @@ def _path(directory: Path, host: str) -> Path:
 
 
 def _started(pid: int) -> int:
-    _name, fields = read_stat_fields(f"/proc/{int(pid)}/stat")
-    return int(fields[STARTED])
+    return read_stat(f"/proc/{int(pid)}/stat").started

@@ -14,10 +14,10 @@ from stoker.engines.delivery import LogTail
 from stoker.engines.local.attempt_spec import ATTEMPT_TAG, AppliedSnooze, AttemptRecord, AttemptSpec, conclusion
 from stoker.engines.local.capacity import Allocation
 from stoker.engines.local.messages import AttemptResult, ShimChannel, StopAttempt
+from stoker.procfs import is_gone, stat
 from stoker.queue.model import Snoozed
 from stoker.runs.processes.cgroup import Cgroup
-from stoker.runs.processes.scan import descends, is_gone, send, stat
-from stoker.runs.processes.tags import kill_all, marked
+from stoker.runs.processes.tree import descends, find_tagged, kill_all, send
 from stoker.runs.record import Snooze, Status
 
 # Between two tries to find out what became of an attendant, doubled from try to try.
@@ -208,8 +208,8 @@ def stop_leftovers(record: AttemptRecord, attempt_spec: AttemptSpec) -> bool:
     cgroup = Cgroup(Path(place)) if place is not None and Path(place).exists() else None
     if cgroup is not None:
         cgroup.kill()
-    all_gone = kill_all(lambda: marked("STOKER_RUN_DIR", str(record.directory)))
-    all_gone = kill_all(lambda: marked(ATTEMPT_TAG, attempt_spec.attempt)) and all_gone
+    all_gone = kill_all(lambda: find_tagged("STOKER_RUN_DIR", str(record.directory)))
+    all_gone = kill_all(lambda: find_tagged(ATTEMPT_TAG, attempt_spec.attempt)) and all_gone
     if cgroup is not None:
         all_gone = cgroup.remove() and all_gone
     return all_gone

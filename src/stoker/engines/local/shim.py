@@ -39,11 +39,11 @@ from stoker.fit.model import Fitted
 from stoker.fit.spec import smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
+from stoker.procfs import identify
 from stoker.runs.loop import helpers_of, is_from_job
 from stoker.runs.output import OutputLog, read_tail
 from stoker.runs.plan import Plan
 from stoker.runs.processes.reaper import Reaper, fork_reaper
-from stoker.runs.processes.scan import identify
 from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
 from stoker.runs.processes.syscalls import BootTimer, set_name
 from stoker.runs.processes.termination import wait_until_empty

@@ -20,6 +20,7 @@ from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Gpu
 from stoker.gpus.sim.load import HISTORY, Load, Use
 from stoker.paths import private_directory, private_file, state_home
+from stoker.procfs import read_stat
 from stoker.units import format_memory, parse_memory
 
 DEFAULT_GPUS: Final = 4
@@ -252,21 +253,11 @@ class LoadFile(msgspec.Struct, frozen=True):
 
 def process_state(proc: Path, pid: int, started: int) -> str | None:
     """The state letter of a process that is this one and still runs; a zombie has given everything back."""
-    found = read_stat(proc, pid)
-    if found is None or found[1] != started or found[0] in ("Z", "X", "x"):
-        return None
-    return found[0]
-
-
-def read_stat(proc: Path, pid: int) -> tuple[str, int] | None:
-    """State letter and start time, in clock ticks since boot, of whatever process has this pid."""
     try:
-        stat = (proc / str(pid) / "stat").read_bytes()
-    except OSError:
+        found = read_stat(f"{proc}/{pid}/stat")
+    except (OSError, ValueError):
         return None
-    # The command may hold spaces and parentheses; what follows its last parenthesis cannot.
-    fields = stat[stat.rfind(b")") + 2 :].split()
-    return (fields[0].decode(), int(fields[19])) if len(fields) > 19 else None
+    return None if found.started != started or found.state in ("Z", "X", "x") else found.state
 
 
 def _gpu(shape: Shape, index: int) -> Gpu:

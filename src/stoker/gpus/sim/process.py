@@ -12,8 +12,9 @@ import msgspec
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Gpu
 from stoker.gpus.sim.load import Load, Phase, Script, Use, busy
-from stoker.gpus.sim.machine import LoadFile, SimMachine, read_stat
+from stoker.gpus.sim.machine import LoadFile, SimMachine
 from stoker.gpus.visible import visible_gpus
+from stoker.procfs import read_stat
 
 # The longest single sleep: nothing happens then, it only keeps the number within what the kernel takes.
 _LONGEST_SLEEP: Final = 86_400.0
@@ -68,12 +69,15 @@ class SimulatedProcess:
         there = SimMachine.of_environment(surroundings) if machine is None else machine
         device = _visible(there, gpu, surroundings)
         pid = os.getpid()
-        stat = read_stat(there.proc, pid)
-        if stat is None:
-            raise StokerError(f"{there.proc}/{pid}/stat cannot be read: simulated GPUs need /proc to tell who is alive")
+        try:
+            started = read_stat(f"{there.proc}/{pid}/stat").started
+        except (OSError, ValueError):
+            raise StokerError(
+                f"{there.proc}/{pid}/stat cannot be read: simulated GPUs need /proc to tell who is alive"
+            ) from None
         with there.locked() as loads:
             now = there.clock()
-            mine = (_load_of(loads, (pid, stat[1])) or Load(pid, stat[1])).lately(now)
+            mine = (_load_of(loads, (pid, started)) or Load(pid, started)).lately(now)
             number = 1 + max((use.number for use in mine.uses), default=0)
             _ensure_fits(there, loads, device, gpu, context)
             there.write(mine.with_use(Use(number, device.index, now, context=context)))

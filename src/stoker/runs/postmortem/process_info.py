@@ -15,16 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from stoker.gpus.model import Maybe, Unknown, known
-from stoker.procfs import (
-    PARENT,
-    RESIDENT_PAGES,
-    STARTED,
-    STATE,
-    SYSTEM_TICKS,
-    THREADS,
-    USER_TICKS,
-    read_stat_fields,
-)
+from stoker.procfs import read_stat
 
 T = TypeVar("T")
 
@@ -169,7 +160,7 @@ def cannot_be_paused(pid: int, *, proc: str = "/proc") -> bool:
 def has_ended(pid: int, *, proc: str = "/proc") -> bool:
     """Whether nothing of it is left but its exit code, or not even that."""
     try:
-        return _state(f"{proc}/{pid}/stat") in _ENDED
+        return read_stat(f"{proc}/{pid}/stat").state in _ENDED
     except (OSError, ValueError):
         return True
 
@@ -177,9 +168,7 @@ def has_ended(pid: int, *, proc: str = "/proc") -> bool:
 def _read_process(proc: str, pid: int) -> ProcessInfo | None:
     folder = f"{proc}/{pid}"
     try:
-        name, fields = read_stat_fields(f"{folder}/stat")
-        places = (PARENT, USER_TICKS, SYSTEM_TICKS, THREADS, STARTED, RESIDENT_PAGES)
-        parent, user, system, threads, started, resident = (int(fields[place]) for place in places)
+        stat = read_stat(f"{folder}/stat")
     except (OSError, ValueError):
         return None
     blocked = [thread for thread, letter in _thread_states(proc, pid) if letter == "D"]
@@ -187,23 +176,18 @@ def _read_process(proc: str, pid: int) -> ProcessInfo | None:
     ticks = os.sysconf("SC_CLK_TCK")
     return ProcessInfo(
         pid=pid,
-        parent=parent,
-        started=started,
-        state=fields[STATE].decode(),
-        name=name,
+        parent=stat.parent,
+        started=stat.started,
+        state=stat.state,
+        name=stat.name,
         command=Unknown("it was not read"),
-        cpu=(user + system) / ticks,
-        threads=threads,
-        memory=max(resident, 0) * os.sysconf("SC_PAGE_SIZE"),
+        cpu=stat.cpu_ticks / ticks,
+        threads=stat.threads,
+        memory=max(stat.resident_pages, 0) * os.sysconf("SC_PAGE_SIZE"),
         blocked=len(blocked),
         place=_place(told),
         call=_call(told, folder),
     )
-
-
-def _state(path: str) -> str:
-    """The state letter in a stat file."""
-    return read_stat_fields(path)[1][STATE].decode()
 
 
 def _thread_states(proc: str, pid: int) -> list[tuple[str, str]]:
@@ -215,7 +199,7 @@ def _thread_states(proc: str, pid: int) -> list[tuple[str, str]]:
         return found
     for thread in sorted(threads, key=lambda thread: (thread != str(pid), len(thread), thread))[:MOST_THREADS]:
         try:
-            found.append((thread, _state(f"{proc}/{pid}/task/{thread}/stat")))
+            found.append((thread, read_stat(f"{proc}/{pid}/task/{thread}/stat").state))
         except (OSError, ValueError):
             continue  # It ended just now.
     return found

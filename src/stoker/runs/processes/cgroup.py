@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from stoker.runs.processes.scan import Identity, identify
+from stoker.procfs import Identity, identify
 
 _OURS: Final = re.compile(r"stoker-(\d+)-(\d+)-\d+")
 # A cgroup whose last process just ended can be busy for a moment.

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, TypeAlias
 
+from stoker.procfs import Identity, identify, stat
 from stoker.runs.output import OutputLog
 from stoker.runs.processes.cgroup import Cgroup, NoCgroupError
 from stoker.runs.processes.reaper_process import (
@@ -36,10 +37,9 @@ from stoker.runs.processes.reaper_process import (
     ReaperProcess,
     ReaperSetup,
 )
-from stoker.runs.processes.scan import Identity, ProcessScan, children, descends, exit_code, identify, send, stat
 from stoker.runs.processes.spawn import Failed, Program, failure
 from stoker.runs.processes.syscalls import become_subreaper
-from stoker.runs.processes.tree import ProcessTree
+from stoker.runs.processes.tree import ProcessScan, ProcessTree, children, descends, exit_code, send
 
 __all__ = [
     "DeadlinePassed",

@@ -16,15 +16,14 @@ import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from stoker.procfs import Identity, close_inherited_descriptors, identify, stat
 from stoker.runs.output import OutputLog
 from stoker.runs.processes.cgroup import Cgroup
-from stoker.runs.processes.descriptors import close_all_but
-from stoker.runs.processes.scan import Identity, ProcessScan, identify, stat
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.processes.spawn import CannotStartError, Program, spawn, start
 from stoker.runs.processes.syscalls import become_subreaper, boot_clock, hear_of_death_of_parent, set_name
 from stoker.runs.processes.termination import stop
-from stoker.runs.processes.tree import ProcessTree
+from stoker.runs.processes.tree import ProcessScan, ProcessTree
 
 # What is told to the supervisor, each as one message of fixed size: a kind and two numbers.
 STARTED, FAILED, ENDED, STOPPED, EMPTY, DEADLINE_PASSED = range(6)
@@ -130,7 +129,7 @@ class ReaperProcess:
         become_subreaper()
         hear_of_death_of_parent(_BEREAVED)
         if self._setup.output is not None:
-            self._close_all_but_own()
+            self._close_inherited()
             self._move_in()
         while (order := self._next_order()) == BEGIN:
             self._begin(LaunchRequest.from_order(self._rest_of_order()))
@@ -168,7 +167,7 @@ class ReaperProcess:
             return
         if self._setup.output is None:
             # Not before: the job may have been given one of the supervisor's descriptors.
-            self._close_all_but_own()
+            self._close_inherited()
         self._queue_event(STARTED, self._job, self._started(self._job))
         self._flush()
 
@@ -348,8 +347,8 @@ class ReaperProcess:
             except BrokenPipeError:
                 self._connected = False  # The supervisor is gone, as the other pipe is about to tell.
 
-    def _close_all_but_own(self) -> None:
+    def _close_inherited(self) -> None:
         """Pipes of the supervisor and its caller must come to their end when those let go, not when this one does."""
         own = self._setup.orders, self._setup.report, self._signals.fileno(), self.fileno()
         with contextlib.suppress(OSError):  # no descriptor is left to list them by: a job matters more
-            close_all_but((*own, *(self._setup.output or ())))
+            close_inherited_descriptors((*own, *(self._setup.output or ())))

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol
 
-from stoker.runs.processes.scan import Identity, describe, is_alive, send
+from stoker.procfs import Identity, is_alive
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.processes.syscalls import boot_clock
-from stoker.runs.processes.tree import Tree
+from stoker.runs.processes.tree import ProcessScan, describe, send
 
 # A killed process that held GPUs or very much memory takes seconds to be taken apart by the kernel; one that takes
 # longer than this is blocked in a driver, and waiting on does not help.
@@ -51,6 +51,16 @@ class TerminationOutcome(NamedTuple):
         if self.survivors:
             return f"{done}; left after {self.seconds:.1f} s: {', '.join(self.survivors)}"
         return f"{done}; all gone after {self.seconds:.1f} s" if deeds else done
+
+
+class Tree(Protocol):
+    """What can be stopped."""
+
+    def scan_processes(self) -> ProcessScan:
+        """The processes that live."""
+
+    def kill(self) -> bool:
+        """Kills all of them at once; False where the kernel cannot."""
 
 
 class Termination:
