@@ -19,6 +19,10 @@ RUN := $(UV) run --frozen --no-sync
 ifdef DEEP
 export STOKER_TESTS_DEEP := 1
 endif
+# The major version of the PostgreSQL server that the tests start; the newest installed one when not set.
+ifdef POSTGRES
+export STOKER_TESTS_POSTGRES := $(POSTGRES)
+endif
 
 help:
 	@echo 'make up        run Stoker here: page, worker and queue, on the GPUs of this machine or on simulated ones'
@@ -62,10 +66,10 @@ lint: .venv/.dev-stamp
 	@$(RUN) lint-imports --no-cache
 	@$(MAKE) --no-print-directory docs
 
-# Without network; warnings, such as a broken link, fail. The variable silences a notice about a later MkDocs.
 coverage: .venv/.dev-stamp
 	@$(RUN) scripts/pure-coverage
 
+# Without network; warnings, such as a broken link, fail. The variable silences a notice about a later MkDocs.
 docs: .venv/.dev-stamp
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet --strict
 

@@ -22,6 +22,8 @@ from tests.support.waiting import wait_for
 
 # Seconds, on a machine that runs other tests at the same time.
 PATIENCE = 60.0
+# Read here, before a fixture removes Stoker's variables.
+VERSION = os.environ.get("STOKER_TESTS_POSTGRES", "")
 PASSWORD = "a password of the tests"
 # Held for as long as the server is needed.
 LOCK = "in-use"
@@ -214,7 +216,10 @@ def _unprivileged(*options: str) -> list[str]:
 
 
 def postgres_programs() -> Path | None:
+    """The directory of the server's programs: of the version in `make test POSTGRES=16`, else of the newest."""
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    if VERSION:
+        return next((initdb.parent for initdb in installed if initdb.parts[-3] == VERSION), None)
     found = str(installed[-1]) if installed else shutil.which("initdb")
     return Path(found).parent if found else None
 
@@ -231,7 +236,7 @@ def running_server(settings: tuple[str, ...] = SETTINGS) -> Iterator[PostgresSer
         _missing("psycopg")
     programs = postgres_programs()
     if programs is None:
-        _missing("PostgreSQL (Debian's package postgresql)")
+        _missing(f"PostgreSQL (Debian's package postgresql{VERSION and f'-{VERSION}'})")
         raise AssertionError("unreachable")
     server = PostgresServer(programs, settings)
     try:
