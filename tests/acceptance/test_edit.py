@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.queue import Job, NewJob, Store
+from stoker.queue import Job, JobSpec, Store
 from tests.support.command import stoker, stoker_command
 from tests.support.queue_jobs import end, start, submit
 
@@ -56,7 +56,7 @@ def test_an_option_changes_its_field_and_no_other(
     (other,) = submit(queue, "other")
     queue.submit(
         [
-            NewJob(
+            JobSpec(
                 command=("echo", "a"),
                 name="a",
                 tags=("t",),
@@ -180,7 +180,7 @@ def left(tmp_path: Path) -> list[Path]:
 def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: Store, tmp_path: Path) -> None:
     queue.submit(
         [
-            NewJob(
+            JobSpec(
                 command="echo 'one'\necho \"two\" \\ 🔥",
                 name="a",
                 tags=("x",),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.queue import NewJob, View, init_queue, open_queue
+from stoker.queue import JobSpec, View, init_queue, open_queue
 from tests.support.command import Finished, stoker, stoker_command
 from tests.support.stand_ins import StandIns
 from tests.support.waiting import wait_for
@@ -424,7 +424,7 @@ def test_an_ambiguous_name_is_refused() -> None:
 
 def test_what_is_submitted_wakes_who_waits(tmp_path: Path) -> None:
     with init_queue() as queue:
-        queue.submit([NewJob(command="true")])
+        queue.submit([JobSpec(command="true")])
         changes = queue.listen()
         try:
             changes.poll()

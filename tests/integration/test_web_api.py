@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from stoker.logs.html_lines import STEP
 from stoker.logs.readers import directory_of
-from stoker.queue import AttemptDetails, NewJob, Store, Usage, View, WorkerGpu
+from stoker.queue import AttemptDetails, JobSpec, Store, Usage, View, WorkerGpu
 from stoker.web.api.attempts import LONGEST_END
 from tests.support.api_site import ApiSite, Client, job_body, site
 from tests.support.queue_jobs import end, start, states, submit
@@ -80,7 +80,7 @@ def test_a_sweep_becomes_one_job_for_each_combination(site: ApiSite, client: Cli
 
 
 def test_again_copies_a_job_and_puts_the_changes_over_it(site: ApiSite, client: Client) -> None:
-    asked = job_body(name="old", gpus=3, memory=100, environment={"A": "1"}, idle="off", held=True, tags=["x"])
+    asked = job_body(name="old", gpus=3, memory=100, environment={"A": "1"}, idle="off", hold=True, tags=["x"])
     (old,) = told(client.post(f"{V1}/jobs", json=asked), 201)["jobs"]
     body = {"again": old["id"], "name": "new", "memory": None}
     (new,) = told(site.client("operator", "laptop").post(f"{V1}/jobs", json=body), 201)["jobs"]
@@ -245,7 +245,7 @@ def test_pages_are_right_while_jobs_come_in(site: ApiSite, client: Client) -> No
 
 def test_jobs_are_found_by_state_and_tag(site: ApiSite, client: Client) -> None:
     (one,) = submit(site.store, "one", tags=("x",))
-    (two,) = submit(site.store, "two", tags=("x",), held=True)
+    (two,) = submit(site.store, "two", tags=("x",), hold=True)
     (three,) = submit(site.store, "three")
     end(site.store, three)
 
@@ -313,7 +313,7 @@ def test_a_job_that_waits_is_steered_and_it_can_be_taken_back(
 
 
 def test_a_held_job_that_was_cancelled_by_mistake_is_held_again(site: ApiSite, client: Client) -> None:
-    (name,) = submit(site.store, "train", held=True)
+    (name,) = submit(site.store, "train", hold=True)
     undone(client, told(client.post(f"{V1}/jobs/{name}/cancel")))
     assert states(site.store, name) == ["held"]
     assert site.store.job(name).ended is None
@@ -390,7 +390,7 @@ def test_a_job_is_moved_and_moved_back(
 
 
 def test_a_job_is_moved_back_however_many_wait(site: ApiSite, client: Client) -> None:
-    *_others, before, last = site.store.submit([NewJob(command="wait")] * 10_002)
+    *_others, before, last = site.store.submit([JobSpec(command="wait")] * 10_002)
     done = told(client.post(f"{V1}/jobs/{last}/move", json={"place": "first"}))
     assert site.store.in_line(1)[0].id == last
     undone(client, done)
@@ -417,7 +417,7 @@ def test_a_move_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
 
 
 def test_what_a_job_asks_for_is_changed_and_changed_back(site: ApiSite, client: Client) -> None:
-    (name,) = site.store.submit([NewJob(command="true", name="old", policy={"every": 2.0}, environment={"A": "1"})])
+    (name,) = site.store.submit([JobSpec(command="true", name="old", policy={"every": 2.0}, environment={"A": "1"})])
     before = site.store.job(name)
     body = {"name": "new", "memory": "1GiB", "idle": "off", "environment": {"B": "2"}, "priority": 4, "fit": True}
     done = told(client.patch(f"{V1}/jobs/{name}", json=body))
@@ -668,7 +668,7 @@ SECRETS = {"WANDB_API_KEY": "hunter2-of-wandb", "DATABASE": "postgresql://me:hun
 def with_secrets(site: ApiSite) -> str:
     command = "HF_TOKEN=hunter2-in-the-command python train.py"
     environment = {**SECRETS, "OMP_NUM_THREADS": "value-of-no-secret"}
-    (name,) = site.store.submit([NewJob(command=command, directory="/tmp", environment=environment, retries=1)])
+    (name,) = site.store.submit([JobSpec(command=command, directory="/tmp", environment=environment, retries=1)])
     return name
 
 
