@@ -212,7 +212,7 @@ def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: St
     [
         ("text + 'gpus = '", "that is not TOML"),
         ("text.replace('gpus = 1', 'gpus = \"many\"')", "gpus: expected int, got str"),
-        ("text.replace('gpus = 1', 'gpus = -1')", "a job cannot have gpus of -1"),
+        ("text.replace('gpus = 1', 'gpus = -1')", "gpus: must be between 0"),
         ("text.replace('gpus = 1', 'gpsu = 1')", "a job has no 'gpsu' that could be edited"),
         ("'gpus = 1'", "a job needs a command"),
         ("text.replace('gpus = 1', 'memory = \"much\"')", "memory: 'much' is not an amount of memory"),

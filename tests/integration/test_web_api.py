@@ -55,7 +55,7 @@ def test_a_job_is_submitted_with_all_that_it_asks_for(site: ApiSite, client: Cli
         "command": ["python", "train.py", "{id}"], "directory": "/tmp", "name": "train", "tags": ["a", "b c"],
         "gpus": 2, "memory": "20GiB", "share": True, "priority": 3, "after": [needed[:6]], "after_any": ["first"],
         "retries": 2, "backoff": "1m", "time_limit": "2h", "environment": {"A": "1"},
-        "preemptible": True, "on_loss": "hold", "held": True, "batch_size": 8, "idle_for": "10m", "idle_below": "5%",
+        "preemptible": True, "on_loss": "hold", "hold": True, "batch_size": 8, "idle_for": "10m", "idle_below": "5%",
     }  # fmt: skip
     answer = client.post(f"{V1}/jobs", json=body)
     (job,) = told(answer, 201)["jobs"]
@@ -115,15 +115,15 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"directory": "work"}, "#/directory", "absolute path"),
         ({"directory": None}, "#/directory", "absolute path"),
         ({"directory": "/etc/passwd"}, "#/directory", "not a directory"),
-        ({"name": "a\nb"}, "#/name", "cannot be a name"),
-        ({"tags": [""]}, "#/tags", "cannot be a tag"),
+        ({"name": "a\nb"}, "#/name", "is not one line"),
+        ({"tags": [""]}, "#/tags", "a tag must not be empty"),
         ({"memory": "much"}, "#/memory", "write it like 8GiB"),
         ({"share": True}, "#/memory", "must say how much"),
         ({"gpus": -1}, "#/gpus", "greater than"),
         ({"gpus": 10**30}, "#/gpus", "less than"),
         ({"gpus": 1.5}, "#/gpus", "integer"),
         ({"time_limit": "soon"}, "#/time_limit", "write it like 90s"),
-        ({"time_limit": 0}, "#/time_limit", "longer than nothing"),
+        ({"time_limit": 0}, "#/time_limit", "must be greater than zero"),
         ({"after": ["nobody"]}, "#/after", "there is no job 'nobody'"),
         ({"environment": {"A=B": "1"}}, "#/environment", "cannot be set"),
         ({"environment": {"A": "\0"}}, "#/environment", "cannot be set"),
@@ -438,7 +438,7 @@ def test_a_change_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
     circle = problem(client.patch(f"{V1}/jobs/{first}", json={"after": ["second"]}), 409)
     assert "would wait for itself" in circle["detail"]
     assert "#/memory" in mistakes(client.patch(f"{V1}/jobs/{first}", json={"memory": "x"}))
-    assert "#/held" in mistakes(client.patch(f"{V1}/jobs/{first}", json={"held": True}))
+    assert "#/hold" in mistakes(client.patch(f"{V1}/jobs/{first}", json={"hold": True}))
     start(site.store, first)
     assert "when it has ended" in problem(client.patch(f"{V1}/jobs/{first}", json={"name": "x"}), 409)["detail"]
 
@@ -656,7 +656,7 @@ def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client
         assert {"401", "403", "503"} <= one["responses"].keys()
     assert description["components"]["schemas"]["GpuCard"]["properties"]["uuid"]
     described = description["components"]["schemas"]["Job"]["properties"]["memory"]
-    assert described["description"] == "Bytes wanted on each GPU."
+    assert described["description"] == "Memory that it needs on each GPU: bytes, or text like 20GiB."
     assert "HTTPValidationError" not in json.dumps(description)
 
 

@@ -89,7 +89,7 @@ def changes_of(store: Store, said: Said, job: Job) -> dict[str, object]:
     form.read(store, said, settable(at_submission=False))
     form.check_together(())
     asked = form.result()
-    return {name: value for name, value in asked.items() if value != FIELDS[name].value(job)}
+    return {name: asked[name] for name in FIELDS if name in asked and asked[name] != FIELDS[name].value(job)}
 
 
 class _Form:
@@ -101,6 +101,7 @@ class _Form:
         if earlier is not None:
             values = values_of(earlier)
             self._asked = {name: values[name] for name in editable()}
+        self._environment: Mapping[str, str] = self._asked.get("environment", {})
 
     def read(self, store: Store, said: Said, names: Sequence[str]) -> None:
         for name in names:
@@ -116,7 +117,7 @@ class _Form:
         if field.kind is JOBS:
             return store.ids_of(value)
         if name == "environment":
-            return _unmasked(value, self._asked.get(name, {}))
+            return _unmasked(value, self._environment)
         return value
 
     def demand(self, field: str, message: str) -> None:
