@@ -12,7 +12,7 @@ from stoker.queue import Store
 from stoker.queue.editing import edited
 from stoker.queue.fields import COUNT, FIELDS, FormInput, JobField, check, register, spec_of
 from stoker.web.api.bodies import fields_body
-from stoker.web.pages import submit_form
+from stoker.web.pages import submit as submit_form
 from stoker.web.submission import changes_of, jobs_of
 from tests.support.queue_jobs import queue, submit
 
@@ -69,7 +69,7 @@ def test_registered_field_is_in_the_bodies_of_the_api(queue: Store, nodes: JobFi
 def test_registered_field_is_in_the_form(queue: Store, nodes: JobField) -> None:
     assert nodes in [field for row in submit_form.rows(main=False) for field in row]
     form = submit_form.sent(b"command=true&directory=/tmp&nodes=6&idle=on")
-    (job,) = jobs_of(queue, submit_form.wanted(form, None))
+    (job,) = jobs_of(queue, submit_form.submission_of(form, None))
     assert nodes.value(job) == 6
 
 

@@ -1,6 +1,6 @@
 """`/jobs`: list them, put new ones in, look at one, and change what one asks for."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query
@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.queue.explanation import Why
-from stoker.queue.model import Job, JobSpec, State
+from stoker.queue.fields import JobSpec, State
+from stoker.queue.model import Job
 from stoker.queue.store import Store
 from stoker.queue.surroundings import why
 from stoker.web.api.bodies import SubmitBody, said
