@@ -57,13 +57,13 @@ def test_one_line_of_the_sweep_is_one_parameter(queue: Store) -> None:
 
 def test_again_takes_what_is_not_said_and_what_is_emptied_is_gone(queue: Store) -> None:
     (old,) = submit(
-        queue, "old", directory="/tmp", memory=5, time_limit=9.0, policy={"off": True}, environment={"A": "1"}
+        queue, "old", directory="/tmp", memory=5, time_limit=9.0, policy={"idle": False}, environment={"A": "1"}
     )
     (job,) = jobs_of(queue, {"again": old, "memory": "", "idle_for": "20m", "idle": "on"})
     assert (job.memory, job.time_limit, job.environment) == (None, 9.0, {"A": "1"})
     assert job.policy == {"window": 1200.0}
     (same,) = jobs_of(queue, {"again": old})
-    assert same.policy == {"off": True}
+    assert same.policy == {"idle": False}
 
 
 @pytest.mark.parametrize(
