@@ -42,8 +42,7 @@ from stoker.feeds.rows import (
 from stoker.feeds.voice import Voice
 from stoker.queue import Job, QueueAwayError, Store
 from stoker.queue.entry import new_id
-from stoker.queue.fields import ID
-from stoker.queue.model import ENDED
+from stoker.queue.model import ENDED, ID
 
 # Rows whose jobs are in the queue are shown as taken soon, also when somebody pastes thousands.
 MOST_AT_ONCE: Final = 100

@@ -5,8 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from stoker.queue.explanation import Why
-from stoker.queue.fields import State
-from stoker.queue.model import Attempt, Failure, GpuUse, Job
+from stoker.queue.model import Attempt, Failure, GpuUse, Job, State
 
 Level = Literal["good", "attention", "bad"]
 

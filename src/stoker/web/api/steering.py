@@ -26,13 +26,14 @@ from stoker.queue.steering import (
 )
 from stoker.queue.store import Store
 from stoker.units import format_duration
-from stoker.web.api.bodies import ChangeBody, MoveBody, RetryBody, SnoozeBody, said
+from stoker.web.api.bodies import ChangeBody, MoveBody, RetryBody, SnoozeBody
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.pagination import Done, Undo, answer, found, names_of, problems_listed
 from stoker.web.problems import ConflictError, MistakesError
-from stoker.web.submission import changes_of, seconds_of
+from stoker.web.reading import seconds_of
+from stoker.web.submission import changes_of
 
 router = APIRouter(tags=["steering"])
 
@@ -82,7 +83,7 @@ def _path(request: Request, job: Job) -> str:
 )
 async def change_job(request: Request, job: JobId, body: ChangeBody) -> Response:
     """What is left out stays as it is. A job that runs can be changed when it has ended."""
-    wanted = said(body)
+    wanted = body.wanted()
 
     def change(store: Store) -> Done:
         before = found(store, job)
@@ -269,7 +270,7 @@ async def snooze_job(request: Request, job: JobId, body: SnoozeBody) -> Response
 
 def _seconds(body: SnoozeBody) -> float:
     try:
-        return seconds_of(body.seconds)
+        return seconds_of(body.seconds) or 0.0
     except BadInputError as error:
         raise MistakesError({"seconds": str(error)}) from None
 

@@ -1,0 +1,110 @@
+"""The documentation against the code: commands that are shown, and everything the reference lists."""
+
+import re
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from scripts.docs_reference import MARKER, PARTS, commands, fill_in, options_of
+from stoker.settings import Notifications, Settings
+from stoker.web.config import Config
+from tests.support import pages
+from tests.support.pages import DOCS, ROOT, blocks, check_usage, stoker_words
+
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+REFERENCE = DOCS / "reference"
+SHELLS = ("console", "sh", "bash")
+
+
+def names_in_tables(text: str, column: int = 0) -> set[str]:
+    """What stands in backquotes in one column of the tables of a text."""
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row[column])}
+
+
+def section(page: str, heading: str) -> str:
+    """The text under a heading, up to the next one."""
+    text = (REFERENCE / page).read_text()
+    found = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"docs/reference/{page} has no heading {heading!r}"
+    return found[1]
+
+
+def in_sources(pattern: str) -> set[str]:
+    return {name for path in SOURCES for name in re.findall(pattern, path.read_text())}
+
+
+@pytest.mark.parametrize("page", [*pages.pages(), ROOT / "README.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_shown_have_verbs_and_options_that_exist(page: Path) -> None:
+    for block in blocks(page):
+        if block.language not in SHELLS:
+            continue
+        text = re.sub(r"^\$ ", "", "\n".join(block.lines), flags=re.MULTILINE)
+        if block.language == "console":
+            text = "\n".join(command.text for command in pages.commands(block))
+        for line in text.replace("\\\n", " ").splitlines():
+            for arguments in stoker_words(line):
+                try:
+                    check_usage(arguments)
+                except click.UsageError as error:
+                    pytest.fail(f"{block.place}: `stoker {' '.join(arguments)}`: {error.format_message()}")
+
+
+@pytest.mark.parametrize("page", pages.pages("tutorial.md", "how-to"), ids=lambda page: page.stem)
+def test_commands_of_a_guide_are_run_or_say_why_not(page: Path) -> None:
+    unmarked = [block.place for block in blocks(page) if block.language in ("sh", "bash") and not block.note]
+    assert not unmarked, f"write ```console, or <!-- not run: REASON --> before it: {', '.join(unmarked)}"
+
+
+def test_generated_parts_exist() -> None:
+    used = {name for page in pages.pages() for name in MARKER.findall(page.read_text())}
+    assert used == set(PARTS)
+
+
+def test_command_reference_has_every_verb_and_option() -> None:
+    text = fill_in((REFERENCE / "commands.md").read_text())
+    for name, command in commands():
+        assert f" `{name}`\n" in text
+        for option in options_of(command):
+            assert all(spelled in text for spelled in option.opts), f"{name} {option.opts}"
+
+
+def test_environment_variables_are_those_the_code_mentions() -> None:
+    documented = {name for name in names_in_tables((REFERENCE / "environment.md").read_text()) if "STOKER_" in name}
+    of_options = {str(option.envvar) for _, command in commands() for option in options_of(command) if option.envvar}
+    assert documented == in_sources(r"\bSTOKER_[A-Z]+(?:_[A-Z]+)*\b") | of_options
+
+
+def test_settings_are_those_of_the_file() -> None:
+    tables = {"run", "watch", "fill", "fit", "notify", "web"}
+    plain = set(Settings.__struct_fields__) - tables
+    assert names_in_tables(section("settings.md", "Above the tables")) == plain
+    assert set(Settings.__struct_fields__) == plain | tables
+    keys = {field.encode_name for field in msgspec.structs.fields(Notifications)}
+    assert names_in_tables(section("settings.md", "`[notify]`")) == keys
+    assert names_in_tables(section("settings.md", "`[web]`")) == set(Config.__struct_fields__) - {"queue", "home"}
+
+
+def test_metrics_are_those_of_the_page() -> None:
+    in_code = set(re.findall(r'"(stoker_[a-z_]+)"', (ROOT / "src/stoker/web/metrics.py").read_text()))
+    assert {name.removesuffix("_info") for name in names_in_tables((REFERENCE / "metrics.md").read_text())} == in_code
+
+
+def test_requests_of_the_api_are_those_of_its_description() -> None:
+    from tests.support.api_site import new_app
+
+    in_code = {
+        f"{method.upper()} {path.removeprefix('/api/v1')}"
+        for path, methods in new_app().openapi()["paths"].items()
+        for method in methods
+    }
+    assert names_in_tables(section("http-api.md", "Requests")) == in_code
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    assert sorted(re.findall(r"[\w/-]+\.md", navigation)) == sorted(
+        str(page.relative_to(DOCS)) for page in pages.pages()
+    )
