@@ -15,7 +15,7 @@ from stoker.streams import warn
 from stoker.units import parse_duration
 
 # What people can be told of.
-EVENTS: Final = ("failed", "idle-stopped", "queue-empty", "gpu-unknown", "worker-gone")
+EVENTS: Final = ("failed", "stopped", "queue-empty", "gpu-unknown", "worker-gone")
 
 
 class Notifications(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):

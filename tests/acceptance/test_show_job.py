@@ -82,7 +82,9 @@ def test_the_report_of_a_job_that_ran_elsewhere_is_shown(queue: Store) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "failed", 1)
     assert stoker("show", job, "--json").json()["details"] is None
-    queue.write_details(attempt.id, AttemptDetails(cause="idle", report="# Why it was stopped\n\n\x1b[31mred\n"))
+    queue.write_details(
+        attempt.id, AttemptDetails(cause="idle", rule="idle", report="# Why it was stopped\n\n\x1b[31mred\n")
+    )
     done = stoker("show", job)
     assert done.out.endswith("\n# Why it was stopped\n\n\N{REPLACEMENT CHARACTER}[31mred\n")
     told = stoker("show", job, "--json").json()

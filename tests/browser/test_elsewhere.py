@@ -90,7 +90,9 @@ def _a_machine_at_work(store: Store) -> tuple[str, str]:
     assert stopped is not None
     store.finish(stopped.id, "failed", 124, "GPU 0 stayed below 1% for 30m")
     report = f"# Stopped\n\n{SCRIPT} in all_reduce\n"
-    store.write_details(stopped.id, AttemptDetails(cause="idle", report=report, fit=msgspec.to_builtins(FITTED)))
+    store.write_details(
+        stopped.id, AttemptDetails(cause="idle", rule="idle", report=report, fit=msgspec.to_builtins(FITTED))
+    )
     assert store.claim(running, "far-1", ["GPU-0"], 600.0) is not None
     store.write_log(_attempt(store, running), _output("epoch 1"))
     return running, hung

@@ -36,7 +36,7 @@ def fail(store: Store, name: str, cause: str = "by itself", sentence: str = "it 
     (job,) = store.submit([NewJob(command="x", name=name)])
     attempt = store.claim(job, "w", [], 600.0)
     assert attempt is not None
-    store.write_details(attempt.id, AttemptDetails(cause=cause))
+    store.write_details(attempt.id, AttemptDetails(cause=cause, rule=cause if cause == "idle" else ""))
     assert store.finish(attempt.id, "failed", 1, sentence)
     return job
 
@@ -90,12 +90,12 @@ def test_a_webhook_and_a_mailbox_get_name_reason_and_link(store: Store) -> None:
 
 
 def test_every_kind_that_a_queue_shows_is_told_and_only_the_wanted_ones(store: Store) -> None:
-    wanted = ("idle-stopped", "queue-empty")
+    wanted = ("stopped", "queue-empty")
     with Receiver().listening() as hook, crying(webhook(hook), events=wanted):
         fail(store, "hung", cause="idle", sentence="GPU 0 stayed below 1% for 30m")
         told = messages(hook, 2)
     assert sorted((one["title"], one["type"]) for one in told) == [
-        ("Stoker: job was stopped: idle: hung", "warning"),
+        ("Stoker: job was stopped by a rule: hung", "warning"),
         ("Stoker: the queue is empty", "info"),
     ]
 
@@ -116,15 +116,13 @@ def test_a_job_that_is_retried_has_not_failed_but_its_idle_stop_is_told(store: S
         store.__class__ = Watched
         return store
 
-    wanted = ("failed", "idle-stopped")
+    wanted = ("failed", "stopped")
     with Receiver().listening() as hook, crying(webhook(hook), events=wanted, opened=opened):
         assert looks.acquire(timeout=60)  # it has seen the attempt run
-        store.write_details(attempt.id, AttemptDetails(cause="idle"))
+        store.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
         store.finish(attempt.id, "failed", 1, "GPU 0 stayed below 1%")
         (told,) = messages(hook)
-    assert told["message"].startswith(
-        "Job flaky was stopped because its GPUs stayed idle: GPU 0 stayed below 1%. It will be tried again."
-    )
+    assert told["message"].startswith("Job flaky was stopped: GPU 0 stayed below 1%. It will be tried again.")
 
 
 def test_several_processes_and_the_next_start_tell_an_event_once(store: Store) -> None:
@@ -245,9 +243,9 @@ def test_a_job_that_was_idle_and_is_cancelled_is_not_told_to_be_tried_again(stor
     (job,) = store.submit([NewJob(command="x", name="hung", retries=1)])
     attempt = store.claim(job, "w", [], 600.0)
     assert attempt is not None
-    notifier = Notifier(Notifications(urls=(), events=("idle-stopped",)), LINK, open_queue, print)
+    notifier = Notifier(Notifications(urls=(), events=("stopped",)), LINK, open_queue, print)
     notifier._queue_state(store)
-    store.write_details(attempt.id, AttemptDetails(cause="idle"))
+    store.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
     store.finish(attempt.id, "failed", 1, "")
     store.cancel([job])
     store.cancel(store.submit([NewJob(command="x", name="last")]))

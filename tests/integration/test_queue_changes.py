@@ -90,7 +90,7 @@ def test_what_concerns_nobody_else_wakes_nobody(changes: ChangeListener, queue: 
     other.heartbeat("w", "host", View())
     other.renew([attempt.id], 60.0)
     other.write_log(attempt.id, "output")
-    other.write_details(attempt.id, AttemptDetails(cause="idle"))
+    other.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
     other.write_usage([Usage(host="host", gpu="g", minute=1, seconds={"job": 60.0})])
     other.note_once("something")
     assert not select.select([changes], [], [], 0.05)[0]

@@ -41,13 +41,14 @@ PARAMETERS: dict[str, str | int | float | None] = {
     "written": 1.0e9,
     "letters": 4096,
     "seen": "seen: failed",
-    "idle": 0,
+    "by_rule": 0,
     "minutes": 44640,
     "seconds": 60.0,
     "who": "",
     "host": "h1",
     "gpu": "g",
     "cause": "",
+    "rule": "",
     "report": "",
     "fit": "{}",
     "submitted": 1.0e9,
@@ -71,7 +72,7 @@ LOOKS = (
     "write attempt details",
     "attempt details",
     "causes",
-    "idle stops",
+    "stops by rule",
     "last words",
     "unseen failures",
     "count unseen failures",
@@ -210,7 +211,7 @@ def test_what_ended_last_is_found_by_the_index_of_ends(queue: Store) -> None:
 
 
 def test_stops_for_idleness_are_found_by_an_index_of_their_own(queue: Store) -> None:
-    assert "stoker_attempt_details_idle" in plans(queue, "idle stops")[0]
+    assert "stoker_attempt_details_rule" in plans(queue, "stops by rule")[0]
 
 
 def test_the_last_hour_of_the_gpus_is_found_by_an_index(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:

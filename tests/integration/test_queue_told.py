@@ -7,6 +7,7 @@ import pytest
 from stoker.errors import BadInputError
 from stoker.queue import AttemptDetails, Requests, Snoozed, Store, Usage, open_queue
 from stoker.queue.attempt_details import LONGEST_REPORT
+from stoker.queue.model import Cause
 from stoker.queue.notices import KEPT_SECONDS
 from stoker.queue.usage import KEPT_MINUTES
 from tests.support.either_queue import queue, url
@@ -78,10 +79,12 @@ def test_only_what_runs_can_be_left_alone(queue: Store) -> None:
 def test_a_finding_comes_back_as_it_was_written(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     assert queue.details(attempt) is None
-    assert not queue.write_details("no such attempt", AttemptDetails(cause="idle"))
+    assert not queue.write_details("no such attempt", AttemptDetails(cause="idle", rule="idle"))
     fit = {"batch_size": 96, "probes": [{"size": 8, "peak": 2**33, "fits": True}], "line": None}
-    assert queue.write_details(attempt, AttemptDetails(cause="idle", report=AWKWARD, fit=fit))
-    assert queue.details(attempt) == AttemptDetails(cause="idle", report=AWKWARD.replace("\0", "�"), fit=fit)
+    assert queue.write_details(attempt, AttemptDetails(cause="idle", rule="idle", report=AWKWARD, fit=fit))
+    assert queue.details(attempt) == AttemptDetails(
+        cause="idle", rule="idle", report=AWKWARD.replace("\0", "�"), fit=fit
+    )
     assert queue.write_details(attempt, AttemptDetails(report="x" * (LONGEST_REPORT + 1)))
     found = queue.details(attempt)
     assert found is not None
@@ -98,9 +101,12 @@ def test_what_is_found_out_later_is_added_to_what_is_known(queue: Store) -> None
 
 def test_causes_are_told_of_several_attempts_at_once(queue: Store) -> None:
     first, second, third = attempts(queue, 3)
-    queue.write_details(first, AttemptDetails(cause="idle"))
+    queue.write_details(first, AttemptDetails(cause="idle", rule="idle"))
     queue.write_details(second, AttemptDetails(cause="by itself"))
-    assert queue.causes([first, second, third, "nobody's"]) == {first: "idle", second: "by itself"}
+    assert queue.causes([first, second, third, "nobody's"]) == {
+        first: Cause("idle", "idle"),
+        second: Cause("by itself"),
+    }
     assert queue.causes([]) == {}
 
 
@@ -110,15 +116,15 @@ def test_stops_for_idleness_are_told_with_the_gpus_that_became_free(queue: Store
         (job,) = submit(queue, "x", gpus=len(gpus))
         attempt = queue.claim(job, "w", gpus, LONG)
         assert attempt is not None
-        queue.write_details(attempt.id, AttemptDetails(cause=cause))
+        queue.write_details(attempt.id, AttemptDetails(cause=cause, rule=cause if cause == "idle" else ""))
         ids.append(attempt.id)
-    assert queue.idle_stops(0.0) == []  # they have not ended
+    assert queue.rule_stops(0.0) == []  # they have not ended
     queue.finish(ids[0], "failed", 1)
     between = moment(queue)
     for attempt_id in ids[1:]:
         queue.finish(attempt_id, "failed", 1)
-    assert [gpus for _ended, gpus in queue.idle_stops(0.0)] == [2, 1]
-    ((ended, count),) = queue.idle_stops(between)
+    assert [gpus for _ended, gpus in queue.rule_stops(0.0)] == [2, 1]
+    ((ended, count),) = queue.rule_stops(between)
     assert count == 1
     assert between <= ended <= queue.clock()
 
@@ -134,7 +140,7 @@ def test_the_ends_of_several_outputs_are_read_at_once(queue: Store) -> None:
 
 def test_cleaning_forgets_what_was_found_and_wished(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    queue.write_details(attempt, AttemptDetails(cause="idle"))
+    queue.write_details(attempt, AttemptDetails(cause="idle", rule="idle"))
     queue.snooze(attempt, 60.0, "alice")
     queue.finish(attempt, "failed", 1)
     assert queue.clean(-1.0) == 1

@@ -75,7 +75,7 @@ def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
     end(queue, fine, "succeeded")
     stopped = start(queue, hung)
     queue.finish(stopped, "failed", 124, "it was idle")
-    queue.write_details(stopped, AttemptDetails(cause="idle"))
+    queue.write_details(stopped, AttemptDetails(cause="idle", rule="idle"))
     claim(queue, local, ["gpu-box-1"])
     (directory(home, local) / "output").write_text(f"begins\n{BAR}\n")
     far = claim(queue, remote, ["gpu-box-0"], "box-0")
@@ -99,7 +99,7 @@ def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
     kinds = {one.job.id: one.why.kind for one in seen.waiting}
     assert (kinds[urgent], kinds[first], kinds[held], kinds[bound]) == ("next", "waits", "held", "after")
     # They may have ended within the same millisecond.
-    assert {one.job.id: one.idle_stopped for one in seen.ended} == {hung: True, fine: False}
+    assert {one.job.id: one.stopped for one in seen.ended} == {hung: "idle", fine: ""}
     assert [point.job for point in seen.health.points] == [hung]
     assert [gpu.user for gpu in seen.machines[0].gpus] == ["", ""]
     assert seen.hours.jobs == pytest.approx(0.01)
@@ -210,7 +210,7 @@ def test_a_job_is_told_with_all_its_attempts(queue: Store, home: Path, tmp_path:
     (name,) = submit(queue, "one", retries=1, backoff=0.0)
     first = claim(queue, name, ["gpu-box-1"])
     queue.finish(first, "failed", 124, "it was idle")
-    queue.write_details(first, AttemptDetails(cause="idle", report="# Why", fit={"size": 8}))
+    queue.write_details(first, AttemptDetails(cause="idle", rule="idle", report="# Why", fit={"size": 8}))
     second = claim(queue, name, ["gpu-box-0"])
     queue.write_log(second, f"{BAR}\n")
     queue.snooze(second, 600.0, "alice")
@@ -222,8 +222,8 @@ def test_a_job_is_told_with_all_its_attempts(queue: Store, home: Path, tmp_path:
         ("gpu-box", ("1",), False),
         ("gpu-box", ("0",), False),
     ]
-    assert detail.attempts[0].details == AttemptDetails(cause="idle", report="# Why", fit={"size": 8})
-    assert detail.attempts[0].idle_stopped
+    assert detail.attempts[0].details == AttemptDetails(cause="idle", rule="idle", report="# Why", fit={"size": 8})
+    assert detail.attempts[0].stopped == "idle"
     assert detail.last is not None
     assert detail.last.details == AttemptDetails()
     assert detail.progress is not None
@@ -235,7 +235,7 @@ def test_what_the_queue_was_not_told_yet_is_read_where_it_ran(here: Store, home:
     (name,) = submit(here, "one")
     attempt = claim(here, name, [])
     record = Record(directory(home, name))
-    record.write_status(Status(state="ended", ending="idle"))
+    record.write_status(Status(state="ended", ending="idle", rule="idle"))
     record.write_report("# Why\n")
     (record.directory / "output").write_text("words\n")
     (told,) = read_detail(here, name, home).attempts

@@ -577,7 +577,7 @@ def test_the_report_and_the_fit_of_an_attempt(site: ApiSite, client: Client) -> 
     attempt = start(site.store, name)
     problem(client.get(f"{path}/1/report"), 404)
     problem(client.get(f"{path}/1/fit"), 404)
-    site.store.write_details(attempt, AttemptDetails(cause="idle", report="# Idle\n", fit={"size": 64}))
+    site.store.write_details(attempt, AttemptDetails(cause="idle", rule="idle", report="# Idle\n", fit={"size": 64}))
     report = client.get(f"{path}/1/report")
     assert (report.text, report.headers["content-type"]) == ("# Idle\n", "text/markdown; charset=utf-8")
     assert told(client.get(f"{path}/1/fit")) == {"fit": {"size": 64}}

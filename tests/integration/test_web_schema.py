@@ -56,7 +56,7 @@ def furnish(site: ApiSite) -> None:
     attempt = site.store.claim(RUNNING, "box-1", ["GPU-0"], 600.0)
     assert attempt is not None
     site.store.write_log(attempt.id, "50%|#####     | 5/10 [00:05<00:05]\n")
-    site.store.write_details(attempt.id, AttemptDetails(cause="idle", report="# Idle\n", fit={"size": 8}))
+    site.store.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle", report="# Idle\n", fit={"size": 8}))
     minute = int(site.store.clock() // 60)
     site.store.write_usage([Usage(host="gpu-box", gpu="GPU-0", minute=minute, seconds={"free": 1.0})])
     site.look()

@@ -24,8 +24,9 @@ INSERT INTO stoker_attempts (id, job_id, worker_id, number, gpus, started, lease
 SELECT 'a' || n, {id}, 'w', 1, '[]', 1001.0 + n, 1061.0 + n, 1002.0 + n, 'succeeded' FROM numbers
 """
 FINDINGS = """
-INSERT INTO stoker_attempt_details (attempt_id, cause, report, fit, written)
-SELECT attempt, CASE WHEN length(attempt) {modulo} 2 = 0 THEN 'idle' ELSE 'time limit' END, '', '{{}}', ended
+INSERT INTO stoker_attempt_details (attempt_id, cause, rule, report, fit, written)
+SELECT attempt, CASE WHEN length(attempt) {modulo} 2 = 0 THEN 'idle' ELSE 'time limit' END,
+  CASE WHEN length(attempt) {modulo} 2 = 0 THEN 'idle' ELSE '' END, '', '{{}}', ended
 FROM stoker_jobs WHERE state = 'failed'
 """
 USAGE = """

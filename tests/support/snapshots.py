@@ -71,7 +71,7 @@ def waiting(number: int, **changes: Any) -> WaitingJob:
 
 def ended(number: int, **changes: Any) -> EndedJob:
     found = job(changes.pop("name", f"end-{number}"), id=f"{512 + number:08x}", reason="no space left", **changes)
-    return EndedJob(job=found, why=Why("ended", "", "failed"), idle_stopped=False)
+    return EndedJob(job=found, why=Why("ended", "", "failed"), stopped="")
 
 
 def snapshot(**changes: Any) -> Snapshot:

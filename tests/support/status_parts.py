@@ -91,9 +91,9 @@ def waiting(kind: Kind = "waits", **changes: Any) -> WaitingJob:
 
 
 def ended(**changes: Any) -> EndedJob:
-    stopped = changes.pop("idle_stopped", False)
+    stopped = changes.pop("stopped", "")
     found = job("failed", started=NOW - 600, ended=NOW - 60, **changes)
-    return EndedJob(job=found, why=Why("ended", "", "failed"), idle_stopped=stopped)
+    return EndedJob(job=found, why=Why("ended", "", "failed"), stopped=stopped)
 
 
 def worker(name: str = "box-1", *, ago: float = 2.0, started: float = NOW - 9000, view: View | None = None) -> Worker:

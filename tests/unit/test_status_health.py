@@ -157,11 +157,11 @@ def test_one_failure_is_named_and_several_are_counted() -> None:
 
 
 def test_jobs_that_hung_are_told_apart_from_those_that_failed() -> None:
-    hung = ended(idle_stopped=True)
-    assert sentences(hung=(hung,), hangs=1) == ["train-17 was stopped: its GPUs stayed idle"]
-    assert sentences(failed=(ended(name="train-3"),), failures=1, hung=(hung,), hangs=2) == [
+    hung = ended(stopped="idle", reason="its GPUs stayed idle")
+    assert sentences(stopped=(hung,), stops=1) == ["train-17 was stopped: its GPUs stayed idle"]
+    assert sentences(failed=(ended(name="train-3"),), failures=1, stopped=(hung,), stops=2) == [
         "train-3 failed",
-        "2 jobs were stopped as their GPUs stayed idle, last train-17",
+        "2 jobs were stopped by a rule in the last 24 h, last train-17",
     ]
 
 

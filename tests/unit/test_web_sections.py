@@ -161,7 +161,7 @@ def full_overview(text: str = "vit") -> Snapshot:
             EndedJob(
                 job=make_job(text, "failed", id="00000005", ended=NOW - 60, reason=text, exit_code=1),
                 why=Why("ended", "", text),
-                idle_stopped=False,
+                stopped="",
             ),
         ),
         health=Health(
@@ -192,7 +192,7 @@ def full_detail(text: str = "vit") -> JobDetail:
                 attempt=make_attempt(reason=text, outcome="failed", ended=NOW),
                 host=text,
                 gpus=(text,),
-                details=AttemptDetails(cause="idle", report=text),
+                details=AttemptDetails(cause="idle", rule="idle", report=text),
                 whole_here=True,
             ),
         ),
@@ -421,7 +421,7 @@ def test_cancelling_asks_once_where_it_cannot_be_taken_back(state: State, asks: 
 
 def test_an_idle_stop_is_told_as_one() -> None:
     job = make_job("vit", "failed", ended=NOW - 60, reason="its GPUs stayed idle")
-    ended = EndedJob(job=job, why=Why("ended", "", ""), idle_stopped=True)
+    ended = EndedJob(job=job, why=Why("ended", "", ""), stopped="idle")
     told = read(render(make_overview(ended=(ended,)), "viewer")["ended"])
     assert "stopped: idle" in told
     assert "its GPUs stayed idle" in told
@@ -462,7 +462,7 @@ def test_every_button_and_link_says_which_job_or_machine_it_is_about() -> None:
     jobs = [make_job(f"train-{number}", id=f"0000000{number}") for number in range(8)]
     points = (
         HealthIssue(level="attention", sentence="92 jobs failed", failure="failed", until=NOW),
-        HealthIssue(level="attention", sentence="3 jobs idle", failure="idle", until=NOW),
+        HealthIssue(level="attention", sentence="3 jobs idle", failure="stopped", until=NOW),
     )
     snapshot = make_overview(
         machines=[make_machine(make_gpu(), worker=f"w-{host}", host=host) for host in ("one", "two")],
@@ -472,7 +472,7 @@ def test_every_button_and_link_says_which_job_or_machine_it_is_about() -> None:
             for job, state in zip(jobs[2:6], ("queued", "queued", "held", "held"), strict=True)
         ],
         ended=[
-            EndedJob(job=msgspec.structs.replace(job, state="failed"), why=Why("ended", "", ""), idle_stopped=False)
+            EndedJob(job=msgspec.structs.replace(job, state="failed"), why=Why("ended", "", ""), stopped="")
             for job in jobs[6:]
         ],
         health=Health(level="attention", headline="2 things need you", points=points),

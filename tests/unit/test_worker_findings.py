@@ -50,8 +50,8 @@ def record(tmp_path: Path) -> AttemptRecord:
     return AttemptRecord(tmp_path)
 
 
-def ended(record: AttemptRecord, ending: Ending) -> None:
-    record.write_status(Status(state="ended", ending=ending, exit_code=0))
+def ended(record: AttemptRecord, ending: Ending, rule: str = "") -> None:
+    record.write_status(Status(state="ended", ending=ending, rule=rule, exit_code=0))
 
 
 def test_of_a_job_that_ended_by_itself_nothing_more_is_told(record: AttemptRecord) -> None:
@@ -64,13 +64,15 @@ def test_nothing_is_told_of_an_attempt_that_left_nothing(record: AttemptRecord) 
 
 
 def test_another_ending_is_told_with_its_report(record: AttemptRecord) -> None:
-    ended(record, "idle")
+    ended(record, "idle", rule="idle")
     record.write_report("# Stopped: its GPU was idle – for long\n")
-    assert details_of(record) == AttemptDetails(cause="idle", report="# Stopped: its GPU was idle – for long\n")
+    assert details_of(record) == AttemptDetails(
+        cause="idle", rule="idle", report="# Stopped: its GPU was idle – for long\n"
+    )
 
 
 def test_a_report_that_is_too_long_says_that_it_goes_on(record: AttemptRecord) -> None:
-    ended(record, "idle")
+    ended(record, "idle", rule="idle")
     record.write_report("é" * LONGEST_REPORT)
     found = details_of(record)
     assert found is not None

@@ -112,10 +112,11 @@ _CUT: Final = "\n\n… (the rest is on the machine that ran it)\n"
 
 def details_of(record: AttemptRecord) -> AttemptDetails | None:
     """What the record of an attempt that has ended tells; None when there is nothing to say."""
-    cause, report, fit = record.status().ending or "", _report(record), _fit(record)
+    status, report, fit = record.status(), _report(record), _fit(record)
+    cause = status.ending or ""
     if not report and not fit and cause in ("", "by itself"):
         return None
-    return AttemptDetails(cause=cause, report=report, fit=fit)
+    return AttemptDetails(cause=cause, rule=status.rule, report=report, fit=fit)
 
 
 def write_details(store: Store, record: AttemptRecord, attempt: str) -> None:

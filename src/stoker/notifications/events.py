@@ -6,11 +6,11 @@ from typing import Final, Literal
 import msgspec
 
 from stoker.queue.explanation import spoken
-from stoker.queue.model import HEARD_WITHIN, Attempt, Job, Worker, WorkerGpu
+from stoker.queue.model import HEARD_WITHIN, Attempt, Cause, Job, Worker, WorkerGpu
 from stoker.status.job_text import one_line, quoted_label, short_label
 from stoker.status.machines import worker_home
 
-Kind = Literal["failed", "idle-stopped", "queue-empty", "gpu-unknown", "worker-gone"]
+Kind = Literal["failed", "stopped", "queue-empty", "gpu-unknown", "worker-gone"]
 Turn = Literal["happened", "began", "over"]
 
 # What happened while nobody was there to tell it is told so much later at the most.
@@ -55,7 +55,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     """Those that failed lately, and the last that ended at all; newest first."""
     retried: Mapping[str, Job] = {}
     """Jobs that run or wait again, by an attempt at them that has ended lately."""
-    causes: Mapping[str, str] = {}
+    causes: Mapping[str, Cause] = {}
     """How attempts ended, as far as that is known by now."""
     unfinished: bool = True
     """Whether any job runs, waits or is held."""
@@ -99,13 +99,13 @@ class EventDetector:
                 continue
             if awaits_cause(job, state):
                 continue
-            if state.causes.get(_attempt(job)) == "idle" and "idle-stopped" in self._kinds:
-                yield _idle_stopped(job, _attempt(job))
+            if _is_by_rule(state, _attempt(job)) and "stopped" in self._kinds:
+                yield _stopped(job, _attempt(job))
             else:
                 yield _failed(job)
         for attempt, job in state.retried.items():
-            if state.causes.get(attempt) == "idle":
-                yield _idle_stopped(job, attempt)
+            if _is_by_rule(state, attempt):
+                yield _stopped(job, attempt)
 
     def _queue_empty(self, state: QueueState) -> Iterator[Event]:
         last = max(state.ended, key=lambda job: job.ended or 0.0, default=None)
@@ -167,6 +167,11 @@ class EventDetector:
         return True
 
 
+def _is_by_rule(state: QueueState, attempt: str) -> bool:
+    cause = state.causes.get(attempt)
+    return cause is not None and bool(cause.rule)
+
+
 def awaits_cause(job: Job, state: QueueState) -> bool:
     """Whether how it failed is not known, and may be in a moment."""
     known = job.state != "failed" or job.ended is None or state.causes.get(_attempt(job))
@@ -218,13 +223,13 @@ def _failed(job: Job) -> Event:
     )
 
 
-def _idle_stopped(job: Job, attempt: str) -> Event:
+def _stopped(job: Job, attempt: str) -> Event:
     again = "" if job.state == "failed" else " It will be tried again."
     return Event(
-        kind="idle-stopped",
+        kind="stopped",
         key=_ended_key(attempt),
         name=short_label(job, _MAX_NAME),
-        sentence=f"Job {_name(job)} was stopped because its GPUs stayed idle{_reason(job.reason)}.{again}",
+        sentence=f"Job {_name(job)} was stopped{_reason(job.reason)}.{again}",
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
     )
@@ -296,7 +301,7 @@ def _attempt(job: Job) -> str:
 
 
 def _ended_key(attempt: str) -> str:
-    """One key however it is told: that its GPUs were idle may be known only after it was told as failed."""
+    """One key for both events: that a rule stopped it may be known only after it was reported as failed."""
     return f"ended:{attempt}"
 
 

@@ -15,7 +15,7 @@ from stoker.notifications.events import MAX_AGE, Event, EventDetector, QueueStat
 from stoker.notifications.senders import RETRY_DELAYS, Message, Sender, compose
 from stoker.notifications.throttle import Throttle, release
 from stoker.queue.changes import ChangeListener
-from stoker.queue.model import ENDED, Attempt, Job
+from stoker.queue.model import ENDED, Attempt, Cause, Job
 from stoker.queue.store import Store
 from stoker.settings import Notifications
 from stoker.units import parse_duration
@@ -143,14 +143,14 @@ class Notifier:
         }
         self._running = found
 
-    def _retried(self, store: Store, causes: dict[str, str], ended: set[str]) -> dict[str, Job]:
+    def _retried(self, store: Store, causes: dict[str, Cause], ended: set[str]) -> dict[str, Job]:
         retried: dict[str, Job] = {}
         for name, (job, _since) in list(self._awaiting_cause.items()):
             if job in ended:
                 del self._awaiting_cause[name]
             elif causes.get(name):
                 del self._awaiting_cause[name]
-                attempt = store.attempt(name) if causes[name] == "idle" else None
+                attempt = store.attempt(name) if causes[name].rule else None
                 if attempt is not None:
                     with contextlib.suppress(BadInputError):  # somebody has had it forgotten since
                         found = store.job(job)

@@ -20,7 +20,7 @@ _MAX_LINK: Final = 200
 _MAX_NAMES: Final = 3
 _TITLES: Final[dict[tuple[Kind, Turn], tuple[str, str]]] = {
     ("failed", "happened"): ("job failed", "jobs failed"),
-    ("idle-stopped", "happened"): ("job was stopped: idle", "jobs were stopped: their GPUs stayed idle"),
+    ("stopped", "happened"): ("job was stopped by a rule", "jobs were stopped by a rule"),
     ("queue-empty", "happened"): ("the queue is empty", "times the queue became empty"),
     ("gpu-unknown", "began"): ("GPU cannot be read", "GPUs cannot be read"),
     ("gpu-unknown", "over"): ("GPU can be read again", "GPUs can be read again"),
@@ -29,14 +29,14 @@ _TITLES: Final[dict[tuple[Kind, Turn], tuple[str, str]]] = {
 }
 _TONES: Final[dict[tuple[Kind, Turn], Tone]] = {
     ("failed", "happened"): "failure",
-    ("idle-stopped", "happened"): "warning",
+    ("stopped", "happened"): "warning",
     ("queue-empty", "happened"): "info",
     ("gpu-unknown", "began"): "warning",
     ("gpu-unknown", "over"): "success",
     ("worker-gone", "began"): "failure",
     ("worker-gone", "over"): "success",
 }
-_LISTS: Final[dict[Kind, str]] = {"failed": "/jobs?state=failed", "idle-stopped": "/jobs?state=failed"}
+_LISTS: Final[dict[Kind, str]] = {"failed": "/jobs?state=failed", "stopped": "/jobs?state=failed"}
 _BY_SEVERITY: Final[tuple[Tone, ...]] = ("failure", "warning", "info", "success")
 # Letters that chats and mail programs make bold, links, mentions or pictures of, and ones that only look like them.
 _MARKUP: Final = str.maketrans("*`<>[]@~|\\", "∗ʼ‹›［］＠∼∣∖")

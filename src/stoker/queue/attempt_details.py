@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from stoker.queue.driver import Driver
-from stoker.queue.model import AttemptDetails
+from stoker.queue.model import AttemptDetails, Cause
 from stoker.queue.rows import clean_text, json_text
 
 # Many times a report with the stacks of a large program; it begins with what matters.
@@ -25,20 +25,22 @@ class AttemptDetailsTable:
         parameters = {
             "attempt": attempt,
             "cause": clean_text(details.cause),
+            "rule": clean_text(details.rule),
             "report": clean_text(details.report[:LONGEST_REPORT]),
             "fit": json_text(details.fit),
         }
         return bool(self._driver.fetch("write attempt details", parameters))
 
     def read(self, attempt: str) -> AttemptDetails | None:
-        for cause, report, fit in self._driver.fetch("attempt details", {"attempt": attempt}):
-            return AttemptDetails(cause=cause, report=report, fit=msgspec.json.decode(fit))
+        for cause, rule, report, fit in self._driver.fetch("attempt details", {"attempt": attempt}):
+            return AttemptDetails(cause=cause, rule=rule, report=report, fit=msgspec.json.decode(fit))
         return None
 
-    def causes(self, attempts: Iterable[str]) -> dict[str, str]:
+    def causes(self, attempts: Iterable[str]) -> dict[str, Cause]:
         wanted = list(attempts)
-        return dict(self._driver.fetch("causes", {"attempts": json_text(wanted)})) if wanted else {}
+        rows = self._driver.fetch("causes", {"attempts": json_text(wanted)}) if wanted else []
+        return {attempt: Cause(cause, rule) for attempt, cause, rule in rows}
 
-    def idle_stops(self, since: float) -> list[tuple[float, int]]:
-        rows = self._driver.fetch("idle stops", {"since": float(since), "written": float(since) - SECONDS_APART})
+    def rule_stops(self, since: float) -> list[tuple[float, int]]:
+        rows = self._driver.fetch("stops by rule", {"since": float(since), "written": float(since) - SECONDS_APART})
         return [(ended, len(msgspec.json.decode(gpus, type=tuple[str, ...]))) for ended, gpus in rows]

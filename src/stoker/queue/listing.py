@@ -74,7 +74,7 @@ def see_failures(driver: Driver, kind: Failure, until: float) -> float:
 
 
 def _failures(kind: Failure, at: float) -> Parameters:
-    return {"at": float(at), "seen": _seen(kind), "idle": int(kind == "idle")}
+    return {"at": float(at), "seen": _seen(kind), "by_rule": int(kind == "stopped")}
 
 
 def _seen(kind: Failure) -> str:

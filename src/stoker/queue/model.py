@@ -13,8 +13,8 @@ Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "requeued", "
 Place = Literal["first", "last", "up", "down"]
 Order = Literal["newest", "queue"]
 Side = Literal["before", "after"]
-Failure = Literal["failed", "idle"]
-"""How a job failed: by itself, or because it was stopped as its GPUs stayed idle."""
+Failure = Literal["failed", "stopped"]
+"""How a job failed: by itself, or because a rule stopped it."""
 GpuUse = Literal["job", "background", "somebody", "free", "unknown"]
 
 ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")
@@ -202,11 +202,21 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         return not self.view.left and now - self.seen <= HEARD_WITHIN
 
 
+class Cause(NamedTuple):
+    """Why an attempt ended."""
+
+    name: str
+    rule: str = ""
+    """The rule that stopped it, if one did."""
+
+
 class AttemptDetails(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an attempt beyond its outcome, where every machine can read it."""
 
     cause: str = ""
     """How its run ended, as its record has it: `idle`, `time limit` and the like; empty while it runs."""
+    rule: str = ""
+    """The name of the rule that stopped it; empty if none did. The cause is then the kind of its verdict."""
     report: str = ""
     """Why it was stopped, in Markdown."""
     fit: dict[str, Any] = {}

@@ -326,7 +326,7 @@ SELECT {job} FROM stoker_jobs j WHERE j.ended >= :at AND j.state = 'failed' ORDE
 -- unseen_failures --
 stoker_jobs j {by_ended}
 WHERE j.ended > :at AND j.ended > coalesce((SELECT told FROM stoker_notices WHERE name = :seen), 0) AND j.state = 'failed'
-  AND CASE WHEN EXISTS (SELECT 1 FROM stoker_attempt_details f WHERE f.attempt_id = j.attempt AND f.cause = 'idle') THEN 1 ELSE 0 END = :idle
+  AND CASE WHEN EXISTS (SELECT 1 FROM stoker_attempt_details f WHERE f.attempt_id = j.attempt AND f.rule <> '') THEN 1 ELSE 0 END = :by_rule
 
 -- unseen failures --
 SELECT {job} FROM {unseen_failures} ORDER BY j.ended DESC
@@ -404,24 +404,25 @@ SELECT tail FROM stoker_logs WHERE attempt_id = :attempt
 SELECT attempt_id, {last_letters tail} FROM stoker_logs WHERE attempt_id {among attempts}
 
 -- write attempt details --
-INSERT INTO stoker_attempt_details (attempt_id, cause, report, fit, written)
-SELECT a.id, :cause, :report, :fit, {now} FROM stoker_attempts a WHERE a.id = :attempt
+INSERT INTO stoker_attempt_details (attempt_id, cause, rule, report, fit, written)
+SELECT a.id, :cause, :rule, :report, :fit, {now} FROM stoker_attempts a WHERE a.id = :attempt
 ON CONFLICT (attempt_id) DO UPDATE SET
   cause = CASE WHEN excluded.cause = '' THEN stoker_attempt_details.cause ELSE excluded.cause END,
+  rule = CASE WHEN excluded.cause = '' THEN stoker_attempt_details.rule ELSE excluded.rule END,
   report = CASE WHEN excluded.report = '' THEN stoker_attempt_details.report ELSE excluded.report END,
   fit = CASE WHEN excluded.fit = '{}' THEN stoker_attempt_details.fit ELSE excluded.fit END,
   written = excluded.written
 RETURNING attempt_id
 
 -- attempt details --
-SELECT cause, report, fit FROM stoker_attempt_details WHERE attempt_id = :attempt
+SELECT cause, rule, report, fit FROM stoker_attempt_details WHERE attempt_id = :attempt
 
 -- causes --
-SELECT attempt_id, cause FROM stoker_attempt_details WHERE attempt_id {among attempts} AND cause <> ''
+SELECT attempt_id, cause, rule FROM stoker_attempt_details WHERE attempt_id {among attempts} AND cause <> ''
 
--- idle stops --
+-- stops by rule --
 SELECT a.ended, a.gpus FROM stoker_attempt_details f JOIN stoker_attempts a ON a.id = f.attempt_id
-WHERE f.cause = 'idle' AND f.written >= :written AND a.ended >= :since
+WHERE f.rule <> '' AND f.written >= :written AND a.ended >= :since
 ORDER BY a.ended
 
 -- set link --

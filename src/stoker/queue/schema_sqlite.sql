@@ -101,11 +101,12 @@ CREATE INDEX stoker_jobs_ended ON stoker_jobs (ended, state) WHERE ended IS NOT 
 CREATE TABLE stoker_attempt_details (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
   cause TEXT NOT NULL,
+  rule TEXT NOT NULL,
   report TEXT NOT NULL,
   fit TEXT NOT NULL,
   written REAL NOT NULL
 );
-CREATE INDEX stoker_attempt_details_idle ON stoker_attempt_details (written) WHERE cause = 'idle';
+CREATE INDEX stoker_attempt_details_rule ON stoker_attempt_details (written) WHERE rule <> '';
 
 CREATE TABLE stoker_snoozes (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,

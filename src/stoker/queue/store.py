@@ -25,6 +25,7 @@ from stoker.queue.model import (
     ID,
     Attempt,
     AttemptDetails,
+    Cause,
     Failure,
     GpuUse,
     Job,
@@ -373,13 +374,13 @@ class Store:
     def details(self, attempt: str) -> AttemptDetails | None:
         return self._details.read(attempt)
 
-    def causes(self, attempts: Iterable[str]) -> dict[str, str]:
+    def causes(self, attempts: Iterable[str]) -> dict[str, Cause]:
         """How those of the attempts ended of which that is known."""
         return self._details.causes(attempts)
 
-    def idle_stops(self, since: float) -> list[tuple[float, int]]:
-        """When attempts were stopped because their GPUs stayed idle, and how many GPUs each had; oldest first."""
-        return self._details.idle_stops(since)
+    def rule_stops(self, since: float) -> list[tuple[float, int]]:
+        """When attempts were stopped by a rule, and how many GPUs each had; oldest first."""
+        return self._details.rule_stops(since)
 
     def set_link(self, attempt: str, link: str) -> bool:
         """Keeps the address of the page where the job's figures are; an earlier attempt's is refused."""

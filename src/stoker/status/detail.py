@@ -33,8 +33,9 @@ class AttemptDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its whole output is on this machine; elsewhere the queue keeps the end of it."""
 
     @property
-    def idle_stopped(self) -> bool:
-        return self.details.cause == "idle"
+    def stopped(self) -> str:
+        """The kind of the verdict that it was stopped by, such as `idle`; empty if no rule stopped it."""
+        return self.details.cause if self.details.rule else ""
 
 
 class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,4 +111,9 @@ def _with_record(told: AttemptDetails, directory: Path) -> AttemptDetails:
     from stoker.engines.local.attempt_spec import AttemptRecord
 
     here = details_of(AttemptRecord(directory)) or _NOTHING_FOUND
-    return AttemptDetails(cause=told.cause or here.cause, report=told.report or here.report, fit=told.fit or here.fit)
+    return AttemptDetails(
+        cause=told.cause or here.cause,
+        rule=told.rule or here.rule,
+        report=told.report or here.report,
+        fit=told.fit or here.fit,
+    )

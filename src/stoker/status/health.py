@@ -39,9 +39,9 @@ class HealthInputs(msgspec.Struct, frozen=True, kw_only=True):
     """The newest that failed within `RECENT` and that nobody has dismissed, newest first."""
     failures: int = 0
     """How many there were in all."""
-    hung: Sequence[EndedJob] = ()
-    """The same of those that were stopped because their GPUs stayed idle."""
-    hangs: int = 0
+    stopped: Sequence[EndedJob] = ()
+    """The same of those that a rule stopped."""
+    stops: int = 0
 
 
 def assess(facts: HealthInputs) -> Health:
@@ -172,12 +172,11 @@ def _failures(facts: HealthInputs) -> Iterator[HealthIssue]:
         count, last = max(facts.failures, len(facts.failed)), _name(facts.failed[0].job)
         several = f"{_jobs(count)} failed in the last 24 h, last {last}"
         yield _failure("failed", facts.failed, f"{last} failed" if count == 1 else several, count)
-    if facts.hung:
-        count, last = max(facts.hangs, len(facts.hung)), _name(facts.hung[0].job)
-        several = f"{_jobs(count)} were stopped as their GPUs stayed idle, last {last}"
-        yield _failure(
-            "idle", facts.hung, f"{last} was stopped: its GPUs stayed idle" if count == 1 else several, count
-        )
+    if facts.stopped:
+        count, job = max(facts.stops, len(facts.stopped)), facts.stopped[0].job
+        several = f"{_jobs(count)} were stopped by a rule in the last 24 h, last {_name(job)}"
+        one = f"{_name(job)} was stopped: {job.reason or facts.stopped[0].stopped}"
+        yield _failure("stopped", facts.stopped, one if count == 1 else several, count)
 
 
 def _failure(kind: Failure, newest: Sequence[EndedJob], sentence: str, count: int) -> HealthIssue:

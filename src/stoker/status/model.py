@@ -88,7 +88,8 @@ class WaitingJob(msgspec.Struct, frozen=True, kw_only=True):
 class EndedJob(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     why: Why
-    idle_stopped: bool
+    stopped: str
+    """The kind of the verdict that it was stopped by, such as `idle`; empty if no rule stopped it."""
     """Whether it was stopped because its GPUs stayed idle."""
 
 
@@ -126,7 +127,7 @@ class GpuHours(msgspec.Struct, frozen=True, kw_only=True):
     idle: float = 0.0
     unknown: float = 0.0
     saved: float = 0.0
-    """What jobs that hung would have held on to; see `overview.hours`."""
+    """What jobs that a rule stopped would have held on to; see `overview.hours`."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 # Totals of a week: they change by the minute.
 _HOURS_EVERY: Final = 20.0
-IDLE: Final = "idle"
 
 
 class SnapshotBuilder:
@@ -45,8 +44,8 @@ class SnapshotBuilder:
         self._ended_counts = ThrottledCache[dict[State, int]]()
         self._failures = ThrottledCache[int]()
         self._failed = ThrottledCache[list[Job]]()
-        self._hung = ThrottledCache[list[Job]]()
-        self._hangs = ThrottledCache[int]()
+        self._stopped = ThrottledCache[list[Job]]()
+        self._stops = ThrottledCache[int]()
         self._hours = ThrottledCache[GpuHours](_HOURS_EVERY)
         self._sightings = ClockCorrection()
 
@@ -58,7 +57,7 @@ class SnapshotBuilder:
         machines = self._sightings.dated(told, around.now)
         running = self._running(store, running_jobs, around)
         waiting = _waiting(store, around)
-        ended, failed, hung = self._ended(store, around)
+        ended, failed, stopped = self._ended(store, around)
         news = around.now - RECENT
         health = assess(
             HealthInputs(
@@ -70,8 +69,8 @@ class SnapshotBuilder:
                 waiting=waiting,
                 failed=failed,
                 failures=self._failures.get(lambda: store.count_failures("failed", news)) if failed else 0,
-                hung=hung,
-                hangs=self._hangs.get(lambda: store.count_failures("idle", news)) if hung else 0,
+                stopped=stopped,
+                stops=self._stops.get(lambda: store.count_failures("stopped", news)) if stopped else 0,
             )
         )
         return Snapshot(
@@ -120,21 +119,18 @@ class SnapshotBuilder:
         return tuple(told)
 
     def _ended(self, store: "Store", around: Surroundings) -> tuple[tuple[EndedJob, ...], ...]:
-        """The last of all, the last that failed lately, and the last that were stopped because they were idle."""
+        """The last of all, the last that failed lately, and the last that a rule stopped."""
         news = around.now - RECENT
         jobs = store.ended_since(0.0, MOST_ENDED)
         failed = self._failed.get(lambda: store.failures("failed", news, 1))
-        hung = self._hung.get(lambda: store.failures("idle", news, 1))
-        causes = store.causes({job.attempt for job in jobs if job.attempt is not None})
+        stopped = self._stopped.get(lambda: store.failures("stopped", news, 1))
+        causes = store.causes({job.attempt for job in (*jobs, *stopped) if job.attempt is not None})
 
-        def told(job: Job, *, idle: bool) -> EndedJob:
-            return EndedJob(job=job, why=explain(job, around), idle_stopped=idle)
+        def ended(job: Job) -> EndedJob:
+            cause = causes.get(job.attempt or "")
+            return EndedJob(job=job, why=explain(job, around), stopped=cause.name if cause and cause.rule else "")
 
-        return (
-            tuple(told(job, idle=causes.get(job.attempt or "") == IDLE) for job in jobs),
-            tuple(told(job, idle=False) for job in failed),
-            tuple(told(job, idle=True) for job in hung),
-        )
+        return tuple(map(ended, jobs)), tuple(map(ended, failed)), tuple(map(ended, stopped))
 
 
 def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:
@@ -151,7 +147,7 @@ def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:
 
 def _hours(store: "Store", now: float) -> GpuHours:
     since = now - hours.WEEK
-    return hours.gpu_hours(store.usage_totals(int(since // 60)), store.idle_stops(since), now)
+    return hours.gpu_hours(store.usage_totals(int(since // 60)), store.rule_stops(since), now)
 
 
 T = TypeVar("T")

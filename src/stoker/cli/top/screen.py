@@ -260,8 +260,8 @@ def _row(one: AnyJob, now: float, view: View, width: int) -> Text:
         case EndedJob():
             text.append(_column(one.job.state, 10, UNCUT), _STATES.get(one.job.state, ""))
             text.append(f"{_lasted(one.job.ended, now):>6} ago  ")
-            if one.idle_stopped:
-                text.append("idle  ", "yellow")
+            if one.stopped:
+                text.append(f"{one.stopped}  ", "yellow")
             text.append(one_line(one.job.reason) or _code(one), "dim")
     return cut(text, width)
 

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from stoker.logs.html_lines import STEP, place_of
 from stoker.logs.readers import LAST_WITHIN, OutputReader, Piece, TailReader, last_lines
-from stoker.queue.model import Attempt
+from stoker.queue.model import Attempt, Cause
 from stoker.queue.store import SECONDS_BETWEEN_LOOKS, Store
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
@@ -40,6 +40,7 @@ class AttemptMade(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None
     """The machine; null when it has been forgotten."""
     cause: str
+    rule: str
     """How it ended, as its record has it, such as `idle`; empty while it runs."""
     is_here: bool
     """Whether its output is on this machine; of others it is lent as long as their workers run."""
@@ -70,7 +71,7 @@ async def list_attempts(request: Request, job: JobId) -> Response:
     """Where each ran, when, and how it ended."""
     app_state = app_state_of(request)
 
-    def attempts(store: Store) -> tuple[list[Attempt], dict[str, str], dict[str, str]]:
+    def attempts(store: Store) -> tuple[list[Attempt], dict[str, str], dict[str, Cause]]:
         made = store.attempts(found(store, job).id)
         hosts = {worker.id: worker.host for worker in store.workers()}
         return made, hosts, store.causes([attempt.id for attempt in made])
@@ -85,7 +86,8 @@ async def list_attempts(request: Request, job: JobId) -> Response:
                 AttemptMade(
                     attempt=attempt,
                     host=hosts.get(attempt.worker),
-                    cause=causes.get(attempt.id, ""),
+                    cause=causes.get(attempt.id, Cause("")).name,
+                    rule=causes.get(attempt.id, Cause("")).rule,
                     is_here=attempt.id in here,
                 )
                 for attempt in made

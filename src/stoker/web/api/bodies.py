@@ -154,7 +154,7 @@ class MoveBody(Body):
 class DismissBody(Body):
     """Failures that need nobody any more."""
 
-    failure: Literal["failed", "idle"]
+    failure: Literal["failed", "stopped"]
     """Those that failed by themselves, or those that were stopped because their GPUs stayed idle."""
     until: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Seconds since the epoch: those that ended by then, such as the `until` of a point of the overview."""

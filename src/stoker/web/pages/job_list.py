@@ -34,7 +34,7 @@ _CHOICES: Final = (
 
 _UNSEEN: Final = {
     "failed": "Jobs that failed in the last 24 h",
-    "idle": "Jobs that were stopped in the last 24 h as their GPUs stayed idle",
+    "stopped": "Jobs that a rule stopped in the last 24 h",
 }
 # All on one page: whoever has more of them to look at in a day begins with the newest.
 _MOST_UNSEEN: Final = 1000
@@ -47,7 +47,7 @@ class Listing(msgspec.Struct, frozen=True):
     tag: str = ""
     cursor: str = ""
     unseen: str = ""
-    """Only the failures that the overview tells of: `failed` or `idle`."""
+    """Only the failures that the overview tells of: `failed` or `stopped`."""
 
     @classmethod
     def asked(cls, state: str, tag: str, cursor: str, unseen: str = "") -> "Listing":
