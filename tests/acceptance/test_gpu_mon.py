@@ -187,8 +187,8 @@ def test_all_mistakes_of_a_file_are_told_and_nothing_is_started(filling: FillSit
     mon = filling.gpu_mon("-c", file)
     assert mon.process.wait(timeout=PATIENCE) == 2
     assert "Traceback" not in mon.said
-    assert f"{file}:26: process-1 gpus: process-0 has GPU 0 already, in line 17: give each" in mon.said
-    assert f"{file}:32: [tty] enabled: 'perhaps'" in mon.said
+    assert f"{file}: process-1 gpus: process-0 has GPU 0 already: give each" in mon.said
+    assert f"{file}: [tty] enabled: 'perhaps' is not valid: write true or false" in mon.said
     assert not filling.started()
 
 

@@ -283,8 +283,8 @@ def test_mistakes_are_told_before_anything_starts(filled: FilledSite) -> None:
     filled.configure("gpus = 7\nlog = /not/there")
     done = site.stoker("work", "--fill", str(site.directory / "fill.conf"))
     assert done.code == 2
-    assert "fill.conf:8: process-0 gpus: there is no GPU 7 here" in done.err
-    assert "fill.conf:9: process-0 log: the directory /not does not exist" in done.err
+    assert "fill.conf: process-0 gpus: there is no GPU 7 here" in done.err
+    assert "fill.conf: process-0 log: the directory /not does not exist" in done.err
     assert done.out == ""
 
 

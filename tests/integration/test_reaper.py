@@ -255,7 +255,7 @@ def test_a_command_that_may_not_be_run_hides_none_further_along_the_path(tmp_pat
 # Root may enter every directory, so whoever is asked is nobody.
 _AS_NOBODY = """
 import os, sys
-from stoker.fill.finding import find_config
+from stoker.fill.config_files import find_config
 from stoker.errors import StokerError
 from stoker.runs.processes.spawn import CannotStartError, Program, failure, start
 from stoker.runs.postmortem.stacks import find_py_spy

@@ -1,16 +1,13 @@
-"""gpu_mon's INI file: read as it always was, and every mistake in it told with its line."""
+"""gpu_mon's INI file: it means what it meant to gpu_mon, and all mistakes in it are reported at once."""
 
-import configparser
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.fill import ini
-from stoker.fill.config import Background, FillConfig, TerminalRule, WatchedGpus
-from stoker.fill.mistakes import Mistakes
-from stoker.fill.schedule import DailyHours, Schedule
+from stoker.fill.config import Background, DailyHours, FillConfig, Schedule, TerminalRule, WatchedGpus
+from stoker.fill.config_files import FillConfigError, read_ini
 from tests.support.deep import examples
 from tests.support.gpu_mon_conf import ONE_FOR_ALL, ONE_FOR_EACH
 
@@ -22,21 +19,17 @@ def written(directory: Path, text: str) -> Path:
 
 
 def read(directory: Path, text: str) -> FillConfig:
-    return ini.read(written(directory, text))
+    return read_ini(written(directory, text))
 
 
-def mistakes(directory: Path, text: str) -> list[tuple[int, str]]:
-    """Line and sentence of each, the file being the right one."""
+def problems(directory: Path, text: str) -> list[str]:
+    """What is reported, without the file's name."""
     path = written(directory, text)
-    with pytest.raises(Mistakes) as caught:
-        ini.read(path)
-    places = [mistake.where.rpartition(":") for mistake in caught.value.mistakes]
-    assert {file for file, _, _ in places} == {str(path)}
-    assert str(caught.value).splitlines() == [
-        f"{path}:{line}: {mistake.sentence}"
-        for (_, _, line), mistake in zip(places, caught.value.mistakes, strict=True)
-    ]
-    return [(int(line), mistake.sentence) for (_, _, line), mistake in zip(places, caught.value.mistakes, strict=True)]
+    with pytest.raises(FillConfigError) as caught:
+        read_ini(path)
+    assert str(caught.value).splitlines() == list(caught.value.problems)
+    assert all(problem.startswith(str(path)) for problem in caught.value.problems)
+    return [problem.removeprefix(str(path)).lstrip(": ") for problem in caught.value.problems]
 
 
 GOOD = "[gpu-all]\ngpus=ALL\n[process-0]\ncmd=true\n"
@@ -60,10 +53,6 @@ def test_the_published_file_with_a_program_for_each_gpu(tmp_path: Path) -> None:
     config = read(tmp_path, ONE_FOR_EACH)
     assert config.programs == (miner("process-0", ("0",)), miner("process-1", ("1",)))
     assert not any(program.each for program in config.programs)
-    line = ONE_FOR_EACH.splitlines().index("[process-1]") + 1
-    assert config.where("process-1") == f"{config.source}:{line}"
-    assert config.where("process-1", "command") == f"{config.source}:{line + 2}"
-    assert config.where("process-1", "nice") == f"{config.source}:{line}"
 
 
 def test_the_considerate_defaults_hold_for_files_that_know_nothing_of_them(tmp_path: Path) -> None:
@@ -160,166 +149,117 @@ def test_a_missing_log_means_the_console_and_terminals_count_only_when_written_o
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "sentence"),
+    ("text", "problem"),
     [
-        ("", 1, "there is nothing in this file: write [gpu-all], [process-0] and their keys"),
-        ("; only a comment\n", 1, "there is nothing in this file: write [gpu-all], [process-0] and their keys"),
-        ("[gpu-all]\ngpus=ALL\n", 1, "there is no program to run: add a section [process-0] with cmd = and gpus ="),
-        ("\n[process-0]\ncmd=true\n", 2, "no GPU is watched: add a section [gpu-all] with gpus = ALL"),
+        ("[gpu-all]\ngpus=ALL\n", "there is no program to run: add a section [process-0] with cmd = and gpus ="),
+        ("\n[process-0]\ncmd=true\n", "no GPU is watched: add a section [gpu-all] with gpus = ALL"),
         (
             GOOD + "[defaults]\ninterval_seconds=often\n",
-            6,
             "[defaults] interval_seconds: 'often' is not a duration: write it like 90s, 5m or 1h30m",
         ),
         (
             GOOD + "[defaults]\ninterval_seconds=0\n",
-            6,
             "[defaults] interval_seconds: '0' is too short: write 0.1s or more",
         ),
-        (
-            GOOD + "[tty]\nenabled=perhaps\n",
-            6,
-            "[tty] enabled: 'perhaps' is neither yes nor no: write true or false",
-        ),
-        (GOOD + "gpus=one\n", 5, "[process-0] gpus: 'one' is no GPU: write all, 0, 0,2, 0-3 or a uuid"),
+        (GOOD + "[tty]\nenabled=perhaps\n", "[tty] enabled: 'perhaps' is not valid: write true or false"),
+        (GOOD + "gpus=one\n", "[process-0] gpus: 'one' is not a GPU: write all, 0, 0,2, 0-3 or a uuid"),
         (
             GOOD + "gpus=0 ; the first\n",
-            5,
             (
-                "[process-0] gpus: '0 ; the first' is no GPU: write all, 0, 0,2, 0-3 or a uuid; "
+                "[process-0] gpus: '0 ; the first' is not a GPU: write all, 0, 0,2, 0-3 or a uuid; "
                 "a comment needs a line of its own"
             ),
         ),
-        (GOOD + "gpus=3-1\n", 5, "[process-0] gpus: '3-1' runs backwards: write 1-3"),
-        (GOOD + "gpus=\n", 5, "[process-0] gpus: no GPU is named: write all, 0, 0,2, 0-3 or a uuid"),
-        (GOOD + "nice=-5\n", 5, "[process-0] nice: -5 is out of range: write a number from 0 to 19"),
-        (GOOD + "nice=low\n", 5, "[process-0] nice: 'low' is not a whole number: write one from 0 to 19"),
-        (GOOD + "preempt=pause\n", 5, "[process-0] preempt: 'pause' is not known here: write stop or checkpoint"),
+        (GOOD + "gpus=3-1\n", "[process-0] gpus: '3-1' runs backwards: write 1-3"),
+        (GOOD + "gpus=\n", "[process-0] gpus: no GPU is named: write all, 0, 0,2, 0-3 or a uuid"),
+        (GOOD + "nice=-5\n", "[process-0] nice: '-5' is not valid: write a whole number from 0 to 19"),
+        (GOOD + "nice=low\n", "[process-0] nice: 'low' is not valid: write a whole number from 0 to 19"),
+        (GOOD + "preempt=pause\n", "[process-0] preempt: 'pause' is not valid: write stop or checkpoint"),
         (
             GOOD + "ionice=slow\n",
-            5,
-            "[process-0] ionice: 'slow' is no class of disk access: write idle, or best-effort:7 (0 is first, 7 last)",
+            "[process-0] ionice: 'slow' is not valid: write idle, or best-effort:N with N from 0 (first) to 7 (last)",
         ),
         (
             GOOD + "environment=CUDA_VISIBLE_DEVICES=0\n",
-            5,
             (
                 "[process-0] environment: CUDA_VISIBLE_DEVICES is set by Stoker: "
-                "say with gpus which ones the program may use"
+                "use gpus to say which ones the program may use"
             ),
         ),
         (
             "[gpu-all]\n[process-0]\ncmd=echo 'open\n",
-            3,
             '[process-0] cmd: "echo \'open" has a quote that is not closed: close it, or write \\ before it',
         ),
-        (
-            "[gpu-all]\n[process-0]\ndir=/tmp\n",
-            2,
-            "[process-0] has no command: add cmd = and the program that is to run",
-        ),
-        (GOOD + "log=\n", 5, "[process-0] log: there is nothing there: write a value, or remove the line"),
-        (GOOD + "lgo=/dev/null\n", 5, "[process-0] has no key 'lgo': did you mean 'log'?"),
-        (GOOD + "command=false\n", 5, "[process-0] command: cmd says the same already: remove one of them"),
-        (GOOD + "CMD=false\n", 5, "[process-0] has 'cmd' already, in line 4: remove one of them"),
-        (GOOD + "[tty]\nwhite_list=me\n", 6, "[tty] has no key 'white_list': did you mean 'whitelist'?"),
-        (GOOD + "[tty]\nxyz=me\n", 6, "[tty] has no key 'xyz': it takes enabled, idle_seconds, whitelist"),
-        (GOOD + "[proces-1]\n", 5, "[proces-1] is no section: did you mean [process-0]?"),
-        (GOOD + "[TTY]\n", 5, "[TTY] is no section: did you mean [tty]?"),
-        (
-            GOOD + "[zzz]\n",
-            5,
-            "[zzz] is no section: use [defaults], [gpu-all], [process-0], [tty], [schedule]",
-        ),
-        (
-            GOOD + "[process-0]\ncmd=false\n",
-            5,
-            "[process-0] is there already, in line 3: give one of them another name",
-        ),
-        ("gpus=1\n" + GOOD, 1, "'gpus' is in no section: write a [section] above it"),
-        (
-            GOOD + "what is this\n",
-            5,
-            "'what is this' is neither a [section] nor key = value: put # before it if it is a comment",
-        ),
+        ("[gpu-all]\n[process-0]\ndir=/tmp\n", "[process-0] has no command: add cmd = and the program to run"),
+        (GOOD + "log=\n", "[process-0] log: '' is not a path: write one, or remove the line"),
+        (GOOD + "lgo=/dev/null\n", "[process-0] has no key 'lgo': did you mean 'log'?"),
+        (GOOD + "command=false\n", "[process-0] command: the same is written twice: remove one of them"),
+        (GOOD + "CMD=false\n", "5: [process-0] has 'cmd' already: remove one of them"),
+        (GOOD + "[tty]\nwhite_list=me\n", "[tty] has no key 'white_list': did you mean 'whitelist'?"),
+        (GOOD + "[tty]\nxyz=me\n", "[tty] has no key 'xyz': it takes enabled, idle_seconds, whitelist"),
+        (GOOD + "[proces-1]\n", "[proces-1] is not a section: did you mean [process-0]?"),
+        (GOOD + "[TTY]\n", "[TTY] is not a section: did you mean [tty]?"),
+        (GOOD + "[zzz]\n", "[zzz] is not a section: use [defaults], [gpu-all], [process-0], [tty], [schedule]"),
+        (GOOD + "[process-0]\ncmd=false\n", "5: [process-0] is there already: give one of them another name"),
+        ("gpus=1\n" + GOOD, "1: there is no [section] above this line"),
+        (GOOD + "what is this\n", "5: this is neither a [section] nor key = value: write # before a comment"),
         (
             GOOD + "dir=%(nowhere)s\n",
-            5,
             "[process-0] dir: %(nowhere)s refers to a key that is not there: write %% for a percent sign",
         ),
+        (GOOD + "dir=%(dir)s\n", "[process-0] dir: its references form a circle: write %% for a percent sign"),
         (
-            GOOD + "dir=%(dir)s\n",
-            5,
-            "[process-0] dir: its references go round in a circle: write %% for a percent sign",
+            GOOD + "[schedule]\nhours=20-8\n",
+            "[schedule] hours: '20-8' is not a time of day: write them like 20:00-08:00",
         ),
-        (GOOD + "[schedule]\nhours=20-8\n", 6, "[schedule] hours: '20-8' are no hours: write them like 20:00-08:00"),
         (
             GOOD + "[schedule]\nhours=20:00-08:00\ndays=someday\n",
-            7,
-            "[schedule] days: 'someday' are no days: write them like mon-fri, sat,sun or daily",
+            "[schedule] days: 'someday' does not name days: write them like mon-fri, sat,sun or daily",
         ),
-        (GOOD + "[schedule]\n", 5, "[schedule] has no hours: add hours = 20:00-08:00"),
+        (GOOD + "[schedule]\n", "[schedule] has no hours: add hours = 20:00-08:00"),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_a_remedy(tmp_path: Path, text: str, line: int, sentence: str) -> None:
-    assert mistakes(tmp_path, text) == [(line, sentence)]
+def test_mistake_is_reported_with_its_section_and_a_remedy(tmp_path: Path, text: str, problem: str) -> None:
+    assert problems(tmp_path, text) == [problem]
 
 
-def test_all_mistakes_are_told_at_once_from_top_to_bottom(tmp_path: Path) -> None:
-    text = "[defaults]\ninterval=x\n[gpus]\ngpu=0\n[process-0]\nnice=99\ncmd=\n[process-0]\n[ttx]\n"
-    assert [line for line, _ in mistakes(tmp_path, text)] == [2, 4, 6, 7, 8, 9]
+@pytest.mark.parametrize("text", ["", "; only a comment\n"])
+def test_empty_file_lacks_gpus_and_programs(tmp_path: Path, text: str) -> None:
+    assert [problem.partition(":")[0] for problem in problems(tmp_path, text)] == [
+        "no GPU is watched",
+        "there is no program to run",
+    ]
 
 
-def test_what_was_understood_comes_along_with_the_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(Mistakes) as caught:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
+    text = "[defaults]\ninterval=x\n[gpus]\ngpu=0\n[process-0]\nnice=99\ncmd=\n[ttx]\n"
+    assert [problem.partition(" ")[0] for problem in problems(tmp_path, text)] == [
+        *("[ttx]", "[defaults]", "[process-0]", "[process-0]", "[gpus]"),
+    ]
+
+
+def test_valid_part_comes_along_with_the_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(FillConfigError) as caught:
         read(tmp_path, GOOD + "nice=99\n")
-    assert caught.value.understood is not None
-    assert caught.value.understood.programs == (Background(name="process-0", command=("true",)),)
+    assert caught.value.valid_part is not None
+    assert caught.value.valid_part.programs == (Background(name="process-0", command=("true",)),)
 
 
-def test_a_file_that_is_not_utf8_says_in_which_line(tmp_path: Path) -> None:
+def test_file_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "gpu_mon.conf"
     path.write_bytes(b"[gpu-all]\n; caf\xe9\n")
-    with pytest.raises(Mistakes) as caught:
-        ini.read(path)
-    assert str(caught.value) == f"{path}:2: this is not UTF-8: save the file as UTF-8"
+    with pytest.raises(FillConfigError) as caught:
+        read_ini(path)
+    assert str(caught.value) == f"{path}: this file is not UTF-8: save it as UTF-8"
 
 
-def test_a_file_that_is_not_there_or_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(Mistakes) as missing:
-        ini.read(tmp_path / "nowhere.conf")
+def test_file_that_is_missing_or_unreadable_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(FillConfigError) as missing:
+        read_ini(tmp_path / "nowhere.conf")
     assert str(missing.value) == f"{tmp_path}/nowhere.conf: this file does not exist: write it, or name another"
-    with pytest.raises(Mistakes) as unreadable:
-        ini.read(tmp_path)
-    assert str(unreadable.value) == (
-        f"{tmp_path}: this file cannot be read (Is a directory): mend that, or name another"
-    )
-
-
-LINES = st.lists(
-    st.tuples(
-        st.sampled_from(["", "", " ", "\t", "    "]),
-        st.sampled_from(
-            ["[a]", "[b] ; c", "x=1", "Y : two", "z = a=b:c", "go on", "; no", "# no", "", "w =", "v=1 ; in"]
-        ),
-    ).map("".join),
-    max_size=10,
-)
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(LINES)
-def test_whatever_configparser_accepts_is_divided_in_the_same_way(lines: list[str]) -> None:
-    text = "\n".join(lines)
-    parser = configparser.RawConfigParser()
-    try:
-        parser.read_string(text)
-    except configparser.Error:
-        return
-    found = ini._sorted_out(ini._statements(text), "file", [])
-    assert {name: {key: value for key, (value, _) in raw.entries.items()} for name, raw in found.items()} == {
-        name: dict(parser[name]) for name in parser.sections()
-    }
+    with pytest.raises(FillConfigError) as unreadable:
+        read_ini(tmp_path)
+    assert str(unreadable.value) == f"{tmp_path}: this file cannot be read: Is a directory"
 
 
 WORDS = st.sampled_from(
@@ -346,9 +286,14 @@ WORDS = st.sampled_from(
         WORDS | st.sampled_from("=:\n\n ,-0'") | st.text(st.characters(codec="utf-8"), max_size=3), max_size=25
     ).map("".join)
 )
-def test_whatever_the_file_says_there_are_only_sentences(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_any_text_is_valid_or_reported(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "any.conf"
     path.write_text(text, encoding="utf-8")
-    reading = ini.parse(path)
-    assert reading.config.programs or reading.mistakes
-    assert all(mistake.sentence for mistake in reading.mistakes)
+    reported: tuple[str, ...] = ()
+    programs: tuple[Background, ...] = ()
+    try:
+        programs = read_ini(path).programs
+    except FillConfigError as error:
+        reported = error.problems
+    assert all(problem.startswith(str(path)) for problem in reported)
+    assert bool(reported) != bool(programs)

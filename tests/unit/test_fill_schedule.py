@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import BadInputError
-from stoker.fill.schedule import DailyHours, Schedule, parse_days, parse_hours
+from stoker.fill.config import DailyHours, Schedule, parse_days, parse_hours
 
 # A Monday.
 MONDAY = datetime(2024, 1, 8)  # noqa: DTZ001 - a clock on a wall has no zone

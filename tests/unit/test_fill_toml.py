@@ -1,6 +1,5 @@
-"""`[fill]` in stoker.toml: the same as the INI file can say, with the line of every mistake."""
+"""`[fill]` in stoker.toml: it can say the same as the INI file."""
 
-import tomllib
 from pathlib import Path
 
 import msgspec
@@ -8,11 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.fill import ini, toml
-from stoker.fill.config import FillConfig, TerminalRule, WatchedGpus
-from stoker.fill.mistakes import Mistakes
-from stoker.fill.sections import DEFAULTS
-from stoker.fill.sections import PROGRAM as PROGRAM_KEYS
+from stoker.fill.config import Background, FillConfig, TerminalRule, WatchedGpus
+from stoker.fill.config_files import FillConfigError, config_of_table, read_ini, read_toml
 from tests.support.deep import examples
 from tests.support.gpu_mon_conf import ONE_FOR_ALL
 
@@ -24,19 +20,18 @@ def written(directory: Path, text: str) -> Path:
 
 
 def read(directory: Path, text: str) -> FillConfig:
+    return read_toml(written(directory, text))
+
+
+def problems(directory: Path, text: str) -> list[str]:
     path = written(directory, text)
-    return toml.read(tomllib.loads(text)["fill"], path)
+    with pytest.raises(FillConfigError) as caught:
+        read_toml(path)
+    return [problem.removeprefix(f"{path}: ") for problem in caught.value.problems]
 
 
-def mistakes(directory: Path, text: str) -> list[tuple[str, str]]:
-    with pytest.raises(Mistakes) as caught:
-        read(directory, text)
-    path = directory / "stoker.toml"
-    return [(mistake.where.removeprefix(f"{path}:"), mistake.sentence) for mistake in caught.value.mistakes]
-
-
-def without_places(config: FillConfig) -> FillConfig:
-    return msgspec.structs.replace(config, source="", lines={})
+def without_source(config: FillConfig) -> FillConfig:
+    return msgspec.structs.replace(config, source="")
 
 
 def test_the_published_ini_file_and_the_same_in_toml_are_equal(tmp_path: Path) -> None:
@@ -57,7 +52,7 @@ gpus = "all"
 log = "/dev/null"
 """,
     )
-    assert without_places(new) == without_places(ini.read(old))
+    assert without_source(new) == without_source(read_ini(old))
 
 
 def test_everything_that_can_be_said_is_equal_in_both(tmp_path: Path) -> None:
@@ -140,7 +135,7 @@ command = "run"
 gpus = "GPU-51000000"
 """,
     )
-    assert without_places(new) == without_places(ini.read(old))
+    assert without_source(new) == without_source(read_ini(old))
 
 
 def test_without_a_word_on_watching_all_gpus_are_watched(tmp_path: Path) -> None:
@@ -162,100 +157,74 @@ PROGRAM = '[[fill.program]]\nname = "mine"\ncommand = "run"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "sentence"),
+    ("text", "problem"),
     [
-        ("[fill]\n", "1", "there is no program to run: add [[fill.program]] with name = and command ="),
-        (
-            "[fill]\nintervall = 3\n" + PROGRAM,
-            "2",
-            "[fill] has no key 'intervall': did you mean 'interval'?",
-        ),
-        ("[fill]\nprograms = 3\n" + PROGRAM, "2", "[fill] has no key 'programs': did you mean 'program'?"),
+        ("[fill]\n", "there is no program to run: add [[fill.program]] with name = and command ="),
+        ("[fill]\nintervall = 3\n" + PROGRAM, "[fill] has no key 'intervall': did you mean 'interval'?"),
+        ("[fill]\nprograms = 3\n" + PROGRAM, "[fill] has no key 'programs': did you mean 'program'?"),
         (
             "[fill]\ninterval = true\n" + PROGRAM,
-            "2",
             "[fill] interval: True is not a duration: write it like 90s, 5m or 1h30m",
         ),
-        ("[fill]\ninterval = -1\n" + PROGRAM, "2", "[fill] interval: -1 is too short: write 0.1s or more"),
+        ("[fill]\ninterval = -1\n" + PROGRAM, "[fill] interval: -1 is too short: write 0.1s or more"),
         (
             "[fill]\ninterval = inf\n" + PROGRAM,
-            "2",
             "[fill] interval: inf is not a duration: write it like 90s, 5m or 1h30m",
         ),
         (
             '# a\n[gpus]\nnice = "x"\n\n' + PROGRAM + '\nnice = """\nlow"""\n',
-            "9",
-            "[[fill.program]] mine nice: 'low' is not a whole number: write one from 0 to 19",
+            "[[fill.program]] mine nice: 'low' is not valid: write a whole number from 0 to 19",
         ),
         (
             PROGRAM + '[[fill.program]]\nname = "other"\ncommand = [\n  "run",\n  "gpus = 3",\n]\ngpu = 1\n',
-            "10",
             "[[fill.program]] other has no key 'gpu': did you mean 'gpus'?",
         ),
         (
             PROGRAM + "gpus = [0.5]\n",
-            "4",
-            "[[fill.program]] mine gpus: 0.5 is no GPU: write all, 0, 0,2, 0-3 or a uuid",
+            "[[fill.program]] mine gpus: [0.5] does not name GPUs: write all, 0, 0,2, 0-3 or a uuid",
         ),
-        (
-            "[[fill.program]]\n" + 'command = "run"\n',
-            "1",
-            "[[fill.program]] has no name: add name = and a word that you know it by",
-        ),
-        (
-            PROGRAM + PROGRAM,
-            "4",
-            "[[fill.program]] mine: the name 'mine' is taken already: choose another",
-        ),
+        ("[[fill.program]]\n" + 'command = "run"\n', "[[fill.program]] number 1 has no name: add name ="),
+        (PROGRAM + PROGRAM, "[fill] names two sections 'mine': choose another name for one of them"),
         (
             PROGRAM + "\n[fill.program.environment]\n'1A' = 'x'\n",
-            "5",
-            "[[fill.program]] mine environment: '1A' cannot be a variable's name: use letters, digits and _",
+            "[[fill.program]] mine environment: '1A' is not the name of a variable: use letters, digits and _",
         ),
         (
             "[fill]\nterminals = 3\n" + PROGRAM,
-            "2",
-            "[fill] terminals: 3 is no table: write it as [fill.terminals] and keys below it",
+            "[fill] terminals: 3 is not a table: write [fill.terminals] with keys below it",
         ),
         (
             "[[fill.terminals]]\n[[fill.terminals]]\n" + PROGRAM,
-            "1",
-            "[fill] terminals: [{}, {}] is no table: write it as [fill.terminals] and keys below it",
+            "[fill] terminals: [{}, {}] is not a table: write [fill.terminals] with keys below it",
         ),
         (
             '[fill]\nschedule = [\n  { hours = "8-9" },\n]\n' + PROGRAM,
-            "2",
-            "[fill.schedule] hours: '8-9' are no hours: write them like 20:00-08:00",
+            "[fill.schedule] hours: '8-9' is not a time of day: write them like 20:00-08:00",
         ),
         (
             '[fill.schedule]\ndays = "someday"\n' + PROGRAM,
-            "2",
-            "[fill.schedule] days: 'someday' are no days: write them like mon-fri, sat,sun or daily",
+            "[fill.schedule] days: 'someday' does not name days: write them like mon-fri, sat,sun or daily",
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_a_remedy(tmp_path: Path, text: str, line: str, sentence: str) -> None:
-    assert mistakes(tmp_path, text) == [(line, sentence)]
+def test_mistake_is_reported_with_its_section_and_a_remedy(tmp_path: Path, text: str, problem: str) -> None:
+    assert problems(tmp_path, text) == [problem]
 
 
-def test_the_file_itself_can_be_read_with_or_without_the_table(tmp_path: Path) -> None:
-    path = written(tmp_path, "[run]\n")
-    assert toml.read_file(path, must_have=False) is None
-    with pytest.raises(Mistakes, match=r"stoker\.toml:1: there is no \[fill\] in this file: write it"):
-        toml.read_file(path)
-    assert toml.read_file(written(tmp_path, PROGRAM)).programs[0].name == "mine"
+def test_file_without_the_table_is_reported(tmp_path: Path) -> None:
+    assert problems(tmp_path, "[run]\n") == ["there is no [fill] in this file: write it, with [[fill.program]] below"]
 
 
-def test_a_file_that_is_not_toml_says_in_which_line(tmp_path: Path) -> None:
-    with pytest.raises(Mistakes, match=r"stoker\.toml:2: this is not TOML: .+: mend that first"):
-        toml.read_file(written(tmp_path, "[fill]\ninterval = \n"))
+def test_file_that_is_not_toml_is_reported_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(FillConfigError, match=r"stoker\.toml: this is not TOML: .+ \(at line 2"):
+        read(tmp_path, "[fill]\ninterval = \n")
 
 
 PLAIN = st.sampled_from([None, True, -1, 0.5, 10**30, float("nan"), "", "0", "all", "1s", "x", "\0", "mon"])
 ANYTHING = PLAIN | st.lists(PLAIN, max_size=2) | st.dictionaries(st.sampled_from(["name", "hours"]), PLAIN)
-PROGRAMS = st.dictionaries(st.sampled_from(["name", *PROGRAM_KEYS]), ANYTHING, max_size=4)
+PROGRAMS = st.dictionaries(st.sampled_from(["name", *Background.__struct_fields__]), ANYTHING, max_size=4)
 TABLES = st.dictionaries(
-    st.sampled_from(["ignore", "terminals", "schedule", "watch", "program", *DEFAULTS]),
+    st.sampled_from(["ignore", "terminals", "schedule", "watch", "program", "interval", "nice", "grace"]),
     ANYTHING | PROGRAMS | st.lists(PROGRAMS, max_size=2),
     max_size=4,
 )
@@ -263,7 +232,12 @@ TABLES = st.dictionaries(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(TABLES)
-def test_whatever_the_table_says_there_are_only_sentences(table: dict[str, object]) -> None:
-    reading = toml.parse(table, "/nowhere/stoker.toml")
-    assert reading.config.programs or reading.mistakes
-    assert all(mistake.sentence for mistake in reading.mistakes)
+def test_any_table_is_valid_or_reported(table: dict[str, object]) -> None:
+    reported: tuple[str, ...] = ()
+    programs: tuple[Background, ...] = ()
+    try:
+        programs = config_of_table(table, "/nowhere/stoker.toml").programs
+    except FillConfigError as error:
+        reported = error.problems
+    assert all(problem.startswith("/nowhere/stoker.toml: ") for problem in reported)
+    assert bool(reported) != bool(programs)

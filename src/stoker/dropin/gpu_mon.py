@@ -12,11 +12,10 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.fill import ini
 from stoker.fill.checkup import checked
 from stoker.fill.claims import KILLED_LATELY
+from stoker.fill.config_files import gpu_mon_path, read_ini
 from stoker.fill.filler import Filler
-from stoker.fill.finding import gpu_mon_path
 from stoker.fill.status import lock
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
@@ -51,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
             look = prober.look()
         except AbsentError as absent:
             raise StokerError(f"{absent}: there is nothing to fill") from None
-        config = checked(lambda: ini.read(options.conf), look.gpus if look.problem is None else None)
+        config = checked(lambda: read_ini(options.conf), look.gpus if look.problem is None else None)
         lock(state_home(), socket.gethostname(), KILLED_LATELY)
         root = Path(os.environ.get("STOKER_ROOT", "/"))
         # As with the original, the device nodes are enough.

@@ -136,7 +136,7 @@ def _command(program: Background) -> tuple[str, ...]:
     if program.ionice == "idle":
         front += ("ionice", "-c", "3")
     elif program.ionice is not None:
-        front += ("ionice", "-c", "2", "-n", program.ionice.partition(":")[2] or "7")
+        front += ("ionice", "-c", "2", "-n", program.ionice.partition(":")[2] or "4")
     return (*front, *program.command)
 
 

@@ -1,4 +1,4 @@
-"""What of a configuration can be wrong on this machine only: its GPUs, paths, programs and people."""
+"""Checks a configuration against this machine: its GPUs, paths, programs and users."""
 
 import os
 import pwd
@@ -10,7 +10,7 @@ from typing import Final
 
 from stoker.errors import BadInputError
 from stoker.fill.config import Background, FillConfig, GpuChoice, WatchedGpus
-from stoker.fill.mistakes import Mistake, Mistakes, in_order
+from stoker.fill.config_files import FillConfigError
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import select_gpus
 from stoker.paths import is_directory, is_there
@@ -20,56 +20,58 @@ _NUMBERS: Final = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _MOST_GPUS: Final = 1024
 
 
-def check(config: FillConfig, gpus: Sequence[Gpu] | None, environment: Mapping[str, str] = os.environ) -> list[Mistake]:
-    """Everything that would go wrong here. Without knowing the GPUs, only what no GPU could put right."""
-    claims = _Claims(config, gpus)
-    found = [*claims.absent(), *claims.overlapping(), *claims.unwatched()]
+def check(config: FillConfig, gpus: Sequence[Gpu] | None, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Everything that would go wrong here; `gpus` is None where they cannot be read."""
+    choices = _GpuChoices(config, gpus)
+    found = [*choices.absent(), *choices.overlapping(), *choices.unwatched()]
     for program in config.programs:
-        found += _paths(config, program)
-        found += _command(config, program, environment)
-    return in_order(found)
+        found += _paths(program)
+        found += _command(program, environment)
+    return [f"{config.source}: {problem}" for problem in found]
 
 
 def checked(read: Callable[[], FillConfig], gpus: Sequence[Gpu] | None) -> FillConfig:
-    """The configuration that `read` reads; `Mistakes` with all that is wrong, in the file and on this machine."""
+    """The configuration that `read` reads; `FillConfigError` with all mistakes in the file and on this machine."""
+    problems: list[str] = []
     try:
         config = read()
-        mistakes = check(config, gpus)
-    except Mistakes as wrong:
-        if wrong.understood is None:
+    except FillConfigError as error:
+        if error.valid_part is None:
             raise
-        config = wrong.understood
-        mistakes = in_order([*wrong.mistakes, *check(config, gpus)])
-    if mistakes:
-        raise Mistakes(mistakes, config)
+        config = error.valid_part
+        problems += error.problems
+    problems += check(config, gpus)
+    if problems:
+        raise FillConfigError(problems, config)
     return config
 
 
-def hints(config: FillConfig, environment: Mapping[str, str] = os.environ) -> list[Mistake]:
-    """What is strange, but no reason not to start."""
+def hints(config: FillConfig, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What is probably a mistake, but no reason not to start."""
     found = []
     for user in config.terminals.whitelist:
         try:
             pwd.getpwnam(user)
         except KeyError:
-            sentence = f"whitelist: there is no user {user!r} on this machine: the name has no effect"
-            found.append(Mistake(config.where("tty", "whitelist"), sentence))
-    for program in config.programs:
-        if program.preempt == "checkpoint" and not shutil.which("cuda-checkpoint", path=environment.get("PATH")):
-            sentence = f"{program.name} preempt: cuda-checkpoint is not installed: the program will be stopped instead"
-            found.append(Mistake(config.where(program.name, "preempt"), sentence))
-    return in_order(found)
+            found.append(f"whitelist: there is no user {user!r} on this machine: the name has no effect")
+    if not shutil.which("cuda-checkpoint", path=environment.get("PATH")):
+        found += [
+            f"{program.name} preempt: cuda-checkpoint is not installed: the program is stopped instead"
+            for program in config.programs
+            if program.preempt == "checkpoint"
+        ]
+    return [f"{config.source}: {hint}" for hint in found]
 
 
-class _Claims:
-    """Who wants which GPUs: by uuid where the machine's are known, else by what was typed."""
+class _GpuChoices:
+    """Which section names which GPUs: by uuid where the machine's GPUs are known, else as typed."""
 
     def __init__(self, config: FillConfig, gpus: Sequence[Gpu] | None) -> None:
         self._config = config
         self._gpus = gpus
         self._labels = {gpu.uuid: str(gpu.index) for gpu in gpus or ()}
 
-    def absent(self) -> Iterator[Mistake]:
+    def absent(self) -> Iterator[str]:
         if self._gpus is None:
             return
         owners: list[WatchedGpus | Background] = [*self._config.watched, *self._config.programs]
@@ -78,18 +80,16 @@ class _Claims:
                 try:
                     select_gpus(self._gpus, entry)
                 except BadInputError as error:
-                    yield self._about(owner, str(error))
+                    yield f"{owner.name} gpus: {error}"
 
-    def overlapping(self) -> Iterator[Mistake]:
+    def overlapping(self) -> Iterator[str]:
         for number, later in enumerate(self._config.programs):
             for earlier in self._config.programs[:number]:
                 both = self._both(later.gpus, earlier.gpus)
                 if both:
-                    line = self._config.where(earlier.name, "gpus").rpartition(":")[2]
-                    remedy = "give each GPU to one program only"
-                    yield self._about(later, f"{earlier.name} has {both} already, in line {line}: {remedy}")
+                    yield f"{later.name} gpus: {earlier.name} has {both} already: give each GPU to one program only"
 
-    def unwatched(self) -> Iterator[Mistake]:
+    def unwatched(self) -> Iterator[str]:
         watched: set[str] = set()
         for each in self._config.watched:
             meant = self._meant(each.gpus)
@@ -102,10 +102,10 @@ class _Claims:
             comparable = self._gpus is not None or all(map(str.isdecimal, (*(wanted or ()), *watched)))
             if wanted is not None and comparable and not wanted <= watched:
                 missing = self._named(wanted - watched)
-                yield self._about(program, f"nobody would watch {missing}: name it in a section of watched GPUs too")
+                yield f"{program.name} gpus: {missing} is not watched: name it in a section of watched GPUs too"
 
     def _both(self, one: GpuChoice, other: GpuChoice) -> str:
-        """The GPUs in both, in words; empty where there are none, or none that could be told."""
+        """The GPUs in both; empty where there are none, or where it is unknown."""
         first, second = self._meant(one), self._meant(other)
         if first is None and second is None:
             return "every GPU"
@@ -114,7 +114,7 @@ class _Claims:
         return self._named(first & second)
 
     def _meant(self, choice: GpuChoice) -> set[str] | None:
-        """uuids, or numbers and uuids as typed; None is all of them, however many there are."""
+        """uuids, or numbers and uuids as typed; None means all."""
         if self._gpus is not None:
             # One by one: of a range that goes too far, the GPUs that are there count.
             return {uuid for entry in _entries(choice) for single in _singles(entry) for uuid in self._there(single)}
@@ -130,9 +130,6 @@ class _Claims:
         labels = sorted((self._labels.get(gpu, gpu) for gpu in gpus), key=lambda label: (len(label), label))
         return f"GPU {', '.join(labels)}" if labels else ""
 
-    def _about(self, owner: WatchedGpus | Background, sentence: str) -> Mistake:
-        return Mistake(self._config.where(owner.name, "gpus"), f"{owner.name} gpus: {sentence}")
-
 
 def _entries(choice: GpuChoice) -> tuple[str, ...]:
     return ("all",) if choice == "all" else choice
@@ -147,11 +144,11 @@ def _singles(entry: str) -> Iterator[str]:
         yield from map(str, range(first, min(int(numbers[2] or first), first + _MOST_GPUS) + 1))
 
 
-def _paths(config: FillConfig, program: Background) -> Iterator[Mistake]:
+def _paths(program: Background) -> Iterator[str]:
     if program.directory is not None and (wrong := _wrong_directory(Path(program.directory))):
-        yield Mistake(config.where(program.name, "directory"), f"{program.name} dir: {wrong}")
+        yield f"{program.name} dir: {wrong}"
     if program.log is not None and (wrong := _wrong_log(Path(program.log))):
-        yield Mistake(config.where(program.name, "log"), f"{program.name} log: {wrong}")
+        yield f"{program.name} log: {wrong}"
 
 
 def _wrong_directory(path: Path) -> str | None:
@@ -176,17 +173,17 @@ def _wrong_log(path: Path) -> str | None:
     return None
 
 
-def _command(config: FillConfig, program: Background, environment: Mapping[str, str]) -> Iterator[Mistake]:
+def _command(program: Background, environment: Mapping[str, str]) -> Iterator[str]:
     word = program.command[0]
     wrong: str | None = None
     if "/" in word:
         # The program is looked for from where it is to run.
         path = Path(program.directory or ".") / Path(word)
         if not is_there(path):
-            wrong = f"{path} does not exist: install it, or mend the path"
+            wrong = f"{path} does not exist: install it, or correct the path"
         elif is_directory(path) or not os.access(path, os.X_OK):
-            wrong = f"{path} is not a program that can be run: make it one with chmod +x, or mend the path"
+            wrong = f"{path} is not a program that can be run: make it one with chmod +x, or correct the path"
     elif not shutil.which(word, path=program.environment.get("PATH", environment.get("PATH"))):
         wrong = f"no program {word!r} is found on PATH: install it, or write its whole path"
     if wrong:
-        yield Mistake(config.where(program.name, "command"), f"{program.name} cmd: {wrong}")
+        yield f"{program.name} cmd: {wrong}"

@@ -94,13 +94,13 @@ def hints_of(config: "FillConfig") -> list[str]:
     """What is most likely not meant, but may be."""
     from stoker.fill.checkup import hints
 
-    return [str(hint) for hint in hints(config)]
+    return hints(config)
 
 
 def _checked(file: str | None, prober: "Prober") -> "tuple[FillConfig, Sequence[Gpu] | None]":
     """The configuration and the GPUs, None where they cannot be read: mistakes about both are told together."""
     from stoker.fill.checkup import checked
-    from stoker.fill.finding import find_config
+    from stoker.fill.config_files import find_config
     from stoker.gpus.source import AbsentError
 
     try:
