@@ -538,7 +538,9 @@ def test_the_help_has_the_words_of_the_original_in_their_order() -> None:
     done = idle_timeout("--help", COLUMNS="400")
     assert done.code == 0
     place = 0
-    for words in HELP.strip("\n").splitlines():
+    # From Python 3.13 on, argparse names the value of an option once: `-t, --threshold VALUE`.
+    expected = re.sub(r"(-\w) [A-Z_{},a-z]+, --", r"\1, --", HELP) if sys.version_info >= (3, 13) else HELP
+    for words in expected.strip("\n").splitlines():
         assert words in done.out[place:]
         place = done.out.index(words, place)
 
