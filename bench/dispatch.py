@@ -81,21 +81,21 @@ def _tsp(script: Path, room: Path) -> list[float]:
 
 
 def _stoker(script: Path, room: Path, queue: str) -> list[float]:
-    from stoker.queue import NewJob, init_queue
+    from stoker.queue import JobSpec, init_queue
 
     noted = room / ("postgres" if queue.startswith("postgres") else "sqlite")
     environment = _environment(room, queue)
     # As words, without a shell in between: so does tsp.
     commands = [("sleep", "1"), *[(str(script), str(noted))] * JOBS]
     with init_queue(queue) as store:
-        store.submit([NewJob(command=command, gpus=0) for command in commands])
+        store.submit([JobSpec(command=command, gpus=0) for command in commands])
     _run(environment, "work", "--until-empty", "--cpu-jobs", "1")
     return _gaps(noted)
 
 
 def _idle(script: Path, place: Path, queue: str) -> list[float]:
     """Milliseconds from the moment `submit` was typed, less what it takes to start it, to the start of the job."""
-    from stoker.queue import NewJob, init_queue
+    from stoker.queue import JobSpec, init_queue
 
     environment = _environment(place, queue)
     noted = place / f"idle-{'postgres' if queue.startswith('postgres') else 'sqlite'}"
@@ -107,7 +107,7 @@ def _idle(script: Path, place: Path, queue: str) -> list[float]:
             for number in range(IDLE_SUBMITS + 1):
                 time.sleep(0.4)  # it has nothing to do, as at night
                 begun = time.time_ns()
-                store.submit([NewJob(command=f"{script} {noted}", gpus=0)])
+                store.submit([JobSpec(command=f"{script} {noted}", gpus=0)])
                 while len(lines := noted.read_text().splitlines()) <= number:
                     time.sleep(0.005)
                 times.append((int(lines[-1].split()[0]) - begun) / 1e6)

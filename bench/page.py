@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.table import Promise, print_promises
-from stoker.queue import NewJob, Store, init_queue
+from stoker.queue import JobSpec, Store, init_queue
 from stoker.queue.model import View, WorkerGpu
 from stoker.web.auth.keys import Keys
 
@@ -134,7 +134,7 @@ class Traffic(threading.Thread):
                 for index in range(8)
             )
             store.heartbeat("bench", "bench", View(gpus=gpus))
-            store.submit([NewJob(command="true", name=f"waits-{number}", held=True) for number in range(40)])
+            store.submit([JobSpec(command="true", name=f"waits-{number}", hold=True) for number in range(40)])
             began = time.monotonic()
             for number in range(JOBS_A_SECOND * SECONDS):
                 self._pass(store, number)
@@ -142,7 +142,7 @@ class Traffic(threading.Thread):
             store.flush()
 
     def _pass(self, store: Store, number: int) -> None:
-        (name,) = store.submit([NewJob(command="true", name=f"job-{number}")])
+        (name,) = store.submit([JobSpec(command="true", name=f"job-{number}")])
         attempt = store.claim(name, "bench", ["GPU-0"], 60.0)
         assert attempt is not None
         store.finish(attempt.id, "succeeded", 0)

@@ -18,10 +18,10 @@ ENTRYPOINT = "nothing"
 
 
 def prepare_ours(url: str, count: int) -> None:
-    from stoker.queue import NewJob, init_queue
+    from stoker.queue import JobSpec, init_queue
 
     with init_queue(url) as queue:
-        queue.submit([NewJob(command=("true",), gpus=0)] * count)
+        queue.submit([JobSpec(command=("true",), gpus=0)] * count)
 
 
 def drain_ours(url: str) -> None:

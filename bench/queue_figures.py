@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.table import Promise
-from stoker.queue import NewJob, Store, init_queue
+from stoker.queue import JobSpec, Store, init_queue
 from tests.support.postgres import PostgresServer
 from tests.support.queue_crowd import crowd
 from tests.support.queue_history import write_history
@@ -42,7 +42,7 @@ def submissions(places: Places) -> list[Promise]:
     promises = []
     for database in DATABASES:
         with places.queue(database) as (queue, _url):
-            jobs = [NewJob(command=f"python train.py --seed {number}", tags=("sweep",)) for number in range(SUBMITTED)]
+            jobs = [JobSpec(command=f"python train.py --seed {number}", tags=("sweep",)) for number in range(SUBMITTED)]
             begun = time.perf_counter()
             queue.submit(jobs)
             took = time.perf_counter() - begun
@@ -55,7 +55,7 @@ def turns(places: Places) -> list[Promise]:
     promises = []
     for database, at_most in (("SQLite", 0.5), ("PostgreSQL", 10.0)):
         with places.queue(database) as (queue, _url):
-            queue.submit([NewJob(command=("python", "train.py", str(number))) for number in range(TURNS + WAITING)])
+            queue.submit([JobSpec(command=("python", "train.py", str(number))) for number in range(TURNS + WAITING)])
             took = _medians_of_turns(queue)
         parts = ", ".join(f"{name} {value * 1000:.3f}" for name, value in took.items())
         print(f"  {database}: with {WAITING} jobs that wait, medians in ms: {parts}")
@@ -87,11 +87,11 @@ def history(places: Places) -> list[Promise]:
     promises = []
     for database in DATABASES:
         with places.queue(database) as (queue, _url):
-            queue.submit([NewJob(command="before")] * TURNS)
+            queue.submit([JobSpec(command="before")] * TURNS)
             without = _median(lambda: _claim_and_finish(queue), TURNS)
         with places.queue(database) as (queue, _url):
             write_history(queue, MILLION)
-            queue.submit([NewJob(command="after")] * TURNS)
+            queue.submit([JobSpec(command="after")] * TURNS)
             listed = _median(lambda: (queue.jobs(), queue.counts()), 7)
             unfinished = _median(lambda: queue.jobs(["queued", "held", "running"], order="queue"), 7)
             claimed = _median(lambda: _claim_and_finish(queue), TURNS)

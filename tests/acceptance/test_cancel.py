@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.queue import NewJob, Store, init_queue
+from stoker.queue import JobSpec, Store, init_queue
 from tests.support.command import stoker
 from tests.support.deep import DEEP
 from tests.support.queue_jobs import end, start, states, submit
@@ -112,7 +112,7 @@ def test_thousands_are_chosen_by_their_tag_at_once(kind: str, request: pytest.Fi
     url = str(request.getfixturevalue("postgres_url")) if kind == "postgres" else None
     many = 3000 if url is None or DEEP else 1001
     with init_queue(url) as store:
-        store.submit([NewJob(command=f"echo {number}", tags=("sweep",)) for number in range(many)])
+        store.submit([JobSpec(command=f"echo {number}", tags=("sweep",)) for number in range(many)])
         where = ["--queue", url] if url else []
         for verb in (["hold"], ["release"], ["move", "first"], ["move", "up"], ["cancel"], ["retry"]):
             done = stoker(*verb, "--tag", "sweep", *where)

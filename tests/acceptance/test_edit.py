@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.queue import Job, NewJob, Store
+from stoker.queue import Job, JobSpec, Store
 from tests.support.command import stoker, stoker_command
 from tests.support.queue_jobs import end, start, submit
 
@@ -56,7 +56,7 @@ def test_an_option_changes_its_field_and_no_other(
     (other,) = submit(queue, "other")
     queue.submit(
         [
-            NewJob(
+            JobSpec(
                 command=("echo", "a"),
                 name="a",
                 tags=("t",),
@@ -180,7 +180,7 @@ def left(tmp_path: Path) -> list[Path]:
 def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: Store, tmp_path: Path) -> None:
     queue.submit(
         [
-            NewJob(
+            JobSpec(
                 command="echo 'one'\necho \"two\" \\ 🔥",
                 name="a",
                 tags=("x",),
@@ -212,7 +212,7 @@ def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: St
     [
         ("text + 'gpus = '", "that is not TOML"),
         ("text.replace('gpus = 1', 'gpus = \"many\"')", "gpus: expected int, got str"),
-        ("text.replace('gpus = 1', 'gpus = -1')", "a job cannot have gpus of -1"),
+        ("text.replace('gpus = 1', 'gpus = -1')", "gpus: must be between 0"),
         ("text.replace('gpus = 1', 'gpsu = 1')", "a job has no 'gpsu' that could be edited"),
         ("'gpus = 1'", "a job needs a command"),
         ("text.replace('gpus = 1', 'memory = \"much\"')", "memory: 'much' is not an amount of memory"),

@@ -82,7 +82,7 @@ def test_only_the_newest_few_that_ended_are_shown_and_the_rest_is_counted(queue:
 
 def test_jobs_are_chosen_by_state_and_tag(queue: Store) -> None:
     tagged, other = submit(queue, "a", tags=("x",)) + submit(queue, "b", tags=("y",))
-    held = submit(queue, "c", tags=("x",), held=True)[0]
+    held = submit(queue, "c", tags=("x",), hold=True)[0]
     assert listed("--tag", "x") == [tagged, held]
     assert listed("--tag", "x", "--state", "held") == [held]
     assert listed("--state", "held", "--state", "queued") == [tagged, other, held]

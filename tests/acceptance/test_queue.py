@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.queue import NewJob, Store, View, WorkerGpu, init_queue
+from stoker.queue import JobSpec, Store, View, WorkerGpu, init_queue
 from stoker.queue.schema import VERSION
 from tests.support.command import stoker, stoker_command
 from tests.support.queue_jobs import end, start, submit
@@ -125,7 +125,7 @@ def test_a_check_that_finds_something_wrong_ends_with_one(
 def test_a_check_finds_a_damaged_index(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     with init_queue(str(path)) as store:
-        store.submit([NewJob(command=f"echo {number} {'x' * 200}") for number in range(500)])
+        store.submit([JobSpec(command=f"echo {number} {'x' * 200}") for number in range(500)])
     content = bytearray(path.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 4096] = bytes(4096)
     path.write_bytes(content)

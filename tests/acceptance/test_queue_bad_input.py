@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stoker.queue import NewJob, Store, View, WorkerGpu, init_queue
+from stoker.queue import JobSpec, Store, View, WorkerGpu, init_queue
 from stoker.queue.schema import VERSION
 from tests.support.command import Finished, stoker
 from tests.support.postgres import PASSWORD, SETTINGS, PostgresServer, postgres_programs
@@ -54,7 +54,7 @@ class World:
     def queue_of_many(self) -> Path:
         path = self.directory / "many.db"
         with init_queue(str(path)) as store:
-            store.submit([NewJob(command=f"echo {number} {'x' * 200}") for number in range(500)])
+            store.submit([JobSpec(command=f"echo {number} {'x' * 200}") for number in range(500)])
         return path
 
 
@@ -115,7 +115,7 @@ def on_file(content: bytes, *words: str) -> Callable[[World], list[str]]:
 
 
 def ambiguous(world: World) -> list[str]:
-    world.queue.submit([NewJob(command="-", id="abcdef01"), NewJob(command="-", id="abcdef02")])
+    world.queue.submit([JobSpec(command="-", id="abcdef01"), JobSpec(command="-", id="abcdef02")])
     return ["cancel", "abcdef0"]
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from stoker.cli.verbs.up import PrivateLog
-from stoker.queue import NewJob, Store, open_queue
+from stoker.queue import JobSpec, Store, open_queue
 from tests.support.command import stoker
 from tests.support.page_site import page_site
 from tests.support.waiting import wait_for
@@ -68,7 +68,7 @@ def test_what_is_submitted_elsewhere_is_on_the_page_within_a_second(tmp_path: Pa
 
 def _seconds_until_shown(store: Store, name: str, lines: Iterator[str]) -> float:
     begun = time.monotonic()
-    store.submit([NewJob(command="true", name=name)])
+    store.submit([JobSpec(command="true", name=name)])
     assert next(line for line in lines if name in line)
     return time.monotonic() - begun
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stoker.fit.model import Fitted, ProbeOutcome
-from stoker.queue import AttemptDetails, NewJob, Store
+from stoker.queue import AttemptDetails, JobSpec, Store
 from tests.support.attempts import be_there, place_of, run, start, submit
 from tests.support.command import stoker
 
@@ -17,7 +17,7 @@ def test_a_job_is_shown_with_what_was_asked_for_and_each_attempt(queue: Store) -
     run(queue, needed, "succeeded", 0)
     (job,) = queue.submit(
         [
-            NewJob(
+            JobSpec(
                 command=("python", "train.py", "--name=a b", "line\nbreak"),
                 directory="/srv/work",
                 environment={"A": "1"},
@@ -193,7 +193,7 @@ def test_what_is_no_run_says_that_the_queue_could_not_be_asked() -> None:
 
 def test_secrets_are_shown_to_nobody_and_the_job_keeps_them(queue: Store) -> None:
     environment = {"WANDB_API_KEY": "hunter2", "A": "1"}
-    (job,) = queue.submit([NewJob(command="HF_TOKEN=hunter2 python x.py", directory="/tmp", environment=environment)])
+    (job,) = queue.submit([JobSpec(command="HF_TOKEN=hunter2 python x.py", directory="/tmp", environment=environment)])
     for words in (("show", job), ("list",), ("show", job, "--json"), ("list", "--json"), ("top", "--json")):
         told = stoker(*words).out
         assert job in told

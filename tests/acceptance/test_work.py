@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.queue import NewJob, init_queue
+from stoker.queue import JobSpec, init_queue
 from tests.support.command import stoker_command
 from tests.support.mock_nvml import MockMachine
 from tests.support.waiting import wait_for
@@ -335,7 +335,7 @@ class TestSteering:
         site.work()
 
         def starts_when_released() -> float:
-            job = site.submit("true", held=True)
+            job = site.submit("true", hold=True)
             site.wait_until(site.submit("true"), "succeeded")
             assert site.job(job).state == "held"
             # Not by the command, which takes long to start on a busy machine: by then a poll may be due.
@@ -438,7 +438,7 @@ class TestTheWorkerItself:
         assert len(site.store.attempts(job)) == 1
 
     def test_jobs_for_larger_machines_do_not_hide_those_behind_them(self, site: WorkSite) -> None:
-        large = [NewJob(command="true", gpus=4) for _ in range(450)]
+        large = [JobSpec(command="true", gpus=4) for _ in range(450)]
         site.store.submit(large)
         jobs = [site.submit("true", gpus=gpus) for gpus in (0, 1)]
         site.work_until_empty()
@@ -448,7 +448,7 @@ class TestTheWorkerItself:
         holder = site.submit(site.until("gate"), gpus=2)
         site.work()
         site.wait_until(holder, "running")
-        site.store.submit([NewJob(command="true", gpus=1) for _ in range(450)])
+        site.store.submit([JobSpec(command="true", gpus=1) for _ in range(450)])
         site.wait_until(site.submit("true"), "succeeded")
         assert site.job(holder).state == "running"
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import stoker
-from stoker.queue import NewJob, init_queue
+from stoker.queue import JobSpec, init_queue
 from tests.support.waiting import wait_for
 
 
@@ -17,7 +17,7 @@ def test_a_job_outlives_its_worker_and_the_files_of_its_stoker(tmp_path: Path) -
     shutil.copytree(Path(stoker.__file__).parent, installed / "stoker", ignore=shutil.ignore_patterns("__pycache__"))
     hint = tmp_path / "end"
     with init_queue() as queue:
-        (job,) = queue.submit([NewJob(command=f"until [ -e {hint} ]; do sleep 0.05; done; exit 3", gpus=0)])
+        (job,) = queue.submit([JobSpec(command=f"until [ -e {hint} ]; do sleep 0.05; done; exit 3", gpus=0)])
         worker = subprocess.Popen(
             [sys.executable, "-c", "import sys; from stoker.cli import main; sys.exit(main())", "work"],
             env={**os.environ, "PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"},

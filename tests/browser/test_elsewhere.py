@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from stoker.fit.model import Fitted, ProbeOutcome
-from stoker.queue import NewJob, Store, init_queue
+from stoker.queue import JobSpec, Store, init_queue
 from stoker.queue.model import AttemptDetails, LogChunk, Usage, View, WorkerGpu
 from tests.support.browser import screen
 from tests.support.command import stoker
@@ -85,7 +85,7 @@ def _a_machine_at_work(store: Store) -> tuple[str, str]:
             for ago in range(1, 40)
         ]
     )
-    running, hung = store.submit([NewJob(command="train", name="runs far away"), NewJob(command="hang", name="hung")])
+    running, hung = store.submit([JobSpec(command="train", name="runs far away"), JobSpec(command="hang", name="hung")])
     stopped = store.claim(hung, "far-1", ["GPU-0"], 600.0)
     assert stopped is not None
     store.finish(stopped.id, "failed", 124, "GPU 0 stayed below 1% for 30m")

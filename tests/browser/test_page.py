@@ -194,7 +194,7 @@ def _see_all_jobs_in_the_dark(shown: Screen, api: httpx.Client) -> None:
     shown.page.get_by_role("link", name="Jobs").first.click()
     expect(shown.page.get_by_role("link", name="hung").first).to_be_visible()
     newcomer = shown.page.get_by_role("row", name="newcomer")
-    job = _submitted(api, "newcomer", "true", held=True)
+    job = _submitted(api, "newcomer", "true", hold=True)
     expect(newcomer).to_contain_text("held")
     api.post(f"/api/v1/jobs/{job}/cancel").raise_for_status()
     expect(newcomer).to_contain_text("cancelled")

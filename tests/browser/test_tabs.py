@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from stoker.queue import NewJob, init_queue
+from stoker.queue import JobSpec, init_queue
 from tests.support.browser import screen
 from tests.support.page_site import PageSite, page_site
 from tests.support.waiting import wait_for
@@ -30,7 +30,7 @@ ALONE = "delete window.SharedWorker;"
 def jobs() -> list[str]:
     """They run here, and have printed a line."""
     with init_queue() as store:
-        ids = store.submit([NewJob(command="train", name=f"train {number}") for number in range(TABS)])
+        ids = store.submit([JobSpec(command="train", name=f"train {number}") for number in range(TABS)])
         for job in ids:
             assert store.claim(job, "w", [], 600.0) is not None
             _output(job).parent.mkdir(parents=True)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from stoker.queue import NewJob, init_queue
+from stoker.queue import JobSpec, init_queue
 from stoker.queue.model import ENDED
 from tests.support.small_multiples import Panel, draw
 from tests.support.work_site import WorkSite
@@ -113,7 +113,7 @@ def soak(jobs: int, tell: Callable[[str], None]) -> list[Sample]:
         while ended < jobs:
             wanted = min(BACKLOG, jobs - submitted, ended + BACKLOG - submitted)
             if wanted > BACKLOG // 3 or submitted + wanted == jobs > submitted:
-                job = NewJob(command=("echo", "done"), gpus=0, directory=str(directory), policy={"idle": False})
+                job = JobSpec(command=("echo", "done"), gpus=0, directory=str(directory), policy={"idle": False})
                 store.submit([job] * wanted)
                 submitted += wanted
             counts = store.counts()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from stoker.feeds.finished import Entry, FileAwayError, FinishedFile
-from stoker.queue import Job, NewJob, Store, init_queue
+from stoker.queue import Job, JobSpec, Store, init_queue
 from tests.support.feeding import Feeders, Queue
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import wait_for
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def succeeded(store: Store, *commands: str) -> list[Job]:
-    return [store.job(name) for name in store.submit([NewJob(command=command) for command in commands])]
+    return [store.job(name) for name in store.submit([JobSpec(command=command) for command in commands])]
 
 
 def test_a_queue_that_goes_away_is_waited_for_and_told_once(

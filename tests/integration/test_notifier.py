@@ -10,7 +10,7 @@ import pytest
 from stoker.actions.messages import Channel
 from stoker.errors import BadInputError
 from stoker.notifications.notifier import Notifier
-from stoker.queue import NewJob, Store, init_queue, open_queue
+from stoker.queue import JobSpec, Store, init_queue, open_queue
 from stoker.queue.model import AttemptDetails
 from stoker.settings import Notifications
 from tests.support.http_receiver import Answer, Receiver
@@ -33,7 +33,7 @@ def store() -> Iterator[Store]:
 
 def fail(store: Store, name: str, cause: str = "by itself", sentence: str = "it ended with code 1") -> str:
     """A job that has failed for good."""
-    (job,) = store.submit([NewJob(command="x", name=name)])
+    (job,) = store.submit([JobSpec(command="x", name=name)])
     attempt = store.claim(job, "w", [], 600.0)
     assert attempt is not None
     store.write_details(attempt.id, AttemptDetails(cause=cause, rule=cause if cause == "idle" else ""))
@@ -101,7 +101,7 @@ def test_every_kind_that_a_queue_shows_is_told_and_only_the_wanted_ones(store: S
 
 
 def test_a_job_that_is_retried_has_not_failed_but_its_idle_stop_is_told(store: Store) -> None:
-    (job,) = store.submit([NewJob(command="x", name="flaky", retries=1)])
+    (job,) = store.submit([JobSpec(command="x", name="flaky", retries=1)])
     attempt = store.claim(job, "w", [], 600.0)
     assert attempt is not None
     looks = threading.Semaphore(0)
@@ -226,13 +226,13 @@ def test_a_mistake_of_its_own_is_said_once_and_does_not_silence_it(
 
 def test_of_jobs_that_ended_only_those_are_loaded_that_are_told_of(store: Store) -> None:
     for name in ("a", "b", "c"):
-        (job,) = store.submit([NewJob(command="x", name=name)])
+        (job,) = store.submit([JobSpec(command="x", name=name)])
         attempt = store.claim(job, "w", [], 600.0)
         assert attempt is not None
         store.finish(attempt.id, "succeeded", 0, "")
         fail(store, f"{name} failed")
     store._driver.fetch_text("UPDATE stoker_jobs SET ended = ended - 9", {})  # two ends may be one to the clock
-    store.cancel(store.submit([NewJob(command="x", name="last")]))
+    store.cancel(store.submit([JobSpec(command="x", name="last")]))
     notifier = Notifier(Notifications(urls=(), events=("failed", "queue-empty")), LINK, open_queue, print)
     sight = notifier._queue_state(store)
     assert sorted(job.name for job in sight.ended) == ["a failed", "b failed", "c failed", "last"]
@@ -240,7 +240,7 @@ def test_of_jobs_that_ended_only_those_are_loaded_that_are_told_of(store: Store)
 
 
 def test_a_job_that_was_idle_and_is_cancelled_is_not_told_to_be_tried_again(store: Store) -> None:
-    (job,) = store.submit([NewJob(command="x", name="hung", retries=1)])
+    (job,) = store.submit([JobSpec(command="x", name="hung", retries=1)])
     attempt = store.claim(job, "w", [], 600.0)
     assert attempt is not None
     notifier = Notifier(Notifications(urls=(), events=("stopped",)), LINK, open_queue, print)
@@ -248,7 +248,7 @@ def test_a_job_that_was_idle_and_is_cancelled_is_not_told_to_be_tried_again(stor
     store.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
     store.finish(attempt.id, "failed", 1, "")
     store.cancel([job])
-    store.cancel(store.submit([NewJob(command="x", name="last")]))
+    store.cancel(store.submit([JobSpec(command="x", name="last")]))
     assert notifier._queue_state(store).retried == {}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.queue import AttemptDetails, ChangeListener, NewJob, Store, Usage, View, init_queue, open_queue
+from stoker.queue import AttemptDetails, ChangeListener, JobSpec, Store, Usage, View, init_queue, open_queue
 from stoker.queue.notify_throttle import SECONDS_BETWEEN, NotifyThrottle
 from tests.support.either_queue import queue, url
 from tests.support.postgres import PostgresServer
@@ -61,14 +61,14 @@ def wait_until_due(store: Store) -> None:
 
 def test_what_others_do_rings_and_is_seen_when_it_rings(changes: ChangeListener, queue: Store, other: Store) -> None:
     assert is_quiet(changes)
-    (job,) = other.submit([NewJob(command="x")])
+    (job,) = other.submit([JobSpec(command="x")])
     assert rings(changes)
     assert queue.ready()[0].id == job
     assert is_quiet(changes)
     for change in (other.hold, other.release, other.cancel, other.retry):
         change([job])
         assert rings(changes)
-    (neighbour,) = other.submit([NewJob(command="y")])
+    (neighbour,) = other.submit([JobSpec(command="y")])
     assert rings(changes)
     other.move_beside([job], neighbour, "after")
     assert rings(changes)
@@ -82,7 +82,7 @@ def test_what_others_do_rings_and_is_seen_when_it_rings(changes: ChangeListener,
 
 
 def test_what_concerns_nobody_else_wakes_nobody(changes: ChangeListener, queue: Store, other: Store) -> None:
-    (job,) = queue.submit([NewJob(command="my own")])
+    (job,) = queue.submit([JobSpec(command="my own")])
     assert select.select([changes], [], [], 60.0)[0]
     assert not changes.poll()  # it wakes, and has heard nothing
     attempt = other.claim(job, "w", [], 60.0)
@@ -129,7 +129,7 @@ def test_the_first_outcome_is_told_at_once_and_those_soon_after_together(
 ) -> None:
     now = 0.0
     other._throttle = NotifyThrottle(lambda: now)
-    jobs = queue.submit([NewJob(command="x")] * 10)
+    jobs = queue.submit([JobSpec(command="x")] * 10)
     first, *soon_after = [other.claim(job, "w", [], 60.0) for job in jobs]
     assert first is not None
     assert other.flush_due() is None
@@ -154,7 +154,7 @@ def test_the_first_outcome_is_told_at_once_and_those_soon_after_together(
 
 
 def test_what_is_owed_is_told_on_leaving(changes: ChangeListener, queue: Store, url: str) -> None:
-    jobs = queue.submit([NewJob(command="x")] * 2)
+    jobs = queue.submit([JobSpec(command="x")] * 2)
     with open_queue(url) as other:
         attempts = [other.claim(job, "w", [], 60.0) for job in jobs]
         other._throttle = NotifyThrottle(lambda: 0.0)  # a clock that stands still: it has just told something
@@ -178,11 +178,11 @@ def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pyt
             changes = queue.listen()
             assert changes.fileno() == -1
             assert not changes.poll()
-            other.submit([NewJob(command="x")])
+            other.submit([JobSpec(command="x")])
             assert changes.poll()
             assert not changes.poll()
         wait_for(lambda: changes.poll() or changes.fileno() >= 0, named="the changes that listens again")
-        other.submit([NewJob(command="x")])
+        other.submit([JobSpec(command="x")])
         assert rings(changes)
         changes.close()
 
@@ -201,7 +201,7 @@ def test_a_bell_that_lost_its_server_listens_again_when_it_is_back(
         assert changes.fileno() == -1
         wait_for(lambda: changes.poll() and changes.fileno() >= 0, named="the changes that listens again")
         with open_queue(postgres_url) as other:
-            other.submit([NewJob(command="x")])
+            other.submit([JobSpec(command="x")])
         assert rings(changes)
         changes.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.queue import NewJob, State, Store, init_queue
+from stoker.queue import JobSpec, State, Store, init_queue
 from stoker.queue.driver import Parameters, Row
 from stoker.queue.statements import script
 from tests.support.postgres import PostgresServer
@@ -94,7 +94,7 @@ def queue(new_url: Callable[[], str]) -> Iterator[Store]:
     """Many jobs that have ended, and a thousand that were submitted after the database last counted."""
     with init_queue(new_url()) as opened:
         write_history(opened, HISTORY)
-        opened.submit([NewJob(command="new")] * WAITING)
+        opened.submit([JobSpec(command="new")] * WAITING)
         yield opened
 
 
@@ -102,7 +102,7 @@ def queue(new_url: Callable[[], str]) -> Iterator[Store]:
 def young(new_url: Callable[[], str]) -> Iterator[Store]:
     """Ten thousand jobs that were submitted a moment ago: nothing has counted them yet."""
     with init_queue(new_url()) as opened:
-        opened.submit([NewJob(command="new")] * 10_000)
+        opened.submit([JobSpec(command="new")] * 10_000)
         yield opened
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import (
-    NewJob,
+    JobSpec,
     Outcome,
     QueueAwayError,
     Requests,
@@ -49,7 +49,7 @@ def queue(url: str) -> Iterator[Store]:
 
 
 def submit(queue: Store, *commands: str, **asked: object) -> list[str]:
-    return queue.submit([NewJob(command=command, **asked) for command in commands])  # type: ignore[arg-type]  # by name
+    return queue.submit([JobSpec(command=command, **asked) for command in commands])  # type: ignore[arg-type]  # by name
 
 
 def run(queue: Store, job: str, outcome: Outcome, exit_code: int | None = None) -> None:
@@ -66,7 +66,7 @@ def test_a_job_comes_back_as_it_was_submitted(queue: Store) -> None:
     awkward = "echo 'it''s' \"quoted\" \\ %s %(x)s :name {id}\n\tsecond line \0 \r 🔥 ﷽"
     (words,) = queue.submit(
         [
-            NewJob(
+            JobSpec(
                 command=("python", "train.py", awkward, ""),
                 directory="/srv/ünï",
                 environment={"A": "1=2", "EMPTY": ""},
@@ -109,7 +109,7 @@ def test_a_command_of_a_mebibyte_is_kept_whole(queue: Store) -> None:
 
 
 def test_ten_thousand_jobs_are_submitted_at_once_in_their_order(queue: Store) -> None:
-    ids = queue.submit([NewJob(command=f"echo {number}", tags=("sweep",)) for number in range(10_000)])
+    ids = queue.submit([JobSpec(command=f"echo {number}", tags=("sweep",)) for number in range(10_000)])
     assert len(set(ids)) == 10_000
     assert all(len(name) == 8 and int(name, 16) >= 0 for name in ids)
     assert [job.id for job in queue.jobs(order="queue", limit=20_000)] == ids
@@ -125,38 +125,38 @@ def test_an_id_that_is_taken_is_drawn_again(queue: Store, monkeypatch: pytest.Mo
 
 def test_one_bad_job_keeps_all_of_a_submission_out(queue: Store) -> None:
     with pytest.raises(BadInputError, match="no such job"):
-        queue.submit([NewJob(command="good"), NewJob(command="bad", after=("deadbeef",))])
+        queue.submit([JobSpec(command="good"), JobSpec(command="bad", after=("deadbeef",))])
     assert queue.jobs() == []
 
 
 @pytest.mark.parametrize(
     ("job", "complaint"),
     [
-        (NewJob(command=""), "needs a command"),
-        (NewJob(command=()), "needs a command"),
-        (NewJob(command="x", gpus=-1), "gpus of -1"),
-        (NewJob(command="x", gpus=2**40), "gpus of 1099511627776"),
-        (NewJob(command="x", retries=-1), "retries of -1"),
-        (NewJob(command="x", batch_size=0), "batch size of 0"),
-        (NewJob(command="x", backoff=float("nan")), "back-off"),
-        (NewJob(command="x", time_limit=-5.0), "time limit"),
-        (NewJob(command="x", priority=2**40), "priority"),
-        (NewJob(command="x", name="two\nlines"), "cannot be a name"),
-        (NewJob(command="x", tags=("",)), "cannot be a tag"),
-        (NewJob(command="x", after=("nonsense",)), "not the id of a job"),
-        (NewJob(command="x", id="XYZ"), "eight hexadecimal digits"),
-        (NewJob(command="\udcff"), "UTF-8"),
+        (JobSpec(command=""), "needs a command"),
+        (JobSpec(command=()), "needs a command"),
+        (JobSpec(command="x", gpus=-1), "gpus: must be between 0"),
+        (JobSpec(command="x", gpus=2**40), "not 1099511627776"),
+        (JobSpec(command="x", retries=-1), "retries: must be"),
+        (JobSpec(command="x", batch_size=0), "batch_size: must be between 1"),
+        (JobSpec(command="x", backoff=float("nan")), "backoff: nan s"),
+        (JobSpec(command="x", time_limit=-5.0), "time_limit: -5 s"),
+        (JobSpec(command="x", priority=2**40), "priority"),
+        (JobSpec(command="x", name="two\nlines"), "name: .* is not one line"),
+        (JobSpec(command="x", tags=("",)), "a tag must not be empty"),
+        (JobSpec(command="x", after=("nonsense",)), "not the id of a job"),
+        (JobSpec(command="x", id="XYZ"), "eight hexadecimal digits"),
+        (JobSpec(command="\udcff"), "UTF-8"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(queue: Store, job: NewJob, complaint: str) -> None:
+def test_what_cannot_be_meant_is_refused(queue: Store, job: JobSpec, complaint: str) -> None:
     with pytest.raises(BadInputError, match=complaint):
         queue.submit([job])
     assert queue.jobs() == []
 
 
 def test_the_same_origin_becomes_a_job_once(queue: Store, url: str) -> None:
-    row = NewJob(command="from a sheet", origin="sheet:7")
-    first = queue.submit([row, NewJob(command="other"), row])
+    row = JobSpec(command="from a sheet", origin="sheet:7")
+    first = queue.submit([row, JobSpec(command="other"), row])
     with open_queue(url) as again:
         assert again.submit([row]) == first[:1]
     assert first[0] == first[2] != first[1]
@@ -166,8 +166,8 @@ def test_the_same_origin_becomes_a_job_once(queue: Store, url: str) -> None:
 def test_jobs_of_one_submission_may_name_each_other_but_not_in_a_circle(queue: Store) -> None:
     one, two = new_id(), new_id()
     with pytest.raises(BadInputError, match="circle"):
-        queue.submit([NewJob(command="1", id=one, after=(two,)), NewJob(command="2", id=two, after_any=(one,))])
-    queue.submit([NewJob(command="2", id=two, after=(one,)), NewJob(command="1", id=one)])
+        queue.submit([JobSpec(command="1", id=one, after=(two,)), JobSpec(command="2", id=two, after_any=(one,))])
+    queue.submit([JobSpec(command="2", id=two, after=(one,)), JobSpec(command="1", id=one)])
     assert ready(queue) == [one]
 
 
@@ -459,7 +459,7 @@ def test_a_running_job_is_asked_to_stop_and_its_supervisor_ends_it(queue: Store,
 
 
 def test_a_held_job_waits_for_its_release(queue: Store) -> None:
-    job, born_held = submit(queue, "x") + submit(queue, "y", held=True)
+    job, born_held = submit(queue, "x") + submit(queue, "y", hold=True)
     assert queue.hold([job, born_held]) == [job]
     assert ready(queue) == []
     assert sorted(queue.release([job, born_held])) == sorted([job, born_held])
@@ -542,11 +542,11 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(queue: Store) -> No
 def test_a_job_is_found_by_id_name_or_the_beginning_of_its_id(queue: Store) -> None:
     queue.submit(
         [
-            NewJob(command="1", id="abc00001", name="baseline"),
-            NewJob(command="2", id="abc00002"),
-            NewJob(command="3", id="abd00000", name="twice"),
-            NewJob(command="4", id="ac000000", name="twice"),
-            NewJob(command="5", id="ffffffff"),
+            JobSpec(command="1", id="abc00001", name="baseline"),
+            JobSpec(command="2", id="abc00002"),
+            JobSpec(command="3", id="abd00000", name="twice"),
+            JobSpec(command="4", id="ac000000", name="twice"),
+            JobSpec(command="5", id="ffffffff"),
         ]
     )
     assert queue.job("abc00002").command == "2"
@@ -563,7 +563,7 @@ def test_a_job_is_found_by_id_name_or_the_beginning_of_its_id(queue: Store) -> N
 
 def test_the_jobs_of_a_sweep_are_found_by_its_name(queue: Store) -> None:
     names = ["Bert v2 lr=1 seed=1", "Bert v2 lr=1 seed=2", "Bert v2", "Bert v3 lr=1", "Bert v22 lr=1", "lr=1", "é lr=1"]
-    ids = queue.submit([NewJob(command="true", name=name) for name in names])
+    ids = queue.submit([JobSpec(command="true", name=name) for name in names])
     assert queue.trials("Bert v2") == []  # one job is called so
     queue.edit(ids[2], {"name": "else"})
     assert [job.id for job in queue.trials("Bert v2")] == ids[:2]
@@ -702,7 +702,7 @@ def test_of_threads_that_want_an_expired_job_one_gets_it(queue: Store, url: str)
 
 
 def test_two_feeders_of_the_same_rows_make_each_a_job_once(queue: Store, url: str) -> None:
-    rows = [NewJob(command=f"row {number}", origin=f"sheet:{number}") for number in range(100)]
+    rows = [JobSpec(command=f"row {number}", origin=f"sheet:{number}") for number in range(100)]
     together = threading.Barrier(3)
     answers: list[list[str]] = []
 

@@ -12,7 +12,7 @@ from stoker.feeds.intake import Intake
 from stoker.feeds.rows import Cell, Layout, parse_columns
 from stoker.feeds.sheet import SheetAwayError, SheetFeed, SheetRefusedError
 from stoker.feeds.voice import Voice
-from stoker.queue import NewJob, Store
+from stoker.queue import JobSpec, Store
 from tests.support.feeding import Queue
 from tests.support.sheets_server import EMAIL, KEY, QUOTA, Refusal, SheetsServer, Worksheet
 
@@ -36,7 +36,7 @@ class Sheet:
 
     def feed(self, layout: Layout = LAYOUT, title: str | None = None) -> SheetFeed:
         google = GoogleSheet(self.credentials, KEY, title, self.server.url)
-        return SheetFeed(google, layout, Intake(NewJob(command="-"), self.append), self.queue.opened, Voice())
+        return SheetFeed(google, layout, Intake(JobSpec(command="-"), self.append), self.queue.opened, Voice())
 
     def look(self, layout: Layout = LAYOUT, title: str | None = None) -> str:
         """A new feeder takes what is there; what it told."""

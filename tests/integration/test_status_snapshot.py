@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import BadInputError
 from stoker.logs.readers import reader_of
-from stoker.queue import AttemptDetails, NewJob, Store, Usage, View, WorkerGpu, init_queue
+from stoker.queue import AttemptDetails, JobSpec, Store, Usage, View, WorkerGpu, init_queue
 from stoker.queue.driver import Parameters, Row
 from stoker.runs.record import Record, Status
 from stoker.status.detail import read_detail
@@ -68,8 +68,8 @@ def observed(store: Store, home: Path) -> Snapshot:
 def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
     greet(queue)
     local, remote = submit(queue, "local", "remote", submitter="alice")
-    first, later, held = *submit(queue, "first", "later"), *submit(queue, "kept", held=True)
-    (bound,) = queue.submit([NewJob(command="true", name="bound", after=(first,))])
+    first, later, held = *submit(queue, "first", "later"), *submit(queue, "kept", hold=True)
+    (bound,) = queue.submit([JobSpec(command="true", name="bound", after=(first,))])
     (urgent,) = submit(queue, "urgent", priority=5)
     hung, fine = submit(queue, "hung", "fine")
     end(queue, fine, "succeeded")
@@ -127,7 +127,7 @@ def test_as_many_questions_are_asked_of_a_thousand_jobs_as_of_a_few(
         ids = submit(here, *(f"job {number}" for number in range(3 * count)))
         for number, name in enumerate(ids[: 2 * count]):
             end(here, name) if number % 2 else start(here, name)
-        here.submit([NewJob(command="true", after=(name,)) for name in ids[2 * count :]])
+        here.submit([JobSpec(command="true", after=(name,)) for name in ids[2 * count :]])
 
     greet(here)
     more(2)
@@ -248,7 +248,7 @@ def test_what_the_queue_was_not_told_yet_is_read_where_it_ran(here: Store, home:
 def test_a_waiting_job_says_why_and_for_what(here: Store, home: Path) -> None:
     greet(here)
     first, second = submit(here, "first", "second")
-    (bound,) = here.submit([NewJob(command="true", after=(first,))])
+    (bound,) = here.submit([JobSpec(command="true", after=(first,))])
     assert read_detail(here, bound, home).needs == {first: "queued"}
     assert read_detail(here, second, home).why.reason == "waits for its turn: 1 other job comes first"
     assert read_detail(here, second, home).last is None

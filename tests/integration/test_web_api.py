@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from stoker.logs.html_lines import STEP
 from stoker.logs.readers import directory_of
-from stoker.queue import AttemptDetails, NewJob, Store, Usage, View, WorkerGpu
+from stoker.queue import AttemptDetails, JobSpec, Store, Usage, View, WorkerGpu
 from stoker.web.api.attempts import LONGEST_END
 from tests.support.api_site import ApiSite, Client, job_body, site
 from tests.support.queue_jobs import end, start, states, submit
@@ -55,7 +55,7 @@ def test_a_job_is_submitted_with_all_that_it_asks_for(site: ApiSite, client: Cli
         "command": ["python", "train.py", "{id}"], "directory": "/tmp", "name": "train", "tags": ["a", "b c"],
         "gpus": 2, "memory": "20GiB", "share": True, "priority": 3, "after": [needed[:6]], "after_any": ["first"],
         "retries": 2, "backoff": "1m", "time_limit": "2h", "environment": {"A": "1"},
-        "preemptible": True, "on_loss": "hold", "held": True, "batch_size": 8, "idle_for": "10m", "idle_below": "5%",
+        "preemptible": True, "on_loss": "hold", "hold": True, "batch_size": 8, "idle_for": "10m", "idle_below": "5%",
     }  # fmt: skip
     answer = client.post(f"{V1}/jobs", json=body)
     (job,) = told(answer, 201)["jobs"]
@@ -80,7 +80,7 @@ def test_a_sweep_becomes_one_job_for_each_combination(site: ApiSite, client: Cli
 
 
 def test_again_copies_a_job_and_puts_the_changes_over_it(site: ApiSite, client: Client) -> None:
-    asked = job_body(name="old", gpus=3, memory=100, environment={"A": "1"}, idle="off", held=True, tags=["x"])
+    asked = job_body(name="old", gpus=3, memory=100, environment={"A": "1"}, idle="off", hold=True, tags=["x"])
     (old,) = told(client.post(f"{V1}/jobs", json=asked), 201)["jobs"]
     body = {"again": old["id"], "name": "new", "memory": None}
     (new,) = told(site.client("operator", "laptop").post(f"{V1}/jobs", json=body), 201)["jobs"]
@@ -115,15 +115,15 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"directory": "work"}, "#/directory", "absolute path"),
         ({"directory": None}, "#/directory", "absolute path"),
         ({"directory": "/etc/passwd"}, "#/directory", "not a directory"),
-        ({"name": "a\nb"}, "#/name", "cannot be a name"),
-        ({"tags": [""]}, "#/tags", "cannot be a tag"),
+        ({"name": "a\nb"}, "#/name", "is not one line"),
+        ({"tags": [""]}, "#/tags", "a tag must not be empty"),
         ({"memory": "much"}, "#/memory", "write it like 8GiB"),
         ({"share": True}, "#/memory", "must say how much"),
         ({"gpus": -1}, "#/gpus", "greater than"),
         ({"gpus": 10**30}, "#/gpus", "less than"),
         ({"gpus": 1.5}, "#/gpus", "integer"),
         ({"time_limit": "soon"}, "#/time_limit", "write it like 90s"),
-        ({"time_limit": 0}, "#/time_limit", "longer than nothing"),
+        ({"time_limit": 0}, "#/time_limit", "must be greater than zero"),
         ({"after": ["nobody"]}, "#/after", "there is no job 'nobody'"),
         ({"environment": {"A=B": "1"}}, "#/environment", "cannot be set"),
         ({"environment": {"A": "\0"}}, "#/environment", "cannot be set"),
@@ -245,7 +245,7 @@ def test_pages_are_right_while_jobs_come_in(site: ApiSite, client: Client) -> No
 
 def test_jobs_are_found_by_state_and_tag(site: ApiSite, client: Client) -> None:
     (one,) = submit(site.store, "one", tags=("x",))
-    (two,) = submit(site.store, "two", tags=("x",), held=True)
+    (two,) = submit(site.store, "two", tags=("x",), hold=True)
     (three,) = submit(site.store, "three")
     end(site.store, three)
 
@@ -313,7 +313,7 @@ def test_a_job_that_waits_is_steered_and_it_can_be_taken_back(
 
 
 def test_a_held_job_that_was_cancelled_by_mistake_is_held_again(site: ApiSite, client: Client) -> None:
-    (name,) = submit(site.store, "train", held=True)
+    (name,) = submit(site.store, "train", hold=True)
     undone(client, told(client.post(f"{V1}/jobs/{name}/cancel")))
     assert states(site.store, name) == ["held"]
     assert site.store.job(name).ended is None
@@ -390,7 +390,7 @@ def test_a_job_is_moved_and_moved_back(
 
 
 def test_a_job_is_moved_back_however_many_wait(site: ApiSite, client: Client) -> None:
-    *_others, before, last = site.store.submit([NewJob(command="wait")] * 10_002)
+    *_others, before, last = site.store.submit([JobSpec(command="wait")] * 10_002)
     done = told(client.post(f"{V1}/jobs/{last}/move", json={"place": "first"}))
     assert site.store.in_line(1)[0].id == last
     undone(client, done)
@@ -417,7 +417,7 @@ def test_a_move_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
 
 
 def test_what_a_job_asks_for_is_changed_and_changed_back(site: ApiSite, client: Client) -> None:
-    (name,) = site.store.submit([NewJob(command="true", name="old", policy={"every": 2.0}, environment={"A": "1"})])
+    (name,) = site.store.submit([JobSpec(command="true", name="old", policy={"every": 2.0}, environment={"A": "1"})])
     before = site.store.job(name)
     body = {"name": "new", "memory": "1GiB", "idle": "off", "environment": {"B": "2"}, "priority": 4, "fit": True}
     done = told(client.patch(f"{V1}/jobs/{name}", json=body))
@@ -438,7 +438,7 @@ def test_a_change_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
     circle = problem(client.patch(f"{V1}/jobs/{first}", json={"after": ["second"]}), 409)
     assert "would wait for itself" in circle["detail"]
     assert "#/memory" in mistakes(client.patch(f"{V1}/jobs/{first}", json={"memory": "x"}))
-    assert "#/held" in mistakes(client.patch(f"{V1}/jobs/{first}", json={"held": True}))
+    assert "#/hold" in mistakes(client.patch(f"{V1}/jobs/{first}", json={"hold": True}))
     start(site.store, first)
     assert "when it has ended" in problem(client.patch(f"{V1}/jobs/{first}", json={"name": "x"}), 409)["detail"]
 
@@ -656,7 +656,7 @@ def test_the_description_is_for_token_holders_and_complete(site: ApiSite, client
         assert {"401", "403", "503"} <= one["responses"].keys()
     assert description["components"]["schemas"]["GpuCard"]["properties"]["uuid"]
     described = description["components"]["schemas"]["Job"]["properties"]["memory"]
-    assert described["description"] == "Bytes wanted on each GPU."
+    assert described["description"] == "Memory that it needs on each GPU: bytes, or text like 20GiB."
     assert "HTTPValidationError" not in json.dumps(description)
 
 
@@ -668,7 +668,7 @@ SECRETS = {"WANDB_API_KEY": "hunter2-of-wandb", "DATABASE": "postgresql://me:hun
 def with_secrets(site: ApiSite) -> str:
     command = "HF_TOKEN=hunter2-in-the-command python train.py"
     environment = {**SECRETS, "OMP_NUM_THREADS": "value-of-no-secret"}
-    (name,) = site.store.submit([NewJob(command=command, directory="/tmp", environment=environment, retries=1)])
+    (name,) = site.store.submit([JobSpec(command=command, directory="/tmp", environment=environment, retries=1)])
     return name
 
 

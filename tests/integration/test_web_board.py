@@ -10,7 +10,7 @@ from typing import TypeVar
 import psycopg
 import pytest
 
-from stoker.queue import NewJob, QueueAwayError, Store, init_queue, open_queue
+from stoker.queue import JobSpec, QueueAwayError, Store, init_queue, open_queue
 from stoker.status.model import Snapshot
 from stoker.status.snapshot import SnapshotBuilder
 from stoker.web.config import Config
@@ -44,7 +44,7 @@ def test_news_come_without_being_asked_for(tmp_path: Path) -> None:
     async def story() -> None:
         async with started(tmp_path) as snapshot_cache:
             await until(snapshot_cache, 0)
-            store.submit([NewJob(command="true")])
+            store.submit([JobSpec(command="true")])
             assert (await until(snapshot_cache, 1)).waiting[0].job.command == "true"
 
     with init_queue(str(tmp_path / "queue.db")) as store:
@@ -68,7 +68,7 @@ def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypa
                     await snapshot_cache.changed(snapshot_cache.version, 0.5)
             assert "page.log" in snapshot_cache.problem
             (tmp_path / "stale").unlink()
-            store.submit([NewJob(command="true")])
+            store.submit([JobSpec(command="true")])
             await until(snapshot_cache, 1)
             assert snapshot_cache.problem is None
 

@@ -10,7 +10,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from stoker.queue.model import AttemptDetails, NewJob
+from stoker.queue.fields import JobSpec
+from stoker.queue.model import AttemptDetails
 from stoker.web import pages, problems, statics
 from stoker.web.pages.views import trouble_page
 from tests.support.api_site import ApiSite, Client
@@ -44,7 +45,7 @@ def typed(html: str, name: str) -> str:
 
 
 def test_every_page_comes_up_for_a_viewer_without_anything_to_act_with(site: ApiSite) -> None:
-    [name] = site.store.submit([NewJob(command="sleep 5", name="vit")])
+    [name] = site.store.submit([JobSpec(command="sleep 5", name="vit")])
     site.look()
     client = site.client("viewer", "wall")
     for path in ("/", "/jobs", f"/jobs/{name}"):
@@ -61,7 +62,7 @@ def test_every_page_comes_up_for_a_viewer_without_anything_to_act_with(site: Api
 
 
 def test_everything_that_a_page_names_is_there_and_from_here(site: ApiSite) -> None:
-    [name] = site.store.submit([NewJob(command="sleep 5")])
+    [name] = site.store.submit([JobSpec(command="sleep 5")])
     client = site.client()
     for path in ("/", "/jobs", f"/jobs/{name}", "/submit", "/jobs/nobody"):
         html = client.get(path, headers=PAGE).text
@@ -85,7 +86,7 @@ def test_the_manifest_names_icons_that_are_there(site: ApiSite) -> None:
 
 
 def test_a_submitted_form_becomes_a_job_and_leads_to_it(site: ApiSite) -> None:
-    answer = send(site.client(), form(name="vit", tags="a, b", memory="20GiB", time_limit="2h", held="on"))
+    answer = send(site.client(), form(name="vit", tags="a, b", memory="20GiB", time_limit="2h", hold="on"))
     assert answer.status_code == 303
     job = site.store.job(answer.headers["location"].removeprefix("/jobs/"))
     assert (job.command, job.name, job.tags, job.memory, job.time_limit, job.state, job.submitter) == (
@@ -132,7 +133,7 @@ def test_a_sweep_makes_a_job_for_each_combination(site: ApiSite) -> None:
 
 
 def test_again_is_filled_in_like_the_job_and_what_is_left_as_it_was_stays_exactly_so(site: ApiSite) -> None:
-    earlier = NewJob(
+    earlier = JobSpec(
         command=("python", "train.py", "a b"),
         directory="/tmp",
         environment={"API_KEY": "s3cret"},
@@ -169,7 +170,7 @@ def test_again_is_filled_in_like_the_job_and_what_is_left_as_it_was_stays_exactl
 
 def test_jobs_are_listed_page_by_page_by_state_and_by_tag(site: ApiSite) -> None:
     site.store.submit(
-        [NewJob(command="true", name=f"job-{number:02d}", tags=(f"t{number % 2}",)) for number in range(60)]
+        [JobSpec(command="true", name=f"job-{number:02d}", tags=(f"t{number % 2}",)) for number in range(60)]
     )
     site.store.hold([site.store.jobs()[0].id])
     client = site.client()
@@ -187,7 +188,7 @@ def test_jobs_are_listed_page_by_page_by_state_and_by_tag(site: ApiSite) -> None
 
 def ended(site: ApiSite, name: str, cause: str = "") -> str:
     """A job that failed."""
-    [job] = site.store.submit([NewJob(command="true", name=name)])
+    [job] = site.store.submit([JobSpec(command="true", name=name)])
     attempt = site.store.claim(job, "w", [], 60.0)
     assert attempt is not None
     site.store.write_details(attempt.id, AttemptDetails(cause=cause))

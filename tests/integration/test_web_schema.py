@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.responses import Response
 
-from stoker.queue import AttemptDetails, NewJob, Usage, View, WorkerGpu
+from stoker.queue import AttemptDetails, JobSpec, Usage, View, WorkerGpu
 from tests.support.api_site import ApiSite
 
 # Enough that each field meets empty, huge and odd values, and few enough that all of it takes seconds.
@@ -52,7 +52,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiSite]:
 def furnish(site: ApiSite) -> None:
     gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", utilization=0.0, memory_used=1, state="free", since=1.0)
     site.store.heartbeat("box-1", "gpu-box", View(gpus=(gpu,)))
-    site.store.submit([NewJob(id=name, command="true", name=f"job {name}", policy={"idle": False}) for name in JOBS])
+    site.store.submit([JobSpec(id=name, command="true", name=f"job {name}", policy={"idle": False}) for name in JOBS])
     attempt = site.store.claim(RUNNING, "box-1", ["GPU-0"], 600.0)
     assert attempt is not None
     site.store.write_log(attempt.id, "50%|#####     | 5/10 [00:05<00:05]\n")

@@ -7,7 +7,7 @@ import pytest
 
 from stoker.queue import Store
 from stoker.web.problems import MistakesError
-from stoker.web.submission import Wanted, jobs_of
+from stoker.web.submission import jobs_of
 from tests.support.queue_jobs import queue, submit
 
 __all__ = ["queue"]
@@ -16,17 +16,16 @@ __all__ = ["queue"]
 UNTOUCHED = dict.fromkeys(
     ("name", "tags", "gpus", "memory", "priority", "after", "after_any", "retries", "backoff", "time_limit",
      "environment", "batch_size", "idle_for", "idle_below", "idle_after", "sweep", "on_loss"), "",
-) | dict.fromkeys(("share", "preemptible", "held", "fit"), "off")  # fmt: skip
+) | dict.fromkeys(("share", "preemptible", "hold", "fit"), "off")  # fmt: skip
 
 
-def typed(**fields: str) -> Wanted:
-    form: dict[str, Any] = {**UNTOUCHED, "command": "echo hi", "directory": "/tmp", **fields}
-    return Wanted(**form)
+def typed(**fields: str) -> dict[str, Any]:
+    return {**UNTOUCHED, "command": "echo hi", "directory": "/tmp", **fields}
 
 
 def test_a_form_that_nobody_touched_asks_for_the_usual(queue: Store) -> None:
     (job,) = jobs_of(queue, typed(), "phone")
-    (usual,) = jobs_of(queue, Wanted(command="echo hi", directory="/tmp"), "phone")
+    (usual,) = jobs_of(queue, {"command": "echo hi", "directory": "/tmp"}, "phone")
     assert job == usual
     assert (job.gpus, job.backoff, job.environment, job.policy, job.submitter) == (1, 30.0, {}, {}, "phone")
 
@@ -39,14 +38,14 @@ def test_text_is_understood_field_by_field(queue: Store, tmp_path: Path) -> None
             command=" python train.py \n", directory=str(tmp_path), tags="a, b  c", gpus=" 2 ", memory="20GiB",
             share="on", priority="-3", after="sweep", retries="1", backoff="1m", time_limit="1h30m",
             environment="A=1\r\nB=x=y\n",
-            idle="on", idle_for="10m", idle_below="5%", held="on", on_loss="hold",
+            idle="on", idle_for="10m", idle_below="5%", hold="on", on_loss="hold",
         ),
     )  # fmt: skip
     assert (job.command, job.directory, job.tags) == ("python train.py", str(tmp_path), ("a", "b", "c"))
     assert (job.gpus, job.memory, job.share, job.priority, job.after) == (2, 20 * 2**30, True, -3, (needed, another))
     assert (job.retries, job.backoff, job.time_limit) == (1, 60.0, 5400.0)
     assert (job.environment, job.policy) == ({"A": "1", "B": "x=y"}, {"window": 600.0, "below": 0.05})
-    assert (job.held, job.on_loss) == (True, "hold")
+    assert (job.hold, job.on_loss) == (True, "hold")
 
 
 def test_one_line_of_the_sweep_is_one_parameter(queue: Store) -> None:
@@ -60,10 +59,10 @@ def test_again_takes_what_is_not_said_and_what_is_emptied_is_gone(queue: Store) 
     (old,) = submit(
         queue, "old", directory="/tmp", memory=5, time_limit=9.0, policy={"idle": False}, environment={"A": "1"}
     )
-    (job,) = jobs_of(queue, Wanted(again=old, memory="", idle_for="20m", idle="on"))
+    (job,) = jobs_of(queue, {"again": old, "memory": "", "idle_for": "20m", "idle": "on"})
     assert (job.memory, job.time_limit, job.environment) == (None, 9.0, {"A": "1"})
     assert job.policy == {"window": 1200.0}
-    (same,) = jobs_of(queue, Wanted(again=old))
+    (same,) = jobs_of(queue, {"again": old})
     assert same.policy == {"idle": False}
 
 
@@ -72,15 +71,15 @@ def test_again_takes_what_is_not_said_and_what_is_emptied_is_gone(queue: Store) 
     [
         ("gpus", "two", "not a whole number"),
         ("gpus", "٣", "not a whole number"),
-        ("priority", "9" * 19, "too far out"),
+        ("priority", "9" * 19, "must be between"),
         ("share", "perhaps", "neither on nor off"),
         ("memory", "9" * 25, "not a whole number"),
-        ("time_limit", "99999d", "longer than any machine runs"),
+        ("time_limit", "99999d", "between zero and ten years"),
         ("environment", "A", "write NAME=VALUE"),
         ("directory", "~/project", "absolute path"),
         ("idle_for", "soon", "not a duration"),
         ("idle", "maybe", "neither on nor off"),
-        ("on_loss", "cry", "retry or hold"),
+        ("on_loss", "cry", "not one of retry, hold"),
         ("sweep", "lr", "is not a sweep"),
         ("name", "x" * 201, "at most 200 letters"),
         ("command", "\ud800", "UTF-8"),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stoker.paths import private_directory, state_home
-from stoker.queue import Attempt, NewJob, Outcome, Store, View, WorkerGpu
+from stoker.queue import Attempt, JobSpec, Outcome, Store, View, WorkerGpu
 
 LONG = 600.0
 WORKER = "w1"
@@ -11,7 +11,7 @@ HOST = "gpu-box"
 
 
 def submit(queue: Store, *commands: str, **asked: object) -> list[str]:
-    return queue.submit([NewJob(command=command, **asked) for command in commands])  # type: ignore[arg-type]  # by name
+    return queue.submit([JobSpec(command=command, **asked) for command in commands])  # type: ignore[arg-type]  # by name
 
 
 def be_there(queue: Store, waiting: dict[str, str] | None = None, gpus: int = 2) -> None:

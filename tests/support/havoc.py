@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from stoker.engines.local.attempt_spec import undelivered
 from stoker.procfs import Identity, is_alive
-from stoker.queue import NewJob, QueueAwayError, open_queue
+from stoker.queue import JobSpec, QueueAwayError, open_queue
 from stoker.queue.model import ENDED
 from stoker.runs.processes.tree import children, send
 from tests.support.diary import Diary
@@ -247,7 +247,7 @@ class Havoc:
             self._numbers += missing
             self._jobs |= {name: submitted for name, (_, submitted) in zip(names, new, strict=True)}
 
-    def _new_job(self, number: int) -> tuple[NewJob, Submitted]:
+    def _new_job(self, number: int) -> tuple[JobSpec, Submitted]:
         diary = Diary(self._site.directory / f"diary-{number}")
         chance = random.Random(number)
         # One that does not end when it is asked to lives long enough to overlap the next attempt, if that came early.
@@ -255,7 +255,7 @@ class Havoc:
         seconds = chance.uniform(0.05, 0.6) if number % 5 else self._extent.longest_job * chance.uniform(0.1, 1.0) ** 2
         code = 0 if number % 4 else 3
         command = tuple(shlex.split(diary.command(round(seconds, 3), code, deaf=deaf)))
-        job = NewJob(command=command, gpus=0, directory=str(self._site.directory), origin=f"havoc {number}")
+        job = JobSpec(command=command, gpus=0, directory=str(self._site.directory), origin=f"havoc {number}")
         return job, Submitted(diary, code)
 
     def _live_for(self, seconds: float) -> None:

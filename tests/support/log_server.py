@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from stoker.queue import NewJob, Store
+from stoker.queue import JobSpec, Store
 from stoker.web.app import create_app
 from stoker.web.app_state import AppState
 from stoker.web.auth.keys import Keys
@@ -32,7 +32,7 @@ class Place:
     def __init__(self, store: Store, home: Path, elsewhere: Path | None = None) -> None:
         self.store = store
         self.home = home
-        self.job = store.submit([NewJob(command="train")])[0]
+        self.job = store.submit([JobSpec(command="train")])[0]
         self.attempt = self.start()
         self.directory = (elsewhere or home) / "attempts" / f"{self.job}-1"
         self.output = self.directory / "output"

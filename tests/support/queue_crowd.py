@@ -9,7 +9,7 @@ import time
 import traceback
 from pathlib import Path
 
-from stoker.queue import NewJob, Store, open_queue
+from stoker.queue import JobSpec, Store, open_queue
 
 LEASE = 600.0
 BATCH = 400
@@ -35,11 +35,11 @@ def crowd(queue: Store, url: str, processes: int, seconds: float, directory: Pat
 
 
 def _feed(queue: Store, seconds: float) -> list[str]:
-    ids = queue.submit([NewJob(command="x", gpus=0)] * BATCH)
+    ids = queue.submit([JobSpec(command="x", gpus=0)] * BATCH)
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         if queue.counts().get("queued", 0) < BATCH:
-            ids += queue.submit([NewJob(command="x", gpus=0)] * BATCH)
+            ids += queue.submit([JobSpec(command="x", gpus=0)] * BATCH)
         else:
             time.sleep(0.01)
     return ids

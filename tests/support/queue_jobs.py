@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.queue import NewJob, Outcome, Store, init_queue
+from stoker.queue import JobSpec, Outcome, Store, init_queue
 from tests.support.waiting import wait_for
 
 LONG = 600.0
@@ -19,7 +19,7 @@ def queue() -> Iterator[Store]:
 
 def submit(store: Store, *names: str, **asked: object) -> list[str]:
     """One job for each name, in this order."""
-    jobs = [NewJob(command=f"echo {name}", name=name, **asked) for name in names]  # type: ignore[arg-type]  # by name
+    jobs = [JobSpec(command=f"echo {name}", name=name, **asked) for name in names]  # type: ignore[arg-type]  # by name
     return store.submit(jobs)
 
 

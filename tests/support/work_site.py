@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.queue import Attempt, Job, NewJob, Store, init_queue
+from stoker.queue import Attempt, Job, JobSpec, Store, init_queue
 from stoker.queue.surroundings import why
 from tests.support.command import Finished, stoker, stoker_command
 from tests.support.waiting import kill_all, wait_for
@@ -164,7 +164,7 @@ class WorkSite:
     def submit(self, command: str | tuple[str, ...], **asked: object) -> str:
         """Without a GPU and in the site's directory, unless something else is asked for."""
         usual: dict[str, object] = {"gpus": 0, "directory": str(self.directory), "policy": {"idle": False}}
-        return self.store.submit([NewJob(command=command, **(usual | asked))])[0]  # type: ignore[arg-type]  # by name
+        return self.store.submit([JobSpec(command=command, **(usual | asked))])[0]  # type: ignore[arg-type]  # by name
 
     def until(self, gate: str) -> str:
         """A command that runs until `open_gate`."""

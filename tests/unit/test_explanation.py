@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from stoker.queue.explanation import MOST_AHEAD, Needs, Surroundings, Why, clock_time, explain, spoken
-from stoker.queue.model import Attempt, Job, KeptGpus, State, View, Worker, WorkerGpu
+from stoker.queue.fields import State
+from stoker.queue.model import Attempt, Job, KeptGpus, View, Worker, WorkerGpu
 
 NOW = 1_800_000_000.0
 GIB = 2**30

@@ -514,7 +514,11 @@ class TestAdvisedOptions:
     @pytest.mark.parametrize("job", [None, "j7"])
     def test_every_one_exists_and_means_that(self, job: str | None) -> None:
         command, meant = self.PARAMETERS[job]
-        parameters = {option: parameter.name for parameter in command.params for option in parameter.opts}
+        parameters = {
+            option: str(parameter.name).removeprefix("field_")
+            for parameter in command.params
+            for option in parameter.opts
+        }
         advised = set(re.findall(r"(?<![\w-])--[a-z-]+", "\n".join(self.advice(job)))) - self.OF_OTHER_PROGRAMS
         assert {parameters.get(option, f"no option {option}") for option in advised} == meant
 
@@ -533,7 +537,7 @@ class TestAdvisedOptions:
         told = steps(some_facts(job="j7", ending="time limit"))
         assert "`stoker edit j7 --time-limit 24h`, then `stoker retry j7`." in told
         parameters = {option: parameter.name for parameter in edit.edit_command.params for option in parameter.opts}
-        assert (parameters["--time-limit"], parameters["--for"]) == ("time_limit", "window")
+        assert (parameters["--time-limit"], parameters["--for"]) == ("field_time_limit", "window")
 
 
 class TestProcesses:

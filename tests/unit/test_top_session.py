@@ -10,7 +10,7 @@ from rich.text import Text
 from stoker.cli.top.session import Session
 from stoker.cli.top.terminal import Terminal
 from stoker.queue import QueueAwayError, Store, init_queue
-from stoker.queue.model import NewJob
+from stoker.queue.fields import JobSpec
 
 
 class Scripted:
@@ -46,7 +46,7 @@ def used(store: Store, home: Path, *keys: str) -> list[str]:
 def test_a_queue_that_is_away_is_said_and_what_was_seen_stays(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.submit([NewJob(command="x", name="train")])
+    store.submit([JobSpec(command="x", name="train")])
     answers = iter([False, True, False])
 
     def paused(self: Store) -> bool:
@@ -71,7 +71,7 @@ def test_a_queue_that_is_away_is_said_and_what_was_seen_stays(
 def test_an_act_on_a_queue_that_is_away_is_told_as_not_done(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.submit([NewJob(command="x", name="train")])
+    store.submit([JobSpec(command="x", name="train")])
 
     def hold(self: Store, ids: object) -> list[str]:
         raise QueueAwayError("the database does not answer")
@@ -85,7 +85,7 @@ def test_nothing_can_be_done_to_no_job(store: Store, tmp_path: Path) -> None:
 
 
 def test_an_open_job_stays_open_when_the_list_moves_on(store: Store, tmp_path: Path) -> None:
-    (job,) = store.submit([NewJob(command="x", name="train")])
+    (job,) = store.submit([JobSpec(command="x", name="train")])
     store.cancel([job])
     frames = used(store, tmp_path, "enter", "r", "q")
     assert "cancelled before it started" in frames[1]
@@ -96,7 +96,7 @@ def test_an_open_job_stays_open_when_the_list_moves_on(store: Store, tmp_path: P
 def test_all_jobs_or_only_ones_own_are_shown(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.cli.top.session.login_name", lambda: "alice")
     store.submit(
-        [NewJob(command="x", name="hers", submitter="alice"), NewJob(command="x", name="his", submitter="bob")]
+        [JobSpec(command="x", name="hers", submitter="alice"), JobSpec(command="x", name="his", submitter="bob")]
     )
     both, hers, again = used(store, tmp_path, "a", "a")
     assert "his" in both

@@ -10,7 +10,8 @@ import pytest
 
 import stoker.web
 from stoker.queue.explanation import Kind, Why
-from stoker.queue.model import Attempt, AttemptDetails, GpuUse, Job, State
+from stoker.queue.fields import State
+from stoker.queue.model import Attempt, AttemptDetails, GpuUse, Job
 from stoker.status.detail import AttemptDetail, JobDetail
 from stoker.status.model import (
     EndedJob,

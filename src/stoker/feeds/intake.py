@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from stoker.errors import BadInputError
 from stoker.queue.commands import check_command, wants_batch_size
 from stoker.queue.entry import new_id
-from stoker.queue.model import NewJob
+from stoker.queue.fields import JobSpec
 from stoker.queue.provenance import checkout_of
 from stoker.queue.store import Store
 
@@ -34,7 +34,7 @@ class Taken(NamedTuple):
 class Intake:
     """Makes jobs that are all like `pattern`, except for their commands."""
 
-    def __init__(self, pattern: NewJob, append: str = "") -> None:
+    def __init__(self, pattern: JobSpec, append: str = "") -> None:
         """`append` is put behind every command."""
         self._pattern = pattern
         self._append = append
@@ -63,7 +63,7 @@ class Intake:
             return [Taken(name, one, is_new=name == job.id) for name, one, job in zip(ids, wanted, jobs, strict=True)]
         raise AssertionError("unreachable")
 
-    def made(self, wanted: Sequence[Wanted]) -> list[NewJob]:
+    def made(self, wanted: Sequence[Wanted]) -> list[JobSpec]:
         """The jobs that these become, without ids."""
         if not wanted:
             return []

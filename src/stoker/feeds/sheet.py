@@ -42,7 +42,8 @@ from stoker.feeds.rows import (
 from stoker.feeds.voice import Voice
 from stoker.queue import Job, QueueAwayError, Store
 from stoker.queue.entry import new_id
-from stoker.queue.model import ENDED, ID
+from stoker.queue.fields import ID
+from stoker.queue.model import ENDED
 
 # Rows whose jobs are in the queue are shown as taken soon, also when somebody pastes thousands.
 MOST_AT_ONCE: Final = 100

@@ -6,20 +6,18 @@ from stoker.queue.address import Address, PostgresAddress, SqliteAddress, queue_
 from stoker.queue.changes import ChangeListener
 from stoker.queue.driver import Driver, QueueAwayError
 from stoker.queue.entry import new_id
+from stoker.queue.fields import JobSpec, State
 from stoker.queue.model import (
     HEARD_WITHIN,
     Attempt,
     AttemptDetails,
     GpuUse,
     Job,
-    JobSpec,
-    NewJob,
     Outcome,
     Place,
     Requests,
     Side,
     Snoozed,
-    State,
     Usage,
     View,
     Worker,

@@ -3,30 +3,20 @@
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
-
-import msgspec
 
 from stoker.errors import BadInputError
 from stoker.queue import SqliteAddress, init_queue, open_queue, queue_address
 from stoker.queue.commands import check_command, wants_batch_size
 from stoker.queue.driver import QueueAwayError
-from stoker.queue.model import ENDED, Job, NewJob, Order, State
-from stoker.queue.provenance import (
-    check_environment,
-    check_pin,
-    checkout_of,
-    kept_environment,
-    login_name,
-    working_directory,
-)
+from stoker.queue.fields import FIELDS, JobSpec, State, editable, spec_of
+from stoker.queue.model import ENDED, Job, Order
+from stoker.queue.provenance import check_environment, kept_environment, submitted_from
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
 from stoker.queue.store import Cancellation, Store
-from stoker.rules.registry import policies_of
 from stoker.settings import load_settings
-from stoker.units import parse_duration, parse_memory
 
 # The bell tells of changes at once; this is for one that cannot ring just now, and costs a query by id.
 POLL_SECONDS: Final = 1.0
@@ -73,7 +63,7 @@ class Options(TypedDict, total=False):
     """What `{batch_size}` in the command stands for."""
     fit: Mapping[str, Any]
     """How its batch size is found first, as in the `fit` of a job that was submitted by `submit --fit`."""
-    held: bool
+    hold: bool
     """Waits for `release`."""
 
 
@@ -199,19 +189,26 @@ class Queue:
         return found
 
     def _asked(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options in the form in which a job has them, with what it keeps of the place it was submitted from."""
-        if unknown := options.keys() - Options.__annotations__.keys():
+        """The options as the values of a job's fields, with what it keeps of the place it was submitted from."""
+        bare, allow_dirty = options.pop("bare_environment", False), options.pop("allow_dirty", False)
+        where = options.pop("directory", None)
+        if unknown := options.keys() - set(editable()) - {"hold"}:
             raise BadInputError(f"a job cannot be submitted with {min(unknown)!r}: there is no such option")
-        kept = {} if options.pop("bare_environment", False) else kept_environment()
-        allow_dirty = bool(options.pop("allow_dirty", False))
-        environment = kept | dict(options.get("environment", {}))
-        check_environment(environment)
-        policies_of(options.get("policy", {}))
         if options.get("share") and options.get("memory") is None:
             raise BadInputError("a job that shares a GPU needs memory=…: how much of it does it take?")
-        converted = {name: _CONVERSIONS[name](value) for name, value in options.items() if name in _CONVERSIONS}
-        needs = {name: self._ids(_each(options[name])) for name in ("after", "after_any") if name in options}
-        return options | converted | needs | {"environment": environment} | _place(options, allow_dirty)
+        for name in ("after", "after_any"):
+            if name in options:
+                options[name] = self._ids(_each(options[name]))
+        values = {}
+        for name, value in options.items():
+            try:
+                values[name] = FIELDS[name].read(value)
+            except BadInputError as error:
+                raise BadInputError(f"{name}: {error}") from None
+        values["environment"] = ({} if bare else kept_environment()) | values.get("environment", {})
+        check_environment(values["environment"])
+        place = submitted_from(None if where is None else os.fspath(where), bool(values.get("pin")), bool(allow_dirty))
+        return values | place
 
     def _ended(self, ids: Sequence[str], deadline: float | None) -> dict[str, Job]:
         ended: dict[str, Job] = {}
@@ -249,22 +246,8 @@ def _rest(descriptor: int, seconds: float) -> None:
     poll.poll(seconds * 1000)
 
 
-def _place(options: Mapping[str, Any], allow_dirty: bool) -> dict[str, Any]:
-    """Where it runs, which code is there, and who wants it."""
-    where = options.get("directory")
-    directory = working_directory(None if where is None else os.fspath(where))
-    found = checkout_of(directory, to_pin=bool(options.get("pin")))
-    if options.get("pin"):
-        check_pin(directory, found, allow_dirty=allow_dirty)
-    return {"directory": directory, "commit": found.commit, "dirty": found.dirty, "submitter": login_name()}
-
-
-def _new_job(command: str | Sequence[str], asked: Mapping[str, Any]) -> NewJob:
-    words = command if isinstance(command, str) else tuple(command)
-    try:
-        job = msgspec.convert({**asked, "command": words}, NewJob)
-    except msgspec.ValidationError as error:
-        raise BadInputError(f"a job cannot be submitted so: {error}") from None
+def _new_job(command: str | Sequence[str], asked: Mapping[str, Any]) -> JobSpec:
+    job = spec_of({**asked, "command": command if isinstance(command, str) else tuple(command)})
     check_command(job.command)
     if job.batch_size is None and not job.fit and wants_batch_size(job.command):
         raise BadInputError("the command has {batch_size} in it: say by batch_size=… how much that is")
@@ -279,19 +262,3 @@ def _several(commands: Iterable[str | Sequence[str]]) -> Iterable[str | Sequence
     if isinstance(commands, str):
         raise BadInputError("submit_many takes several commands: for one there is submit")
     return commands
-
-
-def _seconds(value: float | str | None) -> float | None:
-    return parse_duration(value) if isinstance(value, str) else value
-
-
-def _bytes(value: int | str | None) -> int | None:
-    return parse_memory(value) if isinstance(value, str) else value
-
-
-_CONVERSIONS: Final[Mapping[str, Callable[[Any], object]]] = {
-    "memory": _bytes,
-    "backoff": _seconds,
-    "time_limit": _seconds,
-    "policy": dict,
-}

@@ -1,43 +1,34 @@
 """What a job asks for after a person changed some of it: a pure decision."""
 
 from collections.abc import Mapping
-from typing import Final
-
-import msgspec
 
 from stoker.errors import BadInputError
 from stoker.queue.commands import check_command
 from stoker.queue.driver import Parameters
-from stoker.queue.model import Job, JobSpec, check
-from stoker.queue.provenance import check_environment
+from stoker.queue.fields import FIELDS, JobSpec, check, editable, spec_of, values_of
+from stoker.queue.model import Job
 from stoker.queue.rows import columns
-from stoker.rules.registry import policies_of
-
-# Who edits a job does not become who wanted it.
-UNCHANGING: Final = frozenset({"submitter"})
 
 
 def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
-    """The whole of it. What cannot be meant is refused."""
-    if unknown := set(changes) - (set(JobSpec.__struct_fields__) - UNCHANGING):
+    """The whole of it. Raises for a field that cannot be edited, and for a value outside its limits."""
+    if unknown := set(changes) - set(editable()):
         raise BadInputError(f"a job has no {min(unknown)!r} that could be edited")
-    now = {field: getattr(job, field) for field in JobSpec.__struct_fields__}
     try:
-        asked = msgspec.convert({**now, **changes}, JobSpec)
-    except msgspec.ValidationError as error:
+        asked = spec_of({**values_of(job), **changes})
+    except BadInputError as error:
         raise BadInputError(f"job {job.id} cannot be edited so: {error}") from None
     check(asked)
     return asked
 
 
 def check_changes(job: Job, changes: Mapping[str, object]) -> None:
-    """Refuses what cannot be meant, also in what the store itself does not look at."""
+    """Raises also for what the store itself does not check."""
     asked = edited(job, changes)
     if "command" in changes:
         check_command(asked.command)
-    check_environment(asked.environment)
-    if changes.get("policy"):
-        policies_of(asked.policy)
+    for name in changes.keys() & {"environment", "policy"}:
+        FIELDS[name].check(asked)
 
 
 def edited_row(job: Job, asked: JobSpec) -> Parameters:

@@ -4,7 +4,8 @@ from typing import Final
 
 import msgspec
 
-from stoker.queue.model import Job, Outcome, State
+from stoker.queue.fields import State
+from stoker.queue.model import Job, Outcome
 
 # Longer than most outages of a file server or a licence server; waiting longer than that helps nobody.
 LONGEST_BACKOFF: Final = 3600.0

@@ -5,20 +5,18 @@ from collections.abc import Iterable, Sequence
 
 from stoker.errors import BadInputError
 from stoker.queue.driver import Driver
-from stoker.queue.model import ID, NewJob, check
+from stoker.queue.fields import JobSpec, check
 from stoker.queue.rows import columns, dependencies, json_text
 
 
-def check_submission(jobs: Sequence[NewJob]) -> None:
+def check_submission(jobs: Sequence[JobSpec]) -> None:
     """Refuses what cannot be meant, by itself or together."""
     for job in jobs:
         check(job)
-        if job.id is not None and not ID.fullmatch(job.id):
-            raise BadInputError(f"{job.id!r} cannot be the id of a job: eight hexadecimal digits can")
     _refuse_cycles(jobs)
 
 
-def insert(driver: Driver, jobs: Sequence[NewJob]) -> list[str]:
+def insert(driver: Driver, jobs: Sequence[JobSpec]) -> list[str]:
     """Their ids, in their order; of an origin that was a job already, the id of that."""
     known = _known_origins(driver, jobs)
     fresh = [job for job in jobs if job.origin is None or job.origin not in known]
@@ -33,7 +31,7 @@ def insert(driver: Driver, jobs: Sequence[NewJob]) -> list[str]:
         if job.origin is not None:
             known[job.origin] = name
         answer.append(name)
-        state = "held" if job.held else "queued"
+        state = "held" if job.hold else "queued"
         rows.append({"id": name, "origin": job.origin, "state": state, "position": next(positions)} | columns(job))
         needs += dependencies(name, job)
         tags += [{"tag": tag, "job": name} for tag in dict.fromkeys(job.tags)]
@@ -44,15 +42,15 @@ def insert(driver: Driver, jobs: Sequence[NewJob]) -> list[str]:
     return answer
 
 
-def _known_origins(driver: Driver, jobs: Sequence[NewJob]) -> dict[str, str]:
+def _known_origins(driver: Driver, jobs: Sequence[JobSpec]) -> dict[str, str]:
     origins = [job.origin for job in jobs if job.origin is not None]
     if not origins:
         return {}
     return dict(driver.fetch("taken origins", {"origins": json_text(origins)}))
 
 
-def _free_ids(driver: Driver, jobs: Sequence[NewJob]) -> list[str]:
-    chosen = [job.id for job in jobs if job.id is not None]
+def _free_ids(driver: Driver, jobs: Sequence[JobSpec]) -> list[str]:
+    chosen = [job.id for job in jobs if job.id]
     if len(set(chosen)) < len(chosen):
         raise BadInputError("two jobs of one submission were given the same id: each needs its own")
     if taken := _taken(driver, chosen):
@@ -64,7 +62,7 @@ def _free_ids(driver: Driver, jobs: Sequence[NewJob]) -> list[str]:
         seen |= candidates
         drawn += candidates - _taken(driver, candidates)
     free = iter(drawn)
-    return [job.id if job.id is not None else next(free) for job in jobs]
+    return [job.id or next(free) for job in jobs]
 
 
 def _taken(driver: Driver, ids: Iterable[str]) -> set[str]:
@@ -82,9 +80,9 @@ def new_id() -> str:
     return os.urandom(4).hex()
 
 
-def _refuse_cycles(jobs: Sequence[NewJob]) -> None:
+def _refuse_cycles(jobs: Sequence[JobSpec]) -> None:
     """Jobs of one submission may name each other; older ones cannot name these."""
-    graph = {job.id: [*job.after, *job.after_any] for job in jobs if job.id is not None}
+    graph = {job.id: [*job.after, *job.after_any] for job in jobs if job.id}
     if not any(graph.values()):
         return
     from graphlib import CycleError, TopologicalSorter

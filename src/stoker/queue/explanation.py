@@ -7,7 +7,8 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from stoker.queue.model import ENDED, Attempt, Job, State, Worker
+from stoker.queue.fields import State
+from stoker.queue.model import ENDED, Attempt, Job, Worker
 from stoker.units import format_memory, memory_formatter
 
 DeadEnd: TypeAlias = Sequence[tuple[str, State]]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from stoker.queue.driver import Driver, Parameters
 from stoker.queue.entry import insert
-from stoker.queue.model import NewJob
+from stoker.queue.fields import JobSpec
 from stoker.queue.rows import json_text
 
 
@@ -20,7 +20,7 @@ def remembered(driver: Driver, feed: str) -> Remembered:
     return Remembered(*rows[0]) if rows else Remembered(0, "")
 
 
-def take(driver: Driver, feed: str, version: int, memory: str, jobs: Sequence[NewJob]) -> bool:
+def take(driver: Driver, feed: str, version: int, memory: str, jobs: Sequence[JobSpec]) -> bool:
     """In a transaction: False, and nothing is done, when another process has changed the memory since `version`."""
     parameters: Parameters = {"name": feed, "version": version, "memory": memory}
     if not driver.fetch("write feed" if version else "begin feed", parameters):

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from stoker.queue.driver import Driver, Parameters
-from stoker.queue.model import Failure, Job, Order, State
+from stoker.queue.fields import State
+from stoker.queue.model import Failure, Job, Order
 from stoker.queue.rows import clean_text, job_of, literal
 
 

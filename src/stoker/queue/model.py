@@ -1,14 +1,13 @@
 """What the queue holds: jobs, the attempts at them, and the workers that make those."""
 
-import math
 import re
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from stoker.errors import BadInputError
+from stoker.queue.fields import JobSpec, State
 
-State = Literal["queued", "held", "running", "succeeded", "failed", "cancelled"]
 Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "requeued", "lost"]
 Place = Literal["first", "last", "up", "down"]
 Order = Literal["newest", "queue"]
@@ -18,9 +17,6 @@ Failure = Literal["failed", "stopped"]
 GpuUse = Literal["job", "background", "somebody", "free", "unknown"]
 
 ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")
-ID: Final = re.compile(r"[0-9a-f]{8}")
-# A name or a tag is one line of a table; more belongs in the command.
-LONGEST_LABEL: Final = 200
 # A worker counts as there when it was heard within so many seconds: several heartbeats may be missed on a bad network.
 HEARD_WITHIN: Final = 60.0
 
@@ -37,58 +33,6 @@ def sweep_name(name: str) -> str:
 
 class NoSuchJobError(BadInputError):
     """No job has this id or name, nor an id that begins so."""
-
-
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asked for: the part of a job that they may edit."""
-
-    command: str | tuple[str, ...]
-    """Text for the shell, or the words of a command that needs none."""
-    directory: str = "/"
-    environment: dict[str, str] = {}
-    """What is added to the worker's own environment."""
-    name: str = ""
-    tags: tuple[str, ...] = ()
-    gpus: int = 1
-    """How many; 0 for a job that needs none."""
-    memory: int | None = None
-    """Bytes wanted on each GPU."""
-    share: bool = False
-    """Whether it may share a GPU with others."""
-    batch_size: int | None = None
-    """What `{batch_size}` in the command becomes."""
-    priority: int = 0
-    after: tuple[str, ...] = ()
-    """Ids of jobs that must have succeeded."""
-    after_any: tuple[str, ...] = ()
-    """Ids of jobs that must have ended, however."""
-    retries: int = 0
-    backoff: float = 30.0
-    """Seconds before the first retry; each further one waits twice as long."""
-    time_limit: float | None = None
-    policy: dict[str, str | int | float | bool | None] = {}
-    """The settings of the rules it runs under, as far as they are not the defaults."""
-    fit: dict[str, Any] = {}
-    """How its batch size is found on the GPUs that it gets, as `stoker fit` takes it; empty: it is not."""
-    preemptible: bool = False
-    on_loss: Literal["retry", "hold"] = "retry"
-    """What becomes of it when the machine that ran it is not heard of again."""
-    commit: str | None = None
-    dirty: bool | None = None
-    pin: bool = False
-    """Whether it runs from a snapshot of `commit`."""
-    submitter: str = ""
-    """Who put it into the queue, for people."""
-
-
-class NewJob(JobSpec, frozen=True, kw_only=True):
-    """A job to be submitted."""
-
-    id: str | None = None
-    """Chosen beforehand when other jobs of the same submission come after it."""
-    held: bool = False
-    origin: str | None = None
-    """Where it came from, such as a row of a sheet: the same origin becomes a job only once."""
 
 
 class KeptGpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +65,6 @@ class Job(JobSpec, frozen=True, kw_only=True):
     """Why it is as it is, for people."""
     link: str
     cancel_requested: float | None
-    origin: str | None
     kept: KeptGpus | None = None
     """Only while it waits, and while the worker that keeps them is there."""
 
@@ -286,31 +229,3 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """The mean, a fraction of 1."""
     memory: int | None = None
     """The most that was in use, in bytes."""
-
-
-def check(asked: JobSpec) -> None:
-    """Refuses what cannot be meant."""
-    if not asked.command or (isinstance(asked.command, tuple) and not asked.command[0]):
-        raise BadInputError("a job needs a command: none was given")
-    _check_numbers(asked)
-    for what, label in [("name", asked.name), *(("tag", tag) for tag in asked.tags)]:
-        if len(label) > LONGEST_LABEL or any(ord(letter) < 32 for letter in label) or (what == "tag" and not label):
-            raise BadInputError(f"{label[:40]!r} cannot be a {what}: one line of at most {LONGEST_LABEL} letters can")
-    for needed in (*asked.after, *asked.after_any):
-        if not ID.fullmatch(needed):
-            raise BadInputError(f"a job cannot come after {needed!r}: that is not the id of a job")
-
-
-def _check_numbers(asked: JobSpec) -> None:
-    for what, number in [("gpus", asked.gpus), ("retries", asked.retries)]:
-        if not 0 <= number < 2**31:
-            raise BadInputError(f"a job cannot have {what} of {number}: zero or a sensible number is meant")
-    if asked.batch_size is not None and not 1 <= asked.batch_size <= 2**31:
-        raise BadInputError(f"a batch size of {asked.batch_size} cannot be: one or more is meant")
-    if asked.memory is not None and not 0 <= asked.memory < 2**63:
-        raise BadInputError(f"a job cannot want {asked.memory} bytes of memory: zero or a sensible number is meant")
-    if abs(asked.priority) >= 2**31:
-        raise BadInputError(f"a priority of {asked.priority} is too far out: it fits in 32 bits")
-    for what, seconds in [("back-off", asked.backoff), ("time limit", asked.time_limit)]:
-        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
-            raise BadInputError(f"a {what} of {seconds} s cannot be: zero or more is meant")

@@ -71,6 +71,15 @@ def check_pin(directory: str, found: Checkout, *, allow_dirty: bool) -> None:
         )
 
 
+def submitted_from(directory: str | None, pin: bool, allow_dirty: bool) -> dict[str, str | bool | None]:
+    """The fields of a job that say where it runs, which code is there, and who submits it."""
+    where = working_directory(directory)
+    found = checkout_of(where, to_pin=pin)
+    if pin:
+        check_pin(where, found, allow_dirty=allow_dirty)
+    return {"directory": where, "commit": found.commit, "dirty": found.dirty, "submitter": login_name()}
+
+
 def working_directory(chosen: str | None = None) -> str:
     """It, as an absolute path; an absolute one need not be here, since the worker's machine may have it."""
     if chosen is None:

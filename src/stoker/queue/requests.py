@@ -4,7 +4,8 @@ import math
 
 from stoker.errors import BadInputError
 from stoker.queue.driver import Driver, Row
-from stoker.queue.model import LONGEST_LABEL, Requests, Snoozed
+from stoker.queue.fields import LONGEST_LABEL
+from stoker.queue.model import Requests, Snoozed
 from stoker.queue.rows import clean_text
 
 

@@ -6,7 +6,8 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.queue.driver import Row
-from stoker.queue.model import Attempt, Job, JobSpec, KeptGpus, State
+from stoker.queue.fields import JobSpec, State
+from stoker.queue.model import Attempt, Job, KeptGpus
 
 # Enough for the last screens of a training's output; the whole of it is in the worker's file.
 LOG_TAIL: Final = 64 * 1024
@@ -17,9 +18,12 @@ JOB_COLUMNS: Final = (
 )
 
 
+_IN_SPEC: Final = tuple(name for name in JobSpec.__struct_fields__ if name not in {"id", "origin"})
+
+
 def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
     """What of a job has a column of its own, and all of it in `spec`."""
-    wanted = {name: getattr(asked, name) for name in JobSpec.__struct_fields__}
+    wanted = {name: getattr(asked, name) for name in _IN_SPEC}
     return {
         "name": asked.name,
         "priority": asked.priority,

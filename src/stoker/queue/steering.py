@@ -6,7 +6,8 @@ from typing import Final
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.queue.model import Job, Place, Side, State
+from stoker.queue.fields import State
+from stoker.queue.model import Job, Place, Side
 from stoker.queue.store import Store
 
 

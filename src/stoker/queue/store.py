@@ -19,31 +19,27 @@ from stoker.queue.editing import edited, edited_row
 from stoker.queue.ending import consequence
 from stoker.queue.entry import check_submission, insert, must_exist
 from stoker.queue.explanation import Needs
+from stoker.queue.fields import FIELDS, ID, JobSpec, State
 from stoker.queue.model import (
     ENDED,
     HEARD_WITHIN,
-    ID,
     Attempt,
     AttemptDetails,
     Cause,
     Failure,
     GpuUse,
     Job,
-    JobSpec,
     LogChunk,
     LogRequest,
-    NewJob,
     NoSuchJobError,
     Order,
     Outcome,
     Place,
     Requests,
     Side,
-    State,
     Usage,
     View,
     Worker,
-    check,
     sweep_name,
 )
 from stoker.queue.notices import Notices
@@ -112,7 +108,7 @@ class Store:
 
     # Getting in
 
-    def submit(self, jobs: Sequence[NewJob]) -> list[str]:
+    def submit(self, jobs: Sequence[JobSpec]) -> list[str]:
         """The ids of the jobs, in their order. All are accepted, or none."""
         check_submission(jobs)
         for _draw in range(MOST_DRAWS):
@@ -126,7 +122,7 @@ class Store:
         """The version and text of what this feed remembers; version 0 when that is nothing yet."""
         return feeding.remembered(self._driver, feed)
 
-    def take(self, feed: str, version: int, memory: str, jobs: Sequence[NewJob]) -> bool:
+    def take(self, feed: str, version: int, memory: str, jobs: Sequence[JobSpec]) -> bool:
         """Submits jobs, which carry their ids, and replaces the feed's memory, in one transaction.
 
         False, and nothing is done, when another process has changed the memory since `version`.
@@ -421,7 +417,7 @@ class Store:
         return self._changed(lambda: self._driver.fetch("reinstate", {"ids": json_text(list(ids))}))
 
     def set_priority(self, ids: Iterable[str], priority: int) -> list[str]:
-        check(JobSpec(command="-", priority=priority))
+        FIELDS["priority"].kind.check(priority)
         parameters: Parameters = {"ids": json_text(list(ids)), "priority": priority}
         return self._changed(lambda: self._driver.fetch("set priority", parameters))
 
@@ -549,6 +545,10 @@ class Store:
     def named(self, text: str) -> list[Job]:
         """The jobs that are meant by a word where several may be: one, or all of a sweep."""
         return self.trials(text) or [self.job(text)]
+
+    def ids_of(self, words: Iterable[str]) -> tuple[str, ...]:
+        """The ids of all jobs that these words name, each once."""
+        return tuple(dict.fromkeys(job.id for word in words for job in self.named(word)))
 
     def _by_prefix(self, text: str) -> list[Row]:
         if not text or not text.isascii() or not text.isalnum():

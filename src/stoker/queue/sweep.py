@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, filled, mentioned
-from stoker.queue.model import LONGEST_LABEL
+from stoker.queue.fields import LONGEST_LABEL
 
 # More than this at once is a slip of the finger; whoever means it submits in several goes.
 MOST_JOBS: Final = 100_000

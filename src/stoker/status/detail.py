@@ -8,7 +8,8 @@ import msgspec
 
 from stoker.logs.readers import directory_of, has_output
 from stoker.queue.explanation import Surroundings, Why, explain, gpu_names
-from stoker.queue.model import Attempt, AttemptDetails, Job, State
+from stoker.queue.fields import State
+from stoker.queue.model import Attempt, AttemptDetails, Job
 from stoker.queue.surroundings import ahead_of, look_around, needs_of
 from stoker.status.model import Progress
 from stoker.status.progress import NO_OUTPUT, LastOutputs

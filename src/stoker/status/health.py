@@ -7,7 +7,8 @@ import msgspec
 
 from stoker.gpus.report import BUSY_FROM
 from stoker.queue.explanation import spoken
-from stoker.queue.model import Failure, Job, State
+from stoker.queue.fields import State
+from stoker.queue.model import Failure, Job
 from stoker.status.job_text import quoted_label
 from stoker.status.machines import HIDDEN_AFTER, worker_home
 from stoker.status.model import EndedJob, GpuCard, Health, HealthIssue, Level, Machine, RunningJob, WaitingJob

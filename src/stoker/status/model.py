@@ -5,7 +5,8 @@ from typing import Final, Literal
 import msgspec
 
 from stoker.queue.explanation import Why
-from stoker.queue.model import Attempt, Failure, GpuUse, Job, State
+from stoker.queue.fields import State
+from stoker.queue.model import Attempt, Failure, GpuUse, Job
 
 Level = Literal["good", "attention", "bad"]
 

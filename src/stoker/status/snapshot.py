@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from stoker.queue.explanation import Surroundings, explain, gpu_names
-from stoker.queue.model import ENDED, Job, State
+from stoker.queue.fields import State
+from stoker.queue.model import ENDED, Job
 from stoker.queue.surroundings import look_around
 from stoker.status import usage as hours
 from stoker.status.health import RECENT, HealthInputs, assess

@@ -19,7 +19,8 @@ from stoker.logs.html_lines import STEP, place_of
 from stoker.logs.readers import OutputReader
 from stoker.logs.remote_file import Mirror, may_be_lent
 from stoker.queue.driver import QueueAwayError
-from stoker.queue.model import ENDED, ID, Attempt, Job
+from stoker.queue.fields import ID
+from stoker.queue.model import ENDED, Attempt, Job
 from stoker.web.app_state import AppState, app_state_of, user_of
 from stoker.web.log_channel import Channels
 from stoker.web.log_follower import Follower, Mark, event

@@ -16,7 +16,8 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.queue.model import GpuUse, State
+from stoker.queue.fields import State
+from stoker.queue.model import GpuUse
 from stoker.status.model import Machine, Snapshot
 from stoker.version import __version__
 from stoker.web.app_state import app_state_of

@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from stoker.errors import BadInputError
 from stoker.masking import masked
-from stoker.queue.model import ID, Job
+from stoker.queue.fields import ID
+from stoker.queue.model import Job
 from stoker.queue.store import Store
 from stoker.web.app_state import user_of
 from stoker.web.problems import MEDIA_TYPE, NotFoundError, ParameterError

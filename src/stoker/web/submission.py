@@ -7,124 +7,122 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from stoker.errors import BadInputError
+from stoker.fit.model import SearchOptions
+from stoker.fit.overrides import Overrides
 from stoker.fit.spec import FitSpec, check_fittable, kept
-from stoker.queue.commands import wants_batch_size
-from stoker.queue.model import Job, JobSpec, NewJob, check
+from stoker.masking import MASK
+from stoker.queue.commands import Command, wants_batch_size
+from stoker.queue.fields import (
+    FIELDS,
+    JOBS,
+    JobSpec,
+    check_seconds,
+    editable,
+    read_flag,
+    read_seconds,
+    spec_of,
+    values_of,
+)
+from stoker.queue.model import Job
 from stoker.queue.provenance import checkout_of
 from stoker.queue.store import Store
-from stoker.queue.sweep import Sweep, variants
+from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, sweep_of, variants
 from stoker.rules.registry import policies_of, stored_form
-from stoker.web import reading
+from stoker.units import parse_fraction
 from stoker.web.problems import ConflictError, MistakesError, ParameterError
 
 T = TypeVar("T")
+Said = Mapping[str, object]
+"""What somebody wants run, by the names of a job's fields: text as typed into a form, or JSON values.
+
+What is missing is as in the job that is run `again`, or else the default. None or empty text says that there is none of
+it. Besides the fields there may be `idle`, `idle_for`, `idle_below` and `idle_after`, `sweep` and `again`; `fit` may be
+whether the batch size is found first, or how, by the fields of `Fit`.
+"""
 
 # A slip of the thumb must not fill the queue; a terminal takes a hundred times as many.
 MOST_JOBS: Final = 1000
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants run. Everything may be text as it was typed into a form.
+class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a batch size is found, in the words of `stoker fit`."""
 
-    What was not said is left unset: it is as in the job that is run `again`, or else as usual. None, or empty text,
-    says that there is none of it. A box that is not ticked says `off`, for browsers leave it out.
-    """
-
-    command: str | Sequence[str] | UnsetType | None = UNSET
-    """Text for the shell, or the words of a command that needs none."""
-    name: str | UnsetType | None = UNSET
-    tags: str | Sequence[str] | UnsetType | None = UNSET
-    """In text, commas or spaces are between them."""
-    gpus: str | int | UnsetType | None = UNSET
-    memory: str | int | UnsetType | None = UNSET
-    """`20GiB`, or bytes."""
-    share: str | bool | UnsetType | None = UNSET
-    priority: str | int | UnsetType | None = UNSET
-    after: str | Sequence[str] | UnsetType | None = UNSET
-    """Ids, their beginnings, or names."""
-    after_any: str | Sequence[str] | UnsetType | None = UNSET
-    retries: str | int | UnsetType | None = UNSET
-    backoff: str | float | UnsetType | None = UNSET
-    """`30s`, or seconds."""
-    time_limit: str | float | UnsetType | None = UNSET
-    directory: str | UnsetType | None = UNSET
-    """An absolute path, on the machine that will run it."""
-    environment: str | Mapping[str, str] | UnsetType | None = UNSET
-    """In text, one `NAME=VALUE` a line."""
-    preemptible: str | bool | UnsetType | None = UNSET
-    on_loss: str | UnsetType | None = UNSET
-    held: str | bool | UnsetType | None = UNSET
-    batch_size: str | int | UnsetType | None = UNSET
-    fit: str | bool | Mapping[str, object] | UnsetType | None = UNSET
-    """Whether its batch size is found first; or how, by the fields of `reading.Fit`."""
-    idle: str | bool | UnsetType | None = UNSET
-    """`off`: it is never stopped because its GPUs are idle."""
-    idle_for: str | float | UnsetType | None = UNSET
-    idle_below: str | float | UnsetType | None = UNSET
-    """`5%`, or a fraction."""
-    idle_after: str | float | UnsetType | None = UNSET
-    policy: Mapping[str, str | int | float | bool | None] | UnsetType | None = UNSET
-    """The whole idle policy, as a job keeps it, for who wants more of it than the four above."""
-    sweep: str | Mapping[str, str | Sequence[str]] | UnsetType | None = UNSET
-    """In text, one `NAME=VALUES` a line."""
-    again: str | UnsetType | None = UNSET
-    """The job that everything is copied from which is not said here."""
+    base: int = SearchOptions().base
+    multiple: int = SearchOptions().multiple
+    max: int = SearchOptions().most
+    margin: float | str = SearchOptions().margin
+    effective: int | None = None
+    batch_arg: str | None = None
+    batch_env: str | None = None
+    probe_args: str = ""
+    retries_oom: int = FitSpec().retries_oom
 
 
-def jobs_of(store: Store, wanted: Wanted, submitter: str = "") -> list[NewJob]:
-    """The jobs to submit. `MistakesError` says of each field what cannot be meant."""
-    text = _said(wanted.again)
-    earlier = _or_mistake("again", lambda: store.job(text)) if text else None
+def settable(*, at_submission: bool) -> list[str]:
+    """The fields that may be set from another machine."""
+    names = [name for name, field in FIELDS.items() if field.remote and (at_submission or field.editable_in)]
+    return [name for name in names if FIELDS[name].kind.name != "fact"]
+
+
+def jobs_of(store: Store, said: Said, submitter: str = "") -> list[JobSpec]:
+    """The jobs to submit. `MistakesError` says of each field what is wrong."""
+    again = said.get("again")
+    earlier = _or_mistake("again", lambda: store.job(str(again))) if again else None
     form = _Form(earlier)
-    form.read(store, wanted)
-    sweeps: Sequence[Sweep] = form.tried("sweep", lambda: reading.sweeps(_said(wanted.sweep))) or ()
-    held = form.tried("held", lambda: reading.flag(_said(wanted.held)))
+    form.read(store, said, settable(at_submission=True))
+    sweeps: Sequence[Sweep] = form.tried("sweep", lambda: _sweeps(said.get("sweep"))) or ()
     form.demand("command", "a job needs a command")
     form.demand("directory", "a job needs a directory to start in: write an absolute path, like /home/me/project")
     form.check_together(sweeps)
     asked = form.result() | {"submitter": submitter}
     asked |= _code(asked["directory"], earlier)
     chosen = _or_mistake("sweep", lambda: list(variants(asked["command"], asked.get("name", ""), sweeps)))
-    return [NewJob(**(asked | {"command": one.command, "name": one.name}), held=bool(held)) for one in chosen]
+    return [spec_of(asked | {"command": one.command, "name": one.name}) for one in chosen]
 
 
-def changes_of(store: Store, wanted: Wanted, job: Job) -> dict[str, object]:
-    """What is to be edited in a job that is there: its fields that become something else."""
+def changes_of(store: Store, said: Said, job: Job) -> dict[str, object]:
+    """The fields of a job that become something else."""
     form = _Form(job)
-    form.read(store, wanted)
+    form.read(store, said, settable(at_submission=False))
     form.check_together(())
     asked = form.result()
-    return {field: asked[field] for field in JobSpec.__struct_fields__ if asked[field] != getattr(job, field)}
+    return {name: asked[name] for name in FIELDS if name in asked and asked[name] != FIELDS[name].value(job)}
 
 
 class _Form:
-    """The fields of `JobSpec` that were said or copied, and what cannot be meant of the others."""
+    """The values that were said or copied, and what is wrong with the others."""
 
     def __init__(self, earlier: Job | None) -> None:
         self._asked: dict[str, Any] = {}
         self._mistakes: dict[str, str] = {}
         if earlier is not None:
-            self._asked = {field: getattr(earlier, field) for field in JobSpec.__struct_fields__}
+            values = values_of(earlier)
+            self._asked = {name: values[name] for name in editable()}
+        self._environment: Mapping[str, str] = self._asked.get("environment", {})
 
-    def read(self, store: Store, wanted: Wanted) -> None:
-        readers = dict(reading.READ)
-        readers["after"] = readers["after_any"] = partial(reading.needed, store)
-        readers["environment"] = partial(reading.environment, earlier=self._asked.get("environment", {}))
-        for field, read in readers.items():
-            said = getattr(wanted, field)
-            if said is not UNSET:
-                self._take(field, partial(read, said))
-        self._take_policy(wanted)
-        if wanted.fit is not UNSET:
-            self._take("fit", lambda: reading.fit(wanted.fit, self._asked.get("command", ("-",))))
+    def read(self, store: Store, said: Said, names: Sequence[str]) -> None:
+        for name in names:
+            if name in said and name != "fit":
+                self._take(name, partial(self._value, store, name, said[name]))
+        self._take_policy(said)
+        if "fit" in said:
+            self._take("fit", lambda: _fit(said["fit"], self._asked.get("command", ("-",))))
 
-    def demand(self, field: str, sentence: str) -> None:
+    def _value(self, store: Store, name: str, said: object) -> object:
+        field = FIELDS[name]
+        value = field.read(said)
+        if field.kind is JOBS:
+            return store.ids_of(value)
+        if name == "environment":
+            return _unmasked(value, self._environment)
+        return value
+
+    def demand(self, field: str, message: str) -> None:
         if field not in self._asked:
-            self._mistakes.setdefault(field, sentence)
+            self._mistakes.setdefault(field, message)
 
     def tried(self, field: str, work: Callable[[], T]) -> T | None:
         try:
@@ -135,12 +133,12 @@ class _Form:
 
     def check_together(self, sweeps: Sequence[Sweep]) -> None:
         """Finds what is wrong with fields that are right one by one."""
-        asked, usual = self._asked, JobSpec(command="-")
+        asked = self._asked
         command, batch_size, fit = asked.get("command", ()), asked.get("batch_size"), asked.get("fit")
         if asked.get("share") and asked.get("memory") is None:
             self._mistakes.setdefault("memory", "a job that shares a GPU must say how much of its memory it takes")
         if fit:
-            self.tried("fit", lambda: check_fittable(batch_size, asked.get("gpus", usual.gpus)))
+            self.tried("fit", lambda: check_fittable(batch_size, asked.get("gpus", FIELDS["gpus"].default)))
             self.tried("fit", lambda: kept(msgspec.convert(fit, FitSpec), [command] if command else []))
         is_swept = any(sweep.name == "batch_size" for sweep in sweeps)
         if batch_size is None and not fit and not is_swept and wants_batch_size(command):
@@ -155,52 +153,113 @@ class _Form:
             )
 
     def result(self) -> dict[str, Any]:
-        """What was asked for, unless some of it cannot be meant."""
         if self._mistakes:
             raise MistakesError(self._mistakes)
         return self._asked
 
-    def _take(self, field: str, read: Callable[[], object]) -> None:
-        def checked() -> object:
-            value = read()
-            fields: dict[str, Any] = {"command": "-", field: value}
-            check(JobSpec(**fields))
-            return value
+    def _take(self, name: str, read: Callable[[], object]) -> None:
+        self._asked.pop(name, None)
+        value = self.tried(name, read)
+        if name not in self._mistakes:
+            self._asked[name] = value
 
-        self._asked.pop(field, None)
-        value = self.tried(field, checked)
-        if field not in self._mistakes:
-            self._asked[field] = value
-
-    def _take_policy(self, wanted: Wanted) -> None:
-        """The idle policy, out of the fields about it."""
-        if wanted.policy is not UNSET:
-            self._take("policy", partial(reading.policy, wanted.policy))
+    def _take_policy(self, said: Said) -> None:
+        """The idle policy, out of the inputs about it."""
+        if not said.keys() & {"idle", *IDLE}:
+            return
         policy = {**self._asked.get("policy", {})}
         is_on = policy.pop("idle", True) is not False
-        idle = _said(wanted.idle)
-        if wanted.idle is not UNSET:
-            is_on = self.tried("idle", lambda: True if idle in {None, ""} else reading.flag(idle)) or False
-        elif all(getattr(wanted, field) is UNSET for field in reading.IDLE):
-            return
-        for field, (name, read) in reading.IDLE.items():
-            said = getattr(wanted, field)
-            if said is not UNSET:
+        if "idle" in said:
+            idle = said["idle"]
+            is_on = self.tried("idle", lambda: idle in {None, ""} or read_flag(idle)) or False
+        given = {field: said[field] for field in IDLE if said.get(field) not in {None, ""}}
+        for field, (name, read) in IDLE.items():
+            if field in said:
                 policy.pop(name, None)
-            if said not in {UNSET, None, ""}:
-                policy[name] = self.tried(field, partial(read, said))
+            if field in given:
+                policy[name] = self.tried(field, partial(read, given[field]))
         if not is_on:
             self._asked["policy"] = stored_form(policies_of({**policy, "idle": False}))
-        elif not self._mistakes.keys() & reading.IDLE.keys():
-            said_of_it = (field for field in reading.IDLE if getattr(wanted, field) not in {UNSET, None, ""})
-            field = next(said_of_it, "idle")
-            self._asked["policy"] = self.tried(field, lambda: stored_form(policies_of(policy)))
+        elif not self._mistakes.keys() & IDLE.keys():
+            where = next(iter(given), "idle")
+            self._asked["policy"] = self.tried(where, lambda: stored_form(policies_of(policy)))
+
+
+def seconds_of(value: object) -> float:
+    """Seconds in text like `2h`, or a number."""
+    seconds = read_seconds(value)
+    check_seconds(seconds)
+    return seconds
+
+
+def _fraction(value: object) -> float:
+    """`5%`, or 0.05."""
+    found = parse_fraction(value) if isinstance(value, str) else float(value) if isinstance(value, int | float) else -1
+    if not 0 <= found <= 1:
+        raise BadInputError("a percentage must be between 0% and 100%")
+    return found
+
+
+IDLE: Final[Mapping[str, tuple[str, Callable[[object], object]]]] = {
+    "idle_for": ("window", seconds_of),
+    "idle_below": ("below", _fraction),
+    "idle_after": ("after", seconds_of),
+}
+"""Inputs about the idle policy, each with the field of the policy that it sets."""
+
+
+def _unmasked(said: dict[str, str], earlier: Mapping[str, str]) -> dict[str, str]:
+    """A masked value stands for the one that the job has."""
+    for name, text in said.items():
+        if text == MASK:
+            if name not in earlier:
+                raise BadInputError(f"{MASK} stands for a value that is not shown: write the value of {name[:40]}")
+            said[name] = earlier[name]
+    return said
+
+
+def _fit(value: object, command: Command) -> dict[str, Any]:
+    """How its batch size is found, as a job keeps it; empty when it is not."""
+    if not isinstance(value, Mapping):
+        if not read_flag(value):
+            return {}
+        value = {}
+    try:
+        chosen = msgspec.convert(dict(value), Fit)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"a batch size cannot be found so: {error}") from None
+    if not 0 <= chosen.retries_oom < 1000:
+        raise BadInputError(f"retries_oom must be between 0 and 999, not {chosen.retries_oom}")
+    terms = SearchOptions(
+        base=chosen.base,
+        multiple=chosen.multiple,
+        most=chosen.max,
+        margin=_fraction(chosen.margin),
+        effective=chosen.effective,
+    )
+    overrides = Overrides(argument=chosen.batch_arg, variable=chosen.batch_env, probe_arguments=chosen.probe_args)
+    return kept(FitSpec(terms=terms, overrides=overrides, retries_oom=chosen.retries_oom), [command])
+
+
+def _sweeps(value: object) -> list[Sweep]:
+    """One parameter a line, or by name."""
+    if isinstance(value, str):
+        found = [parse_sweep(line.strip()) for line in value.splitlines() if line.strip()]
+    elif isinstance(value, Mapping):
+        found = [
+            parse_sweep(f"{name}={values}") if isinstance(values, str) else sweep_of(name, tuple(values))
+            for name, values in value.items()
+        ]
+    else:
+        return []
+    check_sweeps(found, 1)
+    return found
 
 
 def _code(directory: str, earlier: Job | None) -> dict[str, Any]:
     """Which code is there now, where the directory is here. A pinned job runs again what it ran."""
     if earlier is not None and earlier.pin and directory == earlier.directory:
-        return {}
+        return {"commit": earlier.commit, "dirty": earlier.dirty}
     found = checkout_of(directory)
     return {"commit": found.commit, "dirty": found.dirty, "pin": False}
 
@@ -211,10 +270,6 @@ def _or_mistake(field: str, work: Callable[[], T]) -> T:
         return work()
     except BadInputError as error:
         raise MistakesError({field: str(error)}) from None
-
-
-def _said(value: T | UnsetType) -> T | None:
-    return None if isinstance(value, UnsetType) else value
 
 
 HEADER: Final = "Idempotency-Key"
@@ -233,7 +288,7 @@ class Submitted(NamedTuple):
 
 
 def submit_once(
-    store: Store, key: str | None, sender: str, asked: bytes, make: Callable[[], Sequence[NewJob]]
+    store: Store, key: str | None, sender: str, asked: bytes, make: Callable[[], Sequence[JobSpec]]
 ) -> Submitted:
     """Submits what `make` gives, unless the same sender has done so with this key. `asked` is what was asked for."""
     if key is None:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
-from stoker.queue.model import ENDED, Job, State
+from stoker.queue.fields import State
+from stoker.queue.model import ENDED, Job
 from stoker.status.job_text import job_label
 from stoker.units import format_duration, format_memory
 

@@ -8,7 +8,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from stoker.queue.explanation import spoken
-from stoker.queue.model import GpuUse, State
+from stoker.queue.fields import State
+from stoker.queue.model import GpuUse
 from stoker.status.job_text import job_label, one_line
 from stoker.status.model import EndedJob, GpuCard, Level, Machine, Progress, RunningJob, Snapshot, WaitingJob
 from stoker.units import format_duration, format_memory, format_percent

@@ -20,7 +20,7 @@ from stoker.errors import StokerError
 from stoker.gpus.prober import Prober
 
 if TYPE_CHECKING:
-    from stoker.queue import NewJob, Store
+    from stoker.queue import JobSpec, Store
 
 # One of each kind of behaviour that Stoker tells apart: training with a pause for validation, a job that hangs with
 # its memory held, a deadlock that spins, and a GPU that is free.
@@ -80,13 +80,13 @@ def _train(*options: object) -> str:
     return shlex.join([sys.executable, "-P", "-m", "stoker.cli", "sim", "train", *map(str, options)])
 
 
-def _job(name: str, *options: object, **asked: Any) -> "NewJob":
-    from stoker.queue import NewJob
+def _job(name: str, *options: object, **asked: Any) -> "JobSpec":
+    from stoker.queue import JobSpec
 
-    return NewJob(**{"command": _train(*options), "name": name, "directory": "/", "submitter": "demo", **asked})
+    return JobSpec(**{"command": _train(*options), "name": name, "directory": "/", "submitter": "demo", **asked})
 
 
-def _first_jobs() -> "list[NewJob]":
+def _first_jobs() -> "list[JobSpec]":
     """One of each kind: a long one, one that hangs, one that fails, one that finds its batch size, a sweep."""
     quick_to_judge = {"window": 30.0, "below": 0.05, "after": 5.0, "every": 1.0}
     fitted = ("--epochs", 2, "--steps", 300, "--memory", "3GiB", "--per-example", "96MiB")
@@ -97,7 +97,7 @@ def _first_jobs() -> "list[NewJob]":
         _job("gpt2 as large as fits", *fitted, tags=("gpt2",), fit=_fit(_train(*fitted))),
         _job("two-GPU finetune", "--epochs", 2, "--steps", 300, "--memory", "18GiB", gpus=2, priority=1),
         *_sweep(0),
-        _job("ablation for later", "--epochs", 1, held=True),
+        _job("ablation for later", "--epochs", 1, hold=True),
     ]
 
 
@@ -107,7 +107,7 @@ def _fit(command: str) -> dict[str, Any]:
     return fit_of("--probe-time 8s --flat-for 2s --refit", 2, [command], None, 1)
 
 
-def _sweep(number: int) -> "list[NewJob]":
+def _sweep(number: int) -> "list[JobSpec]":
     return [
         _job(f"nanogpt run {number} lr={lr}", "--epochs", 2, "--steps", 250 + 50 * at, "--lr", lr, tags=("nanogpt",))
         for at, lr in enumerate(("3e-3", "1e-3", "3e-4", "1e-4"))

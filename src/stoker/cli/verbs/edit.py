@@ -13,40 +13,24 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from stoker.cli.options.common import DURATION, MEMORY, Typed
-from stoker.cli.options.policy import LENGTH, policy_options_with
+from stoker.cli.options.job import job_options, job_values, without_none
+from stoker.cli.options.policy import policy_options_with
 from stoker.cli.options.queue import opened
-from stoker.cli.options.selection import JobName
 from stoker.cli.verbs.steer import Changed, Report, Request, Unchanged, request_options, tell
 from stoker.errors import BadInputError, StokerError
+from stoker.queue.fields import FIELDS, JobField, editable, spec_of
+from stoker.queue.provenance import working_directory
 from stoker.rules.registry import changed, setting_keys
-from stoker.units import format_duration, format_memory, parse_duration, parse_memory
 
 if TYPE_CHECKING:
-    from stoker.queue import Job, JobSpec, State, Store
+    from stoker.queue import Job, State, Store
 
 AMONG: Final[tuple["State", ...]] = ("queued", "held")
-NONE: Final = "none"
 _WORDS: Final = "stoker.cli.verbs.edit.words"
+# Options of the idle policy and fields of the job may have the same name.
+_RULE: Final = "rule_"
 RUNNING: Final = "it is running: it can be edited when it has ended"
 SO_ALREADY: Final = "it is so already"
-
-
-class OrNone(click.ParamType[Any]):
-    """A value of another type, or the word that takes the value away."""
-
-    def __init__(self, wanted: Typed) -> None:
-        self.name = wanted.name
-        self._wanted = wanted
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value == NONE else self._wanted.convert(value, param, ctx)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise BadInputError(f"{text!r} is not a number: write one like 64, or {NONE}")
-    return int(text)
 
 
 class _EditCommand(click.Command):
@@ -68,26 +52,10 @@ class _EditCommand(click.Command):
 @click.command("edit", cls=_EditCommand)
 @request_options(*AMONG, tag_option="--tagged")
 @click.option("--command", metavar="TEXT", help="What it runs, as text for the shell.")
-@click.option("--name", metavar="TEXT", help="What people call it.")
-@click.option("--tag", "tags", multiple=True, metavar="TEXT", help="Its tags, instead of those it has; none for none.")
-@click.option("--gpus", type=click.IntRange(0), metavar="N", help="How many GPUs it needs; 0 for none.")
-@click.option("--memory", type=OrNone(MEMORY), metavar="SIZE", help="Memory on each GPU, like 20GiB; or none.")
-@click.option("--share/--no-share", default=None, help="Whether it may share a GPU with others.")
-@click.option("--batch-size", type=OrNone(Typed("number", _count)), metavar="N", help="What {batch_size} stands for.")
-@click.option("--priority", type=int, metavar="N", help="Higher ones start first.")
-@click.option("--after", "after_ids", type=JobName(), multiple=True, metavar="JOB",
-              help="Start when these have succeeded, instead of those before; or none.")  # fmt: skip
-@click.option("--after-any", type=JobName(), multiple=True, metavar="JOB",
-              help="Start when these have ended, however; or none.")  # fmt: skip
-@click.option("--retries", type=click.IntRange(0), metavar="N", help="Try again so often when it failed.")
-@click.option("--backoff", type=LENGTH, metavar="DURATION", help="Before the first retry, then doubled.")
-@click.option("--time-limit", type=OrNone(DURATION), metavar="DURATION", help="Stop it after this long; or none.")
-@click.option("--preemptible/--no-preemptible", default=None, help="Whether it may make room for others.")
-@click.option("--on-loss", type=click.Choice(["retry", "hold"]), help="When its machine was lost.")
+@job_options("edit")
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set this variable too.")
 @click.option("--no-env", "unset", multiple=True, metavar="NAME", help="Do not set this variable any more.")
 @click.option("--directory", metavar="DIR", help="Where it runs.")
-@click.option("--pin/--no-pin", default=None, help="Whether it runs the code as it was committed at its submission.")
 @policy_options_with(flags={"--after": "--idle-after"})
 @click.option("--from", "file", metavar="FILE", help="Take it from a text as the editor shows it.")
 @click.pass_context
@@ -97,7 +65,9 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
     JOB is an id, the beginning of one, or the name of a job or a sweep. What no option names stays as it is. COMMAND is
     what it runs instead, as with `stoker submit`: one word is text for the shell.
     """
-    given = {name: options[name] for name in options if _was_typed(context, name)}
+    typed = {name: options[name] for name in options if _was_typed(context, name)}
+    rule = {f"{_RULE}{name}": typed.pop(name) for name in setting_keys() if name in typed}
+    given = without_none(job_values(typed)) | typed | rule
     if (words := context.meta.get(_WORDS)) is not None:
         if "command" in given:
             raise BadInputError("the command is either in --command or behind --: leave one of them out")
@@ -145,27 +115,17 @@ def _check(job: "Job", wanted: Mapping[str, Any]) -> None:
 
 def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, object]:
     """What the options change in this job, by the names of its fields."""
-    wanted: dict[str, object] = {}
-    rules = {name: value for name, value in given.items() if name in setting_keys()}
-    for name, value in given.items():
-        match name:
-            case "after_ids" | "after_any":
-                wanted["after" if name == "after_ids" else name] = _needed(store, value)
-            case "tags":
-                wanted["tags"] = () if value == (NONE,) else value
-            case "variables" | "unset":
-                wanted["environment"] = _environment(job, given)
-            case "directory":
-                wanted["directory"] = _directory(value)
-            case _ if name in rules:
-                wanted["policy"] = changed(job.policy, rules)
-            case _:
-                wanted[name] = None if value == NONE and name in {"memory", "time_limit", "batch_size"} else value
-    return {field: value for field, value in wanted.items() if getattr(job, field) != value}
-
-
-def _needed(store: "Store", words: tuple[str, ...]) -> tuple[str, ...]:
-    return () if words == (NONE,) else tuple(dict.fromkeys(job.id for word in words for job in store.named(word)))
+    wanted: dict[str, object] = {name: given[name] for name in FIELDS if name in given}
+    for name in wanted.keys() & {"after", "after_any"}:
+        wanted[name] = store.ids_of(given[name])
+    if "directory" in wanted:
+        wanted["directory"] = working_directory(given["directory"])
+    if given.keys() & {"variables", "unset"}:
+        wanted["environment"] = _environment(job, given)
+    rule = {name.removeprefix(_RULE): value for name, value in given.items() if name.startswith(_RULE)}
+    if rule:
+        wanted["policy"] = changed(job.policy, rule)
+    return {name: value for name, value in wanted.items() if FIELDS[name].value(job) != value}
 
 
 def _environment(job: "Job", given: Mapping[str, Any]) -> dict[str, str]:
@@ -181,16 +141,8 @@ def _environment(job: "Job", given: Mapping[str, Any]) -> dict[str, str]:
     return environment
 
 
-def _directory(text: str) -> str:
-    from stoker.queue.provenance import working_directory
-
-    return str(working_directory(text))
-
-
 def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | None) -> int:
     """Takes the changes from a file, or lets a person write them."""
-    from stoker.cli.verbs.edit import changes_in, edited_text, kept, text_of
-
     if file is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadInputError("what is to be changed? Say it by an option such as --priority 5 (there is no terminal)")
     if len(jobs) != 1:
@@ -211,86 +163,62 @@ def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | No
     return tell(report, "edited", request, AMONG)
 
 
-# What was the case when it was submitted is no wish that could be changed. How a job is fitted is a nested matter that
-# `submit --fit-with` understands; whoever wants another size sets batch_size.
-FACTS: Final = ("commit", "dirty", "fit", "submitter")
-DURATIONS: Final = ("backoff", "time_limit")
+# How a job is fitted is nested: `submit --fit-with` sets it, and `batch_size` replaces it.
+_NOT_AS_TEXT: Final = ("fit",)
 OFF: Final = "off"
 """What stands for no value in a policy: TOML has none."""
-EXAMPLES: Final = {"memory": '"20GiB"', "time_limit": '"12h"', "batch_size": "64"}
 
 
 def written(job: "Job") -> str:
     """The text: what has no value stands there as a comment with an example."""
     lines = [f"# Job {job.id}, {job.state}. A line that is taken out goes back to its default."]
     tables = []
-    for field in editable():
-        value = getattr(job, field)
+    for field in _as_text_fields():
+        value = field.value(job)
         if isinstance(value, dict):
-            tables += ["", f"[{field}]", *(f"{_string(key)} = {_scalar(each)}" for key, each in value.items())]
+            tables += ["", f"[{field.name}]", *(f"{_string(key)} = {_scalar(each)}" for key, each in value.items())]
         elif value is None:
-            lines.append(f"# {field} = {EXAMPLES.get(field, '...')}")
+            lines.append(f"# {field.name} = {_scalar(field.example or '...')}")
         else:
-            lines.append(f"{field} = {_in_units(field, value)}")
+            lines.append(f"{field.name} = {_in_toml(field, value)}")
     return "\n".join([*lines, *tables]) + "\n"
 
 
 def changes_in(text: str, job: "Job") -> dict[str, object]:
     """The fields that the text gives another value than the job has."""
-    asked = _understood(text)
-    return {field: getattr(asked, field) for field in editable() if getattr(asked, field) != getattr(job, field)}
-
-
-def editable() -> list[str]:
-    from stoker.queue import JobSpec
-
-    return [field for field in JobSpec.__struct_fields__ if field not in FACTS]
-
-
-def _understood(text: str) -> "JobSpec":
-    from stoker.queue import JobSpec
-
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInputError(f"that is not TOML: {error}") from None
-    if unknown := set(values) - set(editable()):
+    known = {field.name: field for field in _as_text_fields()}
+    if unknown := values.keys() - known.keys():
         raise BadInputError(f"a job has no {min(unknown)!r} that could be edited")
-    try:
-        return msgspec.convert({field: _plain(field, value) for field, value in values.items()}, JobSpec)
-    except msgspec.ValidationError as error:
-        raise BadInputError(_in_words(error)) from None
+    asked = spec_of({name: _plain(known[name], value) for name, value in values.items()})
+    return {name: field.value(asked) for name, field in known.items() if field.value(asked) != field.value(job)}
 
 
-def _in_words(error: msgspec.ValidationError) -> str:
-    """`Expected `int`, got `str` - at `$.gpus`` as a person would say it."""
-    said, _, where = str(error).replace("`", "").partition(" - at $.")
-    if "required field" in said:
-        return "a job needs a command: none was given"
-    return f"{where}: {said[:1].lower()}{said[1:]}" if where else said
+def _as_text_fields() -> list[JobField]:
+    return [FIELDS[name] for name in editable() if name not in _NOT_AS_TEXT]
 
 
-def _plain(field: str, value: object) -> object:
-    """Bytes and seconds, where they were written with a unit."""
-    if field == "policy" and isinstance(value, dict):
+def _plain(field: JobField, value: object) -> object:
+    """The value of a field, where it was written with a unit."""
+    if field.name == "policy" and isinstance(value, dict):
         return {key: None if each == OFF else each for key, each in value.items()}
-    if not isinstance(value, str) or field not in {"memory", *DURATIONS}:
+    if not field.kind.has_unit or not isinstance(value, str):
         return value
     try:
-        return parse_memory(value) if field == "memory" else parse_duration(value)
+        return field.kind.read(value)
     except BadInputError as error:
-        raise BadInputError(f"{field}: {error}") from None
+        raise BadInputError(f"{field.name}: {error}") from None
 
 
-def _in_units(field: str, value: Any) -> str:
+def _in_toml(field: JobField, value: Any) -> str:
     """With its unit where that says exactly the same."""
-    if field == "memory":
-        readable = format_memory(value).replace(" ", "")
-        return _string(readable if parse_memory(readable) == value else f"{value}B")
-    if field in DURATIONS:
-        readable = format_duration(value)
-        return _string(readable) if parse_duration(readable) == value else repr(float(value))
-    if field == "command" and isinstance(value, str) and "\n" in value:
+    if field.kind.has_unit:
+        written = field.kind.write(value)
+        return _string(written) if field.kind.read(written) == value else repr(value)
+    if field.name == "command" and isinstance(value, str) and "\n" in value:
         return _several_lines(value)
     if isinstance(value, tuple):
         return f"[{', '.join(map(_string, value))}]"

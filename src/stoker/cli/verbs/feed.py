@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from stoker.cli.options.common import DURATION, MEMORY, Typed
+from stoker.cli.options.common import DURATION, Typed
+from stoker.cli.options.job import check_share, job_options, job_values
 from stoker.cli.options.queue import opened_or_created, queue_option
 from stoker.errors import BadInputError, StokerError
 
@@ -28,30 +29,9 @@ def _columns(text: str) -> Any:
     return parse_columns(text)
 
 
-def job_options(command: F) -> F:
+def feed_options(command: F) -> F:
     """What every job of a feed asks for."""
     options = (
-        click.option(
-            "--gpus", type=click.IntRange(0), default=1, metavar="N", help="GPUs for each job [1]; 0 for none."
-        ),
-        click.option("--memory", type=MEMORY, metavar="SIZE", help="Memory that each needs on each GPU, like 20GiB."),
-        click.option("--share", is_flag=True, help="They may share a GPU with others; wants --memory."),
-        click.option("--priority", type=int, default=0, metavar="N", help="Higher ones start first [0]."),
-        click.option("--tag", "tags", multiple=True, metavar="TEXT", help="To find them by. May be repeated."),
-        click.option(
-            "--retries",
-            type=click.IntRange(0),
-            default=0,
-            metavar="N",
-            help="Try each again so often when it failed [0].",
-        ),
-        click.option("--time-limit", type=DURATION, metavar="DURATION", help="Stop each after this long in any case."),
-        click.option(
-            "--preemptible", is_flag=True, help="They may be stopped, and started again, when others need GPUs."
-        ),
-        click.option(
-            "--batch-size", type=click.IntRange(1), metavar="N", help="What {batch_size} in commands stands for."
-        ),
         click.option("--fit", "fits", is_flag=True, help="Find the largest batch size that fits for each first."),
         click.option("--fit-with", metavar="TEXT", help="The same with options of `stoker fit`, in one word."),
         click.option(
@@ -70,7 +50,7 @@ def job_options(command: F) -> F:
     )
     for option in reversed(options):
         command = option(command)
-    return command
+    return job_options("feed")(command)
 
 
 @click.group("feed")
@@ -84,7 +64,7 @@ def feed_command() -> None:
     "--finished", type=click.Path(path_type=Path), metavar="FILE", help="Append commands that succeeded to it."
 )
 @click.option("--as", "name", metavar="NAME", help="Remember lines under this name instead of the file's path.")
-@job_options
+@feed_options
 def file_command(
     path: Path, finished: Path | None, name: str | None, once: bool, queue_url: str | None, **asked: Any
 ) -> int:
@@ -144,7 +124,7 @@ def _check_finished(path: Path, finished: Path) -> None:
     help="What is written beside each row, or off [state=D,gpu=E,id=F,link=G].",
 )
 @click.option("--every", type=DURATION, default="15s", metavar="DURATION", help="How often to look at the sheet [15s].")
-@job_options
+@feed_options
 def sheet_command(
     key: str,
     credentials: Path,
@@ -193,22 +173,22 @@ def _sheet_feed(
     return SheetFeed(sheet, layout, intake, lambda: opened_or_created(queue_url), Voice())
 
 
-def _intake(asked: dict[str, Any]) -> "Intake":
+def _intake(options: dict[str, Any]) -> "Intake":
     from stoker.feeds.intake import Intake
-    from stoker.queue.model import NewJob, check
+    from stoker.queue.fields import check, spec_of
     from stoker.queue.provenance import check_environment, kept_environment, login_name, working_directory
 
     environment = kept_environment()
     check_environment(environment)
-    directory = working_directory(asked.pop("directory"))
-    fits, fit_with, retries_oom = asked.pop("fits"), asked.pop("fit_with"), asked.pop("retries_oom")
-    append = asked.pop("append")
-    fit = {}
-    if fits or fit_with is not None:
+    asked = job_values(options)
+    check_share(asked)
+    if options["fits"] or options["fit_with"] is not None:
         from stoker.cli.options.fit import fit_of
 
-        fit = fit_of(fit_with or "", retries_oom, (), asked["batch_size"], asked["gpus"])
-    who = login_name()
-    pattern = NewJob(command="-", directory=directory, environment=environment, fit=fit, submitter=who, **asked)
+        asked["fit"] = fit_of(options["fit_with"] or "", options["retries_oom"], (), asked["batch_size"], asked["gpus"])
+    directory = working_directory(options["directory"])
+    pattern = spec_of(
+        {**asked, "command": "-", "directory": directory, "environment": environment, "submitter": login_name()}
+    )
     check(pattern)
-    return Intake(pattern, append)
+    return Intake(pattern, options["append"])

@@ -8,7 +8,8 @@ import click
 from stoker.cli.options.queue import opened, queue_option
 from stoker.cli.options.selection import TagName, state_choice
 from stoker.queue.explanation import Surroundings, Why, explain
-from stoker.queue.model import ENDED, Job, Order, State
+from stoker.queue.fields import State
+from stoker.queue.model import ENDED, Job, Order
 
 if TYPE_CHECKING:
     from stoker.queue import Store

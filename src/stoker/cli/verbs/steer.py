@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from stoker.cli.options.queue import opened, queue_option
 from stoker.cli.options.selection import JobName, Selection, TagName, state_choice
 from stoker.errors import BadInputError
-from stoker.queue.model import Job, Place, Side, State
+from stoker.queue.fields import State
+from stoker.queue.model import Job, Place, Side
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, label, moving, moving_beside, why_not_any_more
 
 if TYPE_CHECKING:

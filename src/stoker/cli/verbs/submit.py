@@ -2,22 +2,24 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from stoker.cli.options.common import DURATION, MEMORY, Typed
-from stoker.cli.options.policy import LENGTH, policy_options_with
+from stoker.cli.options.common import Typed
+from stoker.cli.options.job import check_share, job_options, job_values
+from stoker.cli.options.policy import policy_options_with
 from stoker.cli.options.queue import opened, opened_or_created, queue_option
-from stoker.cli.options.selection import JobName, TagName
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, wants_batch_size
+from stoker.queue.fields import JobSpec, command_text, spec_of
+from stoker.queue.provenance import check_environment, kept_environment, submitted_from
 from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, variants
-from stoker.rules.registry import policies_of, setting_keys, stored_form
+from stoker.rules.registry import policies_of, stored_form
 
 if TYPE_CHECKING:
-    from stoker.queue import NewJob, Store
+    from stoker.queue import Store
 
 SWEEP: Final = Typed("sweep", parse_sweep)
 
@@ -28,47 +30,11 @@ SWEEP: Final = Typed("sweep", parse_sweep)
     epilog="One word is text for the shell, several are a command that needs none. {id}, {gpus} and {batch_size} in it "
     "are filled in when the job starts; {{id}} stands for {id} itself.",
 )
-@click.option("--name", default="", metavar="TEXT", help="What people call it; ids are given by the queue.")
-@click.option("--tag", "tags", multiple=True, type=TagName(), metavar="TEXT", help="To find it by. May be repeated.")
-@click.option("--gpus", type=click.IntRange(0), default=1, metavar="N", help="How many GPUs it needs [1]; 0 for none.")
-@click.option("--memory", type=MEMORY, metavar="SIZE", help="How much memory it needs on each GPU, like 20GiB.")
-@click.option("--share", is_flag=True, help="It may share a GPU with others; needs --memory.")
-@click.option("--priority", type=int, default=0, metavar="N", help="Higher ones start first [0].")
-@click.option(
-    "--after",
-    "after_ids",
-    multiple=True,
-    type=JobName(),
-    metavar="JOB",
-    help="Start when that job succeeded. May be repeated.",
-)
-@click.option(
-    "--after-any",
-    multiple=True,
-    type=JobName(),
-    metavar="JOB",
-    help="Start when that job ended, however. May be repeated.",
-)
-@click.option(
-    "--retries", type=click.IntRange(0), default=0, metavar="N", help="Try again so often when it failed [0]."
-)
-@click.option(
-    "--backoff", type=LENGTH, default=30.0, metavar="DURATION", help="Before the first retry, then doubled [30s]."
-)
-@click.option("--time-limit", type=DURATION, metavar="DURATION", help="Stop it after this long in any case.")
-@click.option(
-    "--preemptible", is_flag=True, help="It may be stopped, and started again later, when others need its GPUs."
-)
-@click.option(
-    "--on-loss", type=click.Choice(["retry", "hold"]), default="retry", help="When its machine was lost [retry]."
-)
-@click.option("--hold", "held", is_flag=True, help="Do not start it before `stoker release`.")
+@job_options("submit")
 @click.option("--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or copy it from here.")
 @click.option("--bare-env", is_flag=True, help="Do not keep the active virtualenv or conda environment.")
 @click.option("--directory", metavar="DIR", help="Where it runs [here].")
-@click.option("--pin", is_flag=True, help="Run the code as committed now, in a snapshot of its own.")
 @click.option("--allow-dirty", is_flag=True, help="With --pin: leave out changes that are not committed.")
-@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="What {batch_size} in the command stands for.")
 @click.option("--fit", "fits", is_flag=True, help="Find the largest batch size that fits first, and run with it.")
 @click.option("--fit-with", metavar="TEXT", help="The same with options of `stoker fit`: --fit-with '--margin 5%'.")
 @click.option(
@@ -90,15 +56,10 @@ def submit_command(
     words: tuple[str, ...],
     file: str | None,
     sweeps: tuple[Sweep, ...],
-    name: str,
-    after_ids: tuple[str, ...],
-    after_any: tuple[str, ...],
     variables: tuple[str, ...],
     bare_env: bool,
     directory: str | None,
-    pin: bool,
     allow_dirty: bool,
-    batch_size: int | None,
     fits: bool,
     fit_with: str | None,
     retries_oom: int,
@@ -111,22 +72,28 @@ def submit_command(
     commands = _commands(words, file)
     check_sweeps(sweeps, len(commands))
     is_fitted = fits or fit_with is not None
-    if batch_size is None and not is_fitted and not any(sweep.name == "batch_size" for sweep in sweeps):
+    asked = job_values(options)
+    check_share(asked)
+    if asked["batch_size"] is None and not is_fitted and not any(sweep.name == "batch_size" for sweep in sweeps):
         _refuse_open_batch_size(commands)
-    asked = _asked(options) | {"environment": _environment(variables, bare_env)}
-    asked |= _place(directory, pin, allow_dirty)
-    if batch_size is not None:
-        asked["batch_size"] = batch_size
+    asked["policy"] = stored_form(policies_of(options))
+    asked["environment"] = _environment(variables, bare_env)
+    asked |= submitted_from(directory, asked["pin"], allow_dirty)
     if is_fitted:
         from stoker.cli.options.fit import fit_of
 
-        asked["fit"] = fit_of(fit_with or "", retries_oom, commands, batch_size, options["gpus"])
-    jobs = list(_jobs(commands, sweeps, name, asked))
+        asked["fit"] = fit_of(fit_with or "", retries_oom, commands, asked["batch_size"], asked["gpus"])
+    name, needs = asked.pop("name"), {field: asked.pop(field) for field in ("after", "after_any")}
+    jobs = [
+        spec_of({**asked, "command": variant.command, "name": variant.name})
+        for template in commands
+        for variant in variants(template, name, sweeps)
+    ]
     if dry_run:
-        _rehearse(jobs, (after_ids, after_any), queue_url, as_json)
+        _rehearse(jobs, needs, queue_url, as_json)
         return 0
     with opened_or_created(queue_url) as store:
-        ids = store.submit(_depending(store, jobs, after_ids, after_any))
+        ids = store.submit(_depending(store, jobs, needs))
         _print_submitted(store, ids, as_json)
         _advise(store)
     return 0
@@ -154,17 +121,7 @@ def _refuse_open_batch_size(commands: Sequence[Command]) -> None:
         )
 
 
-def _asked(options: dict[str, Any]) -> dict[str, Any]:
-    """What the remaining options ask for, by the names that a job has for it."""
-    if options["share"] and options["memory"] is None:
-        raise BadInputError("--share needs --memory: how much of a GPU does the job take?")
-    rules = {key: options.pop(key) for key in setting_keys() if key in options}
-    return options | {"policy": stored_form(policies_of(rules))}
-
-
 def _environment(variables: tuple[str, ...], bare: bool) -> dict[str, str]:
-    from stoker.queue.provenance import check_environment, kept_environment
-
     added = {} if bare else kept_environment()
     for written in variables:
         name, equals, value = written.partition("=")
@@ -177,59 +134,30 @@ def _environment(variables: tuple[str, ...], bare: bool) -> dict[str, str]:
     return added
 
 
-def _place(directory: str | None, pin: bool, allow_dirty: bool) -> dict[str, Any]:
-    """Where it runs, which code is there, and who wants it."""
-    from stoker.queue.provenance import check_pin, checkout_of, login_name, working_directory
-
-    where = working_directory(directory)
-    found = checkout_of(where, to_pin=pin)
-    if pin:
-        check_pin(where, found, allow_dirty=allow_dirty)
-    return {
-        "directory": where,
-        "commit": found.commit,
-        "dirty": found.dirty,
-        "pin": pin,
-        "submitter": login_name(),
-    }
-
-
-def _jobs(commands: Sequence[Command], sweeps: Sequence[Sweep], name: str, asked: dict[str, Any]) -> "Iterator[NewJob]":
-    from stoker.queue import NewJob
-
-    for template in commands:
-        for variant in variants(template, name, sweeps):
-            yield NewJob(command=variant.command, name=variant.name, **asked)
-
-
-def _depending(store: "Store", jobs: "list[NewJob]", after: Sequence[str], after_any: Sequence[str]) -> "list[NewJob]":
-    if not after and not after_any:
+def _depending(store: "Store", jobs: list[JobSpec], needs: Mapping[str, Sequence[str]]) -> list[JobSpec]:
+    """The jobs with the ids of those that they come after."""
+    if not any(needs.values()):
         return jobs
     from msgspec.structs import replace
 
-    needs = tuple(dict.fromkeys(job.id for text in after for job in store.named(text)))
-    needs_any = tuple(dict.fromkeys(job.id for text in after_any for job in store.named(text)))
-    return [replace(job, after=needs, after_any=needs_any) for job in jobs]
+    ids: dict[str, Any] = {field: store.ids_of(words) for field, words in needs.items()}
+    return [replace(job, **ids) for job in jobs]
 
 
-def _rehearse(
-    jobs: "list[NewJob]", needs: tuple[Sequence[str], Sequence[str]], queue_url: str | None, as_json: bool
-) -> None:
+def _rehearse(jobs: list[JobSpec], needs: Mapping[str, Sequence[str]], queue_url: str | None, as_json: bool) -> None:
     """Says what would be submitted. No queue is made for that."""
-    from stoker.queue.model import check
+    from stoker.queue.fields import check
 
     for job in jobs:
         check(job)
-    if any(needs):
+    if any(needs.values()):
         with opened(queue_url) as store:
-            jobs = _depending(store, jobs, *needs)
+            jobs = _depending(store, jobs, needs)
     if as_json:
         _print_json(jobs)
         return
-    import shlex
-
     for job in jobs:
-        sys.stdout.write((job.command if isinstance(job.command, str) else shlex.join(job.command)) + "\n")
+        sys.stdout.write(command_text(job.command) + "\n")
     sys.stderr.write(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} would be submitted\n")
 
 

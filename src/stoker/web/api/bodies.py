@@ -1,18 +1,13 @@
-"""What requests hold: checked here for their shape, and for their meaning by `stoker.web.submission`."""
+"""The bodies of requests: their shape is checked here, their meaning by `stoker.web.submission`."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from stoker.queue.commands import LONGEST_COMMAND
-from stoker.queue.model import LONGEST_LABEL
-from stoker.web.submission import Wanted
+from stoker.queue.fields import FIELDS, LONGEST_LABEL, LONGEST_SECONDS
+from stoker.web.submission import settable
 
-# As far as the queue's numbers go.
-Count = Annotated[int, Field(ge=0, lt=2**31)]
-Bytes = Annotated[int, Field(ge=0, lt=2**63)]
-# Ten years.
-Seconds = Annotated[float, Field(ge=0, le=10 * 365 * 86400, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS, allow_inf_nan=False)]
 # `90s`, `20GiB`, `5%`: no sensible one is longer.
 Written = Annotated[str, Field(max_length=40)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -47,45 +42,55 @@ class FitBody(Body):
     """How often it is started again, smaller, when it runs out of memory later."""
 
 
-class Asking(Body):
-    """What a job asks for. What is left out stays as it is, or as usual; null says that there is none of it."""
+def fields_body(*, at_submission: bool) -> type[Body]:
+    """The fields of a job that a request may set; all may be left out, and null says that there is none of it."""
+    fields: dict[str, Any] = {
+        name: (
+            _pydantic(FIELDS[name].kind.json) | None,
+            Field(
+                None, description=FIELDS[name].help, examples=[FIELDS[name].example] if FIELDS[name].example else None
+            ),
+        )
+        for name in settable(at_submission=at_submission)
+    }
+    return create_model("JobFields", __base__=Body, **fields)
 
-    command: (
-        Annotated[str, Field(max_length=LONGEST_COMMAND)] | Annotated[list[Value], Field(max_length=10_000)] | None
-    ) = Field(None, examples=["python train.py --lr 1e-3"])
-    """Text for the shell, or the words of a command that needs none."""
-    name: Label | None = None
-    """What people call it."""
-    tags: Annotated[list[Label], Field(max_length=100)] | None = None
-    gpus: Count | None = Field(None, examples=[1])
-    """How many GPUs it needs; 0 for none."""
-    memory: Bytes | Written | None = Field(None, examples=["20GiB"])
-    """On each GPU: bytes, or text like `20GiB`."""
-    share: bool | None = None
-    """Whether it may share a GPU with others; needs `memory`."""
-    priority: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = None
-    """Higher ones start first."""
-    after: Annotated[list[JobName], Field(max_length=1000)] | None = None
-    """Jobs that must have succeeded before: ids, their beginnings, or names."""
-    after_any: Annotated[list[JobName], Field(max_length=1000)] | None = None
-    """Jobs that must have ended before, however."""
-    retries: Count | None = None
-    """How often it is tried again when it failed."""
-    backoff: Seconds | Written | None = Field(None, examples=["30s"])
-    """Before the first retry: seconds, or text like `30s`; then doubled."""
-    time_limit: Seconds | Written | None = Field(None, examples=["2h"])
-    """It is stopped after this long in any case."""
-    directory: Annotated[str, Field(max_length=4096)] | None = Field(None, examples=["/home/me/project"])
-    """Where it runs: an absolute path on the machine that will run it."""
-    environment: dict[str, Value] | None = None
-    """What is added to the worker's own environment. `***`, as values that look like secrets are shown, keeps the
-    value that the job has."""
-    preemptible: bool | None = None
-    """Whether it may be stopped, and started again later, when others need its GPUs."""
-    on_loss: Literal["retry", "hold"] | None = None
-    """What becomes of it when its machine was lost."""
-    batch_size: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """What `{batch_size}` in the command stands for."""
+
+def _pydantic(hint: Any) -> Any:
+    """The same type with pydantic's limits in the place of msgspec's."""
+    arguments = get_args(hint)
+    if get_origin(hint) is Annotated:
+        limits: dict[str, Any] = {}
+        for meta in arguments[1:]:
+            limits |= {name: getattr(meta, name) for name in _LIMITS if getattr(meta, name) is not None}
+        inner = _pydantic(arguments[0])
+        if inner is float:
+            limits["allow_inf_nan"] = False
+        return Annotated[inner, Field(**limits)]
+    if not arguments or get_origin(hint) is Literal:
+        return hint
+    inside = tuple(map(_pydantic, arguments))
+    origin = get_origin(hint)
+    return origin[inside] if isinstance(origin, type) and origin in {dict, list} else Union[inside]  # noqa: UP007 - made while it runs
+
+
+_LIMITS = ("gt", "ge", "lt", "le", "min_length", "max_length")
+
+if TYPE_CHECKING:
+
+    class _Submitted(Body):
+        """Made while the program runs."""
+
+    class _Changed(Body):
+        """The same."""
+
+else:
+    _Submitted, _Changed = fields_body(at_submission=True), fields_body(at_submission=False)
+
+
+class IdleBody(Body):
+    """The parts of a job that are asked for in other words than they are kept."""
+
     fit: bool | FitBody | None = None
     """Whether the largest batch size that fits is found first; or how."""
     idle: bool | Literal["on", "off"] | None = None
@@ -96,25 +101,11 @@ class Asking(Body):
     """A GPU is idle while its utilization stays below this."""
     idle_after: Seconds | Written | None = None
     """The window begins after this long."""
-    policy: dict[str, str | int | float | bool | None] | None = None
-    """The settings of all rules as a job keeps them; `{"idle": false}` turns the idle rule off. Leave it out beside
-    the four above."""
-
-    def wanted(self) -> Wanted:
-        """Only what was said."""
-        said: dict[str, Any] = {
-            name: getattr(self, name) for name in self.model_fields_set & set(Wanted.__struct_fields__)
-        }
-        if isinstance(self.fit, FitBody):
-            said["fit"] = self.fit.model_dump(exclude_unset=True)
-        return Wanted(**said)
 
 
-class SubmitBody(Asking):
+class SubmitBody(IdleBody, _Submitted):
     """One command; with `sweep`, one job for each combination of values."""
 
-    held: bool = False
-    """Whether it waits for a release."""
     sweep: dict[Label, Value | Annotated[list[Value], Field(min_length=1, max_length=1000)]] | None = Field(
         None, examples=[{"lr": "1e-3,1e-4", "seed": "1..5"}]
     )
@@ -125,8 +116,16 @@ class SubmitBody(Asking):
     """Say what would be submitted, and do nothing."""
 
 
-class ChangeBody(Asking):
+class ChangeBody(IdleBody, _Changed):
     """What is to be changed in what a job asks for. A job that runs cannot be changed."""
+
+
+def said(body: BaseModel) -> dict[str, object]:
+    """Only what was said."""
+    told = {name: getattr(body, name) for name in body.model_fields_set if name != "dry_run"}
+    if isinstance(told.get("fit"), FitBody):
+        told["fit"] = told["fit"].model_dump(exclude_unset=True)
+    return told
 
 
 class RetryBody(Body):

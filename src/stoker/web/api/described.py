@@ -9,10 +9,12 @@ import inspect
 import itertools
 import textwrap
 import types
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from pydantic import BaseModel, Field, create_model
+
+from stoker.queue.fields import JobField
 
 
 @functools.cache
@@ -22,7 +24,8 @@ def described(struct: type[msgspec.Struct]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for name, hint in get_type_hints(struct, include_extras=True).items():
         if name in struct.__struct_fields__:
-            fields[name] = (_model_type(hint), Field(description=words.get(name)))
+            stated = next((meta.help for meta in getattr(hint, "__metadata__", ()) if isinstance(meta, JobField)), None)
+            fields[name] = (_model_type(hint), Field(description=stated or words.get(name)))
     model: type[BaseModel] = create_model(struct.__name__, __doc__=inspect.getdoc(struct), **fields)
     return model
 
@@ -32,6 +35,8 @@ def _model_type(hint: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return described(hint)
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _model_type(arguments[0])
     if not arguments or origin is Literal:
         return hint
     inner = tuple(argument if argument is Ellipsis else _model_type(argument) for argument in arguments)

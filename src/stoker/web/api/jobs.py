@@ -1,6 +1,6 @@
 """`/jobs`: list them, put new ones in, look at one, and change what one asks for."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query
@@ -8,10 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.queue.explanation import Why
-from stoker.queue.model import Job, JobSpec, State
+from stoker.queue.fields import JobSpec, State
+from stoker.queue.model import Job
 from stoker.queue.store import Store
 from stoker.queue.surroundings import why
-from stoker.web.api.bodies import SubmitBody
+from stoker.web.api.bodies import SubmitBody, said
 from stoker.web.api.described import described
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.pagination import (
@@ -122,11 +123,11 @@ async def submit_jobs(
     ] = None,
 ) -> Response:
     """Puts commands into the queue: whoever may do this may run anything on the machines of the workers."""
-    wanted, sender = body.wanted(), user_of(request).name
+    wanted, sender = said(body), user_of(request).name
     pool = app_state_of(request).pool
     if body.dry_run:
         rehearsed = await pool.ask(lambda store: jobs_of(store, wanted, sender))
-        return answer_with_jobs(request, Submission(jobs=[], rehearsed=[_only_asked(job) for job in rehearsed]))
+        return answer_with_jobs(request, Submission(jobs=[], rehearsed=rehearsed))
     asked = msgspec.json.encode(body.model_dump(mode="json", exclude_unset=True), order="sorted")
 
     def submit(store: Store) -> Submitted:
@@ -139,11 +140,6 @@ async def submit_jobs(
         return answer_with_jobs(request, submission, headers={REPLAYED: "true"})
     headers = {"Location": f"{request.url.path}/{done.jobs[0].id}"} if len(done.jobs) == 1 else None
     return answer_with_jobs(request, submission, 201, headers)
-
-
-def _only_asked(job: JobSpec) -> JobSpec:
-    fields: dict[str, Any] = {name: getattr(job, name) for name in JobSpec.__struct_fields__}
-    return JobSpec(**fields)
 
 
 @router.get(

@@ -26,14 +26,13 @@ from stoker.queue.steering import (
 )
 from stoker.queue.store import Store
 from stoker.units import format_duration
-from stoker.web.api.bodies import ChangeBody, MoveBody, RetryBody, SnoozeBody
+from stoker.web.api.bodies import ChangeBody, MoveBody, RetryBody, SnoozeBody, said
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.pagination import Done, Undo, answer, found, names_of, problems_listed
 from stoker.web.problems import ConflictError, MistakesError
-from stoker.web.reading import seconds_of
-from stoker.web.submission import changes_of
+from stoker.web.submission import changes_of, seconds_of
 
 router = APIRouter(tags=["steering"])
 
@@ -83,7 +82,7 @@ def _path(request: Request, job: Job) -> str:
 )
 async def change_job(request: Request, job: JobId, body: ChangeBody) -> Response:
     """What is left out stays as it is. A job that runs can be changed when it has ended."""
-    wanted = body.wanted()
+    wanted = said(body)
 
     def change(store: Store) -> Done:
         before = found(store, job)
@@ -270,7 +269,7 @@ async def snooze_job(request: Request, job: JobId, body: SnoozeBody) -> Response
 
 def _seconds(body: SnoozeBody) -> float:
     try:
-        return seconds_of(body.seconds) or 0.0
+        return seconds_of(body.seconds)
     except BadInputError as error:
         raise MistakesError({"seconds": str(error)}) from None
 

@@ -7,7 +7,8 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stoker.queue.model import Failure, State
+from stoker.queue.fields import State
+from stoker.queue.model import Failure
 from stoker.queue.store import Store
 from stoker.status.health import RECENT
 from stoker.web.app_state import app_state_of, user_of

@@ -12,36 +12,45 @@ from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import RedirectResponse, Response
 
 from stoker.errors import BadInputError
-from stoker.queue.model import Job, JobSpec
+from stoker.queue.fields import FIELDS, FLAG, JobField, JobSpec, seconds_text
+from stoker.queue.model import Job
 from stoker.queue.store import Store
 from stoker.status.job_text import command_text, whole_command
-from stoker.units import format_duration, format_percent
+from stoker.units import format_percent
 from stoker.web.app_state import AppState, app_state_of, user_of
 from stoker.web.problems import MistakesError
-from stoker.web.submission import Wanted, jobs_of, submit_once
+from stoker.web.submission import IDLE, jobs_of, submit_once
 from stoker.web.templating import page
 
 # More fields than the form has, and than anybody sweeps over.
 _MOST_FIELDS: Final = 200
-_BOXES: Final = ("share", "preemptible", "held", "fit", "idle")
-_TEXTS: Final = (
-    "command",
-    "name",
-    "tags",
-    "gpus",
-    "memory",
-    "directory",
-    "priority",
-    "time_limit",
-    "retries",
-    "batch_size",
-    "after",
-    "idle_for",
-    "idle_below",
-    "idle_after",
-)
-_GIB: Final = 2**30
-_MIB: Final = 2**20
+# The inputs that are no field of a job by themselves, and those that stand by themselves at the top.
+_OTHER_BOXES: Final = ("fit", "idle")
+_OTHER_TEXTS: Final = ("command", "directory", *IDLE)
+# The rows that are not folded away.
+_MAIN_ROWS: Final = ("name", "gpus")
+
+
+def inputs(*, boxes: bool) -> list[JobField]:
+    """The fields that have an input of this sort, in the order of the table."""
+    return [field for field in FIELDS.values() if field.form is not None and (field.kind is FLAG) == boxes]
+
+
+def rows(*, main: bool) -> list[list[JobField]]:
+    """The text inputs, those of one row together."""
+    found: dict[str, list[JobField]] = {}
+    for field in inputs(boxes=False):
+        if field.form is not None and (field.form.row in _MAIN_ROWS) == main:
+            found.setdefault(field.form.row, []).append(field)
+    return list(found.values())
+
+
+def _texts() -> list[str]:
+    return [*_OTHER_TEXTS, *(field.name for field in inputs(boxes=False))]
+
+
+def _boxes() -> list[str]:
+    return [*_OTHER_BOXES, *(field.name for field in inputs(boxes=True))]
 
 
 class SweepRow(msgspec.Struct, frozen=True):
@@ -62,35 +71,24 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def empty(directory: str, key: str) -> Form:
+    filled = {field.name: _text(field, field.default) for field in inputs(boxes=False)}
     return Form(
-        texts=dict.fromkeys(_TEXTS, "") | {"gpus": "1", "directory": directory}, ticked=frozenset({"idle"}), key=key
+        texts=dict.fromkeys(_texts(), "") | filled | {"directory": directory}, ticked=frozenset({"idle"}), key=key
     )
 
 
 def like(job: Job, key: str, *, whole: bool = True) -> Form:
     """The form as it would have been filled in for this job; not `whole`: without the secrets in its command."""
-    texts = dict.fromkeys(_TEXTS, "") | {
+    texts = {
         "command": whole_command(job) if whole else command_text(job),
-        "name": job.name,
-        "tags": ", ".join(job.tags),
-        "gpus": str(job.gpus),
-        "memory": _memory(job.memory),
         "directory": job.directory,
-        "priority": _number(job.priority),
-        "time_limit": "" if job.time_limit is None else _seconds(job.time_limit),
-        "retries": _number(job.retries),
-        "batch_size": "" if job.batch_size is None else str(job.batch_size),
-        "after": ", ".join(job.after),
+        **{field.name: _text(field, field.value(job)) for field in inputs(boxes=False)},
         "idle_for": _seconds(job.policy.get("window")),
         "idle_below": _share(job.policy.get("below")),
         "idle_after": _seconds(job.policy.get("after")),
     }
-    boxes = {
-        "share": job.share,
-        "preemptible": job.preemptible,
-        "fit": bool(job.fit),
-        "idle": job.policy.get("idle", True) is not False,
-    }
+    boxes = {field.name: bool(field.editable_in) and field.value(job) for field in inputs(boxes=True)}
+    boxes |= {"fit": bool(job.fit), "idle": job.policy.get("idle") is not False}
     return Form(texts=texts, ticked=frozenset(box for box, on in boxes.items() if on), again=job.id, key=key)
 
 
@@ -105,27 +103,27 @@ def sent(body: bytes) -> Form:
     rows = [SweepRow(name, value) for name, value in zip(names, values, strict=False) if name or value]
     return Form(
         # Browsers end lines as on a typewriter; shells do not.
-        texts={field: said.get(field, "").replace("\r\n", "\n") for field in _TEXTS},
-        ticked=frozenset(box for box in _BOXES if box in said),
+        texts={field: said.get(field, "").replace("\r\n", "\n") for field in _texts()},
+        ticked=frozenset(box for box in _boxes() if box in said),
         sweep=tuple(rows),
         again=said.get("again", ""),
         key=said.get("key", ""),
     )
 
 
-def submission_of(form: Form, original: Form | None) -> Wanted:
+def submission_of(form: Form, original: Form | None) -> dict[str, object]:
     """What somebody wants who sent this. What still is as in the `original` is left to the job that it came from."""
-    said: dict[str, Any] = {
+    said: dict[str, object] = {
         field: text for field, text in form.texts.items() if original is None or text != original.texts[field]
     }
-    for box in _BOXES:
+    for box in _boxes():
         if original is None or (box in form.ticked) != (box in original.ticked):
             said[box] = "on" if box in form.ticked else "off"
     if form.sweep:
         said["sweep"] = "\n".join(f"{row.name}={row.values}" for row in form.sweep)
     if original is not None:
         said["again"] = form.again
-    return Wanted(**said)
+    return said
 
 
 def content(form: Form) -> bytes:
@@ -141,7 +139,7 @@ def recent_directories(jobs: Sequence[JobSpec]) -> list[str]:
 
 def beside(mistakes: Mapping[str, str]) -> dict[str, str]:
     """Mistakes by the field that they are shown at; what has none is shown above the form."""
-    shown = {*_TEXTS, *_BOXES, "sweep"}
+    shown = {*_texts(), *_boxes(), "sweep"}
     return {field: text for field, text in mistakes.items() if field in shown}
 
 
@@ -149,29 +147,19 @@ def above(mistakes: Mapping[str, str]) -> list[str]:
     return [text for field, text in mistakes.items() if field not in beside(mistakes)]
 
 
-def _number(number: int) -> str:
-    return str(number) if number else ""
+def _text(field: JobField, value: Any) -> str:
+    """So that reading it gives the same again. Most defaults are not written."""
+    if value is None or (value == field.default and field.form is not None and not field.form.filled):
+        return ""
+    return field.kind.write(value)
 
 
 def _seconds(seconds: object) -> str:
-    """So that reading it gives the same again."""
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
-        return ""
-    written = format_duration(seconds)
-    return written if seconds < 86400 and seconds == int(seconds) and int(seconds) % 60 == 0 else f"{seconds:g}s"
+    return seconds_text(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else ""
 
 
 def _share(fraction: object) -> str:
     return format_percent(fraction) if isinstance(fraction, float) else ""
-
-
-def _memory(amount: int | None) -> str:
-    if amount is None:
-        return ""
-    for unit, size in (("GiB", _GIB), ("MiB", _MIB)):
-        if amount and amount % size == 0:
-            return f"{amount // size}{unit}"
-    return str(amount)
 
 
 router = APIRouter()
@@ -237,5 +225,8 @@ def _page(request: Request, filled: Form, directories: list[str], mistakes: dict
         directories=directories,
         mistakes=beside(mistakes or {}),
         above=above(mistakes or {}),
+        main_rows=rows(main=True),
+        more_rows=rows(main=False),
+        boxes=inputs(boxes=True),
         here="submit",
     )

@@ -1,0 +1,100 @@
+"""The options of `submit`, `edit` and `feed` that set a job's fields, made from the table of fields."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeVar
+
+import click
+
+from stoker.cli.options.common import Typed
+from stoker.cli.options.selection import JobName, TagName
+from stoker.errors import BadInputError
+from stoker.queue.fields import FIELDS, FLAG, JOBS, TAGS, JobField
+
+F = TypeVar("F", bound=Callable[..., Any])
+Verb = Literal["submit", "edit", "feed"]
+
+NONE: Final = "none"
+"""What takes a value away in `edit`."""
+_PREFIX: Final = "field_"
+
+
+class OrNone(click.ParamType[Any]):
+    """A value of another type, or the word that takes the value away."""
+
+    def __init__(self, wanted: click.ParamType[Any]) -> None:
+        self.name = wanted.name
+        self._wanted = wanted
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == NONE else self._wanted.convert(value, param, ctx)
+
+
+def job_options(verb: Verb) -> Callable[[F], F]:
+    """One option for each field that has one, in the order of the table."""
+
+    def decorate(command: F) -> F:
+        for field in reversed(FIELDS.values()):
+            if _takes(verb, field):
+                command = click.option(*_names(verb, field), **_settings(verb, field))(command)
+        return command
+
+    return decorate
+
+
+def job_values(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes the values of the fields out of a verb's options."""
+    return {name.removeprefix(_PREFIX): options.pop(name) for name in list(options) if name.startswith(_PREFIX)}
+
+
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `edit`, with `none` as no value."""
+    return {name: FIELDS[name].default if value in {NONE, (NONE,)} else value for name, value in values.items()}
+
+
+def _takes(verb: Verb, field: JobField) -> bool:
+    if not field.option:
+        return False
+    return bool(field.feed_help) if verb == "feed" else verb == "submit" or bool(field.editable_in)
+
+
+def _names(verb: Verb, field: JobField) -> tuple[str, str]:
+    bare = field.option.removeprefix("--")
+    option = f"--{bare}/--no-{bare}" if verb == "edit" and field.kind is FLAG else field.option
+    return option, _PREFIX + field.name
+
+
+def _settings(verb: Verb, field: JobField) -> dict[str, Any]:
+    edits = verb == "edit"
+    default = None if edits else field.default
+    if field.kind is FLAG:
+        return {"help": _help(verb, field), "default": default, **({} if edits else {"is_flag": True})}
+    settings: dict[str, Any] = {"help": _help(verb, field), "metavar": field.kind.metavar}
+    if field.kind in (TAGS, JOBS):
+        return settings | {"multiple": True, "type": JobName() if field.kind is JOBS else TagName()}
+    settings |= {"type": Typed(field.kind.name, _reader(field)), "default": default}
+    if edits and field.default is None:
+        settings["type"] = OrNone(settings["type"])
+    return settings
+
+
+def _reader(field: JobField) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        value = field.kind.read(text)
+        field.kind.check(value)
+        return value
+
+    return read
+
+
+def _help(verb: Verb, field: JobField) -> str:
+    if verb == "edit":
+        return field.edit_help or (field.help + f" {NONE} for none." if field.default is None else field.help)
+    text = field.feed_help if verb == "feed" else field.help
+    if field.kind is FLAG or field.default in (None, "", ()):
+        return text
+    return f"{text.removesuffix('.')} [{field.kind.write(field.default)}]."
+
+
+def check_share(values: Mapping[str, Any]) -> None:
+    if values.get("share") and values.get("memory") is None:
+        raise BadInputError("--share needs --memory: how much of a GPU does the job take?")

@@ -1,0 +1,601 @@
+"""The fields of a job, each stated once: for `submit`, `edit`, feeds, the API, the form and the client."""
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from stoker.errors import BadInputError
+from stoker.queue.commands import LONGEST_COMMAND, Command, check_command
+from stoker.queue.provenance import check_environment, working_directory
+from stoker.rules.registry import Stored, policies_of
+from stoker.units import format_duration, format_memory, parse_duration, parse_memory
+
+State = Literal["queued", "held", "running", "succeeded", "failed", "cancelled"]
+
+ID: Final = re.compile(r"[0-9a-f]{8}")
+# A name or a tag is one line of a table; more belongs in the command.
+LONGEST_LABEL: Final = 200
+# Ten years: no machine runs that long, and float arithmetic stays exact far below it.
+LONGEST_SECONDS: Final = 10 * 365 * 86400.0
+NOT_RUNNING: Final[tuple[State, ...]] = ("queued", "held", "succeeded", "failed", "cancelled")
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_YES: Final = frozenset({"on", "true", "yes", "1"})
+_NO: Final = frozenset({"", "off", "false", "no", "0"})
+
+# What the API takes, as types with limits.
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+Seconds = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)]
+Written = Annotated[str, Meta(max_length=40)]
+Label = Annotated[str, Meta(max_length=LONGEST_LABEL)]
+JobName = Annotated[str, Meta(min_length=1, max_length=LONGEST_LABEL)]
+Value = Annotated[str, Meta(max_length=128 * 1024)]
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """How the values of a field are read, written and limited."""
+
+    name: str
+    read: Callable[[Any], Any]
+    """From text as people write it, or from a JSON value."""
+    write: Callable[[Any], str] = str
+    """As text that `read` understands."""
+    check: Callable[[Any], None] = lambda _value: None
+    """Raises for a value outside the limits."""
+    json: Any = Annotated[str, Meta(max_length=LONGEST_LABEL)]
+    """The type that the API takes."""
+    metavar: str = "TEXT"
+    has_unit: bool = False
+    """Whether it is written as text where a number is possible too."""
+
+
+class FormInput(msgspec.Struct, frozen=True):
+    """The input of a field in the page's form: a check box for a flag, text for everything else."""
+
+    label: str
+    hint: str = ""
+    row: str = "more"
+    """Inputs of the same row stand side by side."""
+    numeric: bool = False
+    filled: bool = False
+    """Whether the default is shown in an empty form."""
+
+
+class JobField(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of a job."""
+
+    kind: Kind
+    help: str
+    option: str = ""
+    """The option of `submit` and `edit`; empty when the verbs have their own options for it."""
+    edit_help: str = ""
+    """What `edit` says of it, where that differs."""
+    feed_help: str = ""
+    """What `feed` says of it; empty when feeds do not take it."""
+    form: FormInput | None = None
+    example: Any = None
+    editable_in: tuple[State, ...] = NOT_RUNNING
+    remote: bool = True
+    """Whether it can be set without being on the submitter's machine: by the API and the page."""
+    required: bool = False
+    """Whether blank text is refused instead of read as the default."""
+    name: str = ""
+    default: Any = None
+
+    def read(self, value: object) -> Any:
+        """The value in text or JSON. None or blank text stands for the default."""
+        if not self.required and (value is None or (isinstance(value, str) and not value.strip())):
+            return self.default
+        found = self.kind.read("" if value is None else value)
+        self.kind.check(found)
+        return found
+
+    def value(self, job: "JobSpec") -> Any:
+        """The value that a job has."""
+        return (
+            getattr(job, self.name)
+            if self.name in JobSpec.__struct_fields__
+            else job.extra.get(self.name, self.default)
+        )
+
+    def check(self, job: "JobSpec") -> None:
+        value = self.value(job)
+        if value is None and self.default is None:
+            return
+        try:
+            self.kind.check(value)
+        except BadInputError as error:
+            raise BadInputError(f"{self.name}: {error}") from None
+
+
+# Kinds
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise BadInputError(f"{str(value)[:40]!r} is not text")
+    text = value.strip()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadInputError(f"{text[:40]!a} is not text in UTF-8") from None
+    if "\0" in text:
+        raise BadInputError(f"{text[:40]!a} has the character NUL in it")
+    return text
+
+
+def _check_label(value: str) -> None:
+    if len(value) > LONGEST_LABEL or any(ord(letter) < 32 for letter in value):
+        raise BadInputError(f"{value[:40]!r} is not one line of at most {LONGEST_LABEL} letters")
+
+
+def _several(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [part for part in re.split(r"[,\s]+", value) if part]
+    return list(value) if isinstance(value, Sequence) else []
+
+
+def _check_tags(tags: Sequence[str]) -> None:
+    for tag in tags:
+        _check_label(tag)
+        if not tag:
+            raise BadInputError("a tag must not be empty")
+
+
+def _check_needs(names: Sequence[str]) -> None:
+    for needed in names:
+        if not ID.fullmatch(needed):
+            raise BadInputError(f"{needed!r} is not the id of a job")
+
+
+def _command(value: object) -> Command:
+    command: Command = value.strip() if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
+    check_command(command)
+    return command
+
+
+def command_text(command: Command) -> str:
+    """The command as a person would type it."""
+    return command if isinstance(command, str) else shlex.join(command)
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, str):
+        if not _WHOLE.fullmatch(value.strip()):
+            raise BadInputError(f"{value.strip()[:40]!r} is not a whole number")
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadInputError(f"{value!r} is not a whole number")
+    return value
+
+
+def _between(least: int, most: int) -> Callable[[int], None]:
+    def check(value: int) -> None:
+        if not least <= value <= most:
+            raise BadInputError(f"must be between {least} and {most}, not {value}")
+
+    return check
+
+
+def read_flag(value: object) -> bool:
+    """Whether it is on: `true`, or the text of a ticked check box."""
+    if not isinstance(value, str):
+        return bool(value)
+    if value.strip().lower() not in _YES | _NO:
+        raise BadInputError(f"{value[:40]!r} is neither on nor off")
+    return value.strip().lower() in _YES
+
+
+def _memory(value: object) -> int:
+    if isinstance(value, str) and not value.strip().isdecimal():
+        return parse_memory(value)
+    return _whole(value)
+
+
+def _memory_text(amount: int) -> str:
+    readable = format_memory(amount).replace(" ", "")
+    if parse_memory(readable) == amount:
+        return readable
+    return f"{amount // 2**20}MiB" if amount % 2**20 == 0 else f"{amount}B"
+
+
+def read_seconds(value: object) -> float:
+    """Seconds in text like `2h`, or a number."""
+    if isinstance(value, str):
+        return parse_duration(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise BadInputError(f"{value!r} is not a duration: write it like 90s, 5m or 1h30m")
+    return float(value)
+
+
+def seconds_text(seconds: float) -> str:
+    """As text that gives the same number of seconds again."""
+    readable = format_duration(seconds)
+    return readable if parse_duration(readable) == seconds else f"{seconds:.15f}".rstrip("0").rstrip(".") + "s"
+
+
+def check_seconds(seconds: float) -> None:
+    if not math.isfinite(seconds) or not 0 <= seconds <= LONGEST_SECONDS:
+        raise BadInputError(f"{seconds:g} s is not between zero and ten years: write it like 90s or 2h")
+
+
+def _check_limit(seconds: float) -> None:
+    check_seconds(seconds)
+    if seconds == 0:
+        raise BadInputError("must be greater than zero: leave it out for no limit")
+
+
+def _choice(*values: str) -> Kind:
+    def check(value: object) -> None:
+        if value not in values:
+            raise BadInputError(f"{str(value)[:40]!r} is not one of {', '.join(values)}")
+
+    return Kind(name="choice", read=str, check=check, json=Literal[values], metavar="|".join(values))
+
+
+def _directory(value: object) -> str:
+    path = _text(value)
+    if not path.startswith("/"):
+        raise BadInputError("a job needs a directory to start in: write an absolute path, like /home/me/project")
+    return working_directory(path)
+
+
+def _environment(value: object) -> dict[str, str]:
+    if isinstance(value, str):
+        pairs = [line.partition("=") for line in value.splitlines() if line.strip()]
+        if bare := [name for name, equals, _value in pairs if not equals]:
+            raise BadInputError(f"{bare[0][:40]!r} sets no variable: write NAME=VALUE on each line")
+        return {name.strip(): text for name, _equals, text in pairs}
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _check_policy(policy: Mapping[str, object]) -> None:
+    policies_of(policy)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadInputError(f"{str(value)[:40]!r} is not a mapping")
+    return dict(value)
+
+
+TEXT: Final = Kind(name="text", read=_text, check=_check_label, json=Label)
+TAGS: Final = Kind(
+    name="tags",
+    read=lambda value: tuple(dict.fromkeys(map(_text, _several(value)))),
+    write=", ".join,
+    check=_check_tags,
+    json=Annotated[list[Label], Meta(max_length=100)],
+)
+JOBS: Final = Kind(
+    name="jobs",
+    read=lambda value: tuple(dict.fromkeys(_several(value))),
+    write=", ".join,
+    json=Annotated[list[JobName], Meta(max_length=1000)],
+    metavar="JOB",
+)
+COMMAND: Final = Kind(
+    name="command",
+    read=_command,
+    write=command_text,
+    json=Annotated[str, Meta(max_length=LONGEST_COMMAND)] | Annotated[list[Value], Meta(max_length=10_000)],
+)
+COUNT: Final = Kind(name="number", read=_whole, check=_between(0, 2**31 - 1), json=Count, metavar="N")
+SIZE: Final = Kind(
+    name="number", read=_whole, check=_between(1, 2**31 - 1), json=Annotated[int, Meta(ge=1, lt=2**31)], metavar="N"
+)
+INTEGER: Final = Kind(
+    name="number",
+    read=_whole,
+    check=_between(1 - 2**31, 2**31 - 1),
+    json=Annotated[int, Meta(gt=-(2**31), lt=2**31)],
+    metavar="N",
+)
+MEMORY: Final = Kind(
+    name="memory",
+    read=_memory,
+    write=_memory_text,
+    check=_between(0, 2**63 - 1),
+    json=Annotated[int, Meta(ge=0, lt=2**63)] | Written,
+    metavar="SIZE",
+    has_unit=True,
+)
+DURATION: Final = Kind(
+    name="duration",
+    read=read_seconds,
+    write=seconds_text,
+    check=check_seconds,
+    json=Seconds | Written,
+    metavar="DURATION",
+    has_unit=True,
+)
+LIMIT: Final = msgspec.structs.replace(DURATION, check=_check_limit)
+FLAG: Final = Kind(name="flag", read=read_flag, write=lambda on: "on" if on else "off", json=bool)
+DIRECTORY: Final = Kind(
+    name="directory",
+    read=_directory,
+    json=Annotated[str, Meta(max_length=4096)],
+    metavar="DIR",
+)
+ENVIRONMENT: Final = Kind(name="environment", read=_environment, check=check_environment, json=dict[str, Value])
+POLICY: Final = Kind(name="policy", read=_mapping, check=_check_policy, json=dict[str, str | int | float | bool | None])
+MAPPING: Final = Kind(name="mapping", read=_mapping, json=dict[str, Any])
+FACT: Final = Kind(name="fact", read=lambda value: value, json=Any)
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asked for. Its annotations are the table of fields."""
+
+    command: Annotated[
+        str | tuple[str, ...],
+        JobField(
+            kind=COMMAND,
+            help="Text for the shell, or the words of a command that needs none.",
+            example="python train.py --lr 1e-3",
+            required=True,
+        ),
+    ]
+    directory: Annotated[
+        str,
+        JobField(
+            kind=DIRECTORY,
+            help="Where it runs: an absolute path on the machine that runs it.",
+            example="/home/me/project",
+            required=True,
+        ),
+    ] = "/"
+    environment: Annotated[
+        dict[str, str],
+        JobField(
+            kind=ENVIRONMENT,
+            help="Added to the worker's own environment. `***`, which is shown for values that look like secrets, "
+            "keeps the value that the job has.",
+        ),
+    ] = {}
+    name: Annotated[
+        str,
+        JobField(
+            kind=TEXT,
+            help="What people call it; ids are given by the queue.",
+            option="--name",
+            form=FormInput("Name", row="name"),
+        ),
+    ] = ""
+    tags: Annotated[
+        tuple[str, ...],
+        JobField(
+            kind=TAGS,
+            help="To find it by. May be repeated.",
+            option="--tag",
+            edit_help="Its tags, instead of those it has; none for none.",
+            feed_help="To find them by. May be repeated.",
+            form=FormInput("Tags", "Commas or spaces between them.", row="name"),
+        ),
+    ] = ()
+    gpus: Annotated[
+        int,
+        JobField(
+            kind=COUNT,
+            help="How many GPUs it needs; 0 for none.",
+            option="--gpus",
+            feed_help="GPUs for each job; 0 for none.",
+            form=FormInput("GPUs", "0 for none.", row="gpus", numeric=True, filled=True),
+            example=1,
+        ),
+    ] = 1
+    memory: Annotated[
+        int | None,
+        JobField(
+            kind=MEMORY,
+            help="Memory that it needs on each GPU: bytes, or text like 20GiB.",
+            option="--memory",
+            feed_help="Memory that each needs on each GPU, like 20GiB.",
+            form=FormInput("Memory per GPU", "Like `20GiB`.", row="gpus"),
+            example="20GiB",
+        ),
+    ] = None
+    share: Annotated[
+        bool,
+        JobField(
+            kind=FLAG,
+            help="It may share a GPU with others; needs --memory.",
+            option="--share",
+            edit_help="Whether it may share a GPU with others.",
+            feed_help="They may share a GPU with others; needs --memory.",
+            form=FormInput("May share a GPU with others (say how much memory)"),
+        ),
+    ] = False
+    batch_size: Annotated[
+        int | None,
+        JobField(
+            kind=SIZE,
+            help="What {batch_size} in the command stands for.",
+            option="--batch-size",
+            feed_help="What {batch_size} in commands stands for.",
+            form=FormInput("Batch size", "What `{batch_size}` stands for.", row="needs", numeric=True),
+            example=64,
+        ),
+    ] = None
+    priority: Annotated[
+        int,
+        JobField(
+            kind=INTEGER,
+            help="Higher ones start first.",
+            option="--priority",
+            feed_help="Higher ones start first.",
+            form=FormInput("Priority", "Higher ones start first; 0 is usual.", row="limits"),
+        ),
+    ] = 0
+    after: Annotated[
+        tuple[str, ...],
+        JobField(
+            kind=JOBS,
+            help="Start when that job succeeded. May be repeated.",
+            option="--after",
+            edit_help="Start when these have succeeded, instead of those before; or none.",
+            form=FormInput("After", "Ids of jobs that must have succeeded.", row="needs"),
+        ),
+    ] = ()
+    after_any: Annotated[
+        tuple[str, ...],
+        JobField(
+            kind=JOBS,
+            help="Start when that job ended, however. May be repeated.",
+            option="--after-any",
+            edit_help="Start when these have ended, however; or none.",
+        ),
+    ] = ()
+    retries: Annotated[
+        int,
+        JobField(
+            kind=COUNT,
+            help="How often it is tried again when it fails.",
+            option="--retries",
+            feed_help="How often each is tried again when it fails.",
+            form=FormInput("Retries", "When it fails.", row="limits", numeric=True),
+        ),
+    ] = 0
+    backoff: Annotated[
+        float,
+        JobField(
+            kind=DURATION,
+            help="Wait before the first retry, doubled for each further one.",
+            option="--backoff",
+            example="30s",
+        ),
+    ] = 30.0
+    time_limit: Annotated[
+        float | None,
+        JobField(
+            kind=LIMIT,
+            help="Stop it after this long in any case.",
+            option="--time-limit",
+            feed_help="Stop each after this long in any case.",
+            form=FormInput("Time limit", "Like `2h`; empty for none.", row="limits"),
+            example="12h",
+        ),
+    ] = None
+    policy: Annotated[
+        Stored,
+        JobField(
+            kind=POLICY,
+            help='The settings of its rules as a job keeps them; `{"idle": false}` turns the idle rule off.',
+        ),
+    ] = {}
+    fit: Annotated[
+        dict[str, Any],
+        JobField(kind=MAPPING, help="How its batch size is found on the GPUs that it gets; empty: it is not."),
+    ] = {}
+    preemptible: Annotated[
+        bool,
+        JobField(
+            kind=FLAG,
+            help="It may be stopped, and started again later, when others need its GPUs.",
+            option="--preemptible",
+            feed_help="They may be stopped, and started again, when others need GPUs.",
+            form=FormInput("May be stopped and started again when others need its GPUs"),
+        ),
+    ] = False
+    on_loss: Annotated[
+        Literal["retry", "hold"],
+        JobField(kind=_choice("retry", "hold"), help="What happens when its machine is lost.", option="--on-loss"),
+    ] = "retry"
+    hold: Annotated[
+        bool,
+        JobField(
+            kind=FLAG,
+            help="Do not start it before `stoker release`.",
+            option="--hold",
+            form=FormInput("Hold it: do not start before it is released"),
+            editable_in=(),
+        ),
+    ] = False
+    pin: Annotated[
+        bool,
+        JobField(
+            kind=FLAG,
+            help="Run the code as committed at its submission, in a snapshot of its own.",
+            option="--pin",
+            remote=False,
+        ),
+    ] = False
+    commit: Annotated[str | None, JobField(kind=FACT, help="The commit of its directory.", editable_in=())] = None
+    dirty: Annotated[
+        bool | None, JobField(kind=FACT, help="Whether tracked files differed from the commit.", editable_in=())
+    ] = None
+    submitter: Annotated[str, JobField(kind=FACT, help="Who put it into the queue.", editable_in=())] = ""
+    extra: dict[str, Any] = {}
+    """Values of fields that were registered by other modules, by name."""
+    id: str = ""
+    """Chosen beforehand when other jobs of the same submission come after it; else the queue chooses one."""
+    origin: str | None = None
+    """Where it came from, such as a row of a sheet: the same origin becomes a job only once."""
+
+
+FIELDS: Final[dict[str, JobField]] = {}
+
+
+def register(name: str, field: JobField) -> None:
+    """Adds a field to every verb, the API, the form and the client. Its values are kept in `JobSpec.extra`."""
+    FIELDS[name] = msgspec.structs.replace(field, name=name)
+
+
+for _name, _hint in get_type_hints(JobSpec, include_extras=True).items():
+    for _field in getattr(_hint, "__metadata__", ()):
+        FIELDS[_name] = msgspec.structs.replace(_field, name=_name)
+for _info in msgspec.structs.fields(JobSpec):
+    if _info.name in FIELDS and not _info.required:
+        _default = _info.default_factory() if _info.default is msgspec.NODEFAULT else _info.default
+        FIELDS[_info.name] = msgspec.structs.replace(FIELDS[_info.name], default=_default)
+
+
+def editable(state: State = "queued") -> list[str]:
+    """The fields that may be changed in a job of this state."""
+    return [name for name, field in FIELDS.items() if state in field.editable_in]
+
+
+def values_of(job: JobSpec) -> dict[str, Any]:
+    """The values of all fields, by name."""
+    return {name: field.value(job) for name, field in FIELDS.items()}
+
+
+def spec_of(values: Mapping[str, Any], **more: Any) -> JobSpec:
+    """The job that has these values. Raises when one has another type than its field."""
+    extra = {name: value for name, value in values.items() if name not in JobSpec.__struct_fields__}
+    known = {name: value for name, value in values.items() if name not in extra}
+    if unknown := extra.keys() - FIELDS.keys():
+        raise BadInputError(f"a job has no field {min(unknown)!r}")
+    try:
+        return msgspec.convert({**known, "extra": extra, **more}, JobSpec)
+    except msgspec.ValidationError as error:
+        raise BadInputError(in_words(error)) from None
+
+
+def in_words(error: msgspec.ValidationError) -> str:
+    """`gpus: expected int, got str`."""
+    said, _, where = str(error).replace("`", "").partition(" - at $.")
+    if "required field" in said:
+        return "a job needs a command"
+    return f"{where}: {said[:1].lower()}{said[1:]}" if where else said
+
+
+def check(job: JobSpec) -> None:
+    """Raises for the first field whose value is outside its limits."""
+    if not job.command or (isinstance(job.command, tuple) and not job.command[0]):
+        raise BadInputError("a job needs a command: none was given")
+    for name, field in FIELDS.items():
+        # A whole sweep is checked job by job, and most values are defaults.
+        if name not in _CHECKED_ELSEWHERE and field.value(job) != field.default:
+            field.check(job)
+    _check_needs((*job.after, *job.after_any))
+    if job.id and not ID.fullmatch(job.id):
+        raise BadInputError(f"{job.id!r} cannot be the id of a job: it must be eight hexadecimal digits")
+
+
+# Checked where they are typed, which costs too much for each of a hundred thousand jobs.
+_CHECKED_ELSEWHERE: Final = frozenset({"command", "environment", "policy"})
