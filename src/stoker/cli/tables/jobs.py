@@ -1,13 +1,12 @@
 """Jobs as a table on a terminal, and the line that sums the queue up."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
 from stoker.queue.fields import State
-from stoker.queue.model import ENDED, Job
-from stoker.status.job_text import job_label
-from stoker.units import format_duration, format_memory
+from stoker.queue.model import Job
+from stoker.status.job_columns import JobRow, columns_of
 
 # In the order of the table.
 ORDER: Final[tuple[State, ...]] = ("running", "queued", "held", "succeeded", "failed", "cancelled")
@@ -16,74 +15,31 @@ _COLOURS: Final = {"running": "green", "failed": "red", "held": "yellow", "cance
 _MOST_HOSTS: Final = 3
 
 
-class Line(NamedTuple):
-    """One job as words."""
-
-    id: str
-    state: str
-    gpus: str
-    when: str
-    lasted: str
-    exit_code: str
-    what: str
+def rows_of(jobs: Sequence[Job], reasons: Sequence[Why], around: Surroundings) -> list[JobRow]:
+    rows = []
+    for job, why in zip(jobs, reasons, strict=True):
+        attempt = around.running.get(job.id) if job.state == "running" else None
+        worker = next((known for known in around.workers if attempt and known.id == attempt.worker), None)
+        gpus = () if attempt is None else gpu_names(attempt.gpus, worker) or ("-",)
+        rows.append(JobRow(job=job, now=around.now, why=why, host=worker.host if worker else "", gpus=gpus))
+    return rows
 
 
-def line_of(job: Job, why: Why, around: Surroundings) -> Line:
-    return Line(
-        id=job.id,
-        state=f"{job.state}, {why.word}" if why.word else job.state,
-        gpus=_gpus(job, around),
-        when=_when(job, around.now),
-        lasted=_lasted(job, around.now),
-        exit_code="" if job.exit_code is None else str(job.exit_code),
-        what=job_label(job),
-    )
-
-
-def _gpus(job: Job, around: Surroundings) -> str:
-    """Which ones a job has while it runs, and how many it asks for otherwise."""
-    attempt = around.running.get(job.id) if job.state == "running" else None
-    if attempt is not None:
-        worker = next((known for known in around.workers if known.id == attempt.worker), None)
-        where = f"{worker.host}:" if worker is not None else ""
-        return f"{where}{','.join(gpu_names(attempt.gpus, worker)) or '-'}"
-    if not job.gpus:
-        return "-"
-    return str(job.gpus) if job.memory is None else f"{job.gpus} x {format_memory(job.memory)}"
-
-
-def _when(job: Job, now: float) -> str:
-    """When it came into its state, as far as that is remembered."""
-    since = job.started if job.state == "running" else job.ended if job.state in ENDED else job.submitted
-    return "" if since is None else f"{format_duration(max(0, round(now - since)))} ago"
-
-
-def _lasted(job: Job, now: float) -> str:
-    if job.started is None or job.state in {"queued", "held"}:
-        return ""
-    until = now if job.state == "running" else job.ended
-    return "" if until is None or until < job.started else format_duration(round(until - job.started))
-
-
-def print_jobs(lines: Sequence[Line]) -> None:
+def print_jobs(rows: Sequence[JobRow]) -> None:
     from rich.text import Text
 
     from stoker.cli.tables.table import Column, print_table
 
-    columns = (
-        Column("job"),
-        # What is behind the state itself may be cut.
-        Column("state", gives="cut", least=24),
-        Column("gpus", gives="middle", least=14, left_out=1),
-        Column("when", "right", left_out=2),
-        Column("for", "right", left_out=3),
-        Column("exit", "right"),
-        Column("name or command", gives="cut"),
-    )
-    rows = [
-        (line.id, Text(line.state, style=_COLOURS.get(line.state.partition(",")[0], "")), *line[2:]) for line in lines
+    shown = columns_of("table")
+    columns = [Column(one.title, one.justify, one.gives, one.least, one.left_out) for one in shown]
+    cells = [
+        [
+            Text(column.text(row), style=_COLOURS.get(row.job.state, "") if column.key == "state" else "")
+            for column in shown
+        ]
+        for row in rows
     ]
-    print_table(columns, rows)
+    print_table(columns, cells)
 
 
 def summed_up(counts: Mapping[State, int], around: Surroundings) -> str:

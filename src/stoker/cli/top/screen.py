@@ -10,6 +10,7 @@ from rich.text import Text
 from stoker.queue.explanation import spoken
 from stoker.queue.fields import State
 from stoker.queue.model import GpuUse
+from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.job_text import job_label, one_line
 from stoker.status.model import EndedJob, GpuCard, Level, Machine, Progress, RunningJob, Snapshot, WaitingJob
 from stoker.units import format_duration, format_memory, format_percent
@@ -264,6 +265,9 @@ def _row(one: AnyJob, now: float, view: View, width: int) -> Text:
             if one.stopped:
                 text.append(f"{one.stopped}  ", "yellow")
             text.append(one_line(one.job.reason) or _code(one), "dim")
+    row = JobRow(job=one.job, now=now)
+    for column in columns_of("top"):
+        text.append(f"  {one_line(column.text(row))}", "dim")
     return cut(text, width)
 
 

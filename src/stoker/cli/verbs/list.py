@@ -7,9 +7,11 @@ import click
 
 from stoker.cli.options.queue import opened, queue_option
 from stoker.cli.options.selection import TagName, state_choice
+from stoker.cli.tables.jobs import print_jobs, rows_of, summed_up
 from stoker.queue.explanation import Surroundings, Why, explain
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Job, Order
+from stoker.status.job_columns import JobRow, columns_of
 
 if TYPE_CHECKING:
     from stoker.queue import Store
@@ -59,7 +61,7 @@ def list_command(
         jobs = _jobs(store, wanted)
         reasons = _reasons(store, jobs, around)
         if as_json:
-            _print_json(jobs, reasons)
+            _print_json(rows_of(jobs, reasons, around))
         else:
             _print(store, wanted, jobs, reasons, around)
     return 0
@@ -90,21 +92,23 @@ def _reasons(store: "Store", jobs: list[Job], around: Surroundings) -> list[Why]
     return reasons
 
 
-def _print_json(jobs: list[Job], reasons: list[Why]) -> None:
+def _print_json(rows: list[JobRow]) -> None:
     import msgspec
 
     from stoker.cli.tables.job import job_json
 
-    told = [job_json(job) | {"why": msgspec.to_builtins(why)} for job, why in zip(jobs, reasons, strict=True)]
+    columns = columns_of("json")
+    told = [
+        job_json(row.job) | {column.key: column.text(row) for column in columns} | {"why": msgspec.to_builtins(row.why)}
+        for row in rows
+    ]
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
 
 
 def _print(store: "Store", wanted: _Wanted, jobs: list[Job], reasons: list[Why], around: Surroundings) -> None:
-    from stoker.cli.tables.jobs import line_of, print_jobs, summed_up
-
     counts = store.counts()
     if jobs:
-        print_jobs([line_of(job, why, around) for job, why in zip(jobs, reasons, strict=True)])
+        print_jobs(rows_of(jobs, reasons, around))
         sys.stdout.write("\n")
     elif not counts:
         sys.stdout.write("no jobs yet: `stoker submit -- COMMAND` makes one\n")

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from stoker.queue.model import Job
 from stoker.status.detail import JobDetail
+from stoker.status.job_columns import JobRow, columns_of
 from stoker.status.model import Machine, Snapshot
 from stoker.web.auth.user import Role
 from stoker.web.pages import words
@@ -76,7 +77,15 @@ def render_job(detail: JobDetail, role: Role) -> dict[str, str]:
 
 def render_list(jobs: Sequence[Job], older: str | None, newest: str | None, role: Role) -> dict[str, str]:
     """The one section of a list of jobs, with the addresses of what is before and behind it."""
-    context = {"jobs": jobs, "older": older, "newest": newest, "acts": role == "operator", **_WORDS}
+    rows = [JobRow(job=job) for job in jobs]
+    context = {
+        "rows": rows,
+        "columns": columns_of("page"),
+        "older": older,
+        "newest": newest,
+        "acts": role == "operator",
+        **_WORDS,
+    }
     return {"list": rendered("job_list.html", **context).strip()}
 
 
