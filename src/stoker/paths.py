@@ -59,6 +59,37 @@ def private_file(path: Path, mode: str = "wb") -> IO[Any]:
     return open(path, mode, opener=open_privately)
 
 
+def write_atomically(path: str | Path, content: bytes, *, private: bool = True, sync: bool = False) -> os.stat_result:
+    """Replaces the file: readers see the old content or the new, never a part. Raises OSError.
+
+    `private`: of mode 0600, whatever the umask. `sync`: on disk before it is replaced.
+    """
+    directory, name = os.path.split(path)
+    fresh = f"{directory}/.{name}.{os.getpid()}" if directory else f".{name}.{os.getpid()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    mode = 0o600 if private else 0o666
+    try:
+        descriptor = os.open(fresh, flags, mode)
+    except FileExistsError:
+        os.unlink(fresh)  # noqa: PTH108 - left by a process with this pid that was killed
+        descriptor = os.open(fresh, flags, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if private:
+                os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+            written = os.fstat(file.fileno())
+        os.replace(fresh, path)  # noqa: PTH105 - between two jobs, where Path takes its time
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)  # noqa: PTH108
+        raise
+    return written
+
+
 def tighten_home(home: Path) -> str | None:
     """Makes the state directory private, with what Stoker keeps in it: a sentence when others had access."""
     home = home.resolve()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.engines.local import worktree as module
+from stoker import program
 from stoker.engines.local.worktree import Worktree
 from stoker.errors import StokerError
 
@@ -58,7 +58,7 @@ def test_snapshot_that_somebody_calls_off_leaves_no_trace(
     def called_off() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_CHECK_EVERY", 0.001)
+    monkeypatch.setattr(program, "_CHECK_EVERY", 0.001)
     with pytest.raises(KeyboardInterrupt):
         Worktree.create(str(repository), "HEAD", tmp_path / "snapshot", called_off)
     assert not (tmp_path / "snapshot").exists()

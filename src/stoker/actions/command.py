@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from stoker.actions.action import Action, ActionError, Facts, Lasting
-from stoker.actions.program import find, run
 from stoker.actions.tree import STOP_PATIENCE, ForeignTree, stop_tree
 from stoker.procfs import Identity, identify
+from stoker.program import find_program, run_program
 from stoker.units import format_duration
 
 # What systemd tells the watcher is not meant for commands that the watcher runs.
@@ -47,16 +47,16 @@ class Command(Action, Lasting):
         return f"run `{self._line}`"
 
     def prepare(self) -> tuple[str, ...]:
-        shell = find("sh", self._environment)
+        shell = find_program("sh", self._environment)
         if shell is None:
             raise ActionError("exec needs a shell, and there is no sh on PATH")
-        parsed = run((shell, "-n", "-c", self._line), self._environment, _CHECK_TIMEOUT)
+        parsed = run_program((shell, "-n", "-c", self._line), self._environment, _CHECK_TIMEOUT)
         if parsed.code != 0:
             raise ActionError(f"the shell does not understand the command of exec: {parsed.complaint}")
         name = _first_word(self._line)
         if name is None:
             return ()
-        known = run((shell, "-c", 'command -v "$1"', "sh", name), self._environment, _CHECK_TIMEOUT)
+        known = run_program((shell, "-c", 'command -v "$1"', "sh", name), self._environment, _CHECK_TIMEOUT)
         if known.code != 0:
             raise ActionError(f"the command of exec cannot be run: there is no {name} here")
         return ()

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from stoker.actions.action import Action, ActionError, Facts
-from stoker.actions.program import find, run
 from stoker.paths import is_there
+from stoker.program import find_program, run_program
 
 _REQUEST_TIMEOUT: Final = 15.0
 _DET_TIMEOUT: Final = 60.0
@@ -79,7 +79,7 @@ class Determined(Action):
             complaints.append(complaint)
         det = self._det()
         if det is not None:
-            done = run((det, *task.words), self._environment, _DET_TIMEOUT)
+            done = run_program((det, *task.words), self._environment, _DET_TIMEOUT)
             if done.code == 0:
                 return
             complaints.append(f"'det {' '.join(task.words)}' failed: {done.complaint}")
@@ -125,7 +125,7 @@ class Determined(Action):
         return _Task(f"/api/v1/{plural}/{_escaped(task)}/kill", (word, "kill", task), f"{word} {task}")
 
     def _det(self) -> str | None:
-        return find("det", self._environment)
+        return find_program("det", self._environment)
 
 
 class _Refusal(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from stoker.actions.action import Action, ActionError, Facts
-from stoker.actions.program import find, run
+from stoker.program import find_program, run_program
 
 What = Literal["shutdown", "reboot"]
 
@@ -57,7 +57,7 @@ class Power(Action):
         return (warning,)
 
     def act(self, facts: Facts) -> None:  # noqa: ARG002 - the machine is not interested in why
-        done = run(self._command, self._environment, _ACT_TIMEOUT)
+        done = run_program(self._command, self._environment, _ACT_TIMEOUT)
         if done.code != 0:
             raise ActionError(f"'{' '.join(self._command)}' failed: {done.complaint}")
 
@@ -84,7 +84,7 @@ class Power(Action):
         if not self._has_systemd() or busctl is None or self._find("systemctl") is None:
             return False
         manager = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
-        asked = run((busctl, "call", *manager, _MAY[self._what]), self._environment, _ASK_TIMEOUT)
+        asked = run_program((busctl, "call", *manager, _MAY[self._what]), self._environment, _ASK_TIMEOUT)
         return asked.code == 0 and asked.out.split() == ["s", '"yes"']
 
     def _by_sudo(self, plain: tuple[str, ...]) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Power(Action):
         why = "sudo is not installed"
         if sudo is not None:
             # -k: a password that was typed a minute ago will have been forgotten when it counts.
-            asked = run((sudo, "-n", "-k", "-l", *plain), self._environment, _ASK_TIMEOUT)
+            asked = run_program((sudo, "-n", "-k", "-l", *plain), self._environment, _ASK_TIMEOUT)
             if asked.code == 0:
                 return (sudo, "-n", *plain)
             why = f"sudo says: {asked.complaint}"
@@ -102,7 +102,7 @@ class Power(Action):
         )
 
     def _find(self, name: str) -> str | None:
-        return find(name, self._environment, str(self._root))
+        return find_program(name, self._environment, str(self._root))
 
 
 def container_sign(root: Path) -> str | None:

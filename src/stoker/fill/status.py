@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.paths import open_privately, private_directory, private_file
+from stoker.paths import open_privately, private_directory, write_atomically
 
 
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +64,8 @@ class StatusFile:
 
     def write(self, status: FillStatus) -> None:
         """A disk that is full costs the status, never a program."""
-        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            with private_file(fresh) as file:
-                file.write(msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n")
-            fresh.replace(self.path)
+            write_atomically(self.path, msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n")
 
 
 def lock(home: Path, host: str, patience: float = 0.0) -> int:

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from stoker.fit.model import Fitted, SearchOptions
 from stoker.fit.overrides import Command, Overrides, in_words
 from stoker.fit.spec import smaller
 from stoker.gpus.model import Gpu, known
-from stoker.paths import private_directory, private_file
+from stoker.paths import private_directory, private_file, write_atomically
 
 # Many times what anybody trains; the oldest go first.
 MOST: Final = 500
@@ -111,10 +110,7 @@ class FitCache:
             return []
 
     def _write(self, entries: list[CachedFit]) -> None:
-        fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        with private_file(fresh) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(entries), indent=1) + b"\n")
-        fresh.replace(self._path)
+        write_atomically(self._path, msgspec.json.format(msgspec.json.encode(entries), indent=1) + b"\n")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

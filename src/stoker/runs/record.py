@@ -20,7 +20,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.paths import private_directory, private_file
+from stoker.paths import private_directory, write_atomically
 from stoker.procfs import Identity, boot_id, is_gone
 from stoker.rules.registry import Stored
 
@@ -267,13 +267,7 @@ def _replace(path: Path, value: msgspec.Struct) -> None:
 
 
 def _replace_text(path: Path, body: bytes) -> None:
-    """A reader sees the old file or the new one, never half of one."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with private_file(fresh) as file:
-            file.write(body)
-        fresh.replace(path)
+        write_atomically(path, body)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
         raise StokerError(f"{path} cannot be written: {error.strerror}", exit_code=125) from None

@@ -24,7 +24,7 @@ import msgspec
 from stoker.engines.local.capacity import ResourceRequest
 from stoker.engines.local.fitting import BatchSizeFit
 from stoker.fit.model import Fitted
-from stoker.paths import open_privately, private_file
+from stoker.paths import write_atomically
 from stoker.procfs import Identity
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
@@ -118,12 +118,8 @@ class AttemptRecord(Record):
         return self.directory / "output"
 
     def assign(self, attempt_spec: AttemptSpec) -> None:
-        fresh = f"{self.directory}/.{_UNDELIVERED}"
-        # For nobody else: the address of the queue may hold a password.
-        descriptor = open_privately(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
-            file.write(msgspec.json.encode(attempt_spec))
-        os.rename(fresh, f"{self.directory}/{_UNDELIVERED}")  # noqa: PTH104 - between two jobs, where Path takes its time
+        # Private: the address of the queue may hold a password.
+        self._replace(_UNDELIVERED, attempt_spec)
 
     def attempt_spec(self) -> AttemptSpec | None:
         """None when its outcome was delivered, or it is not readable."""
@@ -181,10 +177,7 @@ class AttemptRecord(Record):
             return None
 
     def _replace(self, name: str, value: msgspec.Struct) -> None:
-        fresh = self.directory / f".{name}"
-        with private_file(fresh) as file:
-            file.write(msgspec.json.encode(value))
-        fresh.replace(self.directory / name)
+        write_atomically(f"{self.directory}/{name}", msgspec.json.encode(value))
 
     def occupy(self) -> int:
         """A descriptor by which `is_attended` finds the attendant, also when somebody has deleted the directory."""

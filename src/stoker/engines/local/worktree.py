@@ -4,29 +4,21 @@ import contextlib
 import fcntl
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from stoker.errors import StokerError
+from stoker.program import ProgramResult, run_program
 
 # A checkout of a large repository over a network takes minutes; one that takes longer than this hangs.
 _TIMEOUT: Final = 300.0
-# How often it is looked, while git works, whether somebody wants it stopped.
-_CHECK_EVERY: Final = 0.1
 # It is held for moments.
 _LONGEST_WAIT: Final = 30.0
 _PAUSE: Final = 0.02
 # Submodules stay empty, and no daemon is left behind to watch a directory that is soon gone.
 _OPTIONS: Final = ("-c", "submodule.recurse=false", "-c", "core.fsmonitor=false")
-
-
-class _Answer(NamedTuple):
-    ok: bool
-    out: str
-    complaint: str
 
 
 class Worktree(NamedTuple):
@@ -123,50 +115,16 @@ def _repository_of(directory: str) -> tuple[str, str]:
     return repository, inside
 
 
-def _git(repository: str, *words: str) -> _Answer:
+def _git(repository: str, *words: str) -> ProgramResult:
     return _run((f"--git-dir={repository}", *words))
 
 
-def _run(words: Sequence[str], check: Callable[[], None] = lambda: None) -> _Answer:
-    """Runs git without a terminal, so that it cannot ask for a password; never raises for what it did."""
+def _run(words: Sequence[str], check: Callable[[], None] | None = None) -> ProgramResult:
     # A worker may itself be started from a hook, whose variables name another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
-    try:
-        process = subprocess.Popen(
-            ("git", *_OPTIONS, *words),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="surrogateescape",
-        )
-    except OSError as error:
-        return _Answer(False, "", f"git could not be started: {(error.strerror or 'no reason given').lower()}")
-    with process:
-        try:
-            told = _told(process, check)
-        finally:
-            process.kill()  # one that has ended is not signalled
-    if told is None:
-        return _Answer(False, "", f"git did not end within {_TIMEOUT:g} s")
-    out, complaints = told
-    return _Answer(process.returncode == 0, out.removesuffix("\n"), _complaint(complaints, process.returncode))
-
-
-def _told(process: "subprocess.Popen[str]", check: Callable[[], None]) -> tuple[str, str] | None:
-    """What it says until it ends; None when that takes too long."""
-    ends = time.monotonic() + _TIMEOUT
-    while time.monotonic() < ends:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=_CHECK_EVERY)
-        check()
-    return None
-
-
-def _complaint(said: str, code: int) -> str:
-    """The first thing that git calls an error; its advice comes after that."""
-    lines = [line.strip() for line in said.encode(errors="replace").decode().splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("fatal: ", "error: "))]
-    return (errors or lines[-1:] or [f"git ended with {code}"])[0].removeprefix("fatal: ").removeprefix("error: ")
+    answer = run_program(("git", *_OPTIONS, *words), environment, _TIMEOUT, check)
+    # The first thing that git calls an error; its advice comes after that.
+    errors = [line.strip() for line in answer.errors.splitlines() if line.strip().startswith(("fatal: ", "error: "))]
+    complaint = (errors or [answer.complaint])[0].removeprefix("fatal: ").removeprefix("error: ")
+    return answer._replace(out=answer.out.removesuffix("\n"), complaint=complaint)

@@ -19,7 +19,7 @@ import msgspec
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Gpu
 from stoker.gpus.sim.load import HISTORY, Load, Use
-from stoker.paths import private_directory, private_file, state_home
+from stoker.paths import private_directory, state_home, write_atomically
 from stoker.procfs import read_stat
 from stoker.units import format_memory, parse_memory
 
@@ -213,10 +213,7 @@ class SimMachine:
 
     def replace(self, path: Path, content: bytes) -> None:
         """Readers see the old content or the new, never a part. Call it only under the lock."""
-        new = path.with_name(f"{path.name}.new")
-        with private_file(new) if self._is_private else new.open("wb") as file:
-            file.write(content)
-        new.replace(path)
+        write_atomically(path, content, private=self._is_private)
 
 
 class LoadFile(msgspec.Struct, frozen=True):

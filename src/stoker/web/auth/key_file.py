@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.paths import open_privately, private_directory
+from stoker.paths import open_privately, private_directory, write_atomically
 from stoker.web.auth.user import Role
 
 # A writer holds the lock for milliseconds; one that is stopped must not stop the page too.
@@ -107,21 +106,8 @@ class KeyFile:
 
     def write(self, contents: Contents) -> Stamp:
         """Puts a new file in the old one's place. It is private from its first moment, whatever the umask."""
-        fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}")
-        descriptor = open_privately(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), 0o600)  # a umask can only have taken from it
-                file.write(msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-                written = _stamp(os.fstat(file.fileno()))
-            fresh.replace(self.path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                fresh.unlink()
-            raise
-        return written
+        text = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
+        return _stamp(write_atomically(self.path, text, sync=True))
 
     @contextlib.contextmanager
     def locked(self, patience: float = _PATIENCE) -> Iterator[None]:

@@ -1,0 +1,87 @@
+"""Other programs that Stoker needs: found on PATH, run without a terminal and with a time limit."""
+
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+# Where commands for administrators are that an ordinary user's PATH leaves out.
+_ADMINISTRATORS: Final = ("usr/sbin", "sbin", "usr/local/sbin")
+# How often `check` is called while a program runs.
+_CHECK_EVERY: Final = 0.1
+
+
+class ProgramResult(NamedTuple):
+    """What a program answered."""
+
+    code: int
+    out: str
+    complaint: str
+    """The last line that it wrote to stderr, or why there is none."""
+    errors: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+
+def find_program(name: str, environment: Mapping[str, str], root: str = "/") -> str | None:
+    """The absolute path of a program."""
+    places = [environment.get("PATH", ""), *(str(Path(root) / place) for place in _ADMINISTRATORS)]
+    return shutil.which(name, path=":".join(place for place in places if place))
+
+
+def run_program(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    timeout: float,
+    check: Callable[[], None] | None = None,
+) -> ProgramResult:
+    """Runs a program without a terminal, so that it cannot ask for a password; never raises for what it did.
+
+    `check` is called ten times a second meanwhile and may raise; the program is then killed.
+    """
+    name = Path(command[0]).name
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="surrogateescape",
+        )
+    except OSError as error:
+        return ProgramResult(-1, "", f"{name} could not be started: {(error.strerror or 'no reason given').lower()}")
+    with process:
+        try:
+            answer = _communicate(process, timeout, check)
+        finally:
+            process.kill()  # one that has ended is not signalled
+    if answer is None:
+        return ProgramResult(-1, "", f"{name} did not end within {timeout:g} s")
+    out, errors = answer
+    lines = _printable(errors).strip().splitlines() or _printable(out).strip().splitlines()
+    complaint = lines[-1].strip() if lines else f"{name} ended with {process.returncode}"
+    return ProgramResult(process.returncode, out, complaint, _printable(errors))
+
+
+def _communicate(
+    process: "subprocess.Popen[str]", timeout: float, check: Callable[[], None] | None
+) -> tuple[str, str] | None:
+    """Its output and errors; None when it does not end in time."""
+    ends = time.monotonic() + timeout
+    while (left := ends - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=left if check is None else min(_CHECK_EVERY, left))
+        if check is not None:
+            check()
+    return None
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="replace").decode()
