@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,8 +99,8 @@ def test_a_snooze_that_cannot_be_written_is_told_of_once_and_tried_again(
     record.write_snooze(OWN)
     requests = {"a": Snoozed(seconds=seconds, by="alice", until=seconds and 1600.0)}
     with monkeypatch.context() as trouble:
-        for change in ("replace", "unlink"):
-            trouble.setattr(Path, change, no_space)
+        trouble.setattr(os, "replace", no_space)
+        trouble.setattr(Path, "unlink", no_space)
         for _ in range(2):
             stage.loop._snooze(requests)
     (said,) = stage.told
