@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.cli.top.screen import View, frame
+from stoker.cli.top.screen import TopView, frame
 from stoker.cli.verbs.list import list_command
 from stoker.queue import Store
 from stoker.status.job_columns import COLUMNS, JobColumn, register
@@ -34,7 +34,7 @@ def test_registered_column_is_in_the_table_and_in_json(queue: Store, capsys: pyt
 
 
 def test_registered_column_is_in_top() -> None:
-    screen = "\n".join(line.plain for line in frame(snapshot(), View(), 200, 40))
+    screen = "\n".join(line.plain for line in frame(snapshot(), TopView(), 200, 40))
     assert all(f"of-{name}" in screen for name in ("wait-0", "end-0"))
 
 

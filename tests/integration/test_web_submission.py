@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stoker.queue import Store
-from stoker.web.problems import MistakesError
+from stoker.web.problems import InvalidFieldsError
 from stoker.web.submission import jobs_of
 from tests.support.queue_jobs import queue, submit
 
@@ -87,7 +87,7 @@ def test_again_takes_what_is_not_said_and_what_is_emptied_is_gone(queue: Store) 
     ],
 )
 def test_a_slip_is_told_beside_its_field(queue: Store, field: str, text: str, sentence: str) -> None:
-    with pytest.raises(MistakesError) as told:
+    with pytest.raises(InvalidFieldsError) as told:
         jobs_of(queue, typed(**{field: text}))
     assert list(told.value.mistakes) == [field]
     assert sentence in told.value.mistakes[field]

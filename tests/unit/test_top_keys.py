@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.cli.top.terminal import Keys
+from stoker.cli.top.terminal import KeyReader
 
 
 @pytest.mark.parametrize(
@@ -19,11 +19,11 @@ from stoker.cli.top.terminal import Keys
     ],
 )
 def test_keys_have_names(data: bytes, keys: list[str]) -> None:
-    assert Keys().feed(data) == keys
+    assert KeyReader().feed(data) == keys
 
 
 def test_a_key_that_comes_in_pieces_is_one_key() -> None:
-    keys = Keys()
+    keys = KeyReader()
     assert keys.feed(b"\x1b") == []
     assert keys.is_waiting
     assert keys.feed(b"[") == []
@@ -32,7 +32,7 @@ def test_a_key_that_comes_in_pieces_is_one_key() -> None:
 
 
 def test_escape_is_a_key_when_nothing_follows() -> None:
-    keys = Keys()
+    keys = KeyReader()
     assert keys.feed(b"\x1b") == []
     assert keys.settle() == ["escape"]
     assert keys.settle() == []

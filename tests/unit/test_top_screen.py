@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from stoker.cli.top.screen import UNCUT, View, chosen, frame, selected, share, whole
+from stoker.cli.top.screen import UNCUT, TopView, chosen, frame, selected, share, whole
 from stoker.cli.top.session import help_frame
 from stoker.status.model import Snapshot
 from tests.support.deep import examples
 from tests.support.snapshots import card, ended, machine, running, snapshot, waiting
 
 
-def shown(seen: Snapshot, view: View | None = None, width: int = 80, height: int = 24) -> str:
-    return "\n".join(line.plain for line in frame(seen, view or View(), width, height))
+def shown(seen: Snapshot, view: TopView | None = None, width: int = 80, height: int = 24) -> str:
+    return "\n".join(line.plain for line in frame(seen, view or TopView(), width, height))
 
 
 def test_a_small_terminal_shows_something_of_everything() -> None:
@@ -95,7 +95,7 @@ def test_job_text_cannot_speak_to_the_terminal_or_break_lines() -> None:
         ended=(ended(1, name=nasty),),
         machines=(machine(host=nasty, cards=(card(0, user=nasty, note=nasty, state="unknown"),)),),
     )
-    for lines in (frame(seen, View(note=nasty), 80, 24), whole(seen, 200)):
+    for lines in (frame(seen, TopView(note=nasty), 80, 24), whole(seen, 200)):
         assert all(letter.isprintable() for line in lines for letter in line.plain)
 
 
@@ -115,7 +115,7 @@ def test_every_frame_fits_its_terminal_and_shows_the_selected_job(
         ended=tuple(ended(number) for number in range(counts[2])),
         machines=tuple(machine(f"n{number}") for number in range(counts[3])),
     )
-    view = selected(seen, View(), place)
+    view = selected(seen, TopView(), place)
     for lines in (frame(seen, view, width, height), help_frame(view, width, height)):
         assert len(lines) == height
         assert all(cell_len(line.plain) <= width for line in lines)
@@ -132,7 +132,7 @@ def test_lines_are_shared_evenly_and_none_is_wasted() -> None:
 
 def test_the_selection_follows_its_job_and_takes_the_next_when_it_vanishes() -> None:
     seen = snapshot()
-    view = selected(seen, View(), 3)
+    view = selected(seen, TopView(), 3)
     assert view.selected == seen.waiting[1].job.id
     started = snapshot(running=(*seen.running, running(9)), waiting=seen.waiting[1:])
     assert selected(started, view).selected == view.selected
@@ -143,7 +143,7 @@ def test_the_selection_follows_its_job_and_takes_the_next_when_it_vanishes() -> 
 
 def test_only_the_jobs_of_one_person_are_shown_when_asked_for() -> None:
     seen = snapshot(running=(running(1, submitter="alice"), running(2, submitter="bob")))
-    view = View(mine="bob")
+    view = TopView(mine="bob")
     assert [one.job.name for section in chosen(seen, view) for one in section] == ["run-2"]
     assert "run-1" not in shown(seen, view)
     assert "only jobs of bob" in shown(seen, view)

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 from rich.text import Text
 
-from stoker.cli.top.session import Session
-from stoker.cli.top.terminal import Terminal
+from stoker.cli.top.session import TopSession
+from stoker.cli.top.terminal import TopTerminal
 from stoker.queue import QueueAwayError, Store, init_queue
 from stoker.queue.fields import JobSpec
 
@@ -39,7 +39,7 @@ def store() -> Iterator[Store]:
 def used(store: Store, home: Path, *keys: str) -> list[str]:
     """What was drawn before each of the keys."""
     terminal = Scripted(*keys, "q")
-    assert Session(store, home, cast(Terminal, terminal), None).run() == 0
+    assert TopSession(store, home, cast(TopTerminal, terminal), None).run() == 0
     return terminal.frames
 
 

@@ -14,7 +14,7 @@ import pytest
 from stoker.errors import BadInputError, StokerError
 from stoker.web.auth.key_file import Contents, KeyFile, Stamp
 from stoker.web.auth.keys import Keys
-from stoker.web.auth.throttle import Patience, TooManyError
+from stoker.web.auth.throttle import FailureThrottle, TooManyFailuresError
 from tests.support.waiting import wait_for
 
 
@@ -328,10 +328,10 @@ class Clock:
 
 def test_an_address_that_is_wrong_too_often_is_not_answered_for_a_while() -> None:
     clock = Clock()
-    patience = Patience(clock)
+    patience = FailureThrottle(clock)
     for _ in range(10):
         patience.failed("192.0.2.1")
-    with pytest.raises(TooManyError) as caught:
+    with pytest.raises(TooManyFailuresError) as caught:
         patience.failed("192.0.2.1")
     assert caught.value.seconds == 30
     patience.failed("192.0.2.2")
@@ -341,20 +341,20 @@ def test_an_address_that_is_wrong_too_often_is_not_answered_for_a_while() -> Non
 
 def test_wrong_tokens_from_everywhere_are_limited_too() -> None:
     clock = Clock()
-    patience = Patience(clock)
+    patience = FailureThrottle(clock)
     for number in range(200):
         patience.failed(f"192.0.2.{number}")
-    with pytest.raises(TooManyError):
+    with pytest.raises(TooManyFailuresError):
         patience.failed("198.51.100.1")
     clock.now = 10.0
     patience.failed("198.51.100.3")
 
 
 def test_a_million_addresses_do_not_fill_the_memory() -> None:
-    patience = Patience(Clock())
+    patience = FailureThrottle(Clock())
     for number in range(5000):
         try:
             patience.failed(str(number))
-        except TooManyError:
+        except TooManyFailuresError:
             continue
     assert len(patience._by_address) == 4096

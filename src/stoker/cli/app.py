@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class Verb(NamedTuple):
+class VerbModule(NamedTuple):
     """Where a verb's command is, as `NAME_command` in a module of `stoker.cli`, and its line in `stoker --help`."""
 
     module: str
@@ -31,49 +31,49 @@ class Verb(NamedTuple):
 # By purpose, in the order in which a newcomer meets them. The module behind a verb is imported only when it is typed.
 GROUPS: Final = {
     "Watch": {
-        "gpus": Verb("verbs.gpus", "Show what this machine's GPUs are doing."),
-        "run": Verb("verbs.run", "Launch a command and stop it when its GPUs stay idle."),
-        "watch": Verb("verbs.watch", "Watch GPUs and act when they stay idle."),
-        "snooze": Verb("verbs.snooze", "Leave a run alone for a while."),
-        "runs": Verb("verbs.show", "List runs and how they ended."),
-        "record": Verb("verbs.gpus", "Write readings over time to a file."),
-        "replay": Verb("verbs.replay", "Try a rule on recorded readings."),
+        "gpus": VerbModule("verbs.gpus", "Show what this machine's GPUs are doing."),
+        "run": VerbModule("verbs.run", "Launch a command and stop it when its GPUs stay idle."),
+        "watch": VerbModule("verbs.watch", "Watch GPUs and act when they stay idle."),
+        "snooze": VerbModule("verbs.snooze", "Leave a run alone for a while."),
+        "runs": VerbModule("verbs.show", "List runs and how they ended."),
+        "record": VerbModule("verbs.gpus", "Write readings over time to a file."),
+        "replay": VerbModule("verbs.replay", "Try a rule on recorded readings."),
     },
     "Queue": {
-        "submit": Verb("verbs.submit", "Put commands into the queue."),
-        "work": Verb("verbs.work", "Run the queue's jobs on this machine's GPUs."),
-        "list": Verb("verbs.list", "List the jobs of the queue."),
-        "show": Verb("verbs.show", "Show one job or run in detail."),
-        "why": Verb("verbs.show", "Say why a job waits."),
-        "logs": Verb("verbs.logs", "Show what a job printed."),
-        "wait": Verb("verbs.wait", "Wait until jobs have ended."),
-        "cancel": Verb("verbs.steer", "Cancel jobs; running ones are stopped."),
-        "retry": Verb("verbs.steer", "Run jobs again that have ended."),
-        "edit": Verb("verbs.edit", "Change what a job asks for."),
-        "move": Verb("verbs.steer", "Move jobs within the queue."),
-        "hold": Verb("verbs.steer", "Keep jobs from starting."),
-        "release": Verb("verbs.steer", "Let held jobs start."),
-        "pause": Verb("verbs.pause", "Start nothing more, in the queue or on one worker."),
-        "resume": Verb("verbs.pause", "Start jobs again after a pause."),
-        "feed": Verb("verbs.feed", "Take jobs from a text file or a Google Sheet."),
-        "queue": Verb("verbs.queue", "Create or check the queue."),
-        "clean": Verb("verbs.queue", "Delete jobs that ended long ago."),
+        "submit": VerbModule("verbs.submit", "Put commands into the queue."),
+        "work": VerbModule("verbs.work", "Run the queue's jobs on this machine's GPUs."),
+        "list": VerbModule("verbs.list", "List the jobs of the queue."),
+        "show": VerbModule("verbs.show", "Show one job or run in detail."),
+        "why": VerbModule("verbs.show", "Say why a job waits."),
+        "logs": VerbModule("verbs.logs", "Show what a job printed."),
+        "wait": VerbModule("verbs.wait", "Wait until jobs have ended."),
+        "cancel": VerbModule("verbs.steer", "Cancel jobs; running ones are stopped."),
+        "retry": VerbModule("verbs.steer", "Run jobs again that have ended."),
+        "edit": VerbModule("verbs.edit", "Change what a job asks for."),
+        "move": VerbModule("verbs.steer", "Move jobs within the queue."),
+        "hold": VerbModule("verbs.steer", "Keep jobs from starting."),
+        "release": VerbModule("verbs.steer", "Let held jobs start."),
+        "pause": VerbModule("verbs.pause", "Start nothing more, in the queue or on one worker."),
+        "resume": VerbModule("verbs.pause", "Start jobs again after a pause."),
+        "feed": VerbModule("verbs.feed", "Take jobs from a text file or a Google Sheet."),
+        "queue": VerbModule("verbs.queue", "Create or check the queue."),
+        "clean": VerbModule("verbs.queue", "Delete jobs that ended long ago."),
     },
     "Fill and fit": {
-        "fill": Verb("verbs.fill", "Run background programs on idle GPUs."),
-        "fit": Verb("verbs.fit", "Find the largest batch size that fits."),
+        "fill": VerbModule("verbs.fill", "Run background programs on idle GPUs."),
+        "fit": VerbModule("verbs.fit", "Find the largest batch size that fits."),
     },
     "Page": {
-        "up": Verb("verbs.up", "Start page, worker and queue on this machine."),
-        "serve": Verb("verbs.up", "Serve the page and the HTTP API."),
-        "top": Verb("top.verb", "Watch GPUs and jobs live in the terminal."),
-        "tokens": Verb("verbs.tokens", "Manage access to the page."),
-        "notify": Verb("verbs.notify", "Send notifications about the queue."),
+        "up": VerbModule("verbs.up", "Start page, worker and queue on this machine."),
+        "serve": VerbModule("verbs.up", "Serve the page and the HTTP API."),
+        "top": VerbModule("top.verb", "Watch GPUs and jobs live in the terminal."),
+        "tokens": VerbModule("verbs.tokens", "Manage access to the page."),
+        "notify": VerbModule("verbs.notify", "Send notifications about the queue."),
     },
     "Tools": {
-        "sim": Verb("verbs.sim", "Control simulated GPUs."),
-        "demo": Verb("verbs.demo", "Show Stoker at work on simulated GPUs."),
-        "completion": Verb("app", "Print a shell completion script."),
+        "sim": VerbModule("verbs.sim", "Control simulated GPUs."),
+        "demo": VerbModule("verbs.demo", "Show Stoker at work on simulated GPUs."),
+        "completion": VerbModule("app", "Print a shell completion script."),
     },
 }
 VERBS: Final = {name: verb for group in GROUPS.values() for name, verb in group.items()}

@@ -28,7 +28,7 @@ _MOST_ERRORS: Final = 50
 _LONGEST_DETAIL: Final = 1000
 
 
-class Mistake(BaseModel):
+class FieldError(BaseModel):
     """One thing in a request that cannot be meant."""
 
     pointer: str | None = Field(None, description="Where in the body, as RFC 6901 writes it.")
@@ -43,7 +43,7 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str = Field(description="One sentence for people: what is wrong, and what to do.")
-    errors: list[Mistake] | None = Field(None, description="Where several things may be wrong: each of them.")
+    errors: list[FieldError] | None = Field(None, description="Where several things may be wrong: each of them.")
 
 
 Page = Callable[[Request, int, str, str], Response]
@@ -58,7 +58,7 @@ class ConflictError(BadInputError):
     """It cannot be done to what the address names, as that is now."""
 
 
-class MistakesError(BadInputError):
+class InvalidFieldsError(BadInputError):
     """Several things in one form cannot be meant: a sentence for each field."""
 
     def __init__(self, mistakes: Mapping[str, str]) -> None:
@@ -97,7 +97,7 @@ def install(app: FastAPI, page: Page | None = None) -> None:
         return shown
 
     def stoker_error(request: Request, error: Exception) -> Response:
-        if isinstance(error, MistakesError):
+        if isinstance(error, InvalidFieldsError):
             return answer(request, 422, _several(len(error.mistakes)), errors=_of_fields(error.mistakes))
         if isinstance(error, ParameterError):
             mistake = {"parameter": error.parameter, "detail": str(error)}
@@ -151,7 +151,7 @@ def status_of(error: Exception) -> int:
             return 404
         case ConflictError():
             return 409
-        case MistakesError() | ParameterError():
+        case InvalidFieldsError() | ParameterError():
             return 422
         case BadInputError():
             return 400

@@ -32,7 +32,7 @@ from stoker.queue.store import Store
 from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, sweep_of, variants
 from stoker.rules.registry import policies_of, stored_form
 from stoker.units import parse_fraction
-from stoker.web.problems import ConflictError, MistakesError, ParameterError
+from stoker.web.problems import ConflictError, InvalidFieldsError, ParameterError
 
 T = TypeVar("T")
 Said = Mapping[str, object]
@@ -68,7 +68,7 @@ def settable(*, at_submission: bool) -> list[str]:
 
 
 def jobs_of(store: Store, said: Said, submitter: str = "") -> list[JobSpec]:
-    """The jobs to submit. `MistakesError` says of each field what is wrong."""
+    """The jobs to submit. `InvalidFieldsError` says of each field what is wrong."""
     again = said.get("again")
     earlier = _or_mistake("again", lambda: store.job(str(again))) if again else None
     form = _Form(earlier)
@@ -154,7 +154,7 @@ class _Form:
 
     def result(self) -> dict[str, Any]:
         if self._mistakes:
-            raise MistakesError(self._mistakes)
+            raise InvalidFieldsError(self._mistakes)
         return self._asked
 
     def _take(self, name: str, read: Callable[[], object]) -> None:
@@ -269,7 +269,7 @@ def _or_mistake(field: str, work: Callable[[], T]) -> T:
     try:
         return work()
     except BadInputError as error:
-        raise MistakesError({field: str(error)}) from None
+        raise InvalidFieldsError({field: str(error)}) from None
 
 
 HEADER: Final = "Idempotency-Key"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stoker.queue import Store
 
 
-class JobPage(msgspec.Struct, frozen=True):
+class JobText(msgspec.Struct, frozen=True):
     """A job with its attempts, and what of them is on this machine."""
 
     job: Job
@@ -82,10 +82,10 @@ class JobPage(msgspec.Struct, frozen=True):
         }
 
 
-def job_page(store: "Store", job: Job) -> JobPage:
+def job_page(store: "Store", job: Job) -> JobText:
     attempts = store.attempts(job.id)
     last = directory_of(state_home(), attempts[-1]) if attempts else None
-    return JobPage(
+    return JobText(
         job=job,
         attempts=attempts,
         why=why(store, job),

@@ -36,7 +36,7 @@ UNCUT: Final = 1_000_000
 _GPU_SHARE: Final = 0.4
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class TopView(msgspec.Struct, frozen=True, kw_only=True):
     """What a person chose to see."""
 
     selected: str | None = None
@@ -51,7 +51,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Why what is shown is old."""
 
 
-def chosen(snapshot: Snapshot, view: View) -> tuple[Sequence[RunningJob], Sequence[WaitingJob], Sequence[EndedJob]]:
+def chosen(snapshot: Snapshot, view: TopView) -> tuple[Sequence[RunningJob], Sequence[WaitingJob], Sequence[EndedJob]]:
     """The jobs that are shown."""
 
     def wanted(one: AnyJob) -> bool:
@@ -64,7 +64,7 @@ def chosen(snapshot: Snapshot, view: View) -> tuple[Sequence[RunningJob], Sequen
     )
 
 
-def selected(snapshot: Snapshot, view: View, step: int = 0) -> View:
+def selected(snapshot: Snapshot, view: TopView, step: int = 0) -> TopView:
     """The same view with a job selected that is there; `step` lines further down."""
     ids = [one.job.id for section in chosen(snapshot, view) for one in section]
     if not ids:
@@ -74,7 +74,7 @@ def selected(snapshot: Snapshot, view: View, step: int = 0) -> View:
     return msgspec.structs.replace(view, selected=ids[place], place=place)
 
 
-def frame(snapshot: Snapshot, view: View, width: int, height: int) -> list[Text]:
+def frame(snapshot: Snapshot, view: TopView, width: int, height: int) -> list[Text]:
     """Exactly so many lines: the last one says what can be done, or what was."""
     head = [_title(snapshot, view, width), *_health(snapshot, width, most=3 if height >= 30 else 1)]
     room = max(0, height - len(head) - 1)
@@ -87,13 +87,13 @@ def frame(snapshot: Snapshot, view: View, width: int, height: int) -> list[Text]
 
 def whole(snapshot: Snapshot, width: int) -> list[Text]:
     """All of it, for a reader that has no screen."""
-    view = View()
+    view = TopView()
     head = [_title(snapshot, view, width), *_health(snapshot, width, most=100)]
     machines = [line for machine in snapshot.machines for line in _machine(machine, snapshot.now, width)]
     return [*head, *machines, *_jobs(snapshot, view, width, 10_000)]
 
 
-def last_line(view: View, width: int) -> Text:
+def last_line(view: TopView, width: int) -> Text:
     if view.away:
         return cut(Text(one_line(view.away), style="red"), width)
     return cut(Text(one_line(view.note), style="bold") if view.note else Text(_HINT, style="dim"), width)
@@ -121,7 +121,7 @@ def share(room: int, wants: Sequence[int]) -> list[int]:
 # The parts
 
 
-def _title(snapshot: Snapshot, view: View, width: int) -> Text:
+def _title(snapshot: Snapshot, view: TopView, width: int) -> Text:
     import time
 
     text = Text.assemble(
@@ -209,7 +209,7 @@ def _in_short(machine: Machine, now: float, width: int) -> Text:
     return cut(text, width)
 
 
-def _jobs(snapshot: Snapshot, view: View, width: int, room: int) -> list[Text]:
+def _jobs(snapshot: Snapshot, view: TopView, width: int, room: int) -> list[Text]:
     running, waiting, ended = chosen(snapshot, view)
     counts = snapshot.counts
     queued = counts.get("queued", 0) + counts.get("held", 0)
@@ -231,13 +231,13 @@ def _jobs(snapshot: Snapshot, view: View, width: int, room: int) -> list[Text]:
     return lines
 
 
-def _heading(name: str, count: int, shown: Sequence[AnyJob], jobs: Sequence[AnyJob], view: View) -> Text:
+def _heading(name: str, count: int, shown: Sequence[AnyJob], jobs: Sequence[AnyJob], view: TopView) -> Text:
     total = len(jobs) if view.mine else max(count, len(jobs))
     hidden = f", {len(shown)} shown" if len(shown) < total else ""
     return Text(f"{name} ({total:,}{hidden})", style="dim underline", no_wrap=True)
 
 
-def _window(jobs: Sequence[AnyJob], view: View, size: int) -> Sequence[AnyJob]:
+def _window(jobs: Sequence[AnyJob], view: TopView, size: int) -> Sequence[AnyJob]:
     """As many as there is room for, the selected one among them."""
     if size <= 0:
         return []
@@ -246,7 +246,7 @@ def _window(jobs: Sequence[AnyJob], view: View, size: int) -> Sequence[AnyJob]:
     return jobs[first : first + size]
 
 
-def _row(one: AnyJob, now: float, view: View, width: int) -> Text:
+def _row(one: AnyJob, now: float, view: TopView, width: int) -> Text:
     name = _column(job_label(one.job), min(max(14, width // 4), 48), width)
     mark, style = ("> ", "reverse") if one.job.id == view.selected else ("  ", "")
     text = Text.assemble((f"{mark}{one.job.id} {name} ", style))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 from rich.text import Text
 
-from stoker.cli.top.screen import View, chosen, cut, frame, last_line, progress_bar, selected
-from stoker.cli.top.terminal import HELP, Terminal
+from stoker.cli.top.screen import TopView, chosen, cut, frame, last_line, progress_bar, selected
+from stoker.cli.top.terminal import HELP, TopTerminal
 from stoker.errors import BadInputError, StokerError
 from stoker.logs.readers import directory_of, has_output
 from stoker.queue.explanation import clock_time, spoken
@@ -45,10 +45,10 @@ _ON_A_JOB: Final = frozenset({"enter", "l", "c", "r", "h", "u", "d", "s"})
 Mode = Literal["jobs", "job", "help"]
 
 
-class Session:
+class TopSession:
     """One person at one terminal."""
 
-    def __init__(self, store: Store, home: Path, terminal: Terminal, queue: str | None) -> None:
+    def __init__(self, store: Store, home: Path, terminal: TopTerminal, queue: str | None) -> None:
         self._store = store
         self._home = home
         self._terminal = terminal
@@ -58,7 +58,7 @@ class Session:
         self._health: Health | None = None
         """What the queue's last answer came to."""
         self._detail: tuple[JobDetail, list[str]] | None = None
-        self._view: View = View()
+        self._view: TopView = TopView()
         self._mode: Mode = "jobs"
         self._question: Callable[[], str] | None = None
         """What a `y` does."""
@@ -301,21 +301,21 @@ def last_words(store: "Store", home: Path, attempt: Attempt) -> list[str]:
     return [one_line(line) for line in harmless(text).rstrip("\n").split("\n")]
 
 
-def detail_frame(detail: JobDetail, output: Sequence[str], view: View, width: int, height: int) -> list[Text]:
+def detail_frame(detail: JobDetail, output: Sequence[str], view: TopView, width: int, height: int) -> list[Text]:
     """Exactly so many lines."""
     head = [cut(line, width) for line in _about(detail)]
     room = max(0, height - 1 - len(head))
     tail = [cut(Text(line), width) for line in output[-room:]] if room else []
     blank = [Text("")] * (height - 1 - len(head) - len(tail))
-    hint = View(note=view.note or "q back  l log  c cancel  r retry  h hold  u/d move  s snooze", away=view.away)
+    hint = TopView(note=view.note or "q back  l log  c cancel  r retry  h hold  u/d move  s snooze", away=view.away)
     return [*head[: height - 1], *tail, *blank, last_line(hint, width)][-height:]
 
 
-def help_frame(view: View, width: int, height: int) -> list[Text]:
+def help_frame(view: TopView, width: int, height: int) -> list[Text]:
     lines = [Text("stoker top", style="bold"), Text("")]
     lines += [Text.assemble((f"  {keys:<10}", "bold"), does) for keys, does in HELP]
     blank = [Text("")] * (height - 1 - len(lines))
-    hint = View(note=view.note or "q back", away=view.away)
+    hint = TopView(note=view.note or "q back", away=view.away)
     return [*(cut(line, width) for line in lines[: height - 1]), *blank, last_line(hint, width)][-height:]
 
 

@@ -24,13 +24,13 @@ _LEAVING: Final = (signal.SIGTERM, signal.SIGHUP)
 _SOFT_RESET: Final = b"\x1b[!p\x1b[0m"
 
 
-class Terminal:
+class TopTerminal:
     """Signals only wake it: what they ask for is done between two frames."""
 
     def __init__(self) -> None:
         self._input = sys.stdin.fileno()
         self._console = Console(highlight=False)
-        self._keys = Keys()
+        self._keys = KeyReader()
         self._live: Live | None = None
         self._before: list[Any] = []
         self._handlers: dict[int, Any] = {}
@@ -197,7 +197,7 @@ _ONE_KEY: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|\x1b(?![\[O])|[^\x
 _BEGUN: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|O)?\Z")
 
 
-class Keys:
+class KeyReader:
     """Puts together what arrives in pieces."""
 
     def __init__(self) -> None:

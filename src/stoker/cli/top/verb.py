@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 @queue_option
 def top_command(once: bool, as_json: bool, queue_url: str | None) -> int:
     """Watch health, GPUs and jobs live, and act on them: ? shows the keys, q leaves."""
-    from stoker.cli.top.session import Session
-    from stoker.cli.top.terminal import Terminal
+    from stoker.cli.top.session import TopSession
+    from stoker.cli.top.terminal import TopTerminal
     from stoker.paths import state_home
     from stoker.status.snapshot import SnapshotBuilder
 
     if once and as_json:
         raise BadInputError("--once and --json both print it one time: choose one")
-    if not (once or as_json or Terminal.is_there()):
+    if not (once or as_json or TopTerminal.is_there()):
         raise BadInputError("top needs a terminal: --once prints the overview one time, and --json does it as JSON")
     home = state_home()
     with opened_or_created(queue_url) as store:
@@ -33,8 +33,8 @@ def top_command(once: bool, as_json: bool, queue_url: str | None) -> int:
             return _print_json(SnapshotBuilder(home).observe(store))
         if once:
             return _print(SnapshotBuilder(home).observe(store))
-        with Terminal() as terminal:
-            return Session(store, home, terminal, queue_url_of(queue_url)).run()
+        with TopTerminal() as terminal:
+            return TopSession(store, home, terminal, queue_url_of(queue_url)).run()
 
 
 def _print_json(snapshot: "Snapshot") -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stoker.queue import State, Store
 
 
-class Ready(msgspec.Struct, frozen=True):
+class QueueReady(msgspec.Struct, frozen=True):
     """A queue that can be used, as `--json` prints it."""
 
     queue: str
@@ -24,7 +24,7 @@ class Ready(msgspec.Struct, frozen=True):
     version: int
 
 
-class WorkerSeen(msgspec.Struct, frozen=True):
+class QueueWorker(msgspec.Struct, frozen=True):
     id: str
     host: str
     gpus: int
@@ -36,7 +36,7 @@ class WorkerSeen(msgspec.Struct, frozen=True):
     problem: str | None
 
 
-class Health(msgspec.Struct, frozen=True):
+class QueueHealth(msgspec.Struct, frozen=True):
     """What `stoker queue check` found, as `--json` prints it."""
 
     queue: str
@@ -44,7 +44,7 @@ class Health(msgspec.Struct, frozen=True):
     version: int
     paused: bool
     counts: dict[str, int]
-    workers: list[WorkerSeen]
+    workers: list[QueueWorker]
     problems: list[str]
 
 
@@ -103,17 +103,17 @@ def check(as_json: bool, queue_url: str | None) -> int:
     return 1 if health.problems else 0
 
 
-def _ready(store: "Store") -> Ready:
+def _ready(store: "Store") -> QueueReady:
     from stoker.queue.schema import VERSION
 
     # Opening it has brought it there.
-    return Ready(store.place, "PostgreSQL" if "://" in store.place else "SQLite", VERSION)
+    return QueueReady(store.place, "PostgreSQL" if "://" in store.place else "SQLite", VERSION)
 
 
-def _health(store: "Store") -> Health:
+def _health(store: "Store") -> QueueHealth:
     ready = _ready(store)
     counts = {str(state): count for state, count in store.counts().items()}
-    return Health(
+    return QueueHealth(
         queue=ready.queue,
         kind=ready.kind,
         version=ready.version,
@@ -124,10 +124,10 @@ def _health(store: "Store") -> Health:
     )
 
 
-def _workers(store: "Store") -> list[WorkerSeen]:
+def _workers(store: "Store") -> list[QueueWorker]:
     now = store.clock()
     return [
-        WorkerSeen(
+        QueueWorker(
             id=worker.id,
             host=worker.host,
             gpus=len(worker.view.gpus),
@@ -140,7 +140,7 @@ def _workers(store: "Store") -> list[WorkerSeen]:
     ]
 
 
-def _text(health: Health) -> str:
+def _text(health: QueueHealth) -> str:
     jobs = ", ".join(f"{count} {state}" for state, count in health.counts.items()) or "none"
     lines = [
         ("queue", f"{health.queue} ({health.kind}, version {health.version})" + (", paused" if health.paused else "")),
@@ -153,7 +153,7 @@ def _text(health: Health) -> str:
     return "".join(f"{name:13}{value}\n" for name, value in lines)
 
 
-def _worker_line(worker: WorkerSeen) -> str:
+def _worker_line(worker: QueueWorker) -> str:
     from stoker.units import format_duration
 
     gpus = "1 GPU" if worker.gpus == 1 else f"{worker.gpus} GPUs"

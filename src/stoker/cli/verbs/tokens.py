@@ -11,7 +11,7 @@ from stoker.cli.verbs.steer import print_json
 from stoker.paths import state_home
 
 if TYPE_CHECKING:
-    from stoker.web.auth.keys import Keys, Session, Token
+    from stoker.web.auth.keys import DeviceSession, Keys, Token
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 
@@ -153,7 +153,7 @@ def _list(keys: "Keys", as_json: bool) -> None:
     print_table(columns, rows)
 
 
-def _told(token: "Token", devices: "list[Session]") -> dict[str, object]:
+def _told(token: "Token", devices: "list[DeviceSession]") -> dict[str, object]:
     """One token as `--json` prints it: without its secret."""
     return {
         "id": token.id,
@@ -165,7 +165,7 @@ def _told(token: "Token", devices: "list[Session]") -> dict[str, object]:
     }
 
 
-def _seen(token: "Token", devices: "list[Session]") -> float | None:
+def _seen(token: "Token", devices: "list[DeviceSession]") -> float | None:
     return max((at for at in (token.seen, *(one.seen for one in devices)) if at is not None), default=None)
 
 

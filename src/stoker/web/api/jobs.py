@@ -34,7 +34,7 @@ _KEY: Final = r"^[!-~]{1,200}$"
 JobId = Annotated[str, Path(description="The id of a job.", json_schema_extra={"pattern": "^[0-9a-f]{8}$"})]
 
 
-class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+class JobListPage(msgspec.Struct, frozen=True, kw_only=True):
     """Some of the jobs, newest first."""
 
     items: list[Job]
@@ -63,7 +63,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     "/jobs",
     operation_id="list_jobs",
     summary="Jobs, newest first",
-    response_model=described(JobPage),
+    response_model=described(JobListPage),
     response_description="One page of them.",
     responses={
         200: {
@@ -89,7 +89,7 @@ async def list_jobs(
     some = await app_state_of(request).pool.ask(lambda store: store.page(states, tag, before, limit + 1))
     page: Page = page_of(some, limit)
     headers = {} if page.next is None else {"Link": link_to_next(request, page.next)}
-    return answer_with_jobs(request, JobPage(items=page.items, next=page.next), headers=headers)
+    return answer_with_jobs(request, JobListPage(items=page.items, next=page.next), headers=headers)
 
 
 @router.post(

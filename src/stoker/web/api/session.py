@@ -14,7 +14,7 @@ from stoker.web.pagination import answer
 router = APIRouter(tags=["session"])
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks."""
 
     role: Literal["viewer", "operator"]
@@ -27,10 +27,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     "/session",
     operation_id="get_session",
     summary="Who one is",
-    response_model=described(Session),
+    response_model=described(SessionInfo),
     response_description="The role and the name of the token.",
 )
 async def session(request: Request) -> Response:
     """Whose token the request came with, and what it allows."""
     user = user_of(request)
-    return answer(Session(role=user.role, name=user.name))
+    return answer(SessionInfo(role=user.role, name=user.name))

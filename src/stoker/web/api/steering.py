@@ -31,7 +31,7 @@ from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.pagination import Done, Undo, answer, found, names_of, problems_listed
-from stoker.web.problems import ConflictError, MistakesError
+from stoker.web.problems import ConflictError, InvalidFieldsError
 from stoker.web.submission import changes_of, seconds_of
 
 router = APIRouter(tags=["steering"])
@@ -227,7 +227,7 @@ def _moving(store: Store, body: MoveBody) -> Verb:
     try:
         neighbour = found(store, name or "")
     except BadInputError as error:
-        raise MistakesError({field: str(error)}) from None
+        raise InvalidFieldsError({field: str(error)}) from None
     return moving_beside(neighbour.id, "before" if field == "before" else "after")
 
 
@@ -271,7 +271,7 @@ def _seconds(body: SnoozeBody) -> float:
     try:
         return seconds_of(body.seconds)
     except BadInputError as error:
-        raise MistakesError({"seconds": str(error)}) from None
+        raise InvalidFieldsError({"seconds": str(error)}) from None
 
 
 def _snoozed_for(store: Store, job: Job) -> float:

@@ -18,7 +18,7 @@ from stoker.web.auth.requests import (
     refusal_in_json,
     refusal_page,
 )
-from stoker.web.auth.throttle import Patience, TooManyError
+from stoker.web.auth.throttle import FailureThrottle, TooManyFailuresError
 from stoker.web.auth.user import User
 from stoker.web.config import Config
 from stoker.web.middleware.limits import Stream, Streams
@@ -34,9 +34,9 @@ class Authentication:
         self._app = app
         self._config = config
         self._keys = keys
-        self._patience = Patience()
+        self._patience = FailureThrottle()
         # A program with a token that was revoked keeps trying: that must not keep people from logging in.
-        self._login_patience = Patience()
+        self._login_patience = FailureThrottle()
         self._streams = Streams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +48,7 @@ class Authentication:
         state["patience"] = self._login_patience
         try:
             user = self._identify(scope)
-        except TooManyError as error:
+        except TooManyFailuresError as error:
             answer = refusal_in_json(429, str(error), {"Retry-After": str(error.seconds)})
             await answer(scope, receive, send)
             return

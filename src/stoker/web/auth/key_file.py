@@ -32,7 +32,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     """When a program last showed it; a device's visits count for its session."""
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceSession(msgspec.Struct, frozen=True, kw_only=True):
     """A device that was let in."""
 
     digest: str
@@ -50,7 +50,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     """Where the page was when it last started, for links that are printed later."""
     tokens: tuple[Token, ...] = ()
-    sessions: tuple[Session, ...] = ()
+    sessions: tuple[DeviceSession, ...] = ()
 
 
 class Stamp(msgspec.Struct, frozen=True):

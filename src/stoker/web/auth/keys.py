@@ -19,10 +19,10 @@ from typing import Final, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.web.auth.key_file import Contents, KeyFile, Session, Stamp, Token
+from stoker.web.auth.key_file import Contents, DeviceSession, KeyFile, Stamp, Token
 from stoker.web.auth.user import Role, User
 
-__all__ = ["Keys", "Session", "Token", "key_id"]
+__all__ = ["DeviceSession", "Keys", "Token", "key_id"]
 
 # Recognizable, so that the access log, and whoever searches a repository for secrets, can tell one.
 TOKEN_PREFIX: Final = "stk_"  # noqa: S105 - not a secret, but how one begins
@@ -56,7 +56,7 @@ class Keys:
         self._stamp: Stamp | None = None
         self._looked = float("-inf")
         self._problem: str | None = None
-        self._unwritten: dict[str, Session] = {}
+        self._unwritten: dict[str, DeviceSession] = {}
         """Sessions that the disk did not take, by digest."""
         self._ended: set[str] = set()
         """Sessions that were ended and that the disk still has."""
@@ -79,7 +79,7 @@ class Keys:
     def tokens(self) -> tuple[Token, ...]:
         return self._now().tokens
 
-    def sessions(self) -> tuple[Session, ...]:
+    def sessions(self) -> tuple[DeviceSession, ...]:
         """The devices that may come, with the time of their last visit."""
         contents = self._now()
         with self._turn:
@@ -145,7 +145,7 @@ class Keys:
         cookie = secrets.token_urlsafe(_SESSION_BYTES)
         now = time.time()
         shown = "".join(letter for letter in agent if letter.isprintable())[:_LONGEST_AGENT]
-        session = Session(digest=_digest(cookie), token=token.id, created=now, seen=now, agent=shown)
+        session = DeviceSession(digest=_digest(cookie), token=token.id, created=now, seen=now, agent=shown)
         with self._turn:
             kept = _newest_of_each((*self._unwritten.values(), session))
             self._unwritten = {one.digest: one for one in kept}
@@ -238,7 +238,7 @@ class Keys:
 
         return self._known(right)
 
-    def _session(self, contents: Contents, digest: str) -> tuple[Token, Session] | None:
+    def _session(self, contents: Contents, digest: str) -> tuple[Token, DeviceSession] | None:
         if digest in self._ended:
             return None
         session = self._unwritten.get(digest) or next((s for s in contents.sessions if s.digest == digest), None)
@@ -333,7 +333,7 @@ def _find(contents: Contents, called: str) -> Token:
     raise BadInputError(f"there is no token {called!r}: `stoker tokens` lists those that there are")
 
 
-def _user(token: Token, session: Session | None) -> User:
+def _user(token: Token, session: DeviceSession | None) -> User:
     return User(token.role, token.name, None if session is None else session.digest, token.id)
 
 
@@ -341,9 +341,9 @@ def _digest(cookie: str) -> str:
     return hashlib.sha256(cookie.encode(errors="replace")).hexdigest()
 
 
-def _newest_of_each(sessions: Iterable[Session]) -> list[Session]:
+def _newest_of_each(sessions: Iterable[DeviceSession]) -> list[DeviceSession]:
     """In the order of their last visits, of each token as many as it may have."""
-    of_token: defaultdict[str, list[Session]] = defaultdict(list)
+    of_token: defaultdict[str, list[DeviceSession]] = defaultdict(list)
     for session in sorted(sessions, key=lambda session: session.seen):
         of_token[session.token].append(session)
     kept = (session for group in of_token.values() for session in group[-_MOST_SESSIONS:])

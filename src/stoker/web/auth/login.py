@@ -23,7 +23,7 @@ from stoker.web.auth.requests import (
     refusal_in_json,
     refusal_page,
 )
-from stoker.web.auth.throttle import Patience, TooManyError
+from stoker.web.auth.throttle import FailureThrottle, TooManyFailuresError
 from stoker.web.problems import wants_page
 
 router = APIRouter(include_in_schema=False)
@@ -54,14 +54,14 @@ async def login(request: Request) -> Response:
         return _refused(request, 400, f"The form has more than {_MOST_FIELDS} fields.", "/")
     token, wanted = (fields.get(name, [""])[0] for name in ("token", "next"))
     app_state = app_state_of(request)
-    patience: Patience = request.state.patience
+    patience: FailureThrottle = request.state.patience
     address = neighbourhood(client_address(request.scope))
     try:
         # Nothing is awaited between these: of a hundred tokens that come at once, each is counted before the next.
         if not app_state.keys.recognizes(token):
             patience.failed(address)
             return _refused(request, 401, _NOT_RIGHT, wanted)
-    except TooManyError as error:
+    except TooManyFailuresError as error:
         return _refused(
             request, 429, f"There were too many wrong tokens: try again in {error.seconds} s.", wanted, error
         )
@@ -94,7 +94,7 @@ def _led_on(request: Request, wanted: str) -> Response:
 
 
 def _refused(
-    request: Request, status: int, sentence: str, wanted: str, waiting: TooManyError | None = None
+    request: Request, status: int, sentence: str, wanted: str, waiting: TooManyFailuresError | None = None
 ) -> Response:
     headers = {} if waiting is None else {"Retry-After": str(waiting.seconds)}
     if not wants_page(request.scope):

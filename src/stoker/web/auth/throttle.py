@@ -38,7 +38,7 @@ class Bucket(msgspec.Struct):
         return max(0.0, (self.now(now) - (self.size - 1)) * self.seconds_per_drop)
 
 
-class TooManyError(Exception):
+class TooManyFailuresError(Exception):
     """Wrong tokens are not answered for this many whole seconds."""
 
     def __init__(self, seconds: int) -> None:
@@ -46,7 +46,7 @@ class TooManyError(Exception):
         self.seconds = seconds
 
 
-class Patience:
+class FailureThrottle:
     """Counts wrong tokens by address. A right token is never asked about: nobody can lock its owner out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,4 +70,4 @@ class Patience:
         if wait == 0:
             bucket.add(now)
         if wait or everybody:
-            raise TooManyError(math.ceil(max(wait, everybody)))
+            raise TooManyFailuresError(math.ceil(max(wait, everybody)))

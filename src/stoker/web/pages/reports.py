@@ -56,7 +56,7 @@ def _heading(_self: RendererHTML, tokens: Sequence[Token], index: int, _options:
     return f"<h{level}>" if token.nesting == 1 else f"</h{level}>\n"
 
 
-class Fit(msgspec.Struct, frozen=True):
+class FitChart(msgspec.Struct, frozen=True):
     """How a batch size was found, for a page."""
 
     found: Fitted
@@ -68,7 +68,7 @@ class Fit(msgspec.Struct, frozen=True):
         return sorted(self.found.observations, key=lambda probe: (probe.size, probe.verification))
 
 
-def fit_of(told: dict[str, Any]) -> Fit | None:
+def fit_of(told: dict[str, Any]) -> FitChart | None:
     """None when there was none, or when it is not understood: another version of Stoker may have written it."""
     try:
         found = msgspec.convert(told, Fitted) if told else None
@@ -76,7 +76,7 @@ def fit_of(told: dict[str, Any]) -> Fit | None:
         return None
     if found is None or not (math.isfinite(found.fixed) and math.isfinite(found.slope)):
         return None
-    return Fit(found, _chart(found))
+    return FitChart(found, _chart(found))
 
 
 def _chart(found: Fitted) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from stoker.queue.store import Store
 from stoker.status.job_text import command_text, whole_command
 from stoker.units import format_percent
 from stoker.web.app_state import AppState, app_state_of, user_of
-from stoker.web.problems import MistakesError
+from stoker.web.problems import InvalidFieldsError
 from stoker.web.submission import IDLE, jobs_of, submit_once
 from stoker.web.templating import page
 
@@ -194,7 +194,7 @@ async def submit(request: Request) -> Response:
         return Response("a form with so many fields is not ours", 400, media_type="text/plain")
     try:
         jobs = await app_state.pool.ask(lambda store: _submitted(store, filled, sender))
-    except MistakesError as error:
+    except InvalidFieldsError as error:
         return await _again(request, app_state, filled, error.mistakes)
     except BadInputError as error:
         return await _again(request, app_state, filled, {"": str(error)})
