@@ -1,12 +1,25 @@
-"""The tutorial and the how-tos, typed as they are written."""
+"""The tutorial and the how-tos, typed as they are written, and the JSON that the reference describes."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.pages import Block, Command, PageShell, blocks, commands, missing, pages
+from tests.support.command import stoker
+from tests.support.pages import (
+    TRAINER,
+    Block,
+    Command,
+    PageShell,
+    blocks,
+    commands,
+    missing,
+    names_in_tables,
+    pages,
+    section,
+)
 from tests.support.waiting import kill_all
 
 PAGES = [
@@ -62,3 +75,34 @@ def _type(block: Block, shell: PageShell) -> None:
         assert "Traceback" not in said, shown
         lost = missing(command.expected, said)
         assert lost is None, f"did not print {lost!r}: {shown}"
+
+
+def test_json_has_the_documented_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_GPUS", "sim:2")
+    assert stoker("submit", "--name", "base", "--", "true").code == 0
+    assert stoker("record", "week.readings", "--every", "100ms", "--for", "300ms").code == 0
+    assert stoker("run", "--", "true").code == 0
+    assert stoker("tokens", "add", "--viewer", "--name", "anna", "--url", "http://gpu-box").code == 0
+    printed = {
+        "stoker gpus": stoker("gpus", "--json").json()[0],
+        "stoker runs": stoker("runs", "--json").json()[0],
+        "Jobs": stoker("list", "--json").json()[0],
+        "stoker show": stoker("show", "base", "--json").json(),
+        "stoker why": stoker("why", "base", "--json").json(),
+        "stoker logs": stoker("logs", "base", "--json").json(),
+        "Changing jobs": stoker("hold", "base", "--json").json(),
+        "stoker queue check": stoker("queue", "check", "--json").json(),
+        "stoker top": stoker("top", "--json").json(),
+        "stoker fill status": stoker("fill", "status", "--json").json(),
+        "stoker fit": stoker("fit", "--json", "--", sys.executable, str(TRAINER)).json(),
+        "stoker replay": stoker("replay", "week.readings", "--for", "200ms", "--json").json(),
+        "stoker sim status": stoker("sim", "status", "--json").json(),
+        "stoker tokens": stoker("tokens", "--json").json()[0],
+    }
+    differences = {
+        heading: difference
+        for heading, found in printed.items()
+        if (difference := sorted(names_in_tables(section("json.md", heading)) ^ set(found)))
+    }
+    assert differences == {}

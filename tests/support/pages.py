@@ -24,6 +24,7 @@ from tests.support.waiting import wait_for
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
+REFERENCE: Final = DOCS / "reference"
 TRAINER: Final = Path(__file__).with_name("page_trainer.py")
 
 _FENCE: Final = re.compile(r"^( *)(`{3,})([a-z]*)(?: +title=\"([^\"]+)\")? *$")
@@ -91,6 +92,20 @@ def commands(block: Block) -> Iterator[Command]:
             number += 1
         expected = tuple(line for line in lines[begin:number] if line.strip())
         yield Command(f"{block.page.relative_to(ROOT)}:{block.line + 1 + first}", text, expected)
+
+
+def names_in_tables(text: str, column: int = 0) -> set[str]:
+    """What stands in backquotes in one column of the tables of a text."""
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row[column])}
+
+
+def section(page: str, heading: str) -> str:
+    """The text under a heading, up to the next one."""
+    text = (REFERENCE / page).read_text()
+    found = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"docs/reference/{page} has no heading {heading!r}"
+    return found[1]
 
 
 def stoker_words(text: str) -> Iterator[list[str]]:

@@ -11,25 +11,10 @@ from scripts.docs_reference import MARKER, PARTS, commands, fill_in, options_of
 from stoker.settings import Notifications, Settings
 from stoker.web.config import Config
 from tests.support import pages
-from tests.support.pages import DOCS, ROOT, blocks, check_usage, stoker_words
+from tests.support.pages import DOCS, REFERENCE, ROOT, blocks, check_usage, names_in_tables, section, stoker_words
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-REFERENCE = DOCS / "reference"
 SHELLS = ("console", "sh", "bash")
-
-
-def names_in_tables(text: str, column: int = 0) -> set[str]:
-    """What stands in backquotes in one column of the tables of a text."""
-    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
-    return {name for row in rows for name in re.findall(r"`([^`]+)`", row[column])}
-
-
-def section(page: str, heading: str) -> str:
-    """The text under a heading, up to the next one."""
-    text = (REFERENCE / page).read_text()
-    found = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found is not None, f"docs/reference/{page} has no heading {heading!r}"
-    return found[1]
 
 
 def in_sources(pattern: str) -> set[str]:
