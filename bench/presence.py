@@ -156,11 +156,11 @@ def _latencies(nodes: Nodes, stack: ExitStack) -> tuple[list[float], list[float]
     holders.scan()
     rings, named = [], []
     for _ in range(TRIALS):
-        alarm.rung()
+        alarm.changed()
         _say(opener, "open")
         select.select([alarm.fileno()], [], [])
         rang = time.monotonic()
-        assert alarm.rung() == {"GPU-0"}
+        assert alarm.changed() == {"GPU-0"}
         assert opener.pid in [holder.pid for holder in holders.scan().by_gpu["GPU-0"]]
         known = time.monotonic()
         opened = float(_heard(opener))

@@ -139,7 +139,7 @@ class TestSteppingAside:
         filling.wait_for_start(2)
         # Later than a minute after its first start, which is the least in any case.
         assert time.monotonic() - left >= 80 / FAST
-        assert filling.seats()[0]["preemptions"] == 1
+        assert filling.slots()[0]["preemptions"] == 1
 
     def test_after_its_grace_it_is_killed_with_everything_it_started(self, filling: FillSite) -> None:
         filling.program("miner-run", DEAF)
@@ -158,23 +158,23 @@ class TestSteppingAside:
         filling.wait_for_start(2)
         visitor = filling.openers.run(["sh", "-c", "echo ready; exec sleep 300"])
         filling.machine.gpus[1].add_process(visitor.pid)
-        filling.wait_for_why(rf"used by \w+'s \S+ \(pid {visitor.pid}\)", seat=1)
-        assert filling.seats()[0]["doing"] == "running"
+        filling.wait_for_why(rf"used by \w+'s \S+ \(pid {visitor.pid}\)", slot=1)
+        assert filling.slots()[0]["state"] == "running"
 
     def test_outside_its_hours_nothing_runs_and_that_is_said(self, filling: FillSite) -> None:
         # Half a day away, so that no midnight of this test's night matters.
         hour = (time.localtime().tm_hour + 12) % 24
         hours = f"[schedule]\nhours = {hour:02}:00-{hour:02}:59"
         filling.fill("--config", filling.config(on_both(), more=hours))
-        filling.wait_for_why("^not at this hour$")
-        assert "nothing runs now: not at this hour" in filling.stoker("fill", "status").out
+        filling.wait_for_why("^outside the scheduled hours$")
+        assert "nothing runs now: outside the scheduled hours" in filling.stoker("fill", "status").out
         assert not filling.started()
 
     def test_when_its_hours_end_it_stops(self, filling: FillSite) -> None:
         filler = _filled_at_the_end_of_the_day(filling)
         (miner,) = filling.wait_for_start()
         filling.wait_for_end(miner)
-        filler.wait_until_it_says("process-0 on GPUs 0, 1: stops, not at this hour")
+        filler.wait_until_it_says("process-0 on GPUs 0, 1: stops, outside the scheduled hours")
 
 
 class TestWhatCannotBeSeen:
@@ -198,7 +198,7 @@ class TestWhatCannotBeSeen:
         filling.wait_for_end(miner)
         # It was the visitor, whom the nodes show, and not the silence.
         filling.wait_for_why(f"pid {visitor.pid}")
-        assert filling.seats()[0]["preemptions"] == 1
+        assert filling.slots()[0]["preemptions"] == 1
 
     def test_a_driver_that_stays_away_stops_it_in_the_end(self, filling: FillSite) -> None:
         config = filling.config(on_both(), defaults="interval = 0.1s")
@@ -206,7 +206,7 @@ class TestWhatCannotBeSeen:
         (miner,) = filling.wait_for_start()
         filling.machine.fault("*", code=UNKNOWN_ERROR)
         filling.wait_for_end(miner)
-        filler.wait_until_it_says("stops, whether anybody needs it cannot be seen: ")
+        filler.wait_until_it_says("stops, it is unknown whether another user needs it: ")
 
 
 class TestStatus:
@@ -219,20 +219,22 @@ class TestStatus:
         visitor = filling.visit(1)
         filler = filling.fill("--config", filling.config("cmd = miner-run\ngpus = 0", "cmd = miner-run\ngpus = 1"))
         (miner,) = filling.wait_for_start()
-        filling.wait_for_why(f"pid {visitor.pid}", seat=1)
-        wait_for(lambda: filling.seats()[0]["pid"] == miner, named="the program in the status")
+        filling.wait_for_why(f"pid {visitor.pid}", slot=1)
+        wait_for(lambda: filling.slots()[0]["pid"] == miner, named="the program in the status")
         words = filling.stoker("fill", "status")
         assert words.code == 0
         assert re.search(r"(?m)^0 +process-0 +running +\d+s +0\.0 +0 +the GPU was idle", words.out)
-        assert re.search(rf"(?m)^1 +process-1 +away +\d+s +0\.0 +0 +used by \w+'s \S+ \(pid {visitor.pid}\)", words.out)
+        assert re.search(
+            rf"(?m)^1 +process-1 +waiting +\d+s +0\.0 +0 +used by \w+'s \S+ \(pid {visitor.pid}\)", words.out
+        )
         assert "0.0 GPU-hours given to background work, 0 preemptions" in words.out
         told = filling.stoker("fill", "status", "--json").json()
         assert told["running"] is True
         assert told["status"]["owner"] == "stoker fill"
         assert told["status"]["pid"] == filler.process.pid
-        first, second = told["status"]["seats"]
-        assert (first["pid"], first["doing"], first["gpus"]) == (miner, "running", [filling.uuids[0]])
-        assert (second["pid"], second["doing"], second["indices"]) == (None, "away", [1])
+        first, second = told["status"]["slots"]
+        assert (first["pid"], first["state"], first["gpus"]) == (miner, "running", [filling.uuids[0]])
+        assert (second["pid"], second["state"], second["indices"]) == (None, "waiting", [1])
 
     def test_after_the_end_it_shows_what_was_left(self, filling: FillSite) -> None:
         filler = filling.fill("--config", filling.config(on_both()))
@@ -244,7 +246,7 @@ class TestStatus:
         assert words.out.endswith("`stoker fill` is not running: this is what it left\n")
         told = filling.stoker("fill", "status", "--json").json()
         assert told["running"] is False
-        assert [(seat["doing"], seat["pid"]) for seat in told["status"]["seats"]] == [("away", None)]
+        assert [(slot["state"], slot["pid"]) for slot in told["status"]["slots"]] == [("waiting", None)]
 
     def test_what_was_given_is_counted_over_all_starts(self, filling: FillSite) -> None:
         config = filling.config(on_both())
@@ -253,19 +255,19 @@ class TestStatus:
             # Twenty times as fast, half a minute of two GPUs is a hundredth of an hour and more.
             filler = filling.fill("--config", config, environment=filling.fast_clock())
             (*_, miner) = filling.wait_for_start(time_of_it)
-            seat = wait_for(partial(_seat_of, filling, miner), named="the program in the status")
-            assert seat["gpu_hours"] >= given
+            slot = wait_for(partial(_slot_of, filling, miner), named="the program in the status")
+            assert slot["gpu_hours"] >= given
             if time_of_it == 1:
-                wait_for(lambda: filling.seats()[0]["gpu_hours"] >= 0.0166, named="half a minute of two GPUs")
+                wait_for(lambda: filling.slots()[0]["gpu_hours"] >= 0.0166, named="half a minute of two GPUs")
             visitor = filling.visit(0)
             filling.wait_for_end(miner)
             filling.wait_for_why(f"pid {visitor.pid}")
             assert filler.stop() == 0
             filling.leave(visitor)
-            (seat,) = filling.seats()
-            assert seat["preemptions"] == time_of_it
-            assert seat["gpu_hours"] > given
-            given = seat["gpu_hours"]
+            (slot,) = filling.slots()
+            assert slot["preemptions"] == time_of_it
+            assert slot["gpu_hours"] > given
+            given = slot["gpu_hours"]
 
 
 class TestTheEnd:
@@ -286,7 +288,7 @@ class TestTheEnd:
             processes = filling.wait_for_start(2)
             for how in (signal.SIGTERM, signal.SIGINT):
                 os.kill(screen.pid, how)
-                filling.wait_for_why("nobody watches for people any more")
+                filling.wait_for_why("the filler ends")
             filling.machine.reset_calls()
             wait_for(lambda: filling.machine.calls("nvmlDeviceGetSamples") >= 3, named="another two looks")
             assert all(map(alive, processes))
@@ -347,8 +349,8 @@ class TestConfiguration:
         config = filling.config(on_both("preempt = checkpoint"), more="[tty]\nwhitelist = no-such-user")
         done = filling.stoker("fill", "--check", "--config", config)
         assert done.code == 0
-        assert f"{config}:8: process-0 preempt: cuda-checkpoint is not installed" in done.err
-        assert f"{config}:10: whitelist: there is no user 'no-such-user'" in done.err
+        assert f"{config}: process-0 preempt: cuda-checkpoint is not installed" in done.err
+        assert f"{config}: whitelist: there is no user 'no-such-user'" in done.err
 
     def test_it_is_found_in_the_settings_and_then_where_gpu_mon_looks(self, filling: FillSite) -> None:
         settings = Path(os.environ["XDG_CONFIG_HOME"]) / "stoker/stoker.toml"
@@ -368,43 +370,43 @@ class TestConfiguration:
     @pytest.mark.parametrize(
         ("text", "expected"),
         [
-            ("[process-0]\ncmd = miner-run\n", ["1: no GPU is watched: add a section [gpu-all]"]),
-            ("[gpu-all]\ngpus = all\n", ["1: there is no program to run: add a section [process-0]"]),
+            ("[process-0]\ncmd = miner-run\n", ["no GPU is watched: add a section [gpu-all]"]),
+            ("[gpu-all]\ngpus = all\n", ["there is no program to run: add a section [process-0]"]),
             (
                 "[defaults]\ninterval_seconds = often\n[gpu-all]\n[process-0]\ncmd = miner-run\nnice = 40\n",
-                ["2: [defaults] interval_seconds: 'often'", "6: [process-0] nice: "],
+                ["[defaults] interval_seconds: 'often'", "[process-0] nice: "],
             ),
             (
                 "[gpu-all]\n[process-0]\ncmd = miner-run\ngpus = 0\n[process-1]\ncmd = miner-run\ngpus = 0,1\n",
-                ["7: process-1 gpus: process-0 has GPU 0 already, in line 4: give each GPU to one program only"],
+                ["process-1 gpus: process-0 has GPU 0 already: give each GPU to one program only"],
             ),
             (
                 "[gpu-all]\n[process-0]\ncmd = miner-run\ngpus = 7\n",
-                ["4: process-0 gpus: there is no GPU 7 here: this machine has 0, 1"],
+                ["process-0 gpus: there is no GPU 7 here: this machine has 0, 1"],
             ),
             (
                 "[gpu-all]\n[process-0]\ncmd = miner-run\nlog = {directory}/not/there\n",
-                ["4: process-0 log: the directory {directory}/not does not exist: create it, or write another file"],
+                ["process-0 log: the directory {directory}/not does not exist: create it, or write another file"],
             ),
             (
                 "[gpu-all]\n[process-0]\ncmd = miner-run\nlog = {directory}\n",
-                ["4: process-0 log: {directory} is a directory: write the name of a file in it"],
+                ["process-0 log: {directory} is a directory: write the name of a file in it"],
             ),
             (
                 "[gpu-all]\n[process-0]\ncmd = miner-run\ndir = {directory}/nowhere\n",
-                ["4: process-0 dir: the directory {directory}/nowhere does not exist: create it, or write another"],
+                ["process-0 dir: the directory {directory}/nowhere does not exist: create it, or write another"],
             ),
             (
                 "[gpu-all]\n[process-0]\ncmd = no-such-miner --fast\n",
-                ["3: process-0 cmd: no program 'no-such-miner' is found on PATH: install it, or write its whole path"],
+                ["process-0 cmd: no program 'no-such-miner' is found on PATH: install it, or write its whole path"],
             ),
             (
                 "[gpu-all]\n[process-0]\nlgo = x\ncmd = nix\ngpus = 9\n[tty]\nenabled = perhaps\n",
                 [
-                    "3: [process-0] has no key 'lgo': did you mean 'log'?",
-                    "4: process-0 cmd: no program 'nix'",
-                    "5: process-0 gpus: there is no GPU 9",
-                    "7: [tty] enabled: 'perhaps'",
+                    "[process-0] has no key 'lgo': did you mean 'log'?",
+                    "[tty] enabled: 'perhaps'",
+                    "process-0 gpus: there is no GPU 9",
+                    "process-0 cmd: no program 'nix'",
                 ],
             ),
         ],
@@ -414,7 +416,7 @@ class TestConfiguration:
         ],
     )  # fmt: skip
     @pytest.mark.parametrize("options", [(), ("--check",)], ids=["fill", "check"])
-    def test_mistakes_are_told_all_at_once_and_nothing_starts(
+    def test_mistakes_are_reported_all_at_once_and_nothing_starts(
         self, filling: FillSite, options: tuple[str, ...], text: str, expected: list[str]
     ) -> None:
         directory = str(filling.directory)
@@ -424,14 +426,14 @@ class TestConfiguration:
         lines = done.err.removeprefix("stoker: ").splitlines()
         assert len(lines) == len(expected)
         for line, wanted in zip(lines, expected, strict=True):
-            assert line.startswith(f"{file}:{wanted.replace('{directory}', directory)}")
+            assert line.startswith(f"{file}: {wanted.replace('{directory}', directory)}")
         assert not filling.started()
 
 
-def _seat_of(filling: FillSite, miner: int) -> dict[str, Any] | None:
+def _slot_of(filling: FillSite, miner: int) -> dict[str, Any] | None:
     """What is told of the only program, once it is told of this process."""
-    (seat,) = filling.seats() or [{}]
-    return seat if seat.get("pid") == miner else None
+    (slot,) = filling.slots() or [{}]
+    return slot if slot.get("pid") == miner else None
 
 
 def _filled_at_the_end_of_the_day(filling: FillSite) -> RunningFiller:

@@ -125,9 +125,9 @@ class TestIgnoredPrograms:
         by_gpu = {uuid: pid for pid, uuid in filling.started().items()}
         # Both hold the first one's node: the second program is of the same house.
         visitor = filling.visit(1)
-        filling.wait_for_why(f"pid {visitor.pid}", seat=1)
+        filling.wait_for_why(f"pid {visitor.pid}", slot=1)
         filling.wait_for_end(by_gpu[filling.uuids[1]])
-        assert filling.seats()[0]["doing"] == "running"
+        assert filling.slots()[0]["state"] == "running"
         assert filling.asked_to_end() == {by_gpu[filling.uuids[1]]}
 
     def test_whoever_only_reads_the_gpus_by_the_driver_does_not_count(self, filling: FillSite) -> None:

@@ -79,9 +79,9 @@ class FilledSite:
     def wait_for_end(self, pid: int) -> None:
         wait_for(lambda: not alive(pid), deadline=PATIENCE, named=f"the end of {pid}")
 
-    def seats(self) -> list[dict[str, Any]]:
-        seats: list[dict[str, Any]] = self.site.stoker("fill", "status", "--json").json()["status"]["seats"]
-        return seats
+    def slots(self) -> list[dict[str, Any]]:
+        slots: list[dict[str, Any]] = self.site.stoker("fill", "status", "--json").json()["status"]["slots"]
+        return slots
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_background_program_steps_aside_for_any_job(filled: FilledSite, preemp
     assert filled.asked_to_end() == {miners[given]}
     (other,) = set(miners.values()) - {miners[given]}
     assert alive(other)
-    by_gpu = {seat["gpus"][0]: seat for seat in filled.seats()}
+    by_gpu = {slot["gpus"][0]: slot for slot in filled.slots()}
     assert by_gpu[given]["why"] == "needed by the queue"
     assert by_gpu[given]["preemptions"] == 1
     assert site.stoker("list", "--json").code == 0
@@ -183,7 +183,7 @@ def test_it_comes_back_when_the_job_is_done(filled: FilledSite) -> None:
     # Between two starts lies a minute: that it will come is as good as its coming.
     promise = "it was started a moment ago: tried again in [0-9]+s"
     wait_for(
-        lambda: re.search(promise, filled.seats()[0]["why"]) or len(filled.noted("start")) > 1,
+        lambda: re.search(promise, filled.slots()[0]["why"]) or len(filled.noted("start")) > 1,
         deadline=PATIENCE,
         named="the way back",
     )
@@ -197,7 +197,7 @@ def test_somebody_else_on_the_gpu_stops_it_as_with_stoker_fill(filled: FilledSit
     foreigner = site.foreigner("--gpu", "1")
     filled.wait_for_end(miners[site.uuid(1)])
     assert filled.asked_to_end() == {miners[site.uuid(1)]}
-    wait_for(lambda: f"(pid {foreigner.pid})" in filled.seats()[1]["why"], named="the reason")
+    wait_for(lambda: f"(pid {foreigner.pid})" in filled.slots()[1]["why"], named="the reason")
 
 
 def test_the_end_of_the_worker_is_that_of_the_background_and_not_of_jobs(filled: FilledSite) -> None:

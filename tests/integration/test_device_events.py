@@ -1,4 +1,4 @@
-"""The alarm at device nodes: that it rings, for which GPU, and soon."""
+"""Events of device nodes: they come soon and name the GPU."""
 
 import os
 import select
@@ -25,36 +25,36 @@ def nodes(place: Path) -> dict[str, tuple[Path, ...]]:
 
 
 @pytest.fixture
-def alarm(nodes: dict[str, tuple[Path, ...]]) -> Iterator[DeviceEvents]:
-    with closing(DeviceEvents(nodes)) as alarm:
-        yield alarm
+def events(nodes: dict[str, tuple[Path, ...]]) -> Iterator[DeviceEvents]:
+    with closing(DeviceEvents(nodes)) as events:
+        yield events
 
 
-def rings(alarm: DeviceEvents, within: float = 60.0) -> frozenset[str]:
-    return alarm.rung() if select.select([alarm.fileno()], [], [], within)[0] else frozenset()
+def rings(events: DeviceEvents, within: float = 60.0) -> frozenset[str]:
+    return events.changed() if select.select([events.fileno()], [], [], within)[0] else frozenset()
 
 
-def complaint(alarm: DeviceEvents) -> str | None:
-    return alarm.why_not
+def complaint(events: DeviceEvents) -> str | None:
+    return events.why_not
 
 
 def test_it_rings_for_the_gpu_that_is_opened_and_again_when_it_is_closed(
-    alarm: DeviceEvents, nodes: dict[str, tuple[Path, ...]]
+    events: DeviceEvents, nodes: dict[str, tuple[Path, ...]]
 ) -> None:
-    assert complaint(alarm) is None
-    assert rings(alarm, 0) == frozenset()
+    assert complaint(events) is None
+    assert rings(events, 0) == frozenset()
     with nodes["GPU-b"][0].open("rb"):
-        assert rings(alarm) == {"GPU-b"}
-        assert rings(alarm, 0) == frozenset()
-    assert rings(alarm) == {"GPU-b"}
+        assert rings(events) == {"GPU-b"}
+        assert rings(events, 0) == frozenset()
+    assert rings(events) == {"GPU-b"}
     nodes["GPU-a"][0].open("rb").close()
     nodes["GPU-b"][0].open("rb").close()
-    assert rings(alarm) == {"GPU-a", "GPU-b"}
-    assert rings(alarm, 0) == frozenset()
+    assert rings(events) == {"GPU-a", "GPU-b"}
+    assert rings(events, 0) == frozenset()
 
 
 def test_another_process_rings_within_milliseconds(
-    alarm: DeviceEvents, nodes: dict[str, tuple[Path, ...]], openers: Openers
+    events: DeviceEvents, nodes: dict[str, tuple[Path, ...]], openers: Openers
 ) -> None:
     code = """
 import os, sys, time
@@ -71,10 +71,10 @@ for _ in sys.stdin:
     for _ in range(21):
         opener.stdin.write("go\n")
         opener.stdin.flush()
-        assert rings(alarm) == {"GPU-a"}
+        assert rings(events) == {"GPU-a"}
         noticed = time.monotonic()
         delays.append(noticed - float(opener.stdout.readline()))
-        alarm.rung()
+        events.changed()
     # Far above what it takes, far below what a look every few seconds would. Of the quicker ones: on a busy machine
     # one of the two processes often has to wait for the other.
     assert sorted(delays)[5] < 0.05
@@ -82,36 +82,36 @@ for _ in sys.stdin:
 
 def test_slices_of_one_gpu_ring_together(place: Path) -> None:
     node = make_node(place / "shared", NUMBERS[0])
-    with closing(DeviceEvents({"MIG-1": (node,), "MIG-2": (node,), "GPU-none": ()})) as alarm:
+    with closing(DeviceEvents({"MIG-1": (node,), "MIG-2": (node,), "GPU-none": ()})) as events:
         node.open("rb").close()
-        assert rings(alarm) == {"MIG-1", "MIG-2"}
+        assert rings(events) == {"MIG-1", "MIG-2"}
 
 
 def test_a_node_that_is_made_anew_rings_and_is_listened_to(
-    alarm: DeviceEvents, nodes: dict[str, tuple[Path, ...]]
+    events: DeviceEvents, nodes: dict[str, tuple[Path, ...]]
 ) -> None:
     (node,) = nodes["GPU-a"]
     for _ in range(3):
         node.unlink()
         make_node(node, NUMBERS[0])
-        assert rings(alarm) == {"GPU-a"}
-        alarm.rung()
+        assert rings(events) == {"GPU-a"}
+        events.changed()
         node.open("rb").close()
-        assert rings(alarm) == {"GPU-a"}
+        assert rings(events) == {"GPU-a"}
 
 
 def test_a_node_that_comes_late_is_named_and_then_listened_to(place: Path) -> None:
     node = place / "nvidia0"
-    with closing(DeviceEvents({"GPU-a": (node,)})) as alarm:
-        assert complaint(alarm) == f"{node} is not there"
-        assert alarm.fileno() >= 0
+    with closing(DeviceEvents({"GPU-a": (node,)})) as events:
+        assert complaint(events) == f"{node} is not there"
+        assert events.fileno() >= 0
         make_node(place / "other", NUMBERS[0])
-        assert rings(alarm) == frozenset()
+        assert rings(events) == frozenset()
         make_node(place / "moved", NUMBERS[0]).rename(node)
-        assert rings(alarm) == {"GPU-a"}
-        assert complaint(alarm) is None
+        assert rings(events) == {"GPU-a"}
+        assert complaint(events) is None
         node.open("rb").close()
-        assert rings(alarm) == {"GPU-a"}
+        assert rings(events) == {"GPU-a"}
 
 
 @needs_root
@@ -123,10 +123,10 @@ def test_a_node_that_may_not_be_read_is_named(place: Path) -> None:
 
 def test_without_nodes_or_where_they_cannot_come_there_is_nothing_to_wait_for(place: Path) -> None:
     for nodes in ({"GPU-a": ()}, {"GPU-a": (place / "no/such/directory",)}):
-        with closing(DeviceEvents(nodes)) as alarm:
-            assert alarm.fileno() == -1
-            assert alarm.why_not is not None
-            assert alarm.rung() == frozenset()
+        with closing(DeviceEvents(nodes)) as events:
+            assert events.fileno() == -1
+            assert events.why_not is not None
+            assert events.changed() == frozenset()
 
 
 def test_when_the_kernel_has_no_inotify_left_it_says_so(
@@ -138,22 +138,22 @@ def test_when_the_kernel_has_no_inotify_left_it_says_so(
             self.close()
 
     monkeypatch.setattr("stoker.presence.device_events.Inotify", Exhausted)
-    with closing(DeviceEvents(nodes)) as alarm:
-        assert alarm.fileno() == -1
-        assert "max_user_instances" in (alarm.why_not or "")
-        assert alarm.rung() == frozenset()
+    with closing(DeviceEvents(nodes)) as events:
+        assert events.fileno() == -1
+        assert "max_user_instances" in (events.why_not or "")
+        assert events.changed() == frozenset()
 
 
-def test_when_events_were_lost_all_gpus_ring(alarm: DeviceEvents, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarm._events, "read", lambda: [Event(-1, OVERFLOWED, "")])
-    assert alarm.rung() == {"GPU-a", "GPU-b"}
+def test_when_events_were_lost_all_gpus_ring(events: DeviceEvents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events._events, "read", lambda: [Event(-1, OVERFLOWED, "")])
+    assert events.changed() == {"GPU-a", "GPU-b"}
 
 
 def test_a_closed_alarm_is_silent(nodes: dict[str, tuple[Path, ...]]) -> None:
-    alarm = DeviceEvents(nodes)
-    descriptor = alarm.fileno()
-    alarm.close()
-    assert alarm.fileno() == -1
-    assert alarm.rung() == frozenset()
+    events = DeviceEvents(nodes)
+    descriptor = events.fileno()
+    events.close()
+    assert events.fileno() == -1
+    assert events.changed() == frozenset()
     with pytest.raises(OSError):
         os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""A background program that is set aside by `cuda-checkpoint` instead of stopped, with a stand-in for that tool."""
+"""A background program that is checkpointed by `cuda-checkpoint` instead of stopped, with a stand-in for that tool."""
 
 import os
 import select
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stoker.fill.checkpoint import Toggle
+from stoker.fill.slot_runner import Toggle
 from tests.support.fill_site import FillSite, RunningFiller, alive, filling
 from tests.support.waiting import wait_for
 
@@ -34,9 +34,9 @@ def toggles(site: FillSite) -> list[str]:
     return noted.read_text().splitlines() if noted.exists() else []
 
 
-def doing(site: FillSite) -> str:
-    seats = site.seats()
-    return str(seats[0]["doing"]) if seats else ""
+def state(site: FillSite) -> str:
+    slots = site.slots()
+    return str(slots[0]["state"]) if slots else ""
 
 
 def status(site: FillSite) -> dict[str, Any]:
@@ -55,13 +55,13 @@ class Aside(NamedTuple):
     visitor: "subprocess.Popen[str]"
 
 
-def set_aside(site: FillSite) -> Aside:
-    """A filler by a fast clock, its program once that is set aside, and for whom: somebody on GPU 0."""
+def checkpointed(site: FillSite) -> Aside:
+    """A filler by a fast clock, its program once that is checkpointed, and for whom: somebody on GPU 0."""
     config = site.config(PROGRAM + "checkpoint_timeout = 10m")
     filler = site.fill("--config", config, environment=site.fast_clock())
     (miner,) = site.wait_for_start()
     visitor = site.visit(0)
-    filler.wait_until_it_says("process-0 on GPUs 0, 1: is set aside")
+    filler.wait_until_it_says("process-0 on GPUs 0, 1: is checkpointed")
     return Aside(filler, miner, visitor)
 
 
@@ -71,7 +71,7 @@ class TestTheTool:
         while toggle.ok is None:
             assert time.monotonic() < ends
             select.select([toggle.fileno()], [], [], max(0.0, toggle.due() - time.monotonic()))
-            toggle.attend()
+            toggle.update()
         return toggle
 
     def test_it_is_told_each_process_one_after_another(self, filling: FillSite, tool: Path) -> None:
@@ -100,44 +100,44 @@ class TestTheTool:
 @pytest.mark.usefixtures("tool")
 class TestSetAside:
     def test_it_stays_alive_without_its_gpu_and_goes_on_later(self, filling: FillSite) -> None:
-        filler, miner, visitor = set_aside(filling)
-        wait_for(lambda: doing(filling) == "set aside")
+        filler, miner, visitor = checkpointed(filling)
+        wait_for(lambda: state(filling) == "checkpointed")
         # Taking it back takes a while: nobody must be in a hurry and do it twice.
         with_tool(filling, "sleep 0.5")
         filling.leave(visitor)
-        filler.wait_until_it_says("process-0 on GPUs 0, 1: goes on")
-        wait_for(lambda: doing(filling) == "running")
+        filler.wait_until_it_says("process-0 on GPUs 0, 1: is restored")
+        wait_for(lambda: state(filling) == "running")
         assert toggles(filling) == [f"--toggle --pid {miner}"] * 2
         assert filling.wait_for_start() == [miner]
         assert not filling.asked_to_end()
-        assert filling.seats()[0]["preemptions"] == 1
+        assert filling.slots()[0]["preemptions"] == 1
 
     def test_time_without_its_gpu_is_not_counted(self, filling: FillSite) -> None:
-        set_aside(filling)
-        wait_for(lambda: doing(filling) == "set aside")
+        checkpointed(filling)
+        wait_for(lambda: state(filling) == "checkpointed")
         before = status(filling)
         after = wait_for(lambda: later(before, status(filling)), named="the next status")
-        assert after["seats"][0]["gpu_hours"] == before["seats"][0]["gpu_hours"]
+        assert after["slots"][0]["gpu_hours"] == before["slots"][0]["gpu_hours"]
 
     def test_whoever_comes_while_it_is_taken_back_gets_the_gpu(self, filling: FillSite) -> None:
-        filler, miner, visitor = set_aside(filling)
+        filler, miner, visitor = checkpointed(filling)
         with_tool(filling, f'until [ -e "{filling.directory}/gate" ]; do sleep 0.02; done')
         filling.leave(visitor)
         wait_for(lambda: len(toggles(filling)) == 2, named="the way back")
         visitor = filling.visit(1)
         (filling.directory / "gate").touch()
-        filler.wait_until_it_says(rf"goes on\n.*stops, used by \w+'s \S+ \(pid {visitor.pid}\)\n.*is set aside")
+        filler.wait_until_it_says(rf"is restored\n.*stops, used by \w+'s \S+ \(pid {visitor.pid}\)\n.*is checkpointed")
         assert toggles(filling) == [f"--toggle --pid {miner}"] * 3
 
     def test_one_that_cannot_be_taken_back_is_stopped(self, filling: FillSite) -> None:
-        filler, miner, visitor = set_aside(filling)
+        filler, miner, visitor = checkpointed(filling)
         with_tool(filling, "exit 4")
         filling.leave(visitor)
         filling.wait_for_end(miner)
         filler.wait_until_it_says("cuda-checkpoint ended with code 4; it is stopped\n.*: has stopped")
 
     def test_one_that_dies_while_it_is_taken_back_is_started_anew(self, filling: FillSite) -> None:
-        _filler, miner, visitor = set_aside(filling)
+        _filler, miner, visitor = checkpointed(filling)
         with_tool(filling, "exec sleep 300")
         filling.leave(visitor)
         wait_for(lambda: len(toggles(filling)) == 2, named="the way back")
@@ -146,7 +146,7 @@ class TestSetAside:
         assert alive(second)
 
     def test_the_end_of_the_filler_is_its_end(self, filling: FillSite) -> None:
-        filler, miner, _visitor = set_aside(filling)
+        filler, miner, _visitor = checkpointed(filling)
         assert filler.stop() == 0
         assert not alive(miner)
         filling.wait_until_nothing_is_left()

@@ -23,7 +23,7 @@ HOUR: Final = 3600.0
 GPUS: Final = 8
 INTERVAL: Final = 10.0
 GRACE: Final = 10.0
-# The worst that is promised of an alarm, not what is usual.
+# The worst that is promised of an events, not what is usual.
 SLOWEST_ALARM: Final = 0.5
 # After somebody came or left, a second look speaks of a time that is wholly after it.
 CLEAN_AFTER: Final = 1.0
@@ -75,38 +75,38 @@ class Desk:
 
     def __init__(self, number: int, program: Background, crowd: Crowd, chance: random.Random) -> None:
         self.gpu = a_gpu(number)
-        self.seat = Slot(program, (self.gpu.uuid,), 0.0)
+        self.slot = Slot(program, (self.gpu.uuid,), 0.0)
         self.visits = list(_visits(crowd, chance))
         self.runs: list[Run] = []
         self._chance = chance
-        self._begun = 0.0
+        self._started = 0.0
         self._asked = math.inf
         self.gone_at = math.inf
 
     @property
     def occupied(self) -> bool:
-        return self.seat.doing != "away"
+        return self.slot.state != "waiting"
 
     def visited_within(self, begin: float, end: float, came_before: float = math.inf) -> bool:
         return any(came < min(end, came_before) and left > begin for (came, left), _heard in self.visits)
 
-    def decide(self, now: float, company: OtherUsers, occupied: set[str]) -> None:
+    def decide(self, now: float, other_users: OtherUsers, occupied: set[str]) -> None:
         if now >= self.gone_at:
-            self.runs.append(Run(self._begun, self._asked, now))
+            self.runs.append(Run(self._started, self._asked, now))
             self.gone_at = math.inf
-            self.seat.gone(now)
-        match self.seat.decide(now, company.sights(occupied), None):
+            self.slot.gone(now)
+        match self.slot.decide(now, other_users.views(occupied), None):
             case StartProgram():
-                self._begun, self._asked = now, math.inf
-                self.seat.started(now)
+                self._started, self._asked = now, math.inf
+                self.slot.started(now)
             case StopProgram(reason=reason):
                 self._asked = now
                 self.gone_at = now + self._chance.uniform(0.0, GRACE)
-                self.seat.stopping(now, reason)
+                self.slot.stopping(now, reason)
 
     def close(self) -> None:
         if self.occupied:
-            self.runs.append(Run(self._begun, min(self._asked, HOUR), HOUR))
+            self.runs.append(Run(self._started, min(self._asked, HOUR), HOUR))
 
     # What is to be said of the hour
 
@@ -125,7 +125,7 @@ class Desk:
         begins = [*(visit.stretch.begin for visit in self.visits), HOUR]
         found: list[Stretch] = []
         for left, came in zip(ends, begins, strict=True):
-            begin = max(left + self.seat.program.idle_for, found[-1].begin + BETWEEN_STARTS if found else 0.0)
+            begin = max(left + self.slot.program.idle_for, found[-1].begin + BETWEEN_STARTS if found else 0.0)
             if begin < came:
                 found.append(Stretch(begin, came))
         return found
@@ -155,7 +155,7 @@ def an_hour(crowd: Crowd, idle_for: float, seed: int) -> list[Desk]:
 
 def _moments(desks: list[Desk], chance: random.Random) -> Iterator[float]:
     """Whenever there is something to do: before it is done, the moment is told."""
-    company = OtherUsers(lambda pid: pid < _VISITOR, {})
+    other_users = OtherUsers(lambda pid: pid < _VISITOR, {})
     scans = sorted(_alarms(desks, chance))
     next_scan = next_look = looked = 0.0
     again = False
@@ -164,19 +164,19 @@ def _moments(desks: list[Desk], chance: random.Random) -> Iterator[float]:
     while now < HOUR:
         yield now
         if now >= next_look:
-            company.looked(_look(desks, looked, now))
+            other_users.looked(_look(desks, looked, now))
             looked, next_look, again = now, now + (CLEAN_AFTER if again else INTERVAL), False
         if now >= next_scan or (scans and now >= scans[0]):
             scans = [at for at in scans if at > now]
             next_scan = now + INTERVAL
             before, held = held, {desk.gpu.uuid: _holders(desk, now) for desk in desks}
-            company.scanned(Scan(held, 0))
+            other_users.scanned(Scan(held, 0))
             if before != held:
                 next_look, again = now, True
                 continue
         for desk in desks:
-            desk.decide(now, company, {other.gpu.uuid for other in desks if other.occupied})
-        due = [desk.seat.due(now) for desk in desks] + [desk.gone_at for desk in desks]
+            desk.decide(now, other_users, {other.gpu.uuid for other in desks if other.occupied})
+        due = [desk.slot.due(now) for desk in desks] + [desk.gone_at for desk in desks]
         # A loop that is woken a moment early decides nothing: time goes on all the same.
         now = max(now + 1e-6, min(next_scan, next_look, *scans[:1], *due))
 

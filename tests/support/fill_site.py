@@ -146,22 +146,22 @@ class FillSite:
     def stoker(self, *arguments: str) -> Finished:
         return stoker(*arguments, environment=self.environment)
 
-    def seats(self) -> list[dict[str, Any]]:
+    def slots(self) -> list[dict[str, Any]]:
         """What `stoker fill status --json` says of every program; nothing before there is something to say."""
         status = self.stoker("fill", "status", "--json").json()["status"]
-        seats: list[dict[str, Any]] = status["seats"] if status else []
-        return seats
+        slots: list[dict[str, Any]] = status["slots"] if status else []
+        return slots
 
-    def wait_for_why(self, pattern: str, seat: int = 0) -> str:
+    def wait_for_why(self, pattern: str, slot: int = 0) -> str:
         """Why the program does what it does, once that fits. Read without the start of a command."""
         ends = time.monotonic() + PATIENCE
-        ledger = StatusFile(state_home(), socket.gethostname())
+        status_file = StatusFile(state_home(), socket.gethostname())
         why = ""
         while not re.search(pattern, why):
             assert time.monotonic() < ends, f"the reason never was {pattern!r}, but {why!r}"
             time.sleep(0.01)
-            status = ledger.read()
-            why = status.seats[seat].why if status is not None and len(status.seats) > seat else ""
+            status = status_file.read()
+            why = status.slots[slot].why if status is not None and len(status.slots) > slot else ""
         return why
 
     # What the programs noted
@@ -230,12 +230,12 @@ class FillSite:
 
     def processes(self) -> list[int]:
         """Everything that a filler of this site started and that lives, the fillers included."""
-        mark = f"DIARY={self.diary}".encode()
+        tag = f"DIARY={self.diary}".encode()
         found = []
-        for place in Path("/proc").iterdir():
+        for runner in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if place.name.isdigit() and mark in (place / "environ").read_bytes().split(b"\0"):
-                    found.append(int(place.name))
+                if runner.name.isdigit() and tag in (runner / "environ").read_bytes().split(b"\0"):
+                    found.append(int(runner.name))
         return [pid for pid in found if pid != os.getpid()]
 
     def wait_until_nothing_is_left(self) -> None:

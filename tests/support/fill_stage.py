@@ -81,8 +81,8 @@ class FillStage:
     ) -> None:
         """`linger`: seconds that a program takes to end when it is asked; negative: it does not end."""
         self.directory = directory
-        for place in ("by-uuid", "locks", "home", "root/dev"):
-            (directory / place).mkdir(parents=True)
+        for name in ("by-uuid", "locks", "home", "root/dev"):
+            (directory / name).mkdir(parents=True)
         self.machine = MockMachine.create(directory / "state", gpus=gpus)
         self.nodes: dict[str, Path] = {}
         (directory / "root/proc").symlink_to("/proc")
@@ -141,9 +141,9 @@ class FillStage:
 
     def programs(self) -> list[int]:
         """All processes of background programs that live."""
-        mark = f"{TAG}={self.directory}/".encode()
+        tag = f"{TAG}={self.directory}/".encode()
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-        return [pid for pid in pids if any(variable.startswith(mark) for variable in _environment(pid))]
+        return [pid for pid in pids if any(variable.startswith(tag) for variable in _environment(pid))]
 
     def close(self) -> None:
         """Ends whatever is left."""
@@ -169,10 +169,10 @@ class Visitor:
 
     def open(self, node: Path) -> float:
         """When, in monotonic seconds."""
-        return self._tell(f"open {node}")
+        return self._log(f"open {node}")
 
     def leave(self) -> float:
-        return self._tell("close")
+        return self._log("close")
 
     def close(self) -> None:
         self._process.kill()
@@ -181,7 +181,7 @@ class Visitor:
             if pipe is not None:
                 pipe.close()
 
-    def _tell(self, line: str) -> float:
+    def _log(self, line: str) -> float:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(line + "\n")

@@ -49,13 +49,13 @@ def look(processes: Maybe[Sequence[Process]] = (), utilization: Maybe[Utilizatio
     return Look("test", 0.0, 0.0, (gpu,), (Reading(**fields | {"processes": listed, "utilization": utilization}),))
 
 
-def sight(
+def view(
     seen: Look, *holders: DeviceHolder, own: Sequence[int] = (), ignore: Sequence[str] = (), occupied: bool = False
 ) -> SlotView:
-    company = OtherUsers(lambda pid: pid in own, {GPU: Ignored(ignore)})
-    company.looked(seen)
-    company.scanned(Scan({GPU: holders}, 0))
-    return company.sights([GPU] if occupied else [])[GPU]
+    other_users = OtherUsers(lambda pid: pid in own, {GPU: Ignored(ignore)})
+    other_users.looked(seen)
+    other_users.scanned(Scan({GPU: holders}, 0))
+    return other_users.views([GPU] if occupied else [])[GPU]
 
 
 NOT_TOLD = look(Unknown("not supported by this GPU"), Unknown("not supported by this GPU"))
@@ -69,38 +69,38 @@ LOST = look(Unknown("the GPU is lost"), Unknown("the GPU is lost"))
 def test_where_holders_suffice_a_gpu_that_tells_nothing_is_idle_while_nobody_holds_it(
     stranger: "subprocess.Popen[bytes]", seen: Look, has_node: bool, expected: bool | None
 ) -> None:
-    company = OtherUsers(lambda _pid: False, {}, holders_suffice=lambda _uuid: has_node)
-    company.looked(seen)
-    company.scanned(Scan({GPU: ()}, 0))
-    assert company.sights([])[GPU].idle is expected
-    company.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
-    assert company.sights([])[GPU].idle is False
+    other_users = OtherUsers(lambda _pid: False, {}, holders_suffice=lambda _uuid: has_node)
+    other_users.looked(seen)
+    other_users.scanned(Scan({GPU: ()}, 0))
+    assert other_users.views([])[GPU].idle is expected
+    other_users.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
+    assert other_users.views([])[GPU].idle is False
 
 
 def test_a_gpu_without_anybody_is_idle() -> None:
-    assert sight(look()) == IDLE
+    assert view(look()) == IDLE
 
 
 def test_whoever_holds_the_node_is_somebody(stranger: "subprocess.Popen[bytes]") -> None:
-    assert sight(look(), holder(stranger.pid)) == SlotView(False, f"used by alice's python (pid {stranger.pid})")
+    assert view(look(), holder(stranger.pid)) == SlotView(False, f"used by alice's python (pid {stranger.pid})")
 
 
 def test_whoever_the_driver_lists_is_somebody(stranger: "subprocess.Popen[bytes]") -> None:
-    seen = sight(look([client(stranger.pid)]))
+    seen = view(look([client(stranger.pid)]))
     assert seen.idle is False
     assert f"(pid {stranger.pid})" in seen.reason
 
 
 def test_our_own_are_nobody(stranger: "subprocess.Popen[bytes]") -> None:
     own = [os.getpid()]
-    assert sight(look([client(os.getpid())]), holder(os.getpid()), own=own, occupied=True) == IDLE
-    assert sight(look([client(os.getpid()), client(stranger.pid)]), own=own, occupied=True).idle is False
+    assert view(look([client(os.getpid())]), holder(os.getpid()), own=own, occupied=True) == IDLE
+    assert view(look([client(os.getpid()), client(stranger.pid)]), own=own, occupied=True).idle is False
 
 
 def test_whoever_is_ignored_is_nobody(stranger: "subprocess.Popen[bytes]") -> None:
     seen = look([client(stranger.pid, "watcher")])
-    assert sight(seen, holder(stranger.pid, "watcher"), ignore=["watch*"]) == IDLE
-    assert sight(seen, holder(stranger.pid, "watcher"), ignore=["watch"]).idle is False
+    assert view(seen, holder(stranger.pid, "watcher"), ignore=["watch*"]) == IDLE
+    assert view(seen, holder(stranger.pid, "watcher"), ignore=["watch"]).idle is False
 
 
 class TestWhoHasEnded:
@@ -108,28 +108,28 @@ class TestWhoHasEnded:
 
     def test_of_our_own_stays_ours(self, stranger: "subprocess.Popen[bytes]") -> None:
         own = {stranger.pid}
-        company = OtherUsers(own.__contains__, {})
-        company.looked(look([client(stranger.pid)]))
-        company.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
+        other_users = OtherUsers(own.__contains__, {})
+        other_users.looked(look([client(stranger.pid)]))
+        other_users.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
         # A process that has ended descends from nobody.
         own.clear()
-        assert company.sights([GPU])[GPU] == IDLE
+        assert other_users.views([GPU])[GPU] == IDLE
 
     def test_before_he_could_be_asked_is_nobody(self, stranger: "subprocess.Popen[bytes]") -> None:
         seen, held = look([client(stranger.pid)]), holder(stranger.pid)
         stranger.kill()
         stranger.wait()
-        assert sight(seen, held, occupied=True) == IDLE
+        assert view(seen, held, occupied=True) == IDLE
 
     def test_of_the_others_counts_until_the_next_scan(self, stranger: "subprocess.Popen[bytes]") -> None:
-        company = OtherUsers(lambda _: False, {})
-        company.looked(look())
-        company.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
+        other_users = OtherUsers(lambda _: False, {})
+        other_users.looked(look())
+        other_users.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
         stranger.kill()
         stranger.wait()
-        assert company.sights([])[GPU].idle is False
-        company.scanned(Scan({GPU: ()}, 0))
-        assert company.sights([])[GPU] == IDLE
+        assert other_users.views([])[GPU].idle is False
+        other_users.scanned(Scan({GPU: ()}, 0))
+        assert other_users.views([])[GPU] == IDLE
 
 
 @pytest.mark.parametrize(
@@ -139,35 +139,35 @@ class TestWhoHasEnded:
 )
 @pytest.mark.parametrize("occupied", [True, False])
 def test_unknown_is_neither_idle_nor_used(seen: Look, occupied: bool) -> None:
-    assert sight(seen, occupied=occupied) == SlotView(None, "the driver did not answer")
+    assert view(seen, occupied=occupied) == SlotView(None, "the driver did not answer")
 
 
 def test_a_holder_counts_also_where_the_driver_is_silent(stranger: "subprocess.Popen[bytes]") -> None:
-    assert sight(look(Unknown("the driver did not answer")), holder(stranger.pid)).idle is False
+    assert view(look(Unknown("the driver did not answer")), holder(stranger.pid)).idle is False
 
 
 def test_a_gpu_that_works_has_somebody_whom_nobody_sees() -> None:
-    assert sight(look(utilization=BUSY)) == SlotView(False, "5% busy with nobody seen there")
-    assert sight(look(utilization=BUSY), occupied=True) == IDLE
+    assert view(look(utilization=BUSY)) == SlotView(False, "5% busy with nobody seen there")
+    assert view(look(utilization=BUSY), occupied=True) == IDLE
 
 
 def test_a_process_of_another_namespace_is_ours_only_where_ours_runs() -> None:
     outside = Process(4242, Unknown("outside"), Unknown("outside"), Unknown("outside"), 2**30, Unknown("outside"))
-    assert sight(look([outside])).idle is False
-    assert sight(look([outside]), occupied=True) == IDLE
+    assert view(look([outside])).idle is False
+    assert view(look([outside]), occupied=True) == IDLE
 
 
 def test_before_the_first_look_and_without_gpus_nothing_is_seen() -> None:
-    company = OtherUsers(lambda _: False, {})
-    assert company.sights([]) == {}
-    company.looked(look())
-    company.lost("no GPU is there any more")
-    assert company.sights([]) == {}
+    other_users = OtherUsers(lambda _: False, {})
+    assert other_users.views([]) == {}
+    other_users.looked(look())
+    other_users.lost("no GPU is there any more")
+    assert other_users.views([]) == {}
 
 
 def test_a_scan_says_which_gpus_have_other_holders_than_before(stranger: "subprocess.Popen[bytes]") -> None:
-    company = OtherUsers(lambda _: False, {})
+    other_users = OtherUsers(lambda _: False, {})
     there = Scan({GPU: (holder(stranger.pid),)}, 0)
-    assert company.scanned(there) == {GPU}
-    assert company.scanned(there) == set()
-    assert company.scanned(Scan({GPU: ()}, 0)) == {GPU}
+    assert other_users.scanned(there) == {GPU}
+    assert other_users.scanned(there) == set()
+    assert other_users.scanned(Scan({GPU: ()}, 0)) == {GPU}

@@ -1,6 +1,6 @@
 """Scans follow events at once, but events without end cannot make them a burden."""
 
-from stoker.fill.pace import ScanPacer
+from stoker.fill.other_users import ScanPacer
 
 SCAN = 0.015
 

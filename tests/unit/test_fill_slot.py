@@ -14,39 +14,39 @@ BLIND = SlotView(None, "the driver did not answer in 5 s")
 
 
 class Watch:
-    """A seat on GPUs a and b, and the clock beside it."""
+    """A slot on GPUs a and b, and the clock beside it."""
 
     def __init__(self, *, gpus: tuple[str, ...] = ("a",), **manners: float) -> None:
         self.now = 1000.0
-        self.seat = Slot(Background(name="fold", command=("fold",), **manners), gpus, self.now)  # type: ignore[arg-type]  # by name
+        self.slot = Slot(Background(name="fold", command=("fold",), **manners), gpus, self.now)  # type: ignore[arg-type]  # by name
 
     def after(self, seconds: float, veto: str | None = None, **seen: SlotView) -> StartProgram | StopProgram | None:
         """What it decides then; GPUs that are not named are idle."""
         self.now += seconds
-        return self.seat.decide(self.now, {"a": IDLE, "b": IDLE, **seen}, veto)
+        return self.slot.decide(self.now, {"a": IDLE, "b": IDLE, **seen}, veto)
 
     def running(self) -> "Watch":
         """Once it has been started, as soon as it may be."""
         if self.after(0) is None:
-            assert isinstance(self.after(self.seat.due(self.now) - self.now), StartProgram)
-        self.seat.started(self.now)
+            assert isinstance(self.after(self.slot.due(self.now) - self.now), StartProgram)
+        self.slot.started(self.now)
         return self
 
     def stopped(self, reason: str = "somebody came") -> "Watch":
-        self.seat.stopping(self.now, reason)
-        self.seat.gone(self.now)
+        self.slot.stopping(self.now, reason)
+        self.slot.gone(self.now)
         return self
 
     def died(self, after: float, how: str = "ended with code 3") -> "Watch":
         self.now += after
-        self.seat.died(self.now, how)
+        self.slot.died(self.now, how)
         return self
 
     def pause(self) -> float:
         """How long from now until it starts, if nobody comes."""
         before = self.now
         assert self.after(0) is None
-        due = self.seat.due(self.now)
+        due = self.slot.due(self.now)
         assert self.after(due - self.now - 0.001) is None
         assert isinstance(self.after(0.001), StartProgram)
         return round(self.now - before, 3)
@@ -56,15 +56,15 @@ class TestComing:
     def test_it_starts_once_the_gpu_was_idle_for_long_enough(self) -> None:
         watch = Watch(idle_for=60)
         assert watch.after(0) is None
-        assert watch.seat.why == "idle, and given to fold in 1m"
+        assert watch.slot.why == "idle, and given to fold in 1m"
         assert watch.after(59) is None
-        assert watch.seat.why == "idle, and given to fold in 1s"
+        assert watch.slot.why == "idle, and given to fold in 1s"
         assert isinstance(watch.after(1), StartProgram)
 
     def test_the_wait_begins_anew_whenever_somebody_is_there(self) -> None:
         watch = Watch(idle_for=60)
         assert watch.after(59, a=ALICE) is None
-        assert watch.seat.why == ALICE.reason
+        assert watch.slot.why == ALICE.reason
         assert watch.after(59) is None
         assert isinstance(watch.after(1), StartProgram)
 
@@ -79,7 +79,7 @@ class TestComing:
     def test_nothing_starts_against_a_veto(self) -> None:
         watch = Watch(idle_for=10)
         assert watch.after(60, veto="alice was active at pts/3 just now") is None
-        assert watch.seat.why == "alice was active at pts/3 just now"
+        assert watch.slot.why == "alice was active at pts/3 just now"
         assert watch.after(9) is None
         assert isinstance(watch.after(1), StartProgram)
 
@@ -87,23 +87,23 @@ class TestComing:
         watch = Watch(idle_for=10)
         for _ in range(10):
             assert watch.after(60, a=BLIND) is None
-        assert watch.seat.why == BLIND.reason
+        assert watch.slot.why == BLIND.reason
         assert watch.after(9) is None
         assert isinstance(watch.after(1), StartProgram)
 
     def test_a_gpu_that_is_gone_is_not_idle(self) -> None:
         watch = Watch(idle_for=0)
-        assert watch.seat.decide(watch.now, {"b": IDLE}, None) is None
-        assert watch.seat.why == "the GPU is not listed any more"
+        assert watch.slot.decide(watch.now, {"b": IDLE}, None) is None
+        assert watch.slot.why == "the GPU is no longer listed"
 
     @pytest.mark.parametrize("idle_for", [0.0, 60.0])
-    @pytest.mark.parametrize(("seen", "veto"), [(ALICE, None), (BLIND, None), (IDLE, "not at this hour")])
+    @pytest.mark.parametrize(("seen", "veto"), [(ALICE, None), (BLIND, None), (IDLE, "outside the scheduled hours")])
     def test_while_something_is_in_the_way_there_is_nothing_to_wake_up_for(
         self, idle_for: float, seen: SlotView, veto: str | None
     ) -> None:
         watch = Watch(idle_for=idle_for)
         watch.after(1, veto, a=seen)
-        assert watch.seat.due(watch.now) == math.inf
+        assert watch.slot.due(watch.now) == math.inf
 
 
 class TestStepping:
@@ -111,21 +111,23 @@ class TestStepping:
         assert Watch(idle_for=0).running().after(0, a=ALICE) == StopProgram(ALICE.reason)
 
     def test_it_stops_at_once_for_a_veto(self) -> None:
-        assert Watch(idle_for=0).running().after(0, veto="not at this hour") == StopProgram("not at this hour")
+        assert Watch(idle_for=0).running().after(0, veto="outside the scheduled hours") == StopProgram(
+            "outside the scheduled hours"
+        )
 
     def test_one_on_two_gpus_stops_for_either(self) -> None:
         assert Watch(gpus=("a", "b"), idle_for=0).running().after(1, b=ALICE) == StopProgram(ALICE.reason)
 
     def test_it_is_asked_to_stop_only_once(self) -> None:
         watch = Watch(idle_for=0).running()
-        watch.seat.stopping(watch.now, ALICE.reason)
+        watch.slot.stopping(watch.now, ALICE.reason)
         assert watch.after(1, a=ALICE) is None
-        assert watch.seat.preemptions == 1
+        assert watch.slot.preemptions == 1
 
     def test_a_driver_that_is_silent_for_a_moment_is_nobody(self) -> None:
         watch = Watch(idle_for=0).running()
         assert watch.after(0, a=BLIND) is None
-        assert watch.seat.due(watch.now) == watch.now + BLIND_FOR
+        assert watch.slot.due(watch.now) == watch.now + BLIND_FOR
         assert watch.after(BLIND_FOR - 0.1, a=BLIND) is None
         assert watch.after(0.1) is None
         assert watch.after(BLIND_FOR - 0.1, a=BLIND) is None
@@ -134,7 +136,7 @@ class TestStepping:
         watch = Watch(idle_for=0).running()
         assert watch.after(0, a=BLIND) is None
         assert watch.after(BLIND_FOR, a=BLIND) == StopProgram(
-            f"whether anybody needs it cannot be seen: {BLIND.reason}"
+            f"it is unknown whether another user needs it: {BLIND.reason}"
         )
 
     def test_somebody_who_is_seen_counts_also_where_something_else_is_not_seen(self) -> None:
@@ -156,7 +158,7 @@ class TestComingBack:
         watch = Watch(idle_for=10, settle=300).running()
         watch.after(100, a=ALICE)
         watch.stopped().running()
-        watch.after(100, veto="not at this hour")
+        watch.after(100, veto="outside the scheduled hours")
         assert watch.stopped().pause() == 10
 
     def test_a_visitor_of_five_seconds_causes_no_thrash(self) -> None:
@@ -166,7 +168,7 @@ class TestComingBack:
             decision = watch.after(1, a=ALICE if round(watch.now) % 10 < 5 else IDLE)
             if isinstance(decision, StartProgram):
                 starts.append(watch.now)
-                watch.seat.started(watch.now)
+                watch.slot.started(watch.now)
             elif isinstance(decision, StopProgram):
                 watch.stopped()
         assert len(starts) > 5
@@ -177,7 +179,7 @@ class TestComingBack:
         watch.after(1, a=ALICE)
         watch.stopped()
         watch.after(1)
-        assert watch.seat.why == "it was started a moment ago: tried again in 58s"
+        assert watch.slot.why == "it was started a moment ago: tried again in 58s"
 
 
 class TestBackOff:
@@ -194,14 +196,14 @@ class TestBackOff:
 
     def test_it_is_told_how_often_and_until_when(self) -> None:
         watch = Watch(idle_for=0, backoff=100).running().died(1)
-        assert watch.seat.setback(watch.now) == "after 1s it ended with code 3: tried again in 1m40s"
+        assert watch.slot.setback(watch.now) == "after 1s it ended with code 3: tried again in 1m40s"
         watch.running().died(2)
         watch.after(0)
-        assert watch.seat.why == "after 2s it ended with code 3, 2 times in a row: tried again in 3m20s"
+        assert watch.slot.why == "after 2s it ended with code 3, 2 times in a row: tried again in 3m20s"
 
     def test_one_that_ran_for_long_starts_again_at_once(self) -> None:
         watch = Watch(idle_for=0, backoff=100).running().died(HEALTHY_AFTER)
-        assert watch.seat.setback(watch.now) is None
+        assert watch.slot.setback(watch.now) is None
         assert isinstance(watch.after(0), StartProgram)
 
     @pytest.mark.parametrize("well", ["ran", "stopped"])
@@ -216,15 +218,15 @@ class TestBackOff:
     def test_one_that_cannot_be_started_is_backed_off_too(self) -> None:
         watch = Watch(idle_for=0, backoff=100)
         assert isinstance(watch.after(0), StartProgram)
-        watch.seat.could_not_start(watch.now, "the log /x cannot be written: no space left on device")
+        watch.slot.could_not_start(watch.now, "the log /x cannot be written: no space left on device")
         watch.after(0)
-        assert "could not be started: the log /x cannot be written" in watch.seat.why
+        assert "could not be started: the log /x cannot be written" in watch.slot.why
         assert watch.pause() == 100
 
     def test_somebody_who_comes_meanwhile_comes_first(self) -> None:
         watch = Watch(idle_for=0, backoff=100).running().died(1)
         assert watch.after(200, a=ALICE) is None
-        assert watch.seat.why == ALICE.reason
+        assert watch.slot.why == ALICE.reason
 
 
 class TestWhatWasGiven:
@@ -232,15 +234,15 @@ class TestWhatWasGiven:
         watch = Watch(gpus=("a", "b"), idle_for=0)
         watch.now += 50
         watch.running()
-        assert watch.seat.given(watch.now + 10) == 20
+        assert watch.slot.given(watch.now + 10) == 20
         watch.now += 30
         watch.stopped()
         watch.now += 1000
-        assert watch.seat.given(watch.now) == 60
+        assert watch.slot.given(watch.now) == 60
 
     def test_only_stepping_aside_is_a_preemption(self) -> None:
         watch = Watch(idle_for=0).running().died(100).running()
-        watch.seat.leaving(watch.now)
-        watch.seat.gone(watch.now)
-        assert watch.seat.preemptions == 0
-        assert watch.running().stopped().seat.preemptions == 1
+        watch.slot.leaving(watch.now)
+        watch.slot.gone(watch.now)
+        assert watch.slot.preemptions == 0
+        assert watch.running().stopped().slot.preemptions == 1

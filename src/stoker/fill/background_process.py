@@ -1,4 +1,4 @@
-"""One background program that was started, from its start until nothing of it is left."""
+"""A background program from its start until all its processes have ended, and what an earlier filler left running."""
 
 import math
 import os
@@ -11,12 +11,14 @@ from stoker.errors import StokerError
 from stoker.fill.config import Background
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import set_visible_gpus
-from stoker.procfs import Identity
+from stoker.procfs import Identity, is_alive, is_gone
 from stoker.runs.loop import CommandHandler, CommandLoop
 from stoker.runs.processes.reaper import Failed, Program, exit_code, launch
+from stoker.runs.processes.reaper_process import REAPER_NAME
 from stoker.runs.processes.termination import Termination
+from stoker.runs.processes.tree import environments, has_ancestor_named, send
 
-# Every process of a background program carries it: what was left by a filler that was killed is found by it.
+# Every process of a background program has it in its environment: the next filler finds leftovers by it.
 TAG: Final = "STOKER_FILL"
 
 
@@ -28,7 +30,7 @@ class BackgroundProcess(CommandHandler[bool]):
         program: Background,
         gpus: Sequence[Gpu],
         present: Sequence[Gpu],
-        mark: str,
+        tag: str,
         helpers: Callable[[], Collection[int]],
     ) -> None:
         """Raises StokerError when its log cannot be written."""
@@ -42,7 +44,7 @@ class BackgroundProcess(CommandHandler[bool]):
             self._reaper = launch(
                 Program(
                     _command(program),
-                    _environment(program, gpus, present, mark),
+                    _environment(program, gpus, present, tag),
                     program.directory,
                     output,
                     session=True,
@@ -129,7 +131,7 @@ def _opened(log: str | None) -> int | None:
 
 
 def _command(program: Background) -> tuple[str, ...]:
-    """With the programs in front that every Linux has for this: they become the command, and leave nothing behind."""
+    """The command behind nice and ionice, which replace themselves by it."""
     front: tuple[str, ...] = ()
     if program.nice is not None:
         front += ("nice", "-n", str(program.nice))
@@ -140,13 +142,74 @@ def _command(program: Background) -> tuple[str, ...]:
     return (*front, *program.command)
 
 
-def _environment(program: Background, gpus: Sequence[Gpu], present: Sequence[Gpu], mark: str) -> Mapping[str, str]:
-    """The caller's, with what was asked for over it, and only its own GPUs to be seen."""
+def _environment(program: Background, gpus: Sequence[Gpu], present: Sequence[Gpu], tag: str) -> Mapping[str, str]:
+    """The caller's environment with the program's own variables; only its GPUs are visible."""
     environment = dict(os.environ)
     for name in ("STOKER_RUN", "STOKER_RUN_DIR"):
         environment.pop(name, None)
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     environment |= program.mps_environment | program.environment
     set_visible_gpus(environment, gpus, present)
-    environment[TAG] = mark
+    environment[TAG] = tag
     return environment
+
+
+# A reaper whose filler was killed may be about to start its program: within this time it has, and can be found by it.
+_SETTLING: Final = 0.5
+_BETWEEN_SWEEPS: Final = 0.2
+# A reaper kills by itself when the grace is over; a process that is alive this much later has no reaper.
+_REAPERS_SHARE: Final = 5.0
+
+
+class Leftovers:
+    """Programs of earlier fillers with the same home. Nothing is started before `gone`."""
+
+    def __init__(self, tag: str, reapers: Sequence[Identity], grace: float, now: float) -> None:
+        """`tag`: the beginning of all tags. `grace`: the longest grace of any program."""
+        self._tag = f"{TAG}={tag}".encode(errors="surrogateescape")
+        self._reapers = list(reapers)
+        self._grace = grace
+        self._started = now
+        self._due = now
+        self._asked: dict[Identity, float] = {}
+        """When processes without a reaper were asked to end."""
+        self.found = False
+        """Whether anything was left."""
+        self.gone = False
+
+    def due(self) -> float:
+        return self._due
+
+    def update(self, now: float) -> None:
+        """Looks for leftovers when it is due, and stops them."""
+        if self.gone or now < self._due:
+            return
+        self._due = now + _BETWEEN_SWEEPS
+        try:
+            left = self._tagged()
+        except OSError:
+            return  # out of descriptors: nothing seen does not mean that nothing is left
+        self._reapers = [reaper for reaper in self._reapers if not is_gone(reaper)]
+        self.found = self.found or bool(left or self._reapers)
+        self.gone = not left and not self._reapers and now >= self._started + _SETTLING
+        for who in left:
+            if not has_ancestor_named(who, REAPER_NAME):
+                self._stop(who, now)
+            elif now >= self._started + self._grace + _REAPERS_SHARE:
+                send(who, signal.SIGKILL)
+
+    def _stop(self, who: Identity, now: float) -> None:
+        """Stops a process whose reaper was killed as well."""
+        if who not in self._asked:
+            self._asked[who] = now
+            send(who, signal.SIGTERM)
+            send(who, signal.SIGCONT)
+        elif now >= self._asked[who] + self._grace:
+            send(who, signal.SIGKILL)
+
+    def _tagged(self) -> list[Identity]:
+        return [
+            who
+            for who, environment in environments()
+            if any(variable.startswith(self._tag) for variable in environment) and is_alive(who)
+        ]

@@ -63,8 +63,8 @@ class Claims:
         self._held.clear()
 
     def _name(self, uuid: str) -> str:
-        place = f":{hashlib.sha256(self._machine.encode()).hexdigest()[:16]}" if self._machine else ""
-        return f"\0stoker-fill:{uuid}{place}"
+        scope = f":{hashlib.sha256(self._machine.encode()).hexdigest()[:16]}" if self._machine else ""
+        return f"\0stoker-fill:{uuid}{scope}"
 
 
 def machine_of(spec: str, root: Path, environment: Mapping[str, str] = os.environ) -> str:
@@ -95,7 +95,7 @@ def _claim(name: str) -> socket.socket | None:
 
 
 def _holder(name: str) -> str:
-    """Who has the claim, as a part of a sentence; empty when the kernel does not tell."""
+    """Who has the claim, as part of a sentence; empty when the kernel does not say."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         asking.connect(name)

@@ -1,7 +1,7 @@
-"""The filler: keeps background programs on idle GPUs, and gets them out of the way when somebody comes.
+"""The filler: runs background programs on idle GPUs and stops them when another user comes.
 
-One loop waits for everything: openers of device nodes (an event each), looks at the GPUs, scans of who holds them,
-terminals, and its own programs. Its programs die with it: nobody would watch for people then.
+One loop waits for everything: events of device nodes, looks at the GPUs, scans of their holders, terminals, and its own
+programs. Its programs end with it, since nothing would watch for other users then.
 """
 
 import contextlib
@@ -19,13 +19,12 @@ from typing import Final
 import msgspec
 
 from stoker.errors import BadInputError
+from stoker.fill.background_process import Leftovers
 from stoker.fill.claims import Claims, gpus_to_fill, machine_of
 from stoker.fill.config import FillConfig
-from stoker.fill.leftovers import Leftovers
-from stoker.fill.other_users import OtherUsers
-from stoker.fill.pace import ScanPacer
-from stoker.fill.place import Place
+from stoker.fill.other_users import OtherUsers, ScanPacer
 from stoker.fill.slot import Slot, SlotView
+from stoker.fill.slot_runner import SlotRunner
 from stoker.fill.status import FillStatus, SlotStatus, StatusFile, wall
 from stoker.gpus.model import Gpu, Look
 from stoker.gpus.prober import Prober, Sampler
@@ -45,123 +44,122 @@ _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Kernel terminal times are eight seconds coarse: looking more often than that shows nothing new.
 _TERMINALS_EVERY: Final = 5.0
 _STATUS_EVERY: Final = 30.0
-# The kernel tells of an opening just before the opener has the file: a scan at that very moment can miss him.
+# The kernel reports an opening just before the opener has the file: a scan at that moment can miss it.
 _SETTLED_AFTER: Final = 0.1
-# Long enough for the driver to have samples of its own, short enough that nobody waits for it.
+# Long enough for the driver to have samples, short enough that no user has to wait.
 _CLEAN_AFTER: Final = 1.0
 
 
 class Filler:
-    """One filler from its start to its end."""
+    """One filler from its start to its end. `descriptors`, `due` and `step` serve another event loop."""
 
     def __init__(
         self,
         config: FillConfig,
         prober: Prober,
         home: Path,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         *,
         owner: str = "stoker fill",
         owner_pid: int | None = None,
         root: Path = Path("/"),
         claims: Claims | None = None,
     ) -> None:
-        """`owner_pid`: the process that owns the GPUs, if it is another: what it reads them with is nobody's use.
+        """`owner_pid`: the worker that owns the GPUs, whose GPU helper does not count as a user.
 
-        `claims`: the GPUs that were claimed for it already.
+        `claims`: GPUs that are claimed already.
         """
         self._config = config
         self._prober = prober
-        self._tell = tell
+        self._log = log
         self._owner = owner
         self._owner_pid = owner_pid
         self._root = root
         self._claims = claims or Claims(machine_of(prober.spec, root))
         self._host = socket.gethostname()
-        self._ledger = StatusFile(home, self._host)
-        self._before = self._ledger.read()
-        self._lookout = Sampler(prober, config.interval)
+        self._status_file = StatusFile(home, self._host)
+        self._before = self._status_file.read()
+        self._sampler = Sampler(prober, config.interval)
         self._terminals = Terminals(root) if config.terminals.enabled else None
-        self._places: list[Place] = []
+        self._runners: list[SlotRunner] = []
         self._leftovers: Leftovers | None = None
-        self._company = OtherUsers(self._is_own, {})
+        self._other_users = OtherUsers(self._is_own, {})
         self._holders: HolderScanner | None = None
-        self._alarm: DeviceEvents | None = None
+        self._device_events: DeviceEvents | None = None
         self._has_nodes = False
         self._scan_at = math.inf
-        self._rung: frozenset[str] = frozenset()
-        """The GPUs whose nodes were opened or closed, and on which no scan has shown a change yet."""
-        self._rung_since: frozenset[str] = frozenset()
-        """Those whose nodes were opened or closed since the last scan began, which may have missed it."""
+        self._changed_nodes: frozenset[str] = frozenset()
+        """GPUs whose nodes were opened or closed and for which no scan has shown a change yet."""
+        self._changed_since_scan: frozenset[str] = frozenset()
+        """GPUs whose nodes were opened or closed since the last scan began, which may have missed it."""
         self._settled_at = -math.inf
-        """When the openers that were told of have their files for certain: a scan from then on sees them."""
-        self._pace = ScanPacer(time.monotonic())
+        """From when on a scan sees the openers that were reported."""
+        self._pacer = ScanPacer(time.monotonic())
         self._look_again = False
-        """Whether the next look still speaks of a time before somebody came or left."""
+        """Whether the next look still covers a time before another user came or left."""
         self._terminals_at = 0.0
-        self._person: str | None = None
+        self._active_user: str | None = None
         self._granted: frozenset[str] | None = None
-        """The GPUs that whoever owns them leaves to this filler; None: all."""
+        """The GPUs that the worker leaves to this filler; None means all."""
         self._undecided = False
-        """Whether a start came between what was seen and what the other programs make of it."""
+        """Whether a start interrupted the decisions for the other slots."""
         self._status_at = 0.0
         self._shown: tuple[object, ...] = ()
         self._notes: dict[str, str] = {}
         self._problem: str | None = None
-        """Why the GPUs cannot be read, as it was last told."""
+        """Why the GPUs cannot be read, as it was last logged."""
         self._signals = SignalStream(_STOPPING)
         self._ending = False
 
     def run(self) -> int:
-        """Until it is asked to end; then nothing of what it started is left."""
+        """Runs until it is asked to end and all its programs have ended."""
         with contextlib.ExitStack() as goodbye:
             goodbye.callback(self._signals.close)
             goodbye.callback(self._close)
             while not self._ending or self.busy:
                 self.wait([])
-                self.heed_signals()
+                self.handle_signals()
                 self.step()
         return 0
 
-    # For a loop of somebody else's
-
     def descriptors(self) -> list[int]:
-        found = [self._lookout.fileno()]
-        if self._alarm is not None:
-            found.append(self._alarm.fileno())
-        for place in self._places:
-            found += place.descriptors()
+        found = [self._sampler.fileno()]
+        if self._device_events is not None:
+            found.append(self._device_events.fileno())
+        for runner in self._runners:
+            found += runner.descriptors()
         return [descriptor for descriptor in found if descriptor >= 0]
 
     def due(self) -> float:
         now = time.monotonic()
         if self._undecided:
             return now
-        ends = [self._lookout.due(), self._scan_at, self._status_at]
+        ends = [self._sampler.due(), self._scan_at, self._status_at]
         if self._terminals is not None:
             ends.append(self._terminals_at)
         if self._leftovers is not None:
             ends.append(self._leftovers.due())
-        ends += [place.due(now) for place in self._places if place.tenant is not None or not self._awaits_scan(place)]
+        ends += [
+            runner.due(now) for runner in self._runners if runner.process is not None or not self._awaits_scan(runner)
+        ]
         return min(ends)
 
     def step(self) -> None:
-        """Whatever there is to do."""
         self._look()
-        self._hear_alarm()
+        self._read_device_events()
         if time.monotonic() >= self._scan_at:
             self._scan()
         self._look_at_terminals()
-        self._attend_leftovers()
-        for place in self._places:
-            place.attend()
-        self._hear_alarm()
-        if self._places and not self._ending:
+        self._update_leftovers()
+        for runner in self._runners:
+            runner.update()
+        self._read_device_events()
+        if self._runners and not self._ending:
             self._decide()
         self._write_status()
 
     def grant(self, uuids: frozenset[str]) -> None:
-        """Whoever owns the GPUs leaves these to background programs, and no others."""
+        """Limits background programs to these GPUs."""
         self._granted = uuids
 
     def occupied(self) -> frozenset[str]:
@@ -169,20 +167,22 @@ class Filler:
         return frozenset(self.occupants())
 
     def occupants(self) -> dict[str, str]:
-        """The name of the background program that runs on each of those GPUs, by its uuid."""
-        return {uuid: place.seat.program.name for place in self._places if place.occupied for uuid in place.seat.gpus}
+        """The name of the background program on each occupied GPU, by uuid."""
+        return {
+            uuid: runner.slot.program.name for runner in self._runners if runner.occupied for uuid in runner.slot.gpus
+        }
 
     def end(self) -> None:
-        """Stops every program; `occupied` and `step` go on until they are gone."""
+        """Stops every program; call `step` until `busy` is False."""
         if not self._ending:
             self._ending = True
-            for place in self._places:
-                place.leave()
+            for runner in self._runners:
+                runner.leave()
 
     @property
     def busy(self) -> bool:
-        """Whether anything that it started is left."""
-        return any(place.tenant is not None for place in self._places)
+        """Whether any of its programs is left."""
+        return any(runner.process is not None for runner in self._runners)
 
     def wait(self, also: Sequence[int]) -> None:
         poll = select.poll()
@@ -190,38 +190,38 @@ class Filler:
             poll.register(descriptor, select.POLLIN)
         poll.poll(max(0.0, self.due() - time.monotonic()) * 1000 + 0.5)
 
-    def heed_signals(self) -> None:
-        """A signal ends it; Ctrl-C at the terminal after that ends the patience with its programs."""
+    def handle_signals(self) -> None:
+        """A signal ends it; a second Ctrl-C ends the grace of its programs."""
         for received in self._signals.read():
             if received.signal not in _STOPPING:
                 continue
             if self._ending and received.signal == signal.SIGINT and received.from_kernel:
-                for place in self._places:
-                    if place.tenant is not None:
-                        place.tenant.hurry()
+                for runner in self._runners:
+                    if runner.process is not None:
+                        runner.process.hurry()
             self.end()
 
-    # Seeing
+    # Observing
 
     def _look(self) -> None:
         try:
-            look = self._lookout.step()
+            look = self._sampler.step()
         except AbsentError as absent:
-            self._company.lost(str(absent))
+            self._other_users.lost(str(absent))
             self._note("absent", f"{absent}: there is nothing to fill")
             return
         if look is None:
             return
-        self._company.looked(look)
-        self._tell_problem(look)
+        self._other_users.looked(look)
+        self._log_problem(look)
         if self._look_again:
             self._look_again = False
-            self._lookout.no_later_than(time.monotonic() + _CLEAN_AFTER)
-        if not self._places and look.problem is None and look.gpus:
-            self._furnish(look)
+            self._sampler.no_later_than(time.monotonic() + _CLEAN_AFTER)
+        if not self._runners and look.problem is None and look.gpus:
+            self._create_slots(look)
 
-    def _furnish(self, look: Look) -> None:
-        """Makes a place for every program, and begins to watch who comes. Raises a sentence when another fills them."""
+    def _create_slots(self, look: Look) -> None:
+        """Creates the slots and starts to watch for other users. Raises StokerError if another filler has them."""
         self._claims.take(gpus_to_fill(self._config, look.gpus))
         ignored = {gpu.uuid: Ignored(self._patterns(gpu, look.gpus)) for gpu in look.gpus}
         nodes = device_nodes(look.gpus, self._root)
@@ -229,40 +229,38 @@ class Filler:
         def holders_suffice(uuid: str) -> bool:
             return self._config.holders_suffice and any(is_there(node) for node in nodes.get(uuid, ()))
 
-        self._company = OtherUsers(self._is_own, ignored, holders_suffice=holders_suffice)
-        self._company.looked(look)
+        self._other_users = OtherUsers(self._is_own, ignored, holders_suffice=holders_suffice)
+        self._other_users.looked(look)
         self._holders = HolderScanner(nodes, self._root)
-        self._alarm = DeviceEvents(nodes)
+        self._device_events = DeviceEvents(nodes)
         self._has_nodes = any(nodes.values())
         if not self._has_nodes:
-            self._note(
-                "nodes", "these GPUs have no device nodes here: who uses them is seen by the driver's list alone"
-            )
-        elif self._alarm.why_not is not None:
-            self._note("alarm", f"openers of the GPUs are seen by scans alone: {self._alarm.why_not}")
+            self._note("nodes", "these GPUs have no device nodes here: other users are only seen in the driver's list")
+        elif self._device_events.why_not is not None:
+            self._note("events", f"other users of the GPUs are only seen by scans: {self._device_events.why_not}")
         self._leftovers = self._left_by(self._before)
         for program in self._config.programs:
             chosen = select_gpus(look.gpus, "all" if program.gpus == "all" else ",".join(program.gpus))
             groups = [(gpu,) for gpu in chosen] if program.each else [chosen]
             for gpus in groups:
-                self._places.append(self._place(program.name, gpus, self._before))
+                self._runners.append(self._runner(program.name, gpus, self._before))
         self._scan_at = time.monotonic()
 
-    def _place(self, name: str, gpus: Sequence[Gpu], before: FillStatus | None) -> Place:
+    def _runner(self, name: str, gpus: Sequence[Gpu], before: FillStatus | None) -> SlotRunner:
         program = next(program for program in self._config.programs if program.name == name)
-        seat = Slot(program, tuple(gpu.uuid for gpu in gpus), time.monotonic())
-        mark = f"{self._ledger.path}:{name}:{','.join(seat.gpus)}"
-        place = Place(seat, gpus, mark, self._tell)
-        earlier = _of(before, name, seat.gpus)
+        slot = Slot(program, tuple(gpu.uuid for gpu in gpus), time.monotonic())
+        tag = f"{self._status_file.path}:{name}:{','.join(slot.gpus)}"
+        runner = SlotRunner(slot, gpus, tag, self._log)
+        earlier = _earlier(before, name, slot.gpus)
         if earlier is not None:
-            seat.gpu_seconds, seat.preemptions = earlier.gpu_hours * 3600.0, earlier.preemptions
-        return place
+            slot.gpu_seconds, slot.preemptions = earlier.gpu_hours * 3600.0, earlier.preemptions
+        return runner
 
     def _left_by(self, before: FillStatus | None) -> Leftovers:
-        known = before.seats if before is not None and before.boot == boot_id() else ()
-        reapers = [Identity(*seat.reaper) for seat in known if seat.reaper is not None]
+        known = before.slots if before is not None and before.boot == boot_id() else ()
+        reapers = [Identity(*slot.reaper) for slot in known if slot.reaper is not None]
         grace = max(program.grace for program in self._config.programs)
-        return Leftovers(f"{self._ledger.path}:", reapers, grace, time.monotonic())
+        return Leftovers(f"{self._status_file.path}:", reapers, grace, time.monotonic())
 
     def _patterns(self, gpu: Gpu, gpus: Sequence[Gpu]) -> list[str]:
         patterns = list(SHIPPED) if self._config.ignore_shipped else []
@@ -273,31 +271,31 @@ class Filler:
                     patterns += watched.ignore
         return patterns
 
-    def _hear_alarm(self) -> None:
-        rung = self._alarm.rung() if self._alarm is not None else frozenset()
-        if rung:
+    def _read_device_events(self) -> None:
+        changed = self._device_events.changed() if self._device_events is not None else frozenset()
+        if changed:
             now = time.monotonic()
-            self._rung |= rung
-            self._rung_since |= rung
+            self._changed_nodes |= changed
+            self._changed_since_scan |= changed
             self._settled_at = now + _SETTLED_AFTER
-            self._scan_at = min(self._scan_at, self._pace.soonest(now))
+            self._scan_at = min(self._scan_at, self._pacer.soonest(now))
 
     def _scan(self) -> None:
         now = time.monotonic()
         self._scan_at = now + self._config.interval
         if self._holders is None or not self._has_nodes:
             return
-        self._rung_since = frozenset()
+        self._changed_since_scan = frozenset()
         begun = time.process_time()
         scan = self._holders.scan()
-        self._pace.spent(now, time.process_time() - begun)
-        changed = self._company.scanned(scan)
-        self._rung = self._rung - changed if now < self._settled_at else frozenset()
-        if self._rung:
+        self._pacer.spent(now, time.process_time() - begun)
+        changed = self._other_users.scanned(scan)
+        self._changed_nodes = self._changed_nodes - changed if now < self._settled_at else frozenset()
+        if self._changed_nodes:
             self._scan_at = min(self._scan_at, self._settled_at)
         if changed:
             self._look_again = True
-            self._lookout.no_later_than(now)
+            self._sampler.no_later_than(now)
         if scan.unseen:
             who = "1 process" if scan.unseen == 1 else f"{scan.unseen} processes"
             remedy = " (root sees all)" if os.geteuid() else ""
@@ -315,16 +313,16 @@ class Filler:
             return
         self._terminals_at = now + _TERMINALS_EVERY
         rule = self._config.terminals
-        self._person = None
+        self._active_user = None
         for activity in self._terminals.activity(time.time()):
             if activity.user not in rule.whitelist and activity.idle < rule.idle_seconds:
                 ago = f"{format_duration(round(activity.idle))} ago" if activity.idle >= 1 else "just now"
-                self._person = f"{activity.user} was active at {activity.terminal} {ago}"
+                self._active_user = f"{activity.user} was active at {activity.terminal} {ago}"
                 return
 
     def _is_own(self, pid: int) -> bool:
         me = os.getpid()
-        if pid == me or descends(pid, me) or any(place.owns(pid) for place in self._places):
+        if pid == me or descends(pid, me) or any(runner.owns(pid) for runner in self._runners):
             return True
         found = stat(pid) if self._owner_pid is not None else None
         return found is not None and self._owner_pid in (pid, found.parent)
@@ -333,75 +331,72 @@ class Filler:
 
     def _decide(self) -> None:
         occupied = self.occupied()
-        seen = self._company.sights(occupied)
+        seen = self._other_users.views(occupied)
         if self._granted is not None:
             for uuid in seen.keys() - self._granted:
                 seen[uuid] = SlotView(False, "needed by the queue")
         veto = self._veto()
-        # Who has to step aside does so before anybody starts, and one start at a time: somebody may come meanwhile.
+        # Stops come before starts, and starts one at a time: another user may come meanwhile.
         self._undecided = False
-        for place in sorted(self._places, key=lambda place: place.seat.doing != "running"):
-            if self._awaits_scan(place):
+        for runner in sorted(self._runners, key=lambda runner: runner.slot.state != "running"):
+            if self._awaits_scan(runner):
                 continue
-            if place.decide(seen, veto, self._company.gpus, self._helpers):
+            if runner.decide(seen, veto, self._other_users.gpus, self._helpers):
                 self._undecided = True
                 break
 
-    def _awaits_scan(self, place: Place) -> bool:
-        """Whether nothing is started there before the next scan, which is due.
-
-        A scan takes its time: it misses who came while it went on, just before another left.
-        """
-        return place.seat.doing == "away" and not self._rung_since.isdisjoint(place.seat.gpus)
+    def _awaits_scan(self, runner: SlotRunner) -> bool:
+        """Whether a start waits for the next scan: the last one may have missed an opener that came while it ran."""
+        return runner.slot.state == "waiting" and not self._changed_since_scan.isdisjoint(runner.slot.gpus)
 
     def _veto(self) -> str | None:
         schedule = self._config.schedule
         if schedule is not None and not schedule.allows(time.localtime()):
-            return "not at this hour"
+            return "outside the scheduled hours"
         if self._leftovers is not None:
-            stopping = "what an earlier Stoker started here is being stopped"
-            return stopping if self._leftovers.found else "it is made sure that nothing is left of an earlier Stoker"
-        return self._person
+            stopping = "programs of an earlier filler are being stopped"
+            return stopping if self._leftovers.found else "it is being checked whether an earlier filler left programs"
+        return self._active_user
 
-    def _attend_leftovers(self) -> None:
+    def _update_leftovers(self) -> None:
         if self._leftovers is not None:
-            self._leftovers.attend(time.monotonic())
+            self._leftovers.update(time.monotonic())
             if self._leftovers.gone:
                 self._leftovers = None
 
     def _helpers(self) -> list[int]:
         helper = [] if self._prober.helper is None else [self._prober.helper]
-        return [*helper, *(pid for place in self._places for pid in place.helpers())]
+        return [*helper, *(pid for runner in self._runners for pid in runner.helpers())]
 
-    # Telling
+    # Reporting
 
-    def _tell_problem(self, look: Look) -> None:
-        """Once when it begins or changes, and once when it is over."""
+    def _log_problem(self, look: Look) -> None:
+        """Logs it when it begins, changes or ends."""
         problem = look.problem.reason if look.problem is not None else None
-        # How long it has lasted changes from look to look, and is no news.
+        # The duration in it changes from look to look.
         kind = re.sub(r"[0-9.]+", "", problem) if problem is not None else None
         if kind == self._problem:
             return
         self._problem = kind
         if problem is None:
-            self._tell("the GPUs can be read again")
+            self._log("the GPUs can be read again")
         else:
-            self._tell(f"the GPUs cannot be read, so nothing is started on them: {problem}")
+            self._log(f"the GPUs cannot be read, so nothing is started on them: {problem}")
 
     def _note(self, what: str, sentence: str) -> None:
-        """Says it once."""
+        """Logs it once."""
         if what not in self._notes:
             self._notes[what] = sentence
-            self._tell(sentence)
+            self._log(sentence)
 
     def _write_status(self) -> None:
         now = time.monotonic()
-        shown = tuple((place.seat.doing, place.seat.why, place.set_aside) for place in self._places)
+        shown = tuple((runner.slot.state, runner.slot.why, runner.checkpointed) for runner in self._runners)
         if shown == self._shown and now < self._status_at:
             return
         self._shown, self._status_at = shown, now + _STATUS_EVERY
         me = identify(os.getpid())
-        self._ledger.write(
+        self._status_file.write(
             FillStatus(
                 host=self._host,
                 pid=os.getpid(),
@@ -412,43 +407,43 @@ class Filler:
                 owner=self._owner,
                 veto=self._veto(),
                 notes=tuple(self._notes.values()),
-                seats=tuple(_status(place, now) for place in self._places) or _unseen(self._before),
+                slots=tuple(_status(runner, now) for runner in self._runners) or _unseen(self._before),
             )
         )
 
     def _close(self) -> None:
         self._status_at = 0.0
         self._write_status()
-        if self._alarm is not None:
-            self._alarm.close()
+        if self._device_events is not None:
+            self._device_events.close()
         self._claims.close()
 
 
-def _of(status: FillStatus | None, program: str, gpus: tuple[str, ...]) -> SlotStatus | None:
+def _earlier(status: FillStatus | None, program: str, gpus: tuple[str, ...]) -> SlotStatus | None:
     if status is None:
         return None
-    return next((seat for seat in status.seats if seat.program == program and seat.gpus == gpus), None)
+    return next((slot for slot in status.slots if slot.program == program and slot.gpus == gpus), None)
 
 
 def _unseen(before: FillStatus | None) -> tuple[SlotStatus, ...]:
-    """What earlier fillers gave and left, while this one has not seen the GPUs yet: it must not be forgotten."""
-    why = "the GPUs have not been seen yet"
-    seats = before.seats if before is not None else ()
-    return tuple(msgspec.structs.replace(seat, doing="away", why=why, pid=None) for seat in seats)
+    """The slots of an earlier filler, kept until this one has seen the GPUs."""
+    why = "the GPUs have not been read yet"
+    slots = before.slots if before is not None else ()
+    return tuple(msgspec.structs.replace(slot, state="waiting", why=why, pid=None) for slot in slots)
 
 
-def _status(place: Place, now: float) -> SlotStatus:
-    seat, tenant = place.seat, place.tenant
-    reaper = identify(tenant.reaper) if tenant is not None else None
+def _status(runner: SlotRunner, now: float) -> SlotStatus:
+    slot, process = runner.slot, runner.process
+    reaper = identify(process.reaper) if process is not None else None
     return SlotStatus(
-        program=seat.program.name,
-        gpus=seat.gpus,
-        indices=tuple(gpu.index for gpu in place.gpus),
-        doing="set aside" if place.set_aside else seat.doing,
-        why=seat.why,
-        since=wall(seat.since),
-        pid=tenant.job.pid if tenant is not None and tenant.job is not None else None,
+        program=slot.program.name,
+        gpus=slot.gpus,
+        indices=tuple(gpu.index for gpu in runner.gpus),
+        state="checkpointed" if runner.checkpointed else slot.state,
+        why=slot.why,
+        since=wall(slot.since),
+        pid=process.job.pid if process is not None and process.job is not None else None,
         reaper=None if reaper is None else (reaper.pid, reaper.started),
-        gpu_hours=round(seat.given(now) / 3600.0, 4),
-        preemptions=seat.preemptions,
+        gpu_hours=round(slot.given(now) / 3600.0, 4),
+        preemptions=slot.preemptions,
     )

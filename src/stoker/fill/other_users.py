@@ -41,7 +41,7 @@ class OtherUsers:
         self._openers: frozenset[Identity] = frozenset()
         """Those who hold a node and are not ours."""
         self.unseen = 0
-        """Processes whose open files may not be read: only the driver can tell whether they use a GPU."""
+        """Processes whose open files may not be read: only the driver knows whether they use a GPU."""
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -64,18 +64,18 @@ class OtherUsers:
         self._openers = self._others(holder for holders in scan.by_gpu.values() for holder in holders)
         return frozenset(uuid for uuid, holders in scan.by_gpu.items() if before.get(uuid, ()) != holders)
 
-    def sights(self, occupied: Collection[str]) -> dict[str, SlotView]:
+    def views(self, occupied: Collection[str]) -> dict[str, SlotView]:
         """What is seen of each GPU; `occupied`: those on which a program of ours runs."""
         if self._look is None:
             return {}
         readings = {reading.uuid: reading for reading in self._look.readings}
         return {
-            gpu.uuid: self._sight(gpu.uuid, readings[gpu.uuid], gpu.uuid in occupied)
+            gpu.uuid: self._view(gpu.uuid, readings[gpu.uuid], gpu.uuid in occupied)
             for gpu in self._look.gpus
             if gpu.uuid in readings
         }
 
-    def _sight(self, uuid: str, reading: Reading, is_occupied: bool) -> SlotView:
+    def _view(self, uuid: str, reading: Reading, is_occupied: bool) -> SlotView:
         stranger = self._opener(uuid) or self._client(uuid, reading, is_occupied)
         if stranger is not None:
             return SlotView(False, f"used by {stranger}")
@@ -126,3 +126,33 @@ def _answers(reading: Reading) -> bool:
     """Whether the driver answers for this GPU at all, be it that it does not support what it is asked."""
     told = (reading.utilization, reading.processes, reading.memory_used, reading.power, reading.temperature)
     return any(not isinstance(value, Unknown) or value.reason == NOT_SUPPORTED for value in told)
+
+
+# A monitor that opens the nodes all day long must not cause much load here.
+_SHARE: Final = 0.05
+"""Of a core, for scans in the long run."""
+_SAVINGS: Final = 0.5
+"""Seconds of processor time saved in quiet times for bursts of events."""
+# However many events there are: a user who waits for a GPU is seen within this.
+_LONGEST_GAP: Final = 0.3
+
+
+class ScanPacer:
+    """Limits the processor time of scans: a scan follows an event at once, unless events come too often."""
+
+    def __init__(self, now: float) -> None:
+        self._credit = _SAVINGS
+        self._at = now
+
+    def soonest(self, now: float) -> float:
+        """When the next scan may be."""
+        credit = self._credit_at(now)
+        return now if credit >= 0 else now - credit / _SHARE
+
+    def spent(self, now: float, seconds: float) -> None:
+        # The debt is limited to what the longest gap repays.
+        self._credit = max(self._credit_at(now) - seconds, -_LONGEST_GAP * _SHARE)
+        self._at = now
+
+    def _credit_at(self, now: float) -> float:
+        return min(_SAVINGS, self._credit + (now - self._at) * _SHARE)

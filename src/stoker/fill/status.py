@@ -1,4 +1,4 @@
-"""What `stoker fill status` tells: the state of every seat, on disk, and what was given so far."""
+"""The status file that `stoker fill status` reads: the state of every slot and the GPU-hours it had so far."""
 
 import contextlib
 import fcntl
@@ -19,7 +19,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...]
     """Uuids."""
     indices: tuple[int, ...]
-    doing: str
+    state: str
     """away, running, stopping or checkpointed."""
     why: str
     since: float
@@ -33,7 +33,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FillStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """All seats of one machine."""
+    """All slots of one machine."""
 
     host: str
     pid: int
@@ -47,7 +47,7 @@ class FillStatus(msgspec.Struct, frozen=True, kw_only=True):
     veto: str | None = None
     """Why nothing may run at all now."""
     notes: tuple[str, ...] = ()
-    seats: tuple[SlotStatus, ...] = ()
+    slots: tuple[SlotStatus, ...] = ()
 
 
 class StatusFile:
@@ -77,7 +77,9 @@ def lock(home: Path, host: str, patience: float = 0.0) -> int:
         private_directory(home)
         descriptor = open_privately(home / f"fill-{host}.lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise StokerError(f"{home} cannot be written: {error.strerror} (STOKER_HOME names another place)") from None
+        raise StokerError(
+            f"{home} cannot be written: {error.strerror} (set STOKER_HOME to another directory)"
+        ) from None
     ends = time.monotonic() + patience
     while not _taken(descriptor):
         if time.monotonic() < ends:

@@ -1,6 +1,6 @@
 """What rings when a GPU's device node is opened or closed.
 
-An event says neither who nor whether it was us, and a container's own node gives none: the alarm says when to scan,
+An event says neither who nor whether it was us, and a container's own node gives none: the events says when to scan,
 the scan says who is there, and a slow scan at a steady rhythm covers what does not ring.
 """
 
@@ -50,21 +50,21 @@ class DeviceEvents:
         """-1 when nothing at all can ring."""
         return self._events.fileno() if self._watched or self._directories else -1
 
-    def rung(self) -> frozenset[str]:
+    def changed(self) -> frozenset[str]:
         """The GPUs whose nodes were opened, closed or made since the last call."""
-        rung = _NOTHING
+        changed = _NOTHING
         for event in self._events.read():
             if event.mask & OVERFLOWED:
                 # Events were lost, so it may have been any of them.
-                rung = rung.union(*self._gpus.values())
+                changed = changed.union(*self._gpus.values())
             elif event.watch in self._directories:
-                rung |= self._appeared(self._directories[event.watch] / event.name)
+                changed |= self._appeared(self._directories[event.watch] / event.name)
             else:
-                rung |= self._watched.get(event.watch, _NOTHING)
+                changed |= self._watched.get(event.watch, _NOTHING)
             if event.mask & NO_LONGER_WATCHED:
                 self._watched.pop(event.watch, None)
                 self._directories.pop(event.watch, None)
-        return rung
+        return changed
 
     def close(self) -> None:
         self._events.close()

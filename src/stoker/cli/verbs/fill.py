@@ -126,19 +126,19 @@ def _print(found: "FillStatus", alive: bool) -> None:
     )
     rows = [
         (
-            ", ".join(map(str, seat.indices)),
-            seat.program,
-            seat.doing if alive else "not watched",
-            format_duration(round(time.time() - seat.since)),
-            f"{seat.gpu_hours:.1f}",
-            str(seat.preemptions),
-            seat.why,
+            ", ".join(map(str, slot.indices)),
+            slot.program,
+            slot.state if alive else "not watched",
+            format_duration(round(time.time() - slot.since)),
+            f"{slot.gpu_hours:.1f}",
+            str(slot.preemptions),
+            slot.why,
         )
-        for seat in found.seats
+        for slot in found.slots
     ]
     print_table(columns, rows)
-    total = sum(seat.gpu_hours for seat in found.seats)
-    times = sum(seat.preemptions for seat in found.seats)
+    total = sum(slot.gpu_hours for slot in found.slots)
+    times = sum(slot.preemptions for slot in found.slots)
     sys.stdout.write(f"{total:.1f} GPU-hours given to background work, {times} preemption{'s' if times != 1 else ''}\n")
     if found.veto:
         sys.stdout.write(f"nothing runs now: {found.veto}\n")

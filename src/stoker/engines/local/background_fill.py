@@ -188,7 +188,7 @@ def _follow(line: socket.socket, filler: Filler) -> None:
     heard: int | None = 0
     while heard is not None or filler.busy:
         filler.wait([line.fileno()] if heard is not None else [])
-        filler.heed_signals()
+        filler.handle_signals()
         if heard is not None:
             heard = _heed(line, filler, heard)
         filler.step()
