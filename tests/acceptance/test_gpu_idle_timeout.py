@@ -74,7 +74,7 @@ def idle_timeout(*arguments: str, program: Sequence[str] = COMMAND, **environmen
 # The whole program but for the GPUs, of which it is told what to see, and for the time between two looks.
 DRIVER = """
 import json, logging, os, sys, time
-from stoker.dropin import gpu_idle_timeout, watched_command
+from stoker.dropin import gpu_idle_timeout
 from stoker.gpus.model import Look, Unknown
 from tests.support.looks import a_gpu, a_reading
 
@@ -115,7 +115,7 @@ def at_this_time(*arguments, **more):
     return record
 
 logging.setLogRecordFactory(at_this_time)
-watched_command.Sampler = ScriptedSampler
+gpu_idle_timeout.Sampler = ScriptedSampler
 gpu_idle_timeout.main()
 """
 
@@ -427,8 +427,8 @@ def test_ctrl_c_pressed_twice_is_obeyed_at_once_and_two_interrupts_of_a_program_
 
 # It gives handlers three seconds, in which a busy machine may not let them have their turn.
 WITH_TIME = """
-from stoker.dropin import gpu_idle_timeout, watched_command
-watched_command.HANDLERS_TIME = 60.0
+from stoker.dropin import gpu_idle_timeout
+gpu_idle_timeout.HANDLERS_TIME = 60.0
 gpu_idle_timeout.main()
 """
 PATIENT = (sys.executable, "-c", WITH_TIME)

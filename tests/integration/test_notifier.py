@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.actions.messages import Channel
+from stoker.actions.notify import Channel
 from stoker.errors import BadInputError
 from stoker.notifications.notifier import Notifier
 from stoker.queue import JobSpec, Store, init_queue, open_queue

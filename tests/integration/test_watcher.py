@@ -10,8 +10,7 @@ import pytest
 
 from stoker.actions.action import Action, ActionError, Facts, Messenger
 from stoker.actions.systemd import ServiceManager
-from stoker.actions.watched import Watched
-from stoker.actions.watcher import Orders, Watcher
+from stoker.actions.watcher import Orders, Watched, Watcher
 from stoker.gpus.model import Look, Maybe, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError

@@ -5,9 +5,8 @@ from typing import Any
 import click
 import pytest
 
-from stoker.actions.catalogue import means_of, parse_action
+from stoker.actions.catalogue import Exit, means_of, parse_action
 from stoker.actions.command import Command
-from stoker.actions.exit import Exit
 from stoker.actions.stop import Stop
 from stoker.cli.options.policy import policy_options, policy_options_with
 from stoker.errors import BadInputError

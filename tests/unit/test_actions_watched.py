@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.actions.watched import Watched
+from stoker.actions.watcher import Watched
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Unknown
 from stoker.rules.idle import IdlePolicy

@@ -6,8 +6,7 @@ from typing import Literal
 
 import pytest
 
-from stoker.dropin.gpu_idle_timeout import parse
-from stoker.dropin.idle_watch import IdleWatch, look_distance
+from stoker.dropin.gpu_idle_timeout import IdleWatch, look_distance, parse
 from stoker.gpus.model import Look, Maybe, Unknown
 from stoker.rules.samples import SamplesPolicy
 from tests.support.looks import a_look

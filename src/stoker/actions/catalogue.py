@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from stoker.actions.action import Action
+from stoker.actions.action import Action, Facts
 from stoker.errors import BadInputError
 
 # As long as Slurm and torchrun give a job: most programs write a checkpoint in that time.
@@ -41,7 +41,7 @@ def parse_action(text: str, means: Means) -> Action:
     if maker is None:
         # Only the first word is repeated: what follows may be a URL with a secret in it.
         shown = name.split(":")[0]
-        raise BadInputError(f"--then: {shown!r} is not an action: {_KNOWN}")
+        raise BadInputError(f"--then: {shown!r} is not an action: use {ACTION_FORMS}")
     return maker(argument.strip(), means)
 
 
@@ -54,8 +54,6 @@ def _stop(argument: str, means: Means) -> Action:
 
 
 def _exit(argument: str, _means: Means) -> Action:
-    from stoker.actions.exit import Exit
-
     _refuse("exit", argument)
     return Exit()
 
@@ -120,4 +118,19 @@ _MAKERS: Final[dict[str, Callable[[str, Means], Action]]] = {
     "exec": _exec,
     "notify": _notify,
 }
-_KNOWN: Final = "use 'stop PID', exit, shutdown, reboot, determined, \"exec 'COMMAND'\" or 'notify URL'"
+ACTION_FORMS: Final = "'stop PID', exit, shutdown, reboot, determined, \"exec 'COMMAND'\" or 'notify URL'"
+
+
+class Exit(Action):
+    """Nothing to do but end, which the watcher does after its last action."""
+
+    patience = 1.0
+
+    def describe(self) -> str:
+        return "exit"
+
+    def prepare(self) -> tuple[str, ...]:
+        return ()
+
+    def act(self, facts: Facts) -> None:
+        """The watcher ends by itself."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stoker.actions.action import Action, ActionError, Facts, Lasting
-from stoker.actions.tree import STOP_PATIENCE, ForeignTree, stop_tree
+from stoker.actions.stop import STOP_PATIENCE, ForeignTree, stop_tree
 from stoker.procfs import Identity, identify
 from stoker.program import find_program, run_program
 from stoker.units import format_duration

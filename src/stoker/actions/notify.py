@@ -1,9 +1,15 @@
 """The action `notify`: a message to people by an apprise URL, which is a secret and is never shown."""
 
-from typing import Final
+import logging
+import re
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, Literal
 
-from stoker.actions.action import Action, Facts, Messenger
-from stoker.actions.messages import Channel
+from stoker.actions.action import Action, ActionError, Facts, Messenger
+from stoker.errors import BadInputError
+
+if TYPE_CHECKING:
+    from apprise import Apprise
 
 # Apprise gives up a connection after seconds, but a name that does not resolve can take longer.
 _PATIENCE: Final = 60.0
@@ -31,3 +37,88 @@ class Notify(Action, Messenger):
 
     def tell(self, host: str, sentence: str) -> None:
         self._channel.send(f"{host}: Stoker", f"{sentence}.", "warning")
+
+
+_SHORTEST_SECRET: Final = 3
+
+
+# Apprise sends from threads of its own, which inherit this: what one channel complains of is no other's business.
+_SENDER: ContextVar[object] = ContextVar("sender", default=None)
+
+
+class _Complaints(logging.Handler):
+    """Keeps what was logged as a warning or worse while its own channel was sending."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._sentences: list[str] = []
+
+    def begin(self) -> None:
+        self._sentences.clear()
+        _SENDER.set(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if _SENDER.get() is self:
+            self._sentences.append(record.getMessage())
+
+    def said(self) -> list[str]:
+        return [sentence.strip().rstrip(".") for sentence in self._sentences]
+
+
+Tone = Literal["info", "success", "warning", "failure"]
+"""Apprise's own words for what a message means."""
+
+
+class Channel:
+    """One URL that messages go to; one thread at a time uses it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        scheme, separator, rest = url.partition("://")
+        self.scheme: Final = f"{scheme}://" if separator and scheme.isalnum() else "a URL"
+        """All that people see of it."""
+        self._secrets = [word for word in re.split(r"[^A-Za-z0-9]+", rest) if len(word) >= _SHORTEST_SECRET]
+        self._complaints = _Complaints()
+        self._apprise: Apprise | None = None
+
+    def __repr__(self) -> str:
+        return f"<Channel by {self.scheme}>"
+
+    def prepare(self, where: str) -> None:
+        """Refuses what cannot work; `where` is what the sentence begins with: the place that the URL was written in."""
+        try:
+            import apprise
+        except ImportError:
+            raise ActionError(
+                "notify needs the apprise package, which is not installed: pip install 'stoker[notify]'"
+            ) from None
+        # What apprise logs may hold the URL: nothing of it goes further than to us.
+        logger = logging.getLogger("apprise")
+        logger.propagate = False
+        logger.addHandler(self._complaints)
+        target = apprise.Apprise()
+        if not target.add(self._url):
+            raise BadInputError(
+                f"{where} ({self.scheme}…) is not one that apprise understands: see its list of services for the "
+                "right form"
+            )
+        self._apprise = target
+
+    def send(self, title: str, body: str, tone: Tone = "info") -> None:
+        """Plain text: what a service would take for markup is escaped where the service has a way to.
+
+        Services show the tone as a colour or a sign, and people filter by it.
+        """
+        if self._apprise is None:
+            raise ActionError(f"the message by {self.scheme} was not sent: it was never prepared")
+        self._complaints.begin()
+        if not self._apprise.notify(body=body, title=title, body_format="text", notify_type=tone):
+            raise ActionError(f"the message by {self.scheme} was not delivered{self._why()}")
+
+    def close(self) -> None:
+        logging.getLogger("apprise").removeHandler(self._complaints)
+
+    def _why(self) -> str:
+        """The last complaint of apprise that holds no piece of the URL."""
+        shown = [one for one in self._complaints.said() if one and not any(word in one for word in self._secrets)]
+        return f": {shown[-1]}" if shown else ""

@@ -2,12 +2,16 @@
 
 import os
 import pwd
+import signal
+import time
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from stoker.actions.action import Action, ActionError, Facts, Tracking
-from stoker.actions.tree import STOP_PATIENCE, ForeignTree, stop_tree
-from stoker.procfs import identify, is_alive
-from stoker.runs.processes.tree import describe
+from stoker.procfs import Identity, identify, is_alive, read_stat
+from stoker.runs.processes.syscalls import share_file
+from stoker.runs.processes.termination import PATIENCE, Termination, TerminationOutcome
+from stoker.runs.processes.tree import ProcessScan, describe
 
 
 class Stop(Action, Tracking):
@@ -62,3 +66,164 @@ def _owner(pid: int) -> str:
         return pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
     except (OSError, KeyError):
         return "another user"
+
+
+# Nothing tells when processes end that are not our children, so it is looked this often.
+_LOOK_EVERY: Final = 0.05
+# How long a stop takes at the most, beside its grace.
+STOP_PATIENCE: Final = PATIENCE + 5.0
+# A tree that forks without rest never lets two scans agree: it is called unsettled after this many.
+_MOST_SCANS: Final = 20
+# Fields of /proc/PID/stat, counted as in `procfs`: the addresses of the stack, of the arguments and of the environment.
+_LAYOUT: Final = (25, 45, 47)
+# Without randomization stacks lie at the very top. There are sixteen thousand times as many places for one that is not.
+_TOP_OF_STACKS: Final = 0x7FFFFF000000
+_INIT: Final = 1
+_STREAMS: Final = (0, 1, 2)
+
+Layout = tuple[int, ...]
+
+
+class _Seen(NamedTuple):
+    """One process in a scan."""
+
+    identity: Identity
+    parent: int
+    group: int
+    session: int
+    layout: Layout | None
+    """None where it may not be seen, or says nothing."""
+
+
+class ForeignTree:
+    """Grows by what its members start, and never shrinks: whoever loses its parent meanwhile still belongs to it.
+
+    This process and its own children do not belong to it, even where they descend from it: a script may well ask for
+    its own end.
+    """
+
+    def __init__(self, root: Identity) -> None:
+        self._root = root
+        self._members = {root}
+        self._layouts: set[Layout] = set()
+        """Those that some member was the first to have."""
+
+    def scan_processes(self) -> ProcessScan:
+        before: list[Identity] = []
+        for attempt in range(_MOST_SCANS):
+            seen = _scan()
+            self._grow(seen)
+            living = [one.identity for one in seen.values() if one.identity in self._members]
+            if attempt and living == before:
+                return ProcessScan(living, settled=True)
+            before = living
+        return ProcessScan(before, settled=False)
+
+    def track(self) -> None:
+        """Takes note of who belongs to it now: some of them can be recognised only while their parents live."""
+        self._grow(_scan())
+
+    def kill(self) -> bool:
+        """It has no cgroup of its own to kill at one blow."""
+        return False
+
+    def _grow(self, seen: dict[int, _Seen]) -> None:
+        streams = self._streams(seen)
+        while True:
+            living = {pid for pid, one in seen.items() if one.identity in self._members}
+            own = _own(seen, living)
+            self._learn_layouts(seen, living)
+            fresh = {
+                one.identity
+                for pid, one in seen.items()
+                if pid not in living
+                and pid not in own
+                and (self._came(one, living, seen) or self._holds(streams, one, seen))
+            }
+            if not fresh:
+                return
+            self._members |= fresh
+
+    def _came(self, one: _Seen, living: set[int], seen: dict[int, _Seen]) -> bool:
+        if one.parent in living or one.session in living:
+            return True
+        # A shell puts the commands of a pipeline into one group: they are its children, not those of the first.
+        if one.group in living and one.parent != seen[one.group].parent:
+            return True
+        return one.layout is not None and one.layout in self._layouts
+
+    def _streams(self, seen: dict[int, _Seen]) -> list[int]:
+        """The standard streams that were opened for the first process: whoever started it does not have them."""
+        root = seen.get(self._root.pid)
+        if root is None or root.identity != self._root or root.parent not in seen or root.parent == _INIT:
+            return []
+        others = _descriptors(root.parent)
+        return [
+            stream
+            for stream in _STREAMS
+            if others and not any(share_file(self._root.pid, root.parent, stream, other) for other in others)
+        ]
+
+    def _holds(self, streams: list[int], one: _Seen, seen: dict[int, _Seen]) -> bool:
+        """Whether one that has lost its parent has such a stream."""
+        if not streams or one.identity.started < self._root.started or one.parent == seen[self._root.pid].parent:
+            return False
+        return any(share_file(self._root.pid, one.identity.pid, stream, stream) for stream in streams)
+
+    def _learn_layouts(self, seen: dict[int, _Seen], living: set[int]) -> None:
+        """A layout is a member's own if its parent has another: it did not come by a fork, so nobody else has it.
+
+        That needs the parent who started it; an orphan's is one who adopted it.
+        """
+        for pid in living:
+            one = seen[pid]
+            parent = seen.get(one.parent)
+            adopted = one.identity == self._root and one.parent == _INIT
+            if one.layout and parent and parent.layout and parent.layout != one.layout and not adopted:
+                self._layouts.add(one.layout)
+
+
+def stop_tree(tree: ForeignTree, grace: float) -> TerminationOutcome:
+    """SIGTERM, the grace, SIGKILL; without a grace SIGKILL at once. Waits until it is over."""
+    ladder = Termination(tree, signum=signal.SIGTERM if grace > 0 else signal.SIGKILL, grace=grace)
+    while not ladder.step():
+        time.sleep(min(ladder.timeout(), _LOOK_EVERY))
+    return ladder.outcome()
+
+
+def _scan() -> dict[int, _Seen]:
+    """Everybody who lives."""
+    seen: dict[int, _Seen] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            found = read_stat(f"/proc/{entry.name}/stat")
+        except (OSError, ValueError):
+            continue
+        if not found.is_zombie:
+            seen[found.pid] = _Seen(found.identity, found.parent, found.group, found.session, _layout(found.fields))
+    return seen
+
+
+def _layout(fields: list[bytes]) -> Layout | None:
+    if len(fields) <= max(_LAYOUT):
+        return None
+    layout = tuple(int(fields[place]) for place in _LAYOUT)
+    return layout if all(layout) and layout[0] < _TOP_OF_STACKS else None
+
+
+def _descriptors(pid: int) -> list[int]:
+    """None where they may not be seen."""
+    try:
+        return [int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return []
+
+
+def _own(seen: dict[int, _Seen], members: set[int]) -> set[int]:
+    """This process and what it started itself, members and what they started excepted."""
+    found = {os.getpid()}
+    while fresh := {pid for pid, one in seen.items() if one.parent in found and pid not in found | members}:
+        found |= fresh
+    return found

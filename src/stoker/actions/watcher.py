@@ -1,24 +1,27 @@
 """The loop of `stoker watch`: looks, judges, tells what is new, acts in order, and ends or starts over."""
 
+import contextlib
 import functools
+import os
 import select
+import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any, Final
 
 import msgspec
 
-from stoker.actions.action import ACTION_FAILED, Action, Facts, Lasting, Messenger, Tracking, facts_of
-from stoker.actions.running_action import RunningAction
+from stoker.actions.action import ACTION_FAILED, Action, Facts, Lasting, Messenger, RunningAction, Tracking, facts_of
 from stoker.actions.systemd import ServiceManager
-from stoker.actions.wakeup import Wakeup
-from stoker.actions.watched import Watched
+from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import LONGEST_WAIT, Prober, Sampler
 from stoker.gpus.source import AbsentError
 from stoker.rules.judge import Judge
-from stoker.rules.rule import Policy, Verdict
+from stoker.rules.rule import Observation, Policy, Verdict
+from stoker.rules.scope import MachineScope
 from stoker.streams import ERROR, emit
 
 # As with GNU timeout: it ended because time was up.
@@ -44,6 +47,73 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 def say(sentence: str) -> None:
     """To stderr."""
     emit(ERROR, f"stoker: {sentence}\n")
+
+
+class Watched:
+    """Chosen for good at the first look that could be read, and checked then."""
+
+    def __init__(self, chosen: str, policies: Sequence[Policy], environment: Mapping[str, str]) -> None:
+        self._chosen = chosen
+        self._policies = policies
+        self._scope = MachineScope(chosen, environment)
+        self._checked = False
+
+    def observe(self, look: Look) -> Observation:
+        """Raises `BadInputError`, at the first look that could be read, for a choice that cannot work."""
+        observation = self._scope.observe(look)
+        if not self._checked and look.problem is None:
+            self._checked = True
+            if not observation.activities:
+                raise BadInputError(f"--gpus {self._chosen}: there is no such GPU here")
+            for policy in self._policies:
+                policy.check_gpus(len(observation.activities))
+        return observation
+
+
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Wakeup:
+    """A pipe that an event loop polls. Signals that were ignored at the start (nohup, a shell's `&`) stay ignored."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        """The first signal that said "end"."""
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._before: dict[signal.Signals, Any] = {}
+        self._before_descriptor = -1
+
+    def __enter__(self) -> "Wakeup":
+        # Without this a signal that comes just before the loop sleeps would be seen only when it wakes by itself.
+        self._before_descriptor = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in _ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._before_descriptor)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        # The pipe stays open: a deed that was left behind may still ring.
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def ring(self) -> None:
+        """Safe from any thread. A pipe that is full wakes as well."""
+        with contextlib.suppress(OSError):
+            os.write(self._writer, b"\0")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._reader, 4096):
+                pass
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal = number
+        self.ring()
 
 
 class Watcher:

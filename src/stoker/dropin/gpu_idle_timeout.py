@@ -1,24 +1,36 @@
 """`gpu_idle_timeout`: stops a command, or ends the Determined task around it, when the GPUs do nothing for a while."""
 
 import argparse
+import contextlib
 import logging
+import math
 import os
 import platform
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from stoker.dropin.arguments import whole
-from stoker.dropin.idle_watch import PROGRAM, IdleWatch, look_distance, open_log
-from stoker.dropin.looks import steady_looks
+from stoker.dropin.common import look_without_gpus, open_prober, steady_looks, whole
 from stoker.errors import BadInputError, StokerError
-from stoker.rules.samples import SamplesPolicy
+from stoker.gpus.model import Look, known
+from stoker.gpus.prober import LONGEST_WAIT, Sampler
+from stoker.gpus.source import AbsentError
+from stoker.procfs import Identity, stat
+from stoker.rules.rule import LOOK_TAKES, Verdict
+from stoker.rules.samples import Sample, SamplesPolicy, SamplesRule
+from stoker.rules.scope import DeviceScope
+from stoker.runs.loop import CommandHandler, CommandLoop, helpers_of
 from stoker.runs.plan import parse_signal
+from stoker.runs.processes.reaper import Failed, Program, exit_code, launch
+from stoker.runs.processes.signals import FORWARDED, SignalStream, Terminal
+from stoker.runs.processes.termination import wait_until_empty
+from stoker.runs.processes.tree import send
 from stoker.settings import load_settings
 from stoker.streams import ERROR, emit, open_missing
 from stoker.units import parse_duration
 
+PROGRAM: Final = "gpu_idle_timeout"
 KILLED: Final = 1
 FAILED: Final = 1
 INTERRUPTED: Final = 130
@@ -35,6 +47,186 @@ class Options(NamedTuple):
     signal_children: bool
     debug: bool
     command: tuple[str, ...]
+
+
+def look_distance(sample_freq: int) -> float:
+    """Seconds between looks: several per sample where these are far apart, as the driver remembers sixteen seconds."""
+    return sample_freq / math.ceil(sample_freq / LONGEST_WAIT)
+
+
+class IdleWatch:
+    """Each look comes one `policy.every` after the previous one, the first at the start."""
+
+    def __init__(self, policy: SamplesPolicy, log: logging.Logger, look_takes: float = LOOK_TAKES) -> None:
+        """`look_takes`: how long a look may take, the prober's deadline."""
+        self.policy = policy
+        self._log = log
+        self._scope = DeviceScope()
+        self._rule = SamplesRule(policy, look_takes=look_takes)
+        self._unknown: dict[str, str] = {}
+
+    def announce(self) -> None:
+        self._log.info(
+            "Starting GPU idle watcher: threshhold_percentage=%d%%, sample_freq=%d, num_samples=%d, delay_samples=%d, "
+            "window_size=%d",
+            self.policy.threshold,
+            self.policy.sample_freq,
+            self.policy.num_samples,
+            self.policy.delay_samples,
+            self.policy.window,
+        )
+
+    def observe(self, look: Look) -> Verdict:
+        verdict = self._rule.observe(self._scope.observe(look))
+        if verdict.kind == "arming":
+            self._log.info(verdict.reason)
+        if self._rule.sample is not None:
+            self._log_readings(self._rule.sample)
+        return verdict
+
+    def start_again(self, at: float) -> None:
+        """Nothing that was seen counts any more."""
+        self._rule.rearm(at)
+
+    def _log_readings(self, sample: Sample) -> None:
+        unknown: dict[str, str] = {"": sample.problem} if sample.problem else {}
+        for uuid, percent in sample.percents.items():
+            if known(percent):
+                self._log.debug("%s usage %d%%", uuid, percent)
+            else:
+                unknown[f"{uuid} "] = percent.reason
+        for prefix, reason in unknown.items():
+            # Logged when it begins and when its reason changes; with --debug every time.
+            level = logging.DEBUG if self._unknown.get(prefix) == reason else logging.WARNING
+            self._log.log(level, "%susage unknown: %s", prefix, reason)
+        self._unknown = unknown
+
+
+class _GuardedHandler(logging.Handler):
+    """Writes to stderr, where that is possible."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        emit(ERROR, f"{self.format(record)}\n")
+
+
+def open_log(*, debug: bool) -> logging.Logger:
+    """The log on stderr, with lines as the original writes them."""
+    handler = _GuardedHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s: %(levelname)s: {PROGRAM}: %(message)s"))
+    log = logging.Logger(PROGRAM, logging.DEBUG if debug else logging.INFO)
+    log.addHandler(handler)
+    return log
+
+
+# What the original gives to signal handlers before it kills.
+HANDLERS_TIME: Final = 3.0
+
+
+class WatchedCommand(CommandHandler[int]):
+    """Runs once."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        watch: IdleWatch,
+        log: logging.Logger,
+        signum: signal.Signals | None,
+        *,
+        children: bool,
+    ) -> None:
+        """`signum` is sent before the kill if there is one, with `children` to all processes of the command."""
+        self._command = command
+        self._watch = watch
+        self._log = log
+        self._signum = signum
+        self._children = children
+        self._killed = False
+
+    def run(self) -> int:
+        """The exit code that the whole program ends with."""
+        with contextlib.ExitStack() as cleanup:
+            prober = open_prober()
+            cleanup.callback(prober.leave)
+            prober.ask()  # the driver's library is loaded while the command starts
+            signals = cleanup.enter_context(SignalStream(FORWARDED))
+            terminal = cleanup.enter_context(contextlib.closing(Terminal()))
+            self._reaper = launch(
+                Program(self._command, os.environ, mask=signals.original), helpers=lambda: helpers_of(prober)
+            )
+            cleanup.callback(self._reaper.close)
+            self._sampler = Sampler(prober, self._watch.policy.every, first=math.inf)
+            self._loop = CommandLoop(self, self._reaper, signals=signals, sampler=self._sampler)
+            code = self._loop.run()
+            if self._killed or not self._reaper.exited:
+                terminal.restore()
+            return code
+
+    # Events of the loop
+
+    def on_started(self) -> None:
+        self._watch.announce()
+        # Not before: a command that is slow to start has not been idle.
+        self._sampler.postpone(0.0)
+
+    def on_start_failed(self, failed: Failed) -> int:
+        emit(ERROR, f"{PROGRAM}: cannot run {self._command[0]!r}: {failed.why}\n")
+        return failed.exit_code
+
+    def on_exit(self, status: int) -> int:
+        if left := self._reaper.processes():
+            self._log.warning("the command ended and left %d process(es) behind, ending them.", len(left))
+            self._loop.stop(signal.SIGTERM, HANDLERS_TIME)
+        return exit_code(status)
+
+    def on_reaper_killed(self) -> int:
+        self._log.error("the process that guards the command was killed from outside. Killing process.")
+        return self._kill()
+
+    def on_second_interrupt(self) -> int:
+        self._loop.stop(signal.SIGKILL, 0.0)
+        return 128 + signal.SIGINT
+
+    def on_look(self, look: Look) -> int | None:
+        verdict = self._watch.observe(look)
+        if verdict.effect != "act":
+            return None
+        self._log.error("%s Killing process.", verdict.reason)
+        if self._signum is not None:
+            self._signal_first(self._signum)
+        return self._kill()
+
+    def on_look_failed(self, error: Exception) -> int | None:
+        if not isinstance(error, AbsentError):
+            raise error
+        return self.on_look(look_without_gpus(error))
+
+    def _signal_first(self, signum: signal.Signals) -> None:
+        job = () if self._reaper.job is None else (self._reaper.job,)
+        for process in _deepest_first(self._reaper.processes()) if self._children else job:
+            self._log.info("Sending signal %s to process %d", signum.name, process.pid)
+            send(process, signum)
+        wait_until_empty(self._reaper, HANDLERS_TIME)
+
+    def _kill(self) -> int:
+        self._killed = True
+        if self._reaper.processes():
+            self._log.error("process still alive, maybe hung, killing.")
+        for survivor in self._loop.stop(signal.SIGKILL, 0.0).survivors:
+            self._log.error("could not be killed: %s", survivor)
+        return KILLED
+
+
+def _deepest_first(processes: Iterable[Identity]) -> list[Identity]:
+    """Children before their parents, which might otherwise start new ones."""
+    parents = {process.pid: found.parent for process in processes if (found := stat(process.pid))}
+
+    def depth(process: Identity) -> int:
+        steps, pid = 0, process.pid
+        while (pid := parents.get(pid, 0)) in parents and steps < len(parents):
+            steps += 1
+        return steps
+
+    return sorted(processes, key=depth, reverse=True)
 
 
 def main() -> None:
@@ -56,8 +248,6 @@ def run(options: Options, log: logging.Logger) -> int:
     watch = IdleWatch(options.policy, log, parse_duration(load_settings().deadline))
     if not options.command:
         return end_task(watch, log)
-    from stoker.dropin.watched_command import WatchedCommand
-
     return WatchedCommand(options.command, watch, log, options.signal, children=options.signal_children).run()
 
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from stoker.actions.action import Action, facts_of
-from stoker.dropin.arguments import fraction, whole
-from stoker.dropin.looks import steady_looks
+from stoker.dropin.common import fraction, steady_looks, whole
 from stoker.dropin.usage import Devices
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Look, Unknown, known

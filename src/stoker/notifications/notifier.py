@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from stoker.actions.messages import Channel
+from stoker.actions.notify import Channel
 from stoker.errors import BadInputError, StokerError
 from stoker.notifications.events import MAX_AGE, Event, EventDetector, QueueState, awaits_cause
 from stoker.notifications.senders import RETRY_DELAYS, Message, Sender, compose

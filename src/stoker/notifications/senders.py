@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from stoker.actions.messages import Channel, Tone
+from stoker.actions.notify import Channel, Tone
 from stoker.errors import StokerError
 from stoker.notifications.events import Event, Kind, Turn, listed
 from stoker.notifications.throttle import SECONDS_BETWEEN

@@ -33,6 +33,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = DEFAULT_GRACE
     max_time: float | None = None
     dry_run: bool = False
+    then: tuple[str, ...] = ()
+    """Actions after a rule has stopped it, as `--then` takes them."""
     idle_exit_code: int = IDLE_EXIT_CODE
     source: str = "auto"
     deadline: float = DEFAULT_DEADLINE

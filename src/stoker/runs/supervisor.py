@@ -7,7 +7,7 @@ import pwd
 import signal
 import socket
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -62,8 +62,8 @@ OWN_FAILURE: Final = 125
 _FROM_TERMINAL: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
-def supervise(plan: Plan) -> int:
-    """Runs the plan and gives the exit code that the whole command ends with."""
+def supervise(plan: Plan, on_rule_stop: Callable[[Verdict], None] | None = None) -> int:
+    """The exit code that the whole command ends with. `on_rule_stop` is called after a rule has stopped it."""
     prober = Prober(plan.source, deadline=plan.deadline, start=forked)
     _check_gpus(plan, prober)
     record = _record_of(plan)
@@ -71,12 +71,15 @@ def supervise(plan: Plan) -> int:
         reaper = _fork_reaper(prober)
         supervisor = Supervisor(plan, record, prober, os.environ, signals, reaper)
         try:
-            return supervisor.run()
+            code = supervisor.run()
         finally:
             if supervisor.status.ending != "by itself" or not reaper.exited:
                 terminal.restore()
             reaper.close()
             record.forget_if_empty()
+    if on_rule_stop is not None and supervisor.stopped_by is not None:
+        on_rule_stop(supervisor.stopped_by)
+    return code
 
 
 def _record_of(plan: Plan) -> Record:
@@ -228,6 +231,8 @@ class Supervisor(CommandHandler[int]):
         self._judged: frozenset[str] | None = None
         self._logged: set[str] = set()
         self._snoozed_until: float | None = None
+        self.stopped_by: Verdict | None = None
+        """The verdict by which a rule stopped the run."""
         self._log_path: str | None = None
 
     @property
@@ -362,7 +367,9 @@ class Supervisor(CommandHandler[int]):
     def _stop_by_rule(self, verdict: Verdict) -> int | None:
         self._status = msgspec.structs.replace(self._status, rule=verdict.rule)
         reason = f"{verdict.reason.rstrip('.')}."
-        return self._stop(verdict.kind, reason, code=self._plan.idle_exit_code, verdict=verdict)
+        code = self._stop(verdict.kind, reason, code=self._plan.idle_exit_code, verdict=verdict)
+        self.stopped_by = None if code is None else verdict
+        return code
 
     def _check_time(self) -> int | None:
         limit = self._plan.max_time

@@ -4,11 +4,13 @@ A verb takes them with `@policy_options` and `**rules` in its signature, and mak
 `policies_of(rules)`. A rule states its options where it is registered.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
+from stoker.actions.catalogue import WITH_ARGUMENT
 from stoker.cli.options.common import Typed
 from stoker.rules.registry import OFF, SHARED_OPTIONS, RuleType, rule_types
 from stoker.rules.rule import Option, Policy
@@ -75,3 +77,22 @@ def _switch(rule_type: RuleType) -> Callable[[F], F]:
         default="on" if rule_type.default else "off",
         help=f"off: judge by no {rule_type.name} rule [{'on' if rule_type.default else 'off'}].",
     )
+
+
+def then_option(text: str) -> Callable[[F], F]:
+    """`--then ACTION`, which may be given several times."""
+    return click.option("--then", "then", multiple=True, metavar="ACTION", help=text)
+
+
+def with_joined_actions(words: list[str]) -> list[str]:
+    """`--then stop 4242` as `--then 'stop 4242'`, up to the command that follows `--`."""
+    joined: list[str] = []
+    waiting = deque(words)
+    while waiting:
+        word = waiting.popleft()
+        if joined[-1:] == ["--then"] and word in WITH_ARGUMENT and waiting:
+            word = f"{word} {waiting.popleft()}"
+        joined.append(word)
+        if word == "--":
+            break
+    return [*joined, *waiting]

@@ -36,7 +36,7 @@ def notify_command(test: bool, queue_url: str | None) -> int:
 
 
 def _test(wanted: "Notifications") -> int:
-    from stoker.actions.messages import Channel
+    from stoker.actions.notify import Channel
 
     code = 0
     for number, url in enumerate(wanted.urls, 1):

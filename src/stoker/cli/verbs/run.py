@@ -1,20 +1,31 @@
 """`stoker run`: launch a command as if it had been typed, and stop it when its GPUs stay idle."""
 
-from typing import Any
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from stoker.actions.catalogue import ACTION_FORMS
 from stoker.cli.options.common import DURATION, source_options
-from stoker.cli.options.policy import policy_options
+from stoker.cli.options.policy import policy_options, then_option, with_joined_actions
 from stoker.errors import BadInputError, StokerError
 from stoker.settings import load_settings
 from stoker.units import parse_duration
+
+if TYPE_CHECKING:
+    from stoker.rules.rule import Verdict
+    from stoker.runs.plan import Plan
 
 OWN_FAILURE = 125
 
 
 class _RunCommand(click.Command):
     """Mistakes in the options end with 125, as with GNU timeout: every other code is the command's own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_joined_actions(args))
 
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
         try:
@@ -42,6 +53,7 @@ class _RunCommand(click.Command):
 @click.option("--max-time", type=DURATION, metavar="DURATION", help="Stop it after this long in any case.")
 @click.option("--idle-exit-code", type=click.IntRange(0, 255), default=124, metavar="CODE", help="Instead of 124.")
 @click.option("--dry-run", is_flag=True, help="Say when it would be stopped, and do nothing.")
+@then_option(f"What to do after a rule has stopped it, in this order: {ACTION_FORMS}.")
 @source_options
 @click.argument("command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def run_command(
@@ -52,6 +64,7 @@ def run_command(
     max_time: float | None,
     idle_exit_code: int,
     dry_run: bool,
+    then: tuple[str, ...],
     source: str | None,
     deadline: float | None,
     **rules: Any,
@@ -74,12 +87,28 @@ def run_command(
             grace=grace,
             max_time=max_time,
             dry_run=dry_run,
+            then=then,
             idle_exit_code=idle_exit_code,
             source=source or settings.gpus,
             deadline=deadline or parse_duration(settings.deadline),
         )
         from stoker.runs.supervisor import supervise
 
-        return supervise(plan)
+        return supervise(plan, _actions(plan)) if then else supervise(plan)
     except BadInputError as error:
         raise StokerError(str(error), exit_code=OWN_FAILURE) from None
+
+
+def _actions(plan: "Plan") -> "Callable[[Verdict], None]":
+    """Refuses now what would not work later."""
+    from stoker.actions.action import facts_of
+    from stoker.actions.perform import log_to_stderr, perform, prepared
+    from stoker.rules.registry import in_words
+
+    actions = prepared(plan.then, log_to_stderr)
+    words = in_words(plan.policies)
+
+    def act(verdict: "Verdict") -> None:
+        perform(actions, facts_of(verdict, words, time.monotonic(), socket.gethostname()), log_to_stderr)
+
+    return act

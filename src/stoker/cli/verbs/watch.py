@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,14 +10,12 @@ from typing import Any, Final
 import click
 
 from stoker.actions.action import ACTION_FAILED
-from stoker.actions.catalogue import DEFAULT_EXEC_TIMEOUT, DEFAULT_GRACE, WITH_ARGUMENT, means_of, parse_action
-from stoker.actions.exit import Exit
+from stoker.actions.catalogue import ACTION_FORMS, DEFAULT_EXEC_TIMEOUT, DEFAULT_GRACE, Exit, means_of, parse_action
 from stoker.actions.notify import Notify
 from stoker.actions.systemd import ServiceManager, unit_text
-from stoker.actions.watched import Watched
-from stoker.actions.watcher import IDLE, Orders, Watcher, say
+from stoker.actions.watcher import IDLE, Orders, Watched, Watcher, say
 from stoker.cli.options.common import Typed, open_prober, source_options
-from stoker.cli.options.policy import LENGTH, SHARE, policy_options
+from stoker.cli.options.policy import LENGTH, SHARE, policy_options, then_option, with_joined_actions
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.source import AbsentError
 from stoker.rules.registry import in_words, policies_of
@@ -42,14 +39,7 @@ class _WatchCommand(click.Command):
     """Takes `--then stop 4242` for what it means, as well as `--then 'stop 4242'`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        joined: list[str] = []
-        waiting = deque(args)
-        while waiting:
-            word = waiting.popleft()
-            if joined[-1:] == ["--then"] and word in WITH_ARGUMENT and waiting:
-                word = f"{word} {waiting.popleft()}"
-            joined.append(word)
-        return super().parse_args(ctx, joined)
+        return super().parse_args(ctx, with_joined_actions(args))
 
 
 @click.command(
@@ -58,13 +48,7 @@ class _WatchCommand(click.Command):
     epilog="Exit codes: 124 it was idle and everything was done; 125 an action failed, or could never have worked; "
     "2 a mistake in the command line; 128+n it was ended by signal n.",
 )
-@click.option(
-    "--then",
-    "then",
-    multiple=True,
-    metavar="ACTION",
-    help="What to do, in this order: 'stop PID', exit, shutdown, reboot, determined, \"exec 'COMMAND'\", 'notify URL'.",
-)
+@then_option(f"What to do, in this order: {ACTION_FORMS}.")
 @policy_options
 @click.option("--gpus", metavar="GPUS", default="all", help="Which to watch: all, visible, 0,2 or uuids [all].")
 @click.option(

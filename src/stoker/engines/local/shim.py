@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from typing import Final
 
 import msgspec
 
+from stoker.actions.action import facts_of
+from stoker.actions.perform import perform_detached
 from stoker.engines.local.attempt_spec import SHIM_NAME, AttemptProcesses, AttemptRecord, AttemptSpec, conclusion, now
 from stoker.engines.local.detached_delivery import DetachedDelivery
 from stoker.engines.local.fitting import BatchSizeFit
@@ -40,6 +43,8 @@ from stoker.fit.spec import smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
 from stoker.procfs import identify
+from stoker.rules.registry import in_words
+from stoker.rules.rule import Verdict
 from stoker.runs.loop import helpers_of, is_from_job
 from stoker.runs.output import OutputLog, read_tail
 from stoker.runs.plan import Plan
@@ -204,6 +209,7 @@ class _Attendance:
         self._kills: int | None = None
         """How often the kernel had killed for want of memory when the run began."""
         self._last = Status()
+        self._stopped_by: Verdict | None = None
         """What the last run came to."""
         self._recorded = False
         self._unwritten: Status | None = None
@@ -231,6 +237,7 @@ class _Attendance:
                 self._supervise(plan)
                 # Before its snapshot is removed, which may take long.
                 self._wait_until_recorded()
+                self._act(plan)
         except _CalledOffError as called_off:
             self._end_with(called_off.order.ending, called_off.order.reason, called_off.order.code)
             self._wait_until_recorded()
@@ -243,6 +250,14 @@ class _Attendance:
         if self._place >= 0:
             os.close(self._place)
         return self._channel
+
+    def _act(self, plan: Plan) -> None:
+        """Starts the actions that the job asked for, once the queue knows that a rule stopped it."""
+        if self._stopped_by is None or not plan.then:
+            return
+        facts = facts_of(self._stopped_by, in_words(plan.policies), time.monotonic(), self._attempt_spec.host)
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            perform_detached(plan.then, facts)
 
     @contextlib.contextmanager
     def _plan(self) -> Iterator[Plan]:
@@ -337,6 +352,7 @@ class _Attendance:
             self._run_at, self._kills = now(), host_kills()
         supervisor = Supervisor(plan, self._record, self._prober, environment, self._signals, self._reaper, self)
         supervisor.run(str(self._record.output), self._attempt_spec.log_limit)
+        self._stopped_by = supervisor.stopped_by
         self._last = supervisor.status
         self._unwritten = supervisor.status if supervisor.unwritten else None
         # The output is complete when the reaper has seen the last process end.

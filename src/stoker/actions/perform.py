@@ -1,0 +1,76 @@
+"""Actions after a rule has stopped a run or a queued job: one after the other, each for a limited time."""
+
+import functools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from stoker.actions.action import Action, Facts, RunningAction
+from stoker.actions.catalogue import means_of, parse_action
+from stoker.errors import StokerError
+from stoker.streams import ERROR, emit
+
+# The process only reads its request and forks before this is over.
+_START_TIMEOUT: Final = 60.0
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process of its own is asked to do."""
+
+    then: tuple[str, ...]
+    facts: Facts
+
+
+def prepared(then: Sequence[str], log: Callable[[str], None]) -> list[Action]:
+    """The actions that these texts ask for. Raises what their `prepare` raises."""
+    means = means_of(os.environ)
+    actions = [parse_action(text, means) for text in then]
+    for action in actions:
+        for warning in action.prepare():
+            log(warning)
+    return actions
+
+
+def perform(actions: Sequence[Action], facts: Facts, log: Callable[[str], None]) -> bool:
+    """Whether all succeeded. One that fails or takes too long does not prevent the next."""
+    succeeded = True
+    for action in actions:
+        log(f"now: {action.describe()}")
+        done = threading.Event()
+        running = RunningAction(functools.partial(action.act, facts), action.patience, done.set)
+        done.wait(action.patience)
+        if running.failure is not None:
+            succeeded = False
+            log(f"failed: {running.failure}")
+    return succeeded
+
+
+def perform_detached(then: Sequence[str], facts: Facts) -> None:
+    """Performs them in a process that outlives this one. Returns when it has started."""
+    request = msgspec.json.encode(Request(then=tuple(then), facts=facts))
+    # By standard input: the URL of a notification is a secret, and command lines are not.
+    command = (sys.executable, "-m", "stoker.actions.perform")
+    subprocess.run(command, input=request, timeout=_START_TIMEOUT, check=False, start_new_session=True)
+
+
+def log_to_stderr(message: str) -> None:
+    emit(ERROR, f"stoker: {message}\n")
+
+
+def main() -> None:
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    if os.fork():
+        os._exit(0)
+    try:
+        perform(prepared(request.then, log_to_stderr), request.facts, log_to_stderr)
+    except StokerError as error:
+        log_to_stderr(str(error))
+
+
+if __name__ == "__main__":
+    main()
