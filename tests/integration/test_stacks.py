@@ -14,7 +14,7 @@ import pytest
 
 from stoker.gpus.model import Unknown, known
 from stoker.runs.postmortem import stacks
-from stoker.runs.postmortem.process_info import ProcessInfo, read_processes
+from stoker.runs.postmortem.processes import ProcessInfo, read_processes
 from stoker.runs.postmortem.stacks import Frame, Stack, Thread, collect_stacks
 from stoker.runs.processes.tree import children
 from tests.support.waiting import wait_for

@@ -9,7 +9,7 @@ import pytest
 PROGRAM = """
 import sys
 from stoker.runs import supervisor
-from stoker.runs.postmortem import collect
+from stoker.runs.postmortem import report
 from stoker.runs.plan import Plan
 
 def broken(*_arguments, **_more):
@@ -54,9 +54,9 @@ UNTIL_TOLD = "for look in $(seq 3000); do [ -e told ] && exit 7; sleep 0.02; don
     [
         ("supervisor.Judge.observe = broken", UNTIL_TOLD, 7, "the command goes on"),
         ("supervisor.Journal.append = broken", UNTIL_TOLD, 7, "the command goes on"),
-        ("collect.collect_stacks = broken", "sleep 60", 124, "the report is incomplete"),
-        ("collect.render = broken", "sleep 60", 124, "the report is incomplete"),
-        ("collect.RunFacts = broken", "sleep 60", 124, "the report is incomplete"),
+        ("report.collect_stacks = broken", "sleep 60", 124, "the report is incomplete"),
+        ("report.render = broken", "sleep 60", 124, "the report is incomplete"),
+        ("report.RunFacts = broken", "sleep 60", 124, "the report is incomplete"),
     ],
     ids=["rule", "journal", "stacks", "page", "evidence"],
 )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.gpus.model import Look, Maybe, Unknown
-from stoker.runs.postmortem.chart import WIDTH, Sample, Series, chart, series_of
+from stoker.runs.postmortem.text import WIDTH, Sample, Series, chart, series_of
 from tests.support.looks import a_look
 
 SICK = Unknown("the driver did not answer")

@@ -24,10 +24,10 @@ from stoker.rules.rule import Verdict
 from stoker.runs.postmortem.causes import CAUSES
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.hints import hints, options_of
-from stoker.runs.postmortem.markdown import prose
-from stoker.runs.postmortem.process_info import ProcessInfo
+from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.report import brief, render
 from stoker.runs.postmortem.stacks import NOT_INSTALLED, NOT_PYTHON, Frame, Stack, Thread, parse_dump
+from stoker.runs.postmortem.text import prose
 from stoker.runs.transcript import Output, harmless, last_outputs, output_tail
 from tests.support.deep import examples
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
@@ -195,12 +195,6 @@ class TestFirstSight:
             "The last output",
         ]
 
-    def test_a_dry_run_does_not_say_that_anything_was_stopped(self) -> None:
-        assert headings(render(some_facts(dry_run=True)))[0] == "Not stopped (dry run): its GPUs stayed idle"
-
-    def test_a_name_that_was_given_to_it_is_shown(self) -> None:
-        assert "Run `3f9a12bc` (`bert-base`) on" in render(some_facts(name="bert-base"))
-
     def test_no_line_of_a_block_is_too_wide_for_a_phone_held_sideways(self) -> None:
         deep = [f"{'f' * 70}{n} /home/alice/{'x' * 70}.py:{n}" for n in range(40)]
         long = a_process_info(command=f"python {'--option ' * 100}")
@@ -208,8 +202,8 @@ class TestFirstSight:
         assert max(len(line) for block in blocks(page)[:3] for line in block.splitlines()) <= 90
 
     def test_the_facts_are_all_there(self) -> None:
-        facts = section(render(some_facts(driver="570.86", snoozes=["30m at 14:02 by alice"])), "Facts")
-        for fact in ("python train.py --lr 1e-4", "/home/alice/bert", "node7", "alice", "570.86", "`nvml`", "14:02"):
+        facts = section(render(some_facts(driver="570.86")), "Facts")
+        for fact in ("python train.py --lr 1e-4", "/home/alice/bert", "node7", "alice", "570.86", "`nvml`"):
             assert fact in facts
         assert "2026-" in facts
 
@@ -852,10 +846,9 @@ some_processes = st.builds(
 some_stacks = st.builds(
     Stack, st.integers(1, 6), st.one_of(nasty.map(Unknown), st.lists(threads, max_size=3).map(tuple))
 )
-evidences = st.builds(
+any_facts = st.builds(
     some_facts,
     run=nasty,
-    name=st.none() | nasty,
     command=st.lists(nasty, max_size=3).map(tuple),
     directory=nasty,
     host=nasty,
@@ -866,7 +859,6 @@ evidences = st.builds(
     reason=nasty,
     policy=nasty,
     exit=nasty,
-    dry_run=st.booleans(),
     looks=st.lists(
         st.one_of(
             st.builds(lambda why: a_look(problem=Unknown(why)), nasty),
@@ -886,7 +878,6 @@ evidences = st.builds(
     output=maybe,
     driver=maybe,
     left=st.lists(nasty, max_size=3),
-    snoozes=st.lists(nasty, max_size=2),
 )
 SECTIONS = ["What to do next", "The GPUs", "The processes", "Where they were", "The last output", "Facts"]
 
@@ -899,7 +890,7 @@ def is_harmless(text: str) -> bool:
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(evidences)
+@given(any_facts)
 def test_no_text_whatever_breaks_the_page(facts: RunFacts) -> None:
     page = render(facts)
     assert is_harmless(page)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue.explanation import Why
 from stoker.queue.model import Attempt, AttemptDetails, Job
-from stoker.runs.postmortem.markdown import block
+from stoker.runs.postmortem.text import block
 from stoker.status.detail import AttemptDetail, JobDetail
 from stoker.web.pages.reports import LONGEST_REPORT, fit_of, report_html
 from stoker.web.templating import rendered

@@ -45,7 +45,7 @@ from stoker.streams import ERROR, emit
 from stoker.units import format_duration
 
 if TYPE_CHECKING:
-    from stoker.runs.postmortem.collect import Queued
+    from stoker.runs.postmortem.report import Queued
 
 # Commands that are over before this never pay for a GPU helper.
 FIRST_LOOK: Final = 3.0
@@ -420,13 +420,13 @@ class Supervisor(CommandHandler[int]):
 
         Returns None when it was called off: a snooze that comes before the first signal is in time.
         """
-        from stoker.runs.postmortem.collect import Postmortem
+        from stoker.runs.postmortem.report import Postmortem
 
         self._note(state="stopping", ending=ending, reason=reason)
         postmortem: Postmortem | None = None
         with self._explaining():
             postmortem = Postmortem(self._record, self._status, self._journal, self._judged, self._queued(), verdict)
-            postmortem.question([process.pid for process in self._reaper.processes()], hurry=self._signals)
+            postmortem.collect([process.pid for process in self._reaper.processes()], hurry=self._signals)
         if verdict is not None and self._record.snooze() is not None:
             with contextlib.suppress(OSError):
                 self._record.report.unlink(missing_ok=True)
@@ -442,7 +442,7 @@ class Supervisor(CommandHandler[int]):
 
     def _queued(self) -> "Queued | None":
         """The queued job that this is an attempt of: only its output is kept by us."""
-        from stoker.runs.postmortem.collect import Queued
+        from stoker.runs.postmortem.report import Queued
 
         return None if self._log_path is None else Queued(self._environment["STOKER_JOB_ID"], Path(self._log_path))
 

@@ -11,7 +11,7 @@ import msgspec
 
 from stoker.gpus.model import Maybe, Unknown
 from stoker.runs.output import read_tail
-from stoker.runs.postmortem.process_info import answers_in_time
+from stoker.runs.postmortem.processes import answers_in_time
 
 LINES: Final = 40
 # Forty lines of ordinary output many times over; of a single endless line the end is enough.

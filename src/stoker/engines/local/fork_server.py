@@ -33,7 +33,7 @@ _LEAVE: Final = b"l"
 _NEEDED: Final = (
     "subprocess",
     "stoker.fit.oom",
-    "stoker.runs.postmortem.collect",
+    "stoker.runs.postmortem.report",
     "stoker.engines.local.adoption",
     "stoker.engines.delivery",
     "stoker.engines.local.worktree",

@@ -9,7 +9,7 @@ import msgspec
 from stoker.gpus.model import Gpu, Look, Maybe, Reading, Unknown, known
 from stoker.gpus.report import BUSY_FROM
 from stoker.rules.rule import Verdict
-from stoker.runs.postmortem.process_info import ProcessInfo
+from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.stacks import Stack, Thread
 from stoker.runs.record import Ending
 from stoker.runs.transcript import Output
@@ -27,7 +27,6 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one run, gathered while its processes still lived where that was possible."""
 
     run: str
-    name: str | None = None
     job: str | None = None
     """The id of the queued job that it is an attempt of; None: it was started by `stoker run`."""
     command: tuple[str, ...]
@@ -44,8 +43,6 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The rule in words: `all GPUs below 1% for 30m`."""
     exit: str
     """How it went: `stopped by SIGTERM after 3 s, exit code 124`."""
-    dry_run: bool = False
-    """Nothing was stopped: this is what would have been said."""
     looks: Sequence[Look] = ()
     """The readings of the window, oldest first."""
     window: float = 0.0
@@ -67,8 +64,6 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     driver: Maybe[str] = Unknown("nobody asked")
     left: Sequence[str] = ()
     """What outlived the stop, in words: processes, or holders of GPU memory."""
-    snoozes: Sequence[str] = ()
-    """When somebody asked to leave it alone, in words."""
 
     @property
     def quiet(self) -> bool:

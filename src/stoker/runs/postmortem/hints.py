@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
 from stoker.gpus.model import Unknown, known
 from stoker.runs.postmortem.causes import CAUSES, COLLECTIVE, EXIT, LOADER, PERSON, cause_of, own_call, waits_for_work
 from stoker.runs.postmortem.facts import RunFacts
-from stoker.runs.postmortem.markdown import clipped, code, listed, prose
-from stoker.runs.postmortem.process_info import ProcessInfo
-from stoker.runs.postmortem.stacks import NOT_INSTALLED, NOT_PYTHON, Frame, Thread
+from stoker.runs.postmortem.processes import ProcessInfo
+from stoker.runs.postmortem.stacks import NOT_INSTALLED, NOT_PYTHON, Thread
+from stoker.runs.postmortem.text import clipped, code, listed, prose, shown_frame
 from stoker.runs.transcript import one_line
 from stoker.units import format_memory
 
@@ -95,18 +94,6 @@ def hints(facts: RunFacts) -> list[Hint]:
     """At most a handful, the most telling first; never none."""
     found = [hint for rule in _RULES for hint in rule(facts)]
     return found[:MOST_HINTS] or [_nothing_telling(facts)]
-
-
-def shown_frame(frame: Frame, directory: str) -> str:
-    """`load (data.py:17)`, with the file as the person who wrote it would name it."""
-    return f"{frame.function} ({shown_place(frame, directory)})"
-
-
-def shown_place(frame: Frame, directory: str) -> str:
-    file = frame.short_file
-    if frame.own and directory and PurePosixPath(file).is_relative_to(directory):
-        file = str(PurePosixPath(file).relative_to(directory))
-    return f"{file}:{frame.line}"
 
 
 def options_of(facts: RunFacts) -> _Options:

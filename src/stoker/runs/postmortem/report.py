@@ -1,20 +1,44 @@
-"""The post-mortem of a run, for a person with a phone: what happened in a sentence, then what to do, then the proof."""
+"""The report on a run that is stopped: what happened, what to do about it, and the evidence.
+
+Imported only then: a supervisor that runs beside a training for days does not need it before.
+"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
-from stoker.gpus.model import Gpu, Maybe, Reading, known
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.gpus.model import Gpu, Maybe, Reading, Unknown, known
 from stoker.gpus.report import describe, title
 from stoker.masking import masked_command
-from stoker.runs.postmortem.chart import chart, series_of
+from stoker.rules.idle import DEFAULT_WINDOW
+from stoker.rules.registry import policies_of
+from stoker.rules.rule import DEFAULT_EVERY, Verdict
+from stoker.runs.journal import Journal
 from stoker.runs.postmortem.facts import RunFacts, its_own
 from stoker.runs.postmortem.hints import hints
-from stoker.runs.postmortem.markdown import block, clipped, code, listed, prose
-from stoker.runs.postmortem.process_text import process_tree, stacks_as_markdown, where_it_was
-from stoker.runs.record import Ending
-from stoker.runs.transcript import Output, harmless, last_lines, one_line
+from stoker.runs.postmortem.processes import read_processes
+from stoker.runs.postmortem.stacks import collect_stacks
+from stoker.runs.postmortem.text import (
+    block,
+    chart,
+    clipped,
+    code,
+    listed,
+    process_tree,
+    prose,
+    series_of,
+    stacks_as_markdown,
+    where_it_was,
+)
+from stoker.runs.processes.signals import SignalStream
+from stoker.runs.record import Ending, Record, Status
+from stoker.runs.transcript import Output, harmless, last_lines, last_outputs, one_line
+from stoker.streams import ERROR, emit
 from stoker.units import format_duration, format_memory
 from stoker.version import __version__
 
@@ -23,6 +47,12 @@ OUTPUT_LINES: Final = 40
 FEWEST_LINES: Final = 10
 # Two lines of a usual terminal: a sentence that is longer than that is in the report.
 BRIEF_WIDTH: Final = 160
+# The questions take one look's time at the most, so that the first signal is no later than that; but as long as
+# py-spy needs on a busy machine, and never so long that a person wonders.
+SHORTEST_PATIENCE: Final = 1.0
+LONGEST_PATIENCE: Final = 10.0
+# The chart shows what came before the window too: that is where it went wrong.
+WINDOWS_SHOWN: Final = 1.5
 
 _TITLES: Final[dict[Ending, str]] = {
     "time limit": "Stopped: its time was over",
@@ -31,6 +61,96 @@ _TITLES: Final[dict[Ending, str]] = {
     "could not start": "Could not be started",
     "supervisor killed": "Stopped: its supervisor was killed",
 }
+
+
+class Queued(NamedTuple):
+    """What a report says of an attempt at a queued job."""
+
+    job: str
+    output: Path
+    """The file in which its output is kept."""
+
+
+class Postmortem:
+    """The report of one run, written in two steps: before the stop and after it."""
+
+    def __init__(
+        self,
+        record: Record,
+        status: Status,
+        journal: Journal,
+        judged: frozenset[str] | None,
+        queued: Queued | None,
+        verdict: Verdict | None = None,
+    ) -> None:
+        """`judged` are the uuids of the GPUs that the rule went by, where the run was seen on none; None: all.
+
+        `verdict` is that of the rule that stops the run, if one does.
+        """
+        self._record = record
+        self._captured = queued.output if queued is not None else None
+        spec = record.spec()
+        policies = policies_of(spec.policy)
+        self._every = min((policy.every for policy in policies), default=DEFAULT_EVERY)
+        rule_window = max((policy.window for policy in policies), default=DEFAULT_WINDOW)
+        window = rule_window * WINDOWS_SHOWN
+        self._facts = RunFacts(
+            run=spec.id,
+            job=queued.job if queued is not None else None,
+            command=spec.command,
+            directory=spec.directory,
+            host=spec.host,
+            user=spec.user,
+            started=spec.started,
+            ended=time.time(),
+            ending=status.ending or "signal",
+            reason=status.reason,
+            policy=spec.rule,
+            verdict=verdict,
+            exit="being stopped",
+            looks=journal.recent(window),
+            window=window,
+            idle_window=rule_window,
+            below=next((policy.below for policy in policies), None),
+            judged=status.used or judged,
+            used=status.used,
+            driver=_driver(),
+        )
+
+    def collect(self, pids: Sequence[int], *, hurry: SignalStream) -> None:
+        """Asks every process where it is, for a bounded time; a Ctrl-C meanwhile cuts it short."""
+        patience = min(max(self._every, SHORTEST_PATIENCE), LONGEST_PATIENCE)
+        processes = read_processes(pids)
+        outputs = last_outputs(pids, self._captured)
+        stacks = collect_stacks(pids, deadline=patience, enough=lambda: bool(hurry.read()))
+        self._facts = msgspec.structs.replace(self._facts, processes=processes, outputs=outputs, stacks=stacks)
+        # Written now as well: should the stop itself be cut short, what was learned is there.
+        self._write()
+
+    def publish(self, how: str, left: Sequence[str]) -> None:
+        """Completes the report with how the stop went, and tells the person in brief."""
+        self._facts = msgspec.structs.replace(self._facts, exit=how, left=left, ended=time.time())
+        written = self._write()
+        emit(ERROR, brief(self._facts, str(self._record.report) if written else None) + "\n")
+
+    def _write(self) -> bool:
+        if not self._record.is_kept:
+            return False
+        try:
+            self._record.write_report(render(self._facts))
+        except StokerError as error:
+            emit(ERROR, f"stoker: {error}\n")
+            return False
+        return True
+
+
+def _driver() -> Maybe[str]:
+    """The kernel module's own word; it needs no driver call, which might block."""
+    try:
+        with open("/proc/driver/nvidia/version", encoding="utf-8") as version:  # noqa: PTH123 - a file of /proc
+            return version.readline().strip()
+    except OSError:
+        return Unknown("there is no NVIDIA kernel driver here")
 
 
 def render(facts: RunFacts) -> str:
@@ -65,18 +185,15 @@ def brief(facts: RunFacts, path: str | None = None) -> str:
 
 def _title(facts: RunFacts) -> str:
     if facts.verdict is not None:
-        words = f"Stopped: {facts.verdict.cause or facts.verdict.kind}"
-    else:
-        words = _TITLES.get(facts.ending, "Stopped")
-    return words.replace("Stopped", "Not stopped (dry run)") if facts.dry_run else words
+        return f"Stopped: {facts.verdict.cause or facts.verdict.kind}"
+    return _TITLES.get(facts.ending, "Stopped")
 
 
 def _verdict(facts: RunFacts) -> str:
     sentence = prose(facts.reason).rstrip(".") or "Nobody said why"
-    named = f" ({code(facts.name)})" if facts.name else ""
     lasted = format_duration(max(facts.ended - facts.started, 0.0))
     how = prose(facts.exit).rstrip(".")
-    return f"**{sentence}.**\n\nRun {code(facts.run)}{named} on {code(facts.host)}, after {lasted}: {how}."
+    return f"**{sentence}.**\n\nRun {code(facts.run)} on {code(facts.host)}, after {lasted}: {how}."
 
 
 def _advice(facts: RunFacts) -> str:
@@ -158,8 +275,7 @@ def _facts(facts: RunFacts) -> str:
         "GPUs read by": code(facts.looks[-1].source) if facts.looks else "nobody",
         "stoker": __version__,
     }
-    lines = [f"- {name}: {value}" for name, value in rows.items()]
-    return "\n".join([*lines, *(f"- snoozed: {prose(snooze)}" for snooze in facts.snoozes)])
+    return "\n".join(f"- {name}: {value}" for name, value in rows.items())
 
 
 def _or_reason(value: Maybe[str]) -> str:

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from stoker.gpus.model import Maybe, Unknown
-from stoker.runs.postmortem.process_info import answers_in_time, cannot_be_paused, has_ended
+from stoker.runs.postmortem.processes import answers_in_time, cannot_be_paused, has_ended
 
 # Each reads the symbols of a whole interpreter: more of them at once only take the job's processors away.
 AT_ONCE: Final = 4

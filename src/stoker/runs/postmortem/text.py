@@ -1,0 +1,392 @@
+"""Parts of a report as text: escaped Markdown, the process tree, stacks, and a chart narrow enough for a phone."""
+
+import math
+import re
+from collections.abc import Container, Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from stoker.gpus.model import Look, Maybe, Unknown, known
+from stoker.masking import masked_command
+from stoker.runs.postmortem.causes import cause_of, own_call, waits_for_work
+from stoker.runs.postmortem.facts import RunFacts
+from stoker.runs.postmortem.processes import ProcessInfo
+from stoker.runs.postmortem.stacks import Frame, Thread
+from stoker.runs.transcript import harmless, one_line
+from stoker.units import format_duration, format_memory, format_percent
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+# Markdown
+
+# An underscore inside a word is no markup, and file names are easier to read without backslashes.
+_MARKUP: Final = re.compile(r"[\\`*\[\]<>~|]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
+# What makes a heading or a list of a line when it comes first.
+_FIRST: Final = re.compile(r"^(?:(\d{1,9})(?=[.)](?: |$))|(?=[#+=-]))")
+_TICKS: Final = re.compile("`+")
+_SHORTEST_FENCE: Final = 3
+
+
+def prose(text: str) -> str:
+    """A piece of a sentence, on one line."""
+    return _FIRST.sub(r"\g<1>\\", _MARKUP.sub(r"\\\g<0>", one_line(text)))
+
+
+def code(text: str) -> str:
+    """A piece of a sentence that is a name or a command, on one line."""
+    shown = one_line(text)
+    if not shown:
+        return "(empty)"
+    ticks = "`" * (_longest_run(shown) + 1)
+    pad = " " if shown.startswith("`") or shown.endswith("`") else ""
+    return f"{ticks}{pad}{shown}{pad}{ticks}"
+
+
+def block(text: str) -> str:
+    """Lines that stand as they are, between fences that no line of them can end."""
+    shown = harmless(text).strip("\n")
+    fence = "`" * max(_longest_run(shown) + 1, _SHORTEST_FENCE)
+    return f"{fence}text\n{shown}\n{fence}"
+
+
+def listed(words: list[str], most: int = 8) -> str:
+    """`a`, `a and b`, `a, b and c`, `a, b and 5 more`."""
+    if len(words) > most:
+        words = [*words[: most - 1], f"{len(words) - most + 1} more"]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def clipped(text: str, columns: int) -> str:
+    return text if len(text) <= columns else f"{text[: columns - 1]}…"
+
+
+def _longest_run(text: str) -> int:
+    return max(map(len, _TICKS.findall(text)), default=0)
+
+
+# Processes and stacks
+
+# Wider lines scroll sideways on a phone; this still shows the script's name.
+TREE_WIDTH: Final = 60
+FRAME_WIDTH: Final = 90
+# A run of a thousand processes is told by these; the rest is counted.
+MOST_PROCESSES: Final = 40
+MOST_GROUPS: Final = 8
+MOST_THREADS: Final = 6
+MOST_OTHERS: Final = 12
+# The innermost calls say where it waits, the person's own ones further out say why.
+INNERMOST: Final = 12
+OWN: Final = 6
+
+# How every thread and every child process begins: it says nothing about the program.
+_OUTERMOST: Final = frozenset({
+    ("threading.py", "run"), ("threading.py", "_bootstrap_inner"), ("threading.py", "_bootstrap"),
+    ("multiprocessing/process.py", "run"), ("multiprocessing/process.py", "_bootstrap"),
+    ("multiprocessing/spawn.py", "_main"), ("multiprocessing/spawn.py", "spawn_main"), ("<string>", "<module>"),
+})  # fmt: skip
+
+
+def process_tree(facts: RunFacts) -> str:
+    """One row for each process, children below their parents."""
+    rows = [_row(process, depth, facts.directory) for process, depth in _nested(facts.processes)]
+    shown = ["    PID S   CPU  MEM  COMMAND", *rows[:MOST_PROCESSES]]
+    if len(rows) > MOST_PROCESSES:
+        shown.append(f"… and {len(rows) - MOST_PROCESSES} more")
+    return "\n".join(shown)
+
+
+def stacks_as_markdown(facts: RunFacts) -> str:
+    """A part for each different stack, the most telling first, then a line for every process without one."""
+    groups = _groups(facts)
+    parts = [_group(facts, threads, pids) for threads, pids in groups[:MOST_GROUPS]]
+    if len(groups) > MOST_GROUPS:
+        rest = sum(len(pids) for _, pids in groups[MOST_GROUPS:])
+        parts.append(f"… and {rest} more processes.")
+    others = list(_others(facts))
+    if len(others) > MOST_OTHERS:
+        others = [*others[:MOST_OTHERS], f"- … and {len(others) - MOST_OTHERS} more"]
+    if others:
+        parts.append("\n".join([*(["### Without a stack", ""] if groups else []), *others]))
+    return "\n\n".join(parts) or "No process was there to ask."
+
+
+def where_it_was(facts: RunFacts) -> Iterator[str]:
+    """`load (data.py:17)`, for each different place of the person's own code in which a main thread was."""
+    seen: set[str] = set()
+    for threads, _ in _groups(facts):
+        frame = own_call(threads[0])
+        if frame and (place := shown_frame(frame, facts.directory)) not in seen:
+            seen.add(place)
+            yield place
+
+
+def shown_frame(frame: Frame, directory: str) -> str:
+    """`load (data.py:17)`, with the file as the person who wrote it would name it."""
+    return f"{frame.function} ({shown_place(frame, directory)})"
+
+
+def shown_place(frame: Frame, directory: str) -> str:
+    file = frame.short_file
+    if frame.own and directory and PurePosixPath(file).is_relative_to(directory):
+        file = str(PurePosixPath(file).relative_to(directory))
+    return f"{file}:{frame.line}"
+
+
+def _nested(processes: Sequence[ProcessInfo]) -> Iterator[tuple[ProcessInfo, int]]:
+    """Each process with its depth below the first."""
+    pids = {process.pid for process in processes}
+    children: dict[int, list[ProcessInfo]] = {}
+    roots = [process for process in processes if process.parent not in pids or process.parent == process.pid]
+    for process in processes:
+        if process not in roots:
+            children.setdefault(process.parent, []).append(process)
+    # Read at different moments, parents may even form a circle: whoever is in one is listed as a root.
+    waiting = [(process, 0) for process in reversed([*roots, *processes])]
+    seen: set[int] = set()
+    while waiting:
+        process, depth = waiting.pop()
+        if process.pid not in seen:
+            seen.add(process.pid)
+            yield process, depth
+            waiting += [(child, depth + 1) for child in reversed(children.get(process.pid, []))]
+
+
+def _row(process: ProcessInfo, depth: int, directory: str) -> str:
+    indent = f"{' ' * (min(depth, 8) - 1)}└ " if depth else ""
+    command = _short_command(process.command, directory) if known(process.command) else f"[{one_line(process.name)}]"
+    memory = format_memory(process.memory).replace(" ", "").removesuffix("iB").removesuffix("B")
+    columns = f"{process.pid:>7} {one_line(process.state)} {format_duration(process.cpu):>5} {memory:>4}"
+    return clipped(f"{columns}  {indent}{command}", TREE_WIDTH)
+
+
+def _short_command(command: str, directory: str) -> str:
+    """Without the folders that a person knows anyway: `python train.py`."""
+    program, _, arguments = one_line(masked_command(command)).partition(" ")
+    shown = f"{program.rpartition('/')[2]} {arguments}".rstrip()
+    return shown.replace(f" {directory.rstrip('/')}/", " ") if directory.rstrip("/") else shown
+
+
+def _groups(facts: RunFacts) -> list[tuple[tuple[Thread, ...], list[int]]]:
+    """Processes with the same stacks together, the most telling first."""
+    groups: dict[object, tuple[tuple[Thread, ...], list[int]]] = {}
+    for stack in facts.stacks:
+        if known(stack.threads) and stack.threads:
+            same = tuple((thread.name, thread.frames) for thread in stack.threads)
+            groups.setdefault(same, (stack.threads, []))[1].append(stack.pid)
+    return sorted(groups.values(), key=lambda group: _dullness(group[0][0]))
+
+
+def _dullness(thread: Thread) -> tuple[bool, bool, bool]:
+    return waits_for_work(thread), own_call(thread) is None, cause_of(thread) is None
+
+
+def _group(facts: RunFacts, threads: Sequence[Thread], pids: Sequence[int]) -> str:
+    processes = [process for pid in pids if (process := facts.process(pid))]
+    doing = list(dict.fromkeys(process.in_words() for process in processes))
+    lines = [f"### {_heading(pids, processes)}", ""]
+    if doing:
+        lines += [f"In the kernel: {prose('; or '.join(doing[:2]))}.", ""]
+    return "\n".join([*lines, block("\n".join(_threads(threads, facts.directory)))])
+
+
+def _heading(pids: Sequence[int], processes: Sequence[ProcessInfo]) -> str:
+    names = list(dict.fromkeys(process.name for process in processes))
+    named = f" ({code(clipped(one_line(names[0]), 30))})" if len(names) == 1 else ""
+    if len(pids) == 1:
+        return f"Process {pids[0]}{named}"
+    return f"{len(pids)} processes{named}: {listed([str(pid) for pid in pids])}"
+
+
+def _threads(threads: Sequence[Thread], directory: str) -> Iterator[str]:
+    """The main thread, then the others, those with the same calls together."""
+    same: dict[tuple[Frame, ...], list[Thread]] = {}
+    for thread in threads[1:]:
+        same.setdefault(thread.frames, []).append(thread)
+    others = sorted(same.values(), key=lambda alike: (alike[0].status == "idle", own_call(alike[0]) is None))
+    shown = [[threads[0]], *others]
+    for alike in shown[:MOST_THREADS]:
+        yield _thread_names(alike)
+        yield from _calls(alike[0], directory)
+    if rest := sum(len(alike) for alike in shown[MOST_THREADS:]):
+        yield f"… and {rest} more threads"
+
+
+def _thread_names(alike: Sequence[Thread]) -> str:
+    names = listed([one_line(thread.name) or "a thread without a name" for thread in alike], most=3)
+    return f"{names} ({one_line(alike[0].status)})" if len(alike) == 1 else f"{len(alike)} threads: {names}"
+
+
+def _calls(thread: Thread, directory: str) -> Iterator[str]:
+    """The innermost calls and the person's own ones, which are marked."""
+    frames = list(thread.frames)
+    while len(frames) > 1 and _is_outermost(frames[-1]):
+        frames.pop()
+    own = [place for place, frame in enumerate(frames) if frame.own][:OWN]
+    kept = sorted({*range(min(INNERMOST, len(frames))), *own})
+    for before, place in zip([-1, *kept], kept, strict=False):
+        if place > before + 1:
+            yield f"  … {place - before - 1} more"
+        mark = ">" if frames[place].own else " "
+        yield clipped(f"{mark} {one_line(shown_frame(frames[place], directory))}", FRAME_WIDTH)
+    if rest := len(frames) - 1 - max(kept, default=len(frames) - 1) + thread.cut:
+        yield f"  … {rest} more"
+
+
+def _is_outermost(frame: Frame) -> bool:
+    return (frame.short_file, frame.function.rpartition(".")[2]) in _OUTERMOST
+
+
+def _others(facts: RunFacts) -> Iterator[str]:
+    """What is known of the processes of which there is no stack, and why there is none."""
+    reasons = {stack.pid: _reason(stack.threads) for stack in facts.stacks}
+    for pid in _in_order([*(process.pid for process in facts.processes), *reasons]):
+        reason = reasons.get(pid, "it was not asked")
+        if reason is None:
+            continue
+        process = facts.process(pid)
+        about = f" ({code(process.name)}): {prose(process.in_words())};" if process else ":"
+        yield f"- {pid}{about} {prose(reason)}"
+
+
+def _reason(threads: object) -> str | None:
+    if isinstance(threads, Unknown):
+        return threads.reason
+    return None if threads else "it has no threads that run Python"
+
+
+def _in_order(pids: Iterable[int]) -> list[int]:
+    return list(dict.fromkeys(pids))
+
+
+# The chart
+
+# What a phone held upright shows of a block of code without scrolling.
+WIDTH: Final = 40
+# A window that is shorter than the quickest look says nothing.
+SHORTEST: Final = 0.001
+# The lowest block is nothing at all; anything above nothing is seen to be higher.
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_UNKNOWN: Final = "?"
+_NOTHING: Final = " "
+# Room for ` 100%` after the bars.
+_CAPTION: Final = 5
+# A label longer than this, such as a name that was given to a GPU, is cut so that the bars keep most of the width.
+_LABEL: Final = 10
+
+
+class Sample(NamedTuple):
+    """What one GPU did in the stretch of time before a moment."""
+
+    at: float
+    """Monotonic seconds."""
+    span: float
+    peak: Maybe[float]
+    """The highest utilization, as a fraction of 1."""
+
+
+class Series(NamedTuple):
+    """One GPU over time."""
+
+    label: str
+    samples: Sequence[Sample]
+
+
+def series_of(looks: Sequence[Look], only: Container[str] | None = None) -> list[Series]:
+    """A series for each GPU that was seen (of these uuids), in the order of their indices; oldest look first."""
+    names = {
+        gpu.uuid: (gpu.index, f"GPU {gpu.index}")
+        for look in looks
+        for gpu in look.gpus
+        if only is None or gpu.uuid in only
+    }
+    samples: dict[str, list[Sample]] = {uuid: [] for uuid in names}
+    before: float | None = None
+    for look in looks:
+        since = look.at - before if before is not None else 0.0
+        before = look.at
+        told = {reading.uuid: reading for reading in look.readings}
+        for uuid, of_gpu in samples.items():
+            if reading := told.get(uuid):
+                peak = reading.utilization.peak if known(reading.utilization) else reading.utilization
+                of_gpu.append(Sample(look.at, reading.span or since, peak))
+            elif look.problem:
+                of_gpu.append(Sample(look.at, since, look.problem))
+    return [Series(names[uuid][1], samples[uuid]) for uuid in sorted(names, key=lambda uuid: (names[uuid], uuid))]
+
+
+def chart(series: Sequence[Series], window: float, *, below: float | None = None) -> str:
+    """The peak of each stretch of the `window` seconds before the last sample, as block characters."""
+    last = max((sample.at for one in series for sample in one.samples if math.isfinite(sample.at)), default=None)
+    if last is None or not SHORTEST <= window < math.inf:
+        return "no readings"
+    room = max(min(len(one.label), _LABEL) for one in series)
+    columns = WIDTH - room - 1 - _CAPTION
+    lines = []
+    for one in series:
+        bins = _bins(one.samples, last - window, window / columns, columns)
+        bars = "".join(_mark(values, below) for values in bins)
+        lines.append(f"{_cut(one.label, room):<{room}} {bars}{_caption(bins):>{_CAPTION}}")
+    lines.append(f"{'':<{room}} {_axis(window, columns)}")
+    return "\n".join([*(line.rstrip() for line in lines), *_legend(lines[:-1], below)])
+
+
+def _bins(samples: Sequence[Sample], begin: float, width: float, columns: int) -> list[list[Maybe[float]]]:
+    bins: list[list[Maybe[float]]] = [[] for _ in range(columns)]
+    for sample in samples:
+        ended = (sample.at - begin) / width
+        if not 0 < ended < math.inf:
+            continue
+        # A look at the very end of a stretch speaks for that stretch, not for the next.
+        home = min(math.ceil(ended), columns) - 1
+        begun = ended - sample.span / width if sample.span > 0 else ended
+        # Earlier stretches count where it speaks for half of them or more: less would smear a peak over two.
+        first = min(math.ceil(max(begun, 0.0) - 0.5), home)
+        for place in range(first, home + 1):
+            bins[place].append(sample.peak)
+    return bins
+
+
+def _mark(values: Sequence[Maybe[float]], below: float | None) -> str:
+    """One character for a stretch. Quiet as far as it was seen, but not seen throughout, is unknown."""
+    peak = _peak(values)
+    if peak is None:
+        return _UNKNOWN if values else _NOTHING
+    quiet = peak < below if below is not None else peak == 0
+    if quiet and any(not _is_number(value) for value in values):
+        return _UNKNOWN
+    return _BLOCKS[math.ceil(min(max(peak, 0.0), 1.0) * (len(_BLOCKS) - 1))]
+
+
+def _peak(values: Sequence[Maybe[float]]) -> float | None:
+    return max((value for value in values if _is_number(value)), default=None)
+
+
+def _is_number(value: Maybe[float]) -> "TypeIs[float]":
+    return not isinstance(value, Unknown) and math.isfinite(value)
+
+
+def _caption(bins: Sequence[Sequence[Maybe[float]]]) -> str:
+    """The peak of the whole window. Less than one percent is not rounded to nothing."""
+    peak = _peak([value for values in bins for value in values])
+    if peak is None:
+        return _UNKNOWN
+    return "<1%" if 0 < peak < 0.005 else format_percent(min(max(peak, 0.0), 1.0))
+
+
+def _axis(window: float, columns: int) -> str:
+    begin = f"{format_duration(window)} before"
+    return f"{begin}{'the end':>{columns - len(begin)}}" if len(begin) + 8 <= columns else begin[:columns]
+
+
+def _legend(lines: Sequence[str], below: float | None) -> list[str]:
+    notes = ["on the right: the highest"]
+    if below is not None:
+        notes.append(f"idle is below {format_percent(below)}")
+    if any(_UNKNOWN in line for line in lines):
+        notes.append("? could not be read")
+    return notes
+
+
+def _cut(label: str, room: int) -> str:
+    return label if len(label) <= room else f"{label[: room - 1]}…"
