@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.queue import JobSpec, Store, View, WorkerGpu, init_queue
-from stoker.queue.schema import VERSION
+from stoker.queue.driver import VERSION
 from tests.support.command import stoker, stoker_command
 from tests.support.queue_jobs import end, start, submit
 
@@ -23,9 +23,6 @@ def test_a_queue_is_created_and_creating_it_again_does_no_harm(tmp_path: Path) -
         "kind": "SQLite",
         "version": VERSION,
     }
-    assert stoker("queue", "migrate", environment={"STOKER_QUEUE": str(file)}).out == (
-        f"the queue {file} is up to date (SQLite, version {VERSION})\n"
-    )
     with init_queue(str(file)) as store:
         assert store.job("a").state == "queued"
 
@@ -60,7 +57,7 @@ def test_a_queue_is_created_in_postgresql_without_showing_the_password(postgres_
     assert (checked.code, checked.json()["kind"], checked.json()["problems"]) == (0, "PostgreSQL", [])
 
 
-@pytest.mark.parametrize("verb", ["migrate", "check"])
+@pytest.mark.parametrize("verb", ["check"])
 def test_where_there_is_no_queue_none_is_made(tmp_path: Path, verb: str) -> None:
     file = tmp_path / "queue.db"
     done = stoker("queue", verb, "--queue", str(file))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from stoker.queue import JobSpec, Store, View, WorkerGpu, init_queue
-from stoker.queue.schema import VERSION
+from stoker.queue.driver import VERSION
 from tests.support.command import Finished, stoker
 from tests.support.postgres import PASSWORD, SETTINGS, PostgresServer, postgres_programs
 from tests.support.queue_jobs import submit

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.queue import AttemptDetails, ChangeListener, JobSpec, Store, Usage, View, init_queue, open_queue
-from stoker.queue.notify_throttle import SECONDS_BETWEEN, NotifyThrottle
+from stoker.queue.changes import SECONDS_BETWEEN, NotifyThrottle
 from tests.support.either_queue import queue, url
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import wait_for
@@ -168,7 +168,7 @@ def test_what_is_owed_is_told_on_leaving(changes: ChangeListener, queue: Store, 
 
 
 def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.queue import sqlite_changes as sqlite_bell
+    from stoker.queue import sqlite as sqlite_bell
 
     monkeypatch.setattr(sqlite_bell, "SECONDS_BETWEEN_TRIES", 0.05)
     path = str(tmp_path / "queue.db")
@@ -190,7 +190,7 @@ def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pyt
 def test_a_bell_that_lost_its_server_listens_again_when_it_is_back(
     postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.queue.postgres_changes.SECONDS_BETWEEN_TRIES", 0.05)
+    monkeypatch.setattr("stoker.queue.postgres.SECONDS_BETWEEN_TRIES", 0.05)
     with init_queue(postgres_url) as queue:
         changes = listening(queue)
         assert not changes.poll()

@@ -66,13 +66,13 @@ def rows(queue: Store, table: str) -> int:
 def rings_of(queue: Store, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One for every ring of the bell from now on."""
     rings: list[None] = []
-    announce = queue._driver.announce
+    notify = queue._driver.notify
 
     def counted() -> None:
         rings.append(None)
-        announce()
+        notify()
 
-    monkeypatch.setattr(queue._driver, "announce", counted)
+    monkeypatch.setattr(queue._driver, "notify", counted)
     return rings
 
 

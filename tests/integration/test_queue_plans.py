@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.queue import JobSpec, State, Store, init_queue
-from stoker.queue.driver import Parameters, Row
-from stoker.queue.statements import script
+from stoker.queue.driver import Parameters, Row, script
 from tests.support.postgres import PostgresServer
 from tests.support.queue_history import write_history
 

@@ -21,9 +21,8 @@ from stoker.queue import (
     init_queue,
     new_id,
     open_queue,
-    schema,
 )
-from stoker.queue.address import PostgresAddress, SqliteAddress, queue_address
+from stoker.queue.driver import VERSION, queue_address
 from stoker.queue.model import KeptGpus
 from stoker.queue.rows import LOG_TAIL
 from stoker.queue.sqlite import SqliteDriver
@@ -749,10 +748,10 @@ def test_a_queue_that_several_create_at_once_is_one(url: str) -> None:
     assert len(jobs) == 6
 
 
-def test_a_queue_of_a_newer_version_is_refused(queue: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "VERSION", 0)
+def test_queue_of_another_version_is_refused(queue: Store, url: str) -> None:
+    queue._driver.fetch_text("UPDATE stoker_queue SET version = 7", {})
     for opening in (open_queue, init_queue):
-        with pytest.raises(StokerError, match=r"is of version \d+, and this Stoker knows none after 0: upgrade"):
+        with pytest.raises(StokerError, match=f"has version 7, and this Stoker uses version {VERSION}: use the Stoker"):
             opening(url)
 
 
@@ -839,13 +838,12 @@ def test_a_connection_that_was_cut_is_made_again(
 )
 def test_a_path_or_a_sqlite_url_names_a_file(text: str, path: str) -> None:
     where = queue_address(None, {"STOKER_QUEUE": text, "STOKER_HOME": "/home/of/stoker"})
-    assert where == SqliteAddress(Path(path))
+    assert (where.scheme, where.path) == ("sqlite", Path(path))
 
 
 def test_the_password_of_a_url_is_never_shown() -> None:
     where = queue_address("postgresql://me:hush@host/db?password=hush&x=1", {})
-    assert isinstance(where, PostgresAddress)
-    assert "hush" in where.url
+    assert (where.scheme, "hush" in where.location) == ("postgresql", True)
     assert str(where) == "postgresql://me@host/db?password=…&x=1"
     assert "hush" not in repr(where)
 

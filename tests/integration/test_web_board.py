@@ -100,7 +100,7 @@ def test_a_database_that_hangs_counts_as_away(postgres_url: str) -> None:
 
     with (
         psycopg.connect(postgres_url) as somebody,
-        answered(lambda: open_queue(postgres_url, patience=0.2)) as queue,
+        answered(lambda: open_queue(postgres_url, timeout=0.2)) as queue,
     ):
         somebody.execute("LOCK TABLE stoker_jobs")
         with pytest.raises(QueueAwayError, match="timeout"):

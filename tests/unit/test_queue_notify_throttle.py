@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.queue.notify_throttle import SECONDS_BETWEEN, NotifyThrottle
+from stoker.queue.changes import SECONDS_BETWEEN, NotifyThrottle
 
 
 def test_what_comes_too_soon_is_owed_until_it_may_ring() -> None:

@@ -1,10 +1,8 @@
 """Jobs that wait: the model, and the store in SQLite or PostgreSQL through one code path."""
 
 from stoker.errors import StokerError
-from stoker.queue import schema
-from stoker.queue.address import Address, PostgresAddress, SqliteAddress, queue_address
 from stoker.queue.changes import ChangeListener
-from stoker.queue.driver import Driver, QueueAwayError
+from stoker.queue.driver import VERSION, Address, QueueAwayError, queue_address
 from stoker.queue.entry import new_id
 from stoker.queue.fields import JobSpec, State
 from stoker.queue.model import (
@@ -38,12 +36,10 @@ __all__ = [
     "NewJob",
     "Outcome",
     "Place",
-    "PostgresAddress",
     "QueueAwayError",
     "Requests",
     "Side",
     "Snoozed",
-    "SqliteAddress",
     "State",
     "Store",
     "Usage",
@@ -52,75 +48,51 @@ __all__ = [
     "WorkerGpu",
     "init_queue",
     "new_id",
+    "open_or_create",
     "open_queue",
     "queue_address",
-    "queue_version",
     "warm_up",
 ]
 
 
-def open_queue(url: str | None = None, patience: float | None = None) -> Store:
-    """The queue that is there, brought up to date when it is of an older version.
-
-    `patience`: after so many seconds without an answer a database counts as away. Only PostgreSQL can hang for longer.
-    """
+def open_queue(url: str | None = None, timeout: float | None = None) -> Store:
+    """The queue that is there. After `timeout` seconds without an answer a database counts as away."""
     address = queue_address(url)
-    driver = _driver(address, patience)
-    try:
-        version = driver.version()
-        if version is None:
-            creator = "the first `stoker submit`" if isinstance(address, SqliteAddress) else "`stoker queue init`"
-            raise StokerError(f"there is no queue at {driver.place}: {creator} creates it")
-        _bring_up_to_date(driver, version)
-    except BaseException:
-        driver.close()
-        raise
-    return Store(driver)
-
-
-def warm_up(url: str | None) -> None:
-    """Loads all that opening this queue takes, so that it can be opened after Stoker's files were replaced."""
-    _driver(queue_address(url)).close()
+    return _opened(address, timeout, create=False)
 
 
 def init_queue(url: str | None = None) -> Store:
     """The queue there, created when there is none."""
-    driver = _driver(queue_address(url))
+    return _opened(queue_address(url), None, create=True)
+
+
+def open_or_create(url: str | None = None) -> Store:
+    """For what submits: a file is created when it is not there, a database must have been prepared."""
+    address = queue_address(url)
+    return _opened(address, None, create=address.database.is_file)
+
+
+def warm_up(url: str | None) -> None:
+    """Loads all that opening this queue takes, so that it can be opened after Stoker's files were replaced."""
+    queue_address(url).connect().close()
+
+
+def _opened(address: Address, timeout: float | None, *, create: bool) -> Store:
+    driver = address.connect(timeout)
     try:
         version = driver.version()
-        if version is None:
+        if version is None and create:
             driver.create()
-        _bring_up_to_date(driver, version or 0)
+            version = driver.version()
+        if version is None:
+            creator = "the first `stoker submit`" if address.database.is_file else "`stoker queue init`"
+            raise StokerError(f"there is no queue at {driver.place}: {creator} creates it")
+        if version != VERSION:
+            raise StokerError(
+                f"the queue {driver.place} has version {version}, and this Stoker uses version {VERSION}: "
+                "use the Stoker that created it, or another queue"
+            )
     except BaseException:
         driver.close()
         raise
     return Store(driver)
-
-
-def queue_version(url: str | None = None) -> tuple[int | None, int]:
-    """The version of the queue there, None where there is none, and the one that this Stoker makes of it."""
-    driver = _driver(queue_address(url))
-    try:
-        return driver.version(), schema.VERSION
-    finally:
-        driver.close()
-
-
-def _bring_up_to_date(driver: Driver, version: int) -> None:
-    if version > schema.VERSION and driver.oldest() > schema.VERSION:
-        raise StokerError(
-            f"the queue {driver.place} is of version {version}, and this Stoker knows none after {schema.VERSION}: "
-            "upgrade Stoker here"
-        )
-    if version < schema.VERSION:
-        driver.migrate()
-
-
-def _driver(address: Address, patience: float | None = None) -> Driver:
-    if isinstance(address, SqliteAddress):
-        from stoker.queue.sqlite import SqliteDriver
-
-        return SqliteDriver(address.path)
-    from stoker.queue.postgres import PostgresDriver
-
-    return PostgresDriver(address, patience)

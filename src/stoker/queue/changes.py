@@ -1,6 +1,12 @@
 """What wakes a worker at once when another process has changed the queue."""
 
-from typing import Protocol
+import math
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+# Every NOTIFY takes a lock of the whole PostgreSQL server and wakes every listener; nobody notices so short a delay.
+SECONDS_BETWEEN: Final = 0.02
 
 
 class ChangeListener(Protocol):
@@ -16,3 +22,28 @@ class ChangeListener(Protocol):
         """Whether something may have changed since the last call. Never raises; reconnects a lost listener."""
 
     def close(self) -> None: ...
+
+
+class NotifyThrottle:
+    """The first ring after quiet goes at once; what comes too soon after it is owed."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = -math.inf
+        self._deferred = False
+
+    def may_send(self) -> bool:
+        """Whether it may ring now."""
+        return self._clock() - self._last >= SECONDS_BETWEEN
+
+    def sent(self) -> None:
+        """All that was owed is paid by it."""
+        self._last = self._clock()
+        self._deferred = False
+
+    def defer(self) -> None:
+        self._deferred = True
+
+    def flush_due(self) -> float | None:
+        """In how many seconds what is owed may ring; None when nothing is owed."""
+        return max(0.0, self._last + SECONDS_BETWEEN - self._clock()) if self._deferred else None

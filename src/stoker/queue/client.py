@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 
 from stoker.errors import BadInputError
-from stoker.queue import SqliteAddress, init_queue, open_queue, queue_address
+from stoker.queue import open_or_create
 from stoker.queue.commands import check_command, wants_batch_size
 from stoker.queue.driver import QueueAwayError
 from stoker.queue.fields import FIELDS, JobSpec, State, editable, spec_of
@@ -80,9 +80,7 @@ class Queue:
 
         A SQLite file is created when it is not there; a PostgreSQL database is prepared by `stoker queue init`.
         """
-        chosen = url or load_settings().queue or None
-        is_file = isinstance(queue_address(chosen), SqliteAddress)
-        self._store: Store = init_queue(chosen) if is_file else open_queue(chosen)
+        self._store: Store = open_or_create(url or load_settings().queue or None)
 
     def __enter__(self) -> Self:
         return self

@@ -1,20 +1,20 @@
 """The queue in a PostgreSQL database: for many machines."""
 
 import contextlib
+import math
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stoker.errors import StokerError
 from stoker.masking import without_passwords
-from stoker.queue import schema
-from stoker.queue.address import PostgresAddress
 from stoker.queue.changes import ChangeListener
-from stoker.queue.driver import CollisionError, Parameters, QueueAwayError, Row
-from stoker.queue.statements import sections, translated
+from stoker.queue.driver import VERSION, Address, CollisionError, Parameters, QueueAwayError, Row, schema, statements
 
 if TYPE_CHECKING:
     import psycopg
+    from psycopg.pq.abc import PGconn
 
 # Two transactions that lock the same rows in another order are untied by PostgreSQL, at the cost of one of them.
 MOST_TRIES: Final = 10
@@ -34,15 +34,22 @@ LISTENING: Final[dict[str, Any]] = {
     "connect_timeout": 2,
 }
 
+# A server that is away is asked again soon, yet not by every turn of somebody's loop.
+SECONDS_BETWEEN_TRIES: Final = 1.0
+
 T = TypeVar("T")
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
+
+
+def connect(address: Address, timeout: float | None = None) -> "PostgresDriver":
+    return PostgresDriver(address, timeout)
 
 
 class PostgresDriver:
     """One connection to the database, made again when it was lost."""
 
-    def __init__(self, address: PostgresAddress, patience: float | None = None) -> None:
-        """`patience` is how many seconds one statement may take; as long as it needs by default."""
+    def __init__(self, address: Address, timeout: float | None = None) -> None:
+        """`timeout`: seconds that one statement may take."""
         try:
             import psycopg
         except ImportError:
@@ -51,10 +58,9 @@ class PostgresDriver:
             ) from None
         self._psycopg = psycopg
         self._address = address
-        self._patience = patience
-        own = {**sections("queries_postgres.sql"), **sections("queries.sql")}
+        self._timeout = timeout
         self._statements = {
-            name: _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")) for name, text in translated(own, own).items()
+            name: _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")) for name, text in statements("postgres").items()
         }
         self._connection: psycopg.Connection[Row] | None = None
 
@@ -112,12 +118,10 @@ class PostgresDriver:
     def positions(self, count: int) -> list[float]:
         return sorted(place for (place,) in self.fetch("positions", {"count": count}))
 
-    def announce(self) -> None:
+    def notify(self) -> None:
         self.fetch("notify", {})
 
     def listen(self) -> ChangeListener:
-        from stoker.queue.postgres_changes import PostgresChanges
-
         return PostgresChanges(self._listening, self._own_process)
 
     def _listening(self) -> "psycopg.Connection[Row]":
@@ -138,35 +142,25 @@ class PostgresDriver:
         return []
 
     def version(self) -> int | None:
-        ((is_there, has_steps),) = self.fetch("is there a queue", {})
-        if not is_there:
+        if not self.fetch("is there a queue", {})[0][0]:
             return None
         try:
-            return max(self.oldest(), int(self.fetch("read step", {})[0][0]) if has_steps else 0)
+            return int(self.fetch("read version", {})[0][0])
         except (self._psycopg.errors.UndefinedColumn, IndexError, TypeError, ValueError):
             raise StokerError(
                 f"the table stoker_queue in {self._address} is not of Stoker's making: use another database"
             ) from None
 
-    def oldest(self) -> int:
-        return int(self.fetch("read oldest", {})[0][0])
-
     def create(self) -> None:
-        """The database itself is made by whoever looks after the server."""
+        self.transaction(self._create_tables)
 
-    def migrate(self) -> None:
-        def step() -> None:
-            self.fetch("alone", {})
-            # Read again under the lock: another one may have been faster.
-            since = self.version() or 0
-            if since < schema.VERSION:
-                for statement in schema.steps("schema_postgres.sql", since):
-                    self._connected().execute(statement.encode())
-                self.fetch("write oldest", {"oldest": schema.OLDEST})
-                if schema.VERSION >= schema.FIRST_WITH_STEPS:
-                    self.fetch("write step", {"step": schema.VERSION})
-
-        self.transaction(step)
+    def _create_tables(self) -> None:
+        self.fetch("alone", {})
+        # Under the lock: another process may have been faster.
+        if self.version() is None:
+            for statement in schema("postgres"):
+                self._connected().execute(statement.encode())
+            self.fetch("write version", {"version": VERSION})
 
     def close(self) -> None:
         if self._connection is not None:
@@ -182,7 +176,7 @@ class PostgresDriver:
         from psycopg.conninfo import conninfo_to_dict
 
         try:
-            wanted = {**settings, **conninfo_to_dict(self._address.url)}
+            wanted = {**settings, **conninfo_to_dict(self._address.location)}
         except self._psycopg.ProgrammingError as error:
             raise StokerError(
                 f"{self._address} is not the address of a database: {without_passwords(_last_line(error))}"
@@ -193,8 +187,8 @@ class PostgresDriver:
             raise self._why_not_connected(str(error)) from None
         # Who waited for a row must then see it as it has become, whatever the server's own default is.
         connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
-        if self._patience is not None:
-            connection.execute(f"SET statement_timeout = {round(self._patience * 1000):d}".encode())
+        if self._timeout is not None:
+            connection.execute(f"SET statement_timeout = {round(self._timeout * 1000):d}".encode())
         return connection
 
     def _why_not_connected(self, message: str) -> StokerError:
@@ -232,3 +226,55 @@ def _last_line(error: object) -> str:
     """libpq tells every address it tried; the last line is why."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Multiple connection" not in line]
     return lines[-1].rsplit("FATAL:", 1)[-1].strip() if lines else "no reason given"
+
+
+class PostgresChanges:
+    """`connect` gives a connection that listens; `own` is the process id of the server's end of the store's own one."""
+
+    def __init__(self, connect: Callable[[], "psycopg.Connection[Row]"], own: Callable[[], int | None]) -> None:
+        self._connect = connect
+        self._own = own
+        self._connection: psycopg.Connection[Row] | None = None
+        self._tried = -math.inf
+        self._listen()
+
+    def fileno(self) -> int:
+        return -1 if self._connection is None else self._connection.fileno()
+
+    def poll(self) -> bool:
+        if self._connection is None:
+            # What happened in the meantime is not known, nor what happens while nobody listens.
+            self._listen()
+            return True
+        import psycopg
+
+        try:
+            tellers = _drained(self._connection.pgconn)
+        except psycopg.Error:
+            self.close()
+            return True
+        own = self._own()
+        return any(teller != own for teller in tellers)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _listen(self) -> None:
+        if time.monotonic() - self._tried < SECONDS_BETWEEN_TRIES:
+            return
+        import psycopg
+
+        with contextlib.suppress(StokerError, psycopg.Error):
+            self._connection = self._connect()
+        self._tried = time.monotonic()
+
+
+def _drained(connection: "PGconn") -> list[int]:
+    """Who told the news that have arrived."""
+    connection.consume_input()
+    tellers = []
+    while (one := connection.notifies()) is not None:
+        tellers.append(one.be_pid)
+    return tellers

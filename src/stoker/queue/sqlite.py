@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from stoker.errors import StokerError
+from stoker.inotify import MOVED_AWAY, NO_LONGER_WATCHED, REMOVED, TOUCHED, Inotify
 from stoker.paths import open_privately, private_directory
 from stoker.procfs import boot_id
-from stoker.queue import schema
 from stoker.queue.changes import ChangeListener
-from stoker.queue.driver import CollisionError, Parameters, QueueAwayError, Row
-from stoker.queue.statements import script, sections, translated
+from stoker.queue.driver import (
+    VERSION,
+    Address,
+    CollisionError,
+    Parameters,
+    QueueAwayError,
+    Row,
+    schema,
+    script,
+    statements,
+)
 
 # Transactions here take milliseconds; whoever waits this long waits for something that is stuck.
 BUSY_SECONDS: Final = 30.0
@@ -23,7 +32,16 @@ SCRIPTS: Final = ("claim", "claim any", "claim next", "succeed")
 # What statements about leases call the clock that they are held against.
 LEASE_CLOCK: Final = "lease_now"
 
+_GONE: Final = REMOVED | MOVED_AWAY | NO_LONGER_WATCHED
+# The number of watchers of one user is limited; when it is used up, another may end at any time.
+SECONDS_BETWEEN_TRIES: Final = 1.0
+
 T = TypeVar("T")
+
+
+def connect(address: Address, _timeout: float | None = None) -> "SqliteDriver":
+    """SQLite waits for locks by itself; no statement takes long."""
+    return SqliteDriver(Path(address.location))
 
 
 class SqliteDriver:
@@ -31,8 +49,7 @@ class SqliteDriver:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        own = {**sections("queries_sqlite.sql"), **sections("queries.sql")}
-        self._statements = translated(own, own)
+        self._statements = statements("sqlite")
         self._scripts = {name: script(self._statements[name]) for name in SCRIPTS}
         self._connection: sqlite3.Connection | None = None
         self._has_news = False
@@ -97,7 +114,7 @@ class SqliteDriver:
                 return []
             known.update(zip((column[0] for column in cursor.description), rows[0], strict=True))
         if known.get("ring"):
-            self.announce()
+            self.notify()
         return rows
 
     def many(self, statement: str, rows: Sequence[Parameters]) -> None:
@@ -112,7 +129,7 @@ class SqliteDriver:
         self.fetch("positions taken", {"count": count})
         return places
 
-    def announce(self) -> None:
+    def notify(self) -> None:
         if self._connected().in_transaction:
             self._has_news = True
         else:
@@ -124,8 +141,6 @@ class SqliteDriver:
             os.utime(self._path)
 
     def listen(self) -> ChangeListener:
-        from stoker.queue.sqlite_changes import SqliteChanges
-
         return SqliteChanges(self._path, self._data_version)
 
     def _data_version(self) -> int:
@@ -144,13 +159,13 @@ class SqliteDriver:
         if not self._is_there():
             return None
         # In one question: between two, another one may create it.
-        ((queues, everything, has_steps),) = self.fetch("is there a queue", {})
+        ((queues, everything),) = self.fetch("is there a queue", {})
         if not queues:
             if not everything:
                 return None
             raise StokerError(f"{self._path} is a database, but not a queue of Stoker's: STOKER_QUEUE names another")
         try:
-            return max(self.oldest(), int(self.fetch("read step", {})[0][0]) if has_steps else 0)
+            return int(self.fetch("read version", {})[0][0])
         except (IndexError, TypeError, ValueError):
             raise StokerError(f"{self._path} says no version, so it is not a queue that Stoker can read") from None
 
@@ -170,9 +185,6 @@ class SqliteDriver:
             f"the queue {self._path} cannot be used: this user may not open it (--queue or STOKER_QUEUE names another)"
         )
 
-    def oldest(self) -> int:
-        return int(self.fetch("read oldest", {})[0][0])
-
     def create(self) -> None:
         try:
             private_directory(self._path.parent)
@@ -182,6 +194,15 @@ class SqliteDriver:
             raise StokerError(f"the queue {self._path} cannot be created: {error.strerror}") from None
         with self._explained():
             self._write_ahead(self._connected("rwc"))
+            self._connected().execute("BEGIN EXCLUSIVE")
+            self._until_commit(self._create_tables)
+
+    def _create_tables(self) -> None:
+        # Under the lock: another process may have been faster.
+        if self.version() is None:
+            for statement in schema("sqlite"):
+                self._connected().execute(statement)
+            self.fetch("write version", {"version": VERSION})
 
     def _write_ahead(self, connection: sqlite3.Connection) -> None:
         """It stays with the file: readers then never wait for the writer, nor it for them."""
@@ -196,21 +217,6 @@ class SqliteDriver:
                 time.sleep(0.01)
             else:
                 return
-
-    def migrate(self) -> None:
-        def step() -> None:
-            # Read again under the lock: another one may have been faster.
-            since = self.version() or 0
-            if since < schema.VERSION:
-                for statement in schema.steps("schema_sqlite.sql", since):
-                    self._connected().execute(statement)
-                self.fetch("write oldest", {"oldest": schema.OLDEST})
-                if schema.VERSION >= schema.FIRST_WITH_STEPS:
-                    self.fetch("write step", {"step": schema.VERSION})
-
-        with self._explained():
-            self._connected().execute("BEGIN EXCLUSIVE")
-            self._until_commit(step)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -287,3 +293,53 @@ class SqliteDriver:
             return StokerError(f"the queue {self._path} cannot be used: {error}")
         # This process is out of descriptors, or the machine is.
         return QueueAwayError(f"the queue {self._path} cannot be opened now: {error}")
+
+
+class SqliteChanges:
+    """Watches the file: a process that commits a change touches it after the commit, so that listeners see the change.
+
+    SQLite's own writes come before a commit can be seen, and would wake everybody for each heartbeat. `data_version` is
+    SQLite's own: it differs when another connection has committed.
+    """
+
+    def __init__(self, path: Path, data_version: Callable[[], int]) -> None:
+        self._path = path
+        self._data_version = data_version
+        self._events = _watched(path)
+        self._tried = time.monotonic()
+        self._seen = self._version()
+
+    def fileno(self) -> int:
+        return -1 if self._events is None else self._events.fileno()
+
+    def poll(self) -> bool:
+        self._drain()
+        if self._events is None and time.monotonic() - self._tried >= SECONDS_BETWEEN_TRIES:
+            self._tried = time.monotonic()
+            self._events = _watched(self._path)
+        before, self._seen = self._seen, self._version()
+        return self._seen is None or self._seen != before
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def _drain(self) -> None:
+        if self._events is not None and any(event.mask & _GONE for event in self._events.read()):
+            self.close()
+
+    def _version(self) -> int | None:
+        try:
+            return self._data_version()
+        except StokerError:
+            return None
+
+
+def _watched(path: Path) -> Inotify | None:
+    """Readable after somebody touched the file; None when that is not to be had."""
+    events = Inotify()
+    if events.fileno() >= 0 and events.watch(path, TOUCHED | REMOVED | MOVED_AWAY):
+        return events
+    events.close()
+    return None

@@ -13,7 +13,7 @@ import msgspec
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import feeding, listing, log_streams
 from stoker.queue.attempt_details import AttemptDetailsTable
-from stoker.queue.changes import ChangeListener
+from stoker.queue.changes import ChangeListener, NotifyThrottle
 from stoker.queue.driver import CollisionError, Driver, Parameters, Row
 from stoker.queue.editing import edited, edited_row
 from stoker.queue.ending import consequence
@@ -43,7 +43,6 @@ from stoker.queue.model import (
     sweep_name,
 )
 from stoker.queue.notices import Notices
-from stoker.queue.notify_throttle import NotifyThrottle
 from stoker.queue.order import moved, moved_beside
 from stoker.queue.requests import requests_for, snooze
 from stoker.queue.rows import attempt_of, clean_text, dependencies, job_of, json_text, tail_of
@@ -672,7 +671,7 @@ class Store:
     def _pay(self) -> None:
         self._throttle.sent()
         with contextlib.suppress(StokerError):
-            self._driver.announce()
+            self._driver.notify()
 
     # Workers
 
@@ -745,7 +744,7 @@ class Store:
         def announced() -> T:
             answer = work()
             if answer and due:
-                self._driver.announce()
+                self._driver.notify()
             return answer
 
         answer = self._driver.transaction(announced)

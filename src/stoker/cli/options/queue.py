@@ -44,20 +44,18 @@ def opened(option: str | None) -> "Store":
 
 def opened_or_created(option: str | None) -> "Store":
     """For verbs that put something in: a file is created when it is not there, a database must have been prepared."""
-    from stoker.queue import SqliteAddress, init_queue, open_queue, queue_address
+    from stoker.queue import open_or_create
 
     url = queue_url_of(option)
-    if isinstance(queue_address(url), SqliteAddress):
-        return _tightened(init_queue(url), url)
-    return open_queue(url)
+    return _tightened(open_or_create(url), url)
 
 
 def _tightened(store: "Store", url: str | None) -> "Store":
     """Only now, that it is known to be a queue: what else a person named is left as it is."""
-    from stoker.queue import SqliteAddress, queue_address
+    from stoker.queue import queue_address
 
-    address = queue_address(url)
-    if isinstance(address, SqliteAddress) and (sentence := tighten_queue(address.path)) is not None:
+    path = queue_address(url).path
+    if path is not None and (sentence := tighten_queue(path)) is not None:
         warn(sentence)
     return store
 

@@ -1,4 +1,4 @@
-"""`stoker queue`: create the queue, bring it up to date, or look whether all is well with it."""
+"""`stoker queue`: create the queue, or check it."""
 
 import sys
 from typing import TYPE_CHECKING, Final
@@ -50,7 +50,7 @@ class QueueHealth(msgspec.Struct, frozen=True):
 
 @click.group("queue")
 def queue_command() -> None:
-    """Create, migrate or check the queue."""
+    """Create or check the queue."""
 
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
@@ -62,7 +62,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print it as
 def init(as_json: bool, queue_url: str | None) -> int:
     """Create the queue: a file of your own, or the tables in the PostgreSQL database that STOKER_QUEUE names.
 
-    Where there is one already, it is left as it is and brought up to date.
+    A queue that is there already is left as it is.
     """
     from stoker.queue import init_queue
 
@@ -72,20 +72,6 @@ def init(as_json: bool, queue_url: str | None) -> int:
         print_json(ready)
     else:
         sys.stdout.write(f"the queue {ready.queue} is ready ({ready.kind}, version {ready.version})\n")
-    return 0
-
-
-@queue_command.command("migrate", short_help="Bring the queue up to date.")
-@_json_option
-@queue_option
-def migrate(as_json: bool, queue_url: str | None) -> int:
-    """Bring the queue up to date after an upgrade of Stoker. Every other verb does that by itself when it opens it."""
-    with opened(queue_url) as store:
-        ready = _ready(store)
-    if as_json:
-        print_json(ready)
-    else:
-        sys.stdout.write(f"the queue {ready.queue} is up to date ({ready.kind}, version {ready.version})\n")
     return 0
 
 
@@ -104,10 +90,9 @@ def check(as_json: bool, queue_url: str | None) -> int:
 
 
 def _ready(store: "Store") -> QueueReady:
-    from stoker.queue.schema import VERSION
+    from stoker.queue.driver import VERSION, queue_address
 
-    # Opening it has brought it there.
-    return QueueReady(store.place, "PostgreSQL" if "://" in store.place else "SQLite", VERSION)
+    return QueueReady(store.place, queue_address(store.place).database.name, VERSION)
 
 
 def _health(store: "Store") -> QueueHealth:

@@ -18,7 +18,6 @@ from stoker.engines.options import WorkerOptions
 from stoker.errors import BadInputError, StokerError
 from stoker.fit.spec import FitSpec
 from stoker.queue import Attempt, Job, queue_address
-from stoker.queue.address import SqliteAddress
 from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 
 
@@ -104,5 +103,4 @@ def _fitting(job: Job, number: int, command: tuple[str, ...], slots: int) -> Bat
 
 def _address(url: str | None) -> str:
     """As it is understood also from another directory and by another environment."""
-    address = queue_address(url)
-    return str(address.path.absolute()) if isinstance(address, SqliteAddress) else address.url
+    return queue_address(url).whole

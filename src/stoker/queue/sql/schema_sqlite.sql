@@ -1,7 +1,5 @@
-The queue in SQLite. A queue of version n is brought up to date by the sections after n. `stoker_queue.version` is the oldest
-Stoker that may open it: what only adds tables or indexes does not lock out workers that have not been upgraded yet.
+-- The tables of a queue in SQLite. A change of them is a new `VERSION` in driver.py.
 
--- 1 --
 CREATE TABLE stoker_queue (
   one INTEGER PRIMARY KEY CHECK (one = 1),
   version INTEGER NOT NULL,
@@ -30,6 +28,9 @@ CREATE TABLE stoker_jobs (
   exit_code INTEGER,
   reason TEXT NOT NULL DEFAULT '',
   link TEXT NOT NULL DEFAULT '',
+  kept_by TEXT,
+  kept_gpus TEXT,
+  kept_until REAL,
   spec TEXT NOT NULL
 );
 CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitted, id) WHERE state = 'queued';
@@ -72,7 +73,8 @@ CREATE UNIQUE INDEX stoker_attempts_one ON stoker_attempts (job_id) WHERE outcom
 
 CREATE TABLE stoker_logs (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
-  tail TEXT NOT NULL
+  tail TEXT NOT NULL,
+  is_last INTEGER NOT NULL DEFAULT 0
 );
 
 CREATE TABLE stoker_workers (
@@ -88,13 +90,6 @@ CREATE TABLE stoker_forgotten (
   origin TEXT NOT NULL PRIMARY KEY,
   job_id TEXT NOT NULL
 ) WITHOUT ROWID;
-
--- 2 --
-CREATE TABLE stoker_steps (
-  one INTEGER PRIMARY KEY CHECK (one = 1),
-  step INTEGER NOT NULL
-);
-INSERT INTO stoker_steps VALUES (1, 2);
 
 CREATE INDEX stoker_jobs_ended ON stoker_jobs (ended, state) WHERE ended IS NOT NULL;
 
@@ -135,7 +130,6 @@ CREATE TABLE stoker_notices (
   told REAL NOT NULL
 ) WITHOUT ROWID;
 
--- 3 --
 CREATE TABLE stoker_log_streams (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
   until REAL NOT NULL,
@@ -154,24 +148,15 @@ CREATE TABLE stoker_log_chunks (
   PRIMARY KEY (attempt_id, edition, start)
 );
 
--- 4 --
 CREATE TABLE stoker_clocks (
   boot TEXT NOT NULL PRIMARY KEY,
   ahead REAL NOT NULL
 ) WITHOUT ROWID;
 
--- 5 --
-ALTER TABLE stoker_jobs ADD COLUMN kept_by TEXT;
-ALTER TABLE stoker_jobs ADD COLUMN kept_gpus TEXT;
-ALTER TABLE stoker_jobs ADD COLUMN kept_until REAL;
 CREATE INDEX stoker_jobs_kept ON stoker_jobs (kept_by) WHERE kept_by IS NOT NULL;
 
--- 6 --
 CREATE TABLE stoker_feeds (
   name TEXT NOT NULL PRIMARY KEY,
   version INTEGER NOT NULL,
   memory TEXT NOT NULL
 );
-
--- 7 --
-ALTER TABLE stoker_logs ADD COLUMN is_last INTEGER NOT NULL DEFAULT 0;

@@ -1,7 +1,5 @@
-The queue in PostgreSQL. A queue of version n is brought up to date by the sections after n. Rows change several times
-in minutes: room beside them, and a vacuum that comes early, keep the dead ones from piling up.
+-- The tables of a queue in PostgreSQL. A change of them is a new `VERSION` in driver.py.
 
--- 1 --
 CREATE TABLE stoker_queue (
   one INTEGER PRIMARY KEY CHECK (one = 1),
   version INTEGER NOT NULL,
@@ -31,6 +29,9 @@ CREATE TABLE stoker_jobs (
   exit_code INTEGER,
   reason TEXT NOT NULL DEFAULT '',
   link TEXT NOT NULL DEFAULT '',
+  kept_by TEXT,
+  kept_gpus TEXT,
+  kept_until DOUBLE PRECISION,
   spec TEXT NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX stoker_jobs_queued ON stoker_jobs (priority DESC, position, submitted, id)
@@ -74,7 +75,8 @@ CREATE UNIQUE INDEX stoker_attempts_one ON stoker_attempts (job_id) WHERE outcom
 
 CREATE TABLE stoker_logs (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
-  tail TEXT NOT NULL
+  tail TEXT NOT NULL,
+  is_last INTEGER NOT NULL DEFAULT 0
 );
 
 CREATE TABLE stoker_workers (
@@ -90,13 +92,6 @@ CREATE TABLE stoker_forgotten (
   origin TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   job_id TEXT NOT NULL
 );
-
--- 2 --
-CREATE TABLE stoker_steps (
-  one INTEGER PRIMARY KEY CHECK (one = 1),
-  step INTEGER NOT NULL
-);
-INSERT INTO stoker_steps VALUES (1, 2);
 
 CREATE INDEX stoker_jobs_ended ON stoker_jobs (ended, state) WHERE ended IS NOT NULL;
 
@@ -137,7 +132,6 @@ CREATE TABLE stoker_notices (
   told DOUBLE PRECISION NOT NULL
 );
 
--- 3 --
 CREATE TABLE stoker_log_streams (
   attempt_id TEXT NOT NULL PRIMARY KEY REFERENCES stoker_attempts (id) ON DELETE CASCADE,
   until DOUBLE PRECISION NOT NULL,
@@ -156,18 +150,10 @@ CREATE TABLE stoker_log_chunks (
   PRIMARY KEY (attempt_id, edition, start)
 );
 
--- 5 --
-ALTER TABLE stoker_jobs ADD COLUMN kept_by TEXT;
-ALTER TABLE stoker_jobs ADD COLUMN kept_gpus TEXT;
-ALTER TABLE stoker_jobs ADD COLUMN kept_until DOUBLE PRECISION;
 CREATE INDEX stoker_jobs_kept ON stoker_jobs (kept_by) WHERE kept_by IS NOT NULL;
 
--- 6 --
 CREATE TABLE stoker_feeds (
   name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   version INTEGER NOT NULL,
   memory TEXT NOT NULL
 );
-
--- 7 --
-ALTER TABLE stoker_logs ADD COLUMN is_last INTEGER NOT NULL DEFAULT 0;

@@ -64,8 +64,7 @@ NOTIFY stoker
 LISTEN stoker
 
 -- is there a queue --
-SELECT count(*) FILTER (WHERE oid = to_regclass('stoker_queue')), count(*) FILTER (WHERE oid = to_regclass('stoker_steps'))
-FROM pg_catalog.pg_class WHERE oid IN (to_regclass('stoker_queue'), to_regclass('stoker_steps'))
+SELECT CASE WHEN to_regclass('stoker_queue') IS NULL THEN 0 ELSE 1 END
 
 -- alone --
 SELECT pg_advisory_xact_lock(7528433)

@@ -478,17 +478,11 @@ SELECT {job} FROM stoker_jobs j WHERE j.state IN ('queued', 'held', 'running') O
 -- clock --
 SELECT {now}
 
--- read oldest --
+-- read version --
 SELECT version FROM stoker_queue
 
--- read step --
-SELECT step FROM stoker_steps
-
--- write step --
-UPDATE stoker_steps SET step = :step
-
--- write oldest --
-UPDATE stoker_queue SET version = :oldest
+-- write version --
+UPDATE stoker_queue SET version = :version
 
 -- remember origin --
 INSERT INTO stoker_forgotten (origin, job_id) VALUES (:origin, :job)

@@ -64,6 +64,5 @@ SELECT q.position + n FROM stoker_queue q, numbers ORDER BY n
 UPDATE stoker_queue SET position = position + :count
 
 -- is there a queue --
-SELECT count(CASE WHEN type = 'table' AND name = 'stoker_queue' THEN 1 END), count(*),
-  count(CASE WHEN type = 'table' AND name = 'stoker_steps' THEN 1 END)
+SELECT count(CASE WHEN type = 'table' AND name = 'stoker_queue' THEN 1 END), count(*)
 FROM sqlite_master
