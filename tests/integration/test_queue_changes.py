@@ -99,11 +99,11 @@ def test_what_concerns_nobody_else_wakes_nobody(changes: ChangeListener, queue: 
 def test_another_process_is_heard_of_within_milliseconds(changes: ChangeListener, url: str) -> None:
     program = (
         "import sys, time\n"
-        "from stoker.queue import NewJob, open_queue\n"
+        "from stoker.queue import JobSpec, open_queue\n"
         "with open_queue(sys.argv[1]) as queue:\n"
         "    print('ready', flush=True)\n"
         "    for line in sys.stdin:\n"
-        "        queue.submit([NewJob(command='x')])\n"
+        "        queue.submit([JobSpec(command='x')])\n"
         "        print(time.monotonic(), flush=True)\n"
     )
     delays = []

@@ -33,7 +33,6 @@ __all__ = [
     "GpuUse",
     "Job",
     "JobSpec",
-    "NewJob",
     "Outcome",
     "Place",
     "QueueAwayError",

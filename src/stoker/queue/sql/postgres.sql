@@ -64,7 +64,7 @@ NOTIFY stoker
 LISTEN stoker
 
 -- is there a queue --
-SELECT CASE WHEN to_regclass('stoker_queue') IS NULL THEN 0 ELSE 1 END
+SELECT count(*) FROM pg_catalog.pg_class WHERE oid = to_regclass('stoker_queue')
 
 -- alone --
 SELECT pg_advisory_xact_lock(7528433)
