@@ -53,6 +53,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long one look may take before it counts as unknown."""
     queue: str = ""
     """Where jobs wait: a SQLite file, or postgresql://…; empty for a file in the state directory."""
+    engine: str = "local"
+    """Where `stoker work` runs jobs."""
     run: dict[str, Any] = {}
     """Options of `stoker run` as on its command line, without the dashes: `for = "20m"`."""
     watch: dict[str, Any] = {}
@@ -78,7 +80,12 @@ def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.
     settings = _read(path or Path(config_path(environment)), must_exist=named)
     changes = {
         field: environment[variable]
-        for field, variable in (("gpus", "STOKER_GPUS"), ("deadline", "STOKER_DEADLINE"), ("queue", "STOKER_QUEUE"))
+        for field, variable in (
+            ("gpus", "STOKER_GPUS"),
+            ("deadline", "STOKER_DEADLINE"),
+            ("queue", "STOKER_QUEUE"),
+            ("engine", "STOKER_ENGINE"),
+        )
         if environment.get(variable)
     }
     return msgspec.structs.replace(settings, **changes) if changes else settings

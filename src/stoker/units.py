@@ -39,6 +39,13 @@ def parse_length(text: str) -> float:
     return seconds
 
 
+def parse_positive_duration(text: str) -> float:
+    seconds = parse_duration(text)
+    if seconds <= 0:
+        raise BadInputError(f"{text!r} must be greater than zero")
+    return seconds
+
+
 def parse_memory(text: str) -> int:
     """Bytes in `8GiB`, `512M` (binary, as GPU people mean it) or `8GB` (decimal)."""
     match = _MEMORY.fullmatch(text.strip().lower())

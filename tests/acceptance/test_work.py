@@ -174,7 +174,7 @@ class TestFree:
         worker = site.work("--source", "nvml")
         job, needy = site.submit("true"), site.submit("true", gpus=1)
         site.wait_until(job, "succeeded")
-        worker.wait_until_it_says("libnvidia-ml.so.1 is not installed .*: jobs that need no GPU are run")
+        worker.wait_until_it_says("libnvidia-ml.so.1 is not installed .*: only jobs without a GPU are run")
         unread = r"the GPUs of this machine cannot be read \(the library libnvidia-ml.so.1 is not installed"
         site.wait_for_why(needy, f"waits for a GPU.*{unread}")
 
@@ -211,7 +211,7 @@ class TestFree:
 def _reader_of(worker: int) -> int:
     """The worker's helper that reads the GPUs."""
     found = [int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()]
-    (reader,) = [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() != "stoker-nursery\n"]
+    (reader,) = [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() != "stoker-forksrv\n"]
     return reader
 
 
@@ -414,7 +414,7 @@ class TestTheWorkerItself:
         first = site.work().ready()
         done = site.stoker("work")
         assert done.code == 1
-        assert f"another worker (pid {first.process.pid}) is at home in" in done.err
+        assert f"another worker (pid {first.process.pid}) runs in" in done.err
 
     def test_until_empty_ends_and_leaves_no_process_behind(self, site: WorkSite) -> None:
         jobs = [site.submit("true", gpus=number % 2) for number in range(8)]

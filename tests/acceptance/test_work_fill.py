@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.attempt_processes import processes_of, record_of
 from tests.support.fill_site import FillSite, alive
-from tests.support.keeping import processes_of, record_of
 from tests.support.waiting import wait_for
 from tests.support.work_site import PATIENCE, RunningWorker, WorkSite
 
@@ -261,7 +261,9 @@ def test_a_filler_that_is_killed_costs_the_worker_nothing_but_the_filling(filled
     os.kill(filler, signal.SIGKILL)
     for miner in miners.values():
         filled.wait_for_end(miner)
-    worker.wait_until_it_says("what fills idle GPUs has ended: they stay idle until the next `stoker work --fill`")
+    worker.wait_until_it_says(
+        "the background filler has ended: idle GPUs stay idle until the next `stoker work --fill`"
+    )
     job = site.submit("true", gpus=2)
     site.wait_until(job, "succeeded")
     assert worker.stop() == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.engines.local.attempt_spec import AttemptRecord
+from stoker.engines.local.record import LocalAttemptRecord
 from stoker.procfs import read_stat
 from stoker.queue import init_queue
 from tests.support.cables import Cable, has_namespaces, namespaced, relayed
@@ -69,8 +69,8 @@ def test_a_machine_that_is_cut_off_stops_its_jobs_before_another_starts_them(
 
 
 def _cpu_seconds(attempt: Path) -> float:
-    """What its attendant has used, which waits for the queue and for its lease."""
-    attempt_spec = AttemptRecord(attempt).attempt_spec()
+    """What its shim has used, which waits for the queue and for its lease."""
+    attempt_spec = LocalAttemptRecord(attempt).attempt_spec()
     assert attempt_spec is not None
-    stat = read_stat(f"/proc/{attempt_spec.keepers.attendant_identity.pid}/stat")
+    stat = read_stat(f"/proc/{attempt_spec.processes.shim_identity.pid}/stat")
     return stat.cpu_ticks / os.sysconf("SC_CLK_TCK")

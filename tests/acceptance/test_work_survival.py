@@ -13,16 +13,16 @@ import pytest
 from stoker.engines.identity import WorkerIdentity
 from stoker.queue import QueueAwayError, init_queue
 from stoker.runs.processes.tree import send
-from tests.support.diary import Diary
-from tests.support.keeping import (
-    keepers_of,
-    kill_attendant,
+from tests.support.attempt_processes import (
     kill_both,
     kill_job,
     kill_reaper,
+    kill_shim,
     processes_of,
+    processes_of_attempt,
     record_of,
 )
+from tests.support.diary import Diary
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import wait_for
 from tests.support.work_site import PATIENCE, RunningWorker, WorkSite
@@ -120,7 +120,7 @@ def test_when_its_supervisor_is_killed_a_job_is_stopped_and_tried_again_or_held(
     job = site.submit(diary.command(LONG), on_loss=on_loss)
     worker = site.work()
     wait_for_start(diary, worker)
-    kill_attendant(keepers_of(site, job))
+    kill_shim(processes_of_attempt(site, job))
     if on_loss == "retry":
         let_second_end(diary)
     site.wait_until(job, becomes)
@@ -134,7 +134,7 @@ def test_a_supervisor_that_is_asked_to_end_stops_its_job_which_is_tried_again(si
     job = site.submit(diary.command(LONG))
     worker = site.work()
     wait_for_start(diary, worker)
-    kill_attendant(keepers_of(site, job), signal.SIGTERM)
+    kill_shim(processes_of_attempt(site, job), signal.SIGTERM)
     let_second_end(diary)
     site.wait_until(job, "succeeded")
     worker.stop()
@@ -153,10 +153,10 @@ def test_when_a_reaper_is_killed_the_job_is_stopped_and_none_of_its_output_is_lo
     if not with_worker:
         worker.kill()
     # What the job prints from now on stays in the pipe.
-    assert send(keepers_of(site, job).reaper_identity, signal.SIGSTOP)
+    assert send(processes_of_attempt(site, job).reaper_identity, signal.SIGSTOP)
     before = len(diary.printed(1))
     wait_for(lambda: len(diary.printed(1)) > before + 5)
-    kill_reaper(keepers_of(site, job))
+    kill_reaper(processes_of_attempt(site, job))
     site.wait_until(job, "held")
     assert outcomes(site, job) == ["lost"]
     wait_for(lambda: record_of(site, job).attempt_spec() is None, named="the last of the output")
@@ -169,7 +169,7 @@ def test_what_is_left_when_all_three_are_killed_is_stopped_without_another_worke
     worker = site.work()
     wait_for_start(diary, worker)
     worker.kill()
-    kill_both(keepers_of(site, job))
+    kill_both(processes_of_attempt(site, job))
     wait_for(lambda: processes_of(record_of(site, job)) == [], named="the end of what is left of the job")
     wait_for(lambda: not site.processes(), named="the end of everything")
     assert site.job(job).state == "running"
@@ -187,7 +187,7 @@ def test_what_is_left_when_both_keepers_are_killed_is_stopped_before_the_next_at
     record = record_of(site, job)
     left = processes_of(record)
     assert len(left) >= 2
-    kill_both(keepers_of(site, job))
+    kill_both(processes_of_attempt(site, job))
     if not worker_lives:
         worker = site.work()
     site.wait_until(job, "held")
@@ -214,7 +214,7 @@ def test_job_of_a_stopped_supervisor_is_cancelled(site: WorkSite, diary: Diary) 
     job = site.submit(diary.command(LONG))
     worker = site.work()
     wait_for_start(diary, worker)
-    assert send(keepers_of(site, job).attendant_identity, signal.SIGSTOP)
+    assert send(processes_of_attempt(site, job).shim_identity, signal.SIGSTOP)
     site.store.cancel([job])
     site.wait_until(job, "cancelled")
     assert processes_of(record_of(site, job)) == []
@@ -226,11 +226,11 @@ def test_job_that_ended_while_its_reaper_stood_still_counts_when_its_supervisor_
 ) -> None:
     job = site.submit(diary.command(LONG))
     wait_for_start(diary, site.work())
-    keepers = keepers_of(site, job)
-    assert send(keepers.reaper_identity, signal.SIGSTOP)
+    processes = processes_of_attempt(site, job)
+    assert send(processes.reaper_identity, signal.SIGSTOP)
     diary.let_end()
     wait_for(lambda: any(entry.word == "end" for entry in diary.entries()), named="the end of the job")
-    kill_attendant(keepers)
+    kill_shim(processes)
     site.wait_until(job, "succeeded")
     assert diary.attempts() == [1]
 
@@ -276,14 +276,14 @@ def test_what_ran_when_the_machine_was_restarted_is_tried_again_or_held(
 
 def _restart_machine(site: WorkSite, job: str) -> None:
     """Everything of the job dies at once, and the numbers of processes mean something else from then on."""
-    kill_both(keepers_of(site, job))
+    kill_both(processes_of_attempt(site, job))
     record = record_of(site, job)
     kill_job(record)
     attempt_spec = record.attempt_spec()
     assert attempt_spec is not None
     myself = (1, 1)
-    keepers = msgspec.structs.replace(attempt_spec.keepers, attendant=myself, reaper=myself)
-    record.assign(msgspec.structs.replace(attempt_spec, boot="another", keepers=keepers))
+    processes = msgspec.structs.replace(attempt_spec.processes, shim=myself, reaper=myself)
+    record.write_attempt(msgspec.structs.replace(attempt_spec, boot="another", processes=processes))
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
@@ -306,7 +306,7 @@ def test_a_second_worker_in_the_same_home_is_refused(site: WorkSite) -> None:
     first = site.work().ready()
     second = site.stoker("work", "--until-empty")
     assert second.code == 1
-    assert re.fullmatch(rf"stoker: another worker \(pid {first.process.pid}\) is at home in .*\n", second.err)
+    assert re.fullmatch(rf"stoker: another worker \(pid {first.process.pid}\) runs in .*\n", second.err)
     assert first.stop() == 0
 
 
@@ -320,14 +320,14 @@ def test_a_job_ends_while_the_database_is_away_and_the_outcome_arrives_later(
     mortal_server.kill()
     diary.let_end()
     wait_for(lambda: any(entry.word == "end" for entry in diary.entries()), named="the end of the job")
-    worker.wait_until_it_says("jobs go on, and it is tried again")
+    worker.wait_until_it_says("jobs go on, trying again")
     bring_back(mortal_server, site)
     worker.wait_until_it_says("the queue is back")
     assert site.wait_until(job, "failed").exit_code == 7
     after = Diary(diary.path.with_name("after"))
     site.wait_until(site.submit(after.command(0.1)), "succeeded")
     assert worker.stop() == 0
-    assert worker.said.count("it is tried again") == worker.said.count("the queue is back") == 1
+    assert worker.said.count("trying again") == worker.said.count("the queue is back") == 1
     assert diary.attempts() == [1]
 
 
@@ -354,7 +354,7 @@ def test_a_worker_waits_for_a_database_that_is_down_when_it_starts(
     job = site.submit(diary.command(0.1))
     mortal_server.kill()
     worker = site.work()
-    worker.wait_until_it_says("it is tried again")
+    worker.wait_until_it_says("trying again")
     bring_back(mortal_server, site)
     site.wait_until(job, "succeeded")
     assert worker.stop() == 0
@@ -386,7 +386,7 @@ def test_a_claim_whose_answer_died_with_the_database_is_given_back_when_it_is_ba
     job = site.submit("true")
     assert site.store.claim(job, myself.id, [], 600.0) is not None
     mortal_server.kill()
-    worker.wait_until_it_says("it is tried again")
+    worker.wait_until_it_says("trying again")
     bring_back(mortal_server, site)
     site.wait_until(job, "queued")
     assert outcomes(site, job) == ["requeued"]

@@ -31,8 +31,8 @@ PATIENCE: Final = 120.0
 MIB: Final = 2**20
 ROLES: Final = {
     "stoker": "worker",
-    "stoker-nursery": "fork server",
-    "stoker-job": "supervisors",
+    "stoker-forksrv": "fork server",
+    "stoker-shim": "supervisors",
     "stoker-reaper": "reapers",
 }
 

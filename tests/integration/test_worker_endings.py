@@ -139,4 +139,4 @@ def test_the_sentence_of_a_preempted_job_says_so(site: WorkSite) -> None:
     filler = site.submit(site.until("gate"), gpus=1, preemptible=True)
     site.wait_until(filler, "running")
     site.wait_until(site.submit(site.until("gate"), gpus=1), "running")
-    assert wait_for(lambda: site.store.attempts(filler)[0].reason) == "It made room for another job"
+    assert wait_for(lambda: site.store.attempts(filler)[0].reason) == "It was preempted by another job"

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from stoker.engines.identity import CLUTTER, MOST_ATTEMPTS, WorkerIdentity
+from stoker.engines.identity import MOST_ATTEMPTS, TIDY_AFTER, WorkerIdentity
 from stoker.procfs import is_alive
 from stoker.queue import Attempt
-from tests.support.keeping import keepers_of, processes_of, record_of
+from tests.support.attempt_processes import processes_of, processes_of_attempt, record_of
 from tests.support.waiting import wait_for
 from tests.support.work_site import RunningWorker, WorkSite, troubled
 
@@ -47,14 +47,14 @@ def test_what_cannot_be_written_after_the_start_costs_the_record_and_not_the_job
     job = site.submit(f"echo begun; {site.until('gate')}; exit 3", retries=1, backoff=3600.0)
     trouble = "\n".join(
         f"failing({name!r}, errno.ENOSPC)"
-        for name in ("pathlib.Path.write_bytes", "stoker.engines.local.attempt_spec.AttemptRecord.listen")
+        for name in ("pathlib.Path.write_bytes", "stoker.engines.local.record.LocalAttemptRecord.listen")
     )
     worker = work(site, trouble)
     wait_for(lambda: site.output(job).exists() and "begun" in site.output(job).read_text(), named="the start")
     wait_for_failure(site)
-    keepers, record = keepers_of(site, job), record_of(site, job)
-    assert is_alive(keepers.attendant_identity)
-    assert is_alive(keepers.reaper_identity)
+    supervisors, record = processes_of_attempt(site, job), record_of(site, job)
+    assert is_alive(supervisors.shim_identity)
+    assert is_alive(supervisors.reaper_identity)
     assert outcomes(site, job) == [None]
     end_trouble(site)
     wait_for((record.directory / "socket").exists, named="that the next worker finds the way")
@@ -73,11 +73,11 @@ def test_an_outcome_that_the_disk_does_not_take_reaches_the_queue(site: WorkSite
     job = site.submit(f"echo begun; {site.until('gate')}")
     worker = work(site, "failing('pathlib.Path.write_bytes', errno.ENOSPC)")
     wait_for(lambda: site.output(job).exists() and "begun" in site.output(job).read_text(), named="the start")
-    keepers = keepers_of(site, job)
+    supervisors = processes_of_attempt(site, job)
     worker.kill()
     site.open_gate("gate")
     site.wait_until(job, "succeeded")
-    wait_for(lambda: not is_alive(keepers.attendant_identity))
+    wait_for(lambda: not is_alive(supervisors.shim_identity))
     assert outcomes(site, job) == ["succeeded"]
 
 
@@ -109,7 +109,7 @@ def test_a_machine_that_is_short_of_something_gives_the_job_back_uncounted(
 
 def test_a_start_that_the_disk_does_not_take_is_no_loss_and_leaves_nothing_behind(site: WorkSite) -> None:
     job = site.submit(("true",), on_loss="hold")
-    worker = work(site, "failing('stoker.engines.local.attempt_spec.AttemptRecord.assign', errno.ENOSPC)")
+    worker = work(site, "failing('stoker.engines.attempt.AttemptRecord.write_attempt', errno.ENOSPC)")
     site.wait_for_why(job, "No space left on device")
     assert not list((site.home / "attempts").iterdir())
     assert site.job(job).state == "queued"
@@ -130,7 +130,7 @@ def test_a_supervisor_that_cannot_read_what_to_run_says_so_to_this_worker_and_th
 
 def test_a_fork_that_fails_before_there_is_a_job_is_tried_again(site: WorkSite) -> None:
     job = site.submit(("true",))
-    worker = work(site, "failing('os.fork', errno.EAGAIN, caller='_fork_one')")
+    worker = work(site, "failing('os.fork', errno.EAGAIN, caller='_fork_shim')")
     wait_for_failure(site)
     end_trouble(site)
     site.wait_until(job, "succeeded")
@@ -140,7 +140,7 @@ def test_a_fork_that_fails_before_there_is_a_job_is_tried_again(site: WorkSite) 
 
 def test_a_fork_that_fails_without_a_worker_is_tried_again_and_the_job_goes_on(site: WorkSite) -> None:
     job = site.submit(f"echo begun; {site.until('gate')}")
-    # In `Errand.__init__`: how a supervisor without a worker reaches the queue.
+    # In `DetachedDelivery.__init__`: how a supervisor without a worker reaches the queue.
     worker = work(site, "failing('os.fork', errno.EAGAIN, caller='__init__')", "--lease", "6s", "--grace", "1s")
     end_trouble(site)
     wait_for(lambda: site.output(job).exists() and "begun" in site.output(job).read_text(), named="the start")
@@ -162,7 +162,9 @@ def test_a_fork_that_fails_without_a_worker_is_tried_again_and_the_job_goes_on(s
 
 def test_a_worker_whose_fork_server_was_stopped_ends_when_asked_to(site: WorkSite) -> None:
     worker = site.work().ready()
-    (fork_server,) = wait_for(lambda: [pid for pid, name in site.processes().items() if name == "stoker-nursery"])
+    # While it forks, its child has its name for a moment.
+    wait_for(lambda: list(site.processes().values()).count("stoker-shim") == 2, named="two shims that are ready")
+    (fork_server,) = [pid for pid, name in site.processes().items() if name == "stoker-forksrv"]
     os.kill(fork_server, signal.SIGSTOP)
     assert worker.stop() == 0
 
@@ -172,12 +174,14 @@ def test_a_home_that_fills_with_short_jobs_is_tidied_before_its_time(
 ) -> None:
     monkeypatch.setattr("stoker.engines.identity.MOST_ATTEMPTS", 20)
     home = WorkerIdentity(tmp_path)
-    for number in range(20 + 2 * CLUTTER):
-        home.new_record(Attempt(id="", job=f"{number:08x}", worker="", number=1, gpus=(), started=0, lease_expires=0))
-        if home.is_cluttered:
+    for number in range(20 + 2 * TIDY_AFTER):
+        home.create_directory(
+            Attempt(id="", job=f"{number:08x}", worker="", number=1, gpus=(), started=0, lease_expires=0)
+        )
+        if home.needs_tidying:
             home.tidy()
     home.leave()
-    assert 20 <= len(list((tmp_path / "attempts").iterdir())) <= 20 + CLUTTER
+    assert 20 <= len(list((tmp_path / "attempts").iterdir())) <= 20 + TIDY_AFTER
 
 
 def test_attempts_that_never_began_are_tidied_away_like_others(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.engines.local.attempt_spec import undelivered
+from stoker.engines.local.record import undelivered
 from stoker.procfs import Identity, is_alive
 from stoker.queue import JobSpec, QueueAwayError, open_queue
 from stoker.queue.model import ENDED

@@ -16,7 +16,7 @@ from tests.support.disk import Disk
 from tests.support.faults import Faults
 from tests.support.work_site import RunningWorker, WorkSite
 
-WORKER, SUPERVISOR, REAPER, FORK_SERVER = "stoker", "stoker-job", "stoker-reaper", "stoker-nursery"
+WORKER, SUPERVISOR, REAPER, FORK_SERVER = "stoker", "stoker-shim", "stoker-reaper", "stoker-forksrv"
 JOB: Final = "marking_job"
 BETWEEN_STARTS: Final = 0.2
 # Of hundreds of processes most are others', and a pid is given away again after minutes at the earliest.

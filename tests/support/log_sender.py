@@ -30,6 +30,9 @@ class FarHome:
     def is_own(self, worker: str) -> bool:
         return worker == WORKER
 
+    def directory_of(self, job: str, number: int) -> Path:
+        return self.directory / "attempts" / f"{job}-{number}"
+
 
 class Lender:
     """What the worker there does, step by step, or by itself while it `works`."""

@@ -25,12 +25,14 @@ from stoker.engines.local.capacity import (
 from stoker.engines.local.placement import (
     CannotFit,
     CpuSlotsTaken,
-    Decision,
     NoGpusSeen,
     NotEnoughGpus,
     Offer,
+    Placements,
     Reservation,
-    decide,
+)
+from stoker.engines.local.placement import (
+    place as decide,
 )
 from stoker.engines.local.waiting_reasons import why_waiting
 from stoker.gpus.model import Maybe, Unknown
@@ -78,7 +80,7 @@ def running(want: ResourceRequest, *indices: int, since: float = NOW - HOUR, sto
     return Allocation(want, tuple(f"GPU-{index}" for index in indices), since, used={}, stopping=stopping)
 
 
-def placed(decision: Decision) -> dict[str, list[int]]:
+def placed(decision: Placements) -> dict[str, list[int]]:
     """The indices of the GPUs that each started job was given."""
     return {start.job: [int(uuid.removeprefix("GPU-")) for uuid in start.gpus] for start in decision.start}
 
@@ -89,11 +91,11 @@ def place(
     *waiting: ResourceRequest,
     rules: PlacementOptions = RULES,
     now: float = NOW,
-) -> Decision:
+) -> Placements:
     return decide(seen, held, waiting, rules, now)
 
 
-def obstacles_of(decision: Decision, job: str) -> dict[int, object]:
+def obstacles_of(decision: Placements, job: str) -> dict[int, object]:
     reason = decision.waiting[job]
     assert isinstance(reason, NotEnoughGpus)
     return dict(reason.obstacles)
@@ -419,7 +421,7 @@ class World(msgspec.Struct):
     waiting: list[ResourceRequest]
     rules: PlacementOptions
 
-    def decide(self) -> Decision:
+    def decide(self) -> Placements:
         return decide(self.seen, self.held, self.waiting, self.rules, NOW)
 
 
@@ -445,7 +447,7 @@ def worlds(draw: st.DrawFn, *, slots: Sequence[int] = (1, 1, 2, 3), bounded: boo
     return World(seen, held, draw(wants("w", 8, bounded=bounded)), rules)
 
 
-def after(world: World, decision: Decision, *, leave_out: Iterable[str] = ()) -> World:
+def after(world: World, decision: Placements, *, leave_out: Iterable[str] = ()) -> World:
     """The world in which what was decided has been done."""
     wanted = {want.job: want for want in world.waiting}
     out = set(leave_out)
@@ -677,7 +679,7 @@ class Machine:
         self, waiting: Sequence[ResourceRequest], durations: dict[str, float], elsewhere: Mapping[str, Offer] = {}
     ) -> list[str]:
         decision = decide(self.seen, self.held, waiting, self.rules, self.now, elsewhere=elsewhere)
-        self.keeping = decision.keeping
+        self.keeping = decision.reservations
         wanted = {want.job: want for want in waiting}
         for start in decision.start:
             self.held.append(Allocation(wanted[start.job], start.gpus, self.now, used={}))
@@ -803,7 +805,7 @@ class Cluster:
         }
         started = machine.turn(waiting, self.crowd.durations, elsewhere)
         for keeping in machine.keeping:
-            if keeping.is_felt or keeping.job in self.kept:
+            if keeping.affects_others or keeping.job in self.kept:
                 self.kept[keeping.job] = (machine, self.now + keeping.offer.starts_in, keeping.offer.missing)
         keeps = {keeping.job for keeping in machine.keeping}
         for job, (reaper_process, _at, _missing) in list(self.kept.items()):
@@ -840,8 +842,8 @@ def test_one_machine_keeps_gpus_for_a_big_job_and_the_others_go_on(
         if big.job in started:
             return
         waiting = [want for want in waiting if want.job not in started]
-        keepers = [machine for machine in cluster.machines if any(one.is_felt for one in machine.keeping)]
-        felt = [one.job for machine in keepers for one in machine.keeping if one.is_felt]
+        keepers = [machine for machine in cluster.machines if any(one.affects_others for one in machine.keeping)]
+        felt = [one.job for machine in keepers for one in machine.keeping if one.affects_others]
         assert len(felt) == len(set(felt))
         if any(not want.preemptible for want in waiting if want.gpus == 1):
             for machine in cluster.machines:
@@ -853,10 +855,10 @@ def test_one_machine_keeps_gpus_for_a_big_job_and_the_others_go_on(
 
 def on_two_machines(
     first: Sequence[Allocation], second: Sequence[Allocation], *waiting: ResourceRequest
-) -> tuple[Decision, Decision, dict[str, Offer]]:
+) -> tuple[Placements, Placements, dict[str, Offer]]:
     """The first decides, then the second, which knows what the first keeps."""
     one = place(gpus(2), first, *waiting)
-    elsewhere = {keeping.job: keeping.offer for keeping in one.keeping if keeping.is_felt}
+    elsewhere = {keeping.job: keeping.offer for keeping in one.reservations if keeping.affects_others}
     return one, decide(gpus(2), second, waiting, RULES, NOW, elsewhere=elsewhere), elsewhere
 
 
@@ -873,16 +875,16 @@ def test_a_job_moves_to_the_machine_that_can_start_it_sooner() -> None:
     endless = [running(a_job("r"), 1)]
     limited = [running(a_job("r", limit=2 * HOUR), 0), running(a_job("s", limit=2 * HOUR), 1)]
     _one, other, _elsewhere = on_two_machines(endless, limited, a_job("big", 2))
-    assert [(keeping.job, keeping.offer) for keeping in other.keeping] == [("big", Offer(HOUR, 2))]
+    assert [(keeping.job, keeping.offer) for keeping in other.reservations] == [("big", Offer(HOUR, 2))]
     _one, other, _elsewhere = on_two_machines(limited, endless, a_job("big", 2), a_job("small", order=1))
-    assert [keeping.job for keeping in other.keeping] == ["big"], "nobody feels it on the first"
+    assert [keeping.job for keeping in other.reservations] == ["big"], "nobody feels it on the first"
 
 
 def test_the_second_big_job_has_gpus_kept_on_the_second_machine() -> None:
     held = [running(a_job("r"), 1)]
     one, other, _elsewhere = on_two_machines(held, held, a_job("big", 2), a_job("next", 2, order=1))
-    assert [keeping.job for keeping in one.keeping] == ["big"]
-    assert [keeping.job for keeping in other.keeping] == ["next"]
+    assert [keeping.job for keeping in one.reservations] == ["big"]
+    assert [keeping.job for keeping in other.reservations] == ["next"]
 
 
 def test_fillers_are_stopped_on_one_machine_only() -> None:
@@ -899,7 +901,9 @@ def test_a_job_starts_where_it_fits_though_another_machine_keeps_gpus_for_it() -
 def test_a_full_machine_need_not_ask_others_about_the_next_job() -> None:
     held = [running(a_job("r"), 0), running(a_job("s"), 1)]
     jobs = [a_job(f"j{order}", order=order) for order in range(5)]
-    assert [(keeping.job, keeping.is_felt) for keeping in place(gpus(2), held, *jobs).keeping] == [("j0", False)]
+    assert [(keeping.job, keeping.affects_others) for keeping in place(gpus(2), held, *jobs).reservations] == [
+        ("j0", False)
+    ]
 
 
 def test_a_long_queue_is_decided_job_by_job_in_its_order() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engines.local.preparation import Prepared, check_policy, prepare
+from stoker.engines.preparation import Prepared, check_policy, prepare
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import visible_gpus

@@ -522,7 +522,8 @@ class TestAdvisedOptions:
                 command = app.stoker.get_command(click.Context(app.stoker), verb)
                 assert command is not None, (file, verb)
                 commands = [command, *(command.commands.values() if isinstance(command, click.Group) else ())]
-                options = (o for one in commands for each in one.params for o in (*each.opts, *each.secondary_opts))
+                parameters = [each for one in commands for each in one.get_params(click.Context(one))]
+                options = (option for each in parameters for option in (*each.opts, *each.secondary_opts))
                 known = {*options, "--help"}
                 advised = re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest.partition(" -- ")[0])
                 assert set(advised) <= known, (file, verb)

@@ -1,1 +1,51 @@
-"""Engines: where and how attempts run."""
+"""Engines: where and how attempts run. Each is a package with `OPTIONS` and `create`, and one line in `ENGINES`."""
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from stoker.errors import BadInputError
+
+if TYPE_CHECKING:
+    from stoker.engines.engine import EngineModule
+
+ENGINES: Final = {
+    "local": "stoker.engines.local",
+}
+
+
+class EngineOption(NamedTuple):
+    """One option that `stoker work` takes for an engine."""
+
+    name: str
+    """As typed: `--slots-per-gpu`; the engine gets it as `slots_per_gpu`."""
+    metavar: str
+    help: str
+    default: str | None = None
+    """As a person would type it."""
+    parse: Callable[[str], Any] = str
+    """Raises BadInputError."""
+    bare: str | None = None
+    """The value of the option when it is given without one; None when it needs one."""
+
+
+def engine_module(name: str) -> "EngineModule":
+    """Raises BadInputError when there is no such engine."""
+    if name not in ENGINES:
+        raise BadInputError(f"there is no engine {name!r}: choose {' or '.join(ENGINES)}")
+    return cast("EngineModule", importlib.import_module(ENGINES[name]))
+
+
+def integer(low: int, high: int) -> Callable[[str], int]:
+    """Parses an integer of this range."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise BadInputError(f"{text!r} is not an integer") from None
+        if not low <= value <= high:
+            raise BadInputError(f"{value} is not between {low} and {high}")
+        return value
+
+    return parse

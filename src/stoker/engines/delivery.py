@@ -1,4 +1,4 @@
-"""The outcome of an attempt, the last of its output and what was found, brought to the queue."""
+"""What an attempt leaves on disk, brought to the queue: its result, the end of its log, the link in it, its details."""
 
 import contextlib
 from pathlib import Path
@@ -6,36 +6,38 @@ from typing import Any, Final
 
 import msgspec
 
-from stoker.engines.local.attempt_spec import AttemptRecord, AttemptSpec
-from stoker.engines.local.messages import AttemptResult
+from stoker.engines.attempt import AttemptRecord, AttemptResult, AttemptSpec
 from stoker.errors import StokerError
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
 from stoker.queue.model import AttemptDetails
 from stoker.runs.output import Links, read_tail
 
-# What the queue keeps of an output; the whole is in the file on the machine that ran it.
+# What the queue keeps of a log; the whole is in the file on the machine that ran it.
 TAIL: Final = 64 * 1024
-# While it runs: written every few seconds, for every job of every machine. A job that prints more in between gets the
-# whole, so that whoever follows it finds where to go on.
+# While the job runs: written every few seconds, for every job of every machine. A job that prints more in between gets
+# the longer tail, so that readers who follow it find where to go on.
 RUNNING_TAIL: Final = 16 * 1024
-# A link is told when a training begins. Further than that into its output it is not looked for.
+# A training prints its link at the start. Beyond this it is not searched for.
 _LINK_WITHIN: Final = 16 * 2**20
 _BLOCK: Final = 256 * 1024
+# A report is a few pages. One of a job with thousands of processes is complete only on the machine that ran it.
+LONGEST_REPORT: Final = 256 * 1024
+_CUT: Final = "\n\n… (the rest is on the machine that ran it)\n"
 
 
-def deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, over: AttemptResult) -> bool:
-    """Writes everything that the queue is to know. False when the attempt had an outcome already."""
-    # Whoever waits for the outcome wants to read the output next.
+def deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult) -> bool:
+    """Writes everything of an attempt that has ended. False when the queue already had an outcome."""
+    # People who wait for the outcome read the log next.
     LogTail(record, attempt_spec).deliver_last(store)
-    accepted = store.finish(attempt_spec.attempt, over.outcome, over.exit_code, over.sentence)
+    accepted = store.finish(attempt_spec.attempt, result.outcome, result.exit_code, result.reason)
     write_details(store, record, attempt_spec.attempt)
     record.delivered()
     return accepted
 
 
 class LogTail:
-    """What the queue gets of one attempt while it runs: the end of its output, the link in it, and its fit."""
+    """Keeps the queue's copy of the end of one attempt's log up to date, with the link in it and the fit."""
 
     def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec) -> None:
         self._record = record
@@ -44,15 +46,15 @@ class LogTail:
         self._limit = attempt_spec.log_limit
         self._awaits_fit = attempt_spec.fitting is not None
         self._links = Links()
-        self._read = 0
+        self._searched = 0
         self._link: str | None = None
-        self._told_link = False
+        self._link_written = False
         self._seen: tuple[int, int] | None = None
         self._end = ""
-        """What was delivered last, as far as a bar may have rewritten it since."""
+        """The end of the last delivery, which a progress bar may have rewritten since."""
 
     def deliver(self, store: Store) -> None:
-        """What is new since the last time."""
+        """Writes what is new since the last time."""
         if self._awaits_fit:
             self._awaits_fit = not write_fit(store, self._record, self._attempt)
         try:
@@ -63,13 +65,13 @@ class LogTail:
         end = read_tail(self._output, min(RUNNING_TAIL, self._limit))
         if self._seen == (seen := (found.st_ino, found.st_size)) and end == self._end:
             return
-        self._deliver(store, RUNNING_TAIL if self._has_said_little(*seen) else TAIL)
+        self._deliver(store, RUNNING_TAIL if self._grew_little(*seen) else TAIL)
         self._seen, self._end = seen, end
 
-    def _has_said_little(self, file: int, size: int) -> bool:
-        """Since the last time, so that a short excerpt has something in common with the one before."""
-        before, told = self._seen or (file, 0)
-        return file == before and size - told <= RUNNING_TAIL // 2
+    def _grew_little(self, file: int, size: int) -> bool:
+        """Whether a short tail overlaps with the one before."""
+        before, delivered = self._seen or (file, 0)
+        return file == before and size - delivered <= RUNNING_TAIL // 2
 
     def deliver_last(self, store: Store) -> None:
         self._deliver(store, TAIL, is_last=True)
@@ -77,41 +79,27 @@ class LogTail:
     def _deliver(self, store: Store, most: int, *, is_last: bool = False) -> None:
         text = read_tail(self._output, min(most, self._limit))
         if text or is_last:
-            # Of a job that is cleaned away at the same moment, nothing is kept.
+            # The job may be removed by `stoker clean` at the same moment.
             with contextlib.suppress(CollisionError):
                 store.write_log(self._attempt, text, is_last=is_last)
-        self._look_for_link()
-        if self._link is not None and not self._told_link:
+        self._find_link()
+        if self._link is not None and not self._link_written:
             store.set_link(self._attempt, self._link)
-            self._told_link = True
+            self._link_written = True
 
-    def _look_for_link(self) -> None:
+    def _find_link(self) -> None:
         older = self._output.with_name("output.1")
-        while self._link is None and self._read < _LINK_WITHIN:
-            # A file that was put aside since is the one that was being read.
-            block = _block(older if older.exists() else self._output, self._read)
+        while self._link is None and self._searched < _LINK_WITHIN:
+            # After a rotation the file that was being searched is the older one.
+            block = _block(older if older.exists() else self._output, self._searched)
             if not block:
                 return
-            self._read += len(block)
+            self._searched += len(block)
             self._link = self._links.feed(block.decode(errors="replace"))
 
 
-def _block(path: Path, offset: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(_BLOCK)
-    except OSError:
-        return b""
-
-
-# A report is a few pages. One of a job with thousands of processes is whole on the machine that ran it.
-LONGEST_REPORT: Final = 256 * 1024
-_CUT: Final = "\n\n… (the rest is on the machine that ran it)\n"
-
-
 def details_of(record: AttemptRecord) -> AttemptDetails | None:
-    """What the record of an attempt that has ended tells; None when there is nothing to say."""
+    """The details of an attempt that has ended; None when there are none."""
     status, report, fit = record.status(), _report(record), _fit(record)
     cause = status.ending or ""
     if not report and not fit and cause in ("", "by itself"):
@@ -120,30 +108,27 @@ def details_of(record: AttemptRecord) -> AttemptDetails | None:
 
 
 def write_details(store: Store, record: AttemptRecord, attempt: str) -> None:
-    """Of an attempt that has ended, and whose outcome the queue has."""
-    _tell(store, attempt, details_of(record))
+    """Writes the details of an attempt whose outcome the queue has."""
+    if (details := details_of(record)) is not None:
+        _write(store, attempt, details)
 
 
 def write_fit(store: Store, record: AttemptRecord, attempt: str) -> bool:
-    """While it runs: whether a size was found, and the queue has been told how."""
+    """Writes how the batch size of a running attempt was found; False until it is."""
     fit = _fit(record)
     if fit:
-        _tell(store, attempt, AttemptDetails(fit=fit))
+        _write(store, attempt, AttemptDetails(fit=fit))
     return bool(fit)
 
 
-def _tell(store: Store, attempt: str, finding: AttemptDetails | None) -> None:
-    """Nothing waits for it. A queue that is away is told when it is back, one that refuses it is not asked again."""
-    if finding is None:
-        return
+def _write(store: Store, attempt: str, details: AttemptDetails) -> None:
+    """Raises QueueAwayError, to be tried again; what the queue refuses stays on the machine that ran the attempt."""
     try:
-        store.write_details(attempt, finding)
+        store.write_details(attempt, details)
     except QueueAwayError:
         raise
-    except CollisionError:
-        return  # the job was cleaned away meanwhile
-    except StokerError:
-        return  # it is in the record, on the machine that ran it
+    except (CollisionError, StokerError):
+        return
 
 
 def _report(record: AttemptRecord) -> str:
@@ -160,3 +145,12 @@ def _report(record: AttemptRecord) -> str:
 def _fit(record: AttemptRecord) -> dict[str, Any]:
     fitted = record.fit()
     return {} if fitted is None else dict(msgspec.to_builtins(fitted))
+
+
+def _block(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(_BLOCK)
+    except OSError:
+        return b""

@@ -5,7 +5,7 @@ from collections import deque
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stoker.engines.local.attempt_spec import is_output_of
+from stoker.engines.attempt import is_output_of
 from stoker.logs.ansi import REACH, Line, Terminal, as_html
 from stoker.logs.readers import OutputReader, Reader, directory_of
 from stoker.queue.model import Attempt

@@ -108,8 +108,8 @@ def _with_record(told: AttemptDetails, directory: Path) -> AttemptDetails:
     if (told.cause and told.report and told.fit) or not directory.is_dir():
         return told
     # Here, because it brings the worker's whole room along.
+    from stoker.engines.attempt import AttemptRecord
     from stoker.engines.delivery import details_of
-    from stoker.engines.local.attempt_spec import AttemptRecord
 
     here = details_of(AttemptRecord(directory)) or _NOTHING_FOUND
     return AttemptDetails(

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from stoker.engines.attempt import AttemptRecord, is_output_of
 from stoker.engines.identity import WorkerIdentity
-from stoker.engines.local.attempt_spec import AttemptRecord, is_output_of
 from stoker.errors import StokerError
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
@@ -42,8 +42,8 @@ _LONGEST_UNFINISHED: Final = 64 * 1024
 class LogStreaming:
     """All outputs that this machine lends now. What goes wrong with them costs no job anything."""
 
-    def __init__(self, home: WorkerIdentity) -> None:
-        self._home = home
+    def __init__(self, identity: WorkerIdentity) -> None:
+        self._identity = identity
         self._lenders: dict[str, _Lender] = {}
         """By attempt; those that have had their turn are behind the others."""
         self._refused: set[str] = set()
@@ -98,7 +98,7 @@ class LogStreaming:
                 return
 
     def _ask(self, store: Store) -> None:
-        wanted = {one.attempt: one for one in store.log_requests() if self._home.is_own(one.worker)}
+        wanted = {one.attempt: one for one in store.log_requests() if self._identity.is_own(one.worker)}
         self._asked = time.monotonic()
         self._refused &= wanted.keys()
         for attempt in self._lenders.keys() - wanted.keys():
@@ -110,7 +110,7 @@ class LogStreaming:
                 self._forget(attempt)
             if attempt in self._lenders or attempt in self._refused or not self._has_room():
                 continue
-            directory = self._home.directory / "attempts" / f"{one.job}-{one.number}"
+            directory = self._identity.directory_of(one.job, one.number)
             if is_output_of(directory, attempt):
                 self._lenders[attempt] = _Lender(one, directory)
         # Without a ring, only the end of what is wanted is to be noticed.
@@ -189,7 +189,7 @@ class _Lender:
         if self._told is None and _size_of(self._record.directory) > _LARGEST:
             return None
         # Asked before the output is read: then what is read is all.
-        has_ended = not self._record.is_assigned()
+        has_ended = not self._record.has_attempt()
         finished, unfinished = self._reader.read(_STEP)
         is_complete = has_ended and not self._reader.is_behind
         if len(finished) > _STEP + _LONGEST_LINE or len(unfinished) > _LONGEST_LINE:

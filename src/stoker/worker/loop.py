@@ -1,8 +1,6 @@
-"""The worker: owns this machine's GPUs, claims jobs for them, and has each one attended to.
+"""The worker's loop: claims jobs for an engine, renews leases, delivers results, sends heartbeats and streams logs.
 
-Everything is waited for in one place: what shims say, looks at the GPUs, the queue's changes, signals. Whatever the
-queue is told or asked happens in between, in the order of its haste: outcomes, then the next job, then the rest. The
-worker may be killed at any moment: attendants go on without it, and the next worker finds them.
+The worker may be killed at any moment: attempts go on without it, and the next worker finds them.
 """
 
 import contextlib
@@ -10,211 +8,186 @@ import math
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
+import msgspec
+
+from stoker.engines.attempt import lease_clock
 from stoker.engines.delivery import write_details
+from stoker.engines.engine import CannotTellError, Engine, Log, RunningAttempt, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
-from stoker.engines.local.adoption import adopt, find, requeue_unstarted
-from stoker.engines.local.attempt_spec import now as lease_clock
-from stoker.engines.local.background_fill import BackgroundFill
-from stoker.engines.local.machine_view import MachineView
-from stoker.engines.local.messages import LeaseRenewed, ResultRecorded, StopAttempt
-from stoker.engines.local.reserved_gpus import ReservedGpusFile
-from stoker.engines.local.running_attempt import RunningAttempt
-from stoker.engines.local.shim_pool import ShimPool
-from stoker.engines.options import WorkerOptions
 from stoker.errors import StokerError
-from stoker.gpus.prober import Prober
 from stoker.queue import QueueAwayError, Store, open_queue
 from stoker.queue.changes import ChangeListener
 from stoker.queue.model import Snoozed, View
-from stoker.runs.processes.cgroup import NoCgroupError, remove_abandoned
 from stoker.runs.processes.signals import SignalStream
 from stoker.units import format_duration
 from stoker.worker.log_streaming import LogStreaming
-from stoker.worker.scheduling import Scheduler
+from stoker.worker.scheduler import Scheduler
 
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Whoever looks from elsewhere sees figures that are at most five seconds old: there is a chance every second, and the
-# last of them must not be missed. A row is written each time, which any database takes from hundreds of machines.
+# Figures on other machines are at most five seconds old: one second passes between two chances to send, and one of them
+# may be missed. Any database takes that one row from hundreds of machines.
 _HEARTBEATS: Final = 4.0
-# What changed is told at once, but no more often than people see.
+# Changes are sent at once, but no more often than people notice.
 _CHANGES: Final = 1.0
-# Minutes that are over are told soon after their end; nothing waits for them.
+# Usage is written soon after the end of each minute; nothing waits for it.
 _USAGE_EVERY: Final = 5.0
-_OUTPUT_EVERY: Final = 3.0
+_LOG_TAILS_EVERY: Final = 3.0
 # Between two tries to reach a queue that is away.
 _FIRST_PAUSE: Final = 0.5
 _LAST_PAUSE: Final = 10.0
 _TIDY_EVERY: Final = 600.0
-# After a round that failed for want of descriptors, memory or processes; told of again after so much quiet.
+# After a round that failed for want of descriptors, memory or processes; logged again after so much quiet.
 _TROUBLE_PAUSE: Final = 0.2
 _TROUBLE_QUIET: Final = 60.0
-# Supervisors of jobs that somebody has stopped are made to go on.
-_ROUSE_EVERY: Final = 2.0
-# What could not be looked at for want of descriptors is looked at again.
+# Between two searches for attempts of an earlier worker, while some of them cannot be looked at.
 _SEARCH_AGAIN: Final = 2.0
+_GIVEN_UP: Final = "The queue had given the job up, and another worker may run it."
 
 
 class WorkerLoop:
     """One worker from its start to its end."""
 
-    def __init__(
-        self,
-        orders: WorkerOptions,
-        home: WorkerIdentity,
-        crew: ShimPool,
-        prober: Prober,
-        tell: Callable[[str], None],
-        filling: BackgroundFill | None = None,
-    ) -> None:
-        self._orders = orders
-        self._home = home
-        self._crew = crew
-        self._tell = tell
-        self._premises = MachineView(orders, home.host, crew, prober, filling, tell)
-        self._placing = Scheduler(orders, home, crew, self._premises, tell)
-        self._lending = LogStreaming(home)
-        self._kept_file = ReservedGpusFile(home.directory, home.host)
+    def __init__(self, options: WorkerOptions, identity: WorkerIdentity, engine: Engine, log: Log) -> None:
+        self._options = options
+        self._identity = identity
+        self._engine = engine
+        self._log = log
+        self._scheduler = Scheduler(options, identity, engine, log)
+        self._log_streaming = LogStreaming(identity)
         self._signals = SignalStream(_STOPPING)
         self._store: Store | None = None
         self._changes: ChangeListener | None = None
         self._away_until = -math.inf
         self._pause = _FIRST_PAUSE
-        self._away_told = False
+        self._absence_logged = False
         self._renew_at = 0.0
         self._heartbeat_at = 0.0
-        self._told_gist: tuple[object, ...] | None = None
-        self._told_at = -math.inf
-        self._output_at = 0.0
+        self._sent_gist: tuple[object, ...] | None = None
+        self._sent_at = -math.inf
+        self._log_tails_at = 0.0
         self._usage_at = 0.0
         self._tidy_at = 0.0
-        self._rouse_at = 0.0
-        self._trouble_told = -math.inf
-        self._found = False
-        """Whether the queue knows that what an earlier worker started is this one's now."""
+        self._trouble_logged = -math.inf
+        self._adopted = False
+        """Whether the queue knows that the attempts of earlier workers are this one's now."""
         self._unadopted: list[RunningAttempt] = []
         self._claims_known = True
-        """Whether all claims of earlier workers were looked at that nobody here knows of."""
+        """Whether all claims of earlier workers that never started were found."""
         self._search_at = math.inf
-        """When it is looked again for what an earlier worker left: not all of it could be seen."""
+        """When to search again for attempts of an earlier worker: not all of them could be looked at."""
         self._unacknowledged: list[tuple[RunningAttempt, bool]] = []
 
     def run(self) -> int:
-        with contextlib.ExitStack() as goodbye:
-            goodbye.callback(self._signals.close)
-            goodbye.callback(_remove_abandoned_cgroups)
-            goodbye.callback(self._crew.dismiss)
-            goodbye.callback(self._close_queue)
-            goodbye.callback(self._lending.forget_all)
-            goodbye.callback(self._say_goodbye)
-            # Before the queue is needed, which may be away: what nobody looks after is stopped now.
+        """Runs until a signal asks for its end, or nothing is left to do."""
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(self._signals.close)
+            cleanup.callback(self._close_queue)
+            cleanup.callback(self._log_streaming.forget_all)
+            cleanup.callback(self._say_goodbye)
+            # Before the queue is needed, which may be away: jobs without a supervisor are stopped now.
             self._search()
-            self._crew.keep_some_ready()
             while not self._asked_to_end():
                 self._ask_queue()
-                if self._orders.until_empty and self._has_nothing_left():
-                    self._tell("nothing is left that could start here")
+                if self._options.until_empty and self._has_nothing_left():
+                    self._log("nothing is left that could start here")
                     return 0
                 self._tidy()
-                self._crew.keep_some_ready()
-                self._hear_guarded(self._wait())
-            if count := len(self._crew.running()):
-                self._tell(
+                self._step_guarded(self._wait())
+            if count := len(self._running()):
+                self._log(
                     f"{_jobs(count)} on: the next `stoker work` here finds {'it' if count == 1 else 'them'} again"
                 )
             return 0
+
+    def _running(self) -> list[RunningAttempt]:
+        return [attempt for attempt in self._engine.attempts.values() if attempt.result is None]
 
     # Waiting
 
     def _wait(self) -> set[int]:
         poll = select.poll()
-        wanted = [self._signals.fileno(), *self._premises.descriptors(), *self._crew.descriptors()]
-        if self._changes is not None:
-            wanted.append(self._changes.fileno())
-        for descriptor in wanted:
+        descriptors, due = self._engine.wait_for()
+        changes = -1 if self._changes is None else self._changes.fileno()
+        for descriptor in (self._signals.fileno(), changes, *descriptors):
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN)
-        found = poll.poll(max(0.0, self._due() - time.monotonic()) * 1000 + 0.5)
+        due = min(due, self._due())
+        found = poll.poll(max(0.0, due - time.monotonic()) * 1000 + 0.5)
         return {descriptor for descriptor, _ in found}
 
     def _due(self) -> float:
-        due = min(self._premises.due(), self._crew.due(), self._search_at, self._tidy_at)
-        if self._crew.engaged:
-            due = min(due, self._rouse_at)
+        due = min(self._search_at, self._tidy_at)
         if self._store is None:
             return min(due, self._away_until)
         owed = self._store.flush_due()
+        has_attempts = bool(self._engine.attempts)
         return min(
             due,
-            self._placing.due() if self._search_at == math.inf else math.inf,
-            self._renew_at if self._crew.engaged else math.inf,
+            self._scheduler.due() if self._search_at == math.inf else math.inf,
+            self._renew_at if has_attempts else math.inf,
             self._heartbeat_at,
-            self._output_at if self._crew.engaged else math.inf,
-            self._lending.due(),
+            self._log_tails_at if has_attempts else math.inf,
+            self._log_streaming.due(),
             time.monotonic() + owed if owed is not None else math.inf,
         )
 
     def _asked_to_end(self) -> bool:
         return any(received.signal in _STOPPING for received in self._signals.read())
 
-    def _hear_guarded(self, readable: set[int]) -> None:
+    def _step_guarded(self, readable: set[int]) -> None:
         """A machine that is short of descriptors, memory or processes for a while must not end its worker."""
         try:
-            self._hear(readable)
+            self._step(readable)
         except OSError as error:
             self._note_trouble(error)
             time.sleep(_TROUBLE_PAUSE)
 
     def _note_trouble(self, error: OSError) -> None:
-        if time.monotonic() >= self._trouble_told + _TROUBLE_QUIET:
-            self._tell(f"this machine is in trouble, and it is tried again: {error}")
-        self._trouble_told = time.monotonic()
+        if time.monotonic() >= self._trouble_logged + _TROUBLE_QUIET:
+            self._log(f"this machine is short of something, trying again: {error}")
+        self._trouble_logged = time.monotonic()
 
-    def _hear(self, readable: set[int]) -> None:
+    def _step(self, readable: set[int]) -> None:
         if time.monotonic() >= self._search_at:
             self._search()
-        if time.monotonic() >= self._rouse_at:
-            self._rouse_at = time.monotonic() + _ROUSE_EVERY
-            for running_attempt in self._crew.running():
-                running_attempt.rouse()
-        for running_attempt in self._crew.attend(readable):
-            self._premises.freed(running_attempt.attempt_spec.gpus)
-            self._placing.stale = True
-            if running_attempt.over is not None and running_attempt.over.outcome == "requeued":
-                self._placing.trouble(running_attempt.job, running_attempt.over.sentence)
+        step = self._engine.step(readable)
+        for attempt in step.ended:
+            if attempt.result is not None and attempt.result.outcome == "requeued":
+                self._scheduler.start_failed(attempt.job, attempt.result.reason)
             else:
-                self._placing.started_well(running_attempt.since)
-        if self._premises.watch(wanted=self._placing.wants_gpus()):
-            self._placing.stale = True
+                self._scheduler.start_succeeded(attempt.since)
+        if step.ended or step.changed:
+            self._scheduler.stale = True
 
     def _has_nothing_left(self) -> bool:
-        """Whether nothing runs here, and nothing waits that this machine could ever start."""
-        return not self._crew.engaged and self._store is not None and self._placing.has_nothing_left()
+        """Whether nothing runs here, and nothing waits that could ever start here."""
+        return not self._engine.attempts and self._store is not None and self._scheduler.has_nothing_left()
 
     # The queue
 
     def _ask_queue(self) -> None:
-        """Everything that the queue is told and asked. While it is away, jobs go on and outcomes wait."""
+        """Everything that the queue is asked or gets, the most urgent first. While it is away, jobs go on."""
         if time.monotonic() < self._away_until:
             return
         try:
             store = self._store or self._open_queue()
-            if not self._found or self._unadopted or (self._search_at == math.inf and not self._claims_known):
-                self._find_jobs(store)
+            if not self._adopted or self._unadopted or (self._search_at == math.inf and not self._claims_known):
+                self._adopt(store)
             self._deliver(store)
-            self._listen(store)
+            self._handle_requests(store)
             if self._search_at == math.inf:
-                self._placing.place(store)
+                self._scheduler.place(store)
             self._acknowledge()
-            # Before whatever may be large, or be waited for: a lease that ends costs the job.
-            self._keep_leases(store)
-            self._send_last_output(store)
-            self._say_hello(store)
-            self._send_output(store)
-            self._tell_usage(store)
-            self._lending.lend(store)
+            # Before anything that may be large or slow: a lease that ends costs the job.
+            self._renew_leases(store)
+            self._deliver_last_logs(store)
+            self._send_heartbeat(store)
+            self._deliver_log_tails(store)
+            self._write_usage(store)
+            self._log_streaming.lend(store)
             store.flush()
             self._note_queue_works()
         except StokerError as error:
@@ -225,30 +198,30 @@ class WorkerLoop:
             self._lose_queue(QueueAwayError(f"the queue cannot be served: {error}"))
 
     def _open_queue(self) -> Store:
-        store = open_queue(self._orders.queue)
+        store = open_queue(self._options.queue)
         self._changes = store.listen()
         self._store = store
-        self._placing.stale = True
-        if self._away_told:
+        self._scheduler.stale = True
+        if self._absence_logged:
             self._renew_at = 0.0
-        if self._found:
-            # What was claimed when the answer was lost.
-            self._give_back(store)
+        if self._adopted:
+            # A claim whose answer was lost.
+            self._requeue_unstarted(store)
         return store
 
     def _note_queue_works(self) -> None:
-        """A whole round went well: one that can be opened may still be damaged."""
+        """After a whole round: a queue that can be opened may still be damaged."""
         self._pause = _FIRST_PAUSE
-        if self._away_told:
-            self._tell("the queue is back")
-            self._away_told = False
+        if self._absence_logged:
+            self._log("the queue is back")
+            self._absence_logged = False
 
     def _lose_queue(self, error: StokerError) -> None:
-        if not self._found and not isinstance(error, QueueAwayError):
-            raise error  # a wrong password or address does not mend itself
-        if not self._away_told:
-            self._tell(f"{error}; jobs go on, and it is tried again")
-            self._away_told = True
+        if not self._adopted and not isinstance(error, QueueAwayError):
+            raise error  # a wrong password or address does not go away
+        if not self._absence_logged:
+            self._log(f"{error}; jobs go on, trying again")
+            self._absence_logged = True
         self._close_queue()
         self._away_until = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, _LAST_PAUSE)
@@ -261,185 +234,193 @@ class WorkerLoop:
                 self._store.close()
         self._changes = self._store = None
 
+    # Attempts of earlier workers
+
     def _search(self) -> None:
-        """Looks for what an earlier worker of this home started. Nothing new is started before all of it is known."""
-        found = find(self._home, self._orders.queue, self._crew.engaged)
+        """Looks for attempts of an earlier worker of this home. Nothing is started before all of them are known."""
+        found = self._engine.find()
         self._search_at = math.inf if found.complete else time.monotonic() + _SEARCH_AGAIN
-        for running_attempt in found.running_attempts:
-            self._crew.engaged[running_attempt.attempt] = running_attempt
-        self._unadopted += found.running_attempts
+        self._unadopted += found.attempts
 
-    def _find_jobs(self, store: Store) -> None:
-        """Those that an earlier worker of this home started, and those that it did not live to start."""
-        adopt(store, self._home, self._orders.lease, self._unadopted)
-        running = sum(1 for one in self._unadopted if one.over is None)
+    def _adopt(self, store: Store) -> None:
+        """Takes over attempts of earlier workers, and stops those that the queue has given up."""
+        running = [attempt for attempt in self._unadopted if attempt.result is None]
+        held = store.adopt([attempt.id for attempt in running], self._identity.worker, self._options.lease)
+        for attempt in running:
+            if attempt.id not in held:
+                attempt.stop("lease", _GIVEN_UP)
         self._unadopted = []
-        self._found = True
+        self._adopted = True
         if running:
-            self._tell(f"found {running} job{'s' if running > 1 else ''} that an earlier worker had started")
-        self._give_back(store)
+            self._log(f"found {len(running)} job{'s' if len(running) > 1 else ''} that an earlier worker had started")
+        self._requeue_unstarted(store)
 
-    def _give_back(self, store: Store) -> None:
-        self._claims_known = requeue_unstarted(store, self._home, self._crew.engaged)
-        if not self._claims_known:
-            self._search_at = time.monotonic() + _SEARCH_AGAIN
+    def _requeue_unstarted(self, store: Store) -> None:
+        """Requeues claims of which nothing was ever started: the worker or the database was killed in between."""
+        self._claims_known = True
+        for attempt in store.running():
+            if not self._identity.is_own(attempt.worker) or attempt.id in self._engine.attempts:
+                continue
+            try:
+                is_started = self._engine.is_started(attempt)
+            except CannotTellError:
+                self._claims_known = False
+                self._search_at = time.monotonic() + _SEARCH_AGAIN
+                continue
+            if not is_started:
+                why = "its worker or the database was killed before the job was started"
+                store.finish(attempt.id, "requeued", None, why)
+
+    # Results
 
     def _deliver(self, store: Store) -> None:
-        """Outcomes first: whoever waits for one waits for nothing else."""
-        for running_attempt in list(self._crew.engaged.values()):
-            if running_attempt.over is not None and not running_attempt.recorded:
-                over = running_attempt.over
-                accepted = store.finish(running_attempt.attempt, over.outcome, over.exit_code, over.sentence)
-                if not accepted:
-                    # Its supervisor brings it itself when this worker was held up for long.
-                    known = store.attempt(running_attempt.attempt)
-                    accepted = known is not None and over.outcome != "lost" and known.outcome == over.outcome
-                running_attempt.recorded = True
-                self._placing.stale = True
-                self._unacknowledged.append((running_attempt, accepted))
+        for attempt in list(self._engine.attempts.values()):
+            result = attempt.result
+            if result is None or attempt.recorded:
+                continue
+            accepted = store.finish(attempt.id, result.outcome, result.exit_code, result.reason)
+            if not accepted:
+                # Its supervisor delivers it when this worker is held up for long.
+                known = store.attempt(attempt.id)
+                accepted = known is not None and result.outcome != "lost" and known.outcome == result.outcome
+            attempt.recorded = True
+            self._scheduler.stale = True
+            self._unacknowledged.append((attempt, accepted))
 
     def _acknowledge(self) -> None:
-        """After the next job was started: an attendant that tidies up, and a person who reads, can wait for that."""
-        for running_attempt, accepted in self._unacknowledged:
-            if running_attempt.channel is not None:
-                running_attempt.channel.send(ResultRecorded())
-            self._tell_end(running_attempt, accepted)
+        """After the next job was started, which is more urgent."""
+        for attempt, accepted in self._unacknowledged:
+            attempt.acknowledge()
+            self._log_end(attempt, accepted)
         self._unacknowledged.clear()
 
-    def _send_last_output(self, store: Store) -> None:
-        for running_attempt in list(self._crew.engaged.values()):
-            if running_attempt.recorded and running_attempt.channel is None:
-                # Its attendant is done with it, so this is the last of the output, and the report is written.
-                running_attempt.excerpt.deliver_last(store)
-                write_details(store, running_attempt.record, running_attempt.attempt)
-                running_attempt.record.delivered()
-                del self._crew.engaged[running_attempt.attempt]
+    def _log_end(self, attempt: RunningAttempt, accepted: bool) -> None:
+        result = attempt.result
+        # One that could not be started is logged as trouble of the machine, once.
+        if result is not None and result.outcome != "requeued":
+            lasted = format_duration(round(time.monotonic() - attempt.since))
+            how = f" with code {result.exit_code}" if result.exit_code else ""
+            how += f": {result.reason}" if result.reason else ""
+            late = "" if accepted else " (too late: the queue had given the job up)"
+            self._log(f"{attempt.job}: {result.outcome} after {lasted}{how}{late}")
 
-    def _listen(self, store: Store) -> None:
-        rang = self._changes is not None and self._changes.poll()
-        if rang or self._placing.polls_now():
-            self._placing.stale = True
-            self._lending.rang()
-            if self._crew.engaged:
-                requests = store.requests(self._home.worker)
+    def _deliver_last_logs(self, store: Store) -> None:
+        for attempt in list(self._engine.attempts.values()):
+            if attempt.recorded and attempt.is_settled:
+                attempt.log_tail.deliver_last(store)
+                write_details(store, attempt.record, attempt.id)
+                attempt.record.delivered()
+                self._engine.forget(attempt.id)
+
+    def _deliver_log_tails(self, store: Store) -> None:
+        if time.monotonic() < self._log_tails_at:
+            return
+        for attempt in self._running():
+            attempt.log_tail.deliver(store)
+        self._log_tails_at = time.monotonic() + _LOG_TAILS_EVERY
+
+    # Requests
+
+    def _handle_requests(self, store: Store) -> None:
+        notified = self._changes is not None and self._changes.poll()
+        if notified or self._scheduler.polls_now():
+            self._scheduler.stale = True
+            self._log_streaming.rang()
+            if self._engine.attempts:
+                requests = store.requests(self._identity.worker)
                 self._cancel(requests.cancelled)
                 self._snooze(requests.snoozed)
 
     def _cancel(self, attempts: Collection[str]) -> None:
-        for attempt in attempts:
-            running_attempt = self._crew.engaged.get(attempt)
-            if running_attempt is not None and not running_attempt.stopping:
-                self._tell(f"{running_attempt.job}: cancelled")
-                running_attempt.stop(StopAttempt("cancelled", "It was cancelled."))
+        for name in attempts:
+            attempt = self._engine.attempts.get(name)
+            if attempt is not None and not attempt.stopping:
+                self._log(f"{attempt.job}: cancelled")
+                attempt.stop("cancelled", "It was cancelled.")
 
-    def _snooze(self, requests: Mapping[str, Snoozed]) -> None:
-        for attempt, wish in requests.items():
-            running_attempt = self._crew.engaged.get(attempt)
-            if running_attempt is None or running_attempt.over is not None:
+    def _snooze(self, snoozes: Mapping[str, Snoozed]) -> None:
+        for name, snooze in snoozes.items():
+            attempt = self._engine.attempts.get(name)
+            if attempt is None or attempt.result is not None:
                 continue
             try:
-                changed = running_attempt.heed(wish)
-                running_attempt.snooze_trouble_told = False
+                changed = attempt.apply_snooze(snooze)
+                attempt.snooze_failed = False
                 if changed:
-                    what = f"left alone for {format_duration(round(wish.seconds))}" if wish.seconds else "watched again"
-                    self._tell(f"{running_attempt.job}: {what}, as {wish.by or 'somebody'} asked")
+                    what = (
+                        f"not stopped for {format_duration(round(snooze.seconds))}"
+                        if snooze.seconds
+                        else "watched again"
+                    )
+                    self._log(f"{attempt.job}: {what}, as {snooze.by or 'a person'} asked")
             except StokerError as error:
-                if not running_attempt.snooze_trouble_told:
-                    running_attempt.snooze_trouble_told = True
-                    what = "cannot be snoozed" if wish.seconds else "its snooze cannot be ended"
-                    self._tell(f"{running_attempt.job}: {what}, which is tried again: {error}")
+                if not attempt.snooze_failed:
+                    attempt.snooze_failed = True
+                    what = "cannot be snoozed" if snooze.seconds else "its snooze cannot be ended"
+                    self._log(f"{attempt.job}: {what}, trying again: {error}")
 
-    def _keep_leases(self, store: Store) -> None:
+    def _renew_leases(self, store: Store) -> None:
         if time.monotonic() < self._renew_at:
             return
-        self._renew_at = time.monotonic() + self._orders.lease / 4
-        held = {attempt: one for attempt, one in self._crew.engaged.items() if not one.recorded}
+        self._renew_at = time.monotonic() + self._options.lease / 4
+        held = {name: attempt for name, attempt in self._engine.attempts.items() if not attempt.recorded}
         if not held:
             return
         before = lease_clock()
-        found = store.renew(held, self._orders.lease)
-        for attempt, running_attempt in held.items():
-            if attempt in found and running_attempt.channel is not None:
-                running_attempt.channel.send(LeaseRenewed(before + self._orders.lease))
-            elif attempt not in found and not running_attempt.stopping:
-                running_attempt.stop(StopAttempt("lease", "The queue had given the job up, and another may run it."))
-        self._cancel([attempt for attempt, wanted in found.items() if wanted])
+        found = store.renew(held, self._options.lease)
+        for name, attempt in held.items():
+            if name in found:
+                attempt.renewed(before + self._options.lease)
+            elif not attempt.stopping:
+                attempt.stop("lease", _GIVEN_UP)
+        self._cancel([name for name, cancelled in found.items() if cancelled])
 
-    # Telling
+    # Reports
 
-    def _say_hello(self, store: Store) -> None:
-        """That this worker is there, and why jobs wait, as soon as that changes."""
+    def _send_heartbeat(self, store: Store) -> None:
+        """That this worker is alive, and why jobs wait, as soon as that changes."""
         moment = time.monotonic()
         if moment < self._heartbeat_at:
             return
         self._heartbeat_at = moment + _CHANGES
-        absent = self._premises.is_without_gpus()
-        view = View(
-            gpus=self._premises.told_gpus(self._placing.kept_gpus()),
-            waiting=self._placing.why(),
-            problem=None if absent else self._premises.machine.problem,
-            simulated=self._premises.machine.simulated,
-            absent=absent,
-        )
-        self._kept_file.write({gpu.uuid: gpu.note.removeprefix("is ") for gpu in view.gpus if gpu.kept_for})
-        if _gist(view) == self._told_gist and moment < self._told_at + _HEARTBEATS:
+        view = self._engine.report()
+        if (paused := self._scheduler.why_paused()) is not None:
+            view = msgspec.structs.replace(view, waiting=paused)
+        if _gist(view) == self._sent_gist and moment < self._sent_at + _HEARTBEATS:
             return
-        store.heartbeat(self._home.worker, self._home.host, view)
-        self._told_gist, self._told_at = _gist(view), moment
+        store.heartbeat(self._identity.worker, self._identity.host, view)
+        self._sent_gist, self._sent_at = _gist(view), moment
 
     def _say_goodbye(self) -> None:
-        self._kept_file.write({})
         if self._store is not None:
             with contextlib.suppress(StokerError):
-                self._store.write_usage(self._premises.meter.so_far())
+                self._store.write_usage(self._engine.usage(final=True))
             with contextlib.suppress(StokerError):
-                self._store.farewell(self._home.worker)
+                self._store.farewell(self._identity.worker)
 
-    def _tell_usage(self, store: Store) -> None:
-        """What could not be told while the queue was away is still there."""
+    def _write_usage(self, store: Store) -> None:
+        """Rows that could not be written while the queue was away are still there."""
         if time.monotonic() < self._usage_at:
             return
         self._usage_at = time.monotonic() + _USAGE_EVERY
-        if rows := self._premises.meter.finished():
+        if rows := self._engine.usage():
             store.write_usage(rows)
-            self._premises.meter.told(rows)
-
-    def _send_output(self, store: Store) -> None:
-        if time.monotonic() < self._output_at:
-            return
-        for running_attempt in self._crew.running():
-            running_attempt.excerpt.deliver(store)
-        self._output_at = time.monotonic() + _OUTPUT_EVERY
+            self._engine.usage_written(rows)
 
     def _tidy(self) -> None:
-        """Whether or not the queue is there: a disk that is full may be what keeps it away."""
-        if time.monotonic() < self._tidy_at and not self._home.is_cluttered:
+        """Whether or not the queue is there: a full disk may be what keeps it away."""
+        if time.monotonic() < self._tidy_at and not self._identity.needs_tidying:
             return
         self._tidy_at = time.monotonic() + _TIDY_EVERY
-        _remove_abandoned_cgroups()
         try:
-            self._home.tidy()
+            self._engine.tidy()
+            self._identity.tidy()
         except OSError as error:
             self._note_trouble(error)
 
-    def _tell_end(self, running_attempt: RunningAttempt, accepted: bool) -> None:
-        over = running_attempt.over
-        # One that could not be started here is told of as the machine's trouble, not each time.
-        if over is not None and over.outcome != "requeued":
-            lasted = format_duration(round(time.monotonic() - running_attempt.since))
-            said = f" with code {over.exit_code}" if over.exit_code else ""
-            said += f": {over.sentence}" if over.sentence else ""
-            late = "" if accepted else " (too late: the queue had given the job up)"
-            self._tell(f"{running_attempt.job}: {over.outcome} after {lasted}{said}{late}")
-
-
-def _remove_abandoned_cgroups() -> None:
-    with contextlib.suppress(OSError, NoCgroupError):
-        remove_abandoned()
-
 
 def _gist(view: View) -> tuple[object, ...]:
-    """What of it is told at once when it changes; how busy a GPU is changes all the time."""
+    """What is sent at once when it changes; utilization changes all the time."""
     gpus = [(gpu.uuid, gpu.jobs, gpu.note, gpu.state, gpu.user, gpu.unread_since, gpu.kept_for) for gpu in view.gpus]
     return view.waiting, view.problem, view.absent, gpus
 

@@ -1,39 +1,39 @@
-"""The start of a worker: everything in the order that its parts need."""
+"""The start of a worker: its parts in the order in which they need each other."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from stoker.engines.engine import EngineModule, Log, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
-from stoker.engines.local.background_fill import BackgroundFill, FillRequest
-from stoker.engines.local.fork_server import ForkServer
-from stoker.engines.local.shim_pool import ShimPool
-from stoker.engines.options import WorkerOptions
-from stoker.gpus.prober import Prober
+from stoker.errors import StokerError
 from stoker.paths import state_home
 from stoker.queue import QueueAwayError, queue_address
 from stoker.worker.loop import WorkerLoop
 
 
 def work(
-    orders: WorkerOptions,
-    tell: Callable[[str], None],
+    options: WorkerOptions,
+    engine_module: EngineModule,
+    engine_options: Mapping[str, Any],
+    log: Log,
     create_queue: Callable[[], None],
-    fill: FillRequest | None = None,
 ) -> int:
-    """Works until it is told to end. `fill`: what runs on GPUs that no job needs."""
-    # Before there is any connection, and before the home is taken: attendants are forks of forks of this process, and
-    # one that outlives it must not keep the next worker out.
-    nursery = ForkServer(orders.queue, state_home())
-    filling = BackgroundFill(fill, orders, state_home(), tell) if fill is not None else None
-    home = WorkerIdentity(state_home())
-    # What is wrong with the queue is said now; one that is merely away is waited for.
-    with contextlib.suppress(QueueAwayError):
-        create_queue()
-    tell(f"at work for {queue_address(orders.queue)}")
-    with Prober(orders.source, deadline=orders.deadline) as prober:
-        try:
-            return WorkerLoop(orders, home, ShimPool(nursery), prober, tell, filling).run()
-        finally:
-            if filling is not None:
-                filling.close()
-            home.leave()
+    """Works until a signal asks for its end."""
+    # Before there is any connection, and before the home is taken: an engine may fork.
+    engine = engine_module.create(options, engine_options, log)
+    try:
+        identity = WorkerIdentity(state_home())
+    except StokerError:
+        engine.close()
+        raise
+    try:
+        # A wrong address of the queue is an error now; a queue that is away is waited for.
+        with contextlib.suppress(QueueAwayError):
+            create_queue()
+        log(f"at work for {queue_address(options.queue)}")
+        engine.open(identity)
+        return WorkerLoop(options, identity, engine, log).run()
+    finally:
+        engine.close()
+        identity.leave()

@@ -15,7 +15,6 @@ from stoker.streams import ERROR, emit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stoker.engines.local.background_fill import FillRequest
     from stoker.fill.config import FillConfig
     from stoker.fill.status import FillStatus
     from stoker.gpus.model import Gpu
@@ -77,17 +76,6 @@ def _fill(config: "FillConfig", prober: "Prober") -> int:
 
     lock(state_home(), socket.gethostname(), KILLED_LATELY)
     return Filler(config, prober, state_home(), log, root=Path(os.environ.get("STOKER_ROOT", "/"))).run()
-
-
-def checked_fill(file: str | None, source: str, deadline: float) -> "FillRequest":
-    """What a worker is to fill its own GPUs with, and those of them that programs may run on."""
-    from stoker.engines.local.background_fill import FillRequest
-    from stoker.fill.claims import gpus_to_fill
-    from stoker.gpus.prober import Prober
-
-    with Prober(source, deadline=deadline) as prober:
-        config, gpus = _checked(file, prober)
-        return FillRequest(config, () if gpus is None else tuple(gpus_to_fill(config, gpus)))
 
 
 def hints_of(config: "FillConfig") -> list[str]:

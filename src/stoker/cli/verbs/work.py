@@ -1,89 +1,92 @@
-"""`stoker work`: run the queue's jobs on this machine's GPUs."""
+"""`stoker work`: run the queue's jobs with an engine."""
+
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 
-from stoker.cli.options.common import DURATION, FRACTION, MEMORY, log, source_options
+from stoker.cli.options.common import DURATION, MEMORY, Typed, log
 from stoker.cli.options.queue import queue_option, queue_url_of
+from stoker.engines import ENGINES, EngineOption, engine_module
 from stoker.settings import load_settings
-from stoker.units import parse_duration
+
+_PARAMETERS: Final = "stoker.engine_parameters"
 
 
-@click.command("work")
+class _WorkCommand(click.Command):
+    """Takes the options of the engine that is chosen by `--engine`, `STOKER_ENGINE` or `stoker.toml`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_PARAMETERS] = _parameters(_chosen(args))
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if _PARAMETERS not in ctx.meta:
+            ctx.meta[_PARAMETERS] = _parameters(load_settings().engine)
+        *own, help_option = super().get_params(ctx)
+        return [*own, *ctx.meta[_PARAMETERS], help_option]
+
+
+def _chosen(args: Sequence[str]) -> str:
+    """The engine, read before the rest of the command line: the other options depend on it."""
+    for position, word in enumerate(args):
+        if word == "--engine" and position + 1 < len(args):
+            return args[position + 1]
+        if word.startswith("--engine="):
+            return word.removeprefix("--engine=")
+    return load_settings().engine
+
+
+def _parameters(engine: str) -> list[click.Option]:
+    return [_parameter(option) for option in engine_module(engine).OPTIONS]
+
+
+def _parameter(option: EngineOption) -> click.Option:
+    attributes: dict[str, Any] = {"default": option.default, "metavar": option.metavar, "help": option.help}
+    if option.bare is not None:
+        attributes |= {"is_flag": False, "flag_value": option.bare}
+    return click.Option([option.name], type=Typed(option.metavar.lower(), option.parse), **attributes)
+
+
+@click.command("work", cls=_WorkCommand)
 @queue_option
-@click.option("--gpus", metavar="GPUS", default="all", help="Use only these: 0,2 or uuids [all].")
 @click.option(
-    "--free-below", type=FRACTION, default="50%", metavar="PERCENT", help="A GPU that works more is somebody's [50%]."
-)
-@click.option(
-    "--slots-per-gpu",
-    type=click.IntRange(1, 64),
-    default=1,
-    metavar="K",
-    help="So many jobs on one GPU at a time, whether or not they said --share [1].",
-)
-@click.option(
-    "--cpu-jobs", type=click.IntRange(0, 1024), default=4, metavar="N", help="So many jobs without a GPU at a time [4]."
+    "--engine",
+    metavar="NAME",
+    help=f"Where jobs run: {', '.join(ENGINES)} (default: STOKER_ENGINE, then local). Each has its own options.",
 )
 @click.option(
     "--lease",
     type=DURATION,
     default="10m",
     metavar="DURATION",
-    help="Jobs of a machine that is not heard of for so long are given to others [10m].",
+    help="Other machines take over the jobs of one that is silent for this long [10m].",
 )
 @click.option("--grace", type=DURATION, default="30s", metavar="DURATION", help="From SIGTERM to SIGKILL [30s].")
 @click.option(
-    "--log-limit", type=MEMORY, default="64MiB", metavar="SIZE", help="Keep so much of a job's output [64MiB]."
+    "--log-limit", type=MEMORY, default="64MiB", metavar="SIZE", help="Keep this much of a job's output [64MiB]."
 )
 @click.option("--until-empty", is_flag=True, help="End when nothing is left that could start here.")
-@click.option(
-    "--fill",
-    is_flag=False,
-    flag_value="",
-    metavar="[FILE]",
-    help="Fill GPUs that no job needs, as `stoker fill` does [stoker.toml].",
-)
-@source_options
 def work_command(
     queue_url: str | None,
-    gpus: str,
-    free_below: float,
-    slots_per_gpu: int,
-    cpu_jobs: int,
+    engine: str | None,
     lease: float,
     grace: float,
     log_limit: int,
     until_empty: bool,
-    fill: str | None,
-    source: str | None,
-    deadline: float | None,
+    **engine_options: Any,
 ) -> int:
     """Run the queue's jobs on this machine's GPUs, each when there is room for it.
 
     Ctrl-C ends the worker, not the jobs: the next `stoker work` finds them again.
     """
     from stoker.cli.options.queue import opened_or_created
-    from stoker.engines.local.capacity import PlacementOptions
-    from stoker.engines.options import WorkerOptions
-
-    settings = load_settings()
-    orders = WorkerOptions(
-        queue=queue_url_of(queue_url),
-        gpus=gpus,
-        rules=PlacementOptions(free_below=free_below, slots_per_gpu=slots_per_gpu, cpu_jobs=cpu_jobs),
-        lease=lease,
-        grace=grace,
-        log_limit=log_limit,
-        source=source or settings.gpus,
-        deadline=deadline or parse_duration(settings.deadline),
-        until_empty=until_empty,
-    )
-    orders.check()
+    from stoker.engines.engine import WorkerOptions
     from stoker.worker.startup import work
 
-    wanted = None
-    if fill is not None:
-        from stoker.cli.verbs.fill import checked_fill
-
-        wanted = checked_fill(fill or None, orders.source, orders.deadline)
-    return work(orders, log, lambda: opened_or_created(queue_url).close(), wanted)
+    options = WorkerOptions(
+        queue=queue_url_of(queue_url), lease=lease, grace=grace, log_limit=log_limit, until_empty=until_empty
+    )
+    options.check()
+    module = engine_module(engine or load_settings().engine)
+    return work(options, module, engine_options, log, lambda: opened_or_created(queue_url).close())

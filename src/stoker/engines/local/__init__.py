@@ -1,1 +1,49 @@
-"""The engine that runs attempts on the GPUs of this machine."""
+"""The local engine: runs attempts on the GPUs of this machine, each under a shim that outlives the worker."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.engines import EngineOption, integer
+from stoker.units import parse_fraction, parse_positive_duration
+
+if TYPE_CHECKING:
+    from stoker.engines.engine import Log, WorkerOptions
+    from stoker.engines.local.engine import LocalEngine
+
+OPTIONS: Final = (
+    EngineOption("--gpus", "GPUS", "Use only these: 0,2 or uuids [all].", "all"),
+    EngineOption(
+        "--free-below", "PERCENT", "A GPU with a higher utilization is in use by others [50%].", "50%", parse_fraction
+    ),
+    EngineOption(
+        "--slots-per-gpu",
+        "K",
+        "Run up to K jobs on one GPU at a time, also jobs submitted without --share [1].",
+        "1",
+        integer(1, 64),
+    ),
+    EngineOption("--cpu-jobs", "N", "Run up to N jobs without a GPU at a time [4].", "4", integer(0, 1024)),
+    EngineOption(
+        "--fill", "[FILE]", "Fill GPUs that no job needs, as `stoker fill` does [stoker.toml].", None, str, bare=""
+    ),
+    EngineOption("--source", "SOURCE", "auto, nvml, nvidia-smi, drm or sim:4 (default: STOKER_GPUS, then auto)."),
+    EngineOption("--deadline", "DURATION", "How long one look may take (default: 5s).", None, parse_positive_duration),
+)
+
+
+def create(options: "WorkerOptions", own: Mapping[str, Any], log: "Log") -> "LocalEngine":
+    from stoker.engines.local.capacity import PlacementOptions
+    from stoker.engines.local.engine import LocalEngine, LocalOptions
+    from stoker.settings import load_settings
+
+    settings = load_settings()
+    local = LocalOptions(
+        gpus=own["gpus"],
+        placement=PlacementOptions(
+            free_below=own["free_below"], slots_per_gpu=own["slots_per_gpu"], cpu_jobs=own["cpu_jobs"]
+        ),
+        source=own["source"] or settings.gpus,
+        deadline=own["deadline"] or parse_positive_duration(settings.deadline),
+        fill=own["fill"],
+    )
+    return LocalEngine(options, local, log)

@@ -1,6 +1,6 @@
-"""Background programs on the worker's own idle GPUs: a filler in a process of its own, which the worker tells where.
+"""Background programs on idle GPUs of the worker: a separate filler process, which gets GPUs granted.
 
-The worker owns the GPUs; the filler runs only where it is let, and its programs are the first that step aside.
+The worker owns the GPUs. The filler runs programs only on granted GPUs, and they are preempted before any job.
 """
 
 import contextlib
@@ -9,57 +9,55 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from stoker.engines.local.capacity import BACKGROUND, Allocation, ResourceRequest
-from stoker.engines.options import WorkerOptions
 from stoker.errors import StokerError
-from stoker.fill.claims import Claims, machine_of
+from stoker.fill.checkup import checked
+from stoker.fill.claims import Claims, gpus_to_fill, machine_of
 from stoker.fill.config import FillConfig
+from stoker.fill.config_files import find_config
 from stoker.fill.filler import Filler
 from stoker.fill.status import lock
 from stoker.gpus.model import Gpu
 from stoker.gpus.prober import Prober
+from stoker.gpus.source import AbsentError
 from stoker.procfs import close_inherited_descriptors
 from stoker.runs.processes.tree import descends
 
 _LONGEST: Final = 65536
-# The filler of a worker that was killed stops its programs first.
+# The filler of a worker that was killed stops its programs before it lets go of the lock.
 _PATIENCE: Final = 20.0
 # Behind every job, whatever its priority.
 _LAST: Final = 2**31
 
 
-class FillRequest(NamedTuple):
-    """What a worker fills its GPUs with."""
-
-    config: FillConfig
-    gpus: tuple[Gpu, ...]
-    """Those that programs may run on; none while they cannot be read."""
-
-
 class BackgroundFill:
-    """The worker's side."""
+    """The worker's end of the filler."""
 
-    def __init__(self, fill: FillRequest, orders: WorkerOptions, home: Path, tell: Callable[[str], None]) -> None:
-        """For a process of one thread, without connections that a fork would break."""
+    def __init__(self, file: str | None, source: str, deadline: float, home: Path, log: Callable[[str], None]) -> None:
+        """For a process of one thread, without connections that a fork would break. Raises StokerError.
+
+        `file`: the configuration; None for the one that `stoker fill` finds.
+        """
+        config, gpus = _checked(file, source, deadline)
         held = lock(home, socket.gethostname(), patience=_PATIENCE)
-        claims = Claims(machine_of(orders.source, _root()))
-        claims.take(fill.gpus)
-        self._tell = tell
+        claims = Claims(machine_of(source, _root()))
+        claims.take(gpus)
+        self._log = log
         try:
             mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
             self._pid = os.fork()
         except OSError as error:
-            raise StokerError(f"what fills idle GPUs cannot be started: {(error.strerror or '').lower()}") from None
+            raise StokerError(f"the background filler cannot be started: {(error.strerror or '').lower()}") from None
         if self._pid == 0:
-            _fill(its, held, claims, fill.config, orders, home, tell)
+            _fill(its, held, claims, config, Prober(source, deadline=deadline), home, log)
         its.close()
-        self._line = mine
+        self._connection = mine
         self._since: dict[str, float] = {}
         self._programs: dict[str, str] = {}
         self._granted: frozenset[str] | None = None
@@ -68,7 +66,7 @@ class BackgroundFill:
 
     def fileno(self) -> int:
         """-1 once the filler is gone."""
-        return -1 if self._dead else self._line.fileno()
+        return -1 if self._dead else self._connection.fileno()
 
     @property
     def occupied(self) -> frozenset[str]:
@@ -77,16 +75,15 @@ class BackgroundFill:
 
     @property
     def reach(self) -> frozenset[str]:
-        """The same, with those on which one may be starting at this moment: a GPU that was taken back is free when the
-        filler has said that it knows."""
+        """The same, with those on which one may be starting: a revoked GPU is free when the filler has confirmed it."""
         return self.occupied | self._grants.possible
 
-    def attend(self) -> bool:
-        """Hears what the filler says; whether that changed anything."""
+    def receive(self) -> bool:
+        """Handles what the filler sent; whether that changed anything."""
         changed = False
         while not self._dead:
             try:
-                packet = self._line.recv(_LONGEST, socket.MSG_DONTWAIT)
+                packet = self._connection.recv(_LONGEST, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             except OSError:
@@ -96,11 +93,11 @@ class BackgroundFill:
                 self._dead = True
                 self._since.clear()
                 self._programs.clear()
-                self._grants.end()
-                self._tell("what fills idle GPUs has ended: they stay idle until the next `stoker work --fill`")
+                self._grants.clear()
+                self._log("the background filler has ended: idle GPUs stay idle until the next `stoker work --fill`")
                 break
-            heard, self._programs = msgspec.msgpack.decode(packet, type=tuple[int, dict[str, str]])
-            self._grants.heard(heard)
+            number, self._programs = msgspec.msgpack.decode(packet, type=tuple[int, dict[str, str]])
+            self._grants.confirm(number)
             self._since = {uuid: self._since.get(uuid, time.monotonic()) for uuid in self._programs}
         return changed
 
@@ -108,17 +105,17 @@ class BackgroundFill:
         return not self._dead and descends(pid, self._pid)
 
     def program_on(self, uuid: str) -> str:
-        """What people call the program on this GPU; empty when none is there."""
+        """The name of the program on this GPU; empty when there is none."""
         return self._programs.get(uuid, "")
 
     def name_on(self, uuid: str) -> str:
-        """What placement calls the program on this GPU."""
+        """The name of this GPU's program in placement."""
         return f"{BACKGROUND} on {uuid}"
 
-    def holdings(self, used: Mapping[str, int] | None) -> list[Allocation]:
-        """Each GPU by itself: a program on several of them gives all of them up when it gives up one.
+    def allocations(self, used: Mapping[str, int] | None) -> list[Allocation]:
+        """One per GPU: a program on several GPUs leaves all of them when it has to leave one.
 
-        `used`: the bytes that background programs really use on each GPU; None when nobody can tell.
+        `used`: the bytes that background programs really use on each GPU; None when unknown.
         """
         granted, moment = self._granted or frozenset(), time.monotonic()
         return [
@@ -133,18 +130,18 @@ class BackgroundFill:
         ]
 
     def grant(self, uuids: Iterable[str]) -> None:
-        """Background programs may run on these GPUs, and must leave all others."""
+        """Lets background programs run on these GPUs, and on no others."""
         wanted = frozenset(uuids)
         if wanted != self._granted and not self._dead:
             self._granted = wanted
-            number = self._grants.give(wanted)
+            number = self._grants.add(wanted)
             with contextlib.suppress(OSError):
-                self._line.send(msgspec.msgpack.encode((number, sorted(wanted))), socket.MSG_NOSIGNAL)
+                self._connection.send(msgspec.msgpack.encode((number, sorted(wanted))), socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        """Its programs end with it."""
-        self._line.close()
-        # Should somebody have stopped it, it cannot leave.
+        """Stops its programs too."""
+        self._connection.close()
+        # A suspended process cannot end.
         os.kill(self._pid, signal.SIGCONT)
         os.waitpid(self._pid, 0)
 
@@ -153,89 +150,100 @@ def _root() -> Path:
     return Path(os.environ.get("STOKER_ROOT", "/"))
 
 
+def _checked(file: str | None, source: str, deadline: float) -> tuple[FillConfig, Sequence[Gpu]]:
+    """The configuration, and the GPUs that programs may run on: none while they cannot be read."""
+    with Prober(source, deadline=deadline) as prober:
+        try:
+            look = prober.look()
+        except AbsentError as absent:
+            raise StokerError(f"{absent}: there is nothing to fill") from None
+    gpus = look.gpus if look.problem is None else None
+    config = checked(lambda: find_config(file), gpus)
+    return config, () if gpus is None else gpus_to_fill(config, gpus)
+
+
 def _fill(
-    line: socket.socket,
+    connection: socket.socket,
     held: int,
     claims: Claims,
     config: FillConfig,
-    orders: WorkerOptions,
+    prober: Prober,
     home: Path,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
-    """The filler's own process: never returns."""
+    """The filler's process: never returns."""
     worker = os.getppid()
     try:
         os.setsid()
-        # Also a filler whose worker was killed owns the GPUs until its programs are gone, so it keeps the lock.
-        close_inherited_descriptors([line.fileno(), held, *claims.descriptors()])
-        with Prober(orders.source, deadline=orders.deadline) as prober:
+        # A filler whose worker was killed owns the GPUs until its programs are gone, so it keeps the lock.
+        close_inherited_descriptors([connection.fileno(), held, *claims.descriptors()])
+        with prober:
             filler = Filler(
-                config, prober, home, tell, owner="stoker work", owner_pid=worker, root=_root(), claims=claims
+                config, prober, home, log, owner="stoker work", owner_pid=worker, root=_root(), claims=claims
             )
             filler.grant(frozenset())
-            _follow(line, filler)
+            _serve(connection, filler)
     except StokerError as error:
-        tell(str(error))
+        log(str(error))
     except BaseException:  # noqa: BLE001 - it must never return into the worker's code, and not fail silently
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(0)
 
 
-def _follow(line: socket.socket, filler: Filler) -> None:
-    """Does as it is told until the worker is gone, and leaves nothing behind."""
-    told: tuple[int, dict[str, str]] | None = None
-    heard: int | None = 0
-    while heard is not None or filler.busy:
-        filler.wait([line.fileno()] if heard is not None else [])
+def _serve(connection: socket.socket, filler: Filler) -> None:
+    """Follows the grants until the worker is gone, then stops all programs."""
+    sent: tuple[int, dict[str, str]] | None = None
+    number: int | None = 0
+    while number is not None or filler.busy:
+        filler.wait([connection.fileno()] if number is not None else [])
         filler.handle_signals()
-        if heard is not None:
-            heard = _heed(line, filler, heard)
+        if number is not None:
+            number = _receive(connection, filler, number)
         filler.step()
-        # After that step: a program that was about to start on a GPU that was taken back is among them, or never comes.
-        if heard is not None and told != (news := (heard, filler.occupants())):
-            told = news
+        # After the step: a program that was about to start on a revoked GPU is among them, or never starts.
+        if number is not None and sent != (state := (number, filler.occupants())):
+            sent = state
             with contextlib.suppress(OSError):
-                line.send(msgspec.msgpack.encode(news), socket.MSG_NOSIGNAL)
+                connection.send(msgspec.msgpack.encode(state), socket.MSG_NOSIGNAL)
 
 
-def _heed(line: socket.socket, filler: Filler, heard: int) -> int | None:
+def _receive(connection: socket.socket, filler: Filler, number: int) -> int | None:
     """The number of the last grant; None when the worker is gone."""
     while True:
         try:
-            packet = line.recv(_LONGEST, socket.MSG_DONTWAIT)
+            packet = connection.recv(_LONGEST, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return heard
+            return number
         except OSError:
             packet = b""
         if not packet:
             filler.end()
             return None
-        heard, granted = msgspec.msgpack.decode(packet, type=tuple[int, frozenset[str]])
+        number, granted = msgspec.msgpack.decode(packet, type=tuple[int, frozenset[str]])
         filler.grant(granted)
 
 
 class Grants:
-    """What was granted, by number: the grant that the filler goes by, and those that it may not have heard yet."""
+    """The grants that the filler has confirmed or may not have received yet, by number."""
 
     def __init__(self) -> None:
         self._open: dict[int, frozenset[str]] = {}
 
     @property
     def possible(self) -> frozenset[str]:
-        """The GPUs on which a program may start, or have started, without our knowing yet."""
+        """The GPUs on which a program may start, or have started unnoticed."""
         return frozenset[str]().union(*self._open.values())
 
-    def give(self, gpus: frozenset[str]) -> int:
-        """The number of a new grant, which replaces the others once it was heard."""
+    def add(self, gpus: frozenset[str]) -> int:
+        """The number of a new grant, which replaces the others once it is confirmed."""
         number = max(self._open, default=0) + 1
         self._open[number] = gpus
         return number
 
-    def heard(self, number: int) -> None:
-        """The filler goes by this one now."""
+    def confirm(self, number: int) -> None:
         self._open = {other: gpus for other, gpus in self._open.items() if other >= number}
 
-    def end(self) -> None:
-        """There is no filler any more."""
+    def clear(self) -> None:
+        """The filler is gone."""
         self._open.clear()

@@ -1,7 +1,7 @@
-"""A short way to the queue for an attendant whose worker is gone: a forked process that says or asks one thing.
+"""The way to the queue of a shim without a worker: a forked process that renews the lease or delivers the result.
 
-The database may be slow, away or behind a dead network. Whatever happens there happens to the errand; the attendant
-goes on hearing its job, its signals and its clock.
+The database may be slow, away or behind a dead network. That holds up the forked process; the shim goes on watching its
+job, its signals and its clock.
 """
 
 import os
@@ -11,14 +11,14 @@ from typing import Final
 
 import msgspec
 
-from stoker.engines.local.attempt_spec import AttemptRecord, AttemptSpec, now
-from stoker.engines.local.messages import AttemptResult
+from stoker.engines.attempt import AttemptResult, lease_clock
+from stoker.engines.local.record import LocalAttemptRecord, LocalAttemptSpec
 from stoker.errors import StokerError
 from stoker.procfs import close_inherited_descriptors
 
 # Longer than the database's own timeouts together; a process that hangs on a dead network disk is not waited for.
 PATIENCE: Final = 60.0
-# With a short lease there must be time for another; a machine that is busy needs that much for one.
+# With a short lease there must be time for another try; a busy machine needs this much for one.
 _SHORTEST_PATIENCE: Final = 5.0
 
 
@@ -32,22 +32,24 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class DetachedDelivery:
-    """One that is under way."""
+    """One delivery under way."""
 
-    def __init__(self, record: AttemptRecord, attempt_spec: AttemptSpec, over: AttemptResult | None) -> None:
-        """Renews the lease, or brings the outcome when there is one. Raises OSError when there can be none now."""
-        self.brings_outcome = over is not None
-        self.begun = now()
-        answers, told = os.pipe()
+    def __init__(
+        self, record: LocalAttemptRecord, attempt_spec: LocalAttemptSpec, result: AttemptResult | None
+    ) -> None:
+        """Delivers the result, or renews the lease while there is none. Raises OSError when it cannot fork now."""
+        self.brings_outcome = result is not None
+        self.begun = lease_clock()
+        answers, sender = os.pipe()
         try:
             self.pid = os.fork()
         except OSError:
             os.close(answers)
-            os.close(told)
+            os.close(sender)
             raise
         if self.pid == 0:
-            _run(record, attempt_spec, over, told)
-        os.close(told)
+            _run(record, attempt_spec, result, sender)
+        os.close(sender)
         self._answers = answers
         self._ends = time.monotonic() + min(PATIENCE, max(_SHORTEST_PATIENCE, attempt_spec.lease / 4))
 
@@ -72,30 +74,30 @@ class DetachedDelivery:
         try:
             return msgspec.msgpack.decode(bytes(body), type=Answer)
         except msgspec.DecodeError:
-            return Answer(problem="the way to the queue was cut short")
+            return Answer(problem="the delivery was interrupted")
 
 
-def _run(record: AttemptRecord, attempt_spec: AttemptSpec, over: AttemptResult | None, told: int) -> None:
-    """The errand's own process: never returns."""
+def _run(record: LocalAttemptRecord, attempt_spec: LocalAttemptSpec, result: AttemptResult | None, sender: int) -> None:
+    """The forked process: never returns."""
     try:
         os.setsid()
-        # The worker must see the death of the shim, not that of this process.
-        close_inherited_descriptors([told])
+        # A worker at the other end of the shim's connections must see the shim's death.
+        close_inherited_descriptors([sender])
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        answer = _renew(attempt_spec) if over is None else _finish(record, attempt_spec, over)
+        answer = _renew(attempt_spec) if result is None else _finish(record, attempt_spec, result)
     except StokerError as error:
         answer = Answer(problem=str(error))
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it must not go on as the attendant
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it must not go on as the shim
         answer = Answer(problem=f"internal error: {type(error).__name__}: {error}")
     try:
-        os.write(told, msgspec.msgpack.encode(answer))
+        os.write(sender, msgspec.msgpack.encode(answer))
     finally:
         os._exit(0)
 
 
-def _renew(attempt_spec: AttemptSpec) -> Answer:
+def _renew(attempt_spec: LocalAttemptSpec) -> Answer:
     from stoker.queue import open_queue
 
     with open_queue(attempt_spec.queue) as store:
@@ -103,10 +105,9 @@ def _renew(attempt_spec: AttemptSpec) -> Answer:
     return Answer(alive=attempt_spec.attempt in found, cancel=found.get(attempt_spec.attempt, False))
 
 
-def _finish(record: AttemptRecord, attempt_spec: AttemptSpec, over: AttemptResult) -> Answer:
+def _finish(record: LocalAttemptRecord, attempt_spec: LocalAttemptSpec, result: AttemptResult) -> Answer:
     from stoker.engines.delivery import deliver
     from stoker.queue import open_queue
 
     with open_queue(attempt_spec.queue) as store:
-        alive = deliver(store, record, attempt_spec, over)
-    return Answer(alive=alive)
+        return Answer(alive=deliver(store, record, attempt_spec, result))

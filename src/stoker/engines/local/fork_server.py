@@ -1,10 +1,9 @@
-"""Where attendants come from: a warm process that forks one whenever the worker wants another.
+"""The fork server: a warm process, forked before the worker has connections, that forks a shim on demand.
 
-A worker has connections to a database, which no fork survives well. The nursery is forked before it has any, with
-everything imported that an attendant needs. Attendants are nobody's children: they outlive the nursery and the worker.
+Everything that a shim needs is imported there. Shims have no parent: they outlive the fork server and the worker.
 
-When the worker was killed, the nursery stays as long as its jobs run: should both that look after one be killed as
-well, it stops what they leave, whether another worker comes or not.
+When the worker is killed, the fork server stays while its jobs run: if shim and reaper of one are killed as well, it
+kills what they leave, whether or not another worker is started.
 """
 
 import contextlib
@@ -20,16 +19,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from stoker.engines.local.attempt_spec import undelivered
 from stoker.engines.local.messages import ShimChannel
+from stoker.engines.local.record import undelivered
 from stoker.engines.local.shim import run_and_leave
 from stoker.errors import StokerError
 from stoker.queue import warm_up
 from stoker.runs.processes.syscalls import set_name
 
-_ANOTHER: Final = b"a"
+# The kernel keeps 15 bytes of a name.
+FORK_SERVER_NAME: Final = "stoker-forksrv"
+_FORK: Final = b"f"
 _LEAVE: Final = b"l"
-# Besides what the attendant imports at its top: how jobs are started, stopped and explained, and outcomes delivered.
+_KILLED: Final = "the process that starts jobs was killed: start `stoker work` again"
+# Besides what the shim imports at its top: how jobs are started, stopped and explained, and results delivered.
 _NEEDED: Final = (
     "subprocess",
     "stoker.fit.oom",
@@ -38,72 +40,72 @@ _NEEDED: Final = (
     "stoker.engines.delivery",
     "stoker.engines.local.worktree",
 )
-# It leaves at once, unless somebody stopped it or it is in the middle of a fork.
+# It leaves at once, unless it is suspended or in the middle of a fork.
 _LEAVES_WITHIN: Final = 2.0
 _LEAVE_POLL: Final = 0.005
 # Between two tries to fork, on a machine that is short of processes or memory.
 _FORK_EVERY: Final = 0.5
-# Between two looks whether anything is left of jobs that nobody looks after.
+# Between two looks for jobs that are no longer supervised.
 _WATCH_EVERY: Final = 2.0
 
 
 class ForkServer:
-    """The worker's side: asks for attendants, and gets a line to each."""
+    """The worker's end: orders shims, and receives a connection to each."""
 
     def __init__(self, queue: str | None, home: Path) -> None:
-        """For a process of one thread, without connections that a fork would break. `queue`: where outcomes go."""
+        """For a process of one thread, without connections that a fork would break. `queue`: where results go."""
         gc.freeze()
         try:
             mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
             self._pid = os.fork()
         except OSError as error:
-            raise StokerError(f"no process that starts jobs can be started: {(error.strerror or '').lower()}") from None
+            raise StokerError(f"the fork server cannot be started: {(error.strerror or '').lower()}") from None
         if self._pid == 0:
             mine.close()
-            _rear(its, queue, home)
+            _serve(its, queue, home)
         its.close()
-        # Said of the line itself: Python 3.11 does not pass flags on when descriptors are received.
+        # Set on the socket itself: Python 3.11 does not pass flags on when descriptors are received.
         mine.setblocking(False)
-        self._line = mine
+        self._connection = mine
         self._ordered = 0
 
     def fileno(self) -> int:
-        """Readable when an attendant has come."""
-        return self._line.fileno()
+        """Readable when a shim has come."""
+        return self._connection.fileno()
 
     @property
     def expected(self) -> int:
-        """How many have been asked for and have not come yet."""
+        """How many shims were ordered and have not come yet."""
         return self._ordered
 
     def order(self) -> None:
-        """Asks for another one; it comes by `receive`."""
+        """Orders a shim; it comes by `receive`."""
         try:
-            self._line.send(_ANOTHER, socket.MSG_NOSIGNAL)
+            self._connection.send(_FORK, socket.MSG_NOSIGNAL)
         except OSError:
-            raise StokerError("the process that starts jobs was killed: start `stoker work` again") from None
+            raise StokerError(_KILLED) from None
         self._ordered += 1
 
     def receive(self) -> ShimChannel | None:
-        """The line to one that has come, if any. Raises OSError when there is no descriptor left for it."""
+        """The connection to a shim that has come, if any. Raises OSError when there is no descriptor left for it."""
         try:
-            data, descriptors, _flags, _address = socket.recv_fds(self._line, 16, 1)
+            data, descriptors, _flags, _address = socket.recv_fds(self._connection, 16, 1)
         except BlockingIOError:
             return None
         if not data:
-            raise StokerError("the process that starts jobs was killed: start `stoker work` again")
+            raise StokerError(_KILLED)
         self._ordered -= 1
         if not descriptors:
-            # The kernel has closed the line, and whoever is at its other end leaves.
+            # The kernel has closed the connection, and the shim at its other end leaves.
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return ShimChannel(socket.socket(fileno=descriptors[0]))
 
     def close(self) -> None:
-        """Attendants that have a job stay; whoever has none leaves when its line is closed."""
+        """Shims with an attempt stay; the others leave when their connections are closed."""
         with contextlib.suppress(OSError):
-            self._line.send(_LEAVE, socket.MSG_NOSIGNAL)
-        self._line.close()
-        # Should somebody have stopped it, it cannot leave.
+            self._connection.send(_LEAVE, socket.MSG_NOSIGNAL)
+        self._connection.close()
+        # A suspended process cannot leave.
         os.kill(self._pid, signal.SIGCONT)
         ends = time.monotonic() + _LEAVES_WITHIN
         while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
@@ -114,51 +116,51 @@ class ForkServer:
             time.sleep(_LEAVE_POLL)
 
 
-def _rear(line: socket.socket, queue: str | None, home: Path) -> None:
-    """The life of the nursery: never returns."""
+def _serve(connection: socket.socket, queue: str | None, home: Path) -> None:
+    """The fork server's process: never returns."""
     try:
         os.setsid()
-        set_name("stoker-nursery")
+        set_name(FORK_SERVER_NAME)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        # One after the other, each until it is done: a machine that is short of something now may not be so later.
-        for act in (_be_quiet, lambda: _learn(queue)):
-            while not _succeeds(act):
-                if _hangs_up_within(line, _FORK_EVERY):
+        # Each until it succeeds: a machine that is short of something now may not be later.
+        for step in (_redirect_streams, lambda: _import_all(queue)):
+            while not _succeeds(step):
+                if _hangs_up_within(connection, _FORK_EVERY):
                     return
         has_worker = False
-        while (order := line.recv(16)) == _ANOTHER:
+        while (message := connection.recv(16)) == _FORK:
             has_worker = True
-            while not _fork_one(line):
-                if _hangs_up_within(line, _FORK_EVERY):
+            while not _fork_shim(connection):
+                if _hangs_up_within(connection, _FORK_EVERY):
                     break
-        if has_worker and order != _LEAVE:
-            line.close()
+        if has_worker and message != _LEAVE:
+            connection.close()
             _watch_over(home)
     finally:
         os._exit(0)
 
 
-def _succeeds(act: Callable[[], None]) -> bool:
+def _succeeds(step: Callable[[], None]) -> bool:
     try:
-        act()
+        step()
     except OSError:
         return False
     return True
 
 
-def _be_quiet() -> None:
-    """Whoever reads what the worker says must see its end when the worker ends, not when the last job does."""
-    quiet = os.open(os.devnull, os.O_RDWR)
+def _redirect_streams() -> None:
+    """A reader of the worker's output must see its end when the worker ends, not when the last job does."""
+    null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1) if os.environ.get("STOKER_DEBUG") else (0, 1, 2):
-        os.dup2(quiet, descriptor)
-    if quiet > 2:
-        os.close(quiet)
+        os.dup2(null, descriptor)
+    if null > 2:
+        os.close(null)
 
 
 def _watch_over(home: Path) -> None:
-    """The worker was killed: stays until nothing is left of its jobs, or of whoever looks after them."""
+    """The worker was killed: stays until nothing of its jobs is left unsupervised."""
     from stoker.engines.local.adoption import unsupervised
 
     watched = {record.id for record, _ in undelivered(home)}
@@ -168,55 +170,55 @@ def _watch_over(home: Path) -> None:
         time.sleep(_WATCH_EVERY)
 
 
-def _learn(queue: str | None) -> None:
-    """Loads what attendants and reapers may need in all their lives, once, and shared by all of them.
+def _import_all(queue: str | None) -> None:
+    """Loads what shims and reapers may ever need, once, and shared by all of them.
 
-    An upgrade replaces Stoker's files while jobs run: who loaded half of it from the old files and half from the new
-    ones could not bring an outcome to the queue, nor renew a lease.
+    An upgrade replaces Stoker's files while jobs run: a process that loaded half of it from the old files and half from
+    the new ones could neither deliver a result nor renew a lease.
     """
     for module in _NEEDED:
         importlib.import_module(module)
-    with contextlib.suppress(StokerError):  # the worker itself says what is wrong with it
+    with contextlib.suppress(StokerError):  # the worker reports what is wrong with it
         warm_up(queue)
 
 
-def _fork_one(line: socket.socket) -> bool:
+def _fork_shim(connection: socket.socket) -> bool:
     """False when that cannot be done now."""
     try:
-        workers, attendants = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        workers_end, shims_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     except OSError:
         return False
-    with workers, attendants:
+    with workers_end, shims_end:
         gc.freeze()
         try:
             pid = os.fork()
         except OSError:
             return False
         if pid == 0:
-            _leave_nursery(line, workers, attendants)
-        attendants.close()
+            _detach_shim(connection, workers_end, shims_end)
+        shims_end.close()
         if os.waitpid(pid, 0)[1] != 0:
             return False
-        socket.send_fds(line, [b"a"], [workers.fileno()], socket.MSG_NOSIGNAL)
+        socket.send_fds(connection, [_FORK], [workers_end.fileno()], socket.MSG_NOSIGNAL)
     return True
 
 
-def _hangs_up_within(line: socket.socket, seconds: float) -> bool:
+def _hangs_up_within(connection: socket.socket, seconds: float) -> bool:
     """Whether the worker leaves within this time."""
     poll = select.poll()
-    poll.register(line.fileno(), 0)  # a hang-up is told of in any case
+    poll.register(connection.fileno(), 0)  # a hang-up is reported in any case
     return bool(poll.poll(seconds * 1000))
 
 
-def _leave_nursery(line: socket.socket, workers: socket.socket, attendants: socket.socket) -> None:
-    """Forks once more, so that the attendant has no parent that could end."""
+def _detach_shim(connection: socket.socket, workers_end: socket.socket, shims_end: socket.socket) -> None:
+    """Forks once more, so that the shim has no parent that could end."""
     code = 1
     try:
         os.setsid()
         if os.fork() == 0:
-            line.close()
-            workers.close()
-            run_and_leave(attendants)
+            connection.close()
+            workers_end.close()
+            run_and_leave(shims_end)
         code = 0
     finally:
         os._exit(code)

@@ -23,7 +23,7 @@ from stoker.engines.local.capacity import (
     Unreadable,
     UsedByOthers,
 )
-from stoker.engines.local.waiting_reasons import some, what_of_it
+from stoker.engines.local.waiting_reasons import describe_obstacle, name_some
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, known
 from stoker.gpus.report import describe, title
 from stoker.gpus.visible import select_gpus
@@ -217,7 +217,7 @@ class _Watched:
             # It is nobody's already, although nothing may start there for a moment.
             self._obstacle, self._note = Free(), _SETTLING
         else:
-            self._obstacle, self._note = obstacle, "" if isinstance(obstacle, Free) else what_of_it(obstacle)
+            self._obstacle, self._note = obstacle, "" if isinstance(obstacle, Free) else describe_obstacle(obstacle)
 
     def _state(self, holders: Collection[str]) -> tuple[GpuUse, str]:
         """What it does, and for whom if that is no job. What was put there is known also when nothing can be read."""
@@ -227,7 +227,7 @@ class _Watched:
             case Free():
                 return "free", ""
             case UsedByOthers(processes=processes):
-                return "somebody", some(processes)
+                return "somebody", name_some(processes)
             case Busy() | MemoryTaken():
                 return "somebody", ""
         return "unknown", ""

@@ -1,36 +1,36 @@
-"""What a worker and its attendants say to each other: small messages, each in one packet."""
+"""The messages between a worker and its shims: each in one packet of a socket."""
 
 import contextlib
 import socket
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
-from stoker.engines.local.attempt_spec import AttemptProcesses
-from stoker.queue.model import Outcome
+from stoker.engines.attempt import AttemptResult, StopCause
+from stoker.engines.local.record import AttemptProcesses
 
-# Far more than any of them needs; the assignment itself goes by a file.
+# Far more than any message needs; the attempt spec goes through a file.
 _LONGEST: Final = 65536
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """From an attendant that has nothing to do."""
+class ShimReady(msgspec.Struct, frozen=True, tag="ready"):
+    """From a shim without an attempt."""
 
-    keepers: AttemptProcesses
+    processes: AttemptProcesses
 
 
-class StartAttempt(msgspec.Struct, frozen=True, tag="attend"):
-    """From the worker: run what is in this directory."""
+class StartAttempt(msgspec.Struct, frozen=True, tag="start"):
+    """From the worker: run the attempt of this directory."""
 
     directory: str
 
 
-class AttemptRunning(msgspec.Struct, frozen=True, tag="attending"):
-    """From an attendant to a worker that has just come: the job runs."""
+class AttemptRunning(msgspec.Struct, frozen=True, tag="running"):
+    """From a shim to a worker that has just connected: the job runs."""
 
 
 class LeaseRenewed(msgspec.Struct, frozen=True, tag="renewed"):
-    """From the worker: the lease holds until then, on the clock of `assignment.now`."""
+    """From the worker: the queue holds the lease until then, on `lease_clock()`."""
 
     until: float
 
@@ -38,50 +38,44 @@ class LeaseRenewed(msgspec.Struct, frozen=True, tag="renewed"):
 class StopAttempt(msgspec.Struct, frozen=True, tag="stop"):
     """From the worker: stop the job."""
 
-    ending: Literal["cancelled", "preempted", "lease"]
-    sentence: str
-
-
-class AttemptResult(msgspec.Struct, frozen=True, tag="over"):
-    """From an attendant: the run is over; the status on disk says how."""
-
-    outcome: Outcome
-    exit_code: int | None
-    sentence: str
+    ending: StopCause
+    reason: str
 
 
 class ResultRecorded(msgspec.Struct, frozen=True, tag="recorded"):
-    """From the worker: the queue has the outcome."""
+    """From the worker: the queue has the result, which a shim sends as AttemptResult."""
 
 
-Message: TypeAlias = Ready | StartAttempt | AttemptRunning | LeaseRenewed | StopAttempt | AttemptResult | ResultRecorded
+Message: TypeAlias = (
+    ShimReady | StartAttempt | AttemptRunning | LeaseRenewed | StopAttempt | AttemptResult | ResultRecorded
+)
 
 _DECODER: Final = msgspec.msgpack.Decoder[Message](Message)
 
 
 class ShimChannel:
-    """One end of the line between a worker and an attendant."""
+    """One end of the connection between a worker and a shim."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         self.open = True
 
     def fileno(self) -> int:
-        return self._line.fileno()
+        return self._connection.fileno()
 
     def send(self, message: Message) -> bool:
-        """False when nobody hears it any more."""
+        """False when the other end is gone."""
         try:
-            # Whoever is stopped and hears nothing must not stop the other as well.
-            self._line.send(msgspec.msgpack.encode(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            # A peer that is stopped must not block this end.
+            self._connection.send(msgspec.msgpack.encode(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except OSError:
             return False
         return True
 
     def receive(self) -> Message | None:
-        """The next message, if one has come; `open` is false once the other end is gone."""
+        """The next message, if there is one; `open` is false once the other end is gone."""
         try:
-            packet = self._line.recv(_LONGEST, socket.MSG_DONTWAIT)
+            packet = self._connection.recv(_LONGEST, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError:
@@ -92,11 +86,10 @@ class ShimChannel:
         try:
             message: Message = _DECODER.decode(packet)
         except msgspec.DecodeError:
-            # Of another version of Stoker: what it means is not known here, and nothing depends on it.
-            return None
+            return None  # from another version of Stoker
         return message
 
     def close(self) -> None:
         self.open = False
         with contextlib.suppress(OSError):
-            self._line.close()
+            self._connection.close()

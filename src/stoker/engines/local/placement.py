@@ -113,19 +113,19 @@ class Reservation(msgspec.Struct, frozen=True):
     ready: tuple[str, ...]
     """Those of them that it could have now."""
     offer: Offer
-    is_felt: bool
+    affects_others: bool
     """Whether others have to stop or wait for it. If not, it need not be agreed on with other machines."""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Placements(msgspec.Struct, frozen=True):
     start: tuple[Placed, ...]
     preempt: tuple[str, ...]
     """Preemptible jobs to stop, so that a job that waits has room."""
     waiting: dict[str, Reason]
-    keeping: tuple[Reservation, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
 
 
-def decide(
+def place(
     gpus: Sequence[GpuState],
     holdings: Sequence[Allocation],
     waiting: Iterable[ResourceRequest],
@@ -133,7 +133,7 @@ def decide(
     now: float,
     problem: str | None = None,
     elsewhere: Mapping[str, Offer] = {},
-) -> Decision:
+) -> Placements:
     """What to start, whom to stop for it, and why the rest waits.
 
     `problem`: why the machine could not be read; `elsewhere`: the jobs that other machines keep GPUs for.
@@ -144,11 +144,11 @@ def decide(
         turn = _Turn(gpus, [*holdings, *started], rules, now, problem, elsewhere)
         starts = turn.play(queue)
         if not starts:
-            return Decision(
+            return Placements(
                 start=tuple(Placed(holding.want.job, holding.gpus) for holding in started),
                 preempt=tuple(turn.victims),
                 waiting=turn.reasons,
-                keeping=turn.keeping(),
+                reservations=turn.reservations(),
             )
         started += starts
         taken = {holding.want.job for holding in starts}
@@ -198,8 +198,8 @@ class _Turn:
         self._places_promised = 0
         self._kept_for: str | None = None
         self._hopeless: set[_Shape] = set()
-        self._keeping: dict[str, Reservation] = {}
-        self._felt: set[str] = set()
+        self._reservations: dict[str, Reservation] = {}
+        self._affecting: set[str] = set()
         """The jobs for which others have to stop or wait."""
         self._started: list[Allocation] = []
         self.victims: list[str] = []
@@ -262,7 +262,7 @@ class _Turn:
         if self._may_use(room, want):
             return True
         if room.reservation is not None:
-            self._felt.add(room.reservation.want.job)
+            self._affecting.add(room.reservation.want.job)
         return False
 
     def _may_use(self, room: GpuCapacity, want: ResourceRequest) -> bool:
@@ -291,13 +291,13 @@ class _Turn:
         self.victims += victims
         self._stopping.update(victims)
         if victims:
-            self._felt.add(want.job)
+            self._affecting.add(want.job)
         rooms = [room for room in self._unkept() if room.will_have_room(want, self._stopping)]
         free_first = sorted(rooms, key=lambda room: (not room.has_room(want), _preference(room, want)))
         chosen = free_first[: want.gpus]
         ready = [room for room in chosen if room.has_room(want)]
         self.reasons[want.job] = NotEnoughGpus(want.gpus, want.memory, self._obstacles(want))
-        kept = self._note_keeping(want, chosen, ready, 0.0)
+        kept = self._reserve(want, chosen, ready, 0.0)
         for room in chosen:
             room.add(want, math.inf)
             room.promised_to = kept
@@ -307,25 +307,26 @@ class _Turn:
         other = self._elsewhere.get(want.job)
         return other is not None and not offer.is_better_than(other)
 
-    def _note_keeping(
+    def _reserve(
         self, want: ResourceRequest, chosen: Sequence[GpuCapacity], ready: Sequence[GpuCapacity], starts_in: float
     ) -> ReservedFor:
         if ready:
-            self._felt.add(want.job)
-        self._keeping[want.job] = Reservation(
+            self._affecting.add(want.job)
+        self._reservations[want.job] = Reservation(
             job=want.job,
             wanted=want.gpus,
             gpus=tuple(room.gpu.uuid for room in chosen),
             ready=tuple(room.gpu.uuid for room in ready),
             offer=Offer(starts_in, want.gpus - len(ready)),
-            is_felt=False,
+            affects_others=False,
         )
         return ReservedFor(want.job, want.gpus, len(ready))
 
-    def keeping(self) -> tuple[Reservation, ...]:
+    def reservations(self) -> tuple[Reservation, ...]:
         """Who was refused for its sake is known in the end."""
         return tuple(
-            msgspec.structs.replace(keeping, is_felt=job in self._felt) for job, keeping in self._keeping.items()
+            msgspec.structs.replace(reservation, affects_others=job in self._affecting)
+            for job, reservation in self._reservations.items()
         )
 
     def _unkept(self) -> list[GpuCapacity]:
@@ -427,7 +428,7 @@ class _Turn:
             return
         self._kept_for = want.job
         self.reasons[want.job] = NotEnoughGpus(want.gpus, want.memory, self._obstacles(want))
-        kept = self._note_keeping(want, rooms, ready, until - self._now)
+        kept = self._reserve(want, rooms, ready, until - self._now)
         for room in rooms:
             room.reservation = GpuReservation(want, until, kept)
 

@@ -23,20 +23,20 @@ import msgspec
 
 from stoker.actions.action import facts_of
 from stoker.actions.perform import perform_detached
-from stoker.engines.local.attempt_spec import SHIM_NAME, AttemptProcesses, AttemptRecord, AttemptSpec, conclusion, now
+from stoker.engines.attempt import AttemptResult, lease_clock, result_of
+from stoker.engines.fitting import BatchSizeFit
 from stoker.engines.local.detached_delivery import DetachedDelivery
-from stoker.engines.local.fitting import BatchSizeFit
 from stoker.engines.local.messages import (
-    AttemptResult,
     AttemptRunning,
     LeaseRenewed,
     Message,
-    Ready,
     ResultRecorded,
     ShimChannel,
+    ShimReady,
     StartAttempt,
     StopAttempt,
 )
+from stoker.engines.local.record import SHIM_NAME, AttemptProcesses, LocalAttemptRecord, LocalAttemptSpec
 from stoker.errors import StokerError
 from stoker.fit.model import Fitted
 from stoker.fit.spec import smaller
@@ -94,29 +94,29 @@ def attend(line: socket.socket) -> None:
     set_name(SHIM_NAME)
     channel: ShimChannel | None = ShimChannel(line)
     signals = SignalStream(FORWARDED)
-    attendance: _Attendance | None = None
+    supervision: _Supervision | None = None
 
     def helpers() -> tuple[int, ...]:
-        return attendance.helpers() if attendance is not None else ()
+        return supervision.helpers() if supervision is not None else ()
 
     reaper = fork_reaper(orphaned=note_orphaned, helpers=helpers, keeps_output=True)
-    keepers = _keepers(reaper)
+    processes = _processes(reaper)
     timer = BootTimer()
     _speak_into(reaper)
-    while channel is not None and (directory := _next_directory(channel, signals, keepers)) is not None:
-        record = AttemptRecord(Path(directory))
+    while channel is not None and (directory := _next_directory(channel, signals, processes)) is not None:
+        record = LocalAttemptRecord(Path(directory))
         try:
-            attendance = _Attendance(record, _read(record), channel, signals, reaper, timer)
+            supervision = _Supervision(record, _read(record), channel, signals, reaper, timer)
         except OSError as error:
             _decline(record, channel, error)
             break
-        channel = attendance.run()
+        channel = supervision.run()
         if not reaper.reusable:
             break
     reaper.close()
 
 
-def _read(record: AttemptRecord) -> AttemptSpec:
+def _read(record: LocalAttemptRecord) -> LocalAttemptSpec:
     """What is to be run. Raises OSError when that cannot be read, although it was tried for a while."""
     for _ in range(_READS):
         if (attempt_spec := record.attempt_spec()) is not None:
@@ -125,17 +125,17 @@ def _read(record: AttemptRecord) -> AttemptSpec:
     raise OSError(errno.EIO, "what it is to run cannot be read")
 
 
-def _decline(record: AttemptRecord, channel: ShimChannel, error: OSError) -> None:
+def _decline(record: LocalAttemptRecord, channel: ShimChannel, error: OSError) -> None:
     """Nothing was started: for the worker, and on disk for the next one should this one have been killed."""
     status = Status(state="ended", ending="not started", reason=f"It was not started: {error.strerror}.")
     with contextlib.suppress(StokerError):
         record.write_status(status)
-    channel.send(AttemptResult(*conclusion(status)))
+    channel.send(result_of(status))
 
 
-def _next_directory(channel: ShimChannel, signals: SignalStream, keepers: AttemptProcesses) -> str | None:
+def _next_directory(channel: ShimChannel, signals: SignalStream, processes: AttemptProcesses) -> str | None:
     """Says that there is nothing to do here, and waits for something; None when nothing will come."""
-    if not channel.send(Ready(keepers)):
+    if not channel.send(ShimReady(processes)):
         return None
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
@@ -150,7 +150,7 @@ def _next_directory(channel: ShimChannel, signals: SignalStream, keepers: Attemp
     return None
 
 
-def _keepers(reaper: Reaper) -> AttemptProcesses:
+def _processes(reaper: Reaper) -> AttemptProcesses:
     me, its = identify(os.getpid()), identify(reaper.pid)
     if me is None or its is None:
         raise StokerError("the reaper of the next job was killed before there was one")
@@ -176,13 +176,13 @@ class _CalledOffError(Exception):
         self.order = order
 
 
-class _Attendance:
+class _Supervision:
     """One attempt, from its assignment to the moment the queue has its outcome. The controller of its supervisor."""
 
     def __init__(
         self,
-        record: AttemptRecord,
-        attempt_spec: AttemptSpec,
+        record: LocalAttemptRecord,
+        attempt_spec: LocalAttemptSpec,
         channel: ShimChannel,
         signals: SignalStream,
         reaper: Reaper,
@@ -194,9 +194,9 @@ class _Attendance:
         self._signals = signals
         self._reaper = reaper
         self._until = attempt_spec.lease_until
-        self._errand: DetachedDelivery | None = None
+        self._delivery: DetachedDelivery | None = None
         self._pause = _FIRST_PAUSE
-        self._next_errand = -math.inf
+        self._next_delivery = -math.inf
         self._prober = Prober(attempt_spec.plan.source, deadline=attempt_spec.plan.deadline, start=forked)
         self._over: AttemptResult | None = None
         self._batch_size: int | None = None
@@ -224,11 +224,11 @@ class _Attendance:
         self._hold_until(attempt_spec.lease_until)
         self._place = -1
         with contextlib.suppress(OSError):
-            self._place = record.occupy()
+            self._place = record.hold_open()
 
     def helpers(self) -> tuple[int, ...]:
-        errand = () if self._errand is None else (self._errand.pid,)
-        return (*helpers_of(self._prober), *errand)
+        delivery = () if self._delivery is None else (self._delivery.pid,)
+        return (*helpers_of(self._prober), *delivery)
 
     def run(self) -> ShimChannel | None:
         """Runs the job and sees to it that the queue learns of its end. The line to the worker, if there is one."""
@@ -292,7 +292,7 @@ class _Attendance:
         fitted, key = fitting.find(
             plan,
             self._attempt_spec.gpus,
-            # By this mark the next worker finds what is left of a probe whose keepers were killed.
+            # By this mark the next worker finds what is left of a probe whose processes were killed.
             environment | {"STOKER_RUN_DIR": str(self._record.directory)},
             place,
             home,
@@ -314,7 +314,7 @@ class _Attendance:
                 self._note_in_output(f"it {self._how_it_failed}{_AGAIN}{size}")
                 # The next job like this one need not find it out for itself.
                 accumulate = fitting.accumulate_at(size)
-                lasted = format_duration(round(now() - self._run_at))
+                lasted = format_duration(round(lease_clock() - self._run_at))
                 again = f"a batch of {failed} {self._how_it_failed} after {lasted}, and was started again smaller"
                 note = "; ".join(filter(None, [fitted.note, again]))
                 fitted = msgspec.structs.replace(fitted, size=size, accumulate=accumulate, note=note)
@@ -349,7 +349,7 @@ class _Attendance:
         if self._batch_size is not None:
             from stoker.fit.oom import host_kills
 
-            self._run_at, self._kills = now(), host_kills()
+            self._run_at, self._kills = lease_clock(), host_kills()
         supervisor = Supervisor(plan, self._record, self._prober, environment, self._signals, self._reaper, self)
         supervisor.run(str(self._record.output), self._attempt_spec.log_limit)
         self._stopped_by = supervisor.stopped_by
@@ -387,26 +387,26 @@ class _Attendance:
         return self._epoll.fileno()
 
     def max_grace(self) -> float:
-        return max(0.0, self._until - self._attempt_spec.margin - now())
+        return max(0.0, self._until - self._attempt_spec.margin - lease_clock())
 
     def due(self) -> float:
         """On the supervisor's clock, which stands still while the machine sleeps."""
-        soonest = self._stop_at() if self._errand is not None else min(self._stop_at(), self._errand_at())
-        due = time.monotonic() + min(soonest - now(), _LONGEST_SLEEP)
+        soonest = self._stop_at() if self._delivery is not None else min(self._stop_at(), self._delivery_at())
+        due = time.monotonic() + min(soonest - lease_clock(), _LONGEST_SLEEP)
         if self._begun and self._listener is None:
             due = min(due, self._listen_at)
-        return due if self._errand is None else min(due, self._errand.due())
+        return due if self._delivery is None else min(due, self._delivery.due())
 
     def poll(self) -> StopRequest | None:
         order = self._hear()
         if order is not None:
             return order
-        if now() >= self._stop_at():
+        if lease_clock() >= self._stop_at():
             return StopRequest(
                 "lease", "The queue could not be reached for so long that another may run the job.", _STOPPED
             )
-        if self._errand is None and now() >= self._errand_at():
-            self._send_errand()
+        if self._delivery is None and lease_clock() >= self._delivery_at():
+            self._send_delivery()
         return None
 
     def on_signal(self, received: Received) -> StopRequest | None:
@@ -443,11 +443,12 @@ class _Attendance:
             self._ran_out = True
             self._retries_oom -= 1
             return
-        outcome, exit_code, sentence = conclusion(status)
+        result = result_of(status)
         if self._batch_size is not None:
             size = ", ".join(filter(None, [f"batch size {self._batch_size}", self._ran_out_with]))
-            sentence = "; ".join(filter(None, [sentence, size]))
-        self._over = AttemptResult(outcome, exit_code, sentence)
+            reason = "; ".join(filter(None, [result.reason, size]))
+            result = AttemptResult(result.outcome, result.exit_code, reason)
+        self._over = result
         if self._channel is not None and not self._channel.send(self._over):
             self._lose_worker()
 
@@ -471,15 +472,15 @@ class _Attendance:
         if said_elsewhere(output) is not None:
             return True
         # It ran as a probe, and now it fails early and without a word: validation and long sequences come later.
-        return now() - self._run_at < _FIRST_MINUTES and is_silent(output)
+        return lease_clock() - self._run_at < _FIRST_MINUTES and is_silent(output)
 
     # The lease
 
     def _stop_at(self) -> float:
         return self._until - self._attempt_spec.stop_before_end
 
-    def _errand_at(self) -> float:
-        return max(self._until - self._attempt_spec.lease * _OWN_RENEWAL, self._next_errand)
+    def _delivery_at(self) -> float:
+        return max(self._until - self._attempt_spec.lease * _OWN_RENEWAL, self._next_delivery)
 
     def _hold_until(self, moment: float) -> None:
         """The lease ends then; long ago, when the queue has given the job up."""
@@ -488,13 +489,13 @@ class _Attendance:
         # Should this process be stopped, or hang, while there is no worker.
         self._reaper.set_deadline(moment - self._attempt_spec.margin / 2)
 
-    def _send_errand(self) -> None:
+    def _send_delivery(self) -> None:
         try:
-            self._errand = DetachedDelivery(self._record, self._attempt_spec, self._over)
+            self._delivery = DetachedDelivery(self._record, self._attempt_spec, self._over)
         except OSError:
-            self._next_errand = now() + _FORK_EVERY
+            self._next_delivery = lease_clock() + _FORK_EVERY
             return
-        self._epoll.register(self._errand.fileno(), select.EPOLLIN)
+        self._epoll.register(self._delivery.fileno(), select.EPOLLIN)
 
     def _hear(self) -> StopRequest | None:
         """Whatever has come; the last order in it."""
@@ -502,33 +503,33 @@ class _Attendance:
         self._listen()
         for descriptor, _ in self._epoll.poll(0):
             if self._listener is not None and descriptor == self._listener.fileno():
-                self._greet_worker(self._listener)
-            elif self._errand is not None and descriptor == self._errand.fileno():
-                order = self._take_answer(self._errand) or order
+                self._accept_worker(self._listener)
+            elif self._delivery is not None and descriptor == self._delivery.fileno():
+                order = self._take_answer(self._delivery) or order
             elif self._channel is not None and descriptor == self._channel.fileno():
                 order = self._hear_worker(self._channel) or order
-        if self._errand is not None and time.monotonic() >= self._errand.due():
-            self._epoll.unregister(self._errand.fileno())
-            self._errand.give_up()
-            self._errand = None
+        if self._delivery is not None and time.monotonic() >= self._delivery.due():
+            self._epoll.unregister(self._delivery.fileno())
+            self._delivery.give_up()
+            self._delivery = None
         return order
 
-    def _take_answer(self, errand: DetachedDelivery) -> StopRequest | None:
-        self._epoll.unregister(errand.fileno())
-        answer = errand.answer()
-        self._errand = None
+    def _take_answer(self, delivery: DetachedDelivery) -> StopRequest | None:
+        self._epoll.unregister(delivery.fileno())
+        answer = delivery.answer()
+        self._delivery = None
         if answer.problem is not None:
-            self._next_errand = now() + self._pause
+            self._next_delivery = lease_clock() + self._pause
             self._pause = min(self._pause * 2, _LAST_PAUSE, self._attempt_spec.lease * _PAUSE_SHARE)
             return None
         self._pause = _FIRST_PAUSE
-        if errand.brings_outcome:
+        if delivery.brings_outcome:
             self._recorded = True
             return None
         if not answer.alive:
             self._hold_until(-math.inf)
             return StopRequest("lease", "The queue had given the job up, and another may run it.", _STOPPED)
-        self._hold_until(max(self._until, errand.begun + self._attempt_spec.lease))
+        self._hold_until(max(self._until, delivery.begun + self._attempt_spec.lease))
         return StopRequest("cancelled", "It was cancelled.", _STOPPED) if answer.cancel else None
 
     # The worker
@@ -547,13 +548,13 @@ class _Attendance:
                 self._hold_until(max(self._until, until))
             case ResultRecorded():
                 self._recorded = True
-            case StopAttempt(ending=ending, sentence=sentence):
+            case StopAttempt(ending=ending, reason=reason):
                 if ending == "lease":
                     self._hold_until(-math.inf)
-                return StopRequest(ending, sentence, _STOPPED)
+                return StopRequest(ending, reason, _STOPPED)
         return None
 
-    def _greet_worker(self, listener: socket.socket) -> None:
+    def _accept_worker(self, listener: socket.socket) -> None:
         """A worker that was started later: from now on it is the one."""
         try:
             line, _ = listener.accept()
@@ -575,34 +576,34 @@ class _Attendance:
 
     def _wait_until_recorded(self) -> None:
         """Tells the worker, and where there is none, or it does not get anywhere, the queue itself."""
-        trusts_worker_until = now() + _RECORDED_WITHIN
-        gives_up_at = now() + _LONGEST_DELIVERY
-        self._pause, self._next_errand = _FIRST_PAUSE, -math.inf
-        while now() < gives_up_at:
+        trusts_worker_until = lease_clock() + _RECORDED_WITHIN
+        gives_up_at = lease_clock() + _LONGEST_DELIVERY
+        self._pause, self._next_delivery = _FIRST_PAUSE, -math.inf
+        while lease_clock() < gives_up_at:
             self._write_outcome()
             if any(received.signal in _ENDING for received in self._signals.read()):
                 # The machine shuts down, or somebody wants it gone: the next worker finds the outcome on disk.
                 if self._unwritten is None:
                     break
-                trusts_worker_until, gives_up_at = -math.inf, min(gives_up_at, now() + _LAST_WORDS_WITHIN)
+                trusts_worker_until, gives_up_at = -math.inf, min(gives_up_at, lease_clock() + _LAST_WORDS_WITHIN)
             self._hear()
             # When also the place is gone where it is written down, nobody is left to tell.
-            if self._recorded or (now() >= self._until and not self._record.directory.exists()):
+            if self._recorded or (lease_clock() >= self._until and not self._record.directory.exists()):
                 break
             # A worker that is stopped renews nothing: what is done must not be done again for that.
             trusts_until = min(trusts_worker_until, self._until - self._attempt_spec.lease * _OWN_RENEWAL)
-            alone = self._channel is None or now() >= trusts_until
-            if alone and self._errand is None and now() >= self._next_errand:
-                self._send_errand()
+            alone = self._channel is None or lease_clock() >= trusts_until
+            if alone and self._delivery is None and lease_clock() >= self._next_delivery:
+                self._send_delivery()
             due = gives_up_at if alone else trusts_until
-            if self._errand is not None:
-                due = min(due, now() + self._errand.due() - time.monotonic())
+            if self._delivery is not None:
+                due = min(due, lease_clock() + self._delivery.due() - time.monotonic())
             elif alone:
-                due = min(due, self._next_errand)
-            select.select([self._epoll.fileno()], [], [], min(max(0.0, due - now()), _LONGEST_SLEEP))
-        if self._errand is not None:
-            self._errand.give_up()  # a worker was faster
-            self._errand = None
+                due = min(due, self._next_delivery)
+            select.select([self._epoll.fileno()], [], [], min(max(0.0, due - lease_clock()), _LONGEST_SLEEP))
+        if self._delivery is not None:
+            self._delivery.give_up()  # a worker was faster
+            self._delivery = None
 
 
 def run_and_leave(line: socket.socket) -> None:

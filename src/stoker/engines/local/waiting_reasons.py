@@ -49,7 +49,7 @@ def why_waiting(reason: Reason) -> str:
             assert_never(reason)
 
 
-def what_of_it(obstacle: Obstacle) -> str:
+def describe_obstacle(obstacle: Obstacle) -> str:
     """The same of a single GPU, which is the subject: `is used by alice's python (pid 4242)`."""
     return _predicate(obstacle, format_memory).one
 
@@ -86,7 +86,7 @@ def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]], amount: Amount) -> str:
 def _predicate(obstacle: Obstacle, amount: Amount) -> _Predicate:
     match obstacle:
         case UsedByOthers(processes=processes):
-            said = _being(f"used by {some(processes)}")
+            said = _being(f"used by {name_some(processes)}")
         case Unreadable(reason=reason):
             said = _Predicate(f"cannot be read ({reason})", f"cannot be read ({reason})")
         case TooSmall(usable=usable):
@@ -146,10 +146,10 @@ def _what_there_is(reason: CannotFit, amount: Amount) -> str:
 
 
 def _jobs(jobs: Sequence[str]) -> str:
-    return f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {some(jobs)}"
+    return f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {name_some(jobs)}"
 
 
-def some(names: Sequence[str]) -> str:
+def name_some(names: Sequence[str]) -> str:
     if len(names) <= _MOST_NAMES + 1:
         return _listed(names)
     return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"

@@ -3,12 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
+from stoker.engines.fitting import BatchSizeFit
 from stoker.errors import BadInputError
+from stoker.fit.spec import FitSpec
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import hiding_variables, set_visible_gpus
 from stoker.queue.commands import filled, mentioned
 from stoker.queue.model import Job
 from stoker.rules.registry import policies_of
+from stoker.runs.plan import OF_THE_JOB, UNWATCHED, Plan
 
 
 class Prepared(NamedTuple):
@@ -104,3 +110,36 @@ def _refuse_impossible(job: Job, command: Sequence[str], environment: Mapping[st
     for name, value in environment.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise BadInputError(f"job {job.id} cannot be started: {name!r} cannot be set in an environment")
+
+
+def run_plan(job: Job, prepared: Prepared, grace: float, source: str, deadline: float) -> Plan:
+    """What the supervisor of the attempt runs."""
+    check_policy(job)
+    return Plan(
+        command=prepared.command,
+        policy=job.policy,
+        gpus=OF_THE_JOB if job.gpus else UNWATCHED,
+        grace=grace,
+        max_time=job.time_limit,
+        source=source,
+        deadline=deadline,
+        directory=prepared.directory,
+    )
+
+
+def batch_size_fit(job: Job, number: int, command: tuple[str, ...], slots: int) -> BatchSizeFit | None:
+    """How the batch size is found before the job starts; None when it is not. `slots`: jobs per GPU."""
+    if not is_fitted(job):
+        return None
+    try:
+        spec = msgspec.convert(job.fit, FitSpec)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"the fit of job {job.id} is invalid: {error}") from None
+    if slots > spec.terms.per_gpu:
+        spec = replace(spec, terms=replace(spec.terms, per_gpu=slots))
+    # A shell command became three words, of which the last is the text.
+    words = command[-1] if isinstance(job.command, str) else command
+    # A job that shares a GPU must stay below the memory that it asked for.
+    return BatchSizeFit(
+        wish=spec, command=words, job=job.id, number=number, most_memory=job.memory if job.share else None
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.engines.local.capacity import Allocation, PlacementOptions, ResourceRequest
 from stoker.engines.local.gpu_tracker import GpuTracker
-from stoker.engines.local.placement import decide
+from stoker.engines.local.placement import place
 from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
@@ -68,13 +68,13 @@ class World:
     def is_free(self) -> bool:
         """Whether a job that wants one GPU is started."""
         assert not self.holders
-        return bool(decide(self.machine.gpus, [], [ResourceRequest("new", 1, 1)], PlacementOptions(), self.now).start)
+        return bool(place(self.machine.gpus, [], [ResourceRequest("new", 1, 1)], PlacementOptions(), self.now).start)
 
     def is_waited_for(self) -> bool:
         """Whether it is expected to be free soon, so that nobody is stopped elsewhere for a job that would fit here."""
         other = msgspec.structs.replace(self.gpu, uuid="other", index=1, peak=0.0, memory_used=0, foreigners=())
         victim = Allocation(ResourceRequest("victim", 1, 0, preemptible=True), ("other",), 0.0, used={})
-        decision = decide([self.gpu, other], [victim], [ResourceRequest("new", 1, 1)], PlacementOptions(), self.now)
+        decision = place([self.gpu, other], [victim], [ResourceRequest("new", 1, 1)], PlacementOptions(), self.now)
         return not decision.start and not decision.preempt
 
 
@@ -114,7 +114,7 @@ class TestWhichGpus:
         assert (gone.index, gone.obstructed_since, gone.memory_total) == (0, 2.0, 80 * GIB)
         assert (there.index, there.problem, there.obstructed_since) == (1, None, None)
         assert world.machine.known[there.uuid] == left
-        decision = decide(world.machine.gpus, [], [ResourceRequest("new", 2, 1)], PlacementOptions(), 2.0)
+        decision = place(world.machine.gpus, [], [ResourceRequest("new", 2, 1)], PlacementOptions(), 2.0)
         assert not decision.start
         assert world.note == "cannot be read (the driver does not list it any more)"
 

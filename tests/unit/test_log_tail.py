@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
+from stoker.engines.attempt import AttemptRecord, AttemptSpec
 from stoker.engines.delivery import RUNNING_TAIL, TAIL, LogTail
-from stoker.engines.local.attempt_spec import AttemptRecord, AttemptSpec
 from stoker.logs.tail_reader import TailReader
 from stoker.queue import Store
 

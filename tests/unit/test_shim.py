@@ -1,4 +1,4 @@
-"""What an attendant does about its lease, with a stand-in for the processes of the job."""
+"""What a shim does about its lease, with a stand-in for the processes of the job."""
 
 import contextlib
 import select
@@ -13,10 +13,11 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from stoker.engines.local import shim as attendant
-from stoker.engines.local.attempt_spec import AttemptProcesses, AttemptRecord, AttemptSpec, now
+from stoker.engines.attempt import AttemptResult, lease_clock
+from stoker.engines.local import shim
 from stoker.engines.local.capacity import ResourceRequest
-from stoker.engines.local.messages import AttemptResult, LeaseRenewed, ResultRecorded, ShimChannel, StopAttempt
+from stoker.engines.local.messages import LeaseRenewed, ResultRecorded, ShimChannel, StopAttempt
+from stoker.engines.local.record import AttemptProcesses, LocalAttemptRecord, LocalAttemptSpec
 from stoker.queue.model import Outcome
 from stoker.runs.plan import Plan
 from stoker.runs.processes.reaper import Reaper
@@ -28,20 +29,20 @@ from tests.support.waiting import wait_for
 LEASE = 600.0
 
 
-def assigned(**changes: Any) -> AttemptSpec:
-    plain = AttemptSpec(
+def attempt_spec_of(**changes: Any) -> LocalAttemptSpec:
+    plain = LocalAttemptSpec(
         attempt="a",
         job="j",
         number=1,
         queue="/nowhere/queue.db",
         host="here",
         boot="this",
-        keepers=AttemptProcesses((1, 1), (1, 1)),
-        want=ResourceRequest(job="j", gpus=0, order=0),
+        processes=AttemptProcesses((1, 1), (1, 1)),
+        request=ResourceRequest(job="j", gpus=0, order=0),
         plan=Plan(command=("true",), grace=30.0),
         environment={},
         lease=LEASE,
-        lease_until=now() + LEASE,
+        lease_until=lease_clock() + LEASE,
         log_limit=1000,
         started=time.time(),
     )
@@ -49,22 +50,22 @@ def assigned(**changes: Any) -> AttemptSpec:
 
 
 class Stage:
-    """An attendant with its worker at the other end of a line."""
+    """A shim, and the worker's end of its connection."""
 
-    def __init__(self, directory: Path, attempt_spec: AttemptSpec) -> None:
+    def __init__(self, directory: Path, attempt_spec: LocalAttemptSpec) -> None:
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.worker = ShimChannel(mine)
         self.reaper = Mock(spec=Reaper, job=None, status=None, empty=True, containment="")
         self.reaper.owns.return_value = False
         self._signals = SignalStream([signal.SIGUSR2])
         self._timer = BootTimer()
-        record = AttemptRecord(directory)
-        self.attendance = attendant._Attendance(
+        record = LocalAttemptRecord(directory)
+        self.supervision = shim._Supervision(
             record, attempt_spec, ShimChannel(its), self._signals, self.reaper, self._timer
         )
 
     def close(self) -> None:
-        self.attendance._lose_worker()
+        self.supervision._lose_worker()
         self.worker.close()
         self._signals.close()
         self._timer.close()
@@ -72,7 +73,7 @@ class Stage:
 
 @pytest.fixture
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    with contextlib.closing(Stage(tmp_path, assigned(**getattr(request, "param", {})))) as stage:
+    with contextlib.closing(Stage(tmp_path, attempt_spec_of(**getattr(request, "param", {})))) as stage:
         yield stage
 
 
@@ -85,15 +86,15 @@ def outcome(stage: Stage) -> Outcome:
 @pytest.mark.parametrize("stage", [{"lease_until": 0.0}], indirect=True)
 def test_job_whose_lease_ended_during_its_preparation_is_not_started(stage: Stage) -> None:
     stage.worker.send(ResultRecorded())
-    stage.attendance.run()
+    stage.supervision.run()
     assert outcome(stage) == "lost"
     stage.reaper.start.assert_not_called()
 
 
 @pytest.mark.parametrize("stage", [{"lease_until": 0.0}], indirect=True)
 def test_lease_that_the_worker_renewed_meanwhile_lets_the_job_start(stage: Stage) -> None:
-    stage.worker.send(LeaseRenewed(now() + LEASE))
-    stage.attendance._heed_before_start()
+    stage.worker.send(LeaseRenewed(lease_clock() + LEASE))
+    stage.supervision._heed_before_start()
 
 
 @pytest.mark.parametrize("stage", [{"lease": 2.0, "plan": Plan(command=("true",), grace=0.1)}], indirect=True)
@@ -102,24 +103,24 @@ def test_outcome_that_a_stopped_worker_does_not_take_is_brought_before_the_lease
 ) -> None:
     sent: list[float] = []
 
-    def send(self: attendant._Attendance) -> None:
-        sent.append(now())
+    def send(self: shim._Supervision) -> None:
+        sent.append(lease_clock())
         self._recorded = True
 
-    monkeypatch.setattr(attendant._Attendance, "_send_errand", send)
-    ends = now() + 2.0
-    stage.attendance._hold_until(ends)
-    stage.attendance.on_ended(Status(state="ended", ending="by itself", exit_code=0))
-    stage.attendance._wait_until_recorded()
+    monkeypatch.setattr(shim._Supervision, "_send_delivery", send)
+    ends = lease_clock() + 2.0
+    stage.supervision._hold_until(ends)
+    stage.supervision.on_ended(Status(state="ended", ending="by itself", exit_code=0))
+    stage.supervision._wait_until_recorded()
     assert outcome(stage) == "succeeded"
     assert sent[0] < ends
 
 
 def test_job_gets_no_grace_beyond_its_lease(stage: Stage) -> None:
-    controller = stage.attendance
+    controller = stage.supervision
     assert controller.max_grace() > 500.0
     # The machine slept for longer than the lease.
-    controller._hold_until(now() - 5.0)
+    controller._hold_until(lease_clock() - 5.0)
     order = controller.poll()
     assert order is not None
     assert (order.ending, controller.max_grace()) == ("lease", 0.0)
@@ -127,13 +128,13 @@ def test_job_gets_no_grace_beyond_its_lease(stage: Stage) -> None:
 
 def test_job_that_the_queue_gave_up_gets_no_grace(stage: Stage) -> None:
     stage.worker.send(StopAttempt("lease", "The queue had given the job up."))
-    order = stage.attendance.poll()
+    order = stage.supervision.poll()
     assert order is not None
-    assert (order.ending, stage.attendance.max_grace()) == ("lease", 0.0)
+    assert (order.ending, stage.supervision.max_grace()) == ("lease", 0.0)
 
 
-def test_attendant_wakes_up_when_it_has_to_stop_its_job(stage: Stage) -> None:
-    attempt_spec = stage.attendance._attempt_spec
-    stage.attendance._hold_until(now() + attempt_spec.stop_before_end + 0.2)
-    assert select.select([stage.attendance.fileno()], [], [], 30.0)[0]
-    assert wait_for(stage.attendance.poll).ending == "lease"
+def test_shim_wakes_up_when_it_has_to_stop_its_job(stage: Stage) -> None:
+    attempt_spec = stage.supervision._attempt_spec
+    stage.supervision._hold_until(lease_clock() + attempt_spec.stop_before_end + 0.2)
+    assert select.select([stage.supervision.fileno()], [], [], 30.0)[0]
+    assert wait_for(stage.supervision.poll).ending == "lease"

@@ -6,9 +6,10 @@ from typing import cast
 import msgspec
 import pytest
 
+from stoker.engines.attempt import AppliedSnooze
 from stoker.engines.delivery import LONGEST_REPORT, LogTail, details_of, write_details, write_fit
-from stoker.engines.local.attempt_spec import AppliedSnooze, AttemptRecord, AttemptSpec
-from stoker.engines.local.running_attempt import RunningAttempt
+from stoker.engines.local.record import LocalAttemptRecord, LocalAttemptSpec
+from stoker.engines.local.running_attempt import LocalAttempt
 from stoker.errors import StokerError
 from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue import QueueAwayError, Store
@@ -46,24 +47,24 @@ class Queue:
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> AttemptRecord:
-    return AttemptRecord(tmp_path)
+def record(tmp_path: Path) -> LocalAttemptRecord:
+    return LocalAttemptRecord(tmp_path)
 
 
-def ended(record: AttemptRecord, ending: Ending, rule: str = "") -> None:
+def ended(record: LocalAttemptRecord, ending: Ending, rule: str = "") -> None:
     record.write_status(Status(state="ended", ending=ending, rule=rule, exit_code=0))
 
 
-def test_of_a_job_that_ended_by_itself_nothing_more_is_told(record: AttemptRecord) -> None:
+def test_of_a_job_that_ended_by_itself_nothing_more_is_told(record: LocalAttemptRecord) -> None:
     ended(record, "by itself")
     assert details_of(record) is None
 
 
-def test_nothing_is_told_of_an_attempt_that_left_nothing(record: AttemptRecord) -> None:
+def test_nothing_is_told_of_an_attempt_that_left_nothing(record: LocalAttemptRecord) -> None:
     assert details_of(record) is None
 
 
-def test_another_ending_is_told_with_its_report(record: AttemptRecord) -> None:
+def test_another_ending_is_told_with_its_report(record: LocalAttemptRecord) -> None:
     ended(record, "idle", rule="idle")
     record.write_report("# Stopped: its GPU was idle – for long\n")
     assert details_of(record) == AttemptDetails(
@@ -71,7 +72,7 @@ def test_another_ending_is_told_with_its_report(record: AttemptRecord) -> None:
     )
 
 
-def test_a_report_that_is_too_long_says_that_it_goes_on(record: AttemptRecord) -> None:
+def test_a_report_that_is_too_long_says_that_it_goes_on(record: LocalAttemptRecord) -> None:
     ended(record, "idle", rule="idle")
     record.write_report("é" * LONGEST_REPORT)
     found = details_of(record)
@@ -81,7 +82,7 @@ def test_a_report_that_is_too_long_says_that_it_goes_on(record: AttemptRecord) -
     assert found.report.endswith("é\n\n… (the rest is on the machine that ran it)\n")
 
 
-def test_a_fit_is_told_while_it_runs_and_with_the_end(record: AttemptRecord) -> None:
+def test_a_fit_is_told_while_it_runs_and_with_the_end(record: LocalAttemptRecord) -> None:
     queue = Queue()
     assert not write_fit(cast(Store, queue), record, "attempt")
     record.write_fit(FITTED)
@@ -95,9 +96,9 @@ def test_a_fit_is_told_while_it_runs_and_with_the_end(record: AttemptRecord) -> 
 
 
 @pytest.mark.parametrize("has_output", [False, True])
-def test_a_running_job_tells_of_its_fit_once(record: AttemptRecord, has_output: bool) -> None:
+def test_a_running_job_tells_of_its_fit_once(record: LocalAttemptRecord, has_output: bool) -> None:
     queue = Queue()
-    excerpt = LogTail(record, cast(AttemptSpec, _Fitted()))
+    excerpt = LogTail(record, cast(LocalAttemptSpec, _Fitted()))
     if has_output:
         record.output.write_text("trains\n")
     excerpt.deliver(cast(Store, queue))
@@ -108,68 +109,68 @@ def test_a_running_job_tells_of_its_fit_once(record: AttemptRecord, has_output: 
     assert [(attempt, details.fit["size"]) for attempt, details in queue.kept] == [("attempt", 200)]
 
 
-def test_a_queue_that_refuses_a_finding_is_not_asked_again_and_one_that_is_away_is(record: AttemptRecord) -> None:
+def test_a_queue_that_refuses_a_finding_is_not_asked_again_and_one_that_is_away_is(record: LocalAttemptRecord) -> None:
     ended(record, "idle")
     write_details(cast(Store, Queue(StokerError("the disk of the database is full"))), record, "attempt")
     with pytest.raises(QueueAwayError):
         write_details(cast(Store, Queue(QueueAwayError("the queue cannot be reached"))), record, "attempt")
 
 
-def test_a_job_that_is_cleaned_away_while_it_is_told_of_is_no_trouble(record: AttemptRecord) -> None:
+def test_a_job_that_is_cleaned_away_while_it_is_told_of_is_no_trouble(record: LocalAttemptRecord) -> None:
     ended(record, "idle")
     record.output.write_text("trains\n")
     queue = cast(Store, Queue(CollisionError("violates a foreign key")))
     write_details(queue, record, "attempt")
-    LogTail(record, cast(AttemptSpec, _Assigned())).deliver_last(queue)
+    LogTail(record, cast(LocalAttemptSpec, _Assigned())).deliver_last(queue)
 
 
-def test_a_file_that_is_no_text_counts_as_none(record: AttemptRecord) -> None:
+def test_a_file_that_is_no_text_counts_as_none(record: LocalAttemptRecord) -> None:
     record.write_fit(msgspec.structs.replace(FITTED, note="mangled"))
     record.write_snooze(Snooze(until=1e12, wall=1e12, by="mangled"))
-    record.write_heeded(AppliedSnooze(1600.0, "mangled"))
+    record.write_applied_snooze(AppliedSnooze(1600.0, "mangled"))
     (record.directory / "attempt.json").write_text('{"attempt": "mangled"}')
-    assert (record.fit(), record.snooze(), record.heeded()) != (None, None, None)
+    assert (record.fit(), record.snooze(), record.applied_snooze()) != (None, None, None)
     for file in record.directory.glob("*.json"):
         file.write_bytes(file.read_bytes().replace(b"mangled", b"\xff"))
-    assert (record.fit(), record.attempt_spec(), record.heeded(), record.snooze()) == (None, None, None, None)
+    assert (record.fit(), record.attempt_spec(), record.applied_snooze(), record.snooze()) == (None, None, None, None)
 
 
 class TestSnooze:
     @pytest.fixture
-    def running_attempt(self, record: AttemptRecord) -> RunningAttempt:
+    def running_attempt(self, record: LocalAttemptRecord) -> LocalAttempt:
         return worker(record)
 
     def test_it_is_written_where_the_supervisor_looks_and_only_when_it_is_new(
-        self, record: AttemptRecord, running_attempt: RunningAttempt
+        self, record: LocalAttemptRecord, running_attempt: LocalAttempt
     ) -> None:
-        assert running_attempt.heed(Snoozed(seconds=600.0, by="alice", until=1600.0))
+        assert running_attempt.apply_snooze(Snoozed(seconds=600.0, by="alice", until=1600.0))
         first = record.snooze()
         assert first is not None
         assert first.by == "alice"
         assert first.until - first.wall < 0
         # Also when the database's clock is set meanwhile.
-        assert not running_attempt.heed(Snoozed(seconds=99.5, by="alice", until=1600.0))
+        assert not running_attempt.apply_snooze(Snoozed(seconds=99.5, by="alice", until=1600.0))
         assert record.snooze() == first
-        assert running_attempt.heed(Snoozed(seconds=1200.0, by="alice", until=2200.0))
+        assert running_attempt.apply_snooze(Snoozed(seconds=1200.0, by="alice", until=2200.0))
         longer = record.snooze()
         assert longer is not None
         assert longer.until > first.until + 590
 
-    def test_it_can_be_ended(self, record: AttemptRecord, running_attempt: RunningAttempt) -> None:
-        running_attempt.heed(Snoozed(seconds=600.0, by="alice", until=1600.0))
-        assert running_attempt.heed(Snoozed(seconds=0.0, by="bob"))
+    def test_it_can_be_ended(self, record: LocalAttemptRecord, running_attempt: LocalAttempt) -> None:
+        running_attempt.apply_snooze(Snoozed(seconds=600.0, by="alice", until=1600.0))
+        assert running_attempt.apply_snooze(Snoozed(seconds=0.0, by="bob"))
         assert record.snooze() is None
-        assert not running_attempt.heed(Snoozed(seconds=0.0, by="bob"))
+        assert not running_attempt.apply_snooze(Snoozed(seconds=0.0, by="bob"))
 
     def test_one_of_an_earlier_worker_is_ended_too_and_what_the_job_asks_for_after_that_is_not(
-        self, record: AttemptRecord, running_attempt: RunningAttempt
+        self, record: LocalAttemptRecord, running_attempt: LocalAttempt
     ) -> None:
         own = Snooze(until=1e12, wall=1e12, by="the job")
         record.write_snooze(own)
-        assert running_attempt.heed(Snoozed(seconds=0.0, by="alice"))
+        assert running_attempt.apply_snooze(Snoozed(seconds=0.0, by="alice"))
         assert record.snooze() is None
         record.write_snooze(own)
-        assert not running_attempt.heed(Snoozed(seconds=0.0, by="alice"))
+        assert not running_attempt.apply_snooze(Snoozed(seconds=0.0, by="alice"))
         assert record.snooze() == own
 
     @pytest.mark.parametrize(
@@ -178,18 +179,18 @@ class TestSnooze:
         ids=["rest", "end"],
     )
     def test_what_the_job_asks_for_after_that_stays_when_its_worker_is_started_again(
-        self, record: AttemptRecord, wish: Snoozed
+        self, record: LocalAttemptRecord, wish: Snoozed
     ) -> None:
-        worker(record).heed(wish)
+        worker(record).apply_snooze(wish)
         own = Snooze(until=1e12, wall=1e12, by="the job")
         record.write_snooze(own)
-        assert not worker(record).heed(wish)
+        assert not worker(record).apply_snooze(wish)
         assert record.snooze() == own
 
 
-def worker(record: AttemptRecord) -> RunningAttempt:
+def worker(record: LocalAttemptRecord) -> LocalAttempt:
     """What a worker that is started now knows of the attempt."""
-    return RunningAttempt(record, cast(AttemptSpec, _Assigned()), None)
+    return LocalAttempt(record, cast(LocalAttemptSpec, _Assigned()), None)
 
 
 class _Assigned:

@@ -4,50 +4,50 @@ import os
 import signal
 from pathlib import Path
 
-from stoker.engines.local.attempt_spec import AttemptProcesses, AttemptRecord
+from stoker.engines.local.record import AttemptProcesses, LocalAttemptRecord
 from stoker.procfs import identify, is_alive
 from stoker.runs.processes.tree import send
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
 
-def record_of(site: WorkSite, job: str, number: int = 1) -> AttemptRecord:
-    return AttemptRecord(site.home / "attempts" / f"{job}-{number}")
+def record_of(site: WorkSite, job: str, number: int = 1) -> LocalAttemptRecord:
+    return LocalAttemptRecord(site.home / "attempts" / f"{job}-{number}")
 
 
-def keepers_of(site: WorkSite, job: str, number: int = 1) -> AttemptProcesses:
+def processes_of_attempt(site: WorkSite, job: str, number: int = 1) -> AttemptProcesses:
     """Of an attempt whose outcome the queue does not have."""
     # A job runs, for the queue, a moment before that is written down.
-    return wait_for(record_of(site, job, number).attempt_spec, named="its assignment").keepers
+    return wait_for(record_of(site, job, number).attempt_spec, named="its attempt spec").processes
 
 
-def kill_attendant(keepers: AttemptProcesses, how: signal.Signals = signal.SIGKILL) -> None:
-    who = keepers.attendant_identity
-    assert Path(f"/proc/{who.pid}/comm").read_text() == "stoker-job\n"
+def kill_shim(processes: AttemptProcesses, how: signal.Signals = signal.SIGKILL) -> None:
+    who = processes.shim_identity
+    assert Path(f"/proc/{who.pid}/comm").read_text() == "stoker-shim\n"
     assert send(who, how)
 
 
-def kill_reaper(keepers: AttemptProcesses) -> None:
-    who = keepers.reaper_identity
+def kill_reaper(processes: AttemptProcesses) -> None:
+    who = processes.reaper_identity
     assert Path(f"/proc/{who.pid}/comm").read_text() == "stoker-reaper\n"
     assert send(who, signal.SIGKILL)
 
 
-def kill_both(keepers: AttemptProcesses) -> None:
+def kill_both(processes: AttemptProcesses) -> None:
     """So that neither has the time to do anything about the other's death."""
-    assert send(keepers.attendant_identity, signal.SIGSTOP)
-    kill_reaper(keepers)
-    kill_attendant(keepers)
-    wait_for(lambda: not is_alive(keepers.attendant_identity) and not is_alive(keepers.reaper_identity))
+    assert send(processes.shim_identity, signal.SIGSTOP)
+    kill_reaper(processes)
+    kill_shim(processes)
+    wait_for(lambda: not is_alive(processes.shim_identity) and not is_alive(processes.reaper_identity))
 
 
-def processes_of(record: AttemptRecord) -> list[int]:
+def processes_of(record: LocalAttemptRecord) -> list[int]:
     """Everything that was started by the job."""
     mark = f"STOKER_RUN_DIR={record.directory}".encode()
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and mark in _environment(int(name))]  # noqa: PTH208 - one call
 
 
-def kill_job(record: AttemptRecord) -> None:
+def kill_job(record: LocalAttemptRecord) -> None:
     for pid in processes_of(record):
         who = identify(pid)
         if who is not None:

@@ -12,23 +12,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
+from stoker.engines.attempt import ATTEMPT_TAG, AttemptResult
+from stoker.engines.engine import CannotTellError
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local import adoption
-from stoker.engines.local.adoption import find, requeue_unstarted
-from stoker.engines.local.attempt_spec import ATTEMPT_TAG, SHIM_NAME, AttemptProcesses, AttemptRecord
-from stoker.engines.local.messages import AttemptResult, StopAttempt
+from stoker.engines.local.adoption import find, is_started
+from stoker.engines.local.record import SHIM_NAME, AttemptProcesses, LocalAttemptRecord
 from stoker.errors import StokerError
 from stoker.procfs import Identity, boot_id, identify, is_alive
-from stoker.queue import Store
 from stoker.queue.model import Attempt
 from stoker.runs.processes.syscalls import set_name
 from stoker.runs.record import Status
 from tests.support.waiting import wait_for
-from tests.unit.test_worker_attendant import assigned
+from tests.unit.test_shim import attempt_spec_of
 
 # No database: what is found here is found without it.
 AWAY = "postgresql://nobody@127.0.0.1:1/nothing"
@@ -67,10 +66,10 @@ def myself() -> tuple[int, int]:
     return who.pid, who.started
 
 
-def leave_behind(home: WorkerIdentity, keepers: AttemptProcesses, status: Status | None = None) -> AttemptRecord:
-    record = AttemptRecord(home.directory / "attempts" / "j-1")
+def leave_behind(home: WorkerIdentity, processes: AttemptProcesses, status: Status | None = None) -> LocalAttemptRecord:
+    record = LocalAttemptRecord(home.directory / "attempts" / "j-1")
     record.directory.mkdir()
-    record.assign(assigned(queue=AWAY, host=home.host, boot=boot_id(), keepers=keepers))
+    record.write_attempt(attempt_spec_of(queue=AWAY, host=home.host, boot=boot_id(), processes=processes))
     if status is not None:
         record.write_status(status)
     return record
@@ -90,13 +89,13 @@ def test_supervisor_that_cannot_be_reached_now_is_not_dead(
     record = leave_behind(home, AttemptProcesses(myself(), myself()))
     with contextlib.closing(record.listen()):
         with monkeypatch.context() as trouble:
-            trouble.setattr(AttemptRecord, "connect", failing(number))
-            (found,) = find(home, AWAY).running_attempts
-        assert (found.over, found.channel) == (None, None)
+            trouble.setattr(LocalAttemptRecord, "connect", failing(number))
+            (found,) = find(home, AWAY).attempts
+        assert (found.result, found.channel) == (None, None)
         assert found.retry_at < math.inf
-        found.reach()
+        found.connect()
         assert found.channel is not None
-        assert (found.over, found.retry_at) == (None, math.inf)
+        assert (found.result, found.retry_at) == (None, math.inf)
         found.channel.close()
 
 
@@ -107,20 +106,20 @@ def test_worker_with_few_descriptors_left_keeps_them_for_the_rest_of_its_work(
     opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - one call
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (opened + 10, opened + 10))
     with contextlib.closing(record.listen()):
-        (found,) = find(home, AWAY).running_attempts
-    assert (found.over, found.channel) == (None, None)
+        (found,) = find(home, AWAY).attempts
+    assert (found.result, found.channel) == (None, None)
 
 
 def test_reaper_that_cannot_be_watched_now_is_not_dead(home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_behind(home, AttemptProcesses(GONE, myself()))
     with monkeypatch.context() as trouble:
         trouble.setattr(os, "pidfd_open", failing(errno.EMFILE))
-        (found,) = find(home, AWAY).running_attempts
-    assert (found.over, found.reaper_end) == (None, -1)
-    found.reach()
-    assert found.over is None
-    assert found.reaper_end >= 0
-    os.close(found.reaper_end)
+        (found,) = find(home, AWAY).attempts
+    assert (found.result, found.reaper_exit) == (None, -1)
+    found.connect()
+    assert found.result is None
+    assert found.reaper_exit >= 0
+    os.close(found.reaper_exit)
 
 
 def test_attempt_is_not_concluded_while_nobody_can_see_what_is_left_of_it(
@@ -128,11 +127,11 @@ def test_attempt_is_not_concluded_while_nobody_can_see_what_is_left_of_it(
 ) -> None:
     leave_behind(home, AttemptProcesses(GONE, GONE), Status(state="ended", ending="by itself", exit_code=0))
     with monkeypatch.context() as trouble:
-        trouble.setattr(AttemptRecord, "last_status", failing(errno.EMFILE))
-        (found,) = find(home, AWAY).running_attempts
-        assert not found.over
-    found.reach()
-    assert found.over == AttemptResult("succeeded", 0, "")
+        trouble.setattr(LocalAttemptRecord, "checked_status", failing(errno.EMFILE))
+        (found,) = find(home, AWAY).attempts
+        assert not found.result
+    found.connect()
+    assert found.result == AttemptResult("succeeded", 0, "")
 
 
 def test_attempts_that_cannot_be_read_now_are_looked_for_again(
@@ -140,13 +139,13 @@ def test_attempts_that_cannot_be_read_now_are_looked_for_again(
 ) -> None:
     leave_behind(home, AttemptProcesses(GONE, GONE))
     with monkeypatch.context() as trouble:
-        trouble.setattr(AttemptRecord, "last_assignment", failing(errno.EMFILE))
+        trouble.setattr(LocalAttemptRecord, "checked_attempt_spec", failing(errno.EMFILE))
         assert find(home, AWAY) == ([], False)
     with monkeypatch.context() as trouble:
         trouble.setattr(adoption, "environments", failing(errno.EMFILE))
         assert find(home, AWAY) == ([], False)
     found = find(home, AWAY)
-    assert (len(found.running_attempts), found.complete) == (1, True)
+    assert (len(found.attempts), found.complete) == (1, True)
 
 
 @pytest.mark.parametrize("mark", ["STOKER_RUN_DIR", ATTEMPT_TAG])
@@ -155,9 +154,9 @@ def test_orphans_are_killed_before_the_queue_is_needed(
 ) -> None:
     record = leave_behind(home, AttemptProcesses(GONE, GONE))
     orphan = sleeper(processes, **{mark: str(record.directory) if mark == "STOKER_RUN_DIR" else "a"})
-    (found,) = find(home, AWAY).running_attempts
-    assert found.over is not None
-    assert found.over.outcome == "lost"
+    (found,) = find(home, AWAY).attempts
+    assert found.result is not None
+    assert found.result.outcome == "lost"
     assert not is_alive(orphan)
 
 
@@ -172,60 +171,54 @@ def test_orphans_whose_files_were_deleted_are_killed(
     assert is_alive(stranger)
 
 
-def claimed(home: WorkerIdentity) -> tuple[Mock, Attempt]:
-    """A queue in which an earlier worker of this home holds an attempt."""
-    attempt = Attempt(id="a", job="j", worker=f"{home.key}-earlier", number=1, gpus=(), started=0.0, lease_expires=0.0)
-    store = Mock(spec=Store)
-    store.running.return_value = [attempt]
-    return store, attempt
+def claimed(home: WorkerIdentity) -> Attempt:
+    """An attempt that an earlier worker of this home claimed."""
+    return Attempt(id="a", job="j", worker=f"{home.key}-earlier", number=1, gpus=(), started=0.0, lease_expires=0.0)
 
 
 def test_attempt_whose_files_were_deleted_while_it_runs_is_not_given_back(
     home: WorkerIdentity, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    store, _attempt = claimed(home)
+    attempt = claimed(home)
     place = home.directory / "attempts" / "j-1"
     place.mkdir()
     ready, tell = os.pipe()
     supervisor = os.fork()
     if supervisor == 0:
         set_name(SHIM_NAME)
-        AttemptRecord(place).occupy()
+        LocalAttemptRecord(place).hold_open()
         os.write(tell, b"x")
         signal.pause()
     try:
         assert os.read(ready, 1) == b"x"
         shutil.rmtree(home.directory / "attempts")
-        assert requeue_unstarted(store, home, ())
-        store.finish.assert_not_called()
+        assert is_started(home, attempt)
     finally:
         os.kill(supervisor, signal.SIGKILL)
         os.waitpid(supervisor, 0)
         os.close(ready)
         os.close(tell)
     orphan = sleeper(processes, **{ATTEMPT_TAG: "a"})
-    assert requeue_unstarted(store, home, ())
-    assert store.finish.call_args.args[1] == "requeued"
+    assert not is_started(home, attempt)
     wait_for(lambda: not is_alive(orphan))
 
 
 def test_claim_is_not_given_back_while_nobody_can_look_for_its_processes(
     home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, _attempt = claimed(home)
+    attempt = claimed(home)
     with monkeypatch.context() as trouble:
         trouble.setattr(adoption, "has_shim", failing(errno.EMFILE))
-        assert not requeue_unstarted(store, home, ())
-        store.finish.assert_not_called()
-    assert requeue_unstarted(store, home, ())
-    store.finish.assert_called_once()
+        with pytest.raises(CannotTellError):
+            is_started(home, attempt)
+    assert not is_started(home, attempt)
 
 
 def test_second_worker_is_refused_when_the_home_was_deleted_and_made_again(home: WorkerIdentity) -> None:
     for _ in range(3):
         shutil.rmtree(home.directory)
         home.directory.mkdir()
-        with pytest.raises(StokerError, match=rf"another worker \(pid {os.getpid()}\) is at home"):
+        with pytest.raises(StokerError, match=rf"another worker \(pid {os.getpid()}\) runs in"):
             WorkerIdentity(home.directory)
     home.tidy()  # without the directory of attempts
 
@@ -236,10 +229,10 @@ def test_worker_goes_on_with_a_supervisor_that_somebody_stopped(
     process = sleeper(processes)
     record = leave_behind(home, AttemptProcesses(process, myself()))
     with contextlib.closing(record.listen()):
-        (found,) = find(home, AWAY).running_attempts
+        (found,) = find(home, AWAY).attempts
     os.kill(process.pid, signal.SIGSTOP)
     wait_for(lambda: _state(process) == "T")
-    found.rouse()
+    found.check_shim()
     wait_for(lambda: _state(process) == "S")
     assert found.channel is not None
     found.channel.close()
@@ -251,13 +244,13 @@ def test_supervisor_that_does_not_carry_out_a_stop_is_killed(
     process = sleeper(processes)
     record = leave_behind(home, AttemptProcesses(process, myself()))
     with contextlib.closing(record.listen()):
-        (found,) = find(home, AWAY).running_attempts
-    found.stop(StopAttempt("cancelled", "It was cancelled."))
-    found.rouse()
+        (found,) = find(home, AWAY).attempts
+    found.stop("cancelled", "It was cancelled.")
+    found.check_shim()
     assert is_alive(process)
     clock = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: clock + 600.0)
-    found.rouse()
+    found.check_shim()
     monkeypatch.undo()
     wait_for(lambda: not is_alive(process))
     assert found.channel is not None

@@ -7,30 +7,30 @@ BOTH, ONE, NONE = frozenset({"a", "b"}), frozenset({"a"}), frozenset[str]()
 
 def test_a_gpu_that_is_taken_back_may_be_in_use_until_that_was_heard() -> None:
     grants = Grants()
-    first = grants.give(BOTH)
-    grants.heard(first)
+    first = grants.add(BOTH)
+    grants.confirm(first)
     assert grants.possible == BOTH
-    second = grants.give(ONE)
+    second = grants.add(ONE)
     assert grants.possible == BOTH
-    grants.heard(first)
+    grants.confirm(first)
     assert grants.possible == BOTH
-    grants.heard(second)
+    grants.confirm(second)
     assert grants.possible == ONE
 
 
 def test_an_answer_to_the_last_of_several_answers_all() -> None:
     grants = Grants()
-    grants.give(BOTH)
-    grants.give(ONE)
-    last = grants.give(NONE)
+    grants.add(BOTH)
+    grants.add(ONE)
+    last = grants.add(NONE)
     assert grants.possible == BOTH
-    grants.heard(last)
+    grants.confirm(last)
     assert grants.possible == NONE
-    assert grants.give(ONE) > last
+    assert grants.add(ONE) > last
 
 
 def test_without_a_filler_nothing_starts() -> None:
     grants = Grants()
-    grants.give(BOTH)
-    grants.end()
+    grants.add(BOTH)
+    grants.clear()
     assert grants.possible == NONE

@@ -1,0 +1,214 @@
+"""One attempt at a job, on disk: what an engine was told to run, and what became of it.
+
+An attempt's directory is a run's record with this beside it:
+
+    attempt.json     the attempt spec, written before the job starts
+    delivered.json   the same, once the queue has the outcome and the last of the log
+    output           what the job printed, and `output.1` the older part of it
+    socket           where the local engine's shim listens for a worker
+    fit.json         how its batch size was found, if it was
+    snoozed.json     which snooze asked for through the queue was applied last, if any
+"""
+
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from stoker.engines.fitting import BatchSizeFit
+from stoker.fit.model import Fitted
+from stoker.paths import write_atomically
+from stoker.queue.model import Outcome
+from stoker.runs.plan import Plan
+from stoker.runs.processes.syscalls import boot_clock
+from stoker.runs.record import Record, Status
+
+# In the environment of every process of an attempt: its id, which no other attempt has.
+ATTEMPT_TAG: Final = "STOKER_ATTEMPT_ID"
+UNDELIVERED: Final = "attempt.json"
+_DELIVERED: Final = "delivered.json"
+_FIT: Final = "fit.json"
+_SNOOZED: Final = "snoozed.json"
+# Everything of a job must be gone before its lease ends: the time the kernel needs to take a large process apart.
+LONGEST_MARGIN: Final = 15.0
+MARGIN_SHARE: Final = 0.1
+
+StopCause: TypeAlias = Literal["cancelled", "preempted", "lease"]
+"""Why a worker stops an attempt; `lease`: the queue has given it up, and another worker may run the job."""
+
+
+class AttemptSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed to run one attempt to its end without a worker. Engines add what they need to find it again."""
+
+    attempt: str
+    job: str
+    number: int
+    queue: str
+    """The address of the queue, valid in any directory and environment."""
+    plan: Plan
+    environment: dict[str, str]
+    """What differs from the worker's own environment."""
+    without: tuple[str, ...] = ()
+    """Variables that the worker has and the job does not."""
+    gpus: tuple[str, ...] = ()
+    lease: float
+    lease_until: float
+    """On `lease_clock()`."""
+    log_limit: int
+    fitting: BatchSizeFit | None = None
+    """How its batch size is found before it starts."""
+    commit: str | None = None
+    """Run a snapshot of this commit instead of the directory as it is."""
+    started: float
+    """Seconds since the epoch."""
+
+    @property
+    def stop_before_end(self) -> float:
+        """How long before the end of the lease a job must be asked to end, so that nothing of it is left then."""
+        return self.plan.grace + self.margin
+
+    @property
+    def margin(self) -> float:
+        """How long before the end of the lease a job is killed that did not end when it was asked to."""
+        return min(LONGEST_MARGIN, self.lease * MARGIN_SHARE)
+
+
+class AttemptResult(msgspec.Struct, frozen=True, tag="result"):
+    """How an attempt ended, as the queue keeps it."""
+
+    outcome: Outcome
+    exit_code: int | None
+    reason: str
+
+
+class AppliedSnooze(msgspec.Struct, frozen=True):
+    """The snooze from the queue that was applied last: the next worker must not apply it again."""
+
+    until: float
+    """As the database gave it; 0 when a snooze was ended."""
+    by: str
+
+
+class AttemptRecord(Record):
+    """The directory of one attempt."""
+
+    @property
+    def output(self) -> Path:
+        return self.directory / "output"
+
+    def write_attempt(self, attempt_spec: AttemptSpec) -> None:
+        # Private: the address of the queue may hold a password.
+        self._replace(UNDELIVERED, attempt_spec)
+
+    def has_attempt(self) -> bool:
+        """Whether there is an attempt whose outcome was not delivered, readable or not."""
+        return (self.directory / UNDELIVERED).exists()
+
+    def delivered(self) -> None:
+        """The queue has everything of this attempt."""
+        try:
+            (self.directory / UNDELIVERED).replace(self.directory / _DELIVERED)
+        except OSError:
+            return  # another process did it, or the disk is gone: then it is delivered again, and refused
+
+    def checked_status(self) -> Status:
+        """Like `status`, but raises OSError when it is there and cannot be read."""
+        try:
+            os.close(os.open(self.directory / "status.json", os.O_RDONLY | os.O_CLOEXEC))
+        except (FileNotFoundError, NotADirectoryError):
+            return Status()
+        return self.status()
+
+    def write_fit(self, fitted: Fitted) -> None:
+        """Raises OSError."""
+        self._replace(_FIT, fitted)
+
+    def fit(self) -> Fitted | None:
+        """None until a size is found."""
+        try:
+            return msgspec.json.decode((self.directory / _FIT).read_bytes(), type=Fitted)
+        except (OSError, ValueError):
+            return None
+
+    def write_applied_snooze(self, applied: AppliedSnooze) -> None:
+        """Raises OSError."""
+        self._replace(_SNOOZED, applied)
+
+    def applied_snooze(self) -> AppliedSnooze | None:
+        try:
+            return msgspec.json.decode((self.directory / _SNOOZED).read_bytes(), type=AppliedSnooze)
+        except (OSError, ValueError):
+            return None
+
+    def _replace(self, name: str, value: msgspec.Struct) -> None:
+        write_atomically(f"{self.directory}/{name}", msgspec.json.encode(value))
+
+
+def lease_clock() -> float:
+    """The clock of leases, which goes on while the machine sleeps."""
+    return boot_clock()
+
+
+def result_of(status: Status) -> AttemptResult:
+    """The result of an attempt, from the last status that its supervisor wrote."""
+    reason = status.reason.rstrip(".")
+    match "rule" if status.rule else status.ending:
+        case "by itself":
+            outcome: Outcome = "succeeded" if status.exit_code == 0 else "failed"
+            return AttemptResult(outcome, status.exit_code, _death(status.exit_code))
+        case "rule" | "time limit" | "could not start":
+            return AttemptResult("failed", status.exit_code, reason)
+        case "cancelled":
+            return AttemptResult("cancelled", None, reason)
+        case "preempted":
+            return AttemptResult("preempted", None, reason)
+        case "not started":
+            return AttemptResult("requeued", None, reason)
+    return AttemptResult("lost", None, reason or "its supervisor was killed")
+
+
+def _death(code: int | None) -> str:
+    """By which signal it died; other exit codes only the command can explain."""
+    try:
+        return f"it died of {signal.Signals((code or 0) - 128).name}"
+    except ValueError:
+        return ""
+
+
+class _Owner(msgspec.Struct):
+    attempt: str
+
+
+def is_output_of(directory: Path, attempt: str) -> bool:
+    """Whether a directory has the log of this attempt.
+
+    Links are not followed, since what they lead to need not be the output of anything. Names of attempts are unique in
+    one queue only, so a directory of another queue's attempt is refused too.
+    """
+    if not stat.S_ISDIR(_mode(directory)):
+        return False
+    modes = [_mode(directory / name) for name in ("output", "output.1")]
+    if not any(modes) or not all(stat.S_ISREG(mode) for mode in modes if mode):
+        return False
+    return _owner(directory) in {None, attempt}
+
+
+def _mode(path: Path) -> int:
+    """0 when there is no such file."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return 0
+
+
+def _owner(directory: Path) -> str | None:
+    """The id of the attempt that it belongs to, if it says so."""
+    for name in (UNDELIVERED, _DELIVERED):
+        try:
+            return msgspec.json.decode((directory / name).read_bytes(), type=_Owner).attempt
+        except (OSError, msgspec.DecodeError):
+            continue
+    return None

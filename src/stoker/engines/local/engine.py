@@ -1,0 +1,282 @@
+"""The local engine: capacity from looks at this machine's GPUs, attempts in shims."""
+
+import contextlib
+import math
+import shutil
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from stoker.engines.attempt import ATTEMPT_TAG
+from stoker.engines.engine import Decision, Found, Log, ReservedGpus, RunningAttempt, Start, Step, WorkerOptions
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.local import adoption
+from stoker.engines.local.background_fill import BackgroundFill
+from stoker.engines.local.capacity import PlacementOptions, ReservedFor, ResourceRequest
+from stoker.engines.local.fork_server import ForkServer
+from stoker.engines.local.machine_view import MachineView
+from stoker.engines.local.placement import (
+    CannotFit,
+    CpuSlotsTaken,
+    NoGpusSeen,
+    Offer,
+    Reason,
+    Reservation,
+    place,
+)
+from stoker.engines.local.record import LocalAttemptRecord, LocalAttemptSpec
+from stoker.engines.local.reserved_gpus import ReservedGpusFile
+from stoker.engines.local.running_attempt import LocalAttempt
+from stoker.engines.local.shim_pool import ShimPool
+from stoker.engines.local.waiting_reasons import why_waiting
+from stoker.engines.preparation import batch_size_fit, prepare, run_plan
+from stoker.errors import StokerError
+from stoker.gpus.prober import DEFAULT_DEADLINE, Prober
+from stoker.paths import state_home
+from stoker.queue import Attempt, Job, queue_address
+from stoker.queue.model import Usage, View
+from stoker.runs.processes.cgroup import NoCgroupError, remove_abandoned
+
+# Shims that were stopped by a signal are continued.
+_CHECK_SHIMS_EVERY: Final = 2.0
+# Reasons in a heartbeat: more than anybody reads.
+_MOST_REASONS: Final = 200
+
+
+class LocalOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's own options."""
+
+    gpus: str = "all"
+    placement: PlacementOptions = PlacementOptions()
+    source: str = "auto"
+    deadline: float = DEFAULT_DEADLINE
+    fill: str | None = None
+    """The configuration of background programs; empty for the one of `stoker fill`, None for no programs."""
+
+
+class LocalEngine:
+    """Runs attempts on this machine."""
+
+    def __init__(self, options: WorkerOptions, own: LocalOptions, log: Log) -> None:
+        """Before the worker takes its home: shims are forks of forks, and one that outlives this process must not hold
+        the next worker's lock."""
+        self._options = options
+        self._own = own
+        self._log = log
+        self._fork_server = ForkServer(options.queue, state_home())
+        self._fill: BackgroundFill | None = None
+        if own.fill is not None:
+            self._fill = BackgroundFill(own.fill or None, own.source, own.deadline, state_home(), log)
+        self._shims = ShimPool(self._fork_server)
+        self._prober = Prober(own.source, deadline=own.deadline)
+        self._reserved_file: ReservedGpusFile | None = None
+        self._check_shims_at = 0.0
+        self._waiting_for_gpus: set[str] = set()
+        self._reasons: dict[str, Reason] = {}
+        self._reservations: tuple[Reservation, ...] = ()
+
+    def open(self, identity: WorkerIdentity) -> None:
+        self._identity = identity
+        self._reserved_file = ReservedGpusFile(identity.directory, identity.host)
+        own = self._own
+        self._machine = MachineView(
+            own.gpus, own.placement, identity.host, self._shims, self._prober, self._fill, self._log
+        )
+        self._shims.replenish()
+
+    @property
+    def attempts(self) -> Mapping[str, LocalAttempt]:
+        return self._shims.attempts
+
+    def find(self) -> Found:
+        found = adoption.find(self._identity, self._options.queue, self._shims.attempts)
+        self._shims.attempts |= {attempt.id: attempt for attempt in found.attempts}
+        return Found(found.attempts, found.complete)
+
+    def is_started(self, attempt: Attempt) -> bool:
+        return adoption.is_started(self._identity, attempt)
+
+    # Placement
+
+    def decide(self, waiting: Sequence[Job], queue_time: float) -> Decision:
+        moment = time.monotonic()
+        requests = [_request(job, order) for order, job in enumerate(waiting)]
+        self._waiting_for_gpus = {request.job for request in requests if request.gpus}
+        # Jobs without a GPU at any time; the others when the GPUs were just looked at.
+        fresh = not self._waiting_for_gpus or self._machine.is_fresh(moment)
+        placed = place(
+            self._machine.gpus() if fresh else [],
+            self._machine.allocations(),
+            requests if fresh else [request for request in requests if not request.gpus],
+            self._own.placement,
+            moment,
+            self._machine.tracker.problem,
+            {job.id: offer for job in waiting if (offer := self._offer_elsewhere(job, queue_time)) is not None},
+        )
+        self._reasons = placed.waiting
+        if fresh:
+            self._reservations = placed.reservations
+        running = sum(1 for attempt in self._shims.running() if not attempt.spec.gpus)
+        starting = sum(1 for start in placed.start if not start.gpus)
+        return Decision(
+            start=tuple(Start(start.job, start.gpus) for start in placed.start),
+            preempt=placed.preempt,
+            reserved=tuple(
+                ReservedGpus(one.job, one.ready, one.offer.starts_in, one.affects_others) for one in placed.reservations
+            ),
+            never=frozenset(job for job, reason in placed.waiting.items() if self._is_final(reason)),
+            cpu_slots=max(0, self._own.placement.cpu_jobs - running - starting),
+            complete=fresh,
+        )
+
+    def _offer_elsewhere(self, job: Job, queue_time: float) -> Offer | None:
+        """How soon the job can start on another machine that reserves GPUs for it."""
+        if job.kept is None or self._identity.is_own(job.kept.worker):
+            return None
+        starts_in = math.inf if job.kept.until is None else max(0.0, job.kept.until - queue_time)
+        return Offer(starts_in, job.gpus - len(job.kept.gpus))
+
+    def _is_final(self, reason: Reason) -> bool:
+        """Whether the job can never start here."""
+        match reason:
+            case CannotFit():
+                return True
+            case CpuSlotsTaken(at_once=at_once):
+                return at_once == 0
+            case NoGpusSeen():
+                return self._machine.no_gpus
+        return False
+
+    def commit(self, preempt: Collection[str]) -> None:
+        for attempt in self._shims.running():
+            if attempt.job in preempt and not attempt.stopping:
+                self._log(f"{attempt.job}: preempted by another job")
+                attempt.stop("preempted", "It was preempted by another job.")
+        self._machine.grant_idle(frozenset(preempt))
+
+    # Attempts
+
+    def start(self, job: Job, attempt: Attempt, claimed_at: float) -> LocalAttempt:
+        identity, tracker = self._identity, self._machine.tracker
+        gpus = [tracker.known[uuid] for uuid in attempt.gpus]
+        prepared = prepare(job, gpus, identity.environment, attempt.number, present=tracker.present)
+        plan = run_plan(job, prepared, self._options.grace, self._own.source, self._own.deadline)
+        environment = {
+            name: value for name, value in prepared.environment.items() if identity.environment.get(name) != value
+        }
+        environment[ATTEMPT_TAG] = attempt.id
+        fit = batch_size_fit(job, attempt.number, prepared.command, self._own.placement.slots_per_gpu)
+        channel, processes = self._shims.take()
+        record = LocalAttemptRecord(identity.create_directory(attempt))
+        attempt_spec = LocalAttemptSpec(
+            attempt=attempt.id,
+            job=job.id,
+            number=attempt.number,
+            queue=queue_address(self._options.queue).whole,
+            host=identity.host,
+            boot=identity.boot,
+            processes=processes,
+            request=_request(job, 0),
+            plan=plan,
+            environment=environment,
+            without=tuple(name for name in identity.environment if name not in prepared.environment),
+            gpus=attempt.gpus,
+            lease=self._options.lease,
+            lease_until=claimed_at + self._options.lease,
+            log_limit=self._options.log_limit,
+            fitting=fit,
+            commit=job.commit if job.pin else None,
+            started=time.time(),
+        )
+        try:
+            record.write_attempt(attempt_spec)
+            running = LocalAttempt(record, attempt_spec, channel)
+            self._shims.start(running)
+        except (StokerError, OSError):
+            # Nothing was started: no worker may find it and take it for something that runs.
+            shutil.rmtree(record.directory, ignore_errors=True)
+            raise
+        indices = sorted(tracker.known[uuid].index for uuid in attempt.gpus)
+        if indices:
+            running.where = f" on GPU{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
+        self._waiting_for_gpus.discard(job.id)
+        # The claim has ended the job's reservation in the queue.
+        self._reservations = tuple(one for one in self._reservations if one.job != job.id)
+        return running
+
+    def forget(self, attempt: str) -> None:
+        del self._shims.attempts[attempt]
+
+    # Waiting
+
+    def wait_for(self) -> tuple[Iterable[int], float]:
+        self._shims.replenish()
+        due = min(self._machine.due(), self._shims.due())
+        if self._shims.attempts:
+            due = min(due, self._check_shims_at)
+        return [*self._machine.descriptors(), *self._shims.descriptors()], due
+
+    def step(self, readable: Collection[int]) -> Step:
+        if time.monotonic() >= self._check_shims_at:
+            self._check_shims_at = time.monotonic() + _CHECK_SHIMS_EVERY
+            for attempt in self._shims.running():
+                attempt.check_shim()
+        ended: list[RunningAttempt] = []
+        for attempt in self._shims.receive(readable):
+            self._machine.freed(attempt.spec.gpus)
+            ended.append(attempt)
+        changed = self._machine.step(wanted=bool(self._waiting_for_gpus))
+        return Step(ended, changed)
+
+    # Reports
+
+    def report(self) -> View:
+        reserved = {
+            uuid: ReservedFor(one.job, one.wanted, len(one.ready)) for one in self._reservations for uuid in one.ready
+        }
+        absent = self._machine.is_without_gpus()
+        view = View(
+            gpus=self._machine.worker_gpus(reserved),
+            waiting={job: why_waiting(reason) for job, reason in islice(self._reasons.items(), _MOST_REASONS)},
+            problem=None if absent else self._machine.tracker.problem,
+            simulated=self._machine.tracker.simulated,
+            absent=absent,
+        )
+        if self._reserved_file is not None:
+            self._reserved_file.write({gpu.uuid: gpu.note.removeprefix("is ") for gpu in view.gpus if gpu.kept_for})
+        return view
+
+    def usage(self, *, final: bool = False) -> Sequence[Usage]:
+        return self._machine.usage.so_far() if final else self._machine.usage.finished()
+
+    def usage_written(self, rows: Iterable[Usage]) -> None:
+        self._machine.usage.told(rows)
+
+    def tidy(self) -> None:
+        with contextlib.suppress(OSError, NoCgroupError):
+            remove_abandoned()
+
+    def close(self) -> None:
+        self._shims.close()
+        self.tidy()
+        self._prober.close()
+        if self._reserved_file is not None:
+            self._reserved_file.write({})
+        if self._fill is not None:
+            self._fill.close()
+
+
+def _request(job: Job, order: int) -> ResourceRequest:
+    return ResourceRequest(
+        job=job.id,
+        gpus=job.gpus,
+        order=order,
+        memory=job.memory,
+        shares=job.share,
+        priority=job.priority,
+        preemptible=job.preemptible,
+        time_limit=job.time_limit,
+    )

@@ -1,0 +1,269 @@
+"""What every engine must do under a worker: run, stop, survive the worker's death at every step, adopt and report.
+
+`scripted` is registered from outside: an engine is a module with `OPTIONS` and `create`, and a line in the registry.
+"""
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import wait_for
+from tests.support.work_site import PATIENCE, RunningWorker, WorkSite
+
+ENGINES = ("local", "scripted")
+ROOT = Path(__file__).parents[2]
+
+# Registers the engine, and kills the worker's process at one place the first time it gets there.
+_PRELUDE = """
+import os, signal, sys
+from pathlib import Path
+
+sys.path.insert(0, {root!r})
+from stoker.cli import main
+from stoker.engines import ENGINES
+from stoker.queue import Store
+from stoker.engines.attempt import AttemptRecord
+from stoker.worker.loop import WorkerLoop
+from stoker.worker.scheduler import Scheduler
+
+ENGINES["scripted"] = "tests.support.scripted_engine"
+died = Path(os.environ["STOKER_HOME"]) / "died"
+worker = os.getpid()
+
+def die():
+    if os.getpid() == worker and not died.exists():
+        died.touch()
+        os.kill(worker, signal.SIGKILL)
+
+def dying(owner, name, *, after):
+    really = getattr(owner, name)
+    def dies(*arguments, **options):
+        if not after:
+            die()
+        answer = really(*arguments, **options)
+        if after and answer is not False:
+            die()
+        return answer
+    setattr(owner, name, dies)
+
+{fault}
+sys.argv = sys.argv[1:]
+sys.exit(main())
+"""
+
+FAULTS = {
+    "after the claim": "dying(Store, 'claim_any', after=True)",
+    "after the start": "dying(Scheduler, '_begin', after=True)",
+    "before the result is delivered": "dying(Store, 'finish', after=False)",
+    "before the result is acknowledged": "dying(Store, 'finish', after=True)",
+    "before the attempt is marked as delivered": "dying(AttemptRecord, 'delivered', after=False)",
+}
+
+
+class EngineSite:
+    """A work site whose workers use one engine."""
+
+    def __init__(self, site: WorkSite, engine: str) -> None:
+        self.site = site
+        self.engine = engine
+        self.home = site.home
+        self._runs = site.directory / "runs"
+
+    def work(self, *arguments: str, fault: str = "") -> RunningWorker:
+        code = _PRELUDE.format(root=str(ROOT), fault=fault)
+        return self.site.work("--engine", self.engine, *arguments, prefix=(sys.executable, "-c", code))
+
+    def submit(self, command: str = "exit 0", **asked: object) -> str:
+        """A job that notes each of its runs, and runs until its gate is open."""
+        return self.site.submit(f"echo run >> runs; {self.site.until('gate')}; echo last line; {command}", **asked)
+
+    def runs(self) -> int:
+        return len(self._runs.read_text().splitlines()) if self._runs.exists() else 0
+
+    def wait_until_running(self) -> None:
+        wait_for(lambda: self.runs() > 0, named="the start of the job")
+
+    def open_gate(self) -> None:
+        self.site.open_gate("gate")
+
+    def outcomes(self, job: str) -> list[str | None]:
+        return [attempt.outcome for attempt in self.site.store.attempts(job)]
+
+    def log(self, job: str) -> str:
+        return self.site.store.log(self.site.last_attempt(job).id)
+
+    def finish(self) -> None:
+        """A worker that runs until nothing is left."""
+        worker = self.work("--until-empty")
+        assert worker.process.wait(timeout=PATIENCE) == 0, worker.said
+
+    def assert_nothing_left(self) -> None:
+        assert not list((self.home / "attempts").glob("*/attempt.json")), "every attempt is delivered"
+        wait_for(lambda: not self.site.processes(), named="the end of all processes")
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, site: WorkSite) -> EngineSite:
+    return EngineSite(site, request.param)
+
+
+def test_job_runs_and_its_result_and_log_reach_the_queue(engine: EngineSite) -> None:
+    good, bad = engine.submit(), engine.submit("exit 3")
+    engine.open_gate()
+    engine.finish()
+    assert (engine.outcomes(good), engine.outcomes(bad)) == (["succeeded"], ["failed"])
+    assert engine.site.last_attempt(bad).exit_code == 3
+    assert engine.log(good).endswith("last line\n")
+    engine.assert_nothing_left()
+
+
+def test_job_that_can_never_start_says_why(engine: EngineSite) -> None:
+    job = engine.site.submit("true", gpus=64)
+    worker = engine.work()
+    reported = wait_for(lambda: [w.view.waiting[job] for w in engine.site.store.workers() if job in w.view.waiting])
+    assert "can never start" in reported[0]
+    assert worker.stop() == 0
+    engine.finish()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda name: name.replace(" ", "-"))
+def test_worker_killed_at_any_step_costs_no_job_and_runs_none_twice(engine: EngineSite, fault: str) -> None:
+    job = engine.submit()
+    if "result" in fault or "delivered" in fault:
+        engine.open_gate()
+    worker = engine.work(fault=FAULTS[fault])
+    assert worker.process.wait(timeout=PATIENCE) == -signal.SIGKILL, worker.said
+    engine.open_gate()
+    engine.finish()
+    wait_for(lambda: engine.site.job(job).state == "succeeded")
+    assert [outcome for outcome in engine.outcomes(job) if outcome != "requeued"] == ["succeeded"]
+    assert ("requeued" in engine.outcomes(job)) == (fault == "after the claim")
+    assert engine.runs() == 1
+    assert engine.log(job).endswith("last line\n")
+    engine.assert_nothing_left()
+
+
+def test_attempt_of_an_earlier_worker_is_adopted_and_can_be_stopped(engine: EngineSite) -> None:
+    job = engine.submit()
+    worker = engine.work()
+    engine.wait_until_running()
+    worker.kill()
+    worker = engine.work()
+    worker.wait_until_it_says("found 1 job that an earlier worker had started")
+    engine.site.store.cancel([job])
+    engine.site.wait_until(job, "cancelled")
+    assert engine.outcomes(job) == ["cancelled"]
+    assert worker.stop() == 0
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("fault", ["after the claim", "after the start"])
+def test_attempt_is_neither_lost_nor_run_again_while_the_engine_cannot_tell(engine: EngineSite, fault: str) -> None:
+    job = engine.submit()
+    worker = engine.work(fault=FAULTS[fault])
+    assert worker.process.wait(timeout=PATIENCE) == -signal.SIGKILL, worker.said
+    trouble = engine.home / "unreachable"
+    trouble.touch()
+    worker = engine.work(fault=_CANNOT_LOOK)
+    wait_for((engine.home / "asked").exists, named="a search that fails")
+    other = engine.site.submit("true")
+    worker.ready()
+    assert engine.outcomes(job) == [None]
+    assert engine.outcomes(other) == [], "nothing is started before all attempts are known"
+    trouble.unlink()
+    engine.open_gate()
+    engine.site.wait_until(job, "succeeded")
+    engine.site.wait_until(other, "succeeded")
+    assert engine.runs() == 1
+    assert worker.stop() == 0
+
+
+# For the local engine: no descriptors to read the environments of processes, or to list a directory.
+_CANNOT_LOOK = """
+import errno
+from stoker.engines.local import adoption
+
+def cannot_look(really):
+    def looks(*arguments, **options):
+        if (died.parent / "unreachable").exists():
+            (died.parent / "asked").touch()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return really(*arguments, **options)
+    return looks
+
+for name in ("environments", "has_shim"):
+    setattr(adoption, name, cannot_look(getattr(adoption, name)))
+
+from stoker.worker.loop import WorkerLoop
+search = WorkerLoop._search
+def searches(self):
+    search(self)
+    (died.parent / "asked").touch()
+WorkerLoop._search = searches
+"""
+
+
+def test_attempt_that_the_queue_gave_up_is_stopped_and_its_late_result_refused(engine: EngineSite) -> None:
+    job = engine.submit("exit 0", retries=0)
+    worker = engine.work("--lease", "5s", "--grace", "0.5s")
+    engine.wait_until_running()
+    (attempt,) = engine.site.store.attempts(job)
+    assert engine.site.store.finish(attempt.id, "lost", None, "another worker swept it")
+    worker.wait_until_it_says(rf"{job}: lost after .*too late: the queue had given the job up")
+    assert engine.outcomes(job)[0] == "lost"
+    assert engine.site.store.attempts(job)[0].reason == "another worker swept it"
+    engine.site.store.cancel([job])
+    assert worker.stop() == 0
+
+
+def test_stop_that_races_with_the_end_leaves_one_outcome(engine: EngineSite) -> None:
+    jobs = [engine.submit() for _ in range(2)]
+    worker = engine.work()
+    wait_for(lambda: engine.runs() == 2)
+    engine.open_gate()
+    engine.site.store.cancel(jobs)
+    for job in jobs:
+        engine.site.wait_until(job, "succeeded", "cancelled")
+        assert engine.outcomes(job) in (["succeeded"], ["cancelled"])
+    assert worker.stop() == 0
+    engine.assert_nothing_left()
+
+
+def test_worker_that_ends_leaves_its_attempts_running(engine: EngineSite) -> None:
+    job = engine.submit()
+    worker = engine.work()
+    engine.wait_until_running()
+    assert worker.stop() == 0
+    assert "1 job goes on" in worker.said
+    engine.open_gate()
+    engine.finish()
+    engine.site.wait_until(job, "succeeded")
+    assert (engine.outcomes(job), engine.runs()) == (["succeeded"], 1)
+
+
+# The registry and the options
+
+
+def test_unknown_engine_is_refused_in_one_sentence(site: WorkSite) -> None:
+    done = site.stoker("work", "--engine", "clowder")
+    assert (done.code, done.err) == (2, "stoker: there is no engine 'clowder': choose local\n")
+
+
+def test_options_are_those_of_the_chosen_engine(site: WorkSite) -> None:
+    help_of = {}
+    for name in ENGINES:
+        worker = EngineSite(site, name).work("--help")
+        assert worker.process.wait(timeout=PATIENCE) == 0, worker.said
+        help_of[name] = worker.said
+    assert "--slots-per-gpu" in help_of["local"]
+    assert not re.search(r"--slots\b(?!-)", help_of["local"])
+    assert re.search(r"--slots\b(?!-)", help_of["scripted"])
+    assert "--cpu-jobs" not in help_of["scripted"]
+
+
+def test_engine_is_chosen_by_the_environment(site: WorkSite) -> None:
+    site.environment["STOKER_ENGINE"] = "clowder"
+    assert "there is no engine 'clowder'" in site.stoker("work", "--until-empty").err

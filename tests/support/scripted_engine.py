@@ -1,0 +1,186 @@
+"""A small engine for tests: every attempt is a detached shell, and all of its state is in files.
+
+While the file `unreachable` is in the home, it finds out nothing, like a cluster whose controller is away.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from stoker.engines import EngineOption, integer
+from stoker.engines.attempt import ATTEMPT_TAG, AttemptRecord, AttemptResult, AttemptSpec, StopCause
+from stoker.engines.engine import (
+    CannotTellError,
+    Decision,
+    Found,
+    Log,
+    RunningAttempt,
+    Start,
+    Step,
+    WorkerOptions,
+)
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.preparation import prepare, run_plan
+from stoker.queue import Attempt, Job, queue_address
+from stoker.queue.model import Usage, View
+
+OPTIONS: Final = (EngineOption("--slots", "N", "Run up to N jobs at a time [2].", "2", integer(1, 64)),)
+_POLL: Final = 0.05
+
+
+def create(options: WorkerOptions, own: Mapping[str, Any], log: Log) -> "ScriptedEngine":
+    return ScriptedEngine(options, own["slots"], log)
+
+
+class ScriptedAttempt(RunningAttempt):
+    """A shell that writes its pid to `pid` and its exit code to `exit`."""
+
+    cause: StopCause | None = None
+    reason = ""
+
+    @property
+    def is_settled(self) -> bool:
+        return self.result is not None
+
+    @property
+    def pid(self) -> int | None:
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.record.directory / "pid").read_text())
+        return None
+
+    def stop(self, cause: StopCause, reason: str) -> None:
+        self.stopping, self.cause, self.reason = True, cause, reason
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def renewed(self, until: float) -> None:
+        pass
+
+    def acknowledge(self) -> None:
+        pass
+
+    def look(self) -> None:
+        """Finds out whether it has ended, and how."""
+        with contextlib.suppress(OSError, ValueError):
+            code = int((self.record.directory / "exit").read_text())
+            self.result = AttemptResult("succeeded" if code == 0 else "failed", code, "")
+            return
+        if self.pid is None or Path(f"/proc/{self.pid}").exists():
+            return
+        if self.cause in ("cancelled", "preempted"):
+            self.result = AttemptResult(self.cause, None, self.reason)
+        else:
+            self.result = AttemptResult("lost", None, self.reason)
+
+
+class ScriptedEngine:
+    def __init__(self, options: WorkerOptions, slots: int, log: Log) -> None:
+        self._options = options
+        self._slots = slots
+        self._log = log
+        self._waiting: dict[str, str] = {}
+        self.attempts: dict[str, ScriptedAttempt] = {}
+
+    def open(self, identity: WorkerIdentity) -> None:
+        self._identity = identity
+        self._unreachable = identity.directory / "unreachable"
+
+    def find(self) -> Found:
+        if self._unreachable.exists():
+            return Found([], False)
+        found = []
+        for directory in sorted((self._identity.directory / "attempts").iterdir()):
+            record = AttemptRecord(directory)
+            if record.has_attempt():
+                spec = msgspec.json.decode((directory / "attempt.json").read_bytes(), type=AttemptSpec)
+                if spec.attempt not in self.attempts:
+                    attempt = self.attempts[spec.attempt] = ScriptedAttempt(record, spec)
+                    attempt.look()
+                    found.append(attempt)
+        return Found(found, True)
+
+    def is_started(self, attempt: Attempt) -> bool:
+        if self._unreachable.exists():
+            raise CannotTellError("the cluster is away")
+        return AttemptRecord(self._identity.directory_of(attempt.job, attempt.number)).has_attempt()
+
+    def decide(self, waiting: Sequence[Job], queue_time: float) -> Decision:  # noqa: ARG002 - the engine's protocol
+        free = self._slots - sum(1 for attempt in self.attempts.values() if attempt.result is None)
+        fitting = [job for job in waiting if not job.gpus]
+        self._waiting = {job.id: "waits for a slot" for job in fitting[max(0, free) :]}
+        never = {job.id for job in waiting if job.gpus}
+        self._waiting |= dict.fromkeys(never, "can never start here: there is no GPU")
+        return Decision(start=tuple(Start(job.id) for job in fitting[: max(0, free)]), never=frozenset(never))
+
+    def start(self, job: Job, attempt: Attempt, claimed_at: float) -> ScriptedAttempt:
+        prepared = prepare(job, [], self._identity.environment, attempt.number)
+        record = AttemptRecord(self._identity.create_directory(attempt))
+        spec = AttemptSpec(
+            attempt=attempt.id,
+            job=job.id,
+            number=attempt.number,
+            queue=str(queue_address(self._options.queue)),
+            plan=run_plan(job, prepared, self._options.grace, "auto", 5.0),
+            environment={},
+            lease=self._options.lease,
+            lease_until=claimed_at + self._options.lease,
+            log_limit=self._options.log_limit,
+            started=time.time(),
+        )
+        record.write_attempt(spec)
+        body = 'echo $$ > "$0/pid"; "$@" > "$0/output" 2>&1; echo $? > "$0/exit.new"; mv "$0/exit.new" "$0/exit"'
+        subprocess.Popen(
+            ["/bin/sh", "-c", body, str(record.directory), *prepared.command],
+            env=prepared.environment | {ATTEMPT_TAG: attempt.id},
+            cwd=prepared.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        running = self.attempts[attempt.id] = ScriptedAttempt(record, spec)
+        return running
+
+    def commit(self, preempt: Collection[str]) -> None:
+        pass
+
+    def forget(self, attempt: str) -> None:
+        del self.attempts[attempt]
+
+    def wait_for(self) -> tuple[Iterable[int], float]:
+        return (), time.monotonic() + _POLL
+
+    def step(self, readable: Collection[int]) -> Step:  # noqa: ARG002 - the engine's protocol
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if self._unreachable.exists():
+            return Step()
+        running = [attempt for attempt in self.attempts.values() if attempt.result is None]
+        for attempt in running:
+            attempt.look()
+        ended = [attempt for attempt in running if attempt.result is not None]
+        return Step(ended, bool(ended))
+
+    def report(self) -> View:
+        return View(waiting=dict(self._waiting), absent=True)
+
+    def usage(self, *, final: bool = False) -> Sequence[Usage]:  # noqa: ARG002 - the engine's protocol
+        return []
+
+    def usage_written(self, rows: Iterable[Usage]) -> None:
+        pass
+
+    def tidy(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

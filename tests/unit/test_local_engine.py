@@ -1,0 +1,84 @@
+"""The local engine with mocks of its processes: what it reports, and what it waits for."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import Mock, patch
+
+import pytest
+
+from stoker.engines.engine import WorkerOptions
+from stoker.engines.identity import WorkerIdentity
+from stoker.engines.local import engine as module
+from stoker.engines.local.engine import LocalEngine, LocalOptions
+from stoker.engines.local.fork_server import ForkServer
+from stoker.engines.local.messages import ShimChannel
+from stoker.engines.local.shim_pool import ShimPool
+from stoker.errors import StokerError
+from stoker.gpus.model import Look
+from stoker.gpus.prober import Prober
+from stoker.gpus.source import AbsentError
+from stoker.queue import View
+from tests.support.looks import a_gpu, a_look
+
+
+class Stage:
+    def __init__(self, directory: Path, fork_server: Mock) -> None:
+        self.fork_server = fork_server
+        self.prober = Mock(spec=Prober)
+        self.prober.spec = "auto"
+        self.prober.answer.return_value = None
+        self.engine = LocalEngine(WorkerOptions(), LocalOptions(), Mock())
+        self.engine._prober = self.prober
+        self.engine.open(Mock(spec=WorkerIdentity, host="here", worker="w", directory=directory))
+
+    def report_after(self, look: Look | Exception) -> View:
+        self.prober.answer.side_effect = [look]
+        self.engine._machine._sampler.postpone(0.0)
+        self.engine.step(())
+        return self.engine.report()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    fork_server = Mock(spec=ForkServer, expected=2)
+    fork_server.fileno.return_value = -1
+    with patch.object(module, "ForkServer", return_value=fork_server):
+        yield Stage(tmp_path, fork_server)
+
+
+def test_machine_without_gpus_has_no_problem_and_one_that_lost_its_gpus_has(stage: Stage) -> None:
+    absent = AbsentError("no GPU was found")
+    view = stage.report_after(absent)
+    assert (view.absent, view.problem, view.gpus) == (True, None, ())
+    view = stage.report_after(a_look(0.0))
+    assert (view.absent, view.problem) == (False, None)
+    assert [gpu.uuid for gpu in view.gpus] == [a_gpu(0).uuid]
+    view = stage.report_after(absent)
+    assert (view.absent, view.problem) == (False, "no GPU was found")
+    assert view.gpus[0].unread_since is not None
+
+
+def test_cgroups_of_killed_supervisors_are_removed_at_close(stage: Stage, tmp_path: Path) -> None:
+    abandoned = tmp_path / f"stoker-{2**22}-1-0"  # no kernel gives out such a pid
+    stage.fork_server.close.side_effect = abandoned.mkdir
+    with patch("stoker.runs.processes.cgroup.own_cgroup", return_value=tmp_path):
+        stage.engine.close()
+    assert not abandoned.exists()
+
+
+def test_shim_that_never_gets_ready_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that is suspended."""
+    monkeypatch.setattr("stoker.engines.local.shim_pool._PATIENCE", 0.05)
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    arrivals, sign = socket.socketpair()
+    fork_server = Mock(spec=ForkServer, expected=0)
+    fork_server.fileno.return_value = arrivals.fileno()
+    fork_server.receive.side_effect = lambda: ShimChannel(mine) if arrivals.recv(1) else None
+    arrivals.setblocking(False)
+    sign.send(b"1")
+    shims = ShimPool(fork_server)
+    with its, arrivals, sign:
+        with pytest.raises(StokerError, match="no process for it came up"):
+            shims.take()
+        assert its.recv(1) == b"", "its connection is closed"
