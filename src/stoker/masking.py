@@ -84,6 +84,11 @@ def masked_words(words: "list[str] | tuple[str, ...]") -> list[str]:
     return shown
 
 
+def masked_actions(actions: "list[str] | tuple[str, ...]") -> list[str]:
+    """Actions without their arguments: the URL of a notification is a secret, and so may be a word of a command."""
+    return [f"{action.split()[0]} {MASK}" if len(action.split()) > 1 else action for action in actions]
+
+
 def masked(told: Any, *, for_viewer: bool = False) -> Any:
     """Jobs as JSON has them, however deep, without the secrets in their environments.
 
@@ -98,6 +103,8 @@ def masked(told: Any, *, for_viewer: bool = False) -> Any:
 
 
 def _masked_field(name: object, value: Any, for_viewer: bool) -> Any:
+    if name == "then" and isinstance(value, list | tuple):
+        return masked_actions(value)
     if name == "environment" and isinstance(value, Mapping):
         return masked_environment(value, all_values=for_viewer)
     if name == "command" and for_viewer:

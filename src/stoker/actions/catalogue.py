@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -43,6 +43,12 @@ def parse_action(text: str, means: Means) -> Action:
         shown = name.split(":")[0]
         raise BadInputError(f"--then: {shown!r} is not an action: use {ACTION_FORMS}")
     return maker(argument.strip(), means)
+
+
+def check_actions(texts: Iterable[str]) -> None:
+    """Raises `BadInputError` for the first text that is not an action."""
+    for text in texts:
+        parse_action(text, Means(environment={}))
 
 
 def _stop(argument: str, means: Means) -> Action:

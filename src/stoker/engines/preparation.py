@@ -121,6 +121,7 @@ def run_plan(job: Job, prepared: Prepared, grace: float, source: str, deadline: 
         gpus=OF_THE_JOB if job.gpus else UNWATCHED,
         grace=grace,
         max_time=job.time_limit,
+        then=job.then,
         source=source,
         deadline=deadline,
         directory=prepared.directory,

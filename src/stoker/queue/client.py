@@ -51,6 +51,8 @@ class Options(TypedDict, total=False):
     backoff: float | str
     """Before the first retry: seconds, or text like `5m`."""
     time_limit: float | str | None
+    then: Sequence[str]
+    """What to do after a rule has stopped it: `exec COMMAND`, `notify URL`, …"""
     policy: Mapping[str, str | int | float | bool | None]
     """The settings of its rules, such as `{"window": 600.0}`; `{"idle": False}` turns the idle rule off."""
     preemptible: bool

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from stoker.actions.catalogue import check_actions
 from stoker.errors import BadInputError
 from stoker.queue.commands import LONGEST_COMMAND, Command, check_command
 from stoker.queue.provenance import check_environment, working_directory
@@ -279,6 +280,14 @@ JOBS: Final = Kind(
     json=Annotated[list[JobName], Meta(max_length=1000)],
     metavar="JOB",
 )
+ACTIONS: Final = Kind(
+    name="action",
+    read=lambda value: tuple(line.strip() for line in (value.splitlines() if isinstance(value, str) else value)),
+    write="\n".join,
+    check=check_actions,
+    json=Annotated[list[Annotated[str, Meta(max_length=LONGEST_COMMAND)]], Meta(max_length=20)],
+    metavar="ACTION",
+)
 COMMAND: Final = Kind(
     name="command",
     read=_command,
@@ -487,6 +496,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             help='The settings of its rules as a job keeps them; `{"idle": false}` turns the idle rule off.',
         ),
     ] = {}
+    then: Annotated[
+        tuple[str, ...],
+        JobField(
+            kind=ACTIONS,
+            help="What to do after a rule has stopped it, as `stoker run --then` takes it. May be repeated.",
+            option="--then",
+            edit_help="Its actions, instead of those it has; none for none.",
+        ),
+    ] = ()
     fit: Annotated[
         dict[str, Any],
         JobField(kind=MAPPING, help="How its batch size is found on the GPUs that it gets; empty: it is not."),

@@ -5,10 +5,11 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 
+from stoker.actions.catalogue import check_actions
 from stoker.cli.options.common import Typed
 from stoker.cli.options.selection import JobName, TagName
 from stoker.errors import BadInputError
-from stoker.queue.fields import FIELDS, FLAG, JOBS, TAGS, JobField
+from stoker.queue.fields import ACTIONS, FIELDS, FLAG, JOBS, TAGS, JobField
 
 F = TypeVar("F", bound=Callable[..., Any])
 Verb = Literal["submit", "edit", "feed"]
@@ -69,12 +70,20 @@ def _settings(verb: Verb, field: JobField) -> dict[str, Any]:
     if field.kind is FLAG:
         return {"help": _help(verb, field), "default": default, **({} if edits else {"is_flag": True})}
     settings: dict[str, Any] = {"help": _help(verb, field), "metavar": field.kind.metavar}
+    if field.kind is ACTIONS:
+        one = Typed(field.kind.name, _read_action)
+        return settings | {"multiple": True, "type": OrNone(one) if edits else one}
     if field.kind in (TAGS, JOBS):
         return settings | {"multiple": True, "type": JobName() if field.kind is JOBS else TagName()}
     settings |= {"type": Typed(field.kind.name, _reader(field)), "default": default}
     if edits and field.default is None:
         settings["type"] = OrNone(settings["type"])
     return settings
+
+
+def _read_action(text: str) -> str:
+    check_actions([text])
+    return text.strip()
 
 
 def _reader(field: JobField) -> Callable[[str], Any]:

@@ -10,7 +10,7 @@ import msgspec
 
 from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.logs.readers import directory_of
-from stoker.masking import masked, masked_command, masked_environment
+from stoker.masking import masked, masked_actions, masked_command, masked_environment
 from stoker.paths import state_home
 from stoker.queue.explanation import Surroundings, Why, gpu_names
 from stoker.queue.model import Attempt, AttemptDetails, Job
@@ -107,6 +107,7 @@ def _asked_for(job: Job) -> dict[str, str]:
         "directory": job.directory,
         "environment": " ".join(f"{name}={value}" for name, value in masked_environment(job.environment).items()),
         "tags": ", ".join(job.tags),
+        "then": ", then ".join(masked_actions(job.then)),
         "gpus": _gpus(job),
         "batch size": "" if job.batch_size is None else str(job.batch_size),
         "priority": str(job.priority) if job.priority else "",

@@ -9,7 +9,7 @@ import click
 
 from stoker.cli.options.common import Typed
 from stoker.cli.options.job import check_share, job_options, job_values
-from stoker.cli.options.policy import policy_options_with
+from stoker.cli.options.policy import policy_options_with, with_joined_actions
 from stoker.cli.options.queue import opened, opened_or_created, queue_option
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, wants_batch_size
@@ -24,8 +24,14 @@ if TYPE_CHECKING:
 SWEEP: Final = Typed("sweep", parse_sweep)
 
 
+class _SubmitCommand(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_joined_actions(args))
+
+
 @click.command(
     "submit",
+    cls=_SubmitCommand,
     context_settings={"allow_interspersed_args": False},
     epilog="One word is text for the shell, several are a command that needs none. {id}, {gpus} and {batch_size} in it "
     "are filled in when the job starts; {{id}} stands for {id} itself.",
