@@ -184,7 +184,7 @@ def test_attempt_is_neither_lost_nor_run_again_while_the_engine_cannot_tell(engi
 # For the local engine: no descriptors to read the environments of processes, or to list a directory.
 _CANNOT_LOOK = """
 import errno
-from stoker.engines.local import adoption
+from stoker.engines.local import attempts
 
 def cannot_look(really):
     def looks(*arguments, **options):
@@ -195,7 +195,7 @@ def cannot_look(really):
     return looks
 
 for name in ("environments", "has_shim"):
-    setattr(adoption, name, cannot_look(getattr(adoption, name)))
+    setattr(attempts, name, cannot_look(getattr(attempts, name)))
 
 from stoker.worker.loop import WorkerLoop
 search = WorkerLoop._search

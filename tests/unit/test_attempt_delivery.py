@@ -8,8 +8,8 @@ import pytest
 
 from stoker.engines.attempt import AppliedSnooze
 from stoker.engines.delivery import LONGEST_REPORT, LogTail, details_of, write_details, write_fit
+from stoker.engines.local.attempts import LocalAttempt
 from stoker.engines.local.record import LocalAttemptRecord, LocalAttemptSpec
-from stoker.engines.local.running_attempt import LocalAttempt
 from stoker.errors import StokerError
 from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.queue import QueueAwayError, Store

@@ -11,9 +11,8 @@ from stoker.engines.engine import WorkerOptions
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local import engine as module
 from stoker.engines.local.engine import LocalEngine, LocalOptions
-from stoker.engines.local.fork_server import ForkServer
 from stoker.engines.local.messages import ShimChannel
-from stoker.engines.local.shim_pool import ShimPool
+from stoker.engines.local.shims import ForkServer, ShimPool
 from stoker.errors import StokerError
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober
@@ -69,7 +68,7 @@ def test_cgroups_of_killed_supervisors_are_removed_at_close(stage: Stage, tmp_pa
 
 def test_shim_that_never_gets_ready_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one that is suspended."""
-    monkeypatch.setattr("stoker.engines.local.shim_pool._PATIENCE", 0.05)
+    monkeypatch.setattr("stoker.engines.local.shims._PATIENCE", 0.05)
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     arrivals, sign = socket.socketpair()
     fork_server = Mock(spec=ForkServer, expected=0)

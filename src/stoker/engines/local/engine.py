@@ -13,10 +13,9 @@ import msgspec
 from stoker.engines.attempt import ATTEMPT_TAG
 from stoker.engines.engine import Decision, Found, Log, ReservedGpus, RunningAttempt, Start, Step, WorkerOptions
 from stoker.engines.identity import WorkerIdentity
-from stoker.engines.local import adoption
+from stoker.engines.local.attempts import LocalAttempt, find_attempts, is_supervised
 from stoker.engines.local.background_fill import BackgroundFill
 from stoker.engines.local.capacity import PlacementOptions, ReservedFor, ResourceRequest
-from stoker.engines.local.fork_server import ForkServer
 from stoker.engines.local.machine_view import MachineView
 from stoker.engines.local.placement import (
     CannotFit,
@@ -29,8 +28,7 @@ from stoker.engines.local.placement import (
 )
 from stoker.engines.local.record import LocalAttemptRecord, LocalAttemptSpec
 from stoker.engines.local.reserved_gpus import ReservedGpusFile
-from stoker.engines.local.running_attempt import LocalAttempt
-from stoker.engines.local.shim_pool import ShimPool
+from stoker.engines.local.shims import ForkServer, ShimPool
 from stoker.engines.local.waiting_reasons import why_waiting
 from stoker.engines.preparation import batch_size_fit, prepare, run_plan
 from stoker.errors import StokerError
@@ -92,12 +90,12 @@ class LocalEngine:
         return self._shims.attempts
 
     def find(self) -> Found:
-        found = adoption.find(self._identity, self._options.queue, self._shims.attempts)
+        found = find_attempts(self._identity, self._options.queue, self._shims.attempts)
         self._shims.attempts |= {attempt.id: attempt for attempt in found.attempts}
         return Found(found.attempts, found.complete)
 
     def is_started(self, attempt: Attempt) -> bool:
-        return adoption.is_started(self._identity, attempt)
+        return is_supervised(self._identity, attempt)
 
     # Placement
 

@@ -12,7 +12,7 @@ from stoker.engines.local.background_fill import BackgroundFill
 from stoker.engines.local.capacity import BACKGROUND, Allocation, GpuState, PlacementOptions, ReservedFor
 from stoker.engines.local.gpu_tracker import SIMULATED, GpuTracker
 from stoker.engines.local.gpu_usage import UsagePerMinute
-from stoker.engines.local.shim_pool import ShimPool
+from stoker.engines.local.shims import ShimPool
 from stoker.engines.local.waiting_reasons import describe_obstacle
 from stoker.gpus.model import Look, Unknown
 from stoker.gpus.prober import Prober, Sampler

@@ -24,8 +24,8 @@ import msgspec
 from stoker.actions.action import facts_of
 from stoker.actions.perform import perform_detached
 from stoker.engines.attempt import AttemptResult, lease_clock, result_of
+from stoker.engines.delivery import DetachedDelivery
 from stoker.engines.fitting import BatchSizeFit
-from stoker.engines.local.detached_delivery import DetachedDelivery
 from stoker.engines.local.messages import (
     AttemptRunning,
     LeaseRenewed,

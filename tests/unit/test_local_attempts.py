@@ -18,8 +18,8 @@ import pytest
 from stoker.engines.attempt import ATTEMPT_TAG, AttemptResult
 from stoker.engines.engine import CannotTellError
 from stoker.engines.identity import WorkerIdentity
-from stoker.engines.local import adoption
-from stoker.engines.local.adoption import find, is_started
+from stoker.engines.local import attempts
+from stoker.engines.local.attempts import find_attempts, is_supervised
 from stoker.engines.local.record import SHIM_NAME, AttemptProcesses, LocalAttemptRecord
 from stoker.errors import StokerError
 from stoker.procfs import Identity, boot_id, identify, is_alive
@@ -90,7 +90,7 @@ def test_supervisor_that_cannot_be_reached_now_is_not_dead(
     with contextlib.closing(record.listen()):
         with monkeypatch.context() as trouble:
             trouble.setattr(LocalAttemptRecord, "connect", failing(number))
-            (found,) = find(home, AWAY).attempts
+            (found,) = find_attempts(home, AWAY).attempts
         assert (found.result, found.channel) == (None, None)
         assert found.retry_at < math.inf
         found.connect()
@@ -106,7 +106,7 @@ def test_worker_with_few_descriptors_left_keeps_them_for_the_rest_of_its_work(
     opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - one call
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (opened + 10, opened + 10))
     with contextlib.closing(record.listen()):
-        (found,) = find(home, AWAY).attempts
+        (found,) = find_attempts(home, AWAY).attempts
     assert (found.result, found.channel) == (None, None)
 
 
@@ -114,7 +114,7 @@ def test_reaper_that_cannot_be_watched_now_is_not_dead(home: WorkerIdentity, mon
     leave_behind(home, AttemptProcesses(GONE, myself()))
     with monkeypatch.context() as trouble:
         trouble.setattr(os, "pidfd_open", failing(errno.EMFILE))
-        (found,) = find(home, AWAY).attempts
+        (found,) = find_attempts(home, AWAY).attempts
     assert (found.result, found.reaper_exit) == (None, -1)
     found.connect()
     assert found.result is None
@@ -128,7 +128,7 @@ def test_attempt_is_not_concluded_while_nobody_can_see_what_is_left_of_it(
     leave_behind(home, AttemptProcesses(GONE, GONE), Status(state="ended", ending="by itself", exit_code=0))
     with monkeypatch.context() as trouble:
         trouble.setattr(LocalAttemptRecord, "checked_status", failing(errno.EMFILE))
-        (found,) = find(home, AWAY).attempts
+        (found,) = find_attempts(home, AWAY).attempts
         assert not found.result
     found.connect()
     assert found.result == AttemptResult("succeeded", 0, "")
@@ -140,11 +140,11 @@ def test_attempts_that_cannot_be_read_now_are_looked_for_again(
     leave_behind(home, AttemptProcesses(GONE, GONE))
     with monkeypatch.context() as trouble:
         trouble.setattr(LocalAttemptRecord, "checked_attempt_spec", failing(errno.EMFILE))
-        assert find(home, AWAY) == ([], False)
+        assert find_attempts(home, AWAY) == ([], False)
     with monkeypatch.context() as trouble:
-        trouble.setattr(adoption, "environments", failing(errno.EMFILE))
-        assert find(home, AWAY) == ([], False)
-    found = find(home, AWAY)
+        trouble.setattr(attempts, "environments", failing(errno.EMFILE))
+        assert find_attempts(home, AWAY) == ([], False)
+    found = find_attempts(home, AWAY)
     assert (len(found.attempts), found.complete) == (1, True)
 
 
@@ -154,7 +154,7 @@ def test_orphans_are_killed_before_the_queue_is_needed(
 ) -> None:
     record = leave_behind(home, AttemptProcesses(GONE, GONE))
     orphan = sleeper(processes, **{mark: str(record.directory) if mark == "STOKER_RUN_DIR" else "a"})
-    (found,) = find(home, AWAY).attempts
+    (found,) = find_attempts(home, AWAY).attempts
     assert found.result is not None
     assert found.result.outcome == "lost"
     assert not is_alive(orphan)
@@ -163,10 +163,10 @@ def test_orphans_are_killed_before_the_queue_is_needed(
 def test_orphans_whose_files_were_deleted_are_killed(
     home: WorkerIdentity, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    attempts = home.directory / "attempts"
-    orphan = sleeper(processes, STOKER_RUN_DIR=str(attempts / "j-1"))
-    stranger = sleeper(processes, STOKER_RUN_DIR=str(attempts.with_name("attempts of another") / "j-1"))
-    assert find(home, AWAY) == ([], True)
+    directory = home.directory / "attempts"
+    orphan = sleeper(processes, STOKER_RUN_DIR=str(directory / "j-1"))
+    stranger = sleeper(processes, STOKER_RUN_DIR=str(directory.with_name("attempts of another") / "j-1"))
+    assert find_attempts(home, AWAY) == ([], True)
     assert not is_alive(orphan)
     assert is_alive(stranger)
 
@@ -192,14 +192,14 @@ def test_attempt_whose_files_were_deleted_while_it_runs_is_not_given_back(
     try:
         assert os.read(ready, 1) == b"x"
         shutil.rmtree(home.directory / "attempts")
-        assert is_started(home, attempt)
+        assert is_supervised(home, attempt)
     finally:
         os.kill(supervisor, signal.SIGKILL)
         os.waitpid(supervisor, 0)
         os.close(ready)
         os.close(tell)
     orphan = sleeper(processes, **{ATTEMPT_TAG: "a"})
-    assert not is_started(home, attempt)
+    assert not is_supervised(home, attempt)
     wait_for(lambda: not is_alive(orphan))
 
 
@@ -208,10 +208,10 @@ def test_claim_is_not_given_back_while_nobody_can_look_for_its_processes(
 ) -> None:
     attempt = claimed(home)
     with monkeypatch.context() as trouble:
-        trouble.setattr(adoption, "has_shim", failing(errno.EMFILE))
+        trouble.setattr(attempts, "has_shim", failing(errno.EMFILE))
         with pytest.raises(CannotTellError):
-            is_started(home, attempt)
-    assert not is_started(home, attempt)
+            is_supervised(home, attempt)
+    assert not is_supervised(home, attempt)
 
 
 def test_second_worker_is_refused_when_the_home_was_deleted_and_made_again(home: WorkerIdentity) -> None:
@@ -229,7 +229,7 @@ def test_worker_goes_on_with_a_supervisor_that_somebody_stopped(
     process = sleeper(processes)
     record = leave_behind(home, AttemptProcesses(process, myself()))
     with contextlib.closing(record.listen()):
-        (found,) = find(home, AWAY).attempts
+        (found,) = find_attempts(home, AWAY).attempts
     os.kill(process.pid, signal.SIGSTOP)
     wait_for(lambda: _state(process) == "T")
     found.check_shim()
@@ -244,7 +244,7 @@ def test_supervisor_that_does_not_carry_out_a_stop_is_killed(
     process = sleeper(processes)
     record = leave_behind(home, AttemptProcesses(process, myself()))
     with contextlib.closing(record.listen()):
-        (found,) = find(home, AWAY).attempts
+        (found,) = find_attempts(home, AWAY).attempts
     found.stop("cancelled", "It was cancelled.")
     found.check_shim()
     assert is_alive(process)
