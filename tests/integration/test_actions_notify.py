@@ -35,7 +35,7 @@ def test_the_message_says_where_and_why() -> None:
         assert receiver.asked == []
         action.act(FACTS)
         [asked] = receiver.asked
-        assert asked.json()["title"] == "node7: GPUs are idle"
+        assert asked.json()["title"] == "node7: its GPUs stayed idle"
         assert asked.json()["type"] == "warning"
         assert asked.json()["message"] == "GPU 0 stayed below 1% for 30m (rule: all GPUs below 1% for 30m)."
 

@@ -186,12 +186,12 @@ def test_jobs_are_listed_page_by_page_by_state_and_by_tag(site: ApiSite) -> None
     assert "There are no such jobs" in client.get("/jobs?tag=none", headers=PAGE).text
 
 
-def ended(site: ApiSite, name: str, cause: str = "") -> str:
-    """A job that failed."""
+def ended(site: ApiSite, name: str, rule: str = "") -> str:
+    """A job that failed, by itself or because a rule stopped it."""
     [job] = site.store.submit([JobSpec(command="true", name=name)])
     attempt = site.store.claim(job, "w", [], 60.0)
     assert attempt is not None
-    site.store.write_details(attempt.id, AttemptDetails(cause=cause))
+    site.store.write_details(attempt.id, AttemptDetails(cause=rule, rule=rule))
     site.store.finish(attempt.id, "failed", 1)
     return job
 
@@ -205,7 +205,7 @@ def test_failures_lead_to_the_list_of_exactly_these_until_somebody_dismisses_the
     site.look()
     front = client.get("/", headers=PAGE).text
     assert "70 jobs failed in the last 24 h, last broken-69" in front
-    for kind, named, count in (("failed", "broken", 70), ("idle", "hung", 2)):
+    for kind, named, count in (("failed", "broken", 70), ("stopped", "hung", 2)):
         assert f'href="/jobs?unseen={kind}"' in front
         rows = re.findall(r'<tr id="row-.*?</a>', client.get(f"/jobs?unseen={kind}", headers=PAGE).text, re.DOTALL)
         assert len(rows) == count
@@ -218,7 +218,7 @@ def test_failures_lead_to_the_list_of_exactly_these_until_somebody_dismisses_the
     front = client.get("/", headers=PAGE).text
     assert "70 jobs" not in front
     assert "broken-70 failed" in front, "it came after what was dismissed"
-    assert "2 jobs were stopped as their GPUs stayed idle" in front
+    assert "2 jobs were stopped by a rule in the last 24 h" in front
     assert site.client("viewer", "wall").post("/api/v1/status/dismiss", json=seen).status_code == 403
     client.post(done["undo"]["path"], json=done["undo"]["body"])
     site.look()

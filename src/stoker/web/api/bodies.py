@@ -154,7 +154,7 @@ class DismissBody(Body):
     """Failures that need nobody any more."""
 
     failure: Literal["failed", "stopped"]
-    """Those that failed by themselves, or those that were stopped because their GPUs stayed idle."""
+    """Those that failed by themselves, or those that a rule stopped."""
     until: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Seconds since the epoch: those that ended by then, such as the `until` of a point of the overview."""
 
