@@ -16,3 +16,7 @@ class BadInputError(StokerError):
     """What the person typed or wrote in a file cannot be meant."""
 
     exit_code = 2
+
+
+class QueueAwayError(StokerError):
+    """The database does not answer now; later it may. What was asked may or may not have been done."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.verbs import logs
+from stoker.logs.writer import LogWriter
 from stoker.queue import Attempt, Store
-from stoker.runs.output import OutputLog
 from tests.support.attempts import WORKER, be_there, place_of, run, start, submit
 from tests.support.command import stoker, stoker_command
 from tests.support.log_sender import Lender, borrowed_in
@@ -83,8 +83,8 @@ def test_what_comes_a_moment_after_the_outcome_is_waited_for(queue: Store, monke
         queue.write_log(attempt.id, "one\ntwo\n", is_last=True)
 
     monkeypatch.setattr("stoker.queue.store.time.sleep", bring)
-    piece, is_all = logs._read(queue, queue.attempts(job)[0], None)
-    assert (piece.finished, is_all) == (b"one\ntwo\n", True)
+    ((update, is_tail),) = logs._updates(queue, queue.attempts(job)[0], None)
+    assert (update.finished, is_tail) == (b"one\ntwo\n", False)
 
 
 def test_of_a_machine_that_is_gone_the_end_is_shown_and_said_to_be_that(queue: Store) -> None:
@@ -94,7 +94,7 @@ def test_of_a_machine_that_is_gone_the_end_is_shown_and_said_to_be_that(queue: S
     queue.write_log(run(queue, job, "succeeded", 0).id, "the\nend\n")
     done = stoker("logs", job)
     assert (done.code, done.out) == (0, "the\nend\n")
-    assert done.err == "stoker: this is the end of the output, as the queue keeps it; the whole is on gpu-box\n"
+    assert done.err == "stoker: this is the end of the log, as the queue keeps it; the whole log is on gpu-box\n"
     assert stoker("logs", job, "--json").json()["whole"] is False
 
 
@@ -182,7 +182,7 @@ def test_following_a_job_elsewhere_shows_all_of_it_to_its_last_line(
 ) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
-    log = OutputLog(lender.place_of(attempt) / "output", limit=2**20)
+    log = LogWriter(lender.place_of(attempt) / "output", limit=2**20)
     log.write(many_lines(0, 4000).encode() + b" 10%")
     with lender.works():
         follower = following(job, "-f")
@@ -282,7 +282,7 @@ def test_nothing_is_lost_or_doubled_while_the_file_is_rotated_under_it(
 ) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
-    log = OutputLog(place_of(attempt) / "output", limit=40_000)
+    log = LogWriter(place_of(attempt) / "output", limit=40_000)
     follower = following(job, "-f")
     expected = ""
     for number in range(24):
@@ -311,7 +311,7 @@ def test_following_from_elsewhere_shows_what_the_queue_gets(queue: Store, follow
     queue.finish(attempt.id, "succeeded", 0)
     assert follower.code() == 0
     assert follower.out == text + " 10%\n"
-    assert follower.err.count("this is the end of the output") == 1
+    assert follower.err.count("this is the end of the log") == 1
 
 
 def test_following_begins_with_as_many_lines_as_asked_for(queue: Store, following: Callable[..., Following]) -> None:
@@ -398,6 +398,6 @@ class Terminal:
             self.seen += os.read(self.ours, 4096)
 
 
-def output_of(attempt: Attempt) -> OutputLog:
+def output_of(attempt: Attempt) -> LogWriter:
     """Written as a worker does it: who reads never finds the file emptied to be written anew."""
-    return OutputLog(place_of(attempt) / "output", limit=2**20)
+    return LogWriter(place_of(attempt) / "output", limit=2**20)

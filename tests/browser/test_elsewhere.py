@@ -9,8 +9,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from stoker.fit.model import Fitted, ProbeOutcome
+from stoker.logs.model import LogChunk
 from stoker.queue import JobSpec, Store, init_queue
-from stoker.queue.model import AttemptDetails, LogChunk, Usage, View, WorkerGpu
+from stoker.queue.model import AttemptDetails, Usage, View, WorkerGpu
 from tests.support.browser import screen
 from tests.support.command import stoker
 from tests.support.page_site import PageSite, page_site

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from stoker.logs.model import LogChunk
 from stoker.queue import Store, open_queue
 from stoker.queue.driver import CollisionError, Parameters, Row
-from stoker.queue.model import LogChunk, LogRequest
+from stoker.queue.model import LogRequest
 from tests.support.either_queue import queue, url
 from tests.support.queue_jobs import LONG, start, submit
 from tests.support.waiting import wait_for

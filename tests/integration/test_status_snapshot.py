@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stoker.errors import BadInputError
-from stoker.logs.readers import reader_of
+from stoker.logs.follow import LogFollower
 from stoker.queue import AttemptDetails, JobSpec, Store, Usage, View, WorkerGpu, init_queue
 from stoker.queue.driver import Parameters, Row
 from stoker.runs.record import Record, Status
@@ -196,10 +196,10 @@ def test_the_whole_output_is_read_where_it_is_and_its_end_elsewhere(here: Store,
     (directory(home, name) / "output").write_text("all\nof it\n")
     (attempt,) = here.attempts(name)
     for place, is_here, text in [(home, True, b"all\nof it\n"), (tmp_path, False, b"the end\n")]:
-        reader = reader_of(here, place, attempt)
-        assert reader.read().finished == text
-        assert reader.is_here == reader.is_whole == is_here
-        reader.close()
+        follower = LogFollower(attempt, place)
+        assert follower.read(here).finished == text
+        assert follower.source == ("file" if is_here else "tail")
+        follower.close()
 
 
 # One job

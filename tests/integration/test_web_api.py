@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from stoker.logs.html_lines import STEP
-from stoker.logs.readers import directory_of
+from stoker.logs.reader import STEP, attempt_directory
 from stoker.queue import AttemptDetails, JobSpec, Store, Usage, View, WorkerGpu
 from stoker.web.api.attempts import LONGEST_END
 from tests.support.api_site import ApiSite, Client, job_body, site
@@ -491,7 +490,7 @@ def test_the_output_is_whole_where_it_ran_and_its_end_elsewhere(site: ApiSite, c
     answer = client.get(path)
     assert (answer.text, answer.headers["stoker-log"]) == ("the end\n", "end")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-    place = directory_of(site.config.home, attempt)
+    place = attempt_directory(site.config.home, attempt)
     place.mkdir(parents=True)
     (place / "output").write_bytes(b"one\n<script>\nthree \xff")
     answer = client.get(path)
@@ -503,7 +502,7 @@ def test_the_output_is_whole_where_it_ran_and_its_end_elsewhere(site: ApiSite, c
 def test_a_long_output_is_never_in_memory_as_a_whole(site: ApiSite, client: Client) -> None:
     (name,) = submit(site.store, "train")
     start(site.store, name)
-    place = directory_of(site.config.home, site.store.attempts(name)[0])
+    place = attempt_directory(site.config.home, site.store.attempts(name)[0])
     place.mkdir(parents=True)
     line = "ä" * 499 + "\n"
     size = len(line.encode())
@@ -556,7 +555,7 @@ def test_a_file_that_is_not_the_attempts_own_is_not_told(
     (name,) = submit(site.store, "train")
     attempt = start(site.store, name)
     site.store.write_log(attempt, "one\nthe end\n")
-    place = directory_of(site.config.home, site.store.attempts(name)[0])
+    place = attempt_directory(site.config.home, site.store.attempts(name)[0])
     place.mkdir(parents=True)
     secret = tmp_path / "secret" if trick == "link" else place / "output"
     secret.write_text("secret\n")

@@ -13,11 +13,11 @@ from urllib.parse import quote, unquote
 import msgspec
 import pytest
 
-from stoker.logs.html_lines import STEP, place_of
-from stoker.logs.readers import OutputReader, Piece
+from stoker.errors import QueueAwayError
+from stoker.logs import follow
+from stoker.logs.model import LoggedAttempt, LogUpdate
+from stoker.logs.reader import STEP, LogFileReader, log_directory
 from stoker.queue import AttemptDetails, init_queue
-from stoker.queue.driver import QueueAwayError
-from stoker.queue.model import Attempt
 from stoker.web import logs
 from stoker.web.app import create_app
 from stoker.web.connection_pool import ConnectionPool
@@ -89,7 +89,7 @@ def test_a_page_begins_with_the_last_thousand_lines_or_with_all_when_asked(place
             # Both have one reader, which remembers no more than it must.
             assert len(place.channels) == 1
             channel = next(iter(place.channels))
-            assert len(channel.rows_from(0)) <= 2100
+            assert len(channel.lines_from(0)) <= 2100
 
     played(story)
 
@@ -205,7 +205,7 @@ def test_a_page_that_takes_nothing_for_a_while_gets_all_lines_and_only_the_last_
             await slow.until(lambda: slow.text[-1] == "3%")
             assert slow.text == ["begin", *lines(0, 4500), "3%"]
             assert b"1%" not in slow.body
-            assert len(next(iter(place.channels)).rows_from(0)) <= 2100  # the rest came from the file
+            assert len(next(iter(place.channels)).lines_from(0)) <= 2100  # the rest came from the file
 
     played(story)
 
@@ -247,8 +247,6 @@ def test_a_file_that_is_here_is_followed_while_the_queue_is_away(place: Place, m
             monkeypatch.setattr(ConnectionPool, "ask", lambda _pool, question: away(question))
             place.prints(b"meanwhile\n")
             await page.until(lambda: page.text == ["before", "meanwhile"])
-            channel = next(iter(place.channels))
-            assert await channel._ask_for_ending() is None
 
     played(story)
 
@@ -358,10 +356,10 @@ def test_a_disk_that_is_slow_to_say_what_is_there_holds_up_nobody_else(
 ) -> None:
     asked, answered = threading.Event(), threading.Event()
 
-    def slow(home: Path, attempt: Attempt) -> Path | None:
+    def slow(home: Path, attempt: LoggedAttempt) -> Path | None:
         asked.set()
         assert answered.wait(50), "nobody else had a turn"
-        return place_of(home, attempt)
+        return log_directory(home, attempt)
 
     async def story() -> None:
         place.prints(b"output\n")
@@ -371,7 +369,7 @@ def test_a_disk_that_is_slow_to_say_what_is_there_holds_up_nobody_else(
             await file.ended()
             assert (file.status, file.body) == (200, b"output\n")
 
-    monkeypatch.setattr(logs, "place_of", slow)
+    monkeypatch.setattr(follow, "log_directory", slow)
     played(story)
 
 
@@ -381,18 +379,18 @@ def test_who_leaves_in_the_middle_of_a_read_leaves_no_file_open(
 ) -> None:
     """Of a stream for all, the second reader is that page's own."""
     began, may_read, has_read = threading.Event(), threading.Event(), threading.Event()
-    readers: list[OutputReader] = []
-    read = OutputReader.read
+    readers: list[LogFileReader] = []
+    read = LogFileReader.read
 
-    def slow(self: OutputReader, most: int | None = None) -> Piece:
+    def slow(self: LogFileReader, limit: int | None = None) -> LogUpdate:
         if not any(self is other for other in readers):
             readers.append(self)
         if len(readers) < reader or self is not readers[reader - 1]:
-            return read(self, most)
+            return read(self, limit)
         began.set()
         assert may_read.wait(50)
         try:
-            return read(self, most)
+            return read(self, limit)
         finally:
             has_read.set()
 
@@ -406,7 +404,7 @@ def test_who_leaves_in_the_middle_of_a_read_leaves_no_file_open(
         await page.until(has_read.is_set)
         await page.until(lambda: readers[reader - 1]._file < 0, "that the file is closed")
 
-    monkeypatch.setattr(OutputReader, "read", slow)
+    monkeypatch.setattr(LogFileReader, "read", slow)
     played(story)
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from stoker.errors import StokerError
-from stoker.logs.remote_file import Mirror
+from stoker.logs import follow
+from stoker.logs.model import LogChunk
+from stoker.logs.remote import RemoteLog
 from stoker.queue import Store, init_queue
-from stoker.queue.model import LogChunk
-from stoker.web import log_channel, logs
+from stoker.web.logs import LogChannels
 from tests.support.attempts import WORKER, be_there
 from tests.support.log_sender import Lender, borrowed_in
 from tests.support.log_server import Place
@@ -61,8 +62,8 @@ def borrowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def far(tmp_path: Path, borrowed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
-    monkeypatch.setattr(log_channel, "_LOOK_AT_QUEUE", 0.05)
-    monkeypatch.setattr(log_channel, "_LAST_KEPT_WITHIN", 0.2)
+    monkeypatch.setattr(follow, "POLL_QUEUE", 0.05)
+    monkeypatch.setattr(follow, "TAIL_ENDS_WITHIN", 0.2)
     with init_queue() as store:
         be_there(store)
         found = Far(store, Path(os.environ["STOKER_HOME"]), tmp_path / "far", monkeypatch)
@@ -118,7 +119,7 @@ def test_the_whole_output_of_a_job_elsewhere_can_be_taken_away(far: Far, borrowe
 
 
 def test_a_worker_that_is_away_for_a_while_costs_no_line(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_channel, "_LENT_WITHIN", 0.0)
+    monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 0.0)
 
     async def story() -> None:
         far.prints(printed(0, 5000))
@@ -138,7 +139,7 @@ def test_a_worker_that_is_away_for_a_while_costs_no_line(far: Far, monkeypatch: 
 def test_of_a_job_whose_worker_died_the_last_words_are_those_in_the_queue(
     far: Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_channel, "_LAST_LENT_WITHIN", 0.2)
+    monkeypatch.setattr(follow, "STREAM_ENDS_WITHIN", 0.2)
 
     async def story() -> None:
         far.prints(printed(0, 100))
@@ -159,7 +160,7 @@ def test_of_a_job_whose_worker_died_the_last_words_are_those_in_the_queue(
 def test_what_cannot_be_borrowed_is_shown_as_the_queue_has_it(
     far: Far, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
 ) -> None:
-    def spoilt(_mirror: Mirror, _store: Store) -> None:
+    def spoilt(_mirror: RemoteLog, _store: Store) -> None:
         raise error
 
     async def story() -> None:
@@ -170,14 +171,14 @@ def test_what_cannot_be_borrowed_is_shown_as_the_queue_has_it(
         assert page.status == 200
         assert b"what the queue has" in page.body
 
-    monkeypatch.setattr(Mirror, "update", spoilt)
+    monkeypatch.setattr(RemoteLog, "update", spoilt)
     played(story)
 
 
 def test_what_is_said_to_be_the_whole_of_an_ended_job_has_its_last_line(
     far: Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_LENT_WITHIN", 0.2)
+    monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 0.2)
 
     async def story() -> None:
         far.store.request_log_stream(far.attempt, 60.0)
@@ -199,9 +200,9 @@ def test_what_is_said_to_be_the_whole_of_an_ended_job_has_its_last_line(
 def test_more_downloads_than_there_is_room_for_get_the_end(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         far.store.write_log(far.attempt, "what the queue has\n")
-        channels = log_channel.Channels(far.home, far.app_state.pool)
+        channels = LogChannels(far.home, far.app_state.pool)
         far.app.state.log_channels = channels
-        while channels.borrowing.acquire(blocking=False):
+        while channels._copies.acquire(blocking=False):
             pass
         async with far.page("log") as page:
             await page.ended()
@@ -234,9 +235,9 @@ def test_a_few_lines_are_not_brought_from_far_away_when_the_queue_has_them(far: 
 def test_a_page_that_reads_the_end_when_a_job_ends_is_told_its_last_words_too(
     far: Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_channel, "_LENT_WITHIN", 0.0)
-    monkeypatch.setattr(log_channel, "_LAST_KEPT_WITHIN", 600.0)
-    monkeypatch.setattr(log_channel, "_ASK_FOR_END", 0.05)
+    monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 0.0)
+    monkeypatch.setattr(follow, "TAIL_ENDS_WITHIN", 600.0)
+    monkeypatch.setattr(follow, "CHECK_END_EVERY", 0.05)
 
     async def story() -> None:
         far.store.write_log(far.attempt, "one\n")
@@ -246,7 +247,7 @@ def test_a_page_that_reads_the_end_when_a_job_ends_is_told_its_last_words_too(
             await asyncio.sleep(0.3)  # the end is learned of, and the queue gets the last of the output after it
             far.store.write_log(far.attempt, "one\nits last words\n")
             await page.until(lambda: page.text == ["one", "its last words"])
-            monkeypatch.setattr(log_channel, "_LAST_KEPT_WITHIN", 0.0)
+            monkeypatch.setattr(follow, "TAIL_ENDS_WITHIN", 0.0)
             await page.ended()
         assert page.text == ["one", "its last words"]
 
@@ -256,7 +257,8 @@ def test_a_page_that_reads_the_end_when_a_job_ends_is_told_its_last_words_too(
 def test_of_an_output_that_was_never_lent_to_its_end_the_queue_has_the_rest(
     far: Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_channel, "_LENT_WITHIN", 0.2)
+    monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 0.2)
+    monkeypatch.setattr(follow, "STREAM_STALLS_AFTER", 0.2)
 
     async def story() -> None:
         far.store.write_log(far.attempt, "what the queue has\n")
@@ -284,8 +286,7 @@ def test_a_machine_that_nobody_has_heard_of_is_not_waited_for(
         assert b"what the queue has" in page.body
 
     far.store.farewell(WORKER)
-    for place in (log_channel, logs):
-        monkeypatch.setattr(place, "_LENT_WITHIN", 600.0)
+    monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 600.0)
     played(story)
 
 

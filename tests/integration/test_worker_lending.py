@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.logs.remote_file import Mirror
+from stoker.logs.reader import LogFileReader
+from stoker.logs.remote import RemoteLog
 from stoker.queue import Store, open_queue
-from stoker.runs.output_reader import OutputReader
 from tests.support.waiting import wait_for
 from tests.support.work_site import WorkSite
 
@@ -22,14 +22,14 @@ class Elsewhere:
 
     def __init__(self, store: Store, attempt: str) -> None:
         self._store = store
-        self.mirror = Mirror(attempt)
+        self.mirror = RemoteLog(attempt)
 
     def text(self) -> str:
         """All that is there now, as anybody reads an output."""
         self.mirror.update(self._store)
         if self.mirror.directory is None:
             return ""
-        with contextlib.closing(OutputReader(self.mirror.directory)) as reader:
+        with contextlib.closing(LogFileReader(self.mirror.directory)) as reader:
             return b"".join(reader.read()).decode()
 
     def wait_until_it_reads(self, text: str) -> None:

@@ -13,7 +13,7 @@ from stoker.web.auth.keys import Keys
 from stoker.web.auth.user import User
 from stoker.web.config import Config
 from stoker.web.connection_pool import ConnectionPool
-from stoker.web.log_channel import Channels
+from stoker.web.logs import LogChannels
 from stoker.web.sse.snapshot_cache import SnapshotCache
 from tests.support.asgi_page import AsgiPage
 from tests.support.attempts import start
@@ -66,6 +66,6 @@ class Place:
         return AsgiPage(app or self.app, address, self.user, named)
 
     @property
-    def channels(self) -> Channels:
-        channels: Channels = self.app.state.log_channels
+    def channels(self) -> LogChannels:
+        channels: LogChannels = self.app.state.log_channels
         return channels

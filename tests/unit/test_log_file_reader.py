@@ -9,58 +9,58 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.logs.readers import OutputReader, Piece, TailReader, has_output, last_lines
-from stoker.logs.tail_reader import overlap
-from stoker.runs.output import OutputLog
+from stoker.logs.model import LogUpdate
+from stoker.logs.reader import LogFileReader, TailReader, has_log, last_lines, overlap
+from stoker.logs.writer import LogWriter
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[OutputReader]:
-    reader = OutputReader(tmp_path)
+def reader(tmp_path: Path) -> Iterator[LogFileReader]:
+    reader = LogFileReader(tmp_path)
     yield reader
     reader.close()
 
 
-def test_lines_are_told_once_and_the_unfinished_one_as_it_stands(reader: OutputReader, tmp_path: Path) -> None:
+def test_lines_are_told_once_and_the_unfinished_one_as_it_stands(reader: LogFileReader, tmp_path: Path) -> None:
     output = tmp_path / "output"
-    assert not has_output(tmp_path)
-    assert reader.read() == Piece(b"", b"")
+    assert not has_log(tmp_path)
+    assert reader.read() == LogUpdate(b"", b"")
     output.write_bytes(b"one\ntwo\n 10%")
-    assert has_output(tmp_path)
-    assert reader.read() == Piece(b"one\ntwo\n", b" 10%")
-    assert reader.read() == Piece(b"", b" 10%")
+    assert has_log(tmp_path)
+    assert reader.read() == LogUpdate(b"one\ntwo\n", b" 10%")
+    assert reader.read() == LogUpdate(b"", b" 10%")
 
 
-def test_a_line_that_is_rewritten_in_place_is_told_as_it_ended(reader: OutputReader, tmp_path: Path) -> None:
+def test_a_line_that_is_rewritten_in_place_is_told_as_it_ended(reader: LogFileReader, tmp_path: Path) -> None:
     output = tmp_path / "output"
     output.write_bytes(b"one\n 10% of it")
     reader.read()
     output.write_bytes(b"one\n 20%")
-    assert reader.read() == Piece(b"", b" 20%")
+    assert reader.read() == LogUpdate(b"", b" 20%")
     output.write_bytes(b"one\ndone\n")
-    assert reader.read() == Piece(b"done\n", b"")
+    assert reader.read() == LogUpdate(b"done\n", b"")
 
 
-def test_the_older_part_comes_first(reader: OutputReader, tmp_path: Path) -> None:
+def test_the_older_part_comes_first(reader: LogFileReader, tmp_path: Path) -> None:
     (tmp_path / "output.1").write_bytes(b"old\n")
     (tmp_path / "output").write_bytes(b"new\n")
-    assert reader.read() == Piece(b"old\nnew\n", b"")
+    assert reader.read() == LogUpdate(b"old\nnew\n", b"")
 
 
-def test_what_was_written_just_before_a_rotation_is_not_lost(reader: OutputReader, tmp_path: Path) -> None:
+def test_what_was_written_just_before_a_rotation_is_not_lost(reader: LogFileReader, tmp_path: Path) -> None:
     output, older = tmp_path / "output", tmp_path / "output.1"
     output.write_bytes(b"1\n")
     assert reader.read().finished == b"1\n"
     with output.open("ab") as file:
         file.write(b"2\n")
     output.rename(older)
-    assert reader.read() == Piece(b"2\n", b"")  # there is no new file yet
+    assert reader.read() == LogUpdate(b"2\n", b"")  # there is no new file yet
     output.write_bytes(b"3\n")
     assert reader.read().finished == b"3\n"
     assert reader.read().finished == b""
 
 
-def test_two_rotations_between_two_looks_lose_nothing(reader: OutputReader, tmp_path: Path) -> None:
+def test_two_rotations_between_two_looks_lose_nothing(reader: LogFileReader, tmp_path: Path) -> None:
     output, older = tmp_path / "output", tmp_path / "output.1"
     output.write_bytes(b"1\n")
     reader.read()
@@ -71,33 +71,33 @@ def test_two_rotations_between_two_looks_lose_nothing(reader: OutputReader, tmp_
     assert reader.read().finished == b"2\n3\n"
 
 
-def test_a_line_that_is_on_its_way_to_the_new_file_is_told_once(reader: OutputReader, tmp_path: Path) -> None:
+def test_a_line_that_is_on_its_way_to_the_new_file_is_told_once(reader: LogFileReader, tmp_path: Path) -> None:
     """The writer moves the file, puts the unfinished line into the new one, and takes it from the old one."""
     output, older = tmp_path / "output", tmp_path / "output.1"
     output.write_bytes(b"one\n 10%")
     reader.read()
     output.rename(older)
     output.write_bytes(b"")
-    assert reader.read() == Piece(b"", b" 10%")
+    assert reader.read() == LogUpdate(b"", b" 10%")
     output.write_bytes(b" 10%")
-    assert reader.read() == Piece(b"", b" 10%")
+    assert reader.read() == LogUpdate(b"", b" 10%")
     os.truncate(older, 4)
     output.write_bytes(b" 20%\n")
-    assert reader.read() == Piece(b" 20%\n", b"")
+    assert reader.read() == LogUpdate(b" 20%\n", b"")
 
 
 def test_a_line_that_stayed_in_both_files_because_the_writer_was_killed_is_told_once(
-    reader: OutputReader, tmp_path: Path
+    reader: LogFileReader, tmp_path: Path
 ) -> None:
     (tmp_path / "output.1").write_bytes(b"one\n 10%")
     (tmp_path / "output").write_bytes(b" 10% and more\n")
-    assert reader.read() == Piece(b"one\n 10% and more\n", b"")
+    assert reader.read() == LogUpdate(b"one\n 10% and more\n", b"")
 
 
 def test_what_is_written_between_two_looks_of_one_reading_is_not_lost(tmp_path: Path) -> None:
     output = tmp_path / "output"
 
-    class Interrupted(OutputReader):
+    class Interrupted(LogFileReader):
         """The writer goes on after the file was read, and before it is asked whether there is another."""
 
         def _next_file(self) -> int:
@@ -110,22 +110,22 @@ def test_what_is_written_between_two_looks_of_one_reading_is_not_lost(tmp_path: 
 
     output.write_bytes(b"1\n")
     reader = Interrupted(tmp_path)
-    assert reader.read() == Piece(b"1\n2\n3\n", b"")
+    assert reader.read() == LogUpdate(b"1\n2\n3\n", b"")
     reader.close()
 
 
-def test_a_line_that_was_too_long_for_one_file_is_told_whole(reader: OutputReader, tmp_path: Path) -> None:
+def test_a_line_that_was_too_long_for_one_file_is_told_whole(reader: LogFileReader, tmp_path: Path) -> None:
     output = tmp_path / "output"
     output.write_bytes(b"x" * 1000)
-    assert reader.read() == Piece(b"", b"x" * 1000)
+    assert reader.read() == LogUpdate(b"", b"x" * 1000)
     output.rename(tmp_path / "output.1")
     output.write_bytes(b"x" * 10)
-    assert reader.read() == Piece(b"", b"x" * 1010)
+    assert reader.read() == LogUpdate(b"", b"x" * 1010)
     output.write_bytes(b"x" * 10 + b"\nnext\n")
-    assert reader.read() == Piece(b"x" * 1010 + b"\nnext\n", b"")
+    assert reader.read() == LogUpdate(b"x" * 1010 + b"\nnext\n", b"")
 
 
-def test_a_file_that_somebody_emptied_is_read_anew(reader: OutputReader, tmp_path: Path) -> None:
+def test_a_file_that_somebody_emptied_is_read_anew(reader: LogFileReader, tmp_path: Path) -> None:
     (tmp_path / "output").write_bytes(b"one\ntwo\n")
     reader.read()
     (tmp_path / "output").write_bytes(b"new\n")
@@ -148,8 +148,8 @@ def test_a_follower_of_the_real_writer_sees_what_it_would_have_written_without_r
 ) -> None:
     place = tmp_path_factory.getbasetemp() / f"followed-{next(NUMBERS)}"
     place.mkdir()
-    log, whole = OutputLog(place / "output", 2 * 200), OutputLog(place / "whole", 10**9)
-    reader = OutputReader(place)
+    log, whole = LogWriter(place / "output", 2 * 200), LogWriter(place / "whole", 10**9)
+    reader = LogFileReader(place)
     told = b""
     unfinished = b""
     for number, (words, looks) in enumerate(pieces):
@@ -183,11 +183,11 @@ def test_a_tail_that_moves_on_is_told_once() -> None:
 def test_the_unfinished_line_of_a_tail_is_told_as_it_stands() -> None:
     text = "one\n 10%"
     reader = TailReader(lambda: text)
-    assert reader.read() == Piece(b"one\n", b" 10%")
+    assert reader.read() == LogUpdate(b"one\n", b" 10%")
     text = "one\n 20%"
-    assert reader.read() == Piece(b"", b" 20%")
+    assert reader.read() == LogUpdate(b"", b" 20%")
     text = "one\n100%\n"
-    assert reader.read() == Piece(b"100%\n", b"")
+    assert reader.read() == LogUpdate(b"100%\n", b"")
 
 
 def test_a_tail_that_moved_on_too_far_says_that_lines_are_missing() -> None:
@@ -215,23 +215,23 @@ def test_what_two_tails_have_in_common_is_the_most_it_can_be(before: bytes, more
 @pytest.mark.parametrize(
     ("count", "expected"),
     [
-        (None, Piece(b"1\n2\n3\n", b"4")),
-        (0, Piece(b"", b"")),
-        (1, Piece(b"", b"4")),
-        (2, Piece(b"3\n", b"4")),
-        (99, Piece(b"1\n2\n3\n", b"4")),
+        (None, LogUpdate(b"1\n2\n3\n", b"4")),
+        (0, LogUpdate(b"", b"")),
+        (1, LogUpdate(b"", b"4")),
+        (2, LogUpdate(b"3\n", b"4")),
+        (99, LogUpdate(b"1\n2\n3\n", b"4")),
     ],
 )
-def test_the_last_lines_are_counted_with_the_unfinished_one(count: int | None, expected: Piece) -> None:
-    assert last_lines(Piece(b"1\n2\n3\n", b"4"), count) == expected
+def test_the_last_lines_are_counted_with_the_unfinished_one(count: int | None, expected: LogUpdate) -> None:
+    assert last_lines(LogUpdate(b"1\n2\n3\n", b"4"), count) == expected
 
 
-def test_a_long_output_can_be_read_in_parts_that_are_whole_lines(reader: OutputReader, tmp_path: Path) -> None:
+def test_a_long_output_can_be_read_in_parts_that_are_whole_lines(reader: LogFileReader, tmp_path: Path) -> None:
     (tmp_path / "output.1").write_bytes(b"1\n22\n" + b"3" * 50 + b"\n")
     (tmp_path / "output").write_bytes(b"4\n5\nunfinished")
-    assert reader.read(most=6) == Piece(b"1\n22\n", b"")
+    assert reader.read(limit=6) == LogUpdate(b"1\n22\n", b"")
     assert reader.is_behind
-    assert reader.read(most=6) == Piece(b"3" * 50 + b"\n4\n5\n", b"")
+    assert reader.read(limit=6) == LogUpdate(b"3" * 50 + b"\n4\n5\n", b"")
     assert reader.is_behind
-    assert reader.read(most=100) == Piece(b"", b"unfinished")
+    assert reader.read(limit=100) == LogUpdate(b"", b"unfinished")
     assert not reader.is_behind

@@ -10,20 +10,55 @@ from typing import cast
 import pytest
 
 from stoker.cli.options.queue import Listener
-from stoker.cli.tables import follow as following
-from stoker.cli.tables.follow import Follower
-from stoker.cli.tables.log import PipeScreen
+from stoker.cli.tables.log import JobFollower, PipeScreen
 from stoker.errors import StokerError
-from stoker.logs import remote_reader as borrowed_reader
-from stoker.logs.readers import Piece
-from stoker.logs.remote_reader import BorrowedReader
+from stoker.logs import follow as follow_module
+from stoker.logs.follow import STREAM_STARTS_WITHIN, LogFollower
+from stoker.logs.model import LogChunk, LogUpdate
+from stoker.logs.reader import attempt_directory
+from stoker.logs.writer import LogWriter
 from stoker.queue import Attempt, Store, init_queue
-from stoker.queue.model import LogChunk
-from stoker.runs.output import OutputLog
 from tests.support.attempts import WORKER, be_there, start, submit
 from tests.support.log_sender import Lender, borrowed_in
 
-PATIENCE = borrowed_reader._PATIENCE
+PATIENCE = STREAM_STARTS_WITHIN
+
+
+class Reading:
+    """One follower of an attempt elsewhere. The first read goes on until everything printed so far has arrived."""
+
+    def __init__(self, scene: "Scene", attempt: Attempt) -> None:
+        self._scene = scene
+        self._has_begun = False
+        self.follower = LogFollower(attempt, scene.home, continuous=True, complete=True)
+
+    def read(self) -> LogUpdate:
+        finished, unfinished = self.follower.read(self._scene.store)
+        while self.follower.is_behind or not (self._has_begun or self.follower.is_caught_up):
+            pause = self.follower.pause()
+            if pause:
+                self._scene.sleep(pause)
+            else:
+                self._scene.waited += 0.001
+            lines, unfinished = self.follower.read(self._scene.store)
+            finished += lines
+        self._has_begun = True
+        return LogUpdate(finished, unfinished)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.follower.source in {"file", "stream"}
+
+    @property
+    def is_here(self) -> bool:
+        return self.follower.source == "file"
+
+    @property
+    def is_late(self) -> bool:
+        return self.follower.ended is not None and not self.follower.is_complete
+
+    def close(self) -> None:
+        self.follower.close()
 
 
 class Scene:
@@ -33,11 +68,14 @@ class Scene:
         self.store = store
         self.lender = lender
         self.attempt = start(store, *submit(store, "train"))
-        self.here = place / "here"
+        self.home = place / "home"
+        self.here = attempt_directory(self.home, self.attempt)
         self.waited = 0.0
         self.clock = SimpleNamespace(monotonic=self.now, sleep=self.sleep)
         self.meanwhile: Callable[[], None] = self.work
-        self.reader = BorrowedReader(store, self.attempt, self.here)
+
+    def begin(self) -> None:
+        self.reader = Reading(self, self.attempt)
 
     def now(self) -> float:
         return 1000.0 + self.waited
@@ -67,7 +105,7 @@ class Scene:
         assert found is not None
         return found
 
-    def read(self) -> Piece:
+    def read(self) -> LogUpdate:
         """After the worker had time for what is new."""
         self.work()
         return self.reader.read()
@@ -83,7 +121,9 @@ def scene(tmp_path: Path, borrowed: Path, monkeypatch: pytest.MonkeyPatch) -> It
     with init_queue(str(tmp_path / "queue.db")) as store:
         be_there(store)
         scene = Scene(store, tmp_path, Lender(tmp_path / "far", monkeypatch))
-        monkeypatch.setattr(borrowed_reader, "time", scene.clock)
+        monkeypatch.setattr(follow_module, "time", scene.clock)
+        monkeypatch.setattr(follow_module, "CHECK_END_EVERY", 0.0)
+        scene.begin()
         yield scene
         scene.reader.close()
         scene.lender.close()
@@ -100,17 +140,17 @@ def lines(begin: int, end: int) -> bytes:
 def test_the_first_read_brings_all_of_a_long_output_and_the_next_what_is_new(scene: Scene) -> None:
     scene.prints(lines(0, 100_000) + b" 10%")
     assert len(lines(0, 100_000)) > 4 * 256 * 1024  # several steps of the worker
-    assert scene.reader.read() == Piece(lines(0, 100_000), b" 10%")
+    assert scene.reader.read() == LogUpdate(lines(0, 100_000), b" 10%")
     assert scene.reader.is_whole
     assert not scene.reader.is_here
-    assert scene.read() == Piece(b"", b" 10%")
+    assert scene.read() == LogUpdate(b"", b" 10%")
     scene.prints(b"\n" + lines(0, 3) + b"end")
-    assert scene.read() == Piece(b" 10%\n" + lines(0, 3), b"end")
+    assert scene.read() == LogUpdate(b" 10%\n" + lines(0, 3), b"end")
 
 
 def test_bytes_that_are_no_text_come_as_they_are(scene: Scene) -> None:
     scene.prints(b"\xff\0\xfe\n")
-    assert scene.reader.read() == Piece(b"\xff\0\xfe\n", b"")
+    assert scene.reader.read() == LogUpdate(b"\xff\0\xfe\n", b"")
 
 
 def test_it_is_late_until_the_last_of_an_attempt_that_has_ended_is_here(scene: Scene) -> None:
@@ -118,9 +158,9 @@ def test_it_is_late_until_the_last_of_an_attempt_that_has_ended_is_here(scene: S
     scene.reader.read()
     scene.prints(b"2")
     scene.ends()
-    assert scene.reader.read() == Piece(b"", b"")
+    assert scene.reader.read() == LogUpdate(b"", b"")
     assert scene.reader.is_late
-    assert scene.read() == Piece(b"", b"2")
+    assert scene.read() == LogUpdate(b"", b"2")
     assert not scene.reader.is_late
 
 
@@ -128,8 +168,8 @@ def test_of_an_attempt_that_has_ended_the_first_read_waits_for_the_last_line(sce
     scene.prints(b"1\n")
     scene.reader.read()
     scene.prints(b"2")
-    second = BorrowedReader(scene.store, scene.ends(), scene.here)
-    assert second.read() == Piece(b"1\n", b"2")
+    second = Reading(scene, scene.ends())
+    assert second.read() == LogUpdate(b"1\n", b"2")
     assert not second.is_late
     second.close()
 
@@ -141,8 +181,8 @@ def test_what_is_left_of_an_earlier_loan_is_not_taken_for_all(scene: Scene) -> N
     scene.store._driver.fetch_text("UPDATE stoker_log_streams SET until = until - 31", {})
     scene.work()
     scene.prints(b"2\n")
-    second = BorrowedReader(scene.store, scene.attempt, scene.here)
-    assert second.read() == Piece(b"1\n2\n", b"")
+    second = Reading(scene, scene.attempt)
+    assert second.read() == LogUpdate(b"1\n2\n", b"")
     second.close()
 
 
@@ -161,7 +201,7 @@ def test_a_machine_that_was_asleep_waits_for_an_answer_when_it_wakes(scene: Scen
 
     scene.meanwhile = sleep_and_wake
     scene.prints(b"1\n")
-    assert scene.reader.read() == Piece(b"1\n", b"")
+    assert scene.reader.read() == LogUpdate(b"1\n", b"")
     assert scene.reader.is_whole
 
 
@@ -196,13 +236,13 @@ def test_the_unfinished_line_stays_while_another_edition_is_brought(scene: Scene
     scene.reader.read()
     scene.lender.close()
     scene.lender.start_anew()
-    assert {scene.read() for _ in range(4)} == {Piece(b"", b" 10%")}
+    assert {scene.read() for _ in range(4)} == {LogUpdate(b"", b" 10%")}
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_an_output_that_has_lost_its_beginning_meanwhile_goes_on_where_it_was(scene: Scene, repeats: int) -> None:
     """Its writer keeps only so much, and the new worker begins with what is left."""
-    log = OutputLog(scene.output, limit=20_000)
+    log = LogWriter(scene.output, limit=20_000)
     log.write(lines(0, 1000))
     told = scene.reader.read().finished
     for turn in range(repeats):
@@ -231,21 +271,21 @@ def test_lines_that_are_lost_between_two_editions_are_said_to_be_missing(scene: 
 def test_the_end_is_told_when_nobody_lends_it_in_time(scene: Scene) -> None:
     scene.meanwhile = scene.idle
     scene.store.write_log(scene.attempt.id, "the\nend")
-    assert scene.reader.read() == Piece(b"the\n", b"end")
+    assert scene.reader.read() == LogUpdate(b"the\n", b"end")
     assert not scene.reader.is_whole
     assert not scene.reader.is_late
     assert scene.waited == pytest.approx(PATIENCE, abs=0.2)
     scene.store.write_log(scene.attempt.id, "the\nend\nof it")
-    assert scene.reader.read() == Piece(b"end\n", b"of it")
+    assert scene.reader.read() == LogUpdate(b"end\n", b"of it")
     assert scene.waited < PATIENCE + 0.2
 
 
 def test_a_machine_that_is_gone_is_not_waited_for(scene: Scene) -> None:
     scene.store.farewell(WORKER)
     scene.store.write_log(scene.attempt.id, "the end\n")
-    assert scene.reader.read() == Piece(b"the end\n", b"")
+    assert scene.reader.read() == LogUpdate(b"the end\n", b"")
     assert not scene.reader.is_whole
-    assert scene.waited == 0.0
+    assert scene.waited < 0.1
 
 
 @pytest.mark.parametrize("age", [0, 31])
@@ -258,10 +298,10 @@ def test_what_a_machine_that_is_gone_has_lent_to_its_end_is_the_whole(scene: Sce
     scene.store.farewell(WORKER)
     scene.store._driver.fetch_text(f"UPDATE stoker_log_streams SET until = until - {age}", {})
     scene.waited = 0.0
-    second = BorrowedReader(scene.store, ended, scene.here)
-    assert second.read() == Piece(lines(0, 250_000), b"")
+    second = Reading(scene, ended)
+    assert second.read() == LogUpdate(lines(0, 250_000), b"")
     assert second.is_whole
-    assert scene.waited == 0.0
+    assert scene.waited < 0.1
     second.close()
 
 
@@ -270,7 +310,7 @@ def test_a_loan_that_stops_in_the_middle_before_anything_was_told_leaves_the_end
     scene.store.write_log(scene.attempt.id, "the end\n")
     steps = iter(range(3))
     scene.meanwhile = lambda: scene.work() if next(steps, None) is not None else None
-    assert scene.reader.read() == Piece(b"the end\n", b"")
+    assert scene.reader.read() == LogUpdate(b"the end\n", b"")
     assert not scene.reader.is_whole
     assert PATIENCE < scene.waited < 30.0
 
@@ -281,8 +321,8 @@ def test_what_is_left_of_an_earlier_loan_is_not_told_when_nobody_goes_on_with_it
     scene.store._driver.fetch_text("UPDATE stoker_log_streams SET until = until - 31", {})
     scene.store.write_log(scene.attempt.id, "old\nnew\n")
     scene.meanwhile = scene.idle
-    second = BorrowedReader(scene.store, scene.attempt, scene.here)
-    assert second.read() == Piece(b"old\nnew\n", b"")
+    second = Reading(scene, scene.attempt)
+    assert second.read() == LogUpdate(b"old\nnew\n", b"")
     assert not second.is_whole
     second.close()
 
@@ -295,7 +335,7 @@ def test_without_room_for_it_here_the_end_is_told(scene: Scene, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "mkdtemp", full)
-    assert scene.reader.read() == Piece(b"of it\n", b"")
+    assert scene.reader.read() == LogUpdate(b"of it\n", b"")
     assert not scene.reader.is_whole
 
 
@@ -305,14 +345,14 @@ def test_what_is_taken_back_goes_on_with_the_end_and_no_line_twice(scene: Scene,
     scene.prints(b"\xff\n" + lines(0, 20_000) + b" 10%")
     assert scene.reader.read().finished == b"\xff\n" + lines(0, 20_000)
     scene.store.drop_log_stream(scene.attempt.id)
-    assert scene.reader.read() == Piece(b"", b" 10%")
+    assert scene.reader.read() == LogUpdate(b"", b" 10%")
     scene.waited += PATIENCE
     written = (b"\xff\n" + lines(0, 20_000)).decode(errors="replace")
     scene.store.write_log(scene.attempt.id, written[: len(written) - 11 * behind])
-    assert scene.reader.read() == Piece(b"", b"")
+    assert scene.reader.read() == LogUpdate(b"", b" 10%")
     assert not scene.reader.is_whole
     scene.store.write_log(scene.attempt.id, written + "new\n 20%")
-    assert scene.reader.read() == Piece(b"new\n", b" 20%")
+    assert scene.reader.read() == LogUpdate(b"new\n", b" 20%")
 
 
 def test_what_is_taken_back_and_soon_lent_anew_stays_whole(scene: Scene) -> None:
@@ -327,9 +367,9 @@ def test_what_is_taken_back_and_soon_lent_anew_stays_whole(scene: Scene) -> None
     scene.lender.close()
     scene.lender.start_anew()
     scene.prints(lines(10, 12))
-    assert scene.read() == Piece(lines(10, 12), b"")
+    assert scene.read() == LogUpdate(lines(10, 12), b"")
     scene.waited += PATIENCE
-    assert scene.read() == Piece(b"", b"")
+    assert scene.read() == LogUpdate(b"", b"")
     assert scene.reader.is_whole
 
 
@@ -337,30 +377,32 @@ def test_what_is_taken_back_and_soon_lent_anew_stays_whole(scene: Scene) -> None
 
 
 def test_a_job_that_prints_nothing_for_long_is_read_whole_when_it_does(scene: Scene) -> None:
-    assert scene.reader.read() == Piece(b"", b"")
+    assert scene.reader.read() == LogUpdate(b"", b"")
     assert scene.waited >= PATIENCE
     scene.prints(b"1\n")
     scene.store.write_log(scene.attempt.id, "1\n")
-    assert scene.read() == Piece(b"1\n", b"")
+    assert scene.read() == LogUpdate(b"1\n", b"")
     assert scene.reader.is_whole
 
 
-def test_the_end_stays_the_end_once_something_of_it_was_told(scene: Scene) -> None:
+def test_whole_log_replaces_the_tail_and_repeats_no_line(scene: Scene) -> None:
     scene.meanwhile = scene.idle
     scene.store.write_log(scene.attempt.id, "2\n")
     scene.reader.read()
     scene.prints(b"1\n2\n")
-    assert scene.read() == Piece(b"", b"")
-    assert not scene.reader.is_whole
+    assert scene.read() == LogUpdate(b"", b"")
+    assert scene.reader.is_whole
+    scene.prints(b"3\n")
+    assert scene.read() == LogUpdate(b"3\n", b"")
 
 
 def test_a_job_that_turns_out_to_run_here_is_read_here(scene: Scene) -> None:
     def begin() -> None:
-        scene.here.mkdir(exist_ok=True)
+        scene.here.mkdir(parents=True, exist_ok=True)
         (scene.here / "output").write_bytes(b"1\n")
 
     scene.meanwhile = begin
-    assert scene.reader.read() == Piece(b"1\n", b"")
+    assert scene.reader.read() == LogUpdate(b"1\n", b"")
     assert scene.waited < PATIENCE
     assert (scene.reader.is_here, scene.reader.is_whole, scene.reader.is_late) == (True, True, False)
 
@@ -386,8 +428,7 @@ class Script:
 
 
 def follow(scene: Scene, monkeypatch: pytest.MonkeyPatch, *events: Callable[[], object]) -> None:
-    monkeypatch.setattr(following, "time", scene.clock)
-    Follower(scene.store, cast(Listener, Script(scene, *events)), PipeScreen(), None).follow_attempt(scene.attempt)
+    JobFollower(scene.store, cast(Listener, Script(scene, *events)), PipeScreen(), None).follow_attempt(scene.attempt)
 
 
 def test_the_following_goes_on_until_the_last_line_is_here(
@@ -456,7 +497,7 @@ def test_an_output_that_grows_faster_than_it_is_lent_is_not_waited_for(scene: Sc
 
     scene.meanwhile = begin_anew
     scene.store.write_log(scene.attempt.id, "the end\n")
-    assert scene.reader.read() == Piece(b"the end\n", b"")
+    assert scene.reader.read() == LogUpdate(b"the end\n", b"")
     assert scene.waited < 3.0
 
 
@@ -466,7 +507,7 @@ def test_a_database_that_has_no_loans_has_the_end(scene: Scene, monkeypatch: pyt
 
     monkeypatch.setattr(scene.store, "request_log_stream", refuse)
     scene.store.write_log(scene.attempt.id, "1\n")
-    assert scene.reader.read() == Piece(b"1\n", b"")
+    assert scene.reader.read() == LogUpdate(b"1\n", b"")
     assert not scene.reader.is_whole
 
 
@@ -489,4 +530,4 @@ def test_what_is_taken_back_while_it_is_followed_goes_on_as_the_queue_keeps_it(
     follow(scene, monkeypatch, take_back, wait_long, scene.idle, end)
     said = capfd.readouterr()
     assert said.out == "1\n2\n3\n"
-    assert said.err == "stoker: this is the end of the output, as the queue keeps it; the whole is on gpu-box\n"
+    assert said.err == "stoker: this is the end of the log, as the queue keeps it; the whole log is on gpu-box\n"

@@ -7,7 +7,7 @@ import pytest
 
 from stoker.engines.attempt import AttemptRecord, AttemptSpec
 from stoker.engines.delivery import RUNNING_TAIL, TAIL, LogTail
-from stoker.logs.tail_reader import TailReader
+from stoker.logs.reader import TailReader
 from stoker.queue import Store
 
 

@@ -10,9 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import stoker.web
-from stoker.logs.ansi import CUT, LONGEST_LINE, NOTE, REACH, Line, Terminal, as_html
-from stoker.logs.ansi_palette import contrast
-from stoker.logs.ansi_style import Style, classes_of, nearest
+from stoker.logs.colours import Style, classes_of, contrast, nearest
+from stoker.logs.terminal import CUT, LONGEST_LINE, NOTE, REACH, ScreenLine, TerminalEmulator, as_html
 from tests.support.deep import examples
 
 # Everything that means something to a terminal, between letters.
@@ -26,12 +25,12 @@ _TOKENS = [
 _OUTPUT = st.lists(st.one_of(st.sampled_from(_TOKENS), st.binary(max_size=4)), max_size=24).map(b"".join)
 
 
-def shown(data: bytes) -> list[Line]:
-    terminal = Terminal()
+def shown(data: bytes) -> list[ScreenLine]:
+    terminal = TerminalEmulator()
     return [*terminal.feed(data), *terminal.lines()]
 
 
-def text_of(line: Line) -> str:
+def text_of(line: ScreenLine) -> str:
     return "".join(span.text for span in line.spans)
 
 
@@ -76,7 +75,7 @@ def test_nested_progress_bars_rewrite_each_its_own_line() -> None:
 
 def test_a_cursor_goes_no_further_up_than_a_tall_terminal() -> None:
     lines = b"".join(b"%d\n" % number for number in range(200))
-    terminal = Terminal()
+    terminal = TerminalEmulator()
     settled = terminal.feed(lines)
     assert [text_of(line) for line in settled] == [str(number) for number in range(200 - REACH + 1)]
     assert [line.number for line in settled] == list(range(200 - REACH + 1))
@@ -123,7 +122,7 @@ def test_a_colour_lasts_until_it_is_taken_back_across_lines() -> None:
 def test_a_line_is_numbered_by_the_line_ends_before_it_wherever_one_begins_to_read() -> None:
     lines = b"one\nouter\ninner\x1b[A\ninner\x1b[A\n\nlast\n"
     assert [line.number for line in shown(lines)] == [0, 1, 2, 5, 6]
-    begun_later = Terminal(1)
+    begun_later = TerminalEmulator(1)
     begun_later.feed(lines[4:])
     assert [line.number for line in begun_later.preview(b"")] == [1, 2, 5]
     assert [text_of(line) for line in begun_later.preview(b"and")] == ["outer", "inner", "last", "and"]
@@ -142,8 +141,8 @@ def test_a_line_that_is_too_long_is_cut_and_says_so() -> None:
 @settings(max_examples=examples(300))
 @example(b"\x1b[3\n1m\x1b", [3])
 def test_pieces_of_any_size_give_the_same(data: bytes, cuts: list[int]) -> None:
-    terminal = Terminal()
-    settled: list[Line] = []
+    terminal = TerminalEmulator()
+    settled: list[ScreenLine] = []
     borders = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     for begin, end in itertools.pairwise(borders):
         settled += terminal.feed(data[begin:end])

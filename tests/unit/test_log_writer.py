@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.runs.output import Links, OutputLog, read_tail
+from stoker.engines.delivery import Links
+from stoker.logs.reader import read_tail
+from stoker.logs.writer import LogWriter
 
 PLENTY = 2**20
 
@@ -22,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def kept(path: Path, *pieces: bytes, limit: int = PLENTY) -> bytes:
-    log = OutputLog(path, limit)
+    log = LogWriter(path, limit)
     for piece in pieces:
         log.write(piece)
     log.close()
@@ -79,7 +81,7 @@ def test_it_does_not_matter_into_which_pieces_the_output_falls(pieces: list[byte
 def test_however_it_falls_the_end_is_kept_and_the_limit_too(pieces: list[bytes], limit: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "output"
-        log = OutputLog(path, limit)
+        log = LogWriter(path, limit)
         for piece in pieces:
             log.write(piece)
             assert sizes(path) <= max(2, limit)
@@ -95,7 +97,7 @@ def sizes(path: Path) -> int:
 
 
 def test_everything_is_there_before_the_line_is_finished_and_before_it_is_closed(path: Path) -> None:
-    log = OutputLog(path, PLENTY)
+    log = LogWriter(path, PLENTY)
     log.write(b"one\ntwo: 10%")
     assert path.read_bytes() == b"one\ntwo: 10%"
     log.write(b"\rtwo: 9%\r")
@@ -105,7 +107,7 @@ def test_everything_is_there_before_the_line_is_finished_and_before_it_is_closed
 
 def test_a_killed_writer_loses_nothing_and_another_goes_on_in_the_same_line(path: Path) -> None:
     program = (
-        "import signal, sys; from stoker.runs.output import OutputLog; log = OutputLog(sys.argv[1], 1000);"
+        "import signal, sys; from stoker.logs.writer import LogWriter; log = LogWriter(sys.argv[1], 1000);"
         r"log.write(b'one\n'); log.write(b'\rtwo: 10%'); print('written', flush=True); signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE) as writer:
@@ -165,7 +167,7 @@ class FullDisk:
 
 def test_a_full_disk_costs_output_and_nothing_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch)
-    log = OutputLog(path, PLENTY)
+    log = LogWriter(path, PLENTY)
     disk.room = 6
     log.write(b"one\ntwo\n")
     assert path.read_bytes() == b"one\ntw"
@@ -182,7 +184,7 @@ def test_a_full_disk_costs_output_and_nothing_else(path: Path, monkeypatch: pyte
 
 def test_a_disk_that_is_full_while_a_line_is_overwritten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch)
-    log = OutputLog(path, PLENTY)
+    log = LogWriter(path, PLENTY)
     log.write(b"one\n10%")
     disk.room = 1
     log.write(b"\r20%")
@@ -194,7 +196,7 @@ def test_a_disk_that_is_full_while_a_line_is_overwritten(path: Path, monkeypatch
 
 def test_a_directory_that_comes_later_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "later" / "output"
-    log = OutputLog(path, PLENTY)
+    log = LogWriter(path, PLENTY)
     log.write(b"lost\n")
     assert log.failure == f"{path} cannot be written: no such file or directory"
     path.parent.mkdir()
@@ -206,7 +208,7 @@ def test_a_directory_that_comes_later_is_waited_for(tmp_path: Path) -> None:
 def test_a_new_file_that_cannot_be_opened_leaves_the_old_one_in_place(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = OutputLog(path, 16)
+    log = LogWriter(path, 16)
     log.write(b"1234567\n")
 
     def refuse(*_: object) -> int:
@@ -222,7 +224,7 @@ def test_a_new_file_that_cannot_be_opened_leaves_the_old_one_in_place(
 
 
 def test_a_file_that_somebody_deleted_is_begun_again(path: Path) -> None:
-    log = OutputLog(path, 16)
+    log = LogWriter(path, 16)
     log.write(b"1234567\n")
     path.unlink()
     log.write(b"one\n")

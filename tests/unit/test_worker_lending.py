@@ -14,13 +14,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stoker.engines.identity import WorkerIdentity
-from stoker.errors import StokerError
-from stoker.logs.remote_file import Mirror
+from stoker.errors import QueueAwayError, StokerError
+from stoker.logs.model import LogChunk
+from stoker.logs.reader import LogFileReader
+from stoker.logs.remote import RemoteLog
+from stoker.logs.writer import LogWriter
 from stoker.queue import Store, init_queue
-from stoker.queue.driver import QueueAwayError
-from stoker.queue.model import LogChunk
-from stoker.runs.output import OutputLog
-from stoker.runs.output_reader import OutputReader
 from stoker.worker import log_streaming as module
 from stoker.worker.log_streaming import LogStreaming
 from tests.support.deep import examples
@@ -326,7 +325,7 @@ def test_a_line_without_an_end_is_no_output_to_lend(stage: Stage, monkeypatch: p
         stage.lend_all(SECOND)
     assert stage.store.log_chunk(run.attempt) is None
     read = [0]
-    monkeypatch.setattr(OutputReader, "read", lambda *_: read.append(1))
+    monkeypatch.setattr(LogFileReader, "read", lambda *_: read.append(1))
     stage.lend_all(SECOND)
     assert read == [0]  # nor is it tried again
 
@@ -336,7 +335,7 @@ def test_a_line_without_an_end_is_no_output_to_lend(stage: Stage, monkeypatch: p
 
 def test_an_output_that_is_rotated_meanwhile_is_lent_whole_and_in_one_edition(stage: Stage) -> None:
     run = stage.wanted()
-    log = OutputLog(run.output, 2 * 60)
+    log = LogWriter(run.output, 2 * 60)
     written = b""
     for number in range(40):
         line = b"line number %d\n" % number
@@ -385,9 +384,9 @@ def test_an_output_that_cannot_be_read_is_taken_back_and_costs_no_other(
 ) -> None:
     bad, good = stage.wanted(b"one\n"), stage.wanted(b"one\n")
     stage.lend_all()
-    read = OutputReader.read
+    read = LogFileReader.read
 
-    def spoilt(reader: OutputReader, most: int | None = None) -> Any:
+    def spoilt(reader: LogFileReader, most: int | None = None) -> Any:
         if reader._newer == bad.output:
             raise error
         return read(reader, most)
@@ -395,7 +394,7 @@ def test_an_output_that_cannot_be_read_is_taken_back_and_costs_no_other(
     for run in (bad, good):
         run.prints(b"two\n")
     with monkeypatch.context() as trouble:
-        trouble.setattr(OutputReader, "read", spoilt)
+        trouble.setattr(LogFileReader, "read", spoilt)
         stage.lend_all(MOMENT)
         assert stage.store.log_chunk(bad.attempt) is None
         stage.lend_all(SECOND)
@@ -468,16 +467,16 @@ def test_an_attempt_that_ends_while_it_is_read_is_complete_only_with_its_last_wo
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = stage.wanted(b"one\n")
-    read = OutputReader.read
+    read = LogFileReader.read
 
-    def and_then_it_ends(reader: OutputReader, most: int | None = None) -> Any:
+    def and_then_it_ends(reader: LogFileReader, most: int | None = None) -> Any:
         piece = read(reader, most)
         run.prints(b"last words\n")
         run.ends()
         return piece
 
     with monkeypatch.context() as patch:
-        patch.setattr(OutputReader, "read", and_then_it_ends)
+        patch.setattr(LogFileReader, "read", and_then_it_ends)
         stage.lend()
     assert (stage.read(run).finished, stage.read(run).is_complete) == (b"one\n", False)
     stage.lend(MOMENT)
@@ -647,9 +646,9 @@ def test_a_mirror_becomes_what_was_printed_whatever_happens_on_the_way(
     # A line that is longer than a file is cut there, and no carriage return overwrites its beginning any more.
     assume(max(map(len, re.split(rb"[\r\n]", b"".join(printed for printed, _ in steps)))) < LIMIT // 2)
     run = lasting.wanted()
-    mirror = Mirror(run.attempt)
+    mirror = RemoteLog(run.attempt)
     follower = Follower(mirror)
-    log, whole = OutputLog(run.output, LIMIT), OutputLog(run.directory / "whole", 10**9)
+    log, whole = LogWriter(run.output, LIMIT), LogWriter(run.directory / "whole", 10**9)
     try:
         is_whole = play(steps, lasting, run, (log, whole), follower)
         run.ends()
@@ -660,7 +659,7 @@ def test_a_mirror_becomes_what_was_printed_whatever_happens_on_the_way(
                 break
         assert mirror.is_complete
         expected = (run.directory / "whole").read_bytes()
-        with contextlib.closing(OutputReader(run.directory)) as fresh:
+        with contextlib.closing(LogFileReader(run.directory)) as fresh:
             assert follower.told.endswith(b"".join(fresh.read()))
         assert expected.endswith(follower.told)
         assert not is_whole or follower.told == expected
@@ -675,7 +674,7 @@ def play(
     steps: list[tuple[bytes, str]],
     stage: Stage,
     run: Run,
-    logs: tuple[OutputLog, OutputLog],
+    logs: tuple[LogWriter, LogWriter],
     follower: "Follower",
 ) -> bool:
     """Whether whoever has read along has all of it."""
@@ -705,10 +704,10 @@ def play(
 class Follower:
     """Reads a mirror as anybody reads an output, and begins anew when it does."""
 
-    def __init__(self, mirror: Mirror) -> None:
+    def __init__(self, mirror: RemoteLog) -> None:
         self._mirror = mirror
         self._edition = ""
-        self._reader: OutputReader | None = None
+        self._reader: LogFileReader | None = None
         self._finished = b""
         self.told = b""
 
@@ -719,7 +718,7 @@ class Follower:
         if self._reader is None or self._mirror.edition != self._edition:
             self.close()
             self._edition, self._finished = self._mirror.edition, b""
-            self._reader = OutputReader(self._mirror.directory)
+            self._reader = LogFileReader(self._mirror.directory)
         finished, unfinished = self._reader.read()
         self._finished += finished
         self.told = self._finished + unfinished

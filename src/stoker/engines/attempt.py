@@ -12,7 +12,6 @@ An attempt's directory is a run's record with this beside it:
 
 import os
 import signal
-import stat
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -176,39 +175,3 @@ def _death(code: int | None) -> str:
         return f"it died of {signal.Signals((code or 0) - 128).name}"
     except ValueError:
         return ""
-
-
-class _Owner(msgspec.Struct):
-    attempt: str
-
-
-def is_output_of(directory: Path, attempt: str) -> bool:
-    """Whether a directory has the log of this attempt.
-
-    Links are not followed, since what they lead to need not be the output of anything. Names of attempts are unique in
-    one queue only, so a directory of another queue's attempt is refused too.
-    """
-    if not stat.S_ISDIR(_mode(directory)):
-        return False
-    modes = [_mode(directory / name) for name in ("output", "output.1")]
-    if not any(modes) or not all(stat.S_ISREG(mode) for mode in modes if mode):
-        return False
-    return _owner(directory) in {None, attempt}
-
-
-def _mode(path: Path) -> int:
-    """0 when there is no such file."""
-    try:
-        return path.lstat().st_mode
-    except OSError:
-        return 0
-
-
-def _owner(directory: Path) -> str | None:
-    """The id of the attempt that it belongs to, if it says so."""
-    for name in (UNDELIVERED, _DELIVERED):
-        try:
-            return msgspec.json.decode((directory / name).read_bytes(), type=_Owner).attempt
-        except (OSError, msgspec.DecodeError):
-            continue
-    return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -11,11 +12,11 @@ import msgspec
 
 from stoker.engines.attempt import AttemptRecord, AttemptResult, AttemptSpec, lease_clock
 from stoker.errors import StokerError
+from stoker.logs.reader import read_tail
 from stoker.procfs import close_inherited_descriptors
 from stoker.queue import QueueAwayError, Store, open_queue
 from stoker.queue.driver import CollisionError
 from stoker.queue.model import AttemptDetails
-from stoker.runs.output import Links, read_tail
 
 # What the queue keeps of a log; the whole is in the file on the machine that ran it.
 TAIL: Final = 64 * 1024
@@ -28,6 +29,15 @@ _BLOCK: Final = 256 * 1024
 # A report is a few pages. One of a job with thousands of processes is complete only on the machine that ran it.
 LONGEST_REPORT: Final = 256 * 1024
 _CUT: Final = "\n\n… (the rest is on the machine that ran it)\n"
+
+# Of a line that has no end, as much as any link is long.
+_LONGEST_REMEMBERED: Final = 4096
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# Up to what cannot be part of a link, which must have come: otherwise the rest of the link may come later.
+_LINK: Final = re.compile(r"https?://[^\s\x00-\x20\x7f\"'<>`]+(?=[\s\x00-\x20\x7f\"'<>`])")
+_WANDB: Final = re.compile(r"https://wandb\.ai/\S+/runs/\S")
+_SAYS_SO: Final = re.compile(r"view run\b", re.IGNORECASE)
 
 
 def deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult) -> bool:
@@ -251,3 +261,29 @@ def _renew(attempt_spec: AttemptSpec) -> Answer:
 def _finish(record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult) -> Answer:
     with open_queue(attempt_spec.queue) as store:
         return Answer(alive=deliver(store, record, attempt_spec, result))
+
+
+class Links:
+    """Finds the page of a run in what the job says: the first link to Weights & Biases, or beside "View run"."""
+
+    def __init__(self) -> None:
+        self._unfinished = ""
+        self._found: str | None = None
+
+    def feed(self, text: str) -> str | None:
+        """The link, as soon as it is complete; what is found first stays. Lines may come in pieces."""
+        if self._found is None:
+            lines = (self._unfinished + text).split("\n")
+            self._unfinished = lines.pop()[-_LONGEST_REMEMBERED:]
+            # The end of a line ends a link.
+            candidates = [*(f"{line}\n" for line in lines if "http" in line), self._unfinished]
+            self._found = next(filter(None, map(_link_in, candidates)), None)
+        return self._found
+
+
+def _link_in(line: str) -> str | None:
+    links = [match[0].rstrip(".,;:!?)]}*") for match in _LINK.finditer(line)]
+    runs = list(filter(_WANDB.match, links))
+    if not runs and _SAYS_SO.search(_COLOURS.sub("", line)):
+        runs = links
+    return runs[0] if runs else None

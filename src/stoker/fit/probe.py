@@ -17,8 +17,8 @@ from stoker.fit.model import ProbeFailedError
 from stoker.fit.rates import Rates
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober, Sampler
+from stoker.logs.writer import LogWriter
 from stoker.runs.loop import CommandHandler, CommandLoop, helpers_of
-from stoker.runs.output import OutputLog
 from stoker.runs.processes.reaper import Failed, Program, Reaper, exit_code, launch
 
 # Peaks of training last for a forward pass: tenths of a second.
@@ -90,7 +90,7 @@ class Probe(CommandHandler[tuple[Ending, int | None]]):
         self._command = command
         self._before = before
         self._rates = rates
-        self._log = OutputLog(log, _LOG_LIMIT)
+        self._log = LogWriter(log, _LOG_LIMIT)
         self._tail = ""
         self._until = stage.limits.pattern()
         self._unfinished = ""

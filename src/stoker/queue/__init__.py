@@ -1,8 +1,8 @@
 """Jobs that wait: the model, and the store in SQLite or PostgreSQL through one code path."""
 
-from stoker.errors import StokerError
+from stoker.errors import QueueAwayError, StokerError
 from stoker.queue.changes import ChangeListener
-from stoker.queue.driver import VERSION, Address, QueueAwayError, queue_address
+from stoker.queue.driver import VERSION, Address, queue_address
 from stoker.queue.entry import new_id
 from stoker.queue.fields import JobSpec, State
 from stoker.queue.model import (

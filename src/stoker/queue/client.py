@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 
-from stoker.errors import BadInputError
+from stoker.errors import BadInputError, QueueAwayError
 from stoker.queue import open_or_create
 from stoker.queue.commands import check_command, wants_batch_size
-from stoker.queue.driver import QueueAwayError
 from stoker.queue.fields import FIELDS, JobSpec, State, editable, spec_of
 from stoker.queue.model import ENDED, Job, Order
 from stoker.queue.provenance import check_environment, kept_environment, submitted_from

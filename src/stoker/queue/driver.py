@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from stoker.errors import BadInputError, StokerError
+from stoker.errors import BadInputError
 from stoker.masking import without_passwords
 from stoker.paths import state_home
 from stoker.queue.changes import ChangeListener
@@ -25,10 +25,6 @@ VERSION: Final = 8
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+]*):(//)?", re.IGNORECASE)
 _HEADER: Final = re.compile(r"^-- (.+) --$", re.MULTILINE)
 _MACRO: Final = re.compile(r"\{(\w+)(?: (\w+))?\}")
-
-
-class QueueAwayError(StokerError):
-    """The database does not answer now; later it may. What was asked may or may not have been done."""
 
 
 class CollisionError(Exception):

@@ -6,8 +6,9 @@ that has it brings it piece by piece, and all of it goes again when nobody wants
 
 from typing import Final
 
+from stoker.logs.model import LogChunk
 from stoker.queue.driver import Driver, Parameters, Row
-from stoker.queue.model import LogChunk, LogRequest
+from stoker.queue.model import LogRequest
 
 # In seconds: what was lent to its end is still there for a reader that comes soon after another one.
 KEPT: Final = 60.0

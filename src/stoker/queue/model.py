@@ -195,26 +195,6 @@ class LogRequest(NamedTuple):
     """What readers have of it now; empty when they have none."""
 
 
-class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of an output, on its way to whoever wants it."""
-
-    edition: str
-    """Another one begins anew, and may have other lines."""
-    start: int
-    """Where it begins among all finished lines, in bytes."""
-    finished: bytes = b""
-    unfinished: bytes = b""
-    """The line after them, as it is now."""
-    is_behind: bool = False
-    """Whether there is more to be had at once."""
-    is_complete: bool = False
-    """Whether the attempt has ended, and this is the last of it."""
-
-    @property
-    def size(self) -> int:
-        return self.start + len(self.finished)
-
-
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What one GPU did in one minute."""
 

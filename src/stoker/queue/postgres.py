@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from stoker.errors import StokerError
+from stoker.errors import QueueAwayError, StokerError
 from stoker.masking import without_passwords
 from stoker.queue.changes import ChangeListener
-from stoker.queue.driver import VERSION, Address, CollisionError, Parameters, QueueAwayError, Row, schema, statements
+from stoker.queue.driver import VERSION, Address, CollisionError, Parameters, Row, schema, statements
 
 if TYPE_CHECKING:
     import psycopg

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from stoker.errors import StokerError
+from stoker.errors import QueueAwayError, StokerError
 from stoker.inotify import MOVED_AWAY, NO_LONGER_WATCHED, REMOVED, TOUCHED, Inotify
 from stoker.paths import open_privately, private_directory
 from stoker.procfs import boot_id
@@ -18,7 +18,6 @@ from stoker.queue.driver import (
     Address,
     CollisionError,
     Parameters,
-    QueueAwayError,
     Row,
     schema,
     script,

@@ -11,6 +11,7 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
+from stoker.logs.model import LogChunk
 from stoker.queue import feeding, listing, log_streams
 from stoker.queue.attempt_details import AttemptDetailsTable
 from stoker.queue.changes import ChangeListener, NotifyThrottle
@@ -29,7 +30,6 @@ from stoker.queue.model import (
     Failure,
     GpuUse,
     Job,
-    LogChunk,
     LogRequest,
     NoSuchJobError,
     Order,

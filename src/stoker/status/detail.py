@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from stoker.logs.readers import directory_of, has_output
+from stoker.logs.reader import attempt_directory, has_log
 from stoker.queue.explanation import Surroundings, Why, explain, gpu_names
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, Job
@@ -90,14 +90,14 @@ def _attempts(
     told = []
     for attempt in attempts:
         worker = workers.get(attempt.worker)
-        directory = directory_of(home, attempt)
+        directory = attempt_directory(home, attempt)
         told.append(
             AttemptDetail(
                 attempt=attempt,
                 host=worker.host if worker is not None else f"worker {attempt.worker}",
                 gpus=tuple(gpu_names(attempt.gpus, worker)),
                 details=_with_record(store.details(attempt.id) or _NOTHING_FOUND, directory),
-                whole_here=has_output(directory),
+                whole_here=has_log(directory),
             )
         )
     return tuple(told)

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from stoker.logs.readers import directory_of, has_output
+from stoker.logs.reader import local_tail
+from stoker.logs.terminal import plain_text
 from stoker.queue.model import Attempt
-from stoker.runs.output import read_tail
-from stoker.runs.transcript import harmless
 from stoker.status.model import Progress
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class _Part(NamedTuple):
 
 def progress_in(text: str) -> Progress | None:
     """The last that the text tells, or None when it tells of none."""
-    lines = [line for line in harmless(text).split("\n") if line.strip()]
+    lines = [line for line in plain_text(text).split("\n") if line.strip()]
     recent = lines[-_MOST_LINES:]
     for number, line in reversed(list(enumerate(recent))):
         if len(line) <= _LONGEST_LINE and _COULD_BE.search(line):
@@ -267,15 +266,12 @@ class LastOutputs:
 
     def words(self, store: "Store", attempts: Sequence[Attempt]) -> dict[str, LastOutput]:
         """By the ids of the attempts."""
-        here = {attempt.id: text for attempt in attempts if (text := self._in_file(attempt)) is not None}
+        here = {
+            attempt.id: text for attempt in attempts if (text := local_tail(self._home, attempt, TAIL_SIZE)) is not None
+        }
         elsewhere = self._in_queue(store, [attempt.id for attempt in attempts if attempt.id not in here])
         self._heard = {name: self._understood(name, text) for name, text in (*elsewhere.items(), *here.items())}
         return {name: words for name, (_text, words) in self._heard.items()}
-
-    def _in_file(self, attempt: Attempt) -> str | None:
-        """None when it does not run here."""
-        directory = directory_of(self._home, attempt)
-        return read_tail(directory / "output", TAIL_SIZE) if has_output(directory) else None
 
     def _in_queue(self, store: "Store", attempts: Iterable[str]) -> Mapping[str, str]:
         wanted = frozenset(attempts)
@@ -290,6 +286,6 @@ class LastOutputs:
 
 
 def last_output(text: str) -> LastOutput:
-    lines = [line for line in harmless(text).split("\n") if line.strip()]
+    lines = [line for line in plain_text(text).split("\n") if line.strip()]
     last = lines[-1].strip() if lines else ""
     return LastOutput(progress_in(text), last if len(last) <= _LAST_LINE_WIDTH else f"{last[: _LAST_LINE_WIDTH - 1]}…")

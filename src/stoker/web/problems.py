@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from stoker.errors import BadInputError, StokerError
-from stoker.queue.driver import QueueAwayError
+from stoker.errors import BadInputError, QueueAwayError, StokerError
 
 MEDIA_TYPE: Final = "application/problem+json"
 # What no person looks at, also when a browser asks for it.

@@ -6,14 +6,15 @@ import time
 from pathlib import Path
 from typing import Final
 
-from stoker.engines.attempt import AttemptRecord, is_output_of
+from stoker.engines.attempt import AttemptRecord
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import StokerError
+from stoker.logs.model import LogChunk
+from stoker.logs.reader import LogFileReader, is_log_of
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
 from stoker.queue.log_streams import KEPT
-from stoker.queue.model import LogChunk, LogRequest
-from stoker.runs.output_reader import OutputReader
+from stoker.queue.model import LogRequest
 
 # Whether there is something to lend is asked no more often than this, however often the bell rings.
 _ASK_EVERY: Final = 1.0
@@ -111,7 +112,7 @@ class LogStreaming:
             if attempt in self._lenders or attempt in self._refused or not self._has_room():
                 continue
             directory = self._identity.directory_of(one.job, one.number)
-            if is_output_of(directory, attempt):
+            if is_log_of(directory, attempt):
                 self._lenders[attempt] = _Lender(one, directory)
         # Without a ring, only the end of what is wanted is to be noticed.
         self._ask_at = self._asked + _ASK_EVERY if wanted else math.inf
@@ -133,7 +134,7 @@ class _Lender:
     def __init__(self, wanted: LogRequest, directory: Path) -> None:
         self._attempt = wanted.attempt
         self._record = AttemptRecord(directory)
-        self._reader = OutputReader(directory)
+        self._reader = LogFileReader(directory)
         self._edition = os.urandom(8).hex()
         self._told: LogChunk | None = None
         self.due = 0.0

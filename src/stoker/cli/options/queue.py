@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import click
 
+from stoker.errors import QueueAwayError
 from stoker.paths import tighten_queue
-from stoker.queue.driver import QueueAwayError
 from stoker.settings import load_settings
 from stoker.streams import warn
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.fit.model import Fitted, ProbeOutcome
-from stoker.logs.readers import directory_of
+from stoker.logs.reader import attempt_directory
 from stoker.masking import masked, masked_actions, masked_command, masked_environment
 from stoker.paths import state_home
 from stoker.queue.explanation import Surroundings, Why, gpu_names
@@ -84,7 +84,7 @@ class JobText(msgspec.Struct, frozen=True):
 
 def job_page(store: "Store", job: Job) -> JobText:
     attempts = store.attempts(job.id)
-    last = directory_of(state_home(), attempts[-1]) if attempts else None
+    last = attempt_directory(state_home(), attempts[-1]) if attempts else None
     return JobText(
         job=job,
         attempts=attempts,

@@ -15,14 +15,13 @@ from rich.text import Text
 from stoker.cli.top.screen import TopView, chosen, cut, frame, last_line, progress_bar, selected
 from stoker.cli.top.terminal import HELP, TopTerminal
 from stoker.errors import BadInputError, StokerError
-from stoker.logs.readers import directory_of, has_output
+from stoker.logs.reader import local_tail
+from stoker.logs.terminal import plain_text
 from stoker.queue.explanation import clock_time, spoken
 from stoker.queue.model import Attempt, Job
 from stoker.queue.provenance import login_name
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, label, moving, why_not_any_more
 from stoker.queue.store import Store
-from stoker.runs.output import read_tail
-from stoker.runs.transcript import harmless
 from stoker.status.detail import AttemptDetail, JobDetail, read_detail
 from stoker.status.health import without_queue
 from stoker.status.job_text import command_text, job_label, one_line
@@ -296,9 +295,9 @@ _MOST_ATTEMPTS: Final = 5
 
 def last_words(store: "Store", home: Path, attempt: Attempt) -> list[str]:
     """The lines at the end of its output, without anything that could speak to the terminal."""
-    directory = directory_of(home, attempt)
-    text = read_tail(directory / "output", _TAIL) if has_output(directory) else store.log(attempt.id)[-_TAIL:]
-    return [one_line(line) for line in harmless(text).rstrip("\n").split("\n")]
+    text = local_tail(home, attempt, _TAIL)
+    text = store.log(attempt.id)[-_TAIL:] if text is None else text
+    return [one_line(line) for line in plain_text(text).rstrip("\n").split("\n")]
 
 
 def detail_frame(detail: JobDetail, output: Sequence[str], view: TopView, width: int, height: int) -> list[Text]:

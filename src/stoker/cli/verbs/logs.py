@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -11,8 +12,10 @@ from stoker.cli.options.selection import JobName
 from stoker.errors import BadInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stoker.cli.tables.log import LogScreen
-    from stoker.logs.readers import Piece
+    from stoker.logs.model import LogUpdate
     from stoker.queue import Attempt, Job, Store
 
 
@@ -64,10 +67,10 @@ def _attempt(store: "Store", job: "Job", number: int | None) -> "Attempt | None"
 
 def _follow(store: "Store", job: "Job", attempt: "Attempt | None", lines: int | None, as_json: bool) -> None:
     from stoker.cli.options.queue import Listener
-    from stoker.cli.tables.follow import Follower
+    from stoker.cli.tables.log import JobFollower
 
     with Listener(store) as listener:
-        follower = Follower(store, listener, _screen(job, as_json), lines)
+        follower = JobFollower(store, listener, _screen(job, as_json), lines)
         if attempt is None:
             follower.follow_job(job)
         else:
@@ -83,51 +86,58 @@ def _screen(job: "Job", as_json: bool) -> "LogScreen":
 
 
 def _print(store: "Store", attempt: "Attempt", lines: int | None, as_json: bool) -> None:
-    from stoker.cli.tables.follow import say_it_is_the_end
+    from stoker.cli.tables.log import PipeScreen, TerminalScreen, end_line, note_tail
+    from stoker.logs.model import LogUpdate
 
-    (finished, unfinished), is_all = _read(store, attempt, lines)
-    text = finished + unfinished
-    if not is_all:
-        say_it_is_the_end(store, attempt)
-    if as_json:
-        whole = is_all and lines is None
-        told = {"job": attempt.job, "attempt": attempt.number, "whole": whole, "text": text.decode(errors="replace")}
-        _print_json(told)
+    collected: list[bytes] = []
+    unfinished = b""
+    screen = None if as_json else TerminalScreen() if sys.stdout.isatty() else PipeScreen()
+    is_whole = True
+    for update, is_tail in _updates(store, attempt, lines):
+        if is_tail and is_whole:
+            note_tail(store, attempt)
+            is_whole = False
+        unfinished = update.unfinished
+        if screen is None:
+            collected.append(update.finished)
+        else:
+            screen.show(LogUpdate(update.finished, b""))
+    if screen is not None:
+        screen.show(end_line(LogUpdate(b"", unfinished)))
         return
-    sys.stdout.buffer.write(text)
-    if unfinished:
-        sys.stdout.buffer.write(b"\n")
-    sys.stdout.buffer.flush()
+    text = b"".join([*collected, unfinished]).decode(errors="replace")
+    whole = is_whole and lines is None
+    _print_json({"job": attempt.job, "attempt": attempt.number, "whole": whole, "text": text})
 
 
-def _read(store: "Store", attempt: "Attempt", lines: int | None) -> tuple["Piece", bool]:
-    """What it printed, and whether that is all that was asked for."""
-    from stoker.logs.readers import directory_of, has_output, last_lines, reader_of
+def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator[tuple[LogUpdate, bool]]":
+    """What there is now, in steps, and whether it is only the tail."""
+    from stoker.cli.tables.log import last_of
+    from stoker.logs.follow import LogFollower
+    from stoker.logs.reader import attempt_directory, has_log, stored_lines
     from stoker.paths import state_home
+    from stoker.queue.store import LAST_WITHIN
 
-    is_here = has_output(directory_of(state_home(), attempt))
-    if is_here:
+    if has_log(attempt_directory(state_home(), attempt)):
         store.wait_for_log(attempt.id)
-    if lines is not None and not is_here and (kept := _kept_lines(store, attempt, lines)) is not None:
-        return kept, True
-    reader = reader_of(store, state_home(), attempt)
+    elif lines is not None and attempt.ended is not None and store.clock() - attempt.ended >= LAST_WITHIN:
+        # The tail may have enough lines: then nothing need be streamed.
+        stored = stored_lines(store.log(attempt.id), lines)
+        if stored is not None:
+            yield stored, False
+            return
+    follower = LogFollower(attempt, state_home(), continuous=True, complete=True)
     try:
-        piece = reader.read()
-        return last_lines(piece, lines), reader.is_whole
+        while True:
+            update = follower.read(store)
+            if lines is not None and any(update):
+                update = last_of(follower, store, lines, update)
+            yield update, follower.source == "tail" and any(update)
+            if follower.is_caught_up:
+                return
+            time.sleep(follower.pause())
     finally:
-        reader.close()
-
-
-def _kept_lines(store: "Store", attempt: "Attempt", count: int) -> "Piece | None":
-    """The last so many lines of an attempt that has ended, if the queue has them: then nobody need lend it all."""
-    from stoker.logs.readers import LAST_WITHIN, TailReader, last_lines
-
-    if attempt.ended is None or store.clock() - attempt.ended < LAST_WITHIN:
-        return None
-    end = TailReader(lambda: store.log(attempt.id)).read()
-    # One more: the first line there may lack its beginning.
-    has_enough = end.finished.count(b"\n") + bool(end.unfinished) > count
-    return last_lines(end, count) if has_enough else None
+        follower.close()
 
 
 def _nothing_yet(store: "Store", job: "Job", as_json: bool) -> None:

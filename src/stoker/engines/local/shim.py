@@ -42,11 +42,12 @@ from stoker.fit.model import Fitted
 from stoker.fit.spec import smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
+from stoker.logs.reader import read_tail
+from stoker.logs.writer import LogWriter
 from stoker.procfs import identify
 from stoker.rules.registry import in_words
 from stoker.rules.rule import Verdict
 from stoker.runs.loop import helpers_of, is_from_job
-from stoker.runs.output import OutputLog, read_tail
 from stoker.runs.plan import Plan
 from stoker.runs.processes.reaper import Reaper, fork_reaper
 from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
@@ -332,7 +333,7 @@ class _Supervision:
 
     def _note_in_output(self, sentence: str) -> None:
         """Between runs nobody keeps what is said: it is written where the job's own words go."""
-        log = OutputLog(self._record.output, self._attempt_spec.log_limit)
+        log = LogWriter(self._record.output, self._attempt_spec.log_limit)
         log.write(f"stoker: {sentence}\n".encode(errors="replace"))
         log.close()
 

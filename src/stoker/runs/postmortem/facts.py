@@ -9,10 +9,10 @@ import msgspec
 from stoker.gpus.model import Gpu, Look, Maybe, Reading, Unknown, known
 from stoker.gpus.report import BUSY_FROM
 from stoker.rules.rule import Verdict
+from stoker.runs.postmortem.outputs import Output
 from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.stacks import Stack, Thread
 from stoker.runs.record import Ending
-from stoker.runs.transcript import Output
 
 # What the supervisor itself said meanwhile; after a question without a line end it stands in the same line.
 _OWN_WORDS: Final = re.compile(r"\bstoker: .*\n?")

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from stoker.gpus.model import Unknown, known
+from stoker.logs.terminal import plain_line
 from stoker.runs.postmortem.causes import CAUSES, COLLECTIVE, EXIT, LOADER, PERSON, cause_of, own_call, waits_for_work
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.stacks import NOT_INSTALLED, NOT_PYTHON, Thread
 from stoker.runs.postmortem.text import clipped, code, listed, prose, shown_frame
-from stoker.runs.transcript import one_line
 from stoker.units import format_memory
 
 # What a person reads on a phone before giving up.
@@ -103,7 +103,7 @@ def options_of(facts: RunFacts) -> _Options:
 def _again_with(facts: RunFacts, options: str) -> Iterator[str]:
     """How a queued job is given other options: it is changed, and queued again."""
     if facts.job is not None:
-        job = one_line(facts.job)
+        job = plain_line(facts.job)
         yield f"{code(f'stoker edit {job} {options}')}, then {code(f'stoker retry {job}')}."
 
 
@@ -144,13 +144,13 @@ def _paused(facts: RunFacts) -> Iterator[Hint]:
 def _waits_for_a_person(facts: RunFacts) -> Iterator[Hint]:
     at_terminal = [m for m in facts.processes if known(m.call) and _TERMINAL.search(m.call)]
     last_lines = [text.rstrip().rpartition(_LINE_END)[2] for text in facts.words()]
-    question = next((line for line in last_lines if _PROMPT.search(one_line(line))), None)
+    question = next((line for line in last_lines if _PROMPT.search(plain_line(line))), None)
     in_debugger = any(cause_of(thread) is PERSON for _, thread in facts.main_threads())
     if not (at_terminal or question or in_debugger):
         return
     steps = [f"{_named(at_terminal)} reads from the terminal."] if at_terminal else []
     if question:
-        steps.append(f"Its last output is a question: {code(clipped(one_line(question), 80))}.")
+        steps.append(f"Its last output is a question: {code(clipped(plain_line(question), 80))}.")
     yield Hint(PERSON.title, (*steps, *PERSON.steps))
 
 
@@ -207,13 +207,13 @@ def _in_its_output(facts: RunFacts) -> Iterator[Hint]:
             if match := clue.words.search(text):
                 before, after = text[: match.end()], text[match.end() :]
                 line = f"{before.rpartition(_LINE_END)[2]}{after.partition(_LINE_END)[0]}"
-                yield Hint(clue.title, (code(clipped(one_line(line), 120)), clue.step))
+                yield Hint(clue.title, (code(clipped(plain_line(line), 120)), clue.step))
                 return
     for text in facts.words():
         if _TRACEBACK in text:
             # The lines of a traceback are indented; the first that is not says what was wrong.
             error = _UNINDENTED.search(text.rpartition(_TRACEBACK)[2])
-            last = code(clipped(one_line(error[0]), 120)) if error else "It is at the end of this page."
+            last = code(clipped(plain_line(error[0]), 120)) if error else "It is at the end of this page."
             yield Hint(
                 "Its last output has an error in it",
                 (last, "If others go on after one process failed, they wait for it for ever: begin with this error."),

@@ -14,6 +14,7 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.gpus.model import Gpu, Maybe, Reading, Unknown, known
 from stoker.gpus.report import describe, title
+from stoker.logs.terminal import plain_line, plain_text
 from stoker.masking import masked_command
 from stoker.rules.idle import DEFAULT_WINDOW
 from stoker.rules.registry import policies_of
@@ -21,6 +22,7 @@ from stoker.rules.rule import DEFAULT_EVERY, Verdict
 from stoker.runs.journal import Journal
 from stoker.runs.postmortem.facts import RunFacts, its_own
 from stoker.runs.postmortem.hints import hints
+from stoker.runs.postmortem.outputs import Output, last_lines, last_outputs
 from stoker.runs.postmortem.processes import read_processes
 from stoker.runs.postmortem.stacks import collect_stacks
 from stoker.runs.postmortem.text import (
@@ -37,7 +39,6 @@ from stoker.runs.postmortem.text import (
 )
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.record import Ending, Record, Status
-from stoker.runs.transcript import Output, harmless, last_lines, last_outputs, one_line
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration, format_memory
 from stoker.version import __version__
@@ -178,9 +179,9 @@ def brief(facts: RunFacts, path: str | None = None) -> str:
     rest += [f"perhaps: {hint.title}" for hint in hints(facts)[:2]]
     if facts.left:
         rest.append(f"still there: {listed(list(facts.left), most=3)}")
-    lines = [clipped(one_line(first), BRIEF_WIDTH), *(f"  {clipped(one_line(line), BRIEF_WIDTH)}" for line in rest)]
+    lines = [clipped(plain_line(first), BRIEF_WIDTH), *(f"  {clipped(plain_line(line), BRIEF_WIDTH)}" for line in rest)]
     # A path that is cut off leads nowhere.
-    return "\n".join([*lines, *([f"  report: {one_line(path)}"] if path else [])])
+    return "\n".join([*lines, *([f"  report: {plain_line(path)}"] if path else [])])
 
 
 def _title(facts: RunFacts) -> str:
@@ -235,7 +236,7 @@ def _remarks(facts: RunFacts) -> Iterator[str]:
 
 def _output(facts: RunFacts) -> str:
     """What it wrote to each place, said by name, and why the rest is not here."""
-    texts = {output: harmless(output.text) for output in facts.outputs if known(output.text)}
+    texts = {output: plain_text(output.text) for output in facts.outputs if known(output.text)}
     quoted = [output for output, text in texts.items() if its_own(text).strip()]
     lines = max(OUTPUT_LINES // max(len(quoted), 1), FEWEST_LINES)
     parts = []

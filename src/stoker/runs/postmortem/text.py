@@ -7,12 +7,12 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stoker.gpus.model import Look, Maybe, Unknown, known
+from stoker.logs.terminal import plain_line, plain_text
 from stoker.masking import masked_command
 from stoker.runs.postmortem.causes import cause_of, own_call, waits_for_work
 from stoker.runs.postmortem.facts import RunFacts
 from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.stacks import Frame, Thread
-from stoker.runs.transcript import harmless, one_line
 from stoker.units import format_duration, format_memory, format_percent
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ _SHORTEST_FENCE: Final = 3
 
 def prose(text: str) -> str:
     """A piece of a sentence, on one line."""
-    return _FIRST.sub(r"\g<1>\\", _MARKUP.sub(r"\\\g<0>", one_line(text)))
+    return _FIRST.sub(r"\g<1>\\", _MARKUP.sub(r"\\\g<0>", plain_line(text)))
 
 
 def code(text: str) -> str:
     """A piece of a sentence that is a name or a command, on one line."""
-    shown = one_line(text)
+    shown = plain_line(text)
     if not shown:
         return "(empty)"
     ticks = "`" * (_longest_run(shown) + 1)
@@ -45,7 +45,7 @@ def code(text: str) -> str:
 
 def block(text: str) -> str:
     """Lines that stand as they are, between fences that no line of them can end."""
-    shown = harmless(text).strip("\n")
+    shown = plain_text(text).strip("\n")
     fence = "`" * max(_longest_run(shown) + 1, _SHORTEST_FENCE)
     return f"{fence}text\n{shown}\n{fence}"
 
@@ -154,15 +154,15 @@ def _nested(processes: Sequence[ProcessInfo]) -> Iterator[tuple[ProcessInfo, int
 
 def _row(process: ProcessInfo, depth: int, directory: str) -> str:
     indent = f"{' ' * (min(depth, 8) - 1)}└ " if depth else ""
-    command = _short_command(process.command, directory) if known(process.command) else f"[{one_line(process.name)}]"
+    command = _short_command(process.command, directory) if known(process.command) else f"[{plain_line(process.name)}]"
     memory = format_memory(process.memory).replace(" ", "").removesuffix("iB").removesuffix("B")
-    columns = f"{process.pid:>7} {one_line(process.state)} {format_duration(process.cpu):>5} {memory:>4}"
+    columns = f"{process.pid:>7} {plain_line(process.state)} {format_duration(process.cpu):>5} {memory:>4}"
     return clipped(f"{columns}  {indent}{command}", TREE_WIDTH)
 
 
 def _short_command(command: str, directory: str) -> str:
     """Without the folders that a person knows anyway: `python train.py`."""
-    program, _, arguments = one_line(masked_command(command)).partition(" ")
+    program, _, arguments = plain_line(masked_command(command)).partition(" ")
     shown = f"{program.rpartition('/')[2]} {arguments}".rstrip()
     return shown.replace(f" {directory.rstrip('/')}/", " ") if directory.rstrip("/") else shown
 
@@ -192,7 +192,7 @@ def _group(facts: RunFacts, threads: Sequence[Thread], pids: Sequence[int]) -> s
 
 def _heading(pids: Sequence[int], processes: Sequence[ProcessInfo]) -> str:
     names = list(dict.fromkeys(process.name for process in processes))
-    named = f" ({code(clipped(one_line(names[0]), 30))})" if len(names) == 1 else ""
+    named = f" ({code(clipped(plain_line(names[0]), 30))})" if len(names) == 1 else ""
     if len(pids) == 1:
         return f"Process {pids[0]}{named}"
     return f"{len(pids)} processes{named}: {listed([str(pid) for pid in pids])}"
@@ -213,8 +213,8 @@ def _threads(threads: Sequence[Thread], directory: str) -> Iterator[str]:
 
 
 def _thread_names(alike: Sequence[Thread]) -> str:
-    names = listed([one_line(thread.name) or "a thread without a name" for thread in alike], most=3)
-    return f"{names} ({one_line(alike[0].status)})" if len(alike) == 1 else f"{len(alike)} threads: {names}"
+    names = listed([plain_line(thread.name) or "a thread without a name" for thread in alike], most=3)
+    return f"{names} ({plain_line(alike[0].status)})" if len(alike) == 1 else f"{len(alike)} threads: {names}"
 
 
 def _calls(thread: Thread, directory: str) -> Iterator[str]:
@@ -228,7 +228,7 @@ def _calls(thread: Thread, directory: str) -> Iterator[str]:
         if place > before + 1:
             yield f"  … {place - before - 1} more"
         mark = ">" if frames[place].own else " "
-        yield clipped(f"{mark} {one_line(shown_frame(frames[place], directory))}", FRAME_WIDTH)
+        yield clipped(f"{mark} {plain_line(shown_frame(frames[place], directory))}", FRAME_WIDTH)
     if rest := len(frames) - 1 - max(kept, default=len(frames) - 1) + thread.cut:
         yield f"  … {rest} more"
 

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, TypeAlias
 
+from stoker.logs.writer import LogWriter
 from stoker.procfs import Identity, identify, stat
-from stoker.runs.output import OutputLog
 from stoker.runs.processes.cgroup import Cgroup, NoCgroupError
 from stoker.runs.processes.reaper_process import (
     DEADLINE_PASSED,
@@ -478,7 +478,7 @@ class Reaper:
         """The last words of a job whose reaper was killed are still in the pipe."""
         if self.output is None or self._request is None or self._request.log is None:
             return
-        log = OutputLog(self._request.log, self._request.log_limit)
+        log = LogWriter(self._request.log, self._request.log_limit)
         with contextlib.suppress(BlockingIOError):
             while True:
                 log.write(os.read(self.output[0], 65536))

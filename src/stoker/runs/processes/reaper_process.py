@@ -16,8 +16,8 @@ import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from stoker.logs.writer import LogWriter
 from stoker.procfs import Identity, close_inherited_descriptors, identify, stat
-from stoker.runs.output import OutputLog
 from stoker.runs.processes.cgroup import Cgroup
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.processes.spawn import CannotStartError, Program, spawn, start
@@ -113,7 +113,7 @@ class ReaperProcess:
         self._withdrawn = False
         # Who is moved out later, by a stop, is given no other job.
         self._is_inside = setup.cgroup is None
-        self._log: OutputLog | None = None
+        self._log: LogWriter | None = None
         self._room = select.poll()
         self._room.register(setup.report, select.POLLOUT)
         # Readable when a child ended or the job printed something.
@@ -155,7 +155,7 @@ class ReaperProcess:
             self._log.close()
             self._log = None
         if self._setup.output is not None and request.log is not None:
-            self._log = OutputLog(request.log, request.log_limit)
+            self._log = LogWriter(request.log, request.log_limit)
             program = program._replace(output=self._setup.output[1])
         try:
             self._job = self._start(program)

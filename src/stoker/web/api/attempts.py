@@ -3,8 +3,7 @@
 import asyncio
 import codecs
 from collections import deque
-from collections.abc import AsyncIterator
-from pathlib import Path as FilePath
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -12,15 +11,14 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from stoker.logs.html_lines import STEP, place_of
-from stoker.logs.readers import LAST_WITHIN, OutputReader, Piece, TailReader, last_lines
+from stoker.logs.model import LogUpdate
+from stoker.logs.reader import TailReader, last_lines, stored_lines
 from stoker.queue.model import Attempt, Cause
-from stoker.queue.store import SECONDS_BETWEEN_LOOKS, Store
+from stoker.queue.store import LAST_WITHIN, SECONDS_BETWEEN_LOOKS, Store
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
 from stoker.web.app_state import AppState, app_state_of
-from stoker.web.log_channel import Channels
-from stoker.web.logs import channels_of, find_output, output_of
+from stoker.web.logs import channels_of, log_response
 from stoker.web.pagination import TEXT, answer, found, problems_listed, text_listed
 from stoker.web.problems import NotFoundError
 
@@ -77,9 +75,7 @@ async def list_attempts(request: Request, job: JobId) -> Response:
         return made, hosts, store.causes([attempt.id for attempt in made])
 
     made, hosts, causes = await app_state.pool.ask(attempts)
-    here = await channels_of(request).in_thread(
-        lambda: {attempt.id for attempt in made if place_of(app_state.config.home, attempt) is not None}
-    )
+    here = await channels_of(request).local(made, app_state.config.home)
     return answer(
         AttemptList(
             items=[
@@ -119,64 +115,55 @@ async def get_log(
     """All of it, from whatever machine has it; where that is gone, its end, which the queue keeps."""
     app_state, channels = app_state_of(request), channels_of(request)
     attempt = await app_state.pool.ask(lambda store: _attempt(store, job, number))
-    if await channels.in_thread(lambda: place_of(app_state.config.home, attempt)) is not None:
+    is_here = bool(await channels.local([attempt], app_state.config.home))
+    if is_here:
         while await app_state.pool.ask(lambda store: store.is_log_late(attempt.id)):
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-    if lines is not None and (kept := await _kept_lines(app_state, channels, attempt, lines)) is not None:
-        return kept
-    whole = await find_output(app_state, channels, attempt)
-    if whole is None:
-        tail = await app_state.pool.ask(lambda store: store.log(attempt.id))
-        return _text(last_lines(TailReader(lambda: tail).read(), lines), "end")
     if lines is None:
-        text = _decoded(output_of(channels, whole))
-        return StreamingResponse(text, headers={EXTENT: "whole"}, media_type=TEXT)
-    try:
-        return _text(last_lines(await channels.in_thread(lambda: _end_of(whole.directory)), lines), "whole")
-    finally:
-        whole.close()
+        response = await log_response(app_state, channels, attempt, {"Content-Type": TEXT})
+        if isinstance(response, StreamingResponse):
+            response.body_iterator = _decoded(response.body_iterator)
+        return response
+    if not is_here and (stored := await _stored_lines(app_state, attempt, lines)) is not None:
+        return _text(stored, "end")
+    async with channels.whole(attempt, app_state) as whole:
+        if whole is None:
+            tail = await app_state.pool.ask(lambda store: store.log(attempt.id))
+            return _text(last_lines(TailReader(lambda: tail).read(), lines), "end")
+        return _text(last_lines(await _end_of(whole), lines), "whole")
 
 
-async def _kept_lines(app_state: AppState, channels: Channels, attempt: Attempt, count: int) -> Response | None:
-    """The last lines of an output elsewhere, if the queue has so many: then nobody need bring all of it."""
-    if await channels.in_thread(lambda: place_of(app_state.config.home, attempt)) is not None:
-        return None
+async def _stored_lines(app_state: AppState, attempt: Attempt, count: int) -> LogUpdate | None:
+    """The last lines from the tail in the queue, unless its end may still be missing."""
     tail, now = await app_state.pool.ask(lambda store: (store.log(attempt.id), store.clock()))
-    if attempt.ended is not None and now - attempt.ended < LAST_WITHIN:
-        return None
-    # One more: the first line there may lack its beginning.
-    return _text(last_lines(TailReader(lambda: tail).read(), count), "end") if tail.count("\n") > count else None
+    is_old = attempt.ended is None or now - attempt.ended >= LAST_WITHIN
+    return stored_lines(tail, count) if is_old else None
 
 
-def _text(piece: Piece, extent: str) -> Response:
-    text = (piece.finished + piece.unfinished).decode(errors="replace")
+def _text(update: LogUpdate, extent: str) -> Response:
+    text = (update.finished + update.unfinished).decode(errors="replace")
     return Response(text, headers={EXTENT: extent}, media_type=TEXT)
 
 
-async def _decoded(output: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """It is said to be UTF-8, whatever the job wrote; a letter may be cut between two pieces."""
+async def _decoded(output: AsyncIterable[str | bytes | memoryview]) -> AsyncIterator[str]:
+    """Valid UTF-8, whatever the job wrote; a character may be cut between two chunks."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    async for piece in output:
-        yield decoder.decode(piece)
+    async for chunk in output:
+        yield decoder.decode(chunk.encode() if isinstance(chunk, str) else bytes(chunk))
     yield decoder.decode(b"", final=True)
 
 
-def _end_of(directory: FilePath) -> Piece:
-    """The last part of an output, from the beginning of a line on."""
-    reader = OutputReader(directory)
+async def _end_of(whole: AsyncIterator[LogUpdate]) -> LogUpdate:
+    """The last part of a log, from the beginning of a line."""
     blocks: deque[bytes] = deque()
-    size = 0
-    try:
-        while True:
-            piece = reader.read(STEP)
-            blocks.append(piece.finished)
-            size += len(piece.finished)
-            while size - len(blocks[0]) >= LONGEST_END:
-                size -= len(blocks.popleft())
-            if not reader.is_behind:
-                return Piece(b"".join(blocks), piece.unfinished)
-    finally:
-        reader.close()
+    size, unfinished = 0, b""
+    async for update in whole:
+        unfinished = update.unfinished
+        blocks.append(update.finished)
+        size += len(update.finished)
+        while size - len(blocks[0]) >= LONGEST_END:
+            size -= len(blocks.popleft())
+    return LogUpdate(b"".join(blocks), unfinished)
 
 
 @router.get(

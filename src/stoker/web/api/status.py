@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.queue.driver import QueueAwayError
+from stoker.errors import QueueAwayError
 from stoker.queue.store import Store
 from stoker.status.model import Snapshot
 from stoker.web.api.bodies import DismissBody

@@ -131,7 +131,7 @@
 
     function began({ from, whole }) {
       const host = picker.selectedOptions[0]?.dataset.host;
-      if (!whole) note.textContent = `This is the end of the output, as the queue keeps it. The whole is on ${host || "the machine that ran it"}.`;
+      if (!whole) note.textContent = `This is the end of the log, as the queue keeps it. The whole log is on ${host || "the machine that ran it"}.`;
       else if (from) note.textContent = `This is the end of a long log: ${from.toLocaleString()} lines before it are in the download.`;
       note.hidden = whole && !from;
     }

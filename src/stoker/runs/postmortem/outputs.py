@@ -1,7 +1,6 @@
 """The end of what a job wrote, as a terminal would have left it standing, with nothing in it that acts."""
 
 import os
-import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from stoker.gpus.model import Maybe, Unknown
-from stoker.runs.output import read_tail
+from stoker.logs.reader import read_tail
+from stoker.logs.terminal import plain_text
 from stoker.runs.postmortem.processes import answers_in_time
 
 LINES: Final = 40
@@ -21,16 +21,6 @@ MOST_COLUMNS: Final = 400
 MOST_PLACES: Final = 4
 
 _NAMES: Final = {1: "standard output", 2: "standard error"}
-
-# Sequences that steer a terminal. None reaches beyond the next escape or line, so that a broken one eats little.
-_ESCAPES: Final = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # colours, cursor movements
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # titles, links, device strings
-    r"|\x1b[ -/]*[0-~]?"
-)
-# What is left after that and is no text: controls, the marks that turn the writing direction around, odd line ends.
-_UNSEEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
-_BLANKS: Final = re.compile(r"\n{3,}")
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -77,7 +67,7 @@ def last_outputs(pids: Sequence[int], captured: Path | None = None) -> list[Outp
     ]
     if captured is None:
         return found
-    return [Output("captured output", "", last_lines(harmless(read_tail(captured, MOST_BYTES)), LINES)), *found]
+    return [Output("captured output", "", last_lines(plain_text(read_tail(captured, MOST_BYTES)), LINES)), *found]
 
 
 def _places_of(pid: int) -> list[_Place]:
@@ -118,41 +108,13 @@ def output_tail(output: int | str | os.PathLike[str], lines: int = LINES) -> May
         os.close(descriptor)
     if begin and b"\n" in raw[:-1]:
         raw = raw.partition(b"\n")[2]  # The first line is a piece of one.
-    return last_lines(harmless(raw.decode(errors="replace")), lines)
+    return last_lines(plain_text(raw.decode(errors="replace")), lines)
 
 
 def last_lines(text: str, lines: int) -> str:
     """The end of a text, without the blank lines at its edges and the far ends of long lines."""
     kept = text.strip("\n").split("\n")[-lines:]
     return "\n".join(_clip(line) for line in kept).strip("\n")
-
-
-def harmless(text: str) -> str:
-    """What a terminal would show in the end: no escapes, no controls but line ends, progress bars as they were last."""
-    plain = _ESCAPES.sub("", text)
-    settled = "\n".join(_settled(line) for line in plain.split("\n"))
-    shown = _UNSEEN.sub("", settled.expandtabs(4))
-    # A byte that was no text travels through Python as half of a character, which no file can be written with.
-    return _BLANKS.sub("\n\n", shown.encode("utf-8", "replace").decode("utf-8"))
-
-
-def one_line(text: str) -> str:
-    """The same in a single line, for a sentence or a table."""
-    return " ".join(harmless(text).split())
-
-
-def _settled(line: str) -> str:
-    """One line after its carriage returns and backspaces have been obeyed."""
-    last = next((part for part in reversed(line.split("\r")) if part.strip()), "")
-    if "\b" not in last:
-        return last.rstrip()
-    letters: list[str] = []
-    for letter in last:
-        if letter != "\b":
-            letters.append(letter)
-        elif letters:
-            letters.pop()
-    return "".join(letters).rstrip()
 
 
 def _clip(line: str) -> str:

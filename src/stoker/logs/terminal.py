@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from stoker.logs.ansi_style import PLAIN, Style, classes_of, restyled
+from stoker.logs.colours import PLAIN, Style, classes_of, restyled
 
 # Nobody reads further to the right than that, and a page with such lines stays quick; a download has all of it.
 LONGEST_LINE: Final = 8192
@@ -23,7 +23,7 @@ CUT: Final = "a-cut"
 
 _TAB: Final = 8
 # Between two control characters; what would change the direction of the text around it is not text.
-_TEXT: Final = r"[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+"
+_TEXT: Final = r"[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]+"
 _TOKEN: Final = re.compile(
     rf"(?P<text>{_TEXT})"
     r"|\x1b\[(?P<parameters>[0-?]{0,128})[ -/]{0,4}(?P<final>[@-~])"
@@ -37,6 +37,8 @@ _BEGUN: Final = re.compile(r"\x1b(?:\[[0-?]{0,128}[ -/]{0,4}|[ -/]{0,4})\Z")
 # broken would hide all that follows.
 _STRING_END: Final = re.compile(r"[\x07\x18\x1a\n\x1b\x9c]")
 # They mean nothing on paper: no ink is lost.
+_PASSED: Final = frozenset("\n\r\t\b")
+_BLANK_LINES: Final = re.compile(r"\n{3,}")
 _SILENT: Final = frozenset("\x00\x07\x0e\x0f\x1b\x7f")
 
 
@@ -47,7 +49,7 @@ class Span(NamedTuple):
     classes: tuple[str, ...]
 
 
-class Line(NamedTuple):
+class ScreenLine(NamedTuple):
     """A line, by the number of line ends that came before it: whoever begins to read in the middle counts the same."""
 
     number: int
@@ -114,7 +116,7 @@ class _Row:
             at += len(text)
         return found
 
-    def line(self) -> Line:
+    def line(self) -> ScreenLine:
         spans: list[Span] = []
         for text, style in self.runs:
             classes = classes_of(style)
@@ -124,10 +126,10 @@ class _Row:
                 spans.append(Span(text, classes))
         if self.is_cut:
             spans.append(Span(NOTE, (CUT,)))
-        return Line(self.number, tuple(spans))
+        return ScreenLine(self.number, tuple(spans))
 
 
-class Terminal:
+class TerminalEmulator:
     """Takes bytes in pieces of any size. Lines that can change no more are handed over once."""
 
     def __init__(self, number: int = 0) -> None:
@@ -141,9 +143,9 @@ class Terminal:
         self._line = 0
         """The row of the cursor."""
         self._column = 0
-        self._settled: list[Line] = []
+        self._settled: list[ScreenLine] = []
 
-    def feed(self, data: bytes) -> list[Line]:
+    def feed(self, data: bytes) -> list[ScreenLine]:
         """The lines that have left the reach of the cursor by this."""
         text = self._begun + self._decoder.decode(data)
         self._begun = ""
@@ -153,11 +155,11 @@ class Terminal:
         settled, self._settled = self._settled, []
         return settled
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[ScreenLine]:
         """Those within reach, as they are now; the line under way, which may be empty, is among them."""
         return [row.line() for row in self._rows]
 
-    def preview(self, unfinished: bytes) -> list[Line]:
+    def preview(self, unfinished: bytes) -> list[ScreenLine]:
         """The lines within reach as these bytes would leave them; nothing is changed by it.
 
         When the last line was ended and nothing has been written after it, there is no line after it.
@@ -279,3 +281,36 @@ def as_html(line: Iterable[Span]) -> str:
         f'<span class="{" ".join(classes)}">{html.escape(text)}</span>' if classes else html.escape(text)
         for text, classes in line
     )
+
+
+def plain_text(text: str) -> str:
+    """What a terminal would show in the end, without colours: no escapes, and no controls but line ends."""
+    # A byte that is no text is half of a character in Python, which cannot be written to a file.
+    data = text.encode("utf-8", "replace")
+    if text.isprintable():
+        return data.decode().rstrip()
+    terminal = TerminalEmulator()
+    lines = [*terminal.feed(data), *terminal.lines()]
+    texts = ("".join(text for text, classes in line.spans if classes != (CUT,)) for line in lines)
+    shown = "\n".join(text.rstrip() for text in texts)
+    return _BLANK_LINES.sub("\n\n", shown)
+
+
+def plain_line(text: str) -> str:
+    """The same on one line, for a sentence or a table."""
+    return " ".join(plain_text(text).split())
+
+
+def for_terminal(data: bytes) -> bytes:
+    """Whole lines for a person's terminal: colours and moves within the last lines pass, other sequences do not."""
+    text, shown, at = data.decode(errors="surrogateescape"), [], 0
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        assert token is not None  # noqa: S101 - any letter is a control, if nothing else
+        at = token.end()
+        if token.lastgroup == "string":
+            end = _STRING_END.search(text, at)
+            at = len(text) if end is None else end.start() if end[0] in "\n\x1b" else end.end()
+        elif token.lastgroup == "text" or token[0] in _PASSED or (token["final"] or "-") in "mABCDEFGKJ":
+            shown.append(token[0])
+    return "".join(shown).encode(errors="surrogateescape")

@@ -6,7 +6,6 @@ part is beside it, as `output.1`.
 
 import contextlib
 import os
-import re
 from pathlib import Path
 from typing import Final
 
@@ -15,17 +14,9 @@ from stoker.paths import open_privately
 # A line that is longer than this is cut where the file is full, rather than taken along to the next file.
 _LONGEST_LINE: Final = 64 * 1024
 _BLOCK: Final = 64 * 1024
-# Of a line that has no end, as much as any link is long.
-_LONGEST_REMEMBERED: Final = 4096
-
-_COLOURS: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-# Up to what cannot be part of a link, which must have come: otherwise the rest of the link may come later.
-_LINK: Final = re.compile(r"https?://[^\s\x00-\x20\x7f\"'<>`]+(?=[\s\x00-\x20\x7f\"'<>`])")
-_WANDB: Final = re.compile(r"https://wandb\.ai/\S+/runs/\S")
-_SAYS_SO: Final = re.compile(r"view run\b", re.IGNORECASE)
 
 
-class OutputLog:
+class LogWriter:
     """Writes what a job says, in pieces as they come. A disk that is full or gone costs output, never an error."""
 
     def __init__(self, path: str | os.PathLike[str], limit: int) -> None:
@@ -202,74 +193,3 @@ def _beginning_of_last_line(descriptor: int, size: int) -> int:
             return begin + found + 1
         end = begin
     return 0
-
-
-def read_tail(path: str | os.PathLike[str], most: int) -> str:
-    """The last bytes of both files together, from the beginning of a line on if there is one in them."""
-    newer, older = _open_both(os.fspath(path))
-    try:
-        # One byte more tells whether a line begins exactly there.
-        tail = _end_of(newer, most + 1)
-        tail = _end_of(older, most + 1 - len(tail)) + tail
-    finally:
-        for descriptor in (newer, older):
-            if descriptor is not None:
-                os.close(descriptor)
-    if len(tail) > most:
-        _, _, whole_lines = tail.partition(b"\n")
-        tail = whole_lines or tail[1:]
-    return tail.decode(errors="replace")
-
-
-def _open_both(path: str) -> tuple[int | None, int | None]:
-    """The file and the older part, or None for one that is not there."""
-    while True:
-        newer, older = _open_to_read(path), _open_to_read(f"{path}.1")
-        if newer is None or older is None or not os.path.sameopenfile(newer, older):
-            return newer, older
-        # It was moved aside in between.
-        os.close(newer)
-        os.close(older)
-
-
-def _open_to_read(path: str) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-
-
-def _end_of(descriptor: int | None, most: int) -> bytes:
-    if descriptor is None or most <= 0:
-        return b""
-    try:
-        size = os.fstat(descriptor).st_size
-        return os.pread(descriptor, most, max(0, size - most))
-    except OSError:
-        return b""
-
-
-class Links:
-    """Finds the page of a run in what the job says: the first link to Weights & Biases, or beside "View run"."""
-
-    def __init__(self) -> None:
-        self._unfinished = ""
-        self._found: str | None = None
-
-    def feed(self, text: str) -> str | None:
-        """The link, as soon as it is complete; what is found first stays. Lines may come in pieces."""
-        if self._found is None:
-            lines = (self._unfinished + text).split("\n")
-            self._unfinished = lines.pop()[-_LONGEST_REMEMBERED:]
-            # The end of a line ends a link.
-            candidates = [*(f"{line}\n" for line in lines if "http" in line), self._unfinished]
-            self._found = next(filter(None, map(_link_in, candidates)), None)
-        return self._found
-
-
-def _link_in(line: str) -> str | None:
-    links = [match[0].rstrip(".,;:!?)]}*") for match in _LINK.finditer(line)]
-    runs = list(filter(_WANDB.match, links))
-    if not runs and _SAYS_SO.search(_COLOURS.sub("", line)):
-        runs = links
-    return runs[0] if runs else None

@@ -1,0 +1,305 @@
+"""Follows the log of one attempt, wherever it is: for `stoker logs`, the page, the API and downloads."""
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Final, Literal
+
+from stoker.errors import QueueAwayError, StokerError
+from stoker.logs.model import LoggedAttempt, LogReader, LogStore, LogUpdate
+from stoker.logs.reader import STEP, LogFileReader, TailReader, log_directory, new_lines, read_tail
+from stoker.logs.remote import RemoteLog, is_streamable
+
+Source = Literal["", "file", "stream", "tail"]
+
+# A live worker starts to stream within this; after that the tail in the queue is read.
+STREAM_STARTS_WITHIN: Final = 3.0
+# A stream that brings nothing for this long while it is behind is given up.
+STREAM_STALLS_AFTER: Final = 10.0
+# The rest of a stream comes within this after the end of its attempt, or the worker is gone.
+STREAM_ENDS_WITHIN: Final = 10.0
+# The same for the tail in the queue.
+TAIL_ENDS_WITHIN: Final = 3.0
+# A tail this old after the end of its attempt is the last one.
+_TAIL_IS_FINAL_AFTER: Final = 10.0
+CHECK_END_EVERY: Final = 1.0
+# A progress bar looks smooth; a database need not be read that often.
+POLL_FILE: Final = 0.2
+POLL_QUEUE: Final = 0.5
+_POLL_ARRIVING: Final = 0.1
+_LONGEST_GAP: Final = 60.0
+# More than the queue keeps, so that its tail is found in it.
+_LONGEST_TAIL: Final = 256 * 1024
+# The last lines that were returned, by which another source is continued.
+_REMEMBERED: Final = 128 * 1024
+
+
+class LogFollower:
+    """Returns what is new in steps that never wait. One thread uses it at a time.
+
+    The source is the file on this machine, a copy streamed from another one, or the tail in the queue when no worker
+    streams. A whole log replaces the tail once it has arrived. `epoch` then changes, and either reading starts over,
+    or, if `continuous`, goes on after the lines that were returned before.
+    """
+
+    def __init__(
+        self,
+        attempt: LoggedAttempt,
+        home: Path,
+        *,
+        continuous: bool = False,
+        complete: bool = False,
+        tail_after: float = math.inf,
+    ) -> None:
+        """`home` is the state directory of this machine.
+
+        `complete`: read a copy only once it has everything that was printed. `tail_after`: seconds after which the tail
+        is read while the copy is still on its way.
+        """
+        self.attempt = attempt
+        self._home = home
+        self._continuous = continuous
+        self._needs_complete = complete
+        self._tail_after = tail_after
+        self._reader: LogReader | None = None
+        self._remote: RemoteLog | None = RemoteLog(attempt.id)
+        """None once streaming is given up or not needed."""
+        self._tail = ""
+        self._created = self._read_at = time.monotonic()
+        self._stream_until: float | None = None
+        """Until when a stream may start; None before it was requested."""
+        self._editions: set[str] = set()
+        self._arrived = ("", 0)
+        self._arrived_at = -math.inf
+        """How much of which edition there was when something arrived last, and when."""
+        self._checked = self._end_seen = -math.inf
+        self._tail_is_final = False
+        self._count = 0
+        self._memory = b""
+        """The number of bytes returned in finished lines, and the last of them."""
+        self._unfinished = b""
+        self._skipped = b""
+        """New lines found in another source, not returned yet."""
+        self.source: Source = ""
+        self.epoch = ""
+        """Within one, line numbers mean the same, also to another follower."""
+        self.directory: Path | None = None
+        """The files of the whole log; None while only the tail is known."""
+        self.ended: LoggedAttempt | None = None
+        """The attempt as it ended, once that is known."""
+        self.is_gone = False
+        """Whether the attempt was removed from the queue."""
+        self.is_complete = False
+        """Whether the attempt has ended and all of its log was returned."""
+
+    @property
+    def is_behind(self) -> bool:
+        return self._reader is not None and self._reader.is_behind
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether everything printed so far was returned; of an attempt that has ended, its last line too."""
+        if self.attempt.outcome is not None or self.ended is not None:
+            return self.is_complete
+        return self._reader is not None and not self.is_behind
+
+    def pause(self) -> float:
+        """Seconds to wait before the next read."""
+        if self.is_behind:
+            return 0.0
+        if self._reader is None or self._is_arriving():
+            return 0.0 if time.monotonic() - self._arrived_at < _POLL_ARRIVING else _POLL_ARRIVING
+        return POLL_FILE if self.source == "file" else POLL_QUEUE
+
+    def locate(self, store: LogStore) -> bool:
+        """Whether there is something to read from; nothing is read yet."""
+        self._forgive_sleep()
+        # Before reading: what is read after the end is all.
+        self._check_end(store)
+        return self._choose_source(store)
+
+    def read(self, store: LogStore) -> LogUpdate:
+        """What is new. Raises StokerError when the queue is away, unless the log is on this machine."""
+        if not (self.is_behind or self.locate(store)):
+            return LogUpdate(b"", self._unfinished)
+        update = self._remember(self._next())
+        self.is_complete = self._has_ended() and self._is_all(store)
+        return update
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._stop_streaming()
+
+    def _forgive_sleep(self) -> None:
+        """A machine that was asleep or held up did not wait for an answer meanwhile."""
+        now = time.monotonic()
+        gap, self._read_at = now - self._read_at, now
+        if gap > _LONGEST_GAP:
+            self._arrived_at += gap
+            self._stream_until = None if self._stream_until is None else self._stream_until + gap
+
+    # The end of the attempt
+
+    def _has_ended(self) -> bool:
+        return self.ended is not None or self.is_gone
+
+    def _check_end(self, store: LogStore) -> None:
+        now = time.monotonic()
+        if self._has_ended() or now - self._checked < CHECK_END_EVERY:
+            return
+        self._checked = now
+        try:
+            found = store.attempt(self.attempt.id)
+            if found is None:
+                self.is_gone = True
+            elif found.outcome is not None:
+                self.ended = found
+                since = 0.0 if found.ended is None else store.clock() - found.ended
+                self._tail_is_final = since > _TAIL_IS_FINAL_AFTER
+        except StokerError:
+            return  # A file on this machine is read on.
+        if self._has_ended():
+            self._end_seen = now
+
+    def _is_all(self, store: LogStore) -> bool:
+        if self.is_behind:
+            return False
+        if self.source == "file":
+            return True
+        silent_for = time.monotonic() - max(self._end_seen, self._arrived_at)
+        if self.directory is None or self._remote is None:
+            return not self._is_arriving() and (self._tail_is_final or silent_for > TAIL_ENDS_WITHIN)
+        if self._remote.is_complete:
+            return True
+        if silent_for > STREAM_ENDS_WITHIN:
+            copy = _as_stored(read_tail(self.directory / "output", _LONGEST_TAIL))
+            if store.log(self.attempt.id) in copy:
+                return True
+            self._stop_streaming()  # The queue has the last lines.
+        return False
+
+    # The source
+
+    def _choose_source(self, store: LogStore) -> bool:
+        """False while there is none yet."""
+        if self.source == "file":
+            return True
+        # A job that runs on this machine has no file before it prints something.
+        if self._is_silent() and (directory := log_directory(self._home, self.attempt)) is not None:
+            self._stop_streaming()
+            self._read_files(directory, "file", "")
+            return True
+        self._fetch(store)
+        remote = self._remote
+        if remote is not None and remote.directory is not None and self._is_readable(remote):
+            if self.source != "stream" or remote.edition != self.epoch:
+                self._read_files(remote.directory, "stream", remote.edition)
+        elif remote is not None and self._may_stream(remote):
+            return self._reader is not None
+        elif self.source != "tail":
+            self._read_tail()
+        return True
+
+    def _may_stream(self, remote: RemoteLog) -> bool:
+        """Whether to wait for a stream that has not started, or is still on its way."""
+        now = time.monotonic()
+        if remote.directory is None:
+            return now < (self._stream_until or 0.0)
+        patience = STREAM_STALLS_AFTER if remote.is_behind else STREAM_STARTS_WITHIN
+        return now - self._arrived_at < patience and not self._waits_too_long()
+
+    def _fetch(self, store: LogStore) -> None:
+        remote = self._remote
+        if remote is not None:
+            try:
+                remote.update(store)
+            except QueueAwayError:
+                raise
+            except (StokerError, OSError):
+                # No room for a copy, or the database refuses: the tail has to do.
+                self._stop_streaming()
+            else:
+                now = time.monotonic()
+                if remote.edition:
+                    self._editions.add(remote.edition)
+                    self._stream_until = now + STREAM_STARTS_WITHIN
+                if self._arrived != (arrived := (remote.edition, remote.size)):
+                    self._arrived, self._arrived_at = arrived, now
+                if remote.edition and self._is_readable(remote):
+                    return
+        if self._stream_until is None:
+            within = STREAM_STARTS_WITHIN if is_streamable(store, self.attempt) else 0.0
+            self._stream_until = time.monotonic() + within
+        self._tail = store.log(self.attempt.id)
+
+    def _is_readable(self, remote: RemoteLog) -> bool:
+        if self.source == "stream" and remote.edition == self.epoch:
+            return True
+        has_ended = self._has_ended() or self.attempt.outcome is not None
+        return remote.is_complete or not (remote.is_behind or (self._needs_complete and has_ended))
+
+    def _is_arriving(self) -> bool:
+        """Whether more of a stream is on its way."""
+        is_behind = self._remote is not None and self._remote.is_behind
+        return is_behind and time.monotonic() - self._arrived_at < STREAM_STALLS_AFTER
+
+    def _waits_too_long(self) -> bool:
+        """Whether there is still no source although the stream has run for long, or was restarted."""
+        is_late = time.monotonic() - self._created > self._tail_after
+        return self._reader is None and (is_late or len(self._editions) > 1)
+
+    def _stop_streaming(self) -> None:
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            remote.close()
+
+    def _read_files(self, directory: Path, source: Source, epoch: str) -> None:
+        reader = LogFileReader(directory)
+        reader.open()
+        self._skipped = self._after_known(reader) if self._continuous and not self._is_silent() else b""
+        self._switch(reader, source, directory, epoch or reader.first_file)
+
+    def _read_tail(self) -> None:
+        known = _as_stored(self._memory.decode(errors="replace")).encode() if self._continuous else b""
+        self._switch(TailReader(lambda: self._tail, known), "tail", None, os.urandom(8).hex())
+
+    def _switch(self, reader: LogReader, source: Source, directory: Path | None, epoch: str) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader, self.source, self.directory, self.epoch = reader, source, directory, epoch
+        if not self._continuous:
+            self._unfinished = b""
+
+    def _after_known(self, reader: LogFileReader) -> bytes:
+        """What another copy has after the lines returned. Its beginning may be gone: a log has a size limit."""
+        lines, _unfinished = reader.read()
+        start = self._count - len(self._memory)
+        at = start if lines.startswith(self._memory, start) else lines.rfind(self._memory)
+        return lines[at + len(self._memory) :] if at >= 0 else new_lines(self._memory, lines)
+
+    def _next(self) -> LogUpdate:
+        reader = self._reader
+        if reader is None:
+            return LogUpdate(b"", b"")
+        finished, unfinished = reader.read(STEP)
+        skipped, self._skipped = self._skipped, b""
+        return LogUpdate(skipped + finished, unfinished)
+
+    def _remember(self, update: LogUpdate) -> LogUpdate:
+        finished, unfinished = update
+        # A tail may be older than what was streamed: the unfinished line is then still the last one.
+        is_older = self._continuous and self.source == "tail" and not finished
+        self._unfinished = unfinished or (self._unfinished if is_older else b"")
+        self._count += len(finished)
+        self._memory = (self._memory + finished[-_REMEMBERED:])[-_REMEMBERED:]
+        return LogUpdate(finished, self._unfinished)
+
+    def _is_silent(self) -> bool:
+        return not self._count and not self._unfinished
+
+
+def _as_stored(text: str) -> str:
+    """The text as a database stores it."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()

@@ -1,0 +1,363 @@
+"""Readers of one log: the files on this machine, and the tail that the queue keeps.
+
+The writer moves `output` to `output.1` when it is full, and may carry the unfinished line over to the new file. That
+line may also be rewritten in place: only finished lines are final.
+"""
+
+import contextlib
+import math
+import os
+import stat
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.logs.model import LoggedAttempt, LogUpdate
+
+# One step of reading: a few milliseconds of work.
+STEP: Final = 256 * 1024
+
+_FILES: Final = ("output", "output.1")
+_BLOCK: Final = 1 << 20
+# The writer carries no longer line over to a new file: it cuts it.
+_MAX_CARRIED: Final = 64 * 1024
+# The last lines are looked for in this much of the end, even if they are very long.
+_MAX_TAIL: Final = 4 * 2**20
+# The first search for an overlap: longer than most lines, so that few wrong places match.
+_PROBE: Final = 256
+_MISSING: Final = b"[stoker: lines are missing here: they came faster than the queue gets them]\n"
+
+
+# Where a log is
+
+
+def attempt_directory(home: Path, attempt: LoggedAttempt) -> Path:
+    """The attempt's record, on the machine that ran it."""
+    return home / "attempts" / f"{attempt.job}-{attempt.number}"
+
+
+def has_log(directory: Path) -> bool:
+    return any((directory / name).exists() for name in _FILES)
+
+
+def log_directory(home: Path, attempt: LoggedAttempt) -> Path | None:
+    """The directory of the attempt's log, if it ran on this machine and the files are its own."""
+    directory = attempt_directory(home, attempt)
+    return directory if is_log_of(directory, attempt.id) else None
+
+
+def is_log_of(directory: Path, attempt: str) -> bool:
+    """Whether it holds the log of this attempt. Links are not followed: they may lead to any file.
+
+    Ids of attempts are unique in one queue only, so the record must not name another attempt.
+    """
+    if not stat.S_ISDIR(_mode(directory)):
+        return False
+    modes = [_mode(directory / name) for name in _FILES]
+    if not any(modes) or not all(stat.S_ISREG(mode) for mode in modes if mode):
+        return False
+    return _owner(directory) in {None, attempt}
+
+
+class _Owner(msgspec.Struct):
+    attempt: str
+
+
+def _owner(directory: Path) -> str | None:
+    for name in ("attempt.json", "delivered.json"):
+        try:
+            return msgspec.json.decode((directory / name).read_bytes(), type=_Owner).attempt
+        except (OSError, msgspec.DecodeError):
+            continue
+    return None
+
+
+def _mode(path: Path) -> int:
+    """0 when there is no such file."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return 0
+
+
+# The whole log
+
+
+class LogFileReader:
+    """Reads both files from their beginning while they are written: no line is lost or doubled by rotation."""
+
+    def __init__(self, directory: Path) -> None:
+        self._newer = directory / "output"
+        self._older = directory / "output.1"
+        self._file = -1
+        self._done = 0
+        """Bytes of finished lines of the open file that were read."""
+        self._rest = b""
+        """The unfinished line of the open file."""
+        self._cut = b""
+        """The beginning of a line that was too long for the previous file."""
+        self._stamp = (-1, -1)
+        """Size and time of the open file when it was last read."""
+        self.is_behind = False
+        self.first_file = ""
+        """Identifies the file in which line numbers begin; empty until there is one."""
+
+    def read(self, limit: int | None = None) -> LogUpdate:
+        finished = []
+        if self.open():
+            finished.append(self._advance(limit))
+            while not self.is_behind and (following := self._next_file()) >= 0:
+                lines, moved = self._move_on(following)
+                finished.append(lines)
+                if not moved:
+                    break
+                finished.append(self._advance(limit))
+        return LogUpdate(b"".join(finished), b"" if self.is_behind else self._cut + self._rest)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def open(self) -> bool:
+        """Whether there is a file; opens the first one unless one is open."""
+        while self._file < 0:
+            self._file = _open(self._older)
+            if self._file < 0:
+                self._file = _open(self._newer)
+                if self._file >= 0 and self._older.exists():
+                    # Rotated just now: the log begins in the older file.
+                    self.close()
+                    continue
+            if self._file < 0:
+                return False
+            device, inode = _identity(self._file) or (0, 0)
+            self.first_file = f"{device:x}{inode:x}"
+        return True
+
+    def _advance(self, limit: int | None = None) -> bytes:
+        """The finished lines after those that were read."""
+        self.is_behind = False
+        found = os.fstat(self._file)
+        before, self._stamp = self._stamp, (found.st_size, found.st_mtime_ns)
+        # Time stamps are too coarse to rely on: an unchanged file is skipped only where reading it again is expensive.
+        if before == self._stamp and len(self._rest) > _MAX_CARRIED:
+            return b""
+        if found.st_size < self._done:  # It was emptied: its content is new.
+            self._done = 0
+        data = _read_from(self._file, self._done, limit)
+        end = data.rfind(b"\n") + 1
+        self.is_behind = self._done + len(data) < found.st_size
+        if self.is_behind and not end:
+            self._stamp = (-1, -1)  # It was not read to its end.
+            return self._advance(2 * len(data))
+        self._done += end
+        self._rest = b"" if self.is_behind else data[end:]
+        lines = data[:end]
+        if lines and self._cut:
+            lines, self._cut = self._cut + lines, b""
+        return lines
+
+    def _next_file(self) -> int:
+        """The file after the open one, opened; -1 while there is none."""
+        own = _identity(self._file)
+        while True:
+            newer, older = _identity(self._newer), _identity(self._older)
+            if newer is None or newer == own:
+                return -1
+            # After two rotations since the last read, the next file is the older one.
+            path = self._newer if older in {own, None} else self._older
+            found = _open(path)
+            if found < 0:
+                continue
+            if _identity(found) == (newer if path is self._newer else older) and _identity(self._older) == older:
+                return found
+            os.close(found)
+
+    def _move_on(self, following: int) -> tuple[bytes, bool]:
+        """The last lines of the open file, and whether it was left: its unfinished line may still be moved."""
+        # In this order: the writer puts the carried line into the new file before it removes it from the old one.
+        head = os.pread(following, _BLOCK, 0)
+        lines = self._advance()
+        rest = self._rest
+        could_be_carried = self._done > 0 and len(rest) <= _MAX_CARRIED
+        is_carried = could_be_carried and head.startswith(rest)
+        if could_be_carried and not is_carried and rest.startswith(head):
+            os.close(following)
+            return lines, False
+        self.close()
+        self._file, self._done, self._rest, self._stamp = following, 0, b"", (-1, -1)
+        if not is_carried:
+            self._cut += rest
+        return lines, True
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+    except OSError as error:
+        raise StokerError(f"cannot read the log {path}: {error.strerror}") from None
+
+
+def _identity(file: int | Path) -> tuple[int, int] | None:
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(file)  # noqa: PTH116 - of a descriptor too
+        return found.st_dev, found.st_ino
+    return None
+
+
+def _read_from(file: int, offset: int, limit: int | None) -> bytes:
+    parts = []
+    end = math.inf if limit is None else offset + limit
+    while offset < end and (part := os.pread(file, int(min(_BLOCK, end - offset)), offset)):
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+# The tail
+
+
+def read_tail(path: str | os.PathLike[str], size: int) -> str:
+    """The last bytes of both files together, from the beginning of a line if there is one in them."""
+    newer, older = _open_both(os.fspath(path))
+    try:
+        # One byte more shows whether a line begins exactly there.
+        tail = _end_of(newer, size + 1)
+        tail = _end_of(older, size + 1 - len(tail)) + tail
+    finally:
+        for descriptor in (newer, older):
+            if descriptor is not None:
+                os.close(descriptor)
+    if len(tail) > size:
+        _, _, whole_lines = tail.partition(b"\n")
+        tail = whole_lines or tail[1:]
+    return tail.decode(errors="replace")
+
+
+def local_tail(home: Path, attempt: LoggedAttempt, size: int) -> str | None:
+    """The last bytes of the attempt's log; None when it is not on this machine."""
+    directory = attempt_directory(home, attempt)
+    return read_tail(directory / "output", size) if has_log(directory) else None
+
+
+def _open_both(path: str) -> tuple[int | None, int | None]:
+    """The file and the older part; None for a missing one."""
+    while True:
+        newer, older = _open_to_read(path), _open_to_read(f"{path}.1")
+        if newer is None or older is None or not os.path.sameopenfile(newer, older):
+            return newer, older
+        # It was rotated in between.
+        os.close(newer)
+        os.close(older)
+
+
+def _open_to_read(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _end_of(descriptor: int | None, size: int) -> bytes:
+    if descriptor is None or size <= 0:
+        return b""
+    try:
+        return os.pread(descriptor, size, max(0, os.fstat(descriptor).st_size - size))
+    except OSError:
+        return b""
+
+
+class TailReader:
+    """Reads new lines from a tail that is replaced as a whole: lines of the previous tail are recognised."""
+
+    is_behind: Final = False
+
+    def __init__(self, tail: Callable[[], str], known: bytes = b"") -> None:
+        """`known`: the last lines that another reader returned. The tail may be older than they are."""
+        self._tail = tail
+        self._known = known
+        self._may_lag = bool(known)
+
+    def read(self, limit: int | None = None) -> LogUpdate:  # noqa: ARG002 - a tail is short
+        text = self._tail().encode()
+        end = text.rfind(b"\n") + 1
+        lines = text[:end]
+        if self._may_lag and lines in self._known:
+            return LogUpdate(b"", text[end:] if self._known.endswith(lines) else b"")
+        self._may_lag = False
+        if fresh := new_lines(self._known, lines):
+            self._known = lines
+        return LogUpdate(fresh, text[end:])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def new_lines(known: bytes, lines: bytes) -> bytes:
+    """What follows the known lines in `lines`; all of them, after a note, if nothing is in common."""
+    common = overlap(known, lines)
+    fresh = lines[common:]
+    return _MISSING + fresh if fresh and known and not common else fresh
+
+
+def overlap(before: bytes, after: bytes) -> int:
+    """The length of the longest beginning of `after` that is the end of `before`."""
+    probe = after[:_PROBE]
+    at = before.find(probe[: len(before)]) if probe else -1
+    while at >= 0:
+        if after.startswith(before[at:]):
+            return len(before) - at
+        at = before.find(probe, at + 1)
+    # Less than the probe is in common.
+    longest = min(len(before), len(after), _PROBE)
+    return next((size for size in range(longest, 0, -1) if before.endswith(after[:size])), 0)
+
+
+# Lines
+
+
+def last_lines(update: LogUpdate, count: int | None) -> LogUpdate:
+    """The last `count` lines; all of them for None. An unfinished line counts."""
+    if count is None:
+        return update
+    lines = update.finished.split(b"\n")[:-1]
+    wanted = max(0, count - bool(update.unfinished))
+    kept = lines[len(lines) - min(wanted, len(lines)) :]
+    return LogUpdate(b"".join(line + b"\n" for line in kept), update.unfinished if count else b"")
+
+
+def skip_to_last(step: Callable[[], tuple[LogUpdate, bool]], count: int) -> tuple[int, LogUpdate]:
+    """Reads to the end and keeps the last `count` finished lines; also returns the number of lines skipped.
+
+    `step` returns what is new and whether more is available at once.
+    """
+    blocks: deque[bytes] = deque()
+    skipped = lines = size = 0
+    is_behind, unfinished = True, b""
+    while is_behind:
+        (block, unfinished), is_behind = step()
+        blocks.append(block)
+        lines += block.count(b"\n")
+        size += len(block)
+        while len(blocks) > 1 and (size > _MAX_TAIL or lines - blocks[0].count(b"\n") >= count):
+            dropped = blocks.popleft()
+            lines -= dropped.count(b"\n")
+            size -= len(dropped)
+            skipped += dropped.count(b"\n")
+    data, surplus = b"".join(blocks), max(0, lines - count)
+    return skipped + surplus, LogUpdate(data.split(b"\n", surplus)[-1] if surplus else data, unfinished)
+
+
+def stored_lines(tail: str, count: int) -> LogUpdate | None:
+    """The last `count` lines from the tail in the queue, if it has that many: then nothing need be streamed."""
+    update = TailReader(lambda: tail).read()
+    # One more line than asked for: the first one may lack its beginning.
+    has_enough = update.finished.count(b"\n") + bool(update.unfinished) > count
+    return last_lines(update, count) if has_enough else None
