@@ -48,8 +48,8 @@ def _share(trainer: Trainer, outcome: Outcome) -> float:
 
 
 def _summary(outcomes: dict[str, dict[str, Outcome]]) -> list[str]:
-    heads = ["way", "of the largest: median", "worst", "runs: mean", "most", "ran out while looking"]
-    heads += ["real runs that die", "started again smaller", "no answer where there is none"]
+    heads = ["method", "of the largest: median", "worst", "runs: mean", "most", "out of memory"]
+    heads += ["real runs that die", "restarted smaller", "no answer where there is none"]
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
     hopeless = [name for name, trainer in TRAINERS.items() if trainer.ends != "size"]
     for way in WAYS:
@@ -69,7 +69,7 @@ def _summary(outcomes: dict[str, dict[str, Outcome]]) -> list[str]:
 
 def _table(outcomes: dict[str, dict[str, Outcome]]) -> list[str]:
     lines = [
-        f"| program | may take | largest | {' | '.join(WAYS)} |",
+        f"| program | limit | largest | {' | '.join(WAYS)} |",
         f"|---|---:|---:|{'---|' * len(WAYS)}",
     ]
     for name, found in outcomes.items():
@@ -85,60 +85,57 @@ def _cell(trainer: Trainer, outcome: Outcome) -> str:
     if outcome.size is None:
         return f"no answer, {price}"
     share = f" ({_share(trainer, outcome):.0%})" if trainer.ends == "size" else ""
-    again = f", started again {'once' if outcome.restarts == 1 else 'twice'}" if outcome.restarts else ""
+    again = f", restarted {'once' if outcome.restarts == 1 else 'twice'}" if outcome.restarts else ""
     return f"{outcome.size}{share}, {price}{again}{', **dies**' if outcome.dies else ''}"
 
 
 def page(outcomes: dict[str, dict[str, Outcome]]) -> str:
-    return f"""# Ways to find a batch size, side by side
+    return f"""# Batch-size finders compared
 
-`python -m bench fit` writes this page, and `make bench` does it with everything else. All ways are given the same
-{len(TRAINERS)} simulated programs (`tests/support/trainers.py`), each with its own fixed part, slope and habits.
-No GPU is involved: what is compared are the rules, as documentation and sources tell them, not the frameworks.
+`python -m bench fit` writes this page, and a test holds it up to date. Every method gets the same {len(TRAINERS)}
+simulated programs (`tests/support/trainers.py`). No GPU is involved: the rules are compared, as documented or read in
+the sources, not the frameworks.
 
 {chr(10).join(_summary(outcomes))}
 
-- **the largest** is the largest size that may be answered (a multiple of 8, up to 4096, unless the program's line says
-  otherwise) and with which the whole real run stays within the margin of 10 %. Ways that keep no margin, or another,
-  can come to more than 100 %.
-- **runs** are starts of the program until there is an answer, the last of them with the answer itself where the way
-  verifies it. `power` and `binsearch` try within one process, so that a run of theirs is cheaper.
-- **ran out** counts the runs that ended for lack of memory.
-- **dies**: the real run with that size runs out of memory, perhaps hours later.
-- **started again smaller**: a queued job of ours whose real run runs out of memory is started again with four fifths
-  of the size, at most twice; the next one like it begins there.
-- **no answer where there is none**: of a program of which not even a batch of one fits, and of one that never reaches
-  a step. Who waits for a step without end gives no answer either.
+- **largest**: the largest allowed size (a multiple of 8 up to 4096, unless stated otherwise) with which the whole real
+  run stays within the margin of 10 %. Methods with another margin can exceed 100 %.
+- **runs**: starts of the program until there is an answer, including a verification. `power` and `binsearch` try within
+  one process, where a run is cheaper.
+- **out of memory**: runs that exhausted memory.
+- **dies**: the real run with that size exhausts memory, perhaps hours later.
+- **restarted smaller**: a queued job whose real run exhausts memory is restarted with four fifths of the size, at most
+  twice, and the next fit of that command starts there.
+- **no answer where there is none**: for a program of which not even a batch of one fits, and one that never reaches a
+  step.
 
-The ways:
+The methods:
 
-- **stoker fit**: memory = fixed + slope × size, from the base and the size that follows in proportion, then a
-  verification; where that line leads out of memory, what lies between is halved. See the first lines of
-  `src/stoker/fit/search.py`.
-- **in proportion**: one run at the default size, whose memory is sampled every ten seconds; nine tenths of the card in
-  proportion to it. It counts weights and context as if they grew with the batch.
-- **power**, **binsearch**: the two modes of Lightning's batch size finder: doubling from 2 until memory runs out; the
-  second then halves what lies between, and takes off 5 %. Three steps each.
-- **shrinking**: accelerate's finder: from {ACCELERATE_FIRST}, nine tenths whenever memory runs out. Its tries are the
-  training itself: what would die begins again, and what ran out late has cost that time. It never finds more than it
-  began with.
+- **stoker fit**: memory = fixed + slope × size from two runs, then a verification; where the line bends, the interval
+  is halved (`src/stoker/fit/search.py`).
+- **in proportion**: one run at the default size, memory sampled every ten seconds, then nine tenths of the card in
+  proportion. It treats weights and context as if they grew with the batch.
+- **power**, **binsearch**: the two modes of Lightning's finder. Both double from 2 until memory runs out; the second
+  then halves the interval and takes off 5 %. Three steps each.
+- **shrinking**: accelerate's finder. From {ACCELERATE_FIRST}, nine tenths whenever memory runs out. Its tries are the
+  training itself, and it never finds more than it began with.
 
 ## Each program
 
-Size (share of the largest), runs/ran out.
+Size (share of the largest), runs/out of memory.
 
 {chr(10).join(_table(outcomes))}
 
-## What the programs are like
+## The programs
 
-On a card of 24 GiB where nothing else is said.
+On a card of 24 GiB unless stated otherwise.
 
 {chr(10).join(f"- **{name}**: {_habits(trainer)}" for name, trainer in TRAINERS.items())}
 
 ## What the simulation leaves out
 
-- A neighbour who takes more than the margin after the size was found: no probe can see him.
-- Leftovers of a try within the same process, which cost the ways that try there.
+- Another user who takes more than the margin after the size was found.
+- What a failed try leaves behind in its process, which affects methods that try within one process.
 """
 
 
@@ -156,7 +153,7 @@ def _habits(trainer: Trainer) -> str:
     if trainer.own_size is not None:
         said.append(f"always takes {trainer.own_size}")
     if len(trainer.neighbour) > 1:
-        said.append(f"somebody else holds {', '.join(map(format_memory, trainer.neighbour))} in turn")
+        said.append(f"another user holds {', '.join(map(format_memory, trainer.neighbour))} in turn")
     if trainer.examples < 2**31:
         said.append(f"{trainer.examples} examples")
     said += ["reaches no step"] * (not trainer.reaches_a_step)

@@ -93,3 +93,13 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(re.findall(r"[\w/-]+\.md", navigation)) == sorted(
         str(page.relative_to(DOCS)) for page in pages.pages()
     )
+
+
+def test_answer_to_a_change_has_the_documented_fields() -> None:
+    from tests.support.api_site import new_app
+
+    description = new_app().openapi()
+    answer = description["paths"]["/api/v1/jobs/{job}/hold"]["post"]["responses"]["200"]["content"]["application/json"]
+    schema = description["components"]["schemas"][answer["schema"]["$ref"].rpartition("/")[2]]
+    (example,) = re.findall(r"```json\n(.*?)```", section("http-api.md", "Changes"), re.DOTALL)
+    assert set(msgspec.json.decode(example)) == set(schema["properties"])
