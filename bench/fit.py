@@ -157,10 +157,10 @@ def _habits(trainer: Trainer) -> str:
     if trainer.examples < 2**31:
         said.append(f"{trainer.examples} examples")
     said += ["reaches no step"] * (not trainer.reaches_a_step)
-    said += [f"`--base {trainer.terms.base}`"] * (trainer.terms.base != 8)
-    said += [f"`--multiple {trainer.terms.multiple}`"] * (trainer.terms.multiple != 8)
-    said += [f"`--max {trainer.terms.most}`"] * (trainer.terms.most != 4096)
-    said += [f"`--per-gpu {trainer.terms.per_gpu}`"] * (trainer.terms.per_gpu != 1)
+    said += [f"`--base {trainer.search_options.base}`"] * (trainer.search_options.base != 8)
+    said += [f"`--multiple {trainer.search_options.multiple}`"] * (trainer.search_options.multiple != 8)
+    said += [f"`--max {trainer.search_options.most}`"] * (trainer.search_options.most != 4096)
+    said += [f"`--per-gpu {trainer.search_options.per_gpu}`"] * (trainer.search_options.per_gpu != 1)
     if trainer.total != 24 * 2**30:
         said.append(f"{format_memory(trainer.total)} in all")
     return "; ".join(said)

@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from stoker.fit.model import NothingFitsError, ProbeFailedError, ProbeOutcome
-from stoker.fit.spec import FitSpec, smaller
+from stoker.fit.model import FitSpec, NothingFitsError, ProbeFailedError, ProbeOutcome, smaller
 from tests.support.trainers import REAL_STEPS, Trainer, search
 
 # As the script samples: twelve times, ten seconds apart, with steps of a second.
@@ -41,13 +40,13 @@ def ours(trainer: Trainer) -> Outcome:
     restarts = 0
     # As a queued job does.
     while size is not None and trainer.dies(size) and restarts < FitSpec().retries_oom:
-        size, restarts = smaller(size, trainer.terms), restarts + 1
+        size, restarts = smaller(size, trainer.search_options), restarts + 1
     return Outcome(size, max(1, len(heard)), ran_out, size is not None and trainer.dies(size), restarts)
 
 
 def in_proportion(trainer: Trainer) -> Outcome:
     """One run at the default size; nine tenths of the card, in proportion to all that was in use on it."""
-    base = trainer.terms.base
+    base = trainer.search_options.base
     used, ran_out = 0, 0
     for step in SAMPLES:
         if trainer.runs_out(base, 0, step):
@@ -55,8 +54,8 @@ def in_proportion(trainer: Trainer) -> Outcome:
             break
         used = max(used, trainer.memory(base, step if trainer.reaches_a_step else 0, 0) + trainer.others(0))
     # The script leaves it to the person to divide the card among several runs; so it is divided.
-    size = int(trainer.total / trainer.terms.per_gpu * base * 0.9 / used) // base * base if used else 0
-    size = size if 0 < size <= trainer.terms.most else base
+    size = int(trainer.total / trainer.search_options.per_gpu * base * 0.9 / used) // base * base if used else 0
+    size = size if 0 < size <= trainer.search_options.most else base
     return Outcome(size, 1, ran_out, trainer.dies(size))
 
 
@@ -68,9 +67,9 @@ def power(trainer: Trainer) -> Outcome:
         if not trials.fits(size):
             size //= 2
             break
-        if size >= trainer.terms.most:
+        if size >= trainer.search_options.most:
             break
-        size = min(size * 2, trainer.terms.most)
+        size = min(size * 2, trainer.search_options.most)
     return trials.outcome(size)
 
 
@@ -81,9 +80,9 @@ def binsearch(trainer: Trainer) -> Outcome:
     while len(trials.sizes) < LIGHTNING_TRIALS:
         if trials.fits(size):
             good = size
-            if size >= trainer.terms.most or (bad and bad - good <= 1):
+            if size >= trainer.search_options.most or (bad and bad - good <= 1):
                 break
-            size = (good + bad) // 2 if bad else min(size * 2, trainer.terms.most)
+            size = (good + bad) // 2 if bad else min(size * 2, trainer.search_options.most)
         else:
             bad = size
             if bad - good <= 1:
@@ -95,7 +94,7 @@ def binsearch(trainer: Trainer) -> Outcome:
 def shrinking(trainer: Trainer) -> Outcome:
     """accelerate: the training itself, begun again with nine tenths of the batch whenever memory runs out."""
     trials = _Trials(trainer, REAL_STEPS)
-    size = min(ACCELERATE_FIRST, trainer.terms.most)
+    size = min(ACCELERATE_FIRST, trainer.search_options.most)
     while size > 0 and not trials.fits(size):
         size = int(size * ACCELERATE_SHRINKS)
     return trials.outcome(size)
@@ -124,7 +123,7 @@ class _Trials:
 
     def fits(self, size: int) -> bool:
         trainer, run = self._trainer, len(self.sizes)
-        taken = trainer.memory(size, self._steps, run) * trainer.terms.per_gpu + trainer.others(run)
+        taken = trainer.memory(size, self._steps, run) * trainer.search_options.per_gpu + trainer.others(run)
         self.sizes.append(size)
         self._ran_out += taken > trainer.total
         return taken <= trainer.total

@@ -42,7 +42,7 @@ def test_the_size_alone_is_printed_and_standard_error_says_how_it_was_found() ->
     done = stoker("fit", *SEEN, "--", *TRAINER)
     assert (done.code, done.out) == (0, "200\n")
     lines = done.err.splitlines()
-    assert lines[0] == "stoker: GPU 0 (Simulated 24 GiB) has 24 GiB free, of which 10% is left so"
+    assert lines[0] == "stoker: GPU 0 (Simulated 24 GiB) has 24 GiB free; 10% of it stays free"
     assert "stoker: memory = 2.0 GiB + 100 MiB × batch size" in lines
     assert lines[-1] == "stoker: a batch of 200 takes 22 GiB of the 22 GiB that it may take"
 
@@ -124,7 +124,7 @@ def test_what_was_found_is_reused_when_asked_with_its_age(tmp_path: Path) -> Non
         return stoker("fit", *ONCE, *options, "--", *words)
 
     first = fit("--reuse")
-    assert "nothing is remembered of this command on such a GPU" in first.err
+    assert "nothing is cached of this command on such a GPU" in first.err
     again = fit("--reuse", "1h", seed=2)
     assert (again.out, len(said(file))) == ("8\n", 1)
     assert re.search(r"found [\d.]+s ago, and not tried again: --refit does", again.err)
@@ -145,7 +145,7 @@ def test_what_is_remembered_is_not_taken_where_it_does_not_fit_now() -> None:
         done = stoker("fit", *SEEN, "--reuse", "--", *TRAINER)
         neighbour.kill()
     assert done.out == "120\n"
-    assert "what is remembered needs 22 GiB, and only 14 GiB may be taken now" in done.err
+    assert "what is cached needs 22 GiB, and only 14 GiB may be taken now" in done.err
 
 
 def test_gpu_chooses_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_the_whole_output_of_a_probe_that_failed_is_kept() -> None:
         (("--batch-env", "A", "--", "x {batch_size}"), "the size would go in twice"),
         (("--probe-args", "'", "--", "x"), "cannot be split into words"),
         (("--", "x {accumulate}"), "{accumulate} needs --effective"),
-        (("--base", "0", "--", "x"), "--base of 0 cannot be"),
+        (("--base", "0", "--", "x"), "--base 0 is out of range"),
         (("--base", "16", "--max", "8", "--", "x"), "--base 16 is above --max 8"),
         (("--margin", "110%", "--", "x"), "out of range"),
         (("--per-gpu", "0", "--", "x"), "--per-gpu must be one or more"),

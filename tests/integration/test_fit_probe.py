@@ -111,7 +111,7 @@ def test_memory_of_others_is_not_the_probes_and_not_there_to_be_had(neighbour: "
 
 
 def test_a_probe_that_takes_what_others_were_promised_is_stopped_at_once() -> None:
-    answer = fit_what_is_shown(most_memory=6 * GIB, terms={"base": 64})
+    answer = fit_what_is_shown(most_memory=6 * GIB, search_options={"base": 64})
     assert any("64: stopped after" in told and "for others" in told for told in answer["told"])
     assert (answer["fitted"]["size"], answer["fitted"]["limit"]) == (32, int(6 * GIB * 0.9))
 
@@ -122,12 +122,12 @@ def test_without_a_list_of_processes_the_difference_counts_and_that_is_told(
     break_driver("unsupported", "processes")
     answer = fit_what_is_shown()
     assert (answer["fitted"]["size"], answer["fitted"]["observations"][0]["peak"]) == (120, (2048 + 8 * 100) * MIB)
-    assert "the driver does not tell the memory of each process" in answer["fitted"]["note"]
+    assert "the driver does not report memory per process" in answer["fitted"]["note"]
     assert neighbour.poll() is None
 
 
 def test_of_several_gpus_the_fullest_counts() -> None:
-    answer = fit_what_is_shown("--gpus", "2", terms=ONCE)
+    answer = fit_what_is_shown("--gpus", "2", search_options=ONCE)
     assert only_probe(answer)["peak"] == (2048 + 1024 + 8 * 100) * MIB
     assert answer["gpus"] == [0, 1]
 
@@ -136,33 +136,35 @@ def test_it_is_fitted_to_the_gpu_that_the_command_sees(
     neighbour: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    answer = fit_what_is_shown(terms=ONCE)
+    answer = fit_what_is_shown(search_options=ONCE)
     assert (answer["fitted"]["limit"], answer["gpus"]) == (int(24 * GIB * 0.9), [1])
     assert neighbour.poll() is None
 
 
 def test_a_probe_ends_when_its_memory_stayed_over_several_steps() -> None:
-    probe = only_probe(fit(*LONG, "--state", "512", "--step-time", "0.2", terms=ONCE))
+    probe = only_probe(fit(*LONG, "--state", "512", "--step-time", "0.2", search_options=ONCE))
     # What the optimizer took at the second step is in it.
     assert (probe["peak"], probe["settled"]) == ((2048 + 8 * 100 + 512) * MIB, True)
     assert 1.0 <= probe["seconds"] < 30
 
 
 def test_a_probe_without_steps_ends_when_its_memory_stayed_for_a_while() -> None:
-    probe = only_probe(fit(*LONG, "--silent", terms=ONCE, limits={"flat_for": 0.5}))
+    probe = only_probe(fit(*LONG, "--silent", search_options=ONCE, limits={"flat_for": 0.5}))
     assert probe["settled"]
     assert 0.5 <= probe["seconds"] < 30
 
 
 def test_a_probe_ends_when_its_output_says_that_steps_run() -> None:
-    probe = only_probe(fit(*LONG, "--step-time", "0.1", terms=ONCE, limits={"until": r"^step 2\b", "flat_for": 0.01}))
+    probe = only_probe(
+        fit(*LONG, "--step-time", "0.1", search_options=ONCE, limits={"until": r"^step 2\b", "flat_for": 0.01})
+    )
     assert probe["settled"]
     assert 0.3 <= probe["seconds"] < 30
 
 
 def test_a_probe_whose_time_is_over_may_not_have_shown_all() -> None:
     limits = ({"seconds": seconds, "flat_for": 600} for seconds in (0.7, 4, 16))
-    tries = (fit(*LONG, "--silent", terms=ONCE, limits=limit) for limit in limits)
+    tries = (fit(*LONG, "--silent", search_options=ONCE, limits=limit) for limit in limits)
     probe = only_probe(first_in_time(tries, seen))
     assert (probe["outcome"], probe["settled"]) == ("fits", False)
 
@@ -174,7 +176,7 @@ def test_a_probe_whose_time_is_over_may_not_have_shown_all() -> None:
 )
 def test_nothing_that_a_probe_started_is_left(steps: tuple[int, ...], limits: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "left"
-    tries = (fit("--leave", str(file), "--steps", str(count), terms=ONCE, limits=limits) for count in steps)
+    tries = (fit("--leave", str(file), "--steps", str(count), search_options=ONCE, limits=limits) for count in steps)
     only_probe(first_in_time(tries, seen))
     assert not lives(int(file.read_text()))
 
@@ -216,7 +218,7 @@ def test_a_fitter_that_is_killed_leaves_no_probe_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fails", ["1", "137", "1:RuntimeError: nicht genügend Grafikspeicher"])
 def test_a_size_that_fails_without_the_words_is_taken_for_too_large(fails: str) -> None:
     # Neither the base nor the size after it fits: 8 does.
-    answer = fit_what_is_shown("--slope", "1600", "--fails", fails, terms={"base": 16})
+    answer = fit_what_is_shown("--slope", "1600", "--fails", fails, search_options={"base": 16})
     assert answer["fitted"]["size"] == 8
     assert "a batch of 16 failed with code" in answer["fitted"]["note"]
     assert "probably for want of memory" in answer["fitted"]["note"]
@@ -230,7 +232,7 @@ def test_a_program_that_fails_at_every_size_has_the_first_failure_told() -> None
 
 def test_running_out_of_memory_lowers_the_bound_and_goes_on() -> None:
     # The base takes 27 GiB, so sizes below it are tried.
-    answer = fit_what_is_shown("--slope", "1600", terms={"base": 16})
+    answer = fit_what_is_shown("--slope", "1600", search_options={"base": 16})
     assert answer["fitted"]["observations"][0]["outcome"] == "oom"
     assert answer["fitted"]["size"] == 8
 

@@ -90,7 +90,7 @@ def test_again_copies_a_job_and_puts_the_changes_over_it(site: ApiSite, client: 
 
 def test_a_batch_size_can_be_found_first(client: Client) -> None:
     (job,) = told(client.post(f"{V1}/jobs", json=job_body(fit={"base": 16, "margin": "5%"})), 201)["jobs"]
-    assert (job["fit"]["terms"]["base"], job["fit"]["terms"]["margin"]) == (16, 0.05)
+    assert (job["fit"]["search_options"]["base"], job["fit"]["search_options"]["margin"]) == (16, 0.05)
     (job,) = told(client.post(f"{V1}/jobs", json=job_body(fit=True)), 201)["jobs"]
     assert job["fit"]["retries_oom"] == 2
 
@@ -128,7 +128,7 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
         ({"environment": {"A": "\0"}}, "#/environment", "cannot be set"),
         ({"command": "train {batch_size}"}, "#/batch_size", "say how much that is"),
         ({"fit": True, "gpus": 0}, "#/fit", "needs a GPU"),
-        ({"fit": {"base": 8, "max": 4}}, "#/fit", "nothing could be tried"),
+        ({"fit": {"base": 8, "max": 4}}, "#/fit", "use a smaller one"),
         ({"fit": {"margin": "lots"}}, "#/fit", "not a percentage"),
         ({"idle_for": "1s"}, "#/idle_for", "not a single look"),
         ({"idle_below": "200%"}, "#/idle_below", "between 0% and 100%"),

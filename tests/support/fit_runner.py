@@ -1,8 +1,8 @@
 """Runs a fitter in a process of its own, as a worker would, and prints what it found or why it did not.
 
-The first argument is JSON: `command`, and any of `terms`, `limits`, `gpus`, `directory`, `most_memory`, `deadline`,
-`stop_after` (how often its hook may be called before it ends everything) and `hang_after` (the same before the driver
-hangs).
+The first argument is JSON: `command`, and any of `search_options`, `limits`, `gpus`, `directory`, `most_memory`,
+`deadline`, `stop_after` (how often its hook may be called before it ends everything) and `hang_after` (the same before
+the driver hangs).
 """
 
 import os
@@ -14,8 +14,7 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.fit.fitter import FitRequest, Fitter
-from stoker.fit.model import SearchOptions
-from stoker.fit.probe import ProbeOptions
+from stoker.fit.model import ProbeOptions, SearchOptions
 from stoker.gpus.prober import Prober
 from stoker.gpus.sim import SimMachine
 from stoker.gpus.sim.faults import add_fault, parse_fault
@@ -42,7 +41,7 @@ def main() -> None:
     asked: dict[str, Any] = msgspec.json.decode(sys.argv[1])
     request = FitRequest(
         command=tuple(asked["command"]),
-        terms=SearchOptions(**asked.get("terms", {})),
+        search_options=SearchOptions(**asked.get("search_options", {})),
         limits=ProbeOptions(**asked.get("limits", {})),
         environment=dict(os.environ),
         gpus=tuple(asked.get("gpus", ())),

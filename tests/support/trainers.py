@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stoker.fit.model import Capacity, Fitted, NextProbe, ProbeFailedError, ProbeOutcome, SearchOptions
-from stoker.fit.search import Search
-from stoker.fit.sizes import Sizes
+from stoker.fit.search import Search, Sizes
 
 MIB = 2**20
 GIB = 2**30
@@ -57,7 +56,7 @@ class Trainer:
     total: int = 24 * GIB
     neighbour: tuple[int, ...] = (0,)
     """What somebody else holds when the search begins, in each run after that, and (the last) in the real run."""
-    terms: SearchOptions = field(default_factory=SearchOptions)
+    search_options: SearchOptions = field(default_factory=SearchOptions)
     ends: Literal["size", "nothing", "failure"] = "size"
 
     @property
@@ -67,12 +66,12 @@ class Trainer:
 
     @property
     def limit(self) -> float:
-        return min(self.capacity, self.total / self.terms.per_gpu) * (1 - self.terms.margin)
+        return min(self.capacity, self.total / self.search_options.per_gpu) * (1 - self.search_options.margin)
 
     @property
     def surprises(self) -> bool:
         """Whether the real run needs more than the margin on top of what any probe sees."""
-        return self.validation > 1 / (1 - self.terms.margin) and (self.validation_at or 0) > max(
+        return self.validation > 1 / (1 - self.search_options.margin) and (self.validation_at or 0) > max(
             PROBE_STEPS, self.probe_until
         )
 
@@ -93,8 +92,8 @@ class Trainer:
         taken = self._growing(size, run)
         if self.validation_at is not None and step >= self.validation_at:
             taken *= max(1.0, self.validation)
-        kept = self.optimizer if step >= 2 else 0
-        return self._rounded(self.fixed + kept + taken + self.creep * step / REAL_STEPS)
+        fit_fields = self.optimizer if step >= 2 else 0
+        return self._rounded(self.fixed + fit_fields + taken + self.creep * step / REAL_STEPS)
 
     def peak(self, size: int) -> int:
         """What the real run comes to."""
@@ -105,7 +104,7 @@ class Trainer:
 
         No more than the data: above it all batches are the same.
         """
-        sizes = Sizes(self.terms)
+        sizes = Sizes(self.search_options)
         good, bad = 0, min(sizes.largest, sizes.down(self.examples)) + 1
         while sizes.down(bad - 1) > good:
             middle = sizes.down((good + bad) // 2)
@@ -118,7 +117,7 @@ class Trainer:
 
     def dies(self, size: int) -> bool:
         """Whether the real run, with all that share the GPU, runs out of memory."""
-        return self.peak(size) * self.terms.per_gpu + self.neighbour[-1] > self.total
+        return self.peak(size) * self.search_options.per_gpu + self.neighbour[-1] > self.total
 
     def runs_out(self, size: int, run: int, steps: int) -> bool:
         """Whether it runs out of memory within so many steps, alone with the neighbour."""
@@ -154,7 +153,7 @@ class Trainer:
 
 def search(trainer: Trainer, heard: list[ProbeOutcome] | None = None) -> Fitted:
     """The search with this program under it; `heard` gets what it is told, also where it finds nothing."""
-    searching = Search(trainer.terms, Capacity(trainer.capacity, trainer.total))
+    searching = Search(trainer.search_options, Capacity(trainer.capacity, trainer.total))
     for run in range(TOO_MANY):
         step = searching.next()
         if not isinstance(step, NextProbe):
@@ -205,12 +204,12 @@ def _trainers() -> Iterator[Trainer]:
     yield Trainer("only tiny sizes fit", 6 * GIB, 3.5 * GIB)
     yield Trainer("only one fits", 11 * GIB, 8 * GIB)
     yield Trainer("the base is above the margin", 4 * GIB, 2.3 * GIB)
-    yield Trainer("the largest is reached", 2 * GIB, 50 * MIB, terms=SearchOptions(most=128))
-    yield Trainer("the base is the largest", 2 * GIB, 50 * MIB, terms=SearchOptions(most=8))
-    yield Trainer("base of 64, which does not fit", 8 * GIB, 300 * MIB, terms=SearchOptions(base=64))
-    yield Trainer("base of 256, a bit above the margin", 4 * GIB, 71 * MIB, terms=SearchOptions(base=256))
-    yield Trainer("any size will do", 2 * GIB, 50 * MIB, terms=SearchOptions(base=1, multiple=1))
-    yield Trainer("three share the card", 1 * GIB, 20 * MIB, terms=SearchOptions(per_gpu=3))
+    yield Trainer("the largest is reached", 2 * GIB, 50 * MIB, search_options=SearchOptions(most=128))
+    yield Trainer("the base is the largest", 2 * GIB, 50 * MIB, search_options=SearchOptions(most=8))
+    yield Trainer("base of 64, which does not fit", 8 * GIB, 300 * MIB, search_options=SearchOptions(base=64))
+    yield Trainer("base of 256, a bit above the margin", 4 * GIB, 71 * MIB, search_options=SearchOptions(base=256))
+    yield Trainer("any size will do", 2 * GIB, 50 * MIB, search_options=SearchOptions(base=1, multiple=1))
+    yield Trainer("three share the card", 1 * GIB, 20 * MIB, search_options=SearchOptions(per_gpu=3))
     yield Trainer("a card of 80 GiB", 12 * GIB, 210 * MIB, block=20 * MIB, total=80 * GIB)
     yield Trainer("a card of 4 GiB", 900 * MIB, 11 * MIB, block=2 * MIB, total=4 * GIB)
     yield Trainer("nothing fits", 23 * GIB, 1.5 * GIB, ends="nothing")

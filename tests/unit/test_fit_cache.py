@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from stoker.fit.cache import FitCache, Key, shape_of
-from stoker.fit.model import Fitted, ProbeOutcome, SearchOptions
-from stoker.fit.overrides import Overrides
+from stoker.fit.model import Fitted, Overrides, ProbeOutcome, SearchOptions
 
 FITTED = Fitted(
     size=64, fixed=1.0, slope=2.0, predicted=9, limit=10, observations=(ProbeOutcome(size=8, outcome="fits", peak=3),)
@@ -52,19 +51,24 @@ def test_words_and_shell_text_are_recognised_alike() -> None:
 
 
 def test_the_newest_answer_is_recalled_for_its_own_key_only(tmp_path: Path) -> None:
-    memo = FitCache(tmp_path / "new")
-    memo.keep(key(), FITTED)
-    memo.keep(key(), msgspec.structs.replace(FITTED, size=72))
-    remembered = memo.recall(key())
-    assert remembered is not None
-    assert (remembered.fitted.size, remembered.fitted.observations) == (72, FITTED.observations)
-    for other in (key(gpu="H100"), key(memory=40), key(terms=SearchOptions(margin=0.2)), key(directory="/tmp")):
-        assert memo.recall(other) is None
+    cache = FitCache(tmp_path / "new")
+    cache.keep(key(), FITTED)
+    cache.keep(key(), msgspec.structs.replace(FITTED, size=72))
+    cached = cache.find(key())
+    assert cached is not None
+    assert (cached.fitted.size, cached.fitted.observations) == (72, FITTED.observations)
+    for other in (
+        key(gpu="H100"),
+        key(memory=40),
+        key(search_options=SearchOptions(margin=0.2)),
+        key(directory="/tmp"),
+    ):
+        assert cache.find(other) is None
 
 
 def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
     (tmp_path / "fits.json").write_text("[{")
-    memo = FitCache(tmp_path)
-    assert memo.recall(key()) is None
-    memo.keep(key(), FITTED)
-    assert memo.recall(key()) is not None
+    cache = FitCache(tmp_path)
+    assert cache.find(key()) is None
+    cache.keep(key(), FITTED)
+    assert cache.find(key()) is not None

@@ -7,7 +7,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from stoker.fit.fitter import FitRequest, Fitter
-from stoker.fit.memory import BLOCK, MemoryTracker, Plateau
+from stoker.fit.measurements import BLOCK, MemoryTracker, Plateau
 from stoker.fit.model import SearchOptions
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization
 from stoker.gpus.prober import Prober
@@ -60,7 +60,7 @@ def test_where_memory_cannot_be_told_apart_the_difference_counts_and_is_owned_up
     seen = watch(used_before=2 * GIB)
     seen.see(seen_now)
     assert seen.peak == 3 * GIB
-    assert "the driver does not tell the memory of each process" in seen.note
+    assert "the driver does not report memory per process" in seen.note
 
 
 def test_a_little_more_on_the_gpu_is_nobodys_probe() -> None:
@@ -119,7 +119,7 @@ def test_slow_growth_is_growth() -> None:
 def test_half_of_a_gpu_is_half_of_the_card_however_much_of_it_is_free(tmp_path: Path) -> None:
     request = FitRequest(
         command=("train", "--batch_size", "{batch_size}"),
-        terms=SearchOptions(per_gpu=2, margin=0.0),
+        search_options=SearchOptions(per_gpu=2, margin=0.0),
         environment={},
         gpus=("GPU-a",),
         outputs=tmp_path,

@@ -3,7 +3,7 @@
 import pytest
 
 from stoker.errors import BadInputError
-from stoker.fit.rates import Rates
+from stoker.fit.measurements import Rates
 
 
 def fed(text: str, pattern: str | None = None) -> Rates:

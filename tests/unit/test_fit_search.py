@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from stoker.fit.model import (
     Capacity,
+    FitSpec,
     Fitted,
     NextProbe,
     NothingFitsError,
     ProbeFailedError,
     ProbeOutcome,
     SearchOptions,
+    smaller,
 )
-from stoker.fit.search import RUNS, RUNS_FOR_A_POOR_ANSWER, Search
-from stoker.fit.sizes import Sizes
-from stoker.fit.spec import FitSpec, smaller
+from stoker.fit.search import RUNS, RUNS_FOR_A_POOR_ANSWER, Search, Sizes
 from tests.support.deep import examples
 from tests.support.trainers import GIB, MIB, TRAINERS, Trainer, search
 
@@ -23,8 +23,10 @@ GOOD = 0.9
 FITTING = [name for name, trainer in TRAINERS.items() if trainer.ends == "size"]
 
 
-def showing(*observations: ProbeOutcome, terms: SearchOptions | None = None, capacity: int = 24 * GIB) -> Search:
-    searching = Search(terms or SearchOptions(), Capacity(capacity, 24 * GIB))
+def showing(
+    *observations: ProbeOutcome, search_options: SearchOptions | None = None, capacity: int = 24 * GIB
+) -> Search:
+    searching = Search(search_options or SearchOptions(), Capacity(capacity, 24 * GIB))
     for observation in observations:
         searching.record(observation)
     return searching
@@ -63,7 +65,7 @@ def test_finds_nearly_the_largest_that_fits_in_few_runs_and_the_real_run_survive
     # What comes after all probes kills the first real run; it is started again smaller.
     for _ in range(FitSpec().retries_oom if trainer.surprises else 0):
         if size is not None and trainer.dies(size):
-            size = smaller(size, trainer.terms)
+            size = smaller(size, trainer.search_options)
     assert size is not None
     assert size >= (0.8 if trainer.surprises else GOOD) * trainer.true_limit()
     assert not trainer.dies(size)
@@ -77,12 +79,12 @@ def test_the_table_has_enough_programs() -> None:
 @pytest.mark.parametrize("name", FITTING)
 def test_answers_a_size_that_was_asked_for(name: str) -> None:
     trainer = TRAINERS[name]
-    sizes = Sizes(trainer.terms)
+    sizes = Sizes(trainer.search_options)
 
     found = search(trainer)
 
     assert found.size == sizes.down(found.size)
-    assert found.size <= trainer.terms.most
+    assert found.size <= trainer.search_options.most
 
 
 @pytest.mark.parametrize("name", FITTING)
@@ -157,7 +159,7 @@ def test_any_nearly_straight_program_is_fitted(total: int, limit: float, fixed: 
     bend=st.floats(0, 1),
     jitter=st.floats(0, 0.02),
     block=BLOCKS,
-    terms=st.builds(
+    search_options=st.builds(
         SearchOptions,
         base=st.integers(1, 300),
         multiple=st.integers(1, 70),
@@ -168,10 +170,16 @@ def test_any_nearly_straight_program_is_fitted(total: int, limit: float, fixed: 
     ),
 )
 def test_no_program_gets_a_size_that_it_dies_of(
-    fixed: float, slope: float, bend: float, jitter: float, block: int, terms: SearchOptions
+    fixed: float, slope: float, bend: float, jitter: float, block: int, search_options: SearchOptions
 ) -> None:
     trainer = Trainer(
-        "any", int(fixed * GIB), slope * MIB, bend=bend * slope * 2**10, jitter=jitter, block=block, terms=terms
+        "any",
+        int(fixed * GIB),
+        slope * MIB,
+        bend=bend * slope * 2**10,
+        jitter=jitter,
+        block=block,
+        search_options=search_options,
     )
     try:
         found = search(trainer)
@@ -181,7 +189,7 @@ def test_no_program_gets_a_size_that_it_dies_of(
 
     assert not trainer.dies(found.size)
     assert len(found.observations) <= RUNS_FOR_A_POOR_ANSWER
-    assert found.accumulate is None or found.size * found.accumulate >= (terms.effective or 0)
+    assert found.accumulate is None or found.size * found.accumulate >= (search_options.effective or 0)
 
 
 # Step by step
@@ -260,19 +268,23 @@ def test_nothing_fits_only_when_one_does_not() -> None:
 
 
 def test_a_share_of_the_card_is_all_that_one_of_several_runs_may_use() -> None:
-    terms = SearchOptions(per_gpu=2)
+    search_options = SearchOptions(per_gpu=2)
 
-    assert showing(terms=terms).limit == int(24 * GIB * 0.9 / 2)
-    assert answer(showing(ran(8, 3), ran(24, 9), ran(32, 10.9), terms=terms)).size == 24
+    assert showing(search_options=search_options).limit == int(24 * GIB * 0.9 / 2)
+    assert answer(showing(ran(8, 3), ran(24, 9), ran(32, 10.9), search_options=search_options)).size == 24
     with pytest.raises(NothingFitsError, match="that each of 2 runs has"):
-        showing(ran(1, 12), terms=terms).next()
+        showing(ran(1, 12), search_options=search_options).next()
 
 
 def test_the_second_of_two_runs_may_use_as_much_as_the_first() -> None:
-    terms = SearchOptions(per_gpu=2)
+    search_options = SearchOptions(per_gpu=2)
 
-    assert showing(terms=terms, capacity=13 * GIB).limit == showing(terms=terms).limit
-    assert showing(terms=terms, capacity=10 * GIB).limit == int(10 * GIB * 0.9), "a stranger has the rest"
+    assert (
+        showing(search_options=search_options, capacity=13 * GIB).limit == showing(search_options=search_options).limit
+    )
+    assert showing(search_options=search_options, capacity=10 * GIB).limit == int(10 * GIB * 0.9), (
+        "a stranger has the rest"
+    )
 
 
 def test_memory_that_was_still_growing_is_seen_pessimistically() -> None:
@@ -307,7 +319,7 @@ def test_without_any_memory_seen_there_is_no_answer() -> None:
 
 @pytest.mark.parametrize(("base", "multiple", "first"), [(8, 3, 6), (12, 8, 8), (8, 16, 8), (8, 8, 8), (7, 100, 4)])
 def test_only_sizes_that_may_be_answered_are_tried(base: int, multiple: int, first: int) -> None:
-    assert asked(showing(terms=SearchOptions(base=base, multiple=multiple))).size == first
+    assert asked(showing(search_options=SearchOptions(base=base, multiple=multiple))).size == first
 
 
 @pytest.mark.parametrize("fixed", [1.0, 8.0])
@@ -361,7 +373,7 @@ def test_less_memory_than_before_gives_a_smaller_answer() -> None:
 def test_the_effective_batch_stays_what_the_experiment_wants(
     effective: int, fits: int, size: int, steps: int, note: str
 ) -> None:
-    trainer = Trainer("any", 0, 21.6 * GIB / (fits + 0.5), terms=SearchOptions(effective=effective))
+    trainer = Trainer("any", 0, 21.6 * GIB / (fits + 0.5), search_options=SearchOptions(effective=effective))
 
     found = search(trainer)
 
@@ -369,7 +381,7 @@ def test_the_effective_batch_stays_what_the_experiment_wants(
 
 
 def test_no_run_is_made_above_the_effective_batch() -> None:
-    found = search(Trainer("any", 2 * GIB, 1 * MIB, terms=SearchOptions(effective=64)))
+    found = search(Trainer("any", 2 * GIB, 1 * MIB, search_options=SearchOptions(effective=64)))
 
     assert max(seen.size for seen in found.observations) == 64
 
@@ -381,8 +393,8 @@ def measured(prefer: str, *rates: float | None) -> Fitted:
     observations = [
         ran(size, gib, rate) for (size, gib), rate in zip(((8, 2.4), (72, 5.6), (392, 21.5)), rates, strict=True)
     ]
-    terms = SearchOptions(prefer="fastest") if prefer == "fastest" else SearchOptions()
-    return answer(showing(*observations, terms=terms))
+    search_options = SearchOptions(prefer="fastest") if prefer == "fastest" else SearchOptions()
+    return answer(showing(*observations, search_options=search_options))
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.fit.model import Fitted
-from stoker.fit.overrides import Command, argv
-from stoker.fit.spec import FitSpec
+from stoker.fit.model import Command, FitSpec, Fitted, argv
 from stoker.gpus.prober import Prober
 from stoker.paths import private_directory
 from stoker.runs.plan import Plan
@@ -21,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attendant needs to fit a job: kept in its assignment."""
+    """What an attendant needs to fit a job: fit_fields in its assignment."""
 
-    wish: FitSpec
+    spec: FitSpec
     command: Command
     """As the job has it, with places for the size and the id or without."""
     job: str
@@ -43,7 +41,7 @@ class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
         tell: Callable[[str], None],
         check: Callable[[], None],
     ) -> "tuple[Fitted, Key]":
-        """Probes, unless a remembered answer will do; and what that is remembered by.
+        """Probes, unless a cached answer will do; and what that is cached by.
 
         `check` raises when somebody wants it all to end.
         """
@@ -52,13 +50,13 @@ class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
         from stoker.fit.fitter import FitRequest, Fitter
 
         private_directory(place)
-        wish = self.wish
+        spec = self.spec
         request = FitRequest(
             command=self.command,
-            terms=wish.terms,
-            overrides=wish.overrides,
-            limits=wish.limits,
-            rate=wish.rate,
+            search_options=spec.search_options,
+            overrides=spec.overrides,
+            limits=spec.limits,
+            rate=spec.rate,
             environment=environment,
             directory=plan.directory,
             gpus=gpus,
@@ -67,16 +65,16 @@ class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
             most_memory=self.most_memory,
         )
         fitter = Fitter(request, prober, tell, check)
-        key = key_of(self.command, plan.directory or "/", fitter.gpus[0], wish.terms, wish.overrides)
-        remembered = FitCache(home).recall(key)
-        is_young = wish.reuse is not None and remembered is not None and remembered.at >= time.time() - wish.reuse
-        if remembered is not None and is_young and remembered.fitted.predicted <= fitter.limit():
-            tell(f"a batch of {remembered.fitted.size} was found before, and is taken")
-            return remembered.fitted, key
-        terms = learned(remembered, wish.terms)
-        if terms != wish.terms:
-            tell(f"a larger batch than {terms.most} ran out of memory in a real run before: none is tried")
-            fitter = Fitter(msgspec.structs.replace(request, terms=terms), prober, tell, check)
+        key = key_of(self.command, plan.directory or "/", fitter.gpus[0], spec.search_options, spec.overrides)
+        cached = FitCache(home).find(key)
+        is_young = spec.reuse is not None and cached is not None and cached.at >= time.time() - spec.reuse
+        if cached is not None and is_young and cached.fitted.predicted <= fitter.limit():
+            tell(f"a batch of {cached.fitted.size} was found before, and is taken")
+            return cached.fitted, key
+        search_options = learned(cached, spec.search_options)
+        if search_options != spec.search_options:
+            tell(f"a larger batch than {search_options.most} ran out of memory in a real run before: none is tried")
+            fitter = Fitter(msgspec.structs.replace(request, search_options=search_options), prober, tell, check)
         fitted = fitter.fit()
         tell(f"a batch of {fitted.size} takes {format_memory(fitted.predicted)} of {format_memory(fitted.limit)}")
         self.remember(home, key, fitted, None, tell)
@@ -91,18 +89,18 @@ class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
         try:
             FitCache(home).keep(key, fitted, ran_out)
         except StokerError as error:
-            tell(f"the answer is not remembered: {error}")
+            tell(f"the answer is not cached: {error}")
 
     def plan_at(self, plan: Plan, size: int, accumulate: int | None) -> Plan:
         """The real run at this size."""
         return msgspec.structs.replace(
-            plan, command=argv(self.wish.overrides.real(self.command, size, accumulate, self.job))
+            plan, command=argv(self.spec.overrides.real(self.command, size, accumulate, self.job))
         )
 
     def accumulate_at(self, size: int) -> int | None:
         """Steps that make up the effective batch, at a size that was not the answer."""
-        effective = self.wish.terms.effective
+        effective = self.spec.search_options.effective
         return None if effective is None else -(-effective // size)
 
     def environment_at(self, environment: Mapping[str, str], size: int) -> dict[str, str]:
-        return self.wish.overrides.environment(environment, size) | {"STOKER_BATCH_SIZE": str(size)}
+        return self.spec.overrides.environment(environment, size) | {"STOKER_BATCH_SIZE": str(size)}

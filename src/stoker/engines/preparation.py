@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from stoker.engines.fitting import BatchSizeFit
 from stoker.errors import BadInputError
-from stoker.fit.spec import FitSpec
+from stoker.fit.model import FitSpec
 from stoker.gpus.model import Gpu
 from stoker.gpus.visible import hiding_variables, set_visible_gpus
 from stoker.queue.commands import filled, mentioned
@@ -136,11 +136,11 @@ def batch_size_fit(job: Job, number: int, command: tuple[str, ...], slots: int) 
         spec = msgspec.convert(job.fit, FitSpec)
     except msgspec.ValidationError as error:
         raise BadInputError(f"the fit of job {job.id} is invalid: {error}") from None
-    if slots > spec.terms.per_gpu:
-        spec = replace(spec, terms=replace(spec.terms, per_gpu=slots))
+    if slots > spec.search_options.per_gpu:
+        spec = replace(spec, search_options=replace(spec.search_options, per_gpu=slots))
     # A shell command became three words, of which the last is the text.
     words = command[-1] if isinstance(job.command, str) else command
     # A job that shares a GPU must stay below the memory that it asked for.
     return BatchSizeFit(
-        wish=spec, command=words, job=job.id, number=number, most_memory=job.memory if job.share else None
+        spec=spec, command=words, job=job.id, number=number, most_memory=job.memory if job.share else None
     )

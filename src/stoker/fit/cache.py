@@ -1,4 +1,4 @@
-"""What was fitted before: the answers by command, GPU model and memory, with their age."""
+"""Earlier answers by command, GPU model and memory, with their age."""
 
 import contextlib
 import fcntl
@@ -11,17 +11,15 @@ from typing import Final
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.fit.model import Fitted, SearchOptions
-from stoker.fit.overrides import Command, Overrides, in_words
-from stoker.fit.spec import smaller
+from stoker.fit.model import Command, Fitted, Overrides, SearchOptions, in_words, smaller
 from stoker.gpus.model import Gpu, known
 from stoker.paths import private_directory, private_file, write_atomically
 
-# Many times what anybody trains; the oldest go first.
+# The oldest are removed first.
 MOST: Final = 500
-# A program changes in the meantime, and what it takes with it.
+# Programs change, and their memory with them.
 LEARNED_FOR: Final = 30 * 86400.0
-# What can be said on a command line without changing the memory that a training takes: everything else counts.
+# Options that do not change the memory of a training; all others are part of the key.
 _NAMES: Final = (
     r"(?:random_|data_)?seed|lr|learning_rate|min_lr|weight_decay|version|(?:wandb_)?run_(?:id|name)|exp(?:eriment)?_name"
     r"|wandb_project|wandb_log|tags?|(?:out|output|log|save|checkpoint)_dir"
@@ -40,7 +38,7 @@ class Key(msgspec.Struct, frozen=True):
     gpu: str
     memory: int
     """Bytes that the GPU has."""
-    terms: SearchOptions
+    search_options: SearchOptions
     overrides: Overrides
 
 
@@ -55,14 +53,14 @@ class CachedFit(msgspec.Struct, frozen=True):
     """The smallest size with which a real run has run out of memory."""
 
 
-def learned(remembered: "CachedFit | None", terms: SearchOptions) -> SearchOptions:
+def learned(cached: "CachedFit | None", search_options: SearchOptions) -> SearchOptions:
     """The terms, without sizes with which a real run has run out of memory, however well they were probed."""
-    if remembered is None or remembered.ran_out is None or time.time() - remembered.at > LEARNED_FOR:
-        return terms
-    most = smaller(remembered.ran_out, terms)
-    if most is None or most >= terms.most:
-        return terms
-    return msgspec.structs.replace(terms, most=most, base=min(terms.base, most))
+    if cached is None or cached.ran_out is None or time.time() - cached.at > LEARNED_FOR:
+        return search_options
+    most = smaller(cached.ran_out, search_options)
+    if most is None or most >= search_options.most:
+        return search_options
+    return msgspec.structs.replace(search_options, most=most, base=min(search_options.base, most))
 
 
 def shape_of(command: Command) -> str:
@@ -70,14 +68,14 @@ def shape_of(command: Command) -> str:
     return _HARMLESS.sub(r"\g<name>*", in_words(command))
 
 
-def key_of(command: Command, directory: str, gpu: Gpu, terms: SearchOptions, overrides: Overrides) -> Key:
-    """What an answer for this command on such a GPU is remembered by."""
+def key_of(command: Command, directory: str, gpu: Gpu, search_options: SearchOptions, overrides: Overrides) -> Key:
+    """What an answer for this command on such a GPU is cached by."""
     return Key(
         shape=shape_of(command),
         directory=directory,
         gpu=gpu.name if known(gpu.name) else gpu.vendor,
         memory=gpu.memory if known(gpu.memory) else 0,
-        terms=terms,
+        search_options=search_options,
         overrides=overrides,
     )
 
@@ -88,7 +86,7 @@ class FitCache:
     def __init__(self, home: Path) -> None:
         self._path = home / "fits.json"
 
-    def recall(self, key: Key) -> CachedFit | None:
+    def find(self, key: Key) -> CachedFit | None:
         return next((entry for entry in self._read() if entry.key == key), None)
 
     def keep(self, key: Key, fitted: Fitted, ran_out: int | None = None) -> None:

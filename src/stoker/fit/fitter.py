@@ -1,32 +1,37 @@
 """Finds the batch size: lets the search choose sizes, runs a probe at each, and tells it what the probe showed."""
 
+import contextlib
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
-from stoker.fit.memory import BLOCK, MemoryTracker
+from stoker.fit.measurements import BLOCK, MemoryTracker, Rates
 from stoker.fit.model import (
     Capacity,
+    Command,
     Fitted,
     NextProbe,
     NothingFitsError,
+    Overrides,
     ProbeFailedError,
+    ProbeOptions,
     ProbeOutcome,
     SearchOptions,
+    argv,
 )
 from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, said_elsewhere, was_killed
-from stoker.fit.overrides import Command, Overrides, argv
-from stoker.fit.probe import Probe, ProbeOptions, ProbeReport, Stage
-from stoker.fit.rates import Rates
+from stoker.fit.probe import Probe, ProbeReport, ProbeSetup
 from stoker.fit.search import Search
-from stoker.fit.trackers import untracked
 from stoker.gpus.model import Gpu, Look, Reading, known
 from stoker.gpus.prober import Prober
 from stoker.gpus.visible import visible_gpus
+from stoker.paths import private_directory
 from stoker.units import format_duration, format_memory
 
 # The driver takes seconds to clear the memory of a large program that has ended.
@@ -46,7 +51,7 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Which command is to be fitted, and where."""
 
     command: Command
-    terms: SearchOptions = SearchOptions()
+    search_options: SearchOptions = SearchOptions()
     overrides: Overrides = Overrides()
     limits: ProbeOptions = ProbeOptions()
     rate: str | None = None
@@ -65,8 +70,8 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises BadInputError for what cannot be meant, before anything is run."""
-        self.terms.check()
-        self.overrides.check(self.command, self.terms.effective)
+        self.search_options.check()
+        self.overrides.check(self.command, self.search_options.effective)
         self.limits.pattern()
         Rates(self.rate)
 
@@ -118,11 +123,11 @@ class Fitter:
 
     def limit(self) -> int:
         """Bytes that one run must stay below now."""
-        return self.capacity().limit(self._request.terms)
+        return self.capacity().limit(self._request.search_options)
 
     def fit(self) -> Fitted:
         """Raises NothingFitsError and ProbeFailedError; whatever else `check` raises, nothing is left running."""
-        search = Search(self._request.terms, self.capacity())
+        search = Search(self._request.search_options, self.capacity())
         try:
             while not isinstance(found := search.next(), Fitted):
                 search.record(self._observe(found))
@@ -141,93 +146,95 @@ class Fitter:
         command = request.overrides.probe(request.command, trial.size, accumulate, name)
         environment = request.overrides.environment(untracked(request.environment, name), trial.size)
         uuids = frozenset(gpu.uuid for gpu in self.gpus)
-        stage = Stage(self._prober, environment, request.directory, request.limits, uuids, self._ceiling(), self._check)
+        setup = ProbeSetup(
+            self._prober, environment, request.directory, request.limits, uuids, self._ceiling(), self._check
+        )
         self._tell(f"batch size {trial.size}: {'making sure' if trial.verification else 'trying'}")
         rates = Rates(request.rate)
         self._kills = host_kills()
         log = request.outputs / f"probe-{trial.size}{'-again' if trial.verification else ''}.out"
-        shown, self._watch = Probe(stage, argv(command), log, self._before, rates).run()
-        return self._understood(trial, shown, self._watch, rates)
+        report, self._watch = Probe(setup, argv(command), log, self._before, rates).run()
+        return self._understood(trial, report, self._watch, rates)
 
-    def _understood(self, trial: NextProbe, shown: ProbeReport, watch: MemoryTracker, rates: Rates) -> ProbeOutcome:
+    def _understood(self, trial: NextProbe, report: ProbeReport, watch: MemoryTracker, rates: Rates) -> ProbeOutcome:
         """An observation, or the sentence that says why there is none."""
-        if shown.ending == "ceiling":
+        if report.ending == "ceiling":
             self._tell(
-                f"batch size {trial.size}: stopped after {format_duration(shown.seconds)}, as it took "
+                f"batch size {trial.size}: stopped after {format_duration(report.seconds)}, as it took "
                 f"{format_memory(watch.peak)} and the rest of the GPU is for others"
             )
             return ProbeOutcome(
                 size=trial.size,
                 outcome="oom",
                 peak=watch.peak,
-                seconds=shown.seconds,
+                seconds=report.seconds,
                 verification=trial.verification,
             )
-        if reason := self._out_of_memory(trial, shown):
+        if reason := self._out_of_memory(trial, report):
             told = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}…"
-            self._tell(f"batch size {trial.size}: out of memory after {format_duration(shown.seconds)} ({told})")
+            self._tell(f"batch size {trial.size}: out of memory after {format_duration(report.seconds)} ({told})")
             return ProbeOutcome(
                 size=trial.size,
                 outcome="oom",
                 peak=watch.peak or None,
-                seconds=shown.seconds,
+                seconds=report.seconds,
                 verification=trial.verification,
             )
-        if shown.code:
-            return self._suspected(trial, shown, watch)
+        if report.code:
+            return self._suspected(trial, report, watch)
         if not watch.peak:
             if watch.blind is not None:
                 raise ProbeFailedError(f"the memory of the probe could not be watched: {watch.blind}")
-            raise ProbeFailedError(self._never_seen(trial, shown))
+            raise ProbeFailedError(self._never_seen(trial, report))
         self._use(watch)
         self._smallest = min(trial.size, self._smallest or trial.size)
         self._tell(
-            f"batch size {trial.size}: took {format_memory(watch.peak)}, watched for {format_duration(shown.seconds)}"
-            + ("" if shown.ending != "time" else ", and it may not have shown all")
+            f"batch size {trial.size}: took {format_memory(watch.peak)}, watched for {format_duration(report.seconds)}"
+            + ("" if report.ending != "time" else ", and it may not have shown all")
         )
         return ProbeOutcome(
             size=trial.size,
             outcome="fits",
             peak=watch.peak,
-            seconds=shown.seconds,
+            seconds=report.seconds,
             rate=rates.rate(trial.size * (self._accumulate(trial.size) or 1)),
-            settled=shown.ending != "time",
+            settled=report.ending != "time",
             verification=trial.verification,
         )
 
-    def _suspected(self, trial: NextProbe, shown: ProbeReport, watch: MemoryTracker) -> ProbeOutcome:
+    def _suspected(self, trial: NextProbe, report: ProbeReport, watch: MemoryTracker) -> ProbeOutcome:
         """It failed and does not say that memory ran out. What else speaks for that?"""
         failure = ProbeFailedError(
-            f"the probe at batch size {trial.size} failed with code {shown.code} after "
-            f"{format_duration(shown.seconds)}, and nothing says that it was for want of memory"
-            f"{_last_lines(shown.output)}"
+            f"the probe at batch size {trial.size} failed with code {report.code} after "
+            f"{format_duration(report.seconds)}, and nothing says that it was for want of memory"
+            f"{_last_lines(report.output)}"
         )
-        why = self._circumstance(trial, shown, watch)
+        why = self._circumstance(trial, report, watch)
         if why is None:
-            may_be = shown.code not in _SAYS_WHY and (watch.peak > 0 or is_silent(shown.output))
+            may_be = report.code not in _SAYS_WHY and (watch.peak > 0 or is_silent(report.output))
             if self._doubt is not None or not may_be or trial.size == 1:
                 raise self._doubt or failure
             self._doubt = failure
             why = "or for another reason: a smaller one tells"
-        self._suspects[trial.size] = shown.code
+        self._suspects[trial.size] = report.code
         self._tell(
-            f"batch size {trial.size}: failed with code {shown.code} after {format_duration(shown.seconds)}, probably "
-            f"out of memory ({why})"
+            f"batch size {trial.size}: failed with code {report.code} after {format_duration(report.seconds)}, "
+            f"probably out of memory ({why})"
         )
         return ProbeOutcome(
             size=trial.size,
             outcome="oom",
             peak=watch.peak or None,
-            seconds=shown.seconds,
+            seconds=report.seconds,
             verification=trial.verification,
             suspected=True,
         )
 
-    def _circumstance(self, trial: NextProbe, shown: ProbeReport, watch: MemoryTracker) -> str | None:
-        if line := said_elsewhere(shown.output):
+    def _circumstance(self, trial: NextProbe, report: ProbeReport, watch: MemoryTracker) -> str | None:
+        if line := said_elsewhere(report.output):
             return line[:_LONGEST_REASON]
         kills = host_kills()
-        if was_killed(shown.code) and kills is not None and self._kills is not None and kills > self._kills:
+        if was_killed(report.code) and kills is not None and self._kills is not None and kills > self._kills:
             return "the kernel killed a process for want of the host's memory"
         if watch.peak >= NEARLY_ALL * self._capacity.free > 0:
             return f"it held {format_memory(watch.peak)} of {format_memory(self._capacity.free)}"
@@ -238,27 +245,27 @@ class Fitter:
     def _ceiling(self) -> int | None:
         """Where others have a part of the GPU, a probe must not take that even for a moment."""
         request = self._request
-        if request.most_memory is None and request.terms.per_gpu == 1:
+        if request.most_memory is None and request.search_options.per_gpu == 1:
             return None
-        return int(self._capacity.share(request.terms))
+        return int(self._capacity.share(request.search_options))
 
-    def _out_of_memory(self, trial: NextProbe, shown: ProbeReport) -> str | None:
+    def _out_of_memory(self, trial: NextProbe, report: ProbeReport) -> str | None:
         smaller_ran = self._smallest is not None and self._smallest < trial.size
         in_host_memory = self._before.source == "rss"
-        return is_out_of_memory(shown.output, shown.code, smaller_ran=smaller_ran, host=in_host_memory)
+        return is_out_of_memory(report.output, report.code, smaller_ran=smaller_ran, host=in_host_memory)
 
     def _accumulate(self, size: int) -> int | None:
         """Steps of this size that make up the effective batch."""
-        effective = self._request.terms.effective
+        effective = self._request.search_options.effective
         return None if effective is None else -(-effective // size)
 
-    def _never_seen(self, trial: NextProbe, shown: ProbeReport) -> str:
+    def _never_seen(self, trial: NextProbe, report: ProbeReport) -> str:
         where = " or ".join(f"GPU {gpu.index}" for gpu in self.gpus)
-        ended = "ended" if shown.ending == "by itself" else "was stopped"
+        ended = "ended" if report.ending == "by itself" else "was stopped"
         return (
-            f"the probe at batch size {trial.size} {ended} after {format_duration(shown.seconds)} and was never seen "
+            f"the probe at batch size {trial.size} {ended} after {format_duration(report.seconds)} and was never seen "
             f"to use {where}: let it run for longer (--probe-time, --probe-args), or see what it prints"
-            f"{_last_lines(shown.output)}"
+            f"{_last_lines(report.output)}"
         )
 
     def _use(self, watch: MemoryTracker) -> None:
@@ -336,5 +343,55 @@ def _last_lines(output: str) -> str:
     lines: Sequence[str] = [line.rstrip() for line in output.replace("\r", "\n").splitlines() if line.strip()]
     if not lines:
         return "; it printed nothing"
-    shown = "\n".join(f"    {line[:_LONGEST_LINE]}" for line in lines[-LAST_LINES:])
-    return f"; its last lines:\n{shown}"
+    report = "\n".join(f"    {line[:_LONGEST_LINE]}" for line in lines[-LAST_LINES:])
+    return f"; its last lines:\n{report}"
+
+
+# A tracker that finds one of these continues the run that it names.
+_RUNS: Final = frozenset(
+    {
+        *("WANDB_RUN_ID", "WANDB_NAME", "WANDB_RESUME", "WANDB_SWEEP_ID"),
+        *("MLFLOW_RUN_ID", "NEPTUNE_CUSTOM_RUN_ID", "COMET_EXPERIMENT_KEY", "CLEARML_TASK_ID"),
+    }
+)
+_OFF: Final = {"WANDB_MODE": "disabled", "NEPTUNE_MODE": "debug"}
+
+
+def untracked(environment: Mapping[str, str], name: str | None) -> dict[str, str]:
+    """The environment of a probe, without experiment tracking; `name` replaces the job's id."""
+    fit_fields = {variable: value for variable, value in environment.items() if variable not in _RUNS}
+    return {**fit_fields, **_OFF, **({} if name is None else {"STOKER_JOB_ID": name})}
+
+
+# For reading why a probe failed.
+KEPT_FOR: Final = 7 * 86400.0
+
+
+@contextlib.contextmanager
+def probe_outputs(home: Path, log: Callable[[str], None]) -> Iterator[Path]:
+    """A new directory for the output of probes. It is kept, and logged, when a probe failed that printed something."""
+    directory = _fresh(home)
+    keep = False
+    try:
+        yield directory
+    except ProbeFailedError:
+        if any(file.stat().st_size for file in directory.iterdir()):
+            log(f"the whole output of the probes is in {directory}")
+            keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _fresh(home: Path) -> Path:
+    try:
+        private_directory(home)
+        directory = Path(tempfile.mkdtemp(dir=home))
+    except OSError as error:
+        raise StokerError(f"the output of probes cannot be fit_fields in {home}: {error.strerror}") from None
+    for older in home.iterdir():
+        with contextlib.suppress(OSError):
+            if older.stat().st_mtime < time.time() - KEPT_FOR:
+                shutil.rmtree(older)
+    return directory

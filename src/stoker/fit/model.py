@@ -1,34 +1,38 @@
-"""The words of this room: what is asked for, what one probe showed, and what was found."""
+"""What a fit is asked for, what one probe showed, and what was found."""
 
-from typing import Literal, NamedTuple
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
+from stoker.queue.commands import filled, mentioned
 
 
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch size must be. The defaults are those of the script that this replaces."""
+    """What a batch size must be."""
 
     base: int = 8
-    """The size that is tried first; the training's own default."""
+    """The size that is tried first: the training's default."""
     multiple: int = 8
-    """The answer is a multiple of it, or a power of two below it when not even it fits."""
+    """The answer is a multiple of this, or a power of two where not even this fits."""
     most: int = 4096
     margin: float = 0.10
-    """The share of the memory that stays free."""
+    """The fraction of the memory that stays free."""
     per_gpu: int = 1
-    """So many such runs share one GPU."""
+    """How many such runs share one GPU."""
     effective: int | None = None
-    """The batch that the experiment wants in all, by gradient accumulation."""
+    """The effective batch size, reached by gradient accumulation."""
     prefer: Literal["largest", "fastest"] = "largest"
 
     def check(self) -> None:
         for what, number in (("--base", self.base), ("--multiple", self.multiple), ("--max", self.most)):
             if not 1 <= number < 2**31:
-                raise BadInputError(f"{what} of {number} cannot be: one or more is meant")
+                raise BadInputError(f"{what} {number} is out of range: use one or more")
         if self.base > self.most:
-            raise BadInputError(f"--base {self.base} is above --max {self.most}: nothing could be tried")
+            raise BadInputError(f"--base {self.base} is above --max {self.most}: use a smaller one")
         if not 0 <= self.margin < 1:
             raise BadInputError("--margin must be at least 0% and below 100%")
         if self.per_gpu < 1:
@@ -37,20 +41,39 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInputError("--effective must be one or more")
 
 
+class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """When a probe has shown enough."""
+
+    seconds: float = 120.0
+    """At most this long."""
+    flat_for: float = 20.0
+    """When its memory has not grown for this long, if its output shows no steps."""
+    until: str | None = None
+    """Only when its output matches this regular expression."""
+
+    def pattern(self) -> re.Pattern[str] | None:
+        if self.until is None:
+            return None
+        try:
+            return re.compile(self.until)
+        except re.error as error:
+            raise BadInputError(f"--probe-until {self.until!r} is not a regular expression: {error}") from None
+
+
 class Capacity(NamedTuple):
-    """Bytes of memory that there are for all runs on a GPU."""
+    """Bytes of memory for all runs on a GPU."""
 
     free: int
-    """What others have left."""
+    """What other processes leave."""
     card: int
-    """All that there is. Of several runs each has its share of this, as the first has taken from what is free."""
+    """The GPU's memory, of which each of several runs gets an equal share."""
 
-    def share(self, terms: SearchOptions) -> float:
-        """What one run may have of it, without a margin."""
-        return min(self.free, self.card / terms.per_gpu)
+    def share(self, search_options: SearchOptions) -> float:
+        """What one run may use, before the margin."""
+        return min(self.free, self.card / search_options.per_gpu)
 
-    def limit(self, terms: SearchOptions) -> int:
-        return int(self.share(terms) * (1 - terms.margin))
+    def limit(self, search_options: SearchOptions) -> int:
+        return int(self.share(search_options) * (1 - search_options.margin))
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,15 +82,15 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     outcome: Literal["fits", "oom"]
     peak: int | None = None
-    """Bytes of the run's own processes, on the GPU where they used most; None when it could not be seen."""
+    """Bytes used by the run's processes, on the GPU where they used most; None when unknown."""
     seconds: float = 0.0
     rate: float | None = None
-    """Examples per second, where the output told."""
+    """Examples per second, if the output reports them."""
     settled: bool = True
-    """Whether the memory was seen to stay, or the program ended by itself."""
+    """Whether the memory stopped growing, or the program ended by itself."""
     verification: bool = False
     suspected: bool = False
-    """It failed, and nothing but circumstances say that it was for want of memory."""
+    """It failed, probably for lack of memory, but did not say so."""
 
 
 class NextProbe(NamedTuple):
@@ -75,7 +98,7 @@ class NextProbe(NamedTuple):
 
     size: int
     verification: bool
-    """It is the answer already, unless this run shows otherwise."""
+    """This size is the answer unless this run shows otherwise."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,15 +112,180 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     """memory = fixed + slope × size, in bytes."""
     predicted: int
     limit: int
-    """The bytes that it had to stay below."""
+    """The limit in bytes."""
     observations: tuple[ProbeOutcome, ...] = ()
     note: str = ""
-    """What a person should know about it: a size that is not faster, a flag that is ignored."""
+    """Remarks: a larger size is not faster, a flag is ignored."""
 
 
 class NothingFitsError(StokerError):
-    """Not even a batch of one."""
+    """Not even a batch of one fits."""
 
 
 class ProbeFailedError(StokerError):
-    """A probe ended for a reason that says nothing of memory."""
+    """A probe failed for a reason other than memory."""
+
+
+Command = str | tuple[str, ...]
+"""Text for a shell, or words that need none."""
+
+DEFAULT_ARGUMENT: Final = "--batch_size={}"
+_PLACES: Final = ("batch_size", "accumulate")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Overrides(msgspec.Struct, frozen=True, kw_only=True):
+    """How a batch size is put into a command, and what probes append."""
+
+    argument: str | None = None
+    """`--batch_size={}`: appended with the size in the braces. None: that, unless the size has another way in."""
+    variable: str | None = None
+    """The environment variable that carries the size."""
+    probe_arguments: str = ""
+    """Appended last to the command of probes, so that they take precedence."""
+
+    def check(self, command: Command, effective: int | None) -> None:
+        """Raises BadInputError when the size would not reach the command."""
+        ways = [
+            name
+            for name, is_there in (
+                ("--batch-arg", self.argument is not None),
+                ("--batch-env", self.variable is not None),
+                ("{batch_size} in the command", "batch_size" in _mentioned(command)),
+            )
+            if is_there
+        ]
+        if len(ways) > 1:
+            raise BadInputError(f"the size would go in twice, by {ways[0]} and by {ways[1]}: leave one of them out")
+        if self.argument is not None and "{}" not in self.argument and "batch_size" not in _mentioned(self.argument):
+            raise BadInputError(
+                f"--batch-arg {self.argument!r} has no {{}} for the size: write it like --batch_size={{}}"
+            )
+        if self.variable is not None and not _VARIABLE.fullmatch(self.variable):
+            raise BadInputError(
+                f"--batch-env {self.variable!r} is not the name of a variable: write it like BATCH_SIZE"
+            )
+        for option, text in (("--batch-arg", self.argument or ""), ("--probe-args", self.probe_arguments)):
+            _words(option, text)
+        texts = (command, self.argument or "", self.probe_arguments)
+        if effective is None and any("accumulate" in _mentioned(text) for text in texts):
+            raise BadInputError("{accumulate} needs --effective, the effective batch size")
+
+    def real(self, command: Command, size: int, accumulate: int | None, name: str | None = None) -> Command:
+        """The command at this size; `name` replaces `{id}`."""
+        fill = _filler(size, accumulate, name)
+        appended: list[str] = []
+        if self.variable is None and "batch_size" not in _mentioned(command):
+            argument = (self.argument or DEFAULT_ARGUMENT).replace("{}", str(size))
+            appended = [fill(word) for word in _words("--batch-arg", argument)]
+        return _with(_mapped(fill, command), appended)
+
+    def probe(self, command: Command, size: int, accumulate: int | None, name: str | None = None) -> Command:
+        """The command at this size as a probe runs it."""
+        fill = _filler(size, accumulate, name)
+        more = [fill(word) for word in _words("--probe-args", self.probe_arguments)]
+        return _with(self.real(command, size, accumulate, name), more)
+
+    def environment(self, environment: Mapping[str, str], size: int) -> dict[str, str]:
+        """The environment that goes with it."""
+        return {**environment, **({} if self.variable is None else {self.variable: str(size)})}
+
+
+def argv(command: Command) -> tuple[str, ...]:
+    """The words to execute."""
+    return ("/bin/sh", "-c", command) if isinstance(command, str) else command
+
+
+def in_words(command: Command) -> str:
+    """The command as typed in a shell."""
+    return command if isinstance(command, str) else shlex.join(command)
+
+
+def _words(option: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise BadInputError(f"{option} {text!r} cannot be split into words: {str(error).lower()}") from None
+
+
+def _with(command: Command, words: list[str]) -> Command:
+    if isinstance(command, str):
+        return " ".join([command.rstrip(), *map(shlex.quote, words)])
+    return (*command, *words)
+
+
+def _mapped(fill: Callable[[str], str], command: Command) -> Command:
+    return fill(command) if isinstance(command, str) else tuple(map(fill, command))
+
+
+def _filler(size: int, accumulate: int | None, name: str | None) -> Callable[[str], str]:
+    values = {"batch_size": str(size), "accumulate": str(accumulate)} | ({} if name is None else {"id": name})
+    return lambda text: filled(text, values)
+
+
+def _mentioned(command: Command) -> set[str]:
+    words = (command,) if isinstance(command, str) else command
+    return {name for word in words for name in mentioned(word, _PLACES)}
+
+
+# A size that ran out of memory late goes down by this share, to the next multiple.
+_SMALLER = 0.8
+
+
+class FitSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How the batch size of a queued job is found, and what happens when it runs out of memory all the same."""
+
+    search_options: SearchOptions = SearchOptions()
+    overrides: Overrides = Overrides()
+    limits: ProbeOptions = ProbeOptions()
+    rate: str | None = None
+    reuse: float | None = None
+    """Take a cached answer that is not older than this many seconds."""
+    retries_oom: int = 2
+    """How often the job is started again at a smaller size after it ran out of memory."""
+
+
+def check_fittable(batch_size: int | None, gpus: int) -> None:
+    """Raises BadInputError for a job whose batch size is given or that uses no GPU."""
+    if batch_size is not None:
+        raise BadInputError("--batch-size and --fit exclude each other: leave one of them out")
+    if gpus == 0:
+        raise BadInputError("--fit needs a GPU, and the job asks for none")
+
+
+def fit_fields(spec: FitSpec, commands: Sequence[Command]) -> dict[str, Any]:
+    """The fields to store with a job. Raises BadInputError when the size would not reach one of the commands."""
+    spec.search_options.check()
+    spec.limits.pattern()
+    for command in commands:
+        spec.overrides.check(command, spec.search_options.effective)
+    fields: dict[str, Any] = msgspec.to_builtins(spec)
+    return fields
+
+
+def smaller(size: int, search_options: SearchOptions) -> int | None:
+    """The size to try after one that ran out of memory; None after one."""
+    wanted = int(size * _SMALLER)
+    rounded = wanted // search_options.multiple * search_options.multiple
+    if rounded:
+        return rounded
+    return size // 2 or None
+
+
+# The words are those of nanoGPT's own configuration, which refuses any that it does not know. It evaluates before its
+# first step, so that a probe of a few steps has seen validation too, and writes its first checkpoint long after them.
+SHIPPED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "nanogpt": {
+        "batch-arg": "--batch_size={}",
+        "probe-args": "--max_iters=30 --log_interval=1 --eval_iters=2 --wandb_log=False",
+    },
+}
+
+
+def find_preset(name: str, own: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The options of a preset, named as on the command line, without the dashes."""
+    preset = own.get(name, SHIPPED.get(name))
+    if preset is None:
+        there = ", ".join(sorted({*own, *SHIPPED}))
+        raise BadInputError(f"there is no preset {name!r}: write [fit.{name}] into stoker.toml, or use one of {there}")
+    return preset

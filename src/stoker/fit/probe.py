@@ -1,4 +1,4 @@
-"""One run of a command at one size, under a reaper, watched ten times a second, until it has shown enough."""
+"""One run of a command at one batch size, under a reaper: its memory is sampled until it stops growing."""
 
 import contextlib
 import os
@@ -9,26 +9,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-import msgspec
-
-from stoker.errors import BadInputError
-from stoker.fit.memory import MemoryTracker, Plateau
-from stoker.fit.model import ProbeFailedError
-from stoker.fit.rates import Rates
+from stoker.fit.measurements import MemoryTracker, Plateau, Rates
+from stoker.fit.model import ProbeFailedError, ProbeOptions
 from stoker.gpus.model import Look
 from stoker.gpus.prober import Prober, Sampler
 from stoker.logs.writer import LogWriter
 from stoker.runs.loop import CommandHandler, CommandLoop, helpers_of
 from stoker.runs.processes.reaper import Failed, Program, Reaper, exit_code, launch
 
-# Peaks of training last for a forward pass: tenths of a second.
+# Memory peaks of a training last for a forward pass: tenths of a second.
 LOOK_EVERY: Final = 0.1
-# A probe has nothing to save: this is for programs that clean up after themselves.
+# A probe has nothing to save: this is for programs that clean up.
 GRACE: Final = 5.0
-# A helper that died is there again within a second. What could not be watched for longer may have hidden the peak.
+# A helper that died is restarted within a second. A longer gap may have hidden the peak.
 LONGEST_GAP: Final = 3.0
 # Every process of a probe has these in its environment, so that a program can leave out what only a real run should do.
-MARKS: Final = {"STOKER_PROBE": "1", "STOKER_FIT_PROBE": "1"}
+PROBE_TAGS: Final = {"STOKER_PROBE": "1", "STOKER_FIT_PROBE": "1"}
 _LOG_LIMIT: Final = 16 * 2**20
 # The message of the one rank that ran out of memory is followed by the tracebacks of all others.
 _TAIL: Final = 256 * 1024
@@ -37,26 +33,7 @@ _CHUNK: Final = 65536
 Ending = Literal["by itself", "flat", "until", "time", "ceiling"]
 
 
-class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """When a probe has shown enough."""
-
-    seconds: float = 120.0
-    """At the latest."""
-    flat_for: float = 20.0
-    """When its memory has stayed for so long, where its output tells of no steps."""
-    until: str | None = None
-    """When its output matches this regular expression, and then not before."""
-
-    def pattern(self) -> re.Pattern[str] | None:
-        if self.until is None:
-            return None
-        try:
-            return re.compile(self.until)
-        except re.error as error:
-            raise BadInputError(f"--probe-until {self.until!r} is not a regular expression: {error}") from None
-
-
-class Stage(NamedTuple):
+class ProbeSetup(NamedTuple):
     """What all probes of a fit have in common."""
 
     prober: Prober
@@ -66,9 +43,9 @@ class Stage(NamedTuple):
     expected: frozenset[str]
     """The GPUs, by uuid, that the command is expected to use."""
     ceiling: int | None
-    """Bytes on a GPU above which it takes from others what is theirs, and is stopped at once."""
+    """Bytes on a GPU above which the probe takes memory of others and is stopped at once."""
     check: Callable[[], None]
-    """Called ten times a second; raises when somebody wants it all to end."""
+    """Called ten times a second; raises when the fit is called off."""
 
 
 class ProbeReport(NamedTuple):
@@ -83,19 +60,19 @@ class ProbeReport(NamedTuple):
 
 
 class Probe(CommandHandler[tuple[Ending, int | None]]):
-    """Runs once. Nothing that it started is left when `run` returns or raises."""
+    """Runs once. None of its processes is left when `run` returns or raises."""
 
-    def __init__(self, stage: Stage, command: tuple[str, ...], log: Path, before: Look, rates: Rates) -> None:
-        self._stage = stage
+    def __init__(self, setup: ProbeSetup, command: tuple[str, ...], log: Path, before: Look, rates: Rates) -> None:
+        self._setup = setup
         self._command = command
         self._before = before
         self._rates = rates
         self._log = LogWriter(log, _LOG_LIMIT)
         self._tail = ""
-        self._until = stage.limits.pattern()
+        self._until = setup.limits.pattern()
         self._unfinished = ""
         self._matched: float | None = None
-        self._plateau = Plateau(stage.limits.flat_for)
+        self._plateau = Plateau(setup.limits.flat_for)
         self._flat = False
         self._begun = time.monotonic()
         self._seen = self._begun
@@ -112,10 +89,10 @@ class Probe(CommandHandler[tuple[Ending, int | None]]):
             finally:
                 os.close(end)
             cleanup.callback(reaper.close)
-            loop = CommandLoop(self, reaper, sampler=Sampler(self._stage.prober, LOOK_EVERY))
+            loop = CommandLoop(self, reaper, sampler=Sampler(self._setup.prober, LOOK_EVERY))
             # When the fit is called off: a probe has nothing to save, and its lease may be over.
             cleanup.callback(loop.stop, signal.SIGTERM, 0.0)
-            self._memory = MemoryTracker(self._before, self._stage.expected, reaper.owns)
+            self._memory = MemoryTracker(self._before, self._setup.expected, reaper.owns)
             ending, code = loop.run()
             seconds = time.monotonic() - self._begun
             # Above the ceiling it takes memory that others need.
@@ -124,9 +101,9 @@ class Probe(CommandHandler[tuple[Ending, int | None]]):
         return ProbeReport(ending, code, seconds, self._tail), self._memory
 
     def _launch(self, output: int) -> Reaper:
-        environment = {**self._stage.environment, **MARKS}
-        program = Program(self._command, environment, self._stage.directory, output, session=True)
-        prober = self._stage.prober
+        environment = {**self._setup.environment, **PROBE_TAGS}
+        program = Program(self._command, environment, self._setup.directory, output, session=True)
+        prober = self._setup.prober
         return launch(program, signum=signal.SIGTERM, grace=GRACE, helpers=lambda: helpers_of(prober))
 
     # Events of the loop
@@ -138,7 +115,7 @@ class Probe(CommandHandler[tuple[Ending, int | None]]):
         return time.monotonic() + LOOK_EVERY
 
     def on_tick(self) -> tuple[Ending, None] | None:
-        self._stage.check()
+        self._setup.check()
         self._read_output()
         return self._enough()
 
@@ -165,13 +142,13 @@ class Probe(CommandHandler[tuple[Ending, int | None]]):
         return self._enough()
 
     def _enough(self) -> tuple[Ending, None] | None:
-        if self._stage.ceiling is not None and self._memory.peak > self._stage.ceiling:
+        if self._setup.ceiling is not None and self._memory.peak > self._setup.ceiling:
             return "ceiling", None
         if self._matched is not None and self._seen > self._matched and self._memory.peak:
             return "until", None
         if self._until is None and self._flat:
             return "flat", None
-        return ("time", None) if time.monotonic() - self._begun >= self._stage.limits.seconds else None
+        return ("time", None) if time.monotonic() - self._begun >= self._setup.limits.seconds else None
 
     def _read_output(self) -> None:
         with contextlib.suppress(BlockingIOError):

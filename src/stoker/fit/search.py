@@ -23,7 +23,6 @@ from stoker.fit.model import (
     ProbeOutcome,
     SearchOptions,
 )
-from stoker.fit.sizes import Sizes, Split
 from stoker.units import format_memory
 
 # As many runs as a good answer may cost.
@@ -56,6 +55,55 @@ FAR_APART: Final = 2
 FLAT: Final = 0.05
 
 
+# Of all ways to make up the effective batch, those with more steps than four times the fewest would waste the GPU.
+STEPS: Final = 4
+
+
+class Split(NamedTuple):
+    """An effective batch, made up of some steps."""
+
+    size: int
+    accumulate: int
+
+
+class Sizes:
+    """What may be answered under some terms, smallest 1."""
+
+    def __init__(self, search_options: SearchOptions) -> None:
+        self._multiple = search_options.multiple
+        self._effective = search_options.effective
+        most = search_options.most
+        if search_options.effective is not None:
+            # More in one step than the experiment wants in all is of no use.
+            most = min(most, self.up(search_options.effective))
+        self.largest = self.down(most)
+
+    def down(self, size: float) -> int:
+        """The largest that is not above `size`; 0 below one."""
+        if size >= self._multiple:
+            return int(size) // self._multiple * self._multiple
+        return 1 << int(size).bit_length() - 1 if size >= 1 else 0
+
+    def up(self, size: int) -> int:
+        """The smallest that is not below `size`."""
+        power = 1 << (size - 1).bit_length()
+        return power if power < self._multiple else -(-size // self._multiple) * self._multiple
+
+    def split(self, size: int) -> Split | None:
+        """How batches of at most `size` make up the effective batch; None where none was asked for.
+
+        The product is never below what the experiment wants, and as near to it as can be: a batch that divides it
+        is taken even where a larger one fits, unless that takes more than four times the fewest steps. Of two
+        that are equally near, the one with fewer steps.
+        """
+        if self._effective is None:
+            return None
+        fewest = -(-self._effective // size)
+        splits = [Split(self.up(-(-self._effective // steps)), steps) for steps in range(fewest, STEPS * fewest + 1)]
+        possible = [split for split in splits if split.size <= size]
+        return min(possible, key=lambda split: (split.size * split.accumulate, split.accumulate))
+
+
 class _Point(NamedTuple):
     """What one size needs: at least what was seen, at most what that may come to."""
 
@@ -77,10 +125,10 @@ class _Line(NamedTuple):
 class Search:
     """`next` says what to run, `record` hears what it showed, until `next` has the answer."""
 
-    def __init__(self, terms: SearchOptions, capacity: Capacity) -> None:
-        terms.check()
-        self._terms = terms
-        self._sizes = Sizes(terms)
+    def __init__(self, search_options: SearchOptions, capacity: Capacity) -> None:
+        search_options.check()
+        self._terms = search_options
+        self._sizes = Sizes(search_options)
         self._capacity = capacity
         self._observations: list[ProbeOutcome] = []
 

@@ -10,9 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.errors import BadInputError
-from stoker.fit.model import SearchOptions
-from stoker.fit.overrides import Overrides
-from stoker.fit.spec import FitSpec, check_fittable, kept
+from stoker.fit.model import FitSpec, Overrides, SearchOptions, check_fittable, fit_fields
 from stoker.masking import MASK
 from stoker.queue.commands import Command, wants_batch_size
 from stoker.queue.fields import (
@@ -139,7 +137,7 @@ class _Form:
             self._mistakes.setdefault("memory", "a job that shares a GPU must say how much of its memory it takes")
         if fit:
             self.tried("fit", lambda: check_fittable(batch_size, asked.get("gpus", FIELDS["gpus"].default)))
-            self.tried("fit", lambda: kept(msgspec.convert(fit, FitSpec), [command] if command else []))
+            self.tried("fit", lambda: fit_fields(msgspec.convert(fit, FitSpec), [command] if command else []))
         is_swept = any(sweep.name == "batch_size" for sweep in sweeps)
         if batch_size is None and not fit and not is_swept and wants_batch_size(command):
             self._mistakes.setdefault(
@@ -230,7 +228,7 @@ def _fit(value: object, command: Command) -> dict[str, Any]:
         raise BadInputError(f"a batch size cannot be found so: {error}") from None
     if not 0 <= chosen.retries_oom < 1000:
         raise BadInputError(f"retries_oom must be between 0 and 999, not {chosen.retries_oom}")
-    terms = SearchOptions(
+    search_options = SearchOptions(
         base=chosen.base,
         multiple=chosen.multiple,
         most=chosen.max,
@@ -238,7 +236,9 @@ def _fit(value: object, command: Command) -> dict[str, Any]:
         effective=chosen.effective,
     )
     overrides = Overrides(argument=chosen.batch_arg, variable=chosen.batch_env, probe_arguments=chosen.probe_args)
-    return kept(FitSpec(terms=terms, overrides=overrides, retries_oom=chosen.retries_oom), [command])
+    return fit_fields(
+        FitSpec(search_options=search_options, overrides=overrides, retries_oom=chosen.retries_oom), [command]
+    )
 
 
 def _sweeps(value: object) -> list[Sweep]:

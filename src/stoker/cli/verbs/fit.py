@@ -19,8 +19,7 @@ from stoker.streams import ERROR, emit
 if TYPE_CHECKING:
     from stoker.fit.cache import CachedFit, Key
     from stoker.fit.fitter import FitRequest, Fitter
-    from stoker.fit.model import Fitted
-    from stoker.fit.overrides import Command
+    from stoker.fit.model import Command, Fitted
     from stoker.gpus.prober import Prober
     from stoker.runs.processes.signals import SignalStream
 
@@ -32,7 +31,7 @@ _NOT_IN_PRESETS: Final = ("preset", "json", "gpu", "source", "deadline", "refit"
 
 def _use_preset(context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
     """Makes defaults of what the preset sets: what was typed beside it wins."""
-    from stoker.fit.presets import find_preset
+    from stoker.fit.model import find_preset
 
     if name is None:
         return None
@@ -108,7 +107,7 @@ def fit_command(
     **options: Any,
 ) -> int:
     """Find the largest batch size with which COMMAND fits on the GPU."""
-    from stoker.fit.outputs import probe_outputs
+    from stoker.fit.fitter import probe_outputs
     from stoker.gpus.spawn import forked
     from stoker.paths import state_home
 
@@ -124,27 +123,25 @@ def fit_command(
         request.check()
         fitter = _fitter(request, gpu, prober, lambda: _heed(signals))
         key = _key(request, fitter)
-        remembered = None if reuse is None or refit else _recall(key, reuse, fitter)
-        if remembered is None and not refit:
+        cached = None if reuse is None or refit else _recall(key, reuse, fitter)
+        if cached is None and not refit:
             fitter = _fitter(_learned(request, key), gpu, prober, lambda: _heed(signals))
-        fitted = remembered.fitted if remembered is not None else _found(fitter, key)
-    _print(fitted, remembered, key, fitter, as_json)
+        fitted = cached.fitted if cached is not None else _found(fitter, key)
+    _print(fitted, cached, key, fitter, as_json)
     return 0
 
 
 def _request(typed: "Command", options: dict[str, Any], outputs: Path) -> "FitRequest":
     from stoker.fit.fitter import FitRequest
-    from stoker.fit.model import SearchOptions
-    from stoker.fit.overrides import Overrides
-    from stoker.fit.probe import ProbeOptions
+    from stoker.fit.model import Overrides, ProbeOptions, SearchOptions
 
-    terms = {name: options[name] for name in SearchOptions.__struct_fields__}
+    search_options = {name: options[name] for name in SearchOptions.__struct_fields__}
     overrides = {name: options[name] for name in Overrides.__struct_fields__}
     limits = ProbeOptions(seconds=options["probe_time"], flat_for=options["flat_for"], until=options["probe_until"])
     environment = {name: value for name, value in os.environ.items() if name not in ("STOKER_RUN", "STOKER_RUN_DIR")}
     return FitRequest(
         command=typed,
-        terms=SearchOptions(**terms),
+        search_options=SearchOptions(**search_options),
         overrides=Overrides(**overrides),
         limits=limits,
         rate=options["rate"],
@@ -187,7 +184,7 @@ def _key(request: "FitRequest", fitter: "Fitter") -> "Key":
         directory=request.directory or str(Path.cwd()),
         gpu=first.name if known(first.name) else first.vendor,
         memory=first.memory if known(first.memory) else 0,
-        terms=request.terms,
+        search_options=request.search_options,
         overrides=request.overrides,
     )
 
@@ -199,10 +196,10 @@ def _learned(request: "FitRequest", key: "Key") -> "FitRequest":
     from stoker.fit.cache import FitCache, learned
     from stoker.paths import state_home
 
-    terms = learned(FitCache(state_home()).recall(key), request.terms)
-    if terms != request.terms:
-        _say(f"a larger batch than {terms.most} ran out of memory in a real run before: --refit tries them again")
-    return replace(request, terms=terms)
+    search_options = learned(FitCache(state_home()).find(key), request.search_options)
+    if search_options != request.search_options:
+        _say(f"a batch larger than {search_options.most} ran out of memory in an earlier run: --refit tries it again")
+    return replace(request, search_options=search_options)
 
 
 def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "CachedFit | None":
@@ -211,21 +208,21 @@ def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "CachedFit | None":
     from stoker.paths import state_home
     from stoker.units import format_duration, format_memory
 
-    remembered = FitCache(state_home()).recall(key)
-    if remembered is None:
-        _say("nothing is remembered of this command on such a GPU: it is fitted now")
+    cached = FitCache(state_home()).find(key)
+    if cached is None:
+        _say("nothing is cached of this command on such a GPU: it is fitted now")
         return None
-    age = format_duration(max(0.0, time.time() - remembered.at))
-    if time.time() - remembered.at > oldest:
-        _say(f"what is remembered is {age} old, which is too old: it is fitted anew")
+    age = format_duration(max(0.0, time.time() - cached.at))
+    if time.time() - cached.at > oldest:
+        _say(f"what is cached is {age} old, which is too old: it is fitted anew")
         return None
     limit = fitter.limit()
-    if remembered.fitted.predicted > limit:
-        needed = format_memory(remembered.fitted.predicted)
-        _say(f"what is remembered needs {needed}, and only {format_memory(limit)} may be taken now: it is fitted anew")
+    if cached.fitted.predicted > limit:
+        needed = format_memory(cached.fitted.predicted)
+        _say(f"what is cached needs {needed}, and only {format_memory(limit)} may be taken now: it is fitted anew")
         return None
     _say(f"found {age} ago, and not tried again: --refit does")
-    return remembered
+    return cached
 
 
 def _found(fitter: "Fitter", key: "Key") -> "Fitted":
@@ -235,19 +232,19 @@ def _found(fitter: "Fitter", key: "Key") -> "Fitted":
 
     first = fitter.gpus[0]
     free = format_memory(fitter.capacity().free)
-    _say(f"GPU {first.index} ({key.gpu}) has {free} free, of which {format_percent(key.terms.margin)} is left so")
+    _say(f"GPU {first.index} ({key.gpu}) has {free} free; {format_percent(key.search_options.margin)} of it stays free")
     fitted = fitter.fit()
     FitCache(state_home()).keep(key, fitted)
     return fitted
 
 
-def _print(fitted: "Fitted", remembered: "CachedFit | None", key: "Key", fitter: "Fitter", as_json: bool) -> None:
+def _print(fitted: "Fitted", cached: "CachedFit | None", key: "Key", fitter: "Fitter", as_json: bool) -> None:
     from stoker.units import format_memory
 
     if fitted.note:
         _say(f"note: {fitted.note}")
     if as_json:
-        _print_json(fitted, remembered, key, fitter)
+        _print_json(fitted, cached, key, fitter)
         return
     predicted, limit = format_memory(fitted.predicted), format_memory(fitted.limit)
     _say(f"memory = {format_memory(round(fitted.fixed))} + {format_memory(round(fitted.slope))} × batch size")
@@ -256,7 +253,7 @@ def _print(fitted: "Fitted", remembered: "CachedFit | None", key: "Key", fitter:
     sys.stdout.write(f"{fitted.size}\n")
 
 
-def _print_json(fitted: "Fitted", remembered: "CachedFit | None", key: "Key", fitter: "Fitter") -> None:
+def _print_json(fitted: "Fitted", cached: "CachedFit | None", key: "Key", fitter: "Fitter") -> None:
     import msgspec
 
     from stoker.gpus.model import known
@@ -267,7 +264,7 @@ def _print_json(fitted: "Fitted", remembered: "CachedFit | None", key: "Key", fi
         "model": {"fixed": round(fitted.fixed), "slope": round(fitted.slope)},
         "predicted": fitted.predicted,
         "limit": fitted.limit,
-        "margin": key.terms.margin,
+        "margin": key.search_options.margin,
         "gpus": [
             {
                 "index": gpu.index,
@@ -279,7 +276,7 @@ def _print_json(fitted: "Fitted", remembered: "CachedFit | None", key: "Key", fi
         ],
         "probes": fitted.observations,
         "note": fitted.note,
-        "reused": None if remembered is None else {"at": remembered.at, "age": round(time.time() - remembered.at, 3)},
+        "reused": None if cached is None else {"at": cached.at, "age": round(time.time() - cached.at, 3)},
     }
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
 

@@ -38,8 +38,7 @@ from stoker.engines.local.messages import (
 )
 from stoker.engines.local.record import SHIM_NAME, AttemptProcesses, LocalAttemptRecord, LocalAttemptSpec
 from stoker.errors import StokerError
-from stoker.fit.model import Fitted
-from stoker.fit.spec import smaller
+from stoker.fit.model import Fitted, smaller
 from stoker.gpus.prober import Prober
 from stoker.gpus.spawn import forked
 from stoker.logs.reader import read_tail
@@ -303,12 +302,12 @@ class _Supervision:
         )
         self._keep_fit(fitted)
         size: int | None = fitted.size
-        self._retries_oom = fitting.wish.retries_oom
+        self._retries_oom = fitting.spec.retries_oom
         while size is not None:
             self._batch_size, self._ran_out = size, False
             accumulate = fitted.accumulate if size == fitted.size else fitting.accumulate_at(size)
             self._run(fitting.plan_at(plan, size, accumulate), fitting.environment_at(environment, size))
-            size = smaller(size, fitting.wish.terms) if self._ran_out and self._reaper.reusable else None
+            size = smaller(size, fitting.spec.search_options) if self._ran_out and self._reaper.reusable else None
             if size is not None:
                 failed = self._batch_size
                 self._ran_out_with = f"as it {self._how_it_failed} with {failed}"
