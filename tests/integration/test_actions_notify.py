@@ -44,7 +44,7 @@ def test_warnings_can_be_told_too() -> None:
     with Receiver().listening() as receiver:
         action = Notify(f"json://127.0.0.1:{receiver.port}/hook?{PATIENTLY}")
         action.prepare()
-        action.tell("node7", "GPU 0 cannot be read")
+        action.send_message("node7", "GPU 0 cannot be read")
         [asked] = receiver.asked
         assert asked.json()["message"] == "GPU 0 cannot be read."
 

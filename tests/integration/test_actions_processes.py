@@ -316,7 +316,7 @@ def test_a_command_under_way_is_ended_when_the_watcher_must_end(started: Started
     thread = threading.Thread(target=act)
     thread.start()
     shell = started.identity("pid")
-    action.abandon()
+    action.cancel()
     thread.join(60)
     assert failures == ["the command of exec was ended by SIGKILL"]
     assert not is_alive(shell)

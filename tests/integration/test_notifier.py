@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.actions.notify import Channel
+from stoker.actions.notify import AppriseChannel
 from stoker.errors import BadInputError
 from stoker.notifications.notifier import Notifier
 from stoker.queue import JobSpec, Store, init_queue, open_queue
@@ -255,14 +255,14 @@ def test_a_job_that_was_idle_and_is_cancelled_is_not_told_to_be_tried_again(stor
 def test_a_service_whose_own_code_breaks_is_tried_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     breaks = iter([True])
-    send = Channel.send
+    send = AppriseChannel.send
 
-    def sending(self: Channel, *words: Any) -> None:
+    def sending(self: AppriseChannel, *words: Any) -> None:
         if next(breaks, False):
             raise KeyError("t0psecret")
         send(self, *words)
 
-    monkeypatch.setattr(Channel, "send", sending)
+    monkeypatch.setattr(AppriseChannel, "send", sending)
     fail(store, "train")
     with Receiver().listening() as hook, crying(webhook(hook), say=said.append, pauses=(0.1,)):
         messages(hook)

@@ -7,7 +7,7 @@ import pytest
 from stoker.errors import BadInputError
 from stoker.queue import AttemptDetails, Requests, Snoozed, Store, Usage, open_queue
 from stoker.queue.attempt_details import LONGEST_REPORT
-from stoker.queue.model import Cause
+from stoker.queue.model import EndCause
 from stoker.queue.notices import KEPT_SECONDS
 from stoker.queue.usage import KEPT_MINUTES
 from tests.support.either_queue import queue, url
@@ -104,8 +104,8 @@ def test_causes_are_told_of_several_attempts_at_once(queue: Store) -> None:
     queue.write_details(first, AttemptDetails(cause="idle", rule="idle"))
     queue.write_details(second, AttemptDetails(cause="by itself"))
     assert queue.causes([first, second, third, "nobody's"]) == {
-        first: Cause("idle", "idle"),
-        second: Cause("by itself"),
+        first: EndCause("idle", "idle"),
+        second: EndCause("by itself"),
     }
     assert queue.causes([]) == {}
 

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.actions.action import Action, ActionError, Facts, Messenger
 from stoker.actions.systemd import ServiceManager
-from stoker.actions.watcher import Orders, Watched, Watcher
+from stoker.actions.watcher import Watched, Watcher, WatchOptions
 from stoker.gpus.model import Look, Maybe, Unknown
 from stoker.gpus.prober import Prober
 from stoker.gpus.source import AbsentError
@@ -90,8 +90,8 @@ class Scribe(Action):
 
 
 class Telling(Scribe, Messenger):
-    def tell(self, host: str, sentence: str) -> None:
-        self._log.append(f"{host}: {sentence}")
+    def send_message(self, host: str, text: str) -> None:
+        self._log.append(f"{host}: {text}")
 
 
 def watch(
@@ -99,8 +99,8 @@ def watch(
 ) -> tuple[int, list[str]]:
     """The exit code, and what was said."""
     said = [] if said is None else said
-    whole = Orders(actions=actions, host="node7", **orders)
-    watcher = Watcher(prober, Watched("all", [policy], {}), [policy], whole, ServiceManager({}), tell=said.append)
+    whole = WatchOptions(actions=actions, host="node7", **orders)
+    watcher = Watcher(prober, Watched("all", [policy], {}), [policy], whole, ServiceManager({}), log=said.append)
     return watcher.run(prober.answer()), said
 
 
@@ -116,7 +116,7 @@ def test_an_action_that_hangs_is_told_and_the_next_is_done() -> None:
     code, said = watch(Scripted(0.0), stuck, Scribe("next", log))
     never.set()
     assert code == 125
-    assert said[-3:] == ["now: do stuck", "failed: it was not over after 0.2s", "now: do next"]
+    assert said[-3:] == ["now: do stuck", "failed: it did not end within 0.2s", "now: do next"]
     # In threads of their own: the one that hangs may come to write down that it began only after it was given up.
     wait_for(lambda: sorted(log) == ["next", "stuck"], named="both actions")
 
@@ -166,8 +166,8 @@ def test_who_asked_for_messages_gets_the_warning_too() -> None:
 
 def test_a_warning_that_cannot_be_delivered_is_told() -> None:
     class Mute(Telling):
-        def tell(self, host: str, sentence: str) -> None:
-            raise ActionError(f"{host} was not told that {sentence}")
+        def send_message(self, host: str, text: str) -> None:
+            raise ActionError(f"{host} was not told that {text}")
 
     said: list[str] = []
 

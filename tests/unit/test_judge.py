@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from stoker.gpus.model import Maybe, Unknown
 from stoker.rules.idle import IdlePolicy
-from stoker.rules.judge import Judge, Message
+from stoker.rules.judge import Judge, LogMessage
 from stoker.rules.rule import Activity, Observation
 
 POLICY = IdlePolicy(window=1800, after=0, every=100, warn_at=0.5)
@@ -18,7 +18,7 @@ class Watching:
         self.judge = Judge([policy], 0.0, intention, dry_run=dry_run)
         self.at = 0.0
 
-    def look(self, *peaks: Maybe[float], problem: str | None = None) -> tuple[Message, ...]:
+    def look(self, *peaks: Maybe[float], problem: str | None = None) -> tuple[LogMessage, ...]:
         self.at += 100.0
         activities = [Activity(f"GPU-{n}", f"GPU {n}", 100.0, peak) for n, peak in enumerate(peaks)]
         return self.judge.observe(Observation(self.at, activities, problem)).messages
@@ -28,7 +28,7 @@ class Watching:
         return list(texts(message for peak in peaks for message in self.look(peak)))
 
 
-def texts(messages: Iterable[Message]) -> Iterator[str]:
+def texts(messages: Iterable[LogMessage]) -> Iterator[str]:
     return (message.text for message in messages)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stoker.notifications.events import CAUSE_WITHIN, MAX_AGE, Event, EventDetector, Kind, QueueState
 from stoker.notifications.senders import MAX_LENGTH, compose, plain
 from stoker.notifications.throttle import Throttle, release
-from stoker.queue.model import HEARD_WITHIN, Cause
+from stoker.queue.model import HEARD_WITHIN, EndCause
 from stoker.settings import EVENTS
 from tests.support.deep import examples
 from tests.support.telling import NOW, MemoryLedger, attempt, event, gpu, job, worker
@@ -37,7 +37,7 @@ def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = EVENTS) -> E
 def test_a_job_that_failed_for_good_is_told_once_with_its_reason() -> None:
     detector = watching()
     failed = job("train", exit_code=3, reason="it ended with code 3: CUDA out of memory.")
-    look = a_look(ended=[failed], causes={"attempt-of-train": Cause("by itself")})
+    look = a_look(ended=[failed], causes={"attempt-of-train": EndCause("by itself")})
     assert said(detector.detect(look)) == [
         "Job train failed with exit code 3: it ended with code 3: CUDA out of memory."
     ]
@@ -59,13 +59,13 @@ def test_why_it_failed_is_waited_for_a_moment() -> None:
     detector = watching()
     failed = job(ended=NOW)
     assert detector.detect(a_look(CAUSE_WITHIN / 2, ended=[failed])) == []
-    told = detector.detect(a_look(CAUSE_WITHIN, ended=[failed], causes={"attempt-of-train": Cause("idle", "idle")}))
+    told = detector.detect(a_look(CAUSE_WITHIN, ended=[failed], causes={"attempt-of-train": EndCause("idle", "idle")}))
     assert [event.kind for event in told] == ["stopped"]
 
 
 def test_one_whose_gpus_stayed_idle_is_told_as_such_and_not_twice() -> None:
     look = a_look(
-        ended=[job(reason="GPU 0 stayed below 1% for 30m")], causes={"attempt-of-train": Cause("idle", "idle")}
+        ended=[job(reason="GPU 0 stayed below 1% for 30m")], causes={"attempt-of-train": EndCause("idle", "idle")}
     )
     (told,) = watching().detect(look)
     assert told.kind == "stopped"
@@ -75,7 +75,7 @@ def test_one_whose_gpus_stayed_idle_is_told_as_such_and_not_twice() -> None:
 
 
 def test_one_that_turns_out_to_have_been_idle_after_it_was_told_as_failed_is_not_told_again() -> None:
-    late = {"ended": [job(ended=NOW)], "causes": {"attempt-of-train": Cause("idle", "idle")}}
+    late = {"ended": [job(ended=NOW)], "causes": {"attempt-of-train": EndCause("idle", "idle")}}
     detector, ledger, pacer = watching(), MemoryLedger(), Throttle()
     pacer.add(detector.detect(a_look(CAUSE_WITHIN, ended=[job(ended=NOW)])))
     pacer.add(detector.detect(a_look(CAUSE_WITHIN + 3, **late)))
@@ -86,9 +86,9 @@ def test_one_that_turns_out_to_have_been_idle_after_it_was_told_as_failed_is_not
 
 
 def test_one_that_was_idle_and_is_tried_again_is_told_too() -> None:
-    look = a_look(retried={"a1": job(state="queued")}, causes={"a1": Cause("idle", "idle")})
+    look = a_look(retried={"a1": job(state="queued")}, causes={"a1": EndCause("idle", "idle")})
     assert said(watching().detect(look))[0].endswith(" was stopped. It will be tried again.")
-    assert watching().detect(a_look(retried={"a1": job(state="queued")}, causes={"a1": Cause("by itself")})) == []
+    assert watching().detect(a_look(retried={"a1": job(state="queued")}, causes={"a1": EndCause("by itself")})) == []
 
 
 def test_what_is_older_than_an_hour_is_not_told() -> None:

@@ -7,7 +7,7 @@ import pytest
 from stoker.gpus.model import Maybe, Unknown
 from stoker.rules.judge import Judge
 from stoker.rules.registry import RuleType, rule_types
-from stoker.rules.rule import Activity, Observation, Progress, Verdict
+from stoker.rules.rule import Activity, JobProgress, Observation, Verdict
 
 LOST = Unknown("the GPU is lost")
 # Long enough to arm any rule.
@@ -30,7 +30,7 @@ class Job:
         self.at += span
         if isinstance(peak, float) and peak > 0:
             self._steps, self._step_at = self._steps + 1, self.at
-        progress = Progress(self._steps, self._step_at, self._steps, self._step_at)
+        progress = JobProgress(self._steps, self._step_at, self._steps, self._step_at)
         activities = [] if peak is None else [Activity("GPU-0", "GPU 0", self.policy.every, peak)]
         problem = "the driver does not answer" if peak is None else None
         return self.rule.observe(Observation(self.at, activities, problem, progress))

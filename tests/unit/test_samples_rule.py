@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.gpus.model import Look, Maybe, Unknown, Utilization, known
-from stoker.rules.samples import Percents, Sample, SampleGatherer, SamplesPolicy, SamplesRule
+from stoker.rules.samples import Percents, SampleGatherer, SamplesPolicy, SamplesRule, UsageSample
 from stoker.rules.scope import DeviceScope
 from tests.support.looks import a_gpu, a_look, a_reading
 
@@ -95,7 +95,7 @@ def test_a_gpu_that_appears_must_be_idle_for_a_whole_window_too() -> None:
     assert fed(a_rule(50, 2), one, two, two) == [(), (), ("a", "b")]
 
 
-def gathered(*looks: Look, longest_gap: float = 60.0) -> Sample:
+def gathered(*looks: Look, longest_gap: float = 60.0) -> UsageSample:
     gatherer = SampleGatherer(longest_gap, 60.0)
     for look in looks:
         gatherer.add(DeviceScope().observe(look))
@@ -151,8 +151,8 @@ def test_the_sample_of_a_moment_does_not_vouch_for_a_stall_before_it(samples: in
 
 def test_a_machine_that_cannot_be_read_is_a_sample_without_gpus_and_with_the_reason() -> None:
     nothing = a_look(problem=UNKNOWN)
-    assert gathered(nothing) == Sample({}, UNKNOWN.reason)
-    assert gathered(a_look(0.0, at=10), nothing) == Sample({}, UNKNOWN.reason)
+    assert gathered(nothing) == UsageSample({}, UNKNOWN.reason)
+    assert gathered(a_look(0.0, at=10), nothing) == UsageSample({}, UNKNOWN.reason)
     assert gathered(nothing, a_look(0.0)).percents == {"GPU-00000000": Unknown("it was not there all the time")}
 
 

@@ -225,7 +225,7 @@ def test_a_gpu_that_comes_late_is_watched_from_then_on() -> None:
 def test_time_in_which_nobody_looked_starts_the_count_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [a_look(0.0, at=at) for at in (0.0, 1.0, 2.0, 1000.0, 1001.0, 1002.0, 1003.0)]
     monkeypatch.setattr(gpu_sentinel, "steady_looks", lambda _every: (looks.pop(0) for _ in range(len(looks))))
-    assert gpu_sentinel.Watch(gpu_sentinel.parse(["--arm_duration", "0", "--kill_duration", "3"])).run() == 0
+    assert gpu_sentinel.SentinelWatch(gpu_sentinel.parse(["--arm_duration", "0", "--kill_duration", "3"])).run() == 0
     assert [look.at for look in looks] == [1003.0]  # it fired three looks after the gap
 
 

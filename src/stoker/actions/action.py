@@ -1,4 +1,4 @@
-"""What every action can do: describe itself, refuse at the start what could not work later, and act."""
+"""The action seam: an action describes itself, is checked at the start, and acts on a verdict."""
 
 import threading
 import time
@@ -9,14 +9,15 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.rules.rule import Verdict
+from stoker.streams import ERROR, emit
 from stoker.units import format_duration
 
-# As with GNU timeout: Stoker itself failed, whatever the GPUs did.
+# GNU timeout's exit code for its own failure.
 ACTION_FAILED: Final = 125
 
 
 class ActionError(StokerError):
-    """An action that cannot be done, or could not: one sentence."""
+    """An action cannot work, or failed."""
 
     exit_code = ACTION_FAILED
 
@@ -35,7 +36,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...]
     """The uuids of the GPUs that the verdict is about."""
     seconds: float
-    """For how long it has been so."""
+    """How long the GPUs have been like that."""
     host: str
 
     def environment(self) -> dict[str, str]:
@@ -63,66 +64,67 @@ def facts_of(verdict: Verdict, rule: str, at: float, host: str) -> Facts:
 
 
 class Action(Protocol):
-    """One thing to do when GPUs are idle. Implementations say that they are one by inheriting from it."""
+    """One thing to do when a rule acts. Implementations inherit from it."""
 
     patience: float
-    """Seconds after which the watcher stops waiting for `act`, calls it failed and goes on to the next action."""
+    """Seconds after which `act` counts as failed and the next action begins."""
 
     def describe(self) -> str:
-        """What it does, as the end of a sentence that begins with "it will"."""
+        """What it does: `stop process 4242`."""
         ...
 
     def prepare(self) -> tuple[str, ...]:
-        """Called once, at the start. Raises `ActionError` for what would not work later.
-
-        What it returns are sentences that a person should read beforehand.
-        """
+        """Called once, at the start. Raises `ActionError` for what would not work later, and returns warnings."""
         ...
 
     def act(self, facts: Facts) -> None:
-        """Does it, and waits for it. Runs outside the main thread. Raises `ActionError` when it did not work."""
+        """Acts, and waits until that is done. Runs outside the main thread. Raises `ActionError` if it failed."""
         ...
 
 
 @runtime_checkable
-class Lasting(Protocol):
-    """An action that starts something which would be left running when the watcher is told to end meanwhile."""
+class Cancellable(Protocol):
+    """An action that starts something which must not outlive the watcher."""
 
-    def abandon(self) -> None:
-        """Takes it back. Called while `act` is under way in another thread."""
+    def cancel(self) -> None:
+        """Called while `act` runs in another thread."""
         ...
 
 
 @runtime_checkable
 class Tracking(Protocol):
-    """An action that must know what happened since the watching began."""
+    """An action that needs to follow what happens while GPUs are watched."""
 
     def track(self) -> None:
-        """Called at every look. Takes milliseconds, and never raises."""
+        """Called at every look. Takes milliseconds and never raises."""
         ...
 
 
 @runtime_checkable
 class Messenger(Protocol):
-    """An action that can also tell people what is not an idle verdict: a warning, readings that stay unknown."""
+    """An action that can also send warnings and reports of readings that stay unknown."""
 
-    def tell(self, host: str, sentence: str) -> None:
-        """Raises `ActionError` when it did not work."""
+    def send_message(self, host: str, text: str) -> None:
+        """Raises `ActionError` if it was not sent."""
         ...
 
 
+def log_to_stderr(message: str) -> None:
+    emit(ERROR, f"stoker: {message}\n")
+
+
 class RunningAction:
-    """Runs `work` once. A deed that outlasts its patience is left behind: its thread ends with the process."""
+    """Runs `work` once, in a thread. After `patience` it is left behind: its thread ends with the process."""
 
     def __init__(self, work: Callable[[], None], patience: float, done: Callable[[], None]) -> None:
-        """`done` is called from the thread when the work is over."""
+        """`done` is called from the thread when the work has ended."""
         self._work = work
         self._done = done
         self._finished = threading.Event()
         self._patience = patience
         self._failure: str | None = None
         self.deadline = time.monotonic() + patience
-        threading.Thread(target=self._run, name="deed", daemon=True).start()
+        threading.Thread(target=self._run, name="action", daemon=True).start()
 
     @property
     def over(self) -> bool:
@@ -130,9 +132,9 @@ class RunningAction:
 
     @property
     def failure(self) -> str | None:
-        """Why it failed, once it is over."""
+        """Why it failed, once it has ended."""
         if not self._finished.is_set():
-            return f"it was not over after {format_duration(self._patience)}"
+            return f"it did not end within {format_duration(self._patience)}"
         return self._failure
 
     def _run(self) -> None:

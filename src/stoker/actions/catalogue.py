@@ -16,7 +16,7 @@ DEFAULT_GRACE: Final = 30.0
 DEFAULT_EXEC_TIMEOUT: Final = 60.0
 
 
-class Means(msgspec.Struct, frozen=True, kw_only=True):
+class ActionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What actions need beside their argument."""
 
     grace: float = DEFAULT_GRACE
@@ -26,15 +26,15 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     """Below which the machine's files are looked for."""
 
 
-def means_of(environment: Mapping[str, str] = os.environ, **changes: float) -> Means:
-    return Means(environment=environment, root=environment.get("STOKER_ROOT", "/"), **changes)
+def action_settings(environment: Mapping[str, str] = os.environ, **changes: float) -> ActionSettings:
+    return ActionSettings(environment=environment, root=environment.get("STOKER_ROOT", "/"), **changes)
 
 
 # Typed as two words, the second one is meant for the first: `--then stop 4242`.
 WITH_ARGUMENT: Final = frozenset({"stop", "exec", "notify"})
 
 
-def parse_action(text: str, means: Means) -> Action:
+def parse_action(text: str, means: ActionSettings) -> Action:
     """The action that `stop 4242`, `shutdown` or `exec 'COMMAND'` asks for."""
     name, _, argument = text.strip().partition(" ")
     maker = _MAKERS.get(name.lower())
@@ -48,10 +48,10 @@ def parse_action(text: str, means: Means) -> Action:
 def check_actions(texts: Iterable[str]) -> None:
     """Raises `BadInputError` for the first text that is not an action."""
     for text in texts:
-        parse_action(text, Means(environment={}))
+        parse_action(text, ActionSettings(environment={}))
 
 
-def _stop(argument: str, means: Means) -> Action:
+def _stop(argument: str, means: ActionSettings) -> Action:
     from stoker.actions.stop import Stop
 
     if not (argument.isascii() and argument.isdigit() and 0 < len(argument) < 10 and int(argument) > 0):
@@ -59,33 +59,33 @@ def _stop(argument: str, means: Means) -> Action:
     return Stop(int(argument), grace=means.grace)
 
 
-def _exit(argument: str, _means: Means) -> Action:
+def _exit(argument: str, _means: ActionSettings) -> Action:
     _refuse("exit", argument)
     return Exit()
 
 
-def _shutdown(argument: str, means: Means) -> Action:
+def _shutdown(argument: str, means: ActionSettings) -> Action:
     from stoker.actions.power import Power
 
     _refuse("shutdown", argument)
     return Power("shutdown", environment=means.environment, root=means.root)
 
 
-def _reboot(argument: str, means: Means) -> Action:
+def _reboot(argument: str, means: ActionSettings) -> Action:
     from stoker.actions.power import Power
 
     _refuse("reboot", argument)
     return Power("reboot", environment=means.environment, root=means.root)
 
 
-def _determined(argument: str, means: Means) -> Action:
+def _determined(argument: str, means: ActionSettings) -> Action:
     from stoker.actions.determined import Determined
 
     _refuse("determined", argument)
     return Determined(means.environment)
 
 
-def _exec(argument: str, means: Means) -> Action:
+def _exec(argument: str, means: ActionSettings) -> Action:
     from stoker.actions.command import Command
 
     if not argument:
@@ -93,7 +93,7 @@ def _exec(argument: str, means: Means) -> Action:
     return Command(_unquoted(argument), timeout=means.exec_timeout, environment=means.environment)
 
 
-def _notify(argument: str, _means: Means) -> Action:
+def _notify(argument: str, _means: ActionSettings) -> Action:
     from stoker.actions.notify import Notify
 
     if not argument:
@@ -115,7 +115,7 @@ def _refuse(name: str, argument: str) -> None:
         raise BadInputError(f"--then: {name!r} takes no argument, and {argument!r} was given")
 
 
-_MAKERS: Final[dict[str, Callable[[str, Means], Action]]] = {
+_MAKERS: Final[dict[str, Callable[[str, ActionSettings], Action]]] = {
     "stop": _stop,
     "exit": _exit,
     "shutdown": _shutdown,

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
-from stoker.actions.action import Action, ActionError, Facts, Lasting
+from stoker.actions.action import Action, ActionError, Cancellable, Facts
 from stoker.actions.stop import STOP_PATIENCE, ForeignTree, stop_tree
 from stoker.procfs import Identity, identify
 from stoker.program import find_program, run_program
@@ -27,7 +27,7 @@ _REAP_PATIENCE: Final = 5.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_./+-]+")
 
 
-class Command(Action, Lasting):
+class Command(Action, Cancellable):
     """Run by `sh -c` in a session of its own, its output passed through."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Command(Action, Lasting):
         self._timeout = timeout
         self._environment = {name: value for name, value in environment.items() if name not in _NOT_PASSED_ON}
         self._starting = threading.Lock()
-        self._abandoned = False
+        self._cancelled = False
         self._running: Identity | None = None
 
     def describe(self) -> str:
@@ -79,7 +79,7 @@ class Command(Action, Lasting):
 
     def _start(self, facts: Facts) -> "subprocess.Popen[bytes]":
         with self._starting:
-            if self._abandoned:
+            if self._cancelled:
                 raise ActionError("the command of exec was not started: the watcher ends")
             try:
                 child = subprocess.Popen(
@@ -93,10 +93,10 @@ class Command(Action, Lasting):
             self._running = identify(child.pid)
             return child
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         # Never between the start of the command and the moment at which we know who it is.
         with self._starting:
-            self._abandoned = True
+            self._cancelled = True
             running = self._running
         if running is not None:
             stop_tree(ForeignTree(running), 0.0)

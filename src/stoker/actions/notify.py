@@ -21,7 +21,7 @@ class Notify(Action, Messenger):
     patience = _PATIENCE
 
     def __init__(self, url: str) -> None:
-        self._channel = Channel(url)
+        self._channel = AppriseChannel(url)
 
     def describe(self) -> str:
         return f"notify by {self._channel.scheme}"
@@ -35,8 +35,8 @@ class Notify(Action, Messenger):
             f"{facts.host}: {facts.cause or facts.kind}", f"{facts.reason} (rule: {facts.rule}).", "warning"
         )
 
-    def tell(self, host: str, sentence: str) -> None:
-        self._channel.send(f"{host}: Stoker", f"{sentence}.", "warning")
+    def send_message(self, host: str, text: str) -> None:
+        self._channel.send(f"{host}: Stoker", f"{text}.", "warning")
 
 
 _SHORTEST_SECRET: Final = 3
@@ -69,7 +69,7 @@ Tone = Literal["info", "success", "warning", "failure"]
 """Apprise's own words for what a message means."""
 
 
-class Channel:
+class AppriseChannel:
     """One URL that messages go to; one thread at a time uses it."""
 
     def __init__(self, url: str) -> None:

@@ -10,16 +10,15 @@ from typing import Final
 
 import msgspec
 
-from stoker.actions.action import Action, Facts, RunningAction
-from stoker.actions.catalogue import means_of, parse_action
+from stoker.actions.action import Action, Facts, RunningAction, log_to_stderr
+from stoker.actions.catalogue import action_settings, parse_action
 from stoker.errors import StokerError
-from stoker.streams import ERROR, emit
 
 # The process only reads its request and forks before this is over.
 _START_TIMEOUT: Final = 60.0
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ActionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a process of its own is asked to do."""
 
     then: tuple[str, ...]
@@ -28,7 +27,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 def prepared(then: Sequence[str], log: Callable[[str], None]) -> list[Action]:
     """The actions that these texts ask for. Raises what their `prepare` raises."""
-    means = means_of(os.environ)
+    means = action_settings(os.environ)
     actions = [parse_action(text, means) for text in then]
     for action in actions:
         for warning in action.prepare():
@@ -52,18 +51,14 @@ def perform(actions: Sequence[Action], facts: Facts, log: Callable[[str], None])
 
 def perform_detached(then: Sequence[str], facts: Facts) -> None:
     """Performs them in a process that outlives this one. Returns when it has started."""
-    request = msgspec.json.encode(Request(then=tuple(then), facts=facts))
+    request = msgspec.json.encode(ActionRequest(then=tuple(then), facts=facts))
     # By standard input: the URL of a notification is a secret, and command lines are not.
     command = (sys.executable, "-m", "stoker.actions.perform")
     subprocess.run(command, input=request, timeout=_START_TIMEOUT, check=False, start_new_session=True)
 
 
-def log_to_stderr(message: str) -> None:
-    emit(ERROR, f"stoker: {message}\n")
-
-
 def main() -> None:
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=ActionRequest)
     if os.fork():
         os._exit(0)
     try:

@@ -1,4 +1,4 @@
-"""The loop of `stoker watch`: looks, judges, tells what is new, acts in order, and ends or starts over."""
+"""The loop of `stoker watch`: look, judge, log what is new, act in order, then end or start over."""
 
 import contextlib
 import functools
@@ -13,7 +13,17 @@ from typing import Any, Final
 
 import msgspec
 
-from stoker.actions.action import ACTION_FAILED, Action, Facts, Lasting, Messenger, RunningAction, Tracking, facts_of
+from stoker.actions.action import (
+    ACTION_FAILED,
+    Action,
+    Cancellable,
+    Facts,
+    Messenger,
+    RunningAction,
+    Tracking,
+    facts_of,
+    log_to_stderr,
+)
 from stoker.actions.systemd import ServiceManager
 from stoker.errors import BadInputError
 from stoker.gpus.model import Look, Unknown
@@ -22,35 +32,29 @@ from stoker.gpus.source import AbsentError
 from stoker.rules.judge import Judge
 from stoker.rules.rule import Observation, Policy, Verdict
 from stoker.rules.scope import MachineScope
-from stoker.streams import ERROR, emit
 
-# As with GNU timeout: it ended because time was up.
-IDLE: Final = 124
+# GNU timeout's exit code for a command that was stopped.
+ACTED: Final = 124
 _SIGNALLED: Final = 128
-# How long a message that is only information may take before nobody waits for it any more.
-_TELLING_PATIENCE: Final = 60.0
+# How long sending a message that is not an action may take.
+_MESSAGE_TIMEOUT: Final = 60.0
 
 
-class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asked the watcher for, beside the policy and the GPUs."""
+class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What `stoker watch` was asked for, beside the rules and the GPUs."""
 
     actions: tuple[Action, ...]
     host: str
     repeat: bool = False
     dry_run: bool = False
-    idle_exit_code: int = IDLE
+    idle_exit_code: int = ACTED
 
     def in_words(self) -> str:
         return ", then ".join(action.describe() for action in self.actions)
 
 
-def say(sentence: str) -> None:
-    """To stderr."""
-    emit(ERROR, f"stoker: {sentence}\n")
-
-
 class Watched:
-    """Chosen for good at the first look that could be read, and checked then."""
+    """The GPUs that are watched: chosen and checked at the first look that could be read."""
 
     def __init__(self, chosen: str, policies: Sequence[Policy], environment: Mapping[str, str]) -> None:
         self._chosen = chosen
@@ -74,11 +78,14 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Wakeup:
-    """A pipe that an event loop polls. Signals that were ignored at the start (nohup, a shell's `&`) stay ignored."""
+    """A pipe that an event loop polls, written to by signals and by actions that are done.
+
+    Signals that were ignored at the start (nohup, a shell's `&`) stay ignored.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The first signal that said "end"."""
+        """The first signal that asked the watcher to end."""
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._before: dict[signal.Signals, Any] = {}
         self._before_descriptor = -1
@@ -95,12 +102,12 @@ class Wakeup:
         signal.set_wakeup_fd(self._before_descriptor)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        # The pipe stays open: a deed that was left behind may still ring.
+        # The pipe stays open: an action that was left behind may still write to it.
 
     def fileno(self) -> int:
         return self._reader
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Safe from any thread. A pipe that is full wakes as well."""
         with contextlib.suppress(OSError):
             os.write(self._writer, b"\0")
@@ -113,48 +120,48 @@ class Wakeup:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is None:
             self.signal = number
-        self.ring()
+        self.wake()
 
 
 class Watcher:
-    """Everything that is waited for is waited for in one place, so a driver, a command or a server delays nothing."""
+    """One `poll` for everything: a driver, a command or a server that hangs delays nothing else."""
 
     def __init__(
         self,
         prober: Prober,
         watched: Watched,
         policies: Sequence[Policy],
-        orders: Orders,
+        options: WatchOptions,
         service: ServiceManager,
         *,
-        tell: Callable[[str], None] = say,
+        log: Callable[[str], None] = log_to_stderr,
     ) -> None:
         begun = time.monotonic()
         self._prober = prober
         self._watched = watched
-        self._orders = orders
+        self._options = options
         self._service = service
-        self._say = tell
-        self._judge = Judge(policies, begun, orders.in_words(), look_takes=prober.deadline, dry_run=orders.dry_run)
-        self._lookout = Sampler(prober, self._judge.every, first=min(self._judge.every, LONGEST_WAIT))
+        self._log = log
+        self._judge = Judge(policies, begun, options.in_words(), look_takes=prober.deadline, dry_run=options.dry_run)
+        self._sampler = Sampler(prober, self._judge.every, first=min(self._judge.every, LONGEST_WAIT))
         self._wakeup = Wakeup()
         self._code: int | None = None
         self._pending: deque[Action] = deque()
         self._facts: Facts | None = None
         self._action: Action | None = None
-        self._deed: RunningAction | None = None
+        self._running: RunningAction | None = None
         self._messages: list[RunningAction] = []
         self._failed = False
 
     def run(self, first: Look) -> int:
         """Watches from this first look on; the exit code."""
         with self._wakeup:
-            self._say(self._in_words([activity.label for activity in self._watched.observe(first).activities]))
+            self._log(self._in_words([activity.label for activity in self._watched.observe(first).activities]))
             self._service.ready(f"watching: {self._judge.in_words()}")
             self._take(first)
             while self._code is None:
                 self._wait()
-                self._turn()
+                self._round()
             self._service.stopping()
         return self._code
 
@@ -164,114 +171,114 @@ class Watcher:
         due = [message.deadline for message in self._messages]
         if (ping := self._service.keep_alive(time.monotonic())) is not None:
             due.append(ping)
-        if self._deed is not None:
-            due.append(self._deed.deadline)
+        if self._running is not None:
+            due.append(self._running.deadline)
         else:
-            due.append(self._lookout.due())
-            if self._lookout.fileno() >= 0:
-                poll.register(self._lookout.fileno(), select.POLLIN)
+            due.append(self._sampler.due())
+            if self._sampler.fileno() >= 0:
+                poll.register(self._sampler.fileno(), select.POLLIN)
         # Rounded up: a sleep that ends a fraction of a millisecond early would only be slept again.
         poll.poll(max(min(due) - time.monotonic(), 0.0) * 1000 + 1)
 
-    def _turn(self) -> None:
+    def _round(self) -> None:
         self._wakeup.clear()
         self._read_messages()
         if self._wakeup.signal is not None:
             self._end_by_signal(self._wakeup.signal)
-        elif self._deed is not None:
-            if self._deed.over:
-                self._finish_deed(self._deed)
+        elif self._running is not None:
+            if self._running.over:
+                self._finish_action(self._running)
         elif (look := self._step()) is not None:
             self._take(look)
 
     def _step(self) -> Look | None:
         try:
-            return self._lookout.step()
+            return self._sampler.step()
         except AbsentError as absent:
             # It was there at the start: a driver that was unloaded meanwhile is unknown, not idle.
             return Look(self._prober.spec, time.monotonic(), time.time(), (), (), problem=Unknown(str(absent)))
 
     def _take(self, look: Look) -> None:
-        for action in self._orders.actions:
+        for action in self._options.actions:
             if isinstance(action, Tracking):
                 action.track()
         judgement = self._judge.observe(self._watched.observe(look))
         verdict = judgement.verdict
         for message in judgement.messages:
-            self._say(message.text)
-            if message.urgent and not self._orders.dry_run:
+            self._log(message.text)
+            if message.urgent and not self._options.dry_run:
                 self._send_messages(message.text)
         self._service.status(f"{verdict.kind}: {verdict.reason}")
         if judgement.fired:
             self._fire(verdict, look.at)
         else:
-            self._lookout.no_later_than(self._judge.due())
+            self._sampler.no_later_than(self._judge.due())
 
     # Acting
 
     def _fire(self, verdict: Verdict, at: float) -> None:
-        if self._orders.dry_run:
+        if self._options.dry_run:
             self._conclude()
             return
-        self._facts = facts_of(verdict, self._judge.in_words(), at, self._orders.host)
-        self._pending.extend(self._orders.actions)
-        self._begin_deed()
+        self._facts = facts_of(verdict, self._judge.in_words(), at, self._options.host)
+        self._pending.extend(self._options.actions)
+        self._begin_next_action()
 
-    def _begin_deed(self) -> None:
+    def _begin_next_action(self) -> None:
         if not self._pending or self._facts is None:
             self._conclude()
             return
         action, facts = self._pending.popleft(), self._facts
-        self._say(f"now: {action.describe()}")
+        self._log(f"now: {action.describe()}")
         self._service.status(f"acting: {action.describe()}")
         self._action = action
-        self._deed = RunningAction(functools.partial(action.act, facts), action.patience, self._wakeup.ring)
+        self._running = RunningAction(functools.partial(action.act, facts), action.patience, self._wakeup.wake)
 
-    def _finish_deed(self, deed: RunningAction) -> None:
-        if deed.failure is not None:
+    def _finish_action(self, running: RunningAction) -> None:
+        if running.failure is not None:
             self._failed = True
-            self._say(f"failed: {deed.failure}")
-        self._action = self._deed = None
-        self._begin_deed()
+            self._log(f"failed: {running.failure}")
+        self._action = self._running = None
+        self._begin_next_action()
 
     def _conclude(self) -> None:
-        if not self._orders.repeat:
-            self._code = ACTION_FAILED if self._failed else self._orders.idle_exit_code
+        if not self._options.repeat:
+            self._code = ACTION_FAILED if self._failed else self._options.idle_exit_code
             return
         now = time.monotonic()
         self._judge.rearm(now)
         self._failed = False
-        self._say("watching again")
+        self._log("watching again")
 
     def _end_by_signal(self, number: int) -> None:
-        under_way: object = self._action
-        if isinstance(under_way, Lasting):
-            under_way.abandon()
+        action: object = self._action
+        if isinstance(action, Cancellable):
+            action.cancel()
         self._code = _SIGNALLED + number
 
     # Messages that are not actions
 
-    def _send_messages(self, sentence: str) -> None:
-        for messenger in self._orders.actions:
+    def _send_messages(self, text: str) -> None:
+        for messenger in self._options.actions:
             if isinstance(messenger, Messenger):
-                telling = functools.partial(messenger.tell, self._orders.host, sentence)
-                self._messages.append(RunningAction(telling, _TELLING_PATIENCE, self._wakeup.ring))
+                sending = functools.partial(messenger.send_message, self._options.host, text)
+                self._messages.append(RunningAction(sending, _MESSAGE_TIMEOUT, self._wakeup.wake))
 
     def _read_messages(self) -> None:
         over = [message for message in self._messages if message.over]
         self._messages = [message for message in self._messages if message not in over]
         for message in over:
             if message.failure is not None:
-                self._say(message.failure)
+                self._log(message.failure)
 
     # Words
 
     def _in_words(self, labels: Sequence[str]) -> str:
         which = ", ".join(labels) if labels else "GPUs that cannot be read yet"
         conditions = self._judge.conditions()
-        if self._orders.repeat:
-            conditions.append("again and again")
-        if self._orders.dry_run:
+        if self._options.repeat:
+            conditions.append("repeatedly")
+        if self._options.dry_run:
             conditions.append("dry run: nothing is done")
         more = f" ({'; '.join(conditions)})" if conditions else ""
-        return f"watching {which}: {self._judge.in_words()}, then {self._orders.in_words()}{more}"
+        return f"watching {which}: {self._judge.in_words()}, then {self._options.in_words()}{more}"

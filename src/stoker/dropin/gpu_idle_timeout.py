@@ -18,7 +18,7 @@ from stoker.gpus.prober import LONGEST_WAIT, Sampler
 from stoker.gpus.source import AbsentError
 from stoker.procfs import Identity, stat
 from stoker.rules.rule import LOOK_TAKES, Verdict
-from stoker.rules.samples import Sample, SamplesPolicy, SamplesRule
+from stoker.rules.samples import SamplesPolicy, SamplesRule, UsageSample
 from stoker.rules.scope import DeviceScope
 from stoker.runs.loop import CommandHandler, CommandLoop, helpers_of
 from stoker.runs.plan import parse_signal
@@ -38,7 +38,7 @@ INTERRUPTED: Final = 130
 CHILDREN_SIGNAL: Final = "SIGQUIT"
 
 
-class Options(NamedTuple):
+class TimeoutArguments(NamedTuple):
     """What was typed."""
 
     policy: SamplesPolicy
@@ -88,7 +88,7 @@ class IdleWatch:
         """Nothing that was seen counts any more."""
         self._rule.rearm(at)
 
-    def _log_readings(self, sample: Sample) -> None:
+    def _log_readings(self, sample: UsageSample) -> None:
         unknown: dict[str, str] = {"": sample.problem} if sample.problem else {}
         for uuid, percent in sample.percents.items():
             if known(percent):
@@ -244,7 +244,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def run(options: Options, log: logging.Logger) -> int:
+def run(options: TimeoutArguments, log: logging.Logger) -> int:
     watch = IdleWatch(options.policy, log, parse_duration(load_settings().deadline))
     if not options.command:
         return end_task(watch, log)
@@ -276,14 +276,14 @@ def end_task(watch: IdleWatch, log: logging.Logger) -> int:
     raise AssertionError("unreachable: looks never end")
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse(arguments: Sequence[str]) -> TimeoutArguments:
     given = _parser().parse_args(arguments)
     command: list[str] = given.exec_command_and_args
     if command[:1] == ["--"]:
         command = command[1:]
     children: bool = given.signal_children
     named: signal.Signals | None = given.signal_name
-    return Options(
+    return TimeoutArguments(
         SamplesPolicy(
             every=look_distance(given.sample_freq),
             threshold=given.threshhold_percentage,

@@ -21,7 +21,7 @@ INTERRUPTED: Final = 130
 FAILED: Final = 1
 
 
-class Options(NamedTuple):
+class SentinelArguments(NamedTuple):
     arm_duration: int
     arm_threshold: float
     kill_duration: int
@@ -34,7 +34,7 @@ def main() -> None:
     """The `gpu_sentinel` command."""
     open_missing()
     try:
-        code = Watch(parse(sys.argv[1:])).run()
+        code = SentinelWatch(parse(sys.argv[1:])).run()
     except StokerError as error:
         _complain(str(error))
         code = error.exit_code if isinstance(error, BadInputError) else FAILED
@@ -43,10 +43,10 @@ def main() -> None:
     sys.exit(code)
 
 
-class Watch:
+class SentinelWatch:
     """The sentinel rule with a look at the GPUs for every tick."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SentinelArguments) -> None:
         self._options = options
         self._action = _power(options.kill_action)
         self._policy = SentinelPolicy(
@@ -137,12 +137,12 @@ class Watch:
 def _power(kill_action: str) -> Action | None:
     if kill_action == "end_process":
         return None
-    from stoker.actions.catalogue import means_of, parse_action
+    from stoker.actions.catalogue import action_settings, parse_action
 
-    return parse_action(kill_action, means_of(os.environ))
+    return parse_action(kill_action, action_settings(os.environ))
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse(arguments: Sequence[str]) -> SentinelArguments:
     parser = argparse.ArgumentParser(
         prog="gpu_sentinel",
         description="Waits until the GPUs are in use, and then until they no longer are, and acts.",
@@ -192,7 +192,7 @@ def parse(arguments: Sequence[str]) -> Options:
         help="Which GPU devices to average (empty for all)",
     )
     given = vars(parser.parse_args(arguments))
-    return Options(**(given | {"gpu_devices": tuple(given["gpu_devices"])}))
+    return SentinelArguments(**(given | {"gpu_devices": tuple(given["gpu_devices"])}))
 
 
 def _listed(indices: set[int]) -> str:

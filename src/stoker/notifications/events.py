@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from stoker.queue.explanation import spoken
-from stoker.queue.model import HEARD_WITHIN, Attempt, Cause, Job, Worker, WorkerGpu
+from stoker.queue.model import HEARD_WITHIN, Attempt, EndCause, Job, Worker, WorkerGpu
 from stoker.status.job_text import one_line, quoted_label, short_label
 from stoker.status.machines import worker_home
 
@@ -55,7 +55,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     """Those that failed lately, and the last that ended at all; newest first."""
     retried: Mapping[str, Job] = {}
     """Jobs that run or wait again, by an attempt at them that has ended lately."""
-    causes: Mapping[str, Cause] = {}
+    causes: Mapping[str, EndCause] = {}
     """How attempts ended, as far as that is known by now."""
     unfinished: bool = True
     """Whether any job runs, waits or is held."""

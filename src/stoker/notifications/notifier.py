@@ -9,13 +9,13 @@ from typing import Final
 
 import msgspec
 
-from stoker.actions.notify import Channel
+from stoker.actions.notify import AppriseChannel
 from stoker.errors import BadInputError, StokerError
 from stoker.notifications.events import MAX_AGE, Event, EventDetector, QueueState, awaits_cause
 from stoker.notifications.senders import RETRY_DELAYS, Message, Sender, compose
 from stoker.notifications.throttle import Throttle, release
 from stoker.queue.changes import ChangeListener
-from stoker.queue.model import ENDED, Attempt, Cause, Job
+from stoker.queue.model import ENDED, Attempt, EndCause, Job
 from stoker.queue.store import Store
 from stoker.settings import Notifications
 from stoker.units import parse_duration
@@ -143,7 +143,7 @@ class Notifier:
         }
         self._running = found
 
-    def _retried(self, store: Store, causes: dict[str, Cause], ended: set[str]) -> dict[str, Job]:
+    def _retried(self, store: Store, causes: dict[str, EndCause], ended: set[str]) -> dict[str, Job]:
         retried: dict[str, Job] = {}
         for name, (job, _since) in list(self._awaiting_cause.items()):
             if job in ended:
@@ -192,9 +192,9 @@ class Notifier:
             self._log(f"{len(events)} events were not told to anybody: {error}")
 
 
-def channels_of(settings: Notifications) -> list[Channel]:
+def channels_of(settings: Notifications) -> list[AppriseChannel]:
     """One for each URL, ready to send."""
-    channels = [Channel(url) for url in settings.urls]
+    channels = [AppriseChannel(url) for url in settings.urls]
     for number, channel in enumerate(channels, 1):
         channel.prepare(f"[notify]: URL {number} of {len(channels)}")
     return channels

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from stoker.actions.notify import Channel, Tone
+from stoker.actions.notify import AppriseChannel, Tone
 from stoker.errors import StokerError
 from stoker.notifications.events import Event, Kind, Turn, listed
 from stoker.notifications.throttle import SECONDS_BETWEEN
@@ -120,7 +120,7 @@ class Sender:
     """One URL, and what is still to be brought there."""
 
     def __init__(
-        self, channel: Channel, log: Callable[[str], None], retry_delays: Sequence[float] = RETRY_DELAYS
+        self, channel: AppriseChannel, log: Callable[[str], None], retry_delays: Sequence[float] = RETRY_DELAYS
     ) -> None:
         self._channel = channel
         self._log = log

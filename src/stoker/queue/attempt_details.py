@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from stoker.queue.driver import Driver
-from stoker.queue.model import AttemptDetails, Cause
+from stoker.queue.model import AttemptDetails, EndCause
 from stoker.queue.rows import clean_text, json_text
 
 # Many times a report with the stacks of a large program; it begins with what matters.
@@ -36,10 +36,10 @@ class AttemptDetailsTable:
             return AttemptDetails(cause=cause, rule=rule, report=report, fit=msgspec.json.decode(fit))
         return None
 
-    def causes(self, attempts: Iterable[str]) -> dict[str, Cause]:
+    def causes(self, attempts: Iterable[str]) -> dict[str, EndCause]:
         wanted = list(attempts)
         rows = self._driver.fetch("causes", {"attempts": json_text(wanted)}) if wanted else []
-        return {attempt: Cause(cause, rule) for attempt, cause, rule in rows}
+        return {attempt: EndCause(cause, rule) for attempt, cause, rule in rows}
 
     def rule_stops(self, since: float) -> list[tuple[float, int]]:
         rows = self._driver.fetch("stops by rule", {"since": float(since), "written": float(since) - SECONDS_APART})

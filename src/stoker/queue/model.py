@@ -145,7 +145,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         return not self.view.left and now - self.seen <= HEARD_WITHIN
 
 
-class Cause(NamedTuple):
+class EndCause(NamedTuple):
     """Why an attempt ended."""
 
     name: str

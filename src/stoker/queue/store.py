@@ -26,7 +26,7 @@ from stoker.queue.model import (
     HEARD_WITHIN,
     Attempt,
     AttemptDetails,
-    Cause,
+    EndCause,
     Failure,
     GpuUse,
     Job,
@@ -369,7 +369,7 @@ class Store:
     def details(self, attempt: str) -> AttemptDetails | None:
         return self._details.read(attempt)
 
-    def causes(self, attempts: Iterable[str]) -> dict[str, Cause]:
+    def causes(self, attempts: Iterable[str]) -> dict[str, EndCause]:
         """How those of the attempts ended of which that is known."""
         return self._details.causes(attempts)
 

@@ -12,7 +12,7 @@ UNKNOWN_PATIENCE: Final = 300.0
 _NO_RULE: Final = Verdict("waiting", "no rule is on")
 
 
-class Message(NamedTuple):
+class LogMessage(NamedTuple):
     """Something that people should read."""
 
     text: str
@@ -27,7 +27,7 @@ class Judgement(NamedTuple):
 
     verdict: Verdict
     """The one that matters most."""
-    messages: tuple[Message, ...]
+    messages: tuple[LogMessage, ...]
 
     @property
     def fired(self) -> bool:
@@ -74,7 +74,7 @@ class Judge:
             policy.check_gpus(count)
 
     def observe(self, observation: Observation) -> Judgement:
-        messages: list[Message] = []
+        messages: list[LogMessage] = []
         verdicts = [one.observe(observation) for one in self._rules]
         for one, verdict in zip(self._rules, verdicts, strict=True):
             messages += one.news(verdict, self._intention, self._unless, dry_run=self._dry_run)
@@ -94,12 +94,12 @@ class Judge:
         for one in self._rules:
             one.rearm(at)
 
-    def _unknown_news(self, observation: Observation) -> Iterable[Message]:
+    def _unknown_news(self, observation: Observation) -> Iterable[LogMessage]:
         unknown = observation.unknown
         if observation.activities and not unknown:
             self._unknown_since = None
             if self._logged_unknown:
-                yield Message(f"{self._logged_unknown} can be read again")
+                yield LogMessage(f"{self._logged_unknown} can be read again")
                 self._logged_unknown = ""
             return
         if self._unknown_since is None:
@@ -109,7 +109,7 @@ class Judge:
             return
         self._logged_unknown = ", ".join(label for label, _ in unknown) or "the GPUs"
         reason = unknown[0][1] if unknown else observation.problem or "there is no GPU to judge by"
-        yield Message(
+        yield LogMessage(
             f"{self._logged_unknown} could not be read for {format_duration(unknown_for)}: {reason}; what is unknown "
             "never counts against a job",
             urgent=True,
@@ -138,21 +138,21 @@ class _Judged:
         self._arming = True
         self._warned = self._fired = False
 
-    def news(self, verdict: Verdict, intention: str, unless: str, *, dry_run: bool) -> Iterable[Message]:
+    def news(self, verdict: Verdict, intention: str, unless: str, *, dry_run: bool) -> Iterable[LogMessage]:
         if self._is_armed_now(verdict):
-            yield Message("armed: GPUs have been active")
+            yield LogMessage("armed: GPUs have been active")
         if verdict.effect == "act":
             if not self._fired:
-                yield Message(f"{verdict.reason}; dry run: {intention} now" if dry_run else verdict.reason)
+                yield LogMessage(f"{verdict.reason}; dry run: {intention} now" if dry_run else verdict.reason)
             self._fired = True
             return
         share = self._policy.warn_at
         late = verdict.effect == "warn" or (share is not None and verdict.progress >= share)
         if late and not self._warned:
             ahead = f"; in {format_duration(max(verdict.left, 0.0))}, unless {unless}: {intention}"
-            yield Message(verdict.reason + (ahead if verdict.progress else ""), urgent=True, is_warning=True)
+            yield LogMessage(verdict.reason + (ahead if verdict.progress else ""), urgent=True, is_warning=True)
         elif self._warned and not late:
-            yield Message(f"the warning is over: {verdict.reason}")
+            yield LogMessage(f"the warning is over: {verdict.reason}")
         self._warned = late
         self._fired = self._fired and verdict.progress > 0
 

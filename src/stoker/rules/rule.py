@@ -39,7 +39,7 @@ class Activity(NamedTuple):
     """The processes of the job on this GPU, with what each of them did."""
 
 
-class Progress(NamedTuple):
+class JobProgress(NamedTuple):
     """What the job itself has shown of its progress. None: nobody can see it."""
 
     output_bytes: int | None = None
@@ -49,7 +49,7 @@ class Progress(NamedTuple):
     step_at: float | None = None
 
 
-UNSEEN: Final = Progress()
+UNSEEN: Final = JobProgress()
 
 
 class Observation(NamedTuple):
@@ -59,7 +59,7 @@ class Observation(NamedTuple):
     activities: Sequence[Activity]
     problem: str | None = None
     """Why the machine as a whole could not be read."""
-    progress: Progress = UNSEEN
+    progress: JobProgress = UNSEEN
 
     @property
     def unknown(self) -> list[tuple[str, str]]:

@@ -44,7 +44,7 @@ class SamplesPolicy(Policy, frozen=True, kw_only=True):
         return f"{who} below {self.threshold}% in {self.num_samples} samples, {self.sample_freq}s apart"
 
 
-class Sample(NamedTuple):
+class UsageSample(NamedTuple):
     """The highest utilization of each GPU since the previous sample, by uuid, in whole percents."""
 
     percents: Percents
@@ -62,7 +62,7 @@ class SamplesRule(Rule):
         self._below: dict[str, int] = {}
         """How many samples in a row were below the threshold, by uuid."""
         self._not_before = -math.inf
-        self.sample: Sample | None = None
+        self.sample: UsageSample | None = None
         """The sample that the last observation completed."""
 
     def observe(self, observation: Observation) -> Verdict:
@@ -143,10 +143,10 @@ class SampleGatherer:
         now = {activity.uuid: self._percent(activity, gap) for activity in observation.activities}
         self._percents = now if before is None else {uuid: _higher(before.get(uuid), now[uuid]) for uuid in now}
 
-    def take(self) -> Sample:
+    def take(self) -> UsageSample:
         """The sample; the next one begins."""
         percents, self._percents = self._percents or {}, None
-        return Sample(percents, None if percents else self._problem or "there is no GPU to read")
+        return UsageSample(percents, None if percents else self._problem or "there is no GPU to read")
 
     def _percent(self, activity: Activity, gap: float) -> Maybe[int]:
         if gap > self._longest_gap or gap - activity.span > self._longest_unseen:

@@ -7,7 +7,7 @@ from stoker.errors import BadInputError
 from stoker.gpus.model import Gpu, Look, Maybe, Process, Reading, Unknown, Utilization, known
 from stoker.gpus.report import describe
 from stoker.gpus.visible import select_gpus, visible_gpus
-from stoker.rules.rule import UNSEEN, Activity, Observation, Progress
+from stoker.rules.rule import UNSEEN, Activity, JobProgress, Observation
 
 Choice = Literal["job", "mine", "visible", "all"]
 # A process of root may be a container's that the job itself asked a daemon to start.
@@ -25,14 +25,14 @@ _NOT_LISTED: Final = "the driver does not list it any more"
 class Scope(Protocol):
     """Which GPUs count, and how much of what they did."""
 
-    def observe(self, look: Look, progress: Progress = UNSEEN) -> Observation:
+    def observe(self, look: Look, progress: JobProgress = UNSEEN) -> Observation:
         """What a rule is given of this look."""
 
 
 class DeviceScope(Scope):
     """Every device that is listed now, whoever uses it; one that is gone is forgotten."""
 
-    def observe(self, look: Look, progress: Progress = UNSEEN) -> Observation:
+    def observe(self, look: Look, progress: JobProgress = UNSEEN) -> Observation:
         return _observation(look, _activities(look, _labels(look.gpus), _device), progress)
 
 
@@ -56,7 +56,7 @@ class MachineScope(Scope):
             return visible_gpus(look.gpus, self._environment)
         return select_gpus(look.gpus, self._chosen)
 
-    def observe(self, look: Look, progress: Progress = UNSEEN) -> Observation:
+    def observe(self, look: Look, progress: JobProgress = UNSEEN) -> Observation:
         return _observation(look, self.activities(look), progress)
 
     def activities(self, look: Look) -> list[Activity]:
@@ -98,7 +98,7 @@ class JobScope(Scope):
         self._labels: dict[str, str] = {}
         """What every GPU of the machine was called when it was first seen, by uuid."""
 
-    def observe(self, look: Look, progress: Progress = UNSEEN) -> Observation:
+    def observe(self, look: Look, progress: JobProgress = UNSEEN) -> Observation:
         return _observation(look, self.activities(look, self._pids), progress)
 
     def activities(self, look: Look, pids: Container[int]) -> list[Activity]:
@@ -170,7 +170,7 @@ def _is_container_user(user: str) -> bool:
     return user.isdigit()
 
 
-def _observation(look: Look, activities: Sequence[Activity], progress: Progress) -> Observation:
+def _observation(look: Look, activities: Sequence[Activity], progress: JobProgress) -> Observation:
     return Observation(look.at, activities, look.problem.reason if look.problem else None, progress)
 
 

@@ -24,7 +24,7 @@ from stoker.paths import state_home
 from stoker.procfs import boot_id, read_stat
 from stoker.rules.judge import Judge
 from stoker.rules.registry import in_words, stored_form
-from stoker.rules.rule import Progress, Verdict
+from stoker.rules.rule import JobProgress, Verdict
 from stoker.rules.scope import JobScope, MachineScope, Scope
 from stoker.runs.journal import Journal
 from stoker.runs.loop import CommandHandler, CommandLoop, helpers_of
@@ -341,15 +341,15 @@ class Supervisor(CommandHandler[int]):
         if self._journal.failure is not None:
             self._log_once("readings", f"{self._journal.failure}; the job goes on without a record of its readings")
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> JobProgress:
         """What the job has printed, where its output is kept."""
         if self._log_path is None:
-            return Progress()
+            return JobProgress()
         try:
             found = os.stat(self._log_path)  # noqa: PTH116 - one call
         except OSError:
-            return Progress()
-        return Progress(found.st_size, time.monotonic() - (time.time() - found.st_mtime))
+            return JobProgress()
+        return JobProgress(found.st_size, time.monotonic() - (time.time() - found.st_mtime))
 
     def _read_snooze(self) -> None:
         """Asked before every verdict: a job that says "leave me alone" is heard at once."""

@@ -36,11 +36,11 @@ def notify_command(test: bool, queue_url: str | None) -> int:
 
 
 def _test(wanted: "Notifications") -> int:
-    from stoker.actions.notify import Channel
+    from stoker.actions.notify import AppriseChannel
 
     code = 0
     for number, url in enumerate(wanted.urls, 1):
-        channel = Channel(url)
+        channel = AppriseChannel(url)
         label = f"URL {number} of {len(wanted.urls)}"
         try:
             channel.prepare(f"[notify]: {label}")

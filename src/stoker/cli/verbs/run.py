@@ -101,8 +101,8 @@ def run_command(
 
 def _actions(plan: "Plan") -> "Callable[[Verdict], None]":
     """Refuses now what would not work later."""
-    from stoker.actions.action import facts_of
-    from stoker.actions.perform import log_to_stderr, perform, prepared
+    from stoker.actions.action import facts_of, log_to_stderr
+    from stoker.actions.perform import perform, prepared
     from stoker.rules.registry import in_words
 
     actions = prepared(plan.then, log_to_stderr)

@@ -9,11 +9,18 @@ from typing import Any, Final
 
 import click
 
-from stoker.actions.action import ACTION_FAILED
-from stoker.actions.catalogue import ACTION_FORMS, DEFAULT_EXEC_TIMEOUT, DEFAULT_GRACE, Exit, means_of, parse_action
+from stoker.actions.action import ACTION_FAILED, log_to_stderr
+from stoker.actions.catalogue import (
+    ACTION_FORMS,
+    DEFAULT_EXEC_TIMEOUT,
+    DEFAULT_GRACE,
+    Exit,
+    action_settings,
+    parse_action,
+)
 from stoker.actions.notify import Notify
 from stoker.actions.systemd import ServiceManager, unit_text
-from stoker.actions.watcher import IDLE, Orders, Watched, Watcher, say
+from stoker.actions.watcher import ACTED, Watched, Watcher, WatchOptions
 from stoker.cli.options.common import Typed, open_prober, source_options
 from stoker.cli.options.policy import LENGTH, SHARE, policy_options, then_option, with_joined_actions
 from stoker.errors import BadInputError, StokerError
@@ -70,9 +77,9 @@ class _WatchCommand(click.Command):
 @click.option(
     "--idle-exit-code",
     type=Typed("exit code", _parse_exit_code),
-    default=IDLE,
+    default=ACTED,
     metavar="CODE",
-    help=f"Exit code after acting [{IDLE}].",
+    help=f"Exit code after acting [{ACTED}].",
 )
 @click.option(_PRINT_UNIT, is_flag=True, help="Print a systemd unit for this command line, and do nothing else.")
 @source_options
@@ -97,8 +104,8 @@ def watch_command(
         raise BadInputError("say what to do when the GPUs stay idle: give at least one --then, such as --then shutdown")
     if exec_timeout <= 0:
         raise BadInputError("--exec-timeout must be longer than nothing")
-    means = means_of(os.environ, grace=grace, exec_timeout=exec_timeout)
-    orders = Orders(
+    means = action_settings(os.environ, grace=grace, exec_timeout=exec_timeout)
+    orders = WatchOptions(
         actions=tuple(parse_action(text, means) for text in then),
         host=socket.gethostname(),
         repeat=repeat,
@@ -110,11 +117,13 @@ def watch_command(
     if print_unit:
         return _print_unit(policies, orders, then, _unseen_options(source, deadline))
     for sentence in [sentence for action in orders.actions for sentence in action.prepare()]:
-        say(sentence)
+        log_to_stderr(sentence)
     return _watch(source, deadline, gpus, policies, orders)
 
 
-def _watch(source: str | None, deadline: float | None, gpus: str, policies: Sequence[Policy], orders: Orders) -> int:
+def _watch(
+    source: str | None, deadline: float | None, gpus: str, policies: Sequence[Policy], orders: WatchOptions
+) -> int:
     prober = open_prober(source, deadline)
     try:
         try:
@@ -127,13 +136,13 @@ def _watch(source: str | None, deadline: float | None, gpus: str, policies: Sequ
         prober.leave()
 
 
-def _print_unit(policies: Sequence[Policy], orders: Orders, then: tuple[str, ...], more: list[str]) -> int:
+def _print_unit(policies: Sequence[Policy], orders: WatchOptions, then: tuple[str, ...], more: list[str]) -> int:
     words = [*_typed(sys.argv[1:]), *more]
     carried = {name: os.environ[name] for name in _CARRIED if os.environ.get(name)}
     description = f"Stoker: {in_words(policies)}, then {', then '.join(text.split()[0] for text in then)}"
     click.echo(unit_text(description, [*_program(), *words], carried, orders.idle_exit_code), nl=False)
     if any(isinstance(action, Notify) for action in orders.actions):
-        say("the unit holds the URL of 'notify', which may be a secret: let only root read the file")
+        log_to_stderr("the unit holds the URL of 'notify', which may be a secret: let only root read the file")
     return 0
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from stoker.logs.model import LogUpdate
 from stoker.logs.reader import TailReader, last_lines, stored_lines
-from stoker.queue.model import Attempt, Cause
+from stoker.queue.model import Attempt, EndCause
 from stoker.queue.store import LAST_WITHIN, SECONDS_BETWEEN_LOOKS, Store
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
@@ -69,7 +69,7 @@ async def list_attempts(request: Request, job: JobId) -> Response:
     """Where each ran, when, and how it ended."""
     app_state = app_state_of(request)
 
-    def attempts(store: Store) -> tuple[list[Attempt], dict[str, str], dict[str, Cause]]:
+    def attempts(store: Store) -> tuple[list[Attempt], dict[str, str], dict[str, EndCause]]:
         made = store.attempts(found(store, job).id)
         hosts = {worker.id: worker.host for worker in store.workers()}
         return made, hosts, store.causes([attempt.id for attempt in made])
@@ -82,8 +82,8 @@ async def list_attempts(request: Request, job: JobId) -> Response:
                 AttemptMade(
                     attempt=attempt,
                     host=hosts.get(attempt.worker),
-                    cause=causes.get(attempt.id, Cause("")).name,
-                    rule=causes.get(attempt.id, Cause("")).rule,
+                    cause=causes.get(attempt.id, EndCause("")).name,
+                    rule=causes.get(attempt.id, EndCause("")).rule,
                     is_here=attempt.id in here,
                 )
                 for attempt in made
