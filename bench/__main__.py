@@ -22,5 +22,5 @@ if __name__ == "__main__":
     if unknown := [name for name in chosen if name not in BENCHES]:
         sys.exit(f"no such benchmark: {', '.join(unknown)} (there are: {', '.join(BENCHES)})")
     missed = sum(BENCHES[name]() for name in chosen)
-    print(f"\n{missed} promise(s) missed" if missed else "\nall promises kept")
+    print(f"\n{missed} goal(s) missed" if missed else "\nall goals met")
     sys.exit(1 if missed else 0)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from bench.queue import postgres
-from bench.table import Promise, print_promises
+from bench.table import Figure, print_figures
 
 JOBS = 50
 ROUNDS = 3
@@ -48,13 +48,13 @@ def main() -> int:
             "PostgreSQL": _idle(script, place, server.create_database()),
         }
     tsp = statistics.median(gaps["tsp"])
-    return print_promises(
+    return print_figures(
         "Dispatch, as multiples of tsp's median gap; idle submit to start at the median",
         [
-            Promise("gap on SQLite", statistics.median(gaps["stoker, SQLite"]) / tsp, 2.0),
-            Promise("gap on PostgreSQL", statistics.median(gaps["stoker, PostgreSQL"]) / tsp, 4.0),
+            Figure("gap on SQLite", statistics.median(gaps["stoker, SQLite"]) / tsp, 2.0),
+            Figure("gap on PostgreSQL", statistics.median(gaps["stoker, PostgreSQL"]) / tsp, 4.0),
             *(
-                Promise(f"idle submit to start, {name}", statistics.median(times), 100.0, "ms")
+                Figure(f"idle submit to start, {name}", statistics.median(times), 100.0, "ms")
                 for name, times in idle.items()
             ),
         ],

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.table import Promise, print_promises
+from bench.table import Figure, print_figures
 from tests.support.fill_stage import FillStage, SteppingAside, Visitor, visit
 from tests.support.openers import NUMBERS
 
@@ -48,18 +48,18 @@ def main() -> int:
     _print_visits(visits, unheard, fuser)
     print(f"  at rest, a program on every GPU: {share * 100:.3f} % of a core, {wakeups:.2f} wake-ups a second")
     asked = [aside.asked * 1000 for aside in visits]
-    promises = [
-        Promise("opening to SIGTERM, median", statistics.median(asked), 100.0, "ms"),
-        Promise("opening to SIGTERM, worst", max(asked), 500.0, "ms"),
-        Promise("opening to memory back ÷ grace, worst", max(aside.gone for aside in visits) / GRACE, 1.0),
-        Promise("share of a core at rest", share * 100, 0.2, "%"),
+    figures = [
+        Figure("opening to SIGTERM, median", statistics.median(asked), 100.0, "ms"),
+        Figure("opening to SIGTERM, worst", max(asked), 500.0, "ms"),
+        Figure("opening to memory back ÷ grace, worst", max(aside.gone for aside in visits) / GRACE, 1.0),
+        Figure("share of a core at rest", share * 100, 0.2, "%"),
     ]
     if unheard:
         latest = max(aside.asked for aside in unheard)
-        promises.append(Promise("a container's own node ÷ scan interval, worst", latest / SHORT_INTERVAL, 1.1))
+        figures.append(Figure("a container's own node ÷ scan interval, worst", latest / SHORT_INTERVAL, 1.1))
     if fuser:
-        promises.append(Promise("median ÷ a fuser every 10 s", statistics.median(asked) / _median_by_fuser(fuser), 0.1))
-    return print_promises("Filling", promises)
+        figures.append(Figure("median ÷ a fuser every 10 s", statistics.median(asked) / _median_by_fuser(fuser), 0.1))
+    return print_figures("Filling", figures)
 
 
 @contextmanager

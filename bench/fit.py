@@ -3,8 +3,8 @@
 import statistics
 from pathlib import Path
 
-from bench.fit_contestants import ACCELERATE_FIRST, WAYS, Outcome
-from bench.table import Promise, print_promises
+from bench.fit_peers import ACCELERATE_FIRST, WAYS, Outcome
+from bench.table import Figure, print_figures
 from stoker.fit.search import RUNS, RUNS_FOR_A_POOR_ANSWER
 from stoker.units import format_memory
 from tests.support.trainers import TRAINERS, Trainer
@@ -23,13 +23,13 @@ def main() -> int:
     # What was started again smaller is no answer of the search.
     first = {name: outcome for name, outcome in fitting.items() if not outcome.restarts}
     worst = min(_share(TRAINERS[name], outcome) for name, outcome in first.items())
-    return print_promises(
+    return print_figures(
         f"Fitting {len(TRAINERS)} simulated programs",
         [
-            Promise("missed of the largest that fits, worst", (1 - worst) * 100, (1 - GOOD) * 100, "%"),
-            Promise("real runs that run out of memory", sum(outcome.dies for outcome in ours.values()), 0, ""),
-            Promise("runs, most", max(outcome.runs for outcome in ours.values()), RUNS_FOR_A_POOR_ANSWER, ""),
-            Promise(
+            Figure("missed of the largest that fits, worst", (1 - worst) * 100, (1 - GOOD) * 100, "%"),
+            Figure("real runs that run out of memory", sum(outcome.dies for outcome in ours.values()), 0, ""),
+            Figure("runs, most", max(outcome.runs for outcome in ours.values()), RUNS_FOR_A_POOR_ANSWER, ""),
+            Figure(
                 "runs, most where memory does not bend strongly",
                 max(outcome.runs for name, outcome in fitting.items() if not TRAINERS[name].bends_strongly),
                 RUNS,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from bench.contestants import memory
-from bench.table import Promise, print_promises
+from bench.gpu_peers import memory
+from bench.table import Figure, print_figures
 from tests.support.mock_nvml import MockMachine
 
 GPUS = 8
@@ -28,7 +28,7 @@ def main() -> int:
         machine, sleepers = mock_machine(place)
         environment = {**os.environ, **machine.environment(), "BENCH_NVIDIA_SMI": str(compiled_stand_in(place))}
         try:
-            results = {name: run_contestant(name, environment) for name in LOOKS}
+            results = {name: run_peer(name, environment) for name in LOOKS}
             watcher = _memory_of_watcher(place, environment)
         finally:
             for sleeper in sleepers:
@@ -55,11 +55,11 @@ def mock_machine(place: Path) -> tuple[MockMachine, list[subprocess.Popen[bytes]
     return machine, sleepers
 
 
-def run_contestant(name: str, environment: dict[str, str]) -> tuple[float, float, float]:
+def run_peer(name: str, environment: dict[str, str]) -> tuple[float, float, float]:
     """Median over the rounds of: processor seconds per look, MiB resident, MiB with its helper."""
     rounds = []
     for _ in range(ROUNDS):
-        command = [sys.executable, "-W", "ignore", "-m", "bench.contestants", name, str(LOOKS[name]), str(EVERY)]
+        command = [sys.executable, "-W", "ignore", "-m", "bench.gpu_peers", name, str(LOOKS[name]), str(EVERY)]
         out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
         rounds.append([float(word) for word in out.split()])
     seconds, resident, together = (statistics.median(column) for column in zip(*rounds, strict=True))
@@ -88,14 +88,14 @@ def _report(results: dict[str, tuple[float, float, float]], watcher: tuple[float
         print(f"  {name:10} {seconds * 1000:8.3f} {cost / seconds:10.2f} {resident:6.1f}")
     resident, together = watcher
     print(f"  stoker record: {resident:.1f} MiB resident, {together:.1f} MiB together with its helper, each page once")
-    return print_promises(
+    return print_figures(
         "Looking",
         [
-            Promise("ours ÷ bare nvidia-ml-py loop", cost / results["bare"][0], 2.0),
-            Promise("ours ÷ nvitop's Device API", cost / results["nvitop"][0], 1.0),
-            Promise("ours ÷ gpustat", cost / results["gpustat"][0], 1.0),
-            Promise("ours ÷ spawning nvidia-smi", cost / results["spawned"][0], 1.0),
-            Promise("share of a core at one look a second", cost / EVERY * 100, 0.3, "%"),
-            Promise("memory of a watching process", resident, 25.0, "MiB"),
+            Figure("ours ÷ bare nvidia-ml-py loop", cost / results["bare"][0], 2.0),
+            Figure("ours ÷ nvitop's Device API", cost / results["nvitop"][0], 1.0),
+            Figure("ours ÷ gpustat", cost / results["gpustat"][0], 1.0),
+            Figure("ours ÷ spawning nvidia-smi", cost / results["spawned"][0], 1.0),
+            Figure("share of a core at one look a second", cost / EVERY * 100, 0.3, "%"),
+            Figure("memory of a watching process", resident, 25.0, "MiB"),
         ],
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.table import Promise, print_promises
+from bench.table import Figure, print_figures
 from stoker.queue import JobSpec, Store, init_queue
 from stoker.queue.model import View, WorkerGpu
 from stoker.web.auth.keys import Keys
@@ -37,7 +37,7 @@ def main() -> int:
         init_queue(queue).close()
         token = Keys(home).first().secret
         with served(home, queue) as (pid, port):
-            return print_promises("The page", asyncio.run(measured(pid, port, queue, token)))
+            return print_figures("The page", asyncio.run(measured(pid, port, queue, token)))
 
 
 @contextmanager
@@ -150,7 +150,7 @@ class Traffic(threading.Thread):
         self.ended[number] = time.monotonic()
 
 
-async def measured(pid: int, port: int, queue: str, token: str) -> list[Promise]:
+async def measured(pid: int, port: int, queue: str, token: str) -> list[Figure]:
     ending = asyncio.Event()
     pages = [Page(port, token, number < SLOW_PAGES) for number in range(PAGES)]
     listening = [asyncio.create_task(page.listen(ending)) for page in pages]
@@ -184,9 +184,9 @@ async def measured(pid: int, port: int, queue: str, token: str) -> list[Promise]
     print(f"  end of a job to the page: median {statistics.median(delays) * 1e3:.0f} ms, p95 {delay:.0f} ms")
     print(f"  server: {memory / 2**20:.0f} MiB, {spent / SECONDS:.0%} of a core; {sent / 2**20:.0f} MiB sent")
     return [
-        Promise("p95 of a piece of a page", p95, 100.0, "ms"),
-        Promise("resident memory of the server", memory / 2**20, 150.0, "MiB"),
-        Promise("pages that are not up to date in the end", float(stale), 0.0, ""),
+        Figure("p95 of a piece of a page", p95, 100.0, "ms"),
+        Figure("resident memory of the server", memory / 2**20, 150.0, "MiB"),
+        Figure("pages that are not up to date in the end", float(stale), 0.0, ""),
     ]
 
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.table import Promise, print_promises
+from bench.table import Figure, print_figures
 from stoker.presence.device_events import DeviceEvents
 from stoker.presence.holders import HolderScanner
 from tests.support.openers import NUMBERS, make_node
@@ -180,18 +180,18 @@ def _report(
         print(f"  {name:12} {cost.wall:8.2f} {cost.processor:16.2f}" if cost else f"  {name:12} is not installed here")
     print(f"  opening to ring: median {_median(rings):.2f} ms, worst {rings[-1]:.2f} ms of {TRIALS}")
     print(f"  opening to name: median {_median(named):.2f} ms, worst {named[-1]:.2f} ms of {TRIALS}")
-    # What else this machine runs at the moment is not what the promise is about.
+    # What else this machine runs at the moment is not what the figure is about.
     added = ours.processor - alone.processor
-    promises = [
-        Promise(f"what {PROCESSES} processes add to a scan", added, 15.0, "ms"),
-        Promise(f"share of a core for them, a scan every {REST:g} s", added / REST / 10, 0.2, "%"),
-        Promise("opening to ring, median", _median(rings), 5.0, "ms"),
-        Promise("opening to the holder's name, median", _median(named), 50.0, "ms"),
-        Promise("opening to the holder's name, worst", named[-1], 250.0, "ms"),
+    figures = [
+        Figure(f"what {PROCESSES} processes add to a scan", added, 15.0, "ms"),
+        Figure(f"share of a core for them, a scan every {REST:g} s", added / REST / 10, 0.2, "%"),
+        Figure("opening to ring, median", _median(rings), 5.0, "ms"),
+        Figure("opening to the holder's name, median", _median(named), 50.0, "ms"),
+        Figure("opening to the holder's name, worst", named[-1], 250.0, "ms"),
     ]
     if fuser is not None:
-        promises.append(Promise("scan ÷ fuser", ours.processor / fuser.processor, 0.5))
-    return print_promises("Presence", promises)
+        figures.append(Figure("scan ÷ fuser", ours.processor / fuser.processor, 0.5))
+    return print_figures("Presence", figures)
 
 
 def _median(sorted_values: list[float]) -> float:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.queue_contestants import DRAIN, PREPARE, WARM_UP, pgqueuer_driver
 from bench.queue_figures import Places, crowds, history, submissions, turns
-from bench.table import Promise, print_promises
+from bench.queue_peers import DRAIN, PREPARE, WARM_UP, pgqueuer_driver
+from bench.table import Figure, print_figures
 from tests.support.postgres import PostgresServer, postgres_programs
 
-PROGRAM = "import sys; from bench.queue_contestants import DRAIN; DRAIN[sys.argv[1]](sys.argv[2])"
+PROGRAM = "import sys; from bench.queue_peers import DRAIN; DRAIN[sys.argv[1]](sys.argv[2])"
 WORKERS = 16
 JOBS = 4_000
 ROUNDS = 3
@@ -25,9 +25,9 @@ DURABLE = ("fsync=on", "synchronous_commit=on", "max_connections=100", "shared_b
 def main() -> int:
     with postgres() as server, tempfile.TemporaryDirectory(prefix="stoker-bench-") as directory:
         places = Places(server, Path(directory))
-        missed = print_promises("Claiming, beside other queues", claims(server))
+        missed = print_figures("Claiming, beside other queues", claims(server))
         print()
-        return missed + print_promises(
+        return missed + print_figures(
             "The queue by itself", [*submissions(places), *turns(places), *history(places), *crowds(places)]
         )
 
@@ -45,7 +45,7 @@ def postgres() -> Iterator[PostgresServer]:
         server.stop()
 
 
-def claims(server: PostgresServer) -> list[Promise]:
+def claims(server: PostgresServer) -> list[Figure]:
     """Jobs that many processes together take and finish in a second, one at a time, in turns."""
     rates: dict[str, list[float]] = {name: [] for name in DRAIN}
     for _ in range(ROUNDS):
@@ -58,7 +58,7 @@ def claims(server: PostgresServer) -> list[Promise]:
         every = " ".join(f"{value:.0f}" for value in values)
         print(f"  {name:18} {medians[name]:7.0f} jobs/s   ({every}; {drivers.get(name, 'psycopg')})")
     return [
-        Promise(f"rate of {peer} ÷ {way}", medians[peer] / medians[way], 1.0)
+        Figure(f"rate of {peer} ÷ {way}", medians[peer] / medians[way], 1.0)
         for way in ("ours", "ours, as a worker")
         for peer in ("procrastinate", "pgqueuer")
     ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.table import Promise
+from bench.table import Figure
 from stoker.queue import JobSpec, Store, init_queue
 from tests.support.postgres import PostgresServer
 from tests.support.queue_crowd import crowd
@@ -38,31 +38,29 @@ class Places:
             file.unlink()
 
 
-def submissions(places: Places) -> list[Promise]:
-    promises = []
+def submissions(places: Places) -> list[Figure]:
+    figures = []
     for database in DATABASES:
         with places.queue(database) as (queue, _url):
             jobs = [JobSpec(command=f"python train.py --seed {number}", tags=("sweep",)) for number in range(SUBMITTED)]
             begun = time.perf_counter()
             queue.submit(jobs)
             took = time.perf_counter() - begun
-        promises.append(Promise(f"submitting {SUBMITTED} jobs at once, {database}", took, 5.0, "s"))
-    return promises
+        figures.append(Figure(f"submitting {SUBMITTED} jobs at once, {database}", took, 5.0, "s"))
+    return figures
 
 
-def turns(places: Places) -> list[Promise]:
+def turns(places: Places) -> list[Figure]:
     """What stands between the end of one job and the start of the next, on the side of the queue."""
-    promises = []
+    figures = []
     for database, at_most in (("SQLite", 0.5), ("PostgreSQL", 10.0)):
         with places.queue(database) as (queue, _url):
             queue.submit([JobSpec(command=("python", "train.py", str(number))) for number in range(TURNS + WAITING)])
             took = _medians_of_turns(queue)
         parts = ", ".join(f"{name} {value * 1000:.3f}" for name, value in took.items())
         print(f"  {database}: with {WAITING} jobs that wait, medians in ms: {parts}")
-        promises.append(
-            Promise(f"finish, ready and claim together, {database}", took["all three"] * 1000, at_most, "ms")
-        )
-    return promises
+        figures.append(Figure(f"finish, ready and claim together, {database}", took["all three"] * 1000, at_most, "ms"))
+    return figures
 
 
 def _medians_of_turns(queue: Store) -> dict[str, float]:
@@ -82,9 +80,9 @@ def _medians_of_turns(queue: Store) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in took.items()}
 
 
-def history(places: Places) -> list[Promise]:
+def history(places: Places) -> list[Figure]:
     """A million jobs that have ended must cost a list little, and a claim nothing."""
-    promises = []
+    figures = []
     for database in DATABASES:
         with places.queue(database) as (queue, _url):
             queue.submit([JobSpec(command="before")] * TURNS)
@@ -102,12 +100,12 @@ def history(places: Places) -> list[Promise]:
             f"{without * 1000:.2f} without history; "
             f"its plan {'walks' if walks else 'DOES NOT WALK'} along the index of queued jobs"
         )
-        promises += [
-            Promise(f"listing over a million jobs, {database}", listed, 1.0, "s"),
-            Promise(f"claim+finish with a million ended jobs ÷ with none, {database}", claimed / without, 2.0),
-            Promise(f"plans of a claim that read the history, {database}", float(not walks), 0.0, ""),
+        figures += [
+            Figure(f"listing over a million jobs, {database}", listed, 1.0, "s"),
+            Figure(f"claim+finish with a million ended jobs ÷ with none, {database}", claimed / without, 2.0),
+            Figure(f"plans of a claim that read the history, {database}", float(not walks), 0.0, ""),
         ]
-    return promises
+    return figures
 
 
 def _claim_and_finish(queue: Store) -> None:
@@ -127,8 +125,8 @@ def _plan_of_claim(queue: Store) -> str:
     return "\n".join(str(row[-1]) for row in rows)
 
 
-def crowds(places: Places) -> list[Promise]:
-    promises = []
+def crowds(places: Places) -> list[Figure]:
+    figures = []
     for database in DATABASES:
         with places.queue(database) as (queue, url):
             wrong = 0.0
@@ -138,8 +136,8 @@ def crowds(places: Places) -> list[Promise]:
             except AssertionError as error:
                 print(f"  {database}: {error}")
                 wrong = 1.0
-        promises.append(Promise(f"crowds that lost a job or had it twice, {database}", wrong, 0.0, ""))
-    return promises
+        figures.append(Figure(f"crowds that lost a job or had it twice, {database}", wrong, 0.0, ""))
+    return figures
 
 
 def _median(work: Callable[[], object], times: int) -> float:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.table import Promise, print_promises
+from bench.table import Figure, print_figures
 from tests.support.mock_nvml import MockMachine
 
 RUNS = 15
@@ -35,12 +35,12 @@ def main() -> int:
     for name, value in medians.items():
         print(f"  {name:20} {value * 1000:7.1f} ms")
     floor = medians["python -c pass"]
-    return print_promises(
+    return print_figures(
         "Starting, as multiples of `python -c pass`",
         [
-            Promise("stoker --version", medians["stoker --version"] / floor, 5.0),
-            Promise("stoker gpus --json", medians["stoker gpus --json"] / floor, 10.0),
-            Promise("stoker run -- true", medians["stoker run -- true"] / floor, 10.0),
+            Figure("stoker --version", medians["stoker --version"] / floor, 5.0),
+            Figure("stoker gpus --json", medians["stoker gpus --json"] / floor, 10.0),
+            Figure("stoker run -- true", medians["stoker run -- true"] / floor, 10.0),
         ],
     )
 

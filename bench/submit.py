@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.table import Promise, print_promises
+from bench.table import Figure, print_figures
 
 RUNS = 15
 MANY = 10_000
@@ -45,11 +45,11 @@ def main() -> int:
     print(f"\nMedian of {RUNS} runs each, in turns, in a git repository, into SQLite")
     for name, value in medians.items():
         print(f"  {name:20} {value * 1000:7.1f} ms")
-    return print_promises(
+    return print_figures(
         "Submitting: one as multiples of `python -c pass`, many in seconds",
         [
-            Promise("stoker submit -- COMMAND", medians["stoker submit"] / medians["python -c pass"], 10.0),
-            Promise(f"stoker submit --from, {MANY:,} lines", many, 5.0, "s"),
+            Figure("stoker submit -- COMMAND", medians["stoker submit"] / medians["python -c pass"], 10.0),
+            Figure(f"stoker submit --from, {MANY:,} lines", many, 5.0, "s"),
         ],
     )
 

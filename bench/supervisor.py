@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from bench.contestants import memory
-from bench.looks import compiled_stand_in, mock_machine, run_contestant
-from bench.table import Promise, print_promises
+from bench.gpu_peers import memory
+from bench.looks import compiled_stand_in, mock_machine, run_peer
+from bench.table import Figure, print_figures
 from stoker.gpus.recording import RecordingReader
 
 MINUTE = 60
@@ -26,20 +26,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as directory:
         place = Path(directory)
         environment = {**os.environ, "STOKER_HOME": str(place / "home")}
-        promises = [_speed_of_output(stoker, environment), _lateness(stoker, environment, place)]
+        figures = [_speed_of_output(stoker, environment), _lateness(stoker, environment, place)]
         machine, sleepers = mock_machine(place)
         environment |= machine.environment()
         environment["BENCH_NVIDIA_SMI"] = str(compiled_stand_in(place))
         try:
-            promises += _cost_of_watching(stoker, environment)
+            figures += _cost_of_watching(stoker, environment)
         finally:
             for sleeper in sleepers:
                 sleeper.kill()
                 sleeper.wait()
-    return print_promises("Supervising", promises)
+    return print_figures("Supervising", figures)
 
 
-def _speed_of_output(stoker: str, environment: dict[str, str]) -> Promise:
+def _speed_of_output(stoker: str, environment: dict[str, str]) -> Figure:
     """The command takes its own time: its speed is the question here, not how long Stoker takes to start."""
     bare = ["sh", "-c", "date +%s%N >&2; head -c 2G /dev/zero | cat; date +%s%N >&2"]
     speeds: dict[str, list[float]] = {"bare": [], "run": []}
@@ -56,14 +56,14 @@ def _speed_of_output(stoker: str, environment: dict[str, str]) -> Promise:
     ratios = [run / alone for run, alone in zip(speeds["run"], speeds["bare"], strict=True)]
     print(f"\n2 GiB through a pipe, {THROUGHPUT_RUNS} times each in turns: medians bare {_median(speeds['bare'])} s,")
     print(f"  under stoker run {_median(speeds['run'])} s; with Stoker's own start {_median(wholes['run'])} s")
-    return Promise("2 GiB of output, under stoker run ÷ bare", statistics.median(ratios), 1.03)
+    return Figure("2 GiB of output, under stoker run ÷ bare", statistics.median(ratios), 1.03)
 
 
 def _median(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.3f}"
 
 
-def _lateness(stoker: str, environment: dict[str, str], place: Path) -> Promise:
+def _lateness(stoker: str, environment: dict[str, str], place: Path) -> Figure:
     """From the end of the window to the first signal, for a Python job whose stack is asked for before."""
     every, window = 1.0, 2.0
     program = (
@@ -84,10 +84,10 @@ def _lateness(stoker: str, environment: dict[str, str], place: Path) -> Promise:
         idle_since = first.at - first.readings[0].span
         late.append(float(out) - (idle_since + window))
     print(f"\nFrom the end of the window to the first signal: {max(late):.2f} s at the worst of {len(late)} trials")
-    return Promise("first signal after the end of the window ÷ a look", max(late) / every, 1.0)
+    return Figure("first signal after the end of the window ÷ a look", max(late) / every, 1.0)
 
 
-def _cost_of_watching(stoker: str, environment: dict[str, str]) -> list[Promise]:
+def _cost_of_watching(stoker: str, environment: dict[str, str]) -> list[Figure]:
     options = ["--every", "1s", "--for", "1h", "--gpus", "all"]
     process = subprocess.Popen([stoker, "run", *options, "--", "sleep", "3600"], env=environment)
     try:
@@ -100,16 +100,16 @@ def _cost_of_watching(stoker: str, environment: dict[str, str]) -> list[Promise]
     finally:
         process.terminate()
         process.wait()
-    seconds, spawner, _ = run_contestant("spawned", environment)
+    seconds, spawner, _ = run_peer("spawned", environment)
     print(f"\nA minute of `stoker run --every 1s` on 8 mock GPUs: {share * 100:.2f} % of a core,")
     print(f"  {resident:.1f} MiB resident in the supervisor, {together:.1f} MiB with its helpers (shared pages once)")
     print(
         f"  the seeds' way, a spawn per sample: {seconds * 100:.2f} % of a core, {spawner:.1f} MiB beside its children"
     )
     return [
-        Promise("share of a core at --every 1s", share * 100, 0.5, "%"),
-        Promise("memory with its helpers, shared pages once", together, 30.0, "MiB"),
-        Promise("processor time ÷ the seeds' way", share / seconds, 1.0),
+        Figure("share of a core at --every 1s", share * 100, 0.5, "%"),
+        Figure("memory with its helpers, shared pages once", together, 30.0, "MiB"),
+        Figure("processor time ÷ the seeds' way", share / seconds, 1.0),
     ]
 
 

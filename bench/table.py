@@ -1,9 +1,9 @@
-"""The tables that benchmarks print, with what was promised beside what was measured."""
+"""The tables that benchmarks print, with the goal beside what was measured."""
 
 from typing import NamedTuple
 
 
-class Promise(NamedTuple):
+class Figure(NamedTuple):
     """One line: a measured figure, the bound on it, and in which unit."""
 
     what: str
@@ -12,18 +12,18 @@ class Promise(NamedTuple):
     unit: str = "×"
 
     @property
-    def kept(self) -> bool:
+    def is_met(self) -> bool:
         return self.measured <= self.at_most
 
 
-def print_promises(title: str, promises: list[Promise]) -> int:
+def print_figures(title: str, figures: list[Figure]) -> int:
     """Prints them and says how many were missed."""
     print(f"\n{title}")
-    width = max(len(promise.what) for promise in promises)
-    for promise in promises:
-        verdict = "kept" if promise.kept else "MISSED"
+    width = max(len(figure.what) for figure in figures)
+    for figure in figures:
+        verdict = "met" if figure.is_met else "MISSED"
         print(
-            f"  {promise.what:{width}}  {promise.measured:8.2f} {promise.unit:4} "
-            f"at most {promise.at_most:g} {promise.unit:4} {verdict}"
+            f"  {figure.what:{width}}  {figure.measured:8.2f} {figure.unit:4} "
+            f"at most {figure.at_most:g} {figure.unit:4} {verdict}"
         )
-    return sum(not promise.kept for promise in promises)
+    return sum(not figure.is_met for figure in figures)

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.fit import PAGE, compared, page
-from bench.fit_contestants import Outcome, binsearch, in_proportion, power, shrinking
+from bench.fit_peers import Outcome, binsearch, in_proportion, power, shrinking
 from tests.support.trainers import GIB, Trainer
 
 

@@ -1,4 +1,4 @@
-"""Readers of the same eight mock GPUs, each a program of its own: `python -m bench.contestants NAME LOOKS EVERY`.
+"""Readers of the same eight mock GPUs, each a program of its own: `python -m bench.gpu_peers NAME LOOKS EVERY`.
 
 Each looks so many times at a steady rhythm and prints the processor seconds that one look cost it and all that it
 started, and the memory it then held.
@@ -88,7 +88,7 @@ def spawned() -> tuple[Look, list[int]]:
     return look, []
 
 
-CONTESTANTS = {"ours": ours, "bare": bare, "nvitop": nvitop, "gpustat": gpustat, "spawned": spawned}
+PEERS = {"ours": ours, "bare": bare, "nvitop": nvitop, "gpustat": gpustat, "spawned": spawned}
 
 
 def processor_seconds(helpers: list[int]) -> float:
@@ -132,7 +132,7 @@ def _pages(pid: int) -> set[int]:
 
 def main() -> None:
     name, looks, every = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-    look, helpers = CONTESTANTS[name]()
+    look, helpers = PEERS[name]()
     look()
     due = time.monotonic()
     before = processor_seconds(helpers)
