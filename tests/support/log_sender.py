@@ -38,8 +38,8 @@ class Lender:
     """What the worker there does, step by step, or by itself while it `works`."""
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lending, "_ASK_EVERY", 0.0)
-        monkeypatch.setattr(lending, "_LEND_EVERY", 0.0)
+        monkeypatch.setattr(lending, "_CHECK_EVERY", 0.0)
+        monkeypatch.setattr(lending, "_SEND_EVERY", 0.0)
         self._place = place
         self.start_anew()
 
@@ -60,11 +60,11 @@ class Lender:
 
     def lend(self, store: Store) -> None:
         """One step."""
-        self._lending.rang()
-        self._lending.lend(store)
+        self._lending.note_change()
+        self._lending.step(store)
 
     def close(self) -> None:
-        self._lending.forget_all()
+        self._lending.close()
 
     @contextmanager
     def works(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import stoker.web
 from stoker.logs.colours import Style, classes_of, contrast, nearest
-from stoker.logs.terminal import CUT, LONGEST_LINE, NOTE, REACH, ScreenLine, TerminalEmulator, as_html
+from stoker.logs.terminal import CUT, LONGEST_LINE, NOTE, REACH, ScreenLine, TerminalEmulator, as_html, for_terminal
 from tests.support.deep import examples
 
 # Everything that means something to a terminal, between letters.
@@ -215,3 +215,20 @@ def colour(hexadecimal: str) -> tuple[int, int, int]:
 
 def test_a_true_colour_becomes_the_nearest_of_the_table() -> None:
     assert [nearest(0, 0, 0), nearest(255, 255, 255), nearest(250, 5, 5), nearest(120, 122, 119)] == [16, 231, 196, 243]
+
+
+@pytest.mark.parametrize(
+    ("written", "passed"),
+    [
+        (b"\x1b[1;32mgreen\x1b[0m\n", b"\x1b[1;32mgreen\x1b[0m\n"),
+        (b"two bars\n\x1b[2A\x1b[Kfirst\n", b"two bars\n\x1b[2A\x1b[Kfirst\n"),
+        (b"\x1b]0;title\x07text\n", b"text\n"),
+        (b"\x1b]52;c;ZXZpbA==\x1b\\text\n", b"text\n"),
+        (b"\x1b]8;;http://broken\nnext\n", b"\nnext\n"),
+        (b"\x1b[2J\x1b[H\x1b[?1049h\x1bcgone\n", b"gone\n"),
+        (b"\x07\x9b31mred\xff\n", "\ufffd31mred\ufffd\n".encode()),
+        ("evil\u202etxt\n".encode(), b"eviltxt\n"),
+    ],
+)
+def test_only_colours_and_short_moves_reach_a_terminal(written: bytes, passed: bytes) -> None:
+    assert for_terminal(written) == passed

@@ -1,8 +1,8 @@
-"""A small terminal for logs: bytes as a program wrote them become lines of styled text that are safe to show.
+"""A terminal emulator for logs: the bytes of a program become lines of styled text that are safe to show.
 
-What is on the screen of a real terminal can be rewritten, and progress bars do that: a carriage return, a backspace, a
-cursor that goes up a few lines. So the last lines are kept within reach, and are final only when they have left it.
-Every letter counts as one column; colours become names of CSS classes, because a page may not carry styles in its HTML.
+Programs rewrite what is on the screen: progress bars use carriage returns, backspaces and cursor moves over some lines.
+So the last lines stay open, and a line is final only once the cursor can no longer reach it. Every character takes one
+column. Colours become CSS classes, because the page allows no inline styles.
 """
 
 import codecs
@@ -13,16 +13,16 @@ from typing import Final, NamedTuple
 
 from stoker.logs.colours import PLAIN, Style, classes_of, restyled
 
-# Nobody reads further to the right than that, and a page with such lines stays quick; a download has all of it.
+# A page with longer lines is slow; a download has all of them.
 LONGEST_LINE: Final = 8192
-# As many lines as a tall terminal has: further up no program can go.
+# The height of a tall terminal: no program moves the cursor further up.
 REACH: Final = 64
-# What a line that is longer ends with, and its class.
+# The end of a line that was cut, and its class.
 NOTE: Final = " … cut here: the downloaded file has the whole line"
 CUT: Final = "a-cut"
 
 _TAB: Final = 8
-# Between two control characters; what would change the direction of the text around it is not text.
+# Text between two control characters; characters that change the direction of writing do not count as text.
 _TEXT: Final = r"[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]+"
 _TOKEN: Final = re.compile(
     rf"(?P<text>{_TEXT})"
@@ -33,12 +33,13 @@ _TOKEN: Final = re.compile(
 )
 # The beginning of an escape sequence: the rest may come with the next bytes.
 _BEGUN: Final = re.compile(r"\x1b(?:\[[0-?]{0,128}[ -/]{0,4}|[ -/]{0,4})\Z")
-# A title or a link ends with a bell or a string terminator; at the end of the line at the latest, or else one that is
-# broken would hide all that follows.
+# A title or a link ends with a bell or a string terminator, or with the line: a broken one must not hide the rest.
 _STRING_END: Final = re.compile(r"[\x07\x18\x1a\n\x1b\x9c]")
-# They mean nothing on paper: no ink is lost.
 _PASSED: Final = frozenset("\n\r\t\b")
+# Colours, moves by a number of lines or columns, and erasing to the end.
+_PASSED_SEQUENCE: Final = re.compile(r"\x1b\[(?:[0-9;:]*m|[0-9]*[ABCDEFGK]|0?J)")
 _BLANK_LINES: Final = re.compile(r"\n{3,}")
+# Control characters without any visible effect.
 _SILENT: Final = frozenset("\x00\x07\x0e\x0f\x1b\x7f")
 
 
@@ -50,7 +51,7 @@ class Span(NamedTuple):
 
 
 class ScreenLine(NamedTuple):
-    """A line, by the number of line ends that came before it: whoever begins to read in the middle counts the same."""
+    """A line, numbered by the line ends before it."""
 
     number: int
     spans: tuple[Span, ...]
@@ -69,7 +70,7 @@ class _Row:
         self.runs: list[_Run] = []
         self.length = 0
         self.is_cut = False
-        """Whether there was more than the longest line has room for."""
+        """Whether the end of the line was cut off."""
 
     def copy(self) -> "_Row":
         other = _Row(self.number)
@@ -97,7 +98,7 @@ class _Row:
             self.length += len(text)
 
     def cut(self, column: int) -> None:
-        """Erases from there to the end."""
+        """Erases from this column to the end."""
         kept: list[_Run] = []
         at = 0
         for text, style in self.runs:
@@ -130,10 +131,10 @@ class _Row:
 
 
 class TerminalEmulator:
-    """Takes bytes in pieces of any size. Lines that can change no more are handed over once."""
+    """Takes bytes in chunks of any size. A line that can no longer change is returned once."""
 
     def __init__(self, number: int = 0) -> None:
-        """`number` is that of the first line."""
+        """`number`: of the first line."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = ""
         self._in_string = False
@@ -146,7 +147,7 @@ class TerminalEmulator:
         self._settled: list[ScreenLine] = []
 
     def feed(self, data: bytes) -> list[ScreenLine]:
-        """The lines that have left the reach of the cursor by this."""
+        """The lines that the cursor can no longer reach."""
         text = self._begun + self._decoder.decode(data)
         self._begun = ""
         at = 0
@@ -156,13 +157,13 @@ class TerminalEmulator:
         return settled
 
     def lines(self) -> list[ScreenLine]:
-        """Those within reach, as they are now; the line under way, which may be empty, is among them."""
+        """The open lines, with the current one, which may be empty."""
         return [row.line() for row in self._rows]
 
     def preview(self, unfinished: bytes) -> list[ScreenLine]:
-        """The lines within reach as these bytes would leave them; nothing is changed by it.
+        """The open lines as these bytes would leave them; the state stays as it is.
 
-        When the last line was ended and nothing has been written after it, there is no line after it.
+        There is no line after a finished one before something is written to it.
         """
         before, decoded = self.__dict__.copy(), self._decoder.getstate()
         self._rows = [row.copy() for row in self._rows]
@@ -303,7 +304,7 @@ def plain_line(text: str) -> str:
 
 def for_terminal(data: bytes) -> bytes:
     """Whole lines for a person's terminal: colours and moves within the last lines pass, other sequences do not."""
-    text, shown, at = data.decode(errors="surrogateescape"), [], 0
+    text, shown, at = data.decode(errors="replace"), [], 0
     while at < len(text):
         token = _TOKEN.match(text, at)
         assert token is not None  # noqa: S101 - any letter is a control, if nothing else
@@ -311,6 +312,6 @@ def for_terminal(data: bytes) -> bytes:
         if token.lastgroup == "string":
             end = _STRING_END.search(text, at)
             at = len(text) if end is None else end.start() if end[0] in "\n\x1b" else end.end()
-        elif token.lastgroup == "text" or token[0] in _PASSED or (token["final"] or "-") in "mABCDEFGKJ":
+        elif token.lastgroup == "text" or token[0] in _PASSED or _PASSED_SEQUENCE.fullmatch(token[0]):
             shown.append(token[0])
-    return "".join(shown).encode(errors="surrogateescape")
+    return "".join(shown).encode()

@@ -1,7 +1,7 @@
-"""The output of a job on disk: each line as a terminal would have left it, and never more of it than a limit.
+"""Writes a job's log to disk, within a size limit. Of a progress bar only the last state is kept.
 
-The file is complete at every moment, with the line that is not finished yet: whoever writes it may be killed. The older
-part is beside it, as `output.1`.
+The file is complete at every moment, with its unfinished line: the writer may be killed at any time. When it is full it
+becomes `output.1`.
 """
 
 import contextlib
@@ -11,25 +11,25 @@ from typing import Final
 
 from stoker.paths import open_privately
 
-# A line that is longer than this is cut where the file is full, rather than taken along to the next file.
-_LONGEST_LINE: Final = 64 * 1024
+# A longer line is cut where the file is full; a shorter one is carried over to the next file.
+_MAX_CARRIED: Final = 64 * 1024
 _BLOCK: Final = 64 * 1024
 
 
 class LogWriter:
-    """Writes what a job says, in pieces as they come. A disk that is full or gone costs output, never an error."""
+    """Takes output in chunks. A disk that is full or gone costs output, but raises no error."""
 
     def __init__(self, path: str | os.PathLike[str], limit: int) -> None:
-        """Goes on where another process left off, should the file be there. `limit`: bytes in both files together."""
+        """Continues an existing file. `limit`: bytes in both files together."""
         self._path = Path(path)
-        self._most = max(1, limit // 2)
+        self._max_size = max(1, limit // 2)
         self._descriptor = -1
         self._size = 0
-        # Where the unfinished line begins: at the end of the file when there is none.
+        # The offset of the unfinished line; the end of the file if there is none.
         self._line = 0
-        # A carriage return came last: what follows overwrites the line, unless it is the end of the line.
+        # A carriage return came last: what follows overwrites the line, unless it is a line end.
         self._returned = False
-        # Bytes that were to be written and are not.
+        # Bytes that could not be written.
         self._missing = 0
         self.failure: str | None = None
         try:
@@ -38,19 +38,19 @@ class LogWriter:
             self._fail(error)
 
     def write(self, data: bytes) -> None:
-        """When this returns, everything is with the kernel, or `failure` says why it is not."""
-        if (self._missing or self._descriptor < 0) and not self._recovers():
+        """Hands everything to the kernel; `failure` says why if it cannot."""
+        if (self._missing or self._descriptor < 0) and not self._recover():
             self._missing += len(data)
             return
         begin = self._size
         if self._returned or b"\r" in data:
-            begin, data = self._obey_returns(data)
+            begin, data = self._apply_returns(data)
         self._missing = len(data)
         try:
-            if begin + len(data) <= self._most:
-                self._put(data, begin)
+            if begin + len(data) <= self._max_size:
+                self._write_at(data, begin)
             else:
-                self._put_in_parts(data, begin)
+                self._write_rotating(data, begin)
         except OSError as error:
             self._fail(error)
 
@@ -62,8 +62,8 @@ class LogWriter:
 
     # Carriage returns
 
-    def _obey_returns(self, data: bytes) -> tuple[int, bytes]:
-        """What is left of the data, and where in the file it begins: at the unfinished line, if it overwrites that."""
+    def _apply_returns(self, data: bytes) -> tuple[int, bytes]:
+        """The data that remains, and its offset: that of the unfinished line if it is overwritten."""
         if self._returned:
             data = b"\r" + data
         data = data.replace(b"\r\n", b"\n")
@@ -71,7 +71,7 @@ class LogWriter:
             self._returned = False
             return self._size, data
         lines = data.split(b"\n")
-        # A return at the very end says nothing yet: next may be a line end, or another state of the line.
+        # After a return at the very end comes either a line end or the next state of the line.
         self._returned = lines[-1].endswith(b"\r")
         overwrites = b"\r" in lines[0].rstrip(b"\r")
         settled = [line.rstrip(b"\r").rpartition(b"\r")[2] if b"\r" in line else line for line in lines]
@@ -83,14 +83,14 @@ class LogWriter:
         descriptor = open_privately(self._path, os.O_RDWR | os.O_CREAT)
         try:
             size = os.fstat(descriptor).st_size
-            line = _beginning_of_last_line(descriptor, size)
+            line = _last_line_offset(descriptor, size)
         except OSError:
             os.close(descriptor)
             raise
         self._descriptor, self._size, self._line = descriptor, size, line
 
-    def _put(self, data: bytes | memoryview, begin: int) -> None:
-        """Writes at this place, which is the end of the file or the beginning of its last line, and ends it there."""
+    def _write_at(self, data: bytes | memoryview, begin: int) -> None:
+        """Writes at the end of the file, or over its last line, and ends the file there."""
         end, left = begin, memoryview(data)
         try:
             while left:
@@ -98,7 +98,7 @@ class LogWriter:
                 end += written
                 left = left[written:]
         finally:
-            # All that came to the disk counts, also when the disk was full halfway.
+            # What reached the disk counts, even if it was full halfway.
             self._missing -= end - begin
             last = bytes(data).rfind(b"\n", 0, end - begin)
             if last >= 0:
@@ -110,32 +110,32 @@ class LogWriter:
         if end < before:
             os.ftruncate(self._descriptor, end)
 
-    def _put_in_parts(self, data: bytes, begin: int) -> None:
-        """Fills the file up to the last line that fits, moves it aside and goes on in a new one, as often as needed."""
+    def _write_rotating(self, data: bytes, begin: int) -> None:
+        """Fills the file up to the last line that fits and rotates it, as often as needed."""
         self._end_at(begin)
         whole = memoryview(data)
         done = 0
-        while self._size + len(data) - done > self._most:
+        while self._size + len(data) - done > self._max_size:
             done = self._fill(data, whole, done)
-        self._put(whole[done:], self._size)
+        self._write_at(whole[done:], self._size)
 
     def _fill(self, data: bytes, whole: memoryview, done: int) -> int:
-        """One file's worth of the data from `done` on; returns how far it came."""
-        room = max(0, self._most - self._size)
+        """Fills one file with data from `done` on; returns how far it came."""
+        room = max(0, self._max_size - self._size)
         fits = data.rfind(b"\n", done, done + room) + 1
         unfinished = self._size - self._line
-        if not fits and self._line and unfinished <= _LONGEST_LINE:
-            self._begin_anew(os.pread(self._descriptor, unfinished, self._line))
+        if not fits and self._line and unfinished <= _MAX_CARRIED:
+            self._rotate(os.pread(self._descriptor, unfinished, self._line))
             return done
         fits = fits or done + room
-        self._put(whole[done:fits], self._size)
-        self._begin_anew(b"")
+        self._write_at(whole[done:fits], self._size)
+        self._rotate(b"")
         return fits
 
-    def _begin_anew(self, carried: bytes) -> None:
-        """Moves the file aside and opens a new one, which begins with what was the unfinished line."""
+    def _rotate(self, carried: bytes) -> None:
+        """Opens a new file that begins with the unfinished line."""
         older, descriptor, line = Path(f"{self._path}.1"), self._descriptor, self._line
-        with contextlib.suppress(FileNotFoundError):  # Somebody deleted it: then there is nothing to move.
+        with contextlib.suppress(FileNotFoundError):  # It was deleted.
             self._path.replace(older)
         try:
             self._open()
@@ -144,9 +144,9 @@ class LogWriter:
                 older.replace(self._path)
             raise
         try:
-            # The line is in both files for a moment, but never in none.
+            # For a moment the line is in both files, but never in neither.
             self._missing += len(carried)
-            self._put(carried, self._size)
+            self._write_at(carried, self._size)
             if carried:
                 os.ftruncate(descriptor, line)
         finally:
@@ -154,25 +154,24 @@ class LogWriter:
 
     # A disk that is full or gone
 
-    def _recovers(self) -> bool:
-        """Tries again, and leaves a line where output is missing."""
+    def _recover(self) -> bool:
+        """Tries again, and leaves a note where output is missing."""
         try:
             if self._descriptor < 0:
                 self._open()
             if self._missing:
-                self._own_up()
+                self._note_missing()
         except OSError as error:
             self._fail(error)
             return False
         return True
 
-    def _own_up(self) -> None:
+    def _note_missing(self) -> None:
         missing, begin, line = self._missing, self._size, self._line
         note = f"[{missing} bytes of output are missing here: {self.failure}]\n".encode()
         try:
-            self._put(note if begin == line else b"\n" + note, begin)
+            self._write_at(note if begin == line else b"\n" + note, begin)
         except OSError:
-            # Half a note is worse than none.
             self._missing, self._line = missing, line
             self._end_at(begin)
             raise
@@ -183,7 +182,7 @@ class LogWriter:
         self.failure = f"{self._path} cannot be written: {(error.strerror or 'no reason given').lower()}"
 
 
-def _beginning_of_last_line(descriptor: int, size: int) -> int:
+def _last_line_offset(descriptor: int, size: int) -> int:
     """The end of the file, when its last line is finished."""
     end = size
     while end > 0:

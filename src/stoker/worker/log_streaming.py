@@ -1,4 +1,4 @@
-"""The whole output of attempts on this machine, lent through the queue while somebody elsewhere reads it."""
+"""Streams logs of this machine's attempts through the queue while a reader on another machine requests them."""
 
 import math
 import os
@@ -16,167 +16,168 @@ from stoker.queue.driver import CollisionError
 from stoker.queue.log_streams import KEPT
 from stoker.queue.model import LogRequest
 
-# Whether there is something to lend is asked no more often than this, however often the bell rings.
-_ASK_EVERY: Final = 1.0
-# Meanwhile readers have the end of an output that the queue keeps: perhaps it was the loan that filled the disk.
-_AFTER_ABSENCE: Final = 5.0
-_AFTER_TROUBLE: Final = 60.0
-# Loans of machines that are gone are forgotten by the others.
-_END_EVERY: Final = 600.0
-# As quick as people read along; a row is written each time.
-_LEND_EVERY: Final = 0.5
-# What is brought in one step: between two of them the worker does what else there is to do.
+# Requests are checked no more often than this, however often the queue changes.
+_CHECK_EVERY: Final = 1.0
+# Meanwhile readers have the tail in the queue. The stream itself may have filled the disk.
+_RETRY_WHEN_AWAY: Final = 5.0
+_RETRY_AFTER_ERROR: Final = 60.0
+# Other workers remove the streams of machines that are gone.
+_EXPIRE_EVERY: Final = 600.0
+# As fast as people read; each chunk is a row.
+_SEND_EVERY: Final = 0.5
+# One chunk: between two of them the worker does its other work.
 _STEP: Final = 256 * 1024
-# Who wants to read more than these at once waits until others are brought.
-_MOST_LENDERS: Final = 8
-# Those that are brought as far as they go, and go on as their jobs do: each has a file open.
-_MOST_OPEN: Final = 64
-# All together in the queue, finished ones too.
-_MOST_LENT: Final = 512 * 2**20
-# More than anybody reads, and than a queue should have to carry: of such an output others see the end.
-_LARGEST: Final = 128 * 2**20
-# The same of one line: it is brought as a whole, and an unfinished one anew with each change.
-_LONGEST_LINE: Final = 4 * 2**20
-_LONGEST_UNFINISHED: Final = 64 * 1024
+# Further requests wait until these streams have caught up.
+_MAX_BEHIND: Final = 8
+# Streams that have caught up and go on as their jobs do: each has a file open.
+_MAX_OPEN: Final = 64
+# Of all streams in the queue, complete ones too.
+_MAX_STORED: Final = 512 * 2**20
+# A longer log is not streamed: readers get its tail.
+_MAX_LOG: Final = 128 * 2**20
+# The same for one line: it is sent as a whole, and an unfinished one again with each change.
+_MAX_LINE: Final = 4 * 2**20
+_MAX_UNFINISHED: Final = 64 * 1024
 
 
 class LogStreaming:
-    """All outputs that this machine lends now. What goes wrong with them costs no job anything."""
+    """All logs that this machine streams now. A failure here never affects a job."""
 
     def __init__(self, identity: WorkerIdentity) -> None:
         self._identity = identity
-        self._lenders: dict[str, _Lender] = {}
-        """By attempt; those that have had their turn are behind the others."""
+        self._streams: dict[str, _LogStream] = {}
+        """By attempt, least recently sent first."""
         self._refused: set[str] = set()
-        """Attempts whose output is not to be lent, as long as somebody wants it."""
-        self._asked = -math.inf
-        self._ask_at = 0.0
-        self._end_at = 0.0
-        """When what nobody wants any more is to be forgotten."""
+        """Attempts whose log cannot be streamed, until their requests end."""
+        self._checked = -math.inf
+        self._check_at = 0.0
+        self._expire_at = 0.0
+        """When to remove streams without readers."""
 
-    def rang(self) -> None:
-        """Something in the queue has changed: perhaps that."""
-        self._ask_at = min(self._ask_at, self._asked + _ASK_EVERY)
+    def note_change(self) -> None:
+        """The queue has changed: there may be a new request."""
+        self._check_at = min(self._check_at, self._checked + _CHECK_EVERY)
 
     def due(self) -> float:
-        return min([self._ask_at, self._end_at, *(lender.due for lender in self._lenders.values())])
+        return min([self._check_at, self._expire_at, *(stream.due for stream in self._streams.values())])
 
-    def lend(self, store: Store) -> None:
-        """One step of what is due. Raises QueueAwayError: what was on its way then is begun anew later."""
+    def step(self, store: Store) -> None:
+        """One step of what is due. Raises QueueAwayError; streams then start over later."""
         try:
-            self._lend(store, time.monotonic())
+            self._step(store, time.monotonic())
         except QueueAwayError:
-            self._rest(_AFTER_ABSENCE)
+            self._back_off(_RETRY_WHEN_AWAY)
             raise
         except StokerError:
-            # Whatever the database has against it, jobs have nothing to do with that.
-            self._rest(_AFTER_TROUBLE)
+            self._back_off(_RETRY_AFTER_ERROR)
 
-    def forget_all(self) -> None:
-        for attempt in list(self._lenders):
+    def close(self) -> None:
+        for attempt in list(self._streams):
             self._forget(attempt)
 
-    def _rest(self, seconds: float) -> None:
-        self.forget_all()
-        self._ask_at = time.monotonic() + seconds
-        # Nor does a bell change that.
-        self._asked = self._ask_at - _ASK_EVERY
-        self._end_at = self._ask_at + _END_EVERY
+    def _back_off(self, seconds: float) -> None:
+        self.close()
+        self._check_at = time.monotonic() + seconds
+        # A change of the queue does not shorten it.
+        self._checked = self._check_at - _CHECK_EVERY
+        self._expire_at = self._check_at + _EXPIRE_EVERY
 
-    def _lend(self, store: Store, now: float) -> None:
-        if now >= self._ask_at:
-            self._ask(store)
-        if now >= self._end_at:
-            self._end_at = now + (_END_EVERY if store.expire_log_streams() else _LEND_EVERY)
-        for attempt, lender in self._lenders.items():
-            if now >= lender.due:
-                is_on = lender.lend(store)
-                self._lenders[attempt] = self._lenders.pop(attempt)
-                if not is_on:
+    def _step(self, store: Store, now: float) -> None:
+        if now >= self._check_at:
+            self._check(store)
+        if now >= self._expire_at:
+            self._expire_at = now + (_EXPIRE_EVERY if store.expire_log_streams() else _SEND_EVERY)
+        for attempt, stream in self._streams.items():
+            if now >= stream.due:
+                goes_on = stream.send(store)
+                self._streams[attempt] = self._streams.pop(attempt)
+                if not goes_on:
                     self._forget(attempt)
-                    if lender.is_refused:
+                    if stream.is_refused:
                         self._refused.add(attempt)
                 return
 
-    def _ask(self, store: Store) -> None:
-        wanted = {one.attempt: one for one in store.log_requests() if self._identity.is_own(one.worker)}
-        self._asked = time.monotonic()
-        self._refused &= wanted.keys()
-        for attempt in self._lenders.keys() - wanted.keys():
+    def _check(self, store: Store) -> None:
+        requests = {
+            request.attempt: request for request in store.log_requests() if self._identity.is_own(request.worker)
+        }
+        self._checked = time.monotonic()
+        self._refused &= requests.keys()
+        for attempt in self._streams.keys() - requests.keys():
             self._forget(attempt)
-            self._end_at = min(self._end_at, self._asked + KEPT + 1.0)
-        for attempt, one in wanted.items():
-            if attempt in self._lenders and not self._lenders[attempt].is_known_as(one.edition):
-                # Nobody wanted it for a moment, and whoever wants it now was to begin anew.
+            self._expire_at = min(self._expire_at, self._checked + KEPT + 1.0)
+        for attempt, request in requests.items():
+            if attempt in self._streams and not self._streams[attempt].is_read_as(request.edition):
+                # The request had ended for a moment, and the new reader starts over.
                 self._forget(attempt)
-            if attempt in self._lenders or attempt in self._refused or not self._has_room():
+            if attempt in self._streams or attempt in self._refused or not self._has_room():
                 continue
-            directory = self._identity.directory_of(one.job, one.number)
+            directory = self._identity.directory_of(request.job, request.number)
             if is_log_of(directory, attempt):
-                self._lenders[attempt] = _Lender(one, directory)
-        # Without a ring, only the end of what is wanted is to be noticed.
-        self._ask_at = self._asked + _ASK_EVERY if wanted else math.inf
+                self._streams[attempt] = _LogStream(request, directory)
+        # New requests change the queue; only the end of one must be polled for.
+        self._check_at = self._checked + _CHECK_EVERY if requests else math.inf
 
     def _has_room(self) -> bool:
-        lenders = self._lenders.values()
-        on_their_way = sum(lender.is_behind for lender in lenders)
-        open_ones = sum(not lender.is_done for lender in lenders)
-        lent = sum(lender.size for lender in lenders)
-        return on_their_way < _MOST_LENDERS and open_ones < _MOST_OPEN and lent < _MOST_LENT
+        streams = self._streams.values()
+        behind = sum(stream.is_behind for stream in streams)
+        open_streams = sum(not stream.is_done for stream in streams)
+        stored = sum(stream.size for stream in streams)
+        return behind < _MAX_BEHIND and open_streams < _MAX_OPEN and stored < _MAX_STORED
 
     def _forget(self, attempt: str) -> None:
-        self._lenders.pop(attempt).close()
+        self._streams.pop(attempt).close()
 
 
-class _Lender:
-    """One output, from its beginning on."""
+class _LogStream:
+    """One log, from its beginning."""
 
-    def __init__(self, wanted: LogRequest, directory: Path) -> None:
-        self._attempt = wanted.attempt
+    def __init__(self, request: LogRequest, directory: Path) -> None:
+        self._attempt = request.attempt
         self._record = AttemptRecord(directory)
         self._reader = LogFileReader(directory)
         self._edition = os.urandom(8).hex()
-        self._told: LogChunk | None = None
+        self._sent: LogChunk | None = None
         self.due = 0.0
         self.is_refused = False
-        """Whether there is no sense in trying again."""
+        """Whether another try cannot succeed."""
 
     @property
     def size(self) -> int:
-        """What the queue has of it, in bytes."""
-        return 0 if self._told is None else self._told.size
+        """Bytes of it in the queue."""
+        return 0 if self._sent is None else self._sent.size
 
     @property
     def is_behind(self) -> bool:
-        return self._told is None or self._told.is_behind
+        return self._sent is None or self._sent.is_behind
 
-    def is_known_as(self, edition: str) -> bool:
-        """Whether readers have what was told of it."""
-        return self._told is None or edition == self._edition
+    def is_read_as(self, edition: str) -> bool:
+        """Whether readers have this stream."""
+        return self._sent is None or edition == self._edition
 
     @property
     def is_done(self) -> bool:
-        return self._told is not None and self._told.is_complete
+        return self._sent is not None and self._sent.is_complete
 
-    def lend(self, store: Store) -> bool:
-        """One step. False when it is over: nobody wants it any more, or it cannot be lent."""
+    def send(self, store: Store) -> bool:
+        """Sends one chunk. False when the stream is over: no reader is left, or the log cannot be streamed."""
         try:
-            lent = self._next()
+            chunk = self._next()
         except (StokerError, OSError):
-            lent = None
-        if lent is None or lent.size > _LARGEST:
-            # One that has grown so long is begun anew: its file is shorter, for the writer keeps only so much.
-            self.is_refused = lent is None
+            chunk = None
+        if chunk is None or chunk.size > _MAX_LOG:
+            # A log that has grown too long starts over: its file is shorter, since the writer limits its size.
+            self.is_refused = chunk is None
             store.drop_log_stream(self._attempt)
             return False
-        self.due = time.monotonic() + (0.0 if lent.is_behind else _LEND_EVERY)
-        if self._is_news(lent):
+        self.due = time.monotonic() + (0.0 if chunk.is_behind else _SEND_EVERY)
+        if self._has_changed(chunk):
             try:
-                if not store.write_log_chunk(self._attempt, lent):
+                if not store.write_log_chunk(self._attempt, chunk):
                     return False
-            except CollisionError:  # it is being cleaned away, or another worker is at home here too
+            except CollisionError:  # The job is being cleaned, or another worker streams it.
                 return False
-            self._told = lent
+            self._sent = chunk
         if self.is_done:
             self._reader.close()
             self.due = math.inf
@@ -186,32 +187,32 @@ class _Lender:
         self._reader.close()
 
     def _next(self) -> LogChunk | None:
-        """What follows; None when there is too much of it. Raises StokerError or OSError when it cannot be read."""
-        if self._told is None and _size_of(self._record.directory) > _LARGEST:
+        """The next chunk; None when the log is too long. Raises StokerError or OSError when it cannot be read."""
+        if self._sent is None and _size_of(self._record.directory) > _MAX_LOG:
             return None
-        # Asked before the output is read: then what is read is all.
+        # Before reading: what is read after the end is all.
         has_ended = not self._record.has_attempt()
         finished, unfinished = self._reader.read(_STEP)
         is_complete = has_ended and not self._reader.is_behind
-        if len(finished) > _STEP + _LONGEST_LINE or len(unfinished) > _LONGEST_LINE:
+        if len(finished) > _STEP + _MAX_LINE or len(unfinished) > _MAX_LINE:
             return None
         return LogChunk(
             edition=self._edition,
             start=self.size,
             finished=finished,
-            unfinished=unfinished if is_complete else unfinished[:_LONGEST_UNFINISHED],
+            unfinished=unfinished if is_complete else unfinished[:_MAX_UNFINISHED],
             is_behind=self._reader.is_behind,
             is_complete=is_complete,
         )
 
-    def _is_news(self, lent: LogChunk) -> bool:
-        return self._told is None or bool(lent.finished) or _state(self._told) != _state(lent)
+    def _has_changed(self, chunk: LogChunk) -> bool:
+        return self._sent is None or bool(chunk.finished) or _state_of(self._sent) != _state_of(chunk)
 
 
 def _size_of(directory: Path) -> int:
     return sum(path.stat().st_size for name in ("output", "output.1") if (path := directory / name).exists())
 
 
-def _state(lent: LogChunk) -> tuple[object, ...]:
-    """What may change although nothing was finished."""
-    return lent.unfinished, lent.is_behind, lent.is_complete
+def _state_of(chunk: LogChunk) -> tuple[object, ...]:
+    """What may change although no line was finished."""
+    return chunk.unfinished, chunk.is_behind, chunk.is_complete

@@ -85,7 +85,7 @@ class WorkerLoop:
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._signals.close)
             cleanup.callback(self._close_queue)
-            cleanup.callback(self._log_streaming.forget_all)
+            cleanup.callback(self._log_streaming.close)
             cleanup.callback(self._say_goodbye)
             # Before the queue is needed, which may be away: jobs without a supervisor are stopped now.
             self._search()
@@ -187,7 +187,7 @@ class WorkerLoop:
             self._send_heartbeat(store)
             self._deliver_log_tails(store)
             self._write_usage(store)
-            self._log_streaming.lend(store)
+            self._log_streaming.step(store)
             store.flush()
             self._note_queue_works()
         except StokerError as error:
@@ -325,7 +325,7 @@ class WorkerLoop:
         notified = self._changes is not None and self._changes.poll()
         if notified or self._scheduler.polls_now():
             self._scheduler.stale = True
-            self._log_streaming.rang()
+            self._log_streaming.note_change()
             if self._engine.attempts:
                 requests = store.requests(self._identity.worker)
                 self._cancel(requests.cancelled)

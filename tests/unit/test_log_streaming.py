@@ -80,7 +80,7 @@ class Stage:
     def lend(self, after: float = 0.0) -> None:
         """What is due after so many seconds, and nothing else."""
         self.now += after
-        self.lending.lend(self.store)
+        self.lending.step(self.store)
 
     def lend_all(self, after: float = 0.0) -> None:
         """The same, step by step until nothing is due."""
@@ -112,7 +112,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     with init_queue(str(tmp_path / "queue.db")) as store:
         stage = Stage(tmp_path / "home", store, monkeypatch)
         yield stage
-        stage.lending.forget_all()
+        stage.lending.close()
         stage.home.leave()
 
 
@@ -183,7 +183,7 @@ def test_the_queue_is_asked_at_most_once_a_second_however_often_it_rings(stage: 
     asked = stage.calls("log_requests")
     stage.lend()
     for _ in range(9):
-        stage.lending.rang()
+        stage.lending.note_change()
         stage.lend(0.1)
     assert len(asked) == 1
     assert stage.lending.due() == pytest.approx(1000.0 + SECOND)
@@ -199,7 +199,7 @@ def test_nothing_is_asked_without_a_ring_when_nothing_was_wanted(stage: Stage) -
     stage.lend(3600.0)
     assert len(asked) == 1
     run = stage.wanted(b"one\n")
-    stage.lending.rang()
+    stage.lending.note_change()
     assert stage.lending.due() <= stage.now
     stage.lend()
     assert stage.read(run).finished == b"one\n"
@@ -264,8 +264,8 @@ def test_several_outputs_are_lent_side_by_side(stage: Stage, monkeypatch: pytest
 
 
 def test_of_many_outputs_some_wait_until_others_are_brought(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_LENDERS", 2)
-    monkeypatch.setattr(module, "_MOST_OPEN", 3)
+    monkeypatch.setattr(module, "_MAX_BEHIND", 2)
+    monkeypatch.setattr(module, "_MAX_OPEN", 3)
     before = descriptors()
     runs = [stage.wanted(b"one\n") for _ in range(5)]
     stage.lend_all()
@@ -284,7 +284,7 @@ def test_of_many_outputs_some_wait_until_others_are_brought(stage: Stage, monkey
 
 
 def test_jobs_that_are_followed_keep_nobody_else_waiting(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_LENDERS", 1)
+    monkeypatch.setattr(module, "_MAX_BEHIND", 1)
     for _ in range(3):
         run = stage.wanted(b"one\n")
         for _ in range(2):
@@ -303,7 +303,7 @@ def test_a_reader_that_comes_right_after_another_one_left_gets_a_silent_job_too(
 
 
 def test_the_queue_is_not_filled_by_what_many_want(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_LENT", 6)
+    monkeypatch.setattr(module, "_MAX_STORED", 6)
     runs = [stage.wanted(b"one\n") for _ in range(4)]
     for run in runs:
         run.ends()
@@ -318,7 +318,7 @@ def test_the_queue_is_not_filled_by_what_many_want(stage: Stage, monkeypatch: py
 
 @pytest.mark.parametrize("line", [b"x" * 200, b"x" * 200 + b"\n", b"one\n" * 3 + b"x" * 200])
 def test_a_line_without_an_end_is_no_output_to_lend(stage: Stage, monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
-    monkeypatch.setattr(module, "_LONGEST_LINE", 100)
+    monkeypatch.setattr(module, "_MAX_LINE", 100)
     monkeypatch.setattr(module, "_STEP", 10)
     run = stage.wanted(line)
     for _ in range(3):
@@ -352,7 +352,7 @@ def test_an_output_that_is_rotated_meanwhile_is_lent_whole_and_in_one_edition(st
 
 
 def test_an_output_that_is_too_large_is_not_lent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGEST", 100)
+    monkeypatch.setattr(module, "_MAX_LOG", 100)
     monkeypatch.setattr(module, "_STEP", 10)
     run = stage.run()
     (run.directory / "output.1").write_bytes(b"x\n" * 40)
@@ -366,7 +366,7 @@ def test_an_output_that_is_too_large_is_not_lent(stage: Stage, monkeypatch: pyte
 
 
 def test_an_output_that_becomes_too_large_is_taken_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGEST", 100)
+    monkeypatch.setattr(module, "_MAX_LOG", 100)
     run = stage.wanted(b"x\n" * 50)
     stage.lend()
     assert len(stage.read(run).finished) == 100
@@ -408,7 +408,7 @@ def test_an_output_that_cannot_be_read_is_taken_back_and_costs_no_other(
 
 
 def test_a_line_that_grows_for_ever_is_cut_until_its_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST_UNFINISHED", 64)
+    monkeypatch.setattr(module, "_MAX_UNFINISHED", 64)
     run = stage.wanted(b"one\n" + b"x" * 100)
     stage.lend()
     assert stage.read(run).unfinished == b"x" * 64
@@ -526,7 +526,7 @@ def test_a_reader_that_comes_back_gets_what_it_has_missed(stage: Stage) -> None:
     stage.lend(SECOND)
     run.prints(b"two\n")
     stage.store.request_log_stream(run.attempt, LONG)
-    stage.lending.rang()
+    stage.lending.note_change()
     stage.lend(SECOND)
     assert stage.read(run, first.edition, first.size).size == 8
     assert stage.read(run).finished == b"one\ntwo\n"
@@ -577,7 +577,7 @@ def test_what_was_on_its_way_when_the_queue_went_away_is_begun_anew(
         with pytest.raises(QueueAwayError):
             stage.lend(MOMENT)
     assert descriptors() == before
-    stage.lending.rang()
+    stage.lending.note_change()
     stage.lend(SECOND)
     assert stage.read(run).edition == edition  # perhaps it was the loan that was too much for it
     stage.lend(5.0)
@@ -609,7 +609,7 @@ def test_a_database_that_refuses_loans_costs_no_job_anything(stage: Stage, monke
         stage.lend()
     asked = stage.calls("log_requests")
     for _ in range(10):
-        stage.lending.rang()
+        stage.lending.note_change()
         stage.lend(SECOND)
     assert not asked  # it would be refused again
     stage.lend(120.0)
@@ -634,7 +634,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         patch.setattr(module, "_STEP", 64)
         stage = Stage(place / "home", store, patch)
         yield stage
-        stage.lending.forget_all()
+        stage.lending.close()
         stage.home.leave()
 
 
@@ -667,7 +667,7 @@ def test_a_mirror_becomes_what_was_printed_whatever_happens_on_the_way(
         for opened in (log, whole, follower, mirror):
             opened.close()
         lasting.forget_wish(run)
-        lasting.lending.forget_all()
+        lasting.lending.close()
 
 
 def play(
@@ -679,7 +679,7 @@ def play(
 ) -> bool:
     """Whether whoever has read along has all of it."""
     is_whole = True
-    stage.lending.rang()
+    stage.lending.note_change()
     stage.lend(SECOND)
     for printed, event in steps:
         for log in logs:
@@ -694,7 +694,7 @@ def play(
             case "worker restarts" | "queue goes away":
                 # What was rotated away before is not in the next edition.
                 is_whole = is_whole and not (run.directory / "output.1").exists()
-                stage.lending.forget_all()
+                stage.lending.close()
                 if event == "worker restarts":
                     stage.lending = LogStreaming(stage.home)
                 stage.lend(SECOND)
