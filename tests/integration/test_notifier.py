@@ -31,7 +31,7 @@ def store() -> Iterator[Store]:
         yield found
 
 
-def fail(store: Store, name: str, cause: str = "by itself", sentence: str = "it ended with code 1") -> str:
+def fail(store: Store, name: str, cause: str = "exited", sentence: str = "it ended with code 1") -> str:
     """A job that has failed for good."""
     (job,) = store.submit([JobSpec(command="x", name=name)])
     attempt = store.claim(job, "w", [], 600.0)

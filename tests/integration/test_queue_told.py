@@ -102,10 +102,10 @@ def test_what_is_found_out_later_is_added_to_what_is_known(queue: Store) -> None
 def test_causes_are_told_of_several_attempts_at_once(queue: Store) -> None:
     first, second, third = attempts(queue, 3)
     queue.write_details(first, AttemptDetails(cause="idle", rule="idle"))
-    queue.write_details(second, AttemptDetails(cause="by itself"))
+    queue.write_details(second, AttemptDetails(cause="exited"))
     assert queue.causes([first, second, third, "nobody's"]) == {
         first: EndCause("idle", "idle"),
-        second: EndCause("by itself"),
+        second: EndCause("exited"),
     }
     assert queue.causes([]) == {}
 

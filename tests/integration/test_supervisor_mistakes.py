@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import sys
-from stoker.runs import supervisor
+from stoker.runs import run, supervisor
 from stoker.runs.postmortem import report
 from stoker.runs.plan import Plan
 
@@ -17,7 +17,7 @@ def broken(*_arguments, **_more):
 
 {mistake}
 policy = {{"below": 0.05, "window": 0.5, "after": 0.0, "every": 0.1}}
-sys.exit(supervisor.supervise(Plan(command=("sh", "-c", {command!r}), policy=policy, source="sim:1", grace=5.0)))
+sys.exit(run.supervise(Plan(command=("sh", "-c", {command!r}), policy=policy, source="sim:1", grace=5.0)))
 """
 DEADLINE_PASSED = """
 import os

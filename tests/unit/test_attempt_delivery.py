@@ -56,7 +56,7 @@ def ended(record: LocalAttemptRecord, ending: Ending, rule: str = "") -> None:
 
 
 def test_of_a_job_that_ended_by_itself_nothing_more_is_told(record: LocalAttemptRecord) -> None:
-    ended(record, "by itself")
+    ended(record, "exited")
     assert details_of(record) is None
 
 
@@ -87,11 +87,11 @@ def test_a_fit_is_told_while_it_runs_and_with_the_end(record: LocalAttemptRecord
     assert not write_fit(cast(Store, queue), record, "attempt")
     record.write_fit(FITTED)
     assert write_fit(cast(Store, queue), record, "attempt")
-    ended(record, "by itself")
+    ended(record, "exited")
     write_details(cast(Store, queue), record, "attempt")
     (_, first), (_, last) = queue.kept
     assert (first.cause, first.fit["size"]) == ("", 200)
-    assert last.cause == "by itself"
+    assert last.cause == "exited"
     assert last.fit["observations"][0]["peak"] == 3 * 10**9
 
 

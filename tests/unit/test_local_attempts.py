@@ -125,7 +125,7 @@ def test_reaper_that_cannot_be_watched_now_is_not_dead(home: WorkerIdentity, mon
 def test_attempt_is_not_concluded_while_nobody_can_see_what_is_left_of_it(
     home: WorkerIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave_behind(home, AttemptProcesses(GONE, GONE), Status(state="ended", ending="by itself", exit_code=0))
+    leave_behind(home, AttemptProcesses(GONE, GONE), Status(state="ended", ending="exited", exit_code=0))
     with monkeypatch.context() as trouble:
         trouble.setattr(LocalAttemptRecord, "checked_status", failing(errno.EMFILE))
         (found,) = find_attempts(home, AWAY).attempts

@@ -37,7 +37,7 @@ def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = EVENTS) -> E
 def test_a_job_that_failed_for_good_is_told_once_with_its_reason() -> None:
     detector = watching()
     failed = job("train", exit_code=3, reason="it ended with code 3: CUDA out of memory.")
-    look = a_look(ended=[failed], causes={"attempt-of-train": EndCause("by itself")})
+    look = a_look(ended=[failed], causes={"attempt-of-train": EndCause("exited")})
     assert said(detector.detect(look)) == [
         "Job train failed with exit code 3: it ended with code 3: CUDA out of memory."
     ]
@@ -88,7 +88,7 @@ def test_one_that_turns_out_to_have_been_idle_after_it_was_told_as_failed_is_not
 def test_one_that_was_idle_and_is_tried_again_is_told_too() -> None:
     look = a_look(retried={"a1": job(state="queued")}, causes={"a1": EndCause("idle", "idle")})
     assert said(watching().detect(look))[0].endswith(" was stopped. It will be tried again.")
-    assert watching().detect(a_look(retried={"a1": job(state="queued")}, causes={"a1": EndCause("by itself")})) == []
+    assert watching().detect(a_look(retried={"a1": job(state="queued")}, causes={"a1": EndCause("exited")})) == []
 
 
 def test_what_is_older_than_an_hour_is_not_told() -> None:

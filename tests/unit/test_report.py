@@ -236,7 +236,7 @@ class TestFirstSight:
         assert told in section(render(some_facts(looks=looks)), "The GPUs")
 
     def test_a_run_of_which_nothing_was_left_has_a_report_too(self) -> None:
-        page = render(some_facts(ending="by itself", processes=[], stacks=[], looks=[], exit="exit code 1"))
+        page = render(some_facts(ending="exited", processes=[], stacks=[], looks=[], exit="exit code 1"))
         assert "None was left to look at." in page
         assert "No process was there to ask." in page
 
@@ -468,7 +468,7 @@ class TestOtherAdvice:
         assert "Where it hung in its code is not known" not in titles(facts)
 
     def test_a_kill_from_outside_points_at_memory(self) -> None:
-        facts = some_facts(ending="by itself", exit="ended by SIGKILL, exit code 137", processes=[], stacks=[])
+        facts = some_facts(ending="exited", exit="ended by SIGKILL, exit code 137", processes=[], stacks=[])
         assert titles(facts) == ["It was killed from outside"]
 
     def test_there_are_never_more_than_a_person_reads_and_never_none(self) -> None:
@@ -857,7 +857,7 @@ any_facts = st.builds(
     user=nasty,
     started=st.floats(allow_nan=False, allow_infinity=False),
     ended=st.floats(0, 2e9),
-    ending=st.sampled_from(["idle", "time limit", "signal", "by itself", "could not start", "supervisor killed"]),
+    ending=st.sampled_from(["idle", "time limit", "signal", "exited", "could not start", "supervisor killed"]),
     reason=nasty,
     policy=nasty,
     exit=nasty,

@@ -110,7 +110,7 @@ def test_outcome_that_a_stopped_worker_does_not_take_is_brought_before_the_lease
     monkeypatch.setattr(shim._Supervision, "_send_delivery", send)
     ends = lease_clock() + 2.0
     stage.supervision._hold_until(ends)
-    stage.supervision.on_ended(Status(state="ended", ending="by itself", exit_code=0))
+    stage.supervision.on_ended(Status(state="ended", ending="exited", exit_code=0))
     stage.supervision._wait_until_recorded()
     assert outcome(stage) == "succeeded"
     assert sent[0] < ends

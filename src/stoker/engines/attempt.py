@@ -155,7 +155,7 @@ def result_of(status: Status) -> AttemptResult:
     """The result of an attempt, from the last status that its supervisor wrote."""
     reason = status.reason.rstrip(".")
     match "rule" if status.rule else status.ending:
-        case "by itself":
+        case "exited":
             outcome: Outcome = "succeeded" if status.exit_code == 0 else "failed"
             return AttemptResult(outcome, status.exit_code, _death(status.exit_code))
         case "rule" | "time limit" | "could not start":

@@ -116,7 +116,7 @@ def details_of(record: AttemptRecord) -> AttemptDetails | None:
     """The details of an attempt that has ended; None when there are none."""
     status, report, fit = record.status(), _report(record), _fit(record)
     cause = status.ending or ""
-    if not report and not fit and cause in ("", "by itself"):
+    if not report and not fit and cause in ("", "exited"):
         return None
     return AttemptDetails(cause=cause, rule=status.rule, report=report, fit=fit)
 

@@ -261,7 +261,7 @@ class Fitter:
 
     def _never_seen(self, trial: NextProbe, report: ProbeReport) -> str:
         where = " or ".join(f"GPU {gpu.index}" for gpu in self.gpus)
-        ended = "ended" if report.ending == "by itself" else "was stopped"
+        ended = "ended" if report.ending == "exited" else "was stopped"
         return (
             f"the probe at batch size {trial.size} {ended} after {format_duration(report.seconds)} and was never seen "
             f"to use {where}: let it run for longer (--probe-time, --probe-args), or see what it prints"

@@ -30,7 +30,7 @@ _LOG_LIMIT: Final = 16 * 2**20
 _TAIL: Final = 256 * 1024
 _CHUNK: Final = 65536
 
-Ending = Literal["by itself", "flat", "until", "time", "ceiling"]
+Ending = Literal["exited", "flat", "until", "time", "ceiling"]
 
 
 class ProbeSetup(NamedTuple):
@@ -128,7 +128,7 @@ class Probe(CommandHandler[tuple[Ending, int | None]]):
         raise ProbeFailedError("the probe was stopped because its reaper was killed from outside")
 
     def on_exit(self, status: int) -> tuple[Ending, int]:
-        return "by itself", exit_code(status)
+        return "exited", exit_code(status)
 
     def on_look(self, look: Look) -> tuple[Ending, None] | None:
         reason = self._memory.see(look) if look.problem is None else look.problem.reason

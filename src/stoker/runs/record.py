@@ -31,7 +31,7 @@ OLDEST_RECORD: Final = 60 * 86400.0
 MOST_READINGS: Final = 16 * 2**20
 
 Ending: TypeAlias = str
-"""`by itself`, `time limit`, `signal`, `could not start`, `supervisor killed`; of jobs of the queue also `cancelled`,
+"""`exited`, `time limit`, `signal`, `could not start`, `supervisor killed`; of jobs of the queue also `cancelled`,
 `preempted`, `lease` (another machine may run it), `machine` (the worker was stopped) and `not started` (the machine
 was short of processes, memory or descriptors). If a rule stopped it: the kind of its verdict, such as `idle`."""
 T = TypeVar("T", bound=msgspec.Struct)

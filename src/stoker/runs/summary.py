@@ -13,7 +13,7 @@ State = Literal["starting", "running", "stopping", "ended", "lost"]
 _ENDED: Final = {
     "time limit": "stopped, time limit",
     "signal": "stopped",
-    "by itself": "ended",
+    "exited": "ended",
     "cancelled": "cancelled",
     "preempted": "preempted",
     "lease": "stopped, lease over",

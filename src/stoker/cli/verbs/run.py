@@ -92,7 +92,7 @@ def run_command(
             source=source or settings.gpus,
             deadline=deadline or parse_duration(settings.deadline),
         )
-        from stoker.runs.supervisor import supervise
+        from stoker.runs.run import supervise
 
         return supervise(plan, _actions(plan)) if then else supervise(plan)
     except BadInputError as error:

@@ -53,7 +53,8 @@ from stoker.runs.processes.signals import FORWARDED, Received, SignalStream
 from stoker.runs.processes.syscalls import BootTimer, set_name
 from stoker.runs.processes.termination import wait_until_empty
 from stoker.runs.record import Ending, Status
-from stoker.runs.supervisor import StopRequest, Supervisor, note_orphaned, spec_of
+from stoker.runs.run import record_orphan_stop, spec_of
+from stoker.runs.supervisor import StopRequest, Supervisor
 from stoker.units import format_duration
 
 # Between two tries to listen for a worker, where that could not be done when the job began.
@@ -99,7 +100,7 @@ def attend(line: socket.socket) -> None:
     def helpers() -> tuple[int, ...]:
         return supervision.helpers() if supervision is not None else ()
 
-    reaper = fork_reaper(orphaned=note_orphaned, helpers=helpers, keeps_output=True)
+    reaper = fork_reaper(orphaned=record_orphan_stop, helpers=helpers, keeps_output=True)
     processes = _processes(reaper)
     timer = BootTimer()
     _speak_into(reaper)
@@ -454,7 +455,7 @@ class _Supervision:
 
     def _is_out_of_memory(self, status: Status) -> bool:
         """Whether it failed for want of GPU memory, and may be started again smaller."""
-        if self._retries_oom <= 0 or status.ending != "by itself" or not status.exit_code:
+        if self._retries_oom <= 0 or status.ending != "exited" or not status.exit_code:
             return False
         from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, said_elsewhere, was_killed
 

@@ -307,7 +307,7 @@ def _too_long(facts: RunFacts) -> Iterator[Hint]:
 
 
 def _killed_from_outside(facts: RunFacts) -> Iterator[Hint]:
-    if facts.ending == "by itself" and re.search(r"SIGKILL|\b137\b", facts.exit):
+    if facts.ending == "exited" and re.search(r"SIGKILL|\b137\b", facts.exit):
         yield Hint(
             "It was killed from outside",
             ("Mostly that is the kernel, out of memory: `dmesg | grep -i -e oom -e 'killed process'` names it.",),
@@ -317,7 +317,7 @@ def _killed_from_outside(facts: RunFacts) -> Iterator[Hint]:
 
 
 def _nothing_telling(facts: RunFacts) -> Hint:
-    if facts.ending == "by itself":
+    if facts.ending == "exited":
         return Hint("Nothing here says why it ended", ("Its own output and its exit code are all there is.",))
     return Hint("Nothing here calls for anything", ("Start it again when you like.",))
 

@@ -58,7 +58,7 @@ WINDOWS_SHOWN: Final = 1.5
 _TITLES: Final[dict[Ending, str]] = {
     "time limit": "Stopped: its time was over",
     "signal": "Stopped by a signal",
-    "by itself": "Ended by itself",
+    "exited": "Ended by itself",
     "could not start": "Could not be started",
     "supervisor killed": "Stopped: its supervisor was killed",
 }
