@@ -95,7 +95,7 @@ def test_json_has_the_documented_fields(tmp_path: Path, monkeypatch: pytest.Monk
         "stoker queue check": stoker("queue", "check", "--json").json(),
         "stoker top": stoker("top", "--json").json(),
         "stoker fill status": stoker("fill", "status", "--json").json(),
-        "stoker fit": stoker("fit", "--json", "--", sys.executable, str(TRAINER)).json(),
+        "stoker fit": stoker("fit", "--json", "--flat-for", "100ms", "--", sys.executable, str(TRAINER)).json(),
         "stoker replay": stoker("replay", "week.readings", "--for", "200ms", "--json").json(),
         "stoker sim status": stoker("sim", "status", "--json").json(),
         "stoker tokens": stoker("tokens", "--json").json()[0],
