@@ -64,7 +64,7 @@ def test_a_job_of_two_gpus_is_not_starved_by_small_ones(site: WorkSite) -> None:
     small = site.submit("true", gpus=1)
     site.work()
     site.wait_until(first, "running")
-    kept = f"kept for job {large} \\(2 GPUs, has 1\\)"
+    kept = f"reserved for job {large} \\(2 GPUs, has 1\\)"
     site.wait_for_why(small, f"GPU 1 is {kept}")
     site.wait_for_why(large, r"GPUs are kept for it on \S+ \(2 GPUs, has 1: GPU 1\)")
     wait_for(lambda: re.search(f"nobody; {kept}", site.stoker("gpus").out), named="the same in `stoker gpus`")

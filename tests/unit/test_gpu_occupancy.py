@@ -63,7 +63,7 @@ def test_what_a_gpu_does_and_for_whom(seen: Look, holders: tuple[str, ...], doin
 
 def test_what_a_job_leaves_behind_for_a_moment_is_nobody_elses() -> None:
     gpu = told(look(peak=0.9, used=30 * GIB, at=5.0), ended=4.9)
-    assert (gpu.state, gpu.note) == ("free", "has just been freed and is coming to rest")
+    assert (gpu.state, gpu.note) == ("free", "has just been freed and is settling")
     assert told(look(peak=0.9, used=30 * GIB, at=9.0), ended=4.9).state == "somebody"
 
 

@@ -72,7 +72,7 @@ class World:
 
     def is_waited_for(self) -> bool:
         """Whether it is expected to be free soon, so that nobody is stopped elsewhere for a job that would fit here."""
-        other = msgspec.structs.replace(self.gpu, uuid="other", index=1, peak=0.0, memory_used=0, foreigners=())
+        other = msgspec.structs.replace(self.gpu, uuid="other", index=1, peak=0.0, memory_used=0, other_processes=())
         victim = Allocation(ResourceRequest("victim", 1, 0, preemptible=True), ("other",), 0.0, used={})
         decision = place([self.gpu, other], [victim], [ResourceRequest("new", 1, 1)], PlacementOptions(), self.now)
         return not decision.start and not decision.preempt
@@ -132,24 +132,24 @@ class TestWhoseItIs:
 
     def test_somebody_elses_process_is_described_and_keeps_us_away(self) -> None:
         world = World().see(look(1.0, ALICE))
-        assert world.gpu.foreigners == ("alice's python (pid 4242)",)
+        assert world.gpu.other_processes == ("alice's python (pid 4242)",)
         assert not world.is_free()
         assert world.note == "is used by alice's python (pid 4242)"
 
     def test_a_pid_of_another_namespace_is_somebody_elses_on_a_gpu_that_we_do_not_hold(self) -> None:
         world = World()
         world.owners[7] = "a"
-        assert world.see(look(1.0, OUTSIDE)).gpu.foreigners == ("process (pid 7)",)
+        assert world.see(look(1.0, OUTSIDE)).gpu.other_processes == ("process (pid 7)",)
 
     def test_a_pid_of_another_namespace_counts_as_the_job_that_holds_the_gpu(self) -> None:
         world = World().hold("a").see(look(1.0, OUTSIDE, used=30 * GIB))
-        assert world.gpu.foreigners == ()
+        assert world.gpu.other_processes == ()
         assert world.machine.used == {"a": None}
         assert world.gpu.obstructed_since is None
 
     def test_a_list_of_processes_that_is_not_known_is_nobodys_and_not_free(self) -> None:
         world = World().see(look(1.0, processes=Unknown("not permitted")))
-        assert world.gpu.problem == "who is on it is not known: not permitted"
+        assert world.gpu.problem == "its processes are not known: not permitted"
         assert not world.is_free()
         assert world.hold("a").see(look(2.0, processes=Unknown("not permitted"))).machine.used == {"a": None}
 
@@ -166,16 +166,16 @@ class TestWhoseItIs:
 
     def test_a_foreigner_beside_our_job_is_seen_and_stays_seen_after_it(self) -> None:
         world = World().hold("a").see(look(1.0, OURS))
-        assert (world.gpu.foreigners, world.gpu.obstructed_since) == ((), None)
+        assert (world.gpu.other_processes, world.gpu.obstructed_since) == ((), None)
         world.see(look(2.0, OURS, ALICE))
-        assert (world.gpu.foreigners, world.gpu.obstructed_since) == (("alice's python (pid 4242)",), 2.0)
+        assert (world.gpu.other_processes, world.gpu.obstructed_since) == (("alice's python (pid 4242)",), 2.0)
         assert world.note == "is used by alice's python (pid 4242)"
         world.end(2.5).see(look(3.0, ALICE))
-        assert (world.gpu.foreigners, world.gpu.obstructed_since) == (("alice's python (pid 4242)",), 2.0)
+        assert (world.gpu.other_processes, world.gpu.obstructed_since) == (("alice's python (pid 4242)",), 2.0)
 
     def test_a_job_of_ours_on_a_gpu_that_it_was_not_given_is_in_the_way_too(self) -> None:
         world = World().hold("b").see(look(1.0, OURS))
-        assert world.gpu.foreigners == ("bob's python (pid 100) of job a",)
+        assert world.gpu.other_processes == ("bob's python (pid 100) of job a",)
         assert world.machine.used == {"b": {UUID: 0}}
 
     @pytest.mark.parametrize("name", ["Xorg", "gnome-shell"])
@@ -230,11 +230,11 @@ class TestAfterAJob:
         world.see(look(2.0, used=15 * GIB))
         assert not world.is_free()
         assert world.gpu.obstructed_since == 2.0
-        assert world.note == "has just been freed and is coming to rest"
+        assert world.note == "has just been freed and is settling"
         assert world.is_waited_for()
         world.see(look(63.0, used=15 * GIB))
         assert world.gpu.obstructed_since == 2.0
-        assert world.note == "has 15 GiB in use that nobody is seen to hold"
+        assert world.note == "has 15 GiB in use by no process that is seen"
         assert not world.is_waited_for()
         assert world.see(look(64.0)).is_free()
         assert world.gpu.obstructed_since is None
@@ -250,7 +250,7 @@ class TestAfterAJob:
         world.see(look(6.0, peak=0.9, span=5.0))
         assert not world.is_free()
         assert world.is_waited_for()
-        assert (world.gpu.obstructed_since, world.note) == (None, "has just been freed and is coming to rest")
+        assert (world.gpu.obstructed_since, world.note) == (None, "has just been freed and is settling")
         assert world.see(look(11.0, span=5.0)).is_free()
 
     def test_work_in_a_time_that_began_after_the_end_is_somebody_elses(self) -> None:
@@ -258,7 +258,7 @@ class TestAfterAJob:
         world.see(look(6.0, peak=0.9, span=5.0)).see(look(11.0, peak=0.8, span=5.0))
         assert not world.is_free()
         assert world.gpu.obstructed_since == 11.0
-        assert world.note == "is 80% busy (free below 50%) with nobody seen there"
+        assert world.note == "is 80% busy (free below 50%) with no process seen there"
         world.see(look(80.0, peak=0.8, span=5.0))
         assert not world.is_waited_for()
 
@@ -269,25 +269,25 @@ class TestAfterAJob:
     def test_a_look_from_before_the_end_does_not_make_its_processes_somebody_elses(self) -> None:
         world = World().hold("a").see(look(1.0)).end(2.5)
         world.see(look(2.0, OURS))
-        assert world.gpu.foreigners == ()
+        assert world.gpu.other_processes == ()
         assert not world.is_free()
         assert world.is_waited_for()
 
     def test_a_process_that_the_driver_still_lists_though_it_is_gone_is_waited_for(self) -> None:
         ghost = a_process(100, started=Unknown("it is not here"), user=Unknown("x"))
         world = World().hold("a").see(look(1.0, OURS)).end(1.5).see(look(2.0, ghost))
-        assert world.gpu.foreigners == ()
+        assert world.gpu.other_processes == ()
         assert not world.is_free()
         assert world.is_waited_for()
-        assert world.see(look(3.0, ghost)).gpu.foreigners == ("python (pid 100)",)
+        assert world.see(look(3.0, ghost)).gpu.other_processes == ("python (pid 100)",)
 
     def test_a_foreigner_of_before_is_no_leftover(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, ALICE)).end(2.5).see(look(2.0, OURS, ALICE))
-        assert world.gpu.foreigners == ("alice's python (pid 4242)",)
+        assert world.gpu.other_processes == ("alice's python (pid 4242)",)
 
     def test_a_foreigner_that_came_at_once_is_seen(self) -> None:
         world = World().hold("a").see(look(1.0, OURS)).end(1.5).see(look(2.0, ALICE))
-        assert world.gpu.foreigners == ("alice's python (pid 4242)",)
+        assert world.gpu.other_processes == ("alice's python (pid 4242)",)
 
     def test_the_end_of_one_of_two_jobs_says_nothing_of_the_other(self) -> None:
         world = World().hold("a", "b").see(look(1.0, OURS, peak=0.9))
@@ -314,7 +314,7 @@ class TestSinceWhen:
     def test_memory_beside_our_job_that_nobody_explains_does(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, used=50 * GIB))
         assert world.gpu.obstructed_since == 1.0
-        assert world.note == "has 30 GiB in use that nobody is seen to hold"
+        assert world.note == "has 30 GiB in use by no process that is seen"
 
 
 def test_others_are_told_what_was_seen_and_who_holds_it_now() -> None:

@@ -50,11 +50,11 @@ def a_gpu(
     total: Maybe[int] = 24 * GIB,
     used: Maybe[int] = 0,
     peak: Maybe[float] = 0.0,
-    foreigners: tuple[str, ...] = (),
+    other_processes: tuple[str, ...] = (),
     problem: str | None = None,
     obstructed_since: float | None = None,
 ) -> GpuState:
-    return GpuState(f"GPU-{index}", index, total, used, peak, foreigners, problem, obstructed_since)
+    return GpuState(f"GPU-{index}", index, total, used, peak, other_processes, problem, obstructed_since)
 
 
 def gpus(count: int) -> list[GpuState]:
@@ -76,8 +76,8 @@ def a_job(
     return ResourceRequest(name, count, order, asked, shares, priority, preemptible, limit)
 
 
-def running(want: ResourceRequest, *indices: int, since: float = NOW - HOUR, stopping: bool = False) -> Allocation:
-    return Allocation(want, tuple(f"GPU-{index}" for index in indices), since, used={}, stopping=stopping)
+def running(request: ResourceRequest, *indices: int, since: float = NOW - HOUR, stopping: bool = False) -> Allocation:
+    return Allocation(request, tuple(f"GPU-{index}" for index in indices), since, used={}, stopping=stopping)
 
 
 def placed(decision: Placements) -> dict[str, list[int]]:
@@ -116,7 +116,7 @@ def test_a_gpu_that_a_job_of_ours_holds_is_not_free_even_while_the_job_still_loa
 
 
 def test_a_gpu_with_a_foreigner_is_left_alone() -> None:
-    seen = [a_gpu(0, foreigners=("alice's python (pid 4242)",)), a_gpu(1)]
+    seen = [a_gpu(0, other_processes=("alice's python (pid 4242)",)), a_gpu(1)]
     assert placed(place(seen, [], a_job("a"))) == {"a": [1]}
     decision = place(seen[:1], [], a_job("a", memory=1, shares=True))
     assert obstacles_of(decision, "a") == {0: UsedByOthers(("alice's python (pid 4242)",))}
@@ -253,8 +253,8 @@ def test_a_small_job_that_shares_slips_in_beside_what_is_kept() -> None:
 def test_gpus_are_not_kept_for_ever_for_a_job_that_would_need_the_gpu_of_a_foreigner() -> None:
     big, small = a_job("big", 2), a_job("small", order=1)
     alice = ("alice's python (pid 4242)",)
-    just_came = [a_gpu(0), a_gpu(1, foreigners=alice, obstructed_since=NOW - 60)]
-    stays = [a_gpu(0), a_gpu(1, foreigners=alice, obstructed_since=NOW - 2 * HOUR)]
+    just_came = [a_gpu(0), a_gpu(1, other_processes=alice, obstructed_since=NOW - 60)]
+    stays = [a_gpu(0), a_gpu(1, other_processes=alice, obstructed_since=NOW - 2 * HOUR)]
     assert place(just_came, [], big, small).start == ()
     assert placed(place(stays, [], big, small)) == {"small": [0]}
 
@@ -316,7 +316,7 @@ def test_the_newest_gives_way() -> None:
 
 
 def test_the_one_that_saved_its_work_last_gives_way() -> None:
-    saved = msgspec.structs.replace(running(a_job("saved", preemptible=True), 0, since=NOW - HOUR), at_stake=2.0)
+    saved = msgspec.structs.replace(running(a_job("saved", preemptible=True), 0, since=NOW - HOUR), unsaved=2.0)
     held = [saved, running(a_job("unsaved", preemptible=True), 1, since=NOW - 60)]
     assert place(gpus(2), held, a_job("normal")).preempt == ("saved",)
 
@@ -381,7 +381,7 @@ TOTALS = [8 * GIB, 24 * GIB, 80 * GIB]
 
 
 @st.composite
-def wants(draw: st.DrawFn, prefix: str, count: int, *, bounded: bool = True) -> list[ResourceRequest]:
+def requests(draw: st.DrawFn, prefix: str, count: int, *, bounded: bool = True) -> list[ResourceRequest]:
     return [
         a_job(
             f"{prefix}{order}",
@@ -400,7 +400,7 @@ def wants(draw: st.DrawFn, prefix: str, count: int, *, bounded: bool = True) -> 
 @st.composite
 def troubled(draw: st.DrawFn, gpu: GpuState, held: Sequence[Allocation]) -> GpuState:
     """The GPU with what its jobs use on it, and perhaps something that is nobody's of ours."""
-    ours = sum((holding.used or {}).get(gpu.uuid, 0) for holding in held)
+    ours = sum((allocation.used or {}).get(gpu.uuid, 0) for allocation in held)
     gpu = msgspec.structs.replace(gpu, memory_used=ours, peak=draw(st.sampled_from([0.0, 1.0])) if ours else 0.0)
     trouble = draw(st.sampled_from(["none", "none", "none", "foreigner", "unreadable", "memory", "busy", "baseline"]))
     since = draw(st.sampled_from([None, NOW - 30, NOW - HOUR]))
@@ -430,8 +430,8 @@ def worlds(draw: st.DrawFn, *, slots: Sequence[int] = (1, 1, 2, 3), bounded: boo
     """A machine in the midst of its work: what runs was placed by earlier decisions, and some of it has ended."""
     rules = PlacementOptions(slots_per_gpu=draw(st.sampled_from(slots)), cpu_jobs=2)
     seen = [a_gpu(index, total=draw(st.sampled_from(TOTALS))) for index in range(draw(st.integers(1, 4)))]
-    earlier = draw(wants("r", 8, bounded=bounded))
-    by_job = {want.job: want for want in earlier}
+    earlier = draw(requests("r", 8, bounded=bounded))
+    by_job = {request.job: request for request in earlier}
     held = [
         Allocation(
             by_job[start.job],
@@ -444,29 +444,29 @@ def worlds(draw: st.DrawFn, *, slots: Sequence[int] = (1, 1, 2, 3), bounded: boo
         if draw(st.booleans())
     ]
     seen = [draw(troubled(gpu, held)) for gpu in seen]
-    return World(seen, held, draw(wants("w", 8, bounded=bounded)), rules)
+    return World(seen, held, draw(requests("w", 8, bounded=bounded)), rules)
 
 
 def after(world: World, decision: Placements, *, leave_out: Iterable[str] = ()) -> World:
     """The world in which what was decided has been done."""
-    wanted = {want.job: want for want in world.waiting}
+    wanted = {request.job: request for request in world.waiting}
     out = set(leave_out)
     new = [Allocation(wanted[s.job], s.gpus, NOW, used={}) for s in decision.start if s.job not in out]
     held = [
-        msgspec.structs.replace(holding, stopping=holding.stopping or holding.want.job in decision.preempt)
-        for holding in world.held
+        msgspec.structs.replace(allocation, stopping=allocation.stopping or allocation.request.job in decision.preempt)
+        for allocation in world.held
     ]
     started = {start.job for start in decision.start}
     return World(world.seen, held + new, [w for w in world.waiting if w.job not in started], world.rules)
 
 
-def rank(want: ResourceRequest) -> tuple[bool, int, int]:
+def rank(request: ResourceRequest) -> tuple[bool, int, int]:
     """The order that people are promised: normal jobs first, then priority, then age."""
-    return (want.preemptible, -want.priority, want.order)
+    return (request.preemptible, -request.priority, request.order)
 
 
 def on_gpu(world: World, uuid: str) -> list[Allocation]:
-    return [holding for holding in world.held if uuid in holding.gpus]
+    return [allocation for allocation in world.held if uuid in allocation.gpus]
 
 
 def amount(value: Maybe[int]) -> int:
@@ -479,7 +479,7 @@ def amount(value: Maybe[int]) -> int:
 def test_every_job_starts_or_has_a_sentence_that_says_why_not(world: World) -> None:
     decision = world.decide()
     started = [start.job for start in decision.start]
-    assert sorted([*started, *decision.waiting]) == sorted(want.job for want in world.waiting)
+    assert sorted([*started, *decision.waiting]) == sorted(request.job for request in world.waiting)
     for reason in decision.waiting.values():
         assert why_waiting(reason).startswith(("waits for ", "can never start on this machine: "))
         assert "Unknown(" not in why_waiting(reason)
@@ -488,7 +488,7 @@ def test_every_job_starts_or_has_a_sentence_that_says_why_not(world: World) -> N
 @settings(deadline=None)
 @given(worlds())
 def test_a_job_gets_as_many_different_gpus_as_it_asked_for(world: World) -> None:
-    wanted = {want.job: want.gpus for want in world.waiting}
+    wanted = {request.job: request.gpus for request in world.waiting}
     for start in world.decide().start:
         assert len(set(start.gpus)) == len(start.gpus) == wanted[start.job]
 
@@ -496,7 +496,7 @@ def test_a_job_gets_as_many_different_gpus_as_it_asked_for(world: World) -> None
 @settings(deadline=None)
 @given(worlds())
 def test_no_gpu_with_a_foreigner_or_an_unknown_is_ever_given(world: World) -> None:
-    bad = {gpu.uuid for gpu in world.seen if gpu.foreigners or isinstance(gpu.memory_used, Unknown)}
+    bad = {gpu.uuid for gpu in world.seen if gpu.other_processes or isinstance(gpu.memory_used, Unknown)}
     given_out = {uuid for start in world.decide().start for uuid in start.gpus}
     assert not bad & given_out
 
@@ -510,8 +510,8 @@ def test_never_more_memory_is_given_than_there_is(world: World) -> None:
         if not any(gpu.uuid in start.gpus for start in decision.start):
             continue
         holders = on_gpu(later, gpu.uuid)
-        using = {h.want.job: (h.used or {}).get(gpu.uuid, 0) for h in holders}
-        reserved = sum(max(h.want.memory or 0, using[h.want.job]) for h in holders)
+        using = {h.request.job: (h.used or {}).get(gpu.uuid, 0) for h in holders}
+        reserved = sum(max(h.request.memory or 0, using[h.request.job]) for h in holders)
         nobodys = amount(gpu.memory_used) - sum(using.values())
         alone = len(holders) == 1 and nobodys <= 512 * 2**20  # may have all of a GPU, less what the driver keeps
         assert reserved + (0 if alone else nobodys) <= amount(gpu.memory_total)
@@ -544,7 +544,7 @@ def test_jobs_that_did_not_ask_to_share_are_alone_unless_there_are_slots(world: 
         holders = on_gpu(later, uuid)
         if world.rules.slots_per_gpu > 1:
             assert len(holders) <= world.rules.slots_per_gpu
-        elif not all(h.want.shares and h.want.memory is not None for h in holders):
+        elif not all(h.request.shares and h.request.memory is not None for h in holders):
             assert len(holders) == 1
 
 
@@ -552,19 +552,21 @@ def test_jobs_that_did_not_ask_to_share_are_alone_unless_there_are_slots(world: 
 @given(worlds())
 def test_no_more_jobs_without_a_gpu_than_may(world: World) -> None:
     later = after(world, world.decide())
-    assert sum(1 for holding in later.held if not holding.gpus) <= world.rules.cpu_jobs
+    assert sum(1 for allocation in later.held if not allocation.gpus) <= world.rules.cpu_jobs
 
 
 @settings(deadline=None)
 @given(worlds())
 def test_the_first_that_waits_could_not_have_started_in_place_of_those_behind_it(world: World) -> None:
     decision = world.decide()
-    blocked = [want for want in sorted(world.waiting, key=rank) if want.job in decision.waiting and want.gpus]
-    blocked = [want for want in blocked if not isinstance(decision.waiting[want.job], CannotFit)]
+    blocked = [
+        request for request in sorted(world.waiting, key=rank) if request.job in decision.waiting and request.gpus
+    ]
+    blocked = [request for request in blocked if not isinstance(decision.waiting[request.job], CannotFit)]
     if not blocked:
         return
     first = blocked[0]
-    behind = [want.job for want in world.waiting if rank(want) > rank(first)]
+    behind = [request.job for request in world.waiting if rank(request) > rank(first)]
     without_them = after(world, decision, leave_out=behind)
     without_them.waiting = [first]
     assert without_them.decide().start == ()
@@ -574,21 +576,21 @@ def test_the_first_that_waits_could_not_have_started_in_place_of_those_behind_it
 @given(worlds(slots=[1], bounded=False))
 def test_nobody_starts_on_gpus_on_which_one_before_it_could_have_started(world: World) -> None:
     """Where no time limit and no sharing makes a job behind another less of a delay to a third."""
-    world.waiting = [msgspec.structs.replace(want, shares=False) for want in world.waiting if want.gpus]
+    world.waiting = [msgspec.structs.replace(request, shares=False) for request in world.waiting if request.gpus]
     decision = world.decide()
-    wanted = {want.job: want for want in world.waiting}
+    wanted = {request.job: request for request in world.waiting}
     for start in decision.start:
         before = [
-            want
-            for want in world.waiting
-            if want.job in decision.waiting
-            and rank(want) < rank(wanted[start.job])
-            and want.preemptible == wanted[start.job].preemptible
+            request
+            for request in world.waiting
+            if request.job in decision.waiting
+            and rank(request) < rank(wanted[start.job])
+            and request.preemptible == wanted[start.job].preemptible
         ]
         undone = after(world, decision, leave_out=[start.job])
         undone.seen = [gpu for gpu in undone.seen if gpu.uuid in start.gpus]
-        for want in before:
-            undone.waiting = [want]
+        for request in before:
+            undone.waiting = [request]
             assert undone.decide().start == ()
 
 
@@ -613,7 +615,7 @@ def test_the_order_in_which_things_are_listed_does_not_matter(world: World, chan
 
 def settled(world: World, gone: set[str]) -> World:
     """The world in which those jobs have ended and what they used has come back."""
-    held = [holding for holding in world.held if holding.want.job not in gone]
+    held = [allocation for allocation in world.held if allocation.request.job not in gone]
     return World([after_leaving(world, gpu, gone) for gpu in world.seen], held, world.waiting, world.rules)
 
 
@@ -621,9 +623,9 @@ def after_leaving(world: World, gpu: GpuState, gone: set[str]) -> GpuState:
     if isinstance(gpu.memory_used, Unknown):
         return gpu
     holders = on_gpu(world, gpu.uuid)
-    freed = sum((holding.used or {}).get(gpu.uuid, 0) for holding in holders if holding.want.job in gone)
+    freed = sum((allocation.used or {}).get(gpu.uuid, 0) for allocation in holders if allocation.request.job in gone)
     still_used = gpu.memory_used - freed
-    if all(holding.want.job in gone for holding in holders):
+    if all(allocation.request.job in gone for allocation in holders):
         new = gpu.obstructed_since is None or NOW - gpu.obstructed_since <= world.rules.settles_within
         peak = 0.0 if holders or new else gpu.peak
         return msgspec.structs.replace(gpu, memory_used=0 if new else still_used, peak=peak)
@@ -633,13 +635,13 @@ def after_leaving(world: World, gpu: GpuState, gone: set[str]) -> GpuState:
 @settings(deadline=None, max_examples=examples(200))
 @given(worlds())
 def test_victims_are_preemptible_and_no_more_than_the_job_needs_that_then_starts(world: World) -> None:
-    normal = [want for want in world.waiting if not want.preemptible]
+    normal = [request for request in world.waiting if not request.preemptible]
     if not normal:
         return
     world.waiting = normal[:1]
     decision = world.decide()
-    stoppable = [h.want.job for h in world.held if h.want.preemptible and not h.stopping]
-    stopping = {h.want.job for h in world.held if h.stopping}
+    stoppable = [h.request.job for h in world.held if h.request.preemptible and not h.stopping]
+    stopping = {h.request.job for h in world.held if h.stopping}
     assert set(decision.preempt) <= set(stoppable)
     if not decision.preempt:
         return
@@ -651,12 +653,12 @@ def test_victims_are_preemptible_and_no_more_than_the_job_needs_that_then_starts
 @settings(deadline=None)
 @given(worlds())
 def test_a_normal_job_waits_only_if_stopping_every_filler_would_not_help_or_is_being_done(world: World) -> None:
-    world.waiting = [want for want in world.waiting if not want.preemptible and want.gpus][:1]
+    world.waiting = [request for request in world.waiting if not request.preemptible and request.gpus][:1]
     decision = world.decide()
     if decision.start or decision.preempt or not world.waiting:
         return
-    fillers = {h.want.job for h in world.held if h.want.preemptible}
-    stopping = {h.want.job for h in world.held if h.stopping}
+    fillers = {h.request.job for h in world.held if h.request.preemptible}
+    stopping = {h.request.job for h in world.held if h.stopping}
     if settled(world, stopping).decide().start:
         return  # it waits for what is coming free already
     assert settled(world, stopping | fillers).decide().start == ()
@@ -680,27 +682,27 @@ class Machine:
     ) -> list[str]:
         decision = decide(self.seen, self.held, waiting, self.rules, self.now, elsewhere=elsewhere)
         self.keeping = decision.reservations
-        wanted = {want.job: want for want in waiting}
+        wanted = {request.job: request for request in waiting}
         for start in decision.start:
             self.held.append(Allocation(wanted[start.job], start.gpus, self.now, used={}))
             self.ends[start.job] = self.now + durations[start.job]
         for victim in decision.preempt:
             self.ends[victim] = min(self.ends[victim], self.now + self.GRACE)
             self.held = [
-                msgspec.structs.replace(holding, stopping=True) if holding.want.job == victim else holding
-                for holding in self.held
+                msgspec.structs.replace(allocation, stopping=True) if allocation.request.job == victim else allocation
+                for allocation in self.held
             ]
         return [start.job for start in decision.start]
 
     def next_end(self) -> float:
-        return min((self.ends[holding.want.job] for holding in self.held), default=math.inf)
+        return min((self.ends[allocation.request.job] for allocation in self.held), default=math.inf)
 
     def until_something_ends(self) -> None:
         self.live_to(self.next_end())
 
     def live_to(self, now: float) -> None:
         self.now = now
-        self.held = [holding for holding in self.held if self.ends[holding.want.job] > self.now]
+        self.held = [allocation for allocation in self.held if self.ends[allocation.request.job] > self.now]
 
 
 class Crowd:
@@ -736,7 +738,7 @@ def live_until_it_starts(machine: Machine, big: ResourceRequest, crowd: Crowd, d
         started = machine.turn(waiting, crowd.durations)
         if big.job in started:
             return
-        waiting = [want for want in waiting if want.job not in started]
+        waiting = [request for request in waiting if request.job not in started]
         machine.until_something_ends()
     pytest.fail(f"the big job still waits at {machine.now}, after its deadline of {deadline}")
 
@@ -758,7 +760,7 @@ def test_a_big_job_starts_when_what_runs_has_ended_however_many_small_ones_come(
     crowd = Crowd(chance, sharing=False)
     machine = a_machine_full_of(crowd, gpus(count))
     big = a_job("big", data.draw(st.integers(2, count)), order=-1)
-    last = max(h.ends if math.isfinite(h.ends) else machine.ends[h.want.job] for h in machine.held)
+    last = max(h.ends if math.isfinite(h.ends) else machine.ends[h.request.job] for h in machine.held)
     live_until_it_starts(machine, big, crowd, last + Machine.GRACE)
 
 
@@ -791,7 +793,7 @@ class Cluster:
         for _ in range(20):
             before = len(started), {job: kept[0] for job, kept in self.kept.items()}
             for machine in self.machines:
-                left = [want for want in waiting if want.job not in started]
+                left = [request for request in waiting if request.job not in started]
                 started += self._turn(machine, left)
             if before == (len(started), {job: kept[0] for job, kept in self.kept.items()}):
                 return started
@@ -819,7 +821,7 @@ class Cluster:
             machine.live_to(self.now)
 
     def free(self, machine: Machine) -> set[str]:
-        held = {uuid for holding in machine.held for uuid in holding.gpus}
+        held = {uuid for allocation in machine.held for uuid in allocation.gpus}
         return {gpu.uuid for gpu in machine.seen} - held
 
 
@@ -841,11 +843,11 @@ def test_one_machine_keeps_gpus_for_a_big_job_and_the_others_go_on(
         started = cluster.settle(waiting)
         if big.job in started:
             return
-        waiting = [want for want in waiting if want.job not in started]
+        waiting = [request for request in waiting if request.job not in started]
         keepers = [machine for machine in cluster.machines if any(one.affects_others for one in machine.keeping)]
         felt = [one.job for machine in keepers for one in machine.keeping if one.affects_others]
         assert len(felt) == len(set(felt))
-        if any(not want.preemptible for want in waiting if want.gpus == 1):
+        if any(not request.preemptible for request in waiting if request.gpus == 1):
             for machine in cluster.machines:
                 assert cluster.free(machine) <= {uuid for one in machine.keeping for uuid in one.gpus}
                 assert not cluster.free(machine) or machine in keepers

@@ -41,14 +41,14 @@ def test_the_example_of_the_manual() -> None:
         (UsedByOthers(("bob's a (pid 1)", "eve's b (pid 2)")), "GPU 3 is used by bob's a (pid 1) and eve's b (pid 2)"),
         (Unreadable("the driver did not answer"), "GPU 3 cannot be read (the driver did not answer)"),
         (TooSmall(8 * GIB), "GPU 3 has only 8.0 GiB"),
-        (Busy(0.8, 0.5), "GPU 3 is 80% busy (free below 50%) with nobody seen there"),
-        (MemoryTaken(12 * GIB), "GPU 3 has 12 GiB in use that nobody is seen to hold"),
+        (Busy(0.8, 0.5), "GPU 3 is 80% busy (free below 50%) with no process seen there"),
+        (MemoryTaken(12 * GIB), "GPU 3 has 12 GiB in use by no process that is seen"),
         (Held(("deadbeef",), None, None), "GPU 3 is held by job deadbeef"),
         (Held(("a", "b", "c", "d", "e"), None, None), "GPU 3 is held by jobs a, b, c and 2 others"),
         (Held(("deadbeef",), None, 2 * GIB), "GPU 3 has 2.0 GiB left beside job deadbeef"),
         (Held(("a", "b"), 600.0, 0), "GPU 3 has 0 B left beside jobs a and b, more in at most 10 min"),
         (Stopping(("deadbeef",)), "GPU 3 is being freed (job deadbeef is stopping)"),
-        (ReservedFor("deadbeef", 2, 1), "GPU 3 is kept for job deadbeef (2 GPUs, has 1)"),
+        (ReservedFor("deadbeef", 2, 1), "GPU 3 is reserved for job deadbeef (2 GPUs, has 1)"),
         (Free(), "GPU 3 is free"),
     ],
 )
@@ -121,6 +121,6 @@ def test_a_machine_that_cannot_be_read_is_said_to_be_so() -> None:
 
 def test_a_job_without_a_gpu_waits_for_a_place() -> None:
     assert why_waiting(CpuSlotsTaken(1)) == (
-        "waits for another job without a GPU to end: 1 is running, which is as many as may"
+        "waits for another job without a GPU to end: 1 is running, the limit of this machine"
     )
     assert "4 are running" in why_waiting(CpuSlotsTaken(4))

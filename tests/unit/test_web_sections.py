@@ -341,7 +341,7 @@ def test_one_thing_to_know_is_told_once() -> None:
         (make_gpu(state="somebody", user="bob's python (pid 4242)"), "in use bob's python (pid 4242)"),
         (make_gpu(state="free"), "free Nothing runs here"),
         (
-            make_gpu(state="free", kept_for="0badcafe", note="is kept for job 0badcafe (2 GPUs, has 1)"),
+            make_gpu(state="free", kept_for="0badcafe", note="is reserved for job 0badcafe (2 GPUs, has 1)"),
             "kept Kept for vit (2 GPUs, has 1)",
         ),
         (make_gpu(state="unknown", note="the driver hangs"), "unknown the driver hangs"),

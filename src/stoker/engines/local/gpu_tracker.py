@@ -1,6 +1,6 @@
-"""What a worker sees of its GPUs: look by look, what is ours on them, what is not, and since when that has been so.
+"""The GPUs of a worker over the looks: which processes on them are ours, which are not, and since when.
 
-No clock and no I/O: all times are those of the looks.
+Pure: no clock and no I/O; all times are those of the looks.
 """
 
 import math
@@ -30,17 +30,17 @@ from stoker.gpus.visible import select_gpus
 from stoker.queue.model import GpuUse, WorkerGpu
 
 Owner = Callable[[int], str | None]
-"""The job of ours that a process belongs to, by its pid; None for everybody else's."""
+"""The job of ours that a process belongs to, by its pid; None for processes of others."""
 
 # The name of the source whose GPUs are not real.
 SIMULATED: Final = "sim"
 _NOT_LISTED: Final = "the driver does not list it any more"
 _NOT_SEEN: Final = Unknown("it has not been seen yet")
-# Whom a GPU that nobody holds is judged for: a job that did not say how much memory it takes.
+# A GPU without holders is judged for a job that does not say how much memory it takes.
 _ANYBODY: Final = ResourceRequest(job="", gpus=1, order=0)
-_SETTLING: Final = "has just been freed and is coming to rest"
-# They are on every GPU of many machines, work little and never end: with them as foreigners no GPU there is ever free.
-# Their memory counts all the same.
+_SETTLING: Final = "has just been freed and is settling"
+# They are on every GPU of many machines, work little and never end: if they counted as others, no GPU there would ever
+# be free. Their memory counts.
 _DISPLAYS: Final = frozenset(
     {"Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "plasmashell", "mutter", "sway", "weston"}
 )
@@ -48,14 +48,14 @@ _Identity = tuple[int, Maybe[int]]
 
 
 class GpuTracker:
-    """The GPUs that a worker hands out.
+    """The GPUs that a worker gives to jobs.
 
-    What a person typed is understood at the first look that could be read, and means the same devices for ever: when a
-    GPU falls off the machine, the others' numbers change. One that is missing later cannot be read; it is not left out.
+    The choice is resolved at the first readable look and then means the same devices: when a GPU falls off the machine,
+    the indices of the others change. One that is missing later counts as unreadable.
     """
 
     def __init__(self, chosen: str, rules: PlacementOptions | None = None) -> None:
-        """`chosen` is `all`, or what a person typed: `0,2` or uuids."""
+        """`chosen`: `all`, `0,2` or uuids."""
         self._chosen = chosen
         self._rules = rules or PlacementOptions()
         self._watched: dict[str, _Watched] = {}
@@ -64,9 +64,9 @@ class GpuTracker:
         self.problem: str | None = "it has not been looked at yet"
         """Why the machine as a whole could not be read."""
         self.simulated = False
-        """Whether its GPUs are not real."""
+        """Whether its GPUs are simulated."""
         self.used: dict[str, dict[str, int] | None] = {}
-        """Bytes that each job really uses on each GPU; None when nobody can tell."""
+        """Bytes that each job really uses on each GPU; None when unknown."""
 
     @property
     def gpus(self) -> list[GpuState]:
@@ -79,15 +79,15 @@ class GpuTracker:
         return {uuid: watched.gpu for uuid, watched in self._watched.items()}
 
     def observe(self, look: Look, owner: Owner, holders: Mapping[str, Collection[str]]) -> None:
-        """Takes a look in. `holders`: the jobs of ours that hold each GPU, by its uuid.
+        """Takes in a look. `holders`: the jobs of ours that hold each GPU, by its uuid.
 
-        Raises BadInputError, at the first look that could be read, when it does not have the GPUs that were chosen.
+        Raises BadInputError at the first readable look when the chosen GPUs are not there.
         """
         self.problem = look.problem.reason if look.problem is not None else None
         if look.problem is None:
             self.present = look.gpus
             self.simulated = look.source == SIMULATED
-            # A driver that comes up late lists nothing at first: that is not what a person meant by all.
+            # A driver that starts late lists nothing at first, which is not all GPUs.
             if not self._watched:
                 self._watched = {gpu.uuid: _Watched(gpu) for gpu in select_gpus(look.gpus, self._chosen)}
         listed = {gpu.uuid: gpu for gpu in look.gpus}
@@ -100,13 +100,13 @@ class GpuTracker:
         self._add_up(holders)
 
     def ended(self, uuid: str, at: float) -> None:
-        """A job of ours that held this GPU has ended: what was seen of the time before says nothing of others."""
+        """A job of ours on this GPU has ended: activity before that says nothing about others."""
         watched = self._watched.get(uuid)
         if watched is not None:
             watched.ended = max(at, watched.ended)
 
     def worker_gpus(self, holders: Mapping[str, Collection[str]]) -> tuple[WorkerGpu, ...]:
-        """What is told to others: the last look, with those that hold each GPU now."""
+        """The GPUs for the heartbeat: the last look, with the jobs that hold each GPU now."""
         return tuple(watched.told(holders.get(uuid, ())) for uuid, watched in self._watched.items())
 
     def _add_up(self, holders: Mapping[str, Collection[str]]) -> None:
@@ -125,7 +125,7 @@ class _Watched:
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
-        # What it is called: its number when it was chosen, whatever becomes of the others.
+        # Its index when it was chosen.
         self._index = gpu.index
         self.ended = -math.inf
         self.seen = GpuState(gpu.uuid, gpu.index, gpu.memory, _NOT_SEEN, _NOT_SEEN)
@@ -135,19 +135,19 @@ class _Watched:
         self._utilization: float | None = None
         self._settles = False
         self._obstacle: Obstacle = Unreadable(_NOT_SEEN.reason)
-        """What is in everybody's way, beside those that hold it."""
+        """What keeps others from it, besides its holders."""
         self._note = ""
         self._unread_since: float | None = None
-        """By the wall's clock."""
+        """Seconds since the epoch."""
 
     def observe(self, look: Look, reading: Reading, owner: Owner, holders: Collection[str]) -> None:
-        """What is to be seen in one look; since when it has been so is for `judge`."""
+        """Takes in one look; `judge` says since when."""
         self._holders = tuple(sorted(holders))
-        # Whatever was done in a time in which a job of ours still ran may have been that job's doing.
+        # Activity in a span in which a job of ours still ran may be that job's.
         self._settles = not self._holders and look.at - reading.span < self.ended
         utilization = reading.utilization
         self._utilization = utilization.mean if known(utilization) else None
-        foreigners, is_left_over = self._tell_apart(look, reading, owner)
+        other_processes, is_left_over = self._tell_apart(look, reading, owner)
         peak: Maybe[float] = utilization.peak if known(utilization) else utilization
         problem = _problem(look, reading)
         if problem is None:
@@ -159,15 +159,15 @@ class _Watched:
             index=self._index,
             memory_total=reading.memory_total if known(reading.memory_total) else self.gpu.memory,
             memory_used=reading.memory_used,
-            # Not free for as long as the driver lists somebody.
+            # Not free while the driver lists a process.
             peak=1.0 if is_left_over and known(peak) else peak,
-            foreigners=foreigners,
+            other_processes=other_processes,
             problem=problem,
             obstructed_since=self.seen.obstructed_since,
         )
 
     def _tell_apart(self, look: Look, reading: Reading, owner: Owner) -> tuple[tuple[str, ...], bool]:
-        """Counts what our jobs use; describes everybody else, and says whether a job that ended has left something."""
+        """Counts what our jobs use; describes other processes; whether an ended job may have left one."""
         if not known(reading.processes):
             self.used = dict.fromkeys(self._holders)
             return (), False
@@ -175,12 +175,12 @@ class _Watched:
         foreign: dict[_Identity, str] = {}
         is_left_over = False
         for process in reading.processes:
-            # A pid of another namespace may be any number, one of ours too: it says nothing.
+            # A pid of another namespace says nothing: it may equal one of ours.
             job = owner(process.pid) if known(process.started) else None
             if job in self.used:
                 self._count(job, process.memory)
             elif self._holders and not known(process.started):
-                # Whose it is nobody can tell, but ours is the one that was put there.
+                # The owner is unknown, and most likely our job.
                 self.used = dict.fromkeys(self._holders)
             elif self._may_be_left_over(process, look.at):
                 is_left_over = True
@@ -194,33 +194,33 @@ class _Watched:
         self.used[job] = before + memory if before is not None and known(memory) else None
 
     def _may_be_left_over(self, process: Process, at: float) -> bool:
-        """Whether it may have been a job's that has ended since: then the next look tells.
+        """Whether it may belong to a job that has ended since: then the next look tells.
 
-        The driver may list a process that is no more, which therefore cannot be known.
+        The driver may list a process that is gone, of which nothing is known.
         """
         if not self._settles or (process.pid, process.started) in self._foreign:
             return False
         return at <= self.ended or not known(process.started)
 
     def judge(self, rules: PlacementOptions, at: float) -> None:
-        """Since when something other than our jobs has been in the way, without a break."""
+        """Updates since when something other than our jobs is in the way."""
         obstacle = self._beside_holders(rules, at) if self._holders else _unheld(self.seen, rules, at)
         blamed = obstacle
         if self._settles and known(self.seen.peak):
-            # What a job of ours did there is nobody else's doing.
+            # What a job of ours did there is not blamed on others.
             blamed = _unheld(msgspec.structs.replace(self.seen, peak=0.0), rules, at)
         since = None if isinstance(blamed, Free) else at
         if since is not None and self.seen.obstructed_since is not None:
             since = self.seen.obstructed_since
         self.seen = msgspec.structs.replace(self.seen, obstructed_since=since)
         if self._settles and isinstance(obstacle, Busy | MemoryTaken):
-            # It is nobody's already, although nothing may start there for a moment.
+            # No longer in use, although nothing may start there for a moment.
             self._obstacle, self._note = Free(), _SETTLING
         else:
             self._obstacle, self._note = obstacle, "" if isinstance(obstacle, Free) else describe_obstacle(obstacle)
 
     def _state(self, holders: Collection[str]) -> tuple[GpuUse, str]:
-        """What it does, and for whom if that is no job. What was put there is known also when nothing can be read."""
+        """Its state, and its user if that is not a job. Jobs are known even when the GPU cannot be read."""
         if holders:
             return "background" if set(holders) == {BACKGROUND} else "job", ""
         match self._obstacle:
@@ -233,19 +233,19 @@ class _Watched:
         return "unknown", ""
 
     def _beside_holders(self, rules: PlacementOptions, at: float) -> Obstacle:
-        """What is there beside the jobs that hold it; work cannot be told apart, memory can."""
+        """What is there besides the jobs that hold it: memory can be told apart, activity cannot."""
         uuid = self.gpu.uuid
-        holdings = [
+        allocations = [
             Allocation(
                 ResourceRequest(job=job, gpus=1, order=0), (uuid,), at, None if amount is None else {uuid: amount}
             )
             for job, amount in self.used.items()
         ]
-        room = GpuCapacity(self.seen, holdings, rules, at)
-        if room.outside is not None:
-            return room.outside
+        capacity = GpuCapacity(self.seen, allocations, rules, at)
+        if capacity.outside is not None:
+            return capacity.outside
         everyone_told = None not in self.used.values()
-        return MemoryTaken(room.unexplained) if room.unexplained and everyone_told else Free()
+        return MemoryTaken(capacity.unexplained) if capacity.unexplained and everyone_told else Free()
 
     def told(self, holders: Collection[str]) -> WorkerGpu:
         total, used = self.seen.memory_total, self.seen.memory_used
@@ -266,16 +266,16 @@ class _Watched:
 
 
 def _unheld(seen: GpuState, rules: PlacementOptions, at: float) -> Obstacle:
-    """What is in everybody's way on a GPU that no job of ours holds."""
+    """What keeps jobs from a GPU that no job of ours holds."""
     return GpuCapacity(seen, (), rules, at).obstacle(_ANYBODY, (), at)
 
 
 def _problem(look: Look, reading: Reading) -> str | None:
-    """Why the GPU, or who is on it, could not be read; values that are merely missing speak for themselves."""
+    """Why the GPU or its processes could not be read; missing values are handled where they are used."""
     if look.problem is not None:
         return look.problem.reason
     if known(reading.processes):
         return None
-    # Of a GPU that is gone nothing at all is known, for one reason.
+    # Of a GPU that is gone nothing is known, for one reason.
     is_alone = known(reading.memory_used) or known(reading.utilization)
-    return f"who is on it is not known: {reading.processes.reason}" if is_alone else reading.processes.reason
+    return f"its processes are not known: {reading.processes.reason}" if is_alone else reading.processes.reason

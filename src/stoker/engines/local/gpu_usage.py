@@ -1,7 +1,7 @@
-"""What each GPU did, minute by minute: for charts, and for the hours that people count.
+"""The state of each GPU per minute, for charts and GPU-hours.
 
-No clock and no I/O. Spans are measured on the clock of the looks, which nobody sets; the wall clock only says to which
-minute they belong. What a look shows holds for the stretch since the look before it.
+Pure: no clock and no I/O. Spans are measured on the monotonic clock of the looks; the wall clock only says to which
+minute they belong. What a look shows holds for the span since the look before it.
 """
 
 import math
@@ -11,14 +11,14 @@ from typing import Final, NamedTuple
 from stoker.queue.model import GpuUse, Usage
 
 MINUTE: Final = 60.0
-# Several looks may fail to come on a machine that swaps; of a longer time nobody knows what was done in it.
+# Several looks may be missing on a machine that swaps; what happened in a longer gap is unknown.
 LONGEST_GAP: Final = 30.0
-# What could not be told for longer is dropped: a worker whose queue is away for days must not grow.
+# Older minutes are dropped: a worker whose queue is away for days must not grow.
 KEPT_MINUTES: Final = 60
 
 
 class UsagePerMinute:
-    """Is told of every look, and adds up."""
+    """Adds up the looks."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -27,17 +27,17 @@ class UsagePerMinute:
         self._newest = -(2**63)
         """The minute of the last look."""
         self._told_until: dict[str, float] = {}
-        """The end of the last minute of each GPU that was told, by the wall clock."""
+        """The end of the last written minute of each GPU, by the wall clock."""
 
     def did(self, gpu: str, state: GpuUse, at: float) -> None:
-        """That it did this until `at`, whatever the next look will find: something has just left it."""
+        """It was in this state until `at`, whatever the next look finds: a job or program has just left it."""
         if (watched := self._gpus.get(gpu)) is not None:
             watched.parts.append(_Part(at, state))
 
     def saw(
         self, gpu: str, state: GpuUse, at: float, wall: float, utilization: float | None, memory: int | None
     ) -> None:
-        """A look: `at` in monotonic seconds, `wall` in seconds since the epoch."""
+        """Takes in a look: `at` in monotonic seconds, `wall` in seconds since the epoch."""
         watched = self._gpus.get(gpu)
         self._gpus[gpu] = _Watched(at, [])
         self._turn_to(math.floor(wall / MINUTE))
@@ -45,7 +45,7 @@ class UsagePerMinute:
             return
         begun, floor = watched.at, self._told_before(gpu, wall)
         for part in (*watched.parts, _Part(at, state)):
-            # A stop that was heard of while the look was under way may be later than it.
+            # A stop that was noticed during the look may be later than it.
             until = min(part.until, at)
             for minute, seconds in _split(max(begun + wall - at, floor), until + wall - at):
                 kept = self._minutes.setdefault((gpu, minute), _Minute())
@@ -53,7 +53,7 @@ class UsagePerMinute:
             begun = max(begun, until)
 
     def finished(self) -> list[Usage]:
-        """The minutes that are over, as far as they were not told yet."""
+        """The minutes that are over and not written yet."""
         return [self._row(*key) for key in self._minutes if key[1] < self._newest]
 
     def so_far(self) -> list[Usage]:
@@ -61,16 +61,16 @@ class UsagePerMinute:
         return [self._row(*key) for key in self._minutes]
 
     def told(self, rows: Iterable[Usage]) -> None:
-        """These are where others read them."""
+        """The queue has these rows."""
         for row in rows:
             self._minutes.pop((row.gpu, row.minute), None)
             self._told_until[row.gpu] = (row.minute + 1) * MINUTE
 
     def _told_before(self, gpu: str, wall: float) -> float:
-        """Of what was before that nothing is told again.
+        """The end of what is written, before which nothing is added.
 
-        The clocks drift against each other: the last look of a new minute may seem to have been in the one before,
-        and a row of a few milliseconds would take the place of that minute's.
+        The clocks drift against each other: the span of a look may begin a few milliseconds before its minute, and
+        would replace the row of the minute before.
         """
         if wall < self._told_until.get(gpu, -math.inf):
             del self._told_until[gpu]  # the clock was set back
@@ -95,7 +95,7 @@ class UsagePerMinute:
 
 
 class _Part(NamedTuple):
-    """The part of a stretch between two looks that was known before its end."""
+    """A part of the span between two looks that was known before the second."""
 
     until: float
     state: GpuUse
@@ -103,12 +103,12 @@ class _Part(NamedTuple):
 
 class _Watched(NamedTuple):
     at: float
-    """When it was looked at last."""
+    """The time of the last look."""
     parts: list[_Part]
 
 
 class _Minute:
-    """What is known of one GPU in one minute."""
+    """One GPU in one minute."""
 
     def __init__(self) -> None:
         self.seconds: dict[GpuUse, float] = {}
@@ -119,7 +119,7 @@ class _Minute:
         self.memory: int | None = None
 
     def add(self, state: GpuUse, seconds: float, utilization: float | None, memory: int | None) -> None:
-        # A clock that was set back sees a minute twice; no minute has more than its seconds.
+        # After the clock was set back a minute comes twice; none has more than 60 seconds.
         seconds = min(seconds, MINUTE - sum(self.seconds.values()))
         if seconds <= 0:
             return
@@ -132,7 +132,7 @@ class _Minute:
 
 
 def _split(begun: float, until: float) -> Iterator[tuple[int, float]]:
-    """The minutes that a stretch of the wall clock touches, and how much of it is in each."""
+    """The minutes that a span of the wall clock touches, and its seconds in each."""
     while begun < until:
         minute = math.floor(begun / MINUTE)
         ends = min(until, (minute + 1) * MINUTE)

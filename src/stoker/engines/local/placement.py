@@ -1,12 +1,12 @@
-"""Which job goes on which GPU, now: a pure function of what is seen, what runs and what waits.
+"""Placement: which job starts on which GPU now, as a pure function of what is seen, what runs and what waits.
 
-Normal jobs first, by priority, then age; preemptible ones fill what is left. The first job that has to wait for GPUs
-has a set of them kept for it (EASY backfilling), so that small jobs behind it slip in only where they do not delay it.
-A job for which others are being stopped is promised their GPUs until they are free. A job that another machine keeps
-GPUs for has none kept here, unless it could start here sooner; where it fits at once, it starts.
+Normal jobs go first, by priority, then age; preemptible ones fill what is left. The first job that has to wait gets a
+set of GPUs reserved (EASY backfilling): jobs behind it start on them only where they do not delay it. A job for which
+others are being stopped is promised their GPUs until they are free. A job for which another machine reserves GPUs gets
+none reserved here, unless it could start here sooner; where it fits at once, it starts.
 
-A decision is made in turns until a turn starts nothing more. The last turn therefore saw exactly what the next decision
-will see if nothing else happens, and deciding again starts nothing.
+Turns are repeated until one starts nothing more. The last turn saw exactly what the next decision will see if nothing
+else happens, so deciding again starts nothing.
 """
 
 import math
@@ -28,10 +28,10 @@ from stoker.engines.local.capacity import (
     ResourceRequest,
 )
 
-# Sets of victims that are tried, smallest first, before a set that is merely without a superfluous member will do:
-# every set of jobs that hold the eight GPUs of a large machine, and all pairs of two dozen small jobs.
+# Sets of jobs to preempt that are tried, smallest first, before a merely minimal set is good enough: every set of the
+# jobs on the eight GPUs of a large machine, and all pairs of two dozen small jobs.
 _MOST_TRIES = 300
-# A job is not moved to another machine for less: clocks and limits are not that exact.
+# Seconds. A job is not moved to another machine for less: clocks and limits are not that exact.
 _WORTH_MOVING = 10.0
 
 
@@ -41,19 +41,19 @@ class Placed(NamedTuple):
 
 
 class CannotFit(msgspec.Struct, frozen=True, tag="cannot-fit"):
-    """This machine will never have what the job asks for."""
+    """This machine never has what the job asks for."""
 
     gpus: int
     memory: int | None
     gpus_here: int
     large_enough: int
-    """How many of them have the memory it asks for."""
+    """How many of them have the memory that it asks for."""
     largest: int
     """The memory that it could have on the largest of them."""
 
 
 class NoGpusSeen(msgspec.Struct, frozen=True, tag="no-gpus-seen"):
-    """The machine could not be read, so nobody knows which GPUs there are."""
+    """The machine could not be read, so its GPUs are not known."""
 
     gpus: int
     memory: int | None
@@ -61,7 +61,7 @@ class NoGpusSeen(msgspec.Struct, frozen=True, tag="no-gpus-seen"):
 
 
 class CpuSlotsTaken(msgspec.Struct, frozen=True, tag="no-place-without-gpu"):
-    """As many jobs without a GPU run as may."""
+    """All slots for jobs without a GPU are taken."""
 
     at_once: int
 
@@ -85,17 +85,17 @@ Reason = CannotFit | CannotStart | NoGpusSeen | CpuSlotsTaken | NotEnoughGpus
 
 
 class Offer(NamedTuple):
-    """How soon a machine can start a job that waits."""
+    """How soon a machine can start a waiting job."""
 
     starts_in: float
     """Seconds, at the latest, by the time limits; infinite when nothing bounds it."""
     missing: int
-    """How many of its GPUs others still have."""
+    """How many of its GPUs other jobs still have."""
 
     def is_better_than(self, other: "Offer") -> bool:
-        """Whether the job should move here. Of equals the machine that has the job keeps it.
+        """Whether the job should move here. Between equals it stays.
 
-        By each move a job starts sooner or lacks fewer GPUs, so it is not moved for ever.
+        With each move a job starts sooner or lacks fewer GPUs, so it is not moved for ever.
         """
         if math.isfinite(self.starts_in) or math.isfinite(other.starts_in):
             return self.starts_in + _WORTH_MOVING < other.starts_in
@@ -103,65 +103,65 @@ class Offer(NamedTuple):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """GPUs that this machine keeps for a job until it has all that it asks for."""
+    """GPUs that this machine reserves for a job until it has all that it asks for."""
 
     job: str
     wanted: int
     """How many GPUs it asks for."""
     gpus: tuple[str, ...]
-    """The uuids of all that are kept for it."""
+    """Uuids of all that are reserved."""
     ready: tuple[str, ...]
     """Those of them that it could have now."""
     offer: Offer
     affects_others: bool
-    """Whether others have to stop or wait for it. If not, it need not be agreed on with other machines."""
+    """Whether other jobs stop or wait for it. If not, other machines need not agree."""
 
 
 class Placements(msgspec.Struct, frozen=True):
     start: tuple[Placed, ...]
     preempt: tuple[str, ...]
-    """Preemptible jobs to stop, so that a job that waits has room."""
+    """Preemptible jobs to stop, so that a waiting job has room."""
     waiting: dict[str, Reason]
     reservations: tuple[Reservation, ...] = ()
 
 
 def place(
     gpus: Sequence[GpuState],
-    holdings: Sequence[Allocation],
+    allocations: Sequence[Allocation],
     waiting: Iterable[ResourceRequest],
     rules: PlacementOptions,
     now: float,
     problem: str | None = None,
     elsewhere: Mapping[str, Offer] = {},
 ) -> Placements:
-    """What to start, whom to stop for it, and why the rest waits.
+    """What to start, what to preempt for it, and why the rest waits.
 
-    `problem`: why the machine could not be read; `elsewhere`: the jobs that other machines keep GPUs for.
+    `problem`: why the machine could not be read; `elsewhere`: the jobs for which other machines reserve GPUs.
     """
     queue = sorted(waiting, key=rank)
     started: list[Allocation] = []
     while True:
-        turn = _Turn(gpus, [*holdings, *started], rules, now, problem, elsewhere)
-        starts = turn.play(queue)
+        turn = _Turn(gpus, [*allocations, *started], rules, now, problem, elsewhere)
+        starts = turn.run(queue)
         if not starts:
             return Placements(
-                start=tuple(Placed(holding.want.job, holding.gpus) for holding in started),
+                start=tuple(Placed(allocation.request.job, allocation.gpus) for allocation in started),
                 preempt=tuple(turn.victims),
                 waiting=turn.reasons,
                 reservations=turn.reservations(),
             )
         started += starts
-        taken = {holding.want.job for holding in starts}
-        queue = [want for want in queue if want.job not in taken]
+        taken = {allocation.request.job for allocation in starts}
+        queue = [request for request in queue if request.job not in taken]
 
 
-def rank(want: ResourceRequest) -> tuple[bool, int, int, str]:
+def rank(request: ResourceRequest) -> tuple[bool, int, int, str]:
     """The order in which jobs are considered."""
-    return (want.preemptible, -want.priority, want.order, want.job)
+    return (request.preemptible, -request.priority, request.order, request.job)
 
 
 class _Shape(NamedTuple):
-    """Two waiting jobs of one shape have the same chances."""
+    """Waiting jobs of one shape fit into the same places."""
 
     gpus: int
     memory: int | None
@@ -171,12 +171,12 @@ class _Shape(NamedTuple):
 
 
 class _Turn:
-    """One walk over the queue, from the state of the machine to the jobs that start."""
+    """One pass over the queue, from the state of the machine to the jobs that start."""
 
     def __init__(
         self,
         gpus: Sequence[GpuState],
-        holdings: Sequence[Allocation],
+        allocations: Sequence[Allocation],
         rules: PlacementOptions,
         now: float,
         problem: str | None,
@@ -186,323 +186,344 @@ class _Turn:
         self._elsewhere = elsewhere
         self._now = now
         self._problem = problem
-        self._holdings = holdings
-        self._rooms = [
-            GpuCapacity(gpu, [holding for holding in holdings if gpu.uuid in holding.gpus], rules, now)
+        self._allocations = allocations
+        self._capacities = [
+            GpuCapacity(gpu, [allocation for allocation in allocations if gpu.uuid in allocation.gpus], rules, now)
             for gpu in sorted(gpus, key=lambda gpu: gpu.index)
         ]
-        self._stopping = {holding.want.job for holding in holdings if holding.stopping}
-        self._giving_way = {holding.want.job for holding in holdings if holding.want.preemptible}
-        self._background = {holding.want.job for holding in holdings if holding.want.background}
-        self._without_gpu = sum(1 for holding in holdings if not holding.gpus)
-        self._places_promised = 0
-        self._kept_for: str | None = None
-        self._hopeless: set[_Shape] = set()
+        self._stopping = {allocation.request.job for allocation in allocations if allocation.stopping}
+        self._preemptible = {allocation.request.job for allocation in allocations if allocation.request.preemptible}
+        self._background = {allocation.request.job for allocation in allocations if allocation.request.background}
+        self._cpu_jobs = sum(1 for allocation in allocations if not allocation.gpus)
+        self._cpu_slots_promised = 0
+        self._reserved_for: str | None = None
+        self._failed_shapes: set[_Shape] = set()
         self._reservations: dict[str, Reservation] = {}
         self._affecting: set[str] = set()
-        """The jobs for which others have to stop or wait."""
+        """The jobs for which others stop or wait."""
         self._started: list[Allocation] = []
         self.victims: list[str] = []
         self.reasons: dict[str, Reason] = {}
 
-    def play(self, queue: Sequence[ResourceRequest]) -> list[Allocation]:
-        """The jobs that start, on which GPUs; `queue` is in order.
+    def run(self, queue: Sequence[ResourceRequest]) -> list[Allocation]:
+        """The jobs that start, and on which GPUs; `queue` is in order.
 
-        Preemptible jobs have their turn only when no normal one can start any more, or one could be started and stopped
-        in the same decision.
+        Preemptible jobs are considered when no normal one can start any more, or one could be started and preempted in
+        the same decision.
         """
-        normal = [want for want in queue if not want.preemptible]
-        self._walk(normal)
+        normal = [request for request in queue if not request.preemptible]
+        self._consider_all(normal)
         if self._started:
             return self._started
-        self._open_what_is_kept()
-        self._walk([want for want in queue if want.preemptible])
+        self._drop_reservations()
+        self._consider_all([request for request in queue if request.preemptible])
         return self._started
 
-    def _walk(self, queue: Sequence[ResourceRequest]) -> None:
-        for want in queue:
-            self._consider(want)
+    def _consider_all(self, queue: Sequence[ResourceRequest]) -> None:
+        for request in queue:
+            self._consider(request)
         if not self._started:
             self._explain(queue)
 
-    def _open_what_is_kept(self) -> None:
-        """Preemptible jobs may use what is kept for a normal one: they are stopped when it can start."""
-        for room in self._rooms:
-            room.reservation = None
-        self._kept_for = None
-        self._hopeless.clear()
+    def _drop_reservations(self) -> None:
+        """Preemptible jobs may use what is reserved for a normal one: they are preempted when it can start."""
+        for capacity in self._capacities:
+            capacity.reservation = None
+        self._reserved_for = None
+        self._failed_shapes.clear()
 
-    def _consider(self, want: ResourceRequest) -> None:
-        shape = _shape(want)
-        if shape in self._hopeless:
+    def _consider(self, request: ResourceRequest) -> None:
+        shape = _shape(request)
+        if shape in self._failed_shapes:
             return
-        if self._place_without_gpu(want) if want.gpus == 0 else self._start(want) or self._promise(want):
+        if self._place_on_cpu(request) if request.gpus == 0 else self._start(request) or self._promise(request):
             return
-        # Within a walk room only becomes less, so another job of this shape need not be tried, unless it was only that
-        # another machine has this one.
-        if want.job not in self._elsewhere:
-            self._hopeless.add(shape)
-        if self._kept_for is None and want.gpus:
-            self._keep_gpus_for(want)
+        # Within a pass room only shrinks, so another job of this shape need not be tried, unless the only obstacle was
+        # that another machine has this one.
+        if request.job not in self._elsewhere:
+            self._failed_shapes.add(shape)
+        if self._reserved_for is None and request.gpus:
+            self._reserve_for(request)
 
     # Jobs that start
 
-    def _start(self, want: ResourceRequest) -> bool:
-        rooms = [room for room in self._rooms if room.has_room(want) and self._yields_to(room, want)]
-        if len(rooms) < want.gpus:
+    def _start(self, request: ResourceRequest) -> bool:
+        capacities = [
+            capacity
+            for capacity in self._capacities
+            if capacity.has_room(request) and self._may_start_on(capacity, request)
+        ]
+        if len(capacities) < request.gpus:
             return False
-        chosen = sorted(rooms, key=lambda room: _preference(room, want))[: want.gpus]
-        holding = Allocation(want, tuple(room.gpu.uuid for room in chosen), self._now, used={})
-        for room in chosen:
-            room.add(want, holding.ends)
-        self._started.append(holding)
+        chosen = sorted(capacities, key=lambda capacity: _preference(capacity, request))[: request.gpus]
+        allocation = Allocation(request, tuple(capacity.gpu.uuid for capacity in chosen), self._now, used={})
+        for capacity in chosen:
+            capacity.add(request, allocation.ends)
+        self._started.append(allocation)
         return True
 
-    def _yields_to(self, room: GpuCapacity, want: ResourceRequest) -> bool:
-        if self._may_use(room, want):
+    def _may_start_on(self, capacity: GpuCapacity, request: ResourceRequest) -> bool:
+        if self._may_use(capacity, request):
             return True
-        if room.reservation is not None:
-            self._affecting.add(room.reservation.want.job)
+        if capacity.reservation is not None:
+            self._affecting.add(capacity.reservation.request.job)
         return False
 
-    def _may_use(self, room: GpuCapacity, want: ResourceRequest) -> bool:
-        """Whether the job that this GPU is kept for would not be delayed."""
-        first = room.reservation
+    def _may_use(self, capacity: GpuCapacity, request: ResourceRequest) -> bool:
+        """Whether the job that this GPU is reserved for would not be delayed."""
+        first = capacity.reservation
         if first is None:
             return True
-        if want.time_limit is not None and math.isfinite(first.until) and self._now + want.time_limit <= first.until:
+        if (
+            request.time_limit is not None
+            and math.isfinite(first.until)
+            and self._now + request.time_limit <= first.until
+        ):
             return True
-        if not room.has_room(first.want):
+        if not capacity.has_room(first.request):
             return False
-        room.add(first.want, math.inf)
-        both_fit = room.has_room(want)
-        room.remove(first.want.job)
+        capacity.add(first.request, math.inf)
+        both_fit = capacity.has_room(request)
+        capacity.remove(first.request.job)
         return both_fit
 
     # Jobs that will start when others have stopped
 
-    def _promise(self, want: ResourceRequest) -> bool:
-        """Give the job GPUs that are coming free, or will be when preemptible jobs are stopped."""
-        if self._is_better_off_elsewhere(want, Offer(0.0, 0)):
+    def _promise(self, request: ResourceRequest) -> bool:
+        """Promises the job GPUs that will be free soon, or when preemptible jobs are stopped."""
+        if self._starts_sooner_elsewhere(request, Offer(0.0, 0)):
             return False
-        victims = self._fewest_victims(want)
+        victims = self._fewest_victims(request)
         if victims is None:
             return False
         self.victims += victims
         self._stopping.update(victims)
         if victims:
-            self._affecting.add(want.job)
-        rooms = [room for room in self._unkept() if room.will_have_room(want, self._stopping)]
-        free_first = sorted(rooms, key=lambda room: (not room.has_room(want), _preference(room, want)))
-        chosen = free_first[: want.gpus]
-        ready = [room for room in chosen if room.has_room(want)]
-        self.reasons[want.job] = NotEnoughGpus(want.gpus, want.memory, self._obstacles(want))
-        kept = self._reserve(want, chosen, ready, 0.0)
-        for room in chosen:
-            room.add(want, math.inf)
-            room.promised_to = kept
+            self._affecting.add(request.job)
+        capacities = [capacity for capacity in self._unreserved() if capacity.will_have_room(request, self._stopping)]
+        free_first = sorted(
+            capacities, key=lambda capacity: (not capacity.has_room(request), _preference(capacity, request))
+        )
+        chosen = free_first[: request.gpus]
+        ready = [capacity for capacity in chosen if capacity.has_room(request)]
+        self.reasons[request.job] = NotEnoughGpus(request.gpus, request.memory, self._obstacles(request))
+        kept = self._reserve(request, chosen, ready, 0.0)
+        for capacity in chosen:
+            capacity.add(request, math.inf)
+            capacity.promised_to = kept
         return True
 
-    def _is_better_off_elsewhere(self, want: ResourceRequest, offer: Offer) -> bool:
-        other = self._elsewhere.get(want.job)
+    def _starts_sooner_elsewhere(self, request: ResourceRequest, offer: Offer) -> bool:
+        other = self._elsewhere.get(request.job)
         return other is not None and not offer.is_better_than(other)
 
     def _reserve(
-        self, want: ResourceRequest, chosen: Sequence[GpuCapacity], ready: Sequence[GpuCapacity], starts_in: float
+        self, request: ResourceRequest, chosen: Sequence[GpuCapacity], ready: Sequence[GpuCapacity], starts_in: float
     ) -> ReservedFor:
         if ready:
-            self._affecting.add(want.job)
-        self._reservations[want.job] = Reservation(
-            job=want.job,
-            wanted=want.gpus,
-            gpus=tuple(room.gpu.uuid for room in chosen),
-            ready=tuple(room.gpu.uuid for room in ready),
-            offer=Offer(starts_in, want.gpus - len(ready)),
+            self._affecting.add(request.job)
+        self._reservations[request.job] = Reservation(
+            job=request.job,
+            wanted=request.gpus,
+            gpus=tuple(capacity.gpu.uuid for capacity in chosen),
+            ready=tuple(capacity.gpu.uuid for capacity in ready),
+            offer=Offer(starts_in, request.gpus - len(ready)),
             affects_others=False,
         )
-        return ReservedFor(want.job, want.gpus, len(ready))
+        return ReservedFor(request.job, request.gpus, len(ready))
 
     def reservations(self) -> tuple[Reservation, ...]:
-        """Who was refused for its sake is known in the end."""
+        """What each affects is known at the end of the pass."""
         return tuple(
             msgspec.structs.replace(reservation, affects_others=job in self._affecting)
             for job, reservation in self._reservations.items()
         )
 
-    def _unkept(self) -> list[GpuCapacity]:
-        return [room for room in self._rooms if room.reservation is None]
+    def _unreserved(self) -> list[GpuCapacity]:
+        return [capacity for capacity in self._capacities if capacity.reservation is None]
 
-    def _fewest_victims(self, want: ResourceRequest) -> list[str] | None:
-        """The jobs to stop so that this one fits: often nobody, since others are stopping already. None: no way."""
-        rooms = self._unkept()
-        if self._suffices(rooms, want, ()):
+    def _fewest_victims(self, request: ResourceRequest) -> list[str] | None:
+        """The jobs to preempt so that this one fits: often none, since others stop already. None when it cannot fit."""
+        capacities = self._unreserved()
+        if self._suffices(capacities, request, ()):
             return []
-        if not self._suffices(rooms, want, self._yielding_to(want)):
+        if not self._suffices(capacities, request, self._preemptible_for(request)):
             return None
-        within = {room.gpu.uuid for room in rooms if room.outside is None and room.could_ever_fit(want)}
-        yielding = self._yielding_to(want)
-        candidates = self._by_reluctance(
-            holding for holding in self._holdings if within.intersection(holding.gpus) and holding.want.job in yielding
+        within = {
+            capacity.gpu.uuid
+            for capacity in capacities
+            if capacity.outside is None and capacity.could_ever_fit(request)
+        }
+        preemptible = self._preemptible_for(request)
+        candidates = self._cheapest_first(
+            allocation
+            for allocation in self._allocations
+            if within.intersection(allocation.gpus) and allocation.request.job in preemptible
         )
-        return self._fewest_of(candidates, rooms, want)
+        return self._fewest_of(candidates, capacities, request)
 
-    def _yielding_to(self, want: ResourceRequest) -> set[str]:
-        """Who is stopped for this job if need be: for a preemptible one, only what is no job at all."""
-        return self._background if want.preemptible else self._giving_way
+    def _preemptible_for(self, request: ResourceRequest) -> set[str]:
+        """What may be preempted for this job: for a preemptible one, only background programs."""
+        return self._background if request.preemptible else self._preemptible
 
-    def _fewest_of(self, candidates: list[str], rooms: list[GpuCapacity], want: ResourceRequest) -> list[str]:
+    def _fewest_of(self, candidates: list[str], capacities: list[GpuCapacity], request: ResourceRequest) -> list[str]:
         tries = 0
         for size in range(1, len(candidates) + 1):
             tries += math.comb(len(candidates), size)
             if tries > _MOST_TRIES:
                 break
             for chosen in combinations(candidates, size):
-                if self._suffices(rooms, want, chosen):
+                if self._suffices(capacities, request, chosen):
                     return list(chosen)
-        return self._fewest_by_gpu(candidates, rooms, want)
+        return self._fewest_by_gpu(candidates, capacities, request)
 
-    def _fewest_by_gpu(self, candidates: list[str], rooms: list[GpuCapacity], want: ResourceRequest) -> list[str]:
-        """Those on the GPUs that fewest have to leave: the fewest there are, unless some hold several GPUs."""
+    def _fewest_by_gpu(
+        self, candidates: list[str], capacities: list[GpuCapacity], request: ResourceRequest
+    ) -> list[str]:
+        """Those on the GPUs that fewest have to leave: the minimum, unless some hold several GPUs."""
         leaving = [
-            self._without_superfluous([job for job in candidates if room.is_held_by(job)], [room], want, needed=1)
-            for room in rooms
-            if room.will_have_room(want, self._stopping.union(candidates))
+            self._without_superfluous(
+                [job for job in candidates if capacity.is_held_by(job)], [capacity], request, needed=1
+            )
+            for capacity in capacities
+            if capacity.will_have_room(request, self._stopping.union(candidates))
         ]
-        chosen = {job for jobs in sorted(leaving, key=len)[: want.gpus] for job in jobs}
-        return self._without_superfluous([job for job in candidates if job in chosen], rooms, want, needed=want.gpus)
+        chosen = {job for jobs in sorted(leaving, key=len)[: request.gpus] for job in jobs}
+        return self._without_superfluous(
+            [job for job in candidates if job in chosen], capacities, request, needed=request.gpus
+        )
 
     def _without_superfluous(
-        self, candidates: list[str], rooms: list[GpuCapacity], want: ResourceRequest, *, needed: int
+        self, candidates: list[str], capacities: list[GpuCapacity], request: ResourceRequest, *, needed: int
     ) -> list[str]:
-        """Spare whoever can be spared, the one that would lose most first."""
+        """Spares what can be spared, first what would lose most."""
         victims = list(candidates)
         for candidate in reversed(candidates):
             others = [victim for victim in victims if victim != candidate]
-            if self._will_fit_on(rooms, want, others) >= needed:
+            if self._will_fit_on(capacities, request, others) >= needed:
                 victims = others
         return victims
 
-    def _suffices(self, rooms: list[GpuCapacity], want: ResourceRequest, victims: Iterable[str]) -> bool:
-        return self._will_fit_on(rooms, want, victims) >= want.gpus
+    def _suffices(self, capacities: list[GpuCapacity], request: ResourceRequest, victims: Iterable[str]) -> bool:
+        return self._will_fit_on(capacities, request, victims) >= request.gpus
 
-    def _will_fit_on(self, rooms: list[GpuCapacity], want: ResourceRequest, victims: Iterable[str]) -> int:
+    def _will_fit_on(self, capacities: list[GpuCapacity], request: ResourceRequest, victims: Iterable[str]) -> int:
         gone = self._stopping.union(victims)
-        return sum(room.will_have_room(want, gone) for room in rooms)
+        return sum(capacity.will_have_room(request, gone) for capacity in capacities)
 
-    def _by_reluctance(self, holdings: Iterable[Allocation]) -> list[str]:
-        """Those that can be stopped, the one that loses least first."""
+    def _cheapest_first(self, allocations: Iterable[Allocation]) -> list[str]:
+        """Those that can be preempted, first what loses least."""
 
-        def loss(holding: Allocation) -> tuple[bool, int, float, int]:
-            at_stake = self._now - holding.since if holding.at_stake is None else holding.at_stake
-            return (not holding.want.background, holding.want.priority, at_stake, -holding.want.order)
+        def loss(allocation: Allocation) -> tuple[bool, int, float, int]:
+            unsaved = self._now - allocation.since if allocation.unsaved is None else allocation.unsaved
+            return (not allocation.request.background, allocation.request.priority, unsaved, -allocation.request.order)
 
         return [
-            holding.want.job
-            for holding in sorted(holdings, key=loss)
-            if holding.want.preemptible and holding.want.job not in self._stopping
+            allocation.request.job
+            for allocation in sorted(allocations, key=loss)
+            if allocation.request.preemptible and allocation.request.job not in self._stopping
         ]
 
     # The first job that has to wait
 
-    def _keep_gpus_for(self, want: ResourceRequest) -> None:
-        """Keep those GPUs for the job on which it can start earliest.
+    def _reserve_for(self, request: ResourceRequest) -> None:
+        """Reserves the GPUs on which the job can start earliest.
 
-        Every GPU that it could take now is among them, or it would have started. Of those without a time limit the
-        emptiest is taken: nobody new comes to it, so that it empties, and stays the one that is taken.
+        Every GPU that it could take now is among them. Of those without a time limit the emptiest is taken: no other
+        job starts there, so it empties and stays the choice.
         """
-        gone = self._stopping | self._yielding_to(want)
+        gone = self._stopping | self._preemptible_for(request)
         ranked: list[tuple[float, bool, int, int, GpuCapacity]] = []
-        for room in self._rooms:
-            if not room.could_ever_fit(want) or room.is_lost(want):
+        for capacity in self._capacities:
+            if not capacity.could_ever_fit(request) or capacity.is_lost(request):
                 continue
-            frees_at = room.frees_at(want, gone, self._now)
-            unbounded = sum(1 for holder in room.holders if holder.job not in gone and math.isinf(holder.ends))
-            ranked.append((frees_at, room.outside is not None, unbounded, room.gpu.index, room))
-        if len(ranked) < want.gpus:
+            frees_at = capacity.frees_at(request, gone, self._now)
+            unbounded = sum(1 for holder in capacity.holders if holder.job not in gone and math.isinf(holder.ends))
+            ranked.append((frees_at, capacity.outside is not None, unbounded, capacity.gpu.index, capacity))
+        if len(ranked) < request.gpus:
             return
-        chosen = sorted(ranked, key=lambda entry: entry[:4])[: want.gpus]
+        chosen = sorted(ranked, key=lambda entry: entry[:4])[: request.gpus]
         until = max(frees_at for frees_at, *_ in chosen)
-        rooms = [room for *_, room in chosen]
-        ready = [room for room in rooms if room.will_have_room(want, gone)]
-        if self._is_better_off_elsewhere(want, Offer(until - self._now, want.gpus - len(ready))):
+        capacities = [capacity for *_, capacity in chosen]
+        ready = [capacity for capacity in capacities if capacity.will_have_room(request, gone)]
+        if self._starts_sooner_elsewhere(request, Offer(until - self._now, request.gpus - len(ready))):
             return
-        self._kept_for = want.job
-        self.reasons[want.job] = NotEnoughGpus(want.gpus, want.memory, self._obstacles(want))
-        kept = self._reserve(want, rooms, ready, until - self._now)
-        for room in rooms:
-            room.reservation = GpuReservation(want, until, kept)
+        self._reserved_for = request.job
+        self.reasons[request.job] = NotEnoughGpus(request.gpus, request.memory, self._obstacles(request))
+        kept = self._reserve(request, capacities, ready, until - self._now)
+        for capacity in capacities:
+            capacity.reservation = GpuReservation(request, until, kept)
 
     # Jobs without a GPU
 
-    def _place_without_gpu(self, want: ResourceRequest) -> bool:
+    def _place_on_cpu(self, request: ResourceRequest) -> bool:
         """Whether it starts, or will when others have stopped."""
-        if self._without_gpu + self._places_promised < self._rules.cpu_jobs:
-            self._started.append(Allocation(want, (), self._now, used={}))
-            self._without_gpu += 1
+        if self._cpu_jobs + self._cpu_slots_promised < self._rules.cpu_jobs:
+            self._started.append(Allocation(request, (), self._now, used={}))
+            self._cpu_jobs += 1
             return True
-        ending = sum(1 for h in self._holdings if not h.gpus and h.want.job in self._stopping)
-        missing = 1 - (self._rules.cpu_jobs - (self._without_gpu - ending) - self._places_promised)
+        ending = sum(1 for h in self._allocations if not h.gpus and h.request.job in self._stopping)
+        missing = 1 - (self._rules.cpu_jobs - (self._cpu_jobs - ending) - self._cpu_slots_promised)
         if missing > 0:
-            candidates = self._by_reluctance(holding for holding in self._holdings if not holding.gpus)
-            if want.preemptible or self._rules.cpu_jobs == 0 or len(candidates) < missing:
+            candidates = self._cheapest_first(allocation for allocation in self._allocations if not allocation.gpus)
+            if request.preemptible or self._rules.cpu_jobs == 0 or len(candidates) < missing:
                 return False
             self.victims += candidates[:missing]
             self._stopping.update(candidates[:missing])
-        self._places_promised += 1
+        self._cpu_slots_promised += 1
         return True
 
-    # Why the rest waits
+    # Why the others wait
 
     def _explain(self, queue: Sequence[ResourceRequest]) -> None:
-        """Say of every job why it waits; of a job that GPUs are kept for, that was said before they were."""
+        """Gives every waiting job its reason; jobs with a reservation already have theirs."""
         by_shape: dict[_Shape, Reason] = {}
         obstacles: dict[_Shape, tuple[tuple[int, Obstacle], ...]] = {}
-        for want in queue:
-            if want.job in self.reasons:
+        for request in queue:
+            if request.job in self.reasons:
                 continue
-            shape = _shape(want)
+            shape = _shape(request)
             if shape not in by_shape:
                 of_any_count = shape._replace(gpus=1)
                 if of_any_count not in obstacles:
-                    obstacles[of_any_count] = self._obstacles(want)
-                by_shape[shape] = self._reason(want, obstacles[of_any_count])
-            self.reasons[want.job] = by_shape[shape]
+                    obstacles[of_any_count] = self._obstacles(request)
+                by_shape[shape] = self._reason(request, obstacles[of_any_count])
+            self.reasons[request.job] = by_shape[shape]
 
-    def _reason(self, want: ResourceRequest, obstacles: tuple[tuple[int, Obstacle], ...]) -> Reason:
-        if want.gpus == 0:
+    def _reason(self, request: ResourceRequest, obstacles: tuple[tuple[int, Obstacle], ...]) -> Reason:
+        if request.gpus == 0:
             return CpuSlotsTaken(self._rules.cpu_jobs)
-        return self._cannot_fit(want) or NotEnoughGpus(want.gpus, want.memory, obstacles)
+        return self._cannot_fit(request) or NotEnoughGpus(request.gpus, request.memory, obstacles)
 
-    def _cannot_fit(self, want: ResourceRequest) -> CannotFit | NoGpusSeen | None:
-        large_enough = sum(room.could_ever_fit(want) for room in self._rooms)
-        if large_enough >= want.gpus:
+    def _cannot_fit(self, request: ResourceRequest) -> CannotFit | NoGpusSeen | None:
+        large_enough = sum(capacity.could_ever_fit(request) for capacity in self._capacities)
+        if large_enough >= request.gpus:
             return None
         if self._problem is not None:
-            return NoGpusSeen(want.gpus, want.memory, self._problem)
-        largest = max((room.usable(want) for room in self._rooms), default=0)
-        return CannotFit(want.gpus, want.memory, len(self._rooms), large_enough, largest)
+            return NoGpusSeen(request.gpus, request.memory, self._problem)
+        largest = max((capacity.usable(request) for capacity in self._capacities), default=0)
+        return CannotFit(request.gpus, request.memory, len(self._capacities), large_enough, largest)
 
-    def _obstacles(self, want: ResourceRequest) -> tuple[tuple[int, Obstacle], ...]:
-        return tuple((room.gpu.index, self._obstacle(room, want)) for room in self._rooms)
+    def _obstacles(self, request: ResourceRequest) -> tuple[tuple[int, Obstacle], ...]:
+        return tuple((capacity.gpu.index, self._obstacle(capacity, request)) for capacity in self._capacities)
 
-    def _obstacle(self, room: GpuCapacity, want: ResourceRequest) -> Obstacle:
-        obstacle = room.obstacle(want, self._stopping, self._now)
-        if isinstance(obstacle, Free) and room.reservation is not None and not self._may_use(room, want):
-            return room.reservation.kept
+    def _obstacle(self, capacity: GpuCapacity, request: ResourceRequest) -> Obstacle:
+        obstacle = capacity.obstacle(request, self._stopping, self._now)
+        if isinstance(obstacle, Free) and capacity.reservation is not None and not self._may_use(capacity, request):
+            return capacity.reservation.kept
         return obstacle
 
 
-def _shape(want: ResourceRequest) -> _Shape:
-    return _Shape(want.gpus, want.memory, want.shares, want.preemptible, want.time_limit)
+def _shape(request: ResourceRequest) -> _Shape:
+    return _Shape(request.gpus, request.memory, request.shares, request.preemptible, request.time_limit)
 
 
-def _preference(room: GpuCapacity, want: ResourceRequest) -> tuple[bool, int, int, int]:
-    """Which of the GPUs that a job fits on it gets: the smallest first.
+def _preference(capacity: GpuCapacity, request: ResourceRequest) -> tuple[bool, int, int, int]:
+    """The order in which a job takes GPUs that it fits on: the smallest first.
 
-    A job that shares goes where least is left, which keeps whole GPUs free; one that did not ask to share goes where
-    fewest others are.
+    A job that shares goes where least is left, which keeps whole GPUs free; another goes where fewest jobs are.
     """
-    kept = room.reservation is not None
-    if want.shares:
-        return (kept, 0 if room.holders else 1, room.left(), room.gpu.index)
-    return (kept, len(room.holders), room.total, room.gpu.index)
+    kept = capacity.reservation is not None
+    if request.shares:
+        return (kept, 0 if capacity.holders else 1, capacity.left(), capacity.gpu.index)
+    return (kept, len(capacity.holders), capacity.total, capacity.gpu.index)

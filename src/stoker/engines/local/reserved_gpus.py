@@ -20,7 +20,7 @@ class ReservedGpusFile:
         self._written: Mapping[str, str] | None = None
 
     def write(self, gpus: Mapping[str, str]) -> None:
-        """By uuid, what is said of each GPU that is kept: `kept for job 0a1b2c3d (2 GPUs, has 1)`."""
+        """By uuid, what is said of each GPU that is kept: `reserved for job 0a1b2c3d (2 GPUs, has 1)`."""
         if gpus == self._written:
             return
         with contextlib.suppress(OSError):

@@ -20,14 +20,14 @@ from stoker.engines.local.placement import CannotFit, CannotStart, CpuSlotsTaken
 from stoker.units import format_memory, format_percent, memory_formatter
 
 Amount: TypeAlias = Callable[[int], str]
-"""How an amount of memory is written, so that it can be compared with the others in the sentence."""
+"""Formats memory so that the amounts in one sentence can be compared."""
 
-# A GPU shared by many small jobs: the first few of them are enough to know whom to ask.
+# The first few jobs on a shared GPU are enough to know whom to ask.
 _MOST_NAMES = 3
 
 
 def why_waiting(reason: Reason) -> str:
-    """A sentence without its subject, the job: no capital, no full stop."""
+    """A sentence without its subject, the job, and without a full stop."""
     match reason:
         case NotEnoughGpus(gpus=gpus, memory=memory, obstacles=obstacles):
             amount = memory_formatter(memory or 0, _compared(obstacles))
@@ -44,25 +44,25 @@ def why_waiting(reason: Reason) -> str:
             return "can never start on this machine: it takes no jobs without a GPU"
         case CpuSlotsTaken(at_once=at_once):
             running = "1 is running" if at_once == 1 else f"{at_once} are running"
-            return f"waits for another job without a GPU to end: {running}, which is as many as may"
+            return f"waits for another job without a GPU to end: {running}, the limit of this machine"
         case _:
             assert_never(reason)
 
 
 def describe_obstacle(obstacle: Obstacle) -> str:
-    """The same of a single GPU, which is the subject: `is used by alice's python (pid 4242)`."""
+    """The same for one GPU as the subject: `is used by alice's python (pid 4242)`."""
     return _predicate(obstacle, format_memory).one
 
 
 class _Predicate(NamedTuple):
-    """What is said of one GPU, and of several at once."""
+    """In the singular, and in the plural."""
 
     one: str
     several: str
 
 
 def _compared(obstacles: Sequence[tuple[int, Obstacle]]) -> Iterator[int]:
-    """The amounts that a person compares with what the job asks for."""
+    """The amounts that people compare with what the job asks for."""
     for _, obstacle in obstacles:
         if isinstance(obstacle, TooSmall):
             yield obstacle.usable
@@ -71,7 +71,7 @@ def _compared(obstacles: Sequence[tuple[int, Obstacle]]) -> Iterator[int]:
 
 
 def _by_gpu(obstacles: Sequence[tuple[int, Obstacle]], amount: Amount) -> str:
-    """GPUs of which the same is true are named together."""
+    """Names GPUs with the same obstacle together."""
     indices: dict[_Predicate, list[int]] = {}
     for index, obstacle in obstacles:
         indices.setdefault(_predicate(obstacle, amount), []).append(index)
@@ -93,16 +93,16 @@ def _predicate(obstacle: Obstacle, amount: Amount) -> _Predicate:
             said = _having(f"only {amount(usable)}")
         case Busy(peak=peak, free_below=free_below):
             said = _being(
-                f"{format_percent(peak)} busy (free below {format_percent(free_below)}) with nobody seen there"
+                f"{format_percent(peak)} busy (free below {format_percent(free_below)}) with no process seen there"
             )
         case MemoryTaken(used=used):
-            said = _having(f"{format_memory(used)} in use that nobody is seen to hold")
+            said = _having(f"{format_memory(used)} in use by no process that is seen")
         case Held():
             said = _held(obstacle, amount)
         case Stopping(jobs=jobs):
             said = _being(f"being freed ({_jobs(jobs)} {'is' if len(jobs) == 1 else 'are'} stopping)")
         case ReservedFor(job=job, gpus=gpus, has=has):
-            said = _being(f"kept for job {job} ({'1 GPU' if gpus == 1 else f'{gpus} GPUs'}, has {has})")
+            said = _being(f"reserved for job {job} ({'1 GPU' if gpus == 1 else f'{gpus} GPUs'}, has {has})")
         case Free():
             said = _being("free")
         case _:
@@ -160,7 +160,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _rounded_up(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h`, `1 h 20 min`, `2 days`: never less than it is, since it says "at most"."""
+    """`45 s`, `12 min`, `3 h`, `1 h 20 min`, `2 days`: rounded up, since it says "at most"."""
     if seconds <= 90:
         return f"{max(1, math.ceil(seconds))} s"
     minutes = math.ceil(seconds / 60)
