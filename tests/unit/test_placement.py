@@ -406,7 +406,7 @@ def troubled(draw: st.DrawFn, gpu: GpuState, held: Sequence[Allocation]) -> GpuS
     since = draw(st.sampled_from([None, NOW - 30, NOW - HOUR]))
     changes: dict[str, dict[str, object]] = {
         "none": {},
-        "foreigner": {"foreigners": ("alice's python (pid 4242)",), "obstructed_since": since},
+        "foreigner": {"other_processes": ("alice's python (pid 4242)",), "obstructed_since": since},
         "unreadable": {"memory_used": Unknown("the driver did not answer"), "obstructed_since": since},
         "memory": {"memory_used": ours + 5 * GIB, "obstructed_since": since},
         "busy": {"peak": 0.9, "obstructed_since": since},
