@@ -62,7 +62,7 @@ def test_a_test_says_which_url_failed_and_shows_none() -> None:
     assert done.code == 1
     assert done.out == "URL 1 of 3 (json://): sent\n"
     assert re.search(r"stoker: URL 2 of 3: the message by json:// was not delivered.*401", done.err)
-    assert "URL 3 of 3 (nonsense://…) is not one that apprise understands" in done.err
+    assert "URL 3 of 3 (nonsense://…) is not a URL that apprise understands" in done.err
     assert "s3cret" not in done.out + done.err
 
 

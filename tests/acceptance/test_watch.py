@@ -233,7 +233,7 @@ def test_a_process_is_stopped_with_its_tree(nvidia: MockMachine, tmp_path: Path)
         child = identify(int((tmp_path / "child").read_text()))
         done = stoker("watch", *SOON, "--then", "stop", str(job.pid), "--grace", "60s", timeout=120)
         assert done.code == 124
-        assert f"now: stop process {job.pid} (sh) and all that it started" in done.err
+        assert f"now: stop process {job.pid} (sh) and everything it started" in done.err
         assert job.wait(60) == -signal.SIGTERM
         assert child is not None
         assert not is_alive(child)
@@ -473,7 +473,7 @@ def test_a_machine_without_gpus_is_a_sentence(tmp_path: Path) -> None:
         (("--then", "exit", "--idle-exit-code", "256"), "--idle-exit-code: '256' is not an exit code"),
         (("--then", "exit", "--exec-timeout", "0"), "--exec-timeout must be longer than nothing"),
         (("--then", "exit", "--grace", "later"), "--grace: 'later' is not a duration"),
-        (("--then", "notify nonsense://x"), "is not one that apprise understands"),
+        (("--then", "notify nonsense://x"), "is not a URL that apprise understands"),
     ],
 )
 def test_bad_input_is_one_sentence_and_code_2(nvidia: MockMachine, arguments: tuple[str, ...], sentence: str) -> None:

@@ -76,7 +76,7 @@ def test_a_receiver_that_is_not_there_is_a_failure() -> None:
 
 @pytest.mark.parametrize("url", ["nonsense://t0psecret", "t0psecret", "json:/t0psecret"])
 def test_a_url_that_apprise_does_not_know_is_refused_at_the_start(url: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(BadInputError, match="is not one that apprise understands") as refused:
+    with pytest.raises(BadInputError, match="is not a URL that apprise understands") as refused:
         Notify(url).prepare()
     assert "t0psecret" not in str(refused.value) + "".join(capfd.readouterr())
 

@@ -86,7 +86,7 @@ def test_a_process_and_all_that_it_started_are_asked_to_end(started: Started, tm
     )
     child = started.identity("child")
     action = prepared(root.pid)
-    assert action.describe() == f"stop process {root.pid} (sh) and all that it started"
+    assert action.describe() == f"stop process {root.pid} (sh) and everything it started"
     action.act(FACTS)
     assert root.wait(60) == -signal.SIGTERM
     assert not is_alive(child)

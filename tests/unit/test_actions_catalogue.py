@@ -20,7 +20,7 @@ MEANS = action_settings({})
 @pytest.mark.parametrize(
     ("typed", "does"),
     [
-        ("stop 4242", "stop process 4242 and all that it started"),
+        ("stop 4242", "stop process 4242 and everything it started"),
         ("exit", "exit"),
         ("EXIT ", "exit"),
         ("shutdown", "shut this machine down"),

@@ -157,7 +157,7 @@ def test_in_a_container_it_warns_that_only_the_container_ends(machine: Machine, 
 
 @pytest.mark.parametrize(
     ("first", "sign"),
-    [("systemd", None), ("init", None), ("bash", "process 1 is 'bash', which is no init")],
+    [("systemd", None), ("init", None), ("bash", "process 1 is 'bash', which is not an init")],
 )
 def test_a_container_is_known_by_its_first_process(machine: Machine, first: str, sign: str | None) -> None:
     machine.first_process(first)

@@ -106,7 +106,7 @@ def test_where_the_job_is_alone_the_device_itself_is_the_finer_figure() -> None:
 )
 def test_shared_work_that_nobody_is_told_to_have_done_is_unknown(listed: tuple[Process, ...]) -> None:
     assert peak_of_shared(0.5, *listed) == Unknown(
-        "it is shared with bob's python (pid 500) and the driver does not tell whose work it was"
+        "it is shared with bob's python (pid 500) and the driver does not report utilization per process"
     )
 
 

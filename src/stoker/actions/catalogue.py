@@ -1,9 +1,9 @@
-"""The actions that can be asked for, by what a person types: `ACTION [ARGUMENT]`."""
+"""The actions by name: `ACTION [ARGUMENT]`. A new action is one module and one line of the table."""
 
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -12,7 +12,7 @@ from stoker.errors import BadInputError
 
 # As long as Slurm and torchrun give a job: most programs write a checkpoint in that time.
 DEFAULT_GRACE: Final = 30.0
-# A command that tells somebody or calls a cloud's API takes seconds; one that hangs must not hold up a shutdown.
+# A command that sends a message or calls a cloud's API takes seconds; one that hangs must not delay a shutdown.
 DEFAULT_EXEC_TIMEOUT: Final = 60.0
 
 
@@ -23,26 +23,24 @@ class ActionSettings(msgspec.Struct, frozen=True, kw_only=True):
     exec_timeout: float = DEFAULT_EXEC_TIMEOUT
     environment: Mapping[str, str]
     root: str = "/"
-    """Below which the machine's files are looked for."""
+    """The directory that stands for the root of the machine's files."""
 
 
 def action_settings(environment: Mapping[str, str] = os.environ, **changes: float) -> ActionSettings:
     return ActionSettings(environment=environment, root=environment.get("STOKER_ROOT", "/"), **changes)
 
 
-# Typed as two words, the second one is meant for the first: `--then stop 4242`.
-WITH_ARGUMENT: Final = frozenset({"stop", "exec", "notify"})
-
-
-def parse_action(text: str, means: ActionSettings) -> Action:
+def parse_action(text: str, settings: ActionSettings) -> Action:
     """The action that `stop 4242`, `shutdown` or `exec 'COMMAND'` asks for."""
     name, _, argument = text.strip().partition(" ")
-    maker = _MAKERS.get(name.lower())
-    if maker is None:
+    found = _ACTIONS.get(name.lower())
+    if found is None:
         # Only the first word is repeated: what follows may be a URL with a secret in it.
         shown = name.split(":")[0]
         raise BadInputError(f"--then: {shown!r} is not an action: use {ACTION_FORMS}")
-    return maker(argument.strip(), means)
+    if not found.argument and argument.strip():
+        raise BadInputError(f"--then: {name!r} takes no argument, and {argument.strip()!r} was given")
+    return found.create(argument.strip(), settings)
 
 
 def check_actions(texts: Iterable[str]) -> None:
@@ -51,84 +49,8 @@ def check_actions(texts: Iterable[str]) -> None:
         parse_action(text, ActionSettings(environment={}))
 
 
-def _stop(argument: str, means: ActionSettings) -> Action:
-    from stoker.actions.stop import Stop
-
-    if not (argument.isascii() and argument.isdigit() and 0 < len(argument) < 10 and int(argument) > 0):
-        raise BadInputError(f"--then: 'stop' needs the pid of a process, as in 'stop 4242', not {argument!r}")
-    return Stop(int(argument), grace=means.grace)
-
-
-def _exit(argument: str, _means: ActionSettings) -> Action:
-    _refuse("exit", argument)
-    return Exit()
-
-
-def _shutdown(argument: str, means: ActionSettings) -> Action:
-    from stoker.actions.power import Power
-
-    _refuse("shutdown", argument)
-    return Power("shutdown", environment=means.environment, root=means.root)
-
-
-def _reboot(argument: str, means: ActionSettings) -> Action:
-    from stoker.actions.power import Power
-
-    _refuse("reboot", argument)
-    return Power("reboot", environment=means.environment, root=means.root)
-
-
-def _determined(argument: str, means: ActionSettings) -> Action:
-    from stoker.actions.determined import Determined
-
-    _refuse("determined", argument)
-    return Determined(means.environment)
-
-
-def _exec(argument: str, means: ActionSettings) -> Action:
-    from stoker.actions.command import Command
-
-    if not argument:
-        raise BadInputError("--then: 'exec' needs a command, as in \"exec 'echo idle'\"")
-    return Command(_unquoted(argument), timeout=means.exec_timeout, environment=means.environment)
-
-
-def _notify(argument: str, _means: ActionSettings) -> Action:
-    from stoker.actions.notify import Notify
-
-    if not argument:
-        raise BadInputError("--then: 'notify' needs a URL, as in 'notify ntfy://ntfy.example.org/gpus'")
-    return Notify(argument)
-
-
-def _unquoted(line: str) -> str:
-    """A line that is quoted as a whole without the quotes: no program has a whole command line for its name."""
-    try:
-        words = shlex.split(line)
-    except ValueError:
-        return line
-    return words[0] if len(words) == 1 and line[0] in "'\"" else line
-
-
-def _refuse(name: str, argument: str) -> None:
-    if argument:
-        raise BadInputError(f"--then: {name!r} takes no argument, and {argument!r} was given")
-
-
-_MAKERS: Final[dict[str, Callable[[str, ActionSettings], Action]]] = {
-    "stop": _stop,
-    "exit": _exit,
-    "shutdown": _shutdown,
-    "reboot": _reboot,
-    "determined": _determined,
-    "exec": _exec,
-    "notify": _notify,
-}
-ACTION_FORMS: Final = "'stop PID', exit, shutdown, reboot, determined, \"exec 'COMMAND'\" or 'notify URL'"
-
-
 class Exit(Action):
-    """Nothing to do but end, which the watcher does after its last action."""
+    """Nothing: the watcher ends after its last action."""
 
     patience = 1.0
 
@@ -139,4 +61,82 @@ class Exit(Action):
         return ()
 
     def act(self, facts: Facts) -> None:
-        """The watcher ends by itself."""
+        pass
+
+
+def _stop(argument: str, settings: ActionSettings) -> Action:
+    from stoker.actions.stop import Stop
+
+    if not (argument.isascii() and argument.isdigit() and 0 < len(argument) < 10 and int(argument) > 0):
+        raise BadInputError(f"--then: 'stop' needs the pid of a process, as in 'stop 4242', not {argument!r}")
+    return Stop(int(argument), grace=settings.grace)
+
+
+def _shutdown(_argument: str, settings: ActionSettings) -> Action:
+    from stoker.actions.power import Power
+
+    return Power("shutdown", environment=settings.environment, root=settings.root)
+
+
+def _reboot(_argument: str, settings: ActionSettings) -> Action:
+    from stoker.actions.power import Power
+
+    return Power("reboot", environment=settings.environment, root=settings.root)
+
+
+def _determined(_argument: str, settings: ActionSettings) -> Action:
+    from stoker.actions.determined import Determined
+
+    return Determined(settings.environment)
+
+
+def _exec(argument: str, settings: ActionSettings) -> Action:
+    from stoker.actions.command import Command
+
+    if not argument:
+        raise BadInputError("--then: 'exec' needs a command, as in \"exec 'echo idle'\"")
+    return Command(_unquoted(argument), timeout=settings.exec_timeout, environment=settings.environment)
+
+
+def _notify(argument: str, _settings: ActionSettings) -> Action:
+    from stoker.actions.notify import Notify
+
+    if not argument:
+        raise BadInputError("--then: 'notify' needs a URL, as in 'notify ntfy://ntfy.example.org/gpus'")
+    return Notify(argument)
+
+
+def _unquoted(line: str) -> str:
+    """A line that is quoted as a whole, without the quotes: it is not the name of one program."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return line
+    return words[0] if len(words) == 1 and line[0] in "'\"" else line
+
+
+class _ActionType(NamedTuple):
+    create: Callable[[str, ActionSettings], Action]
+    argument: str = ""
+    """What follows the name, for help; empty: nothing does."""
+
+
+_ACTIONS: Final = {
+    "stop": _ActionType(_stop, "PID"),
+    "exit": _ActionType(lambda _argument, _settings: Exit()),
+    "shutdown": _ActionType(_shutdown),
+    "reboot": _ActionType(_reboot),
+    "determined": _ActionType(_determined),
+    "exec": _ActionType(_exec, "'COMMAND'"),
+    "notify": _ActionType(_notify, "URL"),
+}
+# Typed as two words, the second belongs to the first: `--then stop 4242`.
+WITH_ARGUMENT: Final = frozenset(name for name, found in _ACTIONS.items() if found.argument)
+
+
+def _form(name: str, argument: str) -> str:
+    quote = '"' if "'" in argument else "'"
+    return f"{quote}{name} {argument}{quote}" if argument else name
+
+
+ACTION_FORMS: Final = ", ".join(_form(name, found.argument) for name, found in _ACTIONS.items())

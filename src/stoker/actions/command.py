@@ -1,4 +1,4 @@
-"""The action `exec`: a command line of the person's own, with the facts in variables and a time limit."""
+"""The action `exec`: a command line, with the facts in variables and a time limit."""
 
 import contextlib
 import os
@@ -16,8 +16,8 @@ from stoker.procfs import Identity, identify
 from stoker.program import find_program, run_program
 from stoker.units import format_duration
 
-# What systemd tells the watcher is not meant for commands that the watcher runs.
-_NOT_PASSED_ON: Final = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
+# systemd's variables are for the watcher, not for its commands.
+_WATCHER_ONLY: Final = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 # Between asking a late command to end and killing it: enough to remove a temporary file.
 LATE_GRACE: Final = 2.0
 _CHECK_TIMEOUT: Final = 10.0
@@ -28,7 +28,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_./+-]+")
 
 
 class Command(Action, Cancellable):
-    """Run by `sh -c` in a session of its own, its output passed through."""
+    """Runs `sh -c` in a new session, with the output passed through."""
 
     def __init__(
         self, line: str, *, timeout: float, environment: Mapping[str, str], late_grace: float = LATE_GRACE
@@ -38,7 +38,7 @@ class Command(Action, Cancellable):
         self._late_grace = late_grace
         self._line = line
         self._timeout = timeout
-        self._environment = {name: value for name, value in environment.items() if name not in _NOT_PASSED_ON}
+        self._environment = {name: value for name, value in environment.items() if name not in _WATCHER_ONLY}
         self._starting = threading.Lock()
         self._cancelled = False
         self._running: Identity | None = None
@@ -94,7 +94,7 @@ class Command(Action, Cancellable):
             return child
 
     def cancel(self) -> None:
-        # Never between the start of the command and the moment at which we know who it is.
+        # Not between the start of the command and the moment its identity is known.
         with self._starting:
             self._cancelled = True
             running = self._running
@@ -103,11 +103,11 @@ class Command(Action, Cancellable):
 
 
 def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
-    """Ends the command and all that it started. It is our child: until we collect it, its pid is its own."""
+    """Ends the command and everything it started. As our child it keeps its pid until we wait for it."""
     process = identify(child.pid)
     if process is not None:
         stop_tree(ForeignTree(process), grace)
-    # Those whose parents ended before anybody looked are still in its process group.
+    # Processes that lost their parents before the first scan are still in its process group.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,7 +115,7 @@ def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
 
 
 def _first_word(line: str) -> str | None:
-    """The program that the line begins with, if that is plain to see."""
+    """The program that the line begins with, if it is a plain word."""
     try:
         words = shlex.split(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The action `determined`: ends the Determined task that this process runs in, by the master's API or by `det`."""
+"""The action `determined`: ends the Determined task around this process, by the master's API or by `det`."""
 
 import ssl
 import urllib.error
@@ -17,7 +17,7 @@ from stoker.program import find_program, run_program
 
 _REQUEST_TIMEOUT: Final = 15.0
 _DET_TIMEOUT: Final = 60.0
-# A master that is being restarted answers again within seconds; after that the `det` command may know better.
+# A master that restarts answers again within seconds; after that the `det` command is tried.
 _PAUSES: Final = (2.0, 5.0)
 # The kinds of task that end by task id: the word of the API's path, and that of the command line.
 _KINDS: Final = {
@@ -34,7 +34,7 @@ class _Task(NamedTuple):
     path: str
     """Where the API ends it."""
     words: tuple[str, ...]
-    """What `det` is told to end it."""
+    """The arguments with which `det` ends it."""
     title: str
 
 
@@ -192,7 +192,7 @@ class _NamedContext(ssl.SSLContext):
 
 
 def _tls(environment: Mapping[str, str]) -> ssl.SSLContext:
-    """As the task's own libraries are told to trust the master."""
+    """Trusts what the task's own libraries trust."""
     context = _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
     context.name = environment.get("DET_MASTER_CERT_NAME") or None
     file = environment.get("DET_MASTER_CERT_FILE", "")
@@ -236,7 +236,7 @@ def _escaped(word: str) -> str:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """What the master says about it, in the one field that its errors have."""
+    """The message of the master's error."""
     try:
         told = msgspec.json.decode(error.read(10_000), type=dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError, OSError, HTTPException):

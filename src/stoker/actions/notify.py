@@ -1,4 +1,4 @@
-"""The action `notify`: a message to people by an apprise URL, which is a secret and is never shown."""
+"""The action `notify`, and messages by apprise in general. Of a URL, which is a secret, only the scheme is shown."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ _PATIENCE: Final = 60.0
 
 
 class Notify(Action, Messenger):
-    """Tells people that GPUs are idle; also beforehand, and when readings stay unknown."""
+    """Sends the verdict; also warnings, and reports of readings that stay unknown."""
 
     patience = _PATIENCE
 
@@ -42,12 +42,12 @@ class Notify(Action, Messenger):
 _SHORTEST_SECRET: Final = 3
 
 
-# Apprise sends from threads of its own, which inherit this: what one channel complains of is no other's business.
+# Apprise sends from its own threads, which inherit this: each channel keeps only its own warnings.
 _SENDER: ContextVar[object] = ContextVar("sender", default=None)
 
 
 class _Complaints(logging.Handler):
-    """Keeps what was logged as a warning or worse while its own channel was sending."""
+    """Keeps what apprise logs as a warning or worse while this channel sends."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -76,41 +76,38 @@ class AppriseChannel:
         self._url = url
         scheme, separator, rest = url.partition("://")
         self.scheme: Final = f"{scheme}://" if separator and scheme.isalnum() else "a URL"
-        """All that people see of it."""
+        """The only part of the URL that is shown."""
         self._secrets = [word for word in re.split(r"[^A-Za-z0-9]+", rest) if len(word) >= _SHORTEST_SECRET]
         self._complaints = _Complaints()
         self._apprise: Apprise | None = None
 
     def __repr__(self) -> str:
-        return f"<Channel by {self.scheme}>"
+        return f"<AppriseChannel {self.scheme}>"
 
     def prepare(self, where: str) -> None:
-        """Refuses what cannot work; `where` is what the sentence begins with: the place that the URL was written in."""
+        """Raises for a URL that cannot work. `where` is the setting it comes from, for the message."""
         try:
             import apprise
         except ImportError:
             raise ActionError(
                 "notify needs the apprise package, which is not installed: pip install 'stoker[notify]'"
             ) from None
-        # What apprise logs may hold the URL: nothing of it goes further than to us.
+        # What apprise logs may contain the URL: it is not passed on.
         logger = logging.getLogger("apprise")
         logger.propagate = False
         logger.addHandler(self._complaints)
         target = apprise.Apprise()
         if not target.add(self._url):
             raise BadInputError(
-                f"{where} ({self.scheme}…) is not one that apprise understands: see its list of services for the "
+                f"{where} ({self.scheme}…) is not a URL that apprise understands: see its list of services for the "
                 "right form"
             )
         self._apprise = target
 
     def send(self, title: str, body: str, tone: Tone = "info") -> None:
-        """Plain text: what a service would take for markup is escaped where the service has a way to.
-
-        Services show the tone as a colour or a sign, and people filter by it.
-        """
+        """Sends plain text; apprise escapes markup. Services show the tone as a colour or a sign."""
         if self._apprise is None:
-            raise ActionError(f"the message by {self.scheme} was not sent: it was never prepared")
+            raise ActionError(f"the message by {self.scheme} was not sent: it was not prepared")
         self._complaints.begin()
         if not self._apprise.notify(body=body, title=title, body_format="text", notify_type=tone):
             raise ActionError(f"the message by {self.scheme} was not delivered{self._why()}")
@@ -119,6 +116,6 @@ class AppriseChannel:
         logging.getLogger("apprise").removeHandler(self._complaints)
 
     def _why(self) -> str:
-        """The last complaint of apprise that holds no piece of the URL."""
+        """The last warning of apprise that contains no part of the URL."""
         shown = [one for one in self._complaints.said() if one and not any(word in one for word in self._secrets)]
         return f": {shown[-1]}" if shown else ""

@@ -1,4 +1,4 @@
-"""The actions `shutdown` and `reboot`: through systemd where there is one, by `shutdown` where there is not."""
+"""The actions `shutdown` and `reboot`: through systemd where it runs, else by `shutdown`."""
 
 import getpass
 import os
@@ -13,9 +13,9 @@ What = Literal["shutdown", "reboot"]
 
 # Asking logind or sudo takes milliseconds; a bus that does not answer must not hold up the start.
 _ASK_TIMEOUT: Final = 10.0
-# `systemctl poweroff` returns when the job is queued, `shutdown` when init has been told.
+# `systemctl poweroff` returns when the job is queued, `shutdown` when init has the request.
 _ACT_TIMEOUT: Final = 60.0
-# What process 1 is called on machines that can be shut down from inside. In a container it is somebody's program.
+# Names of process 1 on machines that can be shut down from inside. In a container it is an ordinary program.
 _INITS: Final = frozenset(
     {"systemd", "init", "openrc-init", "runit", "runit-init", "s6-svscan", "s6-linux-init", "dinit", "busybox"}
 )
@@ -27,7 +27,7 @@ _HAPPENING: Final = {"shutdown": "shutting down", "reboot": "rebooting"}
 
 
 class Power(Action):
-    """Ends the machine, once. The right to do so is made sure of at the start, not hours later."""
+    """Shuts the machine down or reboots it. The permission is checked at the start."""
 
     patience = _ACT_TIMEOUT + 5.0
 
@@ -56,7 +56,7 @@ class Power(Action):
         )
         return (warning,)
 
-    def act(self, facts: Facts) -> None:  # noqa: ARG002 - the machine is not interested in why
+    def act(self, facts: Facts) -> None:  # noqa: ARG002 - init takes no reason
         done = run_program(self._command, self._environment, _ACT_TIMEOUT)
         if done.code != 0:
             raise ActionError(f"'{' '.join(self._command)}' failed: {done.complaint}")
@@ -79,7 +79,7 @@ class Power(Action):
         return (self._root / "run/systemd/system").is_dir()
 
     def _logind_allows(self) -> bool:
-        """Whether polkit lets this user do it without a password. "challenge" would ask for one: nobody is there."""
+        """Whether polkit allows this user to do it without a password ("challenge" would ask for one)."""
         busctl = self._find("busctl")
         if not self._has_systemd() or busctl is None or self._find("systemctl") is None:
             return False
@@ -91,7 +91,7 @@ class Power(Action):
         sudo = self._find("sudo")
         why = "sudo is not installed"
         if sudo is not None:
-            # -k: a password that was typed a minute ago will have been forgotten when it counts.
+            # -k: a password that sudo remembers now is forgotten by then.
             asked = run_program((sudo, "-n", "-k", "-l", *plain), self._environment, _ASK_TIMEOUT)
             if asked.code == 0:
                 return (sudo, "-n", *plain)
@@ -106,15 +106,15 @@ class Power(Action):
 
 
 def container_sign(root: Path) -> str | None:
-    """What tells that this is the inside of a container, if anything does."""
+    """Evidence that this is a container, if there is any."""
     for file in (".dockerenv", "run/.containerenv"):
         if (root / file).exists():
             return f"there is a /{file}"
     try:
         first = (root / "proc/1/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
-        return None  # hidden from other users: that says nothing
-    return None if first in _INITS else f"process 1 is {first!r}, which is no init"
+        return None  # hidden from other users
+    return None if first in _INITS else f"process 1 is {first!r}, which is not an init"
 
 
 def _user_name() -> str:

@@ -1,4 +1,4 @@
-"""The action `stop PID`: ends one process and all that it started, and nobody who got its number later."""
+"""The action `stop PID`: ends one process and everything it started, never a later process with the same pid."""
 
 import os
 import pwd
@@ -15,7 +15,7 @@ from stoker.runs.processes.tree import ProcessScan, describe
 
 
 class Stop(Action, Tracking):
-    """The process is the one that has this pid when the watching starts."""
+    """Stops the process that has this pid when watching starts."""
 
     def __init__(self, pid: int, *, grace: float) -> None:
         self.patience = grace + STOP_PATIENCE
@@ -26,7 +26,7 @@ class Stop(Action, Tracking):
 
     def describe(self) -> str:
         name = f" ({self._name})" if self._name else ""
-        return f"stop process {self._pid}{name} and all that it started"
+        return f"stop process {self._pid}{name} and everything it started"
 
     def prepare(self) -> tuple[str, ...]:
         process = identify(self._pid)
@@ -55,7 +55,7 @@ class Stop(Action, Tracking):
 
     def act(self, facts: Facts) -> None:  # noqa: ARG002 - a signal has no reason
         if self._tree is None or not self._tree.scan_processes().processes:
-            return  # it ended by itself, and its number may be somebody else's by now
+            return  # it ended by itself, and its pid may be another's by now
         outcome = stop_tree(self._tree, self._grace)
         if outcome.survivors:
             raise ActionError(f"process {self._pid} was not stopped completely: {outcome.in_words()}")
@@ -68,15 +68,15 @@ def _owner(pid: int) -> str:
         return "another user"
 
 
-# Nothing tells when processes end that are not our children, so it is looked this often.
+# There is no event when processes end that are not our children.
 _LOOK_EVERY: Final = 0.05
-# How long a stop takes at the most, beside its grace.
+# The longest a stop takes beside its grace.
 STOP_PATIENCE: Final = PATIENCE + 5.0
-# A tree that forks without rest never lets two scans agree: it is called unsettled after this many.
+# In a tree that forks all the time no two scans agree: it counts as unsettled after this many.
 _MOST_SCANS: Final = 20
 # Fields of /proc/PID/stat, counted as in `procfs`: the addresses of the stack, of the arguments and of the environment.
 _LAYOUT: Final = (25, 45, 47)
-# Without randomization stacks lie at the very top. There are sixteen thousand times as many places for one that is not.
+# Without randomization stacks lie at the very top, and layouts say nothing.
 _TOP_OF_STACKS: Final = 0x7FFFFF000000
 _INIT: Final = 1
 _STREAMS: Final = (0, 1, 2)
@@ -92,21 +92,21 @@ class _Seen(NamedTuple):
     group: int
     session: int
     layout: Layout | None
-    """None where it may not be seen, or says nothing."""
+    """None where it cannot be read or is not random."""
 
 
 class ForeignTree:
-    """Grows by what its members start, and never shrinks: whoever loses its parent meanwhile still belongs to it.
+    """A process and its descendants. It never shrinks: a process that loses its parent still belongs to it.
 
-    This process and its own children do not belong to it, even where they descend from it: a script may well ask for
-    its own end.
+    This process and its own children do not belong to it, even if they descend from it: a script may ask for its own
+    end.
     """
 
     def __init__(self, root: Identity) -> None:
         self._root = root
         self._members = {root}
         self._layouts: set[Layout] = set()
-        """Those that some member was the first to have."""
+        """Those that began with a member."""
 
     def scan_processes(self) -> ProcessScan:
         before: list[Identity] = []
@@ -120,11 +120,11 @@ class ForeignTree:
         return ProcessScan(before, settled=False)
 
     def track(self) -> None:
-        """Takes note of who belongs to it now: some of them can be recognised only while their parents live."""
+        """Adds the current descendants: some can be recognised only while their parents live."""
         self._grow(_scan())
 
     def kill(self) -> bool:
-        """It has no cgroup of its own to kill at one blow."""
+        """There is no cgroup to kill."""
         return False
 
     def _grow(self, seen: dict[int, _Seen]) -> None:
@@ -147,13 +147,13 @@ class ForeignTree:
     def _came(self, one: _Seen, living: set[int], seen: dict[int, _Seen]) -> bool:
         if one.parent in living or one.session in living:
             return True
-        # A shell puts the commands of a pipeline into one group: they are its children, not those of the first.
+        # A shell puts the commands of a pipeline into one group: they are the shell's children.
         if one.group in living and one.parent != seen[one.group].parent:
             return True
         return one.layout is not None and one.layout in self._layouts
 
     def _streams(self, seen: dict[int, _Seen]) -> list[int]:
-        """The standard streams that were opened for the first process: whoever started it does not have them."""
+        """The standard streams that the first process does not share with the process that started it."""
         root = seen.get(self._root.pid)
         if root is None or root.identity != self._root or root.parent not in seen or root.parent == _INIT:
             return []
@@ -165,15 +165,15 @@ class ForeignTree:
         ]
 
     def _holds(self, streams: list[int], one: _Seen, seen: dict[int, _Seen]) -> bool:
-        """Whether one that has lost its parent has such a stream."""
+        """Whether a process that has lost its parent has such a stream."""
         if not streams or one.identity.started < self._root.started or one.parent == seen[self._root.pid].parent:
             return False
         return any(share_file(self._root.pid, one.identity.pid, stream, stream) for stream in streams)
 
     def _learn_layouts(self, seen: dict[int, _Seen], living: set[int]) -> None:
-        """A layout is a member's own if its parent has another: it did not come by a fork, so nobody else has it.
+        """A layout that differs from the parent's began with this process: it is not from a fork.
 
-        That needs the parent who started it; an orphan's is one who adopted it.
+        The parent of an orphan adopted it, so its layout is not compared.
         """
         for pid in living:
             one = seen[pid]
@@ -184,15 +184,15 @@ class ForeignTree:
 
 
 def stop_tree(tree: ForeignTree, grace: float) -> TerminationOutcome:
-    """SIGTERM, the grace, SIGKILL; without a grace SIGKILL at once. Waits until it is over."""
-    ladder = Termination(tree, signum=signal.SIGTERM if grace > 0 else signal.SIGKILL, grace=grace)
-    while not ladder.step():
-        time.sleep(min(ladder.timeout(), _LOOK_EVERY))
-    return ladder.outcome()
+    """SIGTERM, the grace, SIGKILL; without a grace SIGKILL at once. Waits until that is done."""
+    termination = Termination(tree, signum=signal.SIGTERM if grace > 0 else signal.SIGKILL, grace=grace)
+    while not termination.step():
+        time.sleep(min(termination.timeout(), _LOOK_EVERY))
+    return termination.outcome()
 
 
 def _scan() -> dict[int, _Seen]:
-    """Everybody who lives."""
+    """All living processes, by pid."""
     seen: dict[int, _Seen] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -214,7 +214,7 @@ def _layout(fields: list[bytes]) -> Layout | None:
 
 
 def _descriptors(pid: int) -> list[int]:
-    """None where they may not be seen."""
+    """Empty where they cannot be read."""
     try:
         return [int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:
@@ -222,7 +222,7 @@ def _descriptors(pid: int) -> list[int]:
 
 
 def _own(seen: dict[int, _Seen], members: set[int]) -> set[int]:
-    """This process and what it started itself, members and what they started excepted."""
+    """This process and its descendants, without members and theirs."""
     found = {os.getpid()}
     while fresh := {pid for pid, one in seen.items() if one.parent in found and pid not in found | members}:
         found |= fresh

@@ -1,4 +1,4 @@
-"""Speaking with systemd: readiness, status and watchdog over its socket, and the text of a unit."""
+"""systemd: readiness, status and watchdog over its socket, and the text of a unit."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-# Of the interval that systemd waits for a sign of life: as sd_watchdog_enabled(3) asks for.
+# The share of the watchdog interval that sd_watchdog_enabled(3) recommends.
 _PING_SHARE: Final = 0.5
 _PLAIN_WORD: Final = re.compile(r"[A-Za-z0-9_@:,./=+-]+")
 # Long enough for a look, its deadline and a busy machine; short enough that a stuck watcher is replaced soon.
@@ -16,10 +16,7 @@ _ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"
 
 
 class ServiceManager:
-    """The systemd that started this process; where none did, everything here does nothing.
-
-    A message that cannot be sent is dropped: the watching is worth more than its being told.
-    """
+    """The systemd that started this process, if one did. A message that cannot be sent is dropped."""
 
     def __init__(self, environment: Mapping[str, str], *, pid: int | None = None) -> None:
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
@@ -36,7 +33,7 @@ class ServiceManager:
         self._send(f"READY=1\nSTATUS={_one_line(status)}")
 
     def status(self, status: str) -> None:
-        """What `systemctl status` shows; said only when it changed."""
+        """What `systemctl status` shows; sent when it changed."""
         if status != self._status:
             self._status = status
             self._send(f"STATUS={_one_line(status)}")
@@ -45,7 +42,7 @@ class ServiceManager:
         self._send("STOPPING=1")
 
     def keep_alive(self, now: float) -> float | None:
-        """Gives a sign of life if one is due, and says when to call again; None where nobody asks for it."""
+        """Sends a watchdog ping if one is due. Returns when to call again; None without a watchdog."""
         if self._every is None:
             return None
         if self._next_ping is None or now >= self._next_ping:
@@ -57,7 +54,7 @@ class ServiceManager:
         if self._address is None:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
-            # A manager that does not read must not hold up the watching.
+            # A manager that does not read must not block the watcher.
             there.setblocking(False)
             there.sendto(message.encode("utf-8", errors="replace"), self._address)
 
@@ -78,7 +75,7 @@ Restart=on-failure
 RestartSec=10
 # {idle_code}: it has acted; 143: it was asked to end. Neither is a failure.
 SuccessExitStatus={codes}
-# 2: a mistake in the command line, which starting again does not mend.
+# 2: an error in the command line, which a restart does not fix.
 RestartPreventExitStatus=2
 
 [Install]

@@ -1,1 +1,1 @@
-"""Programs that others have made and people already use, each as a thin front on the rooms above."""
+"""Replacements for gpu_idle_timeout, GPU Sentinel and gpu_mon, with their options, output and exit codes."""

@@ -1,4 +1,4 @@
-"""Looks for a drop-in: one after the other at a steady rhythm, and never an exception where the original had one."""
+"""What the drop-ins share: looks at a steady rate, and numbers on the command line."""
 
 import contextlib
 import select
@@ -15,14 +15,14 @@ from stoker.units import parse_duration
 
 
 def open_prober() -> Prober:
-    """A prober as the environment and the configuration file ask for it."""
+    """The prober that environment and settings ask for."""
     settings = load_settings()
-    # These programs are small and of one thread: a forked helper shares their memory.
+    # These programs have one thread, so a forked helper can share their memory.
     return Prober(settings.gpus, deadline=parse_duration(settings.deadline), start=forked)
 
 
 def steady_looks(every: float) -> Iterator[Look]:
-    """For a program that has nothing else to wait for."""
+    """Looks for ever, for a program that waits for nothing else."""
     with contextlib.closing(open_prober()) as prober:
         lookout = Sampler(prober, every)
         while True:

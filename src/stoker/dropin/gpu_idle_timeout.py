@@ -1,4 +1,4 @@
-"""`gpu_idle_timeout`: stops a command, or ends the Determined task around it, when the GPUs do nothing for a while."""
+"""`gpu_idle_timeout`: stops a command, or ends the Determined task around it, when the GPUs stay idle."""
 
 import argparse
 import contextlib
@@ -34,16 +34,16 @@ PROGRAM: Final = "gpu_idle_timeout"
 KILLED: Final = 1
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-# What the original sends in its later versions: Python with faulthandler, and Java, answer it with their stacks.
+# As later versions of the original: Python with faulthandler, and Java, print their stacks.
 CHILDREN_SIGNAL: Final = "SIGQUIT"
 
 
 class TimeoutArguments(NamedTuple):
-    """What was typed."""
+    """The command line."""
 
     policy: SamplesPolicy
     signal: signal.Signals | None
-    """Sent before the kill, if any is."""
+    """Sent before the kill, if there is one."""
     signal_children: bool
     debug: bool
     command: tuple[str, ...]
@@ -85,7 +85,7 @@ class IdleWatch:
         return verdict
 
     def start_again(self, at: float) -> None:
-        """Nothing that was seen counts any more."""
+        """Restarts the window."""
         self._rule.rearm(at)
 
     def _log_readings(self, sample: UsageSample) -> None:
@@ -118,7 +118,7 @@ def open_log(*, debug: bool) -> logging.Logger:
     return log
 
 
-# What the original gives to signal handlers before it kills.
+# The time that the original gives signal handlers before it kills.
 HANDLERS_TIME: Final = 3.0
 
 
@@ -257,7 +257,7 @@ def end_task(watch: IdleWatch, log: logging.Logger) -> int:
     from stoker.actions.determined import Determined
 
     task = Determined(os.environ)
-    # Now, not when the task has been idle for hours: outside Determined there is nothing to watch for.
+    # Fails now rather than after hours: outside Determined there is nothing to end.
     for sentence in task.prepare():
         log.warning(sentence)
     watch.announce()
@@ -269,7 +269,7 @@ def end_task(watch: IdleWatch, log: logging.Logger) -> int:
         try:
             task.act(facts_of(verdict, verdict.reason, look.at, platform.node()))
         except StokerError as error:
-            log.error("%s; it is tried again when the GPUs were idle for as long again", error)
+            log.error("%s; trying again after another idle window", error)
             watch.start_again(look.at)
         else:
             return KILLED
@@ -336,7 +336,7 @@ def _parser() -> argparse.ArgumentParser:
         default=12,
         help="Number of samples to delay before evaluating GPU usage.",
     )
-    # Its other spelling is left out of the help, which is long enough.
+    # The other spelling is accepted but not shown.
     which: dict[str, Any] = {"choices": ["all", "any"], "default": "all", "metavar": "ALL_OR_ANY"}
     parser.add_argument(
         "-a",
@@ -373,7 +373,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _DefaultsHelp(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds the defaults, but where there is none."""
+    """Shows defaults, where there is one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)

@@ -1,4 +1,4 @@
-"""`gpu_mon`: programs on idle GPUs, by the configuration file and the command line of the program that it replaces."""
+"""`gpu_mon`: programs on idle GPUs, with the configuration file and command line of the original."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""`gpu_sentinel`: armed by activity on the GPUs, it ends, shuts down or reboots when the activity stops."""
+"""`gpu_sentinel`: armed by activity on the GPUs, it exits, shuts down or reboots when the activity stops."""
 
 import argparse
 import os
@@ -61,7 +61,7 @@ class SentinelWatch:
 
     def run(self) -> int:
         if self._action is not None:
-            # Now, not when the machine has been idle for hours and nobody is there to read it.
+            # Warns now rather than when nobody is there to read it.
             for warning in self._action.prepare():
                 _complain(warning)
         rule = SentinelRule(self._policy)
@@ -115,7 +115,7 @@ class SentinelWatch:
         return f"below {format_percent(self._options.kill_threshold)} for {self._options.kill_duration} seconds"
 
     def _log_unknown(self, look: Look) -> None:
-        """Once, not every second."""
+        """Logs each reason once."""
         if look.gpus and not self._checked:
             self._checked = True
             self._check_devices({gpu.index for gpu in look.gpus})

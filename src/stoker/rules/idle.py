@@ -15,9 +15,11 @@ from stoker.rules.rule import (
     Policy,
     Rule,
     Verdict,
+    duration_option,
     longest_unseen,
+    percentage_option,
 )
-from stoker.units import format_duration, format_percent, parse_fraction, parse_length
+from stoker.units import format_duration, format_percent
 
 Require = Literal["all", "any"] | int
 
@@ -96,57 +98,22 @@ def _parse_require(text: str) -> Require:
 
 
 IDLE_OPTIONS: Final = (
-    Option(
-        "--below",
-        "below",
-        "percentage",
-        parse_fraction,
-        "PERCENT",
-        "A GPU is idle while its utilization stays below this",
-        format_percent,
-    ),
-    Option(
-        "--for",
-        "window",
-        "duration",
-        parse_length,
-        "DURATION",
-        "How long it must stay idle without a break",
-        format_duration,
-    ),
-    Option(
-        "--after",
-        "after",
-        "duration",
-        parse_length,
-        "DURATION",
-        "Start-up delay: the window begins after this",
-        format_duration,
-    ),
+    percentage_option("--below", "below", "A GPU is idle while its utilization stays below this"),
+    duration_option("--for", "window", "How long it must stay idle without a break"),
+    duration_option("--after", "after", "Start-up delay: the window begins after this"),
     Option("--require", "require", "number of GPUs", _parse_require, "all|any|N", "How many of the GPUs must be idle"),
-    Option(
+    percentage_option(
         "--arm-above",
         "arm_above",
-        "percentage",
-        parse_fraction,
-        "PERCENT",
         "Do nothing before some GPU was at or above this once",
         lambda share: "always armed" if share is None else format_percent(share),
     ),
-    Option(
-        "--arm-for",
-        "arm_for",
-        "duration",
-        parse_length,
-        "DURATION",
-        "For how long it must have been, in one stretch",
-        format_duration,
-    ),
+    duration_option("--arm-for", "arm_for", "For how long it must have been, in one stretch"),
 )
 
 
 class _IdleClock:
-    """Since when one GPU has been idle without a break, as far as anybody saw."""
+    """Since when one GPU has been idle without a break."""
 
     def __init__(self) -> None:
         self.idle_since: float | None = None
@@ -156,31 +123,31 @@ class _IdleClock:
 
     def observe(self, at: float, activity: Activity, policy: IdlePolicy, unseen: float, earliest: float) -> None:
         last, self._last = self._last, at
-        hole = _is_hole(last, at, policy.longest_gap)
+        gap = _is_gap(last, at, policy.longest_gap)
         if last is not None and at - last - activity.span > unseen:
-            hole = True  # the sample of a moment says nothing of a stall before it
+            gap = True  # a momentary sample does not cover the time before it
         if not _is_idle(activity.peak, policy.below):
             self.idle_since = None
             self.fresh = self.fresh or not isinstance(activity.peak, Unknown)
-        elif hole or self.idle_since is None:
-            seen_from = at if hole else _seen_from(last, at, activity.span, policy.longest_gap)
+        elif gap or self.idle_since is None:
+            seen_from = at if gap else _seen_from(last, at, activity.span, policy.longest_gap)
             self.idle_since = max(seen_from, earliest)
 
     def restart(self) -> None:
-        """Whatever was idle so far does not count; up to when somebody looked is not forgotten."""
+        """The idle time so far does not count. The time of the last look is kept."""
         self.idle_since = None
 
     def rearm(self) -> None:
-        """The rule has fired, and this GPU was told of if it was idle."""
+        """The rule has fired. If this GPU was idle, it must be used before the rule fires for it again."""
         self.fresh = self.fresh and self.idle_since is None
         self.restart()
 
 
 class _ArmingClock:
-    """Since when some GPU has been seen active at every look.
+    """Since when some GPU has been active at every look.
 
-    A peak proves activity at some moment of the time before its look, not all through it: the stretch begins with the
-    first look that saw any, so that one short burst between two looks is never taken for a long one.
+    A peak proves activity at one moment of the time before its look. The stretch therefore begins with the first look
+    that saw any: a short burst between two looks never counts as a long one.
     """
 
     def __init__(self, policy: IdlePolicy) -> None:
@@ -192,13 +159,13 @@ class _ArmingClock:
     def observe(self, at: float, activities: Sequence[Activity]) -> None:
         if self.armed or self._policy.arm_above is None:
             return
-        hole = _is_hole(self._last, at, self._policy.longest_gap)
+        gap = _is_gap(self._last, at, self._policy.longest_gap)
         self._last = at
         level = self._policy.arm_above
         if not any(not isinstance(a.peak, Unknown) and a.peak >= level for a in activities):
             self._active_since = None
             return
-        if self._active_since is None or hole:
+        if self._active_since is None or gap:
             self._active_since = at
         self.armed = at >= self._active_since + self._policy.arm_for
 
@@ -243,7 +210,7 @@ class IdleRule(Rule):
 
     @property
     def spent(self) -> bool:
-        """Whether it has fired, was started over, and no GPU has been used since."""
+        """Whether it has fired, was rearmed, and no GPU has been used since."""
         return bool(self._clocks) and not any(clock.fresh for clock in self._clocks.values())
 
     def due(self) -> float | None:
@@ -273,8 +240,7 @@ class IdleRule(Rule):
     def _required(self, count: int) -> int:
         """How many GPUs must be idle; 0 when there is none to judge by.
 
-        Where there are fewer GPUs than the number asked for, all of them: a job that uses one GPU of the two that
-        were to be idle does nothing once that one is.
+        Where there are fewer GPUs than the number asked for, all of them.
         """
         if self.policy.require == "all":
             return count
@@ -343,20 +309,20 @@ class IdleRule(Rule):
 
 
 def _is_idle(peak: Maybe[float], below: float) -> bool:
-    """Asked so that whatever cannot be a utilization (negative, not a number) is not idle."""
+    """A negative number or NaN is not a utilization, and not idle."""
     return not isinstance(peak, Unknown) and 0 <= peak < below
 
 
-def _is_hole(last: float | None, at: float, longest_gap: float) -> bool:
-    """Whether nobody looked for too long before this look, or time went backwards."""
+def _is_gap(last: float | None, at: float, longest_gap: float) -> bool:
+    """Whether the last look was too long ago, or time went backwards."""
     return last is not None and not 0 <= at - last <= longest_gap
 
 
 def _seen_from(last: float | None, at: float, span: float, longest_gap: float) -> float:
-    """From when on a reading can vouch for its GPU.
+    """Since when a reading covers its GPU.
 
-    Never from before the look that went before it, whatever span it claims: after a driver that hung, the first
-    reading spans all of the time that was called unknown.
+    Never from before the previous look, whatever span it claims: after a driver hung, the first reading spans all of
+    the time that was unknown.
     """
     if last is None:
         return at - span if 0 <= span <= longest_gap else at

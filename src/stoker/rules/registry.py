@@ -7,10 +7,10 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.rules.idle import IDLE_OPTIONS, IdlePolicy, IdleRule
-from stoker.rules.rule import LOOK_TAKES, Option, Policy, Rule
+from stoker.rules.rule import LOOK_TAKES, Option, Policy, Rule, duration_option
 from stoker.rules.samples import SamplesPolicy, SamplesRule
 from stoker.rules.sentinel import SentinelPolicy, SentinelRule
-from stoker.units import format_duration, format_percent, parse_fraction, parse_length
+from stoker.units import format_percent, parse_fraction
 
 Stored = dict[str, str | int | float | bool | None]
 """Policies as a job keeps them: what differs from the defaults, flat. `{"idle": False}` turns a rule off."""
@@ -19,7 +19,7 @@ OFF: Final = "off"
 # These hold for all rules of a run: there is one loop, and people want one kind of warning.
 SHARED: Final = tuple(Policy.__struct_fields__)
 SHARED_OPTIONS: Final = (
-    Option("--every", "every", "duration", parse_length, "DURATION", "Time between looks", format_duration),
+    duration_option("--every", "every", "Time between looks"),
     Option(
         "--warn-at",
         "warn_at",

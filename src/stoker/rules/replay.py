@@ -1,4 +1,4 @@
-"""A policy tried on recorded looks: when it would have fired, what that would have saved, and at what cost."""
+"""Rules on recorded looks: when they would have fired, what that would have saved, and at what cost."""
 
 import itertools
 import statistics
@@ -13,19 +13,19 @@ from stoker.rules.judge import Judge, Judgement
 from stoker.rules.rule import DEFAULT_EVERY, Activity, Policy, Verdict
 from stoker.rules.scope import MachineScope
 
-# Work that is there again this soon was not over: a person fetched a coffee, a script went to its next stage.
+# Work that resumes this soon was not over: a person took a break, a script went to its next stage.
 SOON: Final = 600.0
 
 
 class Moment(NamedTuple):
-    """A time on the recording's own clock, which goes on evenly, and on the wall's, which people read."""
+    """A time on the monotonic clock and on the wall clock of the recording."""
 
     at: float
     wall: float
 
 
 class Firing(msgspec.Struct, frozen=True, kw_only=True):
-    """One time that the rule would have acted, and what the GPUs really did after it."""
+    """One time that a rule would have acted, and what the GPUs did after it."""
 
     moment: Moment
     window_from: Moment
@@ -34,17 +34,17 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """The kind of the verdict: `idle`."""
     gpus: tuple[str, ...]
-    """The uuids of those that had been idle for the whole window, and of which no earlier firing is still true."""
+    """The uuids of the GPUs that the verdict is about, without those of an earlier firing that still holds."""
     working: tuple[str, ...]
-    """What the GPUs are called that were busy all the same, where not all had to be idle."""
+    """The labels of the GPUs that were busy, where not all had to be idle."""
     until: Moment
     """When one of these GPUs was used again, or the recording ended."""
     resumed: bool
     """Whether it was used again."""
     resumed_by: str | None = None
-    """Who used it, as far as the recording tells."""
+    """The process that used it, if the recording has it."""
     same_process: bool | None = None
-    """Whether that had been on these GPUs when the rule fired; None where the recording does not tell."""
+    """Whether that process was on these GPUs when the rule fired; None if the recording does not have it."""
     saved: float
     """GPU-seconds in which these GPUs were idle from the firing until then."""
 
@@ -54,12 +54,12 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hit_work(self) -> bool:
-        """Whether the work that was stopped would have gone on by itself."""
+        """Whether the stopped work would have continued by itself."""
         return self.resumed and (self.same_process is True or self.idle_after <= SOON)
 
 
 class Warned(NamedTuple):
-    """One time that a person would have been warned."""
+    """One warning that people would have read."""
 
     moment: Moment
     reason: str
@@ -80,7 +80,7 @@ class Stretch(NamedTuple):
 
 
 class GpuSeconds(NamedTuple):
-    """Time added up over the GPUs. What was neither idle nor unknown was busy."""
+    """Time summed over the GPUs. What was neither idle nor unknown was busy."""
 
     recorded: float = 0.0
     idle: float = 0.0
@@ -99,9 +99,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     firings: tuple[Firing, ...]
     warnings: tuple[Warned, ...]
     unknown: tuple[Stretch, ...]
-    """When the policy could not see at least one of its GPUs."""
+    """When at least one of the GPUs could not be read."""
     gaps: tuple[Stretch, ...]
-    """When nobody recorded, or too seldom."""
+    """When nothing was recorded, or too seldom."""
     totals: GpuSeconds
 
     @property
@@ -126,7 +126,7 @@ def rhythm_of(looks: Sequence[Look]) -> float:
 
 
 def replay(looks: Iterable[Look], policies: Sequence[Policy], scope: MachineScope) -> Replay:
-    """Drives the looks through the rules as a watcher would that acts and goes on watching."""
+    """Judges the looks as `stoker watch --repeat` would."""
     player: _Player | None = None
     for look in looks:
         player = player or _Player(policies, scope, look)
@@ -195,7 +195,7 @@ class _Player:
         )
 
     def _passed(self, now: Moment) -> float:
-        """Seconds since the look before; none where nobody can say what happened in them."""
+        """Seconds since the previous look; 0 after a gap."""
         passed = now.at - self._last.at
         if passed <= self._longest_gap:
             return passed
@@ -235,7 +235,7 @@ class _Player:
         for aftermath in list(self._aftermaths):
             used = aftermath.gpus & states.busy.keys()
             if used:
-                # Idle up to somewhere between the two looks: the earlier one is certain.
+                # It was idle up to some moment between the two looks: the earlier one is certain.
                 self._firings.append(aftermath.resumed(self._last, _workers(look, used)))
                 self._aftermaths.remove(aftermath)
             else:
@@ -260,21 +260,21 @@ class _States:
 
 
 class _Aftermath:
-    """A firing of which the end is not known yet."""
+    """A firing whose end is not known yet."""
 
     def __init__(self, firing: Firing, present: frozenset[tuple[int, int]] | None) -> None:
-        """`present` are the processes on its GPUs when it fired, None where nobody knows."""
+        """`present` are the processes on its GPUs when it fired; None: unknown."""
         self._firing = firing
         self._present = present
         self.gpus = frozenset(firing.gpus)
         self.saved = 0.0
 
     def ended(self, at: Moment) -> Firing:
-        """The recording is over."""
+        """The recording ended."""
         return msgspec.structs.replace(self._firing, until=at, saved=self.saved)
 
     def resumed(self, at: Moment, workers: Sequence[Process]) -> Firing:
-        """A GPU was used again, by one of these processes as far as anybody knows."""
+        """A GPU was used again, by one of these processes if they are known."""
         old = [process for process in workers if self._present is not None and _identity(process) in self._present]
         return msgspec.structs.replace(
             self._firing,
@@ -287,7 +287,7 @@ class _Aftermath:
 
 
 class _Stretches:
-    """Joins looks that could not see for the same reason into stretches of time."""
+    """Joins looks that failed for the same reason into stretches of time."""
 
     def __init__(self) -> None:
         self._done: list[Stretch] = []
@@ -320,7 +320,7 @@ def _why_unknown(look: Look, activities: Sequence[Activity]) -> str | None:
 
 
 def _identities(look: Look, uuids: Container[str]) -> frozenset[tuple[int, int]] | None:
-    """The processes on these GPUs; None where that is not known of each of them."""
+    """The processes on these GPUs; None if they are unknown for one of them."""
     found: set[tuple[int, int]] = set()
     for reading in look.readings:
         if reading.uuid in uuids:
@@ -335,7 +335,7 @@ def _identity(process: Process) -> tuple[int, int] | None:
 
 
 def _workers(look: Look, busy: Container[str]) -> list[Process]:
-    """The processes on the GPUs that are busy: those that did something, or all where the driver does not tell."""
+    """The processes that worked on these GPUs, or all on them if the driver does not report that."""
     there = [
         process
         for reading in look.readings

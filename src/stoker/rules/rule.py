@@ -7,6 +7,7 @@ import msgspec
 
 from stoker.errors import BadInputError
 from stoker.gpus.model import Maybe, Process, Reading, Unknown
+from stoker.units import format_duration, format_percent, parse_fraction, parse_length
 
 # Below one whole percent nothing ran that the driver could see: a job that does anything at all is left alone.
 DEFAULT_BELOW: Final = 0.01
@@ -158,6 +159,14 @@ class Option(NamedTuple):
     help: str
     show: Callable[[Any], str] = str
     """The default as the help shows it."""
+
+
+def duration_option(flag: str, field: str, text: str) -> Option:
+    return Option(flag, field, "duration", parse_length, "DURATION", text, format_duration)
+
+
+def percentage_option(flag: str, field: str, text: str, show: Callable[[Any], str] = format_percent) -> Option:
+    return Option(flag, field, "percentage", parse_fraction, "PERCENT", text, show)
 
 
 def longest_unseen(every: float, look_takes: float) -> float:

@@ -10,14 +10,14 @@ from stoker.gpus.visible import select_gpus, visible_gpus
 from stoker.rules.rule import UNSEEN, Activity, JobProgress, Observation
 
 Choice = Literal["job", "mine", "visible", "all"]
-# A process of root may be a container's that the job itself asked a daemon to start.
+# A process of root may run in a container that the job asked a daemon to start.
 _NOBODY_ELSE: Final = frozenset({"root"})
-# It stands between the driver and its clients: whose work it does, the driver does not tell.
+# It works for several clients, and the driver does not report which.
 _MPS_SERVER: Final = "nvidia-cuda-mps-server"
-# The driver tells the share of a process in whole percents: this much of each can be lost in rounding.
+# The driver reports shares in whole percents: this much of each can be lost in rounding.
 _ROUNDING: Final = 0.01
 # Shares and the device's own figure are sampled at different moments, so they never add up exactly. Where less than
-# half of the work is put down to any process, the rest was done by one that is not in the list.
+# half of the work is attributed, the rest was done by a process that is not in the list.
 _LEAST_ATTRIBUTED: Final = 0.5
 _NOT_LISTED: Final = "the driver does not list it any more"
 
@@ -30,17 +30,17 @@ class Scope(Protocol):
 
 
 class DeviceScope(Scope):
-    """Every device that is listed now, whoever uses it; one that is gone is forgotten."""
+    """Every device that is listed now; one that is gone is forgotten."""
 
     def observe(self, look: Look, progress: JobProgress = UNSEEN) -> Observation:
         return _observation(look, _activities(look, _labels(look.gpus), _device), progress)
 
 
 class MachineScope(Scope):
-    """GPUs judged by what the devices did, whoever did it: a fixed set of them, or those that are visible, or all.
+    """Whole devices, regardless of who uses them: a fixed set, the visible ones, or all.
 
-    What a person typed is understood at the first look that could be read, and means the same devices for ever: when
-    a GPU falls off the machine, the others' numbers change. One that is missing later is unknown, not left out.
+    A choice is resolved to uuids at the first look that could be read, because numbers change when a GPU falls off the
+    machine. A device that is missing later is unknown.
     """
 
     def __init__(self, chosen: str, environment: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class MachineScope(Scope):
         self._chosen = chosen
         self._environment = environment
         self._labels: dict[str, str] = {}
-        """What each GPU is called, by uuid; empty before the first look that could be read."""
+        """By uuid; empty before the first look that could be read."""
         self._known_gpus: Sequence[Gpu] = ()
 
     def gpus(self, look: Look) -> tuple[Gpu, ...]:
@@ -62,7 +62,7 @@ class MachineScope(Scope):
     def activities(self, look: Look) -> list[Activity]:
         if look.problem is not None and not self._labels:
             return _activities(look, _labels(self._tentative(look)), _device)
-        # GPUs that are added to a machine belong to "all" too. The list is the same object for as long as it is equal.
+        # GPUs that are added later belong to "all" too. The list is the same object while it is equal.
         if look.problem is None and look.gpus is not self._known_gpus:
             if self._chosen == "all" or not self._labels:
                 self._labels = _labels(self.gpus(look)) | self._labels
@@ -70,7 +70,7 @@ class MachineScope(Scope):
         return _activities(look, self._labels, _device)
 
     def _tentative(self, look: Look) -> tuple[Gpu, ...]:
-        """While the machine cannot be read, its list of GPUs may be short: one that is not in it is no mistake yet."""
+        """While the machine cannot be read, its list of GPUs may be incomplete: a missing one is not an error yet."""
         try:
             return self.gpus(look)
         except BadInputError:
@@ -80,8 +80,8 @@ class MachineScope(Scope):
 class JobScope(Scope):
     """The GPUs that a job can see, narrowed to those that it uses once that is known.
 
-    On a GPU that is shared with another person only the job's own part counts: that person's load neither saves the
-    job nor dooms it. Where the driver does not tell whose work it was, a busy GPU is unknown, never idle.
+    On a GPU that is shared with another user only the job's own part counts. Where the driver does not report whose
+    work it was, a busy GPU is unknown, never idle.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class JobScope(Scope):
         """The uuids of the GPUs on which a process of the job was ever seen."""
         self._visible: dict[str, str] = {}
         self._labels: dict[str, str] = {}
-        """What every GPU of the machine was called when it was first seen, by uuid."""
+        """The label of every GPU when it was first seen, by uuid."""
 
     def observe(self, look: Look, progress: JobProgress = UNSEEN) -> Observation:
         return _observation(look, self.activities(look, self._pids), progress)
@@ -129,7 +129,9 @@ class JobScope(Scope):
         own = [process.utilization for process in processes if self._may_be_own(process, pids)]
         shares = [share for share in own if known(share)]
         if len(shares) < len(own) or not _is_attributed(used, processes):
-            return Unknown(f"it is shared with {describe(others[0])} and the driver does not tell whose work it was")
+            return Unknown(
+                f"it is shared with {describe(others[0])} and the driver does not report utilization per process"
+            )
         # A process's share is a mean: at the most, all of it was done in a single one of the samples.
         return min(sum(shares) * used.samples, used.peak)
 
@@ -138,35 +140,35 @@ class JobScope(Scope):
             return True
         if self.used:
             return False
-        # Not seen on any GPU yet: it may work through a daemon, so only other people's processes are surely not its.
+        # Not seen on a GPU yet, the job may work through a daemon: only other users' processes are surely not its.
         user = process.user
         return not known(user) or user == self._user or user in _NOBODY_ELSE or _is_container_user(user)
 
 
 def _is_among(process: Process, pids: Container[int]) -> bool:
-    """A pid of another namespace may be any number, one of the job's too: it says nothing."""
+    """A pid of another namespace may equal one of the job's by chance: it does not count."""
     return known(process.started) and process.pid in pids
 
 
 def _can_be_told_apart(processes: Sequence[Process]) -> bool:
-    """Not where a pid cannot be matched to a process here: it may be the job's. Nor behind an MPS server."""
+    """Whether each pid belongs to a process here, and none is an MPS server."""
     return all(known(process.started) and process.name != _MPS_SERVER for process in processes)
 
 
 def _is_attributed(used: Utilization, processes: Sequence[Process]) -> bool:
-    """Whether the work that the device did is put down to the processes in its list.
+    """Whether the listed processes account for the work of the device.
 
-    It is not where a process came and went between two looks, nor by drivers that answer the question with nothing.
+    They do not if a process came and went between two looks, or if the driver reports no shares.
     """
     shares = [process.utilization for process in processes]
     if any(not known(share) for share in shares):
-        return True  # the rest may be that process's: whoever it is, it is not the job's own
+        return True  # the rest may be that process's, which is not the job's
     attributed = sum(share for share in shares if known(share))
     return attributed >= used.mean * _LEAST_ATTRIBUTED or used.mean - attributed <= _ROUNDING * len(shares)
 
 
 def _is_container_user(user: str) -> bool:
-    """A number is a user without a name on this machine, as containers have them."""
+    """A number is a user without a name on this machine, as in containers."""
     return user.isdigit()
 
 
