@@ -221,7 +221,7 @@ def test_a_mistake_of_its_own_is_said_once_and_does_not_silence_it(
     fail(store, "train")
     with Receiver().listening() as hook, crying(webhook(hook), opened=opened, say=said.append):
         messages(hook)
-    assert said == ["nobody can be told what happens: internal error (ZeroDivisionError) (waiting, and trying again)"]
+    assert said == ["notifications are not sent: internal error (ZeroDivisionError) (trying again)"]
 
 
 def test_of_jobs_that_ended_only_those_are_loaded_that_are_told_of(store: Store) -> None:

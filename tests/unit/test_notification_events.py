@@ -209,7 +209,7 @@ def test_a_worker_that_is_not_heard_of_is_told_with_the_jobs_it_had() -> None:
     jobs = [job(name, state="running", attempt=name) for name in ("a", "b", "c")]
     running = [(attempt(one, "w1"), one) for one in jobs] + [(attempt(job("x"), "w2"), job("x"))]
     (told,) = look_at_gone(watching(), worker(), running=running)
-    assert told.sentence == "The worker on node7 has not been heard of for 65 s. It had 3 jobs: a, b and c."
+    assert told.sentence == "The worker on node7 has not been seen for 65 s. It had 3 jobs: a, b and c."
 
 
 def test_one_that_said_goodbye_is_not() -> None:
@@ -233,7 +233,7 @@ def test_after_a_while_without_the_queue_workers_get_time_to_be_heard() -> None:
 
 
 def test_one_that_is_heard_again_is_told_only_to_those_who_heard_that_it_was_gone() -> None:
-    for was_told, expected in ((True, ["The worker on node7 is heard of again."]), (False, [])):
+    for was_told, expected in ((True, ["The worker on node7 is back."]), (False, [])):
         ledger, pacer = MemoryLedger(), Throttle()
         if was_told:
             ledger.note_once("worker-gone:w1")

@@ -132,7 +132,7 @@ def test_a_machine_that_cannot_be_read_says_why() -> None:
 
 def test_a_running_job_whose_lease_has_ended_is_wrong_though_its_worker_is_there() -> None:
     health = judged(running=(running("silent"),))
-    assert health.headline == "train-17 on gpu-box is not heard of any more"
+    assert health.headline == "train-17 on gpu-box has not been seen for too long"
     assert health.points[0].job == "0a0a0a0a"
 
 

@@ -25,7 +25,7 @@ def test_what_a_gpu_did_when_its_worker_was_last_heard_of_is_not_told_as_now() -
     assert (found.there, found.left) == (False, True)
     assert (gpu.state, gpu.utilization, gpu.memory_used) == ("unknown", None, None)
     assert (gpu.name, gpu.memory_total, gpu.jobs) == ("A100", 80 * GIB, ("0a0a0a0a",))
-    assert gpu.note == "its worker was last heard of 5 min ago"
+    assert gpu.note == "its worker was last seen 5 min ago"
 
 
 def test_that_a_gpu_cannot_be_read_and_that_there_is_none_is_passed_on() -> None:

@@ -363,7 +363,7 @@ def test_what_is_unknown_is_no_zero() -> None:
 
 
 def test_a_machine_that_is_away_does_not_pass_for_one_that_is_there() -> None:
-    gone = make_machine(make_gpu(state="unknown", note="its worker was last heard of 3 min ago"), there=False)
+    gone = make_machine(make_gpu(state="unknown", note="its worker was last seen 3 min ago"), there=False)
     told = read(render(make_overview(machines=(gone,)), "operator")["machine-w-1"])
     assert "not heard of" in told
     assert "Pause" not in told

@@ -1,4 +1,4 @@
-"""What people are told of: from one look at the queue to the next, which events happened. No clock, no I/O."""
+"""Finds the events between two states of the queue. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Literal
@@ -13,50 +13,47 @@ from stoker.status.machines import worker_home
 Kind = Literal["failed", "stopped", "queue-empty", "gpu-unknown", "worker-gone"]
 Turn = Literal["happened", "began", "over"]
 
-# What happened while nobody was there to tell it is told so much later at the most.
+# Older events are not reported, for example after a long outage.
 MAX_AGE: Final = 3600.0
-# What became of an attempt is written a moment after its outcome; so long is waited for it.
+# The cause of an end is written a moment after the outcome.
 CAUSE_WITHIN: Final = 2.0
-# Who has not looked for so long has missed heartbeats, and must not take workers for gone before it has heard some.
+# After a longer gap, heartbeats were missed: no worker counts as lost before new ones could arrive.
 MAX_GAP: Final = 30.0
-# A page of reasons is for the page.
 _MAX_NAME: Final = 80
 _MAX_REASON: Final = 500
 _MAX_JOBS: Final = 3
 
-# A thing that lasts, and stays one thing when its worker is restarted: a GPU by its host and uuid, or a worker.
+# What a lasting condition is about: a GPU by host and uuid, or a worker.
 _Subject = tuple[str, str]
 _ALL_GPUS: Final = "*"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to tell."""
-
     kind: Kind
     key: str
-    """The same in every process that sees it."""
+    """The same in every process."""
     name: str
-    """What it is about, for a list of several."""
+    """Its subject, for a list."""
     sentence: str
     path: str
-    """Of the page that says more."""
+    """Of the page with details."""
     hint: str
-    """The command that says more."""
+    """The command that shows details."""
     turn: Turn = "happened"
-    """`began` and `over` for what lasts: told once until it is over, and then that it is."""
+    """`began` and `over` for a lasting condition, which is sent once each time."""
 
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look finds, as far as events are made of it."""
+    """The part of the queue that events are made of."""
 
     now: float
     """By the database's clock."""
     ended: Sequence[Job] = ()
-    """Those that failed lately, and the last that ended at all; newest first."""
+    """Recent failures and the last job that ended, newest first."""
     retried: Mapping[str, Job] = {}
-    """Jobs that run or wait again, by an attempt at them that has ended lately."""
+    """Jobs that are retried, by the attempt that has ended."""
     causes: Mapping[str, EndCause] = {}
-    """How attempts ended, as far as that is known by now."""
+    """How attempts ended, where known."""
     unfinished: bool = True
     """Whether any job runs, waits or is held."""
     workers: Sequence[Worker] = ()
@@ -64,7 +61,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventDetector:
-    """Remembers what was seen before."""
+    """Compares each state with the previous ones."""
 
     def __init__(self, kinds: Collection[str], unknown_after: float) -> None:
         self._kinds = frozenset(kinds)
@@ -74,20 +71,20 @@ class EventDetector:
         self._watching_since = 0.0
         self._polled: float | None = None
         self._unknown: dict[_Subject, float] = {}
-        """Since when, by the first look that found it so: the clocks of workers may be wrong."""
+        """Since when, by the first state that shows it: the clocks of workers may be wrong."""
         self._ok: set[_Subject] = set()
         self._reported: set[_Subject] = set()
-        """What was told to last, or found to have been told."""
+        """Conditions that were reported as begun."""
 
     def detect(self, state: QueueState) -> list[Event]:
-        """What happened since the look before; in the first look, also what is younger than an hour."""
+        """The events since the previous state; of the first state, those of the last hour."""
         if self._polled is None or state.now - self._polled > MAX_GAP:
             self._watching_since = state.now
         self._polled = state.now
         found = [*self._jobs(state), *self._queue_empty(state), *self._gpus(state), *self._workers(state)]
         fresh = [event for event in found if event.kind in self._kinds and event.key not in self._seen]
         self._seen |= {event.key: state.now for event in fresh if event.turn == "happened"}
-        # Twice as long as anything is found in the queue.
+        # Twice as long as an event can be found in the queue.
         self._seen = {key: at for key, at in self._seen.items() if state.now - at < 2 * MAX_AGE}
         return fresh
 
@@ -123,7 +120,7 @@ class EventDetector:
             hint="stoker list",
         )
 
-    # What lasts
+    # Lasting conditions
 
     def _gpus(self, state: QueueState) -> Iterator[Event]:
         workers = live_workers(state)
@@ -159,7 +156,7 @@ class EventDetector:
                 yield _lost(worker, silent, jobs)
 
     def _recovered(self, subject: _Subject) -> bool:
-        """Whether that it is fine may be news: also at first state, for others may have told that it is not."""
+        """Whether it may have recovered; also in the first state, since another process may have reported it."""
         if subject in self._ok:
             return False
         self._ok.add(subject)
@@ -173,7 +170,7 @@ def _is_by_rule(state: QueueState, attempt: str) -> bool:
 
 
 def awaits_cause(job: Job, state: QueueState) -> bool:
-    """Whether how it failed is not known, and may be in a moment."""
+    """Whether the cause of its failure may still arrive."""
     known = job.state != "failed" or job.ended is None or state.causes.get(_attempt(job))
     return not known and state.now - (job.ended or 0.0) < CAUSE_WITHIN
 
@@ -183,7 +180,7 @@ def live_workers(state: QueueState) -> list[Worker]:
 
 
 def _has_left(worker: Worker, state: QueueState) -> bool:
-    """It said goodbye, or another one was started in its place."""
+    """Whether it stopped regularly, or was restarted."""
     home = (worker.host, worker_home(worker.id))
     return worker.view.left or any(
         (other.host, worker_home(other.id)) == home and other.started >= worker.seen for other in live_workers(state)
@@ -191,8 +188,8 @@ def _has_left(worker: Worker, state: QueueState) -> bool:
 
 
 def _gpus_of(workers: Sequence[Worker]) -> dict[_Subject, tuple[Worker, WorkerGpu | None]]:
-    """Each GPU with who tells of it; of several workers the one that can read it. Without a GPU: the whole machine,
-    unless it has none."""
+    """Each GPU with the worker that reports it, preferably one that can read it. None stands for all of a machine's
+    GPUs."""
     found: dict[_Subject, tuple[Worker, WorkerGpu | None]] = {}
     for worker in workers:
         for gpu in worker.view.gpus if worker.view.absent else (None, *worker.view.gpus):
@@ -208,7 +205,7 @@ def _is_unknown(worker: Worker, gpu: WorkerGpu | None) -> bool:
     return worker.view.problem is not None and not worker.view.gpus
 
 
-# Words: whole sentences, without anything that a chat would take for markup.
+# Texts
 
 
 def _failed(job: Job) -> Event:
@@ -269,7 +266,7 @@ def _lost(worker: Worker, silent: float, jobs: Sequence[Job]) -> Event:
         kind="worker-gone",
         key=f"worker-gone:{worker.id}",
         name=one_line(worker.host),
-        sentence=f"The worker on {one_line(worker.host)} has not been heard of for {spoken(silent)}.{had}",
+        sentence=f"The worker on {one_line(worker.host)} has not been seen for {spoken(silent)}.{had}",
         path="/",
         hint="stoker top",
         turn="began",
@@ -281,7 +278,7 @@ def _back(worker: Worker) -> Event:
         kind="worker-gone",
         key=f"worker-gone:{worker.id}",
         name=one_line(worker.host),
-        sentence=f"The worker on {one_line(worker.host)} is heard of again.",
+        sentence=f"The worker on {one_line(worker.host)} is back.",
         path="/",
         hint="stoker top",
         turn="over",
@@ -296,7 +293,7 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 def _attempt(job: Job) -> str:
-    """What ended; a job that was cancelled before it started had no attempt."""
+    """Its last attempt; its own id if it was cancelled before it started."""
     return job.attempt or job.id
 
 

@@ -1,4 +1,4 @@
-"""Tells people what happened: looks at the queue, paces, and hands messages to senders; in a thread of its own."""
+"""Polls the queue for events and passes them through the throttle to the senders."""
 
 import contextlib
 import select
@@ -20,25 +20,24 @@ from stoker.queue.store import Store
 from stoker.settings import Notifications
 from stoker.units import parse_duration
 
-# Heartbeats ring no changes: a worker that is gone and a GPU that is unknown are found by looking.
+# Heartbeats do not count as changes: lost workers and unknown GPUs are found by polling.
 _POLL_EVERY: Final = 5.0
-# However often the changes rings.
+# However often the queue changes.
 _MIN_POLL_INTERVAL: Final = 1.0
-# How soon it notices that it is to stop.
+# How fast it reacts to a stop.
 _STEP: Final = 0.25
-# A transaction that was slow to commit tells of a time before the last look.
+# A slow transaction may commit an end from before the last poll.
 _OVERLAP: Final = 60.0
-# A queue that is away is asked for so often.
 _RETRY_AFTER: Final = 5.0
-# An attempt that ended without a finding has none after so long.
+# An attempt without a recorded cause after this has none.
 _CAUSE_WITHIN: Final = 30.0
 _FIRST_PAGE: Final = 200
 
 
 class Notifier:
-    """One per process; several processes tell each event once together.
+    """Sends each event once, even if several processes run a notifier.
 
-    `Crier(settings.notify, link, open_store, log).run(stop)` in a thread is all there is to it.
+    `Notifier(settings.notify, link, open_store, log).run(stop)` in a thread is all there is to it.
     """
 
     def __init__(
@@ -49,8 +48,8 @@ class Notifier:
         log: Callable[[str], None],
         retry_delays: Sequence[float] = RETRY_DELAYS,
     ) -> None:
-        """Refuses a URL that cannot work. `link` is the page's address, unless the settings have one; `log` gets
-        sentences for the log, from several threads, and none holds a URL. `open_store` is called in `run`."""
+        """Raises BadInputError for an invalid URL. `link` is the page's address unless the settings have one. `log` is
+        called from several threads, never with a URL."""
         self._open = open_store
         self._log = log
         self._link = settings.link or link
@@ -61,12 +60,12 @@ class Notifier:
         self._polled: float | None = None
         self._running: dict[str, Attempt] = {}
         self._awaiting_cause: dict[str, tuple[str, float]] = {}
-        """The jobs of attempts that no longer run, and since when."""
+        """Jobs of attempts that have ended without a known cause, and since when."""
         self._last_error = ""
-        """What was said last of why nobody can be told anything; empty once that is over."""
+        """The last error that was logged; empty once it is over."""
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop` is set. A queue that is away is waited for."""
+        """Runs until `stop` is set, and waits for a queue that is away."""
         for sender in self._senders:
             sender.start()
         try:
@@ -77,8 +76,8 @@ class Notifier:
                 except StokerError as error:
                     self._report_error(str(error))
                     stop.wait(_RETRY_AFTER)
-                except Exception as error:  # noqa: BLE001 - a mistake of ours must not silence it for ever
-                    # Its words are not ours, and might hold an address with a password.
+                except Exception as error:  # noqa: BLE001 - a bug must not end notifications
+                    # Its message may contain an address with a password.
                     self._report_error(f"internal error ({type(error).__name__})")
                     stop.wait(_RETRY_AFTER)
         finally:
@@ -86,7 +85,7 @@ class Notifier:
 
     def _report_error(self, why: str) -> None:
         if why != self._last_error:
-            self._log(f"nobody can be told what happens: {why} (waiting, and trying again)")
+            self._log(f"notifications are not sent: {why} (trying again)")
         self._last_error = why
 
     def _watch(self, store: Store, stop: threading.Event) -> None:
@@ -100,7 +99,7 @@ class Notifier:
             changes.close()
 
     def _poll(self, store: Store) -> bool:
-        """Whether more is about to be known."""
+        """Whether a cause is about to be known."""
         state = self._queue_state(store)
         self._throttle.add(self._detector.detect(state))
         self._polled = state.now
@@ -115,7 +114,7 @@ class Notifier:
         oldest = now - MAX_AGE
         running = store.running()
         jobs = {job.id: job for job in store.jobs(states=["running"], limit=2**31 - 1)} if running else {}
-        # Asked before what has ended: if nothing is left, the last one is among those.
+        # Before the ended jobs: if nothing is left, the last job is among them.
         unfinished = bool(running or jobs) or any(store.jobs(states=[state], limit=1) for state in ("queued", "held"))
         ended = _recently_ended(store, oldest if self._polled is None else max(oldest, self._polled - _OVERLAP))
         self._track_ended(running, now)
@@ -131,7 +130,7 @@ class Notifier:
         )
 
     def _track_ended(self, running: Sequence[Attempt], now: float) -> None:
-        """A job that is tried again is not among those that ended: its attempt is missed among those that run."""
+        """Finds attempts of retried jobs, which are not among the ended jobs: they run no more."""
         found = {attempt.id: attempt for attempt in running}
         self._awaiting_cause |= {
             attempt.id: (attempt.job, now) for attempt in self._running.values() if attempt.id not in found
@@ -152,15 +151,15 @@ class Notifier:
                 del self._awaiting_cause[name]
                 attempt = store.attempt(name) if causes[name].rule else None
                 if attempt is not None:
-                    with contextlib.suppress(BadInputError):  # somebody has had it forgotten since
+                    with contextlib.suppress(BadInputError):  # It was removed from the queue.
                         found = store.job(job)
                         if found.state not in ENDED:
-                            # Why it was stopped is told by the attempt: the job may run again, and log nothing of it.
+                            # The attempt has the reason; the job may run again.
                             retried[name] = msgspec.structs.replace(found, reason=attempt.reason)
         return retried
 
     def _wait(self, changes: ChangeListener, stop: threading.Event, longest: float) -> None:
-        """Until the changes rings or it is time to look; the next look is not too soon in any case."""
+        """Waits for a change or the next poll, but at least the minimum interval."""
         begun = time.monotonic()
         changed = False
         while not stop.is_set():
@@ -178,7 +177,7 @@ class Notifier:
             changed = changes.poll()
 
     def _shut_down(self) -> None:
-        """What nobody was told of may be told by the next one."""
+        """Releases events that were not sent: another process may send them."""
         undelivered = [sender.stop() for sender in self._senders]
         for channel in self._channels:
             channel.close()
@@ -189,11 +188,11 @@ class Notifier:
             with self._open() as store:
                 release(events, store)
         except StokerError as error:
-            self._log(f"{len(events)} events were not told to anybody: {error}")
+            self._log(f"{len(events)} events were not sent: {error}")
 
 
 def channels_of(settings: Notifications) -> list[AppriseChannel]:
-    """One for each URL, ready to send."""
+    """One for each URL, prepared."""
     channels = [AppriseChannel(url) for url in settings.urls]
     for number, channel in enumerate(channels, 1):
         channel.prepare(f"[notify]: URL {number} of {len(channels)}")
@@ -201,7 +200,7 @@ def channels_of(settings: Notifications) -> list[AppriseChannel]:
 
 
 def _sent_by_nobody(undelivered: Sequence[Sequence[Message]]) -> list[Event]:
-    """What every sender still has."""
+    """Events that every sender still has."""
     first, *others = undelivered or [[]]
     return [
         event
@@ -212,7 +211,7 @@ def _sent_by_nobody(undelivered: Sequence[Sequence[Message]]) -> list[Event]:
 
 
 def _recently_ended(store: Store, at: float) -> list[Job]:
-    """All that failed since then, for thousands may in a minute; of the others only the last that ended."""
+    """All jobs that failed since then, which may be thousands, and the last one that ended otherwise."""
     limit = _FIRST_PAGE
     while len(failed := store.failed_since(at, limit)) >= limit:
         limit *= 4

@@ -1,4 +1,4 @@
-"""A message to people: of one event its sentence, of several how many and which, and a link. Plain text."""
+"""Messages in plain text, and one sender thread per URL that delivers them with retries."""
 
 import re
 import threading
@@ -14,7 +14,7 @@ from stoker.notifications.events import Event, Kind, Turn, listed
 from stoker.notifications.throttle import SECONDS_BETWEEN
 from stoker.units import format_duration
 
-# What fits everywhere, and is read.
+# Fits every service.
 MAX_LENGTH: Final = 1000
 _MAX_LINK: Final = 200
 _MAX_NAMES: Final = 3
@@ -25,7 +25,7 @@ _TITLES: Final[dict[tuple[Kind, Turn], tuple[str, str]]] = {
     ("gpu-unknown", "began"): ("GPU cannot be read", "GPUs cannot be read"),
     ("gpu-unknown", "over"): ("GPU can be read again", "GPUs can be read again"),
     ("worker-gone", "began"): ("worker is gone", "workers are gone"),
-    ("worker-gone", "over"): ("worker is back", "workers are heard of again"),
+    ("worker-gone", "over"): ("worker is back", "workers are back"),
 }
 _TONES: Final[dict[tuple[Kind, Turn], Tone]] = {
     ("failed", "happened"): "failure",
@@ -38,7 +38,7 @@ _TONES: Final[dict[tuple[Kind, Turn], Tone]] = {
 }
 _LISTS: Final[dict[Kind, str]] = {"failed": "/jobs?state=failed", "stopped": "/jobs?state=failed"}
 _BY_SEVERITY: Final[tuple[Tone, ...]] = ("failure", "warning", "info", "success")
-# Letters that chats and mail programs make bold, links, mentions or pictures of, and ones that only look like them.
+# Characters that chats take for markup, and similar ones that they do not.
 _MARKUP: Final = str.maketrans("*`<>[]@~|\\", "∗ʼ‹›［］＠∼∣∖")
 _EDGE_UNDERSCORES: Final = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])")
 
@@ -48,12 +48,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     body: str
     events: tuple[Event, ...]
-    """All that it tells of."""
     tone: Tone = "info"
 
 
 def compose(kind: Kind, events: Sequence[Event], link: str, *, prefix: str = "") -> Message:
-    """`prefix` is the word `more` when it comes after a message of the same kind."""
+    """`prefix`: the word `more` after a message of the same kind."""
     parts = [
         _summary(group, prefix)
         for turn in ("happened", "began", "over")
@@ -68,19 +67,19 @@ def compose(kind: Kind, events: Sequence[Event], link: str, *, prefix: str = "")
         title=f"Stoker: {parts[0][0]}",
         body=f"{text}\n{where}",
         events=tuple(events),
-        # What is over is good news only when nothing else is told with it.
+        # The end of a problem is good news only if nothing else is in the message.
         tone=min((_TONES[kind, event.turn] for event in events), key=_BY_SEVERITY.index),
     )
 
 
 def plain(text: str) -> str:
-    """The same to the eye, and nothing else to a chat."""
+    """Text that looks the same and contains no markup."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     return _EDGE_UNDERSCORES.sub(lambda found: "＿" * len(found[0]), printable.translate(_MARKUP))
 
 
 def _summary(events: Sequence[Event], prefix: str) -> tuple[str, str]:
-    """The title, and what it is about."""
+    """The title and the body."""
     first = events[0]
     one, several = _TITLES[first.kind, first.turn]
     if len(events) == 1:
@@ -102,11 +101,11 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# A restart of the service, a longer one, an outage that somebody works on; what is older is no news.
+# A restart of the service, a long one, an outage. Older messages are dropped.
 RETRY_DELAYS: Final = (30.0, 120.0, 600.0)
-# A service that is down for days must not fill the memory; of the oldest nobody wants to hear any more.
+# A service that is down for days must not fill the memory: the oldest messages are dropped.
 _MAX_QUEUED: Final = 100
-# Whoever stops waits so long for a message that is on its way.
+# How long to wait for a message that is being sent.
 _STOP_TIMEOUT: Final = 5.0
 
 
@@ -117,7 +116,7 @@ class _Queued(msgspec.Struct):
 
 
 class Sender:
-    """One URL, and what is still to be brought there."""
+    """Delivers messages to one URL in its own thread."""
 
     def __init__(
         self, channel: AppriseChannel, log: Callable[[str], None], retry_delays: Sequence[float] = RETRY_DELAYS
@@ -128,15 +127,15 @@ class Sender:
         self._changed = threading.Condition()
         self._queue: list[_Queued] = []
         self._sent: dict[str, float] = {}
-        """When a message of each kind was last brought."""
+        """When a message of each kind was last sent."""
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"courier {channel.scheme}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"sender {channel.scheme}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Never waits."""
+        """Queues the message and returns at once."""
         with self._changed:
             self._queue.append(_Queued(message, time.monotonic()))
             if len(self._queue) > _MAX_QUEUED:
@@ -144,7 +143,7 @@ class Sender:
             self._changed.notify()
 
     def stop(self) -> list[Message]:
-        """What was not brought; one that is on its way counts as brought after a few seconds."""
+        """The messages that were not sent; one that is being sent counts as sent."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -158,15 +157,15 @@ class Sender:
                 self._channel.send(queued.message.title, queued.message.body, queued.message.tone)
             except StokerError as error:
                 self._failed(queued, str(error))
-            except Exception as error:  # noqa: BLE001 - a service's own code must not silence it for ever
-                # Its words might hold the URL.
+            except Exception as error:  # noqa: BLE001 - a bug in a service's plugin must not end the thread
+                # Its message may contain the URL.
                 self._failed(queued, f"the message by {self._channel.scheme} was not sent ({type(error).__name__})")
             else:
                 with self._changed:
                     self._sent[queued.message.kind] = time.monotonic()
 
     def _next(self) -> _Queued | None:
-        """The first that is due, once it is; None when it is time to stop."""
+        """Waits for the first message that is due; None when stopping."""
         with self._changed:
             while not self._stopping:
                 queued = min(self._queue, key=self._due, default=None)
@@ -178,7 +177,7 @@ class Sender:
         return None
 
     def _due(self, queued: _Queued) -> float:
-        """Those that a service could not send for a while must not come all at once."""
+        """Messages that had to wait are not sent all at once."""
         last = self._sent.get(queued.message.kind)
         return queued.due if last is None else max(queued.due, last + SECONDS_BETWEEN)
 

@@ -1,4 +1,4 @@
-"""How often people are told: of each kind of event once a minute at the most, in all processes, and nothing is lost."""
+"""Limits messages to one a minute per kind of event over all processes. No event is lost: the rest is combined."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -8,17 +8,17 @@ import msgspec
 
 from stoker.notifications.events import Event, Kind
 
-# Who is told more often than that looks no more.
+# People ignore more than one message a minute.
 SECONDS_BETWEEN: Final = 60.0
-# A message takes the stretch it is sent in and the two that follow: whoever finds the next one free is far enough away.
+# A message reserves the current slot and the next two: a process that finds its slot free is far enough away.
 _SLOT: Final = 30.0
 _SLOTS_PER_MESSAGE: Final = 3
-# Another process has sent something: when that was is not known.
+# Another process has sent a message at an unknown time.
 _RETRY_AFTER: Final = 5.0
 
 
 class SentEvents(Protocol):
-    """What was told, in all processes: `queue.Store` is one."""
+    """The events that any process has sent; `queue.Store` implements it."""
 
     def note_once(self, key: str) -> bool: ...
 
@@ -26,23 +26,23 @@ class SentEvents(Protocol):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Events of one kind that are to be one message."""
+    """Events of one kind for one message."""
 
     kind: Kind
     events: tuple[Event, ...]
     prefix: str
-    """`more` when it comes after one that this process sent a while ago."""
+    """`more` after an earlier message of this process."""
 
 
 class Throttle:
-    """Holds events back until they may be told. What is only once told is claimed just before: whoever dies while it
-    holds something back has told nobody, and another process or the next one finds it again."""
+    """Holds events back until they may be sent, and claims them just before. So the events of a process that dies are
+    found and sent by another one."""
 
     def __init__(self) -> None:
         self._new: deque[Event] = deque()
         self._pending: dict[Kind, list[Event]] = {}
         self._claimed: dict[Kind, list[Event]] = {}
-        """Claimed, and not sent yet."""
+        """Claimed but not sent yet."""
         self._blocked_until: dict[Kind, float] = {}
         self._sent: dict[Kind, float] = {}
 
@@ -50,7 +50,7 @@ class Throttle:
         self._new += events
 
     def due(self, now: float, sent: SentEvents) -> Iterator[Batch]:
-        """What is to be sent now; `now` by the clock that all processes share."""
+        """What to send now, by the database's clock."""
         self._sort_new(sent)
         for kind in {*self._pending, *self._claimed}:
             if now < self._blocked_until.get(kind, 0.0):
@@ -69,7 +69,7 @@ class Throttle:
                     sent.forget_note(key)
 
     def _sort_new(self, sent: SentEvents) -> None:
-        # Here and below one by one: a queue that goes away in the middle of it must not take events along.
+        # One by one, here and below: a queue that goes away in between must not lose events.
         while self._new:
             event = self._new[0]
             if event.turn == "over":
@@ -79,8 +79,8 @@ class Throttle:
             self._new.popleft()
 
     def _end(self, over: Event, sent: SentEvents) -> None:
-        """That something is over can be claimed once, and only after it was told to have begun, by whomever."""
-        # Whoever hears of it only now need not hear that it began.
+        """The end of a condition is claimed once, and only if its beginning was sent by any process."""
+        # A beginning that was not sent yet is dropped.
         if pending := [event for event in self._pending.get(over.kind, []) if event.key != over.key]:
             self._pending[over.kind] = pending
         else:
@@ -97,12 +97,12 @@ class Throttle:
         self._pending.pop(kind, None)
 
     def unsent(self) -> list[Event]:
-        """What was claimed and will not be sent: whoever leaves gives it back."""
+        """Claimed events that will not be sent."""
         return [event for events in self._claimed.values() for event in events]
 
 
 def release(events: Iterable[Event], sent: SentEvents) -> None:
-    """Lets another process tell these."""
+    """Lets another process send these."""
     for event in events:
         if event.turn == "over":
             sent.note_once(event.key)
@@ -111,7 +111,7 @@ def release(events: Iterable[Event], sent: SentEvents) -> None:
 
 
 def _reserve_slot(kind: Kind, now: float, sent: SentEvents) -> list[str]:
-    """The right to send one message of this kind now; empty when somebody sent one less than a minute ago."""
+    """The keys of the reserved slots; empty if another process has sent a message within a minute."""
     first = int(now // _SLOT)
     keys = [f"pace:{kind}:{number}" for number in range(first, first + _SLOTS_PER_MESSAGE)]
     return keys if all(sent.note_once(key) for key in keys) else []

@@ -1,4 +1,4 @@
-"""Everything about one job: what it is, why it is so, each attempt at it, and how far it is."""
+"""Everything about one job: its state and reason, its attempts and its progress."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,17 +21,17 @@ _NOTHING_FOUND: Final = AttemptDetails()
 
 
 class AttemptDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt, with what is known of it beyond the queue's own row."""
+    """One attempt and what is known about it."""
 
     attempt: Attempt
     host: str
-    """Where it ran; its worker's id when nobody knows the host any more."""
+    """Where it ran; the worker's id if the host is not known."""
     gpus: tuple[str, ...]
-    """What people call its GPUs."""
+    """The names of its GPUs."""
     details: AttemptDetails
-    """Why it ended, its report and how its batch size was found; each empty when nobody told."""
+    """Cause, report and fit; each empty if unknown."""
     whole_here: bool
-    """Whether its whole output is on this machine; elsewhere the queue keeps the end of it."""
+    """Whether its whole log is on this machine."""
 
     @property
     def stopped(self) -> str:
@@ -46,23 +46,22 @@ class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     why: Why
     needs: dict[str, State]
-    """The jobs that it still waits for."""
+    """The jobs it waits for."""
     attempts: tuple[AttemptDetail, ...]
-    """In their order."""
     progress: Progress | None
-    """Of the attempt that runs."""
+    """Of the running attempt."""
     last_line: str
-    """The last line that it printed, while it runs."""
+    """The last line of its log, while it runs."""
     snoozed_until: float | None
 
     @property
     def last(self) -> AttemptDetail | None:
-        """The attempt that runs, or else the last one."""
+        """The running attempt, or the last one."""
         return self.attempts[-1] if self.attempts else None
 
 
 def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
-    """Raises BadInputError when there is no such job. `home` is where this machine's attempts are."""
+    """Raises BadInputError if there is no such job. `home`: the state directory of this machine."""
     job = store.job(job_id)
     around = look_around(store)
     attempts = store.attempts(job.id)
@@ -104,10 +103,10 @@ def _attempts(
 
 
 def _with_record(told: AttemptDetails, directory: Path) -> AttemptDetails:
-    """What the queue has not been told yet is taken from the record, should the attempt have run here."""
+    """Adds what only the record on this machine has so far."""
     if (told.cause and told.report and told.fit) or not directory.is_dir():
         return told
-    # Here, because it brings the worker's whole room along.
+    # Imported late: it loads much.
     from stoker.engines.attempt import AttemptRecord
     from stoker.engines.delivery import details_of
 

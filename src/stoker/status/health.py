@@ -1,4 +1,4 @@
-"""Is everything all right? One answer in a few words, and what somebody should know, worst first. Pure."""
+"""Is everything all right? A headline and a list of issues, worst first. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -14,22 +14,20 @@ from stoker.status.machines import HIDDEN_AFTER, worker_home
 from stoker.status.model import EndedJob, GpuCard, Health, HealthIssue, Level, Machine, RunningJob, WaitingJob
 from stoker.units import format_memory
 
-# Failures of a day are news; older ones are history.
+# Older failures are not an issue any more.
 RECENT: Final = 86400.0
-# A driver that is reset or a machine that is busy is back by then.
+# A driver reset or a busy machine takes less.
 _UNKNOWN_FOR: Final = 180.0
-# Starting a job takes seconds, and a GPU that was freed comes to rest first: only what lasts is told.
+# Starting a job takes seconds, and so does freeing a GPU.
 _COULD_RUN_FOR: Final = 60.0
-# A moment between two jobs is no news.
+# GPUs are free for a moment between two jobs.
 _FREE_FOR: Final = 10.0
-# As much of a name as a phone shows on two lines with the words around it.
+# Fits on two lines of a phone.
 _LONGEST_NAME: Final = 40
 _WORK: Final = frozenset({"job", "background", "somebody"})
 
 
 class HealthInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answer rests on."""
-
     now: float
     paused: bool = False
     counts: Mapping[State, int] = {}
@@ -37,9 +35,9 @@ class HealthInputs(msgspec.Struct, frozen=True, kw_only=True):
     running: Sequence[RunningJob] = ()
     waiting: Sequence[WaitingJob] = ()
     failed: Sequence[EndedJob] = ()
-    """The newest that failed within `RECENT` and that nobody has dismissed, newest first."""
+    """The newest failures within `RECENT` that were not dismissed, newest first."""
     failures: int = 0
-    """How many there were in all."""
+    """How many there are in all."""
     stopped: Sequence[EndedJob] = ()
     """The same of those that a rule stopped."""
     stops: int = 0
@@ -50,12 +48,12 @@ def assess(facts: HealthInputs) -> Health:
 
 
 def without_queue(health: Health, away: str) -> Health:
-    """The same when the queue has gone away since, and why: an old answer must not pass for a new one."""
+    """Adds that the queue is away: an old answer must not look like a new one."""
     return _summed_up([HealthIssue(level="bad", sentence=_capital(away)), *health.points], ())
 
 
 def _summed_up(points: Sequence[HealthIssue], machines: Sequence[Machine]) -> Health:
-    """The points come worst first."""
+    """The points are sorted, worst first."""
     bad = sum(point.level == "bad" for point in points)
     if not points:
         return Health(level="good", headline=_all_is_well(machines))
@@ -86,7 +84,7 @@ def _all_is_well(machines: Sequence[Machine]) -> str:
     return f"All is well: {used} of {len(cards)} GPUs {_is(used)} in use"
 
 
-# What is wrong
+# Bad
 
 
 def _bad(facts: HealthInputs) -> Iterator[HealthIssue]:
@@ -105,12 +103,12 @@ def _bad(facts: HealthInputs) -> Iterator[HealthIssue]:
         yield from _orphaned(facts, "bad")
     for job in facts.running:
         if job.why.kind == "silent" and not any(_runs_on(job, machine) for machine in lost):
-            sentence = f"{_name(job.job)} on {job.host} is not heard of any more"
+            sentence = f"{_name(job.job)} on {job.host} has not been seen for too long"
             yield HealthIssue(level="bad", sentence=sentence, job=job.job.id, host=job.host)
 
 
 def _is_lost(machine: Machine, facts: HealthInputs) -> bool:
-    """Whether somebody should look where it is: it said no goodbye, and was here today or has jobs."""
+    """Whether it disappeared: it did not stop regularly, and was there today or has jobs."""
     if machine.there or machine.left:
         return False
     return facts.now - machine.seen <= HIDDEN_AFTER or any(_runs_on(job, machine) for job in facts.running)
@@ -137,7 +135,7 @@ def _unreadable(machine: Machine, now: float) -> Iterator[HealthIssue]:
 
 
 def _orphaned(facts: HealthInputs, level: Level) -> Iterator[HealthIssue]:
-    """Memory that no process holds: what a crashed job or a container left behind keeps others from the GPU."""
+    """Memory that no visible process holds, left by a crashed job or a container: it blocks the GPU."""
     queued = facts.counts.get("queued", 0)
     while_waiting = f", while {_jobs_wait(queued)}" if queued else ""
     for machine in facts.machines:
@@ -151,12 +149,12 @@ def _orphaned(facts: HealthInputs, level: Level) -> Iterator[HealthIssue]:
 
 
 def _is_orphaned(card: GpuCard) -> bool:
-    """Whether it holds memory for nobody who can be seen, and does nothing."""
+    """Whether it holds memory without a visible process, and does nothing."""
     unseen = card.state == "somebody" and not card.user and bool(card.memory_used)
     return unseen and card.utilization is not None and card.utilization < BUSY_FROM
 
 
-# What somebody should look at
+# Attention
 
 
 def _attention(facts: HealthInputs) -> Iterator[HealthIssue]:
@@ -181,7 +179,7 @@ def _failures(facts: HealthInputs) -> Iterator[HealthIssue]:
 
 
 def _failure(kind: Failure, newest: Sequence[EndedJob], sentence: str, count: int) -> HealthIssue:
-    """One leads to its job, several to the list of them."""
+    """One failure links to its job, several to the list."""
     job = newest[0].job
     return HealthIssue(
         level="attention", sentence=sentence, job=job.id if count == 1 else None, failure=kind, until=job.ended
@@ -197,7 +195,7 @@ def _stuck(facts: HealthInputs) -> Iterator[HealthIssue]:
     if large:
         more = f" and {_jobs(len(large) - 1, 'other ')}" if len(large) > 1 else ""
         yield _about(large[0], f"{_name(large[0])}{more} {'ask' if more else 'asks'} for more than any machine has")
-    # A person who holds a job writes no reason.
+    # A job held by a person has no reason.
     lost = [waiting.job for waiting in facts.waiting if waiting.why.kind == "held" and _is_lost_job(waiting.job)]
     if lost:
         more = f" and {_jobs(len(lost) - 1, 'other ')}" if len(lost) > 1 else ""
@@ -237,7 +235,7 @@ def _free(facts: HealthInputs) -> Iterator[HealthIssue]:
 
 
 def _could_run(facts: HealthInputs) -> Iterator[HealthIssue]:
-    """The first job that waits though there seems to be room for it: its reason says what keeps it."""
+    """The first job that waits although there seems to be room for it."""
     free = {machine.host: _free_cards(machine, facts.now, _COULD_RUN_FOR) for machine in facts.machines}
     for waiting in facts.waiting:
         job = waiting.job
@@ -266,7 +264,7 @@ def _lasts(card: GpuCard, machine: Machine, now: float, seconds: float) -> bool:
 
 
 def _is_unread(card: GpuCard) -> bool:
-    """A job that holds it keeps its place on it, and tells nothing of whether it works."""
+    """A GPU with a job may be unreadable too."""
     return card.state == "unknown" or card.unread_since is not None
 
 
@@ -275,11 +273,11 @@ def _unread_since(card: GpuCard, machine: Machine) -> float:
 
 
 def _since(card: GpuCard, machine: Machine) -> float:
-    """A worker has seen nothing before it started, whatever its clock says."""
+    """Not before the start of the worker, whatever its clock says."""
     return machine.started if card.since is None else max(card.since, machine.started)
 
 
-# Words
+# Texts
 
 
 def _about(job: Job, sentence: str) -> HealthIssue:

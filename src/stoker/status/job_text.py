@@ -1,4 +1,4 @@
-"""How a job is written on one line of a terminal or a page, whatever is in its command."""
+"""A job on one line of a terminal or a page."""
 
 import shlex
 from typing import Final
@@ -6,33 +6,33 @@ from typing import Final
 from stoker.masking import masked_command
 from stoker.queue.model import Job
 
-# More than any terminal is wide; a command may be a script of a hundred kilobytes.
+# Wider than any terminal; a command may be a script of a hundred kilobytes.
 _LONGEST: Final = 500
 
 
 def command_text(job: Job) -> str:
-    """The command as a person would type it, without the secrets in it."""
+    """The command as typed, with secrets masked."""
     return masked_command(whole_command(job))
 
 
 def whole_command(job: Job) -> str:
-    """The command as a person would type it."""
+    """The command as typed."""
     return job.command if isinstance(job.command, str) else shlex.join(job.command)
 
 
 def one_line(text: str) -> str:
-    """Without what would break a table or talk to the terminal: line ends become spaces, the rest is replaced."""
+    """Line ends become spaces; other unprintable characters are replaced."""
     shown = "".join(letter if letter.isprintable() else _stand_in(letter) for letter in text[:_LONGEST])
     return shown if len(text) <= _LONGEST else shown + "…"
 
 
 def job_label(job: Job) -> str:
-    """Its name, or else its command, on one line."""
+    """Its name, or its command, on one line."""
     return one_line(job.name or command_text(job))
 
 
 def quoted_label(job: Job, longest: int) -> str:
-    """The same, cut, and in quotes where it is more than one word: then it is seen where it ends."""
+    """A short label, in quotes if it has several words."""
     name = short_label(job, longest)
     return f"“{name}”" if " " in name else name
 

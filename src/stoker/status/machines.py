@@ -1,4 +1,4 @@
-"""Workers as people know them: one machine each, however often it was started, and what each of its GPUs does."""
+"""Machines: the newest worker of each home and host, with its GPUs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -9,19 +9,19 @@ from stoker.queue.explanation import spoken
 from stoker.queue.model import Attempt, Job, Worker, WorkerGpu
 from stoker.status.model import GpuCard, Machine
 
-# Who wants to know of a machine that has been away for longer asks for it by name.
+# Machines that were away for longer are not shown.
 HIDDEN_AFTER: Final = 86400.0
 
 
 def worker_home(worker: str) -> str:
-    """What the ids of all starts of a worker in one home begin with."""
+    """The common part of the ids of a worker over its restarts."""
     return worker.rpartition("-")[0] or worker
 
 
 def machines_of(
     workers: Iterable[Worker], attempts: Iterable[Attempt], jobs: Mapping[str, Job], now: float
 ) -> tuple[Machine, ...]:
-    """Those that matter now, by host. `jobs` are those that run, by id: whose they are is told."""
+    """Machines that are there, were there lately or have jobs, by host. `jobs`: the running ones, by id."""
     holding = {worker_home(attempt.worker) for attempt in attempts}
     newest: dict[tuple[str, str], Worker] = {}
     for worker in sorted(workers, key=lambda worker: worker.started):
@@ -52,14 +52,14 @@ def _machine(worker: Worker, jobs: Mapping[str, Job], now: float) -> Machine:
 
 
 def _unseen(gpu: WorkerGpu, worker: Worker, now: float) -> WorkerGpu:
-    """What is known of a GPU whose worker is away: what it is, and not what it does."""
+    """A GPU whose worker is away: its state is unknown."""
     return WorkerGpu(
         uuid=gpu.uuid,
         index=gpu.index,
         name=gpu.name,
         memory_total=gpu.memory_total,
         jobs=gpu.jobs,
-        note=f"its worker was last heard of {spoken(now - worker.seen)} ago",
+        note=f"its worker was last seen {spoken(now - worker.seen)} ago",
         since=worker.seen,
     )
 
@@ -83,23 +83,24 @@ def _card(gpu: WorkerGpu, jobs: Mapping[str, Job]) -> GpuCard:
 
 
 def _submitters(ids: Sequence[str], jobs: Mapping[str, Job]) -> str:
-    """Everybody once, in the order of the jobs."""
+    """Each submitter once, in the order of the jobs."""
     return ", ".join(dict.fromkeys(jobs[name].submitter for name in ids if name in jobs and jobs[name].submitter))
 
 
 class ClockCorrection:
-    """What a worker dates began between the first look that found it and the look before that one.
+    """Replaces the workers' times, whose clocks may be minutes off, by the database's.
 
-    What was there at the first look of all is taken as it is told."""
+    A state began between the first snapshot that shows it and the one before. Times in the first snapshot are taken as
+    they are."""
 
     def __init__(self) -> None:
         self._looked: dict[str, float] = {}
-        """When each machine was last found to be there, by its worker's id."""
+        """When each machine was last seen, by its worker's id."""
         self._dates: dict[str, dict[tuple[str, float], float]] = {}
-        """By worker: when what it dates so on a GPU began, by the database's clock."""
+        """By worker: the corrected time of each GPU and reported time."""
 
     def dated(self, machines: Sequence[Machine], now: float) -> tuple[Machine, ...]:
-        """The same by the database's clock, as is `now`."""
+        """The machines with corrected times; `now` is the database's."""
         dated = tuple(self._machine(machine, now) if machine.there else machine for machine in machines)
         kept = {machine.worker for machine in machines}
         self._looked = {worker: at for worker, at in self._looked.items() if worker in kept}

@@ -1,4 +1,4 @@
-"""The words of this room: the state of machines, GPUs, jobs and the queue at one moment, for people."""
+"""The state of machines, GPUs, jobs and the queue at one moment."""
 
 from typing import Final, Literal
 
@@ -10,25 +10,25 @@ from stoker.queue.model import Attempt, Failure, GpuUse, Job
 
 Level = Literal["good", "attention", "bad"]
 
-# What a screen shows of each; the rest is counted, and listed on a page of its own.
+# What a screen shows of each; the rest is only counted.
 MOST_RUNNING: Final = 200
 MOST_WAITING: Final = 50
 MOST_ENDED: Final = 20
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a job says it is, by the last progress bar in its output."""
+    """The progress of a job, by the last progress bar in its log."""
 
     fraction: float | None
-    """Of 1; None when the bar does not say."""
+    """Of 1; None if unknown."""
     text: str
     """The bar's own figures without its drawing: `317/1000 [02:11<04:40, 2.44it/s, loss=0.31]`."""
     remaining: float | None = None
-    """Seconds, by its own word."""
+    """Seconds, as the bar says."""
 
 
 class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU. None where its worker cannot tell."""
+    """One GPU. None means unknown."""
 
     uuid: str
     index: int
@@ -38,15 +38,15 @@ class GpuCard(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float | None
     state: GpuUse
     user: str
-    """For whom: the submitter of its job, the name of a background program, `alice's python (pid 4242)`; or empty."""
+    """The submitter of its job, the name of a background program, `alice's python (pid 4242)`; or empty."""
     since: float | None
     note: str
     jobs: tuple[str, ...]
-    """Ids of the queue's jobs on it."""
+    """Ids of the jobs on it."""
     unread_since: float | None = None
-    """Since when it cannot be read, whoever holds it."""
+    """Since when it cannot be read."""
     kept_for: str = ""
-    """The id of the job that it is kept free for."""
+    """The id of the job that it is reserved for."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,16 +55,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     host: str
     there: bool
-    """Whether it was heard of lately. What its GPUs did when it was not is told as unknown."""
+    """Whether it was seen lately. Otherwise its GPUs are unknown."""
     left: bool = False
-    """Whether it said goodbye: then nobody misses it."""
+    """Whether it stopped regularly."""
     seen: float
     started: float
     paused: bool
     problem: str | None
     simulated: bool
     absent: bool = False
-    """Whether it has no GPU at all, which is no fault."""
+    """Whether it has no GPU, which is not a fault."""
     gpus: tuple[GpuCard, ...]
 
 
@@ -73,11 +73,11 @@ class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
     attempt: Attempt | None
     host: str
     gpus: tuple[str, ...]
-    """What people call its GPUs."""
+    """The names of its GPUs."""
     why: Why
     progress: Progress | None
     last_line: str
-    """The last line that it printed, without escapes."""
+    """The last line of its log, without escapes."""
     snoozed_until: float | None = None
 
 
@@ -95,14 +95,14 @@ class EndedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthIssue(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that somebody should know."""
+    """One thing that a person should know."""
 
     level: Level
     sentence: str
     job: str | None = None
     host: str | None = None
     failure: Failure | None = None
-    """It is about jobs that failed so, which somebody may dismiss."""
+    """The kind of failures it is about, which can be dismissed."""
     until: float | None = None
     """When the newest of them ended."""
 
@@ -118,17 +118,17 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuHours(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU-hours over a stretch of time."""
+    """GPU-hours over a period."""
 
     since: float
     jobs: float = 0.0
     background: float = 0.0
     others: float = 0.0
-    """Somebody else's work on the GPUs of our workers."""
+    """Other users."""
     idle: float = 0.0
     unknown: float = 0.0
     saved: float = 0.0
-    """What jobs that a rule stopped would have held on to; see `overview.hours`."""
+    """What jobs that a rule stopped would have held; see `status.usage`."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,19 +136,19 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     now: float
     place: str
-    """Where the queue is, for people; no password in it."""
+    """Where the queue is, without a password."""
     paused: bool
     counts: dict[State, int]
     machines: tuple[Machine, ...]
     running: tuple[RunningJob, ...]
     waiting: tuple[WaitingJob, ...]
-    """Queued and held, in their order."""
+    """Queued and held, in queue order."""
     ended: tuple[EndedJob, ...]
-    """The last ones, newest first."""
+    """The last jobs to end, newest first."""
     health: Health
     hours: GpuHours
 
     @property
     def simulated(self) -> bool:
-        """Whether any machine's GPUs are simulated: then every screen says so."""
+        """Whether any GPUs are simulated: every screen then says so."""
         return any(machine.simulated for machine in self.machines)

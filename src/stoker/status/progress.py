@@ -18,26 +18,26 @@ from stoker.status.model import Progress
 if TYPE_CHECKING:
     from stoker.queue import Store
 
-# A bar is rewritten all the time, so it is near the end; what is further up is of something that is over.
+# A bar is near the end; one further up is finished.
 _MOST_LINES: Final = 30
-# Longer lines are no bars. It also bounds what the patterns look through.
+# Longer lines are not bars. It also limits the work of the patterns.
 _LONGEST_LINE: Final = 1000
 _LONGEST_TEXT: Final = 160
 
 _SCALES: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 
-# Stands for a drawing, once those are taken out: no harmless text holds it.
+# Replaces a drawn bar; plain text never contains it.
 _MARK: Final = "\0"
 _DRAWING: Final = re.compile(
-    r"(?<=%)\|[^|]*(?:\||$)"  # tqdm's, with whatever letters somebody chose
+    r"(?<=%)\|[^|]*(?:\||$)"  # tqdm, with any characters
     r"|\[[=#>.\-*█▒░━ ]{3,}\]"  # keras, wget, pip
     r"|[━╸╺█▉▊▋▌▍▎▏░▒▓■□▰▱](?:[━╸╺█▉▊▋▌▍▎▏░▒▓■□▰▱ ]*[━╸╺█▉▊▋▌▍▎▏░▒▓■□▰▱])"  # rich
 )
 
 _PERCENT: Final = r"(?<![\d.])(?P<percent>\d{1,3}(?:\.\d{1,6})?) ?%"
 _NUMBER: Final = r"\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,6})?"
-# A letter behind a blank is a scale only of bytes: `step 3/4 m=0.9` is not of millions.
+# A letter after a blank is a scale only with bytes: `step 3/4 m=0.9` does not mean millions.
 _BLANK: Final = r"(?: (?=[kMGTPE]?(?:i?B|bytes)\b))?"
 _COUNT: Final = (
     rf"(?<![\w./:-])(?P<done>{_NUMBER}){_BLANK}(?P<done_scale>[kMGTPE]?)(?P<done_unit>i?B|bytes)? *(?:/|of) *"
@@ -52,11 +52,11 @@ _WORDS: Final = (
 
 
 def _of(pattern: str) -> re.Pattern[str]:
-    # Of ASCII: other scripts have digits and letters that count as equal to these and cannot be looked up.
+    # ASCII only: other scripts have digits that match and cannot be looked up.
     return re.compile(pattern, re.IGNORECASE | re.ASCII)
 
 
-# Most lines have nothing of the kind, and are not looked at any further.
+# Most lines fail this quick check.
 _COULD_BE: Final = re.compile(r"[/%]|\bof\b")
 
 # What progress looks like, the surest first. Of several in one line the last counts: steps come after their epoch.
@@ -111,7 +111,7 @@ class _Sign(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What the bar itself tells, of one epoch if there are several."""
+    """What the bar itself shows, which may be one epoch of several."""
 
     fraction: float | None
     remaining: float | None
@@ -119,7 +119,7 @@ class _Part(NamedTuple):
 
 
 def progress_in(text: str) -> Progress | None:
-    """The last that the text tells, or None when it tells of none."""
+    """The last progress in the text, if any."""
     lines = [line for line in plain_text(text).split("\n") if line.strip()]
     recent = lines[-_MOST_LINES:]
     for number, line in reversed(list(enumerate(recent))):
@@ -134,7 +134,7 @@ def progress_in(text: str) -> Progress | None:
 
 
 def _epoch_of(line: str, sign: _Sign, above: Sequence[str]) -> tuple[int, int] | None:
-    """Which epoch of how many the bar is of, where that is told; None when it is not, or is all that is told."""
+    """The bar's epoch and the number of epochs; None if unknown, or if the bar counts the epochs."""
     found = _EPOCH.search(line)
     if found is None:
         if _of_epochs(line):
@@ -154,8 +154,8 @@ def _of_epochs(line: str) -> bool:
 
 
 def _of_all(part: _Part, epoch: int, epochs: int) -> tuple[float | None, float | None]:
-    """How far it is with all epochs, and how much longer they take if each takes as long as this one."""
-    # Most count from one. Who counts from zero is told from them only in the first, and is one short after that.
+    """Progress over all epochs, and the time left if each takes as long as this one."""
+    # Most programs count from one. Counting from zero shows only in the first epoch, and is one short after that.
     done, total = (epoch - 1, epochs) if epoch else (0, epochs + 1)
     if part.fraction is None:
         return None, None
@@ -178,7 +178,7 @@ def _sign_in(line: str) -> _Sign | None:
 
 
 def _understood(parts: Mapping[str, str | None]) -> _Sign | None:
-    """None when it cannot be meant: more than all of it."""
+    """None if it is more than the whole."""
     remaining = parts.get("remaining")
     if percent := parts.get("percent"):
         fraction = float(percent) / 100
@@ -204,7 +204,7 @@ def _amount(number: str, scale: str | None) -> float:
 
 
 def _times(line: str, sign: _Sign) -> tuple[float | None, float | None]:
-    """What remains, None also where all is counted (a last epoch is announced when it begins); and what has passed."""
+    """Remaining and elapsed seconds."""
     if sign.remaining is not None:
         return _seconds(sign.remaining), None if sign.elapsed is None else _seconds(sign.elapsed)
     found = next(filter(None, (pattern.search(line) for pattern in _REMAINING)), None)
@@ -213,7 +213,7 @@ def _times(line: str, sign: _Sign) -> tuple[float | None, float | None]:
         return _seconds(found["remaining"]), None if elapsed is None else _seconds(elapsed)
     beside = _BEHIND_BAR.search(line)
     seconds = None if beside is None else _seconds(beside["remaining"])
-    # Behind a full bar some write how long it took.
+    # After a full bar, some programs write how long it took.
     return (None if seconds and sign.fraction == 1.0 else seconds), None
 
 
@@ -230,15 +230,15 @@ def _seconds(text: str) -> float | None:
 
 
 def _figures(line: str, sign: _Sign) -> str:
-    """The line without its drawing; a percentage is left out where a count says the same."""
+    """The line without the drawn bar, and without a percentage where there is a count."""
     told = _PERCENT_BESIDE_BAR.sub(" ", line) if sign.has_count else line
     text = " ".join(told.replace(_MARK, " ").split())
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
 
 
-# A few screens of a terminal: more than any progress bar with its neighbours takes.
+# A few screens of a terminal.
 TAIL_SIZE: Final = 4096
-# Workers write the ends of outputs to the queue every few seconds: asking more often than that brings nothing new.
+# Workers write tails to the queue every few seconds.
 _ASK_QUEUE_EVERY: Final = 1.0
 _LAST_LINE_WIDTH: Final = 300
 
@@ -254,7 +254,7 @@ NO_OUTPUT: Final = LastOutput(None, "")
 
 
 class LastOutputs:
-    """Remembers what each attempt said: only what is new is read again."""
+    """Keeps what each attempt printed last: only new text is parsed again."""
 
     def __init__(self, home: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._home = home

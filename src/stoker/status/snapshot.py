@@ -1,4 +1,4 @@
-"""Everything at one moment, asked of the queue: so few questions that it may be done several times a second.
+"""Builds a snapshot with few queries, so that it can be done several times a second.
 
 Each question is answered from an index, whatever the number of jobs: what takes longer with the history of the queue,
 or changes slowly, is asked seldom and remembered in between.
@@ -32,15 +32,15 @@ from stoker.status.progress import NO_OUTPUT, LastOutputs
 if TYPE_CHECKING:
     from stoker.queue import Store
 
-# Totals of a week: they change by the minute.
+# Totals of a week change slowly.
 _HOURS_EVERY: Final = 20.0
 
 
 class SnapshotBuilder:
-    """Looks at one queue again and again; keeps what need not be asked each time."""
+    """Builds snapshots of one queue; caches what need not be queried each time."""
 
     def __init__(self, home: Path) -> None:
-        """`home` is where this machine's attempts are."""
+        """`home`: the state directory of this machine."""
         self._listening = LastOutputs(home)
         self._ended_counts = ThrottledCache[dict[State, int]]()
         self._failures = ThrottledCache[int]()
@@ -88,7 +88,7 @@ class SnapshotBuilder:
         )
 
     def _counts(self, store: "Store") -> dict[State, int]:
-        """Of those that have ended the count may be some seconds old where there are very many."""
+        """Counts of ended jobs may be some seconds old if there are very many."""
         if self._ended_counts.is_due():
             return dict(self._ended_counts.get(store.counts))
         kept = self._ended_counts.get(store.counts)
@@ -135,7 +135,7 @@ class SnapshotBuilder:
 
 
 def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:
-    """The first of those that are queued or held, in their order."""
+    """The first queued and held jobs, in queue order."""
     queued = store.in_line(MOST_WAITING)
     held = store.jobs(states=["held"], order="queue", limit=MOST_WAITING)
     needs = store.needs_of([job.id for job in queued if job.after or job.after_any])
@@ -153,16 +153,16 @@ def _hours(store: "Store", now: float) -> GpuHours:
 
 T = TypeVar("T")
 
-# A question that takes long is asked so seldom that it takes no more than this share of the time.
+# A slow query takes no more than this share of the time.
 SHARE: Final = 0.02
-# What takes less is asked each time: a machine that is busy for a moment must not make it look dear.
+# Faster queries are never cached: a machine that is busy for a moment must not make them look slow.
 CHEAP: Final = 0.01
-# What was dear once may only have been held up: until it was so twice, its answer is kept no longer than this.
+# A query that was slow only once may have been delayed: its answer is kept no longer than this.
 DOUBTFUL: Final = 5.0
 
 
 class ThrottledCache(Generic[T]):
-    """One answer: as fresh as its price allows, and never asked for again within `at_least` seconds."""
+    """One cached answer: as fresh as its cost allows, and not queried again within `at_least` seconds."""
 
     def __init__(self, at_least: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._at_least = at_least
@@ -175,7 +175,7 @@ class ThrottledCache(Generic[T]):
         return self._clock() >= self._due
 
     def get(self, ask: Callable[[], T]) -> T:
-        """What `ask` says, or said a short while ago."""
+        """The answer of `ask`, or a recent one."""
         began = self._clock()
         if began < self._due and self._kept:
             return self._kept[0]
@@ -189,5 +189,5 @@ class ThrottledCache(Generic[T]):
 
 
 def _worth(price: float) -> float:
-    """How many seconds an answer is kept that took so many."""
+    """How long to keep an answer that took this long."""
     return price / SHARE if price > CHEAP else 0.0

@@ -1,4 +1,4 @@
-"""What the GPUs did over a week, in hours, and what stopping the idle ones saved.
+"""What the GPUs did: hours over a week with what idle stops saved, and minutes over an hour.
 
 What was saved is an estimate: nobody knows how long a job that hangs would have held its GPUs. Here it is taken that
 somebody would have looked the next morning, so each idle stop saved the time from the stop until now, and no more than
@@ -19,7 +19,7 @@ UNTIL_SOMEBODY_LOOKS: Final = 12 * 3600.0
 
 
 def gpu_hours(totals: Mapping[GpuUse, float], stops: Iterable[tuple[float, int]], now: float) -> GpuHours:
-    """`totals` are seconds of one GPU since `now - STRETCH`; `stops` say when each idle stop was and what it freed."""
+    """`totals` are seconds of one GPU since `now - WEEK`; `stops` say when each idle stop was and what it freed."""
     since = now - WEEK
     saved = sum(_saved(now - ended) * gpus for ended, gpus in stops if ended >= since)
     return GpuHours(
@@ -34,7 +34,7 @@ def gpu_hours(totals: Mapping[GpuUse, float], stops: Iterable[tuple[float, int]]
 
 
 def _saved(ago: float) -> float:
-    # The clocks of two machines may differ a little: what ended in the future saved nothing yet.
+    # Clocks may differ: a stop in the future has saved nothing yet.
     return min(max(0.0, ago), UNTIL_SOMEBODY_LOOKS)
 
 
@@ -42,12 +42,12 @@ def _hours(seconds: float) -> float:
     return seconds / 3600.0
 
 
-# When a minute was shared, what is named first here is told of it: a job is what people look for.
+# The first of these that shared a minute stands for it.
 _IN_ORDER: Final[tuple[GpuUse, ...]] = ("job", "background", "somebody", "unknown", "free")
 
 
 class GpuSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU's minutes; None where nobody looked."""
+    """One GPU's minutes; None without a reading."""
 
     host: str
     gpu: str
@@ -57,11 +57,11 @@ class GpuSeries(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[int | None, ...]
     """Bytes."""
     state: tuple[GpuUse | None, ...]
-    """What it did most of the minute."""
+    """Its main state in the minute."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """Several GPUs over the same minutes, the last of which is still under way."""
+    """Several GPUs over the same minutes; the last minute is not over."""
 
     times: tuple[int, ...]
     """When each minute begins, in seconds since the epoch."""
@@ -69,7 +69,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usage_history(rows: Sequence[Usage], now: float, minutes: int = 60) -> History:
-    """The last so many minutes of every GPU that the rows tell of, by host and uuid."""
+    """The last minutes of every GPU in the rows, by host and uuid."""
     last = int(now // 60)
     first = last - minutes + 1
     told: dict[tuple[str, str], dict[int, Usage]] = {}
