@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from scripts.docs_reference import MARKER, PARTS, commands, fill_in, options_of
-from stoker.settings import Notifications, Settings
+from stoker.settings import EVENTS, Notifications, Settings
 from stoker.web.config import Config
 from tests.support import pages
 from tests.support.pages import DOCS, REFERENCE, ROOT, blocks, check_usage, names_in_tables, section, stoker_words
@@ -70,6 +70,12 @@ def test_settings_are_those_of_the_file() -> None:
     keys = {field.encode_name for field in msgspec.structs.fields(Notifications)}
     assert names_in_tables(section("settings.md", "`[notify]`")) == keys
     assert names_in_tables(section("settings.md", "`[web]`")) == set(Config.__struct_fields__) - {"queue", "home"}
+
+
+def test_events_of_notifications_are_those_that_can_be_sent() -> None:
+    page = (DOCS / "how-to" / "notifications.md").read_text()
+    _, _, table = page.partition("| event | when |\n")
+    assert names_in_tables(table.partition("\n\n")[0]) == set(EVENTS)
 
 
 def test_metrics_are_those_of_the_page() -> None:
