@@ -101,10 +101,10 @@ FAULTS = [
     Case(
         "absurd values", absurd, 0, "", ["unknown", "idle"],
         {
-            "utilization": "the driver reported 2.14748e+09 %, which cannot be",
+            "utilization": "the driver reported 2.14748e+09 %, which is impossible",
             "memory_used": "the driver reported 257698037760 bytes in use, more than the GPU has",
-            "power_watts": "the driver reported 4.29497e+06 W, which cannot be",
-            "temperature_celsius": "the driver reported 100000 °C, which cannot be",
+            "power_watts": "the driver reported 4.29497e+06 W, which is impossible",
+            "temperature_celsius": "the driver reported 100000 °C, which is impossible",
         },
     ),
     Case(

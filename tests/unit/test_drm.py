@@ -234,7 +234,7 @@ def test_a_memory_size_that_cannot_be_is_unknown(machine: FakeMachine, clock: Cl
 def test_a_sensor_that_fails_says_so_rather_than_that_there_is_none(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd()
     card.write("hwmon/hwmon0/power1_average", "n/a")
-    assert reason(first_reading(machine, clock).power) == "power1_average says 'n/a', which is not a number"
+    assert reason(first_reading(machine, clock).power) == "power1_average contains 'n/a', which is not a number"
 
 
 def test_power_falls_back_to_the_instant_figure(machine: FakeMachine, clock: Clock) -> None:

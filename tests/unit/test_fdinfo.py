@@ -578,7 +578,7 @@ def test_however_a_counter_wavers_its_shares_add_up_to_its_rise(counts: list[int
 
 @given(share=st.floats(0, 1), gap=st.none() | st.just("why"))
 def test_a_lower_bound_is_told_only_when_no_idle_threshold_lies_above_it(share: float, gap: str | None) -> None:
-    told = EngineUse(share, gap).told()
+    told = EngineUse(share, gap).certain()
     assert told == share if gap is None or share >= SURELY_BUSY else told == Unknown("why")
 
 

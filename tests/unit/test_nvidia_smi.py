@@ -238,7 +238,7 @@ class TestProcesses:
         assert mine.name == Path("/proc/self/comm").read_text().strip()
         assert reason(gone.name) == "no process with this pid is visible here"
         assert reason(gone.memory) == "nvidia-smi said [N/A]"
-        assert reason(gone.utilization) == "nvidia-smi does not tell it"
+        assert reason(gone.utilization) == "nvidia-smi does not report it"
 
     @pytest.mark.parametrize("text", ["No running processes found\n", "\n", ""])
     def test_a_machine_without_processes_has_none(

@@ -111,7 +111,7 @@ def test_shared_work_that_nobody_is_told_to_have_done_is_unknown(listed: tuple[P
 
 
 def test_another_process_of_unknown_share_may_have_done_the_rest() -> None:
-    assert peak_of_shared(0.5, mine(0.0), bobs(Unknown("the driver reported 255 %, which cannot be"))) == 0.0
+    assert peak_of_shared(0.5, mine(0.0), bobs(Unknown("the driver reported 255 %, which is impossible"))) == 0.0
 
 
 def test_what_rounding_hides_is_not_held_against_anybody() -> None:

@@ -1,1 +1,1 @@
-"""What this machine's GPUs are doing: the model, one module per source, the guarded prober."""
+"""What this machine's GPUs are doing: the model, the sources, and the prober that guards them."""

@@ -1,4 +1,4 @@
-"""AMD and Intel GPUs, read from what their kernel drivers show in /sys and /proc: no library, no command."""
+"""The `drm` source: AMD and Intel GPUs, read from sysfs and from the fdinfo of processes."""
 
 import os
 import re
@@ -60,7 +60,7 @@ class Card(NamedTuple):
 
 
 def find_cards(root: Path) -> tuple[Card, ...]:
-    """The AMD and Intel GPUs by PCI address; one without an address could not be told from another."""
+    """The AMD and Intel GPUs by PCI address; cards without one are left out, since they have no identity."""
     directory = root / "sys/class/drm"
     try:
         names = [entry.name for entry in directory.iterdir()]
@@ -82,12 +82,12 @@ def find_cards(root: Path) -> tuple[Card, ...]:
 
 
 def introduce(cards: tuple[Card, ...]) -> tuple[Gpu, ...]:
-    """The cards as the rest of the program knows them."""
+    """The cards as GPUs."""
     uuids = [_uuid(card) for card in cards]
     times = Counter(uuids)
     gpus = []
     for index, (card, uuid) in enumerate(zip(cards, uuids, strict=True)):
-        # Boards that share a number, as slices of one can, are still different GPUs.
+        # Partitions of one board can share a number, but are different GPUs.
         unique = uuid if times[uuid] == 1 else f"PCI-{card.address}"
         total = memory_total(card)
         gpus.append(Gpu(unique, index, _model(card), card.vendor, card.number, total, card.address))
@@ -96,7 +96,7 @@ def introduce(cards: tuple[Card, ...]) -> tuple[Gpu, ...]:
 
 def _uuid(card: Card) -> str:
     number = text(card.device, "unique_id")
-    # A board without a number of its own says zero.
+    # Boards without a number report zero.
     if known(number) and re.fullmatch(r"[0-9a-f]{1,32}", number) and number.strip("0"):
         return f"GPU-{number}"
     return f"PCI-{card.address}"
@@ -130,9 +130,9 @@ def _order(address: str) -> tuple[int, ...]:
 
 
 def state_of(card: Card) -> Literal["awake", "asleep"] | Unknown:
-    """Whether the card can be read now, found out without waking it."""
+    """Whether the card can be read without waking it."""
     if address_of(card.device) != card.address:
-        return Unknown(GONE)  # Unplugged, or another GPU has taken its number.
+        return Unknown(GONE)  # Unplugged, or replaced by another GPU.
     return "asleep" if text(card.device, "power/runtime_status") == "suspended" else "awake"
 
 
@@ -178,13 +178,13 @@ def memory_used(card: Card, total: Maybe[int]) -> Maybe[int]:
 
 
 def busy_now(card: Card) -> Maybe[float]:
-    """The driver's own figure of this instant, as a fraction of 1; only amdgpu has one."""
+    """The driver's instantaneous utilization; only amdgpu has one."""
     percent = number(card.device, "gpu_busy_percent")
     return plausible_fraction(percent) if known(percent) else percent
 
 
 def first_number(directories: list[Path], *names: str) -> Maybe[int]:
-    """The first number that one of these files holds; else why the first of them that is there does not."""
+    """The first number in these files; else why the first existing file has none."""
     why = Unknown(NOT_SUPPORTED)
     for name in names:
         for directory in directories:
@@ -197,17 +197,17 @@ def first_number(directories: list[Path], *names: str) -> Maybe[int]:
 
 
 def number(directory: Path, name: str) -> Maybe[int]:
-    """The whole number that a file holds."""
+    """The integer in a file."""
     written = text(directory, name)
     if not known(written):
         return written
     if re.fullmatch(r"-?[0-9]{1,20}", written) is None:
-        return Unknown(f"{name} says {written[:20]!r}, which is not a number")
+        return Unknown(f"{name} contains {written[:20]!r}, which is not a number")
     return int(written)
 
 
 def text(directory: Path, name: str) -> Maybe[str]:
-    """What a file says, without the space around it."""
+    """The stripped content of a file."""
     try:
         written = contents(f"{directory}/{name}").strip()
     except FileNotFoundError:
@@ -221,7 +221,7 @@ ASLEEP: Final = "the GPU is asleep"
 
 
 class _Sensors(NamedTuple):
-    """What a card's hardware monitors measure."""
+    """Values of a card's hardware monitors."""
 
     power: Maybe[float]
     limit: Maybe[float]
@@ -230,19 +230,19 @@ class _Sensors(NamedTuple):
 
 
 class _Used(NamedTuple):
-    """What the processes did on one card."""
+    """Use of one card by processes."""
 
     busy: EngineUse
     processes: Maybe[tuple[Process, ...]]
 
 
 def open_source(root: Path, argument: str = "") -> "DrmSource":  # noqa: ARG001 - the signature of a source's factory
-    """Opens what is under `root`, which stands for `/`; `AbsentError` when no AMD or Intel GPU is there."""
+    """`AbsentError` when there is no AMD or Intel GPU below `root`."""
     return DrmSource(root)
 
 
 class DrmSource:
-    """Reads the GPUs that were there when it was opened, in the order of their PCI addresses."""
+    """Reads the GPUs that existed when it was opened, in the order of their PCI addresses."""
 
     name = "drm"
 
@@ -251,24 +251,24 @@ class DrmSource:
         self._monotonic = monotonic
         self._cards = find_cards(root)
         self._gpus = introduce(self._cards)
-        self._people = ProcessCache(root, pids_from="proc")
+        self._process_cache = ProcessCache(root, pids_from="proc")
         self._ledger = EngineCounters()
         self._joules: dict[str, tuple[float, float]] = {}
-        """By card: when its energy counter was last read, and what it said."""
+        """By card: when its energy counter was last read, and its value."""
         self._last: float | None = None
 
     def look(self) -> Look:
         at, wall = self._monotonic(), time.time()
         span = 0.0 if self._last is None else max(0.0, at - self._last)
         self._last = at
-        self._people.refresh()
+        self._process_cache.refresh()
         states = {card.address: state_of(card) for card in self._cards}
         nodes = {node: card.address for card in self._cards for node in nodes_of(card)}
         if "awake" in states.values():
             seen = survey(self._root, {node for node in nodes if states[nodes[node]] == "asleep"})
         else:
             seen = Survey((), frozenset(), None)
-        holdings = _by_card(seen.holdings, nodes)
+        open_devices = _by_card(seen.open_devices, nodes)
         readings = []
         for card, gpu in zip(self._cards, self._gpus, strict=True):
             state = states[card.address]
@@ -280,13 +280,13 @@ class DrmSource:
                 self._joules.pop(card.address, None)
                 readings.append(_sleeping(card, gpu, span))
             else:
-                used = self._used(card, gpu, holdings.get(card.address, []), seen, span)
+                used = self._used(card, gpu, open_devices.get(card.address, []), seen, span)
                 readings.append(self._read(card, gpu, used, at, span))
         note = f"Not every process on the GPUs may be listed: {seen.unseen}." if seen.unseen else None
         return Look(self.name, at, wall, self._gpus, tuple(readings), note=note)
 
     def close(self) -> None:
-        self._people.close()
+        self._process_cache.close()
 
     def _read(self, card: Card, gpu: Gpu, used: _Used, at: float, span: float) -> Reading:
         total = memory_total(card)
@@ -305,19 +305,19 @@ class DrmSource:
             Unknown(NOT_SUPPORTED),
         )
 
-    def _used(self, card: Card, gpu: Gpu, holdings: list[OpenDevice], seen: Survey, span: float) -> _Used:
-        clients, owners = _distinct(holdings)
+    def _used(self, card: Card, gpu: Gpu, open_devices: list[OpenDevice], seen: Survey, span: float) -> _Used:
+        clients, owners = _distinct(open_devices)
         began = self._ledger.began(card.address) and span > 0
         work = self._ledger.work(card.address, clients, span)
         busy = busiest(work.values(), seen.unseen if began else NEEDS_TWO_LOOKS)
-        if not holdings and seen.unseen is not None:
+        if not open_devices and seen.unseen is not None:
             return _Used(busy, Unknown(seen.unseen))
         own: dict[int, list[str]] = {}
         for name, pid in owners.items():
             own.setdefault(pid, []).append(name)
         processes: dict[int, Process] = {}
-        for holding in holdings:
-            pid = holding.pid
+        for device_file in open_devices:
+            pid = device_file.pid
             memory: Maybe[int]
             share: Maybe[float]
             if pid in processes:
@@ -325,10 +325,10 @@ class DrmSource:
             if pid in own:
                 memory = _sum((clients[name].memory for name in own[pid]), gpu.memory)
                 gap = ROCM_UNCOUNTED if pid in seen.rocm else None
-                share = busiest((work[name] for name in own[pid]), gap).told()
+                share = busiest((work[name] for name in own[pid]), gap).certain()
             else:
-                memory = share = Unknown(f"counted with process {owners[_name(holding)]}, which shares it")
-            processes[pid] = self._people.process(pid, memory, share)
+                memory = share = Unknown(f"counted with process {owners[_name(device_file)]}, which shares it")
+            processes[pid] = self._process_cache.process(pid, memory, share)
         return _Used(busy, tuple(processes.values()))
 
     def _sensors(self, card: Card, at: float) -> _Sensors:
@@ -345,7 +345,7 @@ class DrmSource:
         )
 
     def _power(self, card: Card, monitors: list[Path], energy: Maybe[float], at: float) -> Maybe[float]:
-        """The mean over the span from the energy counter, which misses nothing; else what the driver says."""
+        """The mean over the span from the energy counter, else the driver's value."""
         before = self._joules.pop(card.address, None)
         mean: Maybe[float] = Unknown(NEEDS_TWO_LOOKS)
         if known(energy):
@@ -363,50 +363,50 @@ class DrmSource:
 def _utilization(card: Card, engines: EngineUse) -> Maybe[Utilization]:
     if card.vendor == "amd":
         share = busy_now(card)
-        # That figure is of this instant; a burst between looks shows only in the engines' counters, which in
-        # turn know nothing of ROCm, so that on their own they are a lower bound.
+        # The driver's value is instantaneous; bursts between looks show only in the engine counters, which do not
+        # include ROCm and are a lower bound.
         if known(share):
             share = max(share, engines.share)
         elif engines.share >= SURELY_BUSY:
             share = engines.share
         return Utilization(share, share, 1) if known(share) else share
-    share = engines.told()
+    share = engines.certain()
     return Utilization(share, share, 0) if known(share) else share
 
 
 def _sleeping(card: Card, gpu: Gpu, span: float) -> Reading:
-    """A GPU that its driver has switched off does nothing, and it is let sleep on."""
+    """A suspended GPU is idle, and is not woken to be read."""
     why = Unknown(ASLEEP)
-    # amdgpu keeps these two in the driver's own books: asking for them does not wake the board.
+    # amdgpu answers these two without waking the board.
     total = memory_total(card)
     used = memory_used(card, total)
     idle = Utilization(0.0, 0.0, 1)
     return Reading(gpu.uuid, span, idle, used, total, why, why, why, why, (), Unknown(NOT_SUPPORTED))
 
 
-def _by_card(holdings: Iterable[OpenDevice], nodes: dict[str, str]) -> dict[str, list[OpenDevice]]:
-    """The holdings by the PCI address of their card: as fdinfo says, else by the name of the node."""
+def _by_card(open_devices: Iterable[OpenDevice], nodes: dict[str, str]) -> dict[str, list[OpenDevice]]:
+    """The open_devices by the PCI address of their card: as fdinfo says, else by the name of the node."""
     cards: dict[str, list[OpenDevice]] = {}
-    for holding in holdings:
-        address = holding.client.pdev or nodes.get(holding.node)
+    for device_file in open_devices:
+        address = device_file.client.pdev or nodes.get(device_file.node)
         if address is not None:
-            cards.setdefault(address, []).append(holding)
+            cards.setdefault(address, []).append(device_file)
     return cards
 
 
-def _name(holding: OpenDevice) -> str:
-    """What makes a client one and the same however often its file is open."""
-    return holding.client.id or f"{holding.pid} on {holding.node}"
+def _name(device_file: OpenDevice) -> str:
+    """The identity of a client, however often its file is open."""
+    return device_file.client.id or f"{device_file.pid} on {device_file.node}"
 
 
-def _distinct(holdings: Iterable[OpenDevice]) -> tuple[dict[str, Client], dict[str, int]]:
-    """Each client once, and the process it is counted with: the lowest pid of those that share it."""
+def _distinct(open_devices: Iterable[OpenDevice]) -> tuple[dict[str, Client], dict[str, int]]:
+    """Each client once, and the lowest pid of the processes that share it."""
     clients: dict[str, Client] = {}
     owners: dict[str, int] = {}
-    for holding in holdings:
-        name = _name(holding)
+    for device_file in open_devices:
+        name = _name(device_file)
         if name not in clients:
-            clients[name], owners[name] = holding.client, holding.pid
+            clients[name], owners[name] = device_file.client, device_file.pid
     return clients, owners
 
 
@@ -424,7 +424,7 @@ def _energy(monitors: list[Path]) -> Maybe[float]:
     if not known(microjoules):
         return microjoules
     if microjoules < 0:
-        return Unknown(f"the driver reported {microjoules} µJ, which cannot be")
+        return Unknown(f"the driver reported {microjoules} µJ, which is impossible")
     return microjoules / 1e6
 
 

@@ -1,4 +1,4 @@
-"""What processes do on DRM GPUs, as the kernel counts it for every open device file in /proc/PID/fdinfo."""
+"""Use of DRM GPUs by processes, as the kernel counts it for every open device file in /proc/PID/fdinfo."""
 
 import os
 import re
@@ -15,13 +15,13 @@ UNCOUNTED: Final = "the driver does not count engine time per process"
 NO_MEMORY: Final = "the driver does not report memory per process"
 ROCM_UNCOUNTED: Final = "work through ROCm is not counted per process"
 
-# A share of which parts may be missing is only a lower bound. It is told when it is above what the highest
-# threshold in use calls idle (70 %), so that nobody's work is taken for idleness because it was out of sight.
+# Engine use of which parts may be invisible is a lower bound. It is reported only above the highest threshold for
+# idle in use (70 %), so that invisible work is never taken for idleness.
 SURELY_BUSY: Final = 0.8
 # An engine class is at most some dozens of rings (64 on the largest boards): a counter that ran faster than
 # all of them together is garbage, or was not the work of this span.
 MOST_RINGS: Final = 64
-# fdinfo and sysfs files are a page or two; whatever is longer than this is none of them.
+# fdinfo and sysfs files are a page or two.
 MOST_BYTES: Final = 2**20
 
 PCI_ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
@@ -61,12 +61,12 @@ class Client(NamedTuple):
     pdev: str | None
     id: str | None
     counted: bool
-    """Whether all of its engine time is told: some drivers cannot count it, and a file can be cut short."""
+    """Whether all of its engine time is known: some drivers cannot count it, and a file can be truncated."""
     engines: Mapping[str, EngineCounter]
     memory: Maybe[int]
 
 
-NOTHING_TOLD: Final = Client(None, None, False, {}, Unknown(NO_MEMORY))
+NOTHING_REPORTED: Final = Client(None, None, False, {}, Unknown(NO_MEMORY))
 
 
 def parse(text: str) -> Client:
@@ -134,9 +134,9 @@ class OpenDevice(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """Who holds GPU device files, in the order of their pids."""
+    """Processes with open GPU device files, in the order of pids."""
 
-    holdings: tuple[OpenDevice, ...]
+    open_devices: tuple[OpenDevice, ...]
     rocm: frozenset[int]
     """The processes that can compute through ROCm's own device, which fdinfo does not count."""
     unseen: str | None
@@ -144,10 +144,7 @@ class Survey(NamedTuple):
 
 
 def survey(root: Path, asleep: Collection[str]) -> Survey:
-    """Looks through the open files of all processes, leaving alone those of the nodes in `asleep`.
-
-    Reading the fdinfo of a sleeping GPU can wake it.
-    """
+    """Reads the open device files of all processes, except those of suspended nodes: reading fdinfo can wake a GPU."""
     proc = str(root / "proc")
     try:
         with os.scandir(proc) as entries:
@@ -157,7 +154,7 @@ def survey(root: Path, asleep: Collection[str]) -> Survey:
     unseen = OUTSIDE if inside_pid_namespace(root) else None
     if 1 not in pids:
         unseen = OTHER_USERS  # /proc is mounted so that it does not even list them.
-    holdings: list[OpenDevice] = []
+    open_devices: list[OpenDevice] = []
     rocm: set[int] = set()
     for pid in pids:
         try:
@@ -176,8 +173,8 @@ def survey(root: Path, asleep: Collection[str]) -> Survey:
             elif (node := device.removeprefix("/dev/dri/")) not in asleep:
                 client = _client(f"{proc}/{pid}/fdinfo/{descriptor}")
                 if client is not None:
-                    holdings.append(OpenDevice(pid, node, client))
-    return Survey(tuple(holdings), frozenset(rocm), unseen)
+                    open_devices.append(OpenDevice(pid, node, client))
+    return Survey(tuple(open_devices), frozenset(rocm), unseen)
 
 
 def _open_devices(directory: str) -> list[tuple[str, str]]:
@@ -200,7 +197,7 @@ def _client(path: str) -> Client | None:
     except (FileNotFoundError, ProcessLookupError):
         return None  # It was closed just now.
     except OSError:
-        return NOTHING_TOLD
+        return NOTHING_REPORTED
 
 
 class EngineUse(NamedTuple):
@@ -208,34 +205,34 @@ class EngineUse(NamedTuple):
 
     share: float
     gap: str | None
-    """Why it may have worked more than that."""
+    """Why it may have been more."""
 
-    def told(self) -> Maybe[float]:
-        """The share, unless what is missing in it could make an idle GPU of a busy one."""
+    def certain(self) -> Maybe[float]:
+        """The share; unknown when what is missing could make the difference between idle and busy."""
         return self.share if self.gap is None or self.share >= SURELY_BUSY else Unknown(self.gap)
 
 
 class Work(NamedTuple):
-    """What one client had done over a span: the share of each class of engines."""
+    """Engine use of one client over a span, by class of engines."""
 
     engines: Mapping[str, float]
     gap: str | None
-    """Why it may have been more than that."""
+    """Why it may have been more."""
 
 
 def busiest(works: Iterable[Work], gap: str | None = None) -> EngineUse:
-    """What several clients did together; `gap` is a reason for doubt that is not theirs."""
+    """The engine use of several clients together; `gap` is a reason why there may be more clients."""
     engines: dict[str, float] = {}
     for work in works:
         gap = work.gap or gap
         for name, share in work.engines.items():
             engines[name] = engines.get(name, 0.0) + share
-    # Clocks are not read at the same instant and rings of one class overlap: a little more than all is all.
+    # Clocks are not read at the same instant and rings of one class overlap: a little above 1 means 1.
     return EngineUse(min(1.0, max(engines.values(), default=0.0)), gap)
 
 
 class EngineCounters:
-    """The counters of the look before, by card and client: all that is remembered from look to look."""
+    """The counters of the look before, by card and client."""
 
     def __init__(self) -> None:
         self._before: dict[str, dict[str, dict[str, EngineCounter]]] = {}
@@ -244,11 +241,11 @@ class EngineCounters:
         self._before.pop(card, None)
 
     def began(self, card: str) -> bool:
-        """Whether there is a look before this one to compare with."""
+        """Whether there was a look before this one."""
         return card in self._before
 
     def work(self, card: str, clients: Mapping[str, Client], span: float) -> dict[str, Work]:
-        """What the clients of a card did since it was last looked at, and remembers their counters."""
+        """The engine use of a card's clients since the look before; stores their counters."""
         before = self._before.get(card)
         self._before[card] = {
             name: _caught_up((before or {}).get(name, {}), client.engines) for name, client in clients.items()
@@ -260,7 +257,7 @@ class EngineCounters:
 
 
 def _caught_up(before: Mapping[str, EngineCounter], now: Mapping[str, EngineCounter]) -> dict[str, EngineCounter]:
-    """The counters as they stand: one that went backwards must catch up with itself before it counts on."""
+    """The highest counters seen: one that went backwards counts again after it has caught up."""
     kept = dict(before)
     for name, engine in now.items():
         kept[name] = engine._replace(busy=max(engine.busy, before[name].busy)) if name in before else engine
@@ -297,5 +294,5 @@ def _share(before: EngineCounter, now: EngineCounter, span: float) -> Maybe[floa
 
 
 def complaint(error: OSError) -> str:
-    """What went wrong, as part of a sentence."""
+    """The error as part of a sentence."""
     return (error.strerror or type(error).__name__).lower()

@@ -1,4 +1,7 @@
-"""The helper process that alone touches the driver: it may block or die there, the prober that asks it does not."""
+"""The helper process, which alone calls the driver: it may block or die there, the prober does not.
+
+One byte on standard input asks for a look; a framed reply follows on standard output.
+"""
 
 import contextlib
 import os
@@ -17,8 +20,8 @@ from stoker.gpus.source import AbsentError, Source, open_source
 from stoker.procfs import close_inherited_descriptors
 
 NAME: Final = "stoker-gpus"
-ASKED: Final = 0
-TOLD: Final = 1
+REQUESTS: Final = 0
+REPLIES: Final = 1
 _NO_GPUS: Final[tuple[Gpu, ...]] = ()
 
 
@@ -31,14 +34,14 @@ def frame(body: bytes) -> bytes:
 
 
 class HelperReply(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to one ask. `look.gpus` is empty when `same_gpus`: they seldom change and need not travel."""
+    """The reply to one request. `look.gpus` is empty when `same_gpus`: they seldom change."""
 
     look: Look | None
     same_gpus: bool = False
     absent: str | None = None
     """Why there is no source to look with."""
     choices: tuple[Choice, ...] = ()
-    """With the first look of a source: why it was taken, and others left."""
+    """With the first look: why this source was taken and others were left."""
 
 
 def main() -> None:
@@ -48,17 +51,17 @@ def main() -> None:
 
 
 def serve(spec: str, root: str) -> None:
-    """Answers the asks on standard input until it is closed, which is how the prober says goodbye."""
-    # A terminal's Ctrl-C is for the program in front of the person; this one goes when its prober goes.
+    """Answers requests on standard input until the prober closes it."""
+    # Ctrl-C at a terminal is for the program in the foreground; the helper ends with its prober.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Whoever looks for users of the GPUs must be able to tell that this is none.
+    # A search for users of the GPUs must recognize this process as none.
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
     close_inherited_descriptors()
     reader = _Reader(spec, Path(root))
     encode = msgspec.msgpack.Encoder().encode
     try:
-        while os.read(ASKED, 1) == ASK:
+        while os.read(REQUESTS, 1) == ASK:
             _write(frame(encode(reader.answer())))
     except BrokenPipeError:
         pass  # the prober is gone
@@ -69,11 +72,11 @@ def serve(spec: str, root: str) -> None:
 def _write(message: bytes) -> None:
     view = memoryview(message)
     while view:
-        view = view[os.write(TOLD, view) :]
+        view = view[os.write(REPLIES, view) :]
 
 
 class _Reader:
-    """A source that is opened at the first ask, so that a driver that blocks at its opening is guarded too."""
+    """Opens the source at the first request, so that a driver that blocks then is guarded too."""
 
     def __init__(self, spec: str, root: Path) -> None:
         self._spec = spec
@@ -91,8 +94,8 @@ class _Reader:
             return HelperReply(None, absent=str(absent))
         except StokerError as error:
             look = self._failed(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever broke here, the watcher must hear "unknown", not lose its reader
-            look = self._failed(f"Stoker's own reader failed: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - any failure must become an unknown look, not the end of the helper
+            look = self._failed(f"Stoker's reader failed: {type(error).__name__}: {error}")
         if not look.gpus:
             return HelperReply(look, choices=choices)
         if look.gpus == self._sent and not choices:

@@ -1,4 +1,4 @@
-"""The words of this room: a `Gpu`, what it did (`Reading`), and a `Look` at all of them at once.
+"""A `Gpu`, what it did over a span of time (`Reading`), and a `Look` at all GPUs at once.
 
 Every field of a reading may be `Unknown`, with the reason in words. Zero is a value, not an absence: test with
 `known(...)`, never by truth.
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """A value that could not be had, and why. The reason is part of a sentence: no capital, no full stop."""
+    """A value that is not available, and why. The reason is part of a sentence: no capital, no full stop."""
 
     reason: str
 
@@ -28,7 +28,7 @@ def known(value: T | Unknown) -> "TypeIs[T]":
 
 
 class Gpu(msgspec.Struct, frozen=True, array_like=True):
-    """One device. The uuid is its identity; the index is only what a person types."""
+    """One device. Its identity is the uuid; the index is for people to type."""
 
     uuid: str
     index: int
@@ -45,13 +45,13 @@ class Gpu(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Utilization(NamedTuple):
-    """The share of time in which at least one kernel ran, as fractions of 1, since the look before."""
+    """The fraction of time in which at least one kernel ran since the look before."""
 
     peak: float
     mean: float
     samples: int
-    """How many driver samples this is made of: 1 means that it may have missed a burst, 0 that it is no sample but a
-    counter of all the time since the look before."""
+    """The number of driver samples: 1 means that a burst may have been missed; 0 means a counter that covers all the
+    time since the look before."""
 
 
 class Process(msgspec.Struct, frozen=True, array_like=True):
@@ -67,9 +67,9 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pipes(NamedTuple):
-    """What the parts of the chip did since the look before (GPM, Hopper and newer), as fractions of 1.
+    """Activity of the parts of the chip since the look before (GPM, Hopper and newer), as fractions of 1.
 
-    A spinning collective holds the SMs at 100 % while these stay near zero.
+    A spinning collective keeps utilization at 100 % while these stay near zero.
     """
 
     graphics: Maybe[float]
@@ -79,16 +79,16 @@ class Pipes(NamedTuple):
 
 
 class Reading(msgspec.Struct, frozen=True, array_like=True):
-    """What one GPU did over the stretch of time since the look before."""
+    """What one GPU did since the look before."""
 
     uuid: str
     span: float
-    """Seconds that this reading speaks for."""
+    """Seconds that this reading covers."""
     utilization: Maybe[Utilization]
     memory_used: Maybe[int]
     memory_total: Maybe[int]
     power: Maybe[float]
-    """Watts: the mean over the span where there is an energy counter, else the driver's own figure."""
+    """Watts: the mean over the span if there is an energy counter, else the driver's figure."""
     power_limit: Maybe[float]
     energy: Maybe[float]
     """Joules since the driver was loaded, where there is a counter."""
@@ -99,13 +99,13 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def vouched(self) -> float:
-        """Seconds before the look of which the utilization tells; none where it is the sample of a moment."""
+        """Seconds before the look that the utilization covers; 0 for a single sample."""
         is_momentary = not isinstance(self.utilization, Unknown) and self.utilization.samples == 1
         return 0.0 if is_momentary else self.span
 
     @classmethod
     def unknown(cls, uuid: str, reason: str, *, span: float = 0.0) -> "Reading":
-        """A reading of which nothing is known, for one reason."""
+        """A reading in which every value is unknown for one reason."""
         why = Unknown(reason)
         return cls(uuid, span, why, why, why, why, why, why, why, why, why)
 
@@ -123,7 +123,7 @@ class Look(msgspec.Struct, frozen=True, array_like=True):
     problem: Unknown | None = None
     """Why the machine as a whole could not be read. `gpus` may then be empty without meaning "no GPUs"."""
     note: str | None = None
-    """Something true of all readings that a person should be told once, such as pids of another namespace."""
+    """A remark on all readings that is shown once, such as pids of another namespace."""
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
@@ -137,7 +137,8 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 NOT_SUPPORTED: Final = "not supported by this GPU"
 
 
-# Above every board sold, below every blank value that drivers have leaked (2**32 - 1 mW is 4,294,967 W).
+# Plausibility of driver values. Above every board sold, below the blank values that drivers have returned
+# (2**32 - 1 mW is 4,294,967 W).
 MOST_WATTS = 10_000.0
 # Driver reports include reserved memory in "used" in some versions and not in "total": allow rounding, no more.
 MEMORY_SLACK = 1.02
@@ -148,7 +149,7 @@ def plausible_fraction(percent: float) -> Maybe[float]:
     """A percentage as a fraction of 1."""
     if 0 <= percent <= 100:
         return percent / 100
-    return Unknown(f"the driver reported {percent:g} %, which cannot be")
+    return Unknown(f"the driver reported {percent:g} %, which is impossible")
 
 
 def plausible_memory_used(used: int, total: Maybe[int]) -> Maybe[int]:
@@ -160,16 +161,16 @@ def plausible_memory_used(used: int, total: Maybe[int]) -> Maybe[int]:
 def plausible_memory_total(total: int) -> Maybe[int]:
     if 0 < total < 2**50:
         return total
-    return Unknown(f"the driver reported a memory of {total} bytes, which cannot be")
+    return Unknown(f"the driver reported a memory of {total} bytes, which is impossible")
 
 
 def plausible_watts(value: float) -> Maybe[float]:
     if 0 <= value <= MOST_WATTS:
         return value
-    return Unknown(f"the driver reported {value:g} W, which cannot be")
+    return Unknown(f"the driver reported {value:g} W, which is impossible")
 
 
 def plausible_celsius(value: float) -> Maybe[float]:
     if COLDEST <= value <= HOTTEST:
         return value
-    return Unknown(f"the driver reported {value:g} °C, which cannot be")
+    return Unknown(f"the driver reported {value:g} °C, which is impossible")

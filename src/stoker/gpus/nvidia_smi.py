@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as the `nvidia-smi` command tells of them: the source for where NVML itself cannot be used.
+"""The `nvidia-smi` source, for machines where NVML cannot be loaded.
 
 What it cannot see: bursts between two looks (there is one driver sample in each), energy, and processes that
 only draw. A query that is stuck in the driver blocks the look: the prober's deadline guards against that.
@@ -64,8 +64,8 @@ _START_OF_ROW: Final = re.compile(r"([0-9]{1,4}), *(GPU-[0-9a-f]{8}(?:-[0-9a-f]{
 _PROCESS: Final = re.compile(r"([^,\s]+) *, *([^,]*),([^,]*)")
 _MINOR: Final = re.compile(r"^Device Minor:\s*([0-9]{1,9})\s*$", re.MULTILINE)
 
-_NOT_TOLD: Final = Unknown("nvidia-smi does not tell it")
-_NO_MINOR: Final = Unknown("the driver's files do not tell this GPU's device number")
+_NOT_REPORTED: Final = Unknown("nvidia-smi does not report it")
+_NO_MINOR: Final = Unknown("the driver's files do not contain this GPU's device number")
 
 
 def open_source(root: Path = Path("/"), argument: str = "", *, command: str = "nvidia-smi") -> Source:  # noqa: ARG001 - the signature of a source's factory
@@ -96,14 +96,14 @@ class NvidiaSmiSource:
     def __init__(self, root: Path, asker: "_Asker", rows: "list[_Row]") -> None:
         self._root = root
         self._asker = asker
-        self._people = ProcessCache(root)
+        self._process_cache = ProcessCache(root)
         self._gpus: dict[str, Gpu] = {}
         for row in rows:
             self._recognise(row)
         self._looked = time.monotonic()
 
     def look(self) -> Look:
-        self._people.refresh()
+        self._process_cache.refresh()
         answer = self._ask(_GPUS)
         at, wall = time.monotonic(), time.time()
         span, self._looked = at - self._looked, at
@@ -124,12 +124,12 @@ class NvidiaSmiSource:
             else Reading.unknown(gpu.uuid, missing, span=span)
             for gpu in gpus
         )
-        notes = [self._people.note, f"nvidia-smi {complaint}." if complaint else None]
+        notes = [self._process_cache.note, f"nvidia-smi {complaint}." if complaint else None]
         return Look(self.name, at, wall, gpus, readings, note=" ".join(filter(None, notes)) or None)
 
     def close(self) -> None:
         self._asker.close()
-        self._people.close()
+        self._process_cache.close()
 
     def _ask(self, query: str) -> "_Answer | Unknown":
         try:
@@ -142,7 +142,7 @@ class NvidiaSmiSource:
     def _blind(self, problem: Unknown, at: float, wall: float, span: float) -> Look:
         gpus = self._in_order()
         readings = tuple(Reading.unknown(gpu.uuid, problem.reason, span=span) for gpu in gpus)
-        return Look(self.name, at, wall, gpus, readings, problem, self._people.note)
+        return Look(self.name, at, wall, gpus, readings, problem, self._process_cache.note)
 
     def _in_order(self) -> tuple[Gpu, ...]:
         return tuple(sorted(self._gpus.values(), key=lambda gpu: gpu.index))
@@ -151,7 +151,7 @@ class NvidiaSmiSource:
         """The GPU that a row is about. It keeps the index under which it was first seen."""
         bus = _bus(row.bus)
         if not row.uuid:
-            # A sick GPU may not tell who it is, but it is still in its slot.
+            # A failing GPU may not report its uuid, but its PCI address is known.
             in_slot = [gpu for gpu in self._gpus.values() if gpu.bus == bus] if isinstance(bus, str) else []
             return in_slot[0] if in_slot else None
         gpu = Gpu(row.uuid, row.number, _name(row.name), "nvidia", self._minor(bus), _memory_total(row), bus)
@@ -197,7 +197,7 @@ class NvidiaSmiSource:
                 found[uuid] = Unknown(f"nvidia-smi said: {_quoted(line)}")
             elif not isinstance(others, Unknown):
                 memory = _memory_used(match[3], _memory_total(seen[uuid]))
-                found[uuid] = (*others, self._people.process(pid, memory, _NOT_TOLD))
+                found[uuid] = (*others, self._process_cache.process(pid, memory, _NOT_REPORTED))
         return found
 
 
@@ -206,7 +206,7 @@ class _Row(NamedTuple):
 
     number: int
     uuid: str
-    """Empty when the GPU did not tell it."""
+    """Empty when the GPU did not report it."""
     fault: str | None
     """Why nothing in this row can be believed."""
     name: str
@@ -262,10 +262,10 @@ def _reading(row: _Row, uuid: str, span: float, processes: Maybe[tuple[Process, 
         memory_total=total,
         power=_number(row.power, plausible_watts),
         power_limit=_number(row.power_limit, plausible_watts),
-        energy=_NOT_TOLD,
+        energy=_NOT_REPORTED,
         temperature=_number(row.temperature, plausible_celsius),
         processes=processes,
-        pipes=_NOT_TOLD,
+        pipes=_NOT_REPORTED,
     )
 
 
@@ -299,7 +299,7 @@ def _pid(value: float) -> Maybe[int]:
 
 
 def _settled(before: Maybe[T], now: Maybe[T]) -> Maybe[T]:
-    """What a GPU is does not change: once known, it stays known while the GPU is too sick to tell."""
+    """Properties of a GPU do not change: once known, they stay known while the GPU fails."""
     return now if isinstance(before, Unknown) else before
 
 

@@ -1,8 +1,8 @@
-"""The guarded way to read GPUs: looks come from a helper process, and each has a deadline.
+"""Reads GPUs through a helper process, each look with a deadline.
 
 A call into a sick driver can block for minutes in an uninterruptible sleep. It then blocks the helper; the prober
-answers "unknown" when the deadline is over, starts no second helper, asks no second question, and takes up again by
-itself when the driver answers.
+returns an unknown look after the deadline, starts no second helper, sends no second request, and recovers when the
+driver answers.
 """
 
 import contextlib
@@ -19,41 +19,41 @@ from stoker.gpus.model import Choice, Gpu, Look, Reading, Unknown
 from stoker.gpus.source import AbsentError, check_spec
 from stoker.gpus.spawn import Helper, spawned
 
-# How long a helper gets to leave by itself before it is asked to by SIGTERM. Never SIGKILL: drivers have been seen to
-# freeze after one of their clients was killed in the middle of a call.
+# How long a helper may take to end by itself before SIGTERM. Never SIGKILL: drivers have been seen to freeze after a
+# client was killed during a call.
 _GOODBYE: Final = 0.5
 _CHUNK: Final = 1 << 18
 
 
 class HelperProcess:
-    """One child and the pipes to it. `death` is None while it lives, then says how it went."""
+    """The helper and the pipes to it; nothing here blocks. `death` is None while it lives, then how it ended."""
 
     def __init__(self, helper: Helper) -> None:
         self.death: str | None = None
         self._helper = helper
         self._received = bytearray()
-        os.set_blocking(helper.answers, False)
+        os.set_blocking(helper.replies, False)
 
     @property
     def pid(self) -> int:
         return self._helper.pid
 
     def fileno(self) -> int:
-        return self._helper.answers
+        return self._helper.replies
 
     def ask(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # a helper that is gone is noticed when its answer is collected
-            os.write(self._helper.questions, ASK)
+        with contextlib.suppress(BrokenPipeError):  # a dead helper is noticed when its reply is read
+            os.write(self._helper.requests, ASK)
 
     def receive(self) -> bytes | None:
-        """A whole message, or None while there is none; notices when the helper is gone."""
+        """A complete message, or None; notices the helper's death."""
         while self.death is None:
             try:
-                piece = os.read(self._helper.answers, _CHUNK)
+                piece = os.read(self._helper.replies, _CHUNK)
             except BlockingIOError:
                 return None
             if not piece:
-                self._bury()
+                self._reap()
                 return None
             if not self._received and len(piece) == HEADER.size + HEADER.unpack_from(piece)[0]:
                 return piece[HEADER.size :]
@@ -63,7 +63,7 @@ class HelperProcess:
         return None
 
     def _assembled(self) -> bytes | None:
-        """The message that came in several pieces, once it is whole."""
+        """The message that came in several pieces, once it is complete."""
         if len(self._received) < HEADER.size:
             return None
         ends = HEADER.size + HEADER.unpack_from(self._received)[0]
@@ -73,20 +73,20 @@ class HelperProcess:
         self._received.clear()
         return message
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         self.release()
         self.death = "ended"
         if not self.reaped_within(_GOODBYE):
             self.death = "is stuck in the driver on its way out"
 
     def reaped_within(self, seconds: float) -> bool:
-        """Whether the child has ended within this time; it is then reaped and `death` says how it went."""
+        """Whether the helper ended within this time; it is then reaped and `death` is set."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return True
         except OSError:
-            return False  # no descriptor is left to see that by: it is asked again
+            return False  # out of descriptors: tried again later
         try:
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)
@@ -102,12 +102,12 @@ class HelperProcess:
         return True
 
     def release(self) -> None:
-        """Closes the pipes, at which a helper that is not blocked ends by itself."""
-        os.close(self._helper.questions)
-        os.close(self._helper.answers)
+        """Closes the pipes: a helper that is not blocked then ends."""
+        os.close(self._helper.requests)
+        os.close(self._helper.replies)
 
     def dismiss(self, *, busy: bool) -> None:
-        """Says goodbye. A busy helper may be blocked in the driver: it is asked at once, and then left alone."""
+        """Ends the helper. A busy one may be blocked in the driver: it gets SIGTERM at once and is then left alone."""
         self.release()
         if self.reaped_within(0.0 if busy else _GOODBYE):
             return
@@ -126,8 +126,7 @@ def _how(ended: os.waitid_result | None) -> str:
     return f"was killed by {signal.Signals(ended.si_status).name}"
 
 
-# Longer than a healthy driver ever takes (a cold NVML initialisation without persistence mode: up to 2 s), shorter
-# than a person waits for a sentence.
+# Longer than a healthy driver takes (a cold NVML initialisation without persistence mode: up to 2 s).
 DEFAULT_DEADLINE: Final = 5.0
 # A helper that dies at once is not started again faster than this.
 _RESTART_EVERY: Final = 1.0
@@ -136,7 +135,7 @@ _RESTART_EVERY: Final = 1.0
 class Prober:
     """Looks at this machine's GPUs. `look()` waits; `ask()`, `fileno()` and `answer()` serve an event loop.
 
-    At most one helper process and one question are ever outstanding. Not for use from several threads.
+    There is at most one helper process and one outstanding request. Not for use from several threads.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class Prober:
         start: Callable[[str, str], Helper] = spawned,
         early: Helper | None = None,
     ) -> None:
-        """`early` is a helper that was started beforehand; it is used if it reads what is wanted here."""
+        """`early` is a helper that was started beforehand; it is used if it reads the same source."""
         check_spec(spec)
         self.spec = spec
         self.deadline = deadline
@@ -161,10 +160,10 @@ class Prober:
         self._helper: HelperProcess | None = None
         self._started_at: float | None = None
         self._asked_at: float | None = None
-        self._given_up = False
+        self._timed_out = False
         self._start = start
         if early is not None and early.spec == spec:
-            self._employ(early)
+            self._use(early)
 
     @property
     def helper(self) -> int | None:
@@ -180,7 +179,7 @@ class Prober:
 
     def ask(self) -> None:
         """Asks for a look, unless one is outstanding already. Never blocks."""
-        if self._given_up:
+        if self._timed_out:
             self._discard_late_answer()
         if self._asked_at is not None:
             return
@@ -198,33 +197,33 @@ class Prober:
         return self.deadline if self._asked_at is None else self._asked_at + self.deadline - time.monotonic()
 
     def answer(self) -> Look | None:
-        """The look that was asked for, unknown once its deadline is over, None before that. Never blocks."""
+        """The requested look; unknown after its deadline, None before. Never blocks."""
         helper = self._helper
         if helper is None:
             return self._unknown("the helper that reads the GPUs could not be started")
         message = helper.receive() if helper.death is None else None
         if message is not None:
             self._asked_at = None
-            return self._understood(message)
+            return self._decoded(message)
         if helper.death is not None:
             self._asked_at = None
             return self._unknown(f"the helper that reads the GPUs {helper.death}; it is started again")
         if self._asked_at is None or self.remaining() > 0:
             return None
-        if self._given_up:
+        if self._timed_out:
             return self._unknown(f"the driver has not answered for {time.monotonic() - self._asked_at:.0f} s")
-        self._given_up = True
+        self._timed_out = True
         return self._unknown(f"the driver did not answer in {self.deadline:g} s")
 
     def close(self) -> None:
-        """Says goodbye to the helper. One that is blocked in the driver is left to end by itself."""
+        """Ends the helper. One that is blocked in the driver ends by itself later."""
         if self._helper is not None and self._helper.death is None:
             self._helper.dismiss(busy=self._asked_at is not None)
         self._helper = None
         self._asked_at = None
 
     def leave(self) -> None:
-        """For a program that is about to end: says goodbye without waiting to see an idle helper go."""
+        """Ends the helper without waiting for it: for a program that is about to end."""
         if self._asked_at is None and self._helper is not None:
             self._helper.release()
             self._helper = None
@@ -246,29 +245,29 @@ class Prober:
             return None
         self._started_at = now
         try:
-            return self._employ(self._start(self.spec, self._root))
+            return self._use(self._start(self.spec, self._root))
         except OSError:
             return None
 
-    def _employ(self, helper: Helper) -> HelperProcess:
+    def _use(self, helper: Helper) -> HelperProcess:
         self._helper = HelperProcess(helper)
         self._poll = select.poll()
         self._poll.register(self._helper.fileno(), select.POLLIN)
         return self._helper
 
     def _discard_late_answer(self) -> None:
-        """An answer that came after its deadline speaks of a time that was already called unknown."""
+        """Discards a reply that came after its deadline: its time was already reported as unknown."""
         message = self._helper.receive() if self._helper and self._helper.death is None else None
         if message is not None or (self._helper and self._helper.death is not None):
             self._asked_at = None
-            self._given_up = False
+            self._timed_out = False
         if message is not None:
             try:
-                self._understood(message)
+                self._decoded(message)
             except AbsentError:
                 return
 
-    def _understood(self, message: bytes) -> Look:
+    def _decoded(self, message: bytes) -> Look:
         answer = self._decode(message)
         if answer.absent is not None or answer.look is None:
             raise AbsentError(answer.absent or "the helper that reads the GPUs found nothing")
@@ -288,14 +287,14 @@ class Prober:
         return Look(self._source, time.monotonic(), time.time(), self._gpus, readings, problem=Unknown(reason))
 
 
-# The driver's buffer holds sixteen seconds of samples: looks that are further apart would miss some of them.
+# The driver buffers sixteen seconds of samples: looks further apart would miss some.
 LONGEST_WAIT: Final = 10.0
-# Of the distance between two looks: at least this much lies between the end of one and the next.
+# At least this fraction of the interval lies between the end of one look and the next.
 _LEAST_SHARE: Final = 0.5
 
 
 class Sampler:
-    """Asks the prober at its times. An event loop polls `fileno()` until `due()` and then calls `step()`."""
+    """Looks at a steady interval. An event loop polls `fileno()` until `due()` and then calls `step()`."""
 
     def __init__(self, prober: Prober, every: float, *, first: float = 0.0) -> None:
         """`first` is how long to wait before the first look."""
@@ -313,12 +312,12 @@ class Sampler:
         return time.monotonic() + self._prober.remaining() if self._asked else self._next
 
     def no_later_than(self, at: float | None) -> None:
-        """Moves the next look forward to `at`: something is decided then."""
+        """Moves the next look forward to `at`, when a decision is due."""
         if at is not None and not self._asked:
             self._next = min(self._next, max(at, time.monotonic()))
 
     def postpone(self, seconds: float) -> None:
-        """Leaves the GPUs alone for a while."""
+        """Delays the next look."""
         self._next = time.monotonic() + seconds
 
     def step(self) -> Look | None:
@@ -338,10 +337,9 @@ class Sampler:
         return look
 
     def _over(self) -> None:
-        """The next look is one distance after this one was due, or after now where this one was late.
+        """Schedules the next look one interval after this one was due, or after now if this one was late.
 
-        What was missed is not made up for: a look right behind another would speak for no time at all, and rules that
-        count looks would count it all the same.
+        Missed looks are not made up for: rules that count looks would count one that covers no time.
         """
         self._asked = False
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Who a pid is: name, user and start time of a process that a driver reports, in or out of a container."""
+"""Name, user and start time of the processes that a driver reports, in or out of a container."""
 
 import os
 import select
@@ -13,25 +13,25 @@ MOST_PIDFDS: Final = 256
 
 NOT_HERE: Final = "no process with this pid is visible here"
 OUTSIDE: Final = "this pid is numbered outside this container, so it cannot be matched to a process here"
-UNPROVEN: Final = "the open files of this pid cannot be read, so it may as well be numbered outside this container"
+UNPROVEN: Final = "the open files of this pid cannot be read, so it may be numbered outside this container"
 OUTSIDE_NOTE: Final = (
     "The GPU driver numbers processes as the machine outside this container does, so processes on the GPUs "
     "have no name or user here; a container started with --pid=host sees them."
 )
 
-# Newer PyTorch renames its process: a person knows it as what they started.
+# Newer PyTorch renames its process; people know it as python.
 _ALSO_CALLED: Final = {"pt_main_thread": "python"}
 
 
 class _Known:
-    """What is remembered of one pid."""
+    """What is cached of one pid."""
 
     __slots__ = ("asked", "name", "pidfd", "started", "ticks", "user")
 
     def __init__(
         self, ticks: int | None, started: Maybe[int], name: Maybe[str], user: Maybe[str], pidfd: int | None
     ) -> None:
-        self.ticks = ticks  # The real start time, also of a process that is not shown as the one meant.
+        self.ticks = ticks  # The real start time, also of a process that cannot be identified.
         self.started = started
         self.name = name
         self.user = user
@@ -39,13 +39,13 @@ class _Known:
         self.asked = 0
 
     @classmethod
-    def stranger(cls, ticks: int | None, reason: str, pidfd: int | None) -> "_Known":
+    def unidentified(cls, ticks: int | None, reason: str, pidfd: int | None) -> "_Known":
         why = Unknown(reason)
         return cls(ticks, why, why, why, pidfd)
 
 
 class ProcessCache:
-    """Names, users and start times of pids, cached for as long as each process lives.
+    """Names, users and start times of pids, cached while each process lives.
 
     A pid that is known costs a dictionary lookup; all ends of processes together cost one `poll` per refresh.
     `pids_from` says whose numbering the pids are in: a driver's, which in a container may be that of the
@@ -54,14 +54,14 @@ class ProcessCache:
 
     def __init__(self, root: Path = Path("/"), *, pids_from: Literal["driver", "proc"] = "driver") -> None:
         self.note: str | None = None
-        """One sentence for a person, once a pid turned out to be numbered outside this container."""
+        """Set once a pid turned out to be numbered outside this container."""
         self._proc = str(root / "proc")
         self._devices = root / "dev"
-        # Whether pids are believed only of processes that can be seen to hold a GPU.
-        self.doubts_pids = pids_from == "driver" and inside_pid_namespace(root)
+        # Whether a pid counts only if its process is seen to hold a GPU.
+        self.verifies_pids = pids_from == "driver" and inside_pid_namespace(root)
         self._pidfds_mean_proc = root == Path("/") and _proc_is_ours()
         self._proven: set[int] = set()
-        """Pids that once belonged to a holder of a GPU here: when they are gone, they ended."""
+        """Pids of processes that held a GPU here: when they are missing, they ended."""
         self._known: dict[int, _Known] = {}
         self._watched: dict[int, int] = {}
         """The pid of each pidfd."""
@@ -70,35 +70,35 @@ class ProcessCache:
         self._round = 0
 
     def refresh(self) -> None:
-        """Forget the processes that ended since: to be called once, at the start of each look."""
+        """Removes the processes that ended since; call it at the start of each look."""
         for pidfd, _ in self._poll.poll(0):
             self._forget(self._watched[pidfd])
         if self._unwatched:
             self._refresh_unwatched()
         if len(self._watched) >= MOST_PIDFDS:
-            self._make_room()
+            self._evict()
         self._round += 1
 
     def process(self, pid: int, memory: Maybe[int], utilization: Maybe[float]) -> Process:
-        """The process with this pid, with what the driver says of it."""
+        """The process with this pid and the driver's values."""
         known = self._known.get(pid)
         if known is None:
-            known = self._meet(pid)
+            known = self._add(pid)
         known.asked = self._round
         return Process(pid, known.started, known.name, known.user, memory, utilization)
 
     def name(self, pid: int) -> Maybe[str]:
-        """The name alone, for whoever must know what a process is before listing it."""
-        return (self._known.get(pid) or self._meet(pid)).name
+        """The name alone."""
+        return (self._known.get(pid) or self._add(pid)).name
 
     def close(self) -> None:
         for pid in list(self._known):
             self._forget(pid)
 
-    def _meet(self, pid: int) -> _Known:
-        # The pidfd comes first: should the pid change hands in between, the pidfd's end makes us look again.
+    def _add(self, pid: int) -> _Known:
+        # The pidfd comes first: if the pid is reused in between, the end of the pidfd removes it.
         pidfd = self._pidfd(pid)
-        known = self._introduce(pid, pidfd)
+        known = self._describe(pid, pidfd)
         self._known[pid] = known
         if pidfd is None:
             self._unwatched.add(pid)
@@ -107,25 +107,25 @@ class ProcessCache:
             self._poll.register(pidfd, select.POLLIN)
         return known
 
-    def _introduce(self, pid: int, pidfd: int | None) -> _Known:
+    def _describe(self, pid: int, pidfd: int | None) -> _Known:
         try:
             stat = read_stat(f"{self._proc}/{pid}/stat")
             name, ticks = stat.name, stat.started
             user = user_name(Path(self._proc, str(pid)).stat().st_uid)
         except (OSError, ValueError):
-            if not self.doubts_pids or pid in self._proven:
-                return _Known.stranger(None, NOT_HERE, pidfd)
+            if not self.verifies_pids or pid in self._proven:
+                return _Known.unidentified(None, NOT_HERE, pidfd)
             self.note = OUTSIDE_NOTE
-            return _Known.stranger(None, OUTSIDE, pidfd)
-        if self.doubts_pids:
+            return _Known.unidentified(None, OUTSIDE, pidfd)
+        if self.verifies_pids:
             try:
                 holds = holds_nvidia_device(Path(self._proc, str(pid)), self._devices)
             except OSError:
-                return _Known.stranger(ticks, UNPROVEN, pidfd)
+                return _Known.unidentified(ticks, UNPROVEN, pidfd)
             if not holds:
-                # True for as long as it lives: the driver named this number while it held no GPU.
+                # True while it lives: the driver reported this pid while the process held no GPU.
                 self.note = OUTSIDE_NOTE
-                return _Known.stranger(ticks, OUTSIDE, pidfd)
+                return _Known.unidentified(ticks, OUTSIDE, pidfd)
             self._proven.add(pid)
         return _Known(ticks, ticks, _ALSO_CALLED.get(name, name), user, pidfd)
 
@@ -150,7 +150,7 @@ class ProcessCache:
         except (OSError, ValueError):
             return None
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         for pid in list(self._watched.values()):
             if self._known[pid].asked < self._round:
                 self._forget(pid)
@@ -166,12 +166,12 @@ class ProcessCache:
 
 
 def holds_nvidia_device(process: Path, devices: Path) -> bool:
-    """Whether the process of this /proc/PID has an NVIDIA device open; OSError when that cannot be seen."""
+    """Whether the process of this /proc/PID has an NVIDIA device open; OSError when that is unknown."""
     nodes = [devices / "nvidiactl", *devices.glob("nvidia[0-9]*")]
     numbers = {number for node in nodes if (number := _device_number(node))}
     for link in (process / "fd").iterdir():
         try:
-            # Only what is named like such a node is asked further: asking can block on a dead network disk.
+            # Only files with the name of such a node are examined: stat can block on a dead network file system.
             nvidia = link.readlink().name.startswith("nvidia")
         except OSError:
             continue  # It was closed just now.

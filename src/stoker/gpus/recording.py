@@ -19,7 +19,7 @@ from stoker.gpus.model import Gpu, Look, Pipes, Process, Reading, Unknown, Utili
 
 FORMAT: Final = "stoker readings"
 VERSION: Final = 1
-# The fields of a reading in the order of a row's cells; the uuid is told by the row's place.
+# The fields of a reading in the order of a row's cells; the position of the row gives the uuid.
 _FIELDS: Final = tuple(name for name in Reading.__struct_fields__ if name != "uuid")
 _DIGITS: Final = {"span": 3, "power": 1, "power_limit": 1, "energy": 1, "temperature": 0}
 _DAMAGED: Final = Unknown("the recording is damaged before this look")
@@ -170,7 +170,7 @@ class _Session:
 
     def look(self, line: _Line) -> Look:
         if self._shift is None and self._last is not None:
-            # The wall clock tells how long nobody recorded; it may have been set back meanwhile.
+            # The gap is measured by the wall clock, which may have been set back.
             self._shift = self._last.at + max(line.wall - self._last.wall, 0.0) - line.at
         readings = [self._reading(place, row) for place, row in enumerate(line.rows)]
         if len(readings) != len(self._header.gpus):

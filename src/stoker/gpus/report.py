@@ -1,4 +1,4 @@
-"""A look as JSON for other programs: stable, documented in docs/reference/json.md, null where a value is unknown."""
+"""A look in words, and as JSON for other programs (docs/reference/json.md): null where a value is unknown."""
 
 from typing import Any, Final, Literal
 
@@ -9,12 +9,12 @@ from stoker.units import format_duration, format_memory, format_percent
 
 State = Literal["busy", "idle", "unknown"]
 
-# A driver counts in whole percents: below one of them, nothing ran that it could see.
+# Drivers count in whole percents.
 BUSY_FROM: Final = 0.01
 
 
 def state_of(reading: Reading) -> tuple[State, str]:
-    """One of three words, and why. Judged by the peak: a short burst is work too."""
+    """The state and the reason. The peak decides: a short burst is work too."""
     utilization = reading.utilization
     if not known(utilization):
         return "unknown", utilization.reason
@@ -55,7 +55,7 @@ def look_as_line(look: Look) -> bytes:
 
 
 def gpus_of(look: Look) -> list[dict[str, Any]]:
-    """What is known of each GPU. A machine that could not be read is one unknown entry, never an empty list.
+    """One object per GPU. A machine that could not be read is one unknown entry, never an empty list.
 
     An empty list would make "all GPUs are idle" true.
     """

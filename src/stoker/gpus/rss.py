@@ -1,7 +1,6 @@
-"""For tests: one made-up GPU whose memory is the resident memory of the processes that say so in their environment.
+"""The `rss` source, for tests: one GPU whose memory is the resident memory of processes with a tag in the environment.
 
-A program that really allocates can so be measured where there is no GPU. Nothing is refused: what does not fit is only
-seen not to.
+It measures programs that really allocate on machines without a GPU. Allocations never fail.
 """
 
 import os
@@ -15,8 +14,8 @@ from stoker.gpus.processes import ProcessCache
 from stoker.procfs import read_stat
 from stoker.units import parse_memory
 
-# Who has it in its environment uses the GPU. It is read as it was when the program began.
-MARK: Final = b"STOKER_RSS_GPU=0"
+# A process with this in its initial environment uses the GPU.
+TAG: Final = b"STOKER_RSS_GPU=0"
 UUID: Final = "GPU-55500000-0000-4000-8000-000000000000"
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -40,37 +39,47 @@ class ResidentMemory:
 
     def __init__(self, root: Path, total: int) -> None:
         self._proc = root / "proc"
-        self._people = ProcessCache(root, pids_from="proc")
+        self._process_cache = ProcessCache(root, pids_from="proc")
         self._total = total
-        untold = Unknown(NOT_SUPPORTED)
-        self._gpu = Gpu(UUID, 0, "Resident memory", "sim", untold, total, untold)
+        unreported = Unknown(NOT_SUPPORTED)
+        self._gpu = Gpu(UUID, 0, "Resident memory", "sim", unreported, total, unreported)
         self._looked = time.monotonic()
 
     def look(self) -> Look:
         now = time.monotonic()
         span, self._looked = now - self._looked, now
-        self._people.refresh()
+        self._process_cache.refresh()
         processes = tuple(self._processes())
         used = sum(process.memory for process in processes if isinstance(process.memory, int))
-        untold = Unknown(NOT_SUPPORTED)
+        unreported = Unknown(NOT_SUPPORTED)
         reading = Reading(
-            UUID, span, untold, min(used, self._total), self._total, untold, untold, untold, untold, processes, untold
+            UUID,
+            span,
+            unreported,
+            min(used, self._total),
+            self._total,
+            unreported,
+            unreported,
+            unreported,
+            unreported,
+            processes,
+            unreported,
         )
         return Look(self.name, now, time.time(), (self._gpu,), (reading,))
 
     def close(self) -> None:
-        self._people.close()
+        self._process_cache.close()
 
     def _processes(self) -> list[Process]:
         found = []
-        untold = Unknown(NOT_SUPPORTED)
+        unreported = Unknown(NOT_SUPPORTED)
         for process in self._proc.glob("[0-9]*"):
             try:
-                if MARK not in (process / "environ").read_bytes().split(b"\0"):
+                if TAG not in (process / "environ").read_bytes().split(b"\0"):
                     continue
                 stat = read_stat(str(process / "stat"))
             except (OSError, ValueError):
-                continue  # somebody else's, or gone
+                continue  # of another user, or ended
             resident = stat.resident_pages * _PAGE
-            found.append(self._people.process(int(process.name), resident, untold))
+            found.append(self._process_cache.process(int(process.name), resident, unreported))
         return found

@@ -1,7 +1,7 @@
-"""The start of the helper process, with as few imports as can be: it may come before everything else.
+"""Starts the helper process. It imports next to nothing, because the command line starts it before everything else.
 
-Two ways: `spawned` starts a fresh interpreter, which is safe in any program, also one with threads and open CUDA
-devices. `forked` shares the memory of its parent, which must be of one thread and without devices: a supervisor.
+`spawned` starts a new interpreter, which is safe in any program, also with threads and open CUDA devices. `forked`
+shares the memory of its parent, which must have one thread and no open devices.
 """
 
 import os
@@ -11,72 +11,72 @@ PROGRAM = "from stoker.gpus.helper import main; main()"
 
 
 class Helper:
-    """A helper that was started: its pid, the source it reads, and our ends of the pipes to it."""
+    """A started helper: its pid, the source that it reads, and the pipes to it."""
 
-    __slots__ = ("answers", "pid", "questions", "spec")
+    __slots__ = ("pid", "replies", "requests", "spec")
 
-    def __init__(self, spec: str, pid: int, questions: int, answers: int) -> None:
+    def __init__(self, spec: str, pid: int, requests: int, replies: int) -> None:
         self.spec = spec
         self.pid = pid
-        self.questions = questions
-        self.answers = answers
+        self.requests = requests
+        self.replies = replies
 
 
 def spawned(spec: str, root: str) -> Helper:
-    """A helper in an interpreter and a session of its own: what a terminal signals to programs is not for it."""
-    asked, questions, answers, told = _two_pipes()
+    """A helper in a new interpreter and a new session, which a terminal does not signal."""
+    request_end, requests, replies, reply_end = _two_pipes()
     quiet = () if os.environ.get("STOKER_DEBUG") else ((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),)
     try:
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-c", PROGRAM, spec, root],
             os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, asked, 0), (os.POSIX_SPAWN_DUP2, told, 1), *quiet],
+            file_actions=[(os.POSIX_SPAWN_DUP2, request_end, 0), (os.POSIX_SPAWN_DUP2, reply_end, 1), *quiet],
             setsid=True,
             setsigmask=(),
         )
     except OSError:
-        os.close(questions)
-        os.close(answers)
+        os.close(requests)
+        os.close(replies)
         raise
     finally:
-        os.close(asked)
-        os.close(told)
-    return Helper(spec, pid, questions, answers)
+        os.close(request_end)
+        os.close(reply_end)
+    return Helper(spec, pid, requests, replies)
 
 
 def forked(spec: str, root: str) -> Helper:
-    """The same as a fork of this process."""
-    asked, questions, answers, told = _two_pipes()
+    """A helper as a fork of this process."""
+    request_end, requests, replies, reply_end = _two_pipes()
     import gc
 
-    # What lives until now lives on in both: a collection that touched it would copy the pages that they share.
+    # A collection in either process would copy the shared pages.
     gc.freeze()
     try:
         pid = os.fork()
     except OSError:
-        for descriptor in (asked, questions, answers, told):
+        for descriptor in (request_end, requests, replies, reply_end):
             os.close(descriptor)
         raise
     if pid == 0:
-        _become_helper(asked, told, spec, root)
-    os.close(asked)
-    os.close(told)
-    return Helper(spec, pid, questions, answers)
+        _become_helper(request_end, reply_end, spec, root)
+    os.close(request_end)
+    os.close(reply_end)
+    return Helper(spec, pid, requests, replies)
 
 
 def _two_pipes() -> tuple[int, int, int, int]:
-    asked, questions = os.pipe()
+    request_end, requests = os.pipe()
     try:
-        return (asked, questions, *os.pipe())
+        return (request_end, requests, *os.pipe())
     except OSError:
-        os.close(asked)
-        os.close(questions)
+        os.close(request_end)
+        os.close(requests)
         raise
 
 
-def _become_helper(asked: int, told: int, spec: str, root: str) -> None:
-    """Never returns: whatever happens, the child must not go on as its parent."""
+def _become_helper(request_end: int, reply_end: int, spec: str, root: str) -> None:
+    """Never returns: the child must not continue as its parent."""
     code = 1
     try:
         import signal
@@ -84,8 +84,8 @@ def _become_helper(asked: int, told: int, spec: str, root: str) -> None:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.dup2(asked, 0)
-        os.dup2(told, 1)
+        os.dup2(request_end, 0)
+        os.dup2(reply_end, 1)
         if not os.environ.get("STOKER_DEBUG"):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         from stoker.gpus.helper import serve

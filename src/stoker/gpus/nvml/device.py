@@ -1,4 +1,4 @@
-"""One NVIDIA device, or one MIG slice of one: what it is, and what it did since the look before."""
+"""Reads one NVIDIA device or MIG slice: utilization, memory, power, processes and GPM metrics since the look before."""
 
 import contextlib
 import ctypes
@@ -34,9 +34,9 @@ _MEMORY_1: Final = struct.Struct("=QQQ")
 _RATES: Final = struct.Struct("=II")
 # The driver's ring was measured at 100 utilization samples; room for twice that in one call.
 _RING: Final = 256
-# What the first look speaks for, having no look before it: the driver's own longest averaging period.
+# What the first look covers: the driver's longest averaging period.
 FIRST_SPAN: Final = 1.0
-# Below this an energy difference is mostly the counter's own step.
+# Below this an energy difference is mostly the counter's resolution.
 _SHORTEST_POWER_SPAN: Final = 0.5
 # A power limit changes when an administrator changes it.
 _LIMIT_EVERY: Final = 60.0
@@ -53,7 +53,7 @@ SHORTEST_SPAN: Final = 0.1
 
 
 class GpmMeter:
-    """Two samples of a device, swapped at every look; the metrics are of the stretch between them."""
+    """GPM metrics of a device (Hopper and newer, MIG included) between the samples of two looks."""
 
     def __init__(self, handle: object, gpu_instance: int | None) -> None:
         self._handle = handle
@@ -81,7 +81,7 @@ class GpmMeter:
 
     def _read(self, at: float) -> Maybe[Pipes]:
         if self._taken_at is not None and at - self._taken_at < SHORTEST_SPAN:
-            return Unknown("the driver needs 0.1 s between two looks to tell")
+            return Unknown("the driver needs 0.1 s between two looks")
         if self._instance is None:
             pynvml.nvmlGpmSampleGet(self._handle, self._now)
         else:
@@ -111,7 +111,7 @@ class GpmMeter:
 
 
 class DeviceFunctions:
-    """The driver's calls and the buffers of a look, shared by all devices: they are read one after the other."""
+    """The driver's functions and the buffers of a look, shared by all devices, which are read one by one."""
 
     def __init__(self) -> None:
         self.get_samples = library.function("nvmlDeviceGetSamples")
@@ -138,14 +138,14 @@ class DeviceFunctions:
 
 
 class _GoneError(Exception):
-    """The GPU is lost or needs a reset: nothing else that it says counts."""
+    """The GPU is lost or needs a reset: its values do not count."""
 
     def __init__(self, code: int) -> None:
         super().__init__(library.reason(code))
 
 
 class Device:
-    """A handle and what must be remembered between two looks at it."""
+    """A handle and the state between two looks."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Device:
         try:
             return self._read(at, wall, span)
         except _GoneError as gone:
-            # The next good answer starts afresh: what happened meanwhile was seen by nobody.
+            # The next good reading starts a new span: what happened meanwhile is unknown.
             self._read_at = self._energy = None
             return Reading.unknown(self.gpu.uuid, str(gone), span=span)
 
@@ -203,12 +203,12 @@ class Device:
         if seen is None:
             seen = self._rate()
         if isinstance(seen, Unknown) and known(pipes) and known(pipes.graphics):
-            # On MIG only GPM tells. It is the exact mean since the look before, so a burst shows in it too.
+            # On MIG only GPM reports it: the exact mean since the look before, which includes bursts.
             return Utilization(pipes.graphics, pipes.graphics, 0)
         return seen
 
     def _buffered(self, wall: float) -> Maybe[Utilization] | None:
-        """Every sample that the driver took since the look before; None when it has none and must be asked now."""
+        """All samples that the driver took since the look before; None when there are none."""
         if "samples" in self._never:
             return None
         functions = self._functions
@@ -224,12 +224,12 @@ class Device:
         )
         if code != library.SUCCESS:
             self._remember("samples", code)
-            self._heal_clock(wall)
+            self._check_clock(wall)
             return None
         count = functions.count.value
         if not count:
-            # An idle GPU's ring runs dry: neither zero nor unknown, so ask the other way.
-            self._heal_clock(wall)
+            # The ring of an idle GPU runs empty, which is neither zero nor unknown: use the current rate.
+            self._check_clock(wall)
             return None
         stamps, values = zip(*_SAMPLE.iter_unpack(functions.samples_view[: _SAMPLE.size * count]), strict=True)
         self._samples_seen = max(stamps)
@@ -238,8 +238,8 @@ class Device:
             return peak
         return Utilization(peak, sum(values) / (100 * count), count)
 
-    def _heal_clock(self, wall: float) -> None:
-        """Samples carry wall-clock times: after the clock was set back, "newer than the last" would wait for ever."""
+    def _check_clock(self, wall: float) -> None:
+        """Samples carry wall-clock times: after the clock was set back, none would be newer than the last."""
         now = int(wall * _MICRO)
         if self._samples_seen > now + _MICRO:
             self._samples_seen = self._processes_seen = now - _MICRO
@@ -271,7 +271,7 @@ class Device:
             failed = self._failed(code)
             return failed, failed
         if not total:
-            shared = Unknown("this GPU shares the machine's memory and has none of its own")
+            shared = Unknown("this GPU uses the machine's memory")
             return shared, shared
         plausible_total = plausible_memory_total(total)
         return plausible_memory_used(used, plausible_total), plausible_total
@@ -325,7 +325,7 @@ class Device:
         return processes
 
     def _remember(self, what: str, code: int) -> Unknown:
-        """An answer that will never come is asked for once."""
+        """A value that is not supported is asked for once."""
         failed = self._failed(code)
         if code in library.NEVER:
             self._never[what] = failed
@@ -341,4 +341,4 @@ class Device:
             self._meter.close()
 
 
-_NO_GPM: Final = Unknown("only Hopper and newer GPUs tell")
+_NO_GPM: Final = Unknown("only reported by Hopper and newer GPUs")

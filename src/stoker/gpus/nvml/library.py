@@ -1,7 +1,7 @@
-"""NVML as this room calls it: functions looked up once by nvidia-ml-py, answers as return codes, reasons in words.
+"""NVML functions, looked up once by nvidia-ml-py; they return codes, and this module gives the reasons for them.
 
-The calls of a look go straight to the C functions with buffers that are kept from look to look, instead of through
-nvidia-ml-py's wrappers: those ask for a size first and allocate each time, which doubles the number of driver calls.
+A look calls the C functions directly with buffers that are reused. The wrappers of nvidia-ml-py ask for a size first
+and allocate each time, which doubles the number of driver calls.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ VERSION_MISMATCH: Final = 18
 ARGUMENT_VERSION_MISMATCH: Final = 25
 UNKNOWN_ERROR: Final = 999
 
-# Errors after which nothing that this GPU says can be believed until somebody acts.
+# Errors after which no value of this GPU is trusted until someone acts.
 GONE: Final = frozenset({GPU_IS_LOST, RESET_REQUIRED})
-# Errors that say "this driver or board will never tell": no need to ask at every look.
+# Errors that last: the value is not asked for again.
 NEVER: Final = frozenset({UNSUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH})
-# Errors at init that mean "there is no NVIDIA GPU to read here". Every other error means "cannot tell".
+# Errors at init that mean that there is no NVIDIA GPU. Every other error means unknown.
 NOTHING_HERE: Final = frozenset({DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND})
 
 _REASONS: Final = {
@@ -40,7 +40,7 @@ _REASONS: Final = {
     NO_PERMISSION: "the driver does not permit this user to read it",
     DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
     LIBRARY_NOT_FOUND: "the library libnvidia-ml.so.1 is not installed or cannot be loaded",
-    FUNCTION_NOT_FOUND: "this driver is too old to tell",
+    FUNCTION_NOT_FOUND: "this driver is too old to report it",
     GPU_IS_LOST: "the GPU is lost: it fell off the bus and needs a reboot of the machine",
     RESET_REQUIRED: "the GPU needs a reset before it can be used or read again",
     VERSION_MISMATCH: (

@@ -1,4 +1,4 @@
-"""Who is on one NVIDIA GPU: the driver's process lists and per-process utilization, joined by pid."""
+"""The processes on one NVIDIA GPU: the driver's lists and per-process utilization, joined by pid."""
 
 import ctypes
 import struct
@@ -33,7 +33,7 @@ class _Table:
         self.buffer = ctypes.create_string_buffer(self.row.size * capacity)
         self.view = memoryview(self.buffer)
 
-    def make_room(self) -> None:
+    def grow(self) -> None:
         """After INSUFFICIENT_SIZE: what the driver asked for, and half as much again for those that come meanwhile."""
         self._grow(max(self.count.value, self.capacity) * 3 // 2)
 
@@ -54,8 +54,8 @@ def info_layout() -> struct.Struct:
 class ProcessLists:
     """The processes of the GPUs of one machine; one instance serves all devices, one after the other."""
 
-    def __init__(self, people: ProcessCache) -> None:
-        self._people = people
+    def __init__(self, process_cache: ProcessCache) -> None:
+        self._process_cache = process_cache
         self._compute = library.function(
             "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"
         )
@@ -80,25 +80,27 @@ class ProcessLists:
             return library.unknown(code), last_seen
         if not memory:
             return (), last_seen
-        people = self._people
-        if any(people.name(pid) == _MPS_SERVER for pid in memory):
-            # Clients of the MPS server stand in a list of their own.
+        process_cache = self._process_cache
+        if any(process_cache.name(pid) == _MPS_SERVER for pid in memory):
+            # Clients of the MPS server are in a separate list.
             self._list(self._mps, handle, memory)
         used, newest = self._used(handle, last_seen)
         if isinstance(used, Unknown):
-            return tuple(people.process(pid, memory[pid], used) for pid in memory), newest
-        if people.doubts_pids and not used.keys() <= memory.keys():
+            return tuple(process_cache.process(pid, memory[pid], used) for pid in memory), newest
+        if process_cache.verifies_pids and not used.keys() <= memory.keys():
             # Newer drivers number the list as this container does and the samples as the host does.
             elsewhere = Unknown("the driver numbers utilization by the host's pids, which cannot be matched here")
-            return tuple(people.process(pid, memory[pid], used.get(pid, elsewhere)) for pid in memory), newest
-        return tuple(people.process(pid, memory[pid], used.get(pid, 0.0)) for pid in memory), newest
+            return tuple(process_cache.process(pid, memory[pid], used.get(pid, elsewhere)) for pid in memory), newest
+        return tuple(process_cache.process(pid, memory[pid], used.get(pid, 0.0)) for pid in memory), newest
 
     def _list(self, function: library.Function, handle: object, memory: dict[int, Maybe[int]]) -> int:
         table = self._infos
         code = _fill(function, table, handle)
         if code == library.SUCCESS:
             for pid, used, *_ in table.rows():
-                amount: Maybe[int] = used if used != _NO_MEMORY else Unknown("the driver does not tell it per process")
+                amount: Maybe[int] = (
+                    used if used != _NO_MEMORY else Unknown("the driver does not report it per process")
+                )
                 already = memory.get(pid)
                 if already is None or isinstance(already, Unknown):
                     memory[pid] = amount
@@ -134,5 +136,5 @@ def _fill(function: library.Function, table: _Table, handle: object) -> int:
         code = function(handle, table.to_count, table.buffer)
         if code != library.INSUFFICIENT_SIZE:
             return code
-        table.make_room()
+        table.grow()
     return code

@@ -1,4 +1,4 @@
-"""All NVIDIA devices of the machine through NVML, initialised once and read at every look."""
+"""The `nvml` source: all NVIDIA devices of the machine, initialised once and read at every look."""
 
 import contextlib
 import time
@@ -22,7 +22,7 @@ _RETRY_EVERY: Final = 5.0
 
 
 class _LostDevice:
-    """A device whose handle could not be had: it stays in the list, with the reason."""
+    """A device without a handle: it stays in the list, with the reason."""
 
     def __init__(self, gpu: Gpu, place: int, why: str) -> None:
         self.gpu = gpu
@@ -37,14 +37,14 @@ class _LostDevice:
 
 
 class NvmlSource:
-    """Unknown at init is a state of its own: the kernel's list of GPUs, each unknown, until NVML answers."""
+    """If NVML cannot be initialised, the GPUs are listed from the kernel, each unknown, until NVML answers."""
 
     name = "nvml"
 
     def __init__(self, root: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._monotonic = monotonic
-        self._people = ProcessCache(root)
+        self._process_cache = ProcessCache(root)
         self._devices: tuple[Device | _LostDevice, ...] = ()
         self._gpus: tuple[Gpu, ...] = ()
         self._lost_places: tuple[int, ...] = ()
@@ -62,13 +62,13 @@ class NvmlSource:
             return Look(self.name, at, wall, self._gpus, readings, problem=self._problem)
         if self._lost_places and at - self._tried_at >= _RETRY_EVERY:
             self._tried_at = at
-            self._take_back()
-        self._people.refresh()
+            self._reopen_lost()
+        self._process_cache.refresh()
         readings = tuple([device.read(at, wall) for device in self._devices])
-        return Look(self.name, at, wall, self._gpus, readings, note=self._people.note)
+        return Look(self.name, at, wall, self._gpus, readings, note=self._process_cache.note)
 
-    def _take_back(self) -> None:
-        """A GPU that was lost when the others were opened may have been reset since: then all are opened anew."""
+    def _reopen_lost(self) -> None:
+        """Opens all devices again when a GPU that was lost at the start answers."""
         for place in self._lost_places:
             try:
                 pynvml.nvmlDeviceGetHandleByIndex(place)
@@ -80,7 +80,7 @@ class NvmlSource:
             return
 
     def _initialise_again(self) -> None:
-        with contextlib.suppress(AbsentError):  # the driver was unloaded meanwhile: what was known stays, unknown
+        with contextlib.suppress(AbsentError):  # the driver was unloaded: the known GPUs stay in the list, unknown
             self._initialise()
 
     def _initialise(self) -> None:
@@ -101,7 +101,7 @@ class NvmlSource:
 
     def _open_devices(self) -> Iterator[Device | _LostDevice]:
         functions = DeviceFunctions()
-        processes = ProcessLists(self._people)
+        processes = ProcessLists(self._process_cache)
         index = 0
         for place in range(pynvml.nvmlDeviceGetCount()):
             try:
@@ -117,7 +117,7 @@ class NvmlSource:
                 gpu = _describe(handle, handle, uuid, index, parent=None)
                 yield Device(gpu, handle, functions, processes, meter)
                 index += 1
-            # A GPU that is cut into MIG slices runs nothing itself: its slices are the devices.
+            # A GPU with MIG slices runs nothing itself: its slices are the devices.
             for part in slices:
                 gpu = _describe(part, handle, pynvml.nvmlDeviceGetUUID(part), index, parent=uuid)
                 instance = _ask(pynvml.nvmlDeviceGetGpuInstanceId, part)
@@ -129,14 +129,14 @@ class NvmlSource:
         of_kernel = gpus_of_kernel(self._root)
         why = library.unknown(error.value)
         if place < len(of_kernel):
-            told = of_kernel[place]
-            gpu = Gpu(told.uuid, index, told.name, "nvidia", told.minor, why, told.bus)
+            known_gpu = of_kernel[place]
+            gpu = Gpu(known_gpu.uuid, index, known_gpu.name, "nvidia", known_gpu.minor, why, known_gpu.bus)
         else:
             gpu = Gpu(f"GPU-lost-{place}", index, why, "nvidia", why, why, why)
         return _LostDevice(gpu, place, why.reason)
 
     def close(self) -> None:
-        self._people.close()
+        self._process_cache.close()
         for device in self._devices:
             device.close()
         with contextlib.suppress(pynvml.NVMLError):
@@ -157,7 +157,7 @@ def _absence(code: int, root: Path) -> str:
 
 
 def _mig_slices(handle: object) -> Iterator[Any]:
-    """The MIG devices that a GPU is cut into; none where MIG is off or unheard of."""
+    """The MIG devices of a GPU; none where MIG is off or not supported."""
     try:
         current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
         if current != pynvml.NVML_DEVICE_MIG_ENABLE:
@@ -208,15 +208,15 @@ def _gpu(place: int, bus: str, information: Path) -> Gpu:
         for line in information.read_text().splitlines():
             key, _, value = line.partition(":")
             facts[key.strip()] = value.strip()
-    untold = Unknown("the kernel driver does not tell")
+    unreported = Unknown("the kernel driver does not report it")
     uuid = facts.get("GPU UUID", "")
     return Gpu(
         # An uninitialised GPU has question marks for a uuid.
         uuid=uuid if uuid.startswith("GPU-") and "?" not in uuid else f"PCI-{bus}",
         index=place,
-        name=facts.get("Model") or untold,
+        name=facts.get("Model") or unreported,
         vendor="nvidia",
-        minor=int(facts["Device Minor"]) if facts.get("Device Minor", "").isdigit() else untold,
-        memory=untold,
+        minor=int(facts["Device Minor"]) if facts.get("Device Minor", "").isdigit() else unreported,
+        memory=unreported,
         bus=bus,
     )

@@ -141,7 +141,7 @@ class SimulatedSource:
         self._clock = machine.clock
         self._wall = wall
         self._sleep = sleep
-        self._people = ProcessCache(machine.root, pids_from="proc")
+        self._process_cache = ProcessCache(machine.root, pids_from="proc")
         self._meters = tuple(SimMeter(self._clock()) for _ in machine.gpus)
         self._looked: float | None = None
         self._living: dict[tuple[int, int], LoadFile] = {}
@@ -168,7 +168,7 @@ class SimulatedSource:
         )
 
     def close(self) -> None:
-        self._people.close()
+        self._process_cache.close()
 
     def _past_hangs(self) -> tuple[Fault, ...] | Unknown:
         """The faults that are left when those that block a look have let go of this one."""
@@ -195,7 +195,7 @@ class SimulatedSource:
         uses = self._uses(loads)
         self._looked = now
         self._living = {found.identity: found for found in loads if found.alive}
-        self._people.refresh()
+        self._process_cache.refresh()
         broken = next((found.path.name for found in loads if found.alive and found.load is None), None)
         readings = []
         for gpu, meter in zip(self.machine.gpus, self._meters, strict=True):
@@ -253,5 +253,7 @@ class SimulatedSource:
             if present:
                 own = {key: use for key, use in uses.items() if key[:2] == found.identity}
                 share = utilization(shares(own, now - span, now)).mean
-                processes.append(self._people.process(found.identity[0], sum(use.held() for use in present), share))
+                processes.append(
+                    self._process_cache.process(found.identity[0], sum(use.held() for use in present), share)
+                )
         return tuple(processes)
