@@ -198,7 +198,7 @@ def test_a_figure_that_is_no_number_is_unknown_not_idle(machine: FakeMachine, cl
 @pytest.mark.parametrize("percent", [-1, 101, 655, 65535])
 def test_a_percentage_that_cannot_be_is_unknown(machine: FakeMachine, clock: Clock, percent: int) -> None:
     machine.amd(gpu_busy_percent=percent)
-    assert "cannot be" in reason(first_reading(machine, clock).utilization)
+    assert "impossible" in reason(first_reading(machine, clock).utilization)
 
 
 def test_figures_that_cannot_be_are_not_believed(machine: FakeMachine, clock: Clock) -> None:
@@ -210,7 +210,7 @@ def test_figures_that_cannot_be_are_not_believed(machine: FakeMachine, clock: Cl
     reading = first_reading(machine, clock)
     assert "more than the GPU has" in reason(reading.memory_used)
     for value in (reading.power, reading.power_limit, reading.temperature, reading.energy):
-        assert "cannot be" in reason(value)
+        assert "impossible" in reason(value)
 
 
 def test_a_driver_without_the_files_leaves_only_those_fields_unknown(machine: FakeMachine, clock: Clock) -> None:
@@ -227,8 +227,8 @@ def test_a_driver_without_the_files_leaves_only_those_fields_unknown(machine: Fa
 def test_a_memory_size_that_cannot_be_is_unknown(machine: FakeMachine, clock: Clock, total: int) -> None:
     machine.amd(mem_info_vram_total=total)
     look = source_of(machine, clock).look()
-    assert "cannot be" in reason(look.readings[0].memory_total)
-    assert "cannot be" in reason(look.gpus[0].memory)
+    assert "impossible" in reason(look.readings[0].memory_total)
+    assert "impossible" in reason(look.gpus[0].memory)
 
 
 def test_a_sensor_that_fails_says_so_rather_than_that_there_is_none(machine: FakeMachine, clock: Clock) -> None:
@@ -346,7 +346,7 @@ def test_a_leap_of_the_energy_counter_is_not_believed(machine: FakeMachine, cloc
     source = source_of(machine, clock)
     source.look()
     card.write("hwmon/hwmon2/energy1_input", 10**15)
-    assert "cannot be" in reason(next_reading(source, clock).power)
+    assert "impossible" in reason(next_reading(source, clock).power)
 
 
 # Sleep
