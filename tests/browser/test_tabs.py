@@ -89,7 +89,7 @@ def test_many_windows_that_are_looked_at_share_one_connection(
             for job in jobs:
                 store.set_link(store.attempts(job)[0].id, "https://wandb.ai/news")
         for window in windows:
-            expect(window.locator("#section-job a[href='https://wandb.ai/news']")).to_be_visible()
+            expect(window.locator("#section-summary a[href='https://wandb.ai/news']")).to_be_visible()
         # The overview and each job, and of each job the log.
         assert [window.evaluate(OPEN) for window in (page, *windows)] == [1, *[2] * (TABS + 1)]
         assert shown.complaints == []

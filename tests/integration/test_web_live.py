@@ -164,13 +164,13 @@ def test_several_live_answers_come_in_one_and_those_that_there_are_not_are_told(
             def of(number: int, name: str) -> list[str]:
                 return [data for at, event, data, _ in told_together(page) if (at, event) == (number, name)]
 
-            await page.until(lambda: of(0, "list") and of(1, "job") and of(2, "") and of(3, "gone") and of(4, ""))
+            await page.until(lambda: of(0, "list") and of(1, "summary") and of(2, "") and of(3, "gone") and of(4, ""))
             assert first in of(0, "list")[-1]
             # Only what is live, and only of this page.
             assert (of(2, ""), of(4, "")) == (["404"], ["404"])
             site.store.cancel([first])
             site.look()
-            await page.until(lambda: first not in of(0, "list")[-1] and "cancelled" in of(1, "job")[-1], "both news")
+            await page.until(lambda: first not in of(0, "list")[-1] and "cancelled" in of(1, "summary")[-1], "both news")
             assert not page.is_complete
         assert site.snapshot_cache.viewers == 0
 

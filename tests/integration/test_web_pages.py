@@ -13,7 +13,7 @@ import pytest
 from stoker.queue.fields import JobSpec
 from stoker.queue.model import AttemptDetails
 from stoker.web import pages, problems, statics
-from stoker.web.pages.views import trouble_page
+from stoker.web.pages.views import error_page
 from tests.support.api_site import ApiSite, Client
 
 PAGE = {"Accept": "text/html"}
@@ -24,7 +24,7 @@ def site(tmp_path: Path) -> Iterator[ApiSite]:
     with closing(ApiSite(tmp_path)) as made:
         made.app.include_router(pages.router)
         made.app.mount("/static", statics.VersionedFiles())
-        problems.install(made.app, trouble_page)
+        problems.install(made.app, error_page)
         yield made
 
 

@@ -254,7 +254,7 @@ def test_what_a_job_says_never_becomes_part_of_the_page(role: Role) -> None:
 
 def test_a_text_without_a_space_is_cut_before_it_fills_the_page() -> None:
     for name, html in all_sections("A" * 10_000, "operator").items():
-        if name not in {"asked", "report"}:
+        if name not in {"spec", "report"}:
             assert max(map(len, re.findall("A+", Elements(html).text)), default=0) < 1000, name
 
 
@@ -269,7 +269,7 @@ def test_ids_of_elements_are_safe_to_look_for() -> None:
 
 def test_a_viewer_sees_everything_and_no_button_that_changes_something() -> None:
     watched, steered = all_sections("vit", "viewer"), all_sections("vit", "operator")
-    for name in ("running", "waiting", "ended", "machine-w-1", "job"):
+    for name in ("running", "waiting", "ended", "machine-w-1", "summary"):
         assert "hx-post" in steered[name], name
     for name, html in watched.items():
         assert "hx-post" not in html, name
@@ -414,7 +414,7 @@ def test_cancelling_asks_once_where_it_cannot_be_taken_back(state: State, asks: 
     detail = msgspec.structs.replace(full_detail(), job=make_job("vit", state), why=Why("waits", "", "waits"))
     buttons = [
         attributes
-        for _tag, attributes in Elements(render_job(detail, "operator")["job"]).started
+        for _tag, attributes in Elements(render_job(detail, "operator")["summary"]).started
         if (attributes.get("hx-post") or "").endswith("/cancel")
     ]
     assert [("hx-confirm" in attributes) for attributes in buttons] == [asks]
@@ -511,7 +511,7 @@ def test_a_link_of_a_job_leads_only_to_the_web() -> None:
         detail = msgspec.structs.replace(full_detail(), job=make_job("vit", link=link))
         return [
             attributes.get("href")
-            for tag, attributes in Elements(render_job(detail, "viewer")["job"]).started
+            for tag, attributes in Elements(render_job(detail, "viewer")["summary"]).started
             if tag == "a"
         ]
 
@@ -521,6 +521,6 @@ def test_a_link_of_a_job_leads_only_to_the_web() -> None:
 
 def test_values_of_variables_are_not_shown() -> None:
     detail = msgspec.structs.replace(full_detail(), job=make_job("vit", environment={"API_KEY": "s3cret"}))
-    told = render_job(detail, "viewer")["asked"]
+    told = render_job(detail, "viewer")["spec"]
     assert "API_KEY" in told
     assert "s3cret" not in told

@@ -21,7 +21,7 @@ from stoker.web.config import Config
 from stoker.web.middleware.access_log import AccessLog
 from stoker.web.middleware.headers import SecurityHeaders, compressed
 from stoker.web.middleware.limits import DeclaredSize, WholeBody
-from stoker.web.pages.views import trouble_page
+from stoker.web.pages.views import error_page
 from stoker.web.sse import live, multiplex
 from stoker.web.sse.rendered_sections import Looks, RenderedSections
 
@@ -41,7 +41,7 @@ def create_app(app_state: AppState) -> FastAPI:
     app.state.app_state = app_state
     app.state.rendered_sections = RenderedSections()
     app.state.looks = Looks()
-    problems.install(app, trouble_page)
+    problems.install(app, error_page)
     for part in (api, metrics, pages, live, multiplex, logs, login):
         app.include_router(part.router)
     app.include_router(health)

@@ -16,7 +16,7 @@ from stoker.web.auth.user import Role
 from stoker.web.pages import words
 from stoker.web.templating import rendered, slug
 
-JOB: Final = ("job", "asked", "report", "fit")
+JOB: Final = ("summary", "spec", "report", "fit")
 OVERVIEW: Final = ("health", "machines", "running", "waiting", "ended", "hours")
 # More GPUs than this on one page are shown as rows, and their machines folded: cards would be metres of scrolling.
 _MOST_CARDS: Final = 16

@@ -86,7 +86,7 @@ async def favicon() -> Response:
 _HEADINGS: Final = {404: "Not here", 422: "Not understood", 503: "The queue is away"}
 
 
-def trouble_page(request: Request, status: int, _title: str, sentence: str) -> Response:
+def error_page(request: Request, status: int, _title: str, message: str) -> Response:
     """For `problems.install`."""
     heading = _HEADINGS.get(status, "That did not work")
-    return page(request, "trouble.html", status=status, heading=heading, told=sentence, status_code=status)
+    return page(request, "error.html", status=status, heading=heading, message=message, status_code=status)
