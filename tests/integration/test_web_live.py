@@ -170,7 +170,9 @@ def test_several_live_answers_come_in_one_and_those_that_there_are_not_are_told(
             assert (of(2, ""), of(4, "")) == (["404"], ["404"])
             site.store.cancel([first])
             site.look()
-            await page.until(lambda: first not in of(0, "list")[-1] and "cancelled" in of(1, "summary")[-1], "both news")
+            await page.until(
+                lambda: first not in of(0, "list")[-1] and "cancelled" in of(1, "summary")[-1], "both news"
+            )
             assert not page.is_complete
         assert site.snapshot_cache.viewers == 0
 
