@@ -135,7 +135,7 @@ def test_a_master_that_does_not_answer_at_the_start_is_asked_again_later(task: T
     assert "it is asked again" in note
 
 
-def test_an_older_master_that_does_not_know_the_question_is_no_reason_to_refuse(task: Task) -> None:
+def test_older_master_without_the_check_is_accepted(task: Task) -> None:
     task.master(Answer(404, "not json"))
     [note] = task.action().prepare()
     assert "the Determined master answered 404 Not Found" in note
@@ -195,7 +195,7 @@ def test_when_the_master_refuses_the_det_command_is_tried(task: Task) -> None:
     assert task.programs.calls == ["det notebook kill task-1"]
 
 
-def test_when_nothing_helps_both_reasons_are_told(task: Task) -> None:
+def test_both_reasons_are_given_when_everything_fails(task: Task) -> None:
     task.programs.add("det", "echo 'det: not logged in' >&2; exit 1")
     task.master(TOKEN_REFUSED)
     action = task.action()

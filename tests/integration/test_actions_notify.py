@@ -40,7 +40,7 @@ def test_the_message_says_where_and_why() -> None:
         assert asked.json()["message"] == "GPU 0 stayed below 1% for 30m (rule: all GPUs below 1% for 30m)."
 
 
-def test_warnings_can_be_told_too() -> None:
+def test_warnings_are_sent() -> None:
     with Receiver().listening() as receiver:
         action = Notify(f"json://127.0.0.1:{receiver.port}/hook?{PATIENTLY}")
         action.prepare()

@@ -80,7 +80,7 @@ def prepared(pid: int, grace: float = 60.0) -> Stop:
     return action
 
 
-def test_a_process_and_all_that_it_started_are_asked_to_end(started: Started, tmp_path: Path) -> None:
+def test_process_and_descendants_are_stopped(started: Started, tmp_path: Path) -> None:
     root = started.shell(
         "setsid sh -c 'trap \"echo bye > said; exit\" TERM; echo $$ > child; while :; do sleep 0.05; done' & wait"
     )
@@ -155,7 +155,7 @@ def test_another_program_in_a_session_of_its_own_is_known_by_the_streams_it_was_
     assert is_alive(other)
 
 
-def test_those_who_only_look_alike_are_spared(started: Started, tmp_path: Path) -> None:
+def test_similar_processes_are_spared(started: Started, tmp_path: Path) -> None:
     # Two children of one program that forked them without an exec, in a session of their own each.
     program = (
         "import os, time\n"
@@ -173,7 +173,7 @@ def test_those_who_only_look_alike_are_spared(started: Started, tmp_path: Path) 
     assert is_alive(second)
 
 
-def test_who_ignores_it_is_killed_after_the_grace(started: Started) -> None:
+def test_process_that_ignores_sigterm_is_killed_after_the_grace(started: Started) -> None:
     root = started.shell("trap '' TERM; echo $$ > root; while :; do sleep 0.05; done")
     started.identity("root")
     begun = time.monotonic()
@@ -191,7 +191,7 @@ def test_a_stopped_process_ends_within_its_grace(started: Started) -> None:
     assert root.wait(60) == -signal.SIGTERM
 
 
-def test_a_pid_that_was_given_to_somebody_else_is_left_alone(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reused_pid_is_left_alone(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     root = started.shell("echo $$ > root; while :; do sleep 0.05; done")
     now = started.identity("root")
     action = Stop(root.pid, grace=0.1)
@@ -213,7 +213,7 @@ def test_a_process_that_ended_by_itself_is_no_failure(started: Started) -> None:
     action.act(FACTS)
 
 
-def test_a_pid_of_nobody_is_refused_at_the_start(started: Started) -> None:
+def test_unused_pid_is_refused_at_the_start(started: Started) -> None:
     ended = started.shell("exit 0")
     wait_for(lambda: (found := identify(ended.pid)) is not None and not is_alive(found), named="its end")
     # Not yet collected, so its number is still its own; the other is one that the kernel gives to nobody.
@@ -234,7 +234,7 @@ def test_a_process_of_another_user_is_refused_at_the_start(started: Started, mon
             Stop(root.pid, grace=1).prepare()
 
 
-def test_stopping_the_tree_that_one_belongs_to_spares_oneself(started: Started, tmp_path: Path) -> None:
+def test_watcher_inside_the_tree_is_spared(started: Started, tmp_path: Path) -> None:
     program = (
         "import sys; from stoker.actions.stop import Stop; from stoker.actions.action import Facts; import os\n"
         "stop = Stop(os.getppid(), grace=60); stop.prepare()\n"
@@ -283,7 +283,7 @@ def test_a_command_that_fails_is_a_failed_action(line: str, sentence: str) -> No
         command(line).act(FACTS)
 
 
-def test_a_late_command_is_ended_with_all_that_it_started(
+def test_late_command_and_its_descendants_are_ended(
     started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = f"cd {tmp_path}; (trap '' TERM; sh -c 'echo $PPID > child; exec sleep 100' & while :; do wait; done) & wait"
@@ -331,7 +331,7 @@ def test_a_command_under_way_is_ended_when_the_watcher_must_end(started: Started
         ("echo 'open", "the shell does not understand the command of exec"),
     ],
 )
-def test_a_command_that_could_never_run_is_refused_at_the_start(line: str, sentence: str) -> None:
+def test_command_that_cannot_run_is_refused_at_the_start(line: str, sentence: str) -> None:
     with pytest.raises(ActionError, match=sentence):
         command(line)
 
@@ -341,6 +341,6 @@ def test_whatever_a_shell_can_run_is_accepted(line: str) -> None:
     command(line).act(FACTS)
 
 
-def test_without_a_shell_there_is_no_exec() -> None:
+def test_exec_needs_a_shell() -> None:
     with pytest.raises(ActionError, match="there is no sh on PATH"):
         Command("true", timeout=1, environment={"PATH": "/nowhere"}).prepare()

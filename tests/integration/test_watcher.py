@@ -104,7 +104,7 @@ def watch(
     return watcher.run(prober.answer()), said
 
 
-def test_an_action_that_hangs_is_told_and_the_next_is_done() -> None:
+def test_hanging_action_is_reported_and_the_next_runs() -> None:
     log: list[str] = []
     never = threading.Event()
 
@@ -132,7 +132,7 @@ def test_a_defect_in_an_action_does_not_stop_the_others() -> None:
     assert "failed: internal error: ZeroDivisionError: division by zero" in said
 
 
-def test_actions_know_why() -> None:
+def test_actions_get_the_facts() -> None:
     heard: list[Facts] = []
     code, _said = watch(Scripted(0.0), Scribe("it", [], heard.append))
     assert code == 124
@@ -145,7 +145,7 @@ def test_actions_know_why() -> None:
 
 
 @pytest.mark.parametrize("trouble", [Unknown("the GPU is lost"), AbsentError("the driver is not loaded")])
-def test_a_gpu_that_cannot_be_read_is_not_idle_however_long(trouble: Unknown | AbsentError) -> None:
+def test_unreadable_gpu_never_fires(trouble: Unknown | AbsentError) -> None:
     log: list[str] = []
     prober = Scripted(0.0, *[trouble] * 12, 0.0)
     code, _said = watch(prober, Scribe("it", log))
@@ -154,7 +154,7 @@ def test_a_gpu_that_cannot_be_read_is_not_idle_however_long(trouble: Unknown | A
     assert prober.looks >= 12 + 2
 
 
-def test_who_asked_for_messages_gets_the_warning_too() -> None:
+def test_warning_is_sent_as_a_message() -> None:
     log: list[str] = []
     policy = msgspec.structs.replace(POLICY, warn_at=0.5)
     code, said = watch(Scripted(0.0), Telling("tell", log), policy=policy)
@@ -164,7 +164,7 @@ def test_who_asked_for_messages_gets_the_warning_too() -> None:
     assert warning.removeprefix("node7: ") in said
 
 
-def test_a_warning_that_cannot_be_delivered_is_told() -> None:
+def test_undelivered_warning_is_logged() -> None:
     class Mute(Telling):
         def send_message(self, host: str, text: str) -> None:
             raise ActionError(f"{host} was not told that {text}")
@@ -186,7 +186,7 @@ def test_a_warning_that_cannot_be_delivered_is_told() -> None:
     assert told()
 
 
-def test_a_dry_run_tells_nobody_else_and_does_nothing() -> None:
+def test_dry_run_sends_nothing_and_does_nothing() -> None:
     log: list[str] = []
     policy = msgspec.structs.replace(POLICY, warn_at=0.1)
     code, said = watch(Scripted(0.0), Telling("tell", log), policy=policy, dry_run=True)
@@ -194,7 +194,7 @@ def test_a_dry_run_tells_nobody_else_and_does_nothing() -> None:
     assert said[-1].endswith("; dry run: would do tell now")
 
 
-def test_the_last_look_comes_when_the_window_is_over_not_at_the_next_beat() -> None:
+def test_last_look_is_taken_at_the_end_of_the_window() -> None:
     policy = msgspec.structs.replace(POLICY, every=0.45, window=0.5)
     heard: list[Facts] = []
     # Once more, and again, should the machine have stood still just then.

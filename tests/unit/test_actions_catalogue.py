@@ -139,7 +139,7 @@ def test_a_verb_may_have_other_defaults() -> None:
         ("--warn-at soon", "--warn-at: 'soon' is not a percentage"),
     ],
 )
-def test_a_policy_that_cannot_be_meant_is_one_sentence(typed: str, sentence: str) -> None:
+def test_invalid_options_are_refused(typed: str, sentence: str) -> None:
     with pytest.raises(BadInputError) as error:
         policy(*typed.split())
     assert sentence in str(error.value)

@@ -119,7 +119,7 @@ def test_otherwise_it_takes_sudo_without_a_password(machine: Machine, answer: st
     assert machine.programs.calls[-1] == f"sudo -n {systemctl} poweroff"
 
 
-def test_a_user_who_may_not_is_told_at_the_start_what_to_do(machine: Machine) -> None:
+def test_missing_permission_is_refused_at_the_start(machine: Machine) -> None:
     shutdown = machine.programs.add("shutdown")
     machine.programs.add("sudo", "echo 'sudo: a password is required' >&2; exit 1")
     with pytest.raises(ActionError) as refused:
@@ -131,7 +131,7 @@ def test_a_user_who_may_not_is_told_at_the_start_what_to_do(machine: Machine) ->
     assert not any(call.startswith("shutdown") for call in machine.programs.calls)
 
 
-def test_a_user_without_sudo_is_told_so(machine: Machine) -> None:
+def test_missing_sudo_is_refused_at_the_start(machine: Machine) -> None:
     machine.programs.add("shutdown")
     with pytest.raises(ActionError, match=r"may not reboot this machine without a password \(sudo is not installed\)"):
         machine.power("reboot", ALICE).prepare()
@@ -164,6 +164,6 @@ def test_a_container_is_known_by_its_first_process(machine: Machine, first: str,
     assert container_sign(machine.root) == sign
 
 
-def test_a_first_process_that_is_hidden_says_nothing(machine: Machine) -> None:
+def test_hidden_first_process_is_no_evidence(machine: Machine) -> None:
     (machine.root / "proc/1/comm").unlink()
     assert container_sign(machine.root) is None

@@ -39,7 +39,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
     there.close()
 
 
-def test_readiness_status_and_stopping_are_told(manager: Manager) -> None:
+def test_readiness_status_and_stopping_are_sent(manager: Manager) -> None:
     service = ServiceManager({"NOTIFY_SOCKET": manager.address})
     service.ready("watching 2 GPUs")
     service.status("busy: GPU 0 was at 80%")
@@ -54,7 +54,7 @@ def test_readiness_status_and_stopping_are_told(manager: Manager) -> None:
     ]
 
 
-def test_a_sign_of_life_is_given_twice_per_interval(manager: Manager) -> None:
+def test_watchdog_is_pinged_twice_per_interval(manager: Manager) -> None:
     service = ServiceManager({"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "20000000"})
     assert service.keep_alive(100.0) == 110.0
     assert manager.heard() == ["WATCHDOG=1"]
@@ -67,19 +67,19 @@ def test_a_sign_of_life_is_given_twice_per_interval(manager: Manager) -> None:
 @pytest.mark.parametrize(
     "variables", [{}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "soon"}, {"WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}]
 )
-def test_a_watchdog_that_is_not_meant_gets_no_sign(manager: Manager, variables: dict[str, str]) -> None:
+def test_watchdog_of_another_process_is_not_pinged(manager: Manager, variables: dict[str, str]) -> None:
     service = ServiceManager({"NOTIFY_SOCKET": manager.address, **variables})
     assert service.keep_alive(100.0) is None
     assert manager.heard() == []
 
 
-def test_a_watchdog_that_names_this_process_is_meant(manager: Manager) -> None:
+def test_watchdog_of_this_process_is_pinged(manager: Manager) -> None:
     mine = {"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())}
     assert ServiceManager({"NOTIFY_SOCKET": manager.address, **mine}).keep_alive(0.0) == 1.0
 
 
 @pytest.mark.parametrize("address", ["", "relative", "/there/is/no/such/socket", "vsock:2:1234"])
-def test_where_nobody_listens_nothing_happens(address: str) -> None:
+def test_missing_socket_is_ignored(address: str) -> None:
     service = ServiceManager({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000"})
     service.ready("watching")
     service.status("busy")
@@ -123,5 +123,5 @@ def test_the_unit_notifies_is_watched_and_is_not_started_again_after_acting() ->
 
 
 @pytest.mark.parametrize(("code", "codes"), [(0, "143"), (143, "143"), (7, "7 143")])
-def test_another_idle_exit_code_is_no_failure_either(code: int, codes: str) -> None:
+def test_chosen_exit_code_counts_as_success(code: int, codes: str) -> None:
     assert f"SuccessExitStatus={codes}\n" in unit_text("Stoker", ["/opt/stoker"], {}, code)

@@ -32,7 +32,7 @@ def test_visible_follows_the_environment() -> None:
         ("0", IdlePolicy(require=2), {}, "only 1 GPU(s) are watched"),
     ],
 )
-def test_a_choice_that_cannot_be_meant_is_refused(
+def test_choice_that_cannot_work_is_refused(
     chosen: str, policy: IdlePolicy, environment: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(BadInputError) as error:
@@ -40,7 +40,7 @@ def test_a_choice_that_cannot_be_meant_is_refused(
     assert sentence in str(error.value)
 
 
-def test_a_gpu_that_is_lost_later_is_no_mistake_of_the_person() -> None:
+def test_gpu_that_is_lost_later_is_unknown() -> None:
     watched = Watched("all", [IdlePolicy(require=2)], {})
     assert labels(watched, a_look(0.0, 0.0)) == ["GPU 0", "GPU 1"]
     after = watched.observe(a_look(0.0)).activities

@@ -202,7 +202,7 @@ def looks_at(draw: st.DrawFn, world: World) -> list[int]:
 
 @given(st.data(), worlds(), policies())
 @settings(max_examples=examples(250))
-def test_it_never_fires_unless_every_second_of_the_window_was_seen_to_be_idle(
+def test_rule_fires_only_if_the_whole_window_was_seen_idle(
     data: st.DataObject, world: World, policy: IdlePolicy
 ) -> None:
     moments = data.draw(looks_at(world))
@@ -226,7 +226,7 @@ def test_a_gap_restarts_the_window(data: st.DataObject, world: World, policy: Id
 
 @given(st.data(), worlds(), policies())
 @settings(max_examples=examples(300))
-def test_it_fires_only_when_armed_and_arms_as_soon_as_it_may(
+def test_rule_fires_only_when_armed_and_arms_as_soon_as_possible(
     data: st.DataObject, world: World, policy: IdlePolicy
 ) -> None:
     moments = data.draw(looks_at(world))
@@ -244,9 +244,7 @@ def test_unknown_alone_never_fires(world: World, policy: IdlePolicy, every: int)
 
 
 @given(BEGINNINGS, st.integers(2, 100), st.integers(26, 5000))
-def test_time_that_was_unknown_is_not_idle_afterwards_whatever_span_the_next_reading_claims(
-    begun: float, unknown: int, claimed: int
-) -> None:
+def test_unknown_time_is_not_idle_even_if_the_next_reading_spans_it(begun: float, unknown: int, claimed: int) -> None:
     """A driver that hung for long answers with a reading that spans all of the time in which it hung."""
     rule = IdleRule(IdlePolicy(below=BELOW, window=20.0, after=0.0, every=1.0), begun)
     for second in range(unknown):
@@ -258,7 +256,7 @@ def test_time_that_was_unknown_is_not_idle_afterwards_whatever_span_the_next_rea
 
 
 @pytest.mark.parametrize("claimed", [26.0, 3600.0, -5.0])
-def test_the_first_reading_vouches_for_no_more_than_a_look_can_see(claimed: float) -> None:
+def test_first_reading_covers_no_more_than_the_longest_gap(claimed: float) -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=20.0, after=0.0, every=5.0), 0.0)
     assert idle_for(rule, 5000.0, [an_activity(0.0, span=claimed)]) == 0.0
     rule.observe(Observation(5001.0, [an_activity(0.5)]))
@@ -266,22 +264,20 @@ def test_the_first_reading_vouches_for_no_more_than_a_look_can_see(claimed: floa
 
 
 @pytest.mark.parametrize(("distance", "seconds"), [(25.0, 26.0), (25.25, 0.0)])
-def test_looks_may_be_three_times_as_far_apart_as_asked_and_the_deadline_of_two(
-    distance: float, seconds: float
-) -> None:
+def test_gap_is_three_intervals_and_two_deadlines(distance: float, seconds: float) -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
     rule.observe(Observation(100.0, [an_activity(0.0)]))
     assert idle_for(rule, 100.0 + distance, [an_activity(0.0, span=distance)]) == seconds
 
 
 @pytest.mark.parametrize(("distance", "seconds"), [(5.0, 5.0), (10.0, 10.0), (10.25, 0.0), (25.0, 0.0)])
-def test_the_sample_of_a_moment_does_not_vouch_for_a_stall_before_it(distance: float, seconds: float) -> None:
+def test_momentary_sample_does_not_cover_a_stall_before_it(distance: float, seconds: float) -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=60.0, after=0.0, every=5.0), 0.0)
     rule.observe(Observation(100.0, [an_activity(0.0, span=0.0)]))
     assert idle_for(rule, 100.0 + distance, [an_activity(0.0, span=0.0)]) == seconds
 
 
-def test_the_sample_of_a_moment_does_not_vouch_for_the_time_before_it() -> None:
+def test_momentary_sample_does_not_cover_the_time_before_it() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=5.0), 0.0)
     rule.observe(Observation(100.0, [an_activity(0.9, span=0.0)]))
     assert rule.observe(Observation(105.0, [an_activity(0.0, span=0.0)])).kind == "waiting"
@@ -289,7 +285,7 @@ def test_the_sample_of_a_moment_does_not_vouch_for_the_time_before_it() -> None:
 
 
 @pytest.mark.parametrize("peak", [float("nan"), -0.5, float("inf")])
-def test_what_cannot_be_a_utilization_is_not_idle(peak: float) -> None:
+def test_invalid_utilization_is_not_idle(peak: float) -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=2.0, after=0.0, every=1.0), 0.0)
     words = [rule.observe(Observation(float(second), [an_activity(peak)])).kind for second in range(1, 60)]
     assert set(words) == {"busy"}
@@ -309,7 +305,7 @@ def test_time_that_runs_backwards_is_a_gap() -> None:
 
 @given(worlds(), st.integers(1, 12), st.integers(1, 12), st.integers(0, 40), st.sampled_from([0.0, 7.0]), REQUIRES)
 @settings(max_examples=examples(300))
-def test_it_fires_within_one_look_after_the_window_is_full_of_idle(
+def test_rule_fires_within_one_look_after_an_idle_window(
     world: World, every: int, phase: int, more: int, after: float, require: Require
 ) -> None:
     window = every + more
@@ -333,7 +329,7 @@ def test_it_fires_within_one_look_after_the_window_is_full_of_idle(
     REQUIRES,
 )
 @settings(max_examples=examples(300))
-def test_the_answer_is_the_same_at_any_rhythm_of_looks(
+def test_verdict_does_not_depend_on_the_rate_of_looks(
     begun: float, prelude: list[tuple[int, Maybe[float], int]], quick: int, slow: int, require: Require
 ) -> None:
     """Idle stretches too short to fire, each broken by something, and then one that is long enough for both."""
@@ -358,7 +354,7 @@ def test_the_answer_is_the_same_at_any_rhythm_of_looks(
     st.floats(0.001, 15.0),
     st.floats(0.0, 100.0),
 )
-def test_due_is_the_exact_moment_from_which_on_it_fires(
+def test_due_is_the_first_moment_at_which_the_rule_fires(
     begun: float, steps: list[float], ahead: float, after: float
 ) -> None:
     policy = IdlePolicy(below=BELOW, window=5000.0, after=after, every=1.0)
@@ -388,7 +384,7 @@ def test_due_is_the_exact_moment_from_which_on_it_fires(
     assert rule.due() == due
 
 
-def test_nothing_is_due_while_too_few_are_idle_nor_once_it_has_been_said() -> None:
+def test_nothing_is_due_while_too_few_are_idle_or_after_firing() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
     assert rule.due() is None
     rule.observe(Observation(1.0, [an_activity(0.0, 0), an_activity(0.5, 1)]))
@@ -399,7 +395,7 @@ def test_nothing_is_due_while_too_few_are_idle_nor_once_it_has_been_said() -> No
     assert rule.due() is None
 
 
-def test_the_due_moment_counts_the_start_up_delay_and_a_snooze() -> None:
+def test_due_includes_start_up_delay_and_snooze() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=30.0, after=100.0, every=1.0), 1000.0)
     rule.observe(Observation(1001.0, [an_activity(0.0)]))
     assert rule.due() == 1130.0
@@ -412,7 +408,7 @@ def test_the_due_moment_counts_the_start_up_delay_and_a_snooze() -> None:
 # Which GPUs count may change
 
 
-def test_gpus_that_leave_the_scope_no_longer_hold_it_up() -> None:
+def test_gpu_that_leaves_the_scope_no_longer_counts() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     for second in range(1, 9):
         rule.observe(Observation(float(second), [an_activity(0.0, 0), an_activity(0.9, 1)]))
@@ -420,7 +416,7 @@ def test_gpus_that_leave_the_scope_no_longer_hold_it_up() -> None:
     assert (verdict.kind, verdict.reason) == ("idle", "GPU 0 stayed below 10% for 10s")
 
 
-def test_a_gpu_that_joins_the_scope_has_its_whole_window_before_it() -> None:
+def test_gpu_that_joins_the_scope_starts_a_whole_window() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     for second in range(1, 9):
         rule.observe(Observation(float(second), [an_activity(0.0, 0)]))
@@ -439,7 +435,7 @@ def test_a_gpu_that_left_and_came_back_starts_again() -> None:
     assert idle_for(rule, 10.0, [an_activity(0.0, 0)]) == 1.0
 
 
-def test_no_gpu_at_all_is_unknown_and_forgets_what_was_idle() -> None:
+def test_no_gpu_is_unknown_and_resets_idle_time() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=3.0, after=0.0, every=1.0), 0.0)
     rule.observe(Observation(1.0, [an_activity(0.0)]))
     verdicts = [rule.observe(Observation(float(second), [])) for second in range(2, 20)]
@@ -447,7 +443,7 @@ def test_no_gpu_at_all_is_unknown_and_forgets_what_was_idle() -> None:
     assert idle_for(rule, 20.0, [an_activity(0.0)]) == 1.0
 
 
-def test_more_gpus_required_than_there_are_means_all_of_them() -> None:
+def test_requiring_more_gpus_than_there_are_means_all() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=3.0, after=0.0, every=1.0, require=4), 0.0)
     words = [rule.observe(Observation(float(s), [an_activity(0.0, 0), an_activity(0.0, 1)])).kind for s in range(1, 5)]
     assert words == ["waiting", "waiting", "idle", "idle"]
@@ -459,7 +455,7 @@ def test_more_gpus_required_than_there_are_means_all_of_them() -> None:
 
 
 @given(st.integers(1, 29), st.integers(1, 200), st.integers(1, 5))
-def test_a_snooze_is_kept_to_its_end_and_then_a_whole_window(asked: int, length: int, every: int) -> None:
+def test_whole_window_follows_a_snooze(asked: int, length: int, every: int) -> None:
     policy = IdlePolicy(below=BELOW, window=30.0, after=0.0, every=float(every))
     rule = IdleRule(policy, 0.0)
     until = asked + length
@@ -473,7 +469,7 @@ def test_a_snooze_is_kept_to_its_end_and_then_a_whole_window(asked: int, length:
     assert fired[0] >= until + 30
 
 
-def test_a_snooze_can_be_taken_back() -> None:
+def test_snooze_can_be_ended_early() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     rule.observe(Observation(1.0, [an_activity(0.0)]))
     rule.snooze(1000.0)
@@ -483,14 +479,14 @@ def test_a_snooze_can_be_taken_back() -> None:
     assert rule.observe(Observation(12.0, [an_activity(0.0, span=9.0)])).kind == "idle"
 
 
-def test_a_snooze_survives_starting_over() -> None:
+def test_snooze_survives_rearming() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     rule.snooze(100.0)
     rule.rearm(5.0)
     assert rule.observe(Observation(6.0, [an_activity(0.5)])).reason == "snoozed for another 1m34s"
 
 
-def test_neither_a_snooze_nor_starting_over_shortens_the_start_up_delay() -> None:
+def test_snooze_and_rearming_do_not_shorten_the_start_up_delay() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=100.0, every=1.0), 0.0)
     rule.snooze(20.0)
     rule.rearm(30.0)
@@ -511,18 +507,18 @@ def drive(rule: IdleRule, *stretches: tuple[int, Maybe[float]]) -> list[int]:
     return fired
 
 
-def test_after_starting_over_it_fires_once_for_each_time_the_gpus_were_used() -> None:
+def test_rearmed_rule_fires_once_for_each_use_of_the_gpus() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     assert drive(rule, (300, 0.0), (1, 0.5), (300, 0.0), (20, HIDDEN), (300, 0.0)) == [10, 311]
 
 
-def test_after_starting_over_it_must_be_armed_again() -> None:
+def test_rearmed_rule_must_be_armed_again() -> None:
     policy = IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0, arm_above=0.5, arm_for=5.0)
     fired = drive(IdleRule(policy, 0.0), (50, 0.0), (6, 0.9), (50, 0.0), (3, 0.9), (50, 0.0), (6, 0.5), (50, 0.0))
     assert fired == [66, 175]
 
 
-def test_while_it_is_spent_it_says_so_and_nothing_is_due() -> None:
+def test_spent_rule_says_so_and_nothing_is_due() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
     drive(rule, (6, 0.0))
     assert rule.spent
@@ -542,9 +538,7 @@ def test_while_it_is_spent_it_says_so_and_nothing_is_due() -> None:
         (2, {5: "GPU 0 and GPU 1", 65: "GPU 0 and GPU 1"}),
     ],
 )
-def test_a_gpu_that_was_told_of_is_not_told_of_again_before_it_was_used(
-    require: Require, fired: dict[int, str]
-) -> None:
+def test_gpu_is_reported_again_only_after_it_was_used(require: Require, fired: dict[int, str]) -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0, require=require), 0.0)
     reasons = {}
     for second in range(1, 120):
@@ -561,9 +555,7 @@ def test_a_gpu_that_was_told_of_is_not_told_of_again_before_it_was_used(
 
 @given(worlds(), st.integers(1, 5), st.integers(0, 10), REQUIRES)
 @settings(max_examples=examples(200))
-def test_every_firing_tells_of_a_gpu_that_was_used_since_the_last_one(
-    world: World, every: int, more: int, require: Require
-) -> None:
+def test_every_firing_includes_a_gpu_used_since_the_last(world: World, every: int, more: int, require: Require) -> None:
     policy = IdlePolicy(below=BELOW, window=float(every + more), after=0.0, every=float(every), require=require)
     rule = IdleRule(policy, world.begun)
     told: set[str] = set()
@@ -582,7 +574,7 @@ def test_every_firing_tells_of_a_gpu_that_was_used_since_the_last_one(
         assert rule.spent == (len(told) == len(world.gpus))
 
 
-def test_where_all_must_be_idle_it_is_enough_that_one_was_used_meanwhile() -> None:
+def test_one_used_gpu_rearms_a_rule_that_requires_all() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0), 0.0)
     fired = []
     for second in range(1, 60):
@@ -595,7 +587,7 @@ def test_where_all_must_be_idle_it_is_enough_that_one_was_used_meanwhile() -> No
     assert fired == [5, 26]
 
 
-def test_the_gpus_that_were_idle_for_the_whole_window_are_told_apart() -> None:
+def test_verdict_names_gpus_idle_for_the_whole_window() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=5.0, after=0.0, every=1.0, require="any"), 0.0)
     named = [
         rule.observe(Observation(float(at), [an_activity(0.0, 0), an_activity(0.0 if at > 2 else 0.5, 1)])).gpus
@@ -630,7 +622,7 @@ def test_each_verdict_says_why(activities: list[Activity], word: str, reason: st
     assert (verdict.kind, verdict.reason) == (word, reason)
 
 
-def test_the_sentence_names_those_that_were_idle_and_no_other() -> None:
+def test_reason_names_only_idle_gpus() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=30.0, after=0.0, every=1.0, require=2), 0.0)
     before = [an_activity(0.0, 0), an_activity(0.9, 1), an_activity(0.0, 2), an_activity(1.0, 3)]
     after = [an_activity(0.0, 0), an_activity(0.0, 1), an_activity(0.0, 2), an_activity(1.0, 3)]
@@ -649,11 +641,11 @@ def test_the_sentence_names_those_that_were_idle_and_no_other() -> None:
         (IdlePolicy(after=0.0, arm_above=0.5, arm_for=300.0), "not armed: no GPU has been at 50% or more for 5m yet"),
     ],
 )
-def test_waiting_and_arming_say_what_for(policy: IdlePolicy, reason: str) -> None:
+def test_waiting_and_arming_verdicts_give_a_reason(policy: IdlePolicy, reason: str) -> None:
     assert IdleRule(policy, 0.0).observe(Observation(1.0, [an_activity(0.0)])).reason == reason
 
 
-def test_a_burst_between_two_looks_is_not_taken_for_long_activity() -> None:
+def test_burst_between_looks_is_not_long_activity() -> None:
     policy = IdlePolicy(below=BELOW, window=60.0, after=0.0, every=60.0, arm_above=0.5, arm_for=60.0)
     rule = IdleRule(policy, 0.0)
     peaks = {60.0: 1.0, 120.0: 0.0, 180.0: 0.0}
@@ -662,6 +654,6 @@ def test_a_burst_between_two_looks_is_not_taken_for_long_activity() -> None:
     }
 
 
-def test_a_policy_that_cannot_be_meant_is_refused() -> None:
+def test_invalid_policy_is_refused() -> None:
     with pytest.raises(BadInputError, match="shorter than --every"):
         IdleRule(IdlePolicy(window=1.0, every=10.0), 0.0)

@@ -94,13 +94,13 @@ def test_without_a_delay_the_first_sample_is_one_sample_time_after_the_start(del
     assert watched.look(0.0) == (GPU,)
 
 
-def test_work_before_the_start_is_not_the_commands() -> None:
+def test_activity_before_the_start_does_not_count() -> None:
     watched = Watched(samples=1)
     watched.look(0.9)
     assert watched.look(0.0) == (GPU,)
 
 
-def test_unknown_usage_is_told_when_it_begins_and_when_the_reason_changes() -> None:
+def test_unknown_usage_is_logged_when_it_begins_and_when_its_reason_changes() -> None:
     watched = Watched(samples=1, level=logging.INFO)
     reasons: list[Maybe[float]] = [UNKNOWN, UNKNOWN, UNKNOWN, Unknown("the GPU is lost"), 0.9, UNKNOWN]
     for reason in reasons:
@@ -112,14 +112,14 @@ def test_unknown_usage_is_told_when_it_begins_and_when_the_reason_changes() -> N
     ]
 
 
-def test_unknown_usage_is_told_every_time_to_who_wants_every_reading() -> None:
+def test_unknown_usage_is_logged_every_time_with_debug() -> None:
     watched = Watched(samples=1)
     for _ in range(3):
         watched.look(UNKNOWN)
     assert [line.split(": ")[0] for line in watched.lines] == ["WARNING", "DEBUG"]
 
 
-def test_a_machine_that_cannot_be_read_is_told_and_starts_the_window_again() -> None:
+def test_unreadable_machine_is_logged_and_restarts_the_window() -> None:
     watched = Watched(samples=2)
     watched.look(0.0)
     watched.look(0.0)

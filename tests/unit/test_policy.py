@@ -12,7 +12,7 @@ from stoker.rules.idle import IdlePolicy
 from stoker.rules.registry import changed, policies_of, stored_form
 
 
-def test_the_defaults_can_be_meant() -> None:
+def test_defaults_are_valid() -> None:
     IdlePolicy().check()
 
 
@@ -43,7 +43,7 @@ def test_the_defaults_can_be_meant() -> None:
         ({"arm_above": 0.5, "arm_for": float("nan")}, "finite durations"),
     ],
 )
-def test_what_cannot_be_meant_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadInputError, match=sentence) as caught:
         msgspec.structs.replace(IdlePolicy(), **changes).check()
     assert "\n" not in str(caught.value)
@@ -63,7 +63,7 @@ def test_what_cannot_be_meant_is_one_sentence(changes: dict[str, Any], sentence:
         {"require": 1},
     ],
 )
-def test_what_is_at_the_edge_can_still_be_meant(changes: dict[str, Any]) -> None:
+def test_limits_are_valid(changes: dict[str, Any]) -> None:
     msgspec.structs.replace(IdlePolicy(), **changes).check()
 
 
@@ -76,17 +76,17 @@ def test_what_is_at_the_edge_can_still_be_meant(changes: dict[str, Any]) -> None
         ({"require": 4, "window": 7200.0}, "at least 4 GPUs below 1% for 2h"),
     ],
 )
-def test_it_reads_as_a_person_would_say_it(changes: dict[str, Any], words: str) -> None:
+def test_policy_in_words(changes: dict[str, Any], words: str) -> None:
     assert msgspec.structs.replace(IdlePolicy(), **changes).in_words() == words
 
 
 @given(st.floats(0.01, 1000))
-def test_a_look_that_took_its_deadline_is_no_gap_but_three_missing_ones_and_a_deadline_are(every: float) -> None:
+def test_slow_look_is_no_gap_but_three_missing_looks_are(every: float) -> None:
     gap = IdlePolicy(every=every).longest_gap
     assert every + 5.0 < gap < 4 * every + 10.0
 
 
-def test_it_comes_back_from_a_record_as_it_was() -> None:
+def test_stored_policy_is_loaded_unchanged() -> None:
     policy = IdlePolicy(require=2, arm_above=0.5, arm_for=60.0, warn_at=None)
     assert policies_of(msgspec.json.decode(msgspec.json.encode(stored_form([policy], whole=True)))) == (policy,)
 

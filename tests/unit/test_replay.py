@@ -108,7 +108,7 @@ def test_saved_is_what_was_idle_from_the_firing_until_the_gpus_were_used_again()
     assert found.totals.recorded == 159 * MINUTE
 
 
-def test_time_that_nobody_saw_is_neither_saved_nor_idle() -> None:
+def test_gap_is_neither_saved_nor_idle_time() -> None:
     looks = minutes((40, 0.0), (20, LOST), (40, 0.0))
     found = played(looks)
     assert found.totals.unknown == 20 * MINUTE
@@ -127,7 +127,7 @@ def test_every_gpu_counts_for_itself() -> None:
     assert found.totals.idle == (3 * 49 + 2 * 10) * MINUTE
 
 
-def test_where_any_gpu_may_be_idle_only_that_one_is_saved_and_who_worked_is_told() -> None:
+def test_require_any_saves_the_idle_gpu_and_names_the_busy() -> None:
     looks = [look_at(float(minute), [0.0, 0.9 if minute < 40 else 0.0, 0.9]) for minute in range(100)]
     first, second = played(looks, require="any").firings
     assert (first.moment.at / MINUTE, first.gpus, first.working) == (10.0, (a_gpu(0).uuid,), ("GPU 1", "GPU 2"))
@@ -199,7 +199,7 @@ def test_a_stop_hits_work_when_the_same_process_goes_on_or_somebody_is_soon_ther
     assert (firing.same_process is None) == isinstance(returning if held != NO_TELLING else held, Unknown)
 
 
-def test_idleness_up_to_the_end_of_the_recording_hit_nobody() -> None:
+def test_idle_time_until_the_end_of_the_recording_hit_no_work() -> None:
     assert played(minutes((15, 0.0))).hits == 0
     found = played(minutes((30, 0.0)))
     assert text.what_came_after(found.firings[0]) == "idle for another 19m, to the end of the recording"
@@ -208,7 +208,7 @@ def test_idleness_up_to_the_end_of_the_recording_hit_nobody() -> None:
 # What else is told
 
 
-def test_warnings_that_came_to_nothing_are_told_apart() -> None:
+def test_warnings_without_a_firing_are_marked() -> None:
     found = played(minutes((7, 0.0), (1, 0.9), (20, 0.0), (1, 0.9), (8, 0.0)))
     assert [(warned.moment.at / MINUTE, warned.fired) for warned in found.warnings] == [
         (5.0, False),
@@ -321,7 +321,7 @@ def test_the_answer_is_a_sentence_and_so_is_its_cost() -> None:
     )
 
 
-def test_what_nobody_saw_is_told_with_the_longest_of_it() -> None:
+def test_gaps_are_summarized_with_the_longest() -> None:
     looks = minutes((5, 0.0), (3, LOST), (5, 0.0), (20, LOST), (3, 0.0))
     found = played([look for look in looks if not 33 <= look.at / MINUTE <= 34] + [look_at(120.0, [0.0])])
     unknown, unrecorded = text.blind_spots(found)
@@ -453,7 +453,7 @@ def test_the_page_loads_nothing_and_runs_nothing() -> None:
         assert (attrs.get("href") or "#").startswith("#")
 
 
-def test_whatever_names_hold_is_text_on_the_page() -> None:
+def test_names_are_escaped_on_the_page() -> None:
     evil = "<script>alert('&\"')</script>"
     process = a_process(name=evil, user=evil, utilization=0.9)
     lost = Unknown(evil)

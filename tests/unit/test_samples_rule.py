@@ -34,7 +34,7 @@ def is_below(percent: Maybe[int], threshold: int) -> bool:
     samples=st.integers(1, 6),
     require=st.sampled_from(["all", "any"]),
 )
-def test_it_fires_exactly_when_the_last_n_samples_were_all_below(
+def test_rule_fires_exactly_when_the_last_n_samples_were_below(
     readings: list[tuple[Maybe[int], Maybe[int]]],
     threshold: int,
     samples: int,
@@ -53,7 +53,7 @@ def test_it_fires_exactly_when_the_last_n_samples_were_all_below(
         assert list(fired) == expected
 
 
-def test_nothing_is_said_before_n_samples_are_in() -> None:
+def test_rule_waits_for_n_samples() -> None:
     assert fed(a_rule(50, 3), {"a": 0}, {"a": 0}, {"a": 0}, {"a": 0}) == [(), (), ("a",), ("a",)]
 
 
@@ -105,7 +105,7 @@ def gathered(*looks: Look, longest_gap: float = 60.0) -> UsageSample:
 @pytest.mark.parametrize(
     ("fraction", "percent"), [(0.0, 0), (0.07, 7), (0.29, 29), (0.004, 1), (0.195, 20), (0.5, 50), (1.0, 100)]
 )
-def test_usage_is_in_whole_percents_and_a_little_is_not_none(fraction: float, percent: int) -> None:
+def test_usage_is_rounded_up_to_whole_percents(fraction: float, percent: int) -> None:
     assert gathered(a_look(fraction)).percents == {"GPU-00000000": percent}
 
 
@@ -121,7 +121,7 @@ def test_one_unknown_look_makes_the_sample_unknown() -> None:
         assert gathered(*looks).percents == {"GPU-00000000": UNKNOWN}
 
 
-def test_each_sample_begins_with_nothing() -> None:
+def test_each_sample_starts_empty() -> None:
     gatherer = SampleGatherer(60, 60)
     gatherer.add(DeviceScope().observe(a_look(0.9, at=10)))
     gatherer.take()
@@ -129,7 +129,7 @@ def test_each_sample_begins_with_nothing() -> None:
     assert gatherer.take().percents == {"GPU-00000000": 10}
 
 
-def test_a_hole_between_looks_is_unknown_not_idle() -> None:
+def test_gap_between_looks_is_unknown() -> None:
     gatherer = SampleGatherer(30, 60)
     gatherer.add(DeviceScope().observe(a_look(0.0, at=10)))
     gatherer.take()
@@ -140,7 +140,7 @@ def test_a_hole_between_looks_is_unknown_not_idle() -> None:
 
 
 @pytest.mark.parametrize(("samples", "percent"), [(6, 0), (0, 0), (1, Unknown("nobody looked for 25s"))])
-def test_the_sample_of_a_moment_does_not_vouch_for_a_stall_before_it(samples: int, percent: Maybe[int]) -> None:
+def test_momentary_sample_does_not_cover_a_stall_before_it(samples: int, percent: Maybe[int]) -> None:
     gatherer = SampleGatherer(30, 10)
     for at in (10, 35):
         gatherer.take()
@@ -149,14 +149,14 @@ def test_the_sample_of_a_moment_does_not_vouch_for_a_stall_before_it(samples: in
     assert gatherer.take().percents == {"GPU-00000000": percent}
 
 
-def test_a_machine_that_cannot_be_read_is_a_sample_without_gpus_and_with_the_reason() -> None:
+def test_unreadable_machine_is_a_sample_without_gpus() -> None:
     nothing = a_look(problem=UNKNOWN)
     assert gathered(nothing) == UsageSample({}, UNKNOWN.reason)
     assert gathered(a_look(0.0, at=10), nothing) == UsageSample({}, UNKNOWN.reason)
     assert gathered(nothing, a_look(0.0)).percents == {"GPU-00000000": Unknown("it was not there all the time")}
 
 
-def test_a_gpu_that_was_not_there_all_the_time_is_unknown() -> None:
+def test_gpu_that_was_missing_in_between_is_unknown() -> None:
     first, second = a_gpu(0), a_gpu(1)
     one = a_look(gpus=(first,), readings=(a_reading(first),))
     both = a_look(gpus=(first, second), readings=(a_reading(first), a_reading(second)))

@@ -56,18 +56,18 @@ def peak_of_shared(utilization: Maybe[float], *listed: Process) -> Maybe[float]:
 
 
 @given(st.floats(0.02, 1.0))
-def test_another_persons_load_does_not_save_a_job_that_does_nothing(load: float) -> None:
+def test_load_of_another_user_does_not_count_for_an_idle_job(load: float) -> None:
     assert peak_of_shared(load, mine(0.0), bobs(load)) == 0.0
 
 
 @given(st.floats(0.01, 1.0), st.floats(0.0, 1.0))
-def test_another_persons_process_does_not_doom_a_job_that_works(own: float, others: float) -> None:
+def test_idle_process_of_another_user_does_not_count_against_a_busy_job(own: float, others: float) -> None:
     peak = peak_of_shared(max(own, others), mine(own), bobs(others))
     assert not isinstance(peak, Unknown)
     assert peak >= own
 
 
-def test_a_job_that_left_the_gpu_is_not_saved_by_who_came_after_it() -> None:
+def test_process_that_follows_the_job_on_a_gpu_does_not_count() -> None:
     assert peak_of_shared(0.9, bobs(0.9)) == 0.0
 
 
@@ -81,14 +81,14 @@ def test_all_processes_of_the_job_count_together() -> None:
     assert peak == 0.9  # half of the time in the mean: in some sample it may have been all of it
 
 
-def test_a_mean_share_is_taken_for_what_it_can_have_been_at_the_most() -> None:
+def test_mean_share_counts_as_its_highest_possible_peak() -> None:
     """Six samples with a mean of 2%: one of them may have been 12%, none more."""
     look = a_shared_look(0.5, mine(0.02), bobs(0.48))
     scope = a_job()
     assert peaks(scope, look)["GPU 0"] == pytest.approx(0.12)
 
 
-def test_where_the_job_is_alone_the_device_itself_is_the_finer_figure() -> None:
+def test_device_utilization_counts_where_the_job_is_alone() -> None:
     assert peak_of_shared(0.07, mine(0.0)) == 0.07
 
 
@@ -104,7 +104,7 @@ def test_where_the_job_is_alone_the_device_itself_is_the_finer_figure() -> None:
         processes(bobs(0.1)),
     ],
 )
-def test_shared_work_that_nobody_is_told_to_have_done_is_unknown(listed: tuple[Process, ...]) -> None:
+def test_unattributed_work_on_a_shared_gpu_is_unknown(listed: tuple[Process, ...]) -> None:
     assert peak_of_shared(0.5, *listed) == Unknown(
         "it is shared with bob's python (pid 500) and the driver does not report utilization per process"
     )
@@ -114,12 +114,12 @@ def test_another_process_of_unknown_share_may_have_done_the_rest() -> None:
     assert peak_of_shared(0.5, mine(0.0), bobs(Unknown("the driver reported 255 %, which is impossible"))) == 0.0
 
 
-def test_what_rounding_hides_is_not_held_against_anybody() -> None:
+def test_rounding_of_shares_is_tolerated() -> None:
     """A desktop that flickers below one percent, which the driver rounds to nothing."""
     assert peak_of_shared(0.02, mine(0.0), bobs(0.0, name="Xorg")) == 0.0
 
 
-def test_a_shared_gpu_that_does_nothing_is_idle_whatever_the_driver_tells_of_processes() -> None:
+def test_unused_shared_gpu_is_idle_without_shares() -> None:
     assert peak_of_shared(0.0, mine(Unknown("?")), bobs(Unknown("?"))) == 0.0
 
 
@@ -153,7 +153,7 @@ def test_pids_of_another_namespace_may_be_the_jobs_so_the_device_counts() -> Non
     assert peaks(a_job(), a_shared_look(0.6, stranger(4000), bobs(0.6))) == {"GPU 0": 0.6}
 
 
-def test_a_pid_of_another_namespace_that_happens_to_be_one_of_the_jobs_is_no_match() -> None:
+def test_pid_of_another_namespace_never_matches() -> None:
     """Taken for the job's, it would narrow the watch to a GPU that the job does not use."""
     scope = a_job()
     look = a_shared_look(0.6, stranger(100), more=(0.9,))
@@ -165,17 +165,17 @@ def test_a_pid_of_another_namespace_that_happens_to_be_one_of_the_jobs_is_no_mat
 
 
 @pytest.mark.parametrize("user", ["alice", "root", "1001", Unknown("gone")])
-def test_work_that_a_daemon_may_do_for_the_job_counts_while_the_job_was_not_seen(user: Maybe[str]) -> None:
+def test_work_of_a_daemon_counts_before_the_job_was_seen(user: Maybe[str]) -> None:
     daemons = a_process(900, user=user, utilization=0.7)
     assert peaks(a_job(), a_shared_look(0.7, daemons)) == {"GPU 0": 0.7}
     assert peaks(a_job(), a_shared_look(0.9, daemons, bobs(0.2))) == {"GPU 0": 0.9}
 
 
-def test_another_persons_work_does_not_count_even_while_the_job_was_not_seen() -> None:
+def test_work_of_another_user_never_counts() -> None:
     assert peaks(a_job(), a_shared_look(0.7, bobs(0.7))) == {"GPU 0": 0.0}
 
 
-def test_what_root_does_is_not_the_jobs_once_the_job_was_seen() -> None:
+def test_work_of_root_does_not_count_after_the_job_was_seen() -> None:
     desktop = a_process(900, user="root", name="Xorg", utilization=0.3)
     assert peak_of_shared(0.3, mine(0.0), desktop) == 0.0
 
@@ -196,7 +196,7 @@ def test_a_job_is_judged_by_the_gpus_that_it_can_see() -> None:
     assert peaks(a_job({"CUDA_VISIBLE_DEVICES": ""}), a_look(0.9)) == {}
 
 
-def test_it_is_narrowed_to_those_that_it_uses_and_stays_so() -> None:
+def test_scope_narrows_to_used_gpus_for_good() -> None:
     scope = a_job({"CUDA_VISIBLE_DEVICES": "0,1"})
     assert peaks(scope, a_shared_look(0.0, more=(0.8, 0.8))) == {"GPU 0": 0.0, "GPU 1": 0.8}
     assert peaks(scope, a_shared_look(0.0, mine(), more=(0.8, 0.8))) == {"GPU 0": 0.0}
@@ -265,7 +265,7 @@ def test_the_gpus_that_a_person_chose(chosen: str, labels: list[str]) -> None:
     assert [f"GPU {gpu.index}" for gpu in scope.gpus(a_look(0.1, 0.2, 0.3))] == labels
 
 
-def test_the_device_counts_whoever_uses_it() -> None:
+def test_whole_device_counts_in_the_machine_scope() -> None:
     scope = MachineScope("all", {})
     assert machine_peaks(scope, a_shared_look(0.5, mine(0.0), bobs(0.5))) == {"GPU 0": 0.5}
 
@@ -287,7 +287,7 @@ def test_a_gpu_that_is_not_there_is_refused_at_the_first_look() -> None:
         MachineScope("7", {}).activities(a_look(0.0))
 
 
-def test_a_machine_that_cannot_be_read_is_not_taken_for_a_mistake_of_the_person() -> None:
+def test_unreadable_machine_is_not_an_invalid_choice() -> None:
     why = Unknown("the driver did not answer in 5 s")
     scope = MachineScope("0,1", {})
     assert scope.activities(Look("test", 1.0, 0.0, (), (), problem=why)) == []
@@ -297,7 +297,7 @@ def test_a_machine_that_cannot_be_read_is_not_taken_for_a_mistake_of_the_person(
 
 
 @pytest.mark.parametrize("chosen", ["all", "0,1", "visible"])
-def test_a_chosen_gpu_that_falls_off_the_machine_is_unknown_not_left_out(chosen: str) -> None:
+def test_chosen_gpu_that_falls_off_is_unknown(chosen: str) -> None:
     """Left out, "all GPUs are idle" would be true of the others while the job works on the lost one."""
     scope = MachineScope(chosen, {})
     scope.activities(a_look(0.5, 0.0))
@@ -308,7 +308,7 @@ def test_a_chosen_gpu_that_falls_off_the_machine_is_unknown_not_left_out(chosen:
     }
 
 
-def test_a_gpu_that_is_added_belongs_to_all_but_not_to_those_that_were_typed() -> None:
+def test_added_gpu_belongs_to_all_but_not_to_a_typed_choice() -> None:
     everything, typed = MachineScope("all", {}), MachineScope("0", {})
     for scope in (everything, typed):
         scope.activities(a_look(0.0))

@@ -38,7 +38,7 @@ class Watched:
         return self.sentinel.state
 
 
-def test_it_is_armed_by_enough_activity_in_one_stretch() -> None:
+def test_sentinel_is_armed_by_enough_activity_in_a_row() -> None:
     watched = Watched(arm=5)
     assert watched.feed(*[0.2] * 10) is SentinelState.IDLE
     assert watched.feed(0.9, 0.9, 0.9, 0.9, 0.2, 0.9, 0.9, 0.9, 0.9) is SentinelState.IDLE
@@ -46,13 +46,13 @@ def test_it_is_armed_by_enough_activity_in_one_stretch() -> None:
     assert watched.fired == 0
 
 
-def test_never_having_worked_it_never_fires() -> None:
+def test_sentinel_without_activity_never_fires() -> None:
     watched = Watched()
     watched.feed(*[0.0] * 1000)
     assert watched.fired == 0
 
 
-def test_it_fires_after_enough_inactivity_in_one_stretch() -> None:
+def test_sentinel_fires_after_enough_inactivity_in_a_row() -> None:
     watched = Watched(arm=1, kill=4)
     watched.feed(0.9, 0.3, 0.3, 0.3, 0.9, 0.3, 0.3, 0.3)
     assert watched.fired == 0
@@ -60,7 +60,7 @@ def test_it_fires_after_enough_inactivity_in_one_stretch() -> None:
     assert watched.fired == 1
 
 
-def test_it_fires_once_and_must_be_armed_again() -> None:
+def test_sentinel_fires_once_and_must_be_armed_again() -> None:
     watched = Watched(arm=2, kill=2)
     assert watched.feed(0.9, 0.9, *[0.0] * 50) is SentinelState.IDLE
     assert watched.fired == 1
@@ -96,7 +96,7 @@ def test_without_an_arming_time_the_first_known_value_arms() -> None:
     assert watched.fired == 1
 
 
-def test_an_action_that_failed_is_due_again_after_as_long_a_time() -> None:
+def test_failed_action_is_due_again_after_the_same_time() -> None:
     attempts = 0
 
     def refuse() -> None:
@@ -154,7 +154,7 @@ def test_safe_is_another_name_of_idle() -> None:
         ({"kill_threshold": math.inf}, "kill_threshold inf is no level"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_sentence(changes: dict[str, float], words: str) -> None:
+def test_invalid_thresholds_are_refused(changes: dict[str, float], words: str) -> None:
     given: dict[str, float] = {"arm_duration": 1, "arm_threshold": 0.8, "kill_duration": 1, "kill_threshold": 0.7}
     with pytest.raises(BadInputError, match=words):
         Sentinel(**(given | changes), kill_fn=lambda: None)  # type: ignore[arg-type]  # what a hasty caller does
@@ -193,7 +193,7 @@ def renumbered(busy: float) -> Look:
     return msgspec.structs.replace(before, gpus=(gpu,), readings=before.readings[1:])
 
 
-def test_gpus_are_kept_by_their_uuids_when_they_are_numbered_anew() -> None:
+def test_gpus_keep_their_uuids_when_numbers_change() -> None:
     first, second, both = Devices([0]), Devices([1]), Devices()
     for devices in (first, second, both):
         devices.mean_usage(a_look(0.0, 0.9))
@@ -204,7 +204,7 @@ def test_gpus_are_kept_by_their_uuids_when_they_are_numbered_anew() -> None:
         assert devices.why_unknown(renumbered(0.0)) == "GPU 0 (GPU-00000000) is no longer there"
 
 
-def test_a_program_of_its_own_goes_by_uuids_too() -> None:
+def test_program_identifies_gpus_by_uuid() -> None:
     looks = [a_look(0.0, 0.9), renumbered(0.9), renumbered(0.9)]
 
     class Stub:
@@ -215,14 +215,14 @@ def test_a_program_of_its_own_goes_by_uuids_too() -> None:
     assert [meter.usage([1]), meter.usage([1])] == [0.9, 0.9]
 
 
-def test_a_gpu_that_comes_late_is_watched_from_then_on() -> None:
+def test_gpu_that_appears_late_is_watched() -> None:
     devices = Devices([0, 1])
     assert devices.mean_usage(a_look(0.5)) == 0.5
     assert devices.mean_usage(a_look(0.5, 1.0)) == 0.75
     assert devices.mean_usage(a_look(0.5, 1.0, 0.0)) == 0.75
 
 
-def test_time_in_which_nobody_looked_starts_the_count_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gap_between_looks_restarts_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [a_look(0.0, at=at) for at in (0.0, 1.0, 2.0, 1000.0, 1001.0, 1002.0, 1003.0)]
     monkeypatch.setattr(gpu_sentinel, "steady_looks", lambda _every: (looks.pop(0) for _ in range(len(looks))))
     assert gpu_sentinel.SentinelWatch(gpu_sentinel.parse(["--arm_duration", "0", "--kill_duration", "3"])).run() == 0
