@@ -50,7 +50,7 @@ def test_a_failed_job_is_told_until_somebody_stops_it(queue: Store, tmp_path: Pa
     assert told["Stoker: job failed: train"].endswith(f"https://gpu-box:7865/jobs/{job}")
     assert code == 0
     said = log.read_text()
-    assert re.fullmatch(r"\d\d:\d\d:\d\d telling 1 URL of: failed, stopped, .*\n", said)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d notifying 1 URL of: failed, stopped, .*\n", said)
 
 
 def test_a_test_says_which_url_failed_and_shows_none() -> None:
@@ -69,7 +69,7 @@ def test_a_test_says_which_url_failed_and_shows_none() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "there is nobody to tell: write urls"),
+        ("", "there is no URL to notify: write urls"),
         ('[notify]\nevents = ["fail"]\n', r"stoker\.toml: \[notify\] knows no event 'fail': there are failed, stopped"),
         ('[notify]\nunknown-after = "soon"\n', r"stoker\.toml: \[notify\] unknown-after: 'soon' is not a duration"),
         ('[notify]\nlink = "gpu-box"\n', r"stoker\.toml: \[notify\] link must be the page's address"),

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from stoker.cli.verbs.up import PrivateLog
+from stoker.cli.verbs.serve import PrivateLog
 from stoker.queue import JobSpec, Store, open_queue
 from tests.support.command import stoker
 from tests.support.page_site import page_site

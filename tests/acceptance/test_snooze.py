@@ -105,7 +105,7 @@ def test_what_does_not_run_has_nothing_to_snooze(queue: Store, elsewhere: Attemp
     for job in (waits, elsewhere.job):
         done = stoker("snooze", "5m", job)
         assert (done.code, done.out) == (2, "")
-        assert done.err == f"stoker: job {job} does not run: there is nothing to snooze\n"
+        assert done.err == f"stoker: job {job} is not running: there is nothing to snooze\n"
 
 
 def test_what_is_neither_a_run_nor_a_job_is_refused_in_one_sentence(queue: Store) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.cli.top.screen import TopView, frame
-from stoker.cli.verbs.list import list_command
+from stoker.cli.verbs.show import list_command
 from stoker.queue import Store
 from stoker.status.job_columns import COLUMNS, JobColumn, register
 from stoker.web.pages.sections import render_list

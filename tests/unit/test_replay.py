@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.cli.tables import replay as text
-from stoker.cli.tables.timeline import Timeline
-from stoker.cli.verbs.replay_page import page_of
+from stoker.cli.tables.replay_page import Timeline, page_of
 from stoker.gpus.model import Look, Maybe, Process, Unknown, Utilization
 from stoker.rules.idle import IdlePolicy, IdleRule
 from stoker.rules.replay import Firing, Replay, replay, rhythm_of

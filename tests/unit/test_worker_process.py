@@ -4,6 +4,8 @@ import subprocess
 import threading
 from pathlib import Path
 
+import pytest
+
 from stoker.cli.verbs.up import WorkerProcess
 from tests.support.waiting import wait_for
 
@@ -21,12 +23,11 @@ class NoPauses(threading.Event):
 
 
 class ShortLived(WorkerProcess):
-    """Its workers end at once, except the last of so many."""
+    """Its workers end at once, except the last."""
 
     def __init__(self, lives: int, log: Path) -> None:
         self.lives = lives
-        self.told: list[str] = []
-        super().__init__((), {}, log, self.told.append)
+        super().__init__((), {}, log)
         self.pauses = NoPauses()
         self._ending = self.pauses
 
@@ -35,15 +36,15 @@ class ShortLived(WorkerProcess):
         return subprocess.Popen(["false"] if self.lives else ["sleep", "600"])
 
 
-def test_a_worker_that_dies_at_once_is_tried_again_after_longer_and_longer_and_told_of_once(tmp_path: Path) -> None:
+def test_worker_that_ends_at_once_is_restarted_after_longer_pauses_and_reported_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "work.log"
     log.write_text("12:00:00 at work\nstoker: a worker is there already\n\n")
-    with ShortLived(7, log) as reaper_process:
-        wait_for(lambda: reaper_process.lives == 0, named="the worker that stays")
-    assert reaper_process.pauses.asked == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
-    (told,) = reaper_process.told
-    assert (
-        told
-        == "the worker ended with code 1 soon after its start (stoker: a worker is there already): it is tried again"
+    with ShortLived(7, log) as worker:
+        wait_for(lambda: worker.lives == 0, named="the worker that stays")
+    assert worker.pauses.asked == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    assert capfd.readouterr().out[9:] == (
+        "the worker ended with code 1 right after its start (stoker: a worker is there already); trying again\n"
     )
-    assert reaper_process._process.returncode == -15
+    assert worker._process.returncode == -15

@@ -34,7 +34,7 @@ GROUPS: Final = {
         "gpus": VerbModule("verbs.gpus", "Show what this machine's GPUs are doing."),
         "run": VerbModule("verbs.run", "Launch a command and stop it when its GPUs stay idle."),
         "watch": VerbModule("verbs.watch", "Watch GPUs and act when they stay idle."),
-        "snooze": VerbModule("verbs.snooze", "Leave a run alone for a while."),
+        "snooze": VerbModule("verbs.pause", "Leave a run alone for a while."),
         "runs": VerbModule("verbs.show", "List runs and how they ended."),
         "record": VerbModule("verbs.gpus", "Write readings over time to a file."),
         "replay": VerbModule("verbs.replay", "Try a rule on recorded readings."),
@@ -42,7 +42,7 @@ GROUPS: Final = {
     "Queue": {
         "submit": VerbModule("verbs.submit", "Put commands into the queue."),
         "work": VerbModule("verbs.work", "Run the queue's jobs on this machine's GPUs."),
-        "list": VerbModule("verbs.list", "List the jobs of the queue."),
+        "list": VerbModule("verbs.show", "List the jobs of the queue."),
         "show": VerbModule("verbs.show", "Show one job or run in detail."),
         "why": VerbModule("verbs.show", "Say why a job waits."),
         "logs": VerbModule("verbs.logs", "Show what a job printed."),
@@ -65,14 +65,14 @@ GROUPS: Final = {
     },
     "Page": {
         "up": VerbModule("verbs.up", "Start page, worker and queue on this machine."),
-        "serve": VerbModule("verbs.up", "Serve the page and the HTTP API."),
-        "top": VerbModule("top.verb", "Watch GPUs and jobs live in the terminal."),
+        "serve": VerbModule("verbs.serve", "Serve the page and the HTTP API."),
+        "top": VerbModule("top", "Watch GPUs and jobs live in the terminal."),
         "tokens": VerbModule("verbs.tokens", "Manage access to the page."),
-        "notify": VerbModule("verbs.notify", "Send notifications about the queue."),
+        "notify": VerbModule("verbs.serve", "Send notifications about the queue."),
     },
     "Tools": {
         "sim": VerbModule("verbs.sim", "Control simulated GPUs."),
-        "demo": VerbModule("verbs.demo", "Show Stoker at work on simulated GPUs."),
+        "demo": VerbModule("verbs.up", "Show Stoker at work on simulated GPUs."),
         "completion": VerbModule("app", "Print a shell completion script."),
     },
 }

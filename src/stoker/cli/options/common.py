@@ -13,7 +13,6 @@ from stoker.gpus.source import source_names
 from stoker.gpus.spawn import Helper, spawned
 from stoker.settings import load_settings
 from stoker.settings_path import config_path
-from stoker.streams import OUTPUT, emit
 from stoker.units import parse_duration, parse_fraction, parse_memory
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,8 +115,3 @@ def defaults_from_file(verb: str, command: click.Command) -> dict[str, Any]:
             )
         found[name] = value
     return found
-
-
-def log(sentence: str) -> None:
-    """People read it in a terminal, in a file, in the journal."""
-    emit(OUTPUT, f"{time.strftime('%H:%M:%S')} {sentence}\n")

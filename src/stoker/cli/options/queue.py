@@ -1,7 +1,6 @@
 """The queue that a verb works on: `--queue`, or else what the environment and the configuration file say."""
 
 import select
-import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import click
 
+from stoker.cli.output import note
 from stoker.errors import QueueAwayError
 from stoker.paths import tighten_queue
 from stoker.settings import load_settings
@@ -107,10 +107,3 @@ def patiently(question: Callable[[], T], deadline: float | None = None) -> T:
                 note(f"{error}; waiting for it")
                 told = True
             time.sleep(_BETWEEN_TRIES)
-
-
-def note(sentence: str) -> None:
-    """Something that a person should know, beside the output."""
-    sys.stdout.flush()
-    sys.stderr.write(f"stoker: {sentence}\n")
-    sys.stderr.flush()

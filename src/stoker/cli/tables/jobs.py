@@ -1,12 +1,29 @@
 """Jobs as a table on a terminal, and the line that sums the queue up."""
 
+import shlex
+import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from stoker.fit.model import Fitted, ProbeOutcome
+from stoker.logs.reader import attempt_directory
+from stoker.masking import masked, masked_actions, masked_command, masked_environment
+from stoker.paths import state_home
 from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
 from stoker.queue.fields import State
-from stoker.queue.model import Job
+from stoker.queue.model import Attempt, AttemptDetails, Job
+from stoker.queue.surroundings import look_around, why
+from stoker.runs.record import Record
+from stoker.runs.summary import Summary, in_a_word, summary_of
 from stoker.status.job_columns import JobRow, columns_of
+from stoker.status.job_text import command_text
+from stoker.units import format_duration, format_memory
+
+if TYPE_CHECKING:
+    from stoker.queue import Store
 
 # In the order of the table.
 ORDER: Final[tuple[State, ...]] = ("running", "queued", "held", "succeeded", "failed", "cancelled")
@@ -17,11 +34,11 @@ _MOST_HOSTS: Final = 3
 
 def rows_of(jobs: Sequence[Job], reasons: Sequence[Why], around: Surroundings) -> list[JobRow]:
     rows = []
-    for job, why in zip(jobs, reasons, strict=True):
+    for job, reason in zip(jobs, reasons, strict=True):
         attempt = around.running.get(job.id) if job.state == "running" else None
         worker = next((known for known in around.workers if attempt and known.id == attempt.worker), None)
         gpus = () if attempt is None else gpu_names(attempt.gpus, worker) or ("-",)
-        rows.append(JobRow(job=job, now=around.now, why=why, host=worker.host if worker else "", gpus=gpus))
+        rows.append(JobRow(job=job, now=around.now, why=reason, host=worker.host if worker else "", gpus=gpus))
     return rows
 
 
@@ -58,3 +75,234 @@ def _workers(around: Surroundings) -> str:
     hosts = [f"{worker.host} (paused)" if worker.paused else worker.host for worker in there]
     more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
     return f"{len(there)} {'worker' if len(there) == 1 else 'workers'}, on {', '.join(hosts[:_MOST_HOSTS])}{more}"
+
+
+class JobText(msgspec.Struct, frozen=True):
+    """A job with its attempts, and what of them is on this machine."""
+
+    job: Job
+    attempts: list[Attempt]
+    why: Why
+    around: Surroundings
+    log: Path | None
+    """The output of the last attempt, when it ran here."""
+    report: Path | None
+    """Why the last attempt was stopped, when it ran here and was."""
+    details: AttemptDetails | None
+    """What the queue keeps of the last attempt beyond its outcome."""
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "job": job_json(self.job),
+            "attempts": [attempt_json(attempt, self.around.host_of(attempt.worker)) for attempt in self.attempts],
+            "why": self.why,
+            "log": None if self.log is None else str(self.log),
+            "report": None if self.report is None else str(self.report),
+            "details": self.details,
+        }
+
+    def text(self) -> str:
+        lines = {**_asked_for(self.job), **self._what_is()}
+        head = "".join(f"{name:13}{_indented(value)}\n" for name, value in lines.items() if value)
+        attempts = "".join(f"{_attempt_words(attempt, self.around)}\n" for attempt in self.attempts)
+        report = self._report()
+        return head + (f"\nattempts\n{attempts}" if attempts else "") + (f"\n{report}" if report else "")
+
+    def _report(self) -> str:
+        """As the machine that ran it has it; elsewhere what it told the queue."""
+        if self.report is not None:
+            return self.report.read_text(encoding="utf-8", errors="replace")
+        if self.details is None or not self.details.report:
+            return ""
+        return "\n".join(map(_printable, self.details.report.rstrip("\n").split("\n"))) + "\n"
+
+    def _what_is(self) -> dict[str, str]:
+        job = self.job
+        return {
+            "submitted": ", ".join(
+                [
+                    _clock(job.submitted),
+                    *([f"by {job.submitter}"] if job.submitter else []),
+                    *([f"from {job.origin}"] if job.origin else []),
+                ]
+            ),
+            "state": job.state,
+            "why": self.why.reason,
+            "fit": "" if self.details is None else fit_words(self.details.fit),
+            "link": job.link,
+            "output": "" if self.log is None else str(self.log),
+        }
+
+
+def job_page(store: "Store", job: Job) -> JobText:
+    attempts = store.attempts(job.id)
+    last = attempt_directory(state_home(), attempts[-1]) if attempts else None
+    return JobText(
+        job=job,
+        attempts=attempts,
+        why=why(store, job),
+        around=look_around(store),
+        log=_if_there(last, "output"),
+        report=_if_there(last, "report.md"),
+        details=store.details(attempts[-1].id) if attempts else None,
+    )
+
+
+def _if_there(directory: Path | None, name: str) -> Path | None:
+    return directory / name if directory is not None and (directory / name).exists() else None
+
+
+def _asked_for(job: Job) -> dict[str, str]:
+    return {
+        "job": job.id + (f" ({job.name})" if job.name else ""),
+        "command": command_text(job),
+        "directory": job.directory,
+        "environment": " ".join(f"{name}={value}" for name, value in masked_environment(job.environment).items()),
+        "tags": ", ".join(job.tags),
+        "then": ", then ".join(masked_actions(job.then)),
+        "gpus": _gpus(job),
+        "batch size": "" if job.batch_size is None else str(job.batch_size),
+        "priority": str(job.priority) if job.priority else "",
+        "after": ", ".join([*job.after, *(f"{name} (however it ends)" for name in job.after_any)]),
+        "retries": _retries(job),
+        "time limit": "" if job.time_limit is None else format_duration(job.time_limit),
+        "rules": ", ".join(f"{name} {value}" for name, value in job.policy.items()),
+        "when lost": "held" if job.on_loss == "hold" else "",
+        "commit": _commit(job),
+    }
+
+
+def _gpus(job: Job) -> str:
+    if not job.gpus:
+        return "none"
+    memory = "" if job.memory is None else f" with {format_memory(job.memory)} each"
+    also = [what for what, holds in (("may share them", job.share), ("preemptible", job.preemptible)) if holds]
+    return ", ".join([f"{job.gpus}{memory}", *also])
+
+
+def _retries(job: Job) -> str:
+    if not job.retries:
+        return ""
+    return f"{job.retries_left} of {job.retries} left, the first after {format_duration(job.backoff)}"
+
+
+def _commit(job: Job) -> str:
+    if job.commit is None:
+        return ""
+    tree = {True: ", with changes that were not committed", False: "", None: ""}[job.dirty]
+    return f"{job.commit}{tree}" + (", and it runs from a snapshot of it" if job.pin else "")
+
+
+def _attempt_words(attempt: Attempt, around: Surroundings) -> str:
+    """`  1  gpu-box GPUs 0,1  started …, lasted 2h05m, failed, exit code 1: out of memory`."""
+    worker = next((known for known in around.workers if known.id == attempt.worker), None)
+    host = worker.host if worker is not None else f"worker {attempt.worker}"
+    gpus = f" GPU {','.join(gpu_names(attempt.gpus, worker))}" if attempt.gpus else ""
+    until = attempt.ended if attempt.ended is not None else around.now
+    facts = [
+        f"started {_clock(attempt.started)}",
+        f"{'lasted' if attempt.ended is not None else 'for'} {format_duration(max(0, round(until - attempt.started)))}",
+        attempt.outcome or "running",
+    ]
+    if attempt.exit_code is not None:
+        facts.append(f"exit code {attempt.exit_code}")
+    because = f": {attempt.reason}" if attempt.reason else ""
+    return f"  {attempt.number}  on {host}{gpus}, {', '.join(facts)}{because}"
+
+
+def _indented(value: Any) -> str:
+    """Further lines of a value under its first; nothing in it talks to the terminal."""
+    return f"\n{'':13}".join(map(_printable, str(value).split("\n")))
+
+
+def _printable(line: str) -> str:
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+
+
+def _clock(wall: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
+
+
+def fit_words(fit: Mapping[str, Any]) -> str:
+    """A few lines from what the queue keeps of it; nothing when that is nothing, or of a Stoker that knows more."""
+    try:
+        fitted = msgspec.convert(fit, Fitted)
+    except msgspec.ValidationError:
+        return ""
+    steps = "" if fitted.accumulate is None else f", {fitted.accumulate} steps of accumulation"
+    found = f"batch size {fitted.size}{steps}, about {format_memory(fitted.predicted)} of {format_memory(fitted.limit)}"
+    probes = ", ".join(map(_probe, fitted.observations))
+    return "\n".join([found, *([f"tried {probes}"] if probes else []), *([fitted.note] if fitted.note else [])])
+
+
+def _probe(seen: ProbeOutcome) -> str:
+    """`96 (61 GiB)`, `128 (out of memory)`."""
+    if seen.outcome == "oom":
+        return f"{seen.size} (out of memory)"
+    return f"{seen.size} ({'it fits' if seen.peak is None else format_memory(seen.peak)})"
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    """Without the secrets in its environment: JSON is pasted into chats and kept in logs."""
+    told: dict[str, Any] = masked(msgspec.to_builtins(job))
+    return told
+
+
+def attempt_json(attempt: Attempt, host: str | None) -> dict[str, Any]:
+    return {**msgspec.to_builtins(attempt), "host": host}
+
+
+def print_runs(summaries: Sequence[Summary]) -> None:
+    from stoker.cli.tables.table import Column, print_table
+
+    columns = (
+        Column("run"),
+        Column("started", left_out=1),
+        Column("for", "right", left_out=2),
+        Column("what"),
+        Column("exit", "right"),
+        Column("command", gives="cut"),
+    )
+    rows = [
+        (
+            summary.id,
+            time.strftime("%m-%d %H:%M", time.localtime(summary.started)),
+            format_duration(round(summary.seconds)),
+            in_a_word(summary),
+            "" if summary.exit_code is None else str(summary.exit_code),
+            masked_command(shlex.join(summary.command)),
+        )
+        for summary in summaries
+    ]
+    print_table(columns, rows)
+
+
+def run_text(record: Record) -> str:
+    summary = summary_of(record)
+    report = "" if summary.report is None else "\n" + record.report.read_text(encoding="utf-8")
+    return _text(summary) + report
+
+
+def _text(summary: Summary) -> str:
+    lines = {
+        "run": summary.id + (" (dry run)" if summary.dry_run else ""),
+        "command": masked_command(shlex.join(summary.command)),
+        "directory": summary.directory,
+        "started": f"{_clock(summary.started)} by {summary.user} on {summary.host}",
+        "state": f"{in_a_word(summary)}, for {format_duration(round(summary.seconds))}",
+        "rule": summary.rule,
+    }
+    if summary.state in {"running", "stopping"}:
+        lines["pid"] = str(summary.pid)
+        lines["verdict"] = f"{summary.verdict}: {summary.verdict_reason}"
+    if summary.snoozed_until is not None:
+        lines["snoozed"] = f"until {_clock(summary.snoozed_until)}"
+    if summary.ended is not None:
+        lines["ended"] = f"{_clock(summary.ended)} with code {summary.exit_code}"
+    if summary.reason:
+        lines["why"] = summary.reason
+    for left in summary.left:
+        lines["left over"] = left
+    lines["contained by"] = summary.containment
+    lines["record"] = summary.record
+    return "".join(f"{name:13}{value}\n" for name, value in lines.items() if value)

@@ -5,7 +5,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
-from stoker.cli.options.queue import SLOW_POLL, Listener, note, patiently
+from stoker.cli.options.queue import SLOW_POLL, Listener, patiently
+from stoker.cli.output import note
 from stoker.logs.follow import LogFollower
 from stoker.logs.model import LogUpdate
 from stoker.logs.reader import last_lines, skip_to_last

@@ -61,11 +61,6 @@ def also_working(firing: Firing) -> str | None:
     return f"{listed} {'was' if len(names) == 1 else 'were'} at work at that moment"
 
 
-def count_of(number: int, noun: str) -> str:
-    """`1 GPU`, `3 GPUs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def times(number: int) -> str:
     return {0: "not once", 1: "once", 2: "twice"}.get(number, f"{number:,} times")
 

@@ -16,7 +16,8 @@ import msgspec
 from stoker.cli.options.job import job_options, job_values, without_none
 from stoker.cli.options.policy import policy_options_with
 from stoker.cli.options.queue import opened
-from stoker.cli.verbs.steer import Changed, Report, Request, Unchanged, request_options, tell
+from stoker.cli.output import Changed, ChangeReport, Unchanged
+from stoker.cli.verbs.steer import Request, print_job_changes, request_options
 from stoker.errors import BadInputError, StokerError
 from stoker.queue.fields import FIELDS, JobField, editable, spec_of
 from stoker.queue.provenance import working_directory
@@ -80,14 +81,16 @@ def edit_command(context: click.Context, /, request: Request, file: str | None, 
             return _as_text(store, jobs, request, file)
         changes = {job.id: _changes(store, job, given) for job in jobs if job.state != "running"}
         report = _edited(store, jobs, changes, request)
-    return tell(report, "edited", request, AMONG)
+    return print_job_changes(report, "edited", request, AMONG)
 
 
 def _was_typed(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def _edited(store: "Store", jobs: list["Job"], changes: Mapping[str, Mapping[str, object]], request: Request) -> Report:
+def _edited(
+    store: "Store", jobs: list["Job"], changes: Mapping[str, Mapping[str, object]], request: Request
+) -> ChangeReport:
     """All of them at once: a mistake in one leaves all as they are."""
     wanted = {job.id: changes[job.id] for job in jobs if changes.get(job.id)}
     for job in jobs:
@@ -100,7 +103,7 @@ def _edited(store: "Store", jobs: list["Job"], changes: Mapping[str, Mapping[str
         for job in jobs
         if job.id not in done
     ]
-    return Report("edit", store.place, request.dry_run, changed, unchanged)
+    return ChangeReport("edit", store.place, request.dry_run, changed, unchanged)
 
 
 def _fields(changes: Mapping[str, object]) -> str:
@@ -150,7 +153,7 @@ def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | No
     (job,) = jobs
     if job.state == "running":
         report = _edited(store, jobs, {}, request)
-        return tell(report, "edited", request, AMONG)
+        return print_job_changes(report, "edited", request, AMONG)
     text = text_of(file) if file is not None else edited_text(job)
     try:
         report = _edited(store, jobs, {job.id: changes_in(text, job)}, request)
@@ -160,7 +163,7 @@ def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | No
             f"{error}; nothing was changed, and your text is in {where}: "
             f"`stoker edit {job.id} --from {where}` takes it when it is mended"
         ) from None
-    return tell(report, "edited", request, AMONG)
+    return print_job_changes(report, "edited", request, AMONG)
 
 
 # How a job is fitted is nested: `submit --fit-with` sets it, and `batch_size` replaces it.

@@ -183,7 +183,7 @@ def _intake(options: dict[str, Any]) -> "Intake":
     asked = job_values(options)
     check_share(asked)
     if options["fits"] or options["fit_with"] is not None:
-        from stoker.cli.options.fit import fit_of
+        from stoker.cli.options.job import fit_of
 
         asked["fit"] = fit_of(options["fit_with"] or "", options["retries_oom"], (), asked["batch_size"], asked["gpus"])
     directory = working_directory(options["directory"])

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.options.common import log, open_prober, source_options
+from stoker.cli.options.common import open_prober, source_options
+from stoker.cli.output import count_of, json_option, log, note, print_json
 from stoker.errors import StokerError
 from stoker.paths import state_home
-from stoker.streams import ERROR, emit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,19 +32,20 @@ def fill_command(
     """Run background programs on idle GPUs, and stop each the instant somebody else needs its GPU."""
     if context.invoked_subcommand is not None:
         return None
+    from stoker.fill.checkup import hints
+
     with open_prober(source, deadline) as prober:
         config, _gpus = _checked(file, prober)
-        for hint in hints_of(config):
-            emit(ERROR, f"stoker: {hint}\n")
+        for hint in hints(config):
+            note(hint)
         if check:
-            count = len(config.programs)
-            sys.stdout.write(f"{config.source}: {count} program{'s' if count != 1 else ''}, no mistakes\n")
+            sys.stdout.write(f"{config.source}: {count_of(len(config.programs), 'program')}, no mistakes\n")
             return 0
         return _fill(config, prober)
 
 
 @fill_command.command("status")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@json_option()
 def status(as_json: bool) -> int:
     """Show what runs in the background on each GPU, why or why not, and what was given so far."""
     import socket
@@ -55,10 +56,7 @@ def status(as_json: bool) -> int:
     found = StatusFile(state_home(), socket.gethostname()).read()
     alive = found is not None and found.boot == boot_id() and is_alive(Identity(found.pid, found.started))
     if as_json:
-        import msgspec
-
-        body = msgspec.json.encode({"running": alive, "status": found})
-        sys.stdout.write(msgspec.json.format(body, indent=2).decode() + "\n")
+        print_json({"running": alive, "status": found})
     elif found is None:
         sys.stdout.write("nothing was ever filled here: `stoker fill` does it\n")
     else:
@@ -76,13 +74,6 @@ def _fill(config: "FillConfig", prober: "Prober") -> int:
 
     lock(state_home(), socket.gethostname(), KILLED_LATELY)
     return Filler(config, prober, state_home(), log, root=Path(os.environ.get("STOKER_ROOT", "/"))).run()
-
-
-def hints_of(config: "FillConfig") -> list[str]:
-    """What is most likely not meant, but may be."""
-    from stoker.fill.checkup import hints
-
-    return hints(config)
 
 
 def _checked(file: str | None, prober: "Prober") -> "tuple[FillConfig, Sequence[Gpu] | None]":
@@ -127,10 +118,10 @@ def _print(found: "FillStatus", alive: bool) -> None:
     print_table(columns, rows)
     total = sum(slot.gpu_hours for slot in found.slots)
     times = sum(slot.preemptions for slot in found.slots)
-    sys.stdout.write(f"{total:.1f} GPU-hours given to background work, {times} preemption{'s' if times != 1 else ''}\n")
+    sys.stdout.write(f"{total:.1f} GPU-hours given to background work, {count_of(times, 'preemption')}\n")
     if found.veto:
         sys.stdout.write(f"nothing runs now: {found.veto}\n")
-    for note in found.notes:
-        sys.stdout.write(f"note: {note}\n")
+    for remark in found.notes:
+        sys.stdout.write(f"note: {remark}\n")
     if not alive:
         sys.stdout.write(f"`{found.owner}` is not running: this is what it left\n")

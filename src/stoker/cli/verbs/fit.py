@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stoker.cli.options.common import DURATION, FRACTION, open_prober, source_options
+from stoker.cli.output import json_option, note, print_json
 from stoker.errors import BadInputError, StokerError
 from stoker.settings import load_settings
-from stoker.streams import ERROR, emit
 
 if TYPE_CHECKING:
     from stoker.fit.cache import CachedFit, Key
@@ -94,7 +94,7 @@ def _use_preset(context: click.Context, _parameter: click.Parameter, name: str |
 @click.option("--refit", is_flag=True, help="Find it anew all the same.")
 @click.option("--gpu", metavar="GPU", help="The GPU to fit to, by number or uuid [the first that is visible].")
 @source_options
-@click.option("--json", "as_json", is_flag=True, help="Print the model, the probes and the prediction as JSON.")
+@json_option("Print the model, the probes and the prediction as JSON.")
 @click.argument("words", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def fit_command(
     words: tuple[str, ...],
@@ -117,7 +117,7 @@ def fit_command(
     with (
         _signals() as signals,
         open_prober(source, deadline, start=forked) as prober,
-        probe_outputs(state_home() / "probes", _say) as outputs,
+        probe_outputs(state_home() / "probes", note) as outputs,
     ):
         request = _request(typed, options, outputs)
         request.check()
@@ -155,7 +155,7 @@ def _fitter(request: "FitRequest", gpu: str | None, prober: "Prober", check: Cal
 
     if gpu is not None:
         request = _on(gpu, request, prober)
-    return Fitter(request, prober, _say, check)
+    return Fitter(request, prober, note, check)
 
 
 def _on(typed: str, request: "FitRequest", prober: "Prober") -> "FitRequest":
@@ -198,7 +198,7 @@ def _learned(request: "FitRequest", key: "Key") -> "FitRequest":
 
     search_options = learned(FitCache(state_home()).find(key), request.search_options)
     if search_options != request.search_options:
-        _say(f"a batch larger than {search_options.most} ran out of memory in an earlier run: --refit tries it again")
+        note(f"a batch larger than {search_options.most} ran out of memory in an earlier run: --refit tries it again")
     return replace(request, search_options=search_options)
 
 
@@ -210,18 +210,18 @@ def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "CachedFit | None":
 
     cached = FitCache(state_home()).find(key)
     if cached is None:
-        _say("nothing is cached of this command on such a GPU: it is fitted now")
+        note("nothing is cached of this command on such a GPU: it is fitted now")
         return None
     age = format_duration(max(0.0, time.time() - cached.at))
     if time.time() - cached.at > oldest:
-        _say(f"what is cached is {age} old, which is too old: it is fitted anew")
+        note(f"what is cached is {age} old, which is too old: it is fitted anew")
         return None
     limit = fitter.limit()
     if cached.fitted.predicted > limit:
         needed = format_memory(cached.fitted.predicted)
-        _say(f"what is cached needs {needed}, and only {format_memory(limit)} may be taken now: it is fitted anew")
+        note(f"what is cached needs {needed}, and only {format_memory(limit)} may be taken now: it is fitted anew")
         return None
-    _say(f"found {age} ago, and not tried again: --refit does")
+    note(f"found {age} ago, and not tried again: --refit does")
     return cached
 
 
@@ -232,7 +232,7 @@ def _found(fitter: "Fitter", key: "Key") -> "Fitted":
 
     first = fitter.gpus[0]
     free = format_memory(fitter.capacity().free)
-    _say(f"GPU {first.index} ({key.gpu}) has {free} free; {format_percent(key.search_options.margin)} of it stays free")
+    note(f"GPU {first.index} ({key.gpu}) has {free} free; {format_percent(key.search_options.margin)} of it stays free")
     fitted = fitter.fit()
     FitCache(state_home()).keep(key, fitted)
     return fitted
@@ -242,20 +242,18 @@ def _print(fitted: "Fitted", cached: "CachedFit | None", key: "Key", fitter: "Fi
     from stoker.units import format_memory
 
     if fitted.note:
-        _say(f"note: {fitted.note}")
+        note(f"note: {fitted.note}")
     if as_json:
         _print_json(fitted, cached, key, fitter)
         return
     predicted, limit = format_memory(fitted.predicted), format_memory(fitted.limit)
-    _say(f"memory = {format_memory(round(fitted.fixed))} + {format_memory(round(fitted.slope))} × batch size")
+    note(f"memory = {format_memory(round(fitted.fixed))} + {format_memory(round(fitted.slope))} × batch size")
     steps = "" if fitted.accumulate is None else f", accumulated over {fitted.accumulate} steps"
-    _say(f"a batch of {fitted.size} takes {predicted} of the {limit} that it may take{steps}")
+    note(f"a batch of {fitted.size} takes {predicted} of the {limit} that it may take{steps}")
     sys.stdout.write(f"{fitted.size}\n")
 
 
 def _print_json(fitted: "Fitted", cached: "CachedFit | None", key: "Key", fitter: "Fitter") -> None:
-    import msgspec
-
     from stoker.gpus.model import known
 
     answer = {
@@ -278,7 +276,7 @@ def _print_json(fitted: "Fitted", cached: "CachedFit | None", key: "Key", fitter
         "note": fitted.note,
         "reused": None if cached is None else {"at": cached.at, "age": round(time.time() - cached.at, 3)},
     }
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+    print_json(answer)
 
 
 @contextlib.contextmanager
@@ -293,7 +291,3 @@ def _heed(signals: "SignalStream") -> None:
     for received in signals.read():
         name = signal.Signals(received.signal).name
         raise StokerError(f"stopped by {name}; nothing of the probe is left", exit_code=128 + received.signal)
-
-
-def _say(sentence: str) -> None:
-    emit(ERROR, f"stoker: {sentence}\n")

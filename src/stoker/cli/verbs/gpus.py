@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from stoker.cli.options.common import DURATION, SteadyRhythm, open_prober, source_options
+from stoker.cli.output import count_of, json_option, note
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Choice, Look
 from stoker.gpus.prober import Prober
@@ -18,7 +19,7 @@ from stoker.units import format_duration
 
 
 @click.command("gpus")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of GPUs.")
+@json_option("Print a JSON list of GPUs.")
 @click.option("--watch", is_flag=True, help="Show it live until Ctrl-C.")
 @click.option("--follow", is_flag=True, help="Print one JSON line per look until Ctrl-C.")
 @click.option("--every", type=DURATION, metavar="DURATION", help="Time between looks with --watch or --follow [1s].")
@@ -112,13 +113,13 @@ def _code(look: Look) -> int:
     if look.problem:
         raise StokerError(f"the GPUs cannot be read: {look.problem.reason}")
     if look.note:
-        sys.stderr.write(f"stoker: {look.note}\n")
+        note(look.note)
     return 0
 
 
 def _explain(choices: tuple[Choice, ...]) -> None:
     for choice in choices:
-        sys.stderr.write(f"stoker: {choice.source}: {'taken' if choice.taken else 'left'}: {choice.reason}\n")
+        note(f"{choice.source}: {'taken' if choice.taken else 'left'}: {choice.reason}")
 
 
 @click.command("record")
@@ -133,9 +134,9 @@ def record_command(file: Path, every: float, duration: float | None, source: str
     with open_prober(source, deadline, start=forked) as prober:
         first = prober.look()
         with contextlib.closing(RecordingWriter(file)) as writer, contextlib.suppress(KeyboardInterrupt):
-            sys.stderr.write(f"stoker: recording {len(first.gpus)} GPU(s) to {file}, every {format_duration(every)}\n")
+            note(f"recording {count_of(len(first.gpus), 'GPU')} to {file}, every {format_duration(every)}")
             for look in looks_of(prober, first, "all", SteadyRhythm(every, duration)):
                 writer.append(look)
                 looks += 1
-    sys.stderr.write(f"stoker: recorded {looks} look(s) to {file}\n")
+    note(f"recorded {count_of(looks, 'look')} to {file}")
     return 0

@@ -1,115 +1,99 @@
-"""Whether work is started: what `stoker pause` and `stoker resume` have in common."""
+"""`stoker pause` and `resume` for the queue or a worker, `stoker snooze` for a run."""
 
+import contextlib
+import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
+from stoker.cli.options.common import DURATION
 from stoker.cli.options.queue import opened, queue_option
-from stoker.cli.verbs.steer import print_json
+from stoker.cli.options.selection import JobName
+from stoker.cli.output import (
+    CHANGES_AS_JSON,
+    Changed,
+    ChangeReport,
+    Unchanged,
+    dry_run_option,
+    json_option,
+    print_changes,
+)
 from stoker.errors import BadInputError, StokerError
+from stoker.paths import state_home
 from stoker.queue.pausing import PAUSE, RESUME, Direction, already
+from stoker.units import format_duration
 
 if TYPE_CHECKING:
-    from stoker.queue import Store, Worker
+    from stoker.queue import Job, Store, Worker
+    from stoker.runs.record import Record
 
 
-class Pausing(msgspec.Struct, frozen=True):
-    """What the options of both verbs say."""
-
-    worker: str | None
-    dry_run: bool
-    as_json: bool
-    queue_url: str | None
-
-
-class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The queue, or one worker; and what became of it, or why nothing did."""
-
-    queue: str = ""
-    id: str = ""
-    host: str = ""
-    what: str = ""
-    why: str = ""
-
-    def __str__(self) -> str:
-        return f"the queue {self.queue}" if self.queue else f"worker {self.id} on {self.host}"
-
-
-class PauseReport(msgspec.Struct, frozen=True):
-    """What was done, as `--json` prints it."""
-
-    verb: str
-    dry_run: bool
-    changed: list[Subject]
-    unchanged: list[Subject]
-
-
-def pausing_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    import functools
-
-    @functools.wraps(function)
-    def with_pausing(*, worker: str | None, dry_run: bool, as_json: bool, queue_url: str | None) -> Any:
-        return function(Pausing(worker, dry_run, as_json, queue_url))
-
-    command: Callable[..., Any] = queue_option(with_pausing)
-    command = click.option("--json", "as_json", is_flag=True, help="Print what was changed and what was not as JSON.")(
-        command
-    )
-    command = click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing.")(command)
+def _pause_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = dry_run_option()(json_option(CHANGES_AS_JSON)(queue_option(command)))
     return click.option("--worker", metavar="HOST|ID", help="Only the workers of this host, or the one with this id.")(
         command
     )
 
 
-def turn(direction: Direction, asked: Pausing) -> int:
-    """Pauses or resumes what was asked for. That it is so already is no mistake: the code is 0."""
-    with opened(asked.queue_url) as store:
-        if asked.worker is None:
-            changed, unchanged = _queue(direction, store, asked)
+@click.command("pause")
+@_pause_options
+def pause_command(worker: str | None, dry_run: bool, as_json: bool, queue_url: str | None) -> int:
+    """Start nothing more, until `stoker resume`. Running jobs go on.
+
+    Without --worker, no job of the queue starts anywhere. A worker that restarts is no longer paused.
+    """
+    return _turn(PAUSE, worker, dry_run, as_json, queue_url)
+
+
+@click.command("resume")
+@_pause_options
+def resume_command(worker: str | None, dry_run: bool, as_json: bool, queue_url: str | None) -> int:
+    """Start jobs again after `stoker pause`: in the queue, or with --worker on one worker.
+
+    A paused worker stays paused when the queue is resumed.
+    """
+    return _turn(RESUME, worker, dry_run, as_json, queue_url)
+
+
+def _turn(direction: Direction, name: str | None, dry_run: bool, as_json: bool, queue_url: str | None) -> int:
+    """Pauses or resumes. Nothing to do is not a failure: the code is 0."""
+    changed: list[Changed] = []
+    unchanged: list[Unchanged] = []
+    with opened(queue_url) as store:
+        place = store.place
+        if name is not None:
+            for worker in _workers_named(store, name):
+                if worker.paused == direction.paused:
+                    unchanged.append(Unchanged(worker.id, worker.host, already(direction)))
+                elif dry_run or direction.worker(store, worker.id):
+                    changed.append(Changed(worker.id, worker.host, direction.done))
+                else:
+                    unchanged.append(Unchanged(worker.id, worker.host, "it has just been deleted"))
+        elif store.paused() == direction.paused:
+            unchanged.append(Unchanged("queue", place, already(direction)))
         else:
-            changed, unchanged = _workers(direction, store, asked, _meant(store, asked.worker))
-    report = PauseReport(direction.verb, asked.dry_run, changed, unchanged)
-    if asked.as_json:
-        print_json(report)
-        return 0
-    would = "would be" if asked.dry_run else "is"
-    sys.stdout.write("".join(f"{subject} {would} {subject.what}\n" for subject in changed))
-    sys.stderr.write("".join(f"stoker: {subject} was not {direction.done}: {subject.why}\n" for subject in unchanged))
+            if not dry_run:
+                direction.queue(store)
+            changed.append(Changed("queue", place, direction.done))
+    print_changes(
+        ChangeReport(direction.verb, place, dry_run, changed, unchanged), direction.done, _label, as_json=as_json
+    )
     return 0
 
 
-def _queue(direction: Direction, store: "Store", asked: Pausing) -> tuple[list[Subject], list[Subject]]:
-    if store.paused() == direction.paused:
-        return [], [Subject(queue=store.place, why=already(direction))]
-    if not asked.dry_run:
-        direction.queue(store)
-    return [Subject(queue=store.place, what=direction.done)], []
+def _label(name: str, place: str) -> str:
+    return f"the queue {place}" if name == "queue" else f"worker {name} on {place}"
 
 
-def _workers(
-    direction: Direction, store: "Store", asked: Pausing, meant: list["Worker"]
-) -> tuple[list[Subject], list[Subject]]:
-    changed, unchanged = [], []
-    for worker in meant:
-        subject = Subject(id=worker.id, host=worker.host)
-        if worker.paused == direction.paused:
-            unchanged.append(msgspec.structs.replace(subject, why=already(direction)))
-        elif asked.dry_run or direction.worker(store, worker.id):
-            changed.append(msgspec.structs.replace(subject, what=direction.done))
-        else:
-            unchanged.append(msgspec.structs.replace(subject, why="it has just been forgotten"))
-    return changed, unchanged
-
-
-def _meant(store: "Store", text: str) -> list["Worker"]:
-    """The workers of a host that are there now, or the one whose id begins so."""
+def _workers_named(store: "Store", text: str) -> list["Worker"]:
+    """The live workers of a host, or the worker whose id begins with the text."""
     workers = store.workers()
     on_host = [worker for worker in workers if worker.host == text]
     if on_host:
-        return _present(store, on_host, text)
+        return _live(store, on_host, text)
     by_id = [worker for worker in workers if worker.id == text] or [
         worker for worker in workers if worker.id.startswith(text)
     ]
@@ -124,31 +108,144 @@ def _meant(store: "Store", text: str) -> list["Worker"]:
     return by_id
 
 
-def _present(store: "Store", workers: list["Worker"], host: str) -> list["Worker"]:
-    from stoker.units import format_duration
-
+def _live(store: "Store", workers: list["Worker"], host: str) -> list["Worker"]:
     now = store.clock()
-    present = [worker for worker in workers if worker.is_there(now)]
-    if not present:
+    found = [worker for worker in workers if worker.is_there(now)]
+    if not found:
         silent = format_duration(round(now - max(worker.seen for worker in workers)))
-        raise StokerError(
-            f"the worker on {host} was last heard of {silent} ago: one that is started anew is not paused"
-        )
-    return present
+        raise StokerError(f"the worker on {host} was last seen {silent} ago: a worker that restarts is not paused")
+    return found
 
 
-@click.command("pause")
-@pausing_options
-def pause_command(asked: Pausing) -> int:
-    """Start nothing more, until `stoker resume`. What runs goes on.
+@click.command("snooze")
+@click.argument("words", nargs=-1, type=JobName("running"), metavar="DURATION [RUN|JOB]")
+@click.option("--end", is_flag=True, help="End the snooze now: `stoker snooze --end [RUN|JOB]`.")
+@queue_option
+def snooze_command(words: tuple[str, ...], end: bool, queue_url: str | None) -> int:
+    """Leave RUN alone for DURATION: no rule stops it until then, and its window starts again after that.
 
-    Without --worker nothing of the queue is started anywhere. A worker that is started anew is not paused.
+    RUN is the id of a run on this machine, or a running job of the queue: its id, the beginning of its id, or its
+    name. Inside a run or job it may be left out: Stoker sets STOKER_RUN.
     """
-    return turn(PAUSE, asked)
+    seconds, named = (0.0, words) if end else (_duration(words), words[1:])
+    if len(named) > 1:
+        raise BadInputError(f"one run at a time: {' '.join(named)!r} names {len(named)}")
+    name = named[0] if named else os.environ.get("STOKER_RUN")
+    if not name:
+        after = "--end" if end else "the duration"
+        raise BadInputError(f"which run? Write its id after {after}: `stoker runs` and `stoker list` show them")
+    # With --queue a job of that queue is meant, unless it is this very run.
+    record = _here(name) if queue_url is None or name == os.environ.get("STOKER_RUN") else None
+    if record is not None:
+        _snooze_here(record, seconds)
+    else:
+        _snooze_named(name, seconds, queue_url)
+    return 0
 
 
-@click.command("resume")
-@pausing_options
-def resume_command(asked: Pausing) -> int:
-    """Go on after `stoker pause`: the queue, or with --worker one worker. A worker's own pause outlasts the queue's."""
-    return turn(RESUME, asked)
+def _duration(words: tuple[str, ...]) -> float:
+    if not words:
+        raise BadInputError("for how long? Write it like `stoker snooze 30m`")
+    seconds: float = DURATION.convert(words[0], None, None)
+    return seconds
+
+
+def _snooze_here(record: "Record", seconds: float) -> None:
+    from stoker.queue.provenance import login_name
+    from stoker.runs.record import Snooze
+
+    if seconds > 0:
+        record.write_snooze(Snooze(time.monotonic() + seconds, time.time() + seconds, login_name()))
+    else:
+        record.write_snooze(None)
+    _print_snooze(f"run {record.id}", seconds)
+
+
+def _snooze_named(name: str, seconds: float, queue_url: str | None) -> None:
+    """A job of the queue; only then a run of this machine whose id begins with the name."""
+    from stoker.queue.model import NoSuchJobError
+
+    with contextlib.ExitStack() as stack:
+        try:
+            store = stack.enter_context(opened(queue_url))
+            job = _job(store, name)
+        except StokerError as error:
+            is_clear = isinstance(error, BadInputError) and not isinstance(error, NoSuchJobError)
+            if is_clear or queue_url is not None:
+                raise
+            _snooze_here(_begins_here(name, error), seconds)
+        else:
+            _snooze_job(store, job, seconds)
+
+
+def _job(store: "Store", name: str) -> "Job":
+    from stoker.queue.model import NoSuchJobError
+
+    job = store.job(name)
+    if job.state != "running" and name not in (job.id, job.name):
+        # The beginning of an ended job's id may be meant for a run.
+        raise NoSuchJobError(_not_running(job))
+    return job
+
+
+def _snooze_job(store: "Store", job: "Job", seconds: float) -> None:
+    """In its record if it runs here, otherwise through the queue, which its worker reads."""
+    here = None if job.attempt is None else _here(f"{job.id}-{job.attempts}")
+    if here is not None:
+        _snooze_here(here, seconds)
+        return
+    from stoker.queue.provenance import login_name
+
+    if job.state != "running" or job.attempt is None or not store.snooze(job.attempt, seconds, login_name()):
+        raise BadInputError(_not_running(job))
+    _print_snooze(f"job {job.id}", seconds)
+
+
+def _not_running(job: "Job") -> str:
+    return f"job {job.id} is not running: there is nothing to snooze"
+
+
+def _print_snooze(what: str, seconds: float) -> None:
+    if seconds > 0:
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+        sys.stdout.write(f"{what} is left alone for {format_duration(seconds)}, until {until}\n")
+    else:
+        sys.stdout.write(f"{what} is watched again\n")
+
+
+def _here(name: str) -> "Record | None":
+    """What runs on this machine and has exactly this id: an attempt, a job or a run."""
+    return next(_running_here(lambda own: name in (own, own.rpartition("-")[0])), None)
+
+
+def _begins_here(name: str, no_job: StokerError) -> "Record":
+    """The only run of this machine whose id begins with the name."""
+    found = list(_running_here(lambda own: own.partition("-")[0].startswith(name)))
+    if not found:
+        raise BadInputError(f"{_why_not_here(name)}; {no_job}")
+    if len(found) > 1:
+        some = ", ".join(record.id for record in found[:4])
+        raise BadInputError(f"{name!r} fits {len(found)} runs ({some}): write more of it")
+    return found[0]
+
+
+def _why_not_here(name: str) -> str:
+    from stoker.runs.record import Records
+
+    try:
+        record = Records(state_home()).find(name)
+    except BadInputError as error:
+        return str(error)
+    return f"run {record.id} has ended: there is nothing to snooze"
+
+
+def _running_here(fits: Callable[[str], bool]) -> "Iterator[Record]":
+    """Attempts and runs whose ids fit, the newest of each first."""
+    from stoker.runs.record import Records
+
+    for records in (Records(state_home(), "attempts"), Records(state_home())):
+        yield from (record for record in records.newest_first() if fits(record.id) and _is_running(record))
+
+
+def _is_running(record: "Record") -> bool:
+    return record.status().state != "ended" and record.is_alive(record.spec())

@@ -9,7 +9,7 @@ import msgspec
 from stoker.cli.options.common import Typed
 from stoker.cli.options.queue import opened, queue_option, queue_url_of
 from stoker.cli.options.selection import STATES
-from stoker.cli.verbs.steer import print_json
+from stoker.cli.output import count_of, dry_run_option, json_option, print_json
 from stoker.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -53,11 +53,8 @@ def queue_command() -> None:
     """Create or check the queue."""
 
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-
-
 @queue_command.command("init", short_help="Create the queue.")
-@_json_option
+@json_option()
 @queue_option
 def init(as_json: bool, queue_url: str | None) -> int:
     """Create the queue: a file of your own, or the tables in the PostgreSQL database that STOKER_QUEUE names.
@@ -76,7 +73,7 @@ def init(as_json: bool, queue_url: str | None) -> int:
 
 
 @queue_command.command("check", short_help="Say what is in the queue, and what is wrong with it.")
-@_json_option
+@json_option()
 @queue_option
 def check(as_json: bool, queue_url: str | None) -> int:
     """Say what is in the queue and who works on it, and look for damage; the exit code is 1 when something is wrong."""
@@ -139,11 +136,13 @@ def _text(health: QueueHealth) -> str:
 
 
 def _worker_line(worker: QueueWorker) -> str:
-    from stoker.units import format_duration
-
-    gpus = "1 GPU" if worker.gpus == 1 else f"{worker.gpus} GPUs"
     heard = "there" if worker.there else f"last heard of {format_duration(round(worker.silent))} ago"
-    notes = [gpus, heard, *(["paused"] if worker.paused else []), *([worker.problem] if worker.problem else [])]
+    notes = [
+        count_of(worker.gpus, "GPU"),
+        heard,
+        *(["paused"] if worker.paused else []),
+        *([worker.problem] if worker.problem else []),
+    ]
     return f"{worker.id} on {worker.host}: {', '.join(notes)}"
 
 
@@ -176,8 +175,8 @@ class Cleaning(msgspec.Struct, frozen=True):
 @click.option(
     "--state", "states", type=click.Choice(ENDED), multiple=True, help="Only these [all that have ended]; repeatable."
 )
-@click.option("--dry-run", is_flag=True, help="Say how many there are, and forget none.")
-@click.option("--json", "as_json", is_flag=True, help="Print how many as JSON.")
+@dry_run_option("Say how many there are, and delete none.")
+@json_option("Print how many as JSON.")
 @queue_option
 def clean_command(
     older_than: float, states: tuple["State", ...], dry_run: bool, as_json: bool, queue_url: str | None
@@ -204,6 +203,6 @@ def _sentence(done: Cleaning) -> str:
         kept = f"; {done.kept} that ended are younger, or others come after them" if done.kept else ""
         return f"nothing to forget{kept}\n"
     would = "would be forgotten" if done.dry_run else "forgotten"
-    jobs = "1 job" if done.forgotten == 1 else f"{done.forgotten} jobs"
     how = "ended" if done.states == ENDED else " or ".join(PAST[state] for state in done.states)
+    jobs = count_of(done.forgotten, "job")
     return f"{jobs} that {how} more than {format_duration(done.older_than)} ago {would}; {done.kept} kept\n"

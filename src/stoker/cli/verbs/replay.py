@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import msgspec
 
 from stoker.cli.options.policy import policy_options_with
+from stoker.cli.output import count_of, json_option, note, print_json
 from stoker.cli.tables import replay as text
-from stoker.cli.tables.timeline import Timeline
+from stoker.cli.tables.replay_page import Timeline
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.model import Gpu, Look, known
 from stoker.gpus.recording import RecordingReader
@@ -43,7 +43,7 @@ def _at_the_recordings_rhythm(command: click.Command) -> click.Command:
 @click.option("--gpus", "chosen", metavar="GPUS", default="all", help="Judge only these: all, 0,2, 0-3 or uuids [all].")
 @policy_options_with(defaults=_DEFAULTS)
 @click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: one page in one file.")
-@click.option("--json", "as_json", is_flag=True, help="Print all that was found as JSON.")
+@json_option("Print all that was found as JSON.")
 @click.pass_context
 def replay_command(
     ctx: click.Context, /, trace: Path, chosen: str, page: Path | None, as_json: bool, **rules: Any
@@ -67,19 +67,17 @@ def replay_command(
     except BadInputError as error:
         raise BadInputError(f"in {trace}, {error}") from None
     if page is not None and timeline is not None:
-        from stoker.cli.verbs.replay_page import page_of
+        from stoker.cli.tables.replay_page import page_of
 
         _write(page, page_of(found, timeline, trace.name))
     if as_json:
-        sys.stdout.write(
-            msgspec.json.format(msgspec.json.encode(_as_json(found, trace, reader.damaged))).decode() + "\n"
-        )
+        print_json(_as_json(found, trace, reader.damaged))
     else:
         _tell(found, trace)
     if reader.damaged:
-        sys.stderr.write(f"stoker: {text.count_of(reader.damaged, 'damaged line')} in {trace} could not be used\n")
+        note(f"{count_of(reader.damaged, 'damaged line')} in {trace} could not be used")
     if page is not None:
-        sys.stderr.write(f"stoker: drawn in {page}\n")
+        note(f"drawn in {page}")
     return 0
 
 
@@ -118,7 +116,7 @@ def _write(path: Path, text: str) -> None:
 def _tell(found: Replay, trace: Path) -> None:
     every = format_duration(found.every)
     lines = [
-        f"{trace}: {text.count_of(len(found.gpus), 'GPU')}, a look every {every}",
+        f"{trace}: {count_of(len(found.gpus), 'GPU')}, a look every {every}",
         text.period(found),
         f"Rule: {text.rule(found.policies)}",
         "",

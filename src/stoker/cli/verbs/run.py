@@ -10,6 +10,7 @@ import click
 from stoker.actions.catalogue import ACTION_FORMS
 from stoker.cli.options.common import DURATION, source_options
 from stoker.cli.options.policy import policy_options, then_option, with_joined_actions
+from stoker.cli.output import dry_run_option
 from stoker.errors import BadInputError, StokerError
 from stoker.settings import load_settings
 from stoker.units import parse_duration
@@ -52,7 +53,7 @@ class _RunCommand(click.Command):
 @click.option("--grace", type=DURATION, metavar="DURATION", default="30s", help="Then kill it after this long [30s].")
 @click.option("--max-time", type=DURATION, metavar="DURATION", help="Stop it after this long in any case.")
 @click.option("--idle-exit-code", type=click.IntRange(0, 255), default=124, metavar="CODE", help="Instead of 124.")
-@click.option("--dry-run", is_flag=True, help="Say when it would be stopped, and do nothing.")
+@dry_run_option("Say when it would be stopped, and do nothing.")
 @then_option(f"What to do after a rule has stopped it, in this order: {ACTION_FORMS}.")
 @source_options
 @click.argument("command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)

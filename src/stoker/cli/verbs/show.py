@@ -1,29 +1,130 @@
-"""`stoker show`: one job or run, whole: what was asked for, what is the case, and why."""
+"""`stoker list`, `show`, `why` and `runs`: jobs and runs, many or one."""
 
 import re
-import shlex
 import sys
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 import click
+from msgspec import to_builtins
 
 from stoker.cli.options.queue import opened, queue_option
-from stoker.cli.options.selection import JobName
+from stoker.cli.options.selection import JobName, TagName, state_choice
+from stoker.cli.output import json_option, print_json
+from stoker.cli.tables.jobs import job_json, job_page, print_jobs, print_runs, rows_of, run_text, summed_up
 from stoker.errors import BadInputError, StokerError
-from stoker.masking import masked_command
 from stoker.paths import state_home
+from stoker.queue.explanation import Surroundings, Why, explain
+from stoker.queue.fields import State
+from stoker.queue.model import ENDED, Job, Order
+from stoker.queue.surroundings import look_around, why
 from stoker.runs.record import Record, Records
-from stoker.runs.summary import Summary, in_a_word, summary_of
-from stoker.units import format_duration
+from stoker.runs.summary import summary_of
+from stoker.status.job_columns import JobRow, columns_of
 
 if TYPE_CHECKING:
-    from stoker.queue import Job, Store
+    from stoker.queue import Store
+
+_NO_RUNS: Final = "no runs yet: `stoker run -- COMMAND` makes one\n"
+# A screenful: what runs, what is next, and what has just ended.
+_MOST_WAITING: Final = 20
+_MOST_ENDED: Final = 5
+_ALL: Final = 2**31 - 1
+
+
+class _Wanted(NamedTuple):
+    """What a person wants to see."""
+
+    states: frozenset[State]
+    tag: str | None
+    waiting: int
+    """How many that run or wait, of each state."""
+    ended: int
+
+
+@click.command("list")
+@click.option("--state", "states", multiple=True, type=state_choice(), help="Only these (repeatable).")
+@click.option("--tag", type=TagName(), metavar="TAG", help="Only jobs with this tag.")
+@click.option("--all", "everything", is_flag=True, help="All that are remembered.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="At most N of a kind (running, queued, ended …)."
+)
+@json_option("Print a JSON list.")
+@queue_option
+def list_command(
+    states: tuple[State, ...],
+    tag: str | None,
+    everything: bool,
+    limit: int | None,
+    as_json: bool,
+    queue_url: str | None,
+) -> int:
+    """List the jobs of the queue: what runs, what waits in the order in which it will start, and what ended last."""
+    # Who asks for certain states wants to see them, and not just the last few.
+    ended = _MOST_WAITING if states else _MOST_ENDED
+    most = (_ALL, _ALL) if everything else (limit, limit) if limit else (_MOST_WAITING, ended)
+    wanted = _Wanted(frozenset(states or get_args(State)), tag, *most)
+    with opened(queue_url) as store:
+        around = look_around(store)
+        jobs = _jobs(store, wanted)
+        reasons = _reasons(store, jobs, around)
+        if as_json:
+            _print_json(rows_of(jobs, reasons, around))
+        else:
+            _print(store, wanted, jobs, reasons, around)
+    return 0
+
+
+def _jobs(store: "Store", wanted: _Wanted) -> list[Job]:
+    """One question for each state: that is how both databases answer from an index, however many have ended."""
+    jobs: list[Job] = []
+    orders: tuple[tuple[State, Order], ...] = (("running", "newest"), ("queued", "queue"), ("held", "newest"))
+    for state, order in orders:
+        if state in wanted.states:
+            jobs += store.jobs(states=[state], tag=wanted.tag, order=order, limit=wanted.waiting)
+    chosen = [state for state in ENDED if state in wanted.states]
+    # Those of one tag are found by it, whatever their state.
+    questions = [chosen] if wanted.tag is not None and chosen else [[state] for state in chosen]
+    ended = [job for one in questions for job in store.jobs(states=one, tag=wanted.tag, limit=wanted.ended)]
+    ended.sort(key=lambda job: job.ended or 0.0, reverse=True)
+    return jobs + ended[: wanted.ended]
+
+
+def _reasons(store: "Store", jobs: list[Job], around: Surroundings) -> list[Why]:
+    reasons = []
+    ahead = 0
+    needs = store.needs_of([job.id for job in jobs if job.state == "queued" and (job.after or job.after_any)])
+    for job in jobs:
+        reasons.append(explain(job, around, needs, ahead))
+        ahead += job.state == "queued"
+    return reasons
+
+
+def _print_json(rows: list[JobRow]) -> None:
+    columns = columns_of("json")
+    listed = [
+        job_json(row.job) | {column.key: column.text(row) for column in columns} | {"why": to_builtins(row.why)}
+        for row in rows
+    ]
+    print_json(listed)
+
+
+def _print(store: "Store", wanted: _Wanted, jobs: list[Job], reasons: list[Why], around: Surroundings) -> None:
+    counts = store.counts()
+    if jobs:
+        print_jobs(rows_of(jobs, reasons, around))
+        sys.stdout.write("\n")
+    elif not counts:
+        sys.stdout.write("no jobs yet: `stoker submit -- COMMAND` makes one\n")
+    else:
+        sys.stdout.write("no such jobs\n")
+    more = sum(count for state, count in counts.items() if state in wanted.states) - len(jobs)
+    hidden = f" ({more:,} more than are shown: --all shows them)" if more > 0 and wanted.tag is None else ""
+    sys.stdout.write(f"{summed_up(counts, around)}{hidden}\n")
 
 
 @click.command("show")
 @click.argument("what", required=False, type=JobName(), metavar="[JOB|RUN]")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@json_option()
 @queue_option
 def show_command(what: str | None, as_json: bool, queue_url: str | None) -> int:
     """Show one job (an id, the beginning of one, or a name), or else one run, with its report if it has one.
@@ -75,44 +176,40 @@ def _run_or_neither(records: Records, what: str, no_job: StokerError) -> Record:
 
 
 def _show_job(store: "Store", job: "Job", as_json: bool) -> None:
-    from stoker.cli.tables.job import job_page
-
     page = job_page(store, job)
-    sys.stdout.write(page.json() if as_json else page.text())
+    if as_json:
+        print_json(page.json())
+    else:
+        sys.stdout.write(page.text())
 
 
 def _show_run(record: Record | None, as_json: bool) -> None:
-    from stoker.cli.tables.job import run_json, run_text
-
     if record is None:
-        sys.stdout.write("no runs yet: `stoker run -- COMMAND` makes one\n")
+        sys.stdout.write(_NO_RUNS)
+    elif as_json:
+        print_json(summary_of(record))
     else:
-        sys.stdout.write(run_json(record) if as_json else run_text(record))
+        sys.stdout.write(run_text(record))
 
 
 @click.command("why")
 @click.argument("job", type=JobName())
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@json_option()
 @queue_option
 def why_command(job: str, as_json: bool, queue_url: str | None) -> int:
     """Say why JOB (an id, the beginning of one, or a name) waits, or what became of it."""
-    from stoker.queue.surroundings import why
-
     with opened(queue_url) as store:
         found = store.job(job)
         reason = why(store, found)
     if as_json:
-        import msgspec
-
-        told = {"job": found.id, "state": found.state, "why": reason}
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
+        print_json({"job": found.id, "state": found.state, "why": reason})
     else:
         sys.stdout.write(f"{found.id}: {reason.reason}\n")
     return 0
 
 
 @click.command("runs")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@json_option("Print a JSON list.")
 @click.option("--all", "everything", is_flag=True, help="All that are remembered, not only the newest 20.")
 def runs_command(as_json: bool, everything: bool) -> int:
     """List runs: what each does or what became of it."""
@@ -120,39 +217,12 @@ def runs_command(as_json: bool, everything: bool) -> int:
     shown = records if everything else records[:20]
     summaries = [summary_of(record) for record in shown]
     if as_json:
-        import msgspec
-
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(summaries), indent=2).decode() + "\n")
+        print_json(summaries)
         return 0
     if not summaries:
-        sys.stdout.write("no runs yet: `stoker run -- COMMAND` makes one\n")
+        sys.stdout.write(_NO_RUNS)
         return 0
-    _print(summaries)
+    print_runs(summaries)
     if len(records) > len(shown):
         sys.stdout.write(f"and {len(records) - len(shown)} more: --all shows them\n")
     return 0
-
-
-def _print(summaries: list[Summary]) -> None:
-    from stoker.cli.tables.table import Column, print_table
-
-    columns = (
-        Column("run"),
-        Column("started", left_out=1),
-        Column("for", "right", left_out=2),
-        Column("what"),
-        Column("exit", "right"),
-        Column("command", gives="cut"),
-    )
-    rows = [
-        (
-            summary.id,
-            time.strftime("%m-%d %H:%M", time.localtime(summary.started)),
-            format_duration(round(summary.seconds)),
-            in_a_word(summary),
-            "" if summary.exit_code is None else str(summary.exit_code),
-            masked_command(shlex.join(summary.command)),
-        )
-        for summary in summaries
-    ]
-    print_table(columns, rows)

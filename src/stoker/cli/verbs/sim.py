@@ -1,30 +1,29 @@
 """`stoker sim`: loads that occupy simulated GPUs, faults that befall them, and what is going on there."""
 
+import itertools
 import math
 import os
+import random
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from stoker.cli.verbs.sim_train import train
+from stoker.cli.options.common import DURATION, MEMORY
+from stoker.cli.output import json_option, note, print_json
 from stoker.errors import BadInputError, StokerError
-from stoker.units import (
-    format_duration,
-    format_memory,
-    parse_duration,
-    parse_fraction,
-    parse_memory,
-)
+from stoker.units import format_duration, format_memory, parse_duration, parse_fraction, parse_memory
 
 if TYPE_CHECKING:
     from stoker.gpus.model import Unknown
     from stoker.gpus.sim.faults import Fault
     from stoker.gpus.sim.load import Phase
     from stoker.gpus.sim.machine import LoadFile, SimMachine
+    from stoker.gpus.sim.process import SimulatedProcess
 
 # What a small model takes: enough to be seen in a table, little enough to start many.
 DEFAULT_MEMORY = "1GiB"
@@ -57,7 +56,7 @@ def _machine(spec: str | None) -> "SimMachine":
         set_to = load_settings().gpus
         spec = set_to if is_simulated(set_to) else DEFAULT_MACHINE
         if spec is not set_to:
-            click.echo(f"stoker: STOKER_GPUS names no simulated machine; this is on {DEFAULT_MACHINE}", err=True)
+            note(f"STOKER_GPUS names no simulated machine; using {DEFAULT_MACHINE}")
     return SimMachine.find(spec, os.environ)
 
 
@@ -195,7 +194,7 @@ def fault(
 
 
 @sim_command.command("status")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@json_option()
 @click.pass_obj
 def status(spec: str | None, as_json: bool) -> None:
     """Show a machine: directory, GPUs, loads, faults."""
@@ -209,7 +208,7 @@ def status(spec: str | None, as_json: bool) -> None:
         raise StokerError(f"{machine.loads_directory} cannot be read: {error.strerror}") from error
     faults = read_faults(machine, now)
     if as_json:
-        click.echo(_status_json(machine, loads, faults, now))
+        print_json(_status_json(machine, loads, faults, now))
         return
     for line in _status_lines(machine, loads, faults, now):
         click.echo(line)
@@ -236,50 +235,170 @@ def _status_lines(
 
 def _status_json(
     machine: "SimMachine", loads: "tuple[LoadFile, ...]", faults: "tuple[Fault, ...] | Unknown", now: float
-) -> str:
-    import json
-
-    return json.dumps(
-        {
-            "machine": f"sim:{machine.shape}",
-            "directory": str(machine.directory),
-            "gpus": [
-                {
-                    "index": gpu.index,
-                    "uuid": gpu.uuid,
-                    "name": gpu.name,
-                    "memory": machine.shape.memory,
-                    "held": machine.held(gpu.index, loads),
-                }
-                for gpu in machine.gpus
-            ],
-            "loads": [
-                {
-                    "pid": found.identity[0],
-                    "started": found.identity[1],
-                    "gpu": use.gpu,
-                    "held": use.held(),
-                    "phase": str(phase) if (phase := use.phase_at(now)) else None,
-                }
-                for found in loads
-                for use in found.present_uses()
-            ],
-            # null: the file of faults cannot be read, so every look says unknown.
-            "faults": [
-                {
-                    "kind": fault.kind,
-                    "gpu": fault.gpu,
-                    "field": fault.field,
-                    "seconds": fault.seconds,
-                    "left": None if fault.until is None else round(fault.until - now, 3),
-                }
-                for fault in faults
-            ]
-            if isinstance(faults, tuple)
-            else None,
-        },
-        indent=2,
-    )
+) -> dict[str, object]:
+    return {
+        "machine": f"sim:{machine.shape}",
+        "directory": str(machine.directory),
+        "gpus": [
+            {
+                "index": gpu.index,
+                "uuid": gpu.uuid,
+                "name": gpu.name,
+                "memory": machine.shape.memory,
+                "held": machine.held(gpu.index, loads),
+            }
+            for gpu in machine.gpus
+        ],
+        "loads": [
+            {
+                "pid": found.identity[0],
+                "started": found.identity[1],
+                "gpu": use.gpu,
+                "held": use.held(),
+                "phase": str(phase) if (phase := use.phase_at(now)) else None,
+            }
+            for found in loads
+            for use in found.present_uses()
+        ],
+        # null: the file of faults cannot be read, so every look says unknown.
+        "faults": [
+            {
+                "kind": fault.kind,
+                "gpu": fault.gpu,
+                "field": fault.field,
+                "seconds": fault.seconds,
+                "left": None if fault.until is None else round(fault.until - now, 3),
+            }
+            for fault in faults
+        ]
+        if isinstance(faults, tuple)
+        else None,
+    }
 
 
-sim_command.add_command(train)
+# How often a bar is drawn again, as tqdm does it.
+_BETWEEN_BARS: Final = 0.2
+_WIDTH: Final = 24
+_BLOCKS: Final = " ▏▎▍▌▋▊▉"
+_BOLD: Final = "\x1b[1m"
+_GREEN: Final = "\x1b[32m"
+_YELLOW: Final = "\x1b[33m"
+_PLAIN: Final = "\x1b[0m"
+
+
+@sim_command.command("train")
+@click.option("--epochs", type=click.IntRange(1), default=3, metavar="N", help="So many [3].")
+@click.option("--steps", type=click.IntRange(1), default=200, metavar="N", help="Steps of an epoch [200].")
+@click.option(
+    "--step", "step_time", type=DURATION, default="100ms", metavar="DURATION", help="One takes so long [100ms]."
+)
+@click.option(
+    "--lr", type=float, default=1e-3, metavar="RATE", help="The learning rate: how fast the loss falls [1e-3]."
+)
+@click.option(
+    "--batch-size", "--batch_size", type=click.IntRange(1), default=32, metavar="N", help="Examples of a step [32]."
+)
+@click.option("--memory", type=MEMORY, default="2GiB", metavar="SIZE", help="What the model takes [2GiB].")
+@click.option("--per-example", type=MEMORY, default="64MiB", metavar="SIZE", help="What an example takes [64MiB].")
+@click.option("--fail-at", type=click.IntRange(1), metavar="STEP", help="Fail at this step of the first epoch.")
+@click.option(
+    "--hang-at", type=click.IntRange(1), metavar="STEP", help="Hang for ever at this step of the first epoch."
+)
+def train(
+    epochs: int,
+    steps: int,
+    step_time: float,
+    lr: float,
+    batch_size: int,
+    memory: int,
+    per_example: int,
+    fail_at: int | None,
+    hang_at: int | None,
+) -> None:
+    """Be a training: a progress bar per epoch, a loss that falls, memory by the batch size, one GPU or several."""
+    from contextlib import ExitStack
+
+    from stoker.gpus.report import title
+    from stoker.gpus.sim.machine import SimMachine, is_simulated
+    from stoker.gpus.sim.process import SimulatedProcess
+    from stoker.settings import load_settings
+
+    chosen = load_settings().gpus
+    machine = SimMachine.find(chosen if is_simulated(chosen) else DEFAULT_MACHINE, os.environ)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
+    with ExitStack() as stack:
+        gpus = [stack.enter_context(SimulatedProcess.attach(number, machine=machine)) for number in range(len(visible))]
+        names = ", ".join(title(gpu.gpu) for gpu in gpus)
+        sys.stdout.write(f"{_BOLD}training{_PLAIN} on {names} · lr {lr:g} · batch size {batch_size}\n")
+        for gpu in gpus:
+            gpu.hold(memory + batch_size * per_example)
+        training = _Training(gpus, lr, steps, step_time)
+        for epoch in range(1, epochs + 1):
+            training.epoch(epoch, epochs, fail_at if epoch == 1 else None, hang_at if epoch == 1 else None)
+    sys.stdout.write(f"{_GREEN}done{_PLAIN}: {epochs} epochs, final loss {training.loss:.4f}\n")
+
+
+class _Training:
+    def __init__(self, gpus: "list[SimulatedProcess]", lr: float, steps: int, step_time: float) -> None:
+        self._gpus = gpus
+        # Too small a rate learns slowly, too large a one not at all: enough that a sweep looks like one.
+        self._speed = math.exp(-abs(math.log10(lr) + 3))
+        self._steps = steps
+        self._step_time = step_time
+        self._dice = random.Random(f"{lr} {steps}")  # noqa: S311 - no secret depends on it
+        self._done = 0
+        self.loss = 2.5
+
+    def epoch(self, number: int, epochs: int, fail_at: int | None, hang_at: int | None) -> None:
+        busy = 0.86 + 0.12 * self._dice.random()
+        for gpu in self._gpus:
+            gpu.work(busy)
+        began, drawn = time.monotonic(), -math.inf
+        for step in itertools.count(1):
+            time.sleep(self._step_time)
+            self._done += 1
+            self.loss = 0.2 + 2.3 * math.exp(-self._done * self._speed / 300) * (0.97 + 0.06 * self._dice.random())
+            if step == fail_at:
+                sys.stdout.flush()
+                sys.stderr.write(f"\nRuntimeError: the loss is nan at step {step}: the gradient exploded\n")
+                sys.exit(1)
+            if step == hang_at:
+                self._hang()
+            if time.monotonic() - drawn >= _BETWEEN_BARS or step == self._steps:
+                drawn = time.monotonic()
+                self._draw(number, epochs, step, drawn - began)
+            if step == self._steps:
+                break
+        for gpu in self._gpus:
+            gpu.work(0.15)
+        sys.stdout.write(f"\nepoch {number}: {_YELLOW}val loss{_PLAIN} {self.loss * 1.04:.4f}\n")
+        sys.stdout.flush()
+
+    def _draw(self, epoch: int, epochs: int, step: int, spent: float) -> None:
+        share = step / self._steps
+        whole, part = divmod(round(share * _WIDTH * 8), 8)
+        bar = ("█" * whole + (_BLOCKS[part] if part else "")).ljust(_WIDTH)
+        rate = step / spent if spent else 0.0
+        left = (self._steps - step) / rate if rate else 0.0
+        sys.stdout.write(
+            f"\rEpoch {epoch}/{epochs}: {share:4.0%}|{bar}| {step}/{self._steps} "
+            f"[{_clock(spent)}<{_clock(left)}, {rate:.2f}it/s, loss={self.loss:.3f}]"
+        )
+        sys.stdout.flush()
+
+    def _hang(self) -> None:
+        """As a rank does that waits for one that died: memory held, nothing done."""
+        for gpu in self._gpus:
+            gpu.work(0.0)
+        sys.stdout.write("\nwaiting for rank 1 …\n")
+        sys.stdout.flush()
+        _all_reduce_that_never_returns()
+
+
+def _all_reduce_that_never_returns() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"

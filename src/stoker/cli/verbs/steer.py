@@ -1,9 +1,8 @@
-"""What the verbs that steer jobs have in common: their options, whom they leave alone and why, and what they tell."""
+"""`stoker cancel`, `hold`, `release`, `retry` and `move`: one verb applied to a selection of jobs."""
 
 import functools
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import click
 import msgspec
@@ -11,19 +10,26 @@ from msgspec.structs import replace
 
 from stoker.cli.options.queue import opened, queue_option
 from stoker.cli.options.selection import JobName, Selection, TagName, state_choice
+from stoker.cli.output import (
+    CHANGES_AS_JSON,
+    Changed,
+    ChangeReport,
+    Unchanged,
+    dry_run_option,
+    json_option,
+    note,
+    print_changes,
+)
 from stoker.errors import BadInputError
 from stoker.queue.fields import State
 from stoker.queue.model import Job, Place, Side
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb, label, moving, moving_beside, why_not_any_more
 
-if TYPE_CHECKING:
-    from stoker.queue import State
-
 Function = Callable[..., Any]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the options of every steering verb say."""
+    """The options that these verbs share."""
 
     selection: Selection
     dry_run: bool
@@ -31,29 +37,7 @@ class Request(msgspec.Struct, frozen=True):
     queue_url: str | None
 
 
-class Changed(msgspec.Struct, frozen=True):
-    id: str
-    name: str
-    what: str
-
-
-class Unchanged(msgspec.Struct, frozen=True):
-    id: str
-    name: str
-    why: str
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What a verb did, as `--json` prints it."""
-
-    verb: str
-    queue: str
-    dry_run: bool
-    changed: list[Changed]
-    unchanged: list[Unchanged]
-
-
-def request_options(*among: "State", tag_option: str = "--tag") -> Callable[[Function], Function]:
+def request_options(*among: State, tag_option: str = "--tag") -> Callable[[Function], Function]:
     """JOB..., the choice by tag, state or all, --dry-run, --json and --queue, handed over as one `request`."""
     options = (
         click.argument("jobs", nargs=-1, type=JobName(*among), metavar="[JOB]..."),
@@ -62,8 +46,8 @@ def request_options(*among: "State", tag_option: str = "--tag") -> Callable[[Fun
             "--state", "states", type=state_choice(), multiple=True, help="All jobs in this state; may be repeated."
         ),
         click.option("--all", "everything", is_flag=True, help="All jobs that it can be done to."),
-        click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
-        click.option("--json", "as_json", is_flag=True, help="Print what was changed and what was not as JSON."),
+        dry_run_option(),
+        json_option(CHANGES_AS_JSON),
         queue_option,
     )
 
@@ -73,7 +57,7 @@ def request_options(*among: "State", tag_option: str = "--tag") -> Callable[[Fun
             *,
             jobs: tuple[str, ...],
             chosen_tag: str | None,
-            states: "tuple[State, ...]",
+            states: tuple[State, ...],
             everything: bool,
             dry_run: bool,
             as_json: bool,
@@ -92,7 +76,7 @@ def request_options(*among: "State", tag_option: str = "--tag") -> Callable[[Fun
 
 
 def steer(verb: Verb, request: Request) -> int:
-    """Does it to the jobs that are meant, and tells what became of each; 1 when nothing was changed."""
+    """Applies the verb to the selected jobs and prints what became of each; 1 when nothing was changed."""
     with opened(request.queue_url) as store:
         jobs = request.selection.jobs(store, verb.among)
         now = store.clock()
@@ -108,28 +92,16 @@ def steer(verb: Verb, request: Request) -> int:
             if job.id not in became
         ]
         changed = [Changed(job.id, job.name, became[job.id]) for job in jobs if job.id in became]
-        report = Report(verb.name, store.place, request.dry_run, changed, unchanged)
-    return tell(report, verb.done, request, verb.among)
+        report = ChangeReport(verb.name, store.place, request.dry_run, changed, unchanged)
+    return print_job_changes(report, verb.done, request, verb.among)
 
 
-def tell(report: Report, done: str, request: Request, among: "tuple[State, ...]") -> int:
-    """Prints what was done on stdout, what was not on stderr, or both as JSON; the exit code."""
-    if request.as_json:
-        print_json(report)
-    would = "would be " if report.dry_run else ""
-    if not request.as_json:
-        sys.stdout.write("".join(f"{label(job.id, job.name)}: {would}{job.what}\n" for job in report.changed))
-        was_not = "would not be" if report.dry_run else "was not"
-        sys.stderr.write(
-            "".join(f"stoker: job {label(job.id, job.name)} {was_not} {done}: {job.why}\n" for job in report.unchanged)
-        )
+def print_job_changes(report: ChangeReport, done: str, request: Request, among: tuple[State, ...]) -> int:
+    """Prints what became of the jobs; the exit code."""
+    print_changes(report, done, label, as_json=request.as_json, noun="job ")
     if not report.changed and not report.unchanged:
-        sys.stderr.write(f"stoker: {request.selection.nothing(among)}\n")
+        note(request.selection.nothing(among))
     return 0 if report.changed else 1
-
-
-def print_json(value: object) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 @click.command("cancel")

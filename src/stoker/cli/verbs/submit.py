@@ -11,6 +11,7 @@ from stoker.cli.options.common import Typed
 from stoker.cli.options.job import check_share, job_options, job_values
 from stoker.cli.options.policy import policy_options_with, with_joined_actions
 from stoker.cli.options.queue import opened, opened_or_created, queue_option
+from stoker.cli.output import dry_run_option, json_option, print_json
 from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, wants_batch_size
 from stoker.queue.fields import JobSpec, command_text, spec_of
@@ -54,8 +55,8 @@ class _SubmitCommand(click.Command):
 @click.option("--sweep", "sweeps", multiple=True, type=SWEEP, metavar="NAME=VALUES",
               help="One job for each of 1e-3,1e-4 or 1..5; several give all combinations.")  # fmt: skip
 @click.option("--from", "file", metavar="FILE", help="One shell command per line of FILE; - is standard input.")
-@click.option("--dry-run", is_flag=True, help="Print what would be submitted, and do nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the jobs as a JSON list instead of their ids.")
+@dry_run_option("Print what would be submitted, and do nothing.")
+@json_option("Print the jobs as a JSON list instead of their ids.")
 @queue_option
 @click.argument("words", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
 def submit_command(
@@ -86,7 +87,7 @@ def submit_command(
     asked["environment"] = _environment(variables, bare_env)
     asked |= submitted_from(directory, asked["pin"], allow_dirty)
     if is_fitted:
-        from stoker.cli.options.fit import fit_of
+        from stoker.cli.options.job import fit_of
 
         asked["fit"] = fit_of(fit_with or "", retries_oom, commands, asked["batch_size"], asked["gpus"])
     name, needs = asked.pop("name"), {field: asked.pop(field) for field in ("after", "after_any")}
@@ -179,8 +180,7 @@ def _print_json(jobs: Sequence[object]) -> None:
 
     from stoker.masking import masked
 
-    told = masked(msgspec.to_builtins(jobs))
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
+    print_json(masked(msgspec.to_builtins(jobs)))
 
 
 def _advise(store: "Store") -> None:

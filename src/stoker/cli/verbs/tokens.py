@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.verbs.steer import print_json
+from stoker.cli.output import count_of, json_option, note, print_json
 from stoker.paths import state_home
 
 if TYPE_CHECKING:
     from stoker.web.auth.keys import DeviceSession, Keys, Token
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-
 
 @click.group("tokens", invoke_without_command=True)
 @click.option("--demo", is_flag=True, help="Those of the demo that `stoker up` is without GPUs.")
-@_json_option
+@json_option()
 @click.pass_context
 def tokens_command(context: click.Context, demo: bool, as_json: bool) -> int:
     """List, make and revoke the tokens that let people come to the page of `stoker serve` and `stoker up`.
@@ -41,7 +39,7 @@ def tokens_command(context: click.Context, demo: bool, as_json: bool) -> int:
 @click.option("--viewer", is_flag=True, help="It may look, and change nothing.")
 @click.option("--name", metavar="NAME", help="Whose it is, for this list and the access log.")
 @click.option("--url", metavar="URL", help="The address of the page [where it started last].")
-@_json_option
+@json_option()
 @click.pass_obj
 def add(keys: "Keys", viewer: bool, name: str | None, url: str | None, as_json: bool) -> int:
     """Make a token, and print the link that lets a device in with it.
@@ -59,7 +57,7 @@ def add(keys: "Keys", viewer: bool, name: str | None, url: str | None, as_json: 
 
 @tokens_command.command("revoke", short_help="End a token, and log its devices out.")
 @click.argument("called", metavar="ID")
-@_json_option
+@json_option()
 @click.pass_obj
 def revoke(keys: "Keys", called: str, as_json: bool) -> int:
     """End the token with this id or name, and log out every device that it let in. A page sees it within a second."""
@@ -67,14 +65,14 @@ def revoke(keys: "Keys", called: str, as_json: bool) -> int:
     if as_json:
         print_json({"id": token.id, "name": token.name, "role": token.role, "devices": devices})
         return 0
-    sys.stdout.write(f"{token.id} ({token.name}): revoked, {_devices(devices)} logged out\n")
+    sys.stdout.write(f"{token.id} ({token.name}): revoked, {count_of(devices, 'device')} logged out\n")
     return 0
 
 
 @tokens_command.command("link", short_help="Print a token's link again.")
 @click.argument("called", metavar="[ID]", required=False)
 @click.option("--url", metavar="URL", help="The address of the page [where it started last].")
-@_json_option
+@json_option()
 @click.pass_obj
 def link(keys: "Keys", called: str | None, url: str | None, as_json: bool) -> int:
     """Print the link of the token with this id or name, and its QR code where there is a terminal.
@@ -98,7 +96,7 @@ def _address(keys: "Keys", url: str | None) -> str:
     """What was asked for, or where the page was when it last started, or where it would be."""
     if url is None and (known := keys.address()):
         return known
-    from stoker.cli.options.page import page_config
+    from stoker.cli.verbs.serve import page_config
 
     return page_config({} if url is None else {"url": url}, None).address()
 
@@ -122,7 +120,7 @@ def _print_link(address: str, token: "Token") -> None:
     sys.stdout.write(f"{_link(address, token)}\n")
     if (code := qr_code(_link(address, token))) is not None:
         sys.stdout.write(f"{code}\n")
-    sys.stderr.write(f"stoker: whoever has this link comes as {token.name}, {token.role}, and can {may}\n")
+    note(f"whoever has this link comes as {token.name}, {token.role}, and can {may}")
 
 
 def _list(keys: "Keys", as_json: bool) -> None:
@@ -173,7 +171,3 @@ def _ago(at: float) -> str:
     from stoker.queue.explanation import spoken
 
     return f"{spoken(max(0.0, time.time() - at))} ago"
-
-
-def _devices(number: int) -> str:
-    return "1 device" if number == 1 else f"{number} devices"

@@ -1,27 +1,29 @@
-"""`stoker up`: the page, a worker for this machine's GPUs, and a queue in a file, in one command."""
+"""`stoker up` and `stoker demo`: page, worker and queue in one command; simulated GPUs at simulated work."""
 
 import contextlib
-import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from io import TextIOWrapper
-from logging.handlers import RotatingFileHandler
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
-from stoker.cli.options.common import log
-from stoker.cli.options.page import page_config, page_options, run_page, until_signalled
+from stoker.cli.options.common import DURATION, SteadyRhythm
 from stoker.cli.options.queue import opened_or_created, queue_option, queue_url_of
+from stoker.cli.output import log, note
+from stoker.cli.verbs.gpus import looks_of
+from stoker.cli.verbs.serve import notifying, page_config, page_options, run_page, until_signalled
 from stoker.errors import BadInputError, StokerError
+from stoker.gpus.prober import Prober
 from stoker.paths import open_privately, private_directory, state_home
 from stoker.runs.processes.syscalls import hear_of_death_of_parent
 from stoker.settings import load_settings
@@ -29,21 +31,22 @@ from stoker.streams import OUTPUT, emit
 from stoker.units import parse_duration
 
 if TYPE_CHECKING:
+    from stoker.queue import JobSpec, Store
     from stoker.web.config import Config
 
 
 @click.command("up")
 @page_options
 @queue_option
-@click.option("--demo/--no-demo", default=None, help="On simulated GPUs at simulated work [when there is no GPU].")
+@click.option("--demo/--no-demo", default=None, help="Use simulated GPUs and jobs [when there is no GPU].")
 def up_command(page: dict[str, Any], queue_url: str | None, demo: bool | None) -> int:
     """Start all of Stoker on this machine: the page, a worker for its GPUs, and a queue in a file.
 
-    Where there is no GPU, and no queue was named, it is a demo on simulated ones with a queue of its own. Ctrl-C ends
-    page and worker; jobs go on, and the next `stoker up` finds them again. Those of a demo end with it.
+    Without a GPU and without a queue it is a demo: simulated GPUs and jobs in a separate queue. Ctrl-C ends page and
+    worker; jobs go on, and the next `stoker up` takes them over. The jobs of a demo end with it.
     """
     if demo and queue_url is not None:
-        raise BadInputError("--demo has a queue of its own: leave out --demo, or --queue")
+        raise BadInputError("--demo uses a separate queue: leave out --demo, or --queue")
     with until_signalled():
         if demo is None:
             demo = queue_url_of(queue_url) is None and not _has_gpus()
@@ -55,19 +58,17 @@ def up_command(page: dict[str, Any], queue_url: str | None, demo: bool | None) -
 
 
 def _run(page: Mapping[str, Any], queue_url: str | None) -> None:
-
     opened_or_created(queue_url).close()
-    # Not as an argument: an address may hold a password, and arguments are seen by everybody.
+    # Not as an argument: the address may hold a password, and every user can see arguments.
     environment = os.environ if queue_url is None else {**os.environ, "STOKER_QUEUE": queue_url}
     config = page_config(page, queue_url_of(queue_url), state_home())
-    _serve(config, [], environment, around=notifying(config, log))
+    _serve(config, [], environment, around=notifying(config))
 
 
 def _run_demo(page: Mapping[str, Any], home: Path) -> None:
-    from stoker.cli.verbs.demo import demonstration
     from stoker.queue import init_queue
 
-    emit(OUTPUT, "These GPUs are simulated: nothing that you see is real work. `stoker up --no-demo` does without.\n")
+    emit(OUTPUT, "These GPUs are simulated: none of this is real work. `stoker up --no-demo` starts without a demo.\n")
     queue = str(home / "queue.db")
     init_queue(queue).close()
     environment = {
@@ -77,7 +78,7 @@ def _run_demo(page: Mapping[str, Any], home: Path) -> None:
         "STOKER_QUEUE": queue,
     }
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    # Nobody is told what happens here: it would reach people's phones as if it were real.
+    # No notifications: they would reach people's phones as if the jobs were real.
     _serve(page_config(page, queue, home), ["--grace", "5s"], environment, meanwhile=demonstration(queue))
 
 
@@ -89,18 +90,18 @@ def _serve(
     around: AbstractContextManager[None] | None = None,
     meanwhile: AbstractContextManager[None] | None = None,
 ) -> None:
-    """The page and the worker; `around` begins before the worker does, and `meanwhile` ends before."""
+    """Runs page and worker; `around` starts before the worker, `meanwhile` ends before it."""
     from stoker.web.config import listening_socket
 
     listener = listening_socket(config)
     log_file = config.home / "work.log"
-    with around or nullcontext(), WorkerProcess(options, environment, log_file, log), meanwhile or nullcontext():
-        emit(OUTPUT, f"The worker is at work; what it does is on the page, and in {log_file}\n")
+    with around or nullcontext(), WorkerProcess(options, environment, log_file), meanwhile or nullcontext():
+        emit(OUTPUT, f"The worker has started; the page and {log_file} show what it does\n")
         run_page(config, listener)
 
 
 def _has_gpus() -> bool:
-    """Whether there is anything to work on. A driver that does not answer is no reason to show a demo instead."""
+    """Whether there is a GPU. A driver that does not answer counts as one: it is no reason to show a demo."""
     from stoker.gpus.prober import Prober
     from stoker.gpus.source import AbsentError
 
@@ -113,77 +114,24 @@ def _has_gpus() -> bool:
     return True
 
 
-@click.command("serve")
-@page_options
-@queue_option
-def serve_command(page: dict[str, Any], queue_url: str | None) -> int:
-    """Serve the page: everything that these verbs do, from a phone or another machine.
-
-    It runs nothing by itself: `stoker work` runs jobs, here or elsewhere; `stoker up` is both in one. Whoever has its
-    link can submit jobs, and so run commands as you.
-    """
-
-    config = page_config(page, queue_url_of(queue_url))
-    from stoker.web.config import listening_socket
-
-    listener = listening_socket(config)
-    opened_or_created(queue_url).close()
-
-    with until_signalled(), notifying(config, log):
-        run_page(config, listener)
-    return 0
-
-
-# It leaves within a second, unless a message is just being sent.
-_NOTIFIER_STOPS_WITHIN: Final = 10.0
-
-
-@contextmanager
-def notifying(config: "Config", tell: Callable[[str], None]) -> Iterator[None]:
-    """While the page is served. A URL that cannot work is told before that."""
-    wanted = load_settings().notify
-    if not wanted.urls:
-        yield
-        return
-    from stoker.notifications.notifier import Notifier
-    from stoker.queue import open_queue
-
-    # Whoever asked for any free port cannot be sent a link to it before there is one.
-    link = "" if config.port == 0 and not config.url else config.address()
-    crier = Notifier(wanted, link, lambda: open_queue(config.queue), tell)
-    stop = threading.Event()
-    thread = threading.Thread(target=crier.run, args=(stop,), name="crier", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(_NOTIFIER_STOPS_WITHIN)
-
-
-# One that lived shorter than this could not do its work, and says why itself.
+# A worker that ended sooner than this could not start; its last line says why.
 _SHORT_LIFE: Final = 10.0
-# It may do better soon (the one before it has not left yet), or when somebody has mended what is wrong: after each time
-# that it does not, twice as much time is left to that.
+# The pause doubles with every start that fails.
 _FIRST_PAUSE: Final = 5.0
 _LAST_PAUSE: Final = 60.0
-# A worker leaves within a second or two, unless its database hangs.
+# A worker stops within a second or two, unless its database hangs.
 _WORKER_STOPS_WITHIN: Final = 15.0
 _LONGEST_LOG: Final = 8 * 2**20
-_LONGEST_WORDS: Final = 2000
+_LONGEST_LINE: Final = 2000
 
 
 class WorkerProcess:
-    """`stoker work` until this process ends, whichever way it ends."""
+    """`stoker work` as a child, started again when it ends, and ended with this process. Its output goes to a file."""
 
-    def __init__(
-        self, options: Sequence[str], environment: Mapping[str, str], log: Path, tell: Callable[[str], None]
-    ) -> None:
-        """What the worker says goes to `log`; `tell` is given what a person at the terminal should know."""
-        self._log = log
+    def __init__(self, options: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
+        self._output = output
         self._command = [sys.executable, "-P", "-m", "stoker.cli", "work", *options]
         self._environment = dict(environment)
-        self._tell = tell
         self._ending = threading.Event()
         self._process = self._started()
         self._thread = threading.Thread(target=self._keep, name="worker", daemon=True)
@@ -202,42 +150,40 @@ class WorkerProcess:
 
     def _started(self) -> "subprocess.Popen[bytes]":
         parent = os.getpid()
-        with _appended(self._log) as log:
+        with _appended(self._output) as output:
             return subprocess.Popen(
                 self._command,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for the page, which tells the worker when it is time
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for the page, which then ends the worker
                 preexec_fn=lambda: _die_with(parent),  # noqa: PLW1509 - two system calls, and no thread holds a lock of theirs
             )
 
     def _keep(self) -> None:
-        pause, trouble_told = _FIRST_PAUSE, False
+        pause, reported = _FIRST_PAUSE, False
         while True:
             began = time.monotonic()
             if self._ending.is_set():
-                self._process.terminate()  # the end came while it was being started
+                self._process.terminate()  # the page ended while the worker was started
             code = self._process.wait()
             if self._ending.is_set():
                 return
             if time.monotonic() - began >= _SHORT_LIFE:
-                pause, trouble_told = _FIRST_PAUSE, False
-                self._tell(f"the worker ended with code {code}{self._last_words()}, and is started again")
-            elif not trouble_told:
-                trouble_told = True
-                said = self._last_words()
-                self._tell(f"the worker ended with code {code} soon after its start{said}: it is tried again")
+                pause, reported = _FIRST_PAUSE, False
+                log(f"the worker ended with code {code}{self._last_line()}; starting it again")
+            elif not reported:
+                reported = True
+                log(f"the worker ended with code {code} right after its start{self._last_line()}; trying again")
             if self._ending.wait(pause):
                 return
             pause = min(pause * 2, _LAST_PAUSE)
             self._process = self._started()
 
-    def _last_words(self) -> str:
-        """Why, as it said itself."""
+    def _last_line(self) -> str:
         try:
-            lines = self._log.read_bytes()[-_LONGEST_WORDS:].decode(errors="replace").split("\n")
+            lines = self._output.read_bytes()[-_LONGEST_LINE:].decode(errors="replace").split("\n")
         except OSError:
             return ""
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -246,7 +192,7 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def _appended(path: Path) -> Iterator[int]:
-    """The log, for its owner alone; begun anew when it has become long."""
+    """The log file, readable by its owner alone; a long one is rotated."""
     try:
         private_directory(path.parent)
         if path.exists() and path.stat().st_size > _LONGEST_LOG:
@@ -261,25 +207,139 @@ def _appended(path: Path) -> Iterator[int]:
 
 
 def _die_with(parent: int) -> None:
-    """If the page is killed, its worker leaves too, and the next `stoker up` can have its own."""
+    """If the page is killed, its worker ends too, and the next `stoker up` can start its own."""
     hear_of_death_of_parent(signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(0)
 
 
-# A few weeks of a busy page; the oldest part is dropped.
-_SIZE: Final = 8 * 2**20
-_KEPT: Final = 2
+# One of each behaviour: training with a pause for validation, a job that hangs and holds its memory, a deadlock that
+# spins, and a free GPU.
+_LOADS: Final = (
+    ("--gpu", "0", "--memory", "18GiB", "--repeat", "--phase", "busy 96% 20s", "--phase", "idle 4s"),
+    ("--gpu", "1", "--memory", "11GiB", "--repeat", "--phase", "busy 88% 15s", "--phase", "idle 30s"),
+    ("--gpu", "2", "--memory", "20GiB", "--repeat", "--phase", "busy 97% 12s", "--phase", "spin 30s"),
+)
 
 
-class PrivateLog(RotatingFileHandler):
-    def __init__(self, path: Path, form: str, size: int = _SIZE) -> None:
-        """OSError when it cannot be written."""
-        super().__init__(path, maxBytes=size, backupCount=_KEPT, encoding="utf-8", errors="backslashreplace")
-        self.setFormatter(logging.Formatter(form))
+@click.command("demo")
+@click.option("--every", type=DURATION, default="1s", metavar="DURATION", help="Time between looks [1s].")
+@click.option("--for", "duration", type=DURATION, metavar="DURATION", help="End by itself after this long.")
+def demo_command(every: float, duration: float | None) -> int:
+    """Watch four simulated GPUs at simulated work: no GPU is needed, and none is touched."""
+    from stoker.cli.tables.gpus import show_live
 
-    def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=open_privately)
+    note("these GPUs are simulated; `stoker gpus` reads real ones")
+    with until_signalled(), tempfile.TemporaryDirectory(prefix="stoker-demo-") as directory:
+        machine = f"sim:4@{directory}"
+        with _loads(machine), Prober(machine) as prober:
+            rhythm = SteadyRhythm(every, duration)
+            show_live(looks_of(prober, prober.look(), "all", rhythm), every)
+    return 0
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """A full disk is no reason not to answer, nor to write on the terminal."""
+
+@contextlib.contextmanager
+def _loads(machine: str) -> Iterator[None]:
+    """Simulated programs that end with the demo."""
+    program = [sys.executable, "-P", "-m", "stoker.cli", "sim", "load"]
+    environment = {**os.environ, "STOKER_GPUS": machine}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    started = [
+        subprocess.Popen([*program, *load], env=environment, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        for load in _LOADS
+    ]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait()
+
+
+# With fewer jobs waiting the next sweep is submitted, so that the GPUs are still at work in an hour.
+_FEWEST_WAITING: Final = 3
+_BETWEEN_LOOKS: Final = 5.0
+_END_WITHIN: Final = 15.0
+
+
+def _train(*options: object) -> str:
+    return shlex.join([sys.executable, "-P", "-m", "stoker.cli", "sim", "train", *map(str, options)])
+
+
+def _job(name: str, *options: object, **asked: Any) -> "JobSpec":
+    from stoker.queue import JobSpec
+
+    return JobSpec(**{"command": _train(*options), "name": name, "directory": "/", "submitter": "demo", **asked})
+
+
+def _first_jobs() -> "list[JobSpec]":
+    """One of each kind: a long one, one that hangs, one that fails, one that finds its batch size, a sweep."""
+    quick_to_judge = {"window": 30.0, "below": 0.05, "after": 5.0, "every": 1.0}
+    fitted = ("--epochs", 2, "--steps", 300, "--memory", "3GiB", "--per-example", "96MiB")
+    return [
+        _job("resnet50 baseline", "--epochs", 6, "--steps", 600, "--memory", "11GiB", tags=("vision",)),
+        _job("stuck all-reduce", "--hang-at", 60, "--memory", "16GiB", tags=("debug",), policy=quick_to_judge),
+        _job("exploding gradient", "--fail-at", 120, "--lr", "3", tags=("debug",)),
+        _job("gpt2 as large as fits", *fitted, tags=("gpt2",), fit=_fit(_train(*fitted))),
+        _job("two-GPU finetune", "--epochs", 2, "--steps", 300, "--memory", "18GiB", gpus=2, priority=1),
+        *_sweep(0),
+        _job("ablation for later", "--epochs", 1, hold=True),
+    ]
+
+
+def _fit(command: str) -> dict[str, Any]:
+    from stoker.cli.options.job import fit_of
+
+    return fit_of("--probe-time 8s --flat-for 2s --refit", 2, [command], None, 1)
+
+
+def _sweep(number: int) -> "list[JobSpec]":
+    return [
+        _job(f"nanogpt run {number} lr={lr}", "--epochs", 2, "--steps", 250 + 50 * at, "--lr", lr, tags=("nanogpt",))
+        for at, lr in enumerate(("3e-3", "1e-3", "3e-4", "1e-4"))
+    ]
+
+
+@contextlib.contextmanager
+def demonstration(queue: str | None) -> Iterator[None]:
+    """Keeps the demo's queue filled; cancels its jobs at the end."""
+    from stoker.queue import open_queue
+
+    with open_queue(queue) as store:
+        _clear(store)
+        store.submit(_first_jobs())
+    ending = threading.Event()
+    thread = threading.Thread(target=_feed, args=(queue, ending), name="demo", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join(_END_WITHIN)
+        with contextlib.suppress(StokerError), open_queue(queue) as store:
+            _clear(store)
+            _wait_until_nothing_runs(store)
+
+
+def _feed(queue: str | None, ending: threading.Event) -> None:
+    from stoker.queue import open_queue
+
+    number = 1
+    while not ending.wait(_BETWEEN_LOOKS):
+        with contextlib.suppress(StokerError), open_queue(queue) as store:
+            if store.counts().get("queued", 0) < _FEWEST_WAITING:
+                store.submit(_sweep(number))
+                number += 1
+
+
+def _clear(store: "Store") -> None:
+    unfinished = store.jobs(states=["queued", "held", "running"], limit=100_000)
+    store.cancel(job.id for job in unfinished)
+    store.clean(0.0)
+
+
+def _wait_until_nothing_runs(store: "Store") -> None:
+    ends = time.monotonic() + _END_WITHIN
+    while store.running() and time.monotonic() < ends:
+        time.sleep(0.1)

@@ -1,7 +1,6 @@
 """`stoker wait`: until jobs have ended, with a code that says how."""
 
 import contextlib
-import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -9,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from stoker.cli.options.common import DURATION
-from stoker.cli.options.queue import opened, queue_option
+from stoker.cli.options.queue import SLOW_POLL, Listener, opened, patiently, queue_option
 from stoker.cli.options.selection import JobName, TagName
+from stoker.cli.output import json_option, note, print_json
 from stoker.errors import BadInputError, StokerError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _MOST_NAMES: Final = 4
 @click.option("--tag", type=TagName(), metavar="TAG", help="All jobs that have this tag now, ended ones too.")
 @click.option("--all", "everything", is_flag=True, help="All jobs that have not ended now.")
 @click.option("--timeout", type=DURATION, metavar="DURATION", help="Give up after so long, with code 124.")
-@click.option("--json", "as_json", is_flag=True, help="Print the jobs as a JSON list at the end.")
+@json_option("Print the jobs as a JSON list at the end.")
 @queue_option
 def wait_command(
     jobs: tuple[str, ...],
@@ -81,7 +81,6 @@ class _Wait:
 
     def until_all_ended(self) -> bool:
         """False when the time was over before."""
-        from stoker.cli.options.queue import SLOW_POLL, Listener
         from stoker.queue import QueueAwayError
 
         with Listener(self._store) as listener, contextlib.suppress(QueueAwayError):
@@ -98,7 +97,6 @@ class _Wait:
         return not self._left
 
     def _has_ended(self, name: str) -> bool:
-        from stoker.cli.options.queue import patiently
         from stoker.queue.model import ENDED
 
         try:
@@ -109,7 +107,6 @@ class _Wait:
         return self._jobs[name].state in ENDED
 
     def _say_what_is_stuck(self) -> None:
-        from stoker.cli.options.queue import note, patiently
         from stoker.queue.surroundings import why
 
         if not self._left or self._jobs[self._left[0]].state == "running":
@@ -121,12 +118,9 @@ class _Wait:
             note(f"job {job.id}: {reason.reason}")
 
     def print_json(self) -> None:
-        import msgspec
+        from stoker.cli.tables.jobs import job_json
 
-        from stoker.cli.tables.job import job_json
-
-        told = [job_json(job) for job in self._jobs.values()]
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
+        print_json([job_json(job) for job in self._jobs.values()])
 
     def who_is_left(self, timeout: float) -> str:
         from stoker.units import format_duration

@@ -23,6 +23,7 @@ from stoker.actions.systemd import ServiceManager, unit_text
 from stoker.actions.watcher import ACTED, Watched, Watcher, WatchOptions
 from stoker.cli.options.common import Typed, open_prober, source_options
 from stoker.cli.options.policy import LENGTH, SHARE, policy_options, then_option, with_joined_actions
+from stoker.cli.output import dry_run_option
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.source import AbsentError
 from stoker.rules.registry import in_words, policies_of
@@ -73,7 +74,7 @@ class _WatchCommand(click.Command):
     help=f"How long the command of 'exec' may take [{format_duration(DEFAULT_EXEC_TIMEOUT)}].",
 )
 @click.option("--repeat", is_flag=True, help="Go on watching after acting, instead of exiting.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done and when, and do nothing.")
+@dry_run_option("Say what would be done and when, and do nothing.")
 @click.option(
     "--idle-exit-code",
     type=Typed("exit code", _parse_exit_code),

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import click
 
-from stoker.cli.options.common import DURATION, MEMORY, Typed, log
-from stoker.cli.options.queue import queue_option, queue_url_of
+from stoker.cli.options.common import DURATION, MEMORY, Typed
+from stoker.cli.options.queue import opened_or_created, queue_option, queue_url_of
+from stoker.cli.output import log
 from stoker.engines import ENGINES, EngineOption, engine_module
 from stoker.settings import load_settings
 
@@ -80,7 +81,6 @@ def work_command(
 
     Ctrl-C ends the worker, not the jobs: the next `stoker work` finds them again.
     """
-    from stoker.cli.options.queue import opened_or_created
     from stoker.engines.engine import WorkerOptions
     from stoker.worker.startup import work
 
