@@ -18,7 +18,7 @@ def test_readings_are_recorded_for_as_long_as_asked(nvidia: MockMachine, tmp_pat
         path = tmp_path / f"r{attempt}"
         done = stoker("record", str(path), "--every", "50ms", "--for", "500ms")
         assert done.code == 0
-        assert "recording 2 GPU(s)" in done.err
+        assert "recording 2 GPUs" in done.err
         looks = list(RecordingReader(path))
         if len(looks) >= 8:
             break

@@ -69,7 +69,7 @@ def test_a_database_with_a_password_serves_a_fresh_account_and_nobody_sees_the_p
 def test_a_demo_on_a_queue_of_real_work_is_refused(tmp_path: Path) -> None:
     done = stoker("up", "--demo", "--port", "0", "--queue", str(tmp_path / "queue.db"))
     assert done.code == 2
-    assert done.err == "stoker: --demo has a queue of its own: leave out --demo, or --queue\n"
+    assert done.err == "stoker: --demo uses a separate queue: leave out --demo, or --queue\n"
 
 
 @pytest.mark.parametrize("where", ["environment", "file"])

@@ -13,7 +13,7 @@ from tests.support.queue_jobs import end, start, submit
 
 
 def test_a_job_that_starts_or_goes_just_before_it_is_held_is_told_as_what_it_is_now(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     url = str(tmp_path / "queue.db")
     with init_queue(url) as other:
@@ -28,7 +28,7 @@ def test_a_job_that_starts_or_goes_just_before_it_is_held_is_told_as_what_it_is_
         verb = msgspec.structs.replace(HOLD, apply=too_late)
         request = Request(Selection(everything=True), dry_run=False, as_json=False, queue_url=url)
         assert steer(verb, request) == 0
-    told = capsys.readouterr()
+    told = capfd.readouterr()
     assert told.out == f"{stays} (stays): held\n"
     assert f"job {starts} (starts) was not held: it is running" in told.err
     assert f"job {goes} (goes) was not held: it has just been forgotten" in told.err
