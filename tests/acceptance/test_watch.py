@@ -469,7 +469,7 @@ def test_a_machine_without_gpus_is_a_sentence(tmp_path: Path) -> None:
         (("--then", "exit", "--for", "1s", "--every", "10s"), "not a single look would fit into the window"),
         (("--then", "exit", "--gpus", "7"), "there is no GPU 7 here"),
         (("--then", "exit", "--gpus", "GPU-nobody"), "'GPU-nobody' is no GPU here"),
-        (("--then", "exit", "--require", "3"), "--require 3 can never be: only 2 GPUs are watched"),
+        (("--then", "exit", "--require", "3"), "--require 3 can never be: only 2 GPU(s) are watched"),
         (("--then", "exit", "--idle-exit-code", "256"), "--idle-exit-code: '256' is not an exit code"),
         (("--then", "exit", "--exec-timeout", "0"), "--exec-timeout must be longer than nothing"),
         (("--then", "exit", "--grace", "later"), "--grace: 'later' is not a duration"),

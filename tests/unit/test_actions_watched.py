@@ -28,8 +28,8 @@ def test_visible_follows_the_environment() -> None:
     [
         ("5", IdlePolicy(), {}, "there is no GPU 5 here"),
         ("visible", IdlePolicy(), {"CUDA_VISIBLE_DEVICES": ""}, "--gpus visible: there is no such GPU here"),
-        ("all", IdlePolicy(require=3), {}, "--require 3 can never be: only 2 GPUs are watched"),
-        ("0", IdlePolicy(require=2), {}, "only 1 GPUs are watched"),
+        ("all", IdlePolicy(require=3), {}, "--require 3 can never be: only 2 GPU(s) are watched"),
+        ("0", IdlePolicy(require=2), {}, "only 1 GPU(s) are watched"),
     ],
 )
 def test_choice_that_cannot_work_is_refused(
