@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from scripts.docs_reference import MARKER, PARTS, commands, fill_in, options_of
+from stoker import paths
 from stoker.settings import EVENTS, Notifications, Settings
 from stoker.web.config import Config
 from tests.support import pages
@@ -109,3 +110,10 @@ def test_answer_to_a_change_has_the_documented_fields() -> None:
     schema = description["components"]["schemas"][answer["schema"]["$ref"].rpartition("/")[2]]
     (example,) = re.findall(r"```json\n(.*?)```", section("http-api.md", "Changes"), re.DOTALL)
     assert set(msgspec.json.decode(example)) == set(schema["properties"])
+
+
+def test_documented_files_are_those_that_stoker_keeps() -> None:
+    kept = {name.split("/")[0].replace("*", "x") for name in names_in_tables(section("files.md", "State directory"))}
+    assert [name for name in kept if not name.startswith("-") and not paths._OWN.fullmatch(name)] == []
+    literals = in_sources(r'"([a-z_.]+\.(?:json|md|log|db))"') | {"output", "output.1"}
+    assert [name for name in names_in_tables(section("files.md", "An attempt")) if name not in literals] == []
