@@ -94,7 +94,7 @@ def test_job_whose_lease_ended_during_its_preparation_is_not_started(stage: Stag
 @pytest.mark.parametrize("stage", [{"lease_until": 0.0}], indirect=True)
 def test_lease_that_the_worker_renewed_meanwhile_lets_the_job_start(stage: Stage) -> None:
     stage.worker.send(LeaseRenewed(lease_clock() + LEASE))
-    stage.supervision._heed_before_start()
+    stage.supervision._check_before_start()
 
 
 @pytest.mark.parametrize("stage", [{"lease": 2.0, "plan": Plan(command=("true",), grace=0.1)}], indirect=True)

@@ -1,34 +1,46 @@
-"""The first phase of a job that asked for it: finding the batch size on the GPUs that it got."""
+"""Jobs whose batch size is found on their GPUs before they run."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.fit.model import Command, FitSpec, Fitted, argv
+from stoker.fit.model import Command, FitSpec, Fitted, argv, smaller
 from stoker.gpus.prober import Prober
+from stoker.logs.reader import read_tail
+from stoker.logs.writer import LogWriter
 from stoker.paths import private_directory
 from stoker.runs.plan import Plan
-from stoker.units import format_memory
+from stoker.runs.processes.syscalls import boot_clock as lease_clock
+from stoker.runs.record import Status
+from stoker.units import format_duration, format_memory
 
 if TYPE_CHECKING:
+    from stoker.engines.attempt import AttemptRecord
     from stoker.fit.cache import Key
+
+# A job that fails in its first minutes without saying why most likely met a larger batch than its probes did.
+_FIRST_MINUTES: Final = 600.0
+_RESTARTED: Final = ", and is started again with a batch of "
+# The message that says so is followed by the tracebacks of other ranks.
+_OOM_WITHIN: Final = 256 * 1024
 
 
 class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attendant needs to fit a job: fit_fields in its assignment."""
+    """How the batch size of a job is found; part of its attempt spec."""
 
     spec: FitSpec
     command: Command
-    """As the job has it, with places for the size and the id or without."""
+    """As the job has it, with or without placeholders for the size and the id."""
     job: str
     number: int
-    """Which attempt it is: its probes have ids that no other attempt's had."""
+    """Of the attempt: its probes have other ids than those of other attempts."""
     most_memory: int | None = None
-    """Bytes that it may take on each GPU, where it shares them."""
+    """Bytes that it may use on each GPU that it shares."""
 
     def find(
         self,
@@ -38,14 +50,14 @@ class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
         place: Path,
         home: Path,
         prober: Prober,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         check: Callable[[], None],
     ) -> "tuple[Fitted, Key]":
         """Probes, unless a cached answer will do; and what that is cached by.
 
-        `check` raises when somebody wants it all to end.
+        `check` raises when the job is to stop.
         """
-        # Only few jobs are fitted, and every attendant would carry it.
+        # Few jobs are fitted, and every shim would carry it.
         from stoker.fit.cache import FitCache, key_of, learned
         from stoker.fit.fitter import FitRequest, Fitter
 
@@ -64,32 +76,30 @@ class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
             name=f"{self.job}-probe" if self.number == 1 else f"{self.job}-{self.number}-probe",
             most_memory=self.most_memory,
         )
-        fitter = Fitter(request, prober, tell, check)
+        fitter = Fitter(request, prober, log, check)
         key = key_of(self.command, plan.directory or "/", fitter.gpus[0], spec.search_options, spec.overrides)
         cached = FitCache(home).find(key)
         is_young = spec.reuse is not None and cached is not None and cached.at >= time.time() - spec.reuse
         if cached is not None and is_young and cached.fitted.predicted <= fitter.limit():
-            tell(f"a batch of {cached.fitted.size} was found before, and is taken")
+            log(f"a batch of {cached.fitted.size} was found before, and is taken")
             return cached.fitted, key
         search_options = learned(cached, spec.search_options)
         if search_options != spec.search_options:
-            tell(f"a larger batch than {search_options.most} ran out of memory in a real run before: none is tried")
-            fitter = Fitter(msgspec.structs.replace(request, search_options=search_options), prober, tell, check)
+            log(f"a larger batch than {search_options.most} ran out of memory in a real run before: none is tried")
+            fitter = Fitter(msgspec.structs.replace(request, search_options=search_options), prober, log, check)
         fitted = fitter.fit()
-        tell(f"a batch of {fitted.size} takes {format_memory(fitted.predicted)} of {format_memory(fitted.limit)}")
-        self.remember(home, key, fitted, None, tell)
+        log(f"a batch of {fitted.size} takes {format_memory(fitted.predicted)} of {format_memory(fitted.limit)}")
+        self.remember(home, key, fitted, None, log)
         return fitted, key
 
-    def remember(
-        self, home: Path, key: "Key", fitted: Fitted, ran_out: int | None, tell: Callable[[str], None]
-    ) -> None:
+    def remember(self, home: Path, key: "Key", fitted: Fitted, ran_out: int | None, log: Callable[[str], None]) -> None:
         """Also with which size the real run ran out of memory, if it did."""
         from stoker.fit.cache import FitCache
 
         try:
             FitCache(home).keep(key, fitted, ran_out)
         except StokerError as error:
-            tell(f"the answer is not cached: {error}")
+            log(f"the answer is not cached: {error}")
 
     def plan_at(self, plan: Plan, size: int, accumulate: int | None) -> Plan:
         """The real run at this size."""
@@ -104,3 +114,108 @@ class BatchSizeFit(msgspec.Struct, frozen=True, kw_only=True):
 
     def environment_at(self, environment: Mapping[str, str], size: int) -> dict[str, str]:
         return self.spec.overrides.environment(environment, size) | {"STOKER_BATCH_SIZE": str(size)}
+
+
+class FittedRun:
+    """The runs of a fitted job: it is started again with a smaller batch when it runs out of memory."""
+
+    def __init__(self, fit: BatchSizeFit, record: "AttemptRecord", log_limit: int, source: str) -> None:
+        self._fit = fit
+        self._record = record
+        self._log_limit = log_limit
+        self._source = source
+        self._home = record.directory.parent.parent
+        self._retries = fit.spec.retries_oom
+        self._size = 0
+        self._started_at = 0.0
+        self._kills: int | None = None
+        """How often the kernel had killed for want of memory when the run started."""
+        self._ran_out = False
+        self._failure = ""
+        self._smaller_because = ""
+        self.gives_up = False
+
+    @property
+    def description(self) -> str:
+        """The batch size, and why it is not the one that was found."""
+        return ", ".join(filter(None, [f"batch size {self._size}", self._smaller_because]))
+
+    def find(
+        self,
+        plan: Plan,
+        gpus: tuple[str, ...],
+        environment: Mapping[str, str],
+        prober: Prober,
+        check: Callable[[], None],
+    ) -> None:
+        """Finds the batch size. `check` raises when the job is to stop."""
+        probes = self._record.directory / "probes"
+        self._fitted, self._key = self._fit.find(plan, gpus, environment, probes, self._home, prober, self._log, check)
+        self._write_fit()
+
+    def run(self, plan: Plan, environment: dict[str, str], run: Callable[[Plan, dict[str, str]], bool]) -> None:
+        """Runs the job at the size that was found, then smaller. `run`: one run; whether another could follow."""
+        from stoker.fit.oom import host_kills
+
+        size: int | None = self._fitted.size
+        while size is not None:
+            self._size, self._ran_out = size, False
+            self._started_at, self._kills = lease_clock(), host_kills()
+            accumulate = self._fitted.accumulate if size == self._fitted.size else self._fit.accumulate_at(size)
+            may_follow = run(self._fit.plan_at(plan, size, accumulate), self._fit.environment_at(environment, size))
+            size = smaller(size, self._fit.spec.search_options) if self._ran_out and may_follow else None
+            if size is not None:
+                self._restart_with(size)
+
+    def _restart_with(self, size: int) -> None:
+        failed = self._size
+        self._smaller_because = f"as it {self._failure} with {failed}"
+        self._log(f"it {self._failure}{_RESTARTED}{size}")
+        lasted = format_duration(round(lease_clock() - self._started_at))
+        again = f"a batch of {failed} {self._failure} after {lasted}, and was started again smaller"
+        note = "; ".join(filter(None, [self._fitted.note, again]))
+        accumulate = self._fit.accumulate_at(size)
+        self._fitted = msgspec.structs.replace(self._fitted, size=size, accumulate=accumulate, note=note)
+        self._write_fit()
+        # The next job like this one starts smaller.
+        self._fit.remember(self._home, self._key, self._fitted, failed, self._log)
+
+    def restarts_after(self, status: Status) -> bool:
+        """Whether this end means that it ran out of memory and is started again smaller."""
+        if self.gives_up or self._retries <= 0 or not self._is_out_of_memory(status):
+            return False
+        self._ran_out = True
+        self._retries -= 1
+        return True
+
+    def _is_out_of_memory(self, status: Status) -> bool:
+        if status.ending != "exited" or not status.exit_code:
+            return False
+        from stoker.fit.oom import host_kills, is_out_of_memory, is_silent, said_elsewhere, was_killed
+
+        # Only the output of the last run counts.
+        output = read_tail(self._record.output, _OOM_WITHIN).rpartition(_RESTARTED)[2]
+        is_host = self._source.startswith("rss")
+        # Its probes ran with less, so what a library refuses now is the size.
+        if is_out_of_memory(output, status.exit_code, smaller_ran=True, host=is_host) is not None:
+            self._failure = "ran out of memory"
+            return True
+        self._failure = "probably ran out of memory"
+        if was_killed(status.exit_code):
+            kills = host_kills()
+            return kills is not None and self._kills is not None and kills > self._kills
+        if said_elsewhere(output) is not None:
+            return True
+        # It ran as a probe and now fails early and silently: validation and long sequences come later.
+        return lease_clock() - self._started_at < _FIRST_MINUTES and is_silent(output)
+
+    def _write_fit(self) -> None:
+        with contextlib.suppress(OSError):
+            # Only for people: the job runs also when the disk is full.
+            self._record.write_fit(self._fitted)
+
+    def _log(self, message: str) -> None:
+        """Between two runs nothing else writes to the job's output."""
+        log = LogWriter(self._record.output, self._log_limit)
+        log.write(f"stoker: {message}\n".encode(errors="replace"))
+        log.close()
