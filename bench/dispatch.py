@@ -88,7 +88,7 @@ def _stoker(script: Path, room: Path, queue: str) -> list[float]:
     # As words, without a shell in between: so does tsp.
     commands = [("sleep", "1"), *[(str(script), str(noted))] * JOBS]
     with init_queue(queue) as store:
-        store.submit([JobSpec(command=command, gpus=0) for command in commands])
+        store.jobs.submit([JobSpec(command=command, gpus=0) for command in commands])
     _run(environment, "work", "--until-empty", "--cpu-jobs", "1")
     return _gaps(noted)
 
@@ -107,7 +107,7 @@ def _idle(script: Path, place: Path, queue: str) -> list[float]:
             for number in range(IDLE_SUBMITS + 1):
                 time.sleep(0.4)  # it has nothing to do, as at night
                 begun = time.time_ns()
-                store.submit([JobSpec(command=f"{script} {noted}", gpus=0)])
+                store.jobs.submit([JobSpec(command=f"{script} {noted}", gpus=0)])
                 while len(lines := noted.read_text().splitlines()) <= number:
                     time.sleep(0.005)
                 times.append((int(lines[-1].split()[0]) - begun) / 1e6)

@@ -133,8 +133,8 @@ class Traffic(threading.Thread):
                 WorkerGpu(uuid=f"GPU-{index}", index=index, name="Bench", state="free", utilization=0.5)
                 for index in range(8)
             )
-            store.heartbeat("bench", "bench", View(gpus=gpus))
-            store.submit([JobSpec(command="true", name=f"waits-{number}", hold=True) for number in range(40)])
+            store.workers.heartbeat("bench", "bench", View(gpus=gpus))
+            store.jobs.submit([JobSpec(command="true", name=f"waits-{number}", hold=True) for number in range(40)])
             began = time.monotonic()
             for number in range(JOBS_A_SECOND * SECONDS):
                 self._pass(store, number)
@@ -142,10 +142,10 @@ class Traffic(threading.Thread):
             store.flush()
 
     def _pass(self, store: Store, number: int) -> None:
-        (name,) = store.submit([JobSpec(command="true", name=f"job-{number}")])
-        attempt = store.claim(name, "bench", ["GPU-0"], 60.0)
+        (name,) = store.jobs.submit([JobSpec(command="true", name=f"job-{number}")])
+        attempt = store.attempts.claim(name, "bench", ["GPU-0"], 60.0)
         assert attempt is not None
-        store.finish(attempt.id, "succeeded", 0)
+        store.attempts.finish(attempt.id, "succeeded", 0)
         store.flush()
         self.ended[number] = time.monotonic()
 

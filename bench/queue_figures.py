@@ -44,7 +44,7 @@ def submissions(places: Places) -> list[Figure]:
         with places.queue(database) as (queue, _url):
             jobs = [JobSpec(command=f"python train.py --seed {number}", tags=("sweep",)) for number in range(SUBMITTED)]
             begun = time.perf_counter()
-            queue.submit(jobs)
+            queue.jobs.submit(jobs)
             took = time.perf_counter() - begun
         figures.append(Figure(f"submitting {SUBMITTED} jobs at once, {database}", took, 5.0, "s"))
     return figures
@@ -55,7 +55,9 @@ def turns(places: Places) -> list[Figure]:
     figures = []
     for database, at_most in (("SQLite", 0.5), ("PostgreSQL", 10.0)):
         with places.queue(database) as (queue, _url):
-            queue.submit([JobSpec(command=("python", "train.py", str(number))) for number in range(TURNS + WAITING)])
+            queue.jobs.submit(
+                [JobSpec(command=("python", "train.py", str(number))) for number in range(TURNS + WAITING)]
+            )
             took = _medians_of_turns(queue)
         parts = ", ".join(f"{name} {value * 1000:.3f}" for name, value in took.items())
         print(f"  {database}: with {WAITING} jobs that wait, medians in ms: {parts}")
@@ -64,16 +66,16 @@ def turns(places: Places) -> list[Figure]:
 
 
 def _medians_of_turns(queue: Store) -> dict[str, float]:
-    attempt = queue.claim(queue.ready(WAITING)[0].id, "w", ["GPU-0"], 60.0)
+    attempt = queue.attempts.claim(queue.attempts.ready(WAITING)[0].id, "w", ["GPU-0"], 60.0)
     took: dict[str, list[float]] = {"finish": [], "ready": [], "claim": [], "all three": []}
     for _ in range(TURNS - 1):
         assert attempt is not None
         begun = time.perf_counter()
-        queue.finish(attempt.id, "succeeded", 0)
+        queue.attempts.finish(attempt.id, "succeeded", 0)
         finished = time.perf_counter()
-        ready = queue.ready(WAITING)
+        ready = queue.attempts.ready(WAITING)
         looked = time.perf_counter()
-        attempt = queue.claim(ready[0].id, "w", ["GPU-0"], 60.0)
+        attempt = queue.attempts.claim(ready[0].id, "w", ["GPU-0"], 60.0)
         ended = time.perf_counter()
         for name, value in zip(took, (finished - begun, looked - finished, ended - looked, ended - begun), strict=True):
             took[name].append(value)
@@ -85,13 +87,13 @@ def history(places: Places) -> list[Figure]:
     figures = []
     for database in DATABASES:
         with places.queue(database) as (queue, _url):
-            queue.submit([JobSpec(command="before")] * TURNS)
+            queue.jobs.submit([JobSpec(command="before")] * TURNS)
             without = _median(lambda: _claim_and_finish(queue), TURNS)
         with places.queue(database) as (queue, _url):
             write_history(queue, MILLION)
-            queue.submit([JobSpec(command="after")] * TURNS)
-            listed = _median(lambda: (queue.jobs(), queue.counts()), 7)
-            unfinished = _median(lambda: queue.jobs(["queued", "held", "running"], order="queue"), 7)
+            queue.jobs.submit([JobSpec(command="after")] * TURNS)
+            listed = _median(lambda: (queue.jobs.find(), queue.jobs.counts()), 7)
+            unfinished = _median(lambda: queue.jobs.find(["queued", "held", "running"], order="queue"), 7)
             claimed = _median(lambda: _claim_and_finish(queue), TURNS)
             walks = "stoker_jobs_queued" in _plan_of_claim(queue)
         print(
@@ -109,9 +111,9 @@ def history(places: Places) -> list[Figure]:
 
 
 def _claim_and_finish(queue: Store) -> None:
-    attempt = queue.claim_next("w", ["GPU-0"], 60.0)
+    attempt = queue.attempts.claim_next("w", ["GPU-0"], 60.0)
     assert attempt is not None
-    assert queue.finish(attempt.id, "succeeded", 0)
+    assert queue.attempts.finish(attempt.id, "succeeded", 0)
 
 
 def _plan_of_claim(queue: Store) -> str:

@@ -21,7 +21,7 @@ def prepare_ours(url: str, count: int) -> None:
     from stoker.queue import JobSpec, init_queue
 
     with init_queue(url) as queue:
-        queue.submit([JobSpec(command=("true",), gpus=0)] * count)
+        queue.jobs.submit([JobSpec(command=("true",), gpus=0)] * count)
 
 
 def drain_ours(url: str) -> None:
@@ -30,8 +30,8 @@ def drain_ours(url: str) -> None:
     with open_queue(url) as queue:
 
         def one() -> bool:
-            attempt = queue.claim_next("w", [], 60.0)
-            return attempt is not None and queue.finish(attempt.id, "succeeded", 0)
+            attempt = queue.attempts.claim_next("w", [], 60.0)
+            return attempt is not None and queue.attempts.finish(attempt.id, "succeeded", 0)
 
         _timed(one)
 
@@ -43,9 +43,9 @@ def drain_as_a_worker(url: str) -> None:
     with open_queue(url) as queue:
 
         def one() -> bool:
-            while ready := queue.ready(16):
-                if attempt := queue.claim_any([job.id for job in ready], "w", [], 60.0):
-                    return queue.finish(attempt.id, "succeeded", 0)
+            while ready := queue.attempts.ready(16):
+                if attempt := queue.attempts.claim_any([job.id for job in ready], "w", [], 60.0):
+                    return queue.attempts.finish(attempt.id, "succeeded", 0)
             return False
 
         _timed(one)

@@ -21,7 +21,7 @@ def test_a_running_job_is_asked_to_stop(queue: Store) -> None:
     attempt = start(queue, job)
     done = stoker("cancel", job)
     assert (done.code, done.out) == (0, f"{job} (a): asked to stop\n")
-    assert queue.renew([attempt], 60.0) == {attempt: True}
+    assert queue.attempts.renew([attempt], 60.0) == {attempt: True}
 
 
 def test_what_cannot_be_cancelled_is_told_with_its_reason_beside_what_was(queue: Store) -> None:
@@ -59,7 +59,7 @@ def test_a_rehearsal_tells_and_changes_nothing(queue: Store) -> None:
     )
     assert "would not be cancelled: it has already failed" in done.err
     assert states(queue, runs, waits) == ["running", "queued"]
-    assert queue.renew([attempt], 60.0) == {attempt: False}
+    assert queue.attempts.renew([attempt], 60.0) == {attempt: False}
 
 
 def test_jobs_are_chosen_by_tag_by_state_or_all(queue: Store) -> None:
@@ -68,7 +68,7 @@ def test_jobs_are_chosen_by_tag_by_state_or_all(queue: Store) -> None:
     (over,) = submit(queue, "over", tags=("sweep",))
     end(queue, over)
     held, free = submit(queue, "held", "free")
-    queue.hold([held])
+    queue.jobs.hold([held])
     tagged = stoker("cancel", "--tag", "sweep")
     # What has ended is not meant by a tag: nobody wants a line for each.
     assert (tagged.code, tagged.err) == (0, "")
@@ -112,16 +112,16 @@ def test_thousands_are_chosen_by_their_tag_at_once(kind: str, request: pytest.Fi
     url = str(request.getfixturevalue("postgres_url")) if kind == "postgres" else None
     many = 3000 if url is None or DEEP else 1001
     with init_queue(url) as store:
-        store.submit([JobSpec(command=f"echo {number}", tags=("sweep",)) for number in range(many)])
+        store.jobs.submit([JobSpec(command=f"echo {number}", tags=("sweep",)) for number in range(many)])
         where = ["--queue", url] if url else []
         for verb in (["hold"], ["release"], ["move", "first"], ["move", "up"], ["cancel"], ["retry"]):
             done = stoker(*verb, "--tag", "sweep", *where)
             assert (done.code, done.out.count("\n"), done.err) == (0, many, ""), verb
         assert stoker("edit", "--tagged", "sweep", "--priority", "4", *where).out.count("\n") == many
-        assert store.counts() == {"queued": many}
-        assert store.jobs(limit=1)[0].priority == 4
+        assert store.jobs.counts() == {"queued": many}
+        assert store.jobs.find(limit=1)[0].priority == 4
         assert stoker("cancel", "--all", *where).code == 0
         for rehearsal in (["--dry-run"], []):
             done = stoker("clean", "--older-than", "0s", "--json", *rehearsal, *where)
             assert (done.json()["forgotten"], done.json()["kept"]) == (many, 0)
-        assert store.counts() == {}
+        assert store.jobs.counts() == {}

@@ -16,7 +16,7 @@ def aged(queue: Store, job: str, days: float) -> None:
 
 
 def names(queue: Store) -> set[str]:
-    return {job.name for job in queue.jobs()}
+    return {job.name for job in queue.jobs.find()}
 
 
 def test_what_ended_more_than_a_month_ago_is_forgotten_and_nothing_else(queue: Store) -> None:
@@ -26,7 +26,7 @@ def test_what_ended_more_than_a_month_ago_is_forgotten_and_nothing_else(queue: S
     aged(queue, old, 31)
     aged(queue, young, 29)
     start(queue, runs)
-    queue.hold([held])
+    queue.jobs.hold([held])
     done = stoker("clean")
     assert (done.code, done.out) == (0, "1 job that ended more than 30d ago forgotten; 1 kept\n")
     assert names(queue) == {"young", "runs", "waits", "held"}
@@ -38,7 +38,7 @@ def test_age_and_state_can_be_chosen(queue: Store) -> None:
     well, wrong, unwanted = submit(queue, "well", "wrong", "unwanted")
     end(queue, well, "succeeded")
     end(queue, wrong)
-    queue.cancel([unwanted])
+    queue.jobs.cancel([unwanted])
     for job in (well, wrong, unwanted):
         aged(queue, job, 2)
     assert stoker("clean", "--older-than", "3d", "--json").json()["forgotten"] == 0
@@ -82,7 +82,7 @@ def test_what_is_unfinished_cannot_even_be_chosen(queue: Store, state: str) -> N
 
 
 def test_a_worker_that_is_there_stays_paused_when_everything_old_is_forgotten(queue: Store) -> None:
-    queue.heartbeat("worker-1", "alpha", View())
-    queue.pause_worker("worker-1")
+    queue.workers.heartbeat("worker-1", "alpha", View())
+    queue.workers.pause("worker-1")
     assert stoker("clean", "--older-than", "0s").code == 0
-    assert [worker.paused for worker in queue.workers()] == [True]
+    assert [worker.paused for worker in queue.workers.all()] == [True]

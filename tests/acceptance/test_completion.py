@@ -50,7 +50,7 @@ def test_bash_completes_verbs_and_options() -> None:
 def test_bash_completes_ids_and_names_of_the_jobs_that_a_verb_can_change(queue: Store) -> None:
     runs, held, waits = submit(queue, "resnet-runs", "resnet-held", "a name; with rm -rf")
     start(queue, runs)
-    queue.hold([held])
+    queue.jobs.hold([held])
     assert completed("release", "res") == ["resnet-held"]
     assert completed("cancel", "resnet") == ["resnet-held", "resnet-runs"]
     assert completed("cancel", waits[:5]) == [waits]

@@ -17,7 +17,7 @@ from tests.support.queue_jobs import end, start, submit
 def edited(queue: Store, *words: str) -> Job:
     done = stoker("edit", "a", *words)
     assert (done.code, done.err) == (0, ""), done.err
-    return queue.job(done.out.split()[0])
+    return queue.jobs.get(done.out.split()[0])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_an_option_changes_its_field_and_no_other(
     queue: Store, words: list[str], field: str, value: object, tmp_path: Path
 ) -> None:
     (other,) = submit(queue, "other")
-    queue.submit(
+    queue.jobs.submit(
         [
             JobSpec(
                 command=("echo", "a"),
@@ -70,7 +70,7 @@ def test_an_option_changes_its_field_and_no_other(
             )
         ]
     )
-    before = queue.job("a")
+    before = queue.jobs.get("a")
     after = edited(queue, *words)
     expected = (other,) if value == "other" else value
     assert getattr(after, field) == expected
@@ -92,18 +92,18 @@ def test_a_command_behind_dashes_that_cannot_be_meant_is_refused(queue: Store, w
     done = stoker("edit", *words)
     assert (done.code, len(done.err.splitlines())) == (2, 1)
     assert says in done.err
-    assert queue.job("a").command == "echo a"
+    assert queue.jobs.get("a").command == "echo a"
 
 
 def test_several_jobs_are_edited_at_once_or_none(queue: Store) -> None:
     submit(queue, "a", "b", tags=("t",))
     assert len(stoker("edit", "--tagged", "t", "--gpus", "2").out.splitlines()) == 2
-    assert [job.gpus for job in queue.jobs()] == [2, 2]
-    a = queue.job("a").id
+    assert [job.gpus for job in queue.jobs.find()] == [2, 2]
+    a = queue.jobs.get("a").id
     # b may come after a; that a comes after itself is a mistake, so neither is changed.
     refused = stoker("edit", "a", "b", "--after", a)
     assert (refused.code, "would wait for itself" in refused.err) == (2, True)
-    assert [job.after for job in queue.jobs()] == [(), ()]
+    assert [job.after for job in queue.jobs.find()] == [(), ()]
 
 
 def test_what_runs_is_left_alone_and_what_ended_can_be_edited_for_a_retry(queue: Store) -> None:
@@ -113,7 +113,7 @@ def test_what_runs_is_left_alone_and_what_ended_can_be_edited_for_a_retry(queue:
     done = stoker("edit", "runs", "over", "--memory", "4GiB")
     assert (done.code, done.out) == (0, f"{over} (over): edited (memory)\n")
     assert done.err == f"stoker: job {runs} (runs) was not edited: it is running: it can be edited when it has ended\n"
-    assert (queue.job("runs").memory, queue.job("over").memory) == (None, 4 * 2**30)
+    assert (queue.jobs.get("runs").memory, queue.jobs.get("over").memory) == (None, 4 * 2**30)
 
 
 def test_a_change_that_changes_nothing_is_told(queue: Store) -> None:
@@ -126,7 +126,7 @@ def test_a_change_that_changes_nothing_is_told(queue: Store) -> None:
 def test_a_rehearsal_edits_nothing(queue: Store) -> None:
     (job,) = submit(queue, "a")
     assert stoker("edit", "a", "--gpus", "3", "--dry-run").out == f"{job} (a): would be edited (gpus)\n"
-    assert queue.job("a").gpus == 1
+    assert queue.jobs.get("a").gpus == 1
 
 
 def test_without_options_and_without_a_terminal_it_asks_what_is_meant(queue: Store) -> None:
@@ -178,7 +178,7 @@ def left(tmp_path: Path) -> list[Path]:
 
 
 def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: Store, tmp_path: Path) -> None:
-    queue.submit(
+    queue.jobs.submit(
         [
             JobSpec(
                 command="echo 'one'\necho \"two\" \\ 🔥",
@@ -189,7 +189,7 @@ def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: St
             )
         ]
     )
-    before = queue.job("a")
+    before = queue.jobs.get("a")
     code, screen = in_terminal(an_editor(tmp_path, "text"), "a")
     assert (code, "it is so already" in screen) == (1, True)
     seen = tomllib.loads((tmp_path / "seen").read_text())
@@ -201,7 +201,7 @@ def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: St
     )
     code, screen = in_terminal(editor, "a")
     assert (code, screen) == (0, f"{before.id} (a): edited (environment, gpus, memory)\n")
-    after = queue.job("a")
+    after = queue.jobs.get("a")
     assert (after.gpus, after.memory, after.environment) == (4, 20 * 2**30, {"A": "1", "B": "2"})
     assert (after.command, after.tags) == (before.command, before.tags)
     assert left(tmp_path) == []
@@ -224,17 +224,17 @@ def test_a_mistake_in_the_text_is_a_sentence_and_the_text_is_kept(
     queue: Store, tmp_path: Path, change: str, sentence: str
 ) -> None:
     submit(queue, "a")
-    before = queue.job("a")
+    before = queue.jobs.get("a")
     code, screen = in_terminal(an_editor(tmp_path, change), "a")
     assert (code, screen.count("\n")) == (2, 1), screen
     assert sentence in screen
-    assert queue.job("a") == before
+    assert queue.jobs.get("a") == before
     (kept,) = left(tmp_path)
     assert str(kept) in screen
     # Mended, it is taken from there.
     kept.write_text((tmp_path / "seen").read_text().replace("gpus = 1", "gpus = 2"))
     assert stoker("edit", "a", "--from", str(kept)).code == 0
-    assert queue.job("a").gpus == 2
+    assert queue.jobs.get("a").gpus == 2
 
 
 def test_an_editor_that_fails_changes_nothing(queue: Store, tmp_path: Path) -> None:

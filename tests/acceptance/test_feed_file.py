@@ -128,7 +128,7 @@ def test_jobs_that_the_queue_has_forgotten_are_not_taken_again(lines: Lines) -> 
     lines.once()
     lines.queue.run("one", "succeeded")
     with lines.queue.opened() as store:
-        assert store.clean(-1.0) == 1
+        assert store.jobs.clean(-1.0) == 1
     assert lines.once().out == ""
     assert lines.queue.commands() == ["two"]
 
@@ -170,10 +170,10 @@ def test_finished_commands_are_appended_once(lines: Lines) -> None:
     feeder = lines.start("--finished", str(lines.finished))
     wait_for(lambda: len(lines.queue.jobs()) == 4, named="the jobs")
     with lines.queue.opened() as store:
-        (first, *_) = [job for job in store.jobs(order="queue") if job.command == "good"]
-        attempt = store.claim(first.id, "w", [], 600.0)
+        (first, *_) = [job for job in store.jobs.find(order="queue") if job.command == "good"]
+        attempt = store.attempts.claim(first.id, "w", [], 600.0)
         assert attempt is not None
-        store.finish(attempt.id, "succeeded", 0)
+        store.attempts.finish(attempt.id, "succeeded", 0)
     lines.queue.run("bad", "failed")
     wait_for(lambda: lines.finished.read_text() == "from before, without a newline\ngood\n", named="the first")
     feeder.end(signal.SIGKILL)

@@ -139,7 +139,7 @@ def test_state_gpu_id_and_link_are_written_back_also_for_jobs_of_an_earlier_feed
     assert sheet.once().code == 0
     with sheet.queue.opened() as store:
         gpus = tuple(WorkerGpu(uuid=f"GPU-{index}", index=index, name="H100") for index in range(2))
-        store.heartbeat("w", "lab1", View(gpus=gpus))
+        store.workers.heartbeat("w", "lab1", View(gpus=gpus))
     good = sheet.queue.run("good", "succeeded", link="https://wandb.ai/me/p/runs/1", gpus=("GPU-0", "GPU-1"))
     bad = sheet.queue.run("bad", "failed", gpus=("GPU-deadbeef-1234",))
     sheet.server.written.clear()

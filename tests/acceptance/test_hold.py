@@ -8,9 +8,9 @@ from tests.support.queue_jobs import end, start, states, submit
 def test_a_held_job_does_not_start_until_it_is_released(queue: Store) -> None:
     job, other = submit(queue, "a", "b")
     assert stoker("hold", "a").out == f"{job} (a): held\n"
-    assert [ready.id for ready in queue.ready()] == [other]
+    assert [ready.id for ready in queue.attempts.ready()] == [other]
     assert stoker("release", "a").out == f"{job} (a): released\n"
-    assert [ready.id for ready in queue.ready()] == [job, other]
+    assert [ready.id for ready in queue.attempts.ready()] == [job, other]
 
 
 def test_all_that_wait_are_held_and_all_that_are_held_released(queue: Store) -> None:
@@ -25,7 +25,7 @@ def test_all_that_wait_are_held_and_all_that_are_held_released(queue: Store) -> 
 def test_what_cannot_be_held_or_released_is_told_with_its_reason(queue: Store) -> None:
     runs, held, over, waits = submit(queue, "runs", "held", "over", "waits")
     start(queue, runs)
-    queue.hold([held])
+    queue.jobs.hold([held])
     end(queue, over)
     refused = stoker("hold", runs, held, over)
     assert (refused.code, refused.out) == (1, "")
@@ -39,7 +39,7 @@ def test_what_cannot_be_held_or_released_is_told_with_its_reason(queue: Store) -
 
 def test_a_rehearsal_holds_and_releases_nothing(queue: Store) -> None:
     waits, held = submit(queue, "waits", "held")
-    queue.hold([held])
+    queue.jobs.hold([held])
     assert stoker("hold", "waits", "--dry-run").out == f"{waits} (waits): would be held\n"
     assert stoker("release", "held", "--dry-run").out == f"{held} (held): would be released\n"
     assert states(queue, waits, held) == ["queued", "held"]

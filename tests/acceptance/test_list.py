@@ -34,8 +34,8 @@ def test_running_jobs_come_first_then_waiting_ones_in_their_order_then_the_newes
     first, second, third, held = others
     run(queue, ended, "succeeded", 0)
     start(queue, second)
-    queue.move([third], "first")
-    queue.hold([held])
+    queue.jobs.move([third], "first")
+    queue.jobs.hold([held])
     assert listed() == [second, third, first, held, ended]
 
 
@@ -44,11 +44,11 @@ def test_a_line_says_the_state_and_why_the_gpus_the_time_and_the_exit_code(queue
     be_there(queue, gpus=2)
     start(queue, running, "GPU-1")
     run(queue, retried, "failed", 3)
-    queue.edit(failed, {"retries": 0, "name": "the run"})
+    queue.jobs.edit(failed, {"retries": 0, "name": "the run"})
     run(queue, failed, "failed", 7)
     queue._driver.fetch_text("UPDATE stoker_jobs SET started = ended - 90 WHERE name = 'the run'", {})
-    queue.edit(after, {"after": (running,), "memory": 20 * 2**30, "gpus": 2})
-    queue.edit(large, {"gpus": 9})
+    queue.jobs.edit(after, {"after": (running,), "memory": 20 * 2**30, "gpus": 2})
+    queue.jobs.edit(large, {"gpus": 9})
     done = stoker("list")
     assert row(done.out, running).split()[1:3] == ["running", "gpu-box:1"]
     assert "queued, retry in " in row(done.out, retried)
@@ -127,7 +127,7 @@ def test_on_a_narrow_terminal_ids_and_states_stay_whole_and_in_a_pipe_everything
     monkeypatch.delenv("COLUMNS", raising=False)  # the terminal's own width counts
     if verb == "list":
         runs, waits = submit(queue, LONG, LONG, gpus=1)
-        queue.edit(waits, {"after": (runs,)})
+        queue.jobs.edit(waits, {"after": (runs,)})
         start(queue, runs, "GPU-0")
         whole = [f"{runs}  running ", f"{waits}  queued, after {runs}"]
     else:

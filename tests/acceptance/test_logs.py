@@ -82,7 +82,7 @@ def test_what_comes_a_moment_after_the_outcome_is_waited_for(queue: Store, monke
         (place_of(attempt) / "output").write_text("one\ntwo\n")
         queue.write_log(attempt.id, "one\ntwo\n", is_last=True)
 
-    monkeypatch.setattr("stoker.queue.store.time.sleep", bring)
+    monkeypatch.setattr("stoker.queue.logs.time.sleep", bring)
     ((update, is_tail),) = logs._updates(queue, queue.attempts(job)[0], None)
     assert (update.finished, is_tail) == (b"one\ntwo\n", False)
 

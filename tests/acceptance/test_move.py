@@ -8,7 +8,7 @@ from tests.support.queue_jobs import start, submit
 
 
 def order(queue: Store) -> str:
-    return "".join(job.name for job in queue.jobs(states=["queued"], order="queue"))
+    return "".join(job.name for job in queue.jobs.find(states=["queued"], order="queue"))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_job_stays_behind_those_of_a_higher_priority(queue: Store) -> None:
 def test_what_runs_is_not_moved_and_what_is_held_is(queue: Store) -> None:
     runs, held, _free = submit(queue, "runs", "held", "free")
     start(queue, runs)
-    queue.hold([held])
+    queue.jobs.hold([held])
     done = stoker("move", "last", "runs", "held")
     assert (done.code, done.out) == (0, f"{held} (held): moved last\n")
     assert done.err == f"stoker: job {runs} (runs) was not moved: it is running\n"
@@ -88,13 +88,13 @@ def test_beside_an_urgent_job_one_becomes_as_urgent(queue: Store) -> None:
     submit(queue, "u", priority=5)
     _a, b = submit(queue, "a", "b")
     assert stoker("move", "before", "u", b[:7]).code == 0
-    assert (order(queue), queue.job(b).priority) == ("bua", 5)
+    assert (order(queue), queue.jobs.get(b).priority) == ("bua", 5)
 
 
 def test_all_of_a_tag_go_around_the_one_that_is_named(queue: Store) -> None:
     submit(queue, "a", "b")
     c, d, e = submit(queue, *"cde", tags=("night",))
-    queue.move([d], "last")
+    queue.jobs.move([d], "last")
     done = stoker("move", "before", "d", "--tag", "night", "--json")
     assert {job["id"] for job in done.json()["changed"]} == {c, e}
     assert [job["why"] for job in done.json()["unchanged"]] == ["it is the job that the others go before"]

@@ -24,7 +24,7 @@ def test_a_queue_is_created_and_creating_it_again_does_no_harm(tmp_path: Path) -
         "version": VERSION,
     }
     with init_queue(str(file)) as store:
-        assert store.job("a").state == "queued"
+        assert store.jobs.get("a").state == "queued"
 
 
 @pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o755, 0o600), (0o755, 0o644)])
@@ -70,8 +70,8 @@ def test_a_check_says_what_is_in_the_queue_and_who_works_on_it(queue: Store) -> 
     end(queue, over)
     queue.pause()
     gpu = WorkerGpu(uuid="GPU-1", index=0, name="H100")
-    queue.heartbeat("worker-1", "alpha", View(gpus=(gpu, gpu)))
-    queue.heartbeat("worker-2", "beta", View(gpus=(gpu,)))
+    queue.workers.heartbeat("worker-1", "alpha", View(gpus=(gpu, gpu)))
+    queue.workers.heartbeat("worker-2", "beta", View(gpus=(gpu,)))
     queue._driver.fetch_text("UPDATE stoker_workers SET seen = seen - 7200 WHERE host = 'beta'", {})
     done = stoker("queue", "check")
     assert done.code == 0, done.out
@@ -122,7 +122,7 @@ def test_a_check_that_finds_something_wrong_ends_with_one(
 def test_a_check_finds_a_damaged_index(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     with init_queue(str(path)) as store:
-        store.submit([JobSpec(command=f"echo {number} {'x' * 200}") for number in range(500)])
+        store.jobs.submit([JobSpec(command=f"echo {number} {'x' * 200}") for number in range(500)])
     content = bytearray(path.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 4096] = bytes(4096)
     path.write_bytes(content)

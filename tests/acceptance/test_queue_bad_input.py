@@ -30,7 +30,7 @@ class World:
         self.first, self.second = submit(queue, "first", "second")
         self.later = contextlib.ExitStack()
         self._request = request
-        self._watched: list[Callable[[], object]] = [lambda: (queue.jobs(), queue.paused(), queue.counts())]
+        self._watched: list[Callable[[], object]] = [lambda: (queue.jobs.find(), queue.paused(), queue.jobs.counts())]
 
     def fixture(self, name: str) -> Any:
         return self._request.getfixturevalue(name)
@@ -54,7 +54,7 @@ class World:
     def queue_of_many(self) -> Path:
         path = self.directory / "many.db"
         with init_queue(str(path)) as store:
-            store.submit([JobSpec(command=f"echo {number} {'x' * 200}") for number in range(500)])
+            store.jobs.submit([JobSpec(command=f"echo {number} {'x' * 200}") for number in range(500)])
         return path
 
 
@@ -115,7 +115,7 @@ def on_file(content: bytes, *words: str) -> Callable[[World], list[str]]:
 
 
 def ambiguous(world: World) -> list[str]:
-    world.queue.submit([JobSpec(command="-", id="abcdef01"), JobSpec(command="-", id="abcdef02")])
+    world.queue.jobs.submit([JobSpec(command="-", id="abcdef01"), JobSpec(command="-", id="abcdef02")])
     return ["cancel", "abcdef0"]
 
 
@@ -125,13 +125,13 @@ def same_name(world: World) -> list[str]:
 
 
 def cycle(world: World) -> list[str]:
-    world.queue.edit(world.second, {"after": (world.first,)})
+    world.queue.jobs.edit(world.second, {"after": (world.first,)})
     return ["edit", "first", "--after", "second"]
 
 
 def long_cycle(world: World) -> list[str]:
     (third,) = submit(world.queue, "third", after_any=(world.second,))
-    world.queue.edit(world.second, {"after": (world.first,)})
+    world.queue.jobs.edit(world.second, {"after": (world.first,)})
     return ["edit", "first", "--after-any", third]
 
 
@@ -169,7 +169,7 @@ def full_disk(world: World) -> list[str]:
     world.later.callback(subprocess.run, ["umount", str(disk)], check=True)
     store = world.later.enter_context(init_queue(str(disk / "queue.db")))
     submit(store, "kept")
-    world.watch(store.jobs)
+    world.watch(store.jobs.find)
     with contextlib.suppress(OSError), (disk / "fill").open("wb", buffering=0) as fill:
         while True:
             fill.write(b"0" * 4096)
@@ -228,7 +228,7 @@ def huge_edit(world: World) -> list[str]:
 
 def why_says_so(world: World, job: str) -> None:
     gpus = tuple(WorkerGpu(uuid=f"GPU-{index}", index=index, name="H100") for index in range(2))
-    world.queue.heartbeat("worker-1", "alpha", View(gpus=gpus))
+    world.queue.workers.heartbeat("worker-1", "alpha", View(gpus=gpus))
     said = stoker("why", job)
     assert (said.code, "64 GPUs" in said.out) == (0, True), said
     assert "no machine" in said.out or "no worker" in said.out, said

@@ -10,7 +10,7 @@ def test_a_job_that_ended_is_queued_again_however_it_ended(queue: Store) -> None
     failed, well, unwanted = submit(queue, "failed", "well", "unwanted")
     end(queue, failed)
     end(queue, well, "succeeded")
-    queue.cancel([unwanted])
+    queue.jobs.cancel([unwanted])
     done = stoker("retry", failed, well, unwanted)
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[0] == f"{failed} (failed): queued again"
@@ -29,7 +29,7 @@ def test_a_tag_means_what_went_wrong_and_not_what_went_well(queue: Store) -> Non
 def test_a_sweep_is_meant_by_its_name(queue: Store) -> None:
     stoker("submit", "--name", "bert", "--sweep", "seed=1..3", "--", "true")
     other, near = submit(queue, "other", "bertha seed=1")
-    first, second, third = (queue.job(f"bert seed={number}").id for number in (1, 2, 3))
+    first, second, third = (queue.jobs.get(f"bert seed={number}").id for number in (1, 2, 3))
     assert stoker("cancel", "bert").out.count(": cancelled\n") == 3
     assert states(queue, other, near) == ["queued", "queued"]
     stoker("retry", "bert")
@@ -38,10 +38,10 @@ def test_a_sweep_is_meant_by_its_name(queue: Store) -> None:
     # What went well is not repeated.
     assert stoker("retry", "bert").out == f"{second} (bert seed=2): queued again\n"
     stoker("edit", "bert", "--priority", "5")
-    assert [queue.job(job).priority for job in (first, second, third)] == [0, 5, 5]
+    assert [queue.jobs.get(job).priority for job in (first, second, third)] == [0, 5, 5]
     last = stoker("submit", "--after", "bert", "--", "true").out.strip()
-    assert set(queue.job(last).after) == {first, second, third}
-    queue.cancel([second, third])
+    assert set(queue.jobs.get(last).after) == {first, second, third}
+    queue.jobs.cancel([second, third])
     assert "2 of 3 jobs did not succeed" in stoker("wait", "bert").err
     with Queue() as python:
         assert set(python.submit("true", after="bert").after) == {first, second, third}
@@ -57,7 +57,7 @@ def test_a_sweep_is_meant_by_its_name(queue: Store) -> None:
 def test_what_runs_waits_or_is_held_is_left_alone_and_told(queue: Store) -> None:
     runs, waits, held = submit(queue, "runs", "waits", "held")
     start(queue, runs)
-    queue.hold([held])
+    queue.jobs.hold([held])
     done = stoker("retry", runs, waits, held)
     assert (done.code, done.out) == (1, "")
     assert [line.split(": ", 2)[2] for line in done.err.splitlines()] == [
@@ -70,9 +70,9 @@ def test_what_runs_waits_or_is_held_is_left_alone_and_told(queue: Store) -> None
 def test_a_job_that_waits_for_its_next_try_starts_at_once(queue: Store) -> None:
     (job,) = submit(queue, "a", retries=3, backoff=3000.0)
     end(queue, job)
-    assert not queue.ready()
+    assert not queue.attempts.ready()
     assert stoker("retry", job).code == 0
-    assert [ready.id for ready in queue.ready()] == [job]
+    assert [ready.id for ready in queue.attempts.ready()] == [job]
 
 
 def test_a_rehearsal_queues_nothing(queue: Store) -> None:

@@ -68,7 +68,7 @@ def test_what_is_submitted_elsewhere_is_on_the_page_within_a_second(tmp_path: Pa
 
 def _seconds_until_shown(store: Store, name: str, lines: Iterator[str]) -> float:
     begun = time.monotonic()
-    store.submit([JobSpec(command="true", name=name)])
+    store.jobs.submit([JobSpec(command="true", name=name)])
     assert next(line for line in lines if name in line)
     return time.monotonic() - begun
 

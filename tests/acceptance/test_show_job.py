@@ -15,7 +15,7 @@ def test_a_job_is_shown_with_what_was_asked_for_and_each_attempt(queue: Store) -
     be_there(queue)
     (needed,) = submit(queue, "before")
     run(queue, needed, "succeeded", 0)
-    (job,) = queue.submit(
+    (job,) = queue.jobs.submit(
         [
             JobSpec(
                 command=("python", "train.py", "--name=a b", "line\nbreak"),
@@ -37,9 +37,9 @@ def test_a_job_is_shown_with_what_was_asked_for_and_each_attempt(queue: Store) -
         ]
     )
     failed = start(queue, job, "GPU-0", "GPU-1")
-    queue.finish(failed.id, "failed", 1, "out of memory")
+    queue.attempts.finish(failed.id, "failed", 1, "out of memory")
     running = start(queue, job, "GPU-1")
-    queue.set_link(running.id, "https://wandb.ai/a/b/runs/c")
+    queue.jobs.set_link(running.id, "https://wandb.ai/a/b/runs/c")
     done = stoker("show", "the run")
     assert done.code == 0, done.err
     for words in (
@@ -82,7 +82,7 @@ def test_the_report_of_a_job_that_ran_elsewhere_is_shown(queue: Store) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "failed", 1)
     assert stoker("show", job, "--json").json()["details"] is None
-    queue.write_details(
+    queue.attempts.write_details(
         attempt.id, AttemptDetails(cause="idle", rule="idle", report="# Why it was stopped\n\n\x1b[31mred\n")
     )
     done = stoker("show", job)
@@ -112,13 +112,13 @@ def test_how_the_batch_size_was_found_is_shown(queue: Store) -> None:
         ),
         note="96 is not faster than 64",
     )
-    queue.write_details(attempt.id, AttemptDetails(fit=msgspec.to_builtins(fitted)))
+    queue.attempts.write_details(attempt.id, AttemptDetails(fit=msgspec.to_builtins(fitted)))
     done = stoker("show", job)
     assert "fit          batch size 96, 2 steps of accumulation, about 49 GiB of 50 GiB\n" in done.out
     assert "             tried 8 (5.0 GiB), 128 (out of memory), 96 (it fits)\n" in done.out
     assert "             96 is not faster than 64\n" in done.out
     assert stoker("show", job, "--json").json()["details"]["fit"]["size"] == 96
-    queue.write_details(attempt.id, AttemptDetails(fit={"of": "a later version"}))
+    queue.attempts.write_details(attempt.id, AttemptDetails(fit={"of": "a later version"}))
     assert stoker("show", job).code == 0
 
 
@@ -193,7 +193,9 @@ def test_what_is_no_run_says_that_the_queue_could_not_be_asked() -> None:
 
 def test_secrets_are_shown_to_nobody_and_the_job_keeps_them(queue: Store) -> None:
     environment = {"WANDB_API_KEY": "hunter2", "A": "1"}
-    (job,) = queue.submit([JobSpec(command="HF_TOKEN=hunter2 python x.py", directory="/tmp", environment=environment)])
+    (job,) = queue.jobs.submit(
+        [JobSpec(command="HF_TOKEN=hunter2 python x.py", directory="/tmp", environment=environment)]
+    )
     for words in (("show", job), ("list",), ("show", job, "--json"), ("list", "--json"), ("top", "--json")):
         told = stoker(*words).out
         assert job in told
@@ -201,4 +203,4 @@ def test_secrets_are_shown_to_nobody_and_the_job_keeps_them(queue: Store) -> Non
         assert told.count("hunter2") == ("--json" in words)
     assert "environment  WANDB_API_KEY=*** A=1\n" in stoker("show", job).out
     assert stoker("edit", job, "--env", "A=2").code == 0
-    assert queue.job(job).environment == {"WANDB_API_KEY": "hunter2", "A": "2"}
+    assert queue.jobs.get(job).environment == {"WANDB_API_KEY": "hunter2", "A": "2"}

@@ -64,16 +64,16 @@ def test_a_job_on_another_machine_is_snoozed_through_the_queue(queue: Store, els
         done = stoker("snooze", "30m", name)
         assert done.code == 0, done.err
         assert done.out.startswith(f"job {elsewhere.job} is left alone for 30m, until ")
-        wish = queue.requests(WORKER).snoozed[elsewhere.id]
+        wish = queue.attempts.requests(WORKER).snoozed[elsewhere.id]
         assert 1700.0 < wish.seconds <= 1800.0
         done = stoker("snooze", "--end", name)
         assert (done.code, done.out) == (0, f"job {elsewhere.job} is watched again\n")
-        assert queue.snoozes() == {}
+        assert queue.attempts.snoozes() == {}
 
 
 def test_the_worker_is_told_who_wants_it(queue: Store, elsewhere: Attempt) -> None:
     assert stoker("snooze", "1h", "resnet", environment={"LOGNAME": "alice"}).code == 0
-    assert queue.requests(WORKER).snoozed[elsewhere.id].by == "alice"
+    assert queue.attempts.requests(WORKER).snoozed[elsewhere.id].by == "alice"
 
 
 def test_a_job_on_this_machine_is_snoozed_in_its_record(queue: Store, elsewhere: Attempt, here: Record) -> None:
@@ -85,23 +85,23 @@ def test_a_job_on_this_machine_is_snoozed_in_its_record(queue: Store, elsewhere:
         assert snooze.wall > time.time() + 1700.0
         assert stoker("snooze", "--end", environment={"STOKER_RUN": name}).code == 0
         assert here.snooze() is None
-    assert queue.requests(WORKER).snoozed == {}
+    assert queue.attempts.requests(WORKER).snoozed == {}
 
 
 def test_a_retry_elsewhere_is_meant_when_the_attempt_here_is_over(
     queue: Store, elsewhere: Attempt, here: Record
 ) -> None:
     here.write_status(Status(state="ended"))
-    queue.finish(elsewhere.id, "preempted", None)
+    queue.attempts.finish(elsewhere.id, "preempted", None)
     again = start(queue, elsewhere.job)
     assert stoker("snooze", "5m", elsewhere.job).code == 0
-    assert list(queue.snoozes()) == [again.id]
+    assert list(queue.attempts.snoozes()) == [again.id]
     assert here.snooze() is None
 
 
 def test_what_does_not_run_has_nothing_to_snooze(queue: Store, elsewhere: Attempt) -> None:
     (waits,) = submit(queue, "waits")
-    queue.finish(elsewhere.id, "failed", 1)
+    queue.attempts.finish(elsewhere.id, "failed", 1)
     for job in (waits, elsewhere.job):
         done = stoker("snooze", "5m", job)
         assert (done.code, done.out) == (2, "")
@@ -125,7 +125,7 @@ def test_the_job_of_a_name_is_meant_and_not_what_begins_so_on_this_machine(queue
     attempt = start(queue, job)
     done = stoker("snooze", "30m", "a")
     assert done.out.startswith(f"job {job} is left alone for 30m, until "), done.err
-    assert list(queue.snoozes()) == [attempt.id]
+    assert list(queue.attempts.snoozes()) == [attempt.id]
     submit(queue, "train", name="a")
     done = stoker("snooze", "30m", "a")
     assert (done.code, done.out) == (2, "")
@@ -142,7 +142,7 @@ def test_who_names_a_queue_means_a_job_of_that_one(queue: Store, tmp_path: Path)
         assert (done.code, done.out) == (2, "")
         assert f"there is no job {name!r} in {other}" in done.err
     assert mine.snooze() is None
-    assert queue.snoozes() == {}
+    assert queue.attempts.snoozes() == {}
 
 
 def test_what_the_queue_does_not_know_is_looked_for_on_this_machine() -> None:

@@ -47,7 +47,7 @@ def job(*arguments: str, environment: Mapping[str, str] | None = None) -> dict[s
 
 def how_many() -> int:
     with init_queue() as queue:
-        return sum(queue.counts().values())
+        return sum(queue.jobs.counts().values())
 
 
 def fed(text: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -93,7 +93,7 @@ def test_it_prints_the_id_and_nothing_else(tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert ID.fullmatch(done.out.removesuffix("\n"))
     with open_queue() as queue:
-        found = queue.job(done.out.strip())
+        found = queue.jobs.get(done.out.strip())
     assert found.command == ("python", "train.py", "--lr=1")
     assert found.directory == str(tmp_path / "place")
     assert (found.gpus, found.state, found.environment, found.policy) == (1, "queued", {}, {})
@@ -186,7 +186,7 @@ def test_standard_input_gives_one_job_per_line() -> None:
     done = fed("echo 1\necho 'ü 🔥'\n".encode(), "--from", "-")
     assert done.returncode == 0
     with open_queue() as queue:
-        assert [queue.job(name).command for name in done.stdout.decode().split()] == ["echo 1", "echo 'ü 🔥'"]
+        assert [queue.jobs.get(name).command for name in done.stdout.decode().split()] == ["echo 1", "echo 'ü 🔥'"]
 
 
 def test_a_rehearsal_prints_the_commands_and_leaves_no_queue() -> None:
@@ -214,7 +214,7 @@ def test_the_queue_may_be_named_by_flag_environment_and_file(tmp_path: Path) -> 
         done = submit(*flags, "true", environment=environment)
         assert done.code == 0, done.err
         with open_queue(str(tmp_path / f"q{number}")) as queue:
-            assert queue.job(done.out.strip()).command == "true"
+            assert queue.jobs.get(done.out.strip()).command == "true"
 
 
 def test_who_submitted_it_is_kept() -> None:
@@ -295,7 +295,7 @@ def on_a_terminal(*arguments: str) -> str:
 def test_a_person_is_told_when_no_worker_will_start_it() -> None:
     assert on_a_terminal("true") == "no worker is there to run it: `stoker work` starts one\r\n"
     with open_queue() as queue:
-        queue.heartbeat("w", "host", View())
+        queue.workers.heartbeat("w", "host", View())
         assert on_a_terminal("true") == ""
         queue.pause()
         assert "the queue is paused" in on_a_terminal("true")
@@ -407,7 +407,7 @@ def test_the_longest_command_that_can_be_started_is_taken() -> None:
     done = fed(text, "--from", "-")
     assert done.returncode == 0
     with open_queue() as queue:
-        assert queue.job(done.stdout.decode().strip()).command == text.decode()
+        assert queue.jobs.get(done.stdout.decode().strip()).command == text.decode()
 
 
 def test_words_that_are_too_long_together_are_refused() -> None:
@@ -424,7 +424,7 @@ def test_an_ambiguous_name_is_refused() -> None:
 
 def test_what_is_submitted_wakes_who_waits(tmp_path: Path) -> None:
     with init_queue() as queue:
-        queue.submit([JobSpec(command="true")])
+        queue.jobs.submit([JobSpec(command="true")])
         changes = queue.listen()
         try:
             changes.poll()

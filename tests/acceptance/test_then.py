@@ -50,7 +50,7 @@ def test_queued_job_acts_after_a_rule_has_stopped_it(site: WorkSite, tmp_path: P
         "--then", "exec", f"echo $STOKER_EVENT > {tmp_path}/acted", "--", "sleep", "600",
     )  # fmt: skip
     assert done.code == 0, done.err
-    (job,) = site.store.jobs()
+    (job,) = site.store.jobs.find()
     assert job.then == (f"exec echo $STOKER_EVENT > {tmp_path}/acted",)
     site.work()
     site.wait_until(job.id, "failed")
@@ -59,9 +59,9 @@ def test_queued_job_acts_after_a_rule_has_stopped_it(site: WorkSite, tmp_path: P
 
 def test_actions_of_a_job_are_edited_and_never_shown_with_their_arguments(site: WorkSite) -> None:
     site.stoker("submit", "--then", "notify json://host/s3cret", "--then", "shutdown", "--", "true")
-    (job,) = site.store.jobs()
+    (job,) = site.store.jobs.find()
     assert "notify" in site.stoker("show", job.id).out
     assert "s3cret" not in site.stoker("show", job.id).out + site.stoker("list", "--json").out
     assert site.stoker("edit", job.id, "--then", "none").code == 0
-    assert site.store.job(job.id).then == ()
+    assert site.store.jobs.get(job.id).then == ()
     assert "'fly' is not an action" in site.stoker("submit", "--then", "fly", "--", "true").err

@@ -17,7 +17,7 @@ LEFT = ("\x1b[?1049l\x1b[?25h", "\x1b[?25h\x1b[?1049l")
 
 def be_there(queue: Store) -> None:
     gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", state="free", utilization=0.0)
-    queue.heartbeat("w", "gpu-box", View(gpus=(gpu,)))
+    queue.workers.heartbeat("w", "gpu-box", View(gpus=(gpu,)))
 
 
 def left_clean(top: Terminal) -> bool:
@@ -61,12 +61,12 @@ def test_a_running_job_is_asked_about_once_before_it_is_stopped(queue: Store) ->
         top.until(f"> {job} train")
         top.do("c", "is running: stop it? y/n")
         top.do("n", "nothing was done")
-        assert queue.job(job).cancel_requested is None
+        assert queue.jobs.get(job).cancel_requested is None
         top.do("s", "is left alone for 30m")
-        assert attempt in queue.snoozes()
+        assert attempt in queue.attempts.snoozes()
         top.do("c", "stop it? y/n")
         top.do("y", f"{job} (train): asked to stop")
-        assert queue.job(job).cancel_requested is not None
+        assert queue.jobs.get(job).cancel_requested is not None
         top.press("q")
         assert top.code() == 0
 
@@ -75,7 +75,7 @@ def test_details_and_the_log_of_a_job_are_shown_and_left_again(queue: Store) -> 
     be_there(queue)
     (job,) = submit(queue, "train")
     attempt = start(queue, job)
-    queue.write_log(attempt, "epoch 1\n\x1b]0;evil title\x07epoch 2\n")
+    queue.logs.write(attempt, "epoch 1\n\x1b]0;evil title\x07epoch 2\n")
     with terminal(TOP) as top:
         top.until(f"> {job} train")
         top.do("\r", "epoch 2")
@@ -85,7 +85,7 @@ def test_details_and_the_log_of_a_job_are_shown_and_left_again(queue: Store) -> 
         top.do("q", f"> {job} train")
         top.do("l", "epoch 2")
         assert f"the log of job {job}: q returns" in top.drawn
-        queue.finish(attempt, "succeeded", 0)
+        queue.attempts.finish(attempt, "succeeded", 0)
         top.until("it has ended: q returns")
         top.do("q", "ended (1)")
         top.press("q")

@@ -44,7 +44,7 @@ def test_without_gpus_it_is_a_demo_and_says_so_and_leaves_nothing(tmp_path: Path
         assert site.process.wait(60) == 0
     home = tmp_path / "stoker-home" / "demo"
     with open_queue(str(home / "queue.db")) as store:
-        assert store.running() == []
+        assert store.attempts.running() == []
     wait_for(lambda: not _mentioning(str(home)), named="the end of its last process")
 
 

@@ -64,7 +64,7 @@ def test_jobs_that_did_not_succeed_are_named_with_code_1(queue: Store) -> None:
     good, bad, unwanted = submit(queue, "a", "b", "c", tags=("sweep",))
     run(queue, good, "succeeded", 0)
     run(queue, bad, "failed", 9)
-    queue.cancel([unwanted])
+    queue.jobs.cancel([unwanted])
     done = stoker("wait", "--tag", "sweep")
     assert (done.code, len(done.err.splitlines())) == (1, 1)
     assert done.err.startswith("stoker: 2 of 3 jobs did not succeed: ")
@@ -105,11 +105,11 @@ def test_all_means_those_that_have_not_ended(queue: Store, waiting: Callable[...
 
 def test_a_job_that_can_never_start_is_told_and_waited_for(queue: Store, waiting: Callable[..., Waiting]) -> None:
     first, second = submit(queue, "a", "b")
-    queue.edit(second, {"after": (first,)})
+    queue.jobs.edit(second, {"after": (first,)})
     run(queue, first, "failed", 1)
     wait = waiting(second)
     assert f"can never start: it comes after {first}, which failed" in wait.said()
-    queue.cancel([second])
+    queue.jobs.cancel([second])
     assert wait.ended()[0] == 1
 
 

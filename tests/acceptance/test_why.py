@@ -22,7 +22,7 @@ def test_a_job_that_waits_for_gpus_says_what_its_worker_says(queue: Store) -> No
 
 def test_the_reason_follows_what_happens_to_a_job(queue: Store) -> None:
     first, second = submit(queue, "a", "b", name="")
-    queue.edit(second, {"name": "later", "after": (first,)})
+    queue.jobs.edit(second, {"name": "later", "after": (first,)})
     assert "no worker is there, and none ever was" in why(first)
     queue.pause()
     assert "the queue is paused" in why(first)
@@ -32,10 +32,10 @@ def test_the_reason_follows_what_happens_to_a_job(queue: Store) -> None:
     assert f"waits for job {first} (queued)" in why("later")
     attempt = start(queue, first, "GPU-0")
     assert "on gpu-box, GPU 0" in why(first)
-    queue.finish(attempt.id, "failed", 1, "out of memory")
+    queue.attempts.finish(attempt.id, "failed", 1, "out of memory")
     assert "with exit code 1: out of memory" in why(first)
     assert f"can never start: it comes after {first}, which failed" in why("later")
-    queue.hold([second])
+    queue.jobs.hold([second])
     assert f"`stoker release {second}`" in why("later")
 
 
@@ -68,4 +68,4 @@ def test_a_job_that_is_not_there_and_a_prefix_of_several_are_refused_in_one_sent
 
 
 def stoker_jobs(queue: Store, prefix: str) -> list[str]:
-    return [job.id for job in queue.jobs() if job.id.startswith(prefix)]
+    return [job.id for job in queue.jobs.find() if job.id.startswith(prefix)]

@@ -132,7 +132,7 @@ class TestFree:
         why = site.wait_for_why(jobs[1], "GPU 1 is held by")
         assert "GPU 0" not in why
         assert site.last_attempt(jobs[0]).gpus == (site.uuid(1),)
-        assert not site.store.attempts(jobs[1])
+        assert not site.store.attempts.of(jobs[1])
 
     @pytest.mark.parametrize(("options", "starts"), [((), True), (("--free-below", "20%"), False)])
     def test_a_gpu_that_works_more_than_free_below_is_somebodys(
@@ -147,7 +147,7 @@ class TestFree:
                 site.wait_until(job, "succeeded")
             else:
                 site.wait_for_why(job, r"GPU 0 is 30% busy \(free below 20%\)")
-                assert not site.store.attempts(job)
+                assert not site.store.attempts.of(job)
         finally:
             desktop.kill()
             desktop.wait()
@@ -158,7 +158,7 @@ class TestFree:
         job, other = site.submit("true", gpus=1), site.submit("true")
         why = site.wait_for_why(job, "cannot be read|did not answer|hang")
         site.wait_until(other, "succeeded")
-        assert not site.store.attempts(job), why
+        assert not site.store.attempts.of(job), why
         site.stoker("sim", "fault", "--clear")
         site.wait_until(job, "succeeded")
 
@@ -188,7 +188,7 @@ class TestFree:
         site.open_gate("gate")
         site.wait_until(first, "succeeded")
         site.wait_for_why(second, "cannot be read")
-        assert not site.store.attempts(second)
+        assert not site.store.attempts.of(second)
         site.stoker("sim", "fault", "--clear")
         site.wait_until(second, "succeeded")
 
@@ -205,7 +205,7 @@ class TestFree:
         site.open_gate("gate")
         site.wait_until(first, "succeeded")
         site.wait_for_why(second, "the NVIDIA driver is not loaded")
-        assert not site.store.attempts(second)
+        assert not site.store.attempts.of(second)
 
 
 def _reader_of(worker: int) -> int:
@@ -282,11 +282,11 @@ class TestPreemption:
         newer = self.start(site)
         normal = site.submit(site.until("gate"), gpus=1)
         site.wait_until(normal, "running")
-        assert site.last_attempt(normal).gpus == site.store.attempts(newer)[0].gpus
+        assert site.last_attempt(normal).gpus == site.store.attempts.of(newer)[0].gpus
         assert (site.directory / "asked").read_text() == "asked\n"
         back = site.job(newer)
         assert (back.state, back.retries_left, back.exit_code) == ("queued", 1, None)
-        assert [attempt.outcome for attempt in site.store.attempts(newer)] == ["preempted"]
+        assert [attempt.outcome for attempt in site.store.attempts.of(newer)] == ["preempted"]
         assert site.job(older).state == "running"
         site.open_gate("gate")
         site.wait_until(newer, "running")
@@ -300,18 +300,18 @@ class TestPreemption:
         site.wait_until(large, "succeeded")
         for job in jobs:
             site.wait_until(job, "running")
-        assert [len(site.store.attempts(job)) for job in jobs] == [2, 2]
+        assert [len(site.store.attempts.of(job)) for job in jobs] == [2, 2]
         # One of them is in nobody's way: its GPU is free already.
-        site.store.cancel([jobs[0]])
+        site.store.jobs.cancel([jobs[0]])
         site.wait_until(jobs[0], "cancelled")
         site.wait_until(site.submit("true", gpus=1), "succeeded")
-        assert len(site.store.attempts(jobs[1])) == 2
+        assert len(site.store.attempts.of(jobs[1])) == 2
 
     def test_one_that_does_not_end_is_killed_after_the_grace(self, site: WorkSite) -> None:
         site.work("--gpus", "0", "--grace", "0.5s")
         stubborn = self.start(site, "trap '' TERM; touch started-{id}; while :; do sleep 0.05; done")
         site.wait_until(site.submit("true", gpus=1), "succeeded")
-        assert site.store.attempts(stubborn)[0].outcome == "preempted"
+        assert site.store.attempts.of(stubborn)[0].outcome == "preempted"
 
     def start(self, site: WorkSite, command: str = POLITE) -> str:
         job = site.submit(command, gpus=1, preemptible=True, retries=1)
@@ -339,7 +339,7 @@ class TestSteering:
             site.wait_until(site.submit("true"), "succeeded")
             assert site.job(job).state == "held"
             # Not by the command, which takes long to start on a busy machine: by then a poll may be due.
-            assert site.store.release([job]) == [job]
+            assert site.store.jobs.release([job]) == [job]
             return _until_started(site, job)
 
         _was_rung_for(starts_when_released)
@@ -353,7 +353,7 @@ class TestSteering:
             gate = f"gate{next(gates)}"
             running = site.submit(site.until(gate))
             site.wait_until(running, "running")
-            (worker,) = wait_for(site.store.workers)
+            (worker,) = wait_for(site.store.workers.all)
             options = () if whom == "queue" else ("--worker", worker.host)
             assert site.stoker("pause", *options).code == 0
             job = site.submit("true")
@@ -364,7 +364,7 @@ class TestSteering:
             if whom == "queue":
                 site.store.resume()
             else:
-                assert site.store.resume_worker(worker.id)
+                assert site.store.workers.resume(worker.id)
             return _until_started(site, job)
 
         _was_rung_for(starts_when_resumed)
@@ -435,11 +435,11 @@ class TestTheWorkerItself:
         site.work().wait_until_it_says("found 1 job that an earlier worker had started")
         site.open_gate("gate")
         assert site.wait_until(job, "failed").exit_code == 7
-        assert len(site.store.attempts(job)) == 1
+        assert len(site.store.attempts.of(job)) == 1
 
     def test_jobs_for_larger_machines_do_not_hide_those_behind_them(self, site: WorkSite) -> None:
         large = [JobSpec(command="true", gpus=4) for _ in range(450)]
-        site.store.submit(large)
+        site.store.jobs.submit(large)
         jobs = [site.submit("true", gpus=gpus) for gpus in (0, 1)]
         site.work_until_empty()
         assert [site.job(job).state for job in jobs] == ["succeeded", "succeeded"]
@@ -448,7 +448,7 @@ class TestTheWorkerItself:
         holder = site.submit(site.until("gate"), gpus=2)
         site.work()
         site.wait_until(holder, "running")
-        site.store.submit([JobSpec(command="true", gpus=1) for _ in range(450)])
+        site.store.jobs.submit([JobSpec(command="true", gpus=1) for _ in range(450)])
         site.wait_until(site.submit("true"), "succeeded")
         assert site.job(holder).state == "running"
 
@@ -507,12 +507,12 @@ class TestTheWorkerItself:
                 machine = {"STOKER_SIM_DIR": str(tmp_path / f"sim-{number}")}
                 site.work("--gpus", "0", home=tmp_path / f"home-{number}", environment=machine)
             jobs = [site.submit(site.until("gate"), gpus=1) for _ in range(3)]
-            wait_for(lambda: len(store.running()) == 2, deadline=PATIENCE)
-            assert len({attempt.worker for attempt in store.running()}) == 2
+            wait_for(lambda: len(store.attempts.running()) == 2, deadline=PATIENCE)
+            assert len({attempt.worker for attempt in store.attempts.running()}) == 2
             site.open_gate("gate")
             for job in jobs:
                 site.wait_until(job, "succeeded")
-            assert [len(store.attempts(job)) for job in jobs] == [1, 1, 1]
+            assert [len(store.attempts.of(job)) for job in jobs] == [1, 1, 1]
 
 
 def _starts_at_once(site: WorkSite, gpus: int) -> None:

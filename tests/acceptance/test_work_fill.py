@@ -68,7 +68,9 @@ class FilledSite:
     def wait_until_told(self) -> None:
         """The worker knows of it, too: a job that comes in the moment of its start would be given the GPU beside it."""
         wait_for(
-            lambda: any(gpu.state == "background" for worker in self.site.store.workers() for gpu in worker.view.gpus),
+            lambda: any(
+                gpu.state == "background" for worker in self.site.store.workers.all() for gpu in worker.view.gpus
+            ),
             deadline=PATIENCE,
             named="a background program that the worker knows of",
         )
@@ -97,7 +99,7 @@ def test_gpus_that_no_job_needs_are_filled(filled: FilledSite) -> None:
     worker.wait_until_it_says("process-0 on GPU 1: started")
 
     def told() -> list[tuple[str, str, tuple[str, ...]]]:
-        return [(gpu.state, gpu.user, gpu.jobs) for one in site.store.workers() for gpu in one.view.gpus]
+        return [(gpu.state, gpu.user, gpu.jobs) for one in site.store.workers.all() for gpu in one.view.gpus]
 
     wait_for(
         lambda: told() == [("background", "process-0", ())] * 2,

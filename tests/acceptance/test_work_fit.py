@@ -42,7 +42,7 @@ def submitted(site: WorkSite, *words: str) -> str:
 
 def seen_memory(site: WorkSite) -> WorkerGpu | None:
     """The GPU as the worker tells of it, once something is on it."""
-    gpus = [gpu for worker in site.store.workers() for gpu in worker.view.gpus if (gpu.memory_used or 0) > 2**30]
+    gpus = [gpu for worker in site.store.workers.all() for gpu in worker.view.gpus if (gpu.memory_used or 0) > 2**30]
     return gpus[0] if gpus else None
 
 
@@ -59,7 +59,7 @@ def test_the_size_is_found_on_the_gpu_that_the_job_got_and_the_real_run_made_wit
     site.work_until_empty()
     assert site.job(job).state == "succeeded"
     assert site.job(job).reason == "batch size 200"
-    found = site.store.details(site.last_attempt(job).id)
+    found = site.store.attempts.details(site.last_attempt(job).id)
     assert found is not None
     assert found.fit["size"] == 200
     assert [probe["outcome"] for probe in found.fit["observations"]].count("fits") >= 2
@@ -164,7 +164,7 @@ def test_what_cannot_be_fitted_is_refused_when_it_is_submitted(
     done = site.stoker("submit", *words, "--", "true")
     assert done.code == 2
     assert sentence in done.err
-    assert site.store.jobs() == []
+    assert site.store.jobs.find() == []
 
 
 def test_a_line_of_a_file_is_probed_sized_run_with_its_id_and_listed_as_finished(site: WorkSite, trainer: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_line_of_a_file_is_probed_sized_run_with_its_id_and_listed_as_finished
     )
     wait_for(lambda: finished.exists() and finished.read_text(), named="the finished list")
     assert finished.read_text() == f"{trainer} --lr 1e-3\n"
-    (job,) = site.store.jobs()
+    (job,) = site.store.jobs.find()
     assert f"trains: --lr 1e-3 --version={job.id} --batch_size=200\n" in output_of(site, job.id)
     feeder.end()
     feeders.close()

@@ -58,13 +58,13 @@ def test_a_machine_that_is_cut_off_stops_its_jobs_before_another_starts_them(
         far.wait_until_it_says(f"{job}: .*too late: the queue had given the job up")
     assert near.stop() == far.stop() == 0
 
-    first_of_long, second_of_long = site.store.attempts(jobs[0])
+    first_of_long, second_of_long = site.store.attempts.of(jobs[0])
     last_sign = max(entry.time for entry in long.entries() if entry.attempt == 1)
     assert last_sign < first_of_long.lease_expires < second_of_long.started < time.time()
     assert (long.overlaps(), short.overlaps()) == ([], [])
     for job, diary in zip(jobs, (long, short), strict=True):
         assert diary.attempts() == [1, 2]
-        assert [attempt.outcome for attempt in site.store.attempts(job)] == ["lost", "succeeded"]
+        assert [attempt.outcome for attempt in site.store.attempts.of(job)] == ["lost", "succeeded"]
     wait_for(lambda: not site.processes(), named="the end of everything")
 
 

@@ -73,11 +73,11 @@ def let_second_end(diary: Diary) -> None:
 def wait_for_log(site: WorkSite, job: str, lines: list[str]) -> None:
     """Whoever brings the outcome brings the last of the output after it."""
     attempt = site.last_attempt(job).id
-    wait_for(lambda: site.store.log(attempt).splitlines() == lines, named=f"all of {lines[-3:]} in the log")
+    wait_for(lambda: site.store.logs.read(attempt).splitlines() == lines, named=f"all of {lines[-3:]} in the log")
 
 
 def outcomes(site: WorkSite, job: str) -> list[str | None]:
-    return [attempt.outcome for attempt in site.store.attempts(job)]
+    return [attempt.outcome for attempt in site.store.attempts.of(job)]
 
 
 def test_a_job_goes_on_when_its_worker_is_killed_and_the_next_one_finds_it(any_site: WorkSite, diary: Diary) -> None:
@@ -94,7 +94,7 @@ def test_a_job_goes_on_when_its_worker_is_killed_and_the_next_one_finds_it(any_s
     found = any_site.job(job)
     assert (found.state, found.exit_code, diary.attempts()) == ("failed", 7, [1])
     printed = diary.printed(1)
-    assert any_site.store.log(any_site.last_attempt(job).id).splitlines() == printed
+    assert any_site.store.logs.read(any_site.last_attempt(job).id).splitlines() == printed
     assert any_site.output(job).read_text().splitlines() == printed
 
 
@@ -139,7 +139,7 @@ def test_a_supervisor_that_is_asked_to_end_stops_its_job_which_is_tried_again(si
     site.wait_until(job, "succeeded")
     worker.stop()
     assert outcomes(site, job) == ["lost", "succeeded"]
-    assert "SIGTERM" in site.store.attempts(job)[0].reason
+    assert "SIGTERM" in site.store.attempts.of(job)[0].reason
     assert not diary.overlaps()
 
 
@@ -160,7 +160,7 @@ def test_when_a_reaper_is_killed_the_job_is_stopped_and_none_of_its_output_is_lo
     site.wait_until(job, "held")
     assert outcomes(site, job) == ["lost"]
     wait_for(lambda: record_of(site, job).attempt_spec() is None, named="the last of the output")
-    log = site.store.log(site.last_attempt(job).id)
+    log = site.store.logs.read(site.last_attempt(job).id)
     assert [line for line in log.splitlines() if line.startswith("attempt")] == diary.printed(1)
 
 
@@ -215,7 +215,7 @@ def test_job_of_a_stopped_supervisor_is_cancelled(site: WorkSite, diary: Diary) 
     worker = site.work()
     wait_for_start(diary, worker)
     assert send(processes_of_attempt(site, job).shim_identity, signal.SIGSTOP)
-    site.store.cancel([job])
+    site.store.jobs.cancel([job])
     site.wait_until(job, "cancelled")
     assert processes_of(record_of(site, job)) == []
     worker.stop()
@@ -239,7 +239,7 @@ def test_job_that_the_queue_gave_up_is_not_started_beside_itself(site: WorkSite,
     job = site.submit(diary.command(LONG, deaf=True))
     worker = site.work(*SHORT_LEASE)
     wait_for_start(diary, worker)
-    assert site.store.finish(site.last_attempt(job).id, "lost", None, "its worker was not heard of in time")
+    assert site.store.attempts.finish(site.last_attempt(job).id, "lost", None, "its worker was not heard of in time")
     wait_for(lambda: diary.has_started(2), named="the second attempt")
     diary.let_end()
     site.wait_until(job, "succeeded")
@@ -251,7 +251,7 @@ def test_a_claim_that_a_killed_worker_did_not_live_to_start_is_given_back_at_onc
 ) -> None:
     home = WorkerIdentity(any_site.home)
     job = any_site.submit(diary.command(0.1), on_loss="hold")
-    assert any_site.store.claim(job, home.worker, [], 600.0) is not None
+    assert any_site.store.attempts.claim(job, home.worker, [], 600.0) is not None
     home.leave()
     assert "stoker" not in any_site.work_until_empty().err
     assert outcomes(any_site, job) == ["requeued", "succeeded"]
@@ -271,7 +271,7 @@ def test_what_ran_when_the_machine_was_restarted_is_tried_again_or_held(
     site.work_until_empty()
     assert site.job(job).state == becomes
     assert outcomes(site, job)[0] == "lost"
-    assert "restarted" in site.store.attempts(job)[0].reason
+    assert "restarted" in site.store.attempts.of(job)[0].reason
 
 
 def _restart_machine(site: WorkSite, job: str) -> None:
@@ -382,9 +382,9 @@ def test_a_claim_whose_answer_died_with_the_database_is_given_back_when_it_is_ba
 ) -> None:
     site = postgres_site
     worker = site.work("--cpu-jobs", "0").ready()
-    (myself,) = wait_for(site.store.workers, named="the worker's first word")
+    (myself,) = wait_for(site.store.workers.all, named="the worker's first word")
     job = site.submit("true")
-    assert site.store.claim(job, myself.id, [], 600.0) is not None
+    assert site.store.attempts.claim(job, myself.id, [], 600.0) is not None
     mortal_server.kill()
     worker.wait_until_it_says("trying again")
     bring_back(mortal_server, site)

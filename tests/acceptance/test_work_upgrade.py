@@ -17,7 +17,7 @@ def test_a_job_outlives_its_worker_and_the_files_of_its_stoker(tmp_path: Path) -
     shutil.copytree(Path(stoker.__file__).parent, installed / "stoker", ignore=shutil.ignore_patterns("__pycache__"))
     hint = tmp_path / "end"
     with init_queue() as queue:
-        (job,) = queue.submit([JobSpec(command=f"until [ -e {hint} ]; do sleep 0.05; done; exit 3", gpus=0)])
+        (job,) = queue.jobs.submit([JobSpec(command=f"until [ -e {hint} ]; do sleep 0.05; done; exit 3", gpus=0)])
         worker = subprocess.Popen(
             [sys.executable, "-c", "import sys; from stoker.cli import main; sys.exit(main())", "work"],
             env={**os.environ, "PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"},
@@ -26,12 +26,12 @@ def test_a_job_outlives_its_worker_and_the_files_of_its_stoker(tmp_path: Path) -
             start_new_session=True,
         )
         try:
-            wait_for(lambda: queue.job(job).state == "running", named="the start of the job")
+            wait_for(lambda: queue.jobs.get(job).state == "running", named="the start of the job")
             wait_for(lambda: list((tmp_path / "stoker-home" / "attempts").glob("*/socket")), named="its attendant")
         finally:
             os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
         shutil.rmtree(installed)
         hint.touch()
-        wait_for(lambda: queue.job(job).state == "failed", named="the outcome")
-        assert queue.job(job).exit_code == 3
+        wait_for(lambda: queue.jobs.get(job).state == "failed", named="the outcome")
+        assert queue.jobs.get(job).exit_code == 3

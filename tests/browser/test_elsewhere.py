@@ -78,24 +78,26 @@ def _a_machine_at_work(store: Store) -> tuple[str, str]:
                   state="job", since=time.time() - 60),
         WorkerGpu(uuid="GPU-1", index=1, name="H100", note="the GPU is lost", since=time.time() - 60),
     )  # fmt: skip
-    store.heartbeat("far-1", "gpu-far", View(gpus=gpus))
+    store.workers.heartbeat("far-1", "gpu-far", View(gpus=gpus))
     minute = int(time.time() // 60)
-    store.write_usage(
+    store.usage.write(
         [
             Usage(host="gpu-far", gpu="GPU-0", minute=minute - ago, seconds={"job": 60.0}, utilization=0.9, memory=GIB)
             for ago in range(1, 40)
         ]
     )
-    running, hung = store.submit([JobSpec(command="train", name="runs far away"), JobSpec(command="hang", name="hung")])
-    stopped = store.claim(hung, "far-1", ["GPU-0"], 600.0)
+    running, hung = store.jobs.submit(
+        [JobSpec(command="train", name="runs far away"), JobSpec(command="hang", name="hung")]
+    )
+    stopped = store.attempts.claim(hung, "far-1", ["GPU-0"], 600.0)
     assert stopped is not None
-    store.finish(stopped.id, "failed", 124, "GPU 0 stayed below 1% for 30m")
+    store.attempts.finish(stopped.id, "failed", 124, "GPU 0 stayed below 1% for 30m")
     report = f"# Stopped\n\n{SCRIPT} in all_reduce\n"
-    store.write_details(
+    store.attempts.write_details(
         stopped.id, AttemptDetails(cause="idle", rule="idle", report=report, fit=msgspec.to_builtins(FITTED))
     )
-    assert store.claim(running, "far-1", ["GPU-0"], 600.0) is not None
-    store.write_log(_attempt(store, running), _output("epoch 1"))
+    assert store.attempts.claim(running, "far-1", ["GPU-0"], 600.0) is not None
+    store.logs.write(_attempt(store, running), _output("epoch 1"))
     return running, hung
 
 
@@ -106,15 +108,15 @@ def _output(words: str) -> str:
 def _lend(store: Store, job: str, before: bytes, words: str) -> bytes:
     """As the worker does that has the output, once somebody wants it: one line more, and the bar behind it."""
     attempt = _attempt(store, job)
-    wait_for(lambda: attempt in {wanted.attempt for wanted in store.log_requests()}, named="a wish to read it")
+    wait_for(lambda: attempt in {wanted.attempt for wanted in store.logs.stream_requests()}, named="a wish to read it")
     line, bar = _output(words).encode().splitlines(keepends=True)
     lent = LogChunk(edition="1", start=len(before), finished=line, unfinished=bar)
-    assert store.write_log_chunk(attempt, lent)
+    assert store.logs.write_chunk(attempt, lent)
     return before + line
 
 
 def _attempt(store: Store, job: str) -> str:
-    return store.attempts(job)[-1].id
+    return store.attempts.of(job)[-1].id
 
 
 def _feed_a_sheet(url: str, directory: Path) -> None:

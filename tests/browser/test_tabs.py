@@ -30,9 +30,9 @@ ALONE = "delete window.SharedWorker;"
 def jobs() -> list[str]:
     """They run here, and have printed a line."""
     with init_queue() as store:
-        ids = store.submit([JobSpec(command="train", name=f"train {number}") for number in range(TABS)])
+        ids = store.jobs.submit([JobSpec(command="train", name=f"train {number}") for number in range(TABS)])
         for job in ids:
-            assert store.claim(job, "w", [], 600.0) is not None
+            assert store.attempts.claim(job, "w", [], 600.0) is not None
             _output(job).parent.mkdir(parents=True)
             _output(job).write_text("epoch 1\n")
     return ids
@@ -87,7 +87,7 @@ def test_many_windows_that_are_looked_at_share_one_connection(
             expect(window.get_by_role("log").locator(".log-line")).to_have_text(["epoch 1", "epoch 2"])
         with init_queue() as store:
             for job in jobs:
-                store.set_link(store.attempts(job)[0].id, "https://wandb.ai/news")
+                store.jobs.set_link(store.attempts.of(job)[0].id, "https://wandb.ai/news")
         for window in windows:
             expect(window.locator("#section-summary a[href='https://wandb.ai/news']")).to_be_visible()
         # The overview and each job, and of each job the log.

@@ -114,9 +114,9 @@ def soak(jobs: int, tell: Callable[[str], None]) -> list[Sample]:
             wanted = min(BACKLOG, jobs - submitted, ended + BACKLOG - submitted)
             if wanted > BACKLOG // 3 or submitted + wanted == jobs > submitted:
                 job = JobSpec(command=("echo", "done"), gpus=0, directory=str(directory), policy={"idle": False})
-                store.submit([job] * wanted)
+                store.jobs.submit([job] * wanted)
                 submitted += wanted
-            counts = store.counts()
+            counts = store.jobs.counts()
             before, ended = ended, sum(counts.get(state, 0) for state in ENDED)
             changed = time.monotonic() if ended != before else changed
             assert time.monotonic() < changed + PATIENCE, f"nothing ends any more: {worker.said[-2000:]}"
@@ -125,7 +125,7 @@ def soak(jobs: int, tell: Callable[[str], None]) -> list[Sample]:
             if len(samples) % 20 == 0:
                 tell(f"{ended:6} jobs after {samples[-1].seconds:.0f} s")
             time.sleep(EVERY)
-        assert store.counts() == {"succeeded": jobs}, store.counts()
+        assert store.jobs.counts() == {"succeeded": jobs}, store.jobs.counts()
         worker.stop()
         return samples
 

@@ -90,10 +90,10 @@ class EngineSite:
         self.site.open_gate("gate")
 
     def outcomes(self, job: str) -> list[str | None]:
-        return [attempt.outcome for attempt in self.site.store.attempts(job)]
+        return [attempt.outcome for attempt in self.site.store.attempts.of(job)]
 
     def log(self, job: str) -> str:
-        return self.site.store.log(self.site.last_attempt(job).id)
+        return self.site.store.logs.read(self.site.last_attempt(job).id)
 
     def finish(self) -> None:
         """A worker that runs until nothing is left."""
@@ -127,7 +127,7 @@ def test_job_runs_and_its_result_and_log_reach_the_queue(engine: EngineSite) -> 
 def test_job_that_can_never_start_says_why(engine: EngineSite) -> None:
     job = engine.site.submit("true", gpus=64)
     worker = engine.work()
-    reported = wait_for(lambda: [w.view.waiting[job] for w in engine.site.store.workers() if job in w.view.waiting])
+    reported = wait_for(lambda: [w.view.waiting[job] for w in engine.site.store.workers.all() if job in w.view.waiting])
     assert "can never start" in reported[0]
     assert worker.stop() == 0
     engine.finish()
@@ -157,7 +157,7 @@ def test_attempt_of_an_earlier_worker_is_adopted_and_can_be_stopped(engine: Engi
     worker.kill()
     worker = engine.work()
     worker.wait_until_it_says("found 1 job that an earlier worker had started")
-    engine.site.store.cancel([job])
+    engine.site.store.jobs.cancel([job])
     engine.site.wait_until(job, "cancelled")
     assert engine.outcomes(job) == ["cancelled"]
     engine.wait_until_delivered()
@@ -215,12 +215,12 @@ def test_attempt_that_the_queue_gave_up_is_stopped_and_its_late_result_refused(e
     job = engine.submit("exit 0", retries=0)
     worker = engine.work("--lease", "5s", "--grace", "0.5s")
     engine.wait_until_running()
-    (attempt,) = engine.site.store.attempts(job)
-    assert engine.site.store.finish(attempt.id, "lost", None, "another worker swept it")
+    (attempt,) = engine.site.store.attempts.of(job)
+    assert engine.site.store.attempts.finish(attempt.id, "lost", None, "another worker swept it")
     worker.wait_until_it_says(rf"{job}: lost after .*too late: the queue had given the job up")
     assert engine.outcomes(job)[0] == "lost"
-    assert engine.site.store.attempts(job)[0].reason == "another worker swept it"
-    engine.site.store.cancel([job])
+    assert engine.site.store.attempts.of(job)[0].reason == "another worker swept it"
+    engine.site.store.jobs.cancel([job])
     assert worker.stop() == 0
 
 
@@ -229,7 +229,7 @@ def test_stop_that_races_with_the_end_leaves_one_outcome(engine: EngineSite) -> 
     worker = engine.work()
     wait_for(lambda: engine.runs() == 2)
     engine.open_gate()
-    engine.site.store.cancel(jobs)
+    engine.site.store.jobs.cancel(jobs)
     for job in jobs:
         engine.site.wait_until(job, "succeeded", "cancelled")
         assert engine.outcomes(job) in (["succeeded"], ["cancelled"])

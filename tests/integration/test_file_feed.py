@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def succeeded(store: Store, *commands: str) -> list[Job]:
-    return [store.job(name) for name in store.submit([JobSpec(command=command) for command in commands])]
+    return [store.jobs.get(name) for name in store.jobs.submit([JobSpec(command=command) for command in commands])]
 
 
 def test_a_queue_that_goes_away_is_waited_for_and_told_once(

@@ -40,6 +40,6 @@ def test_registered_column_is_in_top() -> None:
 
 def test_registered_column_is_on_the_page(queue: Store) -> None:
     (name,) = submit(queue, "vit")
-    html = render_list([queue.job(name)], None, None, "operator")["list"]
+    html = render_list([queue.jobs.get(name)], None, None, "operator")["list"]
     assert '<th scope="col" class="experiment">Experiment</th>' in html
     assert '<td class="experiment">of-vit</td>' in html

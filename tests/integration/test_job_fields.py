@@ -9,8 +9,8 @@ import pytest
 import stoker
 from stoker.cli.options.job import Verb, job_options, job_values
 from stoker.queue import Store
-from stoker.queue.editing import edited
 from stoker.queue.fields import COUNT, FIELDS, FormInput, JobField, check, register, spec_of
+from stoker.queue.jobs import edited
 from stoker.web.api.bodies import fields_body
 from stoker.web.pages import submit as submit_form
 from stoker.web.submission import changes_of, jobs_of
@@ -49,10 +49,10 @@ def test_registered_field_is_an_option_of_the_verbs(verb: Verb, nodes: JobField)
 
 
 def test_registered_field_is_kept_and_edited(queue: Store, nodes: JobField) -> None:
-    (name,) = queue.submit([spec_of({"command": "true", "nodes": 2})])
-    assert nodes.value(queue.job(name)) == 2
-    assert nodes.value(queue.edit(name, {"nodes": 5})) == 5
-    assert nodes.value(edited(queue.job(name), {"name": "other"})) == 5
+    (name,) = queue.jobs.submit([spec_of({"command": "true", "nodes": 2})])
+    assert nodes.value(queue.jobs.get(name)) == 2
+    assert nodes.value(queue.jobs.edit(name, {"nodes": 5})) == 5
+    assert nodes.value(edited(queue.jobs.get(name), {"name": "other"})) == 5
     with pytest.raises(stoker.errors.BadInputError, match="nodes: must be between 0"):
         check(spec_of({"command": "true", "nodes": -1}))
 
@@ -63,7 +63,7 @@ def test_registered_field_is_in_the_bodies_of_the_api(queue: Store, nodes: JobFi
     (job,) = jobs_of(queue, {"command": "true", "directory": "/tmp", "nodes": "4"})
     assert nodes.value(job) == 4
     (name,) = submit(queue, "old")
-    assert changes_of(queue, {"nodes": 7}, queue.job(name)) == {"nodes": 7}
+    assert changes_of(queue, {"nodes": 7}, queue.jobs.get(name)) == {"nodes": 7}
 
 
 def test_registered_field_is_in_the_form(queue: Store, nodes: JobField) -> None:

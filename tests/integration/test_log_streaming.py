@@ -78,7 +78,7 @@ def test_an_output_is_read_whole_from_elsewhere_while_it_is_printed_and_afterwar
     ended = site.submit(f"seq {NUMBERS}; echo another")
     site.wait_until(ended, "succeeded")
     assert elsewhere(ended).wait_until_complete() == f"{COUNTED}another\n"
-    assert len(site.store.log(site.last_attempt(ended).id)) < len(COUNTED)
+    assert len(site.store.logs.read(site.last_attempt(ended).id)) < len(COUNTED)
 
 
 def test_when_a_worker_is_killed_and_started_again_its_outputs_are_lent_anew_and_nothing_is_lost(

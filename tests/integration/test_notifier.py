@@ -12,6 +12,7 @@ from stoker.errors import BadInputError
 from stoker.notifications.notifier import Notifier
 from stoker.queue import JobSpec, Store, init_queue, open_queue
 from stoker.queue.model import AttemptDetails
+from stoker.queue.workers import Workers
 from stoker.settings import Notifications
 from tests.support.http_receiver import Answer, Receiver
 from tests.support.mailbox import Mailbox, text_of
@@ -33,11 +34,11 @@ def store() -> Iterator[Store]:
 
 def fail(store: Store, name: str, cause: str = "exited", sentence: str = "it ended with code 1") -> str:
     """A job that has failed for good."""
-    (job,) = store.submit([JobSpec(command="x", name=name)])
-    attempt = store.claim(job, "w", [], 600.0)
+    (job,) = store.jobs.submit([JobSpec(command="x", name=name)])
+    attempt = store.attempts.claim(job, "w", [], 600.0)
     assert attempt is not None
-    store.write_details(attempt.id, AttemptDetails(cause=cause, rule=cause if cause == "idle" else ""))
-    assert store.finish(attempt.id, "failed", 1, sentence)
+    store.attempts.write_details(attempt.id, AttemptDetails(cause=cause, rule=cause if cause == "idle" else ""))
+    assert store.attempts.finish(attempt.id, "failed", 1, sentence)
     return job
 
 
@@ -101,26 +102,26 @@ def test_every_kind_that_a_queue_shows_is_told_and_only_the_wanted_ones(store: S
 
 
 def test_a_job_that_is_retried_has_not_failed_but_its_idle_stop_is_told(store: Store) -> None:
-    (job,) = store.submit([JobSpec(command="x", name="flaky", retries=1)])
-    attempt = store.claim(job, "w", [], 600.0)
+    (job,) = store.jobs.submit([JobSpec(command="x", name="flaky", retries=1)])
+    attempt = store.attempts.claim(job, "w", [], 600.0)
     assert attempt is not None
     looks = threading.Semaphore(0)
 
-    class Watched(Store):
-        def workers(self) -> Any:
+    class Watched(Workers):
+        def all(self) -> Any:
             looks.release()
-            return super().workers()
+            return super().all()
 
     def opened() -> Store:
         store = open_queue()
-        store.__class__ = Watched
+        store.workers.__class__ = Watched
         return store
 
     wanted = ("failed", "stopped")
     with Receiver().listening() as hook, crying(webhook(hook), events=wanted, opened=opened):
         assert looks.acquire(timeout=60)  # it has seen the attempt run
-        store.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
-        store.finish(attempt.id, "failed", 1, "GPU 0 stayed below 1%")
+        store.attempts.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
+        store.attempts.finish(attempt.id, "failed", 1, "GPU 0 stayed below 1%")
         (told,) = messages(hook)
     assert told["message"].startswith("Job flaky was stopped: GPU 0 stayed below 1%. It will be tried again.")
 
@@ -144,7 +145,7 @@ def test_several_processes_and_the_next_start_tell_an_event_once(store: Store) -
 def _unpaced(store: Store) -> Store:
     """As if the last message were more than a minute old."""
     for (name,) in store._driver.fetch_text("SELECT name FROM stoker_notices WHERE name LIKE 'pace:%'", {}):
-        store.forget_note(name)
+        store.notices.forget_note(name)
     return store
 
 
@@ -207,15 +208,15 @@ def test_a_mistake_of_its_own_is_said_once_and_does_not_silence_it(
     said: list[str] = []
     mistakes = iter(range(3))
 
-    class Mistaken(Store):
-        def workers(self) -> Any:
+    class Mistaken(Workers):
+        def all(self) -> Any:
             if next(mistakes, None) is not None:
                 raise ZeroDivisionError("postgres://alice:hunter22@db")
-            return super().workers()
+            return super().all()
 
     def opened() -> Store:
         found = open_queue()
-        found.__class__ = Mistaken
+        found.workers.__class__ = Mistaken
         return found
 
     fail(store, "train")
@@ -226,13 +227,13 @@ def test_a_mistake_of_its_own_is_said_once_and_does_not_silence_it(
 
 def test_of_jobs_that_ended_only_those_are_loaded_that_are_told_of(store: Store) -> None:
     for name in ("a", "b", "c"):
-        (job,) = store.submit([JobSpec(command="x", name=name)])
-        attempt = store.claim(job, "w", [], 600.0)
+        (job,) = store.jobs.submit([JobSpec(command="x", name=name)])
+        attempt = store.attempts.claim(job, "w", [], 600.0)
         assert attempt is not None
-        store.finish(attempt.id, "succeeded", 0, "")
+        store.attempts.finish(attempt.id, "succeeded", 0, "")
         fail(store, f"{name} failed")
     store._driver.fetch_text("UPDATE stoker_jobs SET ended = ended - 9", {})  # two ends may be one to the clock
-    store.cancel(store.submit([JobSpec(command="x", name="last")]))
+    store.jobs.cancel(store.jobs.submit([JobSpec(command="x", name="last")]))
     notifier = Notifier(Notifications(urls=(), events=("failed", "queue-empty")), LINK, open_queue, print)
     sight = notifier._queue_state(store)
     assert sorted(job.name for job in sight.ended) == ["a failed", "b failed", "c failed", "last"]
@@ -240,15 +241,15 @@ def test_of_jobs_that_ended_only_those_are_loaded_that_are_told_of(store: Store)
 
 
 def test_a_job_that_was_idle_and_is_cancelled_is_not_told_to_be_tried_again(store: Store) -> None:
-    (job,) = store.submit([JobSpec(command="x", name="hung", retries=1)])
-    attempt = store.claim(job, "w", [], 600.0)
+    (job,) = store.jobs.submit([JobSpec(command="x", name="hung", retries=1)])
+    attempt = store.attempts.claim(job, "w", [], 600.0)
     assert attempt is not None
     notifier = Notifier(Notifications(urls=(), events=("stopped",)), LINK, open_queue, print)
     notifier._queue_state(store)
-    store.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
-    store.finish(attempt.id, "failed", 1, "")
-    store.cancel([job])
-    store.cancel(store.submit([JobSpec(command="x", name="last")]))
+    store.attempts.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
+    store.attempts.finish(attempt.id, "failed", 1, "")
+    store.jobs.cancel([job])
+    store.jobs.cancel(store.jobs.submit([JobSpec(command="x", name="last")]))
     assert notifier._queue_state(store).retried == {}
 
 

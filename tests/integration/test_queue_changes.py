@@ -61,38 +61,38 @@ def wait_until_due(store: Store) -> None:
 
 def test_what_others_do_rings_and_is_seen_when_it_rings(changes: ChangeListener, queue: Store, other: Store) -> None:
     assert is_quiet(changes)
-    (job,) = other.submit([JobSpec(command="x")])
+    (job,) = other.jobs.submit([JobSpec(command="x")])
     assert rings(changes)
-    assert queue.ready()[0].id == job
+    assert queue.attempts.ready()[0].id == job
     assert is_quiet(changes)
-    for change in (other.hold, other.release, other.cancel, other.retry):
+    for change in (other.jobs.hold, other.jobs.release, other.jobs.cancel, other.jobs.retry):
         change([job])
         assert rings(changes)
-    (neighbour,) = other.submit([JobSpec(command="y")])
+    (neighbour,) = other.jobs.submit([JobSpec(command="y")])
     assert rings(changes)
-    other.move_beside([job], neighbour, "after")
+    other.jobs.move_beside([job], neighbour, "after")
     assert rings(changes)
-    attempt = other.claim(job, "w", [], 60.0)
+    attempt = other.attempts.claim(job, "w", [], 60.0)
     assert attempt is not None
-    other.snooze(attempt.id, 60.0, "alice")
+    other.attempts.snooze(attempt.id, 60.0, "alice")
     assert rings(changes)
     wait_until_due(other)
-    other.finish(attempt.id, "succeeded", 0)
+    other.attempts.finish(attempt.id, "succeeded", 0)
     assert rings(changes)
 
 
 def test_what_concerns_nobody_else_wakes_nobody(changes: ChangeListener, queue: Store, other: Store) -> None:
-    (job,) = queue.submit([JobSpec(command="my own")])
+    (job,) = queue.jobs.submit([JobSpec(command="my own")])
     assert select.select([changes], [], [], 60.0)[0]
     assert not changes.poll()  # it wakes, and has heard nothing
-    attempt = other.claim(job, "w", [], 60.0)
+    attempt = other.attempts.claim(job, "w", [], 60.0)
     assert attempt is not None
-    other.heartbeat("w", "host", View())
-    other.renew([attempt.id], 60.0)
-    other.write_log(attempt.id, "output")
-    other.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
-    other.write_usage([Usage(host="host", gpu="g", minute=1, seconds={"job": 60.0})])
-    other.note_once("something")
+    other.workers.heartbeat("w", "host", View())
+    other.attempts.renew([attempt.id], 60.0)
+    other.logs.write(attempt.id, "output")
+    other.attempts.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle"))
+    other.usage.write([Usage(host="host", gpu="g", minute=1, seconds={"job": 60.0})])
+    other.notices.note_once("something")
     assert not select.select([changes], [], [], 0.05)[0]
 
 
@@ -103,7 +103,7 @@ def test_another_process_is_heard_of_within_milliseconds(changes: ChangeListener
         "with open_queue(sys.argv[1]) as queue:\n"
         "    print('ready', flush=True)\n"
         "    for line in sys.stdin:\n"
-        "        queue.submit([JobSpec(command='x')])\n"
+        "        queue.jobs.submit([JobSpec(command='x')])\n"
         "        print(time.monotonic(), flush=True)\n"
     )
     delays = []
@@ -128,17 +128,17 @@ def test_the_first_outcome_is_told_at_once_and_those_soon_after_together(
     changes: ChangeListener, queue: Store, other: Store
 ) -> None:
     now = 0.0
-    other._throttle = NotifyThrottle(lambda: now)
-    jobs = queue.submit([JobSpec(command="x")] * 10)
-    first, *soon_after = [other.claim(job, "w", [], 60.0) for job in jobs]
+    other.attempts._throttle = other._throttle = NotifyThrottle(lambda: now)
+    jobs = queue.jobs.submit([JobSpec(command="x")] * 10)
+    first, *soon_after = [other.attempts.claim(job, "w", [], 60.0) for job in jobs]
     assert first is not None
     assert other.flush_due() is None
-    other.finish(first.id, "succeeded", 0)
+    other.attempts.finish(first.id, "succeeded", 0)
     assert rings(changes)
     for attempt in soon_after:
         assert attempt is not None
         now += SECONDS_BETWEEN / 20
-        assert other.finish(attempt.id, "succeeded", 0)
+        assert other.attempts.finish(attempt.id, "succeeded", 0)
         other.flush()
     owed = other.flush_due()
     assert owed is not None
@@ -154,14 +154,15 @@ def test_the_first_outcome_is_told_at_once_and_those_soon_after_together(
 
 
 def test_what_is_owed_is_told_on_leaving(changes: ChangeListener, queue: Store, url: str) -> None:
-    jobs = queue.submit([JobSpec(command="x")] * 2)
+    jobs = queue.jobs.submit([JobSpec(command="x")] * 2)
     with open_queue(url) as other:
-        attempts = [other.claim(job, "w", [], 60.0) for job in jobs]
-        other._throttle = NotifyThrottle(lambda: 0.0)  # a clock that stands still: it has just told something
+        attempts = [other.attempts.claim(job, "w", [], 60.0) for job in jobs]
+        # A clock that stands still: it has just notified.
+        other.attempts._throttle = other._throttle = NotifyThrottle(lambda: 0.0)
         other._throttle.sent()
         for attempt in attempts:
             assert attempt is not None
-            other.finish(attempt.id, "succeeded", 0)
+            other.attempts.finish(attempt.id, "succeeded", 0)
         assert other.flush_due() is not None
         changes.poll()
     assert select.select([changes], [], [], 60.0)[0]
@@ -178,11 +179,11 @@ def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pyt
             changes = queue.listen()
             assert changes.fileno() == -1
             assert not changes.poll()
-            other.submit([JobSpec(command="x")])
+            other.jobs.submit([JobSpec(command="x")])
             assert changes.poll()
             assert not changes.poll()
         wait_for(lambda: changes.poll() or changes.fileno() >= 0, named="the changes that listens again")
-        other.submit([JobSpec(command="x")])
+        other.jobs.submit([JobSpec(command="x")])
         assert rings(changes)
         changes.close()
 
@@ -201,7 +202,7 @@ def test_a_bell_that_lost_its_server_listens_again_when_it_is_back(
         assert changes.fileno() == -1
         wait_for(lambda: changes.poll() and changes.fileno() >= 0, named="the changes that listens again")
         with open_queue(postgres_url) as other:
-            other.submit([JobSpec(command="x")])
+            other.jobs.submit([JobSpec(command="x")])
         assert rings(changes)
         changes.close()
 

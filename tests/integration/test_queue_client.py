@@ -58,10 +58,10 @@ def rests(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def run(store: Store, job: str, outcome: Outcome = "succeeded", output: str = "") -> None:
-    attempt = store.claim(job, "w", [], LONG)
+    attempt = store.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
-    store.write_log(attempt.id, output)
-    assert store.finish(attempt.id, outcome, 0 if outcome == "succeeded" else 1)
+    store.logs.write(attempt.id, output)
+    assert store.attempts.finish(attempt.id, outcome, 0 if outcome == "succeeded" else 1)
 
 
 def test_a_job_is_submitted_with_what_it_asks_for(queue: stoker.Queue, tmp_path: Path) -> None:
@@ -141,20 +141,20 @@ def test_the_logs_of_a_job_that_was_waited_for_are_all_that_it_printed(
     queue: stoker.Queue, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the last of its output comes after the outcome, which is brought first."""
-    store.heartbeat("w", "host", View())
+    store.workers.heartbeat("w", "host", View())
     job = queue.submit("train")
-    attempt = store.claim(job.id, "w", [], LONG)
+    attempt = store.attempts.claim(job.id, "w", [], LONG)
     assert attempt is not None
-    store.write_log(attempt.id, "half of")
-    assert store.finish(attempt.id, "succeeded", 0)
+    store.logs.write(attempt.id, "half of")
+    assert store.attempts.finish(attempt.id, "succeeded", 0)
     pauses: list[float] = []
 
     def bring(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 3:
-            store.write_log(attempt.id, "half of it, and the rest", is_last=True)
+            store.logs.write(attempt.id, "half of it, and the rest", is_last=True)
 
-    monkeypatch.setattr("stoker.queue.store.time.sleep", bring)
+    monkeypatch.setattr("stoker.queue.logs.time.sleep", bring)
     assert queue.wait(job).state == "succeeded"
     assert queue.logs(job) == "half of it, and the rest"
     assert len(pauses) == 3
@@ -224,7 +224,7 @@ def test_waiting_for_long_ends_with_an_error_in_time(queue: stoker.Queue, monkey
 def test_a_database_that_is_away_is_waited_for(mortal_server: PostgresServer, rests: threading.Event) -> None:
     url = mortal_server.create_database()
     with init_queue(url) as store:
-        (job,) = store.submit([JobSpec(command="true")])
+        (job,) = store.jobs.submit([JobSpec(command="true")])
     found = list[stoker.Job]()
 
     def wait() -> None:
@@ -315,7 +315,7 @@ def test_it_is_the_same_queue_as_that_of_the_command_line(tmp_path: Path, monkey
     with stoker.Queue() as queue:
         job = queue.submit("true")
     with open_queue() as store:
-        assert store.job(job.id) == job
+        assert store.jobs.get(job.id) == job
     config = tmp_path / "config" / "stoker" / "stoker.toml"
     config.parent.mkdir(parents=True)
     config.write_text(f'queue = "{tmp_path}/configured.db"\n')

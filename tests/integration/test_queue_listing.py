@@ -16,7 +16,7 @@ def pages(queue: Store, size: int, states: tuple[State, ...] = (), tag: str | No
     before = None
     while not found or len(found[-1]) == size:
         assert len(found) < 10, "the pages have no end"
-        page = queue.page(states, tag, before, size)
+        page = queue.jobs.page(states, tag, before, size)
         found.append([job.name for job in page])
         before = (page[-1].submitted, page[-1].position) if page else None
     return found
@@ -24,7 +24,7 @@ def pages(queue: Store, size: int, states: tuple[State, ...] = (), tag: str | No
 
 def order(queue: Store) -> str:
     """The names of what waits, as a word."""
-    return "".join(job.name for job in queue.jobs(("queued", "held"), order="queue"))
+    return "".join(job.name for job in queue.jobs.find(("queued", "held"), order="queue"))
 
 
 def test_pages_hold_every_job_once_newest_first(queue: Store) -> None:
@@ -36,9 +36,9 @@ def test_pages_hold_every_job_once_newest_first(queue: Store) -> None:
 
 def test_what_comes_in_meanwhile_moves_nothing_to_the_next_page(queue: Store) -> None:
     submit(queue, *"abcd")
-    first = queue.page(limit=2)
+    first = queue.jobs.page(limit=2)
     submit(queue, "new")
-    then = queue.page(before=(first[-1].submitted, first[-1].position), limit=2)
+    then = queue.jobs.page(before=(first[-1].submitted, first[-1].position), limit=2)
     assert [job.name for job in (*first, *then)] == ["d", "c", "b", "a"]
 
 
@@ -54,7 +54,7 @@ def test_pages_are_of_some_states_or_of_a_tag(queue: Store) -> None:
     assert pages(queue, 2, ("queued", "failed"), "night") == [["f", "e"], ["d", "c"], ["a"]]
     assert pages(queue, 2, tag="nothing") == [[]]
     with pytest.raises(BadInputError, match="is no state"):
-        queue.page(("' OR 1",))  # type: ignore[arg-type]  # what is refused here
+        queue.jobs.page(("' OR 1",))  # type: ignore[arg-type]  # what is refused here
 
 
 def test_what_ended_lately_is_told_last_end_first(queue: Store) -> None:
@@ -65,14 +65,14 @@ def test_what_ended_lately_is_told_last_end_first(queue: Store) -> None:
     between = moment(queue)
     end(queue, b, "succeeded")
     moment(queue)
-    queue.cancel([d])
-    assert [job.name for job in queue.ended_since(between)] == ["d", "b"]
-    assert [job.name for job in queue.ended_since(0.0)] == ["d", "b", "c", "a"]
-    assert [job.name for job in queue.ended_since(0.0, limit=1)] == ["d"]
-    assert queue.ended_counts(between) == {"succeeded": 1, "cancelled": 1}
-    assert queue.ended_counts(0.0) == {"succeeded": 2, "cancelled": 1, "failed": 1}
-    queue.retry([d])
-    assert [job.name for job in queue.ended_since(between)] == ["b"]
+    queue.jobs.cancel([d])
+    assert [job.name for job in queue.jobs.ended_since(between)] == ["d", "b"]
+    assert [job.name for job in queue.jobs.ended_since(0.0)] == ["d", "b", "c", "a"]
+    assert [job.name for job in queue.jobs.ended_since(0.0, limit=1)] == ["d"]
+    assert queue.jobs.ended_counts(between) == {"succeeded": 1, "cancelled": 1}
+    assert queue.jobs.ended_counts(0.0) == {"succeeded": 2, "cancelled": 1, "failed": 1}
+    queue.jobs.retry([d])
+    assert [job.name for job in queue.jobs.ended_since(between)] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_jobs_are_put_right_beside_another(queue: Store, moved: str, neighbour: 
     side, beside = neighbour.split()
     # Named in any order, they keep the one they have in the queue.
     ids = [jobs[name] for name in reversed(moved)]
-    assert queue.move_beside(ids, jobs[beside], "before" if side == "before" else "after") == ids[::-1]
+    assert queue.jobs.move_beside(ids, jobs[beside], "before" if side == "before" else "after") == ids[::-1]
     assert order(queue) == expected
     submit(queue, "x")
     assert order(queue) == expected + "x"
@@ -101,19 +101,19 @@ def test_jobs_are_put_right_beside_another(queue: Store, moved: str, neighbour: 
 def test_who_is_put_beside_another_takes_its_priority(queue: Store) -> None:
     urgent = submit(queue, "u", "v", priority=5)
     a, b = submit(queue, "a", "b")
-    queue.hold([b])
-    assert queue.move_beside([b], urgent[0], "after") == [b]
-    assert (order(queue), queue.job(b).priority) == ("ubva", 5)
-    assert queue.move_beside([urgent[1]], a, "before") == [urgent[1]]
-    assert (order(queue), queue.job(urgent[1]).priority) == ("ubva", 0)
-    assert [job.name for job in queue.ready()] == ["u", "v", "a"]
+    queue.jobs.hold([b])
+    assert queue.jobs.move_beside([b], urgent[0], "after") == [b]
+    assert (order(queue), queue.jobs.get(b).priority) == ("ubva", 5)
+    assert queue.jobs.move_beside([urgent[1]], a, "before") == [urgent[1]]
+    assert (order(queue), queue.jobs.get(urgent[1]).priority) == ("ubva", 0)
+    assert [job.name for job in queue.attempts.ready()] == ["u", "v", "a"]
 
 
 def test_there_is_always_room_between_two(queue: Store) -> None:
     jobs = submit(queue, *"abcd")
     # Each halves the room before the last one; doubles are soon at their end.
     for turn in range(120):
-        queue.move_beside([jobs[1 + turn % 2]], jobs[3], "before")
+        queue.jobs.move_beside([jobs[1 + turn % 2]], jobs[3], "before")
         assert order(queue) == ("acbd", "abcd")[turn % 2]
     submit(queue, "x")
     assert order(queue) == "abcdx"
@@ -124,43 +124,43 @@ def test_nothing_is_put_beside_what_does_not_wait(queue: Store) -> None:
     start(queue, c)
     for neighbour in (c, "00000000"):
         with pytest.raises(BadInputError, match=f"nothing can be put before {neighbour}: no such job waits"):
-            queue.move_beside([a], neighbour, "before")
+            queue.jobs.move_beside([a], neighbour, "before")
     with pytest.raises(BadInputError, match=f"{a} cannot be put after itself"):
-        queue.move_beside([a, b], a, "after")
-    assert queue.move_beside([c], a, "before") == []
+        queue.jobs.move_beside([a, b], a, "after")
+    assert queue.jobs.move_beside([c], a, "before") == []
     assert (order(queue), states(queue, a, b, c)) == ("ab", ["queued", "queued", "running"])
 
 
 def test_the_neighbours_of_a_job_are_those_of_its_priority_that_wait(queue: Store) -> None:
     a, b, c, d, e = submit(queue, *"abcde")
     (urgent,) = submit(queue, "u", priority=5)
-    queue.hold([b, d])
+    queue.jobs.hold([b, d])
     start(queue, c)
     end(queue, e)
-    queue.move([d], "first")  # in the order d, a, b
-    around = {name: queue.neighbours(queue.job(name)) for name in (a, b, d, urgent)}
+    queue.jobs.move([d], "first")  # in the order d, a, b
+    around = {name: queue.jobs.neighbours(queue.jobs.get(name)) for name in (a, b, d, urgent)}
     assert around == {d: (None, a), a: (d, b), b: (a, None), urgent: (None, None)}
-    queue.release([d])
-    assert queue.neighbours(queue.job(a)) == (d, b)
-    queue.move_beside([a], b, "after")  # d, b, a
-    assert [queue.neighbours(queue.job(name)) for name in (d, b, a)] == [(None, b), (d, a), (b, None)]
+    queue.jobs.release([d])
+    assert queue.jobs.neighbours(queue.jobs.get(a)) == (d, b)
+    queue.jobs.move_beside([a], b, "after")  # d, b, a
+    assert [queue.jobs.neighbours(queue.jobs.get(name)) for name in (d, b, a)] == [(None, b), (d, a), (b, None)]
 
 
 def test_who_comes_before_a_queued_job_is_counted_up_to_a_bound(queue: Store) -> None:
     a, b, c, d = submit(queue, *"abcd")
     (urgent,) = submit(queue, "u", priority=5)
     submit(queue, "later", priority=-1)
-    queue.hold([b])
-    queue.move([d], "first")  # u, d, a, c, later
-    assert [queue.ahead_of(queue.job(name), 10) for name in (urgent, d, a, c)] == [0, 1, 2, 3]
-    assert [queue.ahead_of(queue.job(c), most) for most in (0, 1, 2, 3)] == [0, 1, 2, 3]
+    queue.jobs.hold([b])
+    queue.jobs.move([d], "first")  # u, d, a, c, later
+    assert [queue.jobs.ahead_of(queue.jobs.get(name), 10) for name in (urgent, d, a, c)] == [0, 1, 2, 3]
+    assert [queue.jobs.ahead_of(queue.jobs.get(c), most) for most in (0, 1, 2, 3)] == [0, 1, 2, 3]
 
 
 def test_what_no_database_takes_as_text_is_nowhere_found(queue: Store) -> None:
     odd = "\0\ud800"
-    assert queue.usage(0, odd, odd) == []
-    assert queue.jobs(tag=odd) == queue.page(tag=odd) == []
-    assert not queue.pause_worker(odd)
-    assert not queue.forget_note(odd)
+    assert queue.usage.read(0, odd, odd) == []
+    assert queue.jobs.find(tag=odd) == queue.jobs.page(tag=odd) == []
+    assert not queue.workers.pause(odd)
+    assert not queue.notices.forget_note(odd)
     with pytest.raises(BadInputError, match="there is no job"):
-        queue.job(odd)
+        queue.jobs.get(odd)

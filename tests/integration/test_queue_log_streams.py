@@ -32,7 +32,7 @@ def attempt(queue: Store) -> str:
 @pytest.fixture
 def wanted(queue: Store, attempt: str) -> str:
     """An attempt whose output somebody wants."""
-    assert queue.request_log_stream(attempt, LONG)
+    assert queue.logs.request_stream(attempt, LONG)
     return attempt
 
 
@@ -45,12 +45,12 @@ def part(
 def lend(queue: Store, attempt: str, *pieces: bytes, edition: str = "aa") -> None:
     place = 0
     for piece in pieces:
-        assert queue.write_log_chunk(attempt, part(place, piece, edition=edition))
+        assert queue.logs.write_chunk(attempt, part(place, piece, edition=edition))
         place += len(piece)
 
 
 def look(queue: Store, attempt: str, edition: str = "", begin: int = 0) -> LogChunk:
-    found = queue.log_chunk(attempt, edition, begin)
+    found = queue.logs.read_chunk(attempt, edition, begin)
     assert found is not None
     return found
 
@@ -86,7 +86,7 @@ def test_a_worker_hears_that_an_output_is_wanted(queue: Store, other: Store, att
         lambda: changes.fileno() >= 0 or (changes.poll() and changes.fileno() >= 0), named="the changes that listens"
     )
     changes.poll()
-    assert other.request_log_stream(attempt, LONG)
+    assert other.logs.request_stream(attempt, LONG)
     wait_for(changes.poll, named="the ring")
     changes.close()
 
@@ -95,44 +95,44 @@ def test_the_bell_rings_for_what_is_new_and_for_what_nobody_wanted_any_more(
     queue: Store, attempt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rings = rings_of(queue, monkeypatch)
-    assert queue.request_log_stream(attempt, LONG)
+    assert queue.logs.request_stream(attempt, LONG)
     assert len(rings) == 1
     for _ in range(3):
-        assert queue.request_log_stream(attempt, LONG)
+        assert queue.logs.request_stream(attempt, LONG)
     assert len(rings) == 1
     let_pass(queue, LONG)
-    assert queue.log_requests() == []
-    assert queue.request_log_stream(attempt, LONG)
+    assert queue.logs.stream_requests() == []
+    assert queue.logs.request_stream(attempt, LONG)
     assert len(rings) == 2
-    assert [one.attempt for one in queue.log_requests()] == [attempt]
+    assert [one.attempt for one in queue.logs.stream_requests()] == [attempt]
 
 
 def test_who_asks_again_has_it_for_as_long_as_they_say_then(queue: Store, wanted: str) -> None:
     let_pass(queue, LONG - 60.0)
-    assert queue.request_log_stream(wanted, LONG)
+    assert queue.logs.request_stream(wanted, LONG)
     let_pass(queue, LONG - 60.0)
-    assert [one.attempt for one in queue.log_requests()] == [wanted]
+    assert [one.attempt for one in queue.logs.stream_requests()] == [wanted]
 
 
 def test_an_attempt_that_is_not_there_cannot_be_asked_for(
     queue: Store, attempt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rings = rings_of(queue, monkeypatch)
-    assert not queue.request_log_stream(f"{attempt}x", LONG)
-    assert (queue.log_requests(), rings) == ([], [])
-    assert queue.log_chunk(f"{attempt}x") is None
+    assert not queue.logs.request_stream(f"{attempt}x", LONG)
+    assert (queue.logs.stream_requests(), rings) == ([], [])
+    assert queue.logs.read_chunk(f"{attempt}x") is None
 
 
 def test_a_worker_learns_all_that_it_needs_to_find_the_output(queue: Store) -> None:
     jobs = submit(queue, "here", "there", "unwanted", retries=1)
     first, second, _third = (start(queue, job, f"worker of {job}") for job in jobs)
-    queue.finish(second, "failed", 1)
-    queue.retry([jobs[1]])
+    queue.attempts.finish(second, "failed", 1)
+    queue.jobs.retry([jobs[1]])
     again = start(queue, jobs[1], "another")
     for name in (first, second, again):
-        assert queue.request_log_stream(name, LONG)
-    assert queue.write_log_chunk(first, LogChunk(edition="1", start=0))
-    assert sorted(queue.log_requests()) == sorted(
+        assert queue.logs.request_stream(name, LONG)
+    assert queue.logs.write_chunk(first, LogChunk(edition="1", start=0))
+    assert sorted(queue.logs.stream_requests()) == sorted(
         [
             LogRequest(first, jobs[0], 1, f"worker of {jobs[0]}", "1"),
             LogRequest(second, jobs[1], 1, f"worker of {jobs[1]}", ""),
@@ -145,9 +145,9 @@ def test_a_worker_learns_all_that_it_needs_to_find_the_output(queue: Store) -> N
 
 
 def test_nothing_can_be_read_before_something_was_lent(queue: Store, wanted: str) -> None:
-    assert queue.log_chunk(wanted) is None
-    assert queue.write_log_chunk(wanted, part(0))
-    assert queue.log_chunk(wanted) == part(0)
+    assert queue.logs.read_chunk(wanted) is None
+    assert queue.logs.write_chunk(wanted, part(0))
+    assert queue.logs.read_chunk(wanted) == part(0)
 
 
 def test_what_was_lent_is_read_from_the_end_of_any_piece_on(queue: Store, wanted: str) -> None:
@@ -163,7 +163,7 @@ def test_what_was_lent_is_read_from_the_end_of_any_piece_on(queue: Store, wanted
 def test_a_long_output_is_read_in_several_looks(queue: Store, wanted: str) -> None:
     pieces = [b"%d\n" % number * number for number in range(1, 22)]
     lend(queue, wanted, *pieces)
-    queue.write_log_chunk(wanted, part(len(b"".join(pieces)), unfinished=b" 10%", ended=True))
+    queue.logs.write_chunk(wanted, part(len(b"".join(pieces)), unfinished=b" 10%", ended=True))
     told, looks = look(queue, wanted), 1
     found = told.finished
     while told.is_behind:
@@ -179,15 +179,15 @@ def test_a_long_output_is_read_in_several_looks(queue: Store, wanted: str) -> No
 def test_bytes_that_are_no_text_come_back_as_they_were(queue: Store, wanted: str) -> None:
     every = bytes(range(256)) + b"\n"
     lend(queue, wanted, NO_TEXT, every)
-    assert queue.write_log_chunk(wanted, part(len(NO_TEXT + every), unfinished=b"\0\xff\0"))
+    assert queue.logs.write_chunk(wanted, part(len(NO_TEXT + every), unfinished=b"\0\xff\0"))
     assert look(queue, wanted) == part(0, NO_TEXT + every, b"\0\xff\0")
 
 
 def test_a_line_of_any_length_can_be_lent(queue: Store, wanted: str) -> None:
     """All of it in one step, and read in as many looks as it takes."""
     line = b"".join(b"%07d " % number for number in range(2**18)) * 5 + b"\n"
-    assert queue.write_log_chunk(wanted, part(0, line, b"next"))
-    assert queue.write_log_chunk(wanted, part(len(line), b"next\n", ended=True))
+    assert queue.logs.write_chunk(wanted, part(0, line, b"next"))
+    assert queue.logs.write_chunk(wanted, part(len(line), b"next\n", ended=True))
     told = look(queue, wanted)
     found = told.finished
     while told.is_behind and told.finished:
@@ -198,18 +198,18 @@ def test_a_line_of_any_length_can_be_lent(queue: Store, wanted: str) -> None:
 
 def test_the_unfinished_line_is_replaced_by_what_became_of_it(queue: Store, wanted: str) -> None:
     for unfinished in (b" 10% of it", b" 20%", b""):
-        assert queue.write_log_chunk(wanted, part(0, unfinished=unfinished))
+        assert queue.logs.write_chunk(wanted, part(0, unfinished=unfinished))
         assert look(queue, wanted, "aa") == part(0, unfinished=unfinished)
-    assert queue.write_log_chunk(wanted, part(0, b"100%\n", b"next"))
+    assert queue.logs.write_chunk(wanted, part(0, b"100%\n", b"next"))
     assert look(queue, wanted, "aa") == part(0, b"100%\n", b"next")
     assert look(queue, wanted, "aa", 5) == part(5, b"", b"next")
 
 
 def test_that_its_lender_has_more_is_told_to_the_reader(queue: Store, wanted: str) -> None:
     more = LogChunk(edition="aa", start=0, finished=b"1\n", is_behind=True)
-    assert queue.write_log_chunk(wanted, more)
+    assert queue.logs.write_chunk(wanted, more)
     assert look(queue, wanted) == more
-    assert queue.write_log_chunk(wanted, part(2, b"2\n"))
+    assert queue.logs.write_chunk(wanted, part(2, b"2\n"))
     assert not look(queue, wanted, "aa", 2).is_behind
 
 
@@ -232,8 +232,8 @@ def test_a_line_that_came_between_two_questions_of_one_look_is_told_with_what_fo
     queue: Store, other: Store, wanted: str
 ) -> None:
     """The unfinished line was asked for first, and is finished when the lines are."""
-    assert queue.write_log_chunk(wanted, part(0, b"1\n", b"2"))
-    told = interrupted_look(queue, wanted, lambda: other.write_log_chunk(wanted, part(2, b"2\n", b"3", ended=True)))
+    assert queue.logs.write_chunk(wanted, part(0, b"1\n", b"2"))
+    told = interrupted_look(queue, wanted, lambda: other.logs.write_chunk(wanted, part(2, b"2\n", b"3", ended=True)))
     assert (told.finished, told.unfinished, told.is_behind, told.is_complete) == (b"1\n2\n", b"", True, False)
     assert look(queue, wanted, "aa", told.size) == part(4, b"", b"3", ended=True)
 
@@ -242,7 +242,7 @@ def test_a_new_edition_that_came_between_two_questions_of_one_look_is_not_taken_
     queue: Store, other: Store, wanted: str
 ) -> None:
     lend(queue, wanted, b"1\n", b"2\n")
-    told = interrupted_look(queue, wanted, lambda: other.write_log_chunk(wanted, part(0, b"other\n", edition="bb")))
+    told = interrupted_look(queue, wanted, lambda: other.logs.write_chunk(wanted, part(0, b"other\n", edition="bb")))
     assert (told.edition, told.finished, told.is_behind) == ("aa", b"", True)
     assert look(queue, wanted, "aa", told.size) == part(0, b"other\n", edition="bb")
 
@@ -252,14 +252,14 @@ def test_a_new_edition_replaces_the_old_one_and_is_read_from_its_beginning(queue
     lend(queue, wanted, b"1\n", edition="bb")
     assert look(queue, wanted, "aa", 12) == look(queue, wanted, "aa", 6) == part(0, b"1\n", edition="bb")
     assert rows(queue, "log_chunks") == 1
-    assert queue.write_log_chunk(wanted, part(2, b"2\n", edition="bb"))
+    assert queue.logs.write_chunk(wanted, part(2, b"2\n", edition="bb"))
     assert look(queue, wanted, "bb", 2) == part(2, b"2\n", edition="bb")
 
 
 def test_an_edition_that_another_one_has_replaced_cannot_go_on(queue: Store, wanted: str) -> None:
     lend(queue, wanted, b"old\n")
     lend(queue, wanted, b"new\n", edition="bb")
-    assert not queue.write_log_chunk(wanted, part(4, b"of the old one\n"))
+    assert not queue.logs.write_chunk(wanted, part(4, b"of the old one\n"))
     assert look(queue, wanted) == part(0, b"new\n", edition="bb")
     assert rows(queue, "log_chunks") == 1
 
@@ -268,10 +268,10 @@ def test_the_middle_of_an_output_whose_beginning_was_forgotten_is_refused(queue:
     """Its worker was cut off for minutes, and somebody else asks for it now."""
     lend(queue, wanted, b"1\n", b"2\n")
     let_pass(queue, 2 * LONG)
-    queue.expire_log_streams()
-    assert queue.request_log_stream(wanted, LONG)
-    assert not queue.write_log_chunk(wanted, part(4, b"3\n"))
-    assert queue.log_chunk(wanted) is None
+    queue.logs.expire_streams()
+    assert queue.logs.request_stream(wanted, LONG)
+    assert not queue.logs.write_chunk(wanted, part(4, b"3\n"))
+    assert queue.logs.read_chunk(wanted) is None
     lend(queue, wanted, b"1\n2\n3\n", edition="bb")
     assert look(queue, wanted) == part(0, b"1\n2\n3\n", edition="bb")
 
@@ -281,18 +281,18 @@ def test_a_piece_that_is_lent_twice_collides_and_changes_nothing(queue: Store, w
     before = look(queue, wanted)
     for again in (part(2, b"another\n", b"3", ended=True), part(0, b"another\n", b"3")):
         with pytest.raises(CollisionError):
-            queue.write_log_chunk(wanted, again)
+            queue.logs.write_chunk(wanted, again)
         assert look(queue, wanted) == before
 
 
 def test_what_one_attempt_lends_is_of_no_concern_to_another(queue: Store, wanted: str) -> None:
     second = start(queue, *submit(queue, "y"))
-    assert queue.request_log_stream(second, LONG)
+    assert queue.logs.request_stream(second, LONG)
     lend(queue, wanted, b"one\n")
     lend(queue, second, b"another\n")
     lend(queue, second, b"another one\n", edition="bb")
     assert look(queue, wanted) == part(0, b"one\n")
-    queue.drop_log_stream(second)
+    queue.logs.drop_stream(second)
     assert look(queue, wanted) == part(0, b"one\n")
 
 
@@ -300,21 +300,21 @@ def test_what_one_attempt_lends_is_of_no_concern_to_another(queue: Store, wanted
 
 
 def test_nothing_is_lent_that_nobody_wants(queue: Store, attempt: str) -> None:
-    assert not queue.write_log_chunk(attempt, part(0, b"one\n"))
-    assert queue.request_log_stream(attempt, LONG)
+    assert not queue.logs.write_chunk(attempt, part(0, b"one\n"))
+    assert queue.logs.request_stream(attempt, LONG)
     lend(queue, attempt, b"one\n")
     let_pass(queue, LONG)
-    assert not queue.write_log_chunk(attempt, part(4, b"two\n", b"three"))
-    assert queue.log_chunk(attempt) == part(0, b"one\n")
+    assert not queue.logs.write_chunk(attempt, part(4, b"two\n", b"three"))
+    assert queue.logs.read_chunk(attempt) == part(0, b"one\n")
 
 
 def test_what_is_taken_back_can_be_read_no_more_and_lent_anew(queue: Store, wanted: str) -> None:
     lend(queue, wanted, b"one\n")
-    queue.write_log_chunk(wanted, part(4, b"", b"two", ended=True))
-    queue.drop_log_stream(wanted)
-    assert queue.log_chunk(wanted) is queue.log_chunk(wanted, "aa", 4) is None
+    queue.logs.write_chunk(wanted, part(4, b"", b"two", ended=True))
+    queue.logs.drop_stream(wanted)
+    assert queue.logs.read_chunk(wanted) is queue.logs.read_chunk(wanted, "aa", 4) is None
     assert rows(queue, "log_chunks") == 0
-    assert [one.attempt for one in queue.log_requests()] == [wanted]
+    assert [one.attempt for one in queue.logs.stream_requests()] == [wanted]
     lend(queue, wanted, b"1\n", edition="bb")
     assert look(queue, wanted, "aa", 4) == part(0, b"1\n", edition="bb")
 
@@ -322,12 +322,12 @@ def test_what_is_taken_back_can_be_read_no_more_and_lent_anew(queue: Store, want
 def test_what_nobody_has_wanted_for_a_minute_is_forgotten(queue: Store) -> None:
     late, soon = (start(queue, job) for job in submit(queue, "late", "soon"))
     for name in (late, soon):
-        assert queue.request_log_stream(name, LONG)
+        assert queue.logs.request_stream(name, LONG)
         lend(queue, name, b"1\n", b"2\n")
     let_pass(queue, LONG)
     queue._driver.fetch_text(f"UPDATE stoker_log_streams SET until = until - 61 WHERE attempt_id = '{late}'", {})
-    queue.expire_log_streams()
-    assert queue.log_chunk(late) is None
+    queue.logs.expire_streams()
+    assert queue.logs.read_chunk(late) is None
     assert look(queue, soon) == part(0, b"1\n2\n")
     assert rows(queue, "log_chunks") == 2
 
@@ -337,25 +337,25 @@ def test_a_reader_that_comes_back_within_a_minute_finds_what_was_complete_and_no
     queue: Store, wanted: str, ended: bool
 ) -> None:
     whole = part(0, b"1\n", b"2", ended=ended)
-    assert queue.write_log_chunk(wanted, whole)
+    assert queue.logs.write_chunk(wanted, whole)
     let_pass(queue, LONG)
-    queue.expire_log_streams()
-    assert queue.request_log_stream(wanted, LONG)
-    assert queue.log_chunk(wanted) == (whole if ended else None)
+    queue.logs.expire_streams()
+    assert queue.logs.request_stream(wanted, LONG)
+    assert queue.logs.read_chunk(wanted) == (whole if ended else None)
     lend(queue, wanted, b"1\n2\n", edition="bb")
     assert look(queue, wanted, "aa", 2) == part(0, b"1\n2\n", edition="bb")
 
 
 def test_cleaning_takes_along_what_was_lent(queue: Store, wanted: str) -> None:
     kept = start(queue, *submit(queue, "kept"))
-    assert queue.request_log_stream(kept, LONG)
+    assert queue.logs.request_stream(kept, LONG)
     for name in (wanted, kept):
         lend(queue, name, b"1\n", b"2\n")
-    queue.finish(wanted, "succeeded", 0)
-    assert queue.clean(-1.0) == 1
-    assert queue.log_chunk(wanted) is None
-    assert [one.attempt for one in queue.log_requests()] == [kept]
+    queue.attempts.finish(wanted, "succeeded", 0)
+    assert queue.jobs.clean(-1.0) == 1
+    assert queue.logs.read_chunk(wanted) is None
+    assert [one.attempt for one in queue.logs.stream_requests()] == [kept]
     assert (rows(queue, "log_streams"), rows(queue, "log_chunks")) == (1, 2)
-    assert not queue.write_log_chunk(wanted, part(4, b"3\n"))
-    assert not queue.request_log_stream(wanted, LONG)
+    assert not queue.logs.write_chunk(wanted, part(4, b"3\n"))
+    assert not queue.logs.request_stream(wanted, LONG)
     assert queue.check() == []

@@ -25,25 +25,25 @@ def test_jobs_are_found_by_the_beginning_of_their_origins(queue: Store) -> None:
         "Sheet:K:0:",
         None,
     ]
-    queue.submit([JobSpec(command=str(origin), origin=origin) for origin in origins])
-    found = queue.by_origin("sheet:K:0:")
+    queue.jobs.submit([JobSpec(command=str(origin), origin=origin) for origin in origins])
+    found = queue.jobs.by_origin("sheet:K:0:")
     assert [job.origin for job in found] == ["sheet:K:0:10#1", "sheet:K:0:3#1", "sheet:K:0:é\U0010fffd"]
     assert [job.command for job in found] == [job.origin for job in found]
-    assert queue.by_origin("file:") == []
+    assert queue.jobs.by_origin("file:") == []
 
 
 def test_a_job_that_was_forgotten_does_not_come_back(queue: Store) -> None:
-    (name, other) = queue.submit([JobSpec(command="one", origin="file:a:1"), JobSpec(command="no origin")])
-    queue.cancel([name, other])
-    assert queue.clean(-1.0) == 2
-    assert queue.by_origin("file:a:") == []
-    assert queue.submit([JobSpec(command="one", origin="file:a:1")]) == [name]
-    assert queue.jobs() == []
-    assert queue.clean(-1.0) == 0
+    (name, other) = queue.jobs.submit([JobSpec(command="one", origin="file:a:1"), JobSpec(command="no origin")])
+    queue.jobs.cancel([name, other])
+    assert queue.jobs.clean(-1.0) == 2
+    assert queue.jobs.by_origin("file:a:") == []
+    assert queue.jobs.submit([JobSpec(command="one", origin="file:a:1")]) == [name]
+    assert queue.jobs.find() == []
+    assert queue.jobs.clean(-1.0) == 0
 
 
 def test_that_lookup_reads_no_more_than_it_finds(queue: Store) -> None:
-    queue.submit([JobSpec(command="x", origin=f"file:{number}") for number in range(2000)])
+    queue.jobs.submit([JobSpec(command="x", origin=f"file:{number}") for number in range(2000)])
     queue._driver.fetch_text("ANALYZE", {})
     explain = "EXPLAIN QUERY PLAN " if Path(queue.place).exists() else "EXPLAIN "
     sql = queue._driver.sql("jobs by origin")

@@ -93,7 +93,7 @@ def queue(new_url: Callable[[], str]) -> Iterator[Store]:
     """Many jobs that have ended, and a thousand that were submitted after the database last counted."""
     with init_queue(new_url()) as opened:
         write_history(opened, HISTORY)
-        opened.submit([JobSpec(command="new")] * WAITING)
+        opened.jobs.submit([JobSpec(command="new")] * WAITING)
         yield opened
 
 
@@ -101,7 +101,7 @@ def queue(new_url: Callable[[], str]) -> Iterator[Store]:
 def young(new_url: Callable[[], str]) -> Iterator[Store]:
     """Ten thousand jobs that were submitted a moment ago: nothing has counted them yet."""
     with init_queue(new_url()) as opened:
-        opened.submit([JobSpec(command="new")] * 10_000)
+        opened.jobs.submit([JobSpec(command="new")] * 10_000)
         yield opened
 
 
@@ -192,7 +192,7 @@ def asked_of(
 def test_a_page_of_jobs_is_found_by_an_index_wherever_it_is(
     queue: Store, monkeypatch: pytest.MonkeyPatch, states: tuple[State, ...], before: tuple[float, float] | None
 ) -> None:
-    sql = asked_of(queue, monkeypatch, lambda store: store.page(states, before=before))
+    sql = asked_of(queue, monkeypatch, lambda store: store.jobs.page(states, before=before))
     for plan in plans_of(queue, sql):
         assert_reads_little(plan)
         assert "stoker_jobs_state" in plan if states else "stoker_jobs_submitted" in plan
@@ -215,8 +215,8 @@ def test_stops_for_idleness_are_found_by_an_index_of_their_own(queue: Store) -> 
 
 def test_the_last_hour_of_the_gpus_is_found_by_an_index(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: tuple[Callable[[Store], object], ...] = (
-        lambda store: store.usage(29_000_000),
-        lambda store: store.usage(29_000_000, "h1", "g"),
+        lambda store: store.usage.read(29_000_000),
+        lambda store: store.usage.read(29_000_000, "h1", "g"),
     )
     for look in looks:
         assert_reads_little(plans_of(queue, asked_of(queue, monkeypatch, look))[0])
@@ -259,8 +259,8 @@ def test_the_first_in_line_are_found_by_the_index_of_queued_ones(queue: Store) -
 def test_who_comes_before_a_job_is_counted_by_the_index_of_queued_ones(
     queue: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (job,) = queue.in_line(1)
-    sql = asked_of(queue, monkeypatch, lambda store: store.ahead_of(job, 1000), [(0,)])
+    (job,) = queue.jobs.in_line(1)
+    sql = asked_of(queue, monkeypatch, lambda store: store.jobs.ahead_of(job, 1000), [(0,)])
     for plan in plans_of(queue, sql):
         assert_looks_into_the_queued(plan, 2)
 

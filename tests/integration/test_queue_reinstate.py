@@ -9,11 +9,11 @@ __all__ = ["queue", "url"]
 
 def test_what_was_cancelled_is_held_as_if_nothing_had_been(queue: Store) -> None:
     held, failed = submit(queue, "held", "failed")
-    queue.hold([held])
-    before = queue.job(held)
+    queue.jobs.hold([held])
+    before = queue.jobs.get(held)
     end(queue, failed)
-    queue.cancel([held])
-    assert queue.reinstate([held, failed]) == [held]
-    assert queue.job(held) == before
-    assert queue.ready() == []
-    assert queue.job(failed).state == "failed"
+    queue.jobs.cancel([held])
+    assert queue.jobs.reinstate([held, failed]) == [held]
+    assert queue.jobs.get(held) == before
+    assert queue.attempts.ready() == []
+    assert queue.jobs.get(failed).state == "failed"

@@ -17,15 +17,14 @@ from stoker.queue import (
     Store,
     View,
     WorkerGpu,
-    entry,
     init_queue,
     new_id,
     open_queue,
 )
 from stoker.queue.driver import VERSION, queue_address
 from stoker.queue.model import KeptGpus
-from stoker.queue.rows import LOG_TAIL
 from stoker.queue.sqlite import SqliteDriver
+from stoker.queue.table import LOG_TAIL
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import wait_for
 
@@ -48,22 +47,22 @@ def queue(url: str) -> Iterator[Store]:
 
 
 def submit(queue: Store, *commands: str, **asked: object) -> list[str]:
-    return queue.submit([JobSpec(command=command, **asked) for command in commands])  # type: ignore[arg-type]  # by name
+    return queue.jobs.submit([JobSpec(command=command, **asked) for command in commands])  # type: ignore[arg-type]  # by name
 
 
 def run(queue: Store, job: str, outcome: Outcome, exit_code: int | None = None) -> None:
-    attempt = queue.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
-    assert queue.finish(attempt.id, outcome, exit_code)
+    assert queue.attempts.finish(attempt.id, outcome, exit_code)
 
 
 def ready(queue: Store) -> list[str]:
-    return [job.id for job in queue.ready()]
+    return [job.id for job in queue.attempts.ready()]
 
 
 def test_a_job_comes_back_as_it_was_submitted(queue: Store) -> None:
     awkward = "echo 'it''s' \"quoted\" \\ %s %(x)s :name {id}\n\tsecond line \0 \r 🔥 ﷽"
-    (words,) = queue.submit(
+    (words,) = queue.jobs.submit(
         [
             JobSpec(
                 command=("python", "train.py", awkward, ""),
@@ -89,7 +88,7 @@ def test_a_job_comes_back_as_it_was_submitted(queue: Store) -> None:
             )
         ]
     )
-    job = queue.job(words)
+    job = queue.jobs.get(words)
     assert job.command == ("python", "train.py", awkward, "")
     assert (job.directory, job.environment, job.name) == ("/srv/ünï", {"A": "1=2", "EMPTY": ""}, "the run 🔥")
     assert (job.tags, job.gpus, job.memory, job.share, job.priority) == (("a", "b:c"), 2, 20 * 2**30, True, -3)
@@ -104,28 +103,28 @@ def test_a_job_comes_back_as_it_was_submitted(queue: Store) -> None:
 def test_a_command_of_a_mebibyte_is_kept_whole(queue: Store) -> None:
     command = "echo " + "ü" * 2**19
     (job,) = submit(queue, command)
-    assert queue.job(job).command == command
+    assert queue.jobs.get(job).command == command
 
 
 def test_ten_thousand_jobs_are_submitted_at_once_in_their_order(queue: Store) -> None:
-    ids = queue.submit([JobSpec(command=f"echo {number}", tags=("sweep",)) for number in range(10_000)])
+    ids = queue.jobs.submit([JobSpec(command=f"echo {number}", tags=("sweep",)) for number in range(10_000)])
     assert len(set(ids)) == 10_000
     assert all(len(name) == 8 and int(name, 16) >= 0 for name in ids)
-    assert [job.id for job in queue.jobs(order="queue", limit=20_000)] == ids
-    assert queue.counts() == {"queued": 10_000}
+    assert [job.id for job in queue.jobs.find(order="queue", limit=20_000)] == ids
+    assert queue.jobs.counts() == {"queued": 10_000}
 
 
 def test_an_id_that_is_taken_is_drawn_again(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     draws = iter(["0000000a", "0000000a", "0000000a", "0000000b"])
-    monkeypatch.setattr(entry, "new_id", lambda: next(draws))
+    monkeypatch.setattr("stoker.queue.jobs.new_id", lambda: next(draws))
     assert submit(queue, "first") == ["0000000a"]
     assert submit(queue, "second") == ["0000000b"]
 
 
 def test_one_bad_job_keeps_all_of_a_submission_out(queue: Store) -> None:
     with pytest.raises(BadInputError, match="no such job"):
-        queue.submit([JobSpec(command="good"), JobSpec(command="bad", after=("deadbeef",))])
-    assert queue.jobs() == []
+        queue.jobs.submit([JobSpec(command="good"), JobSpec(command="bad", after=("deadbeef",))])
+    assert queue.jobs.find() == []
 
 
 @pytest.mark.parametrize(
@@ -149,24 +148,24 @@ def test_one_bad_job_keeps_all_of_a_submission_out(queue: Store) -> None:
 )
 def test_what_cannot_be_meant_is_refused(queue: Store, job: JobSpec, complaint: str) -> None:
     with pytest.raises(BadInputError, match=complaint):
-        queue.submit([job])
-    assert queue.jobs() == []
+        queue.jobs.submit([job])
+    assert queue.jobs.find() == []
 
 
 def test_the_same_origin_becomes_a_job_once(queue: Store, url: str) -> None:
     row = JobSpec(command="from a sheet", origin="sheet:7")
-    first = queue.submit([row, JobSpec(command="other"), row])
+    first = queue.jobs.submit([row, JobSpec(command="other"), row])
     with open_queue(url) as again:
-        assert again.submit([row]) == first[:1]
+        assert again.jobs.submit([row]) == first[:1]
     assert first[0] == first[2] != first[1]
-    assert len(queue.jobs()) == 2
+    assert len(queue.jobs.find()) == 2
 
 
 def test_jobs_of_one_submission_may_name_each_other_but_not_in_a_circle(queue: Store) -> None:
     one, two = new_id(), new_id()
     with pytest.raises(BadInputError, match="circle"):
-        queue.submit([JobSpec(command="1", id=one, after=(two,)), JobSpec(command="2", id=two, after_any=(one,))])
-    queue.submit([JobSpec(command="2", id=two, after=(one,)), JobSpec(command="1", id=one)])
+        queue.jobs.submit([JobSpec(command="1", id=one, after=(two,)), JobSpec(command="2", id=two, after_any=(one,))])
+    queue.jobs.submit([JobSpec(command="2", id=two, after=(one,)), JobSpec(command="1", id=one)])
     assert ready(queue) == [one]
 
 
@@ -175,51 +174,51 @@ def test_ready_jobs_come_by_priority_and_then_by_age(queue: Store) -> None:
     (urgent,) = submit(queue, "urgent", priority=5)
     (lazy,) = submit(queue, "lazy", priority=-5)
     assert ready(queue) == [urgent, old, young, lazy]
-    assert [job.id for job in queue.ready(2)] == [urgent, old]
-    queue.set_priority([lazy], 9)
+    assert [job.id for job in queue.attempts.ready(2)] == [urgent, old]
+    queue.jobs.set_priority([lazy], 9)
     assert ready(queue) == [lazy, urgent, old, young]
-    assert queue.job(lazy).priority == 9
+    assert queue.jobs.get(lazy).priority == 9
 
 
 def test_a_job_waits_for_the_success_of_those_it_comes_after(queue: Store) -> None:
     first, second = submit(queue, "first", "second")
     (then,) = submit(queue, "then", after=(first,), after_any=(second,))
-    assert queue.claim(then, "w", [], LONG) is None
+    assert queue.attempts.claim(then, "w", [], LONG) is None
     run(queue, second, "failed", 1)
-    assert queue.needs_of([then]).of(then) == {first: "queued"}
+    assert queue.jobs.needs_of([then]).of(then) == {first: "queued"}
     run(queue, first, "failed", 1)
     assert ready(queue) == []
-    assert queue.needs_of([then]).of(then) == {first: "failed"}
+    assert queue.jobs.needs_of([then]).of(then) == {first: "failed"}
     (last,) = submit(queue, "last", after_any=(then,))
-    assert queue.needs_of([last]).dead_end(last) == ((then, "queued"), (first, "failed"))
-    queue.retry([first])
-    assert queue.needs_of([last]).dead_end(last) == ()
+    assert queue.jobs.needs_of([last]).dead_end(last) == ((then, "queued"), (first, "failed"))
+    queue.jobs.retry([first])
+    assert queue.jobs.needs_of([last]).dead_end(last) == ()
     run(queue, first, "succeeded", 0)
     assert ready(queue) == [then]
-    assert queue.needs_of([then]).of(then) == {}
+    assert queue.jobs.needs_of([then]).of(then) == {}
 
 
 def test_a_claim_is_given_once_and_says_what_it_gave(queue: Store) -> None:
     (job,) = submit(queue, "train", gpus=1)
-    attempt = queue.claim(job, "w1", ["GPU-aa"], LONG)
+    attempt = queue.attempts.claim(job, "w1", ["GPU-aa"], LONG)
     assert attempt is not None
     assert (attempt.job, attempt.worker, attempt.number, attempt.gpus) == (job, "w1", 1, ("GPU-aa",))
     assert attempt.lease_expires - attempt.started == pytest.approx(LONG, abs=10)
-    assert queue.claim(job, "w2", ["GPU-bb"], LONG) is None
-    assert queue.attempts(job) == queue.running() == [attempt]
-    running = queue.job(job)
+    assert queue.attempts.claim(job, "w2", ["GPU-bb"], LONG) is None
+    assert queue.attempts.of(job) == queue.attempts.running() == [attempt]
+    running = queue.jobs.get(job)
     assert (running.state, running.attempt, running.attempts) == ("running", attempt.id, 1)
-    assert queue.claim("ffffffff", "w1", [], LONG) is None
+    assert queue.attempts.claim("ffffffff", "w1", [], LONG) is None
 
 
 def test_the_next_claim_takes_the_first_job_that_wants_as_many_gpus(queue: Store) -> None:
     (two,) = submit(queue, "two", gpus=2, priority=5)
     (none,) = submit(queue, "none", gpus=0)
-    attempt = queue.claim_next("w", [], LONG)
+    attempt = queue.attempts.claim_next("w", [], LONG)
     assert attempt is not None
     assert attempt.job == none
-    assert queue.claim_next("w", ["GPU-a"], LONG) is None
-    both = queue.claim_next("w", ["GPU-a", "GPU-b"], LONG)
+    assert queue.attempts.claim_next("w", ["GPU-a"], LONG) is None
+    both = queue.attempts.claim_next("w", ["GPU-a", "GPU-b"], LONG)
     assert both is not None
     assert both.job == two
 
@@ -227,68 +226,68 @@ def test_the_next_claim_takes_the_first_job_that_wants_as_many_gpus(queue: Store
 def test_success_is_recorded_with_its_code_and_time(queue: Store) -> None:
     (job,) = submit(queue, "x")
     run(queue, job, "succeeded", 0)
-    done = queue.job(job)
+    done = queue.jobs.get(job)
     assert (done.state, done.exit_code) == ("succeeded", 0)
     assert done.started is not None
     assert done.ended is not None
     assert done.started <= done.ended
-    assert [(a.number, a.outcome, a.exit_code) for a in queue.attempts(job)] == [(1, "succeeded", 0)]
+    assert [(a.number, a.outcome, a.exit_code) for a in queue.attempts.of(job)] == [(1, "succeeded", 0)]
 
 
 def test_an_attempt_is_finished_once(queue: Store) -> None:
     (job,) = submit(queue, "x")
-    attempt = queue.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
-    assert queue.finish(attempt.id, "failed", 3, "it said no")
-    before = queue.job(job)
-    assert not queue.finish(attempt.id, "succeeded", 0)
-    assert not queue.finish("0" * 32, "succeeded", 0)
-    assert queue.job(job) == before
+    assert queue.attempts.finish(attempt.id, "failed", 3, "it said no")
+    before = queue.jobs.get(job)
+    assert not queue.attempts.finish(attempt.id, "succeeded", 0)
+    assert not queue.attempts.finish("0" * 32, "succeeded", 0)
+    assert queue.jobs.get(job) == before
     assert (before.state, before.exit_code, before.reason) == ("failed", 3, "it said no")
 
 
 def test_an_expired_lease_gives_the_job_away_once_and_its_late_finisher_is_refused(queue: Store) -> None:
     (job,) = submit(queue, "x", retries=0)
-    late = queue.claim(job, "cut off", [], OVER)
+    late = queue.attempts.claim(job, "cut off", [], OVER)
     assert late is not None
-    new = queue.claim(job, "w2", [], LONG)
+    new = queue.attempts.claim(job, "w2", [], LONG)
     assert new is not None
     assert new.number == 2
-    assert queue.claim(job, "w3", [], LONG) is None
-    assert queue.renew([late.id], LONG) == {}
-    assert not queue.finish(late.id, "succeeded", 0)
-    assert queue.job(job).state == "running"
-    assert queue.finish(new.id, "succeeded", 0)
-    assert [a.outcome for a in queue.attempts(job)] == ["lost", "succeeded"]
+    assert queue.attempts.claim(job, "w3", [], LONG) is None
+    assert queue.attempts.renew([late.id], LONG) == {}
+    assert not queue.attempts.finish(late.id, "succeeded", 0)
+    assert queue.jobs.get(job).state == "running"
+    assert queue.attempts.finish(new.id, "succeeded", 0)
+    assert [a.outcome for a in queue.attempts.of(job)] == ["lost", "succeeded"]
 
 
 def test_a_result_after_the_lease_counts_while_nobody_has_taken_the_job(queue: Store) -> None:
     (job,) = submit(queue, "x")
-    attempt = queue.claim(job, "w", [], OVER)
+    attempt = queue.attempts.claim(job, "w", [], OVER)
     assert attempt is not None
-    assert queue.finish(attempt.id, "succeeded", 0)
-    assert queue.sweep() == 0
-    assert queue.job(job).state == "succeeded"
+    assert queue.attempts.finish(attempt.id, "succeeded", 0)
+    assert queue.attempts.sweep() == 0
+    assert queue.jobs.get(job).state == "succeeded"
 
 
 def test_a_renewed_lease_keeps_the_job(queue: Store) -> None:
     ids = submit(queue, "kept", "lost")
-    attempt = queue.claim(ids[0], "w", [], OVER)
+    attempt = queue.attempts.claim(ids[0], "w", [], OVER)
     assert attempt is not None
-    assert queue.renew([attempt.id, "f" * 32], LONG) == {attempt.id: False}
-    assert queue.claim(ids[1], "w", [], OVER) is not None
-    assert queue.sweep() == 1
-    assert [queue.job(job).state for job in ids] == ["running", "queued"]
+    assert queue.attempts.renew([attempt.id, "f" * 32], LONG) == {attempt.id: False}
+    assert queue.attempts.claim(ids[1], "w", [], OVER) is not None
+    assert queue.attempts.sweep() == 1
+    assert [queue.jobs.get(job).state for job in ids] == ["running", "queued"]
 
 
 def test_a_worker_never_takes_its_own_attempts_for_lost(queue: Store) -> None:
     (job,) = submit(queue, "runs here")
-    assert queue.claim(job, "mine", [], OVER) is not None
-    assert queue.sweep("mine") == 0
-    assert queue.ready(worker="mine") == []
-    assert queue.claim(job, "mine", [], LONG) is None
-    assert queue.job(job).state == "running"
-    assert queue.sweep("another") == 1
+    assert queue.attempts.claim(job, "mine", [], OVER) is not None
+    assert queue.attempts.sweep("mine") == 0
+    assert queue.attempts.ready(worker="mine") == []
+    assert queue.attempts.claim(job, "mine", [], LONG) is None
+    assert queue.jobs.get(job).state == "running"
+    assert queue.attempts.sweep("another") == 1
 
 
 def set_clock(queue: Store, by: float) -> None:
@@ -311,24 +310,24 @@ def set_clock(queue: Store, by: float) -> None:
 @pytest.mark.parametrize("by", [3600.0, LONG * 0.9, -3600.0])
 def test_a_step_of_the_clock_ends_no_lease(queue: Store, by: float) -> None:
     (job,) = submit(queue, "runs")
-    attempt = queue.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
-    assert queue.sweep("another") == 0
+    assert queue.attempts.sweep("another") == 0
     before = queue.clock()
     set_clock(queue, by)
     assert queue.clock() - before == pytest.approx(by, abs=60.0)
     for _ in range(2):
-        assert queue.sweep("another") == 0
-    assert queue.claim(job, "another", [], LONG) is None
-    (shown,) = queue.running()
+        assert queue.attempts.sweep("another") == 0
+    assert queue.attempts.claim(job, "another", [], LONG) is None
+    (shown,) = queue.attempts.running()
     if by > 0 or isinstance(queue._driver, SqliteDriver):
         # What people are shown goes by the clock that they see.
         assert shown.lease_expires - queue.clock() == pytest.approx(LONG, abs=60.0)
-    assert queue.renew([attempt.id], LONG) == {attempt.id: False}
-    assert queue.sweep("another") == 0
+    assert queue.attempts.renew([attempt.id], LONG) == {attempt.id: False}
+    assert queue.attempts.sweep("another") == 0
     (lost,) = submit(queue, "lost")
-    assert queue.claim(lost, "w", [], OVER) is not None
-    assert queue.sweep("another") == 1
+    assert queue.attempts.claim(lost, "w", [], OVER) is not None
+    assert queue.attempts.sweep("another") == 1
 
 
 @pytest.mark.parametrize("by", [3600.0, -3600.0])
@@ -339,94 +338,94 @@ def test_step_of_the_clock_neither_hastens_nor_delays_a_retry(tmp_path: Path, by
             run(queue, job, "failed", 1)
         set_clock(queue, by)
         wait_for(lambda: ready(queue) == [soon], named="the retry")
-        assert queue.job(later).not_before - queue.clock() == pytest.approx(LONG, abs=60.0)
-        assert (queue.next_wake() or 0.0) - queue.clock() == pytest.approx(LONG, abs=60.0)
+        assert queue.jobs.get(later).not_before - queue.clock() == pytest.approx(LONG, abs=60.0)
+        assert (queue.jobs.next_wake() or 0.0) - queue.clock() == pytest.approx(LONG, abs=60.0)
 
 
 def test_all_processes_hold_leases_against_the_same_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = str(tmp_path / "queue.db")
     with init_queue(place) as first:
         (job,) = submit(first, "runs")
-        attempt = first.claim(job, "w", [], LONG)
+        attempt = first.attempts.claim(job, "w", [], LONG)
         assert attempt is not None
         really = time.time
         with monkeypatch.context() as stepped:
             stepped.setattr(time, "time", lambda: really() + 3600.0)
             with open_queue(place) as second:
-                assert second.sweep("another") == 0
-                assert second.renew([attempt.id], LONG) == {attempt.id: False}
-        assert first.running()[0].lease_expires - really() == pytest.approx(LONG, abs=60.0)
+                assert second.attempts.sweep("another") == 0
+                assert second.attempts.renew([attempt.id], LONG) == {attempt.id: False}
+        assert first.attempts.running()[0].lease_expires - really() == pytest.approx(LONG, abs=60.0)
 
 
 def test_a_restarted_worker_adopts_what_still_runs(queue: Store) -> None:
     ids = submit(queue, "runs", "ended")
-    runs, ended = (queue.claim(job, "old start", [], LONG) for job in ids)
+    runs, ended = (queue.attempts.claim(job, "old start", [], LONG) for job in ids)
     assert runs is not None
     assert ended is not None
-    queue.finish(ended.id, "succeeded", 0)
-    assert queue.adopt([runs.id, ended.id], "new start", LONG) == {runs.id}
-    assert queue.renew([runs.id, ended.id], LONG) == {runs.id: False}
-    assert [attempt.worker for attempt in queue.running()] == ["new start"]
+    queue.attempts.finish(ended.id, "succeeded", 0)
+    assert queue.attempts.adopt([runs.id, ended.id], "new start", LONG) == {runs.id}
+    assert queue.attempts.renew([runs.id, ended.id], LONG) == {runs.id: False}
+    assert [attempt.worker for attempt in queue.attempts.running()] == ["new start"]
 
 
 def test_a_lost_job_is_held_when_it_asked_for_that(queue: Store) -> None:
     (job,) = submit(queue, "x", on_loss="hold")
-    queue.claim(job, "w", [], OVER)
-    assert queue.sweep() == 1
-    assert queue.job(job).state == "held"
-    assert "not heard of" in queue.job(job).reason
+    queue.attempts.claim(job, "w", [], OVER)
+    assert queue.attempts.sweep() == 1
+    assert queue.jobs.get(job).state == "held"
+    assert "not heard of" in queue.jobs.get(job).reason
 
 
 def test_a_job_that_is_lost_again_and_again_is_held(queue: Store) -> None:
     (job,) = submit(queue, "takes its machine down")
     lost = 0
-    while queue.claim(job, f"w{lost}", [], OVER):
+    while queue.attempts.claim(job, f"w{lost}", [], OVER):
         lost += 1
         assert lost <= 10
     assert lost == 10
-    assert queue.job(job).state == "held"
+    assert queue.jobs.get(job).state == "held"
 
 
 def test_failures_are_retried_each_after_twice_the_time(queue: Store) -> None:
     (job,) = submit(queue, "x", retries=2, backoff=100.0)
     run(queue, job, "failed", 1)
-    waiting = queue.job(job)
+    waiting = queue.jobs.get(job)
     assert (waiting.state, waiting.retries_left) == ("queued", 1)
     assert waiting.not_before - queue.clock() == pytest.approx(100, abs=20)
-    assert queue.next_wake() == pytest.approx(waiting.not_before, abs=1.0)
+    assert queue.jobs.next_wake() == pytest.approx(waiting.not_before, abs=1.0)
     assert ready(queue) == []
-    assert queue.claim(job, "w", [], LONG) is None
+    assert queue.attempts.claim(job, "w", [], LONG) is None
     queue._driver.fetch_text("UPDATE stoker_jobs SET not_before = 0", {})  # as if that time had passed
     run(queue, job, "failed", 1)
-    assert queue.job(job).not_before - queue.clock() == pytest.approx(200, abs=20)
-    assert queue.retry([job]) == [job]
-    assert (ready(queue), queue.job(job).retries_left) == ([job], 2)
+    assert queue.jobs.get(job).not_before - queue.clock() == pytest.approx(200, abs=20)
+    assert queue.jobs.retry([job]) == [job]
+    assert (ready(queue), queue.jobs.get(job).retries_left) == ([job], 2)
 
 
 def test_when_no_retry_is_left_the_last_failure_stands(queue: Store) -> None:
     (job,) = submit(queue, "x", retries=2, backoff=0.0)
     for _ in range(3):
         run(queue, job, "failed", 9)
-    assert (queue.job(job).state, queue.job(job).exit_code, queue.job(job).attempts) == ("failed", 9, 3)
-    assert queue.next_wake() is None
+    assert (queue.jobs.get(job).state, queue.jobs.get(job).exit_code, queue.jobs.get(job).attempts) == ("failed", 9, 3)
+    assert queue.jobs.next_wake() is None
 
 
 def test_a_preempted_job_keeps_its_retries_and_its_place(queue: Store) -> None:
     first, second = submit(queue, "first", "second", preemptible=True, retries=1)
     run(queue, first, "preempted")
-    back = queue.job(first)
+    back = queue.jobs.get(first)
     assert (back.state, back.retries_left, back.attempts) == ("queued", 1, 1)
     assert ready(queue) == [first, second]
 
 
 def test_a_queued_job_is_cancelled_at_once(queue: Store) -> None:
     queued, held, done = submit(queue, "1", "2", "3")
-    queue.hold([held])
+    queue.jobs.hold([held])
     run(queue, done, "succeeded", 0)
-    result = queue.cancel([queued, held, done])
+    result = queue.jobs.cancel([queued, held, done])
     assert (sorted(result.cancelled), result.asked) == (sorted([queued, held]), [])
-    assert [queue.job(job).state for job in (queued, held, done)] == ["cancelled", "cancelled", "succeeded"]
-    assert queue.claim(queued, "w", [], LONG) is None
+    assert [queue.jobs.get(job).state for job in (queued, held, done)] == ["cancelled", "cancelled", "succeeded"]
+    assert queue.attempts.claim(queued, "w", [], LONG) is None
 
 
 @pytest.mark.parametrize(
@@ -441,43 +440,43 @@ def test_a_queued_job_is_cancelled_at_once(queue: Store) -> None:
 )
 def test_a_running_job_is_asked_to_stop_and_its_supervisor_ends_it(queue: Store, outcome: Outcome, state: str) -> None:
     job, other = submit(queue, "x", "y", retries=3)
-    attempt = queue.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
-    assert queue.requests("w") == Requests()
-    assert queue.cancel([job]).asked == [job]
-    assert queue.job(job).state == "running"
-    assert queue.requests("w") == Requests(cancelled=frozenset({attempt.id}))
-    assert queue.renew([attempt.id], LONG) == {attempt.id: True}
-    assert queue.requests("another") == Requests()
-    assert queue.finish(attempt.id, outcome, 143)
-    assert queue.job(job).state == state
-    assert queue.requests("w") == Requests()
-    queue.retry([job])
-    assert queue.job(job).cancel_requested is None
+    assert queue.attempts.requests("w") == Requests()
+    assert queue.jobs.cancel([job]).asked == [job]
+    assert queue.jobs.get(job).state == "running"
+    assert queue.attempts.requests("w") == Requests(cancelled=frozenset({attempt.id}))
+    assert queue.attempts.renew([attempt.id], LONG) == {attempt.id: True}
+    assert queue.attempts.requests("another") == Requests()
+    assert queue.attempts.finish(attempt.id, outcome, 143)
+    assert queue.jobs.get(job).state == state
+    assert queue.attempts.requests("w") == Requests()
+    queue.jobs.retry([job])
+    assert queue.jobs.get(job).cancel_requested is None
     assert ready(queue) == [job, other]
 
 
 def test_a_held_job_waits_for_its_release(queue: Store) -> None:
     job, born_held = submit(queue, "x") + submit(queue, "y", hold=True)
-    assert queue.hold([job, born_held]) == [job]
+    assert queue.jobs.hold([job, born_held]) == [job]
     assert ready(queue) == []
-    assert sorted(queue.release([job, born_held])) == sorted([job, born_held])
+    assert sorted(queue.jobs.release([job, born_held])) == sorted([job, born_held])
     assert ready(queue) == [job, born_held]
 
 
 def test_moving_changes_the_order_among_jobs_of_one_priority(queue: Store) -> None:
     a, b, c, d = submit(queue, "a", "b", "c", "d")
     (urgent,) = submit(queue, "urgent", priority=1)
-    queue.move([c], "first")
+    queue.jobs.move([c], "first")
     assert ready(queue) == [urgent, c, a, b, d]
-    queue.move([c], "down")
+    queue.jobs.move([c], "down")
     assert ready(queue) == [urgent, a, c, b, d]
-    queue.move([d], "up")
+    queue.jobs.move([d], "up")
     assert ready(queue) == [urgent, a, c, d, b]
-    queue.move([a], "last")
+    queue.jobs.move([a], "last")
     assert ready(queue) == [urgent, c, d, b, a]
-    queue.move([c], "up")
-    queue.move([a], "down")
+    queue.jobs.move([c], "up")
+    queue.jobs.move([a], "down")
     assert ready(queue) == [urgent, c, d, b, a]
     (late,) = submit(queue, "late")
     assert ready(queue) == [urgent, c, d, b, a, late]
@@ -485,40 +484,42 @@ def test_moving_changes_the_order_among_jobs_of_one_priority(queue: Store) -> No
 
 def test_jobs_that_are_moved_together_keep_their_order(queue: Store) -> None:
     a, b, c, d = submit(queue, "a", "b", "c", "d")
-    queue.move([d, c], "first")
+    queue.jobs.move([d, c], "first")
     assert ready(queue) == [c, d, a, b]
-    queue.move([c, d], "up")
+    queue.jobs.move([c, d], "up")
     assert ready(queue) == [c, d, a, b]
-    queue.move([d, a], "up")
+    queue.jobs.move([d, a], "up")
     assert ready(queue) == [d, a, c, b]
-    queue.move([a, d], "down")
+    queue.jobs.move([a, d], "down")
     assert ready(queue) == [c, d, a, b]
-    queue.move([d, c], "last")
+    queue.jobs.move([d, c], "last")
     assert ready(queue) == [a, b, c, d]
 
 
 def test_what_runs_is_not_moved(queue: Store) -> None:
     a, b = submit(queue, "a", "b")
-    queue.claim(b, "w", [], LONG)
-    assert queue.move([b, "ffffffff"], "first") == []
+    queue.attempts.claim(b, "w", [], LONG)
+    assert queue.jobs.move([b, "ffffffff"], "first") == []
     assert ready(queue) == [a]
 
 
 def test_a_waiting_job_is_edited(queue: Store) -> None:
     before, job = submit(queue, "before", "x", tags=("old",))
-    edited = queue.edit(job, {"command": ("y", "z"), "gpus": 0, "tags": ("new",), "after": (before,), "priority": 2})
-    assert queue.job(job) == edited
+    edited = queue.jobs.edit(
+        job, {"command": ("y", "z"), "gpus": 0, "tags": ("new",), "after": (before,), "priority": 2}
+    )
+    assert queue.jobs.get(job) == edited
     assert (edited.command, edited.gpus, edited.tags, edited.priority) == (("y", "z"), 0, ("new",), 2)
-    assert [found.id for found in queue.jobs(tag="new")] == [job]
-    assert [found.id for found in queue.jobs(tag="old")] == [before]
+    assert [found.id for found in queue.jobs.find(tag="new")] == [job]
+    assert [found.id for found in queue.jobs.find(tag="old")] == [before]
     assert ready(queue) == [before]
 
 
 def test_edits_that_cannot_be_are_refused_and_change_nothing(queue: Store) -> None:
     a, b = submit(queue, "a", "b")
     (c,) = submit(queue, "c", after=(b,))
-    queue.edit(b, {"after": (a,)})
-    before = queue.jobs()
+    queue.jobs.edit(b, {"after": (a,)})
+    before = queue.jobs.find()
     refused: list[tuple[dict[str, object], str]] = [
         ({"after": (c,)}, "wait for itself"),
         ({"after_any": (a,)}, "wait for itself"),
@@ -529,17 +530,17 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(queue: Store) -> No
     ]
     for changes, complaint in refused:
         with pytest.raises(BadInputError, match=complaint):
-            queue.edit(a, changes)
-    assert queue.jobs() == before
-    queue.claim(a, "w", [], LONG)
+            queue.jobs.edit(a, changes)
+    assert queue.jobs.find() == before
+    queue.attempts.claim(a, "w", [], LONG)
     with pytest.raises(BadInputError, match="is running"):
-        queue.edit(a, {"gpus": 2})
+        queue.jobs.edit(a, {"gpus": 2})
     with pytest.raises(BadInputError, match="no job 'ffffffff'"):
-        queue.edit("ffffffff", {"gpus": 2})
+        queue.jobs.edit("ffffffff", {"gpus": 2})
 
 
 def test_a_job_is_found_by_id_name_or_the_beginning_of_its_id(queue: Store) -> None:
-    queue.submit(
+    queue.jobs.submit(
         [
             JobSpec(command="1", id="abc00001", name="baseline"),
             JobSpec(command="2", id="abc00002"),
@@ -548,84 +549,84 @@ def test_a_job_is_found_by_id_name_or_the_beginning_of_its_id(queue: Store) -> N
             JobSpec(command="5", id="ffffffff"),
         ]
     )
-    assert queue.job("abc00002").command == "2"
-    assert queue.job("abd").command == "3"
-    assert queue.job("fffffff").command == "5"
-    assert queue.job("baseline").command == "1"
+    assert queue.jobs.get("abc00002").command == "2"
+    assert queue.jobs.get("abd").command == "3"
+    assert queue.jobs.get("fffffff").command == "5"
+    assert queue.jobs.get("baseline").command == "1"
     for ambiguous in ("abc", "twice"):
         with pytest.raises(BadInputError, match="fits several jobs"):
-            queue.job(ambiguous)
+            queue.jobs.get(ambiguous)
     for unknown in ("", "0", "abc00003", "base", "%", "'", "\0", "é", "\udcff"):
         with pytest.raises(BadInputError, match="there is no job"):
-            queue.job(unknown)
+            queue.jobs.get(unknown)
 
 
 def test_the_jobs_of_a_sweep_are_found_by_its_name(queue: Store) -> None:
     names = ["Bert v2 lr=1 seed=1", "Bert v2 lr=1 seed=2", "Bert v2", "Bert v3 lr=1", "Bert v22 lr=1", "lr=1", "é lr=1"]
-    ids = queue.submit([JobSpec(command="true", name=name) for name in names])
-    assert queue.trials("Bert v2") == []  # one job is called so
-    queue.edit(ids[2], {"name": "else"})
-    assert [job.id for job in queue.trials("Bert v2")] == ids[:2]
+    ids = queue.jobs.submit([JobSpec(command="true", name=name) for name in names])
+    assert queue.jobs.trials("Bert v2") == []  # one job is called so
+    queue.jobs.edit(ids[2], {"name": "else"})
+    assert [job.id for job in queue.jobs.trials("Bert v2")] == ids[:2]
     with pytest.raises(BadInputError, match=r"'Bert v2' is a sweep of 2 jobs: .* like 'Bert v2 lr=1 seed=1'"):
-        queue.job("Bert v2")
-    assert queue.job("Bert v3").id == ids[3]
-    assert [job.id for job in queue.named("é")] == [ids[6]]
+        queue.jobs.get("Bert v2")
+    assert queue.jobs.get("Bert v3").id == ids[3]
+    assert [job.id for job in queue.jobs.named("é")] == [ids[6]]
     for nothing in ("", "lr=1", "Bert", "v2", "%", "Bert v2 lr=1"):
-        assert queue.trials(nothing) == [], nothing
+        assert queue.jobs.trials(nothing) == [], nothing
 
 
 def test_jobs_are_listed_by_state_and_tag_newest_first(queue: Store) -> None:
     a, b, c = submit(queue, "a", "b", "c", tags=("sweep",))
     (d,) = submit(queue, "d")
     run(queue, b, "failed", 1)
-    queue.hold([c])
-    assert [job.id for job in queue.jobs()] == [d, c, b, a]
-    assert [job.id for job in queue.jobs(limit=2, offset=1)] == [c, b]
-    assert [job.id for job in queue.jobs(["queued"])] == [d, a]
-    assert [job.id for job in queue.jobs(["queued", "held"], tag="sweep")] == [c, a]
-    assert [job.id for job in queue.jobs(["queued", "held"], order="queue")] == [a, c, d]
-    assert queue.jobs(tag="'; DROP TABLE stoker_jobs; --") == []
-    assert queue.counts() == {"queued": 2, "failed": 1, "held": 1}
+    queue.jobs.hold([c])
+    assert [job.id for job in queue.jobs.find()] == [d, c, b, a]
+    assert [job.id for job in queue.jobs.find(limit=2, offset=1)] == [c, b]
+    assert [job.id for job in queue.jobs.find(["queued"])] == [d, a]
+    assert [job.id for job in queue.jobs.find(["queued", "held"], tag="sweep")] == [c, a]
+    assert [job.id for job in queue.jobs.find(["queued", "held"], order="queue")] == [a, c, d]
+    assert queue.jobs.find(tag="'; DROP TABLE stoker_jobs; --") == []
+    assert queue.jobs.counts() == {"queued": 2, "failed": 1, "held": 1}
 
 
 def test_cleaning_forgets_old_ended_jobs_but_none_that_others_wait_for(queue: Store) -> None:
     old, needed, waits, failed = submit(queue, "old", "needed", "waits", "failed")
-    queue.edit(waits, {"after_any": (needed,)})
+    queue.jobs.edit(waits, {"after_any": (needed,)})
     run(queue, failed, "failed", 1)
     for job in (old, needed):
         run(queue, job, "succeeded", 0)
-    assert queue.clean(3600.0) == 0
-    assert queue.clean(-1.0, ["succeeded"]) == 1
-    assert {job.id for job in queue.jobs()} == {needed, waits, failed}
-    assert queue.attempts(old) == []
-    queue.cancel([waits])
-    assert queue.clean(-1.0) == 3
-    assert queue.jobs() == []
+    assert queue.jobs.clean(3600.0) == 0
+    assert queue.jobs.clean(-1.0, ["succeeded"]) == 1
+    assert {job.id for job in queue.jobs.find()} == {needed, waits, failed}
+    assert queue.attempts.of(old) == []
+    queue.jobs.cancel([waits])
+    assert queue.jobs.clean(-1.0) == 3
+    assert queue.jobs.find() == []
 
 
 def test_the_end_of_the_output_is_kept_within_bounds(queue: Store) -> None:
     (job,) = submit(queue, "x")
-    attempt = queue.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
-    assert queue.log(attempt.id) == ""
-    assert queue.write_log(attempt.id, "first\n")
-    assert queue.write_log(attempt.id, "a nul \0, half a letter \udcff, 🔥")
-    assert queue.log(attempt.id) == "a nul \ufffd, half a letter ?, 🔥"
-    queue.write_log(attempt.id, "x" * 10 + "ü" * LOG_TAIL)
-    kept = queue.log(attempt.id)
+    assert queue.logs.read(attempt.id) == ""
+    assert queue.logs.write(attempt.id, "first\n")
+    assert queue.logs.write(attempt.id, "a nul \0, half a letter \udcff, 🔥")
+    assert queue.logs.read(attempt.id) == "a nul \ufffd, half a letter ?, 🔥"
+    queue.logs.write(attempt.id, "x" * 10 + "ü" * LOG_TAIL)
+    kept = queue.logs.read(attempt.id)
     assert set(kept) == {"ü"}
     assert len(kept.encode()) <= LOG_TAIL
-    assert not queue.write_log("f" * 32, "nobody's")
+    assert not queue.logs.write("f" * 32, "nobody's")
 
 
 def test_what_contradicts_itself_is_found_and_not_started(queue: Store) -> None:
     job, other = submit(queue, "x", "y", gpus=0)
-    attempt = queue.claim(job, "w", [], LONG)
+    attempt = queue.attempts.claim(job, "w", [], LONG)
     assert attempt is not None
     assert queue.check() == []
     queue._driver.fetch_text("UPDATE stoker_jobs SET state = 'queued'", {})
     with pytest.raises(StokerError, match=r"an attempt that runs: `stoker queue check`"):
-        queue.claim(job, "w2", [], LONG)
+        queue.attempts.claim(job, "w2", [], LONG)
     (complaint,) = queue.check()
     assert job in complaint
     queue._driver.fetch_text(f"UPDATE stoker_jobs SET spec = '{{' WHERE id = '{other}'", {})
@@ -634,61 +635,61 @@ def test_what_contradicts_itself_is_found_and_not_started(queue: Store) -> None:
 
 def test_of_several_jobs_the_first_that_is_free_is_claimed(queue: Store) -> None:
     first, second, third = submit(queue, "1", "2", "3")
-    queue.set_priority([third], 5)
-    assert queue.claim(third, "w", [], LONG)
-    attempt = queue.claim_any([second, third, first, "ffffffff"], "w", ["GPU-a"], LONG)
+    queue.jobs.set_priority([third], 5)
+    assert queue.attempts.claim(third, "w", [], LONG)
+    attempt = queue.attempts.claim_any([second, third, first, "ffffffff"], "w", ["GPU-a"], LONG)
     assert attempt is not None
     assert (attempt.job, attempt.gpus) == (first, ("GPU-a",))
-    assert queue.claim_any([first, third], "w", [], LONG) is None
-    assert queue.claim_any([], "w", [], LONG) is None
+    assert queue.attempts.claim_any([first, third], "w", [], LONG) is None
+    assert queue.attempts.claim_any([], "w", [], LONG) is None
 
 
 def test_a_job_whose_worker_is_gone_is_ready_again_for_who_looks(queue: Store, url: str) -> None:
     (job,) = submit(queue, "x")
-    assert queue.claim(job, "gone", [], OVER)
+    assert queue.attempts.claim(job, "gone", [], OVER)
     with open_queue(url) as other:
         assert ready(other) == [job]
 
 
 def test_a_link_is_kept_from_the_current_attempt_only(queue: Store) -> None:
     (job,) = submit(queue, "x")
-    old = queue.claim(job, "cut off", [], OVER)
-    new = queue.claim(job, "w", [], LONG)
+    old = queue.attempts.claim(job, "cut off", [], OVER)
+    new = queue.attempts.claim(job, "w", [], LONG)
     assert old is not None
     assert new is not None
-    assert queue.set_link(new.id, "https://wandb.ai/a/b/runs/c")
-    assert not queue.set_link(old.id, "https://elsewhere")
-    assert queue.job(job).link == "https://wandb.ai/a/b/runs/c"
+    assert queue.jobs.set_link(new.id, "https://wandb.ai/a/b/runs/c")
+    assert not queue.jobs.set_link(old.id, "https://elsewhere")
+    assert queue.jobs.get(job).link == "https://wandb.ai/a/b/runs/c"
 
 
 def test_a_paused_queue_and_a_paused_worker_claim_nothing(queue: Store) -> None:
     (job,) = submit(queue, "x")
-    queue.heartbeat("w", "host", View())
+    queue.workers.heartbeat("w", "host", View())
     queue.pause()
     assert queue.paused()
-    assert queue.claim(job, "w", [], LONG) is None
+    assert queue.attempts.claim(job, "w", [], LONG) is None
     queue.resume()
-    assert queue.pause_worker("w")
+    assert queue.workers.pause("w")
     gpu = WorkerGpu(uuid="GPU-a", index=0, name="A100", memory_total=2**36, utilization=0.5, jobs=(job,), note="ours")
     seen = View(gpus=(gpu,), waiting={job: "waits for 2 GPUs"}, problem="half of it is hidden")
-    queue.heartbeat("w", "host", seen)
-    assert [(worker.view, worker.paused) for worker in queue.workers()] == [(seen, True)]
-    assert queue.claim(job, "w", [], LONG) is None
-    assert queue.resume_worker("w")
-    assert not queue.pause_worker("unknown")
-    assert queue.claim(job, "w", [], LONG) is not None
+    queue.workers.heartbeat("w", "host", seen)
+    assert [(worker.view, worker.paused) for worker in queue.workers.all()] == [(seen, True)]
+    assert queue.attempts.claim(job, "w", [], LONG) is None
+    assert queue.workers.resume("w")
+    assert not queue.workers.pause("unknown")
+    assert queue.attempts.claim(job, "w", [], LONG) is not None
 
 
 def test_of_threads_that_want_an_expired_job_one_gets_it(queue: Store, url: str) -> None:
     (job,) = submit(queue, "x")
-    assert queue.claim(job, "cut off", [], OVER)
+    assert queue.attempts.claim(job, "cut off", [], OVER)
     together = threading.Barrier(6)
     got: list[int] = []
 
     def claim(number: int) -> None:
         with open_queue(url) as own:
             together.wait(timeout=30)
-            if own.claim(job, f"w{number}", [], LONG) or own.claim(job, f"w{number}", [], LONG):
+            if own.attempts.claim(job, f"w{number}", [], LONG) or own.attempts.claim(job, f"w{number}", [], LONG):
                 got.append(number)
 
     threads = [threading.Thread(target=claim, args=(number,)) for number in range(6)]
@@ -697,7 +698,7 @@ def test_of_threads_that_want_an_expired_job_one_gets_it(queue: Store, url: str)
     for thread in threads:
         thread.join(timeout=60)
     assert len(got) == 1
-    assert [attempt.outcome for attempt in queue.attempts(job)] == ["lost", None]
+    assert [attempt.outcome for attempt in queue.attempts.of(job)] == ["lost", None]
 
 
 def test_two_feeders_of_the_same_rows_make_each_a_job_once(queue: Store, url: str) -> None:
@@ -708,7 +709,7 @@ def test_two_feeders_of_the_same_rows_make_each_a_job_once(queue: Store, url: st
     def feed() -> None:
         with open_queue(url) as own:
             together.wait(timeout=30)
-            answers.append([own.submit([row])[0] for row in rows])
+            answers.append([own.jobs.submit([row])[0] for row in rows])
 
     threads = [threading.Thread(target=feed) for _ in range(3)]
     for thread in threads:
@@ -717,7 +718,7 @@ def test_two_feeders_of_the_same_rows_make_each_a_job_once(queue: Store, url: st
         thread.join(timeout=60)
     assert len(answers) == 3
     assert answers[0] == answers[1] == answers[2]
-    assert len(queue.jobs(limit=1000)) == 100
+    assert len(queue.jobs.find(limit=1000)) == 100
 
 
 def test_a_queue_that_is_not_there_is_not_made_by_opening_it(url: str) -> None:
@@ -726,7 +727,7 @@ def test_a_queue_that_is_not_there_is_not_made_by_opening_it(url: str) -> None:
     with init_queue(url) as made:
         (job,) = submit(made, "x")
     with init_queue(url) as again, open_queue(url) as opened:
-        assert again.job(job) == opened.job(job)
+        assert again.jobs.get(job) == opened.jobs.get(job)
 
 
 def test_a_queue_that_several_create_at_once_is_one(url: str) -> None:
@@ -744,7 +745,7 @@ def test_a_queue_that_several_create_at_once_is_one(url: str) -> None:
     for thread in threads:
         thread.join(timeout=60)
     with open_queue(url) as queue:
-        assert sorted(job.id for job in queue.jobs()) == sorted(jobs)
+        assert sorted(job.id for job in queue.jobs.find()) == sorted(jobs)
     assert len(jobs) == 6
 
 
@@ -778,7 +779,7 @@ def test_a_damaged_file_is_called_damaged(tmp_path: Path) -> None:
     data[4096:] = b"\xa5" * (len(data) - 4096)
     path.write_bytes(data)
     with pytest.raises(StokerError, match=r"queue\.db is damaged .*recover"):
-        open_queue(str(path)).jobs()
+        open_queue(str(path)).jobs.find()
 
 
 def test_a_queue_where_nothing_can_be_written_is_said_to_be_so(tmp_path: Path) -> None:
@@ -794,7 +795,7 @@ def test_a_full_disk_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
         queue._driver.fetch_text(f"PRAGMA max_page_count = {pages}", {})
         with pytest.raises(StokerError, match="disk is full"):
             submit(queue, "x" * 2**20)
-        assert [job.command for job in queue.jobs()] == ["kept"]
+        assert [job.command for job in queue.jobs.find()] == ["kept"]
         assert submit(queue, "small")
 
 
@@ -811,7 +812,7 @@ def test_a_database_that_does_not_exist_or_answer_is_named(postgres_server: Post
         open_queue("postgresql://stoker@127.0.0.1:1/nowhere")
 
 
-@pytest.mark.parametrize("do", [lambda queue, job: queue.job(job), lambda queue, _job: submit(queue, "another")])
+@pytest.mark.parametrize("do", [lambda queue, job: queue.jobs.get(job), lambda queue, _job: submit(queue, "another")])
 def test_a_connection_that_was_cut_is_made_again(
     postgres_server: PostgresServer, postgres_url: str, do: Callable[[Store, str], object]
 ) -> None:
@@ -823,7 +824,7 @@ def test_a_connection_that_was_cut_is_made_again(
         with pytest.raises(QueueAwayError, match="went away"):
             do(queue, job)
         do(queue, job)
-        assert queue.job(job).state == "queued"
+        assert queue.jobs.get(job).state == "queued"
 
 
 @pytest.mark.parametrize(
@@ -855,28 +856,28 @@ def test_other_addresses_are_refused(text: str) -> None:
 
 
 def reaper_process(queue: Store, job: str) -> str | None:
-    kept = queue.job(job).kept
+    kept = queue.jobs.get(job).kept
     return None if kept is None else kept.worker
 
 
 def test_one_machine_at_a_time_keeps_gpus_for_a_job(queue: Store) -> None:
     (job,) = submit(queue, "x", gpus=2)
     for worker in ("a", "b"):
-        queue.heartbeat(worker, "host", View())
-    assert queue.keep(job, "a", ["GPU-a"], None)
-    assert not queue.keep(job, "b", ["GPU-b"], 5.0)
-    assert queue.job(job).kept == KeptGpus(worker="a", gpus=("GPU-a",), until=None)
-    assert queue.keep(job, "b", [], 60.0, instead_of="a")
-    assert not queue.keep(job, "a", ["GPU-a"], None, instead_of="c")
-    (waiting,) = queue.ready()
+        queue.workers.heartbeat(worker, "host", View())
+    assert queue.jobs.keep(job, "a", ["GPU-a"], None)
+    assert not queue.jobs.keep(job, "b", ["GPU-b"], 5.0)
+    assert queue.jobs.get(job).kept == KeptGpus(worker="a", gpus=("GPU-a",), until=None)
+    assert queue.jobs.keep(job, "b", [], 60.0, instead_of="a")
+    assert not queue.jobs.keep(job, "a", ["GPU-a"], None, instead_of="c")
+    (waiting,) = queue.attempts.ready()
     assert waiting.kept is not None
     assert (waiting.kept.worker, waiting.kept.gpus) == ("b", ())
     assert waiting.kept.until is not None
-    assert 0 < waiting.kept.until - queue.ready_at < 61
-    queue.keep_no_more("a")
-    queue.keep_no_more("b", [job])
+    assert 0 < waiting.kept.until - queue.attempts.ready_at < 61
+    queue.jobs.keep_no_more("a")
+    queue.jobs.keep_no_more("b", [job])
     assert reaper_process(queue, job) == "b"
-    queue.keep_no_more("b")
+    queue.jobs.keep_no_more("b")
     assert reaper_process(queue, job) is None
 
 
@@ -887,20 +888,20 @@ def test_gpus_are_kept_until_the_job_waits_no_more_is_edited_or_its_machine_is_g
         queue._driver.fetch_text("UPDATE stoker_workers SET seen = seen - 61", {})
 
     ends: list[Callable[[str], object]] = [
-        lambda job: queue.claim(job, "b", [], LONG),
-        lambda job: queue.cancel([job]),
-        lambda job: queue.hold([job]),
-        lambda job: queue.edit(job, {"gpus": 1}),
-        lambda _job: queue.farewell("a"),
+        lambda job: queue.attempts.claim(job, "b", [], LONG),
+        lambda job: queue.jobs.cancel([job]),
+        lambda job: queue.jobs.hold([job]),
+        lambda job: queue.jobs.edit(job, {"gpus": 1}),
+        lambda _job: queue.workers.farewell("a"),
         lambda _job: grow_old(),
     ]
     for end in ends:
         for worker in ("a", "b"):
-            queue.heartbeat(worker, "host", View())
+            queue.workers.heartbeat(worker, "host", View())
         (job,) = submit(queue, "x", gpus=2)
-        assert queue.keep(job, "a", ["GPU-a"], None)
+        assert queue.jobs.keep(job, "a", ["GPU-a"], None)
         end(job)
         assert reaper_process(queue, job) is None
-        queue.heartbeat("b", "host", View())
-        assert queue.keep(job, "b", ["GPU-b"], None) == (queue.job(job).state == "queued")
-        queue.cancel([job])
+        queue.workers.heartbeat("b", "host", View())
+        assert queue.jobs.keep(job, "b", ["GPU-b"], None) == (queue.jobs.get(job).state == "queued")
+        queue.jobs.cancel([job])

@@ -6,10 +6,10 @@ import pytest
 
 from stoker.errors import BadInputError
 from stoker.queue import AttemptDetails, Requests, Snoozed, Store, Usage, open_queue
-from stoker.queue.attempt_details import LONGEST_REPORT
+from stoker.queue.attempts import LONGEST_REPORT
 from stoker.queue.model import EndCause
-from stoker.queue.notices import KEPT_SECONDS
-from stoker.queue.usage import KEPT_MINUTES
+from stoker.queue.store import KEPT_SECONDS
+from stoker.queue.workers import KEPT_MINUTES
 from tests.support.either_queue import queue, url
 from tests.support.queue_jobs import LONG, moment, start, submit
 from tests.support.waiting import wait_for

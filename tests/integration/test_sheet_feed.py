@@ -325,7 +325,7 @@ def test_a_sheet_that_is_begun_again_is_taken_again(sheet: Sheet, cleaned: bool)
     sheet.queue.run("two", "succeeded")
     if cleaned:
         with sheet.queue.opened() as store:
-            assert store.clean(-1.0) == 1
+            assert store.jobs.clean(-1.0) == 1
     one = sheet.queue.run("one", "failed")
     sheet.cells["B1"] = "1"
     sheet.fill("one", "another")

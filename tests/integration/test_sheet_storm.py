@@ -49,9 +49,9 @@ class Storm:
     def work(self) -> None:
         """Some job ends."""
         with self.queue.opened() as store:
-            attempt = store.claim_next("w", (), 600.0) if self.sheet.random.random() < 0.5 else None
+            attempt = store.attempts.claim_next("w", (), 600.0) if self.sheet.random.random() < 0.5 else None
             if attempt is not None:
-                store.finish(attempt.id, "succeeded", 0)
+                store.attempts.finish(attempt.id, "succeeded", 0)
 
     def runs(self) -> Counter[str]:
         return Counter(command.removesuffix(f" {APPENDED}") for command in self.queue.commands())

@@ -46,11 +46,11 @@ def greet(store: Store, worker: str = "box-1", host: str = "gpu-box", gpus: int 
     cards = tuple(
         WorkerGpu(uuid=f"{host}-{index}", index=index, name="A100", state="job", since=1.0) for index in range(gpus)
     )
-    store.heartbeat(worker, host, View(gpus=cards, simulated=True))
+    store.workers.heartbeat(worker, host, View(gpus=cards, simulated=True))
 
 
 def claim(store: Store, job: str, gpus: list[str], worker: str = "box-1") -> str:
-    attempt = store.claim(job, worker, gpus, 600.0)
+    attempt = store.attempts.claim(job, worker, gpus, 600.0)
     assert attempt is not None
     return attempt.id
 
@@ -69,19 +69,19 @@ def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
     greet(queue)
     local, remote = submit(queue, "local", "remote", submitter="alice")
     first, later, held = *submit(queue, "first", "later"), *submit(queue, "kept", hold=True)
-    (bound,) = queue.submit([JobSpec(command="true", name="bound", after=(first,))])
+    (bound,) = queue.jobs.submit([JobSpec(command="true", name="bound", after=(first,))])
     (urgent,) = submit(queue, "urgent", priority=5)
     hung, fine = submit(queue, "hung", "fine")
     end(queue, fine, "succeeded")
     stopped = start(queue, hung)
-    queue.finish(stopped, "failed", 124, "it was idle")
-    queue.write_details(stopped, AttemptDetails(cause="idle", rule="idle"))
+    queue.attempts.finish(stopped, "failed", 124, "it was idle")
+    queue.attempts.write_details(stopped, AttemptDetails(cause="idle", rule="idle"))
     claim(queue, local, ["gpu-box-1"])
     (directory(home, local) / "output").write_text(f"begins\n{BAR}\n")
     far = claim(queue, remote, ["gpu-box-0"], "box-0")
-    queue.write_log(far, "words\n\x1b[31mstep 3/10\x1b[0m\nthe last line\n")
-    queue.snooze(far, 600.0, "alice")
-    queue.write_usage([Usage(host="gpu-box", gpu="gpu-box-0", minute=int(queue.clock() // 60), seconds={"job": 36.0})])
+    queue.logs.write(far, "words\n\x1b[31mstep 3/10\x1b[0m\nthe last line\n")
+    queue.attempts.snooze(far, 600.0, "alice")
+    queue.usage.write([Usage(host="gpu-box", gpu="gpu-box-0", minute=int(queue.clock() // 60), seconds={"job": 36.0})])
 
     seen = observed(queue, home)
 
@@ -127,7 +127,7 @@ def test_as_many_questions_are_asked_of_a_thousand_jobs_as_of_a_few(
         ids = submit(here, *(f"job {number}" for number in range(3 * count)))
         for number, name in enumerate(ids[: 2 * count]):
             end(here, name) if number % 2 else start(here, name)
-        here.submit([JobSpec(command="true", after=(name,)) for name in ids[2 * count :]])
+        here.jobs.submit([JobSpec(command="true", after=(name,)) for name in ids[2 * count :]])
 
     greet(here)
     more(2)
@@ -145,7 +145,7 @@ def test_what_a_person_just_did_is_soon_seen(here: Store, home: Path, monkeypatc
     (name,) = submit(here, "one")
     end(here, name)
     assert observer.observe(here).counts == {"failed": 1}
-    here.retry([name])
+    here.jobs.retry([name])
     seen = observer.observe(here)
     assert seen.counts == {"queued": 1}
     assert not any("failed" in point.sentence for point in seen.health.points)
@@ -155,7 +155,7 @@ def test_a_worker_that_left_is_told_from_one_that_was_lost(queue: Store, home: P
     greet(queue, "box-1", "left-box")
     greet(queue, "other-1", "lost-box")
     before = queue.clock()
-    queue.farewell("box-1")
+    queue.workers.farewell("box-1")
     queue._driver.fetch_text("UPDATE stoker_workers SET seen = seen - 600 WHERE id = 'other-1'", {})
     seen = observed(queue, home)
     assert {machine.host: (machine.there, machine.left) for machine in seen.machines} == {
@@ -172,7 +172,7 @@ def test_a_gpu_does_what_it_does_since_it_was_seen_to_whatever_its_workers_clock
     greet(here)
     before = observer.observe(here).now
     behind = WorkerGpu(uuid="gpu-box-0", index=0, name="A100", state="job", since=1.0, unread_since=before - 600)
-    here.heartbeat("box-1", "gpu-box", View(gpus=(behind,)))
+    here.workers.heartbeat("box-1", "gpu-box", View(gpus=(behind,)))
     ((gpu,),) = (machine.gpus for machine in observer.observe(here).machines)
     assert (gpu.since, gpu.unread_since) == (1.0, before)
 
@@ -182,7 +182,7 @@ def test_output_that_was_read_is_read_again_only_when_it_changed(here: Store, ho
     (name,) = submit(here, "one")
     attempt = claim(here, name, [])
     observer = SnapshotBuilder(home)
-    here.write_log(attempt, "step 1/10\n")
+    here.logs.write(attempt, "step 1/10\n")
     assert observer.observe(here).running[0].last_line == "step 1/10"
     output = directory(home, name) / "output"
     for step in (2, 3):
@@ -192,9 +192,9 @@ def test_output_that_was_read_is_read_again_only_when_it_changed(here: Store, ho
 
 def test_the_whole_output_is_read_where_it_is_and_its_end_elsewhere(here: Store, home: Path, tmp_path: Path) -> None:
     (name,) = submit(here, "one")
-    here.write_log(claim(here, name, []), "the end\n")
+    here.logs.write(claim(here, name, []), "the end\n")
     (directory(home, name) / "output").write_text("all\nof it\n")
-    (attempt,) = here.attempts(name)
+    (attempt,) = here.attempts.of(name)
     for place, is_here, text in [(home, True, b"all\nof it\n"), (tmp_path, False, b"the end\n")]:
         follower = LogFollower(attempt, place)
         assert follower.read(here).finished == text
@@ -209,11 +209,11 @@ def test_a_job_is_told_with_all_its_attempts(queue: Store, home: Path, tmp_path:
     greet(queue)
     (name,) = submit(queue, "one", retries=1, backoff=0.0)
     first = claim(queue, name, ["gpu-box-1"])
-    queue.finish(first, "failed", 124, "it was idle")
-    queue.write_details(first, AttemptDetails(cause="idle", rule="idle", report="# Why", fit={"size": 8}))
+    queue.attempts.finish(first, "failed", 124, "it was idle")
+    queue.attempts.write_details(first, AttemptDetails(cause="idle", rule="idle", report="# Why", fit={"size": 8}))
     second = claim(queue, name, ["gpu-box-0"])
-    queue.write_log(second, f"{BAR}\n")
-    queue.snooze(second, 600.0, "alice")
+    queue.logs.write(second, f"{BAR}\n")
+    queue.attempts.snooze(second, 600.0, "alice")
 
     detail = read_detail(queue, name, tmp_path)
 
@@ -240,7 +240,7 @@ def test_what_the_queue_was_not_told_yet_is_read_where_it_ran(here: Store, home:
     (record.directory / "output").write_text("words\n")
     (told,) = read_detail(here, name, home).attempts
     assert (told.details.cause, told.details.report, told.whole_here) == ("idle", "# Why\n", True)
-    here.write_details(attempt, AttemptDetails(cause="time limit", report="told"))
+    here.attempts.write_details(attempt, AttemptDetails(cause="time limit", report="told"))
     (told,) = read_detail(here, name, home).attempts
     assert (told.details.cause, told.details.report) == ("time limit", "told")
 
@@ -248,7 +248,7 @@ def test_what_the_queue_was_not_told_yet_is_read_where_it_ran(here: Store, home:
 def test_a_waiting_job_says_why_and_for_what(here: Store, home: Path) -> None:
     greet(here)
     first, second = submit(here, "first", "second")
-    (bound,) = here.submit([JobSpec(command="true", after=(first,))])
+    (bound,) = here.jobs.submit([JobSpec(command="true", after=(first,))])
     assert read_detail(here, bound, home).needs == {first: "queued"}
     assert read_detail(here, second, home).why.reason == "waits for its turn: 1 other job comes first"
     assert read_detail(here, second, home).last is None

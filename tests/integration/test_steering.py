@@ -22,8 +22,8 @@ def test_a_job_that_starts_or_goes_just_before_it_is_held_is_told_as_what_it_is_
         def too_late(store: object, ids: list[str]) -> dict[str, str]:
             start(other, starts)
             end(other, goes)
-            other.clean(-1.0)
-            return dict.fromkeys(other.hold(ids), "held")
+            other.jobs.clean(-1.0)
+            return dict.fromkeys(other.jobs.hold(ids), "held")
 
         verb = msgspec.structs.replace(HOLD, apply=too_late)
         request = Request(Selection(everything=True), dry_run=False, as_json=False, queue_url=url)

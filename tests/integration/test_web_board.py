@@ -44,7 +44,7 @@ def test_news_come_without_being_asked_for(tmp_path: Path) -> None:
     async def story() -> None:
         async with started(tmp_path) as snapshot_cache:
             await until(snapshot_cache, 0)
-            store.submit([JobSpec(command="true")])
+            store.jobs.submit([JobSpec(command="true")])
             assert (await until(snapshot_cache, 1)).waiting[0].job.command == "true"
 
     with init_queue(str(tmp_path / "queue.db")) as store:
@@ -68,7 +68,7 @@ def test_a_mistake_of_ours_is_told_and_does_not_stop_it(tmp_path: Path, monkeypa
                     await snapshot_cache.changed(snapshot_cache.version, 0.5)
             assert "page.log" in snapshot_cache.problem
             (tmp_path / "stale").unlink()
-            store.submit([JobSpec(command="true")])
+            store.jobs.submit([JobSpec(command="true")])
             await until(snapshot_cache, 1)
             assert snapshot_cache.problem is None
 
@@ -104,9 +104,9 @@ def test_a_database_that_hangs_counts_as_away(postgres_url: str) -> None:
     ):
         somebody.execute("LOCK TABLE stoker_jobs")
         with pytest.raises(QueueAwayError, match="timeout"):
-            queue.counts()
+            queue.jobs.counts()
         somebody.rollback()
-        assert answered(queue.counts) == {}
+        assert answered(queue.jobs.counts) == {}
 
 
 def _unless_away(ask: Callable[[], T]) -> tuple[T] | None:

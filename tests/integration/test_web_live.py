@@ -54,14 +54,14 @@ def newest(page: AsgiPage) -> str:
 
 def test_a_list_that_is_open_follows_its_jobs(site: Site) -> None:
     async def story() -> None:
-        [first] = site.store.submit([JobSpec(command="true", name="first")])
+        [first] = site.store.jobs.submit([JobSpec(command="true", name="first")])
         async with site.page("/live/jobs?state=queued") as page:
             await page.until(lambda: page.heard("list"))
             assert f'id="row-{first}"' in newest(page)
-            [second] = site.store.submit([JobSpec(command="true", name="second")])
+            [second] = site.store.jobs.submit([JobSpec(command="true", name="second")])
             site.look()
             await page.until(lambda: f'id="row-{second}"' in newest(page), "the new job")
-            site.store.cancel([first])
+            site.store.jobs.cancel([first])
             site.look()
             await page.until(lambda: f'id="row-{first}"' not in newest(page), "the end of the cancelled one")
             assert f'id="row-{second}"' in newest(page)
@@ -71,13 +71,13 @@ def test_a_list_that_is_open_follows_its_jobs(site: Site) -> None:
 
 def test_what_did_not_change_is_not_sent_again(site: Site) -> None:
     async def story() -> None:
-        [queued] = site.store.submit([JobSpec(command="true")])
+        [queued] = site.store.jobs.submit([JobSpec(command="true")])
         async with site.page("/live/jobs?state=held") as page, site.page("/live/jobs") as all_of_them:
             await page.until(lambda: page.heard("list") and all_of_them.heard("list"))
-            site.store.hold([queued])
+            site.store.jobs.hold([queued])
             site.look()
             await page.until(lambda: len(page.heard("list")) == 2)
-            site.store.submit([JobSpec(command="true", name="another")])
+            site.store.jobs.submit([JobSpec(command="true", name="another")])
             site.look()
             await all_of_them.until(lambda: "another" in newest(all_of_them))
             assert len(page.heard("list")) == 2
@@ -87,12 +87,12 @@ def test_what_did_not_change_is_not_sent_again(site: Site) -> None:
 
 def test_an_older_page_stays_where_it_is(site: Site) -> None:
     async def story() -> None:
-        old, new = site.store.submit([JobSpec(command="true", name=name) for name in ("old", "new")])
-        async with site.page(f"/live/jobs?cursor={cursor_of(site.store.job(new))}") as page:
+        old, new = site.store.jobs.submit([JobSpec(command="true", name=name) for name in ("old", "new")])
+        async with site.page(f"/live/jobs?cursor={cursor_of(site.store.jobs.get(new))}") as page:
             await page.until(lambda: page.heard("list"))
             assert (f'id="row-{old}"' in newest(page), f'id="row-{new}"' in newest(page)) == (True, False)
-            site.store.submit([JobSpec(command="true", name="added")])
-            site.store.cancel([old])
+            site.store.jobs.submit([JobSpec(command="true", name="added")])
+            site.store.jobs.cancel([old])
             site.look()
             await page.until(lambda: len(page.heard("list")) == 2)
             assert f'id="row-{old}"' in newest(page)
@@ -157,7 +157,7 @@ def told_together(page: AsgiPage) -> list[list[Any]]:
 
 def test_several_live_answers_come_in_one_and_those_that_there_are_not_are_told(site: Site) -> None:
     async def story() -> None:
-        [first] = site.store.submit([JobSpec(command="true", name="first")])
+        [first] = site.store.jobs.submit([JobSpec(command="true", name="first")])
         wanted = ["/live/jobs?state=queued", f"/live/jobs/{first}", "/api/v1/jobs", "/live/jobs/00000000", "//x/live"]
         async with site.page(f"/live/many?{urlencode([('on', one) for one in wanted])}") as page:
 
@@ -168,7 +168,7 @@ def test_several_live_answers_come_in_one_and_those_that_there_are_not_are_told(
             assert first in of(0, "list")[-1]
             # Only what is live, and only of this page.
             assert (of(2, ""), of(4, "")) == (["404"], ["404"])
-            site.store.cancel([first])
+            site.store.jobs.cancel([first])
             site.look()
             await page.until(
                 lambda: first not in of(0, "list")[-1] and "cancelled" in of(1, "summary")[-1], "both news"
@@ -181,13 +181,13 @@ def test_several_live_answers_come_in_one_and_those_that_there_are_not_are_told(
 
 def test_of_a_section_with_a_few_lines_changed_only_those_are_sent(site: Site) -> None:
     async def story() -> None:
-        jobs = site.store.submit([JobSpec(command="true", name=f"job {number}") for number in range(8)])
+        jobs = site.store.jobs.submit([JobSpec(command="true", name=f"job {number}") for number in range(8)])
         async with (
             site.page("/live/many?on=%2Flive%2Fjobs") as page,
             site.page("/live/jobs") as whole,
         ):
             await page.until(lambda: told_together(page) and whole.heard("list"))
-            site.store.edit(jobs[3], {"name": "another name"})
+            site.store.jobs.edit(jobs[3], {"name": "another name"})
             site.look()
             await page.until(lambda: len(told_together(page)) == 2 and len(whole.heard("list")) == 2)
             (_, _, first, _), (_, _, change, _) = told_together(page)

@@ -67,7 +67,7 @@ def test_a_log_is_followed_to_its_end(place: Place) -> None:
             # A machine that is busy may miss it once or twice.
             assert delays[-1] < 2.0, delays
             place.rewrites(lines + b"100%\nlast words")
-            place.store.finish(place.attempt, "failed", 1, "it exited with code 1")
+            place.store.attempts.finish(place.attempt, "failed", 1, "it exited with code 1")
             await page.ended()
             assert page.text[-2:] == ["100%", "last words"]
             ending = json.loads(page.heard("end")[0])
@@ -145,12 +145,12 @@ def test_rotation_loses_and_doubles_nothing(place: Place) -> None:
 
 def test_what_ran_elsewhere_is_followed_in_the_queue_and_said_to_be_the_end(place: Place) -> None:
     async def story() -> None:
-        place.store.write_log(place.attempt, "one\ntwo\n 10%")
+        place.store.logs.write(place.attempt, "one\ntwo\n 10%")
         async with place.page() as page:
             await page.until(lambda: page.text == ["one", "two", " 10%"])
             assert json.loads(page.heard("begin")[0])["whole"] is False
-            place.store.write_log(place.attempt, "two\nthree\n")
-            place.store.finish(place.attempt, "succeeded", 0)
+            place.store.logs.write(place.attempt, "two\nthree\n")
+            place.store.attempts.finish(place.attempt, "succeeded", 0)
             await page.ended()
             assert page.text == ["one", "two", "three"]
         async with place.page("log") as file:
@@ -254,7 +254,7 @@ def test_a_file_that_is_here_is_followed_while_the_queue_is_away(place: Place, m
 def test_script_in_a_log_or_report_stays_text(place: Place) -> None:
     async def story() -> None:
         place.prints(f"{EVIL}\n{EVIL}".encode())
-        place.store.write_details(place.attempt, AttemptDetails(report=f"# {EVIL}\n"))
+        place.store.attempts.write_details(place.attempt, AttemptDetails(report=f"# {EVIL}\n"))
         async with place.page() as page, place.page("log") as file, place.page("report") as report:
             await page.until(lambda: len(page.text) == 2)
             assert page.text == ["&lt;script&gt;alert(1)&lt;/script&gt;"] * 2
@@ -342,7 +342,7 @@ def test_a_file_that_is_not_the_attempts_own_is_not_shown(
 ) -> None:
     async def story() -> None:
         trick(place, tmp_path / "elsewhere")
-        place.store.write_log(place.attempt, "what the queue has\n")
+        place.store.logs.write(place.attempt, "what the queue has\n")
         async with place.page() as page, place.page("log") as file:
             await page.until(lambda: page.text == ["what the queue has"])
             await file.ended()

@@ -51,14 +51,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiSite]:
 
 def furnish(site: ApiSite) -> None:
     gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", utilization=0.0, memory_used=1, state="free", since=1.0)
-    site.store.heartbeat("box-1", "gpu-box", View(gpus=(gpu,)))
-    site.store.submit([JobSpec(id=name, command="true", name=f"job {name}", policy={"idle": False}) for name in JOBS])
-    attempt = site.store.claim(RUNNING, "box-1", ["GPU-0"], 600.0)
+    site.store.workers.heartbeat("box-1", "gpu-box", View(gpus=(gpu,)))
+    site.store.jobs.submit(
+        [JobSpec(id=name, command="true", name=f"job {name}", policy={"idle": False}) for name in JOBS]
+    )
+    attempt = site.store.attempts.claim(RUNNING, "box-1", ["GPU-0"], 600.0)
     assert attempt is not None
-    site.store.write_log(attempt.id, "50%|#####     | 5/10 [00:05<00:05]\n")
-    site.store.write_details(attempt.id, AttemptDetails(cause="idle", rule="idle", report="# Idle\n", fit={"size": 8}))
+    site.store.logs.write(attempt.id, "50%|#####     | 5/10 [00:05<00:05]\n")
+    site.store.attempts.write_details(
+        attempt.id, AttemptDetails(cause="idle", rule="idle", report="# Idle\n", fit={"size": 8})
+    )
     minute = int(site.store.clock() // 60)
-    site.store.write_usage([Usage(host="gpu-box", gpu="GPU-0", minute=minute, seconds={"free": 1.0})])
+    site.store.usage.write([Usage(host="gpu-box", gpu="GPU-0", minute=minute, seconds={"free": 1.0})])
     site.look()
 
 
@@ -66,12 +70,12 @@ def put_right(site: ApiSite) -> None:
     """Whatever was done to the jobs: one runs, one is queued, one is held, and one has failed.
 
     And the board looks again: after half a minute it would say that the queue does not answer."""
-    site.store.retry(JOBS[1:])
-    site.store.release(JOBS[1:])
-    site.store.hold([HELD])
-    attempt = site.store.claim(FAILED, "box-1", [], 600.0)
+    site.store.jobs.retry(JOBS[1:])
+    site.store.jobs.release(JOBS[1:])
+    site.store.jobs.hold([HELD])
+    attempt = site.store.attempts.claim(FAILED, "box-1", [], 600.0)
     if attempt is not None:
-        site.store.finish(attempt.id, "failed", 1)
+        site.store.attempts.finish(attempt.id, "failed", 1)
     site.look()
 
 

@@ -15,7 +15,7 @@ IDLE_AT_ONCE = {"every": 0.2, "window": 1.0, "after": 0.0}
 
 
 def outcomes(site: WorkSite, job: str) -> list[tuple[str | None, int | None]]:
-    return [(attempt.outcome, attempt.exit_code) for attempt in site.store.attempts(job)]
+    return [(attempt.outcome, attempt.exit_code) for attempt in site.store.attempts.of(job)]
 
 
 def record(site: WorkSite, job: str) -> Record:
@@ -29,7 +29,7 @@ def test_a_job_that_fails_is_tried_again_after_its_back_off_and_then_has_failed(
     assert (found.state, found.exit_code, found.retries_left) == ("failed", 3, 0)
     assert outcomes(site, job) == [("failed", 3)] * 3
     assert [site.output(job, number).read_text() for number in (1, 2, 3)] == [f"attempt {n}\n" for n in (1, 2, 3)]
-    first, second, third = site.store.attempts(job)
+    first, second, third = site.store.attempts.of(job)
     assert first.ended is not None
     assert second.ended is not None
     assert second.started - first.ended >= 0.2
@@ -139,4 +139,4 @@ def test_the_sentence_of_a_preempted_job_says_so(site: WorkSite) -> None:
     filler = site.submit(site.until("gate"), gpus=1, preemptible=True)
     site.wait_until(filler, "running")
     site.wait_until(site.submit(site.until("gate"), gpus=1), "running")
-    assert wait_for(lambda: site.store.attempts(filler)[0].reason) == "It was preempted by another job"
+    assert wait_for(lambda: site.store.attempts.of(filler)[0].reason) == "It was preempted by another job"

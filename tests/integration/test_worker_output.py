@@ -10,7 +10,7 @@ KIB = 1024
 
 def kept(site: WorkSite, job: str) -> str:
     """What the queue has of its last attempt."""
-    return site.store.log(site.last_attempt(job).id)
+    return site.store.logs.read(site.last_attempt(job).id)
 
 
 def test_both_streams_are_kept_in_order_with_progress_bars_tamed(site: WorkSite) -> None:

@@ -13,7 +13,7 @@ HANGS = "exec stoker sim load --phase idle"
 
 
 def worker(site: WorkSite) -> Worker | None:
-    return next(iter(site.store.workers()), None)
+    return next(iter(site.store.workers.all()), None)
 
 
 def gpu_that_is(site: WorkSite, doing: GpuUse, index: int = 0) -> WorkerGpu:
@@ -29,7 +29,7 @@ def gpu_that_is(site: WorkSite, doing: GpuUse, index: int = 0) -> WorkerGpu:
 
 def details(site: WorkSite, job: str) -> AttemptDetails:
     attempt = site.last_attempt(job).id
-    return wait_for(lambda: site.store.details(attempt), named="what was found")
+    return wait_for(lambda: site.store.attempts.details(attempt), named="what was found")
 
 
 def test_what_gpus_do_is_told_as_it_changes_and_added_up(site: WorkSite) -> None:
@@ -54,7 +54,7 @@ def test_what_gpus_do_is_told_as_it_changes_and_added_up(site: WorkSite) -> None
     assert again.since is not None
     assert again.since >= held.since
     assert working.stop() == 0
-    rows = site.store.usage(int(begun // 60))
+    rows = site.store.usage.read(int(begun // 60))
     total: dict[str, dict[GpuUse, float]] = {}
     for row in rows:
         for doing, seconds in row.seconds.items():
@@ -73,7 +73,7 @@ def test_a_snooze_asked_for_through_the_queue_keeps_an_idle_job_alive(site: Work
     spared = site.submit(works_first, gpus=1, policy=IDLE_SOON | {"arm_above": 0.5})
     record = Record(site.output(spared).parent)
     wait_for(lambda: record.status().verdict == "busy", named="that it is seen to work")
-    assert site.store.snooze(site.last_attempt(spared).id, 600.0, "alice")
+    assert site.store.attempts.snooze(site.last_attempt(spared).id, 600.0, "alice")
     wait_for(lambda: record.status().verdict_reason.startswith("snoozed"), named="the snooze")
     site.open_gate("gate")
     # By the time that this more patient one is stopped, the first would have been for long.
@@ -81,7 +81,7 @@ def test_a_snooze_asked_for_through_the_queue_keeps_an_idle_job_alive(site: Work
     site.wait_until(stopped, "failed")
     assert details(site, stopped).cause == "idle"
     assert site.job(spared).state == "running"
-    assert site.store.snooze(site.last_attempt(spared).id, 0.0, "alice")
+    assert site.store.attempts.snooze(site.last_attempt(spared).id, 0.0, "alice")
     assert site.wait_until(spared, "failed").exit_code == 124
 
 
@@ -92,7 +92,7 @@ def test_the_report_of_a_job_that_hung_is_where_every_machine_can_read_it(site: 
     found = details(site, hung)
     assert found.cause == "idle"
     assert found.report == site.output(hung).with_name("report.md").read_text()
-    assert site.store.details(site.last_attempt(fine).id) is None
+    assert site.store.attempts.details(site.last_attempt(fine).id) is None
 
 
 def test_a_job_that_ends_without_a_worker_tells_what_was_found_all_the_same(site: WorkSite) -> None:

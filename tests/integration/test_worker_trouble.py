@@ -30,7 +30,7 @@ def wait_for_failure(site: WorkSite) -> None:
 
 
 def outcomes(site: WorkSite, job: str) -> list[str | None]:
-    return [attempt.outcome for attempt in site.store.attempts(job)]
+    return [attempt.outcome for attempt in site.store.attempts.of(job)]
 
 
 def work(site: WorkSite, trouble: str, *arguments: str) -> RunningWorker:

@@ -11,24 +11,24 @@ HOST = "gpu-box"
 
 
 def submit(queue: Store, *commands: str, **asked: object) -> list[str]:
-    return queue.submit([JobSpec(command=command, **asked) for command in commands])  # type: ignore[arg-type]  # by name
+    return queue.jobs.submit([JobSpec(command=command, **asked) for command in commands])  # type: ignore[arg-type]  # by name
 
 
 def be_there(queue: Store, waiting: dict[str, str] | None = None, gpus: int = 2) -> None:
     """A worker says that it is alive."""
     cards = tuple(WorkerGpu(uuid=f"GPU-{index}", index=index, name="A100") for index in range(gpus))
-    queue.heartbeat(WORKER, HOST, View(gpus=cards, waiting=waiting or {}))
+    queue.workers.heartbeat(WORKER, HOST, View(gpus=cards, waiting=waiting or {}))
 
 
 def start(queue: Store, job: str, *gpus: str) -> Attempt:
-    attempt = queue.claim(job, WORKER, gpus, LONG)
+    attempt = queue.attempts.claim(job, WORKER, gpus, LONG)
     assert attempt is not None
     return attempt
 
 
 def run(queue: Store, job: str, outcome: Outcome, exit_code: int | None = None, sentence: str = "") -> Attempt:
     attempt = start(queue, job)
-    assert queue.finish(attempt.id, outcome, exit_code, sentence)
+    assert queue.attempts.finish(attempt.id, outcome, exit_code, sentence)
     return attempt
 
 

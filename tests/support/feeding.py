@@ -78,7 +78,7 @@ class Queue:
     def jobs(self) -> list[Job]:
         """In the order in which they would start."""
         with self.opened() as store:
-            return store.jobs(order="queue", limit=100_000)
+            return store.jobs.find(order="queue", limit=100_000)
 
     def commands(self) -> list[str]:
         return [str(job.command) for job in self.jobs()]
@@ -90,9 +90,9 @@ class Queue:
         """Runs the job with this command as a worker would; its id."""
         (job,) = [job for job in self.jobs() if job.command == command and job.state == "queued"]
         with self.opened() as store:
-            attempt = store.claim(job.id, "w", gpus, 600.0)
+            attempt = store.attempts.claim(job.id, "w", gpus, 600.0)
             assert attempt is not None
             if link:
-                store.set_link(attempt.id, link)
-            assert store.finish(attempt.id, outcome, 0 if outcome == "succeeded" else 1)
+                store.jobs.set_link(attempt.id, link)
+            assert store.attempts.finish(attempt.id, outcome, 0 if outcome == "succeeded" else 1)
         return job.id

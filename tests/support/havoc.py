@@ -235,7 +235,7 @@ class Havoc:
         if self._database_away or time.monotonic() < self._submit_at:
             return
         with contextlib.suppress(QueueAwayError):
-            counts = self._site.store.counts()
+            counts = self._site.store.jobs.counts()
             missing = BACKLOG * len(self._machines) - sum(
                 count for state, count in counts.items() if state not in ENDED
             )
@@ -243,7 +243,7 @@ class Havoc:
             if missing <= 0:
                 return
             new = [self._new_job(self._numbers + number) for number in range(missing)]
-            names = self._site.store.submit([job for job, _ in new])
+            names = self._site.store.jobs.submit([job for job, _ in new])
             self._numbers += missing
             self._jobs |= {name: submitted for name, (_, submitted) in zip(names, new, strict=True)}
 
@@ -286,10 +286,12 @@ class Havoc:
         for machine in self._machines:
             machine.keep()
         with contextlib.suppress(QueueAwayError), open_queue(self._url) as store:
-            counts = store.counts()
+            counts = store.jobs.counts()
             if counts.get("held"):
                 # A long job that met ten faults is held for a person to look at, who lets it go on.
-                store.release([job.id for job in store.jobs(limit=10000) if job.reason.endswith("for the 10th time")])
+                store.jobs.release(
+                    [job.id for job in store.jobs.find(limit=10000) if job.reason.endswith("for the 10th time")]
+                )
             return sum(counts.get(state, 0) for state in ENDED) == sum(counts.values())
         return False
 
@@ -331,7 +333,9 @@ class Havoc:
 
     def _where_it_stands(self) -> str:
         with open_queue(self._url) as store:
-            unfinished = [(job.id, job.state, job.reason) for job in store.jobs(limit=10000) if job.state not in ENDED]
+            unfinished = [
+                (job.id, job.state, job.reason) for job in store.jobs.find(limit=10000) if job.state not in ENDED
+            ]
         left = [record.directory.name for machine in self._machines for record, _ in undelivered(machine.home)]
         said = [machine.worker.said[-1000:] for machine in self._machines if machine.worker is not None]
         return f"{unfinished} undelivered: {left} processes: {self._site.processes()} {said}"

@@ -83,7 +83,7 @@ class _Case:
         self._code = submitted.code
         self._diary = submitted.diary
         self._entries = submitted.diary.entries()
-        self._attempts = store.attempts(name)
+        self._attempts = store.attempts.of(name)
 
     def findings(self) -> Iterator[str]:
         for wrong in (*self._outcome(), *self._overlaps(), *self._unfounded(), *self._outputs()):
@@ -110,7 +110,7 @@ class _Case:
     # One outcome, and the right one
 
     def _outcome(self) -> Iterator[str]:
-        job = self._store.job(self._name)
+        job = self._store.jobs.get(self._name)
         right = "succeeded" if self._code == 0 else "failed"
         ends = [(attempt.outcome, attempt.exit_code or 0) for attempt in self._attempts[-1:]]
         its_own = (job.state, ends) == (right, [(right, self._code)])
@@ -223,7 +223,7 @@ class _Case:
             ):
                 continue
             unguarded = bool({"kill reaper", *FATAL[2:]} & self._kinds(attempt))
-            for place, text in (("the queue", self._store.log(attempt.id)), ("the file", self._file(attempt))):
+            for place, text in (("the queue", self._store.logs.read(attempt.id)), ("the file", self._file(attempt))):
                 kept = [line for line in text.splitlines() if line.startswith("attempt")]
                 if not _is_whole(printed, kept, unguarded=unguarded):
                     yield (

@@ -32,7 +32,7 @@ class Place:
     def __init__(self, store: Store, home: Path, elsewhere: Path | None = None) -> None:
         self.store = store
         self.home = home
-        self.job = store.submit([JobSpec(command="train")])[0]
+        self.job = store.jobs.submit([JobSpec(command="train")])[0]
         self.attempt = self.start()
         self.directory = (elsewhere or home) / "attempts" / f"{self.job}-1"
         self.output = self.directory / "output"

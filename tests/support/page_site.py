@@ -80,8 +80,8 @@ class PageSite:
 def stop_jobs(home: Path) -> None:
     """Those that a page's worker runs would go on without it."""
     with open_queue(str(home / "queue.db")) as store:
-        store.cancel(job.id for job in store.jobs(states=["queued", "held", "running"], limit=1000))
-        wait_for(lambda: not store.running(), deadline=PATIENCE, named="the end of its jobs")
+        store.jobs.cancel(job.id for job in store.jobs.find(states=["queued", "held", "running"], limit=1000))
+        wait_for(lambda: not store.attempts.running(), deadline=PATIENCE, named="the end of its jobs")
 
 
 @contextlib.contextmanager

@@ -35,11 +35,11 @@ def crowd(queue: Store, url: str, processes: int, seconds: float, directory: Pat
 
 
 def _feed(queue: Store, seconds: float) -> list[str]:
-    ids = queue.submit([JobSpec(command="x", gpus=0)] * BATCH)
+    ids = queue.jobs.submit([JobSpec(command="x", gpus=0)] * BATCH)
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
-        if queue.counts().get("queued", 0) < BATCH:
-            ids += queue.submit([JobSpec(command="x", gpus=0)] * BATCH)
+        if queue.jobs.counts().get("queued", 0) < BATCH:
+            ids += queue.jobs.submit([JobSpec(command="x", gpus=0)] * BATCH)
         else:
             time.sleep(0.01)
     return ids
@@ -67,14 +67,19 @@ def _take_part(url: str, name: str, directory: Path) -> None:
         while True:
             match len(had) % 4:
                 case 0:
-                    attempt = next(filter(None, (queue.claim(job.id, name, [], LEASE) for job in queue.ready(4))), None)
+                    attempt = next(
+                        filter(
+                            None, (queue.attempts.claim(job.id, name, [], LEASE) for job in queue.attempts.ready(4))
+                        ),
+                        None,
+                    )
                 case 1:
-                    attempt = queue.claim_any([job.id for job in queue.ready(4)], name, [], LEASE)
+                    attempt = queue.attempts.claim_any([job.id for job in queue.attempts.ready(4)], name, [], LEASE)
                 case _:
                     attempt = None
-            attempt = attempt or queue.claim_next(name, [], LEASE)
+            attempt = attempt or queue.attempts.claim_next(name, [], LEASE)
             if attempt is not None:
-                assert queue.finish(attempt.id, "succeeded", 0)
+                assert queue.attempts.finish(attempt.id, "succeeded", 0)
                 had.append(attempt.job)
             elif no_more:
                 break
@@ -87,7 +92,7 @@ def _balance(queue: Store, ids: list[str], taken: list[str]) -> None:
     twice = [job for job, times in collections.Counter(taken).items() if times > 1]
     assert not twice, f"taken twice: {twice[:5]}"
     assert sorted(taken) == sorted(ids), f"{len(ids)} were submitted and {len(taken)} taken"
-    assert queue.counts() == {"succeeded": len(ids)}
-    assert {job.attempts for job in queue.jobs(limit=len(ids))} == {1}
-    assert queue.running() == []
+    assert queue.jobs.counts() == {"succeeded": len(ids)}
+    assert {job.attempts for job in queue.jobs.find(limit=len(ids))} == {1}
+    assert queue.attempts.running() == []
     assert queue.check() == []

@@ -20,22 +20,22 @@ def queue() -> Iterator[Store]:
 def submit(store: Store, *names: str, **asked: object) -> list[str]:
     """One job for each name, in this order."""
     jobs = [JobSpec(command=f"echo {name}", name=name, **asked) for name in names]  # type: ignore[arg-type]  # by name
-    return store.submit(jobs)
+    return store.jobs.submit(jobs)
 
 
 def start(store: Store, job: str, worker: str = "w") -> str:
     """The id of the attempt that now runs."""
-    attempt = store.claim(job, worker, [], LONG)
+    attempt = store.attempts.claim(job, worker, [], LONG)
     assert attempt is not None
     return attempt.id
 
 
 def end(store: Store, job: str, outcome: Outcome = "failed") -> None:
-    assert store.finish(start(store, job), outcome, 0 if outcome == "succeeded" else 1)
+    assert store.attempts.finish(start(store, job), outcome, 0 if outcome == "succeeded" else 1)
 
 
 def states(store: Store, *jobs: str) -> list[str]:
-    return [store.job(job).state for job in jobs]
+    return [store.jobs.get(job).state for job in jobs]
 
 
 def moment(store: Store) -> float:

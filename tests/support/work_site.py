@@ -164,7 +164,7 @@ class WorkSite:
     def submit(self, command: str | tuple[str, ...], **asked: object) -> str:
         """Without a GPU and in the site's directory, unless something else is asked for."""
         usual: dict[str, object] = {"gpus": 0, "directory": str(self.directory), "policy": {"idle": False}}
-        return self.store.submit([JobSpec(command=command, **(usual | asked))])[0]  # type: ignore[arg-type]  # by name
+        return self.store.jobs.submit([JobSpec(command=command, **(usual | asked))])[0]  # type: ignore[arg-type]  # by name
 
     def until(self, gate: str) -> str:
         """A command that runs until `open_gate`."""
@@ -174,10 +174,10 @@ class WorkSite:
         (self.directory / gate).touch()
 
     def job(self, name: str) -> Job:
-        return self.store.job(name)
+        return self.store.jobs.get(name)
 
     def last_attempt(self, name: str) -> Attempt:
-        return self.store.attempts(name)[-1]
+        return self.store.attempts.of(name)[-1]
 
     def wait_until(self, name: str, *states: str, deadline: float = PATIENCE) -> Job:
         """Until the job is in one of these states."""

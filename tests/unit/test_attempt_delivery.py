@@ -33,6 +33,7 @@ class Queue:
     def __init__(self, trouble: Exception | None = None) -> None:
         self.kept: list[tuple[str, AttemptDetails]] = []
         self._trouble = trouble
+        self.attempts = self.logs = self
 
     def write_details(self, attempt: str, details: AttemptDetails) -> bool:
         if self._trouble is not None:
@@ -40,7 +41,7 @@ class Queue:
         self.kept.append((attempt, details))
         return True
 
-    def write_log(self, _attempt: str, _text: str, **_: bool) -> bool:
+    def write(self, _attempt: str, _text: str, **_: bool) -> bool:
         if self._trouble is not None:
             raise self._trouble
         return True

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stoker.cli.verbs.edit import changes_in, written
 from stoker.errors import BadInputError
 from stoker.queue import Job
-from stoker.queue.editing import edited
+from stoker.queue.jobs import edited
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 WORD = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10)

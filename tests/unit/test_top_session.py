@@ -11,6 +11,7 @@ from stoker.cli.top.session import TopSession
 from stoker.cli.top.terminal import TopTerminal
 from stoker.queue import QueueAwayError, Store, init_queue
 from stoker.queue.fields import JobSpec
+from stoker.queue.jobs import Jobs
 
 
 class Scripted:
@@ -46,7 +47,7 @@ def used(store: Store, home: Path, *keys: str) -> list[str]:
 def test_a_queue_that_is_away_is_said_and_what_was_seen_stays(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.submit([JobSpec(command="x", name="train")])
+    store.jobs.submit([JobSpec(command="x", name="train")])
     answers = iter([False, True, False])
 
     def paused(self: Store) -> bool:
@@ -71,12 +72,12 @@ def test_a_queue_that_is_away_is_said_and_what_was_seen_stays(
 def test_an_act_on_a_queue_that_is_away_is_told_as_not_done(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.submit([JobSpec(command="x", name="train")])
+    store.jobs.submit([JobSpec(command="x", name="train")])
 
-    def hold(self: Store, ids: object) -> list[str]:
+    def hold(self: Jobs, ids: object) -> list[str]:
         raise QueueAwayError("the database does not answer")
 
-    monkeypatch.setattr(Store, "hold", hold)
+    monkeypatch.setattr(Jobs, "hold", hold)
     assert "nothing was done: the database does not answer" in used(store, tmp_path, "h")[-1]
 
 
@@ -85,8 +86,8 @@ def test_nothing_can_be_done_to_no_job(store: Store, tmp_path: Path) -> None:
 
 
 def test_an_open_job_stays_open_when_the_list_moves_on(store: Store, tmp_path: Path) -> None:
-    (job,) = store.submit([JobSpec(command="x", name="train")])
-    store.cancel([job])
+    (job,) = store.jobs.submit([JobSpec(command="x", name="train")])
+    store.jobs.cancel([job])
     frames = used(store, tmp_path, "enter", "r", "q")
     assert "cancelled before it started" in frames[1]
     assert f"{job} (train): queued again" in frames[2]
@@ -95,7 +96,7 @@ def test_an_open_job_stays_open_when_the_list_moves_on(store: Store, tmp_path: P
 
 def test_all_jobs_or_only_ones_own_are_shown(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.cli.top.session.login_name", lambda: "alice")
-    store.submit(
+    store.jobs.submit(
         [JobSpec(command="x", name="hers", submitter="alice"), JobSpec(command="x", name="his", submitter="bob")]
     )
     both, hers, again = used(store, tmp_path, "a", "a")

@@ -34,8 +34,8 @@ class Stage:
 
     def __init__(self, directory: Path) -> None:
         self.told: list[str] = []
-        self.store = Mock(spec=Store)
-        self.store.log_requests.return_value = []
+        self.store = Mock(spec=Store, **{group: Mock() for group in ("jobs", "attempts", "workers", "logs", "usage")})
+        self.store.logs.stream_requests.return_value = []
         self._directory = directory
         self.engine = Mock(spec=Engine, attempts={})
         self.engine.find.return_value = Found([], True)
@@ -103,10 +103,10 @@ def test_leases_are_renewed_before_anything_is_written_that_may_take_long(stage:
     over = stage.attempt("over")
     over.recorded = True
     over.record.output.write_text("the last of it")
-    stage.store.renew.return_value = {"runs": False}
+    stage.store.attempts.renew.return_value = {"runs": False}
     stage.loop._ask_queue()
     calls = [call[0] for call in stage.store.method_calls]
-    assert calls.index("renew") < calls.index("write_log")
+    assert calls.index("attempts.renew") < calls.index("logs.write")
 
 
 def test_a_full_disk_that_keeps_the_queue_away_is_tidied(stage: Stage) -> None:
@@ -130,20 +130,20 @@ def test_a_machine_without_descriptors_does_not_end_its_worker(stage: Stage, tro
 
 def test_queue_that_opens_but_is_damaged_is_told_of_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "open_queue", lambda _url: stage.store)
-    stage.store.running.return_value = []
+    stage.store.attempts.running.return_value = []
     stage.store.flush_due.return_value = None
-    stage.store.requests.return_value = Requests()
+    stage.store.attempts.requests.return_value = Requests()
     pauses = []
     stage.attempt("runs")
-    stage.store.renew.side_effect = StokerError("the queue is damaged")
+    stage.store.attempts.renew.side_effect = StokerError("the queue is damaged")
     for _ in range(4):
         stage.loop._renew_at = stage.loop._away_until = 0.0
         stage.loop._ask_queue()
         pauses.append(stage.loop._pause)
-    stage.store.renew.side_effect = None
+    stage.store.attempts.renew.side_effect = None
     assert stage.told == ["the queue is damaged; jobs go on, trying again"]
     assert pauses == [1.0, 2.0, 4.0, 8.0]
-    stage.store.renew.return_value = {"runs": False}
+    stage.store.attempts.renew.return_value = {"runs": False}
     stage.loop._away_until = 0.0
     stage.loop._ask_queue()
     assert stage.told[1:] == ["the queue is back"]

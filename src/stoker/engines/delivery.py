@@ -44,7 +44,7 @@ def deliver(store: Store, record: AttemptRecord, attempt_spec: AttemptSpec, resu
     """Writes everything of an attempt that has ended. False when the queue already had an outcome."""
     # People who wait for the outcome read the log next.
     LogTail(record, attempt_spec).deliver_last(store)
-    accepted = store.finish(attempt_spec.attempt, result.outcome, result.exit_code, result.reason)
+    accepted = store.attempts.finish(attempt_spec.attempt, result.outcome, result.exit_code, result.reason)
     write_details(store, record, attempt_spec.attempt)
     record.delivered()
     return accepted
@@ -95,10 +95,10 @@ class LogTail:
         if text or is_last:
             # The job may be removed by `stoker clean` at the same moment.
             with contextlib.suppress(CollisionError):
-                store.write_log(self._attempt, text, is_last=is_last)
+                store.logs.write(self._attempt, text, is_last=is_last)
         self._find_link()
         if self._link is not None and not self._link_written:
-            store.set_link(self._attempt, self._link)
+            store.jobs.set_link(self._attempt, self._link)
             self._link_written = True
 
     def _find_link(self) -> None:
@@ -138,7 +138,7 @@ def write_fit(store: Store, record: AttemptRecord, attempt: str) -> bool:
 def _write(store: Store, attempt: str, details: AttemptDetails) -> None:
     """Raises QueueAwayError, to be tried again; what the queue refuses stays on the machine that ran the attempt."""
     try:
-        store.write_details(attempt, details)
+        store.attempts.write_details(attempt, details)
     except QueueAwayError:
         raise
     except (CollisionError, StokerError):

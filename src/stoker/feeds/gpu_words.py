@@ -17,9 +17,9 @@ class GpuWords:
             (job, job.attempt) for job in jobs if job.attempt is not None and job.state not in ("queued", "held")
         ]
         if unknown := [name for _, name in started if name not in self._words]:
-            workers = store.workers()
+            workers = store.workers.all()
             for name in unknown:
-                attempt = store.attempt(name)
+                attempt = store.attempts.get(name)
                 self._words[name] = words(attempt, workers) if attempt is not None else ""
         return {job.id: self._words[name] for job, name in started}
 

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from stoker.errors import BadInputError
 from stoker.queue.commands import check_command, wants_batch_size
-from stoker.queue.entry import new_id
 from stoker.queue.fields import JobSpec
+from stoker.queue.jobs import new_id
 from stoker.queue.provenance import checkout_of
 from stoker.queue.store import Store
 
@@ -55,7 +55,7 @@ class Intake:
             # An id that was chosen here and comes back says that the job is new.
             jobs = [replace(job, id=new_id()) for job in self.made(wanted)]
             try:
-                ids = store.submit(jobs)
+                ids = store.jobs.submit(jobs)
             except BadInputError:
                 if not tries_left:
                     raise

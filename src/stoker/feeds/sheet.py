@@ -41,8 +41,8 @@ from stoker.feeds.rows import (
 )
 from stoker.feeds.voice import Voice
 from stoker.queue import Job, QueueAwayError, Store
-from stoker.queue.entry import new_id
 from stoker.queue.fields import ID
+from stoker.queue.jobs import new_id
 from stoker.queue.model import ENDED
 
 # Rows whose jobs are in the queue are shown as taken soon, also when somebody pastes thousands.
@@ -177,10 +177,10 @@ class SheetFeed:
         begun = _now()
         prefix = f"sheet:{self._sheet.identity}:{self._layout.commands}:"
         # Before the sheet is read: when another feed changes it meanwhile, what was read is old.
-        version, text = store.feed_memory(prefix)
+        version, text = store.feeds.memory(prefix)
         memory = msgspec.json.decode(text, type=Memory) if text else None
         content = content_of(self._layout, self._sheet.read(self._layout.ranges()))
-        jobs = {job.id: job for job in store.by_origin(prefix)}
+        jobs = {job.id: job for job in store.jobs.by_origin(prefix)}
         rows = look(memory, content, self._layout, store.clock(), _known(store, prefix, jobs, content))
         refused = {row.number: problem for row in rows.unknown if (problem := self._refusal(row)) is not None}
         able = [row for row in rows.unknown if row.number not in refused]
@@ -260,13 +260,13 @@ class SheetFeed:
         if not made and version == found.version and after == found.memory:
             return True
         try:
-            if not store.take(found.prefix, version, _text(after), made):
+            if not store.feeds.take(found.prefix, version, _text(after), made):
                 return False
         except BadInputError:
             if not made:
                 raise
             # These rows get others.
-            store.take(found.prefix, version, _text(replace(found.memory or Memory(), claims={})), [])
+            store.feeds.take(found.prefix, version, _text(replace(found.memory or Memory(), claims={})), [])
             return False
         for row, name in taken:
             self._voice.job(name, row.command)
@@ -358,5 +358,5 @@ def _known(store: Store, prefix: str, jobs: Mapping[str, Job], content: Content)
     written = {row.cells.get("id", "").strip() for row in content.rows}
     ids = {name for name in written if ID.fullmatch(name)}
     unknown = sorted(ids - jobs.keys())
-    origins = store.known_origins([f"{prefix}{name}" for name in unknown])
+    origins = store.feeds.known_origins([f"{prefix}{name}" for name in unknown])
     return {name for name in ids if name in jobs or f"{prefix}{name}" in origins}

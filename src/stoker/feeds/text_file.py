@@ -160,7 +160,7 @@ class FileFeed:
         if self._finished is None:
             return
         with self._queue() as store:
-            jobs = [job for job in store.by_origin(self._prefix) if job.state == "succeeded"]
+            jobs = [job for job in store.jobs.by_origin(self._prefix) if job.state == "succeeded"]
         self._finished.append(sorted(jobs, key=lambda job: (job.ended or 0.0, job.id)))
 
     def _wait(self, events: Inotify, seconds: float) -> None:

@@ -3,8 +3,8 @@
 from stoker.errors import QueueAwayError, StokerError
 from stoker.queue.changes import ChangeListener
 from stoker.queue.driver import VERSION, Address, queue_address
-from stoker.queue.entry import new_id
 from stoker.queue.fields import JobSpec, State
+from stoker.queue.jobs import Cancellation, new_id
 from stoker.queue.model import (
     HEARD_WITHIN,
     Attempt,
@@ -21,7 +21,7 @@ from stoker.queue.model import (
     Worker,
     WorkerGpu,
 )
-from stoker.queue.store import Cancellation, Store
+from stoker.queue.store import Store
 
 __all__ = [
     "HEARD_WITHIN",

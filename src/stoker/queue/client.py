@@ -11,10 +11,11 @@ from stoker.errors import BadInputError, QueueAwayError
 from stoker.queue import open_or_create
 from stoker.queue.commands import check_command, wants_batch_size
 from stoker.queue.fields import FIELDS, JobSpec, State, editable, spec_of
+from stoker.queue.jobs import Cancellation
 from stoker.queue.model import ENDED, Job, Order
 from stoker.queue.provenance import check_environment, kept_environment, submitted_from
 from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
-from stoker.queue.store import Cancellation, Store
+from stoker.queue.store import Store
 from stoker.settings import load_settings
 
 # The bell tells of changes at once; this is for one that cannot ring just now, and costs a query by id.
@@ -106,11 +107,11 @@ class Queue:
         """Puts several commands in with the same options, in their order: all of them, or none."""
         asked = self._asked({**options})
         jobs = [_new_job(command, asked) for command in _several(commands)]
-        return [self._store.job(name) for name in self._store.submit(jobs)]
+        return [self._store.jobs.get(name) for name in self._store.jobs.submit(jobs)]
 
     def job(self, which: Which) -> Job:
         """The job as it is now, by its id, the beginning of that, or its name."""
-        return self._store.job(which.id if isinstance(which, Job) else which)
+        return self._store.jobs.get(which.id if isinstance(which, Job) else which)
 
     def jobs(
         self,
@@ -122,11 +123,11 @@ class Queue:
         offset: int = 0,
     ) -> list[Job]:
         """The newest jobs, or in the order of the queue those in front; all states and tags when left out."""
-        return self._store.jobs(states, tag, order, limit, offset)
+        return self._store.jobs.find(states, tag, order, limit, offset)
 
     def counts(self) -> dict[State, int]:
         """How many jobs are in each state that any is in."""
-        return self._store.counts()
+        return self._store.jobs.counts()
 
     @overload
     def wait(  # type: ignore[overload-overlap]  # a string is one job's name here, not several letters
@@ -147,19 +148,19 @@ class Queue:
 
     def cancel(self, which: Which | Iterable[Which]) -> Cancellation:
         """Cancels jobs; those that run are asked to stop. The name of a sweep means all of its jobs."""
-        return self._store.cancel(self._several_ids(which, CANCEL))
+        return self._store.jobs.cancel(self._several_ids(which, CANCEL))
 
     def retry(self, which: Which | Iterable[Which]) -> list[str]:
         """Lets jobs that ended run again; the ids of those that now will. Of a sweep, those that did not succeed."""
-        return self._store.retry(self._several_ids(which, RETRY))
+        return self._store.jobs.retry(self._several_ids(which, RETRY))
 
     def hold(self, which: Which | Iterable[Which]) -> list[str]:
         """Keeps jobs that wait from starting; the ids of those that were held by this."""
-        return self._store.hold(self._several_ids(which, HOLD))
+        return self._store.jobs.hold(self._several_ids(which, HOLD))
 
     def release(self, which: Which | Iterable[Which]) -> list[str]:
         """Lets jobs that are held start; the ids of those that now may."""
-        return self._store.release(self._several_ids(which, RELEASE))
+        return self._store.jobs.release(self._several_ids(which, RELEASE))
 
     def logs(self, which: Which) -> str:
         """The end of what the job's last attempt printed, 64 KiB at most; empty before it started.
@@ -169,21 +170,21 @@ class Queue:
         attempt = self.job(which).attempt
         if attempt is None:
             return ""
-        self._store.wait_for_log(attempt)
-        return self._store.log(attempt)
+        self._store.logs.wait(attempt)
+        return self._store.logs.read(attempt)
 
     def _ids(self, which: Which | Iterable[Which]) -> list[str]:
         """One id for one job; where several may be meant, the name of a sweep means all of its jobs."""
         if isinstance(which, str | Job):
             return [self.job(which).id] if isinstance(which, str) else [which.id]
-        several = [[one] if isinstance(one, Job) else self._store.named(one) for one in which]
+        several = [[one] if isinstance(one, Job) else self._store.jobs.named(one) for one in which]
         return [job.id for jobs in several for job in jobs]
 
     def _several_ids(self, which: Which | Iterable[Which], verb: Verb) -> list[str]:
         """The same, where the name of a sweep means those of its jobs that the verb is for."""
         found: list[str] = []
         for one in _each(which):
-            trials = self._store.trials(one) if isinstance(one, str) else []
+            trials = self._store.jobs.trials(one) if isinstance(one, str) else []
             found += [job.id for job in trials if job.state in verb.among] if trials else self._ids(one)
         return found
 
@@ -230,7 +231,7 @@ class Queue:
 
     def _now(self, name: str) -> Job | None:
         try:
-            return self._store.job(name)
+            return self._store.jobs.get(name)
         except QueueAwayError:
             return None
 

@@ -26,7 +26,7 @@ PAUSE: Final = Direction(
     done="paused",
     paused=True,
     queue=lambda store: store.pause(),
-    worker=lambda store, worker: store.pause_worker(worker),
+    worker=lambda store, worker: store.workers.pause(worker),
 )
 
 RESUME: Final = Direction(
@@ -35,7 +35,7 @@ RESUME: Final = Direction(
     done="resumed",
     paused=False,
     queue=lambda store: store.resume(),
-    worker=lambda store, worker: store.resume_worker(worker),
+    worker=lambda store, worker: store.workers.resume(worker),
 )
 
 

@@ -45,19 +45,19 @@ def it_ended(job: Job) -> str | None:
 def why_not_any_more(store: Store, name: str, verb: Verb) -> str:
     """Somebody was faster: the reason is what the job is now."""
     try:
-        return verb.obstacle(store.job(name), store.clock()) or "somebody else has just changed it"
+        return verb.obstacle(store.jobs.get(name), store.clock()) or "somebody else has just changed it"
     except BadInputError:
         return "it has just been forgotten"
 
 
 def moving(place: Place) -> Verb:
     """Among the jobs of the same priority that wait."""
-    return _move(f"moved {place}", lambda store, ids: store.move(ids, place))
+    return _move(f"moved {place}", lambda store, ids: store.jobs.move(ids, place))
 
 
 def moving_beside(neighbour: str, side: Side) -> Verb:
     """To another job that waits, whose priority it takes."""
-    return _move(f"moved {side} {neighbour}", lambda store, ids: store.move_beside(ids, neighbour, side))
+    return _move(f"moved {side} {neighbour}", lambda store, ids: store.jobs.move_beside(ids, neighbour, side))
 
 
 def _move(words: str, move: Callable[[Store, list[str]], list[str]]) -> Verb:
@@ -72,7 +72,7 @@ def _move(words: str, move: Callable[[Store, list[str]], list[str]]) -> Verb:
 
 
 def _cancelled(store: Store, ids: list[str]) -> dict[str, str]:
-    did = store.cancel(ids)
+    did = store.jobs.cancel(ids)
     return dict.fromkeys(did.cancelled, "cancelled") | dict.fromkeys(did.asked, "asked to stop")
 
 
@@ -121,7 +121,7 @@ RETRY: Final = Verb(
     among=("failed", "cancelled"),
     obstacle=_why_no_retry,
     expected=lambda _job: "queued again",
-    apply=lambda store, ids: dict.fromkeys(store.retry(ids), "queued again"),
+    apply=lambda store, ids: dict.fromkeys(store.jobs.retry(ids), "queued again"),
 )
 
 # How the cancelling of a job that was held is taken back: queued again, it could start before it is held.
@@ -131,7 +131,7 @@ REINSTATE: Final = Verb(
     among=("cancelled",),
     obstacle=lambda job, _now: None if job.state == "cancelled" else "it is not cancelled",
     expected=lambda _job: "held again",
-    apply=lambda store, ids: dict.fromkeys(store.reinstate(ids), "held again"),
+    apply=lambda store, ids: dict.fromkeys(store.jobs.reinstate(ids), "held again"),
 )
 
 HOLD: Final = Verb(
@@ -140,7 +140,7 @@ HOLD: Final = Verb(
     among=("queued",),
     obstacle=_why_no_hold,
     expected=lambda _job: "held",
-    apply=lambda store, ids: dict.fromkeys(store.hold(ids), "held"),
+    apply=lambda store, ids: dict.fromkeys(store.jobs.hold(ids), "held"),
 )
 
 RELEASE: Final = Verb(
@@ -149,5 +149,5 @@ RELEASE: Final = Verb(
     among=("held",),
     obstacle=_why_no_release,
     expected=lambda _job: "released",
-    apply=lambda store, ids: dict.fromkeys(store.release(ids), "released"),
+    apply=lambda store, ids: dict.fromkeys(store.jobs.release(ids), "released"),
 )

@@ -10,8 +10,8 @@ def look_around(store: Store) -> Surroundings:
     return Surroundings(
         now=store.clock(),
         paused=store.paused(),
-        workers=tuple(store.workers()),
-        running={attempt.job: attempt for attempt in store.running()},
+        workers=tuple(store.workers.all()),
+        running={attempt.job: attempt for attempt in store.attempts.running()},
     )
 
 
@@ -22,9 +22,9 @@ def why(store: Store, job: Job) -> Why:
 
 def needs_of(store: Store, job: Job) -> Needs:
     """What it waits for, if it is queued."""
-    return store.needs_of([job.id] if job.state == "queued" else [])
+    return store.jobs.needs_of([job.id] if job.state == "queued" else [])
 
 
 def ahead_of(store: Store, job: Job) -> int:
     """How many queued jobs come before it, if it is queued; those that nobody would wait for are counted too."""
-    return store.ahead_of(job, MOST_AHEAD) if job.state == "queued" else 0
+    return store.jobs.ahead_of(job, MOST_AHEAD) if job.state == "queued" else 0

@@ -276,7 +276,7 @@ class LastOutputs:
     def _in_queue(self, store: "Store", attempts: Iterable[str]) -> Mapping[str, str]:
         wanted = frozenset(attempts)
         if wanted and (wanted - self._asked_for or self._clock() - self._asked >= _ASK_QUEUE_EVERY):
-            self._stored = store.last_words(sorted(wanted), TAIL_SIZE)
+            self._stored = store.logs.tails(sorted(wanted), TAIL_SIZE)
             self._asked, self._asked_for = self._clock(), wanted
         return {name: text for name, text in self._stored.items() if name in wanted}
 

@@ -124,7 +124,7 @@ def found(store: Store, name: str) -> Job:
     """The job with this id; no beginnings and no names, which may mean another one tomorrow."""
     if ID.fullmatch(name):
         try:
-            job = store.job(name)
+            job = store.jobs.get(name)
         except BadInputError:
             job = None
         if job is not None and job.id == name:

@@ -68,7 +68,7 @@ def settable(*, at_submission: bool) -> list[str]:
 def jobs_of(store: Store, said: Said, submitter: str = "") -> list[JobSpec]:
     """The jobs to submit. `InvalidFieldsError` says of each field what is wrong."""
     again = said.get("again")
-    earlier = _or_mistake("again", lambda: store.job(str(again))) if again else None
+    earlier = _or_mistake("again", lambda: store.jobs.get(str(again))) if again else None
     form = _Form(earlier)
     form.read(store, said, settable(at_submission=True))
     sweeps: Sequence[Sweep] = form.tried("sweep", lambda: _sweeps(said.get("sweep"))) or ()
@@ -113,7 +113,7 @@ class _Form:
         field = FIELDS[name]
         value = field.read(said)
         if field.kind is JOBS:
-            return store.ids_of(value)
+            return store.jobs.ids_of(value)
         if name == "environment":
             return _unmasked(value, self._environment)
         return value
@@ -292,21 +292,21 @@ def submit_once(
 ) -> Submitted:
     """Submits what `make` gives, unless the same sender has done so with this key. `asked` is what was asked for."""
     if key is None:
-        return Submitted(_found(store, store.submit(make())), is_replay=False)
+        return Submitted(_found(store, store.jobs.submit(make())), is_replay=False)
     prefix = f"web:{_digest(f'{len(sender)}:{sender}{key}'.encode(errors='replace'))}:"
     origin = f"{prefix}{_digest(asked)}:"
-    if earlier := store.by_origin(prefix):
+    if earlier := store.jobs.by_origin(prefix):
         if not all((job.origin or "").startswith(origin) for job in earlier):
             raise ParameterError(HEADER, "this key was used for another request: take a new one for each submission")
         return Submitted(earlier, is_replay=True)
     # Numbered so that they sort in their order.
     jobs = [replace(job, origin=f"{origin}{number:06d}") for number, job in enumerate(make())]
-    return Submitted(_found(store, store.submit(jobs)), is_replay=False)
+    return Submitted(_found(store, store.jobs.submit(jobs)), is_replay=False)
 
 
 def _found(store: Store, ids: Sequence[str]) -> list[Job]:
     try:
-        return [store.job(name) for name in ids]
+        return [store.jobs.get(name) for name in ids]
     except BadInputError:
         raise ConflictError("the jobs of this submission have been forgotten since (`stoker clean`)") from None
 

@@ -13,7 +13,7 @@ from stoker.logs.model import LogChunk
 from stoker.logs.reader import LogFileReader, is_log_of
 from stoker.queue import QueueAwayError, Store
 from stoker.queue.driver import CollisionError
-from stoker.queue.log_streams import KEPT
+from stoker.queue.logs import KEPT
 from stoker.queue.model import LogRequest
 
 # Requests are checked no more often than this, however often the queue changes.

@@ -245,7 +245,7 @@ class WorkerLoop:
     def _adopt(self, store: Store) -> None:
         """Takes over attempts of earlier workers, and stops those that the queue has given up."""
         running = [attempt for attempt in self._unadopted if attempt.result is None]
-        held = store.adopt([attempt.id for attempt in running], self._identity.worker, self._options.lease)
+        held = store.attempts.adopt([attempt.id for attempt in running], self._identity.worker, self._options.lease)
         for attempt in running:
             if attempt.id not in held:
                 attempt.stop("lease", _GIVEN_UP)
@@ -258,7 +258,7 @@ class WorkerLoop:
     def _requeue_unstarted(self, store: Store) -> None:
         """Requeues claims of which nothing was ever started: the worker or the database was killed in between."""
         self._claims_known = True
-        for attempt in store.running():
+        for attempt in store.attempts.running():
             if not self._identity.is_own(attempt.worker) or attempt.id in self._engine.attempts:
                 continue
             try:
@@ -269,7 +269,7 @@ class WorkerLoop:
                 continue
             if not is_started:
                 why = "its worker or the database was killed before the job was started"
-                store.finish(attempt.id, "requeued", None, why)
+                store.attempts.finish(attempt.id, "requeued", None, why)
 
     # Results
 
@@ -278,10 +278,10 @@ class WorkerLoop:
             result = attempt.result
             if result is None or attempt.recorded:
                 continue
-            accepted = store.finish(attempt.id, result.outcome, result.exit_code, result.reason)
+            accepted = store.attempts.finish(attempt.id, result.outcome, result.exit_code, result.reason)
             if not accepted:
                 # Its supervisor delivers it when this worker is held up for long.
-                known = store.attempt(attempt.id)
+                known = store.attempts.get(attempt.id)
                 accepted = known is not None and result.outcome != "lost" and known.outcome == result.outcome
             attempt.recorded = True
             self._scheduler.stale = True
@@ -327,7 +327,7 @@ class WorkerLoop:
             self._scheduler.stale = True
             self._log_streaming.note_change()
             if self._engine.attempts:
-                requests = store.requests(self._identity.worker)
+                requests = store.attempts.requests(self._identity.worker)
                 self._cancel(requests.cancelled)
                 self._snooze(requests.snoozed)
 
@@ -367,7 +367,7 @@ class WorkerLoop:
         if not held:
             return
         before = lease_clock()
-        found = store.renew(held, self._options.lease)
+        found = store.attempts.renew(held, self._options.lease)
         for name, attempt in held.items():
             if name in found:
                 attempt.renewed(before + self._options.lease)
@@ -388,15 +388,15 @@ class WorkerLoop:
             view = msgspec.structs.replace(view, waiting=paused)
         if _gist(view) == self._sent_gist and moment < self._sent_at + _HEARTBEATS:
             return
-        store.heartbeat(self._identity.worker, self._identity.host, view)
+        store.workers.heartbeat(self._identity.worker, self._identity.host, view)
         self._sent_gist, self._sent_at = _gist(view), moment
 
     def _say_goodbye(self) -> None:
         if self._store is not None:
             with contextlib.suppress(StokerError):
-                self._store.write_usage(self._engine.usage(final=True))
+                self._store.usage.write(self._engine.usage(final=True))
             with contextlib.suppress(StokerError):
-                self._store.farewell(self._identity.worker)
+                self._store.workers.farewell(self._identity.worker)
 
     def _write_usage(self, store: Store) -> None:
         """Rows that could not be written while the queue was away are still there."""
@@ -404,7 +404,7 @@ class WorkerLoop:
             return
         self._usage_at = time.monotonic() + _USAGE_EVERY
         if rows := self._engine.usage():
-            store.write_usage(rows)
+            store.usage.write(rows)
             self._engine.usage_written(rows)
 
     def _tidy(self) -> None:

@@ -81,17 +81,17 @@ class Scheduler:
         limit = _MOST_WAITING + self._never_count
         # The queue may have given up an attempt that still stops here: until then this worker starts no other one.
         stopping = {one.job for one in self._engine.attempts.values() if one.result is None}
-        self._waiting = [job for job in store.ready(limit, self._identity.worker) if job.id not in stopping]
+        self._waiting = [job for job in store.attempts.ready(limit, self._identity.worker) if job.id not in stopping]
         self._poll_at = moment + _SLOW_POLL
         preempt: tuple[str, ...] = ()
         if moment < self._no_starts_until:
-            self._engine.decide([], store.ready_at)
+            self._engine.decide([], store.attempts.ready_at)
             self._never = frozenset()
             self._release(store, ())
             self._poll_at = min(self._poll_at, self._no_starts_until)
         else:
             waiting = list(self._waiting)
-            decision = self._engine.decide(waiting, store.ready_at)
+            decision = self._engine.decide(waiting, store.attempts.ready_at)
             preempt = self._carry_out(store, decision)
             if decision.complete:
                 self._release(store, decision.reserved)
@@ -101,7 +101,7 @@ class Scheduler:
             self._never = decision.never
             if len(waiting) == limit and all(job.gpus for job in waiting):
                 self._start_overlooked(store, decision.cpu_slots, moment)
-        wake = store.next_wake()
+        wake = store.jobs.next_wake()
         self._wake_at = math.inf if wake is None else moment + max(0.0, wake - store.clock())
         self._engine.commit(preempt)
 
@@ -123,11 +123,11 @@ class Scheduler:
             known = jobs[one.job].kept
             if not one.affects_others and known is None:
                 continue
-            if known is not None and self._is_written(one, known, store.ready_at):
+            if known is not None and self._is_written(one, known, store.attempts.ready_at):
                 continue
             starts_in = one.starts_in if math.isfinite(one.starts_in) else None
             instead_of = known.worker if known is not None else None
-            if not store.keep(one.job, self._identity.worker, one.ready, starts_in, instead_of):
+            if not store.jobs.keep(one.job, self._identity.worker, one.ready, starts_in, instead_of):
                 return False
         return True
 
@@ -144,7 +144,7 @@ class Scheduler:
         jobs = {one.job for one in reserved}
         written = {job.id for job in self._waiting if job.kept is not None and job.kept.worker == self._identity.worker}
         if (written | {one.job for one in self._reserved if one.affects_others}) - jobs:
-            store.keep_no_more(self._identity.worker, jobs)
+            store.jobs.keep_no_more(self._identity.worker, jobs)
         self._reserved = reserved
 
     # Starts
@@ -156,7 +156,7 @@ class Scheduler:
         equal = {other.id: other for other in self._waiting if _shape(other) == _shape(job)}
         before = lease_clock()
         candidates = list(equal)[:_MOST_EQUAL]
-        attempt = store.claim_any(candidates, self._identity.worker, start.gpus, self._options.lease)
+        attempt = store.attempts.claim_any(candidates, self._identity.worker, start.gpus, self._options.lease)
         if attempt is None:
             self.stale = True  # other workers were faster
             return
@@ -171,22 +171,22 @@ class Scheduler:
             if time.monotonic() < self._no_starts_until:
                 return
             before = lease_clock()
-            attempt = store.claim_next(self._identity.worker, (), self._options.lease)
+            attempt = store.attempts.claim_next(self._identity.worker, (), self._options.lease)
             if attempt is None:
                 return
-            self._begin(store, store.job(attempt.job), attempt, before)
+            self._begin(store, store.jobs.get(attempt.job), attempt, before)
 
     def _begin(self, store: Store, job: Job, attempt: Attempt, claimed_at: float) -> None:
         try:
             started = self._engine.start(job, attempt, claimed_at)
         except BadInputError as error:
-            store.finish(attempt.id, "failed", 125, str(error))
+            store.attempts.finish(attempt.id, "failed", 125, str(error))
             self._log(f"{job.id}: could not start: {error}")
             self.stale = True
         except (StokerError, OSError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             self.start_failed(job.id, why)
-            store.finish(attempt.id, "requeued", None, f"{self._identity.host} could not start it: {why}")
+            store.attempts.finish(attempt.id, "requeued", None, f"{self._identity.host} could not start it: {why}")
         else:
             self._waiting = [waiting for waiting in self._waiting if waiting.id != job.id]
             # The claim has ended the job's reservation in the queue.

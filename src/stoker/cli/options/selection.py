@@ -73,9 +73,9 @@ class Selection(msgspec.Struct, frozen=True):
 
 def _meant_by(store: "Store", word: str, among: tuple["State", ...]) -> list["Job"]:
     """One job, or those of a sweep in the states `among`: who retries a sweep does not mean what succeeded in it."""
-    trials = store.trials(word)
+    trials = store.jobs.trials(word)
     if not trials:
-        return [store.job(word)]
+        return [store.jobs.get(word)]
     if found := [job for job in trials if job.state in among]:
         return found
     raise BadInputError(f"the sweep {word!r} has no job that is {_any_of(among)}")
@@ -87,7 +87,7 @@ def _any_of(states: tuple["State", ...]) -> str:
 
 def _pages(store: "Store", states: tuple["State", ...], tag: str | None) -> Iterator["Job"]:
     for offset in range(0, 2**31, PAGE):
-        page = store.jobs(states=states, tag=tag, order="queue", limit=PAGE, offset=offset)
+        page = store.jobs.find(states=states, tag=tag, order="queue", limit=PAGE, offset=offset)
         yield from page
         if len(page) < PAGE:
             return
@@ -149,7 +149,7 @@ def _recent(context: click.Context, states: tuple["State", ...]) -> list["Job"]:
     importlib.import_module("stoker.queue.sqlite")
     _give_up_soon()
     with contextlib.suppress(StokerError, OSError), opened(context.params.get("queue_url")) as store:
-        return store.jobs(states=states, limit=MOST_COMPLETED)
+        return store.jobs.find(states=states, limit=MOST_COMPLETED)
     return []
 
 

@@ -96,7 +96,7 @@ def _edited(
     for job in jobs:
         if job.id in wanted:
             _check(job, wanted[job.id])
-    done = set(wanted if request.dry_run else store.edit_many(wanted))
+    done = set(wanted if request.dry_run else store.jobs.edit_many(wanted))
     changed = [Changed(job.id, job.name, f"edited ({_fields(wanted[job.id])})") for job in jobs if job.id in done]
     unchanged = [
         Unchanged(job.id, job.name, SO_ALREADY if changes.get(job.id) == {} else RUNNING)
@@ -111,7 +111,7 @@ def _fields(changes: Mapping[str, object]) -> str:
 
 
 def _check(job: "Job", wanted: Mapping[str, Any]) -> None:
-    from stoker.queue.editing import check_changes
+    from stoker.queue.jobs import check_changes
 
     check_changes(job, wanted)
 
@@ -120,7 +120,7 @@ def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, 
     """What the options change in this job, by the names of its fields."""
     wanted: dict[str, object] = {name: given[name] for name in FIELDS if name in given}
     for name in wanted.keys() & {"after", "after_any"}:
-        wanted[name] = store.ids_of(given[name])
+        wanted[name] = store.jobs.ids_of(given[name])
     if "directory" in wanted:
         wanted["directory"] = working_directory(given["directory"])
     if given.keys() & {"variables", "unset"}:

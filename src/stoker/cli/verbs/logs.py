@@ -116,7 +116,7 @@ def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator
     from stoker.logs.follow import LogFollower
     from stoker.logs.reader import attempt_directory, has_log, stored_lines
     from stoker.paths import state_home
-    from stoker.queue.store import LAST_WITHIN
+    from stoker.queue.logs import LAST_WITHIN
 
     if has_log(attempt_directory(state_home(), attempt)):
         store.wait_for_log(attempt.id)

@@ -94,7 +94,7 @@ def _ready(store: "Store") -> QueueReady:
 
 def _health(store: "Store") -> QueueHealth:
     ready = _ready(store)
-    counts = {str(state): count for state, count in store.counts().items()}
+    counts = {str(state): count for state, count in store.jobs.counts().items()}
     return QueueHealth(
         queue=ready.queue,
         kind=ready.kind,
@@ -118,7 +118,7 @@ def _workers(store: "Store") -> list[QueueWorker]:
             silent=max(now - worker.seen, 0.0),
             problem=worker.view.problem,
         )
-        for worker in store.workers()
+        for worker in store.workers.all()
     ]
 
 
@@ -187,8 +187,8 @@ def clean_command(
     """
     meant = states or ENDED
     with opened(queue_url) as store:
-        counts = store.counts()
-        forgotten = store.forgettable(older_than, meant) if dry_run else store.clean(older_than, meant)
+        counts = store.jobs.counts()
+        forgotten = store.jobs.forgettable(older_than, meant) if dry_run else store.jobs.clean(older_than, meant)
         left = max(sum(counts.get(state, 0) for state in meant) - forgotten, 0)
         done = Cleaning("clean", store.place, dry_run, older_than, meant, forgotten, left)
     if as_json:

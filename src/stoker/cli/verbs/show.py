@@ -159,7 +159,7 @@ def _show_job_or_run(records: Records, what: str, as_json: bool, queue_url: str 
         return
     with store:
         try:
-            job = store.job(what)
+            job = store.jobs.get(what)
         except StokerError as error:
             run = _run_or_neither(records, what, error)
         else:
@@ -199,7 +199,7 @@ def _show_run(record: Record | None, as_json: bool) -> None:
 def why_command(job: str, as_json: bool, queue_url: str | None) -> int:
     """Say why JOB (an id, the beginning of one, or a name) waits, or what became of it."""
     with opened(queue_url) as store:
-        found = store.job(job)
+        found = store.jobs.get(job)
         reason = why(store, found)
     if as_json:
         print_json({"job": found.id, "state": found.state, "why": reason})

@@ -171,7 +171,7 @@ def _beside(side: Side, request: Request) -> int:
         raise BadInputError(f"{side} which job? Write it first, as in `stoker move {side} OTHER JOB...`")
     other, *words = request.selection.words
     with opened(request.queue_url) as store:
-        neighbour = store.job(other)
+        neighbour = store.jobs.get(other)
     verb = moving_beside(neighbour.id, side)
     if obstacle := verb.obstacle(neighbour, 0.0):
         raise BadInputError(f"nothing can be moved {side} job {neighbour.id}: {obstacle}")

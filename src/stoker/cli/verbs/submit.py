@@ -100,7 +100,7 @@ def submit_command(
         _rehearse(jobs, needs, queue_url, as_json)
         return 0
     with opened_or_created(queue_url) as store:
-        ids = store.submit(_depending(store, jobs, needs))
+        ids = store.jobs.submit(_depending(store, jobs, needs))
         _print_submitted(store, ids, as_json)
         _advise(store)
     return 0
@@ -147,7 +147,7 @@ def _depending(store: "Store", jobs: list[JobSpec], needs: Mapping[str, Sequence
         return jobs
     from msgspec.structs import replace
 
-    ids: dict[str, Any] = {field: store.ids_of(words) for field, words in needs.items()}
+    ids: dict[str, Any] = {field: store.jobs.ids_of(words) for field, words in needs.items()}
     return [replace(job, **ids) for job in jobs]
 
 
@@ -170,7 +170,7 @@ def _rehearse(jobs: list[JobSpec], needs: Mapping[str, Sequence[str]], queue_url
 
 def _print_submitted(store: "Store", ids: Sequence[str], as_json: bool) -> None:
     if as_json:
-        _print_json([store.job(name) for name in ids])
+        _print_json([store.jobs.get(name) for name in ids])
     else:
         sys.stdout.write("".join(f"{name}\n" for name in ids))
 
@@ -188,7 +188,7 @@ def _advise(store: "Store") -> None:
     if not sys.stderr.isatty():
         return
     now = store.clock()
-    if not any(worker.is_there(now) for worker in store.workers()):
+    if not any(worker.is_there(now) for worker in store.workers.all()):
         sys.stderr.write("no worker is there to run it: `stoker work` starts one\n")
     elif store.paused():
         sys.stderr.write("the queue is paused: `stoker resume` lets it go on\n")

@@ -59,10 +59,12 @@ def wait_command(
 
 def _meant(store: "Store", words: tuple[str, ...], tag: str | None, everything: bool) -> list["Job"]:
     if words:
-        return list({job.id: job for word in words for job in store.named(word)}.values())
+        return list({job.id: job for word in words for job in store.jobs.named(word)}.values())
     if everything:
-        return [job for state in ("queued", "held", "running") for job in store.jobs(states=[state], limit=2**31 - 1)]
-    found = store.jobs(tag=tag, limit=2**31 - 1)
+        return [
+            job for state in ("queued", "held", "running") for job in store.jobs.find(states=[state], limit=2**31 - 1)
+        ]
+    found = store.jobs.find(tag=tag, limit=2**31 - 1)
     if not found:
         raise BadInputError(f"there is no job with the tag {tag!r} in {store.place}: `stoker list` shows them")
     return found
@@ -100,7 +102,7 @@ class _Wait:
         from stoker.queue.model import ENDED
 
         try:
-            self._jobs[name] = patiently(lambda: self._store.job(name), self._deadline)
+            self._jobs[name] = patiently(lambda: self._store.jobs.get(name), self._deadline)
         except BadInputError:
             self._gone.append(name)
             return True

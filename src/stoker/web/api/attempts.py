@@ -14,7 +14,8 @@ from starlette.responses import Response, StreamingResponse
 from stoker.logs.model import LogUpdate
 from stoker.logs.reader import TailReader, last_lines, stored_lines
 from stoker.queue.model import Attempt, EndCause
-from stoker.queue.store import LAST_WITHIN, SECONDS_BETWEEN_LOOKS, Store
+from stoker.queue.store import Store
+from stoker.queue.logs import LAST_WITHIN, SECONDS_BETWEEN_LOOKS
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
 from stoker.web.app_state import AppState, app_state_of

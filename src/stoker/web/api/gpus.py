@@ -50,7 +50,7 @@ async def get_history(
 
     def history(store: Store) -> History:
         now = store.clock()
-        return usage_history(store.usage(int(now // 60) - minutes + 1, host, gpu), now, minutes)
+        return usage_history(store.usage.read(int(now // 60) - minutes + 1, host, gpu), now, minutes)
 
     return tagged(request, await app_state_of(request).pool.ask(history))
 
@@ -70,6 +70,6 @@ async def get_usage(
 
     def usage(store: Store) -> UsageTotals:
         first = int(store.clock() // 60) - hours * 60
-        return UsageTotals(since=first * 60.0, seconds=store.usage_totals(first))
+        return UsageTotals(since=first * 60.0, seconds=store.usage.totals(first))
 
     return answer(await app_state_of(request).pool.ask(usage))

@@ -86,7 +86,7 @@ async def list_jobs(
     """Jobs as they were submitted, the newest first. Pages stay right while jobs come in."""
     before = None if cursor is None else place_of(cursor)
     states = tuple(dict.fromkeys(state or ()))
-    some = await app_state_of(request).pool.ask(lambda store: store.page(states, tag, before, limit + 1))
+    some = await app_state_of(request).pool.ask(lambda store: store.jobs.page(states, tag, before, limit + 1))
     page: Page = page_of(some, limit)
     headers = {} if page.next is None else {"Link": link_to_next(request, page.next)}
     return answer_with_jobs(request, JobListPage(items=page.items, next=page.next), headers=headers)

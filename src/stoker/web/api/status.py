@@ -42,7 +42,7 @@ async def dismiss(request: Request, body: DismissBody) -> Response:
     app_state = app_state_of(request)
 
     def work(store: Store) -> Done:
-        before = store.dismiss_failures(body.failure, body.until)
+        before = store.jobs.dismiss_failures(body.failure, body.until)
         return Done(
             changed=before != body.until,
             sentence="the overview tells no more of them",

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from stoker.errors import BadInputError
 from stoker.masking import MASK, masked_environment
-from stoker.queue.editing import check_changes
+from stoker.queue.jobs import check_changes
 from stoker.queue.model import Job
 from stoker.queue.steering import (
     CANCEL,
@@ -94,7 +94,7 @@ async def change_job(request: Request, job: JobId, body: ChangeBody) -> Response
             return Done(changed=False, sentence=f"{who}: it is so already")
         try:
             check_changes(before, changes)
-            store.edit(before.id, changes)
+            store.jobs.edit(before.id, changes)
         except BadInputError as error:
             raise ConflictError(f"job {who} was not edited: {error}") from None
         return Done(
@@ -233,7 +233,7 @@ def _moving(store: Store, body: MoveBody) -> Verb:
 
 def _back(request: Request, store: Store, job: Job) -> Undo:
     """Beside the neighbour that it had among those of its priority; where it had none, only that matters."""
-    before, behind = store.neighbours(job)
+    before, behind = store.jobs.neighbours(job)
     if behind is not None:
         return _post(request, job, "move", {"before": behind})
     if before is not None:
@@ -258,7 +258,11 @@ async def snooze_job(request: Request, job: JobId, body: SnoozeBody) -> Response
         running = found(store, job)
         called = label(running.id, running.name)
         left = _snoozed_for(store, running)
-        if running.state != "running" or running.attempt is None or not store.snooze(running.attempt, seconds, who):
+        if (
+            running.state != "running"
+            or running.attempt is None
+            or not store.attempts.snooze(running.attempt, seconds, who)
+        ):
             raise ConflictError(f"job {called} was not snoozed: it is not running, so there is nothing to snooze")
         what = f"left alone for {format_duration(seconds)}" if seconds else "watched again"
         undo = _post(request, running, "snooze", {"seconds": left})
@@ -275,5 +279,5 @@ def _seconds(body: SnoozeBody) -> float:
 
 
 def _snoozed_for(store: Store, job: Job) -> float:
-    until = store.snoozes().get(job.attempt or "")
+    until = store.attempts.snoozes().get(job.attempt or "")
     return 0.0 if until is None else max(0.0, round(until - store.clock(), 1))

@@ -48,7 +48,7 @@ async def list_workers(request: Request) -> Response:
 
     def workers(store: Store) -> WorkerList:
         now = store.clock()
-        return WorkerList(items=[WorkerSeen(worker=one, is_there=one.is_there(now)) for one in store.workers()])
+        return WorkerList(items=[WorkerSeen(worker=one, is_there=one.is_there(now)) for one in store.workers.all()])
 
     return answer(await app_state_of(request).pool.ask(workers))
 
@@ -83,7 +83,7 @@ async def _turned(request: Request, name: str, direction: Direction) -> Response
     app_state = app_state_of(request)
 
     def turn(store: Store) -> Done:
-        worker = next((one for one in store.workers() if one.id == name), None)
+        worker = next((one for one in store.workers.all() if one.id == name), None)
         if worker is None:
             raise NotFoundError(f"there is no worker {name[:60]!a}")
         who = f"worker {worker.id} on {worker.host}"

@@ -62,10 +62,10 @@ class Listing(msgspec.Struct, frozen=True):
 
     def look(self, store: Store) -> Page:
         if self.unseen:
-            return Page(store.failures(cast("Failure", self.unseen), store.clock() - RECENT, _MOST_UNSEEN), None)
+            return Page(store.jobs.failures(cast("Failure", self.unseen), store.clock() - RECENT, _MOST_UNSEEN), None)
         states = (cast("State", self.state),) if self.state else ()
         before = place_of(self.cursor) if self.cursor else None
-        return page_of(store.page(states, self.tag or None, before, _ON_A_PAGE + 1), _ON_A_PAGE)
+        return page_of(store.jobs.page(states, self.tag or None, before, _ON_A_PAGE + 1), _ON_A_PAGE)
 
     def sections(self, found: Page, role: Role) -> dict[str, str]:
         older = self.address(found.next) if found.next else None

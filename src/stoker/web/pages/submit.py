@@ -176,9 +176,9 @@ async def form(request: Request, again: str = "") -> Response:
     operates = user_of(request).operates
 
     def look(store: Store) -> tuple[Form, list[str]]:
-        directories = recent_directories(store.page(limit=_RECENT_JOBS))
+        directories = recent_directories(store.jobs.page(limit=_RECENT_JOBS))
         if again:
-            return like(store.job(again), key, whole=operates), directories
+            return like(store.jobs.get(again), key, whole=operates), directories
         return empty(directories[0], key), directories
 
     filled, directories = await app_state.pool.ask(look)
@@ -203,7 +203,7 @@ async def submit(request: Request) -> Response:
 
 
 def _submitted(store: Store, filled: Form, sender: str) -> list[Job]:
-    original = like(store.job(filled.again), filled.key) if filled.again else None
+    original = like(store.jobs.get(filled.again), filled.key) if filled.again else None
     wanted = submission_of(filled, original)
     # With what was asked for in the key, a form that is changed and sent once more is another submission.
     asked = content(filled)
@@ -212,7 +212,7 @@ def _submitted(store: Store, filled: Form, sender: str) -> list[Job]:
 
 
 async def _again(request: Request, app_state: AppState, filled: Form, mistakes: dict[str, str]) -> Response:
-    directories = await app_state.pool.ask(lambda store: recent_directories(store.page(limit=_RECENT_JOBS)))
+    directories = await app_state.pool.ask(lambda store: recent_directories(store.jobs.page(limit=_RECENT_JOBS)))
     return _page(request, filled, directories, mistakes)
 
 

@@ -1,13 +1,17 @@
-"""Jobs and attempts as rows of the database, and back; text as every database takes it."""
+"""The base of the store's tables: changes that notify listeners; rows of the database as jobs and attempts."""
 
-from typing import Any, Final, get_args
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
 from stoker.errors import BadInputError
-from stoker.queue.driver import Row
+from stoker.queue.changes import NotifyThrottle
+from stoker.queue.driver import Driver, Row
 from stoker.queue.fields import JobSpec, State
 from stoker.queue.model import Attempt, Job, KeptGpus
+
+T = TypeVar("T")
 
 # Enough for the last screens of a training's output; the whole of it is in the worker's file.
 LOG_TAIL: Final = 64 * 1024
@@ -86,3 +90,41 @@ def attempt_of(row: Row) -> Attempt:
         exit_code=exit_code,
         reason=reason,
     )
+
+
+class Table:
+    """Some of the store's operations: each is one short transaction."""
+
+    def __init__(self, driver: Driver, throttle: NotifyThrottle) -> None:
+        self._driver = driver
+        self._throttle = throttle
+
+    def _change(self, work: Callable[[], T]) -> T:
+        """Does it in one transaction and notifies listeners when the answer is not empty."""
+        return self._notified(work, True)
+
+    def _throttled_change(self, work: Callable[[], T]) -> T:
+        """The same for what a worker does many times a second; its loop calls `flush`."""
+        return self._notified(work, self._throttle.may_send())
+
+    def _notified(self, work: Callable[[], T], at_once: bool) -> T:
+        def changed() -> T:
+            answer = work()
+            if answer and at_once:
+                self._driver.notify()
+            return answer
+
+        answer = self._driver.transaction(changed)
+        if answer:
+            self._account(at_once)
+        return answer
+
+    def _account(self, notified: bool) -> None:
+        if notified:
+            self._throttle.sent()
+        else:
+            self._throttle.defer()
+
+    def _changed(self, work: Callable[[], list[Row]]) -> list[str]:
+        """The ids of the rows that were changed."""
+        return [row[0] for row in self._change(work)]

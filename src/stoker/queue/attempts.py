@@ -1,0 +1,312 @@
+"""Attempts: claiming jobs, leases, outcomes, details, and what people ask of attempts that run."""
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from stoker.errors import BadInputError, StokerError
+from stoker.queue.changes import NotifyThrottle
+from stoker.queue.driver import CollisionError, Driver, Parameters, Row
+from stoker.queue.fields import LONGEST_LABEL, State
+from stoker.queue.model import (
+    Attempt,
+    AttemptDetails,
+    EndCause,
+    Job,
+    Outcome,
+    Requests,
+    Snoozed,
+)
+from stoker.queue.table import (
+    Table,
+    attempt_of,
+    clean_text,
+    job_of,
+    json_text,
+)
+
+# A job whose worker is gone waits no longer than that for a free one; looking costs a round trip.
+SECONDS_BETWEEN_SWEEPS: Final = 1.0
+# Two clocks drift apart by milliseconds in a minute; what is more than that within one is a step.
+SMALLEST_STEP: Final = 1.0
+# Longer than most outages of a file server or a licence server; waiting longer than that helps nobody.
+LONGEST_BACKOFF: Final = 3600.0
+# A job that takes its machine down each time must not take every machine down in turn, night after night.
+MOST_LOSSES: Final = 10
+# A job that a machine could not start may start elsewhere at once; one that none can start must not stay first.
+LONGEST_REQUEUE_DELAY: Final = 30.0
+# Many times a report with the stacks of a large program; it begins with what matters.
+LONGEST_REPORT: Final = 256 * 1024
+# A details is written with the outcome, a moment before or after it; that it is by so much is not seen.
+SECONDS_APART: Final = 3600.0
+
+
+class Attempts(Table):
+    """The tries at jobs."""
+
+    def __init__(self, driver: Driver, throttle: NotifyThrottle) -> None:
+        super().__init__(driver, throttle)
+        self._swept = -math.inf
+        self._clocks: tuple[float, float, float] | None = None
+        """The database's clock when it was last read, and ours right before and after that."""
+        self._ready: dict[Row, Job] = {}
+        self.ready_at = 0.0
+        """When `ready` last found a job that GPUs are kept for, by the database's clock."""
+
+    def ready(self, limit: int = 100, worker: str = "") -> list[Job]:
+        """The jobs that could start now, on this worker, in the order in which they should; none during a pause."""
+        self._sweep_now_and_then(worker)
+        known = self._ready
+        # Written out, for of a number that it does not know PostgreSQL believes that it is a tenth of the table.
+        rows = self._driver.fetch_text(f"{self._driver.sql('ready')} LIMIT {limit:d}", {"worker": worker})
+        # A worker asks many times, and most of what waits is the same each time.
+        self._ready = {row: known.get(row) or job_of(row[:-1]) for row in rows}
+        self.ready_at = next((row[-1] for row in rows if row[-1] is not None), self.ready_at)
+        return list(self._ready.values())
+
+    def claim(self, job: str, worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
+        """The right to run this job until the lease ends; None when another has it or it need not run now."""
+        return self._claimed("claim", {"job": job}, worker, gpus, lease_seconds)
+
+    def claim_any(self, jobs: Sequence[str], worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
+        """The right to run the first of these jobs that nobody else has: one round trip where others are as quick."""
+        return self._claimed("claim any", {"jobs": json_text(list(jobs))}, worker, gpus, lease_seconds)
+
+    def claim_next(self, worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
+        """The right to run the next ready job that wants exactly as many GPUs."""
+        return self._claimed("claim next", {"wanted": len(gpus)}, worker, gpus, lease_seconds)
+
+    def _claimed(
+        self, statement: str, which: Mapping[str, str | int], worker: str, gpus: Sequence[str], lease: float
+    ) -> Attempt | None:
+        self._sweep_now_and_then(worker)
+        attempt = os.urandom(16).hex()
+        parameters: Parameters = {
+            **which,
+            "attempt": attempt,
+            "worker": worker,
+            "gpus": json_text(list(gpus)),
+            "lease": float(lease),
+        }
+        rows = self._taken_job(statement, parameters)
+        if not rows and self.sweep(worker):
+            rows = self._taken_job(statement, parameters)
+        if not rows:
+            return None
+        ((job, number, started, expires),) = rows
+        return Attempt(
+            id=attempt,
+            job=job,
+            worker=worker,
+            number=number,
+            gpus=tuple(gpus),
+            started=started,
+            lease_expires=expires,
+        )
+
+    def _taken_job(self, statement: str, parameters: Parameters) -> list[Row]:
+        try:
+            return self._driver.at_once(statement, parameters)
+        except CollisionError:
+            # The indices allow one running attempt per job, whatever the rows say.
+            raise StokerError(
+                f"a job that waits in {self._driver.place} has an attempt that runs: `stoker queue check` says which"
+            ) from None
+
+    def sweep(self, worker: str = "") -> int:
+        """Gives away what was held by expired leases; how many there were. `ready` and every claim do it too.
+
+        The attempts of `worker` itself are left alone: whether those still run, it need not guess from a clock.
+        """
+        self._swept = time.monotonic()
+        before = _own_clock()
+        ((clock, is_any),) = self._driver.fetch("is anything expired", {"worker": worker})
+        step = self._step_of(float(clock), before, _own_clock())
+        if step > 0.0:
+            # Nobody could renew in time: leases that ended, or are about to, by the step alone get back what they had.
+            # Several workers may notice it. Shifted twice at the most, a lease is beyond the reach of the next.
+            self._driver.fetch("forgive step", {"step": step})
+        elif not is_any:
+            return 0
+        return self._throttled_change(lambda: self._sweep(worker))
+
+    def _step_of(self, clock: float, before: float, after: float) -> float:
+        """By how much the database's clock was set forward since the last look at it; 0 when it was not."""
+        last, self._clocks = self._clocks, (clock, before, after)
+        if last is None:
+            return 0.0
+        gone = clock - last[0]
+        # The answers may have been under way for long: at least that much of it is a step, and at most this much.
+        return gone - (before - last[2]) if gone - (after - last[1]) > SMALLEST_STEP else 0.0
+
+    def _sweep_now_and_then(self, worker: str) -> None:
+        if time.monotonic() - self._swept >= SECONDS_BETWEEN_SWEEPS:
+            self.sweep(worker)
+
+    def _sweep(self, worker: str) -> int:
+        expired = self._driver.fetch("expired attempts", {"worker": worker})
+        for (attempt,) in expired:
+            self._end(attempt, "lost", None, "")
+        return len(expired)
+
+    def renew(self, attempts: Iterable[str], lease_seconds: float) -> dict[str, bool]:
+        """Those of the attempts that still run, for so much longer; each with whether somebody wants it stopped."""
+        parameters: Parameters = {"attempts": json_text(list(attempts)), "lease": float(lease_seconds)}
+        return {name: bool(unwanted) for name, unwanted in self._driver.fetch("renew", parameters)}
+
+    def adopt(self, attempts: Iterable[str], worker: str, lease_seconds: float) -> set[str]:
+        """Those of the attempts that still run become this worker's: it found them when it started."""
+        parameters: Parameters = {
+            "attempts": json_text(list(attempts)),
+            "worker": worker,
+            "lease": float(lease_seconds),
+        }
+        return {name for (name,) in self._driver.fetch("adopt", parameters)}
+
+    def finish(self, attempt: str, outcome: Outcome, exit_code: int | None = None, reason: str = "") -> bool:
+        """Writes the outcome of an attempt. False, and nothing is changed, when it has one already."""
+        if outcome == "succeeded":
+            return self._succeeded(attempt, exit_code, clean_text(reason))
+        return self._throttled_change(lambda: self._end(attempt, outcome, exit_code, clean_text(reason)))
+
+    def _succeeded(self, attempt: str, exit_code: int | None, reason: str) -> bool:
+        """What `consequence` says of a success, without a look at the job: it is the same for all."""
+        due = self._throttle.may_send()
+        parameters: Parameters = {"attempt": attempt, "exit_code": exit_code, "reason": reason, "ring": int(due)}
+        ended = bool(self._driver.at_once("succeed", parameters))
+        if ended:
+            self._account(due)
+        return ended
+
+    def _end(self, attempt: str, outcome: Outcome, exit_code: int | None, reason: str) -> bool:
+        parameters: Parameters = {"attempt": attempt, "outcome": outcome, "exit_code": exit_code, "reason": reason}
+        ended = self._driver.fetch("end attempt", parameters)
+        if not ended:
+            return False
+        which = {"job": ended[0][0], "attempt": attempt}
+        (row,) = self._driver.fetch("job of attempt", which)
+        counted = outcome in {"lost", "requeued"}
+        times = self._driver.fetch("ended so", {"job": which["job"], "outcome": outcome})[0][0] if counted else 0
+        becomes = consequence(job_of(row), outcome, reason, times)
+        self._driver.fetch("end job", {**which, "exit_code": exit_code, **msgspec.structs.asdict(becomes)})
+        return True
+
+    def get(self, attempt: str) -> Attempt | None:
+        rows = self._driver.fetch("attempt", {"attempt": attempt})
+        return attempt_of(rows[0]) if rows else None
+
+    def of(self, job: str) -> list[Attempt]:
+        return [attempt_of(row) for row in self._driver.fetch("attempts of job", {"job": job})]
+
+    def running(self) -> list[Attempt]:
+        """All attempts that have no outcome yet."""
+        return [attempt_of(row) for row in self._driver.fetch("running attempts", {})]
+
+    def requests(self, worker: str) -> Requests:
+        """What people want of this worker's attempts, in one question: workers ask it at every change.
+
+        A snooze that somebody has ended has no time left; one that is over by itself is not listed."""
+        rows = self._driver.fetch("requests", {"worker": worker})
+        return Requests(
+            cancelled=frozenset(name for name, unwanted, *_snooze in rows if unwanted),
+            snoozed={
+                name: Snoozed(seconds=float(left), by=who, until=float(until))
+                for name, _unwanted, left, until, who in rows
+                if left is not None
+            },
+        )
+
+    def snooze(self, attempt: str, seconds: float, by: str) -> bool:
+        """Leaves an attempt alone for this long from now on, whatever its GPUs do; 0 ends that. False: it has ended."""
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise BadInputError(f"a snooze of {seconds} s is not possible: it must be zero or more")
+        who = clean_text(by)[:LONGEST_LABEL]
+        parameters: Parameters = {"attempt": attempt, "seconds": float(seconds), "who": who}
+        return self._change(lambda: self._driver.fetch("snooze", parameters)) != []
+
+    def snoozes(self) -> dict[str, float]:
+        """Until when attempts that run are left alone, by their ids; those that are not over."""
+        return dict(self._driver.fetch("snoozes", {}))
+
+    def write_details(self, attempt: str, details: AttemptDetails) -> bool:
+        parameters = {
+            "attempt": attempt,
+            "cause": clean_text(details.cause),
+            "rule": clean_text(details.rule),
+            "report": clean_text(details.report[:LONGEST_REPORT]),
+            "fit": json_text(details.fit),
+        }
+        return bool(self._driver.fetch("write attempt details", parameters))
+
+    def details(self, attempt: str) -> AttemptDetails | None:
+        for cause, rule, report, fit in self._driver.fetch("attempt details", {"attempt": attempt}):
+            return AttemptDetails(cause=cause, rule=rule, report=report, fit=msgspec.json.decode(fit))
+        return None
+
+    def causes(self, attempts: Iterable[str]) -> dict[str, EndCause]:
+        wanted = list(attempts)
+        rows = self._driver.fetch("causes", {"attempts": json_text(wanted)}) if wanted else []
+        return {attempt: EndCause(cause, rule) for attempt, cause, rule in rows}
+
+    def rule_stops(self, since: float) -> list[tuple[float, int]]:
+        rows = self._driver.fetch("stops by rule", {"since": float(since), "written": float(since) - SECONDS_APART})
+        return [(ended, len(msgspec.json.decode(gpus, type=tuple[str, ...]))) for ended, gpus in rows]
+
+
+def _own_clock() -> float:
+    """One that nobody sets, and that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Consequence(msgspec.Struct, frozen=True):
+    """The job's next state; `delay` is how many seconds it then waits at least."""
+
+    state: State
+    reason: str
+    retries_left: int
+    delay: float = 0.0
+
+
+def consequence(job: Job, outcome: Outcome, reason: str, times: int) -> Consequence:
+    """`times` says how many attempts ended so, this one included; it matters for those that nobody wanted to end."""
+    left = job.retries_left
+    if outcome == "succeeded":
+        return Consequence("succeeded", reason, left)
+    if job.cancel_requested is not None or outcome == "cancelled":
+        return Consequence("cancelled", reason or "cancelled", left)
+    if outcome == "preempted":
+        return Consequence("queued", reason or "made room for another job", left)
+    if outcome == "requeued":
+        return Consequence("queued", reason, left, _requeue_delay(times))
+    if outcome == "lost":
+        return _after_loss(job, reason or "its worker was not heard of in time", times)
+    return _after_failure(job, reason)
+
+
+def backoff(first: float, earlier: int) -> float:
+    """Seconds to wait before the next try, `earlier` retries having been made."""
+    return float(min(LONGEST_BACKOFF, first * 2.0 ** min(earlier, 60)))
+
+
+def _requeue_delay(times: int) -> float:
+    """The machine's trouble, not the job's, costs neither a retry nor a loss, only patience from the second time on."""
+    return min(LONGEST_REQUEUE_DELAY, 2.0 ** min(times - 2, 60)) if times > 1 else 0.0
+
+
+def _after_failure(job: Job, reason: str) -> Consequence:
+    left = job.retries_left
+    if left <= 0:
+        return Consequence("failed", reason, 0)
+    return Consequence("queued", reason, left - 1, backoff(job.backoff, job.retries - left))
+
+
+def _after_loss(job: Job, reason: str, losses: int) -> Consequence:
+    if job.on_loss == "hold":
+        return Consequence("held", reason, job.retries_left)
+    if losses >= MOST_LOSSES:
+        return Consequence("held", f"{reason}, for the {losses}th time", job.retries_left)
+    return Consequence("queued", reason, job.retries_left)

@@ -1,0 +1,302 @@
+"""Submitting, editing, steering and forgetting jobs."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from stoker.errors import BadInputError, StokerError
+from stoker.queue.commands import check_command
+from stoker.queue.driver import CollisionError, Driver, Parameters, Row
+from stoker.queue.fields import FIELDS, JobSpec, State, check, editable, spec_of, values_of
+from stoker.queue.listing import JobReader, forgettable, seen
+from stoker.queue.model import (
+    ENDED,
+    HEARD_WITHIN,
+    Failure,
+    Job,
+    Place,
+    Side,
+)
+from stoker.queue.order import moved, moved_beside
+from stoker.queue.table import (
+    clean_text,
+    columns,
+    dependencies,
+    job_of,
+    json_text,
+)
+
+# Ids are drawn from four thousand million: a second draw is rare, a third is not seen.
+MOST_DRAWS: Final = 20
+
+
+class Cancellation(msgspec.Struct, frozen=True):
+    """What a request to cancel did."""
+
+    cancelled: list[str]
+    """Jobs that had not started: they are cancelled."""
+    asked: list[str]
+    """Jobs that run: their supervisors are asked to stop them, and say when it is done."""
+
+
+class Jobs(JobReader):
+    """What is done to jobs."""
+
+    def submit(self, jobs: Sequence[JobSpec]) -> list[str]:
+        """The ids of the jobs, in their order. All are accepted, or none."""
+        check_submission(jobs)
+        for _draw in range(MOST_DRAWS):
+            try:
+                return self._change(lambda: insert(self._driver, jobs))
+            except CollisionError:
+                continue  # another one has just taken an id or an origin of these: look again
+        raise StokerError(f"no free ids were found in {self._driver.place}: `stoker queue check` looks at it")
+
+    def cancel(self, ids: Iterable[str]) -> Cancellation:
+        rows = self._change(lambda: self._driver.fetch("cancel", {"ids": json_text(list(ids))}))
+        return Cancellation(
+            cancelled=[name for name, state in rows if state == "cancelled"],
+            asked=[name for name, state in rows if state == "running"],
+        )
+
+    def hold(self, ids: Iterable[str]) -> list[str]:
+        """Those that were queued and now wait for a release."""
+        return self._changed(lambda: self._driver.fetch("hold", {"ids": json_text(list(ids))}))
+
+    def release(self, ids: Iterable[str]) -> list[str]:
+        return self._changed(lambda: self._driver.fetch("release", {"ids": json_text(list(ids))}))
+
+    def retry(self, ids: Iterable[str]) -> list[str]:
+        """Those that had ended, or waited for a retry, and may now start at once."""
+        return self._changed(lambda: self._driver.fetch("retry", {"ids": json_text(list(ids))}))
+
+    def reinstate(self, ids: Iterable[str]) -> list[str]:
+        """Those that were cancelled, and now wait for a release: how the cancelling of a held job is taken back."""
+        return self._changed(lambda: self._driver.fetch("reinstate", {"ids": json_text(list(ids))}))
+
+    def set_priority(self, ids: Iterable[str], priority: int) -> list[str]:
+        FIELDS["priority"].kind.check(priority)
+        parameters: Parameters = {"ids": json_text(list(ids)), "priority": priority}
+        return self._changed(lambda: self._driver.fetch("set priority", parameters))
+
+    def edit(self, job: str, changes: Mapping[str, object]) -> Job:
+        """Changes what was asked for, by the names of the fields of `JobSpec`, unless it runs."""
+
+        def work() -> Job:
+            done = self._edited({job: changes})
+            rows = self._driver.fetch("one job", {"id": job})
+            if not rows:
+                raise BadInputError(f"there is no job {job!r} in {self._driver.place}")
+            if not done:
+                raise BadInputError(f"job {job} is running: it can be edited when it has ended, or cancelled")
+            return job_of(rows[0])
+
+        return self._change(work)
+
+    def edit_many(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
+        """Those that were edited; what runs is left alone. A mistake in one of them refuses all."""
+        return self._change(lambda: self._edited(changes))
+
+    def _edited(self, changes: Mapping[str, Mapping[str, object]]) -> list[str]:
+        rows = self._driver.fetch("jobs to change", {"ids": json_text(list(changes))})
+        found = [job for job in map(job_of, rows) if job.state != "running"]
+        edits = [(job, edited(job, changes[job.id])) for job in found]
+        # Made first: what is not text is refused there.
+        edited_rows = [edited_row(job, asked) for job, asked in edits]
+        for job, asked in edits:
+            if (asked.after, asked.after_any) != (job.after, job.after_any):
+                self._depend(job.id, asked)
+        retagged = [(job.id, asked) for job, asked in edits if asked.tags != job.tags]
+        self._driver.many("delete tags", [{"job": name} for name, _asked in retagged])
+        self._driver.many(
+            "insert tag", [{"tag": tag, "job": name} for name, asked in retagged for tag in dict.fromkeys(asked.tags)]
+        )
+        self._driver.many("edit", edited_rows)
+        return [job.id for job in found]
+
+    def _depend(self, name: str, asked: JobSpec) -> None:
+        # Two that are edited at the same time must see each other, or they could close a circle together.
+        self._driver.fetch("lock queue", {})
+        needed = {*asked.after, *asked.after_any}
+        must_exist(self._driver, needed)
+        self._driver.fetch("delete dependencies", {"job": name})
+        through = self._driver.fetch("needed by needs", {"needs": json_text(sorted(needed)), "job": name})
+        if name in needed or through:
+            raise BadInputError(f"job {name} would wait for itself: the jobs it is to come after come after it")
+        self._driver.many("insert dependency", dependencies(name, asked))
+
+    def move(self, ids: Sequence[str], place: Place) -> list[str]:
+        """Those that wait, and were moved among the waiting jobs of their priority; they keep their order."""
+        return self._change(lambda: moved(self._driver, ids, place))
+
+    def move_beside(self, ids: Sequence[str], neighbour: str, side: Side) -> list[str]:
+        """Those that wait, and were put right beside one that waits; they keep their order and take its priority."""
+        return self._change(lambda: moved_beside(self._driver, ids, neighbour, side))
+
+    def keep(
+        self, job: str, worker: str, gpus: Sequence[str], starts_in: float | None, instead_of: str | None = None
+    ) -> bool:
+        """Says that this worker keeps GPUs for a job that waits, and has these of them: at most one machine does.
+
+        False when another has said so meanwhile, unless that is `instead_of`, or when the job waits no more. It ends
+        with the job's wait, with an edit, and with the worker.
+        """
+        parameters: Parameters = {
+            "job": job,
+            "worker": worker,
+            "gpus": json_text(list(gpus)),
+            "seconds": -1.0 if starts_in is None else max(0.0, float(starts_in)),
+            "instead_of": instead_of or worker,
+        }
+        return self._throttled_change(lambda: self._driver.fetch("keep", parameters)) != []
+
+    def keep_no_more(self, worker: str, but: Iterable[str] = ()) -> None:
+        """This worker keeps no GPUs any more, but for those jobs."""
+        parameters: Parameters = {"worker": worker, "jobs": json_text(list(but))}
+        self._throttled_change(lambda: self._driver.fetch("keep no more", parameters))
+
+    def set_link(self, attempt: str, link: str) -> bool:
+        """Keeps the address of the page where the job's figures are; an earlier attempt's is refused."""
+        return (
+            self._changed(lambda: self._driver.fetch("set link", {"attempt": attempt, "link": clean_text(link)})) != []
+        )
+
+    def clean(self, older_than: float, states: Sequence[State] = ENDED) -> int:
+        """Forgets jobs that ended so many seconds ago and that no unfinished job comes after; how many."""
+        parameters = forgettable(older_than, states)
+        forgotten = 0
+        while some := self._change(lambda: self._forget(parameters)):
+            forgotten += len(some)
+        # A worker that is there keeps its row, and with that its pause.
+        self._driver.fetch("clean workers", {"age": max(float(older_than), HEARD_WITHIN)})
+        return forgotten
+
+    def _forget(self, which: Parameters) -> list[Row]:
+        """Some of them. Their origins are kept: a line that is still in a file must not become a job again."""
+        rows = self._driver.fetch("clean", which)
+        kept = [{"job": name, "origin": origin} for name, origin in rows if origin is not None]
+        self._driver.many("remember origin", kept)
+        return rows
+
+    def dismiss_failures(self, kind: Failure, until: float) -> float:
+        """Those that ended by then need nobody any more. Until when they were dismissed before."""
+
+        def work() -> float:
+            rows = self._driver.fetch("seen failures", {"seen": seen(kind)})
+            self._driver.fetch("see failures", {"seen": seen(kind), "until": float(until)})
+            return float(rows[0][0]) if rows else 0.0
+
+        return self._driver.transaction(work)
+
+
+def check_submission(jobs: Sequence[JobSpec]) -> None:
+    """Refuses what cannot be meant, by itself or together."""
+    for job in jobs:
+        check(job)
+    _refuse_cycles(jobs)
+
+
+def insert(driver: Driver, jobs: Sequence[JobSpec]) -> list[str]:
+    """Their ids, in their order; of an origin that was a job already, the id of that."""
+    known = _known_origins(driver, jobs)
+    fresh = [job for job in jobs if job.origin is None or job.origin not in known]
+    ids = iter(_free_ids(driver, fresh))
+    positions = iter(driver.positions(len(fresh)) if fresh else [])
+    rows, needs, tags, answer = list[dict[str, str | int | float | None]](), list[dict[str, str]](), [], []
+    for job in jobs:
+        if job.origin is not None and job.origin in known:
+            answer.append(known[job.origin])
+            continue
+        name = next(ids)
+        if job.origin is not None:
+            known[job.origin] = name
+        answer.append(name)
+        state = "held" if job.hold else "queued"
+        rows.append({"id": name, "origin": job.origin, "state": state, "position": next(positions)} | columns(job))
+        needs += dependencies(name, job)
+        tags += [{"tag": tag, "job": name} for tag in dict.fromkeys(job.tags)]
+    must_exist(driver, {row["needs"] for row in needs} - set(answer))
+    driver.many("insert job", rows)
+    driver.many("insert dependency", needs)
+    driver.many("insert tag", tags)
+    return answer
+
+
+def _known_origins(driver: Driver, jobs: Sequence[JobSpec]) -> dict[str, str]:
+    origins = [job.origin for job in jobs if job.origin is not None]
+    if not origins:
+        return {}
+    return dict(driver.fetch("taken origins", {"origins": json_text(origins)}))
+
+
+def _free_ids(driver: Driver, jobs: Sequence[JobSpec]) -> list[str]:
+    chosen = [job.id for job in jobs if job.id]
+    if len(set(chosen)) < len(chosen):
+        raise BadInputError("two jobs of one submission were given the same id: each needs its own")
+    if taken := _taken(driver, chosen):
+        raise BadInputError(f"there is a job {min(taken)} already: an id can be given once")
+    drawn: list[str] = []
+    seen = set(chosen)
+    while missing := len(jobs) - len(chosen) - len(drawn):
+        candidates = {new_id() for _ in range(missing)} - seen
+        seen |= candidates
+        drawn += candidates - _taken(driver, candidates)
+    free = iter(drawn)
+    return [job.id or next(free) for job in jobs]
+
+
+def _taken(driver: Driver, ids: Iterable[str]) -> set[str]:
+    wanted = list(ids)
+    return {name for (name,) in driver.fetch("taken ids", {"ids": json_text(wanted)})} if wanted else set()
+
+
+def must_exist(driver: Driver, needed: set[str]) -> None:
+    if missing := needed - _taken(driver, needed):
+        raise BadInputError(f"a job cannot come after {min(missing)}: there is no such job in {driver.place}")
+
+
+def new_id() -> str:
+    """Eight hexadecimal digits."""
+    return os.urandom(4).hex()
+
+
+def _refuse_cycles(jobs: Sequence[JobSpec]) -> None:
+    """Jobs of one submission may name each other; older ones cannot name these."""
+    graph = {job.id: [*job.after, *job.after_any] for job in jobs if job.id}
+    if not any(graph.values()):
+        return
+    from graphlib import CycleError, TopologicalSorter
+
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise BadInputError(f"jobs wait for each other in a circle: {' after '.join(error.args[1])}") from None
+
+
+def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
+    """The whole of it. Raises for a field that cannot be edited, and for a value outside its limits."""
+    if unknown := set(changes) - set(editable()):
+        raise BadInputError(f"a job has no {min(unknown)!r} that could be edited")
+    try:
+        asked = spec_of({**values_of(job), **changes})
+    except BadInputError as error:
+        raise BadInputError(f"job {job.id} cannot be edited so: {error}") from None
+    check(asked)
+    return asked
+
+
+def check_changes(job: Job, changes: Mapping[str, object]) -> None:
+    """Raises also for what the store itself does not check."""
+    asked = edited(job, changes)
+    if "command" in changes:
+        check_command(asked.command)
+    for name in changes.keys() & {"environment", "policy"}:
+        FIELDS[name].check(asked)
+
+
+def edited_row(job: Job, asked: JobSpec) -> Parameters:
+    """Retries are counted anew when their number was changed."""
+    left = asked.retries if asked.retries != job.retries else job.retries_left
+    return {"id": job.id, **columns(asked), "retries_left": left}

@@ -1,0 +1,140 @@
+"""What attempts printed: its end, which the queue keeps, and log streams to readers on other machines.
+
+A reader asks for the whole log again and again; the worker of the machine that has it writes it chunk by chunk, and all
+of it is deleted when nobody asks any more.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from stoker.queue.driver import CollisionError, Parameters
+from stoker.queue.model import HEARD_WITHIN, LogRequest
+from stoker.logs.model import LogChunk
+from stoker.queue.table import Table, json_text, tail_of
+
+# So many seconds after the outcome the queue surely has the last of an output too, if its worker is there.
+LAST_WITHIN: Final = 10.0
+SECONDS_BETWEEN_LOOKS: Final = 0.02
+# In seconds: what was lent to its end is still there for a reader that comes soon after another one.
+KEPT: Final = 60.0
+# What one look brings at most: a few megabytes.
+_MOST_PIECES: Final = 8
+# A line may be of any length; a row should not.
+_LONGEST_PIECE: Final = 2**20
+# What is deleted at once, by somebody who has other things to do.
+_MOST_FORGOTTEN: Final = 16
+
+
+class Logs(Table):
+    """The logs of attempts."""
+
+    def write(self, attempt: str, text: str, *, is_last: bool = False) -> bool:
+        """Keeps the end of an attempt's output where every machine can read it; `is_last`: nothing more will come."""
+        parameters: Parameters = {"attempt": attempt, "tail": tail_of(text), "is_last": int(is_last)}
+        return bool(self._driver.fetch("write log", parameters))
+
+    def is_late(self, attempt: str) -> bool:
+        """Whether the last of what an attempt printed is still to come: it comes a moment after the outcome.
+
+        Not for long, and only while its worker is there to bring it.
+        """
+        parameters: Parameters = {"attempt": attempt, "within": LAST_WITHIN, "heard": HEARD_WITHIN}
+        return bool(self._driver.fetch("late log", parameters))
+
+    def wait(self, attempt: str) -> None:
+        """Until the last of what an attempt printed is here."""
+        while self.is_late(attempt):
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def read(self, attempt: str) -> str:
+        rows = self._driver.fetch("read log", {"attempt": attempt})
+        return str(rows[0][0]) if rows else ""
+
+    def tails(self, attempts: Iterable[str], letters: int = 4096) -> dict[str, str]:
+        """The ends of several stored outputs, by the ids of the attempts; nothing for those that have none."""
+        wanted = list(attempts)
+        if not wanted or letters < 1:
+            return {}
+        return dict(self._driver.fetch("last words", {"attempts": json_text(wanted), "letters": letters}))
+
+    def request_stream(self, attempt: str, seconds: float) -> bool:
+        """Asks the machine that has the whole log to stream it, for this long from now on. False: no such attempt."""
+        which: Parameters = {"attempt": attempt, "seconds": float(seconds)}
+        if self._driver.fetch("renew log stream", which):
+            return True
+        try:
+            return self._change(lambda: self._driver.fetch("request log stream", which)) != []
+        except CollisionError:  # it was cleaned away in this moment
+            return False
+
+    def stream_requests(self) -> list[LogRequest]:
+        """Which logs are to be streamed."""
+        return [LogRequest(*row) for row in self._driver.fetch("log requests", {})]
+
+    def write_chunk(self, attempt: str, chunk: LogChunk) -> bool:
+        """Writes the next part. False, and nothing is kept: nobody asks any more, or a part before it is missing."""
+        return self._driver.transaction(lambda: self._write_chunk(attempt, chunk))
+
+    def _write_chunk(self, attempt: str, chunk: LogChunk) -> bool:
+        """False, and nothing is kept, when nobody wants it any more, or what comes before it is not here."""
+        of: dict[str, str | int | bytes] = {"attempt": attempt, "edition": chunk.edition}
+        state: Parameters = {
+            **of,
+            "start": chunk.start,
+            "size": chunk.size,
+            "unfinished": chunk.unfinished,
+            "behind": int(chunk.is_behind),
+            "complete": int(chunk.is_complete),
+        }
+        if not self._driver.fetch("advance log stream", state):
+            return False
+        if chunk.finished or chunk.start == 0:
+            self._driver.fetch("drop other editions", {**of, "most": _MOST_FORGOTTEN})
+        for begin in range(0, len(chunk.finished), _LONGEST_PIECE):
+            data = chunk.finished[begin : begin + _LONGEST_PIECE]
+            self._driver.fetch("write log chunk", {**of, "start": chunk.start + begin, "data": data})
+        return True
+
+    def drop_stream(self, attempt: str) -> None:
+        """Ends a stream although somebody asks for it: readers have only what the queue keeps."""
+
+        def work() -> None:
+            self._driver.fetch("drop log stream", {"attempt": attempt})
+            self._driver.fetch("drop other editions", {"attempt": attempt, "edition": "", "most": _MOST_FORGOTTEN})
+
+        self._driver.transaction(work)
+
+    def read_chunk(self, attempt: str, edition: str = "", start: int = 0) -> LogChunk | None:
+        """What there is from `start` of this edition on; else the newest edition from its beginning."""
+        for newest, size, unfinished, behind, complete in self._driver.fetch("log stream", {"attempt": attempt}):
+            begin = start if newest == edition else 0
+            rows = self._driver.fetch(
+                "log chunks", {"attempt": attempt, "edition": newest, "start": begin, "most": _MOST_PIECES}
+            )
+            finished = b""
+            for place, data in rows:
+                if place == begin + len(finished):
+                    finished += bytes(data)
+            # What was brought since the first question has another unfinished line behind it.
+            is_all = begin + len(finished) == size
+            return LogChunk(
+                edition=newest,
+                start=begin,
+                finished=finished,
+                unfinished=bytes(unfinished or b"") if is_all else b"",
+                is_behind=bool(behind) or not is_all,
+                is_complete=bool(complete) and is_all,
+            )
+        return None
+
+    def expire_streams(self) -> bool:
+        """Deletes some of what nobody has asked for lately. False when there is more of it."""
+        return self._driver.transaction(self._expire_streams)
+
+    def _expire_streams(self) -> bool:
+        """Forgets some of what nobody has wanted for a while. False when there is more of it."""
+        if len(self._driver.fetch("expire log chunks", {"seconds": KEPT, "most": _MOST_FORGOTTEN})) == _MOST_FORGOTTEN:
+            return False
+        self._driver.fetch("expire log streams", {"seconds": KEPT})
+        return True
