@@ -62,7 +62,7 @@ def following(tmp_path: Path) -> Iterator[Callable[..., Following]]:
 def test_all_of_the_output_is_shown_where_the_job_ran_with_its_older_part(queue: Store) -> None:
     (job,) = submit(queue, "a", name="train")
     attempt = run(queue, job, "succeeded", 0)
-    queue.write_log(attempt.id, "only the tail\n")
+    queue.logs.write(attempt.id, "only the tail\n")
     (place_of(attempt) / "output.1").write_text("one\n")
     (place_of(attempt) / "output").write_text("two\n100%")
     done = stoker("logs", "train")
@@ -76,22 +76,22 @@ def test_what_comes_a_moment_after_the_outcome_is_waited_for(queue: Store, monke
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     (place_of(attempt) / "output").write_text("one\n")
-    assert queue.finish(attempt.id, "succeeded", 0, "")
+    assert queue.attempts.finish(attempt.id, "succeeded", 0, "")
 
     def bring(_seconds: float) -> None:
         (place_of(attempt) / "output").write_text("one\ntwo\n")
-        queue.write_log(attempt.id, "one\ntwo\n", is_last=True)
+        queue.logs.write(attempt.id, "one\ntwo\n", is_last=True)
 
     monkeypatch.setattr("stoker.queue.logs.time.sleep", bring)
-    ((update, is_tail),) = logs._updates(queue, queue.attempts(job)[0], None)
+    ((update, is_tail),) = logs._updates(queue, queue.attempts.of(job)[0], None)
     assert (update.finished, is_tail) == (b"one\ntwo\n", False)
 
 
 def test_of_a_machine_that_is_gone_the_end_is_shown_and_said_to_be_that(queue: Store) -> None:
     (job,) = submit(queue, "a")
     be_there(queue)
-    queue.farewell(WORKER)
-    queue.write_log(run(queue, job, "succeeded", 0).id, "the\nend\n")
+    queue.workers.farewell(WORKER)
+    queue.logs.write(run(queue, job, "succeeded", 0).id, "the\nend\n")
     done = stoker("logs", job)
     assert (done.code, done.out) == (0, "the\nend\n")
     assert done.err == "stoker: this is the end of the log, as the queue keeps it; the whole log is on gpu-box\n"
@@ -108,7 +108,7 @@ def test_bytes_that_are_no_text_pass_through(queue: Store) -> None:
 def test_the_last_attempt_is_shown_unless_another_is_asked_for(queue: Store) -> None:
     (job,) = submit(queue, "a", retries=1, backoff=0.0)
     for words in ("first", "second"):
-        queue.write_log(run(queue, job, "failed", 1).id, f"{words}\n")
+        queue.logs.write(run(queue, job, "failed", 1).id, f"{words}\n")
     assert stoker("logs", job).out == "second\n"
     assert stoker("logs", job, "--attempt", "1").out == "first\n"
     assert stoker("logs", job, "--attempt", "1", "-f").out == "first\n"
@@ -151,7 +151,7 @@ def many_lines(begin: int, end: int) -> str:
 def test_all_of_it_is_shown_from_a_machine_that_lends_it(queue: Store, lender: Lender, borrowed: Path) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "succeeded", 0)
-    queue.write_log(attempt.id, "only the tail\n")
+    queue.logs.write(attempt.id, "only the tail\n")
     (lender.place_of(attempt) / "output").write_text(many_lines(0, 10_000) + "100%")
     lender.end(attempt)
     with lender.works():
@@ -166,13 +166,13 @@ def test_all_of_it_is_shown_from_a_machine_that_lends_it(queue: Store, lender: L
 def test_the_last_lines_that_the_queue_has_are_not_borrowed(queue: Store, lender: Lender) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "succeeded", 0)
-    queue.write_log(attempt.id, "ut off\none\ntwo\n100%")
+    queue.logs.write(attempt.id, "ut off\none\ntwo\n100%")
     queue._driver.fetch_text("UPDATE stoker_attempts SET ended = ended - 60", {})
     (lender.place_of(attempt) / "output").write_text("cut off\none\ntwo\n100%")
     lender.end(attempt)
     done = stoker("logs", job, "-n", "3")
     assert (done.out, done.err) == ("one\ntwo\n100%\n", "")
-    assert queue.log_requests() == []
+    assert queue.logs.stream_requests() == []
     with lender.works():
         assert stoker("logs", job, "-n", "4").out == "cut off\none\ntwo\n100%\n"
 
@@ -194,7 +194,7 @@ def test_following_a_job_elsewhere_shows_all_of_it_to_its_last_line(
     log.write(b"last\nwords")
     with lender.works():
         follower.shows(6002)
-        queue.finish(attempt.id, "succeeded", 0)
+        queue.attempts.finish(attempt.id, "succeeded", 0)
         assert follower.code() == 0
     assert follower.out == many_lines(0, 4000) + "100%\n" + many_lines(0, 2000) + "last\nwords\n"
     assert follower.err == ""
@@ -251,7 +251,7 @@ def test_following_waits_for_the_start_shows_lines_as_they_come_and_ends_with_th
     wait_for(lambda: follower.out == "one\n", named="the first line")
     log.write(b"\r100%\ntwo\nlast")
     wait_for(lambda: follower.out == "one\n100%\ntwo\n", named="the finished lines")
-    queue.finish(attempt.id, "succeeded", 0)
+    queue.attempts.finish(attempt.id, "succeeded", 0)
     assert follower.code() == 0
     assert follower.out == "one\n100%\ntwo\nlast\n"
     log.close()
@@ -266,14 +266,14 @@ def test_following_survives_a_retry_and_says_that_it_waits_for_it(
     (place_of(first) / "output").write_text("first\n")
     follower = following(job, "-f")
     wait_for(lambda: follower.out == "first\n")
-    queue.finish(first.id, "failed", 1, "out of memory")
+    queue.attempts.finish(first.id, "failed", 1, "out of memory")
     wait_for(lambda: "waits until its retry in" in follower.err, named="the word on the retry")
     assert "out of memory" in follower.err
-    queue.retry([job])
+    queue.jobs.retry([job])
     second = start(queue, job)
     (place_of(second) / "output").write_text("second\n")
     wait_for(lambda: follower.out == "first\nsecond\n")
-    queue.finish(second.id, "succeeded", 0)
+    queue.attempts.finish(second.id, "succeeded", 0)
     assert follower.code() == 0
 
 
@@ -292,7 +292,7 @@ def test_nothing_is_lost_or_doubled_while_the_file_is_rotated_under_it(
         # Two files' worth may be unread at the most: a slower reader than that cannot have it all.
         follower.shows(number * 101)
         log.write(b"\n")
-    queue.finish(attempt.id, "succeeded", 0)
+    queue.attempts.finish(attempt.id, "succeeded", 0)
     assert follower.code() == 0
     assert follower.out == expected
     log.close()
@@ -305,10 +305,10 @@ def test_following_from_elsewhere_shows_what_the_queue_gets(queue: Store, follow
     text = ""
     for number in range(4):
         text += "".join(f"{number}.{line} {'y' * 50}\n" for line in range(400))
-        queue.write_log(attempt.id, text + " 10%")
+        queue.logs.write(attempt.id, text + " 10%")
         follower.shows(text.count("\n"))
     assert len(text) > 64 * 1024  # more than the queue keeps
-    queue.finish(attempt.id, "succeeded", 0)
+    queue.attempts.finish(attempt.id, "succeeded", 0)
     assert follower.code() == 0
     assert follower.out == text + " 10%\n"
     assert follower.err.count("this is the end of the log") == 1
@@ -323,7 +323,7 @@ def test_following_begins_with_as_many_lines_as_asked_for(queue: Store, followin
     wait_for(lambda: follower.out == "three\n")
     with output.open("a") as file:
         file.write("four\nfive\n")
-    queue.finish(attempt.id, "succeeded", 0)
+    queue.attempts.finish(attempt.id, "succeeded", 0)
     assert follower.code() == 0
     assert follower.out == "three\nfour\nfive\n"
 
@@ -344,7 +344,7 @@ def test_a_job_that_is_cancelled_before_it_starts_ends_the_following(
     (job,) = submit(queue, "a")
     follower = following(job, "-f")
     wait_for(lambda: follower.err, named="the word on why it waits")
-    queue.cancel([job])
+    queue.jobs.cancel([job])
     assert follower.code() == 0
     assert follower.out == ""
     assert f"job {job} has printed nothing: cancelled" in follower.err
@@ -371,7 +371,7 @@ def test_a_progress_bar_moves_on_a_terminal(queue: Store) -> None:
     terminal.until(b"\r\x1b[K 20%" + b"#" * 75)
     assert b"#" * 80 not in terminal.seen  # a line that wraps could not be rewritten
     log.write(b"\r100%\n")
-    queue.finish(attempt.id, "succeeded", 0)
+    queue.attempts.finish(attempt.id, "succeeded", 0)
     terminal.until(b"\r\x1b[K100%\r\n")
     assert terminal.process.wait(timeout=60) == 0
     os.close(terminal.ours)

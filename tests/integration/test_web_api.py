@@ -59,7 +59,7 @@ def test_a_job_is_submitted_with_all_that_it_asks_for(site: ApiSite, client: Cli
     answer = client.post(f"{V1}/jobs", json=body)
     (job,) = told(answer, 201)["jobs"]
     assert answer.headers["location"] == f"{V1}/jobs/{job['id']}"
-    kept = site.store.job(job["id"])
+    kept = site.store.jobs.get(job["id"])
     assert (kept.command, kept.directory, kept.name) == (("python", "train.py", "{id}"), "/tmp", "train")
     assert (kept.tags, kept.gpus, kept.memory, kept.share, kept.priority) == (("a", "b c"), 2, 20 * 2**30, True, 3)
     assert (kept.after, kept.after_any, kept.retries, kept.backoff) == ((needed,), (needed,), 2, 60.0)
@@ -75,7 +75,7 @@ def test_a_sweep_becomes_one_job_for_each_combination(site: ApiSite, client: Cli
         "s lr=1e-3 seed=1", "s lr=1e-3 seed=2,3", "s lr=1e-4 seed=1", "s lr=1e-4 seed=2,3",
     ]  # fmt: skip
     assert jobs[1]["command"] == "echo hello --lr=1e-3 --seed=2,3"
-    assert site.store.counts() == {"queued": 4}
+    assert site.store.jobs.counts() == {"queued": 4}
 
 
 def test_again_copies_a_job_and_puts_the_changes_over_it(site: ApiSite, client: Client) -> None:
@@ -99,7 +99,7 @@ def test_a_rehearsal_submits_nothing(site: ApiSite, client: Client) -> None:
     answer = told(client.post(f"{V1}/jobs", json=job_body(dry_run=True, sweep={"x": "1..3"})))
     assert [job["command"] for job in answer["rehearsed"]] == [f"echo hello --x={number}" for number in (1, 2, 3)]
     assert answer["jobs"] == []
-    assert site.store.counts() == {}
+    assert site.store.jobs.counts() == {}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_cannot_be_meant_is_told_field_by_field(
 ) -> None:
     found = mistakes(client.post(f"{V1}/jobs", json=job_body(**more)))
     assert sentence in found[pointer]
-    assert site.store.counts() == {}
+    assert site.store.jobs.counts() == {}
 
 
 def test_all_mistakes_are_told_at_once(client: Client) -> None:
@@ -186,7 +186,7 @@ def test_a_body_that_is_no_sensible_json_is_a_problem_and_never_a_crash(
 
 def test_viewers_cannot_submit(site: ApiSite) -> None:
     problem(site.client("viewer", "guest").post(f"{V1}/jobs", json=job_body()), 403)
-    assert site.store.counts() == {}
+    assert site.store.jobs.counts() == {}
 
 
 # Submitting twice
@@ -199,7 +199,7 @@ def test_the_same_key_gives_the_same_jobs_again(site: ApiSite, client: Client) -
     assert "idempotent-replayed" not in first.headers
     assert again.headers["idempotent-replayed"] == "true"
     assert [job["id"] for job in told(first, 201)["jobs"]] == [job["id"] for job in told(again)["jobs"]]
-    assert site.store.counts() == {"queued": 3}
+    assert site.store.jobs.counts() == {"queued": 3}
 
 
 def test_a_key_is_of_one_request_by_one_token(site: ApiSite, client: Client) -> None:
@@ -209,7 +209,7 @@ def test_a_key_is_of_one_request_by_one_token(site: ApiSite, client: Client) -> 
         "another request" in mistakes(client.post(f"{V1}/jobs", json=job_body(gpus=2), headers=key))["Idempotency-Key"]
     )
     told(site.client("operator", "other").post(f"{V1}/jobs", json=job_body(gpus=2), headers=key), 201)
-    assert site.store.counts() == {"queued": 2}
+    assert site.store.jobs.counts() == {"queued": 2}
 
 
 def test_two_servers_agree_on_a_key(site: ApiSite, client: Client, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_held_job_that_was_cancelled_by_mistake_is_held_again(site: ApiSite, c
     (name,) = submit(site.store, "train", hold=True)
     undone(client, told(client.post(f"{V1}/jobs/{name}/cancel")))
     assert states(site.store, name) == ["held"]
-    assert site.store.job(name).ended is None
+    assert site.store.jobs.get(name).ended is None
     undone(client, told(client.post(f"{V1}/jobs/{name}/release")))
     assert states(site.store, name) == ["held"]
 
@@ -325,7 +325,7 @@ def test_a_job_that_runs_is_asked_to_stop_for_good(site: ApiSite, client: Client
     start(site.store, name)
     done = told(client.post(f"{V1}/jobs/{name}/cancel"))
     assert (done["sentence"], done["undo"]) == (f"{name} (train): asked to stop", None)
-    assert site.store.job(name).cancel_requested is not None
+    assert site.store.jobs.get(name).cancel_requested is not None
 
 
 def test_a_job_that_failed_waits_again(site: ApiSite, client: Client) -> None:
@@ -363,7 +363,7 @@ def test_what_does_not_apply_is_a_conflict_in_the_words_of_the_command_line(
 
 
 def order(site: ApiSite) -> list[str]:
-    return [job.name for job in site.store.jobs(["queued", "held"], order="queue")]
+    return [job.name for job in site.store.jobs.find(["queued", "held"], order="queue")]
 
 
 @pytest.mark.parametrize(
@@ -389,20 +389,20 @@ def test_a_job_is_moved_and_moved_back(
 
 
 def test_a_job_is_moved_back_however_many_wait(site: ApiSite, client: Client) -> None:
-    *_others, before, last = site.store.submit([JobSpec(command="wait")] * 10_002)
+    *_others, before, last = site.store.jobs.submit([JobSpec(command="wait")] * 10_002)
     done = told(client.post(f"{V1}/jobs/{last}/move", json={"place": "first"}))
-    assert site.store.in_line(1)[0].id == last
+    assert site.store.jobs.in_line(1)[0].id == last
     undone(client, done)
-    assert site.store.neighbours(site.store.job(last)) == (before, None)
+    assert site.store.jobs.neighbours(site.store.jobs.get(last)) == (before, None)
 
 
 def test_a_job_that_takes_the_priority_of_its_neighbour_gets_its_own_back(site: ApiSite, client: Client) -> None:
     (low,) = submit(site.store, "low")
     (high,) = submit(site.store, "high", priority=5)
     done = told(client.post(f"{V1}/jobs/{low}/move", json={"before": high}))
-    assert (order(site), site.store.job(low).priority) == (["low", "high"], 5)
+    assert (order(site), site.store.jobs.get(low).priority) == (["low", "high"], 5)
     undone(client, done)
-    assert (order(site), site.store.job(low).priority) == (["high", "low"], 0)
+    assert (order(site), site.store.jobs.get(low).priority) == (["high", "low"], 0)
 
 
 def test_a_move_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
@@ -416,16 +416,18 @@ def test_a_move_that_cannot_be_is_told(site: ApiSite, client: Client) -> None:
 
 
 def test_what_a_job_asks_for_is_changed_and_changed_back(site: ApiSite, client: Client) -> None:
-    (name,) = site.store.submit([JobSpec(command="true", name="old", policy={"every": 2.0}, environment={"A": "1"})])
-    before = site.store.job(name)
+    (name,) = site.store.jobs.submit(
+        [JobSpec(command="true", name="old", policy={"every": 2.0}, environment={"A": "1"})]
+    )
+    before = site.store.jobs.get(name)
     body = {"name": "new", "memory": "1GiB", "idle": "off", "environment": {"B": "2"}, "priority": 4, "fit": True}
     done = told(client.patch(f"{V1}/jobs/{name}", json=body))
-    after = site.store.job(name)
+    after = site.store.jobs.get(name)
     assert (after.name, after.memory, after.policy) == ("new", 2**30, {"idle": False})
     assert (after.environment, after.priority, bool(after.fit)) == ({"B": "2"}, 4, True)
     assert done["sentence"].startswith(f"{name} (old): edited (environment, name, memory")
     undone(client, done)
-    assert site.store.job(name) == before
+    assert site.store.jobs.get(name) == before
     assert told(client.patch(f"{V1}/jobs/{name}", json={"name": "old"})) == {
         "changed": False, "sentence": f"{name} (old): it is so already", "undo": None,
     }  # fmt: skip
@@ -447,15 +449,15 @@ def test_a_job_that_runs_is_left_alone_for_a_while(site: ApiSite, client: Client
     attempt = start(site.store, runs)
     done = told(client.post(f"{V1}/jobs/{runs}/snooze", json={"seconds": "30m"}))
     assert done["sentence"] == f"{runs} (runs): left alone for 30m"
-    assert site.store.snoozes()[attempt] - site.store.clock() == pytest.approx(1800, abs=20)
+    assert site.store.attempts.snoozes()[attempt] - site.store.clock() == pytest.approx(1800, abs=20)
     undone(client, done)
-    assert site.store.snoozes() == {}
+    assert site.store.attempts.snoozes() == {}
     assert "not running" in problem(client.post(f"{V1}/jobs/{waits}/snooze", json={"seconds": 60}), 409)["detail"]
     assert "#/seconds" in mistakes(client.post(f"{V1}/jobs/{runs}/snooze", json={"seconds": "long"}))
 
 
 def test_the_queue_and_a_worker_are_paused_and_go_on(site: ApiSite, client: Client) -> None:
-    site.store.heartbeat("box-1", "gpu-box", View())
+    site.store.workers.heartbeat("box-1", "gpu-box", View())
     done = told(client.post(f"{V1}/queue/pause"))
     assert (done["sentence"], site.store.paused()) == ("the queue is paused", True)
     again = told(client.post(f"{V1}/queue/pause"))
@@ -467,7 +469,7 @@ def test_the_queue_and_a_worker_are_paused_and_go_on(site: ApiSite, client: Clie
     (worker,) = told(client.get(f"{V1}/workers"))["items"]
     assert (worker["worker"]["paused"], worker["is_there"]) == (True, True)
     undone(client, done)
-    assert not site.store.workers()[0].paused
+    assert not site.store.workers.all()[0].paused
     problem(client.post(f"{V1}/workers/nobody/pause"), 404)
 
 
@@ -484,8 +486,8 @@ def test_viewers_cannot_steer(site: ApiSite, verb: str) -> None:
 def test_the_output_is_whole_where_it_ran_and_its_end_elsewhere(site: ApiSite, client: Client) -> None:
     (name,) = submit(site.store, "train")
     start(site.store, name)
-    (attempt,) = site.store.attempts(name)
-    site.store.write_log(attempt.id, "the end\n")
+    (attempt,) = site.store.attempts.of(name)
+    site.store.logs.write(attempt.id, "the end\n")
     path = f"{V1}/jobs/{name}/attempts/1/log"
     answer = client.get(path)
     assert (answer.text, answer.headers["stoker-log"]) == ("the end\n", "end")
@@ -502,7 +504,7 @@ def test_the_output_is_whole_where_it_ran_and_its_end_elsewhere(site: ApiSite, c
 def test_a_long_output_is_never_in_memory_as_a_whole(site: ApiSite, client: Client) -> None:
     (name,) = submit(site.store, "train")
     start(site.store, name)
-    place = attempt_directory(site.config.home, site.store.attempts(name)[0])
+    place = attempt_directory(site.config.home, site.store.attempts.of(name)[0])
     place.mkdir(parents=True)
     line = "ä" * 499 + "\n"
     size = len(line.encode())
@@ -554,8 +556,8 @@ def test_a_file_that_is_not_the_attempts_own_is_not_told(
 ) -> None:
     (name,) = submit(site.store, "train")
     attempt = start(site.store, name)
-    site.store.write_log(attempt, "one\nthe end\n")
-    place = attempt_directory(site.config.home, site.store.attempts(name)[0])
+    site.store.logs.write(attempt, "one\nthe end\n")
+    place = attempt_directory(site.config.home, site.store.attempts.of(name)[0])
     place.mkdir(parents=True)
     secret = tmp_path / "secret" if trick == "link" else place / "output"
     secret.write_text("secret\n")
@@ -576,7 +578,9 @@ def test_the_report_and_the_fit_of_an_attempt(site: ApiSite, client: Client) -> 
     attempt = start(site.store, name)
     problem(client.get(f"{path}/1/report"), 404)
     problem(client.get(f"{path}/1/fit"), 404)
-    site.store.write_details(attempt, AttemptDetails(cause="idle", rule="idle", report="# Idle\n", fit={"size": 64}))
+    site.store.attempts.write_details(
+        attempt, AttemptDetails(cause="idle", rule="idle", report="# Idle\n", fit={"size": 64})
+    )
     report = client.get(f"{path}/1/report")
     assert (report.text, report.headers["content-type"]) == ("# Idle\n", "text/markdown; charset=utf-8")
     assert told(client.get(f"{path}/1/fit")) == {"fit": {"size": 64}}
@@ -595,7 +599,7 @@ def test_the_history_of_the_gpus_is_sent_again_only_when_it_changed(
     monkeypatch.setattr(Store, "clock", lambda _store: now)  # no minute ends in between
     minute = int(now // 60)
     row = Usage(host="h", gpu="GPU-0", minute=minute, seconds={"job": 60.0}, utilization=0.0, memory=5)
-    site.store.write_usage([row])
+    site.store.usage.write([row])
     answer = client.get(f"{V1}/history", params={"minutes": 3, "host": "h"})
     history = told(answer)
     assert [len(history["times"]), len(history["gpus"])] == [3, 1]
@@ -611,7 +615,7 @@ def test_the_history_of_the_gpus_is_sent_again_only_when_it_changed(
 
 def test_the_overview_is_that_of_the_board(site: ApiSite, client: Client) -> None:
     gpu = WorkerGpu(uuid="GPU-0", index=0, name="A100", utilization=0.5, state="free")
-    site.store.heartbeat("box-1", "gpu-box", View(gpus=(gpu,)))
+    site.store.workers.heartbeat("box-1", "gpu-box", View(gpus=(gpu,)))
     submit(site.store, "train")
     site.look()
     snapshot = told(client.get(f"{V1}/status"))
@@ -667,7 +671,7 @@ SECRETS = {"WANDB_API_KEY": "hunter2-of-wandb", "DATABASE": "postgresql://me:hun
 def with_secrets(site: ApiSite) -> str:
     command = "HF_TOKEN=hunter2-in-the-command python train.py"
     environment = {**SECRETS, "OMP_NUM_THREADS": "value-of-no-secret"}
-    (name,) = site.store.submit([JobSpec(command=command, directory="/tmp", environment=environment, retries=1)])
+    (name,) = site.store.jobs.submit([JobSpec(command=command, directory="/tmp", environment=environment, retries=1)])
     return name
 
 
@@ -677,7 +681,7 @@ def test_no_question_to_the_api_is_answered_with_a_secret(site: ApiSite, state: 
     if state != "queued":
         attempt = start(site.store, job)
         if state == "succeeded":
-            assert site.store.finish(attempt, "succeeded", 0)
+            assert site.store.attempts.finish(attempt, "succeeded", 0)
     site.look()
     paths = [
         path.format(job=job, number=1, worker="w", machine="m", gpu="0", digest="x")
@@ -699,15 +703,15 @@ def test_who_edits_or_copies_a_job_keeps_the_secrets_that_are_not_shown(site: Ap
     job = with_secrets(site)
     shown = told(client.get(f"{V1}/jobs/{job}"))["environment"]
     done = told(client.patch(f"{V1}/jobs/{job}", json={"environment": shown | {"OMP_NUM_THREADS": "4"}}))
-    assert site.store.job(job).environment == {**SECRETS, "OMP_NUM_THREADS": "4"}
+    assert site.store.jobs.get(job).environment == {**SECRETS, "OMP_NUM_THREADS": "4"}
     undo = done["undo"]
     told(client.patch(undo["path"], json=undo["body"]))
-    assert site.store.job(job).environment == {**SECRETS, "OMP_NUM_THREADS": "value-of-no-secret"}
+    assert site.store.jobs.get(job).environment == {**SECRETS, "OMP_NUM_THREADS": "value-of-no-secret"}
     (copy,) = told(client.post(f"{V1}/jobs", json={"again": job, "environment": shown}), 201)["jobs"]
-    assert site.store.job(copy["id"]).environment == site.store.job(job).environment
+    assert site.store.jobs.get(copy["id"]).environment == site.store.jobs.get(job).environment
     # A secret that was replaced is in no answer, so this cannot be taken back by one.
     done = told(client.patch(f"{V1}/jobs/{job}", json={"environment": {"WANDB_API_KEY": "another"}}))
-    assert (done["undo"], site.store.job(job).environment) == (None, {"WANDB_API_KEY": "another"})
+    assert (done["undo"], site.store.jobs.get(job).environment) == (None, {"WANDB_API_KEY": "another"})
 
 
 def test_a_mask_without_a_value_behind_it_is_refused(client: Client) -> None:

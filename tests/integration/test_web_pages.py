@@ -45,7 +45,7 @@ def typed(html: str, name: str) -> str:
 
 
 def test_every_page_comes_up_for_a_viewer_without_anything_to_act_with(site: ApiSite) -> None:
-    [name] = site.store.submit([JobSpec(command="sleep 5", name="vit")])
+    [name] = site.store.jobs.submit([JobSpec(command="sleep 5", name="vit")])
     site.look()
     client = site.client("viewer", "wall")
     for path in ("/", "/jobs", f"/jobs/{name}"):
@@ -62,7 +62,7 @@ def test_every_page_comes_up_for_a_viewer_without_anything_to_act_with(site: Api
 
 
 def test_everything_that_a_page_names_is_there_and_from_here(site: ApiSite) -> None:
-    [name] = site.store.submit([JobSpec(command="sleep 5")])
+    [name] = site.store.jobs.submit([JobSpec(command="sleep 5")])
     client = site.client()
     for path in ("/", "/jobs", f"/jobs/{name}", "/submit", "/jobs/nobody"):
         html = client.get(path, headers=PAGE).text
@@ -88,7 +88,7 @@ def test_the_manifest_names_icons_that_are_there(site: ApiSite) -> None:
 def test_a_submitted_form_becomes_a_job_and_leads_to_it(site: ApiSite) -> None:
     answer = send(site.client(), form(name="vit", tags="a, b", memory="20GiB", time_limit="2h", hold="on"))
     assert answer.status_code == 303
-    job = site.store.job(answer.headers["location"].removeprefix("/jobs/"))
+    job = site.store.jobs.get(answer.headers["location"].removeprefix("/jobs/"))
     assert (job.command, job.name, job.tags, job.memory, job.time_limit, job.state, job.submitter) == (
         "echo hello", "vit", ("a", "b"), 20 * 2**30, 7200.0, "held", "phone",
     )  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_box_that_is_not_ticked_turns_the_idle_rule_off(site: ApiSite) -> None
     fields = form()
     del fields["idle"]
     answer = send(site.client(), fields)
-    assert site.store.job(answer.headers["location"].removeprefix("/jobs/")).policy == {"idle": False}
+    assert site.store.jobs.get(answer.headers["location"].removeprefix("/jobs/")).policy == {"idle": False}
 
 
 def test_a_double_tap_submits_once_and_a_changed_form_is_another_submission(site: ApiSite) -> None:
@@ -108,7 +108,7 @@ def test_a_double_tap_submits_once_and_a_changed_form_is_another_submission(site
     assert first.headers["location"] == second.headers["location"]
     third = send(client, form(command="echo other"))
     assert third.headers["location"] != first.headers["location"]
-    assert len(site.store.jobs()) == 2
+    assert len(site.store.jobs.find()) == 2
 
 
 def test_mistakes_stand_beside_their_fields_and_nothing_typed_is_lost(site: ApiSite) -> None:
@@ -121,14 +121,14 @@ def test_mistakes_stand_beside_their_fields_and_nothing_typed_is_lost(site: ApiS
         assert typed(answer.text, field) == fields[field]
     assert "echo {lr} &lt;b&gt;</textarea>" in answer.text
     assert (typed(answer.text, "sweep_name"), typed(answer.text, "sweep_values")) == ("lr", "1,2")
-    assert site.store.jobs() == []
+    assert site.store.jobs.find() == []
 
 
 def test_a_sweep_makes_a_job_for_each_combination(site: ApiSite) -> None:
     rows = [("sweep_name", "lr"), ("sweep_values", "1e-3,1e-4"), ("sweep_name", "seed"), ("sweep_values", "1..3")]
     answer = send(site.client(), form(command="train {lr} {seed}"), *rows)
     assert answer.headers["location"] == "/jobs?made=6"
-    assert len({job.command for job in site.store.jobs()}) == 6
+    assert len({job.command for job in site.store.jobs.find()}) == 6
     assert "6 jobs were submitted" in site.client().get(answer.headers["location"], headers=PAGE).text
 
 
@@ -146,7 +146,7 @@ def test_again_is_filled_in_like_the_job_and_what_is_left_as_it_was_stays_exactl
         policy={"window": 600.0, "below": 0.05, "require": "any"},
         preemptible=True,
     )
-    [name] = site.store.submit([earlier])
+    [name] = site.store.jobs.submit([earlier])
     client = site.client()
     shown = client.get(f"/submit?again={name}", headers=PAGE).text
     assert "s3cret" not in shown
@@ -161,7 +161,7 @@ def test_again_is_filled_in_like_the_job_and_what_is_left_as_it_was_stays_exactl
     assert fields["idle_for"] == "10m"
     fields |= {"command": "python train.py 'a b'", "preemptible": "on", "idle": "on", "gpus": "4"}
     answer = send(client, fields)
-    job = site.store.job(answer.headers["location"].removeprefix("/jobs/"))
+    job = site.store.jobs.get(answer.headers["location"].removeprefix("/jobs/"))
     assert job.id != name
     assert job.gpus == 4
     for field in ("command", "environment", "name", "tags", "memory", "backoff", "time_limit", "policy", "preemptible"):
@@ -169,10 +169,10 @@ def test_again_is_filled_in_like_the_job_and_what_is_left_as_it_was_stays_exactl
 
 
 def test_jobs_are_listed_page_by_page_by_state_and_by_tag(site: ApiSite) -> None:
-    site.store.submit(
+    site.store.jobs.submit(
         [JobSpec(command="true", name=f"job-{number:02d}", tags=(f"t{number % 2}",)) for number in range(60)]
     )
-    site.store.hold([site.store.jobs()[0].id])
+    site.store.jobs.hold([site.store.jobs.find()[0].id])
     client = site.client()
     first = client.get("/jobs", headers=PAGE).text
     older = re.search(r'href="([^"]+)">Older', first)
@@ -188,11 +188,11 @@ def test_jobs_are_listed_page_by_page_by_state_and_by_tag(site: ApiSite) -> None
 
 def ended(site: ApiSite, name: str, rule: str = "") -> str:
     """A job that failed, by itself or because a rule stopped it."""
-    [job] = site.store.submit([JobSpec(command="true", name=name)])
-    attempt = site.store.claim(job, "w", [], 60.0)
+    [job] = site.store.jobs.submit([JobSpec(command="true", name=name)])
+    attempt = site.store.attempts.claim(job, "w", [], 60.0)
     assert attempt is not None
-    site.store.write_details(attempt.id, AttemptDetails(cause=rule, rule=rule))
-    site.store.finish(attempt.id, "failed", 1)
+    site.store.attempts.write_details(attempt.id, AttemptDetails(cause=rule, rule=rule))
+    site.store.attempts.finish(attempt.id, "failed", 1)
     return job
 
 

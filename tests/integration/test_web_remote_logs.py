@@ -27,7 +27,7 @@ class Far(Place):
     def __init__(self, store: Store, home: Path, far: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(store, home, far)
         self._lender = Lender(far, monkeypatch)
-        found = store.attempt(self.attempt)
+        found = store.attempts.get(self.attempt)
         assert found is not None
         self._found = found
         self._lender.place_of(found)
@@ -51,7 +51,7 @@ class Far(Place):
             self._lender.close()
 
     def end(self) -> None:
-        assert self.store.finish(self.attempt, "succeeded", 0)
+        assert self.store.attempts.finish(self.attempt, "succeeded", 0)
         self._lender.end(self._found)
 
 
@@ -123,7 +123,7 @@ def test_a_worker_that_is_away_for_a_while_costs_no_line(far: Far, monkeypatch: 
 
     async def story() -> None:
         far.prints(printed(0, 5000))
-        far.store.write_log(far.attempt, "line 4999\n")
+        far.store.logs.write(far.attempt, "line 4999\n")
         async with far.page("log/live?all=1") as page:
             await page.until(lambda: page.text == ["line 4999"])
             assert not json.loads(page.heard("begin")[-1])["whole"]
@@ -146,8 +146,8 @@ def test_of_a_job_whose_worker_died_the_last_words_are_those_in_the_queue(
         async with far.page() as page:
             async with far.works():
                 await page.until(lambda: page.text == shown(0, 100))
-            far.store.write_log(far.attempt, "line 99\nits last words\n")
-            far.store.finish(far.attempt, "failed", 1)
+            far.store.logs.write(far.attempt, "line 99\nits last words\n")
+            far.store.attempts.finish(far.attempt, "failed", 1)
             await page.ended()
             assert page.text == ["line 99", "its last words"]
             assert not json.loads(page.heard("begin")[-1])["whole"]
@@ -164,8 +164,8 @@ def test_what_cannot_be_borrowed_is_shown_as_the_queue_has_it(
         raise error
 
     async def story() -> None:
-        far.store.write_log(far.attempt, "what the queue has\n")
-        far.store.finish(far.attempt, "failed", 1)
+        far.store.logs.write(far.attempt, "what the queue has\n")
+        far.store.attempts.finish(far.attempt, "failed", 1)
         async with far.page(what) as page:
             await page.ended()
         assert page.status == 200
@@ -181,15 +181,15 @@ def test_what_is_said_to_be_the_whole_of_an_ended_job_has_its_last_line(
     monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 0.2)
 
     async def story() -> None:
-        far.store.request_log_stream(far.attempt, 60.0)
-        assert far.store.write_log_chunk(far.attempt, LogChunk(edition="1", start=0, finished=b"one\n"))
-        far.store.write_log(far.attempt, "one\nthe last\n")
-        far.store.finish(far.attempt, "succeeded", 0)
+        far.store.logs.request_stream(far.attempt, 60.0)
+        assert far.store.logs.write_chunk(far.attempt, LogChunk(edition="1", start=0, finished=b"one\n"))
+        far.store.logs.write(far.attempt, "one\nthe last\n")
+        far.store.attempts.finish(far.attempt, "succeeded", 0)
         async with far.page("log") as page:
             await page.ended()
         assert (page.headers["stoker-log"], page.body) == ("end", b"one\nthe last\n")
         lent = LogChunk(edition="1", start=4, finished=b"the last\n", is_complete=True)
-        assert far.store.write_log_chunk(far.attempt, lent)
+        assert far.store.logs.write_chunk(far.attempt, lent)
         async with far.page("log") as page:
             await page.ended()
         assert (page.headers["stoker-log"], page.body) == ("whole", b"one\nthe last\n")
@@ -199,7 +199,7 @@ def test_what_is_said_to_be_the_whole_of_an_ended_job_has_its_last_line(
 
 def test_more_downloads_than_there_is_room_for_get_the_end(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        far.store.write_log(far.attempt, "what the queue has\n")
+        far.store.logs.write(far.attempt, "what the queue has\n")
         channels = LogChannels(far.home, far.app_state.pool)
         far.app.state.log_channels = channels
         while channels._copies.acquire(blocking=False):
@@ -214,11 +214,11 @@ def test_more_downloads_than_there_is_room_for_get_the_end(far: Far, monkeypatch
 def test_a_few_lines_are_not_brought_from_far_away_when_the_queue_has_them(far: Far) -> None:
     async def story() -> None:
         far.prints(printed(0, 100))
-        far.store.write_log(far.attempt, printed(90, 100).decode())
+        far.store.logs.write(far.attempt, printed(90, 100).decode())
         async with far.page(f"/api/v1/jobs/{far.job}/attempts/1/log?lines=3") as page:
             await page.ended()
         assert page.body == printed(97, 100)
-        assert far.store.log_requests() == []
+        assert far.store.logs.stream_requests() == []
         async with far.works(), far.page(f"/api/v1/jobs/{far.job}/attempts/1/log?lines=50") as page:
             await page.ended()
         assert page.body == printed(50, 100)
@@ -240,12 +240,12 @@ def test_a_page_that_reads_the_end_when_a_job_ends_is_told_its_last_words_too(
     monkeypatch.setattr(follow, "CHECK_END_EVERY", 0.05)
 
     async def story() -> None:
-        far.store.write_log(far.attempt, "one\n")
+        far.store.logs.write(far.attempt, "one\n")
         async with far.page() as page:
             await page.until(lambda: page.text == ["one"])
-            far.store.finish(far.attempt, "failed", 1)
+            far.store.attempts.finish(far.attempt, "failed", 1)
             await asyncio.sleep(0.3)  # the end is learned of, and the queue gets the last of the output after it
-            far.store.write_log(far.attempt, "one\nits last words\n")
+            far.store.logs.write(far.attempt, "one\nits last words\n")
             await page.until(lambda: page.text == ["one", "its last words"])
             monkeypatch.setattr(follow, "TAIL_ENDS_WITHIN", 0.0)
             await page.ended()
@@ -261,13 +261,15 @@ def test_of_an_output_that_was_never_lent_to_its_end_the_queue_has_the_rest(
     monkeypatch.setattr(follow, "STREAM_STALLS_AFTER", 0.2)
 
     async def story() -> None:
-        far.store.write_log(far.attempt, "what the queue has\n")
-        far.store.request_log_stream(far.attempt, 60.0)
-        assert far.store.write_log_chunk(far.attempt, LogChunk(edition="1", start=0, finished=b"one\n", is_behind=True))
+        far.store.logs.write(far.attempt, "what the queue has\n")
+        far.store.logs.request_stream(far.attempt, 60.0)
+        assert far.store.logs.write_chunk(
+            far.attempt, LogChunk(edition="1", start=0, finished=b"one\n", is_behind=True)
+        )
         async with far.page() as page:
             await page.until(lambda: page.text == ["what the queue has"])
             lent = LogChunk(edition="1", start=4, finished=b"two\n")
-            assert far.store.write_log_chunk(far.attempt, lent)
+            assert far.store.logs.write_chunk(far.attempt, lent)
             await page.until(lambda: page.text == ["one", "two"])
             assert json.loads(page.heard("begin")[-1])["whole"]
 
@@ -279,13 +281,13 @@ def test_a_machine_that_nobody_has_heard_of_is_not_waited_for(
     far: Far, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     async def story() -> None:
-        far.store.write_log(far.attempt, "what the queue has\n")
-        far.store.finish(far.attempt, "failed", 1)
+        far.store.logs.write(far.attempt, "what the queue has\n")
+        far.store.attempts.finish(far.attempt, "failed", 1)
         async with far.page(what) as page:
             await page.ended()
         assert b"what the queue has" in page.body
 
-    far.store.farewell(WORKER)
+    far.store.workers.farewell(WORKER)
     monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 600.0)
     played(story)
 
@@ -294,15 +296,15 @@ def test_an_edition_with_the_name_of_another_place_is_not_kept(far: Far, borrowe
     """Whoever can write to the queue must not be able to write to the disk of the page."""
 
     async def story() -> None:
-        far.store.request_log_stream(far.attempt, 60.0)
-        far.store.write_log_chunk(far.attempt, LogChunk(edition="../evil", start=0, finished=b"evil\n"))
-        far.store.write_log(far.attempt, "what the queue has\n")
-        far.store.finish(far.attempt, "failed", 1)
+        far.store.logs.request_stream(far.attempt, 60.0)
+        far.store.logs.write_chunk(far.attempt, LogChunk(edition="../evil", start=0, finished=b"evil\n"))
+        far.store.logs.write(far.attempt, "what the queue has\n")
+        far.store.attempts.finish(far.attempt, "failed", 1)
         async with far.page() as page:
             await page.ended()
         assert page.text == ["what the queue has"]
         assert list(borrowed.iterdir()) == []
         assert not (borrowed / "../evil").exists()
 
-    far.store.farewell(WORKER)
+    far.store.workers.farewell(WORKER)
     played(story)

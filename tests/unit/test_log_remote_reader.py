@@ -99,9 +99,9 @@ class Scene:
             file.write(data)
 
     def ends(self) -> Attempt:
-        self.store.finish(self.attempt.id, "succeeded", 0)
+        self.store.attempts.finish(self.attempt.id, "succeeded", 0)
         self.lender.end(self.attempt)
-        found = self.store.attempt(self.attempt.id)
+        found = self.store.attempts.get(self.attempt.id)
         assert found is not None
         return found
 
@@ -270,19 +270,19 @@ def test_lines_that_are_lost_between_two_editions_are_said_to_be_missing(scene: 
 
 def test_the_end_is_told_when_nobody_lends_it_in_time(scene: Scene) -> None:
     scene.meanwhile = scene.idle
-    scene.store.write_log(scene.attempt.id, "the\nend")
+    scene.store.logs.write(scene.attempt.id, "the\nend")
     assert scene.reader.read() == LogUpdate(b"the\n", b"end")
     assert not scene.reader.is_whole
     assert not scene.reader.is_late
     assert scene.waited == pytest.approx(PATIENCE, abs=0.2)
-    scene.store.write_log(scene.attempt.id, "the\nend\nof it")
+    scene.store.logs.write(scene.attempt.id, "the\nend\nof it")
     assert scene.reader.read() == LogUpdate(b"end\n", b"of it")
     assert scene.waited < PATIENCE + 0.2
 
 
 def test_a_machine_that_is_gone_is_not_waited_for(scene: Scene) -> None:
-    scene.store.farewell(WORKER)
-    scene.store.write_log(scene.attempt.id, "the end\n")
+    scene.store.workers.farewell(WORKER)
+    scene.store.logs.write(scene.attempt.id, "the end\n")
     assert scene.reader.read() == LogUpdate(b"the end\n", b"")
     assert not scene.reader.is_whole
     assert scene.waited < 0.1
@@ -295,7 +295,7 @@ def test_what_a_machine_that_is_gone_has_lent_to_its_end_is_the_whole(scene: Sce
     scene.reader.read()
     ended = scene.ends()
     scene.read()
-    scene.store.farewell(WORKER)
+    scene.store.workers.farewell(WORKER)
     scene.store._driver.fetch_text(f"UPDATE stoker_log_streams SET until = until - {age}", {})
     scene.waited = 0.0
     second = Reading(scene, ended)
@@ -307,7 +307,7 @@ def test_what_a_machine_that_is_gone_has_lent_to_its_end_is_the_whole(scene: Sce
 
 def test_a_loan_that_stops_in_the_middle_before_anything_was_told_leaves_the_end(scene: Scene) -> None:
     scene.prints(lines(0, 100_000))
-    scene.store.write_log(scene.attempt.id, "the end\n")
+    scene.store.logs.write(scene.attempt.id, "the end\n")
     steps = iter(range(3))
     scene.meanwhile = lambda: scene.work() if next(steps, None) is not None else None
     assert scene.reader.read() == LogUpdate(b"the end\n", b"")
@@ -319,7 +319,7 @@ def test_what_is_left_of_an_earlier_loan_is_not_told_when_nobody_goes_on_with_it
     scene.prints(b"old\n")
     scene.reader.read()
     scene.store._driver.fetch_text("UPDATE stoker_log_streams SET until = until - 31", {})
-    scene.store.write_log(scene.attempt.id, "old\nnew\n")
+    scene.store.logs.write(scene.attempt.id, "old\nnew\n")
     scene.meanwhile = scene.idle
     second = Reading(scene, scene.attempt)
     assert second.read() == LogUpdate(b"old\nnew\n", b"")
@@ -329,7 +329,7 @@ def test_what_is_left_of_an_earlier_loan_is_not_told_when_nobody_goes_on_with_it
 
 def test_without_room_for_it_here_the_end_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.prints(b"all\nof it\n")
-    scene.store.write_log(scene.attempt.id, "of it\n")
+    scene.store.logs.write(scene.attempt.id, "of it\n")
 
     def full(**_asked: object) -> str:
         raise OSError(28, "No space left on device")
@@ -344,14 +344,14 @@ def test_what_is_taken_back_goes_on_with_the_end_and_no_line_twice(scene: Scene,
     """The queue hears of a running job's output a few seconds late."""
     scene.prints(b"\xff\n" + lines(0, 20_000) + b" 10%")
     assert scene.reader.read().finished == b"\xff\n" + lines(0, 20_000)
-    scene.store.drop_log_stream(scene.attempt.id)
+    scene.store.logs.drop_stream(scene.attempt.id)
     assert scene.reader.read() == LogUpdate(b"", b" 10%")
     scene.waited += PATIENCE
     written = (b"\xff\n" + lines(0, 20_000)).decode(errors="replace")
-    scene.store.write_log(scene.attempt.id, written[: len(written) - 11 * behind])
+    scene.store.logs.write(scene.attempt.id, written[: len(written) - 11 * behind])
     assert scene.reader.read() == LogUpdate(b"", b" 10%")
     assert not scene.reader.is_whole
-    scene.store.write_log(scene.attempt.id, written + "new\n 20%")
+    scene.store.logs.write(scene.attempt.id, written + "new\n 20%")
     assert scene.reader.read() == LogUpdate(b"new\n", b" 20%")
 
 
@@ -361,7 +361,7 @@ def test_what_is_taken_back_and_soon_lent_anew_stays_whole(scene: Scene) -> None
     scene.reader.read()
     scene.waited += 2 * PATIENCE
     scene.reader.read()
-    scene.store.drop_log_stream(scene.attempt.id)
+    scene.store.logs.drop_stream(scene.attempt.id)
     scene.reader.read()
     scene.waited += PATIENCE / 2
     scene.lender.close()
@@ -380,14 +380,14 @@ def test_a_job_that_prints_nothing_for_long_is_read_whole_when_it_does(scene: Sc
     assert scene.reader.read() == LogUpdate(b"", b"")
     assert scene.waited >= PATIENCE
     scene.prints(b"1\n")
-    scene.store.write_log(scene.attempt.id, "1\n")
+    scene.store.logs.write(scene.attempt.id, "1\n")
     assert scene.read() == LogUpdate(b"1\n", b"")
     assert scene.reader.is_whole
 
 
 def test_whole_log_replaces_the_tail_and_repeats_no_line(scene: Scene) -> None:
     scene.meanwhile = scene.idle
-    scene.store.write_log(scene.attempt.id, "2\n")
+    scene.store.logs.write(scene.attempt.id, "2\n")
     scene.reader.read()
     scene.prints(b"1\n2\n")
     assert scene.read() == LogUpdate(b"", b"")
@@ -436,7 +436,7 @@ def test_the_following_goes_on_until_the_last_line_is_here(
 ) -> None:
     scene.prints(b"1\n")
     late = scene.idle, scene.idle, lambda: scene.prints(b"2\n3"), lambda: scene.lender.end(scene.attempt)
-    follow(scene, monkeypatch, lambda: scene.store.finish(scene.attempt.id, "succeeded", 0), *late)
+    follow(scene, monkeypatch, lambda: scene.store.attempts.finish(scene.attempt.id, "succeeded", 0), *late)
     assert capfd.readouterr() == ("1\n2\n3\n", "")
 
 
@@ -444,7 +444,7 @@ def test_a_last_line_that_does_not_come_is_not_waited_for_long(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     scene.prints(b"1\n")
-    follow(scene, monkeypatch, lambda: scene.store.finish(scene.attempt.id, "lost", None))
+    follow(scene, monkeypatch, lambda: scene.store.attempts.finish(scene.attempt.id, "lost", None))
     assert capfd.readouterr() == ("1\n", "")
     assert scene.waited < 15.0
 
@@ -454,8 +454,8 @@ def test_the_last_words_of_a_job_whose_worker_has_left_are_those_in_the_queue(
 ) -> None:
     def end() -> None:
         scene.meanwhile = scene.idle
-        scene.store.write_log(scene.attempt.id, "1\nits last words")
-        scene.store.finish(scene.attempt.id, "failed", 1)
+        scene.store.logs.write(scene.attempt.id, "1\nits last words")
+        scene.store.attempts.finish(scene.attempt.id, "failed", 1)
 
     scene.prints(b"1\n")
     follow(scene, monkeypatch, end)
@@ -467,7 +467,7 @@ def test_a_job_that_is_over_before_anything_of_it_came_is_followed_to_its_last_l
 ) -> None:
     def end() -> None:
         scene.prints(b"1\n2")
-        scene.store.finish(scene.attempt.id, "failed", 1)
+        scene.store.attempts.finish(scene.attempt.id, "failed", 1)
 
     scene.meanwhile = scene.idle  # it has no output yet, so nobody can lend it
 
@@ -482,9 +482,9 @@ def test_a_job_that_is_over_before_anything_of_it_came_is_followed_to_its_last_l
 def test_a_last_line_that_came_is_not_lost_to_an_older_end_in_the_queue(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    scene.store.write_log(scene.attempt.id, "1\n")
+    scene.store.logs.write(scene.attempt.id, "1\n")
     scene.prints(b"1\n2\nresult 42")
-    follow(scene, monkeypatch, lambda: scene.store.finish(scene.attempt.id, "succeeded", 0))
+    follow(scene, monkeypatch, lambda: scene.store.attempts.finish(scene.attempt.id, "succeeded", 0))
     assert capfd.readouterr().out == "1\n2\nresult 42\n"
 
 
@@ -493,10 +493,10 @@ def test_an_output_that_grows_faster_than_it_is_lent_is_not_waited_for(scene: Sc
 
     def begin_anew() -> None:
         lent = LogChunk(edition=f"{next(editions)}", start=0, finished=b"one\n", is_behind=True)
-        scene.store.write_log_chunk(scene.attempt.id, lent)
+        scene.store.logs.write_chunk(scene.attempt.id, lent)
 
     scene.meanwhile = begin_anew
-    scene.store.write_log(scene.attempt.id, "the end\n")
+    scene.store.logs.write(scene.attempt.id, "the end\n")
     assert scene.reader.read() == LogUpdate(b"the end\n", b"")
     assert scene.waited < 3.0
 
@@ -505,8 +505,8 @@ def test_a_database_that_has_no_loans_has_the_end(scene: Scene, monkeypatch: pyt
     def refuse(*_: object) -> None:
         raise StokerError("the queue may not be changed by this user")
 
-    monkeypatch.setattr(scene.store, "request_log_stream", refuse)
-    scene.store.write_log(scene.attempt.id, "1\n")
+    monkeypatch.setattr(scene.store.logs, "request_stream", refuse)
+    scene.store.logs.write(scene.attempt.id, "1\n")
     assert scene.reader.read() == LogUpdate(b"1\n", b"")
     assert not scene.reader.is_whole
 
@@ -515,16 +515,16 @@ def test_what_is_taken_back_while_it_is_followed_goes_on_as_the_queue_keeps_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def take_back() -> None:
-        scene.store.drop_log_stream(scene.attempt.id)
-        scene.store.write_log(scene.attempt.id, "1\n2\n")
+        scene.store.logs.drop_stream(scene.attempt.id)
+        scene.store.logs.write(scene.attempt.id, "1\n2\n")
         scene.meanwhile = scene.idle
 
     def wait_long() -> None:
         scene.waited += PATIENCE
 
     def end() -> None:
-        scene.store.write_log(scene.attempt.id, "1\n2\n3")
-        scene.store.finish(scene.attempt.id, "succeeded", 0)
+        scene.store.logs.write(scene.attempt.id, "1\n2\n3")
+        scene.store.attempts.finish(scene.attempt.id, "succeeded", 0)
 
     scene.prints(b"1\n")
     follow(scene, monkeypatch, take_back, wait_long, scene.idle, end)

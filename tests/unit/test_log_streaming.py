@@ -61,7 +61,7 @@ class Stage:
     def run(self, worker: str | None = None) -> Run:
         """An attempt that has begun, and printed nothing yet."""
         (job,) = submit(self.store, "x")
-        attempt = self.store.claim(job, worker or self.home.worker, [], LONG)
+        attempt = self.store.attempts.claim(job, worker or self.home.worker, [], LONG)
         assert attempt is not None
         return Run(self.home.directory / "attempts" / f"{job}-{attempt.number}", attempt.id)
 
@@ -69,7 +69,7 @@ class Stage:
         """One that somebody wants to read."""
         run = self.run()
         run.prints(printed)
-        assert self.store.request_log_stream(run.attempt, LONG)
+        assert self.store.logs.request_stream(run.attempt, LONG)
         return run
 
     def forget_wish(self, run: Run, ago: float = 1.0) -> None:
@@ -90,20 +90,20 @@ class Stage:
 
     def read(self, run: Run, edition: str = "", start: int = 0) -> LogChunk:
         """All that was lent of it."""
-        told = self.store.log_chunk(run.attempt, edition, start)
+        told = self.store.logs.read_chunk(run.attempt, edition, start)
         assert told is not None
         return told
 
     def calls(self, name: str) -> list[object]:
         """One for every call of the store from now on."""
         made: list[object] = []
-        original = getattr(self.store, name)
+        original = getattr(self.store.logs, name)
 
         def counted(*arguments: Any) -> Any:
             made.append(arguments)
             return original(*arguments)
 
-        self._patch.setattr(self.store, name, counted)
+        self._patch.setattr(self.store.logs, name, counted)
         return made
 
 
@@ -129,21 +129,21 @@ def test_an_output_that_is_wanted_is_lent_and_no_other(stage: Stage) -> None:
     stage.lend()
     told = stage.read(run)
     assert (told.finished, told.unfinished, told.is_behind, told.is_complete) == (b"one\ntwo\n", b" 10%", False, False)
-    assert stage.store.log_chunk(unwanted.attempt) is None
+    assert stage.store.logs.read_chunk(unwanted.attempt) is None
 
 
 def test_what_another_machine_ran_is_left_to_it(stage: Stage) -> None:
     run = stage.run("another-1")
     run.prints(b"of an older job by the same name\n")
-    stage.store.request_log_stream(run.attempt, LONG)
+    stage.store.logs.request_stream(run.attempt, LONG)
     stage.lend()
-    assert stage.store.log_chunk(run.attempt) is None
+    assert stage.store.logs.read_chunk(run.attempt) is None
 
 
 def test_what_an_earlier_worker_of_this_home_ran_is_lent(stage: Stage) -> None:
     run = stage.run(f"{stage.home.key}-earlier")
     run.prints(b"one\n")
-    stage.store.request_log_stream(run.attempt, LONG)
+    stage.store.logs.request_stream(run.attempt, LONG)
     stage.lend()
     assert stage.read(run).finished == b"one\n"
 
@@ -173,14 +173,14 @@ def test_what_is_not_surely_the_output_of_the_attempt_is_not_lent(stage: Stage, 
     spoilt(run)
     for _ in range(3):
         stage.lend(SECOND)
-    assert stage.store.log_chunk(run.attempt) is None
+    assert stage.store.logs.read_chunk(run.attempt) is None
 
 
 # When
 
 
 def test_the_queue_is_asked_at_most_once_a_second_however_often_it_rings(stage: Stage) -> None:
-    asked = stage.calls("log_requests")
+    asked = stage.calls("stream_requests")
     stage.lend()
     for _ in range(9):
         stage.lending.note_change()
@@ -192,7 +192,7 @@ def test_the_queue_is_asked_at_most_once_a_second_however_often_it_rings(stage: 
 
 
 def test_nothing_is_asked_without_a_ring_when_nothing_was_wanted(stage: Stage) -> None:
-    asked = stage.calls("log_requests")
+    asked = stage.calls("stream_requests")
     stage.lend()
     # Only whether others have left something is looked for now and then.
     assert stage.lending.due() - stage.now == 600.0
@@ -207,7 +207,7 @@ def test_nothing_is_asked_without_a_ring_when_nothing_was_wanted(stage: Stage) -
 
 def test_an_output_that_begins_after_somebody_wanted_it_is_lent_within_a_second(stage: Stage) -> None:
     run = stage.run()
-    stage.store.request_log_stream(run.attempt, LONG)
+    stage.store.logs.request_stream(run.attempt, LONG)
     stage.lend()
     run.prints(b"one\n")
     stage.lend(SECOND)
@@ -234,7 +234,7 @@ def test_a_long_output_is_brought_in_steps_with_time_for_other_things_between(
 def test_what_is_new_is_brought_twice_a_second_and_nothing_when_there_is_nothing(stage: Stage) -> None:
     run = stage.wanted(b"one\n")
     stage.lend()
-    brought = stage.calls("write_log_chunk")
+    brought = stage.calls("write_chunk")
     run.prints(b"two\n")
     stage.lend(0.9 * MOMENT)
     assert not brought
@@ -270,7 +270,7 @@ def test_of_many_outputs_some_wait_until_others_are_brought(stage: Stage, monkey
     runs = [stage.wanted(b"one\n") for _ in range(5)]
     stage.lend_all()
     assert descriptors() == before + 2
-    assert sum(stage.store.log_chunk(run.attempt) is not None for run in runs) == 2
+    assert sum(stage.store.logs.read_chunk(run.attempt) is not None for run in runs) == 2
     for _ in range(3):
         stage.lend_all(SECOND)
     assert descriptors() == before + 3
@@ -296,8 +296,8 @@ def test_a_reader_that_comes_right_after_another_one_left_gets_a_silent_job_too(
     run = stage.wanted(b"one\n")
     stage.lend_all()
     stage.forget_wish(run)
-    stage.store.request_log_stream(run.attempt, LONG)
-    assert stage.store.log_chunk(run.attempt) is None
+    stage.store.logs.request_stream(run.attempt, LONG)
+    assert stage.store.logs.read_chunk(run.attempt) is None
     stage.lend_all(SECOND)
     assert stage.read(run).finished == b"one\n"
 
@@ -309,11 +309,11 @@ def test_the_queue_is_not_filled_by_what_many_want(stage: Stage, monkeypatch: py
         run.ends()
     for _ in range(5):
         stage.lend_all(SECOND)
-    assert sum(stage.store.log_chunk(run.attempt) is not None for run in runs) == 4
+    assert sum(stage.store.logs.read_chunk(run.attempt) is not None for run in runs) == 4
     # All were begun before the first was brought; no other one is.
     another = stage.wanted(b"two\n")
     stage.lend_all(SECOND)
-    assert stage.store.log_chunk(another.attempt) is None
+    assert stage.store.logs.read_chunk(another.attempt) is None
 
 
 @pytest.mark.parametrize("line", [b"x" * 200, b"x" * 200 + b"\n", b"one\n" * 3 + b"x" * 200])
@@ -323,7 +323,7 @@ def test_a_line_without_an_end_is_no_output_to_lend(stage: Stage, monkeypatch: p
     run = stage.wanted(line)
     for _ in range(3):
         stage.lend_all(SECOND)
-    assert stage.store.log_chunk(run.attempt) is None
+    assert stage.store.logs.read_chunk(run.attempt) is None
     read = [0]
     monkeypatch.setattr(LogFileReader, "read", lambda *_: read.append(1))
     stage.lend_all(SECOND)
@@ -357,12 +357,12 @@ def test_an_output_that_is_too_large_is_not_lent(stage: Stage, monkeypatch: pyte
     run = stage.run()
     (run.directory / "output.1").write_bytes(b"x\n" * 40)
     run.prints(b"x\n" * 11)
-    stage.store.request_log_stream(run.attempt, LONG)
-    brought = stage.calls("write_log_chunk")
+    stage.store.logs.request_stream(run.attempt, LONG)
+    brought = stage.calls("write_chunk")
     for _ in range(3):
         stage.lend(SECOND)
     assert not brought
-    assert stage.store.log_chunk(run.attempt) is None
+    assert stage.store.logs.read_chunk(run.attempt) is None
 
 
 def test_an_output_that_becomes_too_large_is_taken_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +374,7 @@ def test_an_output_that_becomes_too_large_is_taken_back(stage: Stage, monkeypatc
     run.prints(b"y\n")
     for _ in range(5):
         stage.lend(MOMENT)
-        assert stage.store.log_chunk(run.attempt) is None
+        assert stage.store.logs.read_chunk(run.attempt) is None
     assert descriptors() == opened - 1
 
 
@@ -396,13 +396,13 @@ def test_an_output_that_cannot_be_read_is_taken_back_and_costs_no_other(
     with monkeypatch.context() as trouble:
         trouble.setattr(LogFileReader, "read", spoilt)
         stage.lend_all(MOMENT)
-        assert stage.store.log_chunk(bad.attempt) is None
+        assert stage.store.logs.read_chunk(bad.attempt) is None
         stage.lend_all(SECOND)
-        assert stage.store.log_chunk(bad.attempt) is None
+        assert stage.store.logs.read_chunk(bad.attempt) is None
     assert stage.read(good).finished == b"one\ntwo\n"
     stage.forget_wish(bad)
     stage.lend_all(SECOND)
-    stage.store.request_log_stream(bad.attempt, LONG)
+    stage.store.logs.request_stream(bad.attempt, LONG)
     stage.lend_all(SECOND)
     assert stage.read(bad).finished == b"one\ntwo\n"
 
@@ -412,7 +412,7 @@ def test_a_line_that_grows_for_ever_is_cut_until_its_end(stage: Stage, monkeypat
     run = stage.wanted(b"one\n" + b"x" * 100)
     stage.lend()
     assert stage.read(run).unfinished == b"x" * 64
-    brought = stage.calls("write_log_chunk")
+    brought = stage.calls("write_chunk")
     run.prints(b"x" * 100)
     stage.lend(MOMENT)
     assert not brought  # that is what it is for
@@ -457,7 +457,7 @@ def test_an_attempt_that_ended_long_ago_is_lent_whole_at_once(stage: Stage) -> N
     (run.directory / "output.1").write_bytes(b"older\n")
     run.prints(b"newer\n")
     run.ends()
-    stage.store.request_log_stream(run.attempt, LONG)
+    stage.store.logs.request_stream(run.attempt, LONG)
     stage.lend()
     told = stage.read(run)
     assert (told.finished, told.is_complete) == (b"older\nnewer\n", True)
@@ -492,7 +492,7 @@ def test_what_nobody_wants_any_more_is_noticed_and_let_go(stage: Stage) -> None:
     stage.lend()
     assert descriptors() == before + 1
     stage.forget_wish(run)
-    asked, ended = stage.calls("log_requests"), stage.calls("expire_log_streams")
+    asked, ended = stage.calls("stream_requests"), stage.calls("expire_streams")
     stage.lend(SECOND)
     assert descriptors() == before
     run.prints(b"two\n")
@@ -503,7 +503,7 @@ def test_what_nobody_wants_any_more_is_noticed_and_let_go(stage: Stage) -> None:
     assert not ended
     stage.forget_wish(run, ago=61.0)
     stage.lend(stage.lending.due() - stage.now)
-    assert stage.store.log_chunk(run.attempt) is None
+    assert stage.store.logs.read_chunk(run.attempt) is None
     assert (stage.lending.due() - stage.now, len(asked)) == (600.0, 1)
 
 
@@ -525,7 +525,7 @@ def test_a_reader_that_comes_back_gets_what_it_has_missed(stage: Stage) -> None:
     stage.forget_wish(run)
     stage.lend(SECOND)
     run.prints(b"two\n")
-    stage.store.request_log_stream(run.attempt, LONG)
+    stage.store.logs.request_stream(run.attempt, LONG)
     stage.lending.note_change()
     stage.lend(SECOND)
     assert stage.read(run, first.edition, first.size).size == 8
@@ -535,8 +535,8 @@ def test_a_reader_that_comes_back_gets_what_it_has_missed(stage: Stage) -> None:
 def test_a_job_that_is_cleaned_away_meanwhile_does_no_harm(stage: Stage) -> None:
     run, other = stage.wanted(b"one\n"), stage.wanted(b"one\n")
     stage.lend_all()
-    assert stage.store.finish(run.attempt, "succeeded", 0)
-    assert stage.store.clean(-1.0) == 1
+    assert stage.store.attempts.finish(run.attempt, "succeeded", 0)
+    assert stage.store.jobs.clean(-1.0) == 1
     for one in (run, other):
         one.prints(b"two\n")
     stage.lend_all(MOMENT)
@@ -548,8 +548,8 @@ def test_a_worker_that_was_cut_off_until_all_was_forgotten_begins_anew(stage: St
     run = stage.wanted(b"one\n")
     stage.lend()
     stage.forget_wish(run, ago=120.0)
-    stage.store.expire_log_streams()
-    stage.store.request_log_stream(run.attempt, LONG)
+    stage.store.logs.expire_streams()
+    stage.store.logs.request_stream(run.attempt, LONG)
     run.prints(b"two\n")
     for _ in range(3):
         stage.lend(SECOND)
@@ -564,7 +564,7 @@ def test_what_was_on_its_way_when_the_queue_went_away_is_begun_anew(
     run = stage.wanted(b"one\n")
     stage.lend()
     edition = stage.read(run).edition
-    write_log_chunk = stage.store.write_log_chunk
+    write_log_chunk = stage.store.logs.write_chunk
 
     def away(attempt: str, lent: LogChunk) -> bool:
         if was_done:
@@ -573,7 +573,7 @@ def test_what_was_on_its_way_when_the_queue_went_away_is_begun_anew(
 
     run.prints(b"two\n")
     with monkeypatch.context() as trouble:
-        trouble.setattr(stage.store, "write_log_chunk", away)
+        trouble.setattr(stage.store.logs, "write_chunk", away)
         with pytest.raises(QueueAwayError):
             stage.lend(MOMENT)
     assert descriptors() == before
@@ -591,7 +591,7 @@ def test_a_queue_that_is_away_when_it_is_asked_is_asked_again(stage: Stage, monk
         raise QueueAwayError("the queue went away")
 
     with monkeypatch.context() as trouble:
-        trouble.setattr(stage.store, "log_requests", away)
+        trouble.setattr(stage.store.logs, "stream_requests", away)
         with pytest.raises(QueueAwayError):
             stage.lend()
     run = stage.wanted(b"one\n")
@@ -605,9 +605,9 @@ def test_a_database_that_refuses_loans_costs_no_job_anything(stage: Stage, monke
 
     run = stage.wanted(b"one\n")
     with monkeypatch.context() as trouble:
-        trouble.setattr(stage.store, "write_log_chunk", refused)
+        trouble.setattr(stage.store.logs, "write_chunk", refused)
         stage.lend()
-    asked = stage.calls("log_requests")
+    asked = stage.calls("stream_requests")
     for _ in range(10):
         stage.lending.note_change()
         stage.lend(SECOND)

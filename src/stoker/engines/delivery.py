@@ -254,7 +254,7 @@ def _run(record: AttemptRecord, attempt_spec: AttemptSpec, result: AttemptResult
 
 def _renew(attempt_spec: AttemptSpec) -> Answer:
     with open_queue(attempt_spec.queue) as store:
-        found = store.renew([attempt_spec.attempt], attempt_spec.lease)
+        found = store.attempts.renew([attempt_spec.attempt], attempt_spec.lease)
     return Answer(alive=attempt_spec.attempt in found, cancel=found.get(attempt_spec.attempt, False))
 
 

@@ -151,7 +151,7 @@ class LogFollower:
             return
         self._checked = now
         try:
-            found = store.attempt(self.attempt.id)
+            found = store.attempts.get(self.attempt.id)
             if found is None:
                 self.is_gone = True
             elif found.outcome is not None:
@@ -175,7 +175,7 @@ class LogFollower:
             return True
         if silent_for > STREAM_ENDS_WITHIN:
             copy = _as_stored(read_tail(self.directory / "output", _LONGEST_TAIL))
-            if store.log(self.attempt.id) in copy:
+            if store.logs.read(self.attempt.id) in copy:
                 return True
             self._stop_streaming()  # The queue has the last lines.
         return False
@@ -232,7 +232,7 @@ class LogFollower:
         if self._stream_until is None:
             within = STREAM_STARTS_WITHIN if is_streamable(store, self.attempt) else 0.0
             self._stream_until = time.monotonic() + within
-        self._tail = store.log(self.attempt.id)
+        self._tail = store.logs.read(self.attempt.id)
 
     def _is_readable(self, remote: RemoteLog) -> bool:
         if self.source == "stream" and remote.edition == self.epoch:

@@ -24,7 +24,7 @@ _EDITION: Final = re.compile(r"[0-9a-f]{1,64}")
 def is_streamable(store: LogStore, attempt: LoggedAttempt) -> bool:
     """Whether a worker is alive on the machine that ran the attempt: no other machine has its log."""
     home, now = _home(attempt.worker), store.clock()
-    return any(_home(worker.id) == home and worker.is_there(now) for worker in store.workers())
+    return any(_home(worker.id) == home and worker.is_there(now) for worker in store.workers.all())
 
 
 def _home(worker: str) -> str:
@@ -57,9 +57,9 @@ class RemoteLog:
     def update(self, store: LogStore) -> None:
         """Fetches what is new. Raises StokerError when the queue is away, and OSError when the disk fails."""
         if self._requested is None or time.monotonic() - self._requested >= _RENEW_EVERY:
-            store.request_log_stream(self._attempt, _REQUEST_SECONDS)
+            store.logs.request_stream(self._attempt, _REQUEST_SECONDS)
             self._requested = time.monotonic()
-        chunk = store.log_chunk(self._attempt, self.edition, self.size)
+        chunk = store.logs.read_chunk(self._attempt, self.edition, self.size)
         if chunk is not None and _EDITION.fullmatch(chunk.edition):
             self._append(chunk)
         elif self.edition:

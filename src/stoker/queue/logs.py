@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from stoker.logs.model import LogChunk
 from stoker.queue.driver import CollisionError, Parameters
 from stoker.queue.model import HEARD_WITHIN, LogRequest
-from stoker.logs.model import LogChunk
 from stoker.queue.table import Table, json_text, tail_of
 
 # So many seconds after the outcome the queue surely has the last of an output too, if its worker is there.

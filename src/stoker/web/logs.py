@@ -88,24 +88,25 @@ class _PooledStore:
     def __init__(self, pool: ConnectionPool, loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
         self._loop = loop
+        self.workers = self.attempts = self.logs = self
 
     def clock(self) -> float:
         return self._ask(lambda store: store.clock())
 
-    def workers(self) -> Sequence[Worker]:
-        return self._ask(lambda store: store.workers())
+    def all(self) -> Sequence[Worker]:
+        return self._ask(lambda store: store.workers.all())
 
-    def attempt(self, attempt: str) -> Attempt | None:
-        return self._ask(lambda store: store.attempt(attempt))
+    def get(self, attempt: str) -> Attempt | None:
+        return self._ask(lambda store: store.attempts.get(attempt))
 
-    def log(self, attempt: str) -> str:
-        return self._ask(lambda store: store.log(attempt))
+    def read(self, attempt: str) -> str:
+        return self._ask(lambda store: store.logs.read(attempt))
 
-    def request_log_stream(self, attempt: str, seconds: float) -> bool:
-        return self._ask(lambda store: store.request_log_stream(attempt, seconds))
+    def request_stream(self, attempt: str, seconds: float) -> bool:
+        return self._ask(lambda store: store.logs.request_stream(attempt, seconds))
 
-    def log_chunk(self, attempt: str, edition: str = "", start: int = 0) -> LogChunk | None:
-        return self._ask(lambda store: store.log_chunk(attempt, edition, start))
+    def read_chunk(self, attempt: str, edition: str = "", start: int = 0) -> LogChunk | None:
+        return self._ask(lambda store: store.logs.read_chunk(attempt, edition, start))
 
     def _ask(self, question: Callable[[Store], T]) -> T:
         return asyncio.run_coroutine_threadsafe(self._pool.ask(question), self._loop).result()
@@ -252,10 +253,10 @@ class LogChannel:
         return self._lines.feed(update)
 
     def _find_end(self, store: Store) -> LogEnd:
-        found = store.attempt(self._attempt.id)
+        found = store.attempts.get(self._attempt.id)
         if found is None or found.outcome is None:
             return LogEnd("forgotten", "it was removed from the queue", again=False)
-        return LogEnd(found.outcome, found.reason, again=store.job(found.job).state not in ENDED)
+        return LogEnd(found.outcome, found.reason, again=store.jobs.get(found.job).state not in ENDED)
 
     def _take(self, settled: list[HtmlLine], problem: str) -> None:
         is_new = not self.version and (bool(self._follower.source) or bool(problem))
@@ -560,7 +561,7 @@ async def log_response(
     whole = await stack.enter_async_context(channels.whole(attempt, app_state))
     if whole is None:
         await stack.aclose()
-        text = await app_state.pool.ask(lambda store: store.log(attempt.id))
+        text = await app_state.pool.ask(lambda store: store.logs.read(attempt.id))
         return Response(text.encode(), headers=headers | {"Stoker-Log": "end"})
 
     async def body() -> AsyncIterator[bytes]:
@@ -576,7 +577,7 @@ async def report(request: Request, job: str, number: str) -> Response:
     """Why the attempt was stopped, in Markdown."""
     app_state = app_state_of(request)
     attempt = await _attempt(app_state, job, number)
-    details = await app_state.pool.ask(lambda store: store.details(attempt.id))
+    details = await app_state.pool.ask(lambda store: store.attempts.details(attempt.id))
     if details is None or not details.report:
         raise HTTPException(404, f"attempt {attempt.number} of job {attempt.job} has no report: it was not stopped")
     return Response(details.report.encode(), headers=_file_headers(attempt, "md", "text/markdown"))
@@ -604,6 +605,6 @@ async def _attempts(app_state: AppState, job: str) -> tuple[Job, list[Attempt]]:
     if not ID.fullmatch(job):
         raise HTTPException(404, "there is no such job: an id has eight hexadecimal digits")
     try:
-        return await app_state.pool.ask(lambda store: (store.job(job), store.attempts(job)))
+        return await app_state.pool.ask(lambda store: (store.jobs.get(job), store.attempts.of(job)))
     except BadInputError as error:
         raise HTTPException(404, str(error)) from None

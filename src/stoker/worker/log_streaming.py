@@ -86,7 +86,7 @@ class LogStreaming:
         if now >= self._check_at:
             self._check(store)
         if now >= self._expire_at:
-            self._expire_at = now + (_EXPIRE_EVERY if store.expire_log_streams() else _SEND_EVERY)
+            self._expire_at = now + (_EXPIRE_EVERY if store.logs.expire_streams() else _SEND_EVERY)
         for attempt, stream in self._streams.items():
             if now >= stream.due:
                 goes_on = stream.send(store)
@@ -99,7 +99,9 @@ class LogStreaming:
 
     def _check(self, store: Store) -> None:
         requests = {
-            request.attempt: request for request in store.log_requests() if self._identity.is_own(request.worker)
+            request.attempt: request
+            for request in store.logs.stream_requests()
+            if self._identity.is_own(request.worker)
         }
         self._checked = time.monotonic()
         self._refused &= requests.keys()
@@ -168,12 +170,12 @@ class _LogStream:
         if chunk is None or chunk.size > _MAX_LOG:
             # A log that has grown too long starts over: its file is shorter, since the writer limits its size.
             self.is_refused = chunk is None
-            store.drop_log_stream(self._attempt)
+            store.logs.drop_stream(self._attempt)
             return False
         self.due = time.monotonic() + (0.0 if chunk.is_behind else _SEND_EVERY)
         if self._has_changed(chunk):
             try:
-                if not store.write_log_chunk(self._attempt, chunk):
+                if not store.logs.write_chunk(self._attempt, chunk):
                     return False
             except CollisionError:  # The job is being cleaned, or another worker streams it.
                 return False

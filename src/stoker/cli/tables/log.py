@@ -161,8 +161,8 @@ class JobFollower:
         noted = -SLOW_POLL
         while True:
             # In this order: a job that has ended after its attempts were read has no other.
-            attempts = patiently(lambda: self._store.attempts(name))
-            job = patiently(lambda: self._store.job(name))
+            attempts = patiently(lambda: self._store.attempts.of(name))
+            job = patiently(lambda: self._store.jobs.get(name))
             if found := [attempt for attempt in attempts if attempt.number >= number]:
                 return found[0]
             if job.state in ENDED:
@@ -203,5 +203,7 @@ def _why(store: "Store", job: Job) -> tuple[str, str]:
 
 
 def note_tail(store: "Store", attempt: Attempt) -> None:
-    host = next((worker.host for worker in store.workers() if worker.id == attempt.worker), "the machine that ran it")
+    host = next(
+        (worker.host for worker in store.workers.all() if worker.id == attempt.worker), "the machine that ran it"
+    )
     note(f"this is the end of the log, as the queue keeps it; the whole log is on {host}")

@@ -248,7 +248,7 @@ def act(store: "Store", key: str, job: str) -> str:
         if key == "s":
             return _snooze(store, job)
         if key == "h":
-            return _steer(store, RELEASE if store.job(job).state == "held" else HOLD, job)
+            return _steer(store, RELEASE if store.jobs.get(job).state == "held" else HOLD, job)
         return _steer(store, VERBS[key], job)
     except StokerError as error:
         return one_line(f"nothing was done: {error}")
@@ -267,7 +267,7 @@ def turn_queue(store: "Store") -> str:
 
 
 def _steer(store: "Store", verb: Verb, name: str) -> str:
-    job = store.job(name)
+    job = store.jobs.get(name)
     job_label = one_line(label(job.id, job.name))
     obstacle = verb.obstacle(job, store.clock())
     if obstacle is None:
@@ -278,11 +278,11 @@ def _steer(store: "Store", verb: Verb, name: str) -> str:
 
 
 def _snooze(store: "Store", name: str) -> str:
-    job = store.job(name)
+    job = store.jobs.get(name)
     if job.state != "running" or job.attempt is None:
         raise BadInputError("only a job that runs can be left alone")
     named = one_line(label(job.id, job.name))
-    if not store.snooze(job.attempt, SNOOZE_SECONDS, login_name()):
+    if not store.attempts.snooze(job.attempt, SNOOZE_SECONDS, login_name()):
         return f"{named} has just ended"
     now = store.clock()
     return f"{named} is left alone for {format_duration(SNOOZE_SECONDS)}, until {clock_time(now + SNOOZE_SECONDS, now)}"
@@ -296,7 +296,7 @@ _MOST_ATTEMPTS: Final = 5
 def last_words(store: "Store", home: Path, attempt: Attempt) -> list[str]:
     """The lines at the end of its output, without anything that could speak to the terminal."""
     text = local_tail(home, attempt, _TAIL)
-    text = store.log(attempt.id)[-_TAIL:] if text is None else text
+    text = store.logs.read(attempt.id)[-_TAIL:] if text is None else text
     return [one_line(line) for line in plain_text(text).rstrip("\n").split("\n")]
 
 

@@ -35,7 +35,7 @@ def logs_command(
     """
     _leave_nothing_behind()
     with opened(queue_url) as store:
-        found = store.job(job)
+        found = store.jobs.get(job)
         attempt = _attempt(store, found, number)
         if follow:
             _follow(store, found, attempt if number is not None else None, lines, as_json)
@@ -55,7 +55,7 @@ def _leave_nothing_behind() -> None:
 
 def _attempt(store: "Store", job: "Job", number: int | None) -> "Attempt | None":
     """The one that is meant; None when there has been none and none was asked for."""
-    attempts = store.attempts(job.id)
+    attempts = store.attempts.of(job.id)
     if number is None:
         return attempts[-1] if attempts else None
     chosen = next((attempt for attempt in attempts if attempt.number == number), None)
@@ -119,10 +119,10 @@ def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator
     from stoker.queue.logs import LAST_WITHIN
 
     if has_log(attempt_directory(state_home(), attempt)):
-        store.wait_for_log(attempt.id)
+        store.logs.wait(attempt.id)
     elif lines is not None and attempt.ended is not None and store.clock() - attempt.ended >= LAST_WITHIN:
         # The tail may have enough lines: then nothing need be streamed.
-        stored = stored_lines(store.log(attempt.id), lines)
+        stored = stored_lines(store.logs.read(attempt.id), lines)
         if stored is not None:
             yield stored, False
             return

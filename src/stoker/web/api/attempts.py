@@ -13,9 +13,9 @@ from starlette.responses import Response, StreamingResponse
 
 from stoker.logs.model import LogUpdate
 from stoker.logs.reader import TailReader, last_lines, stored_lines
+from stoker.queue.logs import LAST_WITHIN, SECONDS_BETWEEN_LOOKS
 from stoker.queue.model import Attempt, EndCause
 from stoker.queue.store import Store
-from stoker.queue.logs import LAST_WITHIN, SECONDS_BETWEEN_LOOKS
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
 from stoker.web.app_state import AppState, app_state_of
@@ -71,9 +71,9 @@ async def list_attempts(request: Request, job: JobId) -> Response:
     app_state = app_state_of(request)
 
     def attempts(store: Store) -> tuple[list[Attempt], dict[str, str], dict[str, EndCause]]:
-        made = store.attempts(found(store, job).id)
-        hosts = {worker.id: worker.host for worker in store.workers()}
-        return made, hosts, store.causes([attempt.id for attempt in made])
+        made = store.attempts.of(found(store, job).id)
+        hosts = {worker.id: worker.host for worker in store.workers.all()}
+        return made, hosts, store.attempts.causes([attempt.id for attempt in made])
 
     made, hosts, causes = await app_state.pool.ask(attempts)
     here = await channels_of(request).local(made, app_state.config.home)
@@ -118,7 +118,7 @@ async def get_log(
     attempt = await app_state.pool.ask(lambda store: _attempt(store, job, number))
     is_here = bool(await channels.local([attempt], app_state.config.home))
     if is_here:
-        while await app_state.pool.ask(lambda store: store.is_log_late(attempt.id)):
+        while await app_state.pool.ask(lambda store: store.logs.is_late(attempt.id)):
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     if lines is None:
         response = await log_response(app_state, channels, attempt, {"Content-Type": TEXT})
@@ -129,14 +129,14 @@ async def get_log(
         return _text(stored, "end")
     async with channels.whole(attempt, app_state) as whole:
         if whole is None:
-            tail = await app_state.pool.ask(lambda store: store.log(attempt.id))
+            tail = await app_state.pool.ask(lambda store: store.logs.read(attempt.id))
             return _text(last_lines(TailReader(lambda: tail).read(), lines), "end")
         return _text(last_lines(await _end_of(whole), lines), "whole")
 
 
 async def _stored_lines(app_state: AppState, attempt: Attempt, count: int) -> LogUpdate | None:
     """The last lines from the tail in the queue, unless its end may still be missing."""
-    tail, now = await app_state.pool.ask(lambda store: (store.log(attempt.id), store.clock()))
+    tail, now = await app_state.pool.ask(lambda store: (store.logs.read(attempt.id), store.clock()))
     is_old = attempt.ended is None or now - attempt.ended >= LAST_WITHIN
     return stored_lines(tail, count) if is_old else None
 
@@ -178,7 +178,7 @@ async def get_report(request: Request, job: JobId, number: Number) -> Response:
     """What it did when its GPUs were idle: its processes, their stacks, its last words."""
 
     def report(store: Store) -> str:
-        details = store.details(_attempt(store, job, number).id)
+        details = store.attempts.details(_attempt(store, job, number).id)
         if details is None or not details.report:
             raise NotFoundError(f"there is no report of attempt {number} at job {job}: it was not stopped for idleness")
         return details.report
@@ -199,7 +199,7 @@ async def get_fit(request: Request, job: JobId, number: Number) -> Response:
     """The sizes that were tried, the memory that each took, and the line through them."""
 
     def fit(store: Store) -> Probes:
-        details = store.details(_attempt(store, job, number).id)
+        details = store.attempts.details(_attempt(store, job, number).id)
         if details is None or not details.fit:
             raise NotFoundError(f"no batch size was found for attempt {number} at job {job}")
         return Probes(fit=details.fit)
@@ -208,7 +208,7 @@ async def get_fit(request: Request, job: JobId, number: Number) -> Response:
 
 
 def _attempt(store: Store, job: str, number: int) -> Attempt:
-    attempts = store.attempts(found(store, job).id)
+    attempts = store.attempts.of(found(store, job).id)
     chosen = next((attempt for attempt in attempts if attempt.number == number), None)
     if chosen is None:
         had = "it has not started yet" if not attempts else f"its last one is {attempts[-1].number}"
