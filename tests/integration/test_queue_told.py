@@ -27,124 +27,124 @@ def attempts(queue: Store, count: int, worker: str = "w") -> list[str]:
 def test_a_snooze_is_told_to_the_worker_of_the_attempt_until_it_has_ended(queue: Store) -> None:
     attempt, other = attempts(queue, 2)
     (elsewhere,) = attempts(queue, 1, "another")
-    assert queue.snooze(attempt, 600.0, "alice")
-    assert queue.snooze(elsewhere, 60.0, "bob")
-    requests = queue.requests("w")
+    assert queue.attempts.snooze(attempt, 600.0, "alice")
+    assert queue.attempts.snooze(elsewhere, 60.0, "bob")
+    requests = queue.attempts.requests("w")
     assert requests.cancelled == frozenset()
     assert set(requests.snoozed) == {attempt}
     assert requests.snoozed[attempt].by == "alice"
-    assert requests.snoozed[attempt].until == queue.snoozes()[attempt]
+    assert requests.snoozed[attempt].until == queue.attempts.snoozes()[attempt]
     assert 540.0 < requests.snoozed[attempt].seconds <= 600.0
-    queue.cancel([queue.attempt(name).job for name in (attempt, other)])  # type: ignore[union-attr]  # they are there
-    requests = queue.requests("w")
+    queue.jobs.cancel([queue.attempts.get(name).job for name in (attempt, other)])  # type: ignore[union-attr]  # they are there
+    requests = queue.attempts.requests("w")
     assert (requests.cancelled, set(requests.snoozed)) == (frozenset({attempt, other}), {attempt})
-    assert queue.finish(attempt, "succeeded", 0)
-    assert queue.finish(other, "succeeded", 0)
-    assert queue.requests("w") == Requests()
+    assert queue.attempts.finish(attempt, "succeeded", 0)
+    assert queue.attempts.finish(other, "succeeded", 0)
+    assert queue.attempts.requests("w") == Requests()
 
 
 def test_a_later_snooze_counts_and_zero_ends_it(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    assert queue.snooze(attempt, 600.0, "alice")
-    assert queue.snooze(attempt, 30.0, "bob")
-    assert queue.requests("w").snoozed[attempt].by == "bob"
-    assert queue.snoozes()[attempt] == pytest.approx(queue.clock() + 30.0, abs=25.0)
-    assert queue.snooze(attempt, 0.0, "carol")
-    assert queue.snoozes() == {}
+    assert queue.attempts.snooze(attempt, 600.0, "alice")
+    assert queue.attempts.snooze(attempt, 30.0, "bob")
+    assert queue.attempts.requests("w").snoozed[attempt].by == "bob"
+    assert queue.attempts.snoozes()[attempt] == pytest.approx(queue.clock() + 30.0, abs=25.0)
+    assert queue.attempts.snooze(attempt, 0.0, "carol")
+    assert queue.attempts.snoozes() == {}
     # The worker has to be told that it is over.
-    assert queue.requests("w") == Requests(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
+    assert queue.attempts.requests("w") == Requests(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
 
 
 def test_a_snooze_that_is_over_is_told_no_more(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    assert queue.snooze(attempt, 0.001, "alice")
+    assert queue.attempts.snooze(attempt, 0.001, "alice")
     over = queue.clock() + 0.002
     wait_for(lambda: queue.clock() > over, named="the end of the snooze")
-    assert (queue.requests("w"), queue.snoozes()) == (Requests(), {})
+    assert (queue.attempts.requests("w"), queue.attempts.snoozes()) == (Requests(), {})
 
 
 def test_only_what_runs_can_be_left_alone(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    assert not queue.snooze("no such attempt", 60.0, "alice")
-    assert queue.snooze(attempt, 60.0, "alice")
-    assert list(queue.snoozes()) == [attempt]
-    assert queue.finish(attempt, "failed", 1)
-    assert queue.snoozes() == {}
-    assert not queue.snooze(attempt, 60.0, "alice")
+    assert not queue.attempts.snooze("no such attempt", 60.0, "alice")
+    assert queue.attempts.snooze(attempt, 60.0, "alice")
+    assert list(queue.attempts.snoozes()) == [attempt]
+    assert queue.attempts.finish(attempt, "failed", 1)
+    assert queue.attempts.snoozes() == {}
+    assert not queue.attempts.snooze(attempt, 60.0, "alice")
     for seconds in (-1.0, float("nan"), float("inf")):
         with pytest.raises(BadInputError, match="a snooze of"):
-            queue.snooze(attempt, seconds, "alice")
+            queue.attempts.snooze(attempt, seconds, "alice")
 
 
 def test_a_finding_comes_back_as_it_was_written(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    assert queue.details(attempt) is None
-    assert not queue.write_details("no such attempt", AttemptDetails(cause="idle", rule="idle"))
+    assert queue.attempts.details(attempt) is None
+    assert not queue.attempts.write_details("no such attempt", AttemptDetails(cause="idle", rule="idle"))
     fit = {"batch_size": 96, "probes": [{"size": 8, "peak": 2**33, "fits": True}], "line": None}
-    assert queue.write_details(attempt, AttemptDetails(cause="idle", rule="idle", report=AWKWARD, fit=fit))
-    assert queue.details(attempt) == AttemptDetails(
+    assert queue.attempts.write_details(attempt, AttemptDetails(cause="idle", rule="idle", report=AWKWARD, fit=fit))
+    assert queue.attempts.details(attempt) == AttemptDetails(
         cause="idle", rule="idle", report=AWKWARD.replace("\0", "�"), fit=fit
     )
-    assert queue.write_details(attempt, AttemptDetails(report="x" * (LONGEST_REPORT + 1)))
-    found = queue.details(attempt)
+    assert queue.attempts.write_details(attempt, AttemptDetails(report="x" * (LONGEST_REPORT + 1)))
+    found = queue.attempts.details(attempt)
     assert found is not None
     assert found.report == "x" * LONGEST_REPORT
 
 
 def test_what_is_found_out_later_is_added_to_what_is_known(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    assert queue.write_details(attempt, AttemptDetails(fit={"batch_size": 8}))
-    assert queue.causes([attempt]) == {}
-    assert queue.write_details(attempt, AttemptDetails(cause="time limit", report="why"))
-    assert queue.details(attempt) == AttemptDetails(cause="time limit", report="why", fit={"batch_size": 8})
+    assert queue.attempts.write_details(attempt, AttemptDetails(fit={"batch_size": 8}))
+    assert queue.attempts.causes([attempt]) == {}
+    assert queue.attempts.write_details(attempt, AttemptDetails(cause="time limit", report="why"))
+    assert queue.attempts.details(attempt) == AttemptDetails(cause="time limit", report="why", fit={"batch_size": 8})
 
 
 def test_causes_are_told_of_several_attempts_at_once(queue: Store) -> None:
     first, second, third = attempts(queue, 3)
-    queue.write_details(first, AttemptDetails(cause="idle", rule="idle"))
-    queue.write_details(second, AttemptDetails(cause="exited"))
-    assert queue.causes([first, second, third, "nobody's"]) == {
+    queue.attempts.write_details(first, AttemptDetails(cause="idle", rule="idle"))
+    queue.attempts.write_details(second, AttemptDetails(cause="exited"))
+    assert queue.attempts.causes([first, second, third, "nobody's"]) == {
         first: EndCause("idle", "idle"),
         second: EndCause("exited"),
     }
-    assert queue.causes([]) == {}
+    assert queue.attempts.causes([]) == {}
 
 
 def test_stops_for_idleness_are_told_with_the_gpus_that_became_free(queue: Store) -> None:
     ids = []
     for gpus, cause in [(["a", "b"], "idle"), (["c"], "time limit"), (["d"], "idle")]:
         (job,) = submit(queue, "x", gpus=len(gpus))
-        attempt = queue.claim(job, "w", gpus, LONG)
+        attempt = queue.attempts.claim(job, "w", gpus, LONG)
         assert attempt is not None
-        queue.write_details(attempt.id, AttemptDetails(cause=cause, rule=cause if cause == "idle" else ""))
+        queue.attempts.write_details(attempt.id, AttemptDetails(cause=cause, rule=cause if cause == "idle" else ""))
         ids.append(attempt.id)
-    assert queue.rule_stops(0.0) == []  # they have not ended
-    queue.finish(ids[0], "failed", 1)
+    assert queue.attempts.rule_stops(0.0) == []  # they have not ended
+    queue.attempts.finish(ids[0], "failed", 1)
     between = moment(queue)
     for attempt_id in ids[1:]:
-        queue.finish(attempt_id, "failed", 1)
-    assert [gpus for _ended, gpus in queue.rule_stops(0.0)] == [2, 1]
-    ((ended, count),) = queue.rule_stops(between)
+        queue.attempts.finish(attempt_id, "failed", 1)
+    assert [gpus for _ended, gpus in queue.attempts.rule_stops(0.0)] == [2, 1]
+    ((ended, count),) = queue.attempts.rule_stops(between)
     assert count == 1
     assert between <= ended <= queue.clock()
 
 
 def test_the_ends_of_several_outputs_are_read_at_once(queue: Store) -> None:
     first, second, third = attempts(queue, 3)
-    queue.write_log(first, "an epoch\r100%|█████| 🔥🔥")
-    queue.write_log(second, "short")
-    assert queue.last_words([first, second, third], 7) == {first: "███| 🔥🔥", second: "short"}
-    assert queue.last_words([second]) == {second: "short"}
-    assert queue.last_words([second], 0) == queue.last_words([]) == {}
+    queue.logs.write(first, "an epoch\r100%|█████| 🔥🔥")
+    queue.logs.write(second, "short")
+    assert queue.logs.tails([first, second, third], 7) == {first: "███| 🔥🔥", second: "short"}
+    assert queue.logs.tails([second]) == {second: "short"}
+    assert queue.logs.tails([second], 0) == queue.logs.tails([]) == {}
 
 
 def test_cleaning_forgets_what_was_found_and_wished(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
-    queue.write_details(attempt, AttemptDetails(cause="idle", rule="idle"))
-    queue.snooze(attempt, 60.0, "alice")
-    queue.finish(attempt, "failed", 1)
-    assert queue.clean(-1.0) == 1
-    assert queue.details(attempt) is None
+    queue.attempts.write_details(attempt, AttemptDetails(cause="idle", rule="idle"))
+    queue.attempts.snooze(attempt, 60.0, "alice")
+    queue.attempts.finish(attempt, "failed", 1)
+    assert queue.jobs.clean(-1.0) == 1
+    assert queue.attempts.details(attempt) is None
     for table in ("attempt_details", "snoozes"):
         sql = f"SELECT count(*) FROM stoker_{table}"
         assert queue._driver.fetch_text(sql, {}) == [(0,)]
@@ -164,50 +164,50 @@ def test_usage_is_kept_by_the_minute_and_the_newer_word_that_knows_as_much_count
         utilization=0.25,
         memory=80 * 2**30,
     )
-    queue.write_usage([usage(now, job=10.0)])
-    queue.write_usage([whole])
-    assert queue.usage(now) == [whole]
+    queue.usage.write([usage(now, job=10.0)])
+    queue.usage.write([whole])
+    assert queue.usage.read(now) == [whole]
     corrected = usage(now, job=60.0)
-    queue.write_usage([corrected])
-    assert queue.usage(now) == [corrected]
+    queue.usage.write([corrected])
+    assert queue.usage.read(now) == [corrected]
     # What a worker saw of a minute in which it was started is less than what the one before it had told.
-    queue.write_usage([usage(now, job=4.0)])
-    assert queue.usage(now) == [corrected]
+    queue.usage.write([usage(now, job=4.0)])
+    assert queue.usage.read(now) == [corrected]
     # Nothing is not zero.
     bare = Usage(host="h", gpu="another", minute=now, seconds={})
-    queue.write_usage([bare])
-    assert queue.usage(now, "h", "another") == [bare]
-    queue.write_usage([])
+    queue.usage.write([bare])
+    assert queue.usage.read(now, "h", "another") == [bare]
+    queue.usage.write([])
 
 
 def test_usage_is_asked_for_by_time_machine_and_gpu(queue: Store) -> None:
     now = int(queue.clock() // 60)
     rows = [usage(now - back, host, gpu) for host in ("B", "a") for gpu in ("g1", "g2") for back in (2, 1, 0)]
-    queue.write_usage(list(reversed(rows)))
-    assert queue.usage(0) == rows
-    assert queue.usage(now - 1) == [row for row in rows if row.minute >= now - 1]
-    assert queue.usage(now, "a") == [usage(now, "a", "g1"), usage(now, "a", "g2")]
-    assert queue.usage(now - 1, "B", "g2") == [usage(now - 1, "B", "g2"), usage(now, "B", "g2")]
-    assert queue.usage(now + 1) == queue.usage(0, "nowhere") == []
+    queue.usage.write(list(reversed(rows)))
+    assert queue.usage.read(0) == rows
+    assert queue.usage.read(now - 1) == [row for row in rows if row.minute >= now - 1]
+    assert queue.usage.read(now, "a") == [usage(now, "a", "g1"), usage(now, "a", "g2")]
+    assert queue.usage.read(now - 1, "B", "g2") == [usage(now - 1, "B", "g2"), usage(now, "B", "g2")]
+    assert queue.usage.read(now + 1) == queue.usage.read(0, "nowhere") == []
 
 
 def test_usage_is_summed_over_all_machines(queue: Store) -> None:
     now = int(queue.clock() // 60)
     nothing = {"job": 0.0, "background": 0.0, "somebody": 0.0, "free": 0.0, "unknown": 0.0}
-    assert queue.usage_totals(0) == nothing
-    queue.write_usage([usage(now, "a"), usage(now, "b", job=30.0), usage(now - 1, "b")])
-    queue.write_usage([Usage(host="c", gpu="g", minute=now, seconds={"free": 59.5, "unknown": 0.5})])
-    assert queue.usage_totals(now) == nothing | {"job": 90.0, "free": 59.5, "unknown": 0.5}
-    assert queue.usage_totals(now - 1)["job"] == 150.0
+    assert queue.usage.totals(0) == nothing
+    queue.usage.write([usage(now, "a"), usage(now, "b", job=30.0), usage(now - 1, "b")])
+    queue.usage.write([Usage(host="c", gpu="g", minute=now, seconds={"free": 59.5, "unknown": 0.5})])
+    assert queue.usage.totals(now) == nothing | {"job": 90.0, "free": 59.5, "unknown": 0.5}
+    assert queue.usage.totals(now - 1)["job"] == 150.0
 
 
 def test_usage_older_than_a_month_is_forgotten(queue: Store, url: str) -> None:
     now = int(queue.clock() // 60)
-    queue.write_usage([usage(now - KEPT_MINUTES - 5, gpu="old")])
-    queue.write_usage([usage(now - KEPT_MINUTES + 5, gpu="kept")])
+    queue.usage.write([usage(now - KEPT_MINUTES - 5, gpu="old")])
+    queue.usage.write([usage(now - KEPT_MINUTES + 5, gpu="kept")])
     with open_queue(url) as other:
-        other.write_usage([usage(now, gpu="new")])
-    assert [row.gpu for row in queue.usage(0)] == ["kept", "new"]
+        other.usage.write([usage(now, gpu="new")])
+    assert [row.gpu for row in queue.usage.read(0)] == ["kept", "new"]
 
 
 def test_of_all_who_would_tell_something_one_does(queue: Store, url: str) -> None:
@@ -217,7 +217,7 @@ def test_of_all_who_would_tell_something_one_does(queue: Store, url: str) -> Non
     def tell() -> None:
         with open_queue(url) as other:
             together.wait(30.0)
-            told.append(other.note_once("failed 3f9ede8c"))
+            told.append(other.notices.note_once("failed 3f9ede8c"))
 
     tellers = [threading.Thread(target=tell) for _ in range(4)]
     for teller in tellers:
@@ -225,20 +225,20 @@ def test_of_all_who_would_tell_something_one_does(queue: Store, url: str) -> Non
     for teller in tellers:
         teller.join(60.0)
     assert sorted(told) == [False, False, False, True]
-    assert queue.note_once("another")
-    assert queue.forget_note("failed 3f9ede8c")
-    assert queue.note_once("failed 3f9ede8c")
-    assert not queue.forget_note("never told")
+    assert queue.notices.note_once("another")
+    assert queue.notices.forget_note("failed 3f9ede8c")
+    assert queue.notices.note_once("failed 3f9ede8c")
+    assert not queue.notices.forget_note("never told")
 
 
 def test_what_was_told_long_ago_is_forgotten(queue: Store, url: str) -> None:
-    assert queue.note_once("long ago")
-    assert queue.note_once("lately")
+    assert queue.notices.note_once("long ago")
+    assert queue.notices.note_once("lately")
     for key, days in (("long ago", 1.0), ("lately", -1.0)):
         queue._driver.fetch_text(
             f"UPDATE stoker_notices SET told = told - {KEPT_SECONDS + days * 86400} WHERE name = '{key}'",
             {},
         )
     with open_queue(url) as other:
-        assert not other.note_once("lately")
-        assert other.note_once("long ago")
+        assert not other.notices.note_once("lately")
+        assert other.notices.note_once("long ago")
