@@ -112,20 +112,24 @@ class Notifier:
     def _queue_state(self, store: Store) -> QueueState:
         now = store.clock()
         oldest = now - MAX_AGE
-        running = store.running()
-        jobs = {job.id: job for job in store.jobs(states=["running"], limit=2**31 - 1)} if running else {}
+        running = store.attempts.running()
+        jobs = {job.id: job for job in store.jobs.find(states=["running"], limit=2**31 - 1)} if running else {}
         # Before the ended jobs: if nothing is left, the last job is among them.
-        unfinished = bool(running or jobs) or any(store.jobs(states=[state], limit=1) for state in ("queued", "held"))
+        unfinished = bool(running or jobs) or any(
+            store.jobs.find(states=[state], limit=1) for state in ("queued", "held")
+        )
         ended = _recently_ended(store, oldest if self._polled is None else max(oldest, self._polled - _OVERLAP))
         self._track_ended(running, now)
-        causes = store.causes({job.attempt for job in ended if job.attempt is not None} | self._awaiting_cause.keys())
+        causes = store.attempts.causes(
+            {job.attempt for job in ended if job.attempt is not None} | self._awaiting_cause.keys()
+        )
         return QueueState(
             now=now,
             ended=ended,
             retried=self._retried(store, causes, {job.id for job in ended}),
             causes=causes,
             unfinished=unfinished,
-            workers=store.workers(),
+            workers=store.workers.all(),
             running=[(attempt, jobs[attempt.job]) for attempt in running if attempt.job in jobs],
         )
 
@@ -149,10 +153,10 @@ class Notifier:
                 del self._awaiting_cause[name]
             elif causes.get(name):
                 del self._awaiting_cause[name]
-                attempt = store.attempt(name) if causes[name].rule else None
+                attempt = store.attempts.get(name) if causes[name].rule else None
                 if attempt is not None:
                     with contextlib.suppress(BadInputError):  # It was removed from the queue.
-                        found = store.job(job)
+                        found = store.jobs.get(job)
                         if found.state not in ENDED:
                             # The attempt has the reason; the job may run again.
                             retried[name] = msgspec.structs.replace(found, reason=attempt.reason)
@@ -213,7 +217,7 @@ def _sent_by_nobody(undelivered: Sequence[Sequence[Message]]) -> list[Event]:
 def _recently_ended(store: Store, at: float) -> list[Job]:
     """All jobs that failed since then, which may be thousands, and the last one that ended otherwise."""
     limit = _FIRST_PAGE
-    while len(failed := store.failed_since(at, limit)) >= limit:
+    while len(failed := store.jobs.failed_since(at, limit)) >= limit:
         limit *= 4
     ids = {job.id for job in failed}
-    return [*(job for job in store.ended_since(at, 1) if job.id not in ids), *failed]
+    return [*(job for job in store.jobs.ended_since(at, 1) if job.id not in ids), *failed]

@@ -62,9 +62,9 @@ class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
     """Raises BadInputError if there is no such job. `home`: the state directory of this machine."""
-    job = store.job(job_id)
+    job = store.jobs.get(job_id)
     around = look_around(store)
-    attempts = store.attempts(job.id)
+    attempts = store.attempts.of(job.id)
     needs = needs_of(store, job)
     running = [attempt for attempt in attempts if attempt.outcome is None]
     words = LastOutputs(home).words(store, running)
@@ -78,7 +78,7 @@ def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
         attempts=_attempts(store, attempts, around, home),
         progress=said.progress,
         last_line=said.line,
-        snoozed_until=store.snoozes().get(current) if running else None,
+        snoozed_until=store.attempts.snoozes().get(current) if running else None,
     )
 
 
@@ -95,7 +95,7 @@ def _attempts(
                 attempt=attempt,
                 host=worker.host if worker is not None else f"worker {attempt.worker}",
                 gpus=tuple(gpu_names(attempt.gpus, worker)),
-                details=_with_record(store.details(attempt.id) or _NOTHING_FOUND, directory),
+                details=_with_record(store.attempts.details(attempt.id) or _NOTHING_FOUND, directory),
                 whole_here=has_log(directory),
             )
         )

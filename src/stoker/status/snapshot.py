@@ -53,7 +53,7 @@ class SnapshotBuilder:
     def observe(self, store: "Store") -> Snapshot:
         around = look_around(store)
         counts = self._counts(store)
-        running_jobs = store.jobs(states=["running"], order="newest", limit=MOST_RUNNING)
+        running_jobs = store.jobs.find(states=["running"], order="newest", limit=MOST_RUNNING)
         told = machines_of(around.workers, around.running.values(), {job.id: job for job in running_jobs}, around.now)
         machines = self._sightings.dated(told, around.now)
         running = self._running(store, running_jobs, around)
@@ -69,9 +69,9 @@ class SnapshotBuilder:
                 running=running,
                 waiting=waiting,
                 failed=failed,
-                failures=self._failures.get(lambda: store.count_failures("failed", news)) if failed else 0,
+                failures=self._failures.get(lambda: store.jobs.count_failures("failed", news)) if failed else 0,
                 stopped=stopped,
-                stops=self._stops.get(lambda: store.count_failures("stopped", news)) if stopped else 0,
+                stops=self._stops.get(lambda: store.jobs.count_failures("stopped", news)) if stopped else 0,
             )
         )
         return Snapshot(
@@ -90,14 +90,14 @@ class SnapshotBuilder:
     def _counts(self, store: "Store") -> dict[State, int]:
         """Counts of ended jobs may be some seconds old if there are very many."""
         if self._ended_counts.is_due():
-            return dict(self._ended_counts.get(store.counts))
-        kept = self._ended_counts.get(store.counts)
-        return store.unfinished_counts() | {state: kept[state] for state in ENDED if state in kept}
+            return dict(self._ended_counts.get(store.jobs.counts))
+        kept = self._ended_counts.get(store.jobs.counts)
+        return store.jobs.unfinished_counts() | {state: kept[state] for state in ENDED if state in kept}
 
     def _running(self, store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[RunningJob, ...]:
         attempts = {job.id: around.running[job.id] for job in jobs if job.id in around.running}
         words = self._listening.words(store, list(attempts.values()))
-        snoozes = store.snoozes() if attempts else {}
+        snoozes = store.attempts.snoozes() if attempts else {}
         workers = {worker.id: worker for worker in around.workers}
         told = []
         for job in jobs:
@@ -122,10 +122,10 @@ class SnapshotBuilder:
     def _ended(self, store: "Store", around: Surroundings) -> tuple[tuple[EndedJob, ...], ...]:
         """The last of all, the last that failed lately, and the last that a rule stopped."""
         news = around.now - RECENT
-        jobs = store.ended_since(0.0, MOST_ENDED)
-        failed = self._failed.get(lambda: store.failures("failed", news, 1))
-        stopped = self._stopped.get(lambda: store.failures("stopped", news, 1))
-        causes = store.causes({job.attempt for job in (*jobs, *stopped) if job.attempt is not None})
+        jobs = store.jobs.ended_since(0.0, MOST_ENDED)
+        failed = self._failed.get(lambda: store.jobs.failures("failed", news, 1))
+        stopped = self._stopped.get(lambda: store.jobs.failures("stopped", news, 1))
+        causes = store.attempts.causes({job.attempt for job in (*jobs, *stopped) if job.attempt is not None})
 
         def ended(job: Job) -> EndedJob:
             cause = causes.get(job.attempt or "")
@@ -136,9 +136,9 @@ class SnapshotBuilder:
 
 def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:
     """The first queued and held jobs, in queue order."""
-    queued = store.in_line(MOST_WAITING)
-    held = store.jobs(states=["held"], order="queue", limit=MOST_WAITING)
-    needs = store.needs_of([job.id for job in queued if job.after or job.after_any])
+    queued = store.jobs.in_line(MOST_WAITING)
+    held = store.jobs.find(states=["held"], order="queue", limit=MOST_WAITING)
+    needs = store.jobs.needs_of([job.id for job in queued if job.after or job.after_any])
     ahead = {job.id: place for place, job in enumerate(queued)}
     first = sorted((*queued, *held), key=lambda job: (-job.priority, job.position, job.submitted, job.id))[
         :MOST_WAITING
@@ -148,7 +148,7 @@ def _waiting(store: "Store", around: Surroundings) -> tuple[WaitingJob, ...]:
 
 def _hours(store: "Store", now: float) -> GpuHours:
     since = now - hours.WEEK
-    return hours.gpu_hours(store.usage_totals(int(since // 60)), store.rule_stops(since), now)
+    return hours.gpu_hours(store.usage.totals(int(since // 60)), store.attempts.rule_stops(since), now)
 
 
 T = TypeVar("T")
