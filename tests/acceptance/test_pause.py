@@ -8,9 +8,9 @@ from tests.support.queue_jobs import submit
 def test_no_job_of_a_paused_queue_is_claimed(queue: Store) -> None:
     (job,) = submit(queue, "a")
     assert stoker("pause").out == f"the queue {queue.place}: paused\n"
-    assert queue.claim(job, "w", [], 60.0) is None
+    assert queue.attempts.claim(job, "w", [], 60.0) is None
     assert stoker("resume").out == f"the queue {queue.place}: resumed\n"
-    assert queue.claim(job, "w", [], 60.0) is not None
+    assert queue.attempts.claim(job, "w", [], 60.0) is not None
 
 
 def test_pausing_twice_succeeds(queue: Store) -> None:
@@ -31,21 +31,21 @@ def test_pausing_twice_succeeds(queue: Store) -> None:
 
 def test_worker_is_paused_by_host_or_id(queue: Store) -> None:
     job, other = submit(queue, "a", "b")
-    queue.heartbeat("worker-1", "alpha", View())
-    queue.heartbeat("worker-2", "beta", View())
+    queue.workers.heartbeat("worker-1", "alpha", View())
+    queue.workers.heartbeat("worker-2", "beta", View())
     assert stoker("pause", "--worker", "alpha").out == "worker worker-1 on alpha: paused\n"
-    assert queue.claim(job, "worker-1", [], 60.0) is None
-    assert queue.claim(job, "worker-2", [], 60.0) is not None
+    assert queue.attempts.claim(job, "worker-1", [], 60.0) is None
+    assert queue.attempts.claim(job, "worker-2", [], 60.0) is not None
     assert stoker("resume", "--worker", "worker-1", "--json").json()["changed"] == [
         {"id": "worker-1", "name": "alpha", "what": "resumed"}
     ]
-    assert queue.claim(other, "worker-1", [], 60.0) is not None
+    assert queue.attempts.claim(other, "worker-1", [], 60.0) is not None
 
 
 def test_unknown_or_ambiguous_worker_is_refused_in_one_sentence(queue: Store) -> None:
     assert "none was ever started" in stoker("pause", "--worker", "alpha").err
-    queue.heartbeat("worker-1", "alpha", View())
-    queue.heartbeat("worker-2", "beta", View())
+    queue.workers.heartbeat("worker-1", "alpha", View())
+    queue.workers.heartbeat("worker-2", "beta", View())
     unknown = stoker("pause", "--worker", "gamma")
     assert (unknown.code, unknown.err.count("\n")) == (2, 1)
     assert "there are some on alpha, beta" in unknown.err
@@ -53,12 +53,12 @@ def test_unknown_or_ambiguous_worker_is_refused_in_one_sentence(queue: Store) ->
     queue._driver.fetch_text("UPDATE stoker_workers SET seen = seen - 7200 WHERE host = 'alpha'", {})
     gone = stoker("pause", "--worker", "alpha")
     assert (gone.code, "last seen 2h ago" in gone.err) == (1, True)
-    assert not any(worker.paused for worker in queue.workers())
+    assert not any(worker.paused for worker in queue.workers.all())
 
 
 def test_dry_run_pauses_nothing(queue: Store) -> None:
-    queue.heartbeat("worker-1", "alpha", View())
+    queue.workers.heartbeat("worker-1", "alpha", View())
     assert stoker("pause", "--dry-run").out == f"the queue {queue.place}: would be paused\n"
     assert stoker("pause", "--worker", "alpha", "--dry-run").out == "worker worker-1 on alpha: would be paused\n"
     assert not queue.paused()
-    assert not queue.workers()[0].paused
+    assert not queue.workers.all()[0].paused

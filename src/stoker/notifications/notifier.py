@@ -103,7 +103,7 @@ class Notifier:
         state = self._queue_state(store)
         self._throttle.add(self._detector.detect(state))
         self._polled = state.now
-        for batch in self._throttle.due(state.now, store):
+        for batch in self._throttle.due(state.now, store.notices):
             message = compose(batch.kind, batch.events, self._link, prefix=batch.prefix)
             for sender in self._senders:
                 sender.send(message)
@@ -190,7 +190,7 @@ class Notifier:
             return
         try:
             with self._open() as store:
-                release(events, store)
+                release(events, store.notices)
         except StokerError as error:
             self._log(f"{len(events)} events were not sent: {error}")
 

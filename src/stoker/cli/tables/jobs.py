@@ -135,7 +135,7 @@ class JobText(msgspec.Struct, frozen=True):
 
 
 def job_page(store: "Store", job: Job) -> JobText:
-    attempts = store.attempts(job.id)
+    attempts = store.attempts.of(job.id)
     last = attempt_directory(state_home(), attempts[-1]) if attempts else None
     return JobText(
         job=job,
@@ -144,7 +144,7 @@ def job_page(store: "Store", job: Job) -> JobText:
         around=look_around(store),
         log=_if_there(last, "output"),
         report=_if_there(last, "report.md"),
-        details=store.details(attempts[-1].id) if attempts else None,
+        details=store.attempts.details(attempts[-1].id) if attempts else None,
     )
 
 

@@ -90,7 +90,7 @@ def _label(name: str, place: str) -> str:
 
 def _workers_named(store: "Store", text: str) -> list["Worker"]:
     """The live workers of a host, or the worker whose id begins with the text."""
-    workers = store.workers()
+    workers = store.workers.all()
     on_host = [worker for worker in workers if worker.host == text]
     if on_host:
         return _live(store, on_host, text)
@@ -181,7 +181,7 @@ def _snooze_named(name: str, seconds: float, queue_url: str | None) -> None:
 def _job(store: "Store", name: str) -> "Job":
     from stoker.queue.model import NoSuchJobError
 
-    job = store.job(name)
+    job = store.jobs.get(name)
     if job.state != "running" and name not in (job.id, job.name):
         # The beginning of an ended job's id may be meant for a run.
         raise NoSuchJobError(_not_running(job))
@@ -196,7 +196,7 @@ def _snooze_job(store: "Store", job: "Job", seconds: float) -> None:
         return
     from stoker.queue.provenance import login_name
 
-    if job.state != "running" or job.attempt is None or not store.snooze(job.attempt, seconds, login_name()):
+    if job.state != "running" or job.attempt is None or not store.attempts.snooze(job.attempt, seconds, login_name()):
         raise BadInputError(_not_running(job))
     _print_snooze(f"job {job.id}", seconds)
 

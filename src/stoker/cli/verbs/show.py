@@ -80,11 +80,11 @@ def _jobs(store: "Store", wanted: _Wanted) -> list[Job]:
     orders: tuple[tuple[State, Order], ...] = (("running", "newest"), ("queued", "queue"), ("held", "newest"))
     for state, order in orders:
         if state in wanted.states:
-            jobs += store.jobs(states=[state], tag=wanted.tag, order=order, limit=wanted.waiting)
+            jobs += store.jobs.find(states=[state], tag=wanted.tag, order=order, limit=wanted.waiting)
     chosen = [state for state in ENDED if state in wanted.states]
     # Those of one tag are found by it, whatever their state.
     questions = [chosen] if wanted.tag is not None and chosen else [[state] for state in chosen]
-    ended = [job for one in questions for job in store.jobs(states=one, tag=wanted.tag, limit=wanted.ended)]
+    ended = [job for one in questions for job in store.jobs.find(states=one, tag=wanted.tag, limit=wanted.ended)]
     ended.sort(key=lambda job: job.ended or 0.0, reverse=True)
     return jobs + ended[: wanted.ended]
 
@@ -92,7 +92,7 @@ def _jobs(store: "Store", wanted: _Wanted) -> list[Job]:
 def _reasons(store: "Store", jobs: list[Job], around: Surroundings) -> list[Why]:
     reasons = []
     ahead = 0
-    needs = store.needs_of([job.id for job in jobs if job.state == "queued" and (job.after or job.after_any)])
+    needs = store.jobs.needs_of([job.id for job in jobs if job.state == "queued" and (job.after or job.after_any)])
     for job in jobs:
         reasons.append(explain(job, around, needs, ahead))
         ahead += job.state == "queued"
@@ -109,7 +109,7 @@ def _print_json(rows: list[JobRow]) -> None:
 
 
 def _print(store: "Store", wanted: _Wanted, jobs: list[Job], reasons: list[Why], around: Surroundings) -> None:
-    counts = store.counts()
+    counts = store.jobs.counts()
     if jobs:
         print_jobs(rows_of(jobs, reasons, around))
         sys.stdout.write("\n")

@@ -308,7 +308,7 @@ def demonstration(queue: str | None) -> Iterator[None]:
 
     with open_queue(queue) as store:
         _clear(store)
-        store.submit(_first_jobs())
+        store.jobs.submit(_first_jobs())
     ending = threading.Event()
     thread = threading.Thread(target=_feed, args=(queue, ending), name="demo", daemon=True)
     thread.start()
@@ -328,18 +328,18 @@ def _feed(queue: str | None, ending: threading.Event) -> None:
     number = 1
     while not ending.wait(_BETWEEN_LOOKS):
         with contextlib.suppress(StokerError), open_queue(queue) as store:
-            if store.counts().get("queued", 0) < _FEWEST_WAITING:
-                store.submit(_sweep(number))
+            if store.jobs.counts().get("queued", 0) < _FEWEST_WAITING:
+                store.jobs.submit(_sweep(number))
                 number += 1
 
 
 def _clear(store: "Store") -> None:
-    unfinished = store.jobs(states=["queued", "held", "running"], limit=100_000)
-    store.cancel(job.id for job in unfinished)
-    store.clean(0.0)
+    unfinished = store.jobs.find(states=["queued", "held", "running"], limit=100_000)
+    store.jobs.cancel(job.id for job in unfinished)
+    store.jobs.clean(0.0)
 
 
 def _wait_until_nothing_runs(store: "Store") -> None:
     ends = time.monotonic() + _END_WITHIN
-    while store.running() and time.monotonic() < ends:
+    while store.attempts.running() and time.monotonic() < ends:
         time.sleep(0.1)
