@@ -25,7 +25,7 @@ from stoker.cli.verbs.serve import notifying, page_config, page_options, run_pag
 from stoker.errors import BadInputError, StokerError
 from stoker.gpus.prober import Prober
 from stoker.paths import open_privately, private_directory, state_home
-from stoker.runs.processes.syscalls import hear_of_death_of_parent
+from stoker.runs.processes.syscalls import set_parent_death_signal
 from stoker.settings import load_settings
 from stoker.streams import OUTPUT, emit
 from stoker.units import parse_duration
@@ -208,7 +208,7 @@ def _appended(path: Path) -> Iterator[int]:
 
 def _die_with(parent: int) -> None:
     """If the page is killed, its worker ends too, and the next `stoker up` can start its own."""
-    hear_of_death_of_parent(signal.SIGTERM)
+    set_parent_death_signal(signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(0)
 

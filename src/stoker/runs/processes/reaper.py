@@ -1,9 +1,9 @@
-"""The supervisor's hold on one job: launches it under a reaper process, hears of it, and reaches all of it.
+"""The supervisor's handle on one job: launches it under a reaper process, receives its events, and reaches all of it.
 
 ```
-  supervisor ── reaper ── the job ── whatever it starts
-      ▲             ▲ orphans of the job
-      └ and these, should the reaper itself be killed
+  supervisor ── reaper ── the job ── its descendants
+      ▲             ▲ adopts orphans of the job
+      └ adopts them if the reaper is killed
 ```
 """
 
@@ -22,16 +22,16 @@ from stoker.logs.writer import LogWriter
 from stoker.procfs import Identity, identify, stat
 from stoker.runs.processes.cgroup import Cgroup, NoCgroupError
 from stoker.runs.processes.reaper_process import (
+    DEADLINE,
     DEADLINE_PASSED,
     EMPTY,
     ENDED,
+    EXIT,
     FAILED,
-    HOLD,
     MESSAGE,
-    MOMENT,
-    RELEASE,
     STARTED,
     STOPPED,
+    TIME,
     LaunchRequest,
     OrphanStop,
     ReaperProcess,
@@ -59,15 +59,15 @@ __all__ = [
     "launch",
 ]  # fmt: skip
 
-# A command starts within milliseconds; on a network disk that hangs, its supervisor must not hang along.
+# A command starts within milliseconds. On a network disk that hangs, its supervisor must not hang too.
 _START_PATIENCE: Final = 1.0
-# Every signal but the real-time ones, which nobody sends to strangers.
+# Every signal but the real-time ones.
 _ALL_SIGNALS: Final = range(1, 32)
-# A reaper leaves at once when it is released, unless somebody stopped it.
+# A released reaper exits at once, unless it was stopped by a signal.
 _LEAVE_PATIENCE: Final = 1.0
 _LEAVE_POLL: Final = 0.005
 _OWN_FAILURE: Final = 125
-# Far more than need watching at one time, far below the usual limit of 1024 open files.
+# Far below the usual limit of 1024 open files.
 _MOST_PIDFDS: Final = 200
 
 
@@ -78,14 +78,14 @@ class Started(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The command ended; what it started may live on."""
+    """The command ended; processes that it started may still run."""
 
     status: int
-    """As from waitpid; `exit_code` makes a shell's number of it."""
+    """As from waitpid; `exit_code` converts it."""
 
 
 class Stopped(NamedTuple):
-    """The command was stopped, not ended, by this signal, and still is: a shell would show its prompt now."""
+    """The command was suspended by this job-control signal, and still is."""
 
     signal: int
 
@@ -95,11 +95,11 @@ class Empty:
 
 
 class DeadlinePassed:
-    """The moment is over until which the job was to be held: the reaper stops it, or has not started it."""
+    """The deadline of the job passed: the reaper stops it, or has not started it."""
 
 
 class ReaperKilled:
-    """The reaper was killed. What it looked after is looked after here from now on, and news of it go on coming."""
+    """The reaper was killed. Its processes are watched from here from now on, and their events keep coming."""
 
 
 ReaperEvent: TypeAlias = Started | Failed | Ended | Stopped | Empty | DeadlinePassed | ReaperKilled
@@ -116,10 +116,10 @@ def launch(
 ) -> "Reaper":
     """Starts the program under a reaper. For a single-threaded process.
 
-    `signum` and `grace` are for the reaper, should this process be killed: it then stops the job, calls `orphaned`
-    in its own process (which has standard input, output and error and no other descriptor of this one) and exits.
-    `helpers` says which children of this process, started later than now and not yet collected, are not the job's; it
-    matters once the reaper was killed. A helper that starts others should lead a session of its own.
+    If this process is killed, the reaper stops the job with `signum` and `grace`, calls `orphaned` in its own process
+    (which has standard input, output and error and no other descriptor of this one) and exits. `helpers` returns the
+    children of this process, started later than now and not yet collected, that do not belong to the job; it is used
+    if the reaper is killed. A helper that starts others should lead its own session.
     """
     reaper = fork_reaper(orphaned=orphaned, helpers=helpers, contain_cgroup=contain_cgroup)
     reaper.start(LaunchRequest(program, signum, grace))
@@ -133,36 +133,36 @@ def fork_reaper(
     contain_cgroup: bool = True,
     keeps_output: bool = False,
 ) -> "Reaper":
-    """A reaper that waits for what it is to start: `Reaper.start` then costs one fork, the job's own.
+    """A reaper without a job yet: `Reaper.start` then costs one fork, that of the job.
 
-    `keeps_output` is for jobs whose output goes to a file of their own. Raises OSError when there can be none now.
+    `keeps_output`: the reaper writes the output of its jobs to files. Raises OSError.
     """
-    # As GNU timeout does: whoever ignores the ends of children, and hands that down, is told of none.
+    # As GNU timeout does: with SIGCHLD ignored, which is inherited, the ends of children are not reported.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     become_subreaper()
     me = os.getpid()
-    strangers = [who for child in children(me) if (who := identify(child))]
+    earlier = [who for child in children(me) if (who := identify(child))]
     cgroup, containment = _contain(contain_cgroup)
     with contextlib.ExitStack() as undo:
         if cgroup is not None:
             undo.callback(cgroup.remove)
-        orders, order = _pipe(undo)
-        report, tell = _pipe(undo)
+        requests, send_requests = _pipe(undo)
+        report, report_events = _pipe(undo)
         output = _pipe(undo) if keeps_output else None
-        setup = ReaperSetup(me, orders, tell, cgroup, orphaned, output)
-        # What lives until now lives for ever: the two processes then share its memory.
+        setup = ReaperSetup(me, requests, report_events, cgroup, orphaned, output)
+        # Objects that exist now are never collected, so that the two processes share their memory.
         gc.freeze()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
         try:
             pid = os.fork()
             if pid == 0:
-                _guard(setup)
+                _run_reaper(setup)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        reaper = Reaper(pid, order, report, cgroup, containment, _Others(strangers, helpers), output)
+        reaper = Reaper(pid, send_requests, report, cgroup, containment, _Others(earlier, helpers), output)
         undo.pop_all()
-    os.close(orders)
-    os.close(tell)
+    os.close(requests)
+    os.close(report_events)
     return reaper
 
 
@@ -173,12 +173,12 @@ def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
     return ends
 
 
-def _guard(setup: ReaperSetup) -> None:
-    """The rest of the reaper's process."""
+def _run_reaper(setup: ReaperSetup) -> None:
+    """The rest of the reaper process."""
     try:
         gc.disable()
         ReaperProcess(setup).run()
-    except BaseException:  # noqa: BLE001 - it must never return into the supervisor's code, and not fail silently
+    except BaseException:  # noqa: BLE001 - it must neither return into the supervisor nor fail silently
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(0)
@@ -196,24 +196,24 @@ def _contain(wanted: bool) -> tuple[Cgroup | None, str]:
 
 
 class _Others:
-    """Children of this process that are not the job's."""
+    """Children of this process that do not belong to the job."""
 
-    def __init__(self, strangers: list[Identity], helpers: Callable[[], Collection[int]]) -> None:
-        self._strangers = strangers
+    def __init__(self, earlier: list[Identity], helpers: Callable[[], Collection[int]]) -> None:
+        self._earlier = earlier
         self._helpers = helpers
 
     def __call__(self) -> set[int]:
-        here = {stranger.pid for stranger in self._strangers if identify(stranger.pid) == stranger}
+        here = {child.pid for child in self._earlier if identify(child.pid) == child}
         return here.union(self._helpers())
 
 
 class Reaper:
-    """One launched job. `fileno()` is readable when `next_event()` has something to say."""
+    """One launched job. `fileno()` is readable when `next_event()` returns one."""
 
     def __init__(
         self,
         pid: int,
-        order: int,
+        requests: int,
         report: int,
         cgroup: Cgroup | None,
         containment: str,
@@ -228,27 +228,27 @@ class Reaper:
         self.empty = False
         """Whether nothing of the job is left."""
         self.containment = containment
-        """By which means the job is held together, in words."""
+        """How the processes of the job are tracked, in words."""
         self._me = identify(pid) or Identity(pid, 0)
-        self._order = order
+        self._requests = requests
         self._report: int | None = report
         self.cgroup = cgroup
-        """The job's own, where it has one."""
+        """That of the job, where it has one."""
         self._others = others
         self.output = output
-        """Both ends of the pipe that the jobs write to, where their output is kept."""
+        """Both ends of the pipe that the jobs write to, if the reaper keeps their output."""
         self._request: LaunchRequest | None = None
         self._tree = ProcessTree(pid, cgroup)
         self._adopted: dict[int, Identity] | None = None
-        """After the reaper's death: the processes that are watched, by pidfd."""
+        """After the reaper was killed: the processes that are watched, by pidfd."""
         self._queued_events: list[ReaperEvent] = []
-        self._early: list[int] = []
-        """Signals for a command that is not yet known to run."""
-        self._dismissed = False
+        self._early_signals: list[int] = []
+        """Signals for a command whose start is not confirmed yet."""
+        self._collected = False
         self._closed = False
-        self._struck = False
+        self._killed_cgroup = False
         os.set_blocking(report, False)
-        # Rings while something is untold that no other descriptor calls for.
+        # Readable while events are queued that no other descriptor announces.
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._wakeup, select.EPOLLIN)
@@ -256,9 +256,9 @@ class Reaper:
 
     @property
     def reusable(self) -> bool:
-        """Whether nothing is left of the job and the reaper can start another."""
-        # Newer kernels (6.18) kill at birth whatever is put into a cgroup that was killed once.
-        return self.empty and self._report is not None and not self._struck
+        """Whether nothing of the job is left and the reaper can start another."""
+        # Newer kernels (6.18) kill every process that enters a cgroup that was killed once.
+        return self.empty and self._report is not None and not self._killed_cgroup
 
     @property
     def exited(self) -> bool:
@@ -266,49 +266,49 @@ class Reaper:
         return self.status is not None and os.WIFEXITED(self.status)
 
     def start(self, request: LaunchRequest) -> None:
-        """Starts a job, the first one or the next when nothing is left of the last.
+        """Starts a job: the first one, or the next when nothing of the last is left.
 
-        Waits a moment until the command runs or is known not to. That is event all the same.
+        Waits a deadline until the command runs or has failed to start, which is an event in either case.
         """
         self.job, self.status, self.empty = None, None, False
-        self._early.clear()
+        self._early_signals.clear()
         self._request = request
         try:
-            _write_all(self._order, request.order())
+            _write_all(self._requests, request.to_bytes())
         except BrokenPipeError:
-            # Killed before it had all of the order: nothing was started.
+            # Killed before it had read the whole request: nothing was started.
             self.empty = True
             self._queue_event(
                 Failed(errno.EAGAIN, _OWN_FAILURE, "the process that was to start it was killed", transient=True)
             )
             return
         if self._epoll.poll(_START_PATIENCE):
-            self._listen()
+            self._read_events()
 
-    def set_deadline(self, moment: float) -> None:
-        """The reaper stops the job at this moment of the boot clock, should its supervisor not have done so."""
-        room = select.poll()
-        room.register(self._order, select.POLLOUT)
-        # A reaper that is stopped, with thousands of these untaken, is not waited for.
-        if any(events & select.POLLOUT for _, events in room.poll(0)):
+    def set_deadline(self, deadline: float) -> None:
+        """The reaper stops the job at this time of the boot clock if its supervisor has not done so."""
+        writable = select.poll()
+        writable.register(self._requests, select.POLLOUT)
+        # Never waits for a reaper that is stopped and has not read thousands of these.
+        if any(events & select.POLLOUT for _, events in writable.poll(0)):
             with contextlib.suppress(BrokenPipeError):
-                os.write(self._order, HOLD + MOMENT.pack(moment))
+                os.write(self._requests, DEADLINE + TIME.pack(deadline))
 
     def cancel_start(self) -> None:
-        """A reaper that has not said that the command runs may have been stopped: it must not start it later."""
+        """Makes sure that a reaper that has not confirmed the start yet does not start the command later."""
         self.update()
-        if self.job is None and not self.empty and self._report is not None and not self._dismissed:
-            os.kill(self.pid, signal.SIGKILL)  # not collected yet, so the pid is still its own
-            self._dismiss()
+        if self.job is None and not self.empty and self._report is not None and not self._collected:
+            os.kill(self.pid, signal.SIGKILL)  # not collected yet, so the pid cannot have been reused
+            self._collect_reaper()
             self.update()
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
     def next_event(self) -> ReaperEvent | None:
-        """The next thing that happened, if any. Never blocks."""
+        """The next event, if any. Never blocks."""
         if not self._queued_events:
-            self._listen()
+            self._read_events()
         if not self._queued_events:
             return None
         first = self._queued_events.pop(0)
@@ -317,39 +317,39 @@ class Reaper:
         return first
 
     def processes(self) -> list[Identity]:
-        """All of the job that live."""
+        """The living processes of the job."""
         return self.scan_processes().processes
 
     def owns(self, pid: int) -> bool:
-        """Whether this process is the job's; cheaper than `processes()`, however many threads and processes it has."""
+        """Whether this process belongs to the job; cheaper than `processes()`."""
         if self._adopted is None:
             return descends(pid, self.pid) or (self.cgroup is not None and pid in self.cgroup.pids())
         return any(process.pid == pid for process in self.processes())
 
     def signal(self, signum: int) -> bool:
-        """Sends it to the command's own process alone, as soon as that runs; False when it is gone."""
+        """Sends it to the process of the command alone, as soon as that runs; False when it is gone."""
         if self.job is None and not self.empty and self._report is not None:
-            self._early.append(signum)
+            self._early_signals.append(signum)
             return True
         return self.job is not None and self.status is None and send(self.job, signum)
 
     def close(self) -> None:
-        """Lets the reaper go and cleans up. Whoever of the job still lives is on his own."""
+        """Releases the reaper and cleans up. Processes of the job that still live are no longer tracked."""
         if self._closed:
             return
         self._closed = True
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._order, RELEASE)
-        os.close(self._order)
-        if not self._dismissed:
-            # Should somebody have stopped it, it cannot leave.
+            os.write(self._requests, EXIT)
+        os.close(self._requests)
+        if not self._collected:
+            # One that was stopped could not exit.
             os.kill(self.pid, signal.SIGCONT)
-        self._dismiss()
+        self._collect_reaper()
         if self._report is not None:
             self.update()
         if self._adopted is not None:
             self._collect()
-            self._write_down()
+            self._write_output()
             for pidfd in self._adopted:
                 os.close(pidfd)
         if self._report is not None:
@@ -361,51 +361,51 @@ class Reaper:
         if self.cgroup is not None:
             self.cgroup.remove()
 
-    # What a termination needs
+    # What `Termination` needs
 
     def scan_processes(self) -> ProcessScan:
-        """Who of the job lives."""
+        """The living processes of the job."""
         return ProcessScan([], settled=True) if self.empty else self._tree.scan_processes()
 
     def kill(self) -> bool:
-        """Kills the job at one blow, where it has a cgroup."""
-        struck = self._tree.kill()
-        self._struck = self._struck or struck
-        return struck
+        """Kills all of the job at once, where it has a cgroup."""
+        killed = self._tree.kill()
+        self._killed_cgroup = self._killed_cgroup or killed
+        return killed
 
     def update(self) -> None:
-        """Hears everything there is; `job`, `status` and `empty` remember it."""
+        """Reads all events; `job`, `status` and `empty` keep what matters of them."""
         while self.next_event() is not None:
             pass
 
-    # News from the reaper
+    # Events from the reaper
 
     def _queue_event(self, event: ReaperEvent) -> None:
         if not self._queued_events:
             os.eventfd_write(self._wakeup, 1)
         self._queued_events.append(event)
 
-    def _listen(self) -> None:
+    def _read_events(self) -> None:
         if self._report is not None:
             self._read_report(self._report)
         elif self._adopted is not None and not self.empty:
-            self._look_after(self._adopted)
+            self._watch_adopted(self._adopted)
 
     def _read_report(self, report: int) -> None:
-        """One message at a time: the next one then calls for itself."""
+        """One message at a time: while there are more, the pipe stays readable."""
         try:
             message = os.read(report, MESSAGE.size)
         except BlockingIOError:
             return
         if not message:
-            self._hear_silence(report)
+            self._reaper_gone(report)
             return
         kind, first, second = MESSAGE.unpack(message)
         if kind == STARTED:
             self.job = Identity(first, second)
-            for signum in self._early:
+            for signum in self._early_signals:
                 send(self.job, signum)
-            self._early.clear()
+            self._early_signals.clear()
             self._queue_event(Started(self.job))
         elif kind == FAILED:
             self.empty = True
@@ -417,47 +417,47 @@ class Reaper:
             self.empty = True
             self._queue_event(Empty())
         elif kind == DEADLINE_PASSED:
-            self._struck = True
+            self._killed_cgroup = True
             self._queue_event(DeadlinePassed())
         elif kind == STOPPED and self._is_stopped():
             self._queue_event(Stopped(first))
 
     def _is_stopped(self) -> bool:
-        """Whether it still is: a terminal that stopped all of us may since have made all of us go on."""
+        """Whether it still is: the terminal may have continued the whole group since."""
         found = stat(self.job.pid) if self.job else None
         return found is not None and found.identity == self.job and found.state == "T"
 
-    def _hear_silence(self, report: int) -> None:
-        """The reaper has left, or was killed."""
+    def _reaper_gone(self, report: int) -> None:
+        """The reaper exited, or was killed."""
         self._epoll.unregister(report)
         os.close(report)
         self._report = None
-        self._dismiss()
+        self._collect_reaper()
         if not self.empty:
             self._queue_event(ReaperKilled())
             self._adopt()
 
-    def _dismiss(self) -> None:
-        """Collects the reaper, which is leaving; one that somebody stopped would never."""
-        if self._dismissed:
+    def _collect_reaper(self) -> None:
+        """Collects the reaper, which is about to exit; one that was stopped is killed."""
+        if self._collected:
             return
-        self._dismissed = True
+        self._collected = True
         if not _ends_within(self.pid, _LEAVE_PATIENCE):
-            # Not collected yet, so the pid is still its own.
+            # Not collected yet, so the pid cannot have been reused.
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
-    # After the reaper's death
+    # After the reaper was killed
 
     def _adopt(self) -> None:
-        """The kernel made the reaper's children this process's own."""
+        """The kernel made the children of the reaper children of this process."""
         self._tree = ProcessTree(os.getpid(), self.cgroup, since=self._me.started, exclude=self._others)
         self._adopted = {}
-        self.containment += "; its reaper was killed, so it would outlive a killed supervisor"
-        self._look_after(self._adopted)
+        self.containment += "; its reaper was killed, so the job would survive a kill of its supervisor"
+        self._watch_adopted(self._adopted)
 
-    def _look_after(self, watched: dict[int, Identity]) -> None:
+    def _watch_adopted(self, watched: dict[int, Identity]) -> None:
         for pidfd, _ in self._epoll.poll(0):
             if watched.pop(pidfd, None):
                 self._epoll.unregister(pidfd)
@@ -465,7 +465,7 @@ class Reaper:
         self._collect()
         processes, settled = self._tree.scan_processes()
         if settled and not processes:
-            self._write_down()
+            self._write_output()
             self.empty = True
             self._queue_event(Empty())
             return
@@ -474,8 +474,8 @@ class Reaper:
             if process not in known and len(watched) < _MOST_PIDFDS:
                 self._watch(process, watched)
 
-    def _write_down(self) -> None:
-        """The last words of a job whose reaper was killed are still in the pipe."""
+    def _write_output(self) -> None:
+        """Writes the output that is still in the pipe of a killed reaper."""
         if self.output is None or self._request is None or self._request.log is None:
             return
         log = LogWriter(self._request.log, self._request.log_limit)
@@ -511,7 +511,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _ends_within(child: int, seconds: float) -> bool:
-    """Whether this child ends in time, without collecting it."""
+    """Whether this child ends in time. It is not collected."""
     try:
         pidfd = os.pidfd_open(child)
     except (OSError, AttributeError):
@@ -525,7 +525,7 @@ def _ends_within(child: int, seconds: float) -> bool:
 
 
 def _has_ended_within(child: int, seconds: float) -> bool:
-    """The same where there are no pidfds, or none left."""
+    """The same without pidfds."""
     ends = time.monotonic() + seconds
     try:
         while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

@@ -1,9 +1,8 @@
-"""The life of a reaper: the process between the supervisor and the job, which adopts every orphan of the job.
+"""The reaper: the process between the supervisor and the job, which adopts every orphan of the job.
 
-It waits for the job's end and for its orphans, and tells the supervisor. When the supervisor is killed it stops the job
-itself, so that nothing runs unwatched. It sits in a session of its own, so that neither a terminal nor a kill of the
-job's process group reaches it. Where the job's output is kept it is the one that writes it down: it outlives the
-supervisor. When nothing is left of one job it can be given the next.
+It collects the job and its orphans and reports to the supervisor. If the supervisor is killed, it stops the job. It
+leads its own session, so that neither a terminal nor a kill of the job's process group reaches it. It can write the
+output of the job to a file, because it outlives the supervisor. When nothing of one job is left, it can start the next.
 """
 
 import contextlib
@@ -21,74 +20,73 @@ from stoker.procfs import Identity, close_inherited_descriptors, identify, stat
 from stoker.runs.processes.cgroup import Cgroup
 from stoker.runs.processes.signals import SignalStream
 from stoker.runs.processes.spawn import CannotStartError, Program, spawn, start
-from stoker.runs.processes.syscalls import become_subreaper, boot_clock, hear_of_death_of_parent, set_name
+from stoker.runs.processes.syscalls import become_subreaper, boot_clock, set_name, set_parent_death_signal
 from stoker.runs.processes.termination import stop
 from stoker.runs.processes.tree import ProcessScan, ProcessTree
 
-# What is told to the supervisor, each as one message of fixed size: a kind and two numbers.
+# Messages to the supervisor, of fixed size: a kind and two numbers.
 STARTED, FAILED, ENDED, STOPPED, EMPTY, DEADLINE_PASSED = range(6)
 MESSAGE: Final = struct.Struct("=Bqq")
-# The orders: leave, begin the job that follows, or keep jobs until the moment that follows and no longer. The end of
-# the pipe without one means that the supervisor died.
-RELEASE: Final = b"r"
-BEGIN: Final = b"b"
-HOLD: Final = b"h"
-MOMENT: Final = struct.Struct("=d")
+# Requests: exit, start the job that follows, or set the deadline that follows. The end of the pipe without one means
+# that the supervisor died.
+EXIT: Final = b"x"
+START: Final = b"s"
+DEADLINE: Final = b"d"
+TIME: Final = struct.Struct("=d")
 _LENGTH: Final = struct.Struct("=I")
 _CHUNK: Final = 65536
 # A job that prints without end must not keep its reaper from everything else.
 _MOST_CHUNKS: Final = 16
-# While a job may be kept for a time only: its supervisor may have been stopped, and the machine may have slept.
+# With a deadline: the supervisor may have been stopped, and the machine may have slept.
 _LONGEST_WAIT: Final = 2.0
 REAPER_NAME: Final = "stoker-reaper"
-# What the kernel sends when the supervisor dies: this one makes also a reaper go on that somebody had stopped.
-_BEREAVED: Final = signal.SIGCONT
+# Sent by the kernel when the supervisor dies. It also continues a reaper that was stopped.
+_SUPERVISOR_DIED: Final = signal.SIGCONT
 
 
 class OrphanStop(NamedTuple):
-    """What is told to whoever writes down that the supervisor was killed."""
+    """How the job of a killed supervisor was stopped, for its record."""
 
     status: int | None
     """The job's wait status; None when it could not be stopped."""
     survivors: tuple[str, ...]
     words: str
     about: str = ""
-    """What the supervisor said the job is: the directory of its record."""
+    """The directory of its record."""
     ended_before: bool = False
-    """Whether the job had ended by itself before anything was stopped."""
+    """Whether the command had ended before anything was stopped."""
 
 
 class LaunchRequest(NamedTuple):
-    """What a reaper is given to start."""
+    """A program to start, and how to stop it if the supervisor is killed."""
 
     program: Program
     signum: int
-    """How to stop it, and with how much grace, should the supervisor be killed."""
     grace: float
     about: str = ""
     log: str | None = None
-    """The file that keeps its output, where the reaper was made to keep some."""
+    """The file for its output, if the reaper keeps output."""
     log_limit: int = 0
 
-    def order(self) -> bytes:
-        """As it goes through the pipe. Both ends are the same program, so they agree on the format."""
+    def to_bytes(self) -> bytes:
+        """The bytes for the pipe. Both ends are forks of one process, so they agree on the format."""
         command, environment, *rest, mask = self.program
-        # Signals and the like are more than numbers to Python, but not to the pipe.
+        # marshal takes plain numbers only, not enums of signals.
         words = tuple(command), dict(environment), *rest, tuple(map(int, mask))
         body = marshal.dumps((words, int(self.signum), *self[2:]))
-        return BEGIN + _LENGTH.pack(len(body)) + body
+        return START + _LENGTH.pack(len(body)) + body
 
     @classmethod
-    def from_order(cls, body: bytes) -> "LaunchRequest":
+    def from_bytes(cls, body: bytes) -> "LaunchRequest":
         words, *rest = marshal.loads(body)  # noqa: S302 - written by this very program
         return cls(Program(*words), *rest)
 
 
 class ReaperSetup(NamedTuple):
-    """What a reaper lives with."""
+    """What a reaper inherits."""
 
     supervisor: int
-    orders: int
+    requests: int
     report: int
     cgroup: Cgroup | None
     orphaned: Callable[[OrphanStop], None] | None
@@ -97,11 +95,11 @@ class ReaperSetup(NamedTuple):
 
 
 class ReaperProcess:
-    """The reaper itself, in its own process, from fork to exit."""
+    """The reaper in its own process, from fork to exit."""
 
     def __init__(self, setup: ReaperSetup) -> None:
         self._setup = setup
-        self._signals = SignalStream([signal.SIGCHLD, _BEREAVED])
+        self._signals = SignalStream([signal.SIGCHLD, _SUPERVISOR_DIED])
         self._tree = ProcessTree(os.getpid(), setup.cgroup)
         self._request: LaunchRequest | None = None
         self._job = 0
@@ -110,42 +108,42 @@ class ReaperProcess:
         self._deadline = math.inf
         self._connected = True
         self._queued_events = b""
-        self._withdrawn = False
-        # Who is moved out later, by a stop, is given no other job.
+        self._has_session = False
+        # A reaper that a stop moves out of the cgroup later gets no other job.
         self._is_inside = setup.cgroup is None
         self._log: LogWriter | None = None
-        self._room = select.poll()
-        self._room.register(setup.report, select.POLLOUT)
+        self._writable = select.poll()
+        self._writable.register(setup.report, select.POLLOUT)
         # Readable when a child ended or the job printed something.
-        self._happenings = select.epoll()
-        self._happenings.register(self._signals.fileno(), select.EPOLLIN)
+        self._epoll = select.epoll()
+        self._epoll.register(self._signals.fileno(), select.EPOLLIN)
         if setup.output is not None:
             os.set_blocking(setup.output[0], False)
-            self._happenings.register(setup.output[0], select.EPOLLIN)
+            self._epoll.register(setup.output[0], select.EPOLLIN)
 
     def run(self) -> None:
-        """Starts jobs and stays until it is released, or until the supervisor died and nothing is left."""
+        """Runs jobs until it is released, or until the supervisor died and nothing of the job is left."""
         set_name(REAPER_NAME)
         become_subreaper()
-        hear_of_death_of_parent(_BEREAVED)
+        set_parent_death_signal(_SUPERVISOR_DIED)
         if self._setup.output is not None:
             self._close_inherited()
-            self._move_in()
-        while (order := self._next_order()) == BEGIN:
-            self._begin(LaunchRequest.from_order(self._rest_of_order()))
-        if order == RELEASE:
-            # Whoever just ended would otherwise be a zombie on the supervisor's hands.
+            self._enter_cgroup()
+        while (kind := self._next_request()) == START:
+            self._start_job(LaunchRequest.from_bytes(self._read_request()))
+        if kind == EXIT:
+            # Zombies would otherwise be left to the supervisor.
             self.update()
         elif self._request is not None:
             self._orphaned(self._request)
         else:
             self._leave_cgroup()
 
-    def _begin(self, request: LaunchRequest) -> None:
+    def _start_job(self, request: LaunchRequest) -> None:
         self._request, self._status, self.empty = request, None, False
         program = request.program
         if boot_clock() >= self._deadline:
-            # The order was under way for so long that another may run the job by now.
+            # The request arrived so late that another machine may run the job by now.
             self.empty, self._request = True, None
             self._queue_event(DEADLINE_PASSED)
             self._queue_event(EMPTY)
@@ -166,13 +164,13 @@ class ReaperProcess:
             self._flush()
             return
         if self._setup.output is None:
-            # Not before: the job may have been given one of the supervisor's descriptors.
+            # Not before: the job may inherit a descriptor of the supervisor.
             self._close_inherited()
         self._queue_event(STARTED, self._job, self._started(self._job))
         self._flush()
 
     def _started(self, pid: int) -> int:
-        """When it started, in ticks. It cannot be gone, since nobody else collects it; 0 when that cannot be read."""
+        """Its start time in ticks; 0 when that cannot be read. Only this process collects it, so it is still there."""
         with contextlib.suppress(OSError):
             who = identify(pid)
             return who.started if who else 0
@@ -180,43 +178,43 @@ class ReaperProcess:
 
     def _start(self, program: Program) -> int:
         if program.session and program.output is not None and self._is_inside:
-            self._withdraw()
+            self._leave_session()
             if (pid := spawn(program)) is not None:
                 return pid
-        # In between: the job belongs to the supervisor's session, with its terminal, and this process to none.
-        return start(program, self._setup.cgroup, withdraw=self._withdraw)
+        # Between fork and exec: the job stays in the session of the supervisor, and this process leaves it.
+        return start(program, self._setup.cgroup, after_fork=self._leave_session)
 
-    def _move_in(self) -> None:
-        """Lives in the cgroup of its jobs: they are then born there, however they are started."""
+    def _enter_cgroup(self) -> None:
+        """Enters the cgroup of its jobs, so that they are created inside it."""
         if self._setup.cgroup is not None:
             with contextlib.suppress(OSError):
                 self._setup.cgroup.add(os.getpid())
                 self._is_inside = True
 
-    def _withdraw(self) -> None:
-        if not self._withdrawn:
-            self._withdrawn = True
+    def _leave_session(self) -> None:
+        if not self._has_session:
+            self._has_session = True
             os.setsid()
 
-    def _next_order(self) -> bytes:
-        """Looks after the job until there is one; nothing when the supervisor died."""
+    def _next_request(self) -> bytes:
+        """Handles the job until a request arrives; empty when the supervisor died."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
-        poll.register(self._setup.orders, select.POLLIN)
-        # It stays also when nothing is left: a supervisor that is killed before it wrote that down needs it still.
+        poll.register(self._setup.requests, select.POLLIN)
+        # It stays when nothing is left: if the supervisor is killed before it records the end, the reaper does so.
         while True:
             self.update()
-            # The pipe says both, but somebody else may hold its other end: the parent cannot be held.
+            # Another process may hold the other end of the pipe, so its end alone is not reliable.
             if os.getppid() != self._setup.supervisor:
                 return b""
-            if self._setup.orders in dict(poll.poll(self._timeout())):
-                order = os.read(self._setup.orders, 1)
-                if order != HOLD:
-                    return order
-                (self._deadline,) = MOMENT.unpack(self._read_exactly(MOMENT.size))
+            if self._setup.requests in dict(poll.poll(self._timeout())):
+                kind = os.read(self._setup.requests, 1)
+                if kind != DEADLINE:
+                    return kind
+                (self._deadline,) = TIME.unpack(self._read_exactly(TIME.size))
             elif self._deadline < math.inf:
-                self._rouse_supervisor()
-                self._end_in_time()
+                self._continue_stopped_supervisor()
+                self._enforce_deadline()
 
     def _timeout(self) -> float | None:
         """In milliseconds, for a poll."""
@@ -225,30 +223,30 @@ class ReaperProcess:
         left = _LONGEST_WAIT if self.empty else max(self._deadline - boot_clock(), 0.0)
         return min(left, _LONGEST_WAIT) * 1000 + 1
 
-    def _rouse_supervisor(self) -> None:
-        """One that is stopped neither renews a lease nor brings an outcome."""
+    def _continue_stopped_supervisor(self) -> None:
+        """Continues a supervisor that was stopped: it would neither renew the lease nor deliver the outcome."""
         with contextlib.suppress(OSError):
             supervisor = stat(self._setup.supervisor)
             if supervisor is not None and supervisor.state == "T" and os.getppid() == self._setup.supervisor:
                 os.kill(self._setup.supervisor, signal.SIGCONT)
 
-    def _end_in_time(self) -> None:
-        """Another may run the job from now on, and the supervisor, which should have stopped it, has not."""
+    def _enforce_deadline(self) -> None:
+        """Kills a job whose deadline passed: another machine may run it from now on."""
         if not self.empty and boot_clock() >= self._deadline:
             self._deadline = math.inf
             self._queue_event(DEADLINE_PASSED)
             self._flush()
             stop(self, signal.SIGKILL, 0.0)
 
-    def _rest_of_order(self) -> bytes:
+    def _read_request(self) -> bytes:
         (length,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))
         return self._read_exactly(length)
 
     def _read_exactly(self, size: int) -> bytes:
-        """Waits for it: who sends an order sends all of it, or dies, and then the pipe comes to its end."""
+        """Waits for all of it: the sender writes the whole request, or dies and closes the pipe."""
         parts = bytearray()
         while len(parts) < size:
-            part = os.read(self._setup.orders, size - len(parts))
+            part = os.read(self._setup.requests, size - len(parts))
             if not part:
                 os._exit(0)
             parts += part
@@ -256,7 +254,7 @@ class ReaperProcess:
 
     def _orphaned(self, request: LaunchRequest) -> None:
         self._connected = False
-        self.update()  # the job may have ended while this process was held up
+        self.update()  # the job may have ended meanwhile
         ended_before = self._status is not None
         job = None if ended_before else Identity(self._job, self._started(self._job))
         outcome = stop(self, request.signum, request.grace, first=job)
@@ -267,12 +265,12 @@ class ReaperProcess:
             self._setup.orphaned(OrphanStop(self._status, outcome.survivors, words, request.about, ended_before))
 
     def _leave_cgroup(self) -> None:
-        """Nobody else is left to remove it."""
+        """Removes the cgroup: no other process will."""
         if self._setup.cgroup is not None:
             self._setup.cgroup.evict(os.getpid())
             self._setup.cgroup.remove()
 
-    # What a termination needs
+    # What `Termination` needs
 
     def scan_processes(self) -> ProcessScan:
         return self._tree.scan_processes()
@@ -281,18 +279,18 @@ class ReaperProcess:
         return self._tree.kill()
 
     def fileno(self) -> int:
-        return self._happenings.fileno()
+        return self._epoll.fileno()
 
     def update(self) -> None:
-        """Writes down what the job printed, collects every child that ended and tells what matters of it."""
+        """Writes the output of the job to its file, collects every child that ended and reports what matters."""
         self._signals.read()
-        self._write_down(_MOST_CHUNKS)
+        self._write_output(_MOST_CHUNKS)
         while not self.empty:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
-                # Orphans come here, so no child means nobody at all: what is in the pipe now is the last of it.
-                while self._write_down(_MOST_CHUNKS):
+                # Orphans are adopted here, so no child means no process at all: the pipe holds the last output.
+                while self._write_output(_MOST_CHUNKS):
                     pass
                 self.empty = True
                 self._queue_event(EMPTY)
@@ -310,12 +308,12 @@ class ReaperProcess:
         elif not os.WIFSTOPPED(status):
             self._status = status
             self._queue_event(ENDED, status)
-        # Such a message may be lost, the others may not: it must never be the one that fills the pipe.
-        elif self._room.poll(0):
+        # This message may be lost, the others may not: it must never fill the pipe.
+        elif self._writable.poll(0):
             self._queue_event(STOPPED, os.WSTOPSIG(status))
 
-    def _write_down(self, most: int) -> bool:
-        """Moves output from the pipe to its file; whether there may be more."""
+    def _write_output(self, most: int) -> bool:
+        """Moves output from the pipe to its file; returns whether there may be more."""
         if self._setup.output is None:
             return False
         for _ in range(most):
@@ -328,7 +326,7 @@ class ReaperProcess:
         return True
 
     def _continue_supervisor(self) -> None:
-        """Whatever makes the job go on makes its supervisor go on, should both have been stopped: it is to watch."""
+        """Continues a supervisor that was suspended with its job, when the job is continued."""
         job = stat(self._job)
         supervisor = stat(self._setup.supervisor)
         stopped_alone = job and job.state != "T" and supervisor and supervisor.state == "T"
@@ -339,16 +337,16 @@ class ReaperProcess:
         self._queued_events += MESSAGE.pack(kind, first, second)
 
     def _flush(self) -> None:
-        """What belongs together is told together: most jobs end and leave nothing behind in the same moment."""
+        """Sends the queued messages in one write: most jobs end and leave nothing behind at the same time."""
         told, self._queued_events = self._queued_events, b""
         if told and self._connected:
             try:
                 os.write(self._setup.report, told)
             except BrokenPipeError:
-                self._connected = False  # The supervisor is gone, as the other pipe is about to tell.
+                self._connected = False  # The supervisor is gone.
 
     def _close_inherited(self) -> None:
-        """Pipes of the supervisor and its caller must come to their end when those let go, not when this one does."""
-        own = self._setup.orders, self._setup.report, self._signals.fileno(), self.fileno()
-        with contextlib.suppress(OSError):  # no descriptor is left to list them by: a job matters more
+        """Pipes of the supervisor and its caller must come to their end when those close them."""
+        own = self._setup.requests, self._setup.report, self._signals.fileno(), self.fileno()
+        with contextlib.suppress(OSError):  # no descriptor is left to list them
             close_inherited_descriptors((*own, *(self._setup.output or ())))

@@ -39,7 +39,7 @@ _SHORTAGES: Final = {
     errno.EMFILE: "too many files are open",
     errno.ENFILE: "too many files are open on this machine",
 }
-# As much as a shell looks at to tell a script from a program of another machine.
+# As much as a shell looks at to report a script from a program of another machine.
 _SCRIPT_PROBE: Final = 80
 
 
@@ -79,13 +79,13 @@ class CannotStartError(Exception):
         self.number = number
 
 
-def start(program: Program, cgroup: Cgroup | None, withdraw: Callable[[], None]) -> int:
+def start(program: Program, cgroup: Cgroup | None, after_fork: Callable[[], None]) -> int:
     """Starts it as a child of this process, inside the cgroup if there is one, and returns its pid.
 
-    `withdraw` is called here after the fork and before the command begins.
+    `after_fork` is called here after the fork and before the command begins.
     """
     try:
-        return _start(program, cgroup, withdraw)
+        return _start(program, cgroup, after_fork)
     except OSError as error:
         raise CannotStartError(_OTHER, error.errno or errno.EINVAL) from error
 
@@ -93,7 +93,7 @@ def start(program: Program, cgroup: Cgroup | None, withdraw: Callable[[], None])
 def spawn(program: Program) -> int | None:
     """Starts it as a child of this process at once, without a copy of this process in between; None when it cannot.
 
-    For a program with a session of its own and an output: whoever starts it need not withdraw from anything. On a
+    For a program with a session of its own and an output: whoever starts it need not after_fork from anything. On a
     machine that is busy this takes a tenth of a millisecond, and a fork of Python several.
     """
     import subprocess
@@ -135,19 +135,19 @@ def failure(stage: int, number: int) -> Failed:
     return Failed(number, _NOT_FOUND if missing else _NOT_EXECUTABLE, words.get(stage) or _WORDS.get(number, why))
 
 
-def _start(program: Program, cgroup: Cgroup | None, withdraw: Callable[[], None]) -> int:
+def _start(program: Program, cgroup: Cgroup | None, after_fork: Callable[[], None]) -> int:
     with contextlib.ExitStack() as pipes:
         wait, go = _pipe(pipes)
-        told, tell = _pipe(pipes)
+        outcomes, report = _pipe(pipes)
         pid = _fork(cgroup)
         if pid == 0:
             os.close(go)
-            _become(program, wait, tell)
-        withdraw()
+            _become(program, wait, report)
+        after_fork()
         os.write(go, _GO)
-        os.close(tell)
+        os.close(report)
         # Comes to its end when the command begins.
-        outcome = os.read(told, _OUTCOME.size)
+        outcome = os.read(outcomes, _OUTCOME.size)
     if outcome:
         os.waitpid(pid, 0)
         raise CannotStartError(*_OUTCOME.unpack(outcome))
@@ -183,7 +183,7 @@ def _fork(cgroup: Cgroup | None) -> int:
     return pid
 
 
-def _become(program: Program, wait: int, tell: int) -> NoReturn:
+def _become(program: Program, wait: int, report: int) -> NoReturn:
     """The child's part: from the fork to the command."""
     stage = _OTHER
     try:
@@ -201,12 +201,12 @@ def _become(program: Program, wait: int, tell: int) -> NoReturn:
         _restore_signals(program.mask)
         _execute(program)
     except CannotStartError as error:
-        os.write(tell, _OUTCOME.pack(error.stage, error.number))
+        os.write(report, _OUTCOME.pack(error.stage, error.number))
     except OSError as error:
-        os.write(tell, _OUTCOME.pack(stage, error.errno or errno.EINVAL))
+        os.write(report, _OUTCOME.pack(stage, error.errno or errno.EINVAL))
     except ValueError:
         # A null byte in a word, or an equals sign in the name of a variable.
-        os.write(tell, _OUTCOME.pack(stage, errno.EINVAL))
+        os.write(report, _OUTCOME.pack(stage, errno.EINVAL))
     finally:
         os._exit(_OWN_FAILURE)
 

@@ -36,8 +36,8 @@ def become_subreaper() -> None:
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
-def hear_of_death_of_parent(signum: int) -> None:
-    """From now on the death of the parent sends this signal here. It may be dead already: look at getppid after it."""
+def set_parent_death_signal(signum: int) -> None:
+    """From now on the death of the parent sends this signal here. It may be dead already: check getppid afterwards."""
     _prctl(_SET_DEATH_SIGNAL, signum)
 
 
