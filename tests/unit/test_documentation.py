@@ -1,6 +1,7 @@
 """The documentation against the code: commands that are shown, and everything the reference lists."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import click
@@ -77,6 +78,13 @@ def test_events_of_notifications_are_those_that_can_be_sent() -> None:
     page = (DOCS / "how-to" / "notifications.md").read_text()
     _, _, table = page.partition("| event | when |\n")
     assert names_in_tables(table.partition("\n\n")[0]) == set(EVENTS)
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(DOCS)))
+def test_settings_shown_are_valid(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "toml":
+            msgspec.convert(tomllib.loads("\n".join(block.lines)), Settings)
 
 
 def test_metrics_are_those_of_the_page() -> None:
