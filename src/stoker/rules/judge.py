@@ -69,10 +69,6 @@ class Judge:
     def conditions(self) -> list[str]:
         return conditions(self.policies)
 
-    def check_gpus(self, count: int) -> None:
-        for policy in self.policies:
-            policy.check_gpus(count)
-
     def observe(self, observation: Observation) -> Judgement:
         messages: list[LogMessage] = []
         verdicts = [one.observe(observation) for one in self._rules]
