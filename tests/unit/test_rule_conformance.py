@@ -128,7 +128,6 @@ def test_policy_describes_itself(job: Job) -> None:
 def test_judge_of_all_rules_describes_and_drives_them() -> None:
     policies = [rule_type.policy() for rule_type in rule_types()]
     judge = Judge(policies, 0.0, "stop the job")
-    judge.check_gpus(1)
     assert judge.every == min(policy.every for policy in policies)
     assert all(policy.in_words() in judge.in_words() for policy in policies)
     assert set(judge.conditions()) == {condition for policy in policies for condition in policy.conditions()}
