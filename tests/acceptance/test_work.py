@@ -49,7 +49,7 @@ def test_every_free_gpu_takes_the_next_job(site: WorkSite) -> None:
     site.wait_until(jobs[2], "succeeded")
 
 
-def test_a_job_sees_its_gpus_by_their_full_uuids_and_one_without_sees_none(site: WorkSite) -> None:
+def test_job_sees_its_gpus_by_their_full_uuids_and_one_without_sees_none(site: WorkSite) -> None:
     show = 'echo "[$CUDA_VISIBLE_DEVICES]"'
     one, two, none = (site.submit(show, gpus=gpus) for gpus in (1, 2, 0))
     site.work_until_empty()
@@ -58,7 +58,7 @@ def test_a_job_sees_its_gpus_by_their_full_uuids_and_one_without_sees_none(site:
     assert site.output(none).read_text() == "[]\n"
 
 
-def test_a_job_of_two_gpus_is_not_starved_by_small_ones(site: WorkSite) -> None:
+def test_job_of_two_gpus_is_not_starved_by_small_ones(site: WorkSite) -> None:
     first = site.submit(site.until("first"), gpus=1)
     large = site.submit(site.until("large"), gpus=2)
     small = site.submit("true", gpus=1)
@@ -105,7 +105,7 @@ def test_gpus_are_kept_for_a_job_on_one_machine_and_the_other_goes_on(site: Work
     assert site.job(large).kept is None
 
 
-def test_a_small_job_slips_in_where_it_delays_nobody(site: WorkSite) -> None:
+def test_small_job_backfills_where_it_delays_no_other(site: WorkSite) -> None:
     first = site.submit(site.until("first"), gpus=1, time_limit=600.0)
     large = site.submit("true", gpus=2)
     short = site.submit("true", gpus=1, time_limit=60.0)
@@ -117,7 +117,7 @@ def test_a_small_job_slips_in_where_it_delays_nobody(site: WorkSite) -> None:
 
 
 class TestFree:
-    def test_a_gpu_with_somebody_elses_process_is_left_alone_until_that_goes(self, site: WorkSite) -> None:
+    def test_gpu_with_a_foreign_process_is_not_used_until_it_ends(self, site: WorkSite) -> None:
         foreigner = site.foreigner("--gpu", "0", "--utilization", "0%")
         site.work("--gpus", "0")
         job = site.submit("true", gpus=1)
@@ -135,7 +135,7 @@ class TestFree:
         assert not site.store.attempts.of(jobs[1])
 
     @pytest.mark.parametrize(("options", "starts"), [((), True), (("--free-below", "20%"), False)])
-    def test_a_gpu_that_works_more_than_free_below_is_somebodys(
+    def test_gpu_busier_than_free_below_counts_as_in_use(
         self, site: WorkSite, options: tuple[str, ...], starts: bool
     ) -> None:
         # A desktop is no foreigner, so that only its work can speak for it.
@@ -162,7 +162,7 @@ class TestFree:
         site.stoker("sim", "fault", "--clear")
         site.wait_until(job, "succeeded")
 
-    def test_a_gpu_that_is_lost_is_not_used_and_the_other_is(self, site: WorkSite) -> None:
+    def test_gpu_that_is_lost_is_not_used_and_the_other_is(self, site: WorkSite) -> None:
         site.stoker("sim", "fault", "lost", "--gpu", "0")
         jobs = [site.submit(site.until("gate"), gpus=1) for _ in range(2)]
         site.work()
@@ -170,7 +170,7 @@ class TestFree:
         assert site.last_attempt(jobs[0]).gpus == (site.uuid(1),)
         site.wait_for_why(jobs[1], r"GPU 0 cannot be read \(GPU is lost\)")
 
-    def test_a_machine_without_gpus_runs_jobs_that_need_none(self, site: WorkSite) -> None:
+    def test_machine_without_gpus_runs_jobs_that_need_none(self, site: WorkSite) -> None:
         worker = site.work("--source", "nvml")
         job, needy = site.submit("true"), site.submit("true", gpus=1)
         site.wait_until(job, "succeeded")
@@ -248,20 +248,20 @@ class TestSharing:
         site.wait_until(jobs[2], "running")
         assert site.job(jobs[1]).state == "running"
 
-    def test_a_job_that_uses_more_than_it_asked_for_holds_what_it_uses(self, site: WorkSite) -> None:
+    def test_job_that_uses_more_than_it_asked_for_holds_what_it_uses(self, site: WorkSite) -> None:
         greedy = site.submit("exec stoker sim load --memory 16GiB --for 600s", gpus=1, share=True, memory=4 * GIB)
         site.work("--gpus", "0")
         second = site.submit("true", gpus=1, share=True, memory=20 * GIB)
         site.wait_for_why(second, f"GPU 0 has 7.5 GiB left beside job {greedy}")
 
-    def test_a_job_that_does_not_share_has_its_gpu_alone(self, site: WorkSite) -> None:
+    def test_job_that_does_not_share_has_its_gpu_alone(self, site: WorkSite) -> None:
         alone = site.submit(site.until("gate"), gpus=1)
         sharing = site.submit("true", gpus=1, share=True, memory=GIB)
         site.work("--gpus", "0")
         site.wait_until(alone, "running")
         site.wait_for_why(sharing, f"GPU 0 is held by job {alone}")
 
-    def test_slots_put_so_many_jobs_on_one_gpu(self, site: WorkSite) -> None:
+    def test_slots_per_gpu_limits_the_jobs_on_one_gpu(self, site: WorkSite) -> None:
         jobs = [site.submit(site.until(f"gate{n}"), gpus=1) for n in range(3)]
         site.work("--gpus", "0", "--slots-per-gpu", "2")
         for job in jobs[:2]:
@@ -276,7 +276,7 @@ class TestPreemption:
     # Says that it was asked to end, and how far it was.
     POLITE = "trap 'echo asked >> asked; exit 0' TERM; touch started-{id}; while :; do sleep 0.05; done"
 
-    def test_the_newest_preemptible_job_gives_way_and_goes_back_to_the_queue(self, site: WorkSite) -> None:
+    def test_newest_preemptible_job_gives_way_and_goes_back_to_the_queue(self, site: WorkSite) -> None:
         site.work()
         older = self.start(site)
         newer = self.start(site)
@@ -307,7 +307,7 @@ class TestPreemption:
         site.wait_until(site.submit("true", gpus=1), "succeeded")
         assert len(site.store.attempts.of(jobs[1])) == 2
 
-    def test_one_that_does_not_end_is_killed_after_the_grace(self, site: WorkSite) -> None:
+    def test_job_that_ignores_the_stop_is_killed_after_the_grace(self, site: WorkSite) -> None:
         site.work("--gpus", "0", "--grace", "0.5s")
         stubborn = self.start(site, "trap '' TERM; touch started-{id}; while :; do sleep 0.05; done")
         site.wait_until(site.submit("true", gpus=1), "succeeded")
@@ -320,7 +320,7 @@ class TestPreemption:
 
 
 class TestSteering:
-    def test_a_cancelled_job_is_stopped_with_everything_it_started(self, site: WorkSite) -> None:
+    def test_cancelled_job_is_stopped_with_everything_it_started(self, site: WorkSite) -> None:
         # One child in a session of its own, and one whose parent is gone.
         job = site.submit("setsid sleep 4242 & (sleep 4343 &) ; echo $$ > pid; sleep 4444")
         site.work("--grace", "1s")
@@ -331,7 +331,7 @@ class TestSteering:
         assert found.exit_code is None
         assert site.stoker("wait", job).code != 0
 
-    def test_a_held_job_starts_when_it_is_released(self, site: WorkSite) -> None:
+    def test_held_job_starts_when_it_is_released(self, site: WorkSite) -> None:
         site.work()
 
         def starts_when_released() -> float:
@@ -345,7 +345,7 @@ class TestSteering:
         _was_rung_for(starts_when_released)
 
     @pytest.mark.parametrize("whom", ["queue", "worker"])
-    def test_a_paused_queue_or_worker_starts_nothing_and_what_runs_goes_on(self, site: WorkSite, whom: str) -> None:
+    def test_paused_queue_or_worker_starts_nothing_and_what_runs_goes_on(self, site: WorkSite, whom: str) -> None:
         site.work()
         gates = iter(range(TRIES))
 
@@ -394,7 +394,7 @@ class TestTheWorkerItself:
             (("--source", "sim:x"), "sim:x"),
         ],
     )
-    def test_what_cannot_be_meant_is_told_in_one_sentence(
+    def test_invalid_options_are_refused_in_one_sentence(
         self, site: WorkSite, options: tuple[str, ...], sentence: str
     ) -> None:
         done = site.stoker("work", *options)
@@ -404,13 +404,13 @@ class TestTheWorkerItself:
         wait_for(lambda: not site.processes(), deadline=PATIENCE, named="the end of its processes")
 
     @pytest.mark.parametrize("grace", ["0.1s", "30s", "10m"])
-    def test_the_lease_that_is_suggested_is_one_that_works(self, site: WorkSite, grace: str) -> None:
+    def test_lease_that_is_suggested_is_one_that_works(self, site: WorkSite, grace: str) -> None:
         refused = site.stoker("work", "--lease", "1s", "--grace", grace)
         suggested = re.search(r"use at least (\S+)", refused.err)
         assert suggested is not None, refused.err
         site.work_until_empty("--lease", suggested[1], "--grace", grace)
 
-    def test_a_second_worker_in_the_same_home_is_refused(self, site: WorkSite) -> None:
+    def test_second_worker_in_the_same_home_is_refused(self, site: WorkSite) -> None:
         first = site.work().ready()
         done = site.stoker("work")
         assert done.code == 1
@@ -444,7 +444,7 @@ class TestTheWorkerItself:
         site.work_until_empty()
         assert [site.job(job).state for job in jobs] == ["succeeded", "succeeded"]
 
-    def test_a_long_row_of_jobs_that_wait_for_gpus_does_not_hide_one_that_needs_none(self, site: WorkSite) -> None:
+    def test_long_row_of_jobs_that_wait_for_gpus_does_not_hide_one_that_needs_none(self, site: WorkSite) -> None:
         holder = site.submit(site.until("gate"), gpus=2)
         site.work()
         site.wait_until(holder, "running")
@@ -452,7 +452,7 @@ class TestTheWorkerItself:
         site.wait_until(site.submit("true"), "succeeded")
         assert site.job(holder).state == "running"
 
-    def test_it_works_also_when_nobody_can_read_what_it_says(self, site: WorkSite) -> None:
+    def test_worker_works_when_its_output_cannot_be_read(self, site: WorkSite) -> None:
         job = site.submit("echo 🚀")
         with Path("/dev/full").open("wb") as full:
             done = subprocess.run(
@@ -465,7 +465,7 @@ class TestTheWorkerItself:
         assert done.returncode == 0
         assert site.job(job).state == "succeeded"
 
-    def test_a_file_that_is_no_queue_is_told_in_one_sentence(self, site: WorkSite) -> None:
+    def test_file_that_is_no_queue_is_refused_in_one_sentence(self, site: WorkSite) -> None:
         (site.directory / "notes.txt").write_text("not a queue " * 100)
         done = site.stoker("work", "--queue", str(site.directory / "notes.txt"))
         assert done.code in {1, 2}
@@ -473,7 +473,7 @@ class TestTheWorkerItself:
         assert len(done.err.strip().splitlines()) == 1
         wait_for(lambda: not site.processes(), deadline=PATIENCE, named="the end of its processes")
 
-    def test_it_hardly_works_while_jobs_wait(self, site: WorkSite) -> None:
+    def test_worker_uses_little_cpu_while_jobs_wait(self, site: WorkSite) -> None:
         site.foreigner("--gpu", "0")
         site.foreigner("--gpu", "1")
         job = site.submit("true", gpus=1)
@@ -485,12 +485,12 @@ class TestTheWorkerItself:
         assert used < 0.25 * (time.monotonic() - begun)
 
     @pytest.mark.parametrize("gpus", [0, 1])
-    def test_a_submit_wakes_it_on_sqlite(self, site: WorkSite, gpus: int) -> None:
+    def test_submit_wakes_the_worker_on_sqlite(self, site: WorkSite, gpus: int) -> None:
         site.work()
         _starts_at_once(site, gpus)
 
     @pytest.mark.parametrize("gpus", [0, 1])
-    def test_a_submit_wakes_it_on_postgres(self, tmp_path: Path, postgres_url: str, gpus: int) -> None:
+    def test_submit_wakes_the_worker_on_postgres(self, tmp_path: Path, postgres_url: str, gpus: int) -> None:
         with (
             init_queue(postgres_url) as store,
             contextlib.closing(WorkSite(tmp_path, store, queue=postgres_url)) as site,

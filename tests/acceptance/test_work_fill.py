@@ -112,7 +112,7 @@ def test_gpus_that_no_job_needs_are_filled(filled: FilledSite) -> None:
 
 
 @pytest.mark.parametrize("preemptible", [False, True], ids=["normal", "preemptible"])
-def test_a_background_program_steps_aside_for_any_job(filled: FilledSite, preemptible: bool) -> None:
+def test_background_program_steps_aside_for_any_job(filled: FilledSite, preemptible: bool) -> None:
     site = filled.site
     filled.work()
     miners = filled.miners(2)
@@ -132,7 +132,7 @@ def test_a_background_program_steps_aside_for_any_job(filled: FilledSite, preemp
     site.wait_until(job, "succeeded")
 
 
-def test_a_job_for_both_gpus_gets_both(filled: FilledSite) -> None:
+def test_job_for_both_gpus_gets_both(filled: FilledSite) -> None:
     site = filled.site
     filled.configure("gpus = all")
     filled.work()
@@ -159,7 +159,7 @@ def test_normal_jobs_come_first_then_preemptible_ones_then_the_background(filled
     site.wait_until(low, "succeeded")
 
 
-def test_a_job_that_waits_for_a_program_to_leave_says_so(filled: FilledSite) -> None:
+def test_job_that_waits_for_a_program_to_leave_says_so(filled: FilledSite) -> None:
     site = filled.site
     filled.configure("gpus = all\ngrace = 10m")
     filled.program("trap '' TERM\n" + MINER.replace("trap '", ": '").replace("sleep 1000 & wait $!", "exec sleep 1000"))
@@ -175,7 +175,7 @@ def test_a_job_that_waits_for_a_program_to_leave_says_so(filled: FilledSite) -> 
     site.wait_until(job, "succeeded")
 
 
-def test_it_comes_back_when_the_job_is_done(filled: FilledSite) -> None:
+def test_background_program_comes_back_after_the_job(filled: FilledSite) -> None:
     site = filled.site
     filled.configure("gpus = 0")
     filled.work("--gpus", "0")
@@ -191,7 +191,7 @@ def test_it_comes_back_when_the_job_is_done(filled: FilledSite) -> None:
     )
 
 
-def test_somebody_else_on_the_gpu_stops_it_as_with_stoker_fill(filled: FilledSite) -> None:
+def test_other_user_on_the_gpu_stops_the_background_program(filled: FilledSite) -> None:
     site = filled.site
     filled.configure("each = yes", defaults="interval = 0.2s")
     filled.work()
@@ -202,7 +202,7 @@ def test_somebody_else_on_the_gpu_stops_it_as_with_stoker_fill(filled: FilledSit
     wait_for(lambda: f"(pid {foreigner.pid})" in filled.slots()[1]["why"], named="the reason")
 
 
-def test_the_end_of_the_worker_is_that_of_the_background_and_not_of_jobs(filled: FilledSite) -> None:
+def test_end_of_the_worker_is_that_of_the_background_and_not_of_jobs(filled: FilledSite) -> None:
     site = filled.site
     worker = filled.work()
     filled.miners(2)
@@ -216,7 +216,7 @@ def test_the_end_of_the_worker_is_that_of_the_background_and_not_of_jobs(filled:
     site.open_gate("gate")
 
 
-def test_a_worker_that_is_killed_leaves_jobs_running_and_no_background(filled: FilledSite) -> None:
+def test_worker_that_is_killed_leaves_jobs_running_and_no_background(filled: FilledSite) -> None:
     site = filled.site
     worker = filled.work()
     miners = filled.miners(2)
@@ -238,7 +238,7 @@ def test_a_worker_that_is_killed_leaves_jobs_running_and_no_background(filled: F
     site.wait_until(job, "succeeded")
 
 
-def test_a_killed_workers_filler_owns_the_gpus_until_its_programs_are_gone(filled: FilledSite) -> None:
+def test_killed_workers_filler_owns_the_gpus_until_its_programs_are_gone(filled: FilledSite) -> None:
     site = filled.site
     gate = site.directory / "may-end"
     filled.program(MINER.replace("exit 0", f'until [ -e "{gate}" ]; do sleep 0.05; done; exit 0'))
@@ -255,7 +255,7 @@ def test_a_killed_workers_filler_owns_the_gpus_until_its_programs_are_gone(fille
     filled.miners(2)
 
 
-def test_a_filler_that_is_killed_costs_the_worker_nothing_but_the_filling(filled: FilledSite) -> None:
+def test_filler_that_is_killed_costs_the_worker_nothing_but_the_filling(filled: FilledSite) -> None:
     site = filled.site
     worker = filled.work()
     miners = filled.miners(2)
@@ -271,7 +271,7 @@ def test_a_filler_that_is_killed_costs_the_worker_nothing_but_the_filling(filled
     assert worker.stop() == 0
 
 
-def test_whoever_reads_the_gpus_for_the_worker_is_nobody(filling: FillSite) -> None:
+def test_reader_of_the_gpus_does_not_count_as_a_user(filling: FillSite) -> None:
     """Not even with a driver whose library keeps the nodes open, and without the list that is shipped."""
     filling.environment["MOCK_NVML_NODES"] = ":".join(map(str, filling.nodes))
     config = filling.config("cmd = miner-run", defaults="ignore_shipped = no")
@@ -282,7 +282,7 @@ def test_whoever_reads_the_gpus_for_the_worker_is_nobody(filling: FillSite) -> N
     filling.wait_for_why(f"pid {visitor.pid}")
 
 
-def test_mistakes_are_told_before_anything_starts(filled: FilledSite) -> None:
+def test_mistakes_in_the_configuration_are_reported_before_the_start(filled: FilledSite) -> None:
     site = filled.site
     filled.configure("gpus = 7\nlog = /not/there")
     done = site.stoker("work", "--fill", str(site.directory / "fill.conf"))
@@ -292,7 +292,7 @@ def test_mistakes_are_told_before_anything_starts(filled: FilledSite) -> None:
     assert done.out == ""
 
 
-def test_beside_a_filler_it_is_refused(filled: FilledSite) -> None:
+def test_fill_beside_another_filler_is_refused(filled: FilledSite) -> None:
     site = filled.site
     worker = filled.work()
     filled.miners(2)

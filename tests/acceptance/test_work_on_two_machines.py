@@ -33,7 +33,7 @@ def site(tmp_path: Path, postgres_url: str) -> Iterator[WorkSite]:
         yield site
 
 
-def test_a_machine_that_is_cut_off_stops_its_jobs_before_another_starts_them(
+def test_machine_that_is_cut_off_stops_its_jobs_before_another_starts_them(
     site: WorkSite, cable: Cable, postgres_url: str, tmp_path: Path
 ) -> None:
     database = postgres_url.split("?", maxsplit=1)[0].rsplit("/", maxsplit=1)[1]

@@ -80,7 +80,7 @@ def outcomes(site: WorkSite, job: str) -> list[str | None]:
     return [attempt.outcome for attempt in site.store.attempts.of(job)]
 
 
-def test_a_job_goes_on_when_its_worker_is_killed_and_the_next_one_finds_it(any_site: WorkSite, diary: Diary) -> None:
+def test_job_goes_on_when_its_worker_is_killed_and_the_next_one_finds_it(any_site: WorkSite, diary: Diary) -> None:
     job = any_site.submit(diary.command(LONG, 7))
     worker = any_site.work()
     wait_for_start(diary, worker)
@@ -130,7 +130,7 @@ def test_when_its_supervisor_is_killed_a_job_is_stopped_and_tried_again_or_held(
     assert not any(entry.word == "end" for entry in diary.entries() if entry.attempt == 1)
 
 
-def test_a_supervisor_that_is_asked_to_end_stops_its_job_which_is_tried_again(site: WorkSite, diary: Diary) -> None:
+def test_supervisor_that_is_asked_to_end_stops_its_job_which_is_tried_again(site: WorkSite, diary: Diary) -> None:
     job = site.submit(diary.command(LONG))
     worker = site.work()
     wait_for_start(diary, worker)
@@ -164,7 +164,9 @@ def test_when_a_reaper_is_killed_the_job_is_stopped_and_none_of_its_output_is_lo
     assert [line for line in log.splitlines() if line.startswith("attempt")] == diary.printed(1)
 
 
-def test_what_is_left_when_all_three_are_killed_is_stopped_without_another_worker(site: WorkSite, diary: Diary) -> None:
+def test_job_is_killed_without_another_worker_when_worker_shim_and_reaper_are_killed(
+    site: WorkSite, diary: Diary
+) -> None:
     job = site.submit(f"setsid {diary.command(LONG, deaf=True)} & sleep {LONG}")
     worker = site.work()
     wait_for_start(diary, worker)
@@ -176,7 +178,7 @@ def test_what_is_left_when_all_three_are_killed_is_stopped_without_another_worke
 
 
 @pytest.mark.parametrize("worker_lives", [True, False], ids=["the worker sees it", "the next worker finds it"])
-def test_what_is_left_when_both_keepers_are_killed_is_stopped_before_the_next_attempt(
+def test_job_whose_shim_and_reaper_are_killed_is_stopped_before_the_next_attempt(
     site: WorkSite, diary: Diary, worker_lives: bool
 ) -> None:
     job = site.submit(f"setsid {diary.command(LONG, deaf=True)} & sleep {LONG}", on_loss="hold")
@@ -246,7 +248,7 @@ def test_job_that_the_queue_gave_up_is_not_started_beside_itself(site: WorkSite,
     assert diary.overlaps() == []
 
 
-def test_a_claim_that_a_killed_worker_did_not_live_to_start_is_given_back_at_once(
+def test_claim_that_a_killed_worker_did_not_live_to_start_is_given_back_at_once(
     any_site: WorkSite, diary: Diary
 ) -> None:
     home = WorkerIdentity(any_site.home)
@@ -259,9 +261,7 @@ def test_a_claim_that_a_killed_worker_did_not_live_to_start_is_given_back_at_onc
 
 
 @pytest.mark.parametrize(("on_loss", "becomes"), [("retry", "succeeded"), ("hold", "held")])
-def test_what_ran_when_the_machine_was_restarted_is_tried_again_or_held(
-    site: WorkSite, diary: Diary, on_loss: str, becomes: str
-) -> None:
+def test_job_that_ran_at_a_reboot_is_retried_or_held(site: WorkSite, diary: Diary, on_loss: str, becomes: str) -> None:
     job = site.submit(diary.command(LONG), on_loss=on_loss)
     worker = site.work()
     wait_for_start(diary, worker)
@@ -287,7 +287,7 @@ def _restart_machine(site: WorkSite, job: str) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_that_is_stopped_leaves_its_jobs_to_the_next_one(
+def test_worker_that_is_stopped_leaves_its_jobs_to_the_next_one(
     site: WorkSite, diary: Diary, how: signal.Signals
 ) -> None:
     job = site.submit(diary.command(LONG))
@@ -302,7 +302,7 @@ def test_a_worker_that_is_stopped_leaves_its_jobs_to_the_next_one(
     assert (outcomes(site, job), diary.attempts()) == (["succeeded"], [1])
 
 
-def test_a_second_worker_in_the_same_home_is_refused(site: WorkSite) -> None:
+def test_second_worker_in_the_same_home_is_refused(site: WorkSite) -> None:
     first = site.work().ready()
     second = site.stoker("work", "--until-empty")
     assert second.code == 1
@@ -310,7 +310,7 @@ def test_a_second_worker_in_the_same_home_is_refused(site: WorkSite) -> None:
     assert first.stop() == 0
 
 
-def test_a_job_ends_while_the_database_is_away_and_the_outcome_arrives_later(
+def test_job_ends_while_the_database_is_away_and_the_outcome_arrives_later(
     postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
 ) -> None:
     site = postgres_site
@@ -331,7 +331,7 @@ def test_a_job_ends_while_the_database_is_away_and_the_outcome_arrives_later(
     assert diary.attempts() == [1]
 
 
-def test_a_job_without_worker_ends_while_the_database_is_away_and_the_outcome_arrives_later(
+def test_job_without_worker_ends_while_the_database_is_away_and_the_outcome_arrives_later(
     postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
 ) -> None:
     site = postgres_site
@@ -347,7 +347,7 @@ def test_a_job_without_worker_ends_while_the_database_is_away_and_the_outcome_ar
     wait_for_log(site, job, diary.printed(1))
 
 
-def test_a_worker_waits_for_a_database_that_is_down_when_it_starts(
+def test_worker_waits_for_a_database_that_is_down_when_it_starts(
     postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
 ) -> None:
     site = postgres_site
@@ -360,7 +360,7 @@ def test_a_worker_waits_for_a_database_that_is_down_when_it_starts(
     assert worker.stop() == 0
 
 
-def test_a_job_that_can_reach_no_queue_is_stopped_before_its_lease_is_over(
+def test_job_that_can_reach_no_queue_is_stopped_before_its_lease_is_over(
     postgres_site: WorkSite, mortal_server: PostgresServer, diary: Diary
 ) -> None:
     site = postgres_site
@@ -377,7 +377,7 @@ def test_a_job_that_can_reach_no_queue_is_stopped_before_its_lease_is_over(
     assert "could not be reached" in site.last_attempt(job).reason
 
 
-def test_a_claim_whose_answer_died_with_the_database_is_given_back_when_it_is_back(
+def test_claim_whose_answer_was_lost_is_requeued_when_the_database_is_back(
     postgres_site: WorkSite, mortal_server: PostgresServer
 ) -> None:
     site = postgres_site

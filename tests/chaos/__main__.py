@@ -22,7 +22,7 @@ import msgspec
 from stoker.queue import init_queue
 from stoker.runs.processes.cgroup import NoCgroupError, own_cgroup
 from tests.chaos import soak
-from tests.support.havoc import KINDS, Extent, Havoc
+from tests.support.chaos import KINDS, ChaosRun, Extent
 from tests.support.postgres import DURABLE, running_server
 from tests.support.work_site import WorkSite
 
@@ -82,17 +82,17 @@ def play(asked: argparse.Namespace) -> Result:
         extent = Extent(
             asked.faults, asked.every, machines=1 if server is None else 2, kinds=kinds, mounts=os.geteuid() == 0
         )
-        havoc = place.enter_context(contextlib.closing(Havoc(site, url, extent, asked.seed, server)))
-        havoc.run(lambda line: print(line, flush=True))
-        findings = havoc.findings()
+        chaos = place.enter_context(contextlib.closing(ChaosRun(site, url, extent, asked.seed, server)))
+        chaos.run(lambda line: print(line, flush=True))
+        findings = chaos.findings()
         findings += [f"{left} is left" for left in cgroup.glob("stoker-*")] if cgroup is not None else []
         return Result(
             asked.seed,
             asked.database,
-            dict(havoc.struck),
-            havoc.jobs,
-            havoc.attempts,
-            havoc.seconds,
+            dict(chaos.struck),
+            chaos.jobs,
+            chaos.attempts,
+            chaos.seconds,
             findings,
         )
 

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from stoker.queue import init_queue
-from tests.support.havoc import KINDS, LONG, Extent, Havoc
+from tests.support.chaos import KINDS, LONG, ChaosRun, Extent
 from tests.support.postgres import PostgresServer
 from tests.support.work_site import WorkSite
 
@@ -47,6 +47,6 @@ def _findings(directory: Path, url: str, extent: Extent, seed: int, server: Post
     with contextlib.ExitStack() as place:
         store = place.enter_context(init_queue(url))
         site = place.enter_context(contextlib.closing(WorkSite(directory, store, queue=url)))
-        havoc = place.enter_context(contextlib.closing(Havoc(site, url, extent, seed, server)))
-        havoc.run()
-        return havoc.findings()
+        chaos = place.enter_context(contextlib.closing(ChaosRun(site, url, extent, seed, server)))
+        chaos.run()
+        return chaos.findings()

@@ -26,7 +26,7 @@ def test_text_goes_to_the_shell_as_it_is(site: WorkSite) -> None:
     assert printed(site, job) == f"{STRANGE}\n2\n"
 
 
-def test_a_command_of_a_mebibyte_runs_unless_a_single_word_is_too_long_for_the_kernel(site: WorkSite) -> None:
+def test_command_of_a_mebibyte_runs_unless_a_single_word_is_too_long_for_the_kernel(site: WorkSite) -> None:
     many = site.submit(("sh", "-c", 'echo "$#"', "sh", *["x" * 2**16] * 16))
     word = site.submit(("true", "x" * 2**20))
     text = site.submit("exit 0\n" + "# filler\n" * (2**20 // 9))
@@ -38,7 +38,7 @@ def test_a_command_of_a_mebibyte_runs_unless_a_single_word_is_too_long_for_the_k
         assert "its arguments and environment are too long" in found.reason
 
 
-def test_a_job_knows_who_it_is(site: WorkSite) -> None:
+def test_job_has_its_id_in_its_environment(site: WorkSite) -> None:
     show = "echo $STOKER_JOB_ID {id} {{id}} {gpus} {batch_size} $WANDB_RUN_ID $WANDB_NAME $STOKER_ATTEMPT"
     job = site.submit(show, name="baseline", gpus=2, batch_size=64)
     site.work_until_empty()
@@ -46,7 +46,7 @@ def test_a_job_knows_who_it_is(site: WorkSite) -> None:
 
 
 @pytest.mark.parametrize("whose", ["worker", "job"])
-def test_what_somebody_set_for_wandb_holds(site: WorkSite, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_variables_of_the_user_are_kept(site: WorkSite, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"WANDB_RUN_ID": "mine", "WANDB_NAME": "my name"}
     if whose == "worker":
         for name, value in environment.items():
@@ -56,7 +56,7 @@ def test_what_somebody_set_for_wandb_holds(site: WorkSite, whose: str, monkeypat
     assert printed(site, job) == "mine my name\n"
 
 
-def test_a_job_runs_in_its_directory_with_its_variables_over_the_workers(
+def test_job_runs_in_its_directory_with_its_variables_over_the_workers(
     site: WorkSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_WORKER", "1")
@@ -70,14 +70,14 @@ def test_a_job_runs_in_its_directory_with_its_variables_over_the_workers(
     assert printed(site, job) == f"{place}\n1 job 2\n"
 
 
-def test_a_job_reads_nothing_from_the_workers_terminal(site: WorkSite) -> None:
+def test_job_reads_nothing_from_the_workers_terminal(site: WorkSite) -> None:
     job = site.submit("cat; tty; echo done")
     site.work_until_empty()
     assert printed(site, job) == "not a tty\ndone\n"
 
 
 class TestPin:
-    def test_the_committed_code_runs_although_the_tree_was_changed_since(self, site: WorkSite) -> None:
+    def test_committed_code_runs_although_the_tree_was_changed_since(self, site: WorkSite) -> None:
         repository = _repository(site.directory / "code", "echo committed")
         job = site.stoker("submit", "--gpus", "0", "--pin", "--directory", str(repository), "sh", "run.sh").out.strip()
         (repository / "run.sh").write_text("echo changed\n")
@@ -89,7 +89,7 @@ class TestPin:
         assert not site.output(job).with_name("code").exists()
         assert len(_git(repository, "worktree", "list").splitlines()) == 1
 
-    def test_a_directory_inside_the_repository_is_the_one_in_the_snapshot(self, site: WorkSite) -> None:
+    def test_directory_inside_the_repository_is_the_one_in_the_snapshot(self, site: WorkSite) -> None:
         repository = _repository(site.directory / "code", "echo committed; pwd", inside="part")
         job = site.stoker(
             "submit", "--gpus", "0", "--pin", "--directory", str(repository / "part"), "sh", "run.sh"

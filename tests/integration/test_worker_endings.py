@@ -22,7 +22,7 @@ def record(site: WorkSite, job: str) -> Record:
     return Record(site.output(job).parent)
 
 
-def test_a_job_that_fails_is_tried_again_after_its_back_off_and_then_has_failed(site: WorkSite) -> None:
+def test_job_that_fails_is_tried_again_after_its_back_off_and_then_has_failed(site: WorkSite) -> None:
     job = site.submit("echo attempt $STOKER_ATTEMPT; exit 3", retries=2, backoff=0.2)
     site.work_until_empty()
     found = site.job(job)
@@ -36,14 +36,14 @@ def test_a_job_that_fails_is_tried_again_after_its_back_off_and_then_has_failed(
     assert third.started - second.ended >= 0.4
 
 
-def test_a_job_that_succeeds_on_its_second_try_has_succeeded(site: WorkSite) -> None:
+def test_job_that_succeeds_on_its_second_try_has_succeeded(site: WorkSite) -> None:
     job = site.submit("[ $STOKER_ATTEMPT = 2 ]", retries=5, backoff=0.0)
     site.work_until_empty()
     assert site.job(job).state == "succeeded"
     assert outcomes(site, job) == [("failed", 1), ("succeeded", 0)]
 
 
-def test_a_job_is_stopped_at_its_time_limit(site: WorkSite) -> None:
+def test_job_is_stopped_at_its_time_limit(site: WorkSite) -> None:
     job = site.submit("exec sleep 600", time_limit=0.5)
     site.work_until_empty()
     found = site.job(job)
@@ -54,7 +54,7 @@ def test_a_job_is_stopped_at_its_time_limit(site: WorkSite) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_hung_job_frees_its_gpu_and_its_report_is_kept(site: WorkSite) -> None:
+def test_hung_job_frees_its_gpu_and_its_report_is_kept(site: WorkSite) -> None:
     command = "echo loss 0.3; echo warned >&2; exec stoker sim load --phase idle"
     hung = site.submit(command, gpus=1, policy=IDLE_AT_ONCE)
     site.work("--gpus", "0")
@@ -71,7 +71,7 @@ def test_a_hung_job_frees_its_gpu_and_its_report_is_kept(site: WorkSite) -> None
     assert f"`stoker edit {hung} --for 2h`, then `stoker retry {hung}`" in report
 
 
-def test_a_busy_job_is_left_alone_under_the_same_rule(site: WorkSite) -> None:
+def test_busy_job_is_left_alone_under_the_same_rule(site: WorkSite) -> None:
     # It is judged once it has begun to work, however long that takes.
     command = f"stoker sim load --memory 1GiB & {site.until('gate')}"
     job = site.submit(command, gpus=1, policy=IDLE_AT_ONCE | {"arm_above": 0.5})
@@ -95,7 +95,7 @@ def test_a_busy_job_is_left_alone_under_the_same_rule(site: WorkSite) -> None:
         ({"command": "kill -9 $$"}, 137, "it died of SIGKILL"),
     ],
 )
-def test_a_job_that_cannot_run_fails_with_a_sentence_and_the_next_one_runs(
+def test_job_that_cannot_run_fails_with_a_sentence_and_the_next_one_runs(
     site: WorkSite, asked: dict[str, object], code: int, sentence: str
 ) -> None:
     job = site.submit(**asked)  # type: ignore[arg-type]  # by name
@@ -107,7 +107,7 @@ def test_a_job_that_cannot_run_fails_with_a_sentence_and_the_next_one_runs(
     assert site.job(after).state == "succeeded"
 
 
-def test_what_a_job_leaves_behind_is_stopped_and_its_gpu_goes_to_the_next(site: WorkSite) -> None:
+def test_leftovers_of_a_job_are_stopped_before_the_next_gets_its_gpu(site: WorkSite) -> None:
     first = site.submit("stoker sim load --for 600s & sleep 1", gpus=1)
     second = site.submit("true", gpus=1)
     site.work_until_empty("--gpus", "0")
@@ -115,7 +115,7 @@ def test_what_a_job_leaves_behind_is_stopped_and_its_gpu_goes_to_the_next(site: 
     assert "left 1 process(es) behind: they are stopped" in site.output(first).read_text()
 
 
-def test_a_job_after_one_that_had_to_be_killed_runs_as_if_nothing_had_been(site: WorkSite) -> None:
+def test_job_after_a_killed_one_runs_normally(site: WorkSite) -> None:
     """The processes that look after jobs are used again."""
     for _ in range(4):
         site.submit("trap '' TERM; while :; do sleep 0.02; done", time_limit=0.3)
@@ -124,7 +124,7 @@ def test_a_job_after_one_that_had_to_be_killed_runs_as_if_nothing_had_been(site:
     assert [site.job(job).exit_code for job in jobs] == [0, 0, 0, 0, 127]
 
 
-def test_the_gpu_of_a_job_that_ends_is_free_at_once(site: WorkSite) -> None:
+def test_gpu_of_a_job_that_ends_is_free_at_once(site: WorkSite) -> None:
     """Memory that comes back with the end of a process is not waited for longer than that takes."""
     jobs = [site.submit("exec stoker sim load --memory 20GiB --for 0.3s", gpus=1) for _ in range(3)]
     site.work_until_empty("--gpus", "0")
@@ -134,7 +134,7 @@ def test_the_gpu_of_a_job_that_ends_is_free_at_once(site: WorkSite) -> None:
     assert min(changes) < 5.0
 
 
-def test_the_sentence_of_a_preempted_job_says_so(site: WorkSite) -> None:
+def test_sentence_of_a_preempted_job_says_so(site: WorkSite) -> None:
     site.work("--gpus", "0")
     filler = site.submit(site.until("gate"), gpus=1, preemptible=True)
     site.wait_until(filler, "running")

@@ -21,7 +21,7 @@ def test_both_streams_are_kept_in_order_with_progress_bars_tamed(site: WorkSite)
     assert site.stoker("logs", job).out == "begin\n100%\nend\n"
 
 
-def test_a_job_that_prints_much_is_bounded_by_the_log_limit(site: WorkSite) -> None:
+def test_job_that_prints_much_is_bounded_by_the_log_limit(site: WorkSite) -> None:
     job = site.submit("seq 1 100000")
     site.work_until_empty("--log-limit", "40KiB")
     newer = site.output(job)
@@ -34,7 +34,7 @@ def test_a_job_that_prints_much_is_bounded_by_the_log_limit(site: WorkSite) -> N
     assert len(kept(site, job)) <= 40 * KIB
 
 
-def test_the_queue_has_the_end_of_the_output_while_the_job_runs(site: WorkSite) -> None:
+def test_queue_has_the_end_of_the_output_while_the_job_runs(site: WorkSite) -> None:
     job = site.submit(f"echo so far; {site.until('gate')}; echo the rest")
     site.work()
     site.wait_until(job, "running")
@@ -44,7 +44,7 @@ def test_the_queue_has_the_end_of_the_output_while_the_job_runs(site: WorkSite) 
     wait_for(lambda: kept(site, job) == "so far\nthe rest\n", named="the rest of it")
 
 
-def test_the_link_of_a_run_is_kept(site: WorkSite) -> None:
+def test_link_of_a_run_is_kept(site: WorkSite) -> None:
     wandb = "https://wandb.ai/team/project/runs/abc123"
     first = site.submit(f"echo 'wandb: ⭐ View project at https://wandb.ai/team/project'; echo 'wandb: 🚀 at {wandb}'")
     other = site.submit("echo 'View run: http://tracker.local/run/7'; echo 'View run: http://tracker.local/run/8'")
@@ -54,7 +54,7 @@ def test_the_link_of_a_run_is_kept(site: WorkSite) -> None:
     assert wandb in site.stoker("show", first).out
 
 
-def test_what_a_python_job_prints_is_there_at_once(site: WorkSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_a_python_job_is_not_buffered(site: WorkSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     job = site.submit(("python3", "-c", "import time; print('begun'); time.sleep(600)"))
     site.work()

@@ -43,7 +43,7 @@ def work(site: WorkSite, trouble: str, *arguments: str) -> RunningWorker:
 # After the start
 
 
-def test_what_cannot_be_written_after_the_start_costs_the_record_and_not_the_job(site: WorkSite) -> None:
+def test_full_disk_after_the_start_costs_the_record_and_not_the_job(site: WorkSite) -> None:
     job = site.submit(f"echo begun; {site.until('gate')}; exit 3", retries=1, backoff=3600.0)
     trouble = "\n".join(
         f"failing({name!r}, errno.ENOSPC)"
@@ -69,7 +69,7 @@ def test_what_cannot_be_written_after_the_start_costs_the_record_and_not_the_job
     assert record.spec().id == record.id
 
 
-def test_an_outcome_that_the_disk_does_not_take_reaches_the_queue(site: WorkSite) -> None:
+def test_outcome_that_the_disk_does_not_take_reaches_the_queue(site: WorkSite) -> None:
     job = site.submit(f"echo begun; {site.until('gate')}")
     worker = work(site, "failing('pathlib.Path.write_bytes', errno.ENOSPC)")
     wait_for(lambda: site.output(job).exists() and "begun" in site.output(job).read_text(), named="the start")
@@ -93,7 +93,7 @@ NO_PROCESSES = (
     ("number", "words"),
     [("EAGAIN", "no more processes are allowed here"), ("EMFILE", "too many files are open")],
 )
-def test_a_machine_that_is_short_of_something_gives_the_job_back_uncounted(
+def test_machine_that_is_short_of_something_gives_the_job_back_uncounted(
     site: WorkSite, number: str, words: str
 ) -> None:
     job = site.submit(("true",), on_loss="hold")
@@ -107,7 +107,7 @@ def test_a_machine_that_is_short_of_something_gives_the_job_back_uncounted(
     assert worker.said.count(words) == 1, worker.said
 
 
-def test_a_start_that_the_disk_does_not_take_is_no_loss_and_leaves_nothing_behind(site: WorkSite) -> None:
+def test_start_that_the_disk_does_not_take_is_no_loss_and_leaves_nothing_behind(site: WorkSite) -> None:
     job = site.submit(("true",), on_loss="hold")
     worker = work(site, "failing('stoker.engines.attempt.AttemptRecord.write_attempt', errno.ENOSPC)")
     site.wait_for_why(job, "No space left on device")
@@ -119,7 +119,7 @@ def test_a_start_that_the_disk_does_not_take_is_no_loss_and_leaves_nothing_behin
     assert worker.said.count("No space left") == 1, worker.said
 
 
-def test_a_supervisor_that_cannot_read_what_to_run_says_so_to_this_worker_and_the_next(site: WorkSite) -> None:
+def test_shim_that_cannot_read_its_attempt_reports_it_to_this_worker_and_the_next(site: WorkSite) -> None:
     job = site.submit(("true",), on_loss="hold")
     work(site, "failing('stoker.engines.local.shim._read', errno.EMFILE)")
     wait_for(lambda: outcomes(site, job)[:1] == ["requeued"], named="that it is given back")
@@ -128,7 +128,7 @@ def test_a_supervisor_that_cannot_read_what_to_run_says_so_to_this_worker_and_th
     site.wait_until(job, "succeeded")
 
 
-def test_a_fork_that_fails_before_there_is_a_job_is_tried_again(site: WorkSite) -> None:
+def test_fork_that_fails_before_there_is_a_job_is_tried_again(site: WorkSite) -> None:
     job = site.submit(("true",))
     worker = work(site, "failing('os.fork', errno.EAGAIN, caller='_fork_shim')")
     wait_for_failure(site)
@@ -138,7 +138,7 @@ def test_a_fork_that_fails_before_there_is_a_job_is_tried_again(site: WorkSite) 
     assert outcomes(site, job) == ["succeeded"]
 
 
-def test_a_fork_that_fails_without_a_worker_is_tried_again_and_the_job_goes_on(site: WorkSite) -> None:
+def test_fork_that_fails_without_a_worker_is_tried_again_and_the_job_goes_on(site: WorkSite) -> None:
     job = site.submit(f"echo begun; {site.until('gate')}")
     # In `DetachedDelivery.__init__`: how a supervisor without a worker reaches the queue.
     worker = work(site, "failing('os.fork', errno.EAGAIN, caller='__init__')", "--lease", "6s", "--grace", "1s")
@@ -160,7 +160,7 @@ def test_a_fork_that_fails_without_a_worker_is_tried_again_and_the_job_goes_on(s
 # Ending and tidying
 
 
-def test_a_worker_whose_fork_server_was_stopped_ends_when_asked_to(site: WorkSite) -> None:
+def test_worker_whose_fork_server_was_stopped_ends_when_asked_to(site: WorkSite) -> None:
     worker = site.work().ready()
     # While it forks, its child has its name for a moment.
     wait_for(lambda: list(site.processes().values()).count("stoker-shim") == 2, named="two shims that are ready")
@@ -169,7 +169,7 @@ def test_a_worker_whose_fork_server_was_stopped_ends_when_asked_to(site: WorkSit
     assert worker.stop() == 0
 
 
-def test_a_home_that_fills_with_short_jobs_is_tidied_before_its_time(
+def test_home_that_fills_with_short_jobs_is_tidied_before_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.engines.identity.MOST_ATTEMPTS", 20)
@@ -199,7 +199,7 @@ def test_attempts_that_never_began_are_tidied_away_like_others(tmp_path: Path) -
     assert len(list((tmp_path / "attempts").iterdir())) == MOST_ATTEMPTS + 1
 
 
-def test_a_full_disk_does_not_cost_a_worker_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_does_not_cost_a_worker_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By which its next start knows what was claimed and never started."""
     home = WorkerIdentity(tmp_path)
     home.leave()

@@ -43,7 +43,7 @@ def repository(tmp_path: Path) -> Path:
     return at
 
 
-def test_a_job_gets_the_commit_at_the_same_place_inside(repository: Path, tmp_path: Path) -> None:
+def test_job_gets_the_commit_at_the_same_place_inside(repository: Path, tmp_path: Path) -> None:
     first = git(repository, "rev-parse", "HEAD~1")
     worktree = Worktree.create(str(repository / "train"), first, tmp_path / "snapshot")
     assert worktree.directory == str(tmp_path / "snapshot" / "train")
@@ -52,9 +52,7 @@ def test_a_job_gets_the_commit_at_the_same_place_inside(repository: Path, tmp_pa
     assert git(repository, "branch", "--show-current") == "main"
 
 
-def test_snapshot_that_somebody_calls_off_leaves_no_trace(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelled_snapshot_leaves_no_trace(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def called_off() -> None:
         raise KeyboardInterrupt
 
@@ -65,7 +63,7 @@ def test_snapshot_that_somebody_calls_off_leaves_no_trace(
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
-def test_it_leaves_no_trace_even_of_what_the_job_wrote(repository: Path, tmp_path: Path) -> None:
+def test_removed_snapshot_leaves_no_trace_of_what_the_job_wrote(repository: Path, tmp_path: Path) -> None:
     worktree = Worktree.create(str(repository), "HEAD", tmp_path / "snapshot")
     (Path(worktree.directory) / "train" / "main.py").write_text("changed by the job")
     (Path(worktree.directory) / "checkpoint").write_text("new")
@@ -75,7 +73,7 @@ def test_it_leaves_no_trace_even_of_what_the_job_wrote(repository: Path, tmp_pat
     worktree.remove()
 
 
-def test_the_repository_may_be_gone_when_it_is_removed(repository: Path, tmp_path: Path) -> None:
+def test_snapshot_can_be_removed_without_its_repository(repository: Path, tmp_path: Path) -> None:
     worktree = Worktree.create(str(repository), "HEAD", tmp_path / "snapshot")
     repository.rename(tmp_path / "moved")
     worktree.remove()
@@ -95,7 +93,7 @@ def test_many_at_once_do_not_meet(repository: Path, tmp_path: Path) -> None:
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
-def test_a_snapshot_of_a_snapshot_is_one_of_the_repository(repository: Path, tmp_path: Path) -> None:
+def test_snapshot_of_a_snapshot_is_one_of_the_repository(repository: Path, tmp_path: Path) -> None:
     outer = Worktree.create(str(repository), "HEAD", tmp_path / "outer")
     inner = Worktree.create(f"{outer.directory}/train", "HEAD~1", tmp_path / "inner")
     outer.remove()
@@ -121,7 +119,7 @@ def test_hooks_of_the_person_are_not_run(repository: Path, tmp_path: Path) -> No
     assert Worktree.create(str(repository), "HEAD", tmp_path / "snapshot")
 
 
-def test_a_directory_in_no_repository_is_said(tmp_path: Path) -> None:
+def test_directory_in_no_repository_is_said(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
     with pytest.raises(StokerError, match=rf"no snapshot of {plain} can be made: not a git repository"):
@@ -131,13 +129,13 @@ def test_a_directory_in_no_repository_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("commit", ["0123456789012345678901234567890123456789", "--all", "no such branch", ""])
-def test_a_commit_that_is_not_there_may_be_fetched(repository: Path, tmp_path: Path, commit: str) -> None:
+def test_commit_that_is_not_there_may_be_fetched(repository: Path, tmp_path: Path, commit: str) -> None:
     with pytest.raises(StokerError, match=r"is not in the repository of .*: `git fetch` there may bring it"):
         Worktree.create(str(repository), commit, tmp_path / "snapshot")
     assert not (tmp_path / "snapshot").exists()
 
 
-def test_a_directory_that_the_commit_does_not_have_is_said(repository: Path, tmp_path: Path) -> None:
+def test_directory_that_the_commit_does_not_have_is_said(repository: Path, tmp_path: Path) -> None:
     (repository / "new").mkdir()
     with pytest.raises(StokerError, match="new is not part of commit HEAD"):
         Worktree.create(str(repository / "new"), "HEAD", tmp_path / "snapshot")
@@ -145,7 +143,7 @@ def test_a_directory_that_the_commit_does_not_have_is_said(repository: Path, tmp
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
-def test_what_is_in_the_way_stays(repository: Path, tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "precious").touch()
     with pytest.raises(StokerError, match="something is there already"):
@@ -153,7 +151,7 @@ def test_what_is_in_the_way_stays(repository: Path, tmp_path: Path) -> None:
     assert (tmp_path / "snapshot" / "precious").exists()
 
 
-def test_a_machine_without_git_is_said(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_git_is_said(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StokerError, match="git could not be started: no such file or directory"):
         Worktree.create(str(repository), "HEAD", tmp_path / "snapshot")

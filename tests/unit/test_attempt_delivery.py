@@ -56,16 +56,16 @@ def ended(record: LocalAttemptRecord, ending: Ending, rule: str = "") -> None:
     record.write_status(Status(state="ended", ending=ending, rule=rule, exit_code=0))
 
 
-def test_of_a_job_that_ended_by_itself_nothing_more_is_told(record: LocalAttemptRecord) -> None:
+def test_job_that_exited_has_no_details(record: LocalAttemptRecord) -> None:
     ended(record, "exited")
     assert details_of(record) is None
 
 
-def test_nothing_is_told_of_an_attempt_that_left_nothing(record: LocalAttemptRecord) -> None:
+def test_attempt_without_a_record_has_no_details(record: LocalAttemptRecord) -> None:
     assert details_of(record) is None
 
 
-def test_another_ending_is_told_with_its_report(record: LocalAttemptRecord) -> None:
+def test_details_of_a_stopped_job_have_cause_and_report(record: LocalAttemptRecord) -> None:
     ended(record, "idle", rule="idle")
     record.write_report("# Stopped: its GPU was idle – for long\n")
     assert details_of(record) == AttemptDetails(
@@ -73,7 +73,7 @@ def test_another_ending_is_told_with_its_report(record: LocalAttemptRecord) -> N
     )
 
 
-def test_a_report_that_is_too_long_says_that_it_goes_on(record: LocalAttemptRecord) -> None:
+def test_report_that_is_too_long_is_cut_with_a_note(record: LocalAttemptRecord) -> None:
     ended(record, "idle", rule="idle")
     record.write_report("é" * LONGEST_REPORT)
     found = details_of(record)
@@ -83,7 +83,7 @@ def test_a_report_that_is_too_long_says_that_it_goes_on(record: LocalAttemptReco
     assert found.report.endswith("é\n\n… (the rest is on the machine that ran it)\n")
 
 
-def test_a_fit_is_told_while_it_runs_and_with_the_end(record: LocalAttemptRecord) -> None:
+def test_fit_is_written_while_the_job_runs_and_with_its_end(record: LocalAttemptRecord) -> None:
     queue = Queue()
     assert not write_fit(cast(Store, queue), record, "attempt")
     record.write_fit(FITTED)
@@ -97,7 +97,7 @@ def test_a_fit_is_told_while_it_runs_and_with_the_end(record: LocalAttemptRecord
 
 
 @pytest.mark.parametrize("has_output", [False, True])
-def test_a_running_job_tells_of_its_fit_once(record: LocalAttemptRecord, has_output: bool) -> None:
+def test_fit_of_a_running_job_is_written_once(record: LocalAttemptRecord, has_output: bool) -> None:
     queue = Queue()
     excerpt = LogTail(record, cast(LocalAttemptSpec, _Fitted()))
     if has_output:
@@ -110,14 +110,14 @@ def test_a_running_job_tells_of_its_fit_once(record: LocalAttemptRecord, has_out
     assert [(attempt, details.fit["size"]) for attempt, details in queue.kept] == [("attempt", 200)]
 
 
-def test_a_queue_that_refuses_a_finding_is_not_asked_again_and_one_that_is_away_is(record: LocalAttemptRecord) -> None:
+def test_details_are_retried_when_the_queue_is_away_and_dropped_when_it_refuses(record: LocalAttemptRecord) -> None:
     ended(record, "idle")
     write_details(cast(Store, Queue(StokerError("the disk of the database is full"))), record, "attempt")
     with pytest.raises(QueueAwayError):
         write_details(cast(Store, Queue(QueueAwayError("the queue cannot be reached"))), record, "attempt")
 
 
-def test_a_job_that_is_cleaned_away_while_it_is_told_of_is_no_trouble(record: LocalAttemptRecord) -> None:
+def test_job_that_is_cleaned_during_its_delivery_is_no_error(record: LocalAttemptRecord) -> None:
     ended(record, "idle")
     record.output.write_text("trains\n")
     queue = cast(Store, Queue(CollisionError("violates a foreign key")))
@@ -125,7 +125,7 @@ def test_a_job_that_is_cleaned_away_while_it_is_told_of_is_no_trouble(record: Lo
     LogTail(record, cast(LocalAttemptSpec, _Assigned())).deliver_last(queue)
 
 
-def test_a_file_that_is_no_text_counts_as_none(record: LocalAttemptRecord) -> None:
+def test_file_that_is_not_text_counts_as_missing(record: LocalAttemptRecord) -> None:
     record.write_fit(msgspec.structs.replace(FITTED, note="mangled"))
     record.write_snooze(Snooze(until=1e12, wall=1e12, by="mangled"))
     record.write_applied_snooze(AppliedSnooze(1600.0, "mangled"))
@@ -141,7 +141,7 @@ class TestSnooze:
     def running_attempt(self, record: LocalAttemptRecord) -> LocalAttempt:
         return worker(record)
 
-    def test_it_is_written_where_the_supervisor_looks_and_only_when_it_is_new(
+    def test_snooze_is_written_for_the_supervisor_only_when_it_is_new(
         self, record: LocalAttemptRecord, running_attempt: LocalAttempt
     ) -> None:
         assert running_attempt.apply_snooze(Snoozed(seconds=600.0, by="alice", until=1600.0))
@@ -157,13 +157,13 @@ class TestSnooze:
         assert longer is not None
         assert longer.until > first.until + 590
 
-    def test_it_can_be_ended(self, record: LocalAttemptRecord, running_attempt: LocalAttempt) -> None:
+    def test_snooze_can_be_ended(self, record: LocalAttemptRecord, running_attempt: LocalAttempt) -> None:
         running_attempt.apply_snooze(Snoozed(seconds=600.0, by="alice", until=1600.0))
         assert running_attempt.apply_snooze(Snoozed(seconds=0.0, by="bob"))
         assert record.snooze() is None
         assert not running_attempt.apply_snooze(Snoozed(seconds=0.0, by="bob"))
 
-    def test_one_of_an_earlier_worker_is_ended_too_and_what_the_job_asks_for_after_that_is_not(
+    def test_snooze_of_an_earlier_worker_is_ended_but_not_a_later_one_of_the_job(
         self, record: LocalAttemptRecord, running_attempt: LocalAttempt
     ) -> None:
         own = Snooze(until=1e12, wall=1e12, by="the job")
@@ -179,7 +179,7 @@ class TestSnooze:
         [Snoozed(seconds=600.0, by="alice", until=1600.0), Snoozed(seconds=0.0, by="alice")],
         ids=["rest", "end"],
     )
-    def test_what_the_job_asks_for_after_that_stays_when_its_worker_is_started_again(
+    def test_snooze_of_the_job_survives_a_restart_of_the_worker(
         self, record: LocalAttemptRecord, wish: Snoozed
     ) -> None:
         worker(record).apply_snooze(wish)

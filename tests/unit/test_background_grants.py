@@ -5,7 +5,7 @@ from stoker.engines.local.background_fill import Grants
 BOTH, ONE, NONE = frozenset({"a", "b"}), frozenset({"a"}), frozenset[str]()
 
 
-def test_a_gpu_that_is_taken_back_may_be_in_use_until_that_was_heard() -> None:
+def test_revoked_gpu_may_be_in_use_until_that_is_confirmed() -> None:
     grants = Grants()
     first = grants.add(BOTH)
     grants.confirm(first)
@@ -18,7 +18,7 @@ def test_a_gpu_that_is_taken_back_may_be_in_use_until_that_was_heard() -> None:
     assert grants.possible == ONE
 
 
-def test_an_answer_to_the_last_of_several_answers_all() -> None:
+def test_answer_to_the_last_of_several_answers_all() -> None:
     grants = Grants()
     grants.add(BOTH)
     grants.add(ONE)

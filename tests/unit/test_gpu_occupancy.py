@@ -55,26 +55,26 @@ def told(seen: Look, *holders: str, ended: float | None = None) -> WorkerGpu:
         (a_look(), (), "unknown", ""),
     ],
 )
-def test_what_a_gpu_does_and_for_whom(seen: Look, holders: tuple[str, ...], doing: GpuUse, whom: str) -> None:
+def test_state_and_user_of_a_gpu(seen: Look, holders: tuple[str, ...], doing: GpuUse, whom: str) -> None:
     gpu = told(seen, *holders)
     assert (gpu.state, gpu.user) == (doing, whom)
     assert gpu.jobs == tuple(holder for holder in holders if holder != BACKGROUND)
 
 
-def test_what_a_job_leaves_behind_for_a_moment_is_nobody_elses() -> None:
+def test_leftovers_of_a_job_do_not_count_as_another_user() -> None:
     gpu = told(look(peak=0.9, used=30 * GIB, at=5.0), ended=4.9)
     assert (gpu.state, gpu.note) == ("free", "has just been freed and is settling")
     assert told(look(peak=0.9, used=30 * GIB, at=9.0), ended=4.9).state == "somebody"
 
 
-def test_a_gpu_that_was_given_away_since_the_last_look_is_a_jobs() -> None:
+def test_gpu_that_was_given_away_since_the_last_look_is_a_jobs() -> None:
     machine = GpuTracker("all")
     machine.observe(look(), lambda _pid: None, {})
     assert machine.worker_gpus({})[0].state == "free"
     assert machine.worker_gpus({UUID: {"a"}})[0].state == "job"
 
 
-def test_since_when_a_gpu_cannot_be_read_is_told_whoever_holds_it() -> None:
+def test_unreadable_since_is_reported_with_and_without_a_holder() -> None:
     machine = GpuTracker("all")
 
     def unread_since(seen: Look, *holders: str) -> float | None:
@@ -90,7 +90,7 @@ def test_since_when_a_gpu_cannot_be_read_is_told_whoever_holds_it() -> None:
     assert unread_since(look(at=6.0, processes=Unknown("not told"))) == NOON + 6.0
 
 
-def test_simulated_gpus_are_told_as_such() -> None:
+def test_simulated_gpus_are_reported_as_simulated() -> None:
     machine = GpuTracker("all")
 
     def is_simulated(seen: Look) -> bool:
@@ -106,7 +106,7 @@ def a_worker_gpu(doing: GpuUse, whom: str = "", uuid: str = UUID, **changes: Any
     return WorkerGpu(uuid=uuid, index=0, name="Test GPU", state=doing, user=whom, **changes)
 
 
-def test_since_is_kept_while_what_it_does_and_for_whom_stay_the_same() -> None:
+def test_since_is_kept_while_state_and_user_stay_the_same() -> None:
     occupancy = Occupancy()
 
     def since(wall: float, doing: GpuUse, whom: str = "", **changes: Any) -> float | None:

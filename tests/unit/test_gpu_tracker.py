@@ -86,13 +86,13 @@ class TestWhichGpus:
         assert list(chosen.known) == [a_gpu(2).uuid, a_gpu(0).uuid]
         assert len(chosen.present) == 3
 
-    def test_a_mistake_is_told_at_the_first_look_that_could_be_read(self) -> None:
+    def test_wrong_choice_of_gpus_is_refused_at_the_first_readable_look(self) -> None:
         world = World("5")
         world.see(a_look(problem=Unknown("the driver hangs")))
         with pytest.raises(BadInputError, match="there is no GPU 5 here"):
             world.see(a_look(0.0))
 
-    def test_before_it_could_be_read_there_is_only_a_problem(self) -> None:
+    def test_machine_has_only_a_problem_before_its_first_readable_look(self) -> None:
         world = World()
         assert (world.machine.gpus, world.machine.problem) == ([], "it has not been looked at yet")
         world.see(a_look(0.0, problem=Unknown("the driver hangs")))
@@ -100,12 +100,12 @@ class TestWhichGpus:
         world.see(a_look(0.0))
         assert (len(world.machine.gpus), world.machine.problem) == (1, None)
 
-    def test_a_driver_that_comes_up_late_is_waited_for(self) -> None:
+    def test_driver_that_comes_up_late_is_waited_for(self) -> None:
         world = World().see(a_look())
         assert world.machine.gpus == []
         assert len(world.see(a_look(0.0, 0.0)).machine.gpus) == 2
 
-    def test_a_gpu_that_vanishes_cannot_be_read_and_the_others_keep_their_numbers(self) -> None:
+    def test_gpu_that_vanishes_cannot_be_read_and_the_others_keep_their_numbers(self) -> None:
         world = World().see(a_look(0.0, 0.0, at=1.0))
         left = a_gpu(0, uuid=a_gpu(1).uuid)
         world.see(looked(2.0, {left: a_reading(left)}))
@@ -118,42 +118,42 @@ class TestWhichGpus:
         assert not decision.start
         assert world.note == "cannot be read (the driver does not list it any more)"
 
-    def test_a_gpu_that_comes_back_is_free_again(self) -> None:
+    def test_gpu_that_comes_back_is_free_again(self) -> None:
         world = World().see(look(1.0)).see(looked(2.0, {})).see(look(3.0))
         assert world.is_free()
         assert world.gpu.obstructed_since is None
 
 
 class TestWhoseItIs:
-    def test_an_empty_gpu_is_free(self) -> None:
+    def test_empty_gpu_is_free(self) -> None:
         world = World().see(look(1.0))
         assert world.is_free()
         assert (world.gpu.obstructed_since, world.note) == (None, "")
 
-    def test_somebody_elses_process_is_described_and_keeps_us_away(self) -> None:
+    def test_process_of_another_user_is_described_and_makes_the_gpu_unavailable(self) -> None:
         world = World().see(look(1.0, ALICE))
         assert world.gpu.other_processes == ("alice's python (pid 4242)",)
         assert not world.is_free()
         assert world.note == "is used by alice's python (pid 4242)"
 
-    def test_a_pid_of_another_namespace_is_somebody_elses_on_a_gpu_that_we_do_not_hold(self) -> None:
+    def test_pid_of_another_namespace_counts_as_foreign_on_a_gpu_without_our_job(self) -> None:
         world = World()
         world.owners[7] = "a"
         assert world.see(look(1.0, OUTSIDE)).gpu.other_processes == ("process (pid 7)",)
 
-    def test_a_pid_of_another_namespace_counts_as_the_job_that_holds_the_gpu(self) -> None:
+    def test_pid_of_another_namespace_counts_as_the_job_that_holds_the_gpu(self) -> None:
         world = World().hold("a").see(look(1.0, OUTSIDE, used=30 * GIB))
         assert world.gpu.other_processes == ()
         assert world.machine.used == {"a": None}
         assert world.gpu.obstructed_since is None
 
-    def test_a_list_of_processes_that_is_not_known_is_nobodys_and_not_free(self) -> None:
+    def test_gpu_with_unknown_processes_is_not_free(self) -> None:
         world = World().see(look(1.0, processes=Unknown("not permitted")))
         assert world.gpu.problem == "its processes are not known: not permitted"
         assert not world.is_free()
         assert world.hold("a").see(look(2.0, processes=Unknown("not permitted"))).machine.used == {"a": None}
 
-    def test_a_machine_that_cannot_be_read_is_not_free(self) -> None:
+    def test_machine_that_cannot_be_read_is_not_free(self) -> None:
         world = World().see(look(1.0))
         world.see(msgspec.structs.replace(look(2.0), problem=Unknown("the driver hangs")))
         assert (world.machine.problem, world.gpu.problem) == ("the driver hangs", "the driver hangs")
@@ -164,7 +164,7 @@ class TestWhoseItIs:
         assert not World().see(look(1.0, peak=Unknown("not told"))).is_free()
         assert not World().see(look(1.0, used=Unknown("not told"))).is_free()
 
-    def test_a_foreigner_beside_our_job_is_seen_and_stays_seen_after_it(self) -> None:
+    def test_foreigner_beside_our_job_is_seen_and_stays_seen_after_it(self) -> None:
         world = World().hold("a").see(look(1.0, OURS))
         assert (world.gpu.other_processes, world.gpu.obstructed_since) == ((), None)
         world.see(look(2.0, OURS, ALICE))
@@ -173,20 +173,20 @@ class TestWhoseItIs:
         world.end(2.5).see(look(3.0, ALICE))
         assert (world.gpu.other_processes, world.gpu.obstructed_since) == (("alice's python (pid 4242)",), 2.0)
 
-    def test_a_job_of_ours_on_a_gpu_that_it_was_not_given_is_in_the_way_too(self) -> None:
+    def test_job_of_ours_on_a_gpu_that_it_was_not_given_is_in_the_way_too(self) -> None:
         world = World().hold("b").see(look(1.0, OURS))
         assert world.gpu.other_processes == ("bob's python (pid 100) of job a",)
         assert world.machine.used == {"b": {UUID: 0}}
 
     @pytest.mark.parametrize("name", ["Xorg", "gnome-shell"])
-    def test_the_screen_is_nobody_but_its_memory_counts(self, name: str) -> None:
+    def test_display_server_is_not_a_user_but_its_memory_counts(self, name: str) -> None:
         screen = a_process(1, name=name, user="root", memory=0)
         assert World().see(look(1.0, screen, used=GIB // 2)).is_free()
         assert not World().see(look(1.0, screen, used=10 * GIB)).is_free()
 
 
 class TestWhatJobsUse:
-    def test_the_memory_of_all_processes_of_a_job_is_added_up_for_each_gpu(self) -> None:
+    def test_memory_of_all_processes_of_a_job_is_added_up_for_each_gpu(self) -> None:
         one, two = a_gpu(0), a_gpu(1)
         world = World()
         world.holders = {one.uuid: {"a", "b"}, two.uuid: {"a"}}
@@ -205,17 +205,17 @@ class TestWhatJobsUse:
             "b": {one.uuid: 2 * GIB},
         }
 
-    def test_a_job_that_is_not_on_its_gpu_yet_uses_nothing(self) -> None:
+    def test_job_that_is_not_on_its_gpu_yet_uses_nothing(self) -> None:
         assert World().hold("a").see(look(1.0)).machine.used == {"a": {UUID: 0}}
 
-    def test_memory_that_the_driver_does_not_tell_is_not_guessed(self) -> None:
+    def test_unknown_memory_is_not_guessed(self) -> None:
         untold = a_process(102, memory=Unknown("not told"))
         world = World().hold("a")
         world.owners[102] = "a"
         assert world.see(look(1.0, untold, OURS)).machine.used == {"a": None}
         assert world.see(look(2.0, OURS, untold)).machine.used == {"a": None}
 
-    def test_what_is_not_told_of_one_gpu_is_not_known_of_the_job(self) -> None:
+    def test_memory_unknown_on_one_gpu_is_unknown_for_the_job(self) -> None:
         one, two = a_gpu(0), a_gpu(1)
         world = World()
         world.holders = {one.uuid: {"a"}, two.uuid: {"a"}}
@@ -239,12 +239,12 @@ class TestAfterAJob:
         assert world.see(look(64.0)).is_free()
         assert world.gpu.obstructed_since is None
 
-    def test_before_the_next_look_it_is_not_free_but_expected_to_be(self) -> None:
+    def test_freed_gpu_is_expected_to_be_free_but_is_not_before_the_next_look(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, peak=0.9, used=20 * GIB)).end(1.5)
         assert not world.is_free()
         assert world.is_waited_for()
 
-    def test_what_our_job_did_before_it_ended_is_not_blamed_on_somebody_else(self) -> None:
+    def test_activity_of_our_ended_job_is_not_blamed_on_others(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, peak=0.9)).end(3.5)
         # From 1 to 6: half of that time it was ours.
         world.see(look(6.0, peak=0.9, span=5.0))
@@ -253,7 +253,7 @@ class TestAfterAJob:
         assert (world.gpu.obstructed_since, world.note) == (None, "has just been freed and is settling")
         assert world.see(look(11.0, span=5.0)).is_free()
 
-    def test_work_in_a_time_that_began_after_the_end_is_somebody_elses(self) -> None:
+    def test_activity_after_the_end_of_our_job_is_of_others(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, peak=0.9)).end(3.5)
         world.see(look(6.0, peak=0.9, span=5.0)).see(look(11.0, peak=0.8, span=5.0))
         assert not world.is_free()
@@ -262,18 +262,18 @@ class TestAfterAJob:
         world.see(look(80.0, peak=0.8, span=5.0))
         assert not world.is_waited_for()
 
-    def test_a_gpu_that_did_little_is_free_at_the_first_look(self) -> None:
+    def test_gpu_that_did_little_is_free_at_the_first_look(self) -> None:
         world = World().hold("a").see(look(1.0, OURS)).end(3.5)
         assert world.see(look(6.0, peak=0.3, span=5.0)).is_free()
 
-    def test_a_look_from_before_the_end_does_not_make_its_processes_somebody_elses(self) -> None:
+    def test_processes_in_a_look_from_before_the_end_are_not_foreign(self) -> None:
         world = World().hold("a").see(look(1.0)).end(2.5)
         world.see(look(2.0, OURS))
         assert world.gpu.other_processes == ()
         assert not world.is_free()
         assert world.is_waited_for()
 
-    def test_a_process_that_the_driver_still_lists_though_it_is_gone_is_waited_for(self) -> None:
+    def test_gone_process_that_the_driver_still_lists_delays_the_gpu(self) -> None:
         ghost = a_process(100, started=Unknown("it is not here"), user=Unknown("x"))
         world = World().hold("a").see(look(1.0, OURS)).end(1.5).see(look(2.0, ghost))
         assert world.gpu.other_processes == ()
@@ -281,15 +281,15 @@ class TestAfterAJob:
         assert world.is_waited_for()
         assert world.see(look(3.0, ghost)).gpu.other_processes == ("python (pid 100)",)
 
-    def test_a_foreigner_of_before_is_no_leftover(self) -> None:
+    def test_foreigner_of_before_is_no_leftover(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, ALICE)).end(2.5).see(look(2.0, OURS, ALICE))
         assert world.gpu.other_processes == ("alice's python (pid 4242)",)
 
-    def test_a_foreigner_that_came_at_once_is_seen(self) -> None:
+    def test_foreigner_that_came_at_once_is_seen(self) -> None:
         world = World().hold("a").see(look(1.0, OURS)).end(1.5).see(look(2.0, ALICE))
         assert world.gpu.other_processes == ("alice's python (pid 4242)",)
 
-    def test_the_end_of_one_of_two_jobs_says_nothing_of_the_other(self) -> None:
+    def test_end_of_one_of_two_jobs_says_nothing_of_the_other(self) -> None:
         world = World().hold("a", "b").see(look(1.0, OURS, peak=0.9))
         world.machine.ended(UUID, 1.5)
         world.hold("b").see(look(2.0, a_process(101, memory=3 * GIB), peak=0.9, used=3 * GIB))
@@ -297,7 +297,7 @@ class TestAfterAJob:
 
 
 class TestSinceWhen:
-    def test_it_counts_from_the_first_look_of_an_unbroken_row(self) -> None:
+    def test_obstruction_counts_from_the_first_look_of_an_unbroken_row(self) -> None:
         world = World().see(look(1.0, ALICE)).see(look(2.0, processes=Unknown("not told")))
         world.see(look(3.0, a_process(5)))
         assert world.gpu.obstructed_since == 1.0
@@ -311,13 +311,13 @@ class TestSinceWhen:
     def test_our_own_work_and_memory_do_not(self) -> None:
         assert World().hold("a").see(look(1.0, OURS, peak=1.0, used=20 * GIB)).gpu.obstructed_since is None
 
-    def test_memory_beside_our_job_that_nobody_explains_does(self) -> None:
+    def test_unexplained_memory_beside_our_job_obstructs(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, used=50 * GIB))
         assert world.gpu.obstructed_since == 1.0
         assert world.note == "has 30 GiB in use by no process that is seen"
 
 
-def test_others_are_told_what_was_seen_and_who_holds_it_now() -> None:
+def test_report_has_the_last_look_and_the_current_holders() -> None:
     world = World().see(look(1.0, peak=0.2, used=3 * GIB))
     (told,) = world.machine.worker_gpus({UUID: {"b", "a"}})
     assert (told.uuid, told.index, told.name) == (UUID, 0, "Test GPU")

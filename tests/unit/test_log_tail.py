@@ -30,7 +30,7 @@ class Assigned:
 
 
 @pytest.mark.parametrize("lines_between", [1, 100, 500, 2000, 3000])
-def test_whoever_follows_gets_every_line_once_however_fast_they_come(tmp_path: Path, lines_between: int) -> None:
+def test_follower_gets_every_line_once(tmp_path: Path, lines_between: int) -> None:
     record, queue = AttemptRecord(tmp_path), Queue()
     excerpt, reader = LogTail(record, cast(AttemptSpec, Assigned())), TailReader(lambda: queue.text)
     printed, read = b"", b""
@@ -54,7 +54,7 @@ def test_of_a_job_that_prints_little_little_is_written(tmp_path: Path) -> None:
     assert [size > RUNNING_TAIL for size in sizes] == [True, False, False, True, False]
 
 
-def test_a_bar_that_keeps_its_length_is_delivered_again_and_one_that_stands_still_is_not(tmp_path: Path) -> None:
+def test_progress_bar_is_delivered_again_only_when_it_changes(tmp_path: Path) -> None:
     record, queue = AttemptRecord(tmp_path), Queue()
     excerpt = LogTail(record, cast(AttemptSpec, Assigned()))
     written = []

@@ -109,13 +109,13 @@ def test_every_free_gpu_takes_the_next_job() -> None:
     assert placed(place(gpus(2), [], *jobs)) == {"a": [0], "b": [1]}
 
 
-def test_a_gpu_that_a_job_of_ours_holds_is_not_free_even_while_the_job_still_loads() -> None:
+def test_gpu_that_a_job_of_ours_holds_is_not_free_even_while_the_job_still_loads() -> None:
     decision = place(gpus(1), [running(a_job("loading"), 0, since=NOW)], a_job("next"))
     assert decision.start == ()
     assert obstacles_of(decision, "next") == {0: Held(("loading",), None, None)}
 
 
-def test_a_gpu_with_a_foreigner_is_left_alone() -> None:
+def test_gpu_with_a_foreigner_is_left_alone() -> None:
     seen = [a_gpu(0, other_processes=("alice's python (pid 4242)",)), a_gpu(1)]
     assert placed(place(seen, [], a_job("a"))) == {"a": [1]}
     decision = place(seen[:1], [], a_job("a", memory=1, shares=True))
@@ -137,13 +137,13 @@ def test_unknown_is_never_free(gpu: GpuState) -> None:
     assert obstacles_of(decision, "a") == {0: Unreadable("the driver did not answer")}
 
 
-def test_a_gpu_that_works_though_nobody_is_seen_on_it_is_not_free() -> None:
+def test_busy_gpu_without_processes_is_not_free() -> None:
     assert place([a_gpu(0, peak=0.5)], [], a_job("a")).start == ()
     assert placed(place([a_gpu(0, peak=0.49)], [], a_job("a"))) == {"a": [0]}
     assert placed(place([a_gpu(0, peak=0.6)], [], a_job("a"), rules=PlacementOptions(free_below=0.7))) == {"a": [0]}
 
 
-def test_a_gpu_is_free_when_its_memory_is_really_back() -> None:
+def test_gpu_is_free_when_its_memory_is_really_back() -> None:
     left_over = a_gpu(0, used=10 * GIB)
     assert place([left_over], [], a_job("whole")).start == ()
     assert placed(place([left_over], [], a_job("fits", memory=12))) == {"fits": [0]}
@@ -151,7 +151,7 @@ def test_a_gpu_is_free_when_its_memory_is_really_back() -> None:
     assert placed(place([a_gpu(0, used=300 * 2**20)], [], a_job("whole"))) == {"whole": [0]}
 
 
-def test_the_work_of_our_own_job_does_not_keep_another_from_sharing_its_gpu() -> None:
+def test_work_of_our_own_job_does_not_keep_another_from_sharing_its_gpu() -> None:
     seen = [a_gpu(0, used=8 * GIB, peak=1.0)]
     first = msgspec.structs.replace(running(a_job("first", memory=8, shares=True), 0), used={"GPU-0": 8 * GIB})
     assert placed(place(seen, [first], a_job("second", memory=8, shares=True))) == {"second": [0]}
@@ -165,7 +165,7 @@ def test_jobs_that_share_pack_by_the_memory_they_want_and_leave_whole_gpus_free(
     assert placed(place(gpus(4), [], *jobs)) == {"a": [0], "b": [0], "c": [1]}
 
 
-def test_a_job_that_shares_goes_where_least_is_left() -> None:
+def test_job_that_shares_goes_where_least_is_left() -> None:
     held = [running(a_job("small", memory=4, shares=True), 0), running(a_job("large", memory=16, shares=True), 1)]
     assert placed(place(gpus(3), held, a_job("new", memory=5, shares=True))) == {"new": [1]}
 
@@ -176,13 +176,13 @@ def test_what_a_job_really_uses_counts_when_it_is_more_than_it_asked_for() -> No
     assert decision.start == ()
 
 
-def test_where_nobody_can_tell_whose_the_memory_is_all_of_it_counts() -> None:
+def test_all_memory_counts_where_its_owner_is_unknown() -> None:
     untold = msgspec.structs.replace(running(a_job("untold", memory=4, shares=True), 0), used=None)
     assert place([a_gpu(0, used=20 * GIB)], [untold], a_job("next", memory=8, shares=True)).start == ()
     assert placed(place([a_gpu(0, used=3 * GIB)], [untold], a_job("next", memory=8, shares=True))) == {"next": [0]}
 
 
-def test_a_job_that_shares_without_saying_how_much_takes_the_whole_gpu() -> None:
+def test_job_that_shares_without_saying_how_much_takes_the_whole_gpu() -> None:
     jobs = [a_job("a", shares=True), a_job("b", order=1, shares=True), a_job("c", order=2, memory=1, shares=True)]
     assert placed(place(gpus(1), [], *jobs)) == {"a": [0]}
 
@@ -198,13 +198,13 @@ def test_slots_do_not_give_out_more_memory_than_there_is() -> None:
     assert placed(place(gpus(1), [], *jobs, rules=PlacementOptions(slots_per_gpu=2))) == {"a": [0]}
 
 
-def test_slots_fill_up_where_nobody_can_tell_whose_the_memory_is() -> None:
+def test_slots_fill_up_where_the_owner_of_memory_is_unknown() -> None:
     untold = msgspec.structs.replace(running(a_job("untold"), 0), used=None)
     rules = PlacementOptions(slots_per_gpu=2)
     assert placed(place([a_gpu(0, used=9 * GIB)], [untold], a_job("next"), rules=rules)) == {"next": [0]}
 
 
-def test_a_job_gets_the_smallest_gpu_that_will_do() -> None:
+def test_job_gets_the_smallest_gpu_that_will_do() -> None:
     seen = [a_gpu(0, total=80 * GIB), a_gpu(1, total=24 * GIB), a_gpu(2, total=48 * GIB)]
     jobs = [a_job("small"), a_job("large", order=1, memory=40)]
     assert placed(place(seen, [], *jobs)) == {"small": [1], "large": [2]}
@@ -218,13 +218,13 @@ def test_order_is_priority_then_age() -> None:
     assert list(placed(place(gpus(2), [], *jobs))) == ["urgent", "old"]
 
 
-def test_a_gpu_is_kept_for_a_job_that_needs_two() -> None:
+def test_gpu_is_kept_for_a_job_that_needs_two() -> None:
     decision = place(gpus(2), [running(a_job("r"), 1)], a_job("big", 2), a_job("small", order=1))
     assert decision.start == ()
     assert obstacles_of(decision, "small")[0] == ReservedFor("big", 2, 1)
 
 
-def test_a_small_job_slips_in_where_its_time_limit_ends_before_the_big_one_can_start() -> None:
+def test_small_job_slips_in_where_its_time_limit_ends_before_the_big_one_can_start() -> None:
     held = [running(a_job("r", limit=2 * HOUR), 1)]  # an hour of it is over
     big = a_job("big", 2)
     assert placed(place(gpus(2), held, big, a_job("short", order=1, limit=HOUR))) == {"short": [0]}
@@ -232,18 +232,18 @@ def test_a_small_job_slips_in_where_its_time_limit_ends_before_the_big_one_can_s
     assert place(gpus(2), held, big, a_job("endless", order=1)).start == ()
 
 
-def test_without_a_bound_on_what_runs_no_time_limit_lets_a_job_slip_in() -> None:
+def test_time_limit_allows_no_backfill_when_running_jobs_have_none() -> None:
     decision = place(gpus(2), [running(a_job("r"), 1)], a_job("big", 2), a_job("short", order=1, limit=1.0))
     assert decision.start == ()
 
 
-def test_a_small_job_slips_in_on_a_gpu_that_the_big_one_could_not_use() -> None:
+def test_small_job_slips_in_on_a_gpu_that_the_big_one_could_not_use() -> None:
     seen = [a_gpu(0, total=80 * GIB), a_gpu(1, total=80 * GIB), a_gpu(2, total=8 * GIB)]
     held = [running(a_job("r"), 0)]
     assert placed(place(seen, held, a_job("big", 2, memory=40), a_job("small", order=1))) == {"small": [2]}
 
 
-def test_a_small_job_that_shares_slips_in_beside_what_is_kept() -> None:
+def test_small_job_that_shares_backfills_beside_a_reservation() -> None:
     held = [running(a_job("r"), 1)]
     big = a_job("big", 2, memory=10, shares=True)
     assert placed(place(gpus(2), held, big, a_job("fits", order=1, memory=10, shares=True))) == {"fits": [0]}
@@ -259,12 +259,12 @@ def test_gpus_are_not_kept_for_ever_for_a_job_that_would_need_the_gpu_of_a_forei
     assert placed(place(stays, [], big, small)) == {"small": [0]}
 
 
-def test_the_moment_in_which_memory_comes_back_does_not_let_a_small_job_ahead_of_a_big_one() -> None:
+def test_moment_in_which_memory_comes_back_does_not_let_a_small_job_ahead_of_a_big_one() -> None:
     seen = [a_gpu(0), a_gpu(1, used=20 * GIB, obstructed_since=NOW - 1)]
     assert place(seen, [], a_job("big", 2), a_job("small", order=1)).start == ()
 
 
-def test_a_job_that_can_never_fit_blocks_nobody() -> None:
+def test_job_that_can_never_fit_blocks_no_other() -> None:
     jobs = [a_job("five", 5), a_job("huge", order=1, memory=100), a_job("small", order=2)]
     decision = place(gpus(2), [], *jobs)
     assert placed(decision) == {"small": [0]}
@@ -272,7 +272,7 @@ def test_a_job_that_can_never_fit_blocks_nobody() -> None:
     assert isinstance(decision.waiting["huge"], CannotFit)
 
 
-def test_a_gpu_of_unknown_size_may_be_large_enough() -> None:
+def test_gpu_of_unknown_size_may_be_large_enough() -> None:
     seen = [a_gpu(0), a_gpu(1, total=Unknown("lost"))]
     decision = place(seen, [], a_job("huge", memory=100))
     assert obstacles_of(decision, "huge") == {0: TooSmall(24 * GIB), 1: Unreadable("lost")}
@@ -285,7 +285,7 @@ def test_jobs_without_a_gpu_are_never_blocked_behind_jobs_that_wait_for_one() ->
     assert decision.waiting["cpu3"] == CpuSlotsTaken(2)
 
 
-def test_a_machine_that_cannot_be_read_starts_only_jobs_without_a_gpu() -> None:
+def test_machine_that_cannot_be_read_starts_only_jobs_without_a_gpu() -> None:
     decision = decide([], [], [a_job("gpu"), a_job("cpu", 0, order=1)], RULES, NOW, problem="the driver did not answer")
     assert placed(decision) == {"cpu": []}
     assert decision.waiting["gpu"] == NoGpusSeen(1, None, "the driver did not answer")
@@ -300,12 +300,12 @@ def test_preemptible_jobs_fill_what_is_left_whatever_their_priority() -> None:
     assert placed(place(gpus(2), [], *jobs)) == {"normal": [0], "filler": [1]}
 
 
-def test_preemptible_jobs_fill_what_is_kept_for_a_big_job() -> None:
+def test_preemptible_jobs_use_gpus_reserved_for_a_big_job() -> None:
     held = [running(a_job("r"), 1)]
     assert placed(place(gpus(2), held, a_job("big", 2), a_job("filler", order=1, preemptible=True))) == {"filler": [0]}
 
 
-def test_the_newest_gives_way() -> None:
+def test_newest_gives_way() -> None:
     held = [
         running(a_job("old", preemptible=True), 0, since=NOW - 9),
         running(a_job("new", preemptible=True), 1, since=NOW - 5),
@@ -315,7 +315,7 @@ def test_the_newest_gives_way() -> None:
     assert obstacles_of(decision, "normal") == {0: Held(("old",), None, None), 1: Stopping(("new",))}
 
 
-def test_the_one_that_saved_its_work_last_gives_way() -> None:
+def test_job_with_the_latest_checkpoint_is_preempted() -> None:
     saved = msgspec.structs.replace(running(a_job("saved", preemptible=True), 0, since=NOW - HOUR), unsaved=2.0)
     held = [saved, running(a_job("unsaved", preemptible=True), 1, since=NOW - 60)]
     assert place(gpus(2), held, a_job("normal")).preempt == ("saved",)
@@ -336,19 +336,19 @@ def test_where_many_share_the_gpu_is_cleared_that_fewest_have_to_leave() -> None
     assert sorted(place(gpus(3), held, a_job("normal")).preempt) == ["t0", "t1", "t2", "t3", "t4"]
 
 
-def test_nobody_gives_way_for_a_job_that_would_still_not_fit() -> None:
+def test_nothing_is_preempted_for_a_job_that_would_still_not_fit() -> None:
     held = [running(a_job("filler", preemptible=True), 0), running(a_job("normal"), 1)]
     assert place(gpus(2), held, a_job("big", 2)).preempt == ()
 
 
-def test_a_victim_is_named_once_and_nobody_else_while_it_stops() -> None:
+def test_job_is_preempted_once_and_no_other_while_it_stops() -> None:
     stopping = running(a_job("a", preemptible=True), 0, stopping=True)
     held = [stopping, running(a_job("b", preemptible=True), 1)]
     assert place(gpus(2), held, a_job("normal")).preempt == ()
     assert place(gpus(2), held, a_job("n1"), a_job("n2", order=1)).preempt == ("b",)
 
 
-def test_nobody_else_gives_way_while_the_victims_memory_comes_back() -> None:
+def test_no_other_job_is_preempted_while_memory_is_being_freed() -> None:
     seen = [a_gpu(0, used=20 * GIB), a_gpu(1)]
     held = [running(a_job("b", preemptible=True), 1)]
     assert place(seen, held, a_job("normal")).preempt == ()
@@ -356,7 +356,7 @@ def test_nobody_else_gives_way_while_the_victims_memory_comes_back() -> None:
     assert place(for_long, held, a_job("normal")).preempt == ("b",)
 
 
-def test_what_a_victim_leaves_is_not_taken_by_another_filler() -> None:
+def test_gpus_of_a_preempted_job_are_not_taken_by_another_preemptible_job() -> None:
     seen = [a_gpu(0), a_gpu(1)]
     held = [running(a_job("victim", preemptible=True), 0, stopping=True)]
     decision = place(seen, held, a_job("normal", 2), a_job("filler", order=1, preemptible=True))
@@ -364,7 +364,7 @@ def test_what_a_victim_leaves_is_not_taken_by_another_filler() -> None:
     assert obstacles_of(decision, "filler")[1] == ReservedFor("normal", 2, 1)
 
 
-def test_a_preemptible_job_without_a_gpu_gives_its_place_to_a_normal_one() -> None:
+def test_preemptible_job_without_a_gpu_gives_its_place_to_a_normal_one() -> None:
     held = [
         running(a_job("old", 0, preemptible=True), since=1.0),
         running(a_job("new", 0, preemptible=True), since=2.0),
@@ -487,7 +487,7 @@ def test_every_job_starts_or_has_a_sentence_that_says_why_not(world: World) -> N
 
 @settings(deadline=None)
 @given(worlds())
-def test_a_job_gets_as_many_different_gpus_as_it_asked_for(world: World) -> None:
+def test_job_gets_as_many_different_gpus_as_it_asked_for(world: World) -> None:
     wanted = {request.job: request.gpus for request in world.waiting}
     for start in world.decide().start:
         assert len(set(start.gpus)) == len(start.gpus) == wanted[start.job]
@@ -557,7 +557,7 @@ def test_no_more_jobs_without_a_gpu_than_may(world: World) -> None:
 
 @settings(deadline=None)
 @given(worlds())
-def test_the_first_that_waits_could_not_have_started_in_place_of_those_behind_it(world: World) -> None:
+def test_first_that_waits_could_not_have_started_in_place_of_those_behind_it(world: World) -> None:
     decision = world.decide()
     blocked = [
         request for request in sorted(world.waiting, key=rank) if request.job in decision.waiting and request.gpus
@@ -574,7 +574,7 @@ def test_the_first_that_waits_could_not_have_started_in_place_of_those_behind_it
 
 @settings(deadline=None)
 @given(worlds(slots=[1], bounded=False))
-def test_nobody_starts_on_gpus_on_which_one_before_it_could_have_started(world: World) -> None:
+def test_no_job_starts_on_gpus_where_an_earlier_one_could_have(world: World) -> None:
     """Where no time limit and no sharing makes a job behind another less of a delay to a third."""
     world.waiting = [msgspec.structs.replace(request, shares=False) for request in world.waiting if request.gpus]
     decision = world.decide()
@@ -605,7 +605,7 @@ def test_deciding_again_changes_nothing(world: World) -> None:
 
 @settings(deadline=None)
 @given(worlds(), st.randoms(use_true_random=False))
-def test_the_order_in_which_things_are_listed_does_not_matter(world: World, chance: random.Random) -> None:
+def test_order_in_which_things_are_listed_does_not_matter(world: World, chance: random.Random) -> None:
     decision = world.decide()
     for listed in (world.seen, world.held, world.waiting):
         chance.shuffle(listed)
@@ -652,7 +652,7 @@ def test_victims_are_preemptible_and_no_more_than_the_job_needs_that_then_starts
 
 @settings(deadline=None)
 @given(worlds())
-def test_a_normal_job_waits_only_if_stopping_every_filler_would_not_help_or_is_being_done(world: World) -> None:
+def test_normal_job_waits_only_if_stopping_every_filler_would_not_help_or_is_being_done(world: World) -> None:
     world.waiting = [request for request in world.waiting if not request.preemptible and request.gpus][:1]
     decision = world.decide()
     if decision.start or decision.preempt or not world.waiting:
@@ -754,7 +754,7 @@ def a_machine_full_of(crowd: Crowd, seen: list[GpuState]) -> Machine:
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.integers(2, 5), st.data(), st.randoms(use_true_random=False))
-def test_a_big_job_starts_when_what_runs_has_ended_however_many_small_ones_come(
+def test_big_job_starts_when_the_running_ones_have_ended_however_many_small_ones_wait(
     count: int, data: st.DataObject, chance: random.Random
 ) -> None:
     crowd = Crowd(chance, sharing=False)
@@ -766,7 +766,7 @@ def test_a_big_job_starts_when_what_runs_has_ended_however_many_small_ones_come(
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.integers(1, 3), st.data(), st.randoms(use_true_random=False))
-def test_a_job_that_wants_whole_gpus_is_not_starved_by_those_that_share(
+def test_job_that_wants_whole_gpus_is_not_starved_by_those_that_share(
     count: int, data: st.DataObject, chance: random.Random
 ) -> None:
     crowd = Crowd(chance, sharing=True)
@@ -864,7 +864,7 @@ def on_two_machines(
     return one, decide(gpus(2), second, waiting, RULES, NOW, elsewhere=elsewhere), elsewhere
 
 
-def test_a_job_that_has_gpus_kept_elsewhere_keeps_none_here() -> None:
+def test_job_that_has_gpus_kept_elsewhere_keeps_none_here() -> None:
     held = [running(a_job("r"), 1)]
     one, other, elsewhere = on_two_machines(held, held, a_job("big", 2), a_job("small", order=1))
     assert one.start == ()
@@ -873,7 +873,7 @@ def test_a_job_that_has_gpus_kept_elsewhere_keeps_none_here() -> None:
     assert isinstance(other.waiting["big"], NotEnoughGpus)
 
 
-def test_a_job_moves_to_the_machine_that_can_start_it_sooner() -> None:
+def test_job_moves_to_the_machine_that_can_start_it_sooner() -> None:
     endless = [running(a_job("r"), 1)]
     limited = [running(a_job("r", limit=2 * HOUR), 0), running(a_job("s", limit=2 * HOUR), 1)]
     _one, other, _elsewhere = on_two_machines(endless, limited, a_job("big", 2))
@@ -882,7 +882,7 @@ def test_a_job_moves_to_the_machine_that_can_start_it_sooner() -> None:
     assert [keeping.job for keeping in other.reservations] == ["big"], "nobody feels it on the first"
 
 
-def test_the_second_big_job_has_gpus_kept_on_the_second_machine() -> None:
+def test_second_big_job_has_gpus_kept_on_the_second_machine() -> None:
     held = [running(a_job("r"), 1)]
     one, other, _elsewhere = on_two_machines(held, held, a_job("big", 2), a_job("next", 2, order=1))
     assert [keeping.job for keeping in one.reservations] == ["big"]
@@ -895,12 +895,12 @@ def test_fillers_are_stopped_on_one_machine_only() -> None:
     assert (len(one.preempt), len(other.preempt)) == (1, 0)
 
 
-def test_a_job_starts_where_it_fits_though_another_machine_keeps_gpus_for_it() -> None:
+def test_job_starts_where_it_fits_though_another_machine_reserves_gpus_for_it() -> None:
     _one, other, _elsewhere = on_two_machines([running(a_job("r"), 1)], [], a_job("big", 2))
     assert placed(other) == {"big": [0, 1]}
 
 
-def test_a_full_machine_need_not_ask_others_about_the_next_job() -> None:
+def test_full_machine_need_not_ask_others_about_the_next_job() -> None:
     held = [running(a_job("r"), 0), running(a_job("s"), 1)]
     jobs = [a_job(f"j{order}", order=order) for order in range(5)]
     assert [(keeping.job, keeping.affects_others) for keeping in place(gpus(2), held, *jobs).reservations] == [
@@ -908,7 +908,7 @@ def test_a_full_machine_need_not_ask_others_about_the_next_job() -> None:
     ]
 
 
-def test_a_long_queue_is_decided_job_by_job_in_its_order() -> None:
+def test_long_queue_is_decided_job_by_job_in_its_order() -> None:
     queue = [a_job(f"j{order}", 1 + order % 3, order=order, memory=1 + order % 7) for order in range(1000)]
     decision = place(gpus(8), [], *reversed(queue))
     assert list(placed(decision)) == ["j0", "j1", "j2", "j3"]

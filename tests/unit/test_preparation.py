@@ -63,23 +63,23 @@ class TestCommand:
         assert prepared(command=written, batch_size=64, gpus=two).command[2] == (meant or written)
         assert prepared(command=("x", written, "y"), batch_size=64, gpus=two).command == ("x", meant or written, "y")
 
-    def test_a_batch_size_that_nobody_gave_is_refused(self) -> None:
+    def test_missing_batch_size_is_refused(self) -> None:
         with pytest.raises(BadInputError, match=r"job 0a1b2c3d says \{batch_size\}, but the job has none"):
             prepared(command=("train", "--bs={batch_size}"))
         assert prepared(command=("train", "{{batch_size}}")).command == ("train", "{batch_size}")
 
     @pytest.mark.parametrize("job", [{"command": "a\0b"}, {"environment": {"A=B": "1"}}, {"environment": {"A": "\0"}}])
-    def test_what_no_kernel_would_start_is_refused(self, job: dict[str, Any]) -> None:
+    def test_command_or_environment_that_no_kernel_accepts_is_refused(self, job: dict[str, Any]) -> None:
         with pytest.raises(BadInputError, match="cannot be"):
             prepared(**job)
 
 
 class TestEnvironment:
-    def test_the_job_has_the_workers_with_its_own_over_it(self) -> None:
+    def test_job_has_the_workers_with_its_own_over_it(self) -> None:
         environment = prepared(worker={"A": "1", "B": "2"}, environment={"B": "3", "C": "4"}).environment
         assert {name: environment[name] for name in "ABC"} == {"A": "1", "B": "3", "C": "4"}
 
-    def test_it_is_told_who_it_is_whatever_was_set(self) -> None:
+    def test_job_gets_its_id_whatever_was_set(self) -> None:
         environment = prepared(
             worker={"STOKER_JOB_ID": "other", "STOKER_BATCH_SIZE": "1", "STOKER_RUN": "r", "STOKER_RUN_DIR": "/r"},
             environment={"STOKER_ATTEMPT": "9", "STOKER_RUN_DIR": "/s"},
@@ -101,17 +101,17 @@ class TestEnvironment:
         assert wandb(prepared())["WANDB_NAME"] == "0a1b2c3d"
 
     @pytest.mark.parametrize("whose", ["worker", "environment"])
-    def test_what_somebody_set_for_wandb_holds(self, whose: str) -> None:
+    def test_wandb_variables_of_the_user_are_kept(self, whose: str) -> None:
         own = {"WANDB_RUN_ID": "mine", "WANDB_NAME": "me", "WANDB_RESUME": "must"}
         job: dict[str, Any] = {whose: own}
         assert wandb(prepared(number=2, **job)) == own
 
-    def test_python_prints_at_once_unless_somebody_wants_otherwise(self) -> None:
+    def test_python_is_unbuffered_unless_set_otherwise(self) -> None:
         assert prepared().environment["PYTHONUNBUFFERED"] == "1"
         assert prepared(worker={"PYTHONUNBUFFERED": ""}).environment["PYTHONUNBUFFERED"] == ""
         assert prepared(environment={"PYTHONUNBUFFERED": "0"}).environment["PYTHONUNBUFFERED"] == "0"
 
-    def test_the_workers_own_environment_is_left_alone(self) -> None:
+    def test_workers_own_environment_is_left_alone(self) -> None:
         worker = {"CUDA_VISIBLE_DEVICES": "0", "A": "1"}
         prepared(worker=worker)
         assert worker == {"CUDA_VISIBLE_DEVICES": "0", "A": "1"}
@@ -134,7 +134,7 @@ CHOOSING = st.dictionaries(
 
 class TestVisibleDevices:
     @given(st.sampled_from(["nvidia", "sim", "amd"]), st.sets(st.integers(0, 4), min_size=1), CHOOSING, CHOOSING)
-    def test_a_job_sees_exactly_its_gpus_whatever_anybody_set(
+    def test_job_sees_exactly_its_gpus_whatever_anybody_set(
         self, vendor: str, given_to_it: set[int], worker: dict[str, str], own: dict[str, str]
     ) -> None:
         everything = machine_of(vendor)
@@ -149,12 +149,12 @@ class TestVisibleDevices:
             assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
         assert prepared(worker={"CUDA_DEVICE_ORDER": "x"}).environment["CUDA_DEVICE_ORDER"] == "x"
 
-    def test_a_slice_goes_by_its_own_uuid(self) -> None:
+    def test_slice_goes_by_its_own_uuid(self) -> None:
         whole, *slices = a_gpu(0), a_gpu(1, uuid="MIG-1", parent="GPU-c"), a_gpu(2, uuid="MIG-2", parent="GPU-c")
         environment = prepared(gpus=(slices[1],)).environment
         assert visible_gpus((whole, *slices), environment) == (slices[1],)
 
-    def test_an_amd_gpu_without_a_uuid_goes_by_its_place_among_its_kind(self) -> None:
+    def test_amd_gpu_without_a_uuid_goes_by_its_place_among_its_kind(self) -> None:
         graphics = a_gpu(0, uuid="PCI-0", vendor="intel")
         amd = (a_gpu(1, uuid="PCI-1", vendor="amd"), a_gpu(2, vendor="amd"), a_gpu(3, uuid="PCI-3", vendor="amd"))
         present = (graphics, *amd)
@@ -167,11 +167,11 @@ class TestVisibleDevices:
         assert prepared(gpus=(intel[2], intel[0])).environment["ZE_AFFINITY_MASK"] == "0,2"
 
     @given(st.sampled_from(["nvidia", "sim", "amd"]), CHOOSING)
-    def test_a_job_without_gpus_sees_none(self, vendor: str, worker: dict[str, str]) -> None:
+    def test_job_without_gpus_sees_none(self, vendor: str, worker: dict[str, str]) -> None:
         environment = prepared(gpus=(), worker=worker).environment
         assert visible_gpus(machine_of(vendor), environment) == ()
 
-    def test_a_job_without_gpus_may_set_for_itself_what_it_sees(self) -> None:
+    def test_job_without_gpus_may_set_its_visible_devices(self) -> None:
         environment = prepared(gpus=(), environment={"CUDA_VISIBLE_DEVICES": "1"}).environment
         assert environment["CUDA_VISIBLE_DEVICES"] == "1"
         assert environment["ROCR_VISIBLE_DEVICES"] == ""

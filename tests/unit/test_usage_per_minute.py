@@ -41,7 +41,7 @@ def seconds(row: Usage) -> dict[GpuUse, float]:
     return {state: round(amount, 3) for state, amount in row.seconds.items()}
 
 
-def test_a_minute_is_told_once_it_is_over() -> None:
+def test_minute_is_reported_when_it_is_over() -> None:
     site = Site().see(*range(0, 60, 5))
     assert site.meter.finished() == []
     assert seconds(site.told()[0]) == {"job": 55.0}
@@ -53,29 +53,29 @@ def test_a_minute_is_told_once_it_is_over() -> None:
     assert seconds(site.told()[1]) == {"job": 2.0}
 
 
-def test_a_stretch_is_what_the_look_at_its_end_shows() -> None:
+def test_span_has_the_state_of_the_look_at_its_end() -> None:
     site = Site().see(0.0).see(10.0, state="free").see(15.0, state="unknown", utilization=None).see(20.0, state="job")
     assert seconds(site.told()[0]) == {"free": 10.0, "unknown": 5.0, "job": 5.0}
 
 
-def test_a_job_that_came_and_went_between_two_looks_is_counted() -> None:
+def test_job_that_came_and_went_between_two_looks_is_counted() -> None:
     site = Site().see(0.0, state="free").leave(3.0).see(3.5, state="free")
     assert seconds(site.told()[0]) == {"job": 3.0, "free": 0.5}
 
 
-def test_an_end_that_is_later_than_the_look_counts_no_second_twice() -> None:
+def test_end_that_is_later_than_the_look_counts_no_second_twice() -> None:
     site = Site().see(0.0, state="free").leave(3.2).see(3.0, state="free").see(5.0, state="free")
     assert seconds(site.told()[0]) == {"job": 3.0, "free": 2.0}
 
 
-def test_a_longer_gap_counts_for_nothing() -> None:
+def test_longer_gap_counts_for_nothing() -> None:
     site = Site().see(0.0, LONGEST_GAP)
     assert seconds(site.told()[0]) == {"job": LONGEST_GAP}
     gap = Site().see(0.0, LONGEST_GAP + 0.1, LONGEST_GAP + 5.1)
     assert seconds(gap.told()[0]) == {"job": 5.0}
 
 
-def test_a_minute_without_looks_has_no_row() -> None:
+def test_minute_without_looks_has_no_row() -> None:
     assert set(Site().see(0.0, 5.0, 200.0, 205.0).told()) == {0, 3}
     assert Site().see(0.0).told() == {}
 
@@ -96,21 +96,21 @@ def test_memory_is_the_most_that_was_seen() -> None:
     assert site.told()[0].memory == 300
 
 
-def test_what_nobody_took_is_kept_for_an_hour() -> None:
+def test_unwritten_minutes_are_kept_for_an_hour() -> None:
     site = Site().see(*range(0, 61, 20))
     last = KEPT_MINUTES * 60.0
     assert 0 in site.see(last + 59.0).told()
     assert 0 not in site.see(last + 60.0).told()
 
 
-def test_a_clock_that_is_set_back_makes_no_minute_longer() -> None:
+def test_clock_that_is_set_back_makes_no_minute_longer() -> None:
     site = Site().see(*range(0, 51, 5))
     site.set_by = -45.0
     site.see(*range(55, 101, 5))
     assert seconds(site.told()[0]) == {"job": 60.0}
 
 
-def test_clocks_that_drift_apart_tell_no_minute_twice() -> None:
+def test_drifting_clocks_report_no_minute_twice() -> None:
     site = Site().see(50.0, 60.001)
     site.meter.told(site.meter.finished())
     site.set_by = -0.002

@@ -32,7 +32,7 @@ def test_there_are_workflows_and_templates() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=named)
-def test_a_workflow_has_a_trigger_few_permissions_and_time_limits(path: Path) -> None:
+def test_workflow_has_a_trigger_few_permissions_and_time_limits(path: Path) -> None:
     workflow = load(path)
     assert workflow[ON]
     assert workflow["permissions"] == {"contents": "read"}
@@ -46,14 +46,14 @@ def test_a_workflow_has_a_trigger_few_permissions_and_time_limits(path: Path) ->
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=named)
-def test_a_workflow_calls_targets_of_the_makefile(path: Path) -> None:
+def test_workflow_calls_targets_of_the_makefile(path: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     called = set(re.findall(r"run: make ([a-z]+)", path.read_text()))
     assert called
     assert called <= targets
 
 
-def test_the_matrix_has_every_supported_python_and_postgresql() -> None:
+def test_matrix_has_every_supported_python_and_postgresql() -> None:
     matrix = load(REPOSITORY / ".github/workflows/test.yml")["jobs"]["test"]["strategy"]["matrix"]
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     classified = [found[1] for line in project["classifiers"] if (found := re.search(r"Python :: (3\.\d+)$", line))]
@@ -63,7 +63,7 @@ def test_the_matrix_has_every_supported_python_and_postgresql() -> None:
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=named)
-def test_an_issue_template_is_complete(path: Path) -> None:
+def test_issue_template_is_complete(path: Path) -> None:
     template = load(path)
     if path.name == "config.yml":
         assert template["blank_issues_enabled"] in {True, False}

@@ -24,10 +24,8 @@ from stoker.procfs import Identity, is_alive
 from stoker.queue import JobSpec, QueueAwayError, open_queue
 from stoker.queue.model import ENDED
 from stoker.runs.processes.tree import children, send
-from tests.support.diary import Diary
-from tests.support.faults import Call
-from tests.support.havoc_judge import Condition, Evidence, Submitted, judge
-from tests.support.havoc_machine import (
+from tests.support.chaos_judge import Condition, Evidence, Submitted, judge
+from tests.support.chaos_machine import (
     FORK_SERVER,
     OF_STOKER,
     SUPERVISOR,
@@ -38,6 +36,8 @@ from tests.support.havoc_machine import (
     lift_limits,
     limit_descriptors,
 )
+from tests.support.diary import Diary
+from tests.support.faults import Call
 from tests.support.postgres import PostgresServer
 from tests.support.work_site import WorkSite
 
@@ -160,7 +160,7 @@ class _Active(NamedTuple):
     """Whether it had any effect."""
 
 
-class Havoc:
+class ChaosRun:
     """One run of it."""
 
     def __init__(self, site: WorkSite, url: str, extent: Extent, seed: int, server: PostgresServer | None) -> None:
@@ -181,7 +181,7 @@ class Havoc:
         self._wrong: list[str] = []
         self.struck: Counter[str] = Counter()
         self.seconds = 0.0
-        sys.stdout.write(f"havoc with seed {seed}\n")
+        sys.stdout.write(f"chaos with seed {seed}\n")
         sys.stdout.flush()
 
     @property
@@ -255,7 +255,7 @@ class Havoc:
         seconds = chance.uniform(0.05, 0.6) if number % 5 else self._extent.longest_job * chance.uniform(0.1, 1.0) ** 2
         code = 0 if number % 4 else 3
         command = tuple(shlex.split(diary.command(round(seconds, 3), code, deaf=deaf)))
-        job = JobSpec(command=command, gpus=0, directory=str(self._site.directory), origin=f"havoc {number}")
+        job = JobSpec(command=command, gpus=0, directory=str(self._site.directory), origin=f"chaos {number}")
         return job, Submitted(diary, code)
 
     def _live_for(self, seconds: float) -> None:

@@ -32,7 +32,7 @@ def details(site: WorkSite, job: str) -> AttemptDetails:
     return wait_for(lambda: site.store.attempts.details(attempt), named="what was found")
 
 
-def test_what_gpus_do_is_told_as_it_changes_and_added_up(site: WorkSite) -> None:
+def test_states_of_gpus_are_reported_as_they_change_and_summed_up(site: WorkSite) -> None:
     begun = time.time()
     alice = site.foreigner("--gpu", "1")
     # However late a look comes, no GPU is told to be unknown.
@@ -66,7 +66,7 @@ def test_what_gpus_do_is_told_as_it_changes_and_added_up(site: WorkSite) -> None
     assert {row.host for row in rows} == {there.host}
 
 
-def test_a_snooze_asked_for_through_the_queue_keeps_an_idle_job_alive(site: WorkSite) -> None:
+def test_snooze_asked_for_through_the_queue_keeps_an_idle_job_alive(site: WorkSite) -> None:
     site.work("--grace", "2s")
     # It is judged once it has worked, and hangs when the gate is open: not before its snooze was heard.
     works_first = f"stoker sim load & {site.until('gate')}; kill $!; {HANGS}"
@@ -85,7 +85,7 @@ def test_a_snooze_asked_for_through_the_queue_keeps_an_idle_job_alive(site: Work
     assert site.wait_until(spared, "failed").exit_code == 124
 
 
-def test_the_report_of_a_job_that_hung_is_where_every_machine_can_read_it(site: WorkSite) -> None:
+def test_report_of_a_job_that_hung_is_where_every_machine_can_read_it(site: WorkSite) -> None:
     hung = site.submit(HANGS, gpus=1, policy=IDLE_SOON)
     fine = site.submit("true")
     site.work_until_empty()
@@ -95,7 +95,7 @@ def test_the_report_of_a_job_that_hung_is_where_every_machine_can_read_it(site: 
     assert site.store.attempts.details(site.last_attempt(fine).id) is None
 
 
-def test_a_job_that_ends_without_a_worker_tells_what_was_found_all_the_same(site: WorkSite) -> None:
+def test_job_that_ends_without_a_worker_delivers_its_details(site: WorkSite) -> None:
     job = site.submit("exec sleep 600", time_limit=1.5)
     working = site.work()
     working.wait_until_it_says(f"{job}: started")

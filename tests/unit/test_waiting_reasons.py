@@ -25,7 +25,7 @@ def asks(gpus: int, memory: int | None = None) -> tuple[int, int | None]:
     return gpus, memory
 
 
-def test_the_example_of_the_manual() -> None:
+def test_example_of_the_manual() -> None:
     reason = NotEnoughGpus(
         *asks(2, 20 * GIB),
         ((0, UsedByOthers(("alice's python (pid 4242)",))), (1, Held(("deadbeef",), 3 * HOUR, None))),
@@ -52,7 +52,7 @@ def test_the_example_of_the_manual() -> None:
         (Free(), "GPU 3 is free"),
     ],
 )
-def test_each_thing_that_can_stand_in_the_way_is_told(obstacle: Obstacle, said: str) -> None:
+def test_every_obstacle_has_a_description(obstacle: Obstacle, said: str) -> None:
     assert why_waiting(NotEnoughGpus(*asks(1), ((3, obstacle),))) == f"waits for a GPU: {said}"
 
 
@@ -91,7 +91,7 @@ def test_gpus_of_which_the_same_is_true_are_named_together() -> None:
         (72 * HOUR + 1, "4 days"),
     ],
 )
-def test_at_most_is_never_less_than_it_is(seconds: float, said: str) -> None:
+def test_at_most_is_rounded_up(seconds: float, said: str) -> None:
     reason = NotEnoughGpus(*asks(1), ((0, Held(("deadbeef",), seconds, None)),))
     assert why_waiting(reason).endswith(f"GPU 0 frees in at most {said}")
 
@@ -107,19 +107,19 @@ def test_at_most_is_never_less_than_it_is(seconds: float, said: str) -> None:
         (CpuSlotsTaken(0), "it takes no jobs without a GPU"),
     ],
 )
-def test_a_job_that_can_never_start_here_says_what_is_missing(reason: CannotFit | CpuSlotsTaken, said: str) -> None:
+def test_job_that_can_never_start_here_says_what_is_missing(reason: CannotFit | CpuSlotsTaken, said: str) -> None:
     sentence = why_waiting(reason)
     assert sentence.startswith("can never start on this machine: ")
     assert sentence.endswith(said)
 
 
-def test_a_machine_that_cannot_be_read_is_said_to_be_so() -> None:
+def test_machine_that_cannot_be_read_is_said_to_be_so() -> None:
     assert why_waiting(NoGpusSeen(*asks(2), "the driver did not answer")) == (
         "waits for 2 GPUs: the GPUs of this machine cannot be read (the driver did not answer)"
     )
 
 
-def test_a_job_without_a_gpu_waits_for_a_place() -> None:
+def test_job_without_a_gpu_waits_for_a_place() -> None:
     assert why_waiting(CpuSlotsTaken(1)) == (
         "waits for another job without a GPU to end: 1 is running, the limit of this machine"
     )
