@@ -59,7 +59,7 @@ def following(tmp_path: Path) -> Iterator[Callable[..., Following]]:
         follower.process.wait()
 
 
-def test_all_of_the_output_is_shown_where_the_job_ran_with_its_older_part(queue: Store) -> None:
+def test_local_log_is_shown_with_its_older_part(queue: Store) -> None:
     (job,) = submit(queue, "a", name="train")
     attempt = run(queue, job, "succeeded", 0)
     queue.logs.write(attempt.id, "only the tail\n")
@@ -71,7 +71,7 @@ def test_all_of_the_output_is_shown_where_the_job_ran_with_its_older_part(queue:
     assert stoker("logs", job, "--json").json() == {"job": job, "attempt": 1, "whole": True, "text": "one\ntwo\n100%"}
 
 
-def test_what_comes_a_moment_after_the_outcome_is_waited_for(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_follows_the_outcome_is_waited_for(queue: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     be_there(queue)
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
@@ -87,7 +87,7 @@ def test_what_comes_a_moment_after_the_outcome_is_waited_for(queue: Store, monke
     assert (update.finished, is_tail) == (b"one\ntwo\n", False)
 
 
-def test_of_a_machine_that_is_gone_the_end_is_shown_and_said_to_be_that(queue: Store) -> None:
+def test_tail_of_a_lost_machine_is_shown_and_named_as_such(queue: Store) -> None:
     (job,) = submit(queue, "a")
     be_there(queue)
     queue.workers.farewell(WORKER)
@@ -98,7 +98,7 @@ def test_of_a_machine_that_is_gone_the_end_is_shown_and_said_to_be_that(queue: S
     assert stoker("logs", job, "--json").json()["whole"] is False
 
 
-def test_bytes_that_are_no_text_pass_through(queue: Store) -> None:
+def test_invalid_utf8_passes_through(queue: Store) -> None:
     (job,) = submit(queue, "a")
     (place_of(run(queue, job, "succeeded", 0)) / "output").write_bytes(b"\xff\xfe \x1b[31mred\n")
     done = subprocess.run([stoker_command(), "logs", job], capture_output=True, check=True)
@@ -124,7 +124,7 @@ def test_a_job_that_has_not_started_says_why(queue: Store) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["nobody"], [], ["nobody", "-n", "-1"], ["nobody", "--attempt", "0"]])
-def test_mistakes_are_told_in_one_sentence(queue: Store, arguments: list[str]) -> None:
+def test_bad_arguments_are_one_line_errors(queue: Store, arguments: list[str]) -> None:
     done = stoker("logs", *arguments)
     assert (done.code, len(done.err.splitlines())) == (2, 1)
 
@@ -148,7 +148,7 @@ def many_lines(begin: int, end: int) -> str:
     return "".join(f"line {number} {'x' * 60}\n" for number in range(begin, end))
 
 
-def test_all_of_it_is_shown_from_a_machine_that_lends_it(queue: Store, lender: Lender, borrowed: Path) -> None:
+def test_whole_log_of_a_remote_job_is_shown(queue: Store, lender: Lender, borrowed: Path) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "succeeded", 0)
     queue.logs.write(attempt.id, "only the tail\n")
@@ -163,7 +163,7 @@ def test_all_of_it_is_shown_from_a_machine_that_lends_it(queue: Store, lender: L
     assert list(borrowed.iterdir()) == []
 
 
-def test_the_last_lines_that_the_queue_has_are_not_borrowed(queue: Store, lender: Lender) -> None:
+def test_last_lines_in_the_queue_need_no_stream(queue: Store, lender: Lender) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "succeeded", 0)
     queue.logs.write(attempt.id, "ut off\none\ntwo\n100%")
@@ -177,7 +177,7 @@ def test_the_last_lines_that_the_queue_has_are_not_borrowed(queue: Store, lender
         assert stoker("logs", job, "-n", "4").out == "cut off\none\ntwo\n100%\n"
 
 
-def test_following_a_job_elsewhere_shows_all_of_it_to_its_last_line(
+def test_remote_job_is_followed_to_its_last_line(
     queue: Store, lender: Lender, borrowed: Path, following: Callable[..., Following]
 ) -> None:
     (job,) = submit(queue, "a")
@@ -203,7 +203,7 @@ def test_following_a_job_elsewhere_shows_all_of_it_to_its_last_line(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_nothing_stays_here_of_what_was_borrowed_however_it_is_ended(
+def test_copy_is_removed_however_logs_ends(
     queue: Store, lender: Lender, borrowed: Path, following: Callable[..., Following], number: signal.Signals
 ) -> None:
     (job,) = submit(queue, "a")
@@ -219,9 +219,7 @@ def test_nothing_stays_here_of_what_was_borrowed_however_it_is_ended(
     assert list(borrowed.iterdir()) == []
 
 
-def test_nothing_stays_here_of_what_was_borrowed_when_nobody_reads_on(
-    queue: Store, lender: Lender, borrowed: Path
-) -> None:
+def test_copy_is_removed_when_the_pipe_is_closed(queue: Store, lender: Lender, borrowed: Path) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     output = lender.place_of(attempt) / "output"
@@ -277,9 +275,7 @@ def test_following_survives_a_retry_and_says_that_it_waits_for_it(
     assert follower.code() == 0
 
 
-def test_nothing_is_lost_or_doubled_while_the_file_is_rotated_under_it(
-    queue: Store, following: Callable[..., Following]
-) -> None:
+def test_rotation_while_following_loses_and_repeats_no_line(queue: Store, following: Callable[..., Following]) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     log = LogWriter(place_of(attempt) / "output", limit=40_000)
@@ -298,7 +294,7 @@ def test_nothing_is_lost_or_doubled_while_the_file_is_rotated_under_it(
     log.close()
 
 
-def test_following_from_elsewhere_shows_what_the_queue_gets(queue: Store, following: Callable[..., Following]) -> None:
+def test_following_a_lost_machine_shows_the_tail(queue: Store, following: Callable[..., Following]) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
     follower = following(job, "-f")

@@ -58,7 +58,7 @@ def elsewhere(site: WorkSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         yield reader_of
 
 
-def test_an_output_is_read_whole_from_elsewhere_while_it_is_printed_and_afterwards(
+def test_log_is_streamed_whole_while_it_is_printed_and_afterwards(
     site: WorkSite, elsewhere: Callable[[str], Elsewhere]
 ) -> None:
     site.work()
@@ -81,7 +81,7 @@ def test_an_output_is_read_whole_from_elsewhere_while_it_is_printed_and_afterwar
     assert len(site.store.logs.read(site.last_attempt(ended).id)) < len(COUNTED)
 
 
-def test_when_a_worker_is_killed_and_started_again_its_outputs_are_lent_anew_and_nothing_is_lost(
+def test_streams_restart_with_a_restarted_worker_and_lose_nothing(
     site: WorkSite, elsewhere: Callable[[str], Elsewhere]
 ) -> None:
     worker = site.work()

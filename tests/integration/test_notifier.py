@@ -90,7 +90,7 @@ def test_a_webhook_and_a_mailbox_get_name_reason_and_link(store: Store) -> None:
         assert piece in text_of(mail)
 
 
-def test_every_kind_that_a_queue_shows_is_told_and_only_the_wanted_ones(store: Store) -> None:
+def test_only_configured_kinds_of_events_are_sent(store: Store) -> None:
     wanted = ("stopped", "queue-empty")
     with Receiver().listening() as hook, crying(webhook(hook), events=wanted):
         fail(store, "hung", cause="idle", sentence="GPU 0 stayed below 1% for 30m")
@@ -101,7 +101,7 @@ def test_every_kind_that_a_queue_shows_is_told_and_only_the_wanted_ones(store: S
     ]
 
 
-def test_a_job_that_is_retried_has_not_failed_but_its_idle_stop_is_told(store: Store) -> None:
+def test_idle_stop_of_a_retried_job_is_sent_as_a_stop(store: Store) -> None:
     (job,) = store.jobs.submit([JobSpec(command="x", name="flaky", retries=1)])
     attempt = store.attempts.claim(job, "w", [], 600.0)
     assert attempt is not None
@@ -126,7 +126,7 @@ def test_a_job_that_is_retried_has_not_failed_but_its_idle_stop_is_told(store: S
     assert told["message"].startswith("Job flaky was stopped: GPU 0 stayed below 1%. It will be tried again.")
 
 
-def test_several_processes_and_the_next_start_tell_an_event_once(store: Store) -> None:
+def test_several_processes_send_an_event_once(store: Store) -> None:
     with Receiver().listening() as hook:
         url = webhook(hook)
         fail(store, "while nobody was there")
@@ -149,7 +149,7 @@ def _unpaced(store: Store) -> Store:
     return store
 
 
-def test_a_service_that_is_down_is_tried_again_and_then_given_up_without_its_url(store: Store) -> None:
+def test_service_that_is_down_is_retried_and_given_up_without_showing_its_url(store: Store) -> None:
     said: list[str] = []
     with Receiver(Answer(500), Answer(500), Answer(200)).listening() as hook:
         with crying(webhook(hook, "t0psecret", "alice:hunter22@"), say=said.append, pauses=(0.05, 0.05)):
@@ -166,7 +166,7 @@ def test_a_service_that_is_down_is_tried_again_and_then_given_up_without_its_url
         assert secret not in "".join(said)
 
 
-def test_what_could_not_be_sent_before_the_end_is_told_by_the_next_one(store: Store) -> None:
+def test_unsent_event_is_sent_by_the_next_process(store: Store) -> None:
     said: list[str] = []
     with Receiver(Answer(503)).listening() as hook, crying(webhook(hook), say=said.append, pauses=(600.0,)):
         fail(store, "train")
@@ -179,7 +179,7 @@ def test_what_could_not_be_sent_before_the_end_is_told_by_the_next_one(store: St
     assert told["title"] == "Stoker: job failed: train"
 
 
-def test_a_service_that_hangs_holds_up_nobody_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_that_hangs_delays_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.notifications.senders._STOP_TIMEOUT", 0.1)
     with (
         Receiver(Answer(after=600.0)).listening() as slow,
@@ -190,7 +190,7 @@ def test_a_service_that_hangs_holds_up_nobody_else(store: Store, monkeypatch: py
         messages(quick)
 
 
-def test_a_queue_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notifier_waits_for_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.notifications.notifier._RETRY_AFTER", 0.05)
     said: list[str] = []
     with Receiver().listening() as hook, crying(webhook(hook), say=said.append):
@@ -201,9 +201,7 @@ def test_a_queue_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyP
     assert len(said) == 1
 
 
-def test_a_mistake_of_its_own_is_said_once_and_does_not_silence_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_internal_error_is_logged_once_and_does_not_stop_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.notifications.notifier._RETRY_AFTER", 0.05)
     said: list[str] = []
     mistakes = iter(range(3))
@@ -225,7 +223,7 @@ def test_a_mistake_of_its_own_is_said_once_and_does_not_silence_it(
     assert said == ["notifications are not sent: internal error (ZeroDivisionError) (trying again)"]
 
 
-def test_of_jobs_that_ended_only_those_are_loaded_that_are_told_of(store: Store) -> None:
+def test_only_reported_jobs_are_loaded(store: Store) -> None:
     for name in ("a", "b", "c"):
         (job,) = store.jobs.submit([JobSpec(command="x", name=name)])
         attempt = store.attempts.claim(job, "w", [], 600.0)
@@ -240,7 +238,7 @@ def test_of_jobs_that_ended_only_those_are_loaded_that_are_told_of(store: Store)
     assert len(sight.causes) == 3
 
 
-def test_a_job_that_was_idle_and_is_cancelled_is_not_told_to_be_tried_again(store: Store) -> None:
+def test_idle_stop_of_a_cancelled_job_is_not_called_a_retry(store: Store) -> None:
     (job,) = store.jobs.submit([JobSpec(command="x", name="hung", retries=1)])
     attempt = store.attempts.claim(job, "w", [], 600.0)
     assert attempt is not None
@@ -253,7 +251,7 @@ def test_a_job_that_was_idle_and_is_cancelled_is_not_told_to_be_tried_again(stor
     assert notifier._queue_state(store).retried == {}
 
 
-def test_a_service_whose_own_code_breaks_is_tried_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_whose_plugin_fails_is_retried(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     breaks = iter([True])
     send = AppriseChannel.send
@@ -270,7 +268,7 @@ def test_a_service_whose_own_code_breaks_is_tried_again(store: Store, monkeypatc
     assert said == ["the message by json:// was not sent (KeyError); trying again in 0.1s"]
 
 
-def test_a_url_that_cannot_work_is_refused_at_the_start_without_being_shown() -> None:
+def test_invalid_url_is_refused_without_being_shown() -> None:
     with pytest.raises(BadInputError, match=r"\[notify\]: URL 2 of 2 \(nonsense://…\) is not one") as refused:
         Notifier(Notifications(urls=("json://localhost/", "nonsense://t0psecret")), "", open_queue, print)
     assert "t0psecret" not in str(refused.value)

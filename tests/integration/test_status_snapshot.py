@@ -65,7 +65,7 @@ def observed(store: Store, home: Path) -> Snapshot:
     return SnapshotBuilder(home).observe(store)
 
 
-def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
+def test_snapshot_has_everything(queue: Store, home: Path) -> None:
     greet(queue)
     local, remote = submit(queue, "local", "remote", submitter="alice")
     first, later, held = *submit(queue, "first", "later"), *submit(queue, "kept", hold=True)
@@ -106,7 +106,7 @@ def test_everything_is_seen_at_once(queue: Store, home: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(seen), type=Snapshot) == seen
 
 
-def test_as_many_questions_are_asked_of_a_thousand_jobs_as_of_a_few(
+def test_number_of_queries_does_not_depend_on_the_number_of_jobs(
     here: Store, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -138,7 +138,7 @@ def test_as_many_questions_are_asked_of_a_thousand_jobs_as_of_a_few(
     assert (len(seen.running), len(seen.waiting), len(seen.ended)) == (MOST_RUNNING, MOST_WAITING, MOST_ENDED)
 
 
-def test_what_a_person_just_did_is_soon_seen(here: Store, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recent_change_is_in_the_next_snapshot(here: Store, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A machine that is busy must not make the questions of so small a queue look dear, and so be asked seldom.
     monkeypatch.setattr("stoker.status.snapshot.CHEAP", math.inf)
     observer = SnapshotBuilder(home)
@@ -148,10 +148,10 @@ def test_what_a_person_just_did_is_soon_seen(here: Store, home: Path, monkeypatc
     here.jobs.retry([name])
     seen = observer.observe(here)
     assert seen.counts == {"queued": 1}
-    assert not any("failed" in point.sentence for point in seen.health.points)
+    assert not any("failed" in point.message for point in seen.health.points)
 
 
-def test_a_worker_that_left_is_told_from_one_that_was_lost(queue: Store, home: Path) -> None:
+def test_stopped_worker_differs_from_a_lost_one(queue: Store, home: Path) -> None:
     greet(queue, "box-1", "left-box")
     greet(queue, "other-1", "lost-box")
     before = queue.clock()
@@ -167,7 +167,7 @@ def test_a_worker_that_left_is_told_from_one_that_was_lost(queue: Store, home: P
     assert {gpu.state for machine in seen.machines for gpu in machine.gpus} == {"unknown"}
 
 
-def test_a_gpu_does_what_it_does_since_it_was_seen_to_whatever_its_workers_clock_says(here: Store, home: Path) -> None:
+def test_times_of_gpu_states_do_not_depend_on_the_workers_clock(here: Store, home: Path) -> None:
     observer = SnapshotBuilder(home)
     greet(here)
     before = observer.observe(here).now
@@ -177,7 +177,7 @@ def test_a_gpu_does_what_it_does_since_it_was_seen_to_whatever_its_workers_clock
     assert (gpu.since, gpu.unread_since) == (1.0, before)
 
 
-def test_output_that_was_read_is_read_again_only_when_it_changed(here: Store, home: Path) -> None:
+def test_unchanged_output_is_not_parsed_again(here: Store, home: Path) -> None:
     greet(here)
     (name,) = submit(here, "one")
     attempt = claim(here, name, [])
@@ -190,7 +190,7 @@ def test_output_that_was_read_is_read_again_only_when_it_changed(here: Store, ho
         assert observer.observe(here).running[0].last_line == f"step {step}/10"
 
 
-def test_the_whole_output_is_read_where_it_is_and_its_end_elsewhere(here: Store, home: Path, tmp_path: Path) -> None:
+def test_whole_log_is_read_locally_and_the_tail_elsewhere(here: Store, home: Path, tmp_path: Path) -> None:
     (name,) = submit(here, "one")
     here.logs.write(claim(here, name, []), "the end\n")
     (directory(home, name) / "output").write_text("all\nof it\n")
@@ -205,7 +205,7 @@ def test_the_whole_output_is_read_where_it_is_and_its_end_elsewhere(here: Store,
 # One job
 
 
-def test_a_job_is_told_with_all_its_attempts(queue: Store, home: Path, tmp_path: Path) -> None:
+def test_detail_has_all_attempts(queue: Store, home: Path, tmp_path: Path) -> None:
     greet(queue)
     (name,) = submit(queue, "one", retries=1, backoff=0.0)
     first = claim(queue, name, ["gpu-box-1"])
@@ -231,7 +231,7 @@ def test_a_job_is_told_with_all_its_attempts(queue: Store, home: Path, tmp_path:
     assert detail.snoozed_until == pytest.approx(detail.now + 600, abs=30)
 
 
-def test_what_the_queue_was_not_told_yet_is_read_where_it_ran(here: Store, home: Path) -> None:
+def test_details_missing_in_the_queue_are_read_from_the_local_record(here: Store, home: Path) -> None:
     (name,) = submit(here, "one")
     attempt = claim(here, name, [])
     record = Record(directory(home, name))
@@ -245,7 +245,7 @@ def test_what_the_queue_was_not_told_yet_is_read_where_it_ran(here: Store, home:
     assert (told.details.cause, told.details.report) == ("time limit", "told")
 
 
-def test_a_waiting_job_says_why_and_for_what(here: Store, home: Path) -> None:
+def test_waiting_job_has_a_reason_and_its_dependencies(here: Store, home: Path) -> None:
     greet(here)
     first, second = submit(here, "first", "second")
     (bound,) = here.jobs.submit([JobSpec(command="true", after=(first,))])
@@ -254,7 +254,7 @@ def test_a_waiting_job_says_why_and_for_what(here: Store, home: Path) -> None:
     assert read_detail(here, second, home).last is None
 
 
-def test_a_job_that_is_not_there_is_refused(here: Store, home: Path) -> None:
+def test_unknown_job_is_refused(here: Store, home: Path) -> None:
     with pytest.raises(BadInputError, match="there is no job"):
         read_detail(here, "ffffffff", home)
 
@@ -262,7 +262,7 @@ def test_a_job_that_is_not_there_is_refused(here: Store, home: Path) -> None:
 # With a worker
 
 
-def test_a_worker_and_its_job_are_seen_as_they_are(site: WorkSite) -> None:
+def test_real_worker_and_its_job_are_in_the_snapshot(site: WorkSite) -> None:
     observer = SnapshotBuilder(site.home)
     name = site.submit(f"echo 'step 3/10'; {site.until('gate')}", gpus=1, name="train", submitter="alice")
     worker = site.work().ready()

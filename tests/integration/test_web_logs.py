@@ -95,7 +95,7 @@ def test_a_page_begins_with_the_last_thousand_lines_or_with_all_when_asked(place
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same server", "server restarted"])
-def test_a_page_that_was_away_goes_on_where_it_was(place: Place, restarted: bool) -> None:
+def test_reconnecting_page_continues_at_its_line(place: Place, restarted: bool) -> None:
     async def story() -> None:
         place.prints(numbered(0, 300) + b"bar 1%")
         async with place.page() as page:
@@ -117,7 +117,7 @@ def test_a_page_that_was_away_goes_on_where_it_was(place: Place, restarted: bool
     played(story)
 
 
-def test_a_mark_that_means_nothing_here_begins_anew(place: Place) -> None:
+def test_unknown_position_starts_over(place: Place) -> None:
     async def story() -> None:
         place.prints(numbered(0, 3))
         for mark in ["nonsense", "0.5", "x.99999999999999999999", ".", "feed.-1", "feed.²", "feed.0"]:
@@ -128,7 +128,7 @@ def test_a_mark_that_means_nothing_here_begins_anew(place: Place) -> None:
     played(story)
 
 
-def test_rotation_loses_and_doubles_nothing(place: Place) -> None:
+def test_rotation_loses_and_repeats_no_line(place: Place) -> None:
     async def story() -> None:
         place.prints(numbered(0, 100))
         async with place.page() as page:
@@ -143,7 +143,7 @@ def test_rotation_loses_and_doubles_nothing(place: Place) -> None:
     played(story)
 
 
-def test_what_ran_elsewhere_is_followed_in_the_queue_and_said_to_be_the_end(place: Place) -> None:
+def test_tail_of_a_remote_job_is_followed_and_named_as_such(place: Place) -> None:
     async def story() -> None:
         place.store.logs.write(place.attempt, "one\ntwo\n 10%")
         async with place.page() as page:
@@ -171,7 +171,7 @@ def test_a_job_that_has_printed_nothing_yet_is_followed_when_it_does(place: Plac
     played(story)
 
 
-def test_two_hundred_pages_share_one_reader_and_are_let_go(place: Place) -> None:
+def test_two_hundred_pages_share_one_reader(place: Place) -> None:
     async def story() -> None:
         place.prints(numbered(0, 50))
         pages = [place.page() for _ in range(200)]
@@ -192,7 +192,7 @@ def test_two_hundred_pages_share_one_reader_and_are_let_go(place: Place) -> None
     played(story)
 
 
-def test_a_page_that_takes_nothing_for_a_while_gets_all_lines_and_only_the_last_state_of_a_bar(place: Place) -> None:
+def test_slow_page_gets_all_lines_and_the_last_state_of_a_bar(place: Place) -> None:
     async def story() -> None:
         place.prints(b"begin\n")
         async with place.page() as slow, place.page() as quick:
@@ -210,7 +210,7 @@ def test_a_page_that_takes_nothing_for_a_while_gets_all_lines_and_only_the_last_
     played(story)
 
 
-def test_who_is_not_welcome_any_more_is_told_nothing_more(place: Place) -> None:
+def test_page_with_a_revoked_token_gets_nothing_more(place: Place) -> None:
     async def story() -> None:
         place.prints(b"seen\n")
         async with place.page() as page:
@@ -223,7 +223,7 @@ def test_who_is_not_welcome_any_more_is_told_nothing_more(place: Place) -> None:
     played(story)
 
 
-def test_pages_are_let_go_when_the_server_ends(place: Place) -> None:
+def test_pages_are_disconnected_when_the_server_stops(place: Place) -> None:
     async def story() -> None:
         place.prints(b"seen\n")
         async with place.page() as page:
@@ -236,7 +236,7 @@ def test_pages_are_let_go_when_the_server_ends(place: Place) -> None:
     played(story)
 
 
-def test_a_file_that_is_here_is_followed_while_the_queue_is_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_log_is_followed_while_the_queue_is_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(_question: object) -> None:
         raise QueueAwayError("the database does not answer")
 
@@ -270,7 +270,7 @@ def test_script_in_a_log_or_report_stays_text(place: Place) -> None:
     played(story)
 
 
-def test_a_download_comes_in_small_pieces(place: Place) -> None:
+def test_download_is_streamed_in_steps(place: Place) -> None:
     async def story() -> None:
         text = (b"x" * 999 + b"\n") * 3000
         place.prints(text)
@@ -302,7 +302,7 @@ NOWHERE = [
 ]
 
 
-def test_an_address_that_names_no_attempt_leads_nowhere(place: Place) -> None:
+def test_path_without_an_attempt_is_not_found(place: Place) -> None:
     async def story() -> None:
         place.prints(b"output\n")
         (place.home / "attempts" / "00000000-1").mkdir()
@@ -337,7 +337,7 @@ def _of_another_attempt(place: Place, elsewhere: Path) -> None:
 
 
 @pytest.mark.parametrize("trick", [_linked_directory, _linked_file, _of_another_attempt])
-def test_a_file_that_is_not_the_attempts_own_is_not_shown(
+def test_file_of_another_attempt_is_not_shown(
     place: Place, tmp_path: Path, trick: Callable[[Place, Path], None]
 ) -> None:
     async def story() -> None:
@@ -351,9 +351,7 @@ def test_a_file_that_is_not_the_attempts_own_is_not_shown(
     played(story)
 
 
-def test_a_disk_that_is_slow_to_say_what_is_there_holds_up_nobody_else(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_disk_delays_no_other_request(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answered = threading.Event(), threading.Event()
 
     def slow(home: Path, attempt: LoggedAttempt) -> Path | None:
@@ -374,7 +372,7 @@ def test_a_disk_that_is_slow_to_say_what_is_there_holds_up_nobody_else(
 
 
 @pytest.mark.parametrize(("what", "reader"), [("log", 1), ("log/live?all=1", 2), ("log/live", 1)])
-def test_who_leaves_in_the_middle_of_a_read_leaves_no_file_open(
+def test_page_that_leaves_during_a_read_leaves_no_file_open(
     place: Place, monkeypatch: pytest.MonkeyPatch, what: str, reader: int
 ) -> None:
     """Of a stream for all, the second reader is that page's own."""
@@ -408,7 +406,7 @@ def test_who_leaves_in_the_middle_of_a_read_leaves_no_file_open(
     played(story)
 
 
-def test_the_attempts_of_a_job_are_told_for_the_picker(place: Place) -> None:
+def test_attempts_are_listed_for_the_picker(place: Place) -> None:
     async def story() -> None:
         async with place.page(f"/jobs/{place.job}/attempts") as page:
             await page.ended()

@@ -83,7 +83,7 @@ def shown(begin: int, end: int) -> list[str]:
     return [f"line {number}" for number in range(begin, end)]
 
 
-def test_the_whole_output_of_a_job_elsewhere_is_followed_to_its_end(far: Far, borrowed: Path) -> None:
+def test_whole_log_of_a_remote_job_is_followed_to_its_end(far: Far, borrowed: Path) -> None:
     async def story() -> None:
         far.prints(printed(0, 30_000) + b" 10%")
         async with far.works(), far.page("log/live?all=1") as page, far.page() as last:
@@ -105,7 +105,7 @@ def test_the_whole_output_of_a_job_elsewhere_is_followed_to_its_end(far: Far, bo
 
 
 @pytest.mark.parametrize("what", ["log", "/api/v1/jobs/{job}/attempts/1/log"])
-def test_the_whole_output_of_a_job_elsewhere_can_be_taken_away(far: Far, borrowed: Path, what: str) -> None:
+def test_whole_log_of_a_remote_job_can_be_downloaded(far: Far, borrowed: Path, what: str) -> None:
     async def story() -> None:
         text = printed(0, 60_000) + "é\n".encode() + b"the last line"
         far.prints(text)
@@ -118,7 +118,7 @@ def test_the_whole_output_of_a_job_elsewhere_can_be_taken_away(far: Far, borrowe
     played(story)
 
 
-def test_a_worker_that_is_away_for_a_while_costs_no_line(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_is_away_for_a_while_loses_no_line(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 0.0)
 
     async def story() -> None:
@@ -136,9 +136,7 @@ def test_a_worker_that_is_away_for_a_while_costs_no_line(far: Far, monkeypatch: 
     played(story)
 
 
-def test_of_a_job_whose_worker_died_the_last_words_are_those_in_the_queue(
-    far: Far, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_lines_of_a_job_whose_worker_died_come_from_the_queue(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "STREAM_ENDS_WITHIN", 0.2)
 
     async def story() -> None:
@@ -157,7 +155,7 @@ def test_of_a_job_whose_worker_died_the_last_words_are_those_in_the_queue(
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), StokerError("it may not be changed")])
 @pytest.mark.parametrize("what", ["log", "log/live"])
-def test_what_cannot_be_borrowed_is_shown_as_the_queue_has_it(
+def test_tail_is_shown_if_the_log_cannot_be_streamed(
     far: Far, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
 ) -> None:
     def spoilt(_mirror: RemoteLog, _store: Store) -> None:
@@ -175,9 +173,7 @@ def test_what_cannot_be_borrowed_is_shown_as_the_queue_has_it(
     played(story)
 
 
-def test_what_is_said_to_be_the_whole_of_an_ended_job_has_its_last_line(
-    far: Far, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_log_of_an_ended_job_has_its_last_line(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 0.2)
 
     async def story() -> None:
@@ -197,7 +193,7 @@ def test_what_is_said_to_be_the_whole_of_an_ended_job_has_its_last_line(
     played(story)
 
 
-def test_more_downloads_than_there_is_room_for_get_the_end(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_downloads_get_the_tail(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         far.store.logs.write(far.attempt, "what the queue has\n")
         channels = LogChannels(far.home, far.app_state.pool)
@@ -211,7 +207,7 @@ def test_more_downloads_than_there_is_room_for_get_the_end(far: Far, monkeypatch
     played(story)
 
 
-def test_a_few_lines_are_not_brought_from_far_away_when_the_queue_has_them(far: Far) -> None:
+def test_few_lines_come_from_the_tail_without_a_stream(far: Far) -> None:
     async def story() -> None:
         far.prints(printed(0, 100))
         far.store.logs.write(far.attempt, printed(90, 100).decode())
@@ -232,9 +228,7 @@ def test_a_few_lines_are_not_brought_from_far_away_when_the_queue_has_them(far: 
     played(story)
 
 
-def test_a_page_that_reads_the_end_when_a_job_ends_is_told_its_last_words_too(
-    far: Far, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_with_the_tail_gets_the_last_lines_of_an_ended_job(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 0.0)
     monkeypatch.setattr(follow, "TAIL_ENDS_WITHIN", 600.0)
     monkeypatch.setattr(follow, "CHECK_END_EVERY", 0.05)
@@ -254,9 +248,7 @@ def test_a_page_that_reads_the_end_when_a_job_ends_is_told_its_last_words_too(
     played(story)
 
 
-def test_of_an_output_that_was_never_lent_to_its_end_the_queue_has_the_rest(
-    far: Far, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stalled_stream_is_replaced_by_the_tail_until_it_catches_up(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "STREAM_STARTS_WITHIN", 0.2)
     monkeypatch.setattr(follow, "STREAM_STALLS_AFTER", 0.2)
 
@@ -277,9 +269,7 @@ def test_of_an_output_that_was_never_lent_to_its_end_the_queue_has_the_rest(
 
 
 @pytest.mark.parametrize("what", ["log", "log/live"])
-def test_a_machine_that_nobody_has_heard_of_is_not_waited_for(
-    far: Far, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_unknown_machine_is_not_waited_for(far: Far, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     async def story() -> None:
         far.store.logs.write(far.attempt, "what the queue has\n")
         far.store.attempts.finish(far.attempt, "failed", 1)
@@ -292,7 +282,7 @@ def test_a_machine_that_nobody_has_heard_of_is_not_waited_for(
     played(story)
 
 
-def test_an_edition_with_the_name_of_another_place_is_not_kept(far: Far, borrowed: Path) -> None:
+def test_edition_that_is_a_path_is_refused(far: Far, borrowed: Path) -> None:
     """Whoever can write to the queue must not be able to write to the disk of the page."""
 
     async def story() -> None:

@@ -13,7 +13,7 @@ def kept(site: WorkSite, job: str) -> str:
     return site.store.logs.read(site.last_attempt(job).id)
 
 
-def test_both_streams_are_kept_in_order_with_progress_bars_tamed(site: WorkSite) -> None:
+def test_both_streams_are_kept_in_order_with_the_last_state_of_bars(site: WorkSite) -> None:
     job = site.submit(r"printf 'begin\n'; printf ' 1%%\r 50%%\r100%%\n' >&2; printf 'end\n'")
     site.work_until_empty()
     assert site.output(job).read_text() == "begin\n100%\nend\n"
@@ -65,7 +65,7 @@ def test_output_of_a_python_job_is_not_buffered(site: WorkSite, monkeypatch: pyt
     assert site.job(job).state == "running"
 
 
-def test_bytes_that_are_no_text_do_no_harm(site: WorkSite) -> None:
+def test_invalid_utf8_is_stored(site: WorkSite) -> None:
     job = site.submit(r"printf 'a\377\0b\n'")
     site.work_until_empty()
     assert site.output(job).read_bytes() == b"a\xff\0b\n"

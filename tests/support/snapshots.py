@@ -86,7 +86,7 @@ def snapshot(**changes: Any) -> Snapshot:
         "health": Health(
             level="attention",
             headline="1 thing needs you",
-            points=(HealthIssue(level="bad", sentence="job end-0 failed"),),
+            points=(HealthIssue(level="bad", message="job end-0 failed"),),
         ),
         "hours": GpuHours(since=NOW - 604800),
     }

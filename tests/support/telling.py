@@ -68,5 +68,5 @@ def gpu(index: int = 0, **changes: Any) -> WorkerGpu:
 
 def event(name: str, kind: Kind = "failed") -> Event:
     return Event(
-        kind=kind, key=f"{kind}:{name}", name=name, sentence=f"Job {name} failed.", path="/", hint="stoker list"
+        kind=kind, key=f"{kind}:{name}", name=name, message=f"Job {name} failed.", path="/", hint="stoker list"
     )

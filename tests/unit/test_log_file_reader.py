@@ -21,7 +21,7 @@ def reader(tmp_path: Path) -> Iterator[LogFileReader]:
     reader.close()
 
 
-def test_lines_are_told_once_and_the_unfinished_one_as_it_stands(reader: LogFileReader, tmp_path: Path) -> None:
+def test_each_line_is_returned_once_and_the_unfinished_one_as_it_is(reader: LogFileReader, tmp_path: Path) -> None:
     output = tmp_path / "output"
     assert not has_log(tmp_path)
     assert reader.read() == LogUpdate(b"", b"")
@@ -31,7 +31,7 @@ def test_lines_are_told_once_and_the_unfinished_one_as_it_stands(reader: LogFile
     assert reader.read() == LogUpdate(b"", b" 10%")
 
 
-def test_a_line_that_is_rewritten_in_place_is_told_as_it_ended(reader: LogFileReader, tmp_path: Path) -> None:
+def test_line_rewritten_in_place_is_returned_in_its_last_state(reader: LogFileReader, tmp_path: Path) -> None:
     output = tmp_path / "output"
     output.write_bytes(b"one\n 10% of it")
     reader.read()
@@ -41,13 +41,13 @@ def test_a_line_that_is_rewritten_in_place_is_told_as_it_ended(reader: LogFileRe
     assert reader.read() == LogUpdate(b"done\n", b"")
 
 
-def test_the_older_part_comes_first(reader: LogFileReader, tmp_path: Path) -> None:
+def test_older_file_comes_first(reader: LogFileReader, tmp_path: Path) -> None:
     (tmp_path / "output.1").write_bytes(b"old\n")
     (tmp_path / "output").write_bytes(b"new\n")
     assert reader.read() == LogUpdate(b"old\nnew\n", b"")
 
 
-def test_what_was_written_just_before_a_rotation_is_not_lost(reader: LogFileReader, tmp_path: Path) -> None:
+def test_text_written_just_before_a_rotation_is_not_lost(reader: LogFileReader, tmp_path: Path) -> None:
     output, older = tmp_path / "output", tmp_path / "output.1"
     output.write_bytes(b"1\n")
     assert reader.read().finished == b"1\n"
@@ -60,7 +60,7 @@ def test_what_was_written_just_before_a_rotation_is_not_lost(reader: LogFileRead
     assert reader.read().finished == b""
 
 
-def test_two_rotations_between_two_looks_lose_nothing(reader: LogFileReader, tmp_path: Path) -> None:
+def test_two_rotations_between_two_reads_lose_nothing(reader: LogFileReader, tmp_path: Path) -> None:
     output, older = tmp_path / "output", tmp_path / "output.1"
     output.write_bytes(b"1\n")
     reader.read()
@@ -71,7 +71,7 @@ def test_two_rotations_between_two_looks_lose_nothing(reader: LogFileReader, tmp
     assert reader.read().finished == b"2\n3\n"
 
 
-def test_a_line_that_is_on_its_way_to_the_new_file_is_told_once(reader: LogFileReader, tmp_path: Path) -> None:
+def test_line_being_carried_to_the_new_file_is_returned_once(reader: LogFileReader, tmp_path: Path) -> None:
     """The writer moves the file, puts the unfinished line into the new one, and takes it from the old one."""
     output, older = tmp_path / "output", tmp_path / "output.1"
     output.write_bytes(b"one\n 10%")
@@ -86,15 +86,13 @@ def test_a_line_that_is_on_its_way_to_the_new_file_is_told_once(reader: LogFileR
     assert reader.read() == LogUpdate(b" 20%\n", b"")
 
 
-def test_a_line_that_stayed_in_both_files_because_the_writer_was_killed_is_told_once(
-    reader: LogFileReader, tmp_path: Path
-) -> None:
+def test_line_left_in_both_files_by_a_killed_writer_is_returned_once(reader: LogFileReader, tmp_path: Path) -> None:
     (tmp_path / "output.1").write_bytes(b"one\n 10%")
     (tmp_path / "output").write_bytes(b" 10% and more\n")
     assert reader.read() == LogUpdate(b"one\n 10% and more\n", b"")
 
 
-def test_what_is_written_between_two_looks_of_one_reading_is_not_lost(tmp_path: Path) -> None:
+def test_text_written_during_a_read_is_not_lost(tmp_path: Path) -> None:
     output = tmp_path / "output"
 
     class Interrupted(LogFileReader):
@@ -114,7 +112,7 @@ def test_what_is_written_between_two_looks_of_one_reading_is_not_lost(tmp_path: 
     reader.close()
 
 
-def test_a_line_that_was_too_long_for_one_file_is_told_whole(reader: LogFileReader, tmp_path: Path) -> None:
+def test_line_longer_than_a_file_is_returned_whole(reader: LogFileReader, tmp_path: Path) -> None:
     output = tmp_path / "output"
     output.write_bytes(b"x" * 1000)
     assert reader.read() == LogUpdate(b"", b"x" * 1000)
@@ -125,7 +123,7 @@ def test_a_line_that_was_too_long_for_one_file_is_told_whole(reader: LogFileRead
     assert reader.read() == LogUpdate(b"x" * 1010 + b"\nnext\n", b"")
 
 
-def test_a_file_that_somebody_emptied_is_read_anew(reader: LogFileReader, tmp_path: Path) -> None:
+def test_emptied_file_is_read_from_its_beginning(reader: LogFileReader, tmp_path: Path) -> None:
     (tmp_path / "output").write_bytes(b"one\ntwo\n")
     reader.read()
     (tmp_path / "output").write_bytes(b"new\n")
@@ -143,7 +141,7 @@ NUMBERS = itertools.count()
 
 
 @given(pieces=PIECES)
-def test_a_follower_of_the_real_writer_sees_what_it_would_have_written_without_rotating(
+def test_reader_of_the_real_writer_sees_the_log_as_without_rotation(
     pieces: list[tuple[list[bytes], bool]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = tmp_path_factory.getbasetemp() / f"followed-{next(NUMBERS)}"
@@ -169,7 +167,7 @@ def test_a_follower_of_the_real_writer_sees_what_it_would_have_written_without_r
 # The end of the output, from the queue
 
 
-def test_a_tail_that_moves_on_is_told_once() -> None:
+def test_lines_of_a_moving_tail_are_returned_once() -> None:
     written = "".join(f"line {number}\n" for number in range(1000))
     length, told = 0, b""
     tails = TailReader(lambda: written[:length][-300:])
@@ -180,7 +178,7 @@ def test_a_tail_that_moves_on_is_told_once() -> None:
     assert told.decode() == written
 
 
-def test_the_unfinished_line_of_a_tail_is_told_as_it_stands() -> None:
+def test_unfinished_line_of_a_tail_is_returned_as_it_is() -> None:
     text = "one\n 10%"
     reader = TailReader(lambda: text)
     assert reader.read() == LogUpdate(b"one\n", b" 10%")
@@ -190,7 +188,7 @@ def test_the_unfinished_line_of_a_tail_is_told_as_it_stands() -> None:
     assert reader.read() == LogUpdate(b"100%\n", b"")
 
 
-def test_a_tail_that_moved_on_too_far_says_that_lines_are_missing() -> None:
+def test_gap_between_two_tails_is_marked() -> None:
     text = "one\ntwo\n"
     reader = TailReader(lambda: text)
     assert reader.read().finished == b"one\ntwo\n"
@@ -203,7 +201,7 @@ def test_a_tail_that_moved_on_too_far_says_that_lines_are_missing() -> None:
 
 
 @given(before=st.text("ab\n", max_size=700).map(str.encode), more=st.text("ab\n", max_size=30).map(str.encode))
-def test_what_two_tails_have_in_common_is_the_most_it_can_be(before: bytes, more: bytes) -> None:
+def test_overlap_of_two_tails_is_the_longest_one(before: bytes, more: bytes) -> None:
     after = (before + more)[-600:]
     longest = max(size for size in range(len(after) + 1) if before.endswith(after[:size]))
     assert overlap(before, after) == longest
@@ -222,11 +220,11 @@ def test_what_two_tails_have_in_common_is_the_most_it_can_be(before: bytes, more
         (99, LogUpdate(b"1\n2\n3\n", b"4")),
     ],
 )
-def test_the_last_lines_are_counted_with_the_unfinished_one(count: int | None, expected: LogUpdate) -> None:
+def test_unfinished_line_counts_among_the_last_lines(count: int | None, expected: LogUpdate) -> None:
     assert last_lines(LogUpdate(b"1\n2\n3\n", b"4"), count) == expected
 
 
-def test_a_long_output_can_be_read_in_parts_that_are_whole_lines(reader: LogFileReader, tmp_path: Path) -> None:
+def test_long_log_is_read_in_steps_of_whole_lines(reader: LogFileReader, tmp_path: Path) -> None:
     (tmp_path / "output.1").write_bytes(b"1\n22\n" + b"3" * 50 + b"\n")
     (tmp_path / "output").write_bytes(b"4\n5\nunfinished")
     assert reader.read(limit=6) == LogUpdate(b"1\n22\n", b"")

@@ -137,7 +137,7 @@ def lines(begin: int, end: int) -> bytes:
 # The whole
 
 
-def test_the_first_read_brings_all_of_a_long_output_and_the_next_what_is_new(scene: Scene) -> None:
+def test_whole_stream_is_read_and_then_what_is_new(scene: Scene) -> None:
     scene.prints(lines(0, 100_000) + b" 10%")
     assert len(lines(0, 100_000)) > 4 * 256 * 1024  # several steps of the worker
     assert scene.reader.read() == LogUpdate(lines(0, 100_000), b" 10%")
@@ -148,12 +148,12 @@ def test_the_first_read_brings_all_of_a_long_output_and_the_next_what_is_new(sce
     assert scene.read() == LogUpdate(b" 10%\n" + lines(0, 3), b"end")
 
 
-def test_bytes_that_are_no_text_come_as_they_are(scene: Scene) -> None:
+def test_invalid_utf8_is_streamed_unchanged(scene: Scene) -> None:
     scene.prints(b"\xff\0\xfe\n")
     assert scene.reader.read() == LogUpdate(b"\xff\0\xfe\n", b"")
 
 
-def test_it_is_late_until_the_last_of_an_attempt_that_has_ended_is_here(scene: Scene) -> None:
+def test_log_of_an_ended_attempt_is_incomplete_until_its_last_line_arrives(scene: Scene) -> None:
     scene.prints(b"1\n")
     scene.reader.read()
     scene.prints(b"2")
@@ -164,7 +164,7 @@ def test_it_is_late_until_the_last_of_an_attempt_that_has_ended_is_here(scene: S
     assert not scene.reader.is_late
 
 
-def test_of_an_attempt_that_has_ended_the_first_read_waits_for_the_last_line(scene: Scene) -> None:
+def test_read_of_an_ended_attempt_waits_for_its_last_line(scene: Scene) -> None:
     scene.prints(b"1\n")
     scene.reader.read()
     scene.prints(b"2")
@@ -174,7 +174,7 @@ def test_of_an_attempt_that_has_ended_the_first_read_waits_for_the_last_line(sce
     second.close()
 
 
-def test_what_is_left_of_an_earlier_loan_is_not_taken_for_all(scene: Scene) -> None:
+def test_rest_of_an_earlier_stream_is_not_taken_for_the_whole_log(scene: Scene) -> None:
     """Its reader has gone, and the job has printed more since."""
     scene.prints(b"1\n")
     scene.reader.read()
@@ -186,7 +186,7 @@ def test_what_is_left_of_an_earlier_loan_is_not_taken_for_all(scene: Scene) -> N
     second.close()
 
 
-def test_a_slow_loan_is_waited_for_as_long_as_it_goes_on(scene: Scene) -> None:
+def test_slow_stream_is_waited_for_while_it_makes_progress(scene: Scene) -> None:
     turns = itertools.count()
     scene.meanwhile = lambda: scene.work() if next(turns) % 50 == 0 else None  # every five seconds
     scene.prints(lines(0, 100_000))
@@ -194,7 +194,7 @@ def test_a_slow_loan_is_waited_for_as_long_as_it_goes_on(scene: Scene) -> None:
     assert scene.waited > 20.0
 
 
-def test_a_machine_that_was_asleep_waits_for_an_answer_when_it_wakes(scene: Scene) -> None:
+def test_machine_that_was_asleep_waits_for_the_stream_after_it_wakes(scene: Scene) -> None:
     def sleep_and_wake() -> None:
         scene.waited += 3600.0
         scene.meanwhile = scene.work
@@ -205,7 +205,7 @@ def test_a_machine_that_was_asleep_waits_for_an_answer_when_it_wakes(scene: Scen
     assert scene.reader.is_whole
 
 
-def test_nothing_stays_here_when_it_is_closed(scene: Scene, borrowed: Path) -> None:
+def test_closing_removes_the_copy(scene: Scene, borrowed: Path) -> None:
     scene.prints(b"1\n")
     scene.reader.read()
     assert len(list(borrowed.iterdir())) == 1
@@ -216,7 +216,7 @@ def test_nothing_stays_here_when_it_is_closed(scene: Scene, borrowed: Path) -> N
 # Another edition
 
 
-def test_a_worker_that_is_started_anew_tells_no_line_twice(scene: Scene) -> None:
+def test_restarted_worker_repeats_no_line(scene: Scene) -> None:
     scene.prints(lines(0, 50_000) + b" 10%")
     told = scene.reader.read().finished
     for number in range(50_000, 50_003):
@@ -231,7 +231,7 @@ def test_a_worker_that_is_started_anew_tells_no_line_twice(scene: Scene) -> None
     assert scene.reader.is_whole
 
 
-def test_the_unfinished_line_stays_while_another_edition_is_brought(scene: Scene) -> None:
+def test_unfinished_line_stays_while_another_edition_arrives(scene: Scene) -> None:
     scene.prints(lines(0, 50_000) + b" 10%")
     scene.reader.read()
     scene.lender.close()
@@ -240,7 +240,7 @@ def test_the_unfinished_line_stays_while_another_edition_is_brought(scene: Scene
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_an_output_that_has_lost_its_beginning_meanwhile_goes_on_where_it_was(scene: Scene, repeats: int) -> None:
+def test_rotated_log_is_continued_in_another_edition(scene: Scene, repeats: int) -> None:
     """Its writer keeps only so much, and the new worker begins with what is left."""
     log = LogWriter(scene.output, limit=20_000)
     log.write(lines(0, 1000))
@@ -254,7 +254,7 @@ def test_an_output_that_has_lost_its_beginning_meanwhile_goes_on_where_it_was(sc
     assert told == lines(0, 1000 + 500 * repeats)
 
 
-def test_lines_that_are_lost_between_two_editions_are_said_to_be_missing(scene: Scene) -> None:
+def test_lines_lost_between_two_editions_are_marked(scene: Scene) -> None:
     scene.prints(lines(0, 10))
     scene.reader.read()
     scene.lender.close()
@@ -268,7 +268,7 @@ def test_lines_that_are_lost_between_two_editions_are_said_to_be_missing(scene: 
 # The end
 
 
-def test_the_end_is_told_when_nobody_lends_it_in_time(scene: Scene) -> None:
+def test_tail_is_read_if_no_stream_starts_in_time(scene: Scene) -> None:
     scene.meanwhile = scene.idle
     scene.store.logs.write(scene.attempt.id, "the\nend")
     assert scene.reader.read() == LogUpdate(b"the\n", b"end")
@@ -280,7 +280,7 @@ def test_the_end_is_told_when_nobody_lends_it_in_time(scene: Scene) -> None:
     assert scene.waited < PATIENCE + 0.2
 
 
-def test_a_machine_that_is_gone_is_not_waited_for(scene: Scene) -> None:
+def test_lost_machine_is_not_waited_for(scene: Scene) -> None:
     scene.store.workers.farewell(WORKER)
     scene.store.logs.write(scene.attempt.id, "the end\n")
     assert scene.reader.read() == LogUpdate(b"the end\n", b"")
@@ -289,7 +289,7 @@ def test_a_machine_that_is_gone_is_not_waited_for(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("age", [0, 31])
-def test_what_a_machine_that_is_gone_has_lent_to_its_end_is_the_whole(scene: Scene, age: int) -> None:
+def test_complete_stream_of_a_lost_machine_is_the_whole_log(scene: Scene, age: int) -> None:
     scene.prints(lines(0, 250_000))
     assert len(lines(0, 250_000)) > 8 * 256 * 1024  # more than one look brings
     scene.reader.read()
@@ -305,7 +305,7 @@ def test_what_a_machine_that_is_gone_has_lent_to_its_end_is_the_whole(scene: Sce
     second.close()
 
 
-def test_a_loan_that_stops_in_the_middle_before_anything_was_told_leaves_the_end(scene: Scene) -> None:
+def test_tail_is_read_if_the_stream_stalls(scene: Scene) -> None:
     scene.prints(lines(0, 100_000))
     scene.store.logs.write(scene.attempt.id, "the end\n")
     steps = iter(range(3))
@@ -315,7 +315,7 @@ def test_a_loan_that_stops_in_the_middle_before_anything_was_told_leaves_the_end
     assert PATIENCE < scene.waited < 30.0
 
 
-def test_what_is_left_of_an_earlier_loan_is_not_told_when_nobody_goes_on_with_it(scene: Scene) -> None:
+def test_tail_is_read_if_an_earlier_stream_is_not_continued(scene: Scene) -> None:
     scene.prints(b"old\n")
     scene.reader.read()
     scene.store._driver.fetch_text("UPDATE stoker_log_streams SET until = until - 31", {})
@@ -327,7 +327,7 @@ def test_what_is_left_of_an_earlier_loan_is_not_told_when_nobody_goes_on_with_it
     second.close()
 
 
-def test_without_room_for_it_here_the_end_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_is_read_if_there_is_no_room_for_a_copy(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.prints(b"all\nof it\n")
     scene.store.logs.write(scene.attempt.id, "of it\n")
 
@@ -340,7 +340,7 @@ def test_without_room_for_it_here_the_end_is_told(scene: Scene, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("behind", [0, 50])
-def test_what_is_taken_back_goes_on_with_the_end_and_no_line_twice(scene: Scene, behind: int) -> None:
+def test_dropped_stream_is_continued_by_the_tail_without_repeating_lines(scene: Scene, behind: int) -> None:
     """The queue hears of a running job's output a few seconds late."""
     scene.prints(b"\xff\n" + lines(0, 20_000) + b" 10%")
     assert scene.reader.read().finished == b"\xff\n" + lines(0, 20_000)
@@ -355,7 +355,7 @@ def test_what_is_taken_back_goes_on_with_the_end_and_no_line_twice(scene: Scene,
     assert scene.reader.read() == LogUpdate(b"new\n", b" 20%")
 
 
-def test_what_is_taken_back_and_soon_lent_anew_stays_whole(scene: Scene) -> None:
+def test_dropped_stream_that_restarts_soon_stays_whole(scene: Scene) -> None:
     """One that is longer than anybody reads is begun anew now and then."""
     scene.prints(lines(0, 10))
     scene.reader.read()
@@ -376,7 +376,7 @@ def test_what_is_taken_back_and_soon_lent_anew_stays_whole(scene: Scene) -> None
 # A job that has just started
 
 
-def test_a_job_that_prints_nothing_for_long_is_read_whole_when_it_does(scene: Scene) -> None:
+def test_job_silent_for_long_is_read_whole_once_it_prints(scene: Scene) -> None:
     assert scene.reader.read() == LogUpdate(b"", b"")
     assert scene.waited >= PATIENCE
     scene.prints(b"1\n")
@@ -396,7 +396,7 @@ def test_whole_log_replaces_the_tail_and_repeats_no_line(scene: Scene) -> None:
     assert scene.read() == LogUpdate(b"3\n", b"")
 
 
-def test_a_job_that_turns_out_to_run_here_is_read_here(scene: Scene) -> None:
+def test_job_that_starts_on_this_machine_is_read_from_its_file(scene: Scene) -> None:
     def begin() -> None:
         scene.here.mkdir(parents=True, exist_ok=True)
         (scene.here / "output").write_bytes(b"1\n")
@@ -431,7 +431,7 @@ def follow(scene: Scene, monkeypatch: pytest.MonkeyPatch, *events: Callable[[], 
     JobFollower(scene.store, cast(Listener, Script(scene, *events)), PipeScreen(), None).follow_attempt(scene.attempt)
 
 
-def test_the_following_goes_on_until_the_last_line_is_here(
+def test_following_goes_on_until_the_last_line_arrives(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     scene.prints(b"1\n")
@@ -440,7 +440,7 @@ def test_the_following_goes_on_until_the_last_line_is_here(
     assert capfd.readouterr() == ("1\n2\n3\n", "")
 
 
-def test_a_last_line_that_does_not_come_is_not_waited_for_long(
+def test_missing_last_line_is_not_waited_for_long(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     scene.prints(b"1\n")
@@ -449,7 +449,7 @@ def test_a_last_line_that_does_not_come_is_not_waited_for_long(
     assert scene.waited < 15.0
 
 
-def test_the_last_words_of_a_job_whose_worker_has_left_are_those_in_the_queue(
+def test_last_lines_of_a_job_whose_worker_left_come_from_the_queue(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def end() -> None:
@@ -462,7 +462,7 @@ def test_the_last_words_of_a_job_whose_worker_has_left_are_those_in_the_queue(
     assert capfd.readouterr().out == "1\nits last words\n"
 
 
-def test_a_job_that_is_over_before_anything_of_it_came_is_followed_to_its_last_line(
+def test_job_that_ended_before_its_log_arrived_is_followed_to_its_last_line(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def end() -> None:
@@ -479,7 +479,7 @@ def test_a_job_that_is_over_before_anything_of_it_came_is_followed_to_its_last_l
     assert capfd.readouterr() == ("1\n2\n", "")
 
 
-def test_a_last_line_that_came_is_not_lost_to_an_older_end_in_the_queue(
+def test_older_tail_does_not_remove_the_last_line(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     scene.store.logs.write(scene.attempt.id, "1\n")
@@ -488,7 +488,7 @@ def test_a_last_line_that_came_is_not_lost_to_an_older_end_in_the_queue(
     assert capfd.readouterr().out == "1\n2\nresult 42\n"
 
 
-def test_an_output_that_grows_faster_than_it_is_lent_is_not_waited_for(scene: Scene) -> None:
+def test_log_that_grows_faster_than_its_stream_is_not_waited_for(scene: Scene) -> None:
     editions = itertools.count(1)
 
     def begin_anew() -> None:
@@ -501,7 +501,7 @@ def test_an_output_that_grows_faster_than_it_is_lent_is_not_waited_for(scene: Sc
     assert scene.waited < 3.0
 
 
-def test_a_database_that_has_no_loans_has_the_end(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_is_read_if_the_database_refuses_streams(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise StokerError("the queue may not be changed by this user")
 
@@ -511,7 +511,7 @@ def test_a_database_that_has_no_loans_has_the_end(scene: Scene, monkeypatch: pyt
     assert not scene.reader.is_whole
 
 
-def test_what_is_taken_back_while_it_is_followed_goes_on_as_the_queue_keeps_it(
+def test_following_continues_with_the_tail_after_the_stream_is_dropped(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def take_back() -> None:

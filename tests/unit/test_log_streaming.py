@@ -123,7 +123,7 @@ def descriptors() -> int:
 # Whose
 
 
-def test_an_output_that_is_wanted_is_lent_and_no_other(stage: Stage) -> None:
+def test_only_requested_logs_are_streamed(stage: Stage) -> None:
     run, unwanted = stage.wanted(b"one\ntwo\n 10%"), stage.run()
     unwanted.prints(b"private\n")
     stage.lend()
@@ -132,7 +132,7 @@ def test_an_output_that_is_wanted_is_lent_and_no_other(stage: Stage) -> None:
     assert stage.store.logs.read_chunk(unwanted.attempt) is None
 
 
-def test_what_another_machine_ran_is_left_to_it(stage: Stage) -> None:
+def test_log_of_another_machine_is_not_streamed(stage: Stage) -> None:
     run = stage.run("another-1")
     run.prints(b"of an older job by the same name\n")
     stage.store.logs.request_stream(run.attempt, LONG)
@@ -140,7 +140,7 @@ def test_what_another_machine_ran_is_left_to_it(stage: Stage) -> None:
     assert stage.store.logs.read_chunk(run.attempt) is None
 
 
-def test_what_an_earlier_worker_of_this_home_ran_is_lent(stage: Stage) -> None:
+def test_log_of_an_earlier_worker_of_this_home_is_streamed(stage: Stage) -> None:
     run = stage.run(f"{stage.home.key}-earlier")
     run.prints(b"one\n")
     stage.store.logs.request_stream(run.attempt, LONG)
@@ -168,7 +168,7 @@ def cleaned_away(run: Run) -> None:
 
 
 @pytest.mark.parametrize("spoilt", [of_another_queue, linked, linked_as_a_whole, cleaned_away])
-def test_what_is_not_surely_the_output_of_the_attempt_is_not_lent(stage: Stage, spoilt: Callable[[Run], None]) -> None:
+def test_files_of_another_attempt_are_not_streamed(stage: Stage, spoilt: Callable[[Run], None]) -> None:
     run = stage.wanted(b"secret\n")
     spoilt(run)
     for _ in range(3):
@@ -179,7 +179,7 @@ def test_what_is_not_surely_the_output_of_the_attempt_is_not_lent(stage: Stage, 
 # When
 
 
-def test_the_queue_is_asked_at_most_once_a_second_however_often_it_rings(stage: Stage) -> None:
+def test_requests_are_checked_at_most_once_a_second(stage: Stage) -> None:
     asked = stage.calls("stream_requests")
     stage.lend()
     for _ in range(9):
@@ -191,7 +191,7 @@ def test_the_queue_is_asked_at_most_once_a_second_however_often_it_rings(stage: 
     assert len(asked) == 2
 
 
-def test_nothing_is_asked_without_a_ring_when_nothing_was_wanted(stage: Stage) -> None:
+def test_without_requests_or_changes_nothing_is_checked(stage: Stage) -> None:
     asked = stage.calls("stream_requests")
     stage.lend()
     # Only whether others have left something is looked for now and then.
@@ -205,7 +205,7 @@ def test_nothing_is_asked_without_a_ring_when_nothing_was_wanted(stage: Stage) -
     assert stage.read(run).finished == b"one\n"
 
 
-def test_an_output_that_begins_after_somebody_wanted_it_is_lent_within_a_second(stage: Stage) -> None:
+def test_log_that_starts_after_its_request_is_streamed_within_a_second(stage: Stage) -> None:
     run = stage.run()
     stage.store.logs.request_stream(run.attempt, LONG)
     stage.lend()
@@ -214,9 +214,7 @@ def test_an_output_that_begins_after_somebody_wanted_it_is_lent_within_a_second(
     assert stage.read(run).finished == b"one\n"
 
 
-def test_a_long_output_is_brought_in_steps_with_time_for_other_things_between(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_log_is_streamed_in_steps(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEP", 10)
     lines = b"".join(b"%04d\n" % number for number in range(7))
     run = stage.wanted(lines + b"last")
@@ -231,7 +229,7 @@ def test_a_long_output_is_brought_in_steps_with_time_for_other_things_between(
     assert stage.lending.due() == stage.now + MOMENT
 
 
-def test_what_is_new_is_brought_twice_a_second_and_nothing_when_there_is_nothing(stage: Stage) -> None:
+def test_new_text_is_sent_twice_a_second_and_nothing_otherwise(stage: Stage) -> None:
     run = stage.wanted(b"one\n")
     stage.lend()
     brought = stage.calls("write_chunk")
@@ -253,7 +251,7 @@ def test_what_is_new_is_brought_twice_a_second_and_nothing_when_there_is_nothing
     assert len(brought) == 3
 
 
-def test_several_outputs_are_lent_side_by_side(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_logs_are_streamed_side_by_side(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEP", 4)
     runs = [stage.wanted(b"%d00\n" % number * 5) for number in range(3)]
     for _ in range(6):
@@ -263,7 +261,7 @@ def test_several_outputs_are_lent_side_by_side(stage: Stage, monkeypatch: pytest
     assert [stage.read(run).finished for run in runs] == [b"%d00\n" % number * 5 for number in range(3)]
 
 
-def test_of_many_outputs_some_wait_until_others_are_brought(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_wait_while_too_many_are_behind(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_BEHIND", 2)
     monkeypatch.setattr(module, "_MAX_OPEN", 3)
     before = descriptors()
@@ -283,7 +281,7 @@ def test_of_many_outputs_some_wait_until_others_are_brought(stage: Stage, monkey
     assert stage.lending.due() == stage.now + SECOND  # what is complete is looked at no more
 
 
-def test_jobs_that_are_followed_keep_nobody_else_waiting(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followed_jobs_do_not_delay_other_streams(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_BEHIND", 1)
     for _ in range(3):
         run = stage.wanted(b"one\n")
@@ -292,7 +290,7 @@ def test_jobs_that_are_followed_keep_nobody_else_waiting(stage: Stage, monkeypat
         assert stage.read(run).finished == b"one\n"
 
 
-def test_a_reader_that_comes_right_after_another_one_left_gets_a_silent_job_too(stage: Stage) -> None:
+def test_new_reader_right_after_another_gets_the_log_of_a_silent_job(stage: Stage) -> None:
     run = stage.wanted(b"one\n")
     stage.lend_all()
     stage.forget_wish(run)
@@ -302,7 +300,7 @@ def test_a_reader_that_comes_right_after_another_one_left_gets_a_silent_job_too(
     assert stage.read(run).finished == b"one\n"
 
 
-def test_the_queue_is_not_filled_by_what_many_want(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_size_of_streams_is_limited(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_STORED", 6)
     runs = [stage.wanted(b"one\n") for _ in range(4)]
     for run in runs:
@@ -317,7 +315,7 @@ def test_the_queue_is_not_filled_by_what_many_want(stage: Stage, monkeypatch: py
 
 
 @pytest.mark.parametrize("line", [b"x" * 200, b"x" * 200 + b"\n", b"one\n" * 3 + b"x" * 200])
-def test_a_line_without_an_end_is_no_output_to_lend(stage: Stage, monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
+def test_line_without_an_end_is_not_streamed(stage: Stage, monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
     monkeypatch.setattr(module, "_MAX_LINE", 100)
     monkeypatch.setattr(module, "_STEP", 10)
     run = stage.wanted(line)
@@ -333,7 +331,7 @@ def test_a_line_without_an_end_is_no_output_to_lend(stage: Stage, monkeypatch: p
 # What
 
 
-def test_an_output_that_is_rotated_meanwhile_is_lent_whole_and_in_one_edition(stage: Stage) -> None:
+def test_rotated_log_is_streamed_whole_in_one_edition(stage: Stage) -> None:
     run = stage.wanted()
     log = LogWriter(run.output, 2 * 60)
     written = b""
@@ -351,7 +349,7 @@ def test_an_output_that_is_rotated_meanwhile_is_lent_whole_and_in_one_edition(st
     assert told.edition == edition
 
 
-def test_an_output_that_is_too_large_is_not_lent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_log_is_not_streamed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_LOG", 100)
     monkeypatch.setattr(module, "_STEP", 10)
     run = stage.run()
@@ -365,7 +363,7 @@ def test_an_output_that_is_too_large_is_not_lent(stage: Stage, monkeypatch: pyte
     assert stage.store.logs.read_chunk(run.attempt) is None
 
 
-def test_an_output_that_becomes_too_large_is_taken_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_of_a_log_that_becomes_too_large_is_dropped(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_LOG", 100)
     run = stage.wanted(b"x\n" * 50)
     stage.lend()
@@ -379,7 +377,7 @@ def test_an_output_that_becomes_too_large_is_taken_back(stage: Stage, monkeypatc
 
 
 @pytest.mark.parametrize("error", [StokerError("it cannot be read"), OSError(errno.EIO, "Input/output error")])
-def test_an_output_that_cannot_be_read_is_taken_back_and_costs_no_other(
+def test_unreadable_log_is_dropped_without_affecting_others(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     bad, good = stage.wanted(b"one\n"), stage.wanted(b"one\n")
@@ -407,7 +405,7 @@ def test_an_output_that_cannot_be_read_is_taken_back_and_costs_no_other(
     assert stage.read(bad).finished == b"one\ntwo\n"
 
 
-def test_a_line_that_grows_for_ever_is_cut_until_its_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_line_is_cut_until_it_ends(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_UNFINISHED", 64)
     run = stage.wanted(b"one\n" + b"x" * 100)
     stage.lend()
@@ -423,7 +421,7 @@ def test_a_line_that_grows_for_ever_is_cut_until_its_end(stage: Stage, monkeypat
 
 
 @pytest.mark.parametrize("end", [b"", b"\nlast\n"])
-def test_a_long_line_that_grows_by_more_than_a_step_is_lent_to_its_end(stage: Stage, end: bytes) -> None:
+def test_line_longer_than_a_step_is_streamed_to_its_end(stage: Stage, end: bytes) -> None:
     """What the file has behind the step is not yet known when the line is first seen to have grown."""
     run = stage.wanted(b"one\n" + b"x" * 100_000)
     stage.lend()
@@ -436,9 +434,7 @@ def test_a_long_line_that_grows_by_more_than_a_step_is_lent_to_its_end(stage: St
     assert told.finished + told.unfinished == b"one\n" + b"x" * 1_000_000 + end
 
 
-def test_an_attempt_that_has_ended_is_complete_once_all_of_it_is_there(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_of_an_ended_attempt_is_complete_once_all_is_sent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEP", 10)
     run = stage.wanted(b"123456789\n")
     stage.lend()
@@ -452,7 +448,7 @@ def test_an_attempt_that_has_ended_is_complete_once_all_of_it_is_there(
     assert (told.finished, told.unfinished, told.is_complete) == (b"123456789\n" * 3, b"end", True)
 
 
-def test_an_attempt_that_ended_long_ago_is_lent_whole_at_once(stage: Stage) -> None:
+def test_log_of_an_old_attempt_is_streamed_at_once(stage: Stage) -> None:
     run = stage.run()
     (run.directory / "output.1").write_bytes(b"older\n")
     run.prints(b"newer\n")
@@ -463,9 +459,7 @@ def test_an_attempt_that_ended_long_ago_is_lent_whole_at_once(stage: Stage) -> N
     assert (told.finished, told.is_complete) == (b"older\nnewer\n", True)
 
 
-def test_an_attempt_that_ends_while_it_is_read_is_complete_only_with_its_last_words(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_is_complete_only_with_the_last_line(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stage.wanted(b"one\n")
     read = LogFileReader.read
 
@@ -486,7 +480,7 @@ def test_an_attempt_that_ends_while_it_is_read_is_complete_only_with_its_last_wo
 # Its end
 
 
-def test_what_nobody_wants_any_more_is_noticed_and_let_go(stage: Stage) -> None:
+def test_stream_without_readers_is_closed(stage: Stage) -> None:
     before = descriptors()
     run = stage.wanted(b"one\n")
     stage.lend()
@@ -507,7 +501,7 @@ def test_what_nobody_wants_any_more_is_noticed_and_let_go(stage: Stage) -> None:
     assert (stage.lending.due() - stage.now, len(asked)) == (600.0, 1)
 
 
-def test_what_nobody_wants_is_let_go_when_it_is_brought(stage: Stage) -> None:
+def test_stream_without_readers_is_closed_when_sending(stage: Stage) -> None:
     before = descriptors()
     run = stage.wanted(b"one\n")
     stage.lend()
@@ -518,7 +512,7 @@ def test_what_nobody_wants_is_let_go_when_it_is_brought(stage: Stage) -> None:
     assert stage.read(run).finished == b"one\n"
 
 
-def test_a_reader_that_comes_back_gets_what_it_has_missed(stage: Stage) -> None:
+def test_returning_reader_gets_what_it_missed(stage: Stage) -> None:
     run = stage.wanted(b"one\n")
     stage.lend()
     first = stage.read(run)
@@ -532,7 +526,7 @@ def test_a_reader_that_comes_back_gets_what_it_has_missed(stage: Stage) -> None:
     assert stage.read(run).finished == b"one\ntwo\n"
 
 
-def test_a_job_that_is_cleaned_away_meanwhile_does_no_harm(stage: Stage) -> None:
+def test_job_cleaned_during_streaming_is_ignored(stage: Stage) -> None:
     run, other = stage.wanted(b"one\n"), stage.wanted(b"one\n")
     stage.lend_all()
     assert stage.store.attempts.finish(run.attempt, "succeeded", 0)
@@ -544,7 +538,7 @@ def test_a_job_that_is_cleaned_away_meanwhile_does_no_harm(stage: Stage) -> None
     assert stage.read(other).finished == b"one\ntwo\n"
 
 
-def test_a_worker_that_was_cut_off_until_all_was_forgotten_begins_anew(stage: Stage) -> None:
+def test_stream_restarts_after_it_expired_during_an_outage(stage: Stage) -> None:
     run = stage.wanted(b"one\n")
     stage.lend()
     stage.forget_wish(run, ago=120.0)
@@ -557,7 +551,7 @@ def test_a_worker_that_was_cut_off_until_all_was_forgotten_begins_anew(stage: St
 
 
 @pytest.mark.parametrize("was_done", [False, True])
-def test_what_was_on_its_way_when_the_queue_went_away_is_begun_anew(
+def test_stream_restarts_after_the_queue_was_away(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, was_done: bool
 ) -> None:
     before = descriptors()
@@ -586,7 +580,7 @@ def test_what_was_on_its_way_when_the_queue_went_away_is_begun_anew(
     assert told.edition != edition
 
 
-def test_a_queue_that_is_away_when_it_is_asked_is_asked_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_checked_again_after_the_queue_was_away(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def away() -> None:
         raise QueueAwayError("the queue went away")
 
@@ -599,7 +593,7 @@ def test_a_queue_that_is_away_when_it_is_asked_is_asked_again(stage: Stage, monk
     assert stage.read(run).finished == b"one\n"
 
 
-def test_a_database_that_refuses_loans_costs_no_job_anything(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_that_refuses_streams_affects_no_job(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_attempt: str, _lent: LogChunk) -> bool:
         raise StokerError("the queue may not be changed by this user")
 
@@ -640,9 +634,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @given(steps=STEPS)
 @settings(max_examples=examples(60))
-def test_a_mirror_becomes_what_was_printed_whatever_happens_on_the_way(
-    lasting: Stage, steps: list[tuple[bytes, str]]
-) -> None:
+def test_copy_equals_the_log_whatever_happens(lasting: Stage, steps: list[tuple[bytes, str]]) -> None:
     # A line that is longer than a file is cut there, and no carriage return overwrites its beginning any more.
     assume(max(map(len, re.split(rb"[\r\n]", b"".join(printed for printed, _ in steps)))) < LIMIT // 2)
     run = lasting.wanted()

@@ -62,18 +62,18 @@ def texts(data: bytes) -> list[str]:
         (b"1\n2\n3\x1b[2A\x1b[Jx", ["1x", "", ""]),
     ],
 )
-def test_a_line_is_left_as_a_terminal_would_leave_it(written: bytes, left: list[str]) -> None:
+def test_line_is_shown_as_on_a_terminal(written: bytes, left: list[str]) -> None:
     assert texts(written) == left
 
 
-def test_nested_progress_bars_rewrite_each_its_own_line() -> None:
+def test_nested_progress_bars_rewrite_their_own_lines() -> None:
     steps = [b"\router 0%", b"\n\rinner 0%\x1b[A", b"\n\rinner 50%\x1b[A", b"\router 9%", b"\n\rinner 70%\x1b[A"]
     assert texts(b"".join(steps)) == ["outer 9%", "inner 70%"]
     # The same as the worker keeps it: of a line that was overwritten only the last state.
     assert texts(b"outer 0%\ninner 50%\x1b[A\ninner 70%\x1b[A\ndone\n") == ["outer 0%", "doner 70%", ""]
 
 
-def test_a_cursor_goes_no_further_up_than_a_tall_terminal() -> None:
+def test_cursor_stays_within_the_height_of_a_terminal() -> None:
     lines = b"".join(b"%d\n" % number for number in range(200))
     terminal = TerminalEmulator()
     settled = terminal.feed(lines)
@@ -112,14 +112,14 @@ def test_colours_and_weights_become_classes(code: bytes, classes: tuple[str, ...
     assert shown(b"\x1b[" + code + b"mx") == [(0, (("x", classes),))]
 
 
-def test_a_colour_lasts_until_it_is_taken_back_across_lines() -> None:
+def test_colour_lasts_over_lines_until_it_is_reset() -> None:
     assert [as_html(line.spans) for line in shown(b"a\x1b[32mb\nc\x1b[md")] == [
         'a<span class="a-fg-2">b</span>',
         '<span class="a-fg-2">c</span>d',
     ]
 
 
-def test_a_line_is_numbered_by_the_line_ends_before_it_wherever_one_begins_to_read() -> None:
+def test_line_numbers_do_not_depend_on_where_reading_starts() -> None:
     lines = b"one\nouter\ninner\x1b[A\ninner\x1b[A\n\nlast\n"
     assert [line.number for line in shown(lines)] == [0, 1, 2, 5, 6]
     begun_later = TerminalEmulator(1)
@@ -128,7 +128,7 @@ def test_a_line_is_numbered_by_the_line_ends_before_it_wherever_one_begins_to_re
     assert [text_of(line) for line in begun_later.preview(b"and")] == ["outer", "inner", "last", "and"]
 
 
-def test_a_line_that_is_too_long_is_cut_and_says_so() -> None:
+def test_too_long_line_is_cut_with_a_note() -> None:
     (line,) = shown(b"x" * LONGEST_LINE)
     assert line.spans == (("x" * LONGEST_LINE, ()),)
     (line,) = shown(b"x" * LONGEST_LINE + b"y" * 100_000)
@@ -140,7 +140,7 @@ def test_a_line_that_is_too_long_is_cut_and_says_so() -> None:
 @given(_OUTPUT, st.lists(st.integers(0, 200), max_size=8))
 @settings(max_examples=examples(300))
 @example(b"\x1b[3\n1m\x1b", [3])
-def test_pieces_of_any_size_give_the_same(data: bytes, cuts: list[int]) -> None:
+def test_chunk_size_does_not_matter(data: bytes, cuts: list[int]) -> None:
     terminal = TerminalEmulator()
     settled: list[ScreenLine] = []
     borders = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
@@ -172,7 +172,7 @@ class _Page(HTMLParser):
 
 @given(st.one_of(_OUTPUT, st.text(alphabet="<>&\"'/!-=ascript \x1b[1m;#x0", max_size=60).map(str.encode)))
 @settings(max_examples=examples(300))
-def test_whatever_was_printed_is_only_text_on_the_page(data: bytes) -> None:
+def test_output_becomes_only_text_and_spans(data: bytes) -> None:
     for line in shown(data):
         page = _Page()
         page.feed(as_html(line.spans))
@@ -192,7 +192,7 @@ def test_the_style_sheet_knows_every_class() -> None:
     assert wanted | {*classes_of(styles), CUT} <= known
 
 
-def test_letters_can_be_read_on_every_paper() -> None:
+def test_text_is_readable_on_every_background() -> None:
     sheet = (Path(stoker.web.__file__).parent / "static" / "log.css").read_text()
     own = dict(re.findall(r"--(log-\w+): #(\w{6})", sheet))
     found = re.findall(r"\.(a-[fb]g-\w+)\s*{\s*(?:color|background):\s*(?:var\(--([\w-]+)\)|#(\w{6}))", sheet)
@@ -213,7 +213,7 @@ def colour(hexadecimal: str) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def test_a_true_colour_becomes_the_nearest_of_the_table() -> None:
+def test_true_colour_becomes_the_nearest_of_256() -> None:
     assert [nearest(0, 0, 0), nearest(255, 255, 255), nearest(250, 5, 5), nearest(120, 122, 119)] == [16, 231, 196, 243]
 
 

@@ -51,7 +51,7 @@ def kept(path: Path, *pieces: bytes, limit: int = PLENTY) -> bytes:
         ([b"\x1b[32mgreen\x1b[0m\n\x1b[A\n"], b"\x1b[32mgreen\x1b[0m\n\x1b[A\n"),
     ],
 )
-def test_each_line_is_kept_as_it_was_last(path: Path, pieces: list[bytes], stored: bytes) -> None:
+def test_last_state_of_each_line_is_kept(path: Path, pieces: list[bytes], stored: bytes) -> None:
     assert kept(path, *pieces) == stored
 
 
@@ -72,13 +72,13 @@ chunks = st.lists(st.text(alphabet="ab\r\n", max_size=8).map(str.encode), max_si
 
 
 @given(chunks)
-def test_it_does_not_matter_into_which_pieces_the_output_falls(pieces: list[bytes]) -> None:
+def test_chunks_do_not_matter(pieces: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         assert kept(Path(directory) / "output", *pieces) == as_a_terminal_leaves_it(b"".join(pieces))
 
 
 @given(chunks, st.integers(1, 30))
-def test_however_it_falls_the_end_is_kept_and_the_limit_too(pieces: list[bytes], limit: int) -> None:
+def test_end_is_kept_within_the_limit_for_any_chunks(pieces: list[bytes], limit: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "output"
         log = LogWriter(path, limit)
@@ -96,7 +96,7 @@ def sizes(path: Path) -> int:
     return sum(part.stat().st_size for part in path.parent.iterdir())
 
 
-def test_everything_is_there_before_the_line_is_finished_and_before_it_is_closed(path: Path) -> None:
+def test_unfinished_line_is_on_disk_at_once(path: Path) -> None:
     log = LogWriter(path, PLENTY)
     log.write(b"one\ntwo: 10%")
     assert path.read_bytes() == b"one\ntwo: 10%"
@@ -105,7 +105,7 @@ def test_everything_is_there_before_the_line_is_finished_and_before_it_is_closed
     log.close()
 
 
-def test_a_killed_writer_loses_nothing_and_another_goes_on_in_the_same_line(path: Path) -> None:
+def test_another_writer_continues_the_line_of_a_killed_one(path: Path) -> None:
     program = (
         "import signal, sys; from stoker.logs.writer import LogWriter; log = LogWriter(sys.argv[1], 1000);"
         r"log.write(b'one\n'); log.write(b'\rtwo: 10%'); print('written', flush=True); signal.pause()"
@@ -119,27 +119,27 @@ def test_a_killed_writer_loses_nothing_and_another_goes_on_in_the_same_line(path
     assert kept(path, b" done\nthree") == b"one\ntwo: 20% done\nthree"
 
 
-def test_a_long_unfinished_line_is_taken_up_from_its_beginning(path: Path) -> None:
+def test_long_unfinished_line_is_continued_from_its_beginning(path: Path) -> None:
     path.write_bytes(b"one\n" + b"x" * 200_000)
     assert kept(path, b"\rtwo\n") == b"one\ntwo\n"
 
 
-def test_the_older_half_makes_room_at_a_line_end(path: Path) -> None:
+def test_rotation_happens_at_a_line_end(path: Path) -> None:
     assert kept(path, *(b"line %d\n" % number for number in range(10)), limit=32) == b"line 8\nline 9\n"
     assert Path(f"{path}.1").read_bytes() == b"line 6\nline 7\n"
 
 
-def test_a_line_that_no_longer_fits_moves_to_the_new_file_whole(path: Path) -> None:
+def test_line_that_does_not_fit_moves_to_the_new_file(path: Path) -> None:
     assert kept(path, b"first\n", b"second, ", b"in parts", limit=40) == b"second, in parts"
     assert Path(f"{path}.1").read_bytes() == b"first\n"
 
 
-def test_a_line_without_an_end_is_cut(path: Path) -> None:
+def test_line_without_an_end_is_cut(path: Path) -> None:
     assert kept(path, b"".join(b"%d" % (n % 10) for n in range(25)), limit=20) == b"01234"
     assert Path(f"{path}.1").read_bytes() == b"0123456789"
 
 
-def test_a_long_line_is_not_copied_but_cut(path: Path) -> None:
+def test_long_line_is_cut_instead_of_carried(path: Path) -> None:
     assert kept(path, b"first\n", b"x" * 100_000, b"y" * 100_000, limit=260_000) == b"y" * 70_006
     assert Path(f"{path}.1").read_bytes() == b"first\n" + b"x" * 100_000 + b"y" * 29_994
 
@@ -165,7 +165,7 @@ class FullDisk:
         return written
 
 
-def test_a_full_disk_costs_output_and_nothing_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_loses_output_and_raises_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch)
     log = LogWriter(path, PLENTY)
     disk.room = 6
@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_while_a_line_is_overwritten(path: Path, monkeypatch
     assert path.read_text() == f"one\n2\n[2 bytes of output are missing here: {log.failure}]\n30%\n"
 
 
-def test_a_directory_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+def test_log_starts_once_its_directory_exists(tmp_path: Path) -> None:
     path = tmp_path / "later" / "output"
     log = LogWriter(path, PLENTY)
     log.write(b"lost\n")
@@ -205,9 +205,7 @@ def test_a_directory_that_comes_later_is_waited_for(tmp_path: Path) -> None:
     assert path.read_text() == f"[5 bytes of output are missing here: {log.failure}]\nkept\n"
 
 
-def test_a_new_file_that_cannot_be_opened_leaves_the_old_one_in_place(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_file_stays_if_the_new_one_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LogWriter(path, 16)
     log.write(b"1234567\n")
 
@@ -223,7 +221,7 @@ def test_a_new_file_that_cannot_be_opened_leaves_the_old_one_in_place(
     assert path.read_bytes() == b"kept\n"
 
 
-def test_a_file_that_somebody_deleted_is_begun_again(path: Path) -> None:
+def test_deleted_file_is_created_again(path: Path) -> None:
     log = LogWriter(path, 16)
     log.write(b"1234567\n")
     path.unlink()

@@ -24,7 +24,7 @@ def a_look(at: float = 0.0, **what: Any) -> QueueState:
 
 
 def said(events: list[Event]) -> list[str]:
-    return [event.sentence for event in events]
+    return [event.message for event in events]
 
 
 def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = EVENTS) -> EventDetector:
@@ -34,7 +34,7 @@ def watching(unknown_after: float = 600.0, kinds: tuple[str, ...] = EVENTS) -> E
 # Jobs
 
 
-def test_a_job_that_failed_for_good_is_told_once_with_its_reason() -> None:
+def test_failed_job_is_reported_once_with_its_reason() -> None:
     detector = watching()
     failed = job("train", exit_code=3, reason="it ended with code 3: CUDA out of memory.")
     look = a_look(ended=[failed], causes={"attempt-of-train": EndCause("exited")})
@@ -45,17 +45,17 @@ def test_a_job_that_failed_for_good_is_told_once_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("state", ["succeeded", "cancelled"])
-def test_a_job_that_succeeded_or_was_cancelled_is_not_told(state: str) -> None:
+def test_succeeded_or_cancelled_job_is_not_reported(state: str) -> None:
     assert watching().detect(a_look(ended=[job(state=state)])) == []
 
 
-def test_a_job_that_fails_again_after_a_retry_by_hand_is_told_again() -> None:
+def test_job_that_fails_again_after_a_retry_is_reported_again() -> None:
     detector = watching()
     assert len(detector.detect(a_look(ended=[job()]))) == 1
     assert len(detector.detect(a_look(5, ended=[job(attempt="another")]))) == 1
 
 
-def test_why_it_failed_is_waited_for_a_moment() -> None:
+def test_cause_of_a_failure_is_waited_for() -> None:
     detector = watching()
     failed = job(ended=NOW)
     assert detector.detect(a_look(CAUSE_WITHIN / 2, ended=[failed])) == []
@@ -63,18 +63,18 @@ def test_why_it_failed_is_waited_for_a_moment() -> None:
     assert [event.kind for event in told] == ["stopped"]
 
 
-def test_one_whose_gpus_stayed_idle_is_told_as_such_and_not_twice() -> None:
+def test_idle_stop_is_reported_once_as_a_stop() -> None:
     look = a_look(
         ended=[job(reason="GPU 0 stayed below 1% for 30m")], causes={"attempt-of-train": EndCause("idle", "idle")}
     )
     (told,) = watching().detect(look)
     assert told.kind == "stopped"
-    assert told.sentence == "Job train was stopped: GPU 0 stayed below 1% for 30m."
+    assert told.message == "Job train was stopped: GPU 0 stayed below 1% for 30m."
     (told,) = watching(kinds=("failed",)).detect(look)
     assert told.kind == "failed"
 
 
-def test_one_that_turns_out_to_have_been_idle_after_it_was_told_as_failed_is_not_told_again() -> None:
+def test_late_cause_does_not_repeat_a_reported_failure() -> None:
     late = {"ended": [job(ended=NOW)], "causes": {"attempt-of-train": EndCause("idle", "idle")}}
     detector, ledger, pacer = watching(), MemoryLedger(), Throttle()
     pacer.add(detector.detect(a_look(CAUSE_WITHIN, ended=[job(ended=NOW)])))
@@ -85,13 +85,13 @@ def test_one_that_turns_out_to_have_been_idle_after_it_was_told_as_failed_is_not
     assert len(told) == 1
 
 
-def test_one_that_was_idle_and_is_tried_again_is_told_too() -> None:
+def test_idle_stop_of_a_retried_job_is_reported() -> None:
     look = a_look(retried={"a1": job(state="queued")}, causes={"a1": EndCause("idle", "idle")})
     assert said(watching().detect(look))[0].endswith(" was stopped. It will be tried again.")
     assert watching().detect(a_look(retried={"a1": job(state="queued")}, causes={"a1": EndCause("exited")})) == []
 
 
-def test_what_is_older_than_an_hour_is_not_told() -> None:
+def test_events_older_than_an_hour_are_not_reported() -> None:
     old = job(ended=NOW - MAX_AGE - 1)
     assert watching().detect(a_look(ended=[old], unfinished=False)) == []
 
@@ -99,7 +99,7 @@ def test_what_is_older_than_an_hour_is_not_told() -> None:
 # The queue
 
 
-def test_an_empty_queue_is_told_once_until_something_else_has_ended() -> None:
+def test_empty_queue_is_reported_once() -> None:
     detector = watching(kinds=("queue-empty",))
     first, second = job(state="succeeded", ended=NOW - 9), job("eval", state="cancelled", ended=NOW + 5)
     assert detector.detect(a_look(ended=[first], unfinished=True)) == []
@@ -111,7 +111,7 @@ def test_an_empty_queue_is_told_once_until_something_else_has_ended() -> None:
     assert len(detector.detect(a_look(7, ended=[second, first], unfinished=False))) == 1
 
 
-def test_a_queue_whose_last_jobs_are_forgotten_is_not_empty_anew() -> None:
+def test_cleaned_queue_is_not_reported_as_empty_again() -> None:
     detector = watching(kinds=("queue-empty",))
     older, newer = job(state="succeeded", ended=NOW - 99), job("b", state="succeeded", ended=NOW - 9)
     assert len(detector.detect(a_look(ended=[newer, older], unfinished=False))) == 1
@@ -122,13 +122,13 @@ def test_a_queue_whose_last_jobs_are_forgotten_is_not_empty_anew() -> None:
 # GPUs
 
 
-def test_a_gpu_is_told_when_it_stays_unknown_once_and_when_it_is_back() -> None:
+def test_unknown_gpu_is_reported_once_and_when_it_is_back() -> None:
     detector, ledger, told = watching(), MemoryLedger(), list[str]()
 
     def look(at: float, **of_gpu: Any) -> None:
         pacer = Throttle()
         pacer.add(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))])))
-        told.extend(event.sentence for bundle in pacer.due(NOW + at, MemoryLedgerOf(ledger)) for event in bundle.events)
+        told.extend(event.message for bundle in pacer.due(NOW + at, MemoryLedgerOf(ledger)) for event in bundle.events)
 
     look(0)
     look(10, state="unknown", since=NOW + 10, note="the driver does not answer")
@@ -157,14 +157,14 @@ class MemoryLedgerOf:
         return self._ledger.forget_note(key)
 
 
-def test_a_short_outage_is_told_neither_then_nor_when_it_is_over() -> None:
+def test_short_outage_is_not_reported() -> None:
     detector, ledger, pacer = watching(), MemoryLedger(), Throttle()
     for at, doing in ((0, "free"), (10, "unknown"), (300, "unknown"), (310, "free")):
         pacer.add(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(state=doing),))])))
         assert list(pacer.due(NOW + at, ledger)) == []
 
 
-def test_a_machine_whose_gpus_are_not_even_listed_is_told() -> None:
+def test_machine_that_cannot_list_its_gpus_is_reported() -> None:
     detector = watching(unknown_after=60.0)
     told: list[Event] = []
     for at in (0, 20, 40, 60):
@@ -174,7 +174,7 @@ def test_a_machine_whose_gpus_are_not_even_listed_is_told() -> None:
     ]
 
 
-def test_a_machine_without_any_gpu_is_never_told() -> None:
+def test_machine_without_gpus_is_not_reported() -> None:
     detector, told = watching(unknown_after=60.0), list[Event]()
     for at in range(0, 90, 10):
         told += detector.detect(a_look(at, workers=[worker(seen=NOW + at, problem="no driver", absent=True)]))
@@ -184,7 +184,7 @@ def test_a_machine_without_any_gpu_is_never_told() -> None:
 @pytest.mark.parametrize(
     "of_gpu", [{"state": "unknown", "since": NOW - 900}, {"state": "job", "unread_since": NOW - 900}]
 )
-def test_how_long_a_gpu_is_unknown_is_counted_by_our_own_clock_whoever_holds_it(of_gpu: dict[str, Any]) -> None:
+def test_time_of_an_unknown_gpu_is_measured_by_the_database_clock(of_gpu: dict[str, Any]) -> None:
     detector = watching(unknown_after=60.0)
     looks = {
         at: said(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))])))
@@ -205,25 +205,25 @@ def look_at_gone(detector: EventDetector, *workers: Any, **more: Any) -> list[Ev
     return [event for event in found if event.turn == "began"]
 
 
-def test_a_worker_that_is_not_heard_of_is_told_with_the_jobs_it_had() -> None:
+def test_lost_worker_is_reported_with_its_jobs() -> None:
     jobs = [job(name, state="running", attempt=name) for name in ("a", "b", "c")]
     running = [(attempt(one, "w1"), one) for one in jobs] + [(attempt(job("x"), "w2"), job("x"))]
     (told,) = look_at_gone(watching(), worker(), running=running)
-    assert told.sentence == "The worker on node7 has not been seen for 65 s. It had 3 jobs: a, b and c."
+    assert told.message == "The worker on node7 has not been seen for 65 s. It had 3 jobs: a, b and c."
 
 
-def test_one_that_said_goodbye_is_not() -> None:
+def test_stopped_worker_is_not_reported() -> None:
     assert look_at_gone(watching(), worker(seen=NOW - HEARD_WITHIN - 1, left=True)) == []
 
 
-def test_one_in_whose_place_another_was_started_is_not() -> None:
+def test_restarted_worker_is_not_reported() -> None:
     heir = worker("a-2", seen=NOW + 90, started=NOW + 20)
     assert look_at_gone(watching(), worker("a-1"), heir) == []
     assert look_at_gone(watching(), worker("b-1"), heir) != []
     assert look_at_gone(watching(), worker("a-1", "node8"), heir) != []
 
 
-def test_after_a_while_without_the_queue_workers_get_time_to_be_heard() -> None:
+def test_no_worker_counts_as_lost_right_after_a_gap() -> None:
     detector = watching()
     detector.detect(a_look(0, workers=[worker()]))
     assert detector.detect(a_look(300, workers=[worker()])) == []
@@ -232,7 +232,7 @@ def test_after_a_while_without_the_queue_workers_get_time_to_be_heard() -> None:
     )  # that it is there, to whom it was told gone
 
 
-def test_one_that_is_heard_again_is_told_only_to_those_who_heard_that_it_was_gone() -> None:
+def test_return_of_a_worker_is_reported_only_after_its_loss() -> None:
     for was_told, expected in ((True, ["The worker on node7 is back."]), (False, [])):
         ledger, pacer = MemoryLedger(), Throttle()
         if was_told:
@@ -250,7 +250,7 @@ def test_one_that_is_heard_again_is_told_only_to_those_who_heard_that_it_was_gon
         st.tuples(st.floats(0.0, 40.0), st.sampled_from(EVENTS), st.integers(1, 5), st.integers(0, 1)), max_size=40
     )
 )
-def test_nobody_is_told_of_a_kind_more_than_once_a_minute_and_nothing_is_lost(
+def test_at_most_one_message_a_minute_per_kind_and_no_event_is_lost(
     bursts: list[tuple[float, Kind, int, int]],
 ) -> None:
     """Two processes that see the same, one sometimes first."""
@@ -281,7 +281,7 @@ def test_nobody_is_told_of_a_kind_more_than_once_a_minute_and_nothing_is_lost(
         assert all(later - earlier >= 60 for earlier, later in pairwise(times))
 
 
-def test_the_first_goes_at_once_and_the_others_of_that_minute_in_one() -> None:
+def test_first_event_is_sent_at_once_and_the_rest_of_the_minute_together() -> None:
     ledger, pacer = MemoryLedger(), Throttle()
     pacer.add([event("first")])
     (at_once,) = pacer.due(NOW, ledger)
@@ -296,7 +296,7 @@ def test_the_first_goes_at_once_and_the_others_of_that_minute_in_one() -> None:
     assert message.body == "12 more jobs failed: a, b, c and 9 others.\nhttps://gpu-box:7865/jobs?state=failed"
 
 
-def test_what_was_held_back_is_told_by_the_next_process() -> None:
+def test_held_back_event_is_sent_by_the_next_process() -> None:
     ledger = MemoryLedger()
     gone, heir = Throttle(), Throttle()
     gone.add([event("a")])
@@ -320,7 +320,7 @@ def held_back(ledger: MemoryLedger) -> tuple[Throttle, Event]:
     return pacer, second
 
 
-def test_an_outage_that_was_held_back_by_somebody_who_was_killed_is_told_by_the_next_process() -> None:
+def test_held_back_outage_of_a_killed_process_is_sent_by_the_next_one() -> None:
     ledger, heir = MemoryLedger(), Throttle()
     _killed, outage = held_back(ledger)
     heir.add([outage])
@@ -328,14 +328,14 @@ def test_an_outage_that_was_held_back_by_somebody_who_was_killed_is_told_by_the_
     assert bundle.events == (outage,)
 
 
-def test_an_outage_that_is_over_before_anybody_was_told_is_not_told() -> None:
+def test_outage_that_ended_before_it_was_sent_is_dropped() -> None:
     ledger = MemoryLedger()
     pacer, outage = held_back(ledger)
     pacer.add([msgspec.structs.replace(outage, turn="over")])
     assert [bundle for at in range(2, 200) for bundle in pacer.due(NOW + at, ledger)] == []
 
 
-def test_an_outage_of_which_another_process_told_is_told_to_be_over() -> None:
+def test_end_of_an_outage_that_another_process_sent_is_sent() -> None:
     ledger, other = MemoryLedger(), Throttle()
     pacer, outage = held_back(ledger)
     other.add([outage])
@@ -377,16 +377,16 @@ def test_job_text_cannot_format_mention_or_break_a_message() -> None:
     )
 
 
-def test_a_message_is_never_longer_than_a_thousand_letters_and_keeps_its_link() -> None:
-    long = msgspec.structs.replace(event("x" * 900), sentence="y" * 5000)
+def test_message_has_at_most_a_thousand_characters_and_its_link() -> None:
+    long = msgspec.structs.replace(event("x" * 900), message="y" * 5000)
     message = compose("failed", [long], "https://gpu-box")
     assert len(message.body) <= MAX_LENGTH
     assert message.body.endswith("…\nhttps://gpu-box/")
     assert len(compose("failed", [long] * 5, "https://" + "g" * 500).body) <= MAX_LENGTH
 
 
-def test_outages_that_began_and_ended_within_a_minute_are_told_apart() -> None:
-    one = msgspec.structs.replace(event("GPU 0 of a", "gpu-unknown"), turn="began", sentence="GPU 0 of a is away.")
+def test_begun_and_ended_outages_are_separate_in_a_message() -> None:
+    one = msgspec.structs.replace(event("GPU 0 of a", "gpu-unknown"), turn="began", message="GPU 0 of a is away.")
     back = [msgspec.structs.replace(event(f"GPU {n} of a", "gpu-unknown"), turn="over") for n in (1, 2)]
     message = compose("gpu-unknown", [*back, one], "")
     assert (message.tone, compose("gpu-unknown", back, "").tone) == ("warning", "success")

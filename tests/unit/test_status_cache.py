@@ -23,14 +23,14 @@ def question(clock: Clock, price: float) -> Callable[[], int]:
     return ask
 
 
-def test_a_cheap_answer_is_always_fresh() -> None:
+def test_fast_query_is_not_cached() -> None:
     clock = Clock()
     kept = ThrottledCache[int](clock=clock)
     ask = question(clock, 0.0)
     assert [kept.get(ask) for _ in range(3)] == [0, 1, 2]
 
 
-def test_a_dear_answer_takes_no_more_than_a_small_share_of_the_time() -> None:
+def test_slow_query_takes_a_small_share_of_the_time() -> None:
     clock = Clock()
     kept = ThrottledCache[int](clock=clock)
     ask = question(clock, 0.1)
@@ -42,7 +42,7 @@ def test_a_dear_answer_takes_no_more_than_a_small_share_of_the_time() -> None:
     assert kept.get(ask) == 1
 
 
-def test_what_changes_slowly_is_not_asked_for_before_its_time() -> None:
+def test_answer_is_kept_for_its_minimum_time() -> None:
     clock = Clock()
     kept = ThrottledCache[int](20.0, clock)
     ask = question(clock, 0.0)
@@ -53,7 +53,7 @@ def test_what_changes_slowly_is_not_asked_for_before_its_time() -> None:
     assert kept.get(ask) == 1
 
 
-def test_an_answer_that_was_held_up_once_is_soon_asked_for_again() -> None:
+def test_query_delayed_once_is_repeated_soon() -> None:
     clock = Clock()
     kept = ThrottledCache[int](clock=clock)
     prices, answers = iter([5.0, 0.0, 5.0, 5.0, 0.0]), iter(range(5))

@@ -7,7 +7,7 @@ from tests.support.status_parts import NOW, card, machine
 
 
 @pytest.mark.parametrize("off", [-600.0, 0.0, 600.0])
-def test_what_began_between_two_looks_is_dated_between_them(off: float) -> None:
+def test_state_that_began_between_two_snapshots_is_dated_between_them(off: float) -> None:
     sightings = ClockCorrection()
     sightings.dated([machine(card(since=NOW - 100 + off))], NOW)
     changed = machine(card(state="unknown", since=NOW + 4 + off, unread_since=NOW + 5 + off))
@@ -18,7 +18,7 @@ def test_what_began_between_two_looks_is_dated_between_them(off: float) -> None:
             assert NOW <= date <= NOW + 10
 
 
-def test_what_was_there_before_the_first_look_is_taken_as_told_also_when_its_worker_was_away_for_a_while() -> None:
+def test_times_in_the_first_snapshot_are_taken_as_reported() -> None:
     sightings = ClockCorrection()
     there = machine(card(since=NOW - 7200))
     away = machine(card(state="unknown", since=NOW + 1), there=False)

@@ -28,7 +28,7 @@ def test_seconds_become_hours_by_what_the_gpus_did() -> None:
         ([(NOW - WEEK - 1, 8)], 0),
     ],
 )
-def test_an_idle_stop_saves_until_somebody_would_have_looked(stops: list[tuple[float, int]], saved: float) -> None:
+def test_saving_of_an_idle_stop_is_limited(stops: list[tuple[float, int]], saved: float) -> None:
     assert gpu_hours({}, stops, NOW).saved == saved
 
 
@@ -40,7 +40,7 @@ def usage(minute: int, gpu: str = "GPU-0", *, host: str = "box", **seconds: floa
     return Usage(host=host, gpu=gpu, minute=minute, seconds=seconds, utilization=0.5, memory=7)  # type: ignore[arg-type]  # by name
 
 
-def test_all_series_have_the_same_minutes_and_nothing_where_nobody_looked() -> None:
+def test_all_series_have_the_same_minutes_with_gaps() -> None:
     rows = [usage(MINUTE - 2, job=60), usage(MINUTE, free=10), usage(MINUTE, "GPU-1", job=10)]
     history = usage_history(rows, NOW + 10, minutes=3)
     assert history.times == tuple((MINUTE - ago) * 60 for ago in (2, 1, 0))
@@ -50,14 +50,14 @@ def test_all_series_have_the_same_minutes_and_nothing_where_nobody_looked() -> N
     assert second.state == (None, None, "job")
 
 
-def test_what_is_older_or_of_another_machine_is_kept_apart() -> None:
+def test_older_minutes_and_other_machines_are_kept_apart() -> None:
     rows = [usage(MINUTE - 60, job=60), usage(MINUTE, host="a", free=60), usage(MINUTE, host="b", free=60)]
     history = usage_history(rows, NOW)
     assert len(history.times) == 60
     assert [(found.host, found.state[-1]) for found in history.gpus] == [("a", "free"), ("b", "free")]
 
 
-def test_a_minute_is_called_by_what_it_was_mostly() -> None:
+def test_minute_has_its_main_state() -> None:
     rows = [usage(MINUTE - 1, job=20, free=40), usage(MINUTE, job=30, free=30)]
     (found,) = usage_history(rows, NOW, minutes=2).gpus
     assert found.state == ("free", "job")

@@ -37,7 +37,7 @@ class Ear:
         return {name: said.line for name, said in words.items()}
 
 
-def test_the_queue_is_asked_once_a_second_for_all_of_them(tmp_path: Path) -> None:
+def test_all_tails_are_queried_once_a_second(tmp_path: Path) -> None:
     queue = Queue(a="one\n", b="two\n")
     ear = Ear(tmp_path, queue)
     assert ear.lines("a", "b", "c") == {"a": "one", "b": "two"}
@@ -49,14 +49,14 @@ def test_the_queue_is_asked_once_a_second_for_all_of_them(tmp_path: Path) -> Non
     assert queue.asked == [["a", "b", "c"]] * 2
 
 
-def test_a_job_that_has_just_started_is_asked_for_at_once(tmp_path: Path) -> None:
+def test_tail_of_a_new_job_is_queried_at_once(tmp_path: Path) -> None:
     ear = Ear(tmp_path, Queue(a="one\n", b="two\n"))
     assert ear.lines("a") == {"a": "one"}
     assert ear.lines("a", "b") == {"a": "one", "b": "two"}
     assert ear.lines("b") == {"b": "two"}
 
 
-def test_what_runs_here_is_read_from_its_file_and_not_asked_for(tmp_path: Path) -> None:
+def test_local_log_is_read_from_its_file(tmp_path: Path) -> None:
     queue = Queue(a="old words\n")
     ear = Ear(tmp_path, queue)
     place = tmp_path / "attempts" / "a-1"

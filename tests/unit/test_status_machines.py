@@ -11,14 +11,14 @@ def test_several_starts_in_one_home_are_one_machine_the_newest() -> None:
     assert [machine.worker for machine in machines_of([new, other, old], [], {}, NOW)] == ["box-2", "home-9"]
 
 
-def test_who_has_been_away_for_a_day_is_left_out_unless_jobs_are_held() -> None:
+def test_machine_away_for_a_day_is_hidden_unless_it_has_jobs() -> None:
     gone = worker(ago=90_000)
     assert machines_of([gone], [], {}, NOW) == ()
     (found,) = machines_of([gone], [attempt(worker="box-0")], {}, NOW)
     assert not found.there
 
 
-def test_what_a_gpu_did_when_its_worker_was_last_heard_of_is_not_told_as_now() -> None:
+def test_gpu_of_a_worker_that_is_away_is_unknown() -> None:
     view = View(gpus=(worker_gpu(jobs=("0a0a0a0a",)),), left=True)
     (found,) = machines_of([worker(ago=300, view=view)], [], {}, NOW)
     (gpu,) = found.gpus
@@ -28,7 +28,7 @@ def test_what_a_gpu_did_when_its_worker_was_last_heard_of_is_not_told_as_now() -
     assert gpu.note == "its worker was last seen 5 min ago"
 
 
-def test_that_a_gpu_cannot_be_read_and_that_there_is_none_is_passed_on() -> None:
+def test_unreadable_and_absent_gpus_are_passed_on() -> None:
     unread = View(gpus=(worker_gpu(state="job", unread_since=NOW - 60),))
     none = View(absent=True, problem="there is no NVIDIA driver")
     first, second = machines_of([worker("a-1", view=unread), worker("b-1", view=none)], [], {}, NOW)
@@ -36,7 +36,7 @@ def test_that_a_gpu_cannot_be_read_and_that_there_is_none_is_passed_on() -> None
     assert second.absent
 
 
-def test_a_gpu_says_for_whom_it_works() -> None:
+def test_gpu_has_its_user() -> None:
     jobs = {
         name: job("running", id=name, submitter=whom) for name, whom in [("a", "alice"), ("b", "bob"), ("c", "bob")]
     }

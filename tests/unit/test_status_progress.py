@@ -206,7 +206,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.one_of(st.text(), st.lists(PIECES, max_size=60).map("".join)))
-def test_no_text_breaks_it_and_no_answer_is_beyond_all_of_it(text: str) -> None:
+def test_any_text_gives_a_valid_fraction_or_none(text: str) -> None:
     found = progress_in(text)
     if found is not None:
         assert found.fraction is None or 0.0 <= found.fraction <= 1.0

@@ -166,7 +166,7 @@ def full_overview(text: str = "vit") -> Snapshot:
             ),
         ),
         health=Health(
-            level="bad", headline=text, points=(HealthIssue(level="bad", sentence=text, job=text, host=text),)
+            level="bad", headline=text, points=(HealthIssue(level="bad", message=text, job=text, host=text),)
         ),
     )
 
@@ -328,7 +328,7 @@ def test_simulated_gpus_are_told_plainly() -> None:
 
 def test_one_thing_to_know_is_told_once() -> None:
     health = Health(
-        level="attention", headline="vit failed", points=(HealthIssue(level="attention", sentence="vit failed"),)
+        level="attention", headline="vit failed", points=(HealthIssue(level="attention", message="vit failed"),)
     )
     assert read(render(make_overview(health=health), "viewer")["health"]).count("vit failed") == 1
 
@@ -462,8 +462,8 @@ class Names(HTMLParser):
 def test_every_button_and_link_says_which_job_or_machine_it_is_about() -> None:
     jobs = [make_job(f"train-{number}", id=f"0000000{number}") for number in range(8)]
     points = (
-        HealthIssue(level="attention", sentence="92 jobs failed", failure="failed", until=NOW),
-        HealthIssue(level="attention", sentence="3 jobs idle", failure="stopped", until=NOW),
+        HealthIssue(level="attention", message="92 jobs failed", failure="failed", until=NOW),
+        HealthIssue(level="attention", message="3 jobs idle", failure="stopped", until=NOW),
     )
     snapshot = make_overview(
         machines=[make_machine(make_gpu(), worker=f"w-{host}", host=host) for host in ("one", "two")],

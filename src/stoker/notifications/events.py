@@ -34,7 +34,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """The same in every process."""
     name: str
     """Its subject, for a list."""
-    sentence: str
+    message: str
     path: str
     """Of the page with details."""
     hint: str
@@ -115,7 +115,7 @@ class EventDetector:
             kind="queue-empty",
             key=f"queue-empty:{_attempt(last)}:{ended:.0f}",
             name="the queue",
-            sentence=f"The queue is empty: the last job to end was {_name(last)}, which {what}.",
+            message=f"The queue is empty: the last job to end was {_name(last)}, which {what}.",
             path="/",
             hint="stoker list",
         )
@@ -214,7 +214,7 @@ def _failed(job: Job) -> Event:
         kind="failed",
         key=_ended_key(_attempt(job)),
         name=short_label(job, _MAX_NAME),
-        sentence=f"Job {_name(job)} failed{code}{_reason(job.reason)}.",
+        message=f"Job {_name(job)} failed{code}{_reason(job.reason)}.",
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
     )
@@ -226,7 +226,7 @@ def _stopped(job: Job, attempt: str) -> Event:
         kind="stopped",
         key=_ended_key(attempt),
         name=short_label(job, _MAX_NAME),
-        sentence=f"Job {_name(job)} was stopped{_reason(job.reason)}.{again}",
+        message=f"Job {_name(job)} was stopped{_reason(job.reason)}.{again}",
         path=f"/jobs/{job.id}",
         hint=f"stoker show {job.id}",
     )
@@ -239,7 +239,7 @@ def _unreadable(subject: _Subject, worker: Worker, gpu: WorkerGpu | None, second
         kind="gpu-unknown",
         key=f"gpu-unknown:{subject[0]}:{subject[1]}",
         name=name,
-        sentence=f"{_capital(name)} could not be read for {spoken(seconds)}{reason}.",
+        message=f"{_capital(name)} could not be read for {spoken(seconds)}{reason}.",
         path="/",
         hint="stoker top",
         turn="began",
@@ -252,7 +252,7 @@ def _readable(subject: _Subject, worker: Worker, gpu: WorkerGpu | None) -> Event
         kind="gpu-unknown",
         key=f"gpu-unknown:{subject[0]}:{subject[1]}",
         name=name,
-        sentence=f"{_capital(name)} can be read again.",
+        message=f"{_capital(name)} can be read again.",
         path="/",
         hint="stoker top",
         turn="over",
@@ -266,7 +266,7 @@ def _lost(worker: Worker, silent: float, jobs: Sequence[Job]) -> Event:
         kind="worker-gone",
         key=f"worker-gone:{worker.id}",
         name=one_line(worker.host),
-        sentence=f"The worker on {one_line(worker.host)} has not been seen for {spoken(silent)}.{had}",
+        message=f"The worker on {one_line(worker.host)} has not been seen for {spoken(silent)}.{had}",
         path="/",
         hint="stoker top",
         turn="began",
@@ -278,7 +278,7 @@ def _back(worker: Worker) -> Event:
         kind="worker-gone",
         key=f"worker-gone:{worker.id}",
         name=one_line(worker.host),
-        sentence=f"The worker on {one_line(worker.host)} is back.",
+        message=f"The worker on {one_line(worker.host)} is back.",
         path="/",
         hint="stoker top",
         turn="over",

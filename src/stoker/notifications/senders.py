@@ -84,7 +84,7 @@ def _summary(events: Sequence[Event], prefix: str) -> tuple[str, str]:
     one, several = _TITLES[first.kind, first.turn]
     if len(events) == 1:
         about = "" if first.kind == "queue-empty" else f": {first.name}"
-        return plain(f"{one}{about}"), plain(first.sentence)
+        return plain(f"{one}{about}"), plain(first.message)
     many = " ".join(filter(None, [str(len(events)), prefix, several]))
     names = "" if first.kind == "queue-empty" else f": {listed([event.name for event in events], _MAX_NAMES)}"
     return plain(many), plain(f"{_capital(many)}{names}.")

@@ -49,7 +49,7 @@ def assess(facts: HealthInputs) -> Health:
 
 def without_queue(health: Health, away: str) -> Health:
     """Adds that the queue is away: an old answer must not look like a new one."""
-    return _summed_up([HealthIssue(level="bad", sentence=_capital(away)), *health.points], ())
+    return _summed_up([HealthIssue(level="bad", message=_capital(away)), *health.points], ())
 
 
 def _summed_up(points: Sequence[HealthIssue], machines: Sequence[Machine]) -> Health:
@@ -63,7 +63,7 @@ def _summed_up(points: Sequence[HealthIssue], machines: Sequence[Machine]) -> He
 def _headline(points: Sequence[HealthIssue], bad: int) -> str:
     others = len(points) - bad
     if len(points) == 1:
-        return points[0].sentence
+        return points[0].message
     if not bad:
         return f"{others} things need you"
     wrong = "1 thing is wrong" if bad == 1 else f"{bad} things are wrong"
@@ -93,18 +93,18 @@ def _bad(facts: HealthInputs) -> Iterator[HealthIssue]:
         count = sum(_runs_on(job, machine) for job in facts.running)
         jobs = f" while {_jobs(count)} ran there" if count else ""
         ago = spoken(facts.now - machine.seen)
-        yield HealthIssue(level="bad", sentence=f"{machine.host} has been silent for {ago}{jobs}", host=machine.host)
+        yield HealthIssue(level="bad", message=f"{machine.host} has been silent for {ago}{jobs}", host=machine.host)
     queued = facts.counts.get("queued", 0)
     if queued and not any(machine.there for machine in facts.machines):
-        yield HealthIssue(level="bad", sentence=f"{_jobs_wait(queued)}, and no worker is there")
+        yield HealthIssue(level="bad", message=f"{_jobs_wait(queued)}, and no worker is there")
     for machine in facts.machines:
         yield from _unreadable(machine, facts.now)
     if facts.counts.get("queued", 0):
         yield from _orphaned(facts, "bad")
     for job in facts.running:
         if job.why.kind == "silent" and not any(_runs_on(job, machine) for machine in lost):
-            sentence = f"{_name(job.job)} on {job.host} has not been seen for too long"
-            yield HealthIssue(level="bad", sentence=sentence, job=job.job.id, host=job.host)
+            message = f"{_name(job.job)} on {job.host} has not been seen for too long"
+            yield HealthIssue(level="bad", message=message, job=job.job.id, host=job.host)
 
 
 def _is_lost(machine: Machine, facts: HealthInputs) -> bool:
@@ -124,14 +124,14 @@ def _unreadable(machine: Machine, now: float) -> Iterator[HealthIssue]:
     unread = [(card, now - _unread_since(card, machine)) for card in machine.gpus if _is_unread(card)]
     unknown = [(card, lasted) for card, lasted in unread if lasted >= _UNKNOWN_FOR]
     if machine.problem is not None and now - machine.started >= _UNKNOWN_FOR and (unknown or not machine.gpus):
-        sentence = f"{machine.host} cannot read its GPUs: {machine.problem}"
-        yield HealthIssue(level="bad", sentence=sentence, host=machine.host)
+        message = f"{machine.host} cannot read its GPUs: {machine.problem}"
+        yield HealthIssue(level="bad", message=message, host=machine.host)
     elif unknown:
         which = f"GPU {unknown[0][0].index}" if len(unknown) == 1 else _gpus(len(unknown))
         shortest = spoken(min(lasted for _card, lasted in unknown))
         has = "has" if len(unknown) == 1 else "have"
-        sentence = f"{which} of {machine.host} {has} been unreadable for {shortest}"
-        yield HealthIssue(level="bad", sentence=sentence, host=machine.host)
+        message = f"{which} of {machine.host} {has} been unreadable for {shortest}"
+        yield HealthIssue(level="bad", message=message, host=machine.host)
 
 
 def _orphaned(facts: HealthInputs, level: Level) -> Iterator[HealthIssue]:
@@ -144,8 +144,8 @@ def _orphaned(facts: HealthInputs, level: Level) -> Iterator[HealthIssue]:
         for card in machine.gpus:
             if _is_orphaned(card) and _lasts(card, machine, facts.now, _COULD_RUN_FOR):
                 held = format_memory(card.memory_used or 0)
-                sentence = f"GPU {card.index} of {machine.host} has {held} in use by no visible process{while_waiting}"
-                yield HealthIssue(level=level, sentence=sentence, host=machine.host)
+                message = f"GPU {card.index} of {machine.host} has {held} in use by no visible process{while_waiting}"
+                yield HealthIssue(level=level, message=message, host=machine.host)
 
 
 def _is_orphaned(card: GpuCard) -> bool:
@@ -178,11 +178,11 @@ def _failures(facts: HealthInputs) -> Iterator[HealthIssue]:
         yield _failure("stopped", facts.stopped, one if count == 1 else several, count)
 
 
-def _failure(kind: Failure, newest: Sequence[EndedJob], sentence: str, count: int) -> HealthIssue:
+def _failure(kind: Failure, newest: Sequence[EndedJob], message: str, count: int) -> HealthIssue:
     """One failure links to its job, several to the list."""
     job = newest[0].job
     return HealthIssue(
-        level="attention", sentence=sentence, job=job.id if count == 1 else None, failure=kind, until=job.ended
+        level="attention", message=message, job=job.id if count == 1 else None, failure=kind, until=job.ended
     )
 
 
@@ -211,27 +211,27 @@ def _pauses(facts: HealthInputs) -> Iterator[HealthIssue]:
     if not queued:
         return
     if facts.paused:
-        yield HealthIssue(level="attention", sentence=f"The queue is paused while {_jobs_wait(queued)}")
+        yield HealthIssue(level="attention", message=f"The queue is paused while {_jobs_wait(queued)}")
         return
     for machine in facts.machines:
         if machine.there and machine.paused:
-            sentence = f"{machine.host} is paused while {_jobs_wait(queued)}"
-            yield HealthIssue(level="attention", sentence=sentence, host=machine.host)
+            message = f"{machine.host} is paused while {_jobs_wait(queued)}"
+            yield HealthIssue(level="attention", message=message, host=machine.host)
 
 
 def _free(facts: HealthInputs) -> Iterator[HealthIssue]:
     queued, held = facts.counts.get("queued", 0), facts.counts.get("held", 0)
     if not any(machine.there for machine in facts.machines):
         if not queued:
-            yield HealthIssue(level="attention", sentence="No worker is there: `stoker work` starts one")
+            yield HealthIssue(level="attention", message="No worker is there: `stoker work` starts one")
         return
     if queued and not facts.paused:
         yield from _could_run(facts)
     free = sum(len(_free_cards(machine, facts.now, _FREE_FOR)) for machine in facts.machines)
     if free and not queued:
         what = "Only held jobs are left" if held else "The queue is empty"
-        sentence = f"{what}: {_gpus(free)} {'has' if free == 1 else 'have'} nothing to do"
-        yield HealthIssue(level="attention", sentence=sentence)
+        message = f"{what}: {_gpus(free)} {'has' if free == 1 else 'have'} nothing to do"
+        yield HealthIssue(level="attention", message=message)
 
 
 def _could_run(facts: HealthInputs) -> Iterator[HealthIssue]:
@@ -243,8 +243,8 @@ def _could_run(facts: HealthInputs) -> Iterator[HealthIssue]:
             continue
         for host, cards in free.items():
             if 0 < job.gpus <= sum(_is_large_enough(card, job) for card in cards):
-                sentence = f"{_name(job)} waits though {_gpus(len(cards))} {_is(len(cards))} free on {host}"
-                yield HealthIssue(level="attention", sentence=sentence, job=job.id, host=host)
+                message = f"{_name(job)} waits though {_gpus(len(cards))} {_is(len(cards))} free on {host}"
+                yield HealthIssue(level="attention", message=message, job=job.id, host=host)
                 return
 
 
@@ -280,8 +280,8 @@ def _since(card: GpuCard, machine: Machine) -> float:
 # Texts
 
 
-def _about(job: Job, sentence: str) -> HealthIssue:
-    return HealthIssue(level="attention", sentence=sentence, job=job.id)
+def _about(job: Job, message: str) -> HealthIssue:
+    return HealthIssue(level="attention", message=message, job=job.id)
 
 
 def _name(job: Job) -> str:

@@ -98,7 +98,7 @@ class HealthIssue(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a person should know."""
 
     level: Level
-    sentence: str
+    message: str
     job: str | None = None
     host: str | None = None
     failure: Failure | None = None

@@ -140,8 +140,8 @@ def _health(snapshot: Snapshot, width: int, most: int) -> list[Text]:
     health = snapshot.health
     lines = [Text(one_line(health.headline), style=f"bold {_LEVELS[health.level]}")]
     # When one thing is all there is to tell, it is the headline.
-    points = [point for point in health.points if point.sentence != health.headline]
-    lines += [Text(f"  {one_line(point.sentence)}", style=_LEVELS[point.level]) for point in points[:most]]
+    points = [point for point in health.points if point.message != health.headline]
+    lines += [Text(f"  {one_line(point.message)}", style=_LEVELS[point.level]) for point in points[:most]]
     if len(points) > most:
         lines[-1].append(f" (and {len(points) - most} more)")
     return [cut(line, width) for line in lines]
