@@ -238,7 +238,7 @@ class TestFirstSight:
     def test_a_run_of_which_nothing_was_left_has_a_report_too(self) -> None:
         page = render(some_facts(ending="exited", processes=[], stacks=[], looks=[], exit="exit code 1"))
         assert "None was left to look at." in page
-        assert "No process was there to ask." in page
+        assert "No process was left to read." in page
 
 
 class TestAdviceFromStacks:

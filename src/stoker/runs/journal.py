@@ -1,7 +1,7 @@
-"""What a run's GPUs did, kept on disk as it happens: the window of a report is read back from there.
+"""The readings of a run on disk. The report reads its window back from there.
 
-A supervisor lives beside a training for days, so it holds no readings in memory. A disk that is full or gone costs the
-run its readings, never the job.
+A supervisor runs beside a training for days, so it keeps no readings in memory. A full disk costs the run its readings,
+never the job.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ class Journal:
         self._is_kept = record.is_kept
         self._writer: RecordingWriter | None = None
         self.failure: str | None = None
-        """Why the last look could not be written; the next one is tried again."""
+        """Why the last look could not be written. The next one is tried again."""
 
     def append(self, look: Look) -> None:
         if not self._is_kept:
@@ -39,7 +39,7 @@ class Journal:
             self.close()
 
     def recent(self, seconds: float) -> list[Look]:
-        """The looks of the last so many seconds, oldest first."""
+        """The looks of the last `seconds`, oldest first."""
         since = time.monotonic() - seconds
         looks: list[Look] = []
         for part in (_older(self._path), self._path):

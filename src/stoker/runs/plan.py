@@ -1,4 +1,4 @@
-"""What a person wants run, and under which conditions it is to be stopped."""
+"""The plan of a run: the command, and when it is stopped."""
 
 import signal
 from typing import Final
@@ -10,9 +10,9 @@ from stoker.gpus.prober import DEFAULT_DEADLINE
 from stoker.rules.registry import Stored, policies_of
 from stoker.rules.rule import Policy
 
-# What a training needs to write a checkpoint when it is asked to end; systemd waits longer, impatient people less.
+# A training needs time to write a checkpoint on SIGTERM.
 DEFAULT_GRACE: Final = 30.0
-# GNU timeout's code for "was stopped because its time was over".
+# The code of GNU timeout for a command whose time was over.
 IDLE_EXIT_CODE: Final = 124
 # The GPUs that the job sees, narrowed to those that it uses.
 OF_THE_JOB: Final = "job"

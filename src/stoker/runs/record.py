@@ -1,11 +1,11 @@
-"""The record of a run on disk: what was asked for, what is the case, what was read, and why it ended.
+"""The record of a run on disk: spec, status, readings and report.
 
 One directory per run, below `runs/` in the state directory:
 
     spec.json      what was asked for; written once, before anything is started
-    status.json    what is the case; replaced atomically at every change
+    status.json    the current state; replaced atomically at every change
     readings       every look, in the format of `stoker record`; one older part of it as `readings.1`
-    snooze.json    until when somebody wants it left alone, when somebody does
+    snooze.json    until when no rule may stop it, if it is snoozed
     report.md      why it was stopped
 """
 
@@ -64,7 +64,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, kw_only=True):
-    """What is the case."""
+    """The current state."""
 
     state: Literal["starting", "running", "stopping", "ended"] = "starting"
     job: int | None = None
@@ -86,10 +86,10 @@ class Status(msgspec.Struct, kw_only=True):
 
 
 class Snooze(msgspec.Struct, frozen=True):
-    """Somebody wants the run left alone for a while."""
+    """No rule may stop the run for a while."""
 
     until: float
-    """Monotonic seconds: what the supervisor goes by."""
+    """Monotonic seconds, for the supervisor."""
     wall: float
     """Seconds since the epoch: for people."""
     by: str
@@ -116,7 +116,7 @@ class Record:
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is a place for it."""
+        """Whether there is a directory for it."""
         return True
 
     def spec(self) -> Spec:
@@ -136,7 +136,7 @@ class Record:
         return snooze if snooze.until > time.monotonic() else None
 
     def write_spec(self, spec: Spec) -> None:
-        """One that cannot be written now is written with a later status."""
+        """A spec that cannot be written now is written with a later status."""
         self._unwritten = spec
         _replace(self.directory / "spec.json", spec)
         self._unwritten = None
@@ -160,7 +160,7 @@ class Record:
         _replace_text(self.report, readable(text).encode())
 
     def forget_if_empty(self) -> None:
-        """Leaves no directory behind in which nothing could be written."""
+        """Removes a directory in which nothing could be written."""
         with contextlib.suppress(OSError):
             self.directory.rmdir()
 
@@ -172,7 +172,7 @@ class Record:
 
 
 class NoRecord(Record):
-    """That of a run which has no place for one: nothing of it is kept, and it runs all the same."""
+    """The record of a run without a directory: nothing is kept."""
 
     def __init__(self) -> None:
         super().__init__(Path(os.devnull, "no record"))
@@ -193,14 +193,14 @@ class NoRecord(Record):
 
 
 class Records:
-    """All runs that are remembered here."""
+    """All runs in one state directory."""
 
     def __init__(self, home: Path, room: Literal["runs", "attempts"] = "runs") -> None:
-        """`attempts` are the runs of jobs of the queue."""
+        """`attempts` are the runs of queued jobs."""
         self._directory = home / room
 
     def create(self, name: str | None = None) -> Record:
-        """A fresh record, by this name or with an id of its own."""
+        """A new record, with this name or a random id."""
         try:
             while True:
                 directory = self._directory / (name or os.urandom(4).hex())
@@ -212,7 +212,7 @@ class Records:
                 except FileExistsError:
                     if name is None:
                         continue
-                    shutil.rmtree(directory)  # of another queue, or of one that was made anew
+                    shutil.rmtree(directory)  # of another queue, or of one that was created anew
                     directory.mkdir(mode=0o700)
                 return Record(directory)
         except OSError as error:
@@ -230,7 +230,7 @@ class Records:
                     yield Record(self._directory / name)
 
     def find(self, name: str) -> Record:
-        """The run with this id, or a beginning of it that no other has."""
+        """The run with this id or unique prefix."""
         found = [record for record in self.newest_first() if record.id.startswith(name)]
         if not found:
             raise BadInputError(f"there is no run {name!r} here: `stoker runs` lists them")
@@ -241,7 +241,7 @@ class Records:
         return found[0]
 
     def prune(self) -> None:
-        """Forgets ended runs that are too many or too old. One that lives is never touched."""
+        """Deletes ended runs that are too many or too old."""
         too_old = time.time() - OLDEST_RECORD
         for place, record in enumerate(self.newest_first()):
             with contextlib.suppress(OSError, StokerError):
@@ -251,7 +251,7 @@ class Records:
 
 
 def readable(text: str) -> str:
-    """Text that JSON and pages can hold. A command may have bytes that are no UTF-8: they become `\\xe9`."""
+    """Text that JSON and pages can hold: bytes that are not UTF-8 become `\\xe9`."""
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 

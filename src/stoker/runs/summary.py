@@ -1,4 +1,4 @@
-"""A run as people and programs are told of it: one object, the same in the table, on the screen and as JSON."""
+"""A run as one object, the same in tables, on the screen and as JSON."""
 
 import time
 from typing import Any, Final, Literal
@@ -63,7 +63,7 @@ def summary_of(record: Record) -> Summary:
     ended = status.ended
     reason = status.reason
     if state == "lost":
-        reason = "Its supervisor is gone without a word, as when the machine went down."
+        reason = "Its supervisor is gone and left no status, as after a crash of the machine."
     return Summary(
         id=spec.id,
         state=state,
@@ -96,7 +96,7 @@ def summary_of(record: Record) -> Summary:
 
 
 def in_a_word(summary: Summary) -> str:
-    """What became of it, or what it is doing: for a column of a table."""
+    """How it ended, or its state: for a column of a table."""
     if summary.state == "lost":
         return "lost"
     if summary.state == "ended":

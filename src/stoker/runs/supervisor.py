@@ -205,7 +205,7 @@ class Supervisor(CommandHandler[int]):
         return self._stop_as_requested(StopRequest("lease", reason, 128 + signal.SIGTERM))
 
     def on_error(self, error: Exception) -> None:
-        """A bug in Stoker, or a machine short of memory or descriptors, must never cost somebody's job."""
+        """A bug in Stoker, or a machine short of memory or descriptors, must never cost the job."""
         self._log_once("round", f"{_message(error)}; the job goes on")
         time.sleep(ERROR_PAUSE)
 

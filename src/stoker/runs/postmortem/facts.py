@@ -1,4 +1,4 @@
-"""What is known of a run at its end: the facts from which its report is written."""
+"""The facts from which the report of a run is written."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -14,17 +14,17 @@ from stoker.runs.postmortem.processes import ProcessInfo
 from stoker.runs.postmortem.stacks import Stack, Thread
 from stoker.runs.record import Ending
 
-# What the supervisor itself said meanwhile; after a question without a line end it stands in the same line.
+# Log lines of the supervisor. After output without a line end they are in the same line.
 _OWN_WORDS: Final = re.compile(r"\bstoker: .*\n?")
 
 
 def its_own(text: str) -> str:
-    """What the program wrote of an output that its supervisor writes to as well."""
+    """The output without the lines of the supervisor."""
     return _OWN_WORDS.sub("", text)
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of one run, gathered while its processes still lived where that was possible."""
+    """The facts of one run, collected while its processes still lived where possible."""
 
     run: str
     job: str | None = None
@@ -38,7 +38,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     ended: float
     ending: Ending
     reason: str
-    """Which rule fired, or what else happened, in one plain sentence."""
+    """Which rule fired, or what else happened, in one sentence."""
     policy: str
     """The rule in words: `all GPUs below 1% for 30m`."""
     exit: str
@@ -56,18 +56,18 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     judged: Collection[str] | None = None
     """The uuids of the GPUs that the rule went by; None: all."""
     used: Collection[str] | None = None
-    """The uuids of the GPUs on which the run was ever seen; None where nobody can tell."""
+    """The uuids of the GPUs on which the run was ever seen; None: unknown."""
     processes: Sequence[ProcessInfo] = ()
     stacks: Sequence[Stack] = ()
     outputs: Sequence[Output] = ()
     """The end of what it wrote, for each place that it wrote to."""
-    driver: Maybe[str] = Unknown("nobody asked")
+    driver: Maybe[str] = Unknown("it was not read")
     left: Sequence[str] = ()
     """What outlived the stop, in words: processes, or holders of GPU memory."""
 
     @property
     def quiet(self) -> bool:
-        """Whether the GPUs did nothing in the window: only then is where the program was a sign of why."""
+        """Whether the GPUs did nothing in the window. Only then the stacks hint at the cause."""
         peak = self.peak()
         return self.stopped_quiet or (peak is not None and peak < self.limit)
 
@@ -77,7 +77,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
         return self.verdict is not None and self.verdict.quiet
 
     def words(self) -> list[str]:
-        """What it wrote itself, place by place, without what its supervisor wrote there."""
+        """The output for each file, without the lines of the supervisor."""
         return [its_own(output.text) for output in self.outputs if known(output.text)]
 
     @property
@@ -96,7 +96,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
                 return [(gpu, reading) for gpu, reading in pairs if self.judged is None or gpu.uuid in self.judged]
         return []
 
-    def has_company(self) -> bool:
+    def has_other_processes(self) -> bool:
         """Whether processes of others are on the GPUs that the rule went by."""
         own = {process.pid for process in self.processes}
         told = [reading.processes for _, reading in self.last_readings() if known(reading.processes)]
@@ -105,7 +105,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     def peak(self) -> float | None:
         """The highest utilization in the window that the rule went by, on its GPUs; None when none was seen."""
         since = self.looks[-1].at - self.idle_window if self.looks and self.idle_window is not None else 0.0
-        # A look speaks for the time before it: the one at the very beginning tells of what came before the window.
+        # A look covers the time before it, so the one at the start of the window does not count.
         readings = [reading for look in self.looks if look.at > since for reading in look.readings]
         seen = [r.utilization for r in readings if self.judged is None or r.uuid in self.judged]
         return max((utilization.peak for utilization in seen if known(utilization)), default=None)

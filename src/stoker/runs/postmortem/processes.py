@@ -1,7 +1,7 @@
-"""The processes of a run as /proc shows them: who they are, and what they wait for in the kernel.
+"""The processes of a run as /proc shows them, and what they wait for in the kernel.
 
-Everything here answers at once, also for a process that hangs in a driver: what takes the lock of another process's
-memory (its command line) is read by threads that are left behind when they are late.
+Nothing here blocks on a process that hangs in a driver: reading a command line takes the lock of that process, so
+threads do it, and late ones are abandoned.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from stoker.procfs import read_stat
 
 T = TypeVar("T")
 
-# Reading a command line takes microseconds; whoever needs longer waits for a lock that a hung process holds.
+# Reading a command line takes microseconds, unless a hung process holds the lock.
 LATE: Final = 0.5
-# Time is counted in steps of this length, so that a machine that stood still for a while makes nobody late.
+# Time is counted in steps of this length, so that a pause of the whole machine does not count.
 _STEP: Final = 0.05
-# Enough to tell two commands apart; some programs put megabytes there.
+# Some programs have megabytes of arguments.
 MOST_COMMAND: Final = 4096
-# A process with more threads than this is told by these alone: looking is to stay a matter of milliseconds.
+# Only this many threads of a process are read, to stay within milliseconds.
 MOST_THREADS: Final = 512
 
 BLOCKED: Final = "blocked in the kernel (often the GPU driver or a file system)"
@@ -43,7 +43,7 @@ _FROZEN: Final = ("freezer", "refrigerator")
 _ENDED: Final = frozenset("ZX")
 _CANNOT_BE_PAUSED: Final = frozenset("DTt")
 
-# The calls that hung programs wait in, by number: only the kernel's headers have the whole table.
+# The system calls that hung programs wait in, by number.
 _CALLS: Final[dict[str, dict[int, str]]] = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 16: "ioctl", 17: "pread64", 19: "readv", 20: "writev", 23: "select",
@@ -95,7 +95,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in _ENDED
 
     def in_words(self) -> str:
-        """`sleeping in futex (futex_do_wait)`, as a person would say what it is doing."""
+        """`sleeping in futex (futex_do_wait)`."""
         return f"{self._state_in_words()}{self._where_in_words()}"
 
     def _state_in_words(self) -> str:
@@ -112,7 +112,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_processes(pids: Iterable[int], *, proc: str = "/proc") -> list[ProcessInfo]:
-    """The processes with these pids, in this order; those that ended meanwhile are left out."""
+    """The processes with these pids, in this order, without those that ended meanwhile."""
     processes = [process for pid in pids if (process := _read_process(proc, pid))]
     commands = answers_in_time(lambda pid: read_command(pid, proc=proc), [process.pid for process in processes])
     hangs = Unknown("the process hangs in the kernel and does not let it be read")
@@ -158,7 +158,7 @@ def cannot_be_paused(pid: int, *, proc: str = "/proc") -> bool:
 
 
 def has_ended(pid: int, *, proc: str = "/proc") -> bool:
-    """Whether nothing of it is left but its exit code, or not even that."""
+    """Whether it is a zombie or gone."""
     try:
         return read_stat(f"{proc}/{pid}/stat").state in _ENDED
     except (OSError, ValueError):

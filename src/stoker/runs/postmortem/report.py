@@ -46,13 +46,13 @@ from stoker.version import __version__
 OUTPUT_LINES: Final = 40
 # Of each file, when it wrote to several.
 FEWEST_LINES: Final = 10
-# Two lines of a usual terminal: a sentence that is longer than that is in the report.
+# Two lines of a usual terminal; the whole sentence is in the report.
 BRIEF_WIDTH: Final = 160
-# The questions take one look's time at the most, so that the first signal is no later than that; but as long as
-# py-spy needs on a busy machine, and never so long that a person wonders.
+# Collecting takes one look's time at most, so that the first signal is no later than that, but as long as py-spy needs
+# on a busy machine.
 SHORTEST_PATIENCE: Final = 1.0
 LONGEST_PATIENCE: Final = 10.0
-# The chart shows what came before the window too: that is where it went wrong.
+# The chart also shows what came before the window.
 WINDOWS_SHOWN: Final = 1.5
 
 _TITLES: Final[dict[Ending, str]] = {
@@ -65,7 +65,7 @@ _TITLES: Final[dict[Ending, str]] = {
 
 
 class Queued(NamedTuple):
-    """What a report says of an attempt at a queued job."""
+    """The queued job of an attempt."""
 
     job: str
     output: Path
@@ -119,17 +119,17 @@ class Postmortem:
         )
 
     def collect(self, pids: Sequence[int], *, hurry: SignalStream) -> None:
-        """Asks every process where it is, for a bounded time; a Ctrl-C meanwhile cuts it short."""
+        """Reads processes, output and stacks for a bounded time. Ctrl-C meanwhile cuts it short."""
         patience = min(max(self._every, SHORTEST_PATIENCE), LONGEST_PATIENCE)
         processes = read_processes(pids)
         outputs = last_outputs(pids, self._captured)
         stacks = collect_stacks(pids, deadline=patience, enough=lambda: bool(hurry.read()))
         self._facts = msgspec.structs.replace(self._facts, processes=processes, outputs=outputs, stacks=stacks)
-        # Written now as well: should the stop itself be cut short, what was learned is there.
+        # Written already now, in case this process is killed during the stop.
         self._write()
 
     def publish(self, how: str, left: Sequence[str]) -> None:
-        """Completes the report with how the stop went, and tells the person in brief."""
+        """Completes the report with how the stop went, and logs a summary."""
         self._facts = msgspec.structs.replace(self._facts, exit=how, left=left, ended=time.time())
         written = self._write()
         emit(ERROR, brief(self._facts, str(self._record.report) if written else None) + "\n")
@@ -146,7 +146,7 @@ class Postmortem:
 
 
 def _driver() -> Maybe[str]:
-    """The kernel module's own word; it needs no driver call, which might block."""
+    """From the kernel module, without a driver call, which might block."""
     try:
         with open("/proc/driver/nvidia/version", encoding="utf-8") as version:  # noqa: PTH123 - a file of /proc
             return version.readline().strip()
@@ -172,7 +172,7 @@ def render(facts: RunFacts) -> str:
 
 
 def brief(facts: RunFacts, path: str | None = None) -> str:
-    """The same in at most eight lines, for a terminal."""
+    """The report in at most eight lines, for a terminal."""
     which = f"run {facts.run}: " if facts.run else ""
     first = f"stoker: {which}{facts.reason.rstrip('. ')}; {facts.exit}"
     rest = [f"it was in {place}" for place in islice(where_it_was(facts), 2)]
@@ -180,7 +180,7 @@ def brief(facts: RunFacts, path: str | None = None) -> str:
     if facts.left:
         rest.append(f"still there: {listed(list(facts.left), most=3)}")
     lines = [clipped(plain_line(first), BRIEF_WIDTH), *(f"  {clipped(plain_line(line), BRIEF_WIDTH)}" for line in rest)]
-    # A path that is cut off leads nowhere.
+    # A path is never cut.
     return "\n".join([*lines, *([f"  report: {plain_line(path)}"] if path else [])])
 
 
@@ -191,7 +191,7 @@ def _title(facts: RunFacts) -> str:
 
 
 def _verdict(facts: RunFacts) -> str:
-    sentence = prose(facts.reason).rstrip(".") or "Nobody said why"
+    sentence = prose(facts.reason).rstrip(".") or "No reason is known"
     lasted = format_duration(max(facts.ended - facts.started, 0.0))
     how = prose(facts.exit).rstrip(".")
     return f"**{sentence}.**\n\nRun {code(facts.run)} on {code(facts.host)}, after {lasted}: {how}."
@@ -201,7 +201,7 @@ def _advice(facts: RunFacts) -> str:
     lines = []
     for number, hint in enumerate(hints(facts), 1):
         lines.append(f"{number}. **{prose(hint.title)}{'' if hint.title.endswith('?') else '.'}**")
-        # A bullet with nothing after it would make a heading of the line before.
+        # An empty bullet would make a heading of the line before.
         lines += [f"   - {step}" for step in hint.steps if step]
     return "\n".join(lines)
 
@@ -226,16 +226,16 @@ def _gpu(gpu: Gpu, reading: Reading) -> str:
 
 
 def _remarks(facts: RunFacts) -> Iterator[str]:
-    """The rule goes by the job's own part of a GPU, the chart shows all of it: that may look like a contradiction."""
-    if facts.stopped_quiet and facts.has_company() and not (facts.peak() or 0.0) < facts.limit:
-        yield "The chart shows all work on these GPUs, also that of others; the rule went by this run's own part of it."
+    """The rule judges the part of the job, while the chart shows the whole GPU, which may seem contradictory."""
+    if facts.stopped_quiet and facts.has_other_processes() and not (facts.peak() or 0.0) < facts.limit:
+        yield "The chart shows all work on these GPUs, also that of others; the rule judged only the part of this run."
     note = facts.looks[-1].note
     if note:
         yield prose(note)
 
 
 def _output(facts: RunFacts) -> str:
-    """What it wrote to each place, said by name, and why the rest is not here."""
+    """The end of each output, and why others are missing."""
     texts = {output: plain_text(output.text) for output in facts.outputs if known(output.text)}
     quoted = [output for output, text in texts.items() if its_own(text).strip()]
     lines = max(OUTPUT_LINES // max(len(quoted), 1), FEWEST_LINES)
@@ -261,7 +261,7 @@ def _capitalized(text: str) -> str:
 
 
 def _facts(facts: RunFacts) -> str:
-    """A list, not a table: on a phone a table with a long command in it scrolls sideways."""
+    """A list: on a phone, a table with a long command scrolls sideways."""
     rows = {
         "run": code(facts.run),
         "command": code(masked_command(" ".join(facts.command))),
@@ -273,7 +273,7 @@ def _facts(facts: RunFacts) -> str:
         "rule": prose(facts.policy),
         "ended by": prose(facts.ending),
         "driver": _or_why(facts.driver),
-        "GPUs read by": code(facts.looks[-1].source) if facts.looks else "nobody",
+        "GPUs read by": code(facts.looks[-1].source) if facts.looks else "none",
         "stoker": __version__,
     }
     return "\n".join(f"- {name}: {value}" for name, value in rows.items())

@@ -30,7 +30,7 @@ MOST_OUTPUT: Final = 2**20
 MOST_THREADS: Final = 256
 # The innermost frames say where it waits; the rest of an endless recursion says nothing more.
 MOST_FRAMES: Final = 60
-# How long a py-spy that was killed may take to go before it is left to whoever collects our children.
+# How long to wait for a killed py-spy.
 REAP: Final = 0.5
 
 NOT_PYTHON: Final = "not a Python process"
@@ -198,7 +198,7 @@ class _Asking:
         return self.said.decode(errors="replace")
 
     def end(self) -> None:
-        """Makes sure that it is gone. Its exit code is not asked for: somebody else may have collected it."""
+        """Makes sure that it is gone. Its exit code is not read: it may have been collected elsewhere."""
         os.close(self.answers)
         ends = time.monotonic() + REAP
         with contextlib.suppress(ChildProcessError):

@@ -29,12 +29,12 @@ _SHORTEST_FENCE: Final = 3
 
 
 def prose(text: str) -> str:
-    """A piece of a sentence, on one line."""
+    """Part of a sentence, on one line."""
     return _FIRST.sub(r"\g<1>\\", _MARKUP.sub(r"\\\g<0>", plain_line(text)))
 
 
 def code(text: str) -> str:
-    """A piece of a sentence that is a name or a command, on one line."""
+    """A name or a command in a sentence, on one line."""
     shown = plain_line(text)
     if not shown:
         return "(empty)"
@@ -44,7 +44,7 @@ def code(text: str) -> str:
 
 
 def block(text: str) -> str:
-    """Lines that stand as they are, between fences that no line of them can end."""
+    """Verbatim lines between fences that none of them can close."""
     shown = plain_text(text).strip("\n")
     fence = "`" * max(_longest_run(shown) + 1, _SHORTEST_FENCE)
     return f"{fence}text\n{shown}\n{fence}"
@@ -70,16 +70,16 @@ def _longest_run(text: str) -> int:
 # Wider lines scroll sideways on a phone; this still shows the script's name.
 TREE_WIDTH: Final = 60
 FRAME_WIDTH: Final = 90
-# A run of a thousand processes is told by these; the rest is counted.
+# Limits for a run of a thousand processes; the rest is counted.
 MOST_PROCESSES: Final = 40
 MOST_GROUPS: Final = 8
 MOST_THREADS: Final = 6
 MOST_OTHERS: Final = 12
-# The innermost calls say where it waits, the person's own ones further out say why.
+# The innermost calls show where it waits, the user's own ones further out show why.
 INNERMOST: Final = 12
 OWN: Final = 6
 
-# How every thread and every child process begins: it says nothing about the program.
+# The outermost calls of every thread and child process say nothing about the program.
 _OUTERMOST: Final = frozenset({
     ("threading.py", "run"), ("threading.py", "_bootstrap_inner"), ("threading.py", "_bootstrap"),
     ("multiprocessing/process.py", "run"), ("multiprocessing/process.py", "_bootstrap"),
@@ -97,7 +97,7 @@ def process_tree(facts: RunFacts) -> str:
 
 
 def stacks_as_markdown(facts: RunFacts) -> str:
-    """A part for each different stack, the most telling first, then a line for every process without one."""
+    """A part for each different stack, the most informative first, then a line for every process without one."""
     groups = _groups(facts)
     parts = [_group(facts, threads, pids) for threads, pids in groups[:MOST_GROUPS]]
     if len(groups) > MOST_GROUPS:
@@ -108,11 +108,11 @@ def stacks_as_markdown(facts: RunFacts) -> str:
         others = [*others[:MOST_OTHERS], f"- … and {len(others) - MOST_OTHERS} more"]
     if others:
         parts.append("\n".join([*(["### Without a stack", ""] if groups else []), *others]))
-    return "\n\n".join(parts) or "No process was there to ask."
+    return "\n\n".join(parts) or "No process was left to read."
 
 
 def where_it_was(facts: RunFacts) -> Iterator[str]:
-    """`load (data.py:17)`, for each different place of the person's own code in which a main thread was."""
+    """`load (data.py:17)`, for each place in the user's own code where a main thread was."""
     seen: set[str] = set()
     for threads, _ in _groups(facts):
         frame = own_call(threads[0])
@@ -141,7 +141,7 @@ def _nested(processes: Sequence[ProcessInfo]) -> Iterator[tuple[ProcessInfo, int
     for process in processes:
         if process not in roots:
             children.setdefault(process.parent, []).append(process)
-    # Read at different moments, parents may even form a circle: whoever is in one is listed as a root.
+    # Read at different times, parents may even form a cycle: its processes are listed as roots.
     waiting = [(process, 0) for process in reversed([*roots, *processes])]
     seen: set[int] = set()
     while waiting:
@@ -161,23 +161,23 @@ def _row(process: ProcessInfo, depth: int, directory: str) -> str:
 
 
 def _short_command(command: str, directory: str) -> str:
-    """Without the folders that a person knows anyway: `python train.py`."""
+    """Without directories: `python train.py`."""
     program, _, arguments = plain_line(masked_command(command)).partition(" ")
     shown = f"{program.rpartition('/')[2]} {arguments}".rstrip()
     return shown.replace(f" {directory.rstrip('/')}/", " ") if directory.rstrip("/") else shown
 
 
 def _groups(facts: RunFacts) -> list[tuple[tuple[Thread, ...], list[int]]]:
-    """Processes with the same stacks together, the most telling first."""
+    """Processes with the same stacks together, the most informative first."""
     groups: dict[object, tuple[tuple[Thread, ...], list[int]]] = {}
     for stack in facts.stacks:
         if known(stack.threads) and stack.threads:
             same = tuple((thread.name, thread.frames) for thread in stack.threads)
             groups.setdefault(same, (stack.threads, []))[1].append(stack.pid)
-    return sorted(groups.values(), key=lambda group: _dullness(group[0][0]))
+    return sorted(groups.values(), key=lambda group: _rank(group[0][0]))
 
 
-def _dullness(thread: Thread) -> tuple[bool, bool, bool]:
+def _rank(thread: Thread) -> tuple[bool, bool, bool]:
     return waits_for_work(thread), own_call(thread) is None, cause_of(thread) is None
 
 
@@ -218,7 +218,7 @@ def _thread_names(alike: Sequence[Thread]) -> str:
 
 
 def _calls(thread: Thread, directory: str) -> Iterator[str]:
-    """The innermost calls and the person's own ones, which are marked."""
+    """The innermost calls and the user's own ones, which are marked."""
     frames = list(thread.frames)
     while len(frames) > 1 and _is_outermost(frames[-1]):
         frames.pop()
@@ -238,10 +238,10 @@ def _is_outermost(frame: Frame) -> bool:
 
 
 def _others(facts: RunFacts) -> Iterator[str]:
-    """What is known of the processes of which there is no stack, and why there is none."""
+    """The processes without a stack, and why there is none."""
     reasons = {stack.pid: _reason(stack.threads) for stack in facts.stacks}
     for pid in _in_order([*(process.pid for process in facts.processes), *reasons]):
-        reason = reasons.get(pid, "it was not asked")
+        reason = reasons.get(pid, "it was not read")
         if reason is None:
             continue
         process = facts.process(pid)
@@ -263,9 +263,9 @@ def _in_order(pids: Iterable[int]) -> list[int]:
 
 # What a phone held upright shows of a block of code without scrolling.
 WIDTH: Final = 40
-# A window that is shorter than the quickest look says nothing.
+# A shorter window has no readings.
 SHORTEST: Final = 0.001
-# The lowest block is nothing at all; anything above nothing is seen to be higher.
+# The lowest block stands for zero; anything above zero is higher.
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _UNKNOWN: Final = "?"
 _NOTHING: Final = " "
@@ -293,7 +293,7 @@ class Series(NamedTuple):
 
 
 def series_of(looks: Sequence[Look], only: Container[str] | None = None) -> list[Series]:
-    """A series for each GPU that was seen (of these uuids), in the order of their indices; oldest look first."""
+    """A series for each GPU (of these uuids), in the order of their indices, oldest look first."""
     names = {
         gpu.uuid: (gpu.index, f"GPU {gpu.index}")
         for look in looks
@@ -316,7 +316,7 @@ def series_of(looks: Sequence[Look], only: Container[str] | None = None) -> list
 
 
 def chart(series: Sequence[Series], window: float, *, below: float | None = None) -> str:
-    """The peak of each stretch of the `window` seconds before the last sample, as block characters."""
+    """The peak in each part of the `window` seconds before the last sample, as block characters."""
     last = max((sample.at for one in series for sample in one.samples if math.isfinite(sample.at)), default=None)
     if last is None or not SHORTEST <= window < math.inf:
         return "no readings"
@@ -337,10 +337,10 @@ def _bins(samples: Sequence[Sample], begin: float, width: float, columns: int) -
         ended = (sample.at - begin) / width
         if not 0 < ended < math.inf:
             continue
-        # A look at the very end of a stretch speaks for that stretch, not for the next.
+        # A look at the very end of a column belongs to that column, not to the next.
         home = min(math.ceil(ended), columns) - 1
         begun = ended - sample.span / width if sample.span > 0 else ended
-        # Earlier stretches count where it speaks for half of them or more: less would smear a peak over two.
+        # It counts in earlier columns that it covers by half or more: less would smear a peak over two.
         first = min(math.ceil(max(begun, 0.0) - 0.5), home)
         for place in range(first, home + 1):
             bins[place].append(sample.peak)
@@ -348,7 +348,7 @@ def _bins(samples: Sequence[Sample], begin: float, width: float, columns: int) -
 
 
 def _mark(values: Sequence[Maybe[float]], below: float | None) -> str:
-    """One character for a stretch. Quiet as far as it was seen, but not seen throughout, is unknown."""
+    """One character for a column. Partly unknown and otherwise quiet is unknown."""
     peak = _peak(values)
     if peak is None:
         return _UNKNOWN if values else _NOTHING
@@ -367,7 +367,7 @@ def _is_number(value: Maybe[float]) -> "TypeIs[float]":
 
 
 def _caption(bins: Sequence[Sequence[Maybe[float]]]) -> str:
-    """The peak of the whole window. Less than one percent is not rounded to nothing."""
+    """The peak of the whole window. Less than one percent is not rounded to zero."""
     peak = _peak([value for values in bins for value in values])
     if peak is None:
         return _UNKNOWN

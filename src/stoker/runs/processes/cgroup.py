@@ -1,4 +1,4 @@
-"""A cgroup of the job's own, where this user may make one: membership that no fork escapes, and a kill at one blow."""
+"""A cgroup for the job, where this user may create one: no fork escapes it, and one write kills all of it."""
 
 import os
 import re
@@ -14,36 +14,36 @@ _REMOVAL_PATIENCE: Final = 0.5
 
 
 class NoCgroupError(Exception):
-    """Why there is none, in words that fit after "no cgroup: "."""
+    """Why there is none. The message fits after "no cgroup: "."""
 
 
 class Cgroup:
-    """One directory of the cgroup v2 tree, made for one job."""
+    """One directory of the cgroup v2 tree, created for one job."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, within: Path | None = None) -> "Cgroup":
-        """A new one, inside that of this process. Raises `NoCgroupError` where that cannot be had."""
+        """A new one, inside that of this process. Raises `NoCgroupError`."""
         parent = within or own_cgroup()
         try:
             remove_abandoned(parent)
             cgroup = cls(_make(parent))
         except OSError as error:
             raise NoCgroupError(os.strerror(error.errno or 0).lower()) from error
-        # Without the blow a cgroup adds nothing to the walk but one more thing to clean up.
+        # Without it, a cgroup adds nothing to tracking by descent.
         if not (cgroup.path / "cgroup.kill").exists():
             cgroup.remove()
             raise NoCgroupError("the kernel is older than cgroup.kill (Linux 5.14)")
         return cgroup
 
     def add(self, pid: int) -> None:
-        """Moves a process here; what it forks later is born here."""
+        """Moves a process here; its later children start here."""
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def evict(self, pid: int) -> bool:
-        """Moves a process to where this cgroup is; False when that could not be done."""
+        """Moves a process to the parent of this cgroup; False when that failed."""
         try:
             (self.path.parent / "cgroup.procs").write_text(str(pid))
         except OSError:
@@ -51,18 +51,18 @@ class Cgroup:
         return True
 
     def pids(self) -> list[int]:
-        """Who is here, also in cgroups that the job made below its own."""
+        """The processes here and in cgroups that the job created below."""
         found: list[int] = []
         for directory in _from_below(self.path):
             try:
                 found += map(int, (directory / "cgroup.procs").read_text().split())
             except OSError:
                 continue  # It was removed just now.
-        # Zero stands for a process that is not visible here.
+        # Zero stands for a process outside this pid namespace.
         return [pid for pid in found if pid > 0]
 
     def kill(self) -> bool:
-        """Kills everything here and below, including what is being forked just now. False when that failed."""
+        """Kills everything here and below, also children that are being forked. False when that failed."""
         try:
             (self.path / "cgroup.kill").write_text("1")
         except OSError:
@@ -70,7 +70,7 @@ class Cgroup:
         return True
 
     def remove(self) -> bool:
-        """False when it could not be removed, because somebody is still there."""
+        """False when processes are still in it."""
         ends = time.monotonic() + _REMOVAL_PATIENCE
         while not _remove(self.path):
             if self.pids() or time.monotonic() > ends:
@@ -92,7 +92,7 @@ def own_cgroup() -> Path:
 def locate(memberships: str, mounts: str) -> Path:
     """The same, from the contents of /proc/self/cgroup and /proc/self/mountinfo.
 
-    In the hybrid layout v2 is mounted somewhere below the v1 controllers, so the usual path is not to be relied on.
+    In the hybrid layout v2 is mounted below the v1 controllers, so the usual path is not reliable.
     """
     inside = next((line[3:] for line in memberships.splitlines() if line.startswith("0::")), None)
     mounted = [place for line in mounts.splitlines() if (place := _cgroup2_mount(line))]
@@ -132,7 +132,7 @@ def _make(parent: Path) -> Path:
 
 
 def remove_abandoned(within: Path | None = None) -> None:
-    """Removes the cgroups of supervisors that were killed together with their reaper; one with processes in it stays.
+    """Removes the cgroups of supervisors that were killed together with their reapers, if they are empty.
 
     Raises OSError and `NoCgroupError`.
     """

@@ -1,4 +1,4 @@
-"""Signals as things to read, with who sent them: what a terminal said to all is told from what was said to Stoker."""
+"""Signals as a stream, with their senders, so that Ctrl-C at a terminal differs from `kill`; and terminal settings."""
 
 import contextlib
 import math
@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from stoker.runs.processes.syscalls import signal_descriptor
 
-# A signal that says "end", whoever sends it, is for the job. The user signals too: schedulers announce with them.
+# Forwarded to the job. Schedulers announce the end with the user signals.
 FORWARDED: Final = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
 # <asm-generic/siginfo.h>: sent by the kernel itself, for a terminal to its whole foreground group.
 _FROM_KERNEL: Final = 0x80
-# Two presses of Ctrl-C that belong together. A person at a REPL presses it once in a while for other reasons.
+# At a REPL people press Ctrl-C now and then for other reasons.
 DOUBLE_PRESS: Final = 2.0
 # struct signalfd_siginfo is 128 bytes: number, errno, code, pid, uid, and more that is not read here.
 _RECORD: Final = 128
@@ -26,30 +26,30 @@ _FIRST_FIELDS: Final = struct.Struct("=IiiII")
 
 
 class Received(NamedTuple):
-    """One signal that came."""
+    """One signal."""
 
     signal: int
     code: int
     """si_code: why it was sent."""
     sender: int
-    """The pid of who sent it; 0 when that was the kernel, or somebody outside this pid namespace."""
+    """The pid of the sender; 0 for the kernel, or a process outside this pid namespace."""
     user: int
 
     @property
     def from_kernel(self) -> bool:
-        """Whether the kernel sent it, for a terminal, to the whole group in front: the job has it already.
+        """Whether the terminal sent it to the whole foreground group: the job has it already.
 
-        When a terminal goes away only the leader of its session is told. Is that this process, then nobody else was.
+        The hangup of a terminal goes to the leader of its session only. If this process is the leader, the job has not
+        got it.
         """
-        told_alone = self.signal == signal.SIGHUP and os.getsid(0) == os.getpid()
-        return self.code == _FROM_KERNEL and not told_alone
+        only_leader = self.signal == signal.SIGHUP and os.getsid(0) == os.getpid()
+        return self.code == _FROM_KERNEL and not only_leader
 
 
 class DoublePress:
-    """Tells when a person at the terminal pressed Ctrl-C twice in a row.
+    """Detects Ctrl-C pressed twice in a row at the terminal.
 
-    SIGINT from a program never counts, however often it comes: trainings write checkpoints when they get it, and jobs
-    signal their own process group.
+    SIGINT from a program never counts: trainings write checkpoints on it, and jobs signal their own process group.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,20 +65,20 @@ class DoublePress:
 
 
 class SignalStream:
-    """These signals wait here to be read, from now until `close()`, instead of doing what they do."""
+    """From now until `close()`, these signals can be read here and have no other effect."""
 
     def __init__(self, signals: Iterable[int]) -> None:
         self._signals = frozenset(signals)
         self.original: frozenset[int] = frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, self._signals))
-        """What was blocked before: what a program started from here must find."""
+        """The signal mask before, for programs started from here."""
         self._descriptor = signal_descriptor(self._signals)
 
     def fileno(self) -> int:
-        """Readable when a signal came."""
+        """Readable when a signal arrived."""
         return self._descriptor
 
     def read(self) -> list[Received]:
-        """The signals that came since; never blocks. Equal ones that came together may be one."""
+        """The signals that arrived since; never blocks. Several equal ones may be one."""
         found: list[Received] = []
         while True:
             try:
@@ -90,7 +90,7 @@ class SignalStream:
                 found.append(Received(number, code, pid, uid))
 
     def close(self) -> None:
-        """The signals do again what they did before; those that came and were not read do it now."""
+        """Restores the signal mask; signals that were not read take effect now."""
         os.close(self._descriptor)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.original)
 
@@ -112,10 +112,10 @@ class Terminal:
             self._settings = termios.tcgetattr(self._descriptor)
 
     def restore(self) -> None:
-        """Puts them back, unless the terminal belongs to somebody else by now: a REPL that is killed leaves it raw."""
+        """Restores them, unless another group is in the foreground. A REPL that is killed leaves the terminal raw."""
         if self._descriptor is None or not self._settings:
             return
-        # A process in the background is stopped for touching the terminal, unless it does not want to hear of it.
+        # A background process is stopped for touching the terminal, unless it blocks this signal.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
         try:
             with contextlib.suppress(OSError, termios.error):
@@ -131,7 +131,7 @@ class Terminal:
 
     @staticmethod
     def _is_ours(descriptor: int) -> bool:
-        """Whether this group is in the foreground, or one of which nobody is left, as after a shell that was killed."""
+        """Whether this group is in the foreground, or an empty one, as after a shell that was killed."""
         group = os.tcgetpgrp(descriptor)
         if group == os.getpgrp():
             return True

@@ -1,4 +1,4 @@
-"""The start of the user's command: as if it had been typed, and with the reason in words when it cannot be started."""
+"""Starts the command of the user as a shell would, and explains why when that fails."""
 
 import contextlib
 import errno
@@ -32,7 +32,7 @@ _WORDS: Final = {
     errno.EACCES: "it may not be executed (chmod +x allows it)",
     errno.E2BIG: "its arguments and environment are too long",
 }
-# What the machine lacks, whatever the command is: it may be there a moment later.
+# Shortages of the machine, which may be over a moment later.
 _SHORTAGES: Final = {
     errno.EAGAIN: "no more processes are allowed here",
     errno.ENOMEM: "the machine is out of memory",
@@ -44,18 +44,18 @@ _SCRIPT_PROBE: Final = 80
 
 
 class Program(NamedTuple):
-    """What is to be started."""
+    """What to start."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
     directory: str | None = None
-    """Where; here when None."""
+    """None: the current one."""
     output: int | None = None
-    """A descriptor for standard output and error together; the caller's own two when None."""
+    """A descriptor for standard output and error together; None: those of the caller."""
     session: bool = False
-    """Whether it gets a session of its own, out of reach of any terminal."""
+    """Whether it leads a new session, without a terminal."""
     mask: Collection[int] = ()
-    """The signals that it finds blocked: `SignalStream.original`."""
+    """The signals that are blocked when it starts: `SignalStream.original`."""
 
 
 class Failed(NamedTuple):
@@ -63,15 +63,15 @@ class Failed(NamedTuple):
 
     errno: int
     exit_code: int
-    """127 not found, 126 found but not runnable, 125 when it was not the command's fault."""
+    """127 not found, 126 found but not runnable, 125 anything else."""
     why: str
-    """Plain words that fit after "cannot run 'x': "."""
+    """Fits after "cannot run 'x': "."""
     transient: bool = False
-    """Whether the machine was short of something: the same command may start a moment later, or elsewhere."""
+    """Whether the machine was short of something: the command may start later, or elsewhere."""
 
 
 class CannotStartError(Exception):
-    """Where the start failed and with which error number; `failure` makes words of it."""
+    """Where the start failed and with which error number; `failure` explains it."""
 
     def __init__(self, stage: int, number: int) -> None:
         super().__init__(stage, number)
@@ -91,10 +91,10 @@ def start(program: Program, cgroup: Cgroup | None, after_fork: Callable[[], None
 
 
 def spawn(program: Program) -> int | None:
-    """Starts it as a child of this process at once, without a copy of this process in between; None when it cannot.
+    """Starts it as a child of this process with vfork; None when it cannot be started.
 
-    For a program with a session of its own and an output: whoever starts it need not after_fork from anything. On a
-    machine that is busy this takes a tenth of a millisecond, and a fork of Python several.
+    For a program with its own session and output. On a busy machine this takes a tenth of a millisecond, and a fork of
+    Python several.
     """
     import subprocess
 
@@ -110,16 +110,16 @@ def spawn(program: Program) -> int | None:
             close_fds=False,
         )
     except (OSError, ValueError):
-        return None  # why it cannot be started is for `start` to find out
+        return None  # `start` finds out why
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    # It is not subprocess's to collect.
+    # subprocess must not collect it.
     child.returncode = 0
     return child.pid
 
 
 def failure(stage: int, number: int) -> Failed:
-    """What happened, for a person."""
+    """Explains a failed start."""
     if number in _SHORTAGES:
         return Failed(number, _OWN_FAILURE, _SHORTAGES[number], transient=True)
     why = os.strerror(number).lower()
@@ -146,7 +146,7 @@ def _start(program: Program, cgroup: Cgroup | None, after_fork: Callable[[], Non
         after_fork()
         os.write(go, _GO)
         os.close(report)
-        # Comes to its end when the command begins.
+        # Closed by exec when the command starts.
         outcome = os.read(outcomes, _OUTCOME.size)
     if outcome:
         os.waitpid(pid, 0)
@@ -163,7 +163,7 @@ def _pipe(until: contextlib.ExitStack) -> tuple[int, int]:
 
 def _close(descriptor: int) -> None:
     with contextlib.suppress(OSError):
-        os.close(descriptor)  # Closed before, where the other end waits for that.
+        os.close(descriptor)  # Closed already.
 
 
 def _fork(cgroup: Cgroup | None) -> int:
@@ -174,7 +174,7 @@ def _fork(cgroup: Cgroup | None) -> int:
                 return fork_into_cgroup(descriptor)
             finally:
                 os.close(descriptor)
-        # An old kernel, or a sandbox that knows no clone3: the child moves itself.
+        # An old kernel, or a sandbox without clone3: the child enters the cgroup itself.
         except OSError:
             pass
     pid = os.fork()
@@ -184,11 +184,11 @@ def _fork(cgroup: Cgroup | None) -> int:
 
 
 def _become(program: Program, wait: int, report: int) -> NoReturn:
-    """The child's part: from the fork to the command."""
+    """The child, from the fork to the exec."""
     stage = _OTHER
     try:
         if os.read(wait, 1) != _GO:
-            raise CannotStartError(_OTHER, errno.ESRCH)  # Whoever was to look after it is dead.
+            raise CannotStartError(_OTHER, errno.ESRCH)  # The reaper died.
         if program.session:
             os.setsid()
         if program.output is not None:
@@ -205,7 +205,7 @@ def _become(program: Program, wait: int, report: int) -> NoReturn:
     except OSError as error:
         os.write(report, _OUTCOME.pack(stage, error.errno or errno.EINVAL))
     except ValueError:
-        # A null byte in a word, or an equals sign in the name of a variable.
+        # A null byte in an argument, or an equals sign in the name of a variable.
         os.write(report, _OUTCOME.pack(stage, errno.EINVAL))
     finally:
         os._exit(_OWN_FAILURE)
@@ -215,15 +215,15 @@ def _enter(cgroup: Cgroup) -> None:
     try:
         cgroup.add(os.getpid())
     except OSError:
-        return  # The walk contains it.
+        return  # It is still tracked by descent.
 
 
 def _restore_signals(mask: Collection[int]) -> None:
-    """What Python changed of the signals is as it was; what the caller ignores (nohup) stays ignored."""
-    # A Ctrl-C that came meanwhile ends the command, not the few lines of Python that are left.
+    """Undoes what Python changed; what the caller ignores (nohup) stays ignored."""
+    # A Ctrl-C from now on ends the child.
     if callable(signal.getsignal(signal.SIGINT)):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Python itself ignores these from its start, and no program expects that.
+    # Python ignores these, and no program expects that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -239,17 +239,17 @@ def _execute(program: Program) -> NoReturn:
         try:
             _try(f"{directory or '.'}/{name}", program)
         except CannotStartError as error:
-            # A file that may not be run hides none further along the path.
+            # A file without permission does not hide one further along the path.
             if error.number not in (errno.EACCES, errno.EISDIR):
                 raise
-            # In a directory that may not be entered nobody sees a file: to a shell, too, there is none.
+            # Like a shell: a file in a directory without permission does not count.
             if os.path.lexists(f"{directory or '.'}/{name}"):
                 refused = refused or error
     raise refused or CannotStartError(_SEARCH, errno.ENOENT)
 
 
 def _try(path: str, program: Program) -> None:
-    """Becomes this file. Returns when there is none."""
+    """Executes this file. Returns when there is none."""
     try:
         os.execve(path, list(program.command), program.environment)  # noqa: S606 - a person's own command
     except (FileNotFoundError, NotADirectoryError):
@@ -260,7 +260,7 @@ def _try(path: str, program: Program) -> None:
     except OSError as error:
         if error.errno != errno.ENOEXEC or _looks_binary(path):
             raise CannotStartError(_EXECUTE, error.errno or errno.EINVAL) from None
-        # A script without a first line that says who reads it: as in every shell, that is sh.
+        # A script without a #! line: like every shell, run it with sh.
         os.execve("/bin/sh", ["sh", path, *program.command[1:]], program.environment)  # noqa: S606 - as above
 
 

@@ -1,4 +1,4 @@
-"""The few system calls that Python does not offer: prctl, signalfd, timerfd and a fork straight into a cgroup."""
+"""System calls that Python does not offer: prctl, signalfd, timerfd, kcmp, and a fork into a cgroup."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ _CLONE3: Final = 435  # The same on every architecture that Python and a GPU dri
 _CLONE_INTO_CGROUP: Final = 0x2_0000_0000
 _CLONE_ARGUMENTS: Final = struct.Struct("=11Q")
 
-# kcmp(2), by machine; elsewhere nothing can be compared.
+# kcmp(2), by machine.
 _KCMP: Final = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354}
 _KCMP_FILE: Final = 0
 
@@ -27,7 +27,7 @@ _ABSOLUTE: Final = 1
 # struct itimerspec: the interval, which is none, and the moment, each in seconds and nanoseconds.
 _TIMER: Final = struct.Struct("@4l")
 
-# PyDLL keeps the interpreter lock over the call: after a clone the child must own it as the parent did.
+# PyDLL keeps the interpreter lock during the call: after a clone the child must own it.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 
 
@@ -42,13 +42,13 @@ def set_parent_death_signal(signum: int) -> None:
 
 
 def set_name(name: str) -> None:
-    """What `ps` and `top` call this process; the kernel keeps 15 bytes."""
-    kept = ctypes.create_string_buffer(name.encode())  # must live until the kernel has read it
+    """Sets the name in `ps` and `top`; the kernel keeps 15 bytes."""
+    kept = ctypes.create_string_buffer(name.encode())  # must exist until the kernel has read it
     _prctl(_SET_NAME, ctypes.addressof(kept))
 
 
 def signal_descriptor(signals: Iterable[int]) -> int:
-    """A descriptor that delivers these signals, which must be blocked, as things to read."""
+    """A descriptor to read these signals from. They must be blocked."""
     bits = sum(1 << (signum - 1) for signum in set(signals))
     wanted = bits.to_bytes(_SIGNAL_SET_BYTES, "little")
     # SFD_NONBLOCK and SFD_CLOEXEC are by definition the flags of open(2).
@@ -56,12 +56,12 @@ def signal_descriptor(signals: Iterable[int]) -> int:
 
 
 def boot_clock() -> float:
-    """Seconds on a clock that no one sets and that goes on while the machine sleeps."""
+    """Seconds on a monotonic clock that includes the time the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class BootTimer:
-    """Becomes readable at a moment of `boot_clock`: if the machine sleeps then, as soon as it wakes up."""
+    """Becomes readable at a time of `boot_clock`; if the machine sleeps then, when it wakes up."""
 
     def __init__(self) -> None:
         # TFD_NONBLOCK and TFD_CLOEXEC are by definition the flags of open(2).
@@ -71,7 +71,7 @@ class BootTimer:
         return self._descriptor
 
     def ring_at(self, moment: float) -> None:
-        """It stays readable from then on, until another moment is set."""
+        """It stays readable from then on, until another time is set."""
         seconds, rest = divmod(max(moment, 0.001), 1.0)  # zero would switch it off
         setting = _TIMER.pack(0, 0, int(seconds), int(rest * 1e9))
         _checked(_libc.timerfd_settime(self._descriptor, _ABSOLUTE, setting, None))
@@ -81,19 +81,19 @@ class BootTimer:
 
 
 def fork_into_cgroup(descriptor: int) -> int:
-    """Like os.fork, but the child is in the cgroup of this directory from its first moment.
+    """Like os.fork, but the child starts in the cgroup of this directory.
 
     Unlike writing to `cgroup.procs` it does not wait for a lock that all forks of the machine share (10 ms and
-    more). Only for a single-threaded process whose child soon calls exec: Python's own care after a fork is left out.
+    more). Only for a single-threaded process whose child soon calls exec: the fork hooks of Python are not run.
     """
     arguments = _CLONE_ARGUMENTS.pack(_CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, descriptor)
     return _checked(_libc.syscall(_CLONE3, arguments, ctypes.c_size_t(len(arguments))))
 
 
 def share_file(one: int, other: int, descriptor: int, other_descriptor: int) -> bool:
-    """Whether these descriptors of two processes are one open file: not the same path opened twice, but inherited.
+    """Whether these descriptors of two processes are one open file: inherited, not the same path opened twice.
 
-    False also where this user, sandbox or kernel cannot tell.
+    False also where this user, sandbox or kernel cannot compare them.
     """
     number = _KCMP.get(os.uname().machine)
     if number is None:

@@ -1,4 +1,4 @@
-"""The way a process tree is stopped: asked, given time, frozen, killed, and looked at until nothing is left."""
+"""How a process tree is stopped: signal, grace, freeze, kill, until nothing is left."""
 
 import select
 import signal
@@ -11,21 +11,21 @@ from stoker.runs.processes.signals import SignalStream
 from stoker.runs.processes.syscalls import boot_clock
 from stoker.runs.processes.tree import ProcessScan, describe, send
 
-# A killed process that held GPUs or very much memory takes seconds to be taken apart by the kernel; one that takes
-# longer than this is blocked in a driver, and waiting on does not help.
+# The kernel takes seconds to tear down a process that held GPUs or much memory. One that takes longer than this is
+# blocked in a driver.
 PATIENCE: Final = 30.0
-# A tree that forks faster than it can be stopped is killed as it runs after this time.
+# A tree that forks faster than it can be frozen is killed unfrozen after this time.
 _FREEZING: Final = 1.0
-# A main process that neither ends nor passes the signal on must leave the others time to end by themselves.
+# Share of the grace after which the other processes get the signal, if the main process neither ends nor forwards it.
 _FIRST_SHARE: Final = 0.5
-# How soon after a kill it is looked whether somebody was missed, doubled from look to look.
+# Between two checks after a kill, doubled each time.
 _FIRST_RETRY: Final = 0.002
 _LAST_RETRY: Final = 0.25
-# Whoever waits for zombies collects them within a millisecond, unless he is stopped himself.
+# Zombies are collected within a millisecond, unless their parent is stopped.
 _COLLECTING: Final = 0.5
-# A grace that ended while the machine slept is over within that of its waking up.
+# A grace that ended while the machine slept is noticed within this time.
 _LONGEST_WAIT: Final = 1.0
-# Signals by which a person at the terminal says "now".
+# These signals from the terminal end the grace.
 _HURRYING: Final = (signal.SIGINT, signal.SIGQUIT)
 
 
@@ -33,24 +33,24 @@ class TerminationOutcome(NamedTuple):
     """How a stop went."""
 
     asked: int
-    """Processes that were sent the signal."""
+    """Processes that got the signal."""
     killed: int
-    """Processes that did not end by themselves."""
+    """Processes that had to be killed."""
     survivors: tuple[str, ...]
-    """Who is left, described."""
+    """What is left, described."""
     seconds: float
     signal: int
 
     def in_words(self) -> str:
-        deeds = []
+        steps = []
         if self.asked:
-            deeds.append(f"{_processes(self.asked)} got {signal.Signals(self.signal).name}")
+            steps.append(f"{_processes(self.asked)} got {signal.Signals(self.signal).name}")
         if self.killed:
-            deeds.append(f"{_processes(self.killed)} had to be killed" if self.asked else _were_killed(self.killed))
-        done = ", ".join(deeds) or "there was nothing to stop"
+            steps.append(f"{_processes(self.killed)} had to be killed" if self.asked else _were_killed(self.killed))
+        done = ", ".join(steps) or "there was nothing to stop"
         if self.survivors:
             return f"{done}; left after {self.seconds:.1f} s: {', '.join(self.survivors)}"
-        return f"{done}; all gone after {self.seconds:.1f} s" if deeds else done
+        return f"{done}; all gone after {self.seconds:.1f} s" if steps else done
 
 
 class Tree(Protocol):
@@ -66,8 +66,8 @@ class Tree(Protocol):
 class Termination:
     """One stop, step by step, for an event loop.
 
-    `step()` is to be called whenever something happened to the tree and when `timeout()` seconds are over, until it
-    returns True. It never waits.
+    Call `step()` whenever something happened to the tree and after `timeout()` seconds, until it returns True. It
+    never waits.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Termination:
         first: Identity | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Asks `first` alone, and everybody else when it has ended or half of the grace is over.
+        """Signals `first` alone, and the others when it has ended or half of the grace is over.
 
-        A training that writes a checkpoint when it is asked to end still needs its data loaders for that; a shell
-        that passes nothing on ends at once, and then the rest is asked. Without `first` everybody is asked at once.
+        A training that writes a checkpoint on SIGTERM still needs its data loaders. A shell that forwards nothing ends
+        at once, and then the rest gets the signal. Without `first`, all processes get it at once.
         """
-        self.phase: Literal["first asked", "asked", "killing", "over"] = "asked"
+        self.phase: Literal["first signalled", "signalled", "killing", "over"] = "signalled"
         self._tree = tree
         self._signum = signum
         self._clock = clock
@@ -98,23 +98,23 @@ class Termination:
         self._rest_from = self._began
         if signum == signal.SIGKILL:
             self._until = self._began
-        elif first is not None and grace > 0 and self._ask([first]):
-            self.phase = "first asked"
+        elif first is not None and grace > 0 and self._signal([first]):
+            self.phase = "first signalled"
             self._rest_from = self._began + grace * _FIRST_SHARE
         else:
-            self._ask(self._tree.scan_processes().processes)
+            self._signal(self._tree.scan_processes().processes)
 
     def timeout(self) -> float:
-        """Seconds until `step()` is due whatever happens."""
+        """Seconds until `step()` is due."""
         if self.phase == "over":
             return 0.0
-        due = self._rest_from if self.phase == "first asked" else self._until
+        due = self._rest_from if self.phase == "first signalled" else self._until
         return max(due - self._clock(), 0.0)
 
     def hurry(self) -> None:
-        """No more grace: the next step kills."""
-        if self.phase in {"first asked", "asked"}:
-            self.phase = "asked"
+        """Ends the grace: the next step kills."""
+        if self.phase in {"first signalled", "signalled"}:
+            self.phase = "signalled"
             self._until = self._clock()
 
     def step(self) -> bool:
@@ -124,12 +124,12 @@ class Termination:
         processes, settled = self._tree.scan_processes()
         if settled and not processes:
             return self._finish([])
-        if self.phase == "first asked":
+        if self.phase == "first signalled":
             if self._first in processes and self._clock() < self._rest_from:
                 return False
-            self.phase = "asked"
-            self._ask([process for process in processes if process != self._first])
-        if self.phase == "asked":
+            self.phase = "signalled"
+            self._signal([process for process in processes if process != self._first])
+        if self.phase == "signalled":
             if self._clock() < self._until:
                 return False
             self.phase = "killing"
@@ -146,12 +146,12 @@ class Termination:
     def members_killed(self) -> frozenset[Identity]:
         return frozenset(self._killed)
 
-    def _ask(self, processes: list[Identity]) -> int:
-        """How many of them could be."""
+    def _signal(self, processes: list[Identity]) -> int:
+        """Signals these; returns how many could be."""
         asked = 0
         for process in processes:
             asked += send(process, self._signum)
-            # One that is stopped can only end when it goes on.
+            # A stopped process handles the signal only when it is continued.
             send(process, signal.SIGCONT)
         self._asked += asked
         return asked
@@ -170,7 +170,7 @@ class Termination:
         return False
 
     def _freeze(self) -> list[Identity]:
-        """Stops everyone, so that the kill finds a tree that stands still: nobody forks, nobody mourns."""
+        """Stops all processes, so that none forks or reacts while they are killed."""
         frozen: set[Identity] = set()
         ends = self._clock() + _FREEZING
         while True:
@@ -189,29 +189,29 @@ class Termination:
 
 
 class WatchedTree(Tree, Protocol):
-    """A tree that says when something happened to it."""
+    """A tree with a descriptor for its events."""
 
     @property
     def empty(self) -> bool:
-        """Whether it is known that nothing is left, not even a zombie."""
+        """Whether certainly nothing is left, not even a zombie."""
 
     def fileno(self) -> int: ...
 
     def update(self) -> None:
-        """Takes note of what happened, so that `fileno()` is no longer readable."""
+        """Handles the events, so that `fileno()` is no longer readable."""
 
 
 def stop(
     tree: WatchedTree, signum: int, grace: float, *, first: Identity | None = None, hurry: SignalStream | None = None
 ) -> TerminationOutcome:
-    """The whole stop, waiting for it. A Ctrl-C that is read from `hurry` meanwhile ends the grace."""
+    """Stops the tree and waits for it. A Ctrl-C in `hurry` meanwhile ends the grace."""
     termination = Termination(tree, signum=signum, grace=grace, first=first, clock=boot_clock)
     poll = select.poll()
     poll.register(tree.fileno(), select.POLLIN)
     if hurry is not None:
         poll.register(hurry.fileno(), select.POLLIN)
     while not termination.step():
-        # Rounded up: a poll that ends a moment too early only makes another round.
+        # Rounded up: a poll that ends too early only makes another round.
         poll.poll(min(termination.timeout(), _LONGEST_WAIT) * 1000 + 1)
         tree.update()
         if hurry is not None and _hurried(hurry):
@@ -234,7 +234,7 @@ def wait_until_empty(tree: WatchedTree, seconds: float) -> bool:
 
 
 def _hurried(signals: SignalStream) -> bool:
-    """Whether a person at the terminal wants it over now: a program, or the job in its last moments, is no person."""
+    """Whether Ctrl-C was pressed at the terminal; signals from programs do not count."""
     return any(received.signal in _HURRYING and received.from_kernel for received in signals.read())
 
 

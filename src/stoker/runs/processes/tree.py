@@ -10,12 +10,12 @@ from typing import Final, NamedTuple
 from stoker.procfs import SHORTAGES, Identity, Stat, identify, retry_shortage, stat
 from stoker.runs.processes.cgroup import Cgroup
 
-# Two walks that agree end a census at once. A tree that forks without rest never lets them agree: it is called
-# unsettled after this many, and whoever needs certainty asks again.
+# Two walks that agree end a scan at once. Two walks of a tree that forks without rest never agree: after this many,
+# the scan counts as unsettled.
 _MOST_WALKS: Final = 20
-# Never worth counting: in a container, or on a small machine.
+# On a small machine or in a container, counting is not worth it.
 _FEW_THREADS: Final = 64
-# Ancestors can die while they are climbed; the next try sees who adopted the process.
+# Ancestors can die during the climb; the next try sees which process adopted the child.
 _CLIMBS: Final = 5
 
 _STATES: Final = {
@@ -29,15 +29,15 @@ _STATES: Final = {
     "I": "idle",
     "P": "parked",
 }
-_NOBODY: Final[frozenset[int]] = frozenset()
-# A tree that forks while it is being killed is killed again; one that outruns this many is not caught so.
+_NONE: Final[frozenset[int]] = frozenset()
+# A tree that forks while it is killed is killed again, this many times.
 _MOST_SWEEPS: Final = 100
-# A killed process is taken apart in milliseconds, and can be seen until then.
+# A killed process is visible for some milliseconds.
 _BETWEEN_SWEEPS: Final = 0.01
 
 
 class Description(NamedTuple):
-    """One process, for a person who reads a report."""
+    """One process, for a report."""
 
     identity: Identity
     parent: int
@@ -49,14 +49,14 @@ class Description(NamedTuple):
 
 
 class ProcessScan(NamedTuple):
-    """Who is there. Unsettled: the tree changed faster than it could be read, so someone may be missing."""
+    """The processes found. Unsettled: the tree changed faster than it could be read, so some may be missing."""
 
     processes: list[Identity]
     settled: bool
 
 
 def descends(pid: int, ancestor: int) -> bool:
-    """Whether this process came from that one. It climbs from the process, so its cost is the depth of the tree."""
+    """Whether this process descends from that one. The cost is the depth of the tree."""
     for _ in range(_CLIMBS):
         current = pid
         while current > 1:
@@ -73,16 +73,16 @@ def descends(pid: int, ancestor: int) -> bool:
     return False
 
 
-def descendants(of: int, exclude: Collection[int] = _NOBODY) -> list[Identity]:
-    """All that came from this process and live, without those of `exclude` and what came from them.
+def descendants(of: int, exclude: Collection[int] = _NONE) -> list[Identity]:
+    """All living descendants of this process, without those of `exclude` and their descendants.
 
-    An orphan no longer shows where it came from, unless it is still in the session of one of `exclude`.
+    An orphan no longer shows its origin, unless it is still in the session of one of `exclude`.
     """
     return scan_processes([of], exclude).processes
 
 
-def scan_processes(roots: Iterable[int], exclude: Collection[int] = _NOBODY) -> ProcessScan:
-    """All that came from these processes and live. Two walks must agree, as orphans move up while one is walking."""
+def scan_processes(roots: Iterable[int], exclude: Collection[int] = _NONE) -> ProcessScan:
+    """All living descendants of these processes. Two walks must agree, because orphans move up during a walk."""
     roots = list(roots)
     before: dict[int, Stat | None] = {}
     for attempt in range(_MOST_WALKS):
@@ -102,11 +102,11 @@ def send(who: Identity, signum: int) -> bool:
         descriptor = os.pidfd_open(who.pid)
     except ProcessLookupError:
         return False
-    # No pidfds in this kernel, sandbox or Python, or none left: the check just before the kill is all there is.
+    # No pidfds in this kernel, sandbox or Python, or no descriptor left: check just before the kill.
     except (OSError, AttributeError):
         return _send_by_number(who, signum)
     try:
-        # The descriptor holds whoever has the pid now; only then is it asked who that is.
+        # Checked after the descriptor is open: it cannot be reused from then on.
         if identify(who.pid) != who:
             return False
         signal.pidfd_send_signal(descriptor, signum)
@@ -118,7 +118,7 @@ def send(who: Identity, signum: int) -> bool:
 
 
 def describe(who: Identity) -> Description | None:
-    """None when it is gone. Answers at once: the command line of a hung process can block whoever reads it."""
+    """None when it is gone. Never blocks, unlike reading the command line of a hung process."""
     found = stat(who.pid)
     if found is None or found.identity != who:
         return None
@@ -126,20 +126,20 @@ def describe(who: Identity) -> Description | None:
 
 
 def children(pid: int) -> list[int]:
-    """The processes whose parent is this one, zombies included."""
+    """The children of this process, zombies included."""
     if _kernel_lists_children():
         return _listed_children(pid, _thread_ids(pid))
-    return [child for child, found in _everyone().items() if found.parent == pid]
+    return [child for child, found in _all_processes().items() if found.parent == pid]
 
 
 def exit_code(status: int) -> int:
-    """The exit code that a shell gives for this wait status: the program's own, or 128 + n if signal n ended it."""
+    """The exit code that a shell gives for this wait status: 128 + n if signal n ended the program."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 class ProcessTree:
-    """All that came from one process, and all that is in the job's cgroup."""
+    """All descendants of one process, and all processes in the cgroup of the job."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class ProcessTree:
         since: int = 0,
         exclude: Callable[[], Collection[int]] = frozenset,
     ) -> None:
-        """Leaves out what `exclude` says and what came from it, and whatever started before `since`."""
+        """Leaves out `exclude()` with its descendants, and processes that started before `since`."""
         self._ancestor = ancestor
         self._cgroup = cgroup
         self._since = since
@@ -167,20 +167,20 @@ class ProcessTree:
     def kill(self) -> bool:
         if self._cgroup is None:
             return False
-        # A reaper that lives in its job's cgroup, so that the job is born there, must not die of the blow.
+        # A reaper that is in the cgroup of its job must not be killed with it.
         if self._ancestor in self._cgroup.pids() and not self._cgroup.evict(self._ancestor):
             return False
         return self._cgroup.kill()
 
 
 def find_tagged(name: str, value: str) -> list[Identity]:
-    """All that live with this variable in their environment, as far as that may be read. Raises OSError."""
+    """All processes with this variable in their environment, as far as it may be read. Raises OSError."""
     mark = f"{name}={value}".encode(errors="surrogateescape")
     return [who for who, environment in environments() if mark in environment]
 
 
 def kill_all(find: Callable[[], list[Identity]]) -> bool:
-    """Kills whom `find` finds, and what they start meanwhile; False when somebody is still there. Raises OSError."""
+    """Kills what `find` finds until it finds nothing; False when processes are left. Raises OSError."""
     for _ in range(_MOST_SWEEPS):
         left = find()
         if not left:
@@ -194,7 +194,7 @@ def kill_all(find: Callable[[], list[Identity]]) -> bool:
 def environments() -> Iterator[tuple[Identity, list[bytes]]]:
     """Every process with its environment, as far as that may be read.
 
-    Raises OSError when there is no descriptor or memory to look: nobody found then does not mean that nobody is there.
+    Raises OSError when descriptors or memory are short: finding nothing then proves nothing.
     """
     for name in os.listdir("/proc"):  # noqa: PTH208 - one call
         if name.isdigit():
@@ -204,12 +204,12 @@ def environments() -> Iterator[tuple[Identity, list[bytes]]]:
 
 
 def has_ancestor_named(who: Identity, *names: str) -> bool:
-    """Whether one of its ancestors has such a name; also when that could not be told."""
+    """Whether one of its ancestors has such a name. True also if that cannot be determined."""
     current = who.pid
     while current > 1:
         found = stat(current)
         if found is None:
-            return True  # somebody ended just now: the next look will tell
+            return True  # an ancestor ended just now
         if found.name in names:
             return True
         current = found.parent
@@ -220,7 +220,7 @@ def _environment(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return []  # gone, or somebody else's
+        return []  # gone, or of another user
 
 
 def _send_by_number(who: Identity, signum: int) -> bool:
@@ -238,7 +238,7 @@ def _living(found: dict[int, Stat | None]) -> list[Identity]:
 
 
 def _same(before: dict[int, Stat | None], now: dict[int, Stat | None]) -> bool:
-    """Whether two walks met the same processes. One that vanished under the walk may have left children behind."""
+    """Whether two walks found the same processes. One that vanished during a walk may have left children."""
     if before.keys() != now.keys():
         return False
     for pid, one in now.items():
@@ -250,7 +250,7 @@ def _same(before: dict[int, Stat | None], now: dict[int, Stat | None]) -> bool:
 
 def _walk(roots: list[int], exclude: Collection[int]) -> dict[int, Stat | None]:
     if not _kernel_lists_children():
-        return _walk_everyone(roots, exclude)
+        return _walk_machine(roots, exclude)
     found: dict[int, Stat | None] = {}
     waiting = [(root, _thread_ids(root)) for root in roots]
     threads_left = _worthwhile_threads()
@@ -266,36 +266,35 @@ def _walk(roots: list[int], exclude: Collection[int]) -> dict[int, Stat | None]:
             if one is not None and not one.is_zombie:
                 threads_left -= one.threads
                 if threads_left < 0:
-                    return _walk_everyone(roots, exclude)
+                    return _walk_machine(roots, exclude)
                 waiting.append((child, [str(child)] if one.threads == 1 else _thread_ids(child)))
     return found
 
 
 def _worthwhile_threads() -> int:
-    """How many threads may be asked for their children before it is cheaper to look at every process there is.
+    """How many threads to ask for their children before it is cheaper to read every process of the machine.
 
-    One costs about as much as the other. A training can have thousands of threads, a machine thousands of processes;
-    the kernel counts the latter in the links of /proc.
+    One thread costs about as much as one process. The links of /proc count the processes.
     """
-    return max(os.stat("/proc").st_nlink, _FEW_THREADS)  # noqa: PTH116 - asked for with every walk
+    return max(os.stat("/proc").st_nlink, _FEW_THREADS)  # noqa: PTH116 - called in every walk
 
 
-def _walk_everyone(roots: list[int], exclude: Collection[int]) -> dict[int, Stat | None]:
-    everyone = _everyone()
-    offspring: dict[int, list[int]] = {}
-    for pid, one in everyone.items():
-        offspring.setdefault(one.parent, []).append(pid)
+def _walk_machine(roots: list[int], exclude: Collection[int]) -> dict[int, Stat | None]:
+    everything = _all_processes()
+    children_of: dict[int, list[int]] = {}
+    for pid, one in everything.items():
+        children_of.setdefault(one.parent, []).append(pid)
     found: dict[int, Stat | None] = {}
     waiting = list(roots)
     while waiting:
-        for child in offspring.get(waiting.pop(), ()):
-            if child not in found and child not in exclude and everyone[child].session not in exclude:
-                found[child] = everyone[child]
+        for child in children_of.get(waiting.pop(), ()):
+            if child not in found and child not in exclude and everything[child].session not in exclude:
+                found[child] = everything[child]
                 waiting.append(child)
     return found
 
 
-def _everyone() -> dict[int, Stat]:
+def _all_processes() -> dict[int, Stat]:
     found = {}
     for name in _names("/proc"):
         if name.isdigit() and (one := stat(int(name))):
