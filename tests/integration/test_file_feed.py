@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.feeds.finished import Entry, FileAwayError, FinishedFile
+from stoker.feeds.text_file import Entry, FileAwayError, FinishedFile
 from stoker.queue import Job, JobSpec, Store, init_queue
 from tests.support.feeding import Feeders, Queue
 from tests.support.postgres import PostgresServer

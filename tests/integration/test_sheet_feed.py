@@ -8,10 +8,9 @@ import pytest
 
 from stoker.errors import BadInputError
 from stoker.feeds.google import GoogleSheet, key_in
-from stoker.feeds.intake import Intake
+from stoker.feeds.intake import FeedLog, Intake
 from stoker.feeds.rows import Cell, Layout, parse_columns
 from stoker.feeds.sheet import SheetAwayError, SheetFeed, SheetRefusedError
-from stoker.feeds.voice import Voice
 from stoker.queue import JobSpec, Store
 from tests.support.feeding import Queue
 from tests.support.sheets_server import EMAIL, KEY, QUOTA, Refusal, SheetsServer, Worksheet
@@ -36,7 +35,7 @@ class Sheet:
 
     def feed(self, layout: Layout = LAYOUT, title: str | None = None) -> SheetFeed:
         google = GoogleSheet(self.credentials, KEY, title, self.server.url)
-        return SheetFeed(google, layout, Intake(JobSpec(command="-"), self.append), self.queue.opened, Voice())
+        return SheetFeed(google, layout, Intake(JobSpec(command="-"), self.append), self.queue.opened, FeedLog())
 
     def look(self, layout: Layout = LAYOUT, title: str | None = None) -> str:
         """A new feeder takes what is there; what it told."""

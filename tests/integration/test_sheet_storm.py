@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.feeds.intake import Intake
+from stoker.feeds.intake import FeedLog, Intake
 from stoker.feeds.rows import Layout, parse_columns
 from stoker.feeds.sheet import SheetAwayError, SheetFeed
-from stoker.feeds.voice import Voice
 from stoker.queue import JobSpec
 from tests.support.feeding import Queue
 from tests.support.fickle_sheet import FickleSheet
@@ -28,7 +27,7 @@ class Storm:
         self._feed = self._new()
 
     def _new(self) -> SheetFeed:
-        return SheetFeed(self.sheet, self._layout, Intake(JobSpec(command="-"), APPENDED), self.queue.opened, Voice())
+        return SheetFeed(self.sheet, self._layout, Intake(JobSpec(command="-"), APPENDED), self.queue.opened, FeedLog())
 
     def look(self) -> None:
         if self.sheet.random.random() < 0.2:

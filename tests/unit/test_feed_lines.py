@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.feeds.lines import LONGEST_NAME, feed_prefix, finished_part, lines_in, origin_of
+from stoker.feeds.text_file import LONGEST_NAME, feed_prefix, finished_part, lines_in, origin_of
 
 PREFIX = "file:/a:"
 command = st.text(st.characters(exclude_categories=["C"], exclude_characters="\u2028\u2029\x85"), min_size=1).filter(

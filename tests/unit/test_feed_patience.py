@@ -6,8 +6,7 @@ import io
 import pytest
 
 from stoker.errors import BadInputError, StokerError
-from stoker.feeds.patience import LONGEST_PAUSE, Patience
-from stoker.feeds.voice import Voice
+from stoker.feeds.intake import LONGEST_PAUSE, FeedLog, RetryForever
 
 
 class AwayError(StokerError):
@@ -20,7 +19,7 @@ class World:
     def __init__(self, tries: int, chance: float) -> None:
         self._tries = tries
         self.pauses: list[float] = []
-        self.patience = Patience(Voice(), AwayError, sleep=self.pauses.append, chance=lambda: chance)
+        self.patience = RetryForever(FeedLog(), AwayError, sleep=self.pauses.append, chance=lambda: chance)
 
     def step(self) -> str:
         self._tries -= 1
@@ -67,5 +66,5 @@ def test_a_feed_goes_on_when_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("sys.stdout", Full())
     monkeypatch.setattr("sys.stderr", Full())
-    Voice().job("1", "python train.py")
-    Voice().say("a row cannot be read")
+    FeedLog().job("1", "python train.py")
+    FeedLog().say("a row cannot be read")

@@ -3,7 +3,6 @@
 import pytest
 
 from stoker.errors import BadInputError
-from stoker.feeds.gpu_words import words
 from stoker.feeds.rows import (
     Cell,
     Content,
@@ -16,6 +15,7 @@ from stoker.feeds.rows import (
     parse_columns,
     parse_layout,
 )
+from stoker.feeds.sheet import words
 from stoker.queue import Attempt, View, Worker, WorkerGpu
 
 LAYOUT = Layout("B1", "C", 3, {"state": "D", "id": "F"})

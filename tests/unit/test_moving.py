@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.queue.jobs import Waiting, beside, stepped
 from stoker.queue.model import Side
-from stoker.queue.moving import Waiting, beside, stepped
 
 QUEUES = st.lists(st.integers(0, 2), max_size=12).map(
     lambda priorities: [

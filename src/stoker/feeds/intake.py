@@ -1,11 +1,16 @@
 """The way from a feed into the queue: each origin becomes a job once, whoever brings it and how often."""
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import contextlib
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TextIO, TypeVar
 
 from msgspec.structs import replace
 
-from stoker.errors import BadInputError
+from stoker.backoff import Backoff
+from stoker.errors import BadInputError, StokerError
 from stoker.queue.commands import check_command, wants_batch_size
 from stoker.queue.fields import JobSpec
 from stoker.queue.jobs import new_id
@@ -16,18 +21,18 @@ from stoker.queue.store import Store
 MOST_DRAWS: Final = 5
 
 
-class Wanted(NamedTuple):
+class SourceCommand(NamedTuple):
     """A command, and the place it was written in."""
 
     command: str
     origin: str
 
 
-class Taken(NamedTuple):
+class SubmittedCommand(NamedTuple):
     """What became of it: a job of ours, or the one that somebody had made of the same origin before."""
 
     id: str
-    wanted: Wanted
+    wanted: SourceCommand
     is_new: bool
 
 
@@ -49,7 +54,7 @@ class Intake:
             return "it has {batch_size} in it: start the feed with --batch-size, or write {{batch_size}} for the word"
         return None
 
-    def take(self, store: Store, wanted: Sequence[Wanted]) -> list[Taken]:
+    def take(self, store: Store, wanted: Sequence[SourceCommand]) -> list[SubmittedCommand]:
         """All of them, in this order, in one transaction."""
         for tries_left in reversed(range(MOST_DRAWS)):
             # An id that was chosen here and comes back says that the job is new.
@@ -60,10 +65,13 @@ class Intake:
                 if not tries_left:
                     raise
                 continue
-            return [Taken(name, one, is_new=name == job.id) for name, one, job in zip(ids, wanted, jobs, strict=True)]
+            return [
+                SubmittedCommand(name, one, is_new=name == job.id)
+                for name, one, job in zip(ids, wanted, jobs, strict=True)
+            ]
         raise AssertionError("unreachable")
 
-    def made(self, wanted: Sequence[Wanted]) -> list[JobSpec]:
+    def made(self, wanted: Sequence[SourceCommand]) -> list[JobSpec]:
         """The jobs that these become, without ids."""
         if not wanted:
             return []
@@ -71,5 +79,79 @@ class Intake:
         pattern = replace(self._pattern, commit=code.commit, dirty=code.dirty)
         return [replace(pattern, command=self._whole(one), origin=one.origin) for one in wanted]
 
-    def _whole(self, wanted: Wanted) -> str:
+    def _whole(self, wanted: SourceCommand) -> str:
         return f"{wanted.command} {self._append}" if self._append else wanted.command
+
+
+class FeedLog:
+    """Every line is flushed at once: somebody may read it through a pipe."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def job(self, job: str, command: str) -> None:
+        """A job that this feed has put into the queue."""
+        _write(sys.stdout, f"{job}  {' '.join(command.splitlines())}\n")
+
+    def write(self, sentence: str) -> None:
+        _write(sys.stderr, f"stoker: {sentence}\n")
+
+    def write_once(self, sentence: str) -> None:
+        """The same sentence is told once for the whole life of the feed."""
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self.write(sentence)
+
+
+def _write(stream: TextIO, line: str) -> None:
+    # A disk that is full or a reader that left is no reason to feed no more.
+    with contextlib.suppress(OSError):
+        stream.write(line)
+        stream.flush()
+
+
+# Most outages are a dropped connection: the first try again comes soon.
+FIRST_PAUSE: Final = 0.5
+# Google's quotas are per minute: whoever waits so long finds a fresh one.
+LONGEST_PAUSE: Final = 64.0
+
+T = TypeVar("T")
+
+
+class RetryForever:
+    """Waits out the errors in `away`; all others end the feed."""
+
+    def __init__(
+        self,
+        log: FeedLog,
+        *away: type[StokerError],
+        longest: float = LONGEST_PAUSE,
+        sleep: Callable[[float], None] = time.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._log = log
+        self._away = away
+        self._longest = longest
+        self._sleep = sleep
+        self._chance = chance
+
+    def also(self, *away: type[StokerError]) -> None:
+        """From now on these are waited out too."""
+        self._away = (*self._away, *away)
+
+    def until_done(self, step: Callable[[], T]) -> T:
+        backoff = Backoff(FIRST_PAUSE, self._longest)
+        told = False
+        while True:
+            try:
+                answer = step()
+            except self._away as error:
+                if not told:
+                    self._log.write(f"{error} (waiting, and trying again)")
+                told = True
+                # Several feeders that were stopped by the same thing must not all come back at the same moment.
+                self._sleep(backoff.next() * (1.0 + self._chance()) / 2)
+                continue
+            if told:
+                self._log.write("it works again: going on")
+            return answer

@@ -13,9 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.errors import BadInputError, StokerError
-from stoker.feeds.gpu_words import GpuWords
-from stoker.feeds.intake import Intake, Wanted
-from stoker.feeds.patience import Patience
+from stoker.feeds.intake import FeedLog, Intake, RetryForever, SourceCommand
 from stoker.feeds.row_memory import (
     Entry,
     Memory,
@@ -39,8 +37,7 @@ from stoker.feeds.rows import (
     content_of,
     counter_after,
 )
-from stoker.feeds.voice import Voice
-from stoker.queue import Job, QueueAwayError, Store
+from stoker.queue import Attempt, Job, QueueAwayError, Store, Worker
 from stoker.queue.fields import ID
 from stoker.queue.jobs import new_id
 from stoker.queue.model import ENDED
@@ -113,13 +110,13 @@ class SheetFeed:
     """One worksheet, and the queue that its rows go into."""
 
     def __init__(
-        self, sheet: Sheet, layout: Layout, intake: Intake, open_store: Callable[[], Store], voice: Voice
+        self, sheet: Sheet, layout: Layout, intake: Intake, open_store: Callable[[], Store], log: FeedLog
     ) -> None:
         self._sheet = sheet
         self._layout = layout
         self._intake = intake
         self._open_store = open_store
-        self._voice = voice
+        self._log = log
         self._store: Store | None = None
         self._gpus = GpuWords()
         self._has_written = False
@@ -131,7 +128,7 @@ class SheetFeed:
 
     def run(self, every: float) -> None:
         """Takes what is there and what comes, for ever."""
-        patience = Patience(self._voice, QueueAwayError, SheetAwayError)
+        patience = RetryForever(self._log, QueueAwayError, SheetAwayError)
         patience.until_done(self._round)
         # It has worked once: what is wrong from now on may be put right by whoever did it.
         patience.also(SheetRefusedError, CounterError)
@@ -254,7 +251,7 @@ class SheetFeed:
         made = [
             replace(job, id=name, origin=f"{found.prefix}{name}")
             for job, (_, name) in zip(
-                self._intake.made([Wanted(row.command, found.prefix) for row, _ in taken]), taken, strict=True
+                self._intake.made([SourceCommand(row.command, found.prefix) for row, _ in taken]), taken, strict=True
             )
         ]
         if not made and version == found.version and after == found.memory:
@@ -269,7 +266,7 @@ class SheetFeed:
             store.feeds.take(found.prefix, version, _text(replace(found.memory or Memory(), claims={})), [])
             return False
         for row, name in taken:
-            self._voice.job(name, row.command)
+            self._log.job(name, row.command)
         return True
 
     def _cells(self, store: Store, found: _Look, entries: Mapping[int, Entry], fresh: Mapping[int, str]) -> list[Cell]:
@@ -311,13 +308,13 @@ class SheetFeed:
             entry.again = False
         if entry.is_edited and row.command:
             state += ", as it was when taken: write the change into a new row"
-            self._voice.say_once(
+            self._log.write_once(
                 f"row {row.number} was changed after it had become job {job.id}: the job stays as it is, so "
                 "write the new command into a new row"
             )
         elif entry.again:
             state += f": `stoker retry {job.id}` runs it again"
-            self._voice.say_once(
+            self._log.write_once(
                 f"row {row.number} was taken before, as job {job.id}: `stoker retry {job.id}` runs it again"
             )
         return {"state": state, "gpu": gpus.get(job.id, ""), "id": job.id, "link": job.link}
@@ -325,7 +322,7 @@ class SheetFeed:
     def _refusal(self, row: SheetRow) -> str | None:
         problem = self._intake.refusal(row.command)
         if problem is not None:
-            self._voice.say_once(f"row {row.number} is left out: {problem}")
+            self._log.write_once(f"row {row.number} is left out: {problem}")
         return problem
 
     def _opened(self) -> Store:
@@ -360,3 +357,32 @@ def _known(store: Store, prefix: str, jobs: Mapping[str, Job], content: Content)
     unknown = sorted(ids - jobs.keys())
     origins = store.feeds.known_origins([f"{prefix}{name}" for name in unknown])
     return {name for name in ids if name in jobs or f"{prefix}{name}" in origins}
+
+
+class GpuWords:
+    """Remembers what it found out: an attempt keeps its GPUs."""
+
+    def __init__(self) -> None:
+        self._words: dict[str, str] = {}
+
+    def of(self, jobs: Sequence[Job], store: Store) -> Mapping[str, str]:
+        """Words for each of the jobs that has been somewhere."""
+        started = [
+            (job, job.attempt) for job in jobs if job.attempt is not None and job.state not in ("queued", "held")
+        ]
+        if unknown := [name for _, name in started if name not in self._words]:
+            workers = store.workers.all()
+            for name in unknown:
+                attempt = store.attempts.get(name)
+                self._words[name] = words(attempt, workers) if attempt is not None else ""
+        return {job.id: self._words[name] for job, name in started}
+
+
+def words(attempt: Attempt, workers: Sequence[Worker]) -> str:
+    """`GPU 0 and 1 on lab1`; only the machine for a job without GPUs, a part of the uuid where no worker knows it."""
+    indices = {gpu.uuid: str(gpu.index) for worker in workers for gpu in worker.view.gpus}
+    hosts = [worker.host for worker in workers if worker.id == attempt.worker]
+    place = f" on {hosts[0]}" if hosts else ""
+    if not attempt.gpus:
+        return hosts[0] if hosts else "no GPU"
+    return "GPU " + " and ".join(indices.get(uuid, uuid.removeprefix("GPU-")[:8]) for uuid in attempt.gpus) + place

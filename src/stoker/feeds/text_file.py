@@ -1,22 +1,27 @@
 """The feed from a text file: every line that appears in it becomes a job."""
 
 import contextlib
+import fcntl
 import math
+import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, NamedTuple
+from urllib.parse import quote
+
+import msgspec
 
 from stoker import inotify
-from stoker.errors import BadInputError
-from stoker.feeds.finished import FileAwayError, FinishedFile
-from stoker.feeds.intake import Intake, Wanted
-from stoker.feeds.lines import feed_prefix, finished_part, lines_in, origin_of
-from stoker.feeds.patience import Patience
-from stoker.feeds.voice import Voice
+from stoker.errors import BadInputError, StokerError
+from stoker.feeds.intake import FeedLog, Intake, RetryForever, SourceCommand
 from stoker.inotify import Inotify
 from stoker.queue import ChangeListener, QueueAwayError, Store
+from stoker.queue.model import Job
 
 # An editor writes a file in a moment, a person types `echo -n` and then `echo`: a last line that has not changed for so
 # long is whole, only without its newline.
@@ -43,16 +48,16 @@ class FileFeed:
         path: Path,
         name: str | None,
         intake: Intake,
-        finished: FinishedFile | None,
+        finished: "FinishedFile | None",
         open_store: Callable[[], Store],
-        voice: Voice,
+        log: FeedLog,
     ) -> None:
         self._path = path
         self._prefix = feed_prefix(path, name)
         self._intake = intake
         self._finished = finished
         self._open_store = open_store
-        self._voice = voice
+        self._log = log
         self._store: Store | None = None
         self._changes: ChangeListener | None = None
         self._taken: set[str] = set()
@@ -73,7 +78,7 @@ class FileFeed:
 
     def run(self) -> None:
         """Takes what is there and what comes, for ever."""
-        patience = Patience(self._voice, QueueAwayError, FileAwayError, longest=SECONDS_BETWEEN_LOOKS)
+        patience = RetryForever(self._log, QueueAwayError, FileAwayError, longest=SECONDS_BETWEEN_LOOKS)
         events = Inotify()
         try:
             while True:
@@ -109,7 +114,7 @@ class FileFeed:
         try:
             return self._path.read_bytes()
         except FileNotFoundError:
-            self._voice.say_once(f"{self._path} is not there yet: its lines are taken when it is")
+            self._log.write_once(f"{self._path} is not there yet: its lines are taken when it is")
             return b""
         except IsADirectoryError:
             raise BadInputError(f"{self._path} is a directory: a file with one command per line is meant") from None
@@ -121,23 +126,23 @@ class FileFeed:
             return
         lines = lines_in(data)
         for bad in lines.unreadable:
-            self._voice.say_once(f"line {bad.number} of {self._path} is left out: it is not text in UTF-8")
+            self._log.write_once(f"line {bad.number} of {self._path} is left out: it is not text in UTF-8")
         wanted = []
         for line in lines.commands:
             origin = origin_of(self._prefix, line)
             if origin in self._taken:
                 continue
             if (problem := self._intake.refusal(line.text)) is not None:
-                self._voice.say_once(f"line {line.number} of {self._path} is left out: {problem}")
+                self._log.write_once(f"line {line.number} of {self._path} is left out: {problem}")
                 continue
-            wanted.append(Wanted(line.text, origin))
+            wanted.append(SourceCommand(line.text, origin))
         for start in range(0, len(wanted), MOST_AT_ONCE):
             with self._queue() as store:
                 batch = self._intake.take(store, wanted[start : start + MOST_AT_ONCE])
             for taken in batch:
                 self._taken.add(taken.wanted.origin)
                 if taken.is_new:
-                    self._voice.job(taken.id, taken.wanted.command)
+                    self._log.job(taken.id, taken.wanted.command)
         self._done = data
 
     def _until_settling(self) -> float:
@@ -152,7 +157,7 @@ class FileFeed:
             self._write_finished()
         except FileAwayError as error:
             # The lines must not wait for a disk that is full elsewhere.
-            self._voice.say_once(f"{error} (trying again)")
+            self._log.write_once(f"{error} (trying again)")
         self._settled = time.monotonic()
         self._is_owed = False
 
@@ -189,3 +194,167 @@ class FileFeed:
             self._taken.clear()
             self._done = None
             raise
+
+
+# A database indexes no more than some 2,700 bytes of an origin, and a path alone may have 4,096.
+LONGEST_NAME: Final = 600
+
+
+class Line(NamedTuple):
+    number: int
+    text: str
+    occurrence: int
+    """The how-manieth line with this text it is."""
+
+
+class Unreadable(NamedTuple):
+    number: int
+
+
+class Lines(NamedTuple):
+    commands: list[Line]
+    unreadable: list[Unreadable]
+    """Lines that are not text."""
+
+
+def lines_in(data: bytes) -> Lines:
+    """The commands; blank lines and comments are skipped."""
+    found = Lines([], [])
+    seen: Counter[str] = Counter()
+    # Some editors put a mark before the first letter that is no part of the command.
+    for number, written in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        try:
+            text = written.decode().strip()
+        except UnicodeDecodeError:
+            found.unreadable.append(Unreadable(number))
+            continue
+        if text and not text.startswith("#"):
+            seen[text] += 1
+            found.commands.append(Line(number, text, seen[text]))
+    return found
+
+
+def finished_part(data: bytes) -> bytes:
+    """All but a last line that somebody may still be writing."""
+    if not data[data.rfind(b"\n") + 1 :].strip():
+        return data
+    return data[: data.rfind(b"\n") + 1]
+
+
+def feed_prefix(path: Path, name: str | None) -> str:
+    """What the origins of all lines of a file begin with: its name if it was given one, else its real path."""
+    written = quote(os.fsencode(name if name is not None else os.path.realpath(path)), safe="/ .,-_~+=@")
+    return f"file:{written if len(written) <= LONGEST_NAME else sha256(written.encode()).hexdigest()}:"
+
+
+def origin_of(prefix: str, line: Line) -> str:
+    """Neither the number of the line nor what is around it: those change when the file is edited."""
+    return f"{prefix}{sha256(line.text.encode()).hexdigest()[:32]}:{line.occurrence}"
+
+
+class FileAwayError(StokerError):
+    """A file cannot be read or written now; later it may."""
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of the journal: what is about to be appended, or, without a text, that it was."""
+
+    jobs: tuple[str, ...] = ()
+    at: int = 0
+    """How long the file was before."""
+    text: str = ""
+
+
+class FinishedFile:
+    """It belongs to people: they may edit, empty or remove it. What was appended is remembered in a file beside it."""
+
+    def __init__(self, path: Path, appended: str = "") -> None:
+        """`appended`: what the feed put behind each command, and is left out here."""
+        self.path = path
+        self._appended = appended
+        self._journal = path.with_name(f".{path.name}.stoker")
+        self._seen: set[str] = set()
+        """Jobs that are known to be in it."""
+
+    def append(self, jobs: Sequence[Job]) -> None:
+        """Appends the commands of those jobs that it does not have yet."""
+        unseen = [job for job in jobs if job.id not in self._seen]
+        if not unseen:
+            return
+        try:
+            with self._locked() as journal:
+                known = self._known(journal)
+                if fresh := [job for job in unseen if job.id not in known]:
+                    self._append(journal, fresh)
+                self._seen |= {job.id for job in unseen}
+        except OSError as error:
+            raise FileAwayError(f"finished commands cannot be written to {self.path}: {error.strerror}") from None
+
+    @contextmanager
+    def _locked(self) -> Iterator[BinaryIO]:
+        """The journal, for one feeder at a time."""
+        with self._journal.open("a+b") as journal:
+            fcntl.flock(journal, fcntl.LOCK_EX)
+            yield journal
+
+    def _known(self, journal: BinaryIO) -> set[str]:
+        """The jobs that are in the file. What somebody began to append and could not finish is finished first."""
+        journal.seek(0)
+        entries = [_entry(line) for line in journal.read().splitlines()]
+        if entries and entries[-1] is not None and entries[-1].text:
+            self._mend(entries[-1])
+            _write(journal, Entry())
+        return {job for entry in entries if entry is not None for job in entry.jobs}
+
+    def _append(self, journal: BinaryIO, jobs: Sequence[Job]) -> None:
+        with self.path.open("a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            text = _separator(file, size) + "".join(f"{_one_line(job, self._appended)}\n" for job in jobs)
+            _write(journal, Entry(tuple(job.id for job in jobs), size, text))
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        _write(journal, Entry())
+
+    def _mend(self, entry: Entry) -> None:
+        text = entry.text.encode()
+        with self.path.open("a+b") as file:
+            file.seek(entry.at)
+            there = file.read(len(text))
+            if text.startswith(there):
+                file.write(text[len(there) :])
+            else:
+                # Somebody has edited it since: all of it is there, or none.
+                file.seek(0)
+                if text.strip() not in file.read():
+                    file.write(text)
+
+
+def _write(journal: BinaryIO, entry: Entry) -> None:
+    # A line that was cut off by a crash or a full disk is ended by the first newline.
+    journal.write(b"\n" + msgspec.json.encode(entry) + b"\n")
+    journal.flush()
+    os.fsync(journal.fileno())
+
+
+def _entry(line: bytes) -> Entry | None:
+    """None for what is no entry: an empty line, or half of one that was never acted on."""
+    try:
+        return msgspec.json.decode(line, type=Entry) if line else None
+    except msgspec.DecodeError:
+        return None
+
+
+def _separator(file: BinaryIO, size: int) -> str:
+    """A newline, where the last one to write into the file left that out."""
+    if not size:
+        return ""
+    file.seek(size - 1)
+    return "" if file.read(1) == b"\n" else "\n"
+
+
+def _one_line(job: Job, appended: str) -> str:
+    """As it was written in the feed; a person may have edited it since."""
+    words = job.command if isinstance(job.command, str) else " ".join(job.command)
+    words = words.removesuffix(f" {appended}") if appended else words
+    return " ".join(words.splitlines())

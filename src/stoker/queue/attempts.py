@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from stoker.backoff import delay
 from stoker.errors import BadInputError, StokerError
 from stoker.queue.changes import NotifyThrottle
 from stoker.queue.driver import CollisionError, Driver, Parameters, Row
@@ -287,21 +288,16 @@ def consequence(job: Job, outcome: Outcome, reason: str, times: int) -> Conseque
     return _after_failure(job, reason)
 
 
-def backoff(first: float, earlier: int) -> float:
-    """Seconds to wait before the next try, `earlier` retries having been made."""
-    return float(min(LONGEST_BACKOFF, first * 2.0 ** min(earlier, 60)))
-
-
 def _requeue_delay(times: int) -> float:
     """The machine's trouble, not the job's, costs neither a retry nor a loss, only patience from the second time on."""
-    return min(LONGEST_REQUEUE_DELAY, 2.0 ** min(times - 2, 60)) if times > 1 else 0.0
+    return delay(1.0, times - 2, LONGEST_REQUEUE_DELAY) if times > 1 else 0.0
 
 
 def _after_failure(job: Job, reason: str) -> Consequence:
     left = job.retries_left
     if left <= 0:
         return Consequence("failed", reason, 0)
-    return Consequence("queued", reason, left - 1, backoff(job.backoff, job.retries - left))
+    return Consequence("queued", reason, left - 1, delay(job.backoff, job.retries - left, LONGEST_BACKOFF))
 
 
 def _after_loss(job: Job, reason: str, losses: int) -> Consequence:

@@ -3,13 +3,16 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Attempt, Job, Worker
 from stoker.units import format_memory, memory_formatter
+
+if TYPE_CHECKING:
+    from stoker.queue.store import Store
 
 DeadEnd: TypeAlias = Sequence[tuple[str, State]]
 Kind = Literal[
@@ -356,3 +359,28 @@ def _some(names: Sequence[str]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def look_around(store: "Store") -> Surroundings:
+    """What is the case around all jobs now."""
+    return Surroundings(
+        now=store.clock(),
+        paused=store.paused(),
+        workers=tuple(store.workers.all()),
+        running={attempt.job: attempt for attempt in store.attempts.running()},
+    )
+
+
+def why(store: "Store", job: Job) -> Why:
+    """Why this one job is as it is."""
+    return explain(job, look_around(store), needs_of(store, job), ahead_of(store, job))
+
+
+def needs_of(store: "Store", job: Job) -> Needs:
+    """What it waits for, if it is queued."""
+    return store.jobs.needs_of([job.id] if job.state == "queued" else [])
+
+
+def ahead_of(store: "Store", job: Job) -> int:
+    """How many queued jobs come before it, if it is queued; those that nobody would wait for are counted too."""
+    return store.jobs.ahead_of(job, MOST_AHEAD) if job.state == "queued" else 0

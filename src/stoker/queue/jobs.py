@@ -1,8 +1,10 @@
 """Submitting, editing, steering and forgetting jobs."""
 
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -11,22 +13,8 @@ from stoker.queue.commands import check_command
 from stoker.queue.driver import CollisionError, Driver, Parameters, Row
 from stoker.queue.fields import FIELDS, JobSpec, State, check, editable, spec_of, values_of
 from stoker.queue.listing import JobReader, forgettable, seen
-from stoker.queue.model import (
-    ENDED,
-    HEARD_WITHIN,
-    Failure,
-    Job,
-    Place,
-    Side,
-)
-from stoker.queue.order import moved, moved_beside
-from stoker.queue.table import (
-    clean_text,
-    columns,
-    dependencies,
-    job_of,
-    json_text,
-)
+from stoker.queue.model import ENDED, HEARD_WITHIN, Failure, Job, Place, Side
+from stoker.queue.table import clean_text, columns, dependencies, job_of, json_text
 
 # Ids are drawn from four thousand million: a second draw is rare, a third is not seen.
 MOST_DRAWS: Final = 20
@@ -300,3 +288,91 @@ def edited_row(job: Job, asked: JobSpec) -> Parameters:
     """Retries are counted anew when their number was changed."""
     left = asked.retries if asked.retries != job.retries else job.retries_left
     return {"id": job.id, **columns(asked), "retries_left": left}
+
+
+def moved(driver: Driver, ids: Sequence[str], place: Place) -> list[str]:
+    """Those that wait, after they were moved among the jobs of their priority."""
+    waiting = _waiting(driver)
+    names = _those(waiting, ids)
+    places = _places(driver, waiting, names, place) if names else {}
+    driver.many("set position", [{"id": name, "position": at} for name, at in places.items()])
+    return names
+
+
+def moved_beside(driver: Driver, ids: Sequence[str], neighbour: str, side: Side) -> list[str]:
+    """Those that wait, after they were put right beside that one."""
+    waiting = _waiting(driver)
+    other = next((job for job in waiting if job.id == neighbour), None)
+    if other is None:
+        raise BadInputError(f"nothing can be put {side} {neighbour}: no such job waits in {driver.place}")
+    if neighbour in ids:
+        raise BadInputError(f"job {neighbour} cannot be put {side} itself: name another that waits")
+    names = _those(waiting, ids)
+    places = beside(waiting, names, other, side) if names else {}
+    equal = {"priority": other.priority}
+    driver.many("set place", [{"id": name, "position": at, **equal} for name, at in places.items()])
+    return names
+
+
+def _waiting(driver: Driver) -> list["Waiting"]:
+    driver.fetch("lock queue", {})
+    return [Waiting(*row) for row in driver.fetch("waiting jobs", {})]
+
+
+def _those(waiting: Sequence["Waiting"], ids: Sequence[str]) -> list[str]:
+    """In the order that they have."""
+    wanted = set(ids)
+    return [job.id for job in waiting if job.id in wanted]
+
+
+def _places(driver: Driver, waiting: Sequence["Waiting"], names: Sequence[str], place: Place) -> dict[str, float]:
+    match place:
+        case "first":
+            first = min(job.position for job in waiting) - len(names)
+            return {name: first + number for number, name in enumerate(names)}
+        case "last":
+            return dict(zip(names, driver.positions(len(names)), strict=True))
+        case "up" | "down":
+            return stepped(waiting, set(names), place)
+
+
+class Waiting(NamedTuple):
+    """A job that waits, as far as its place matters."""
+
+    id: str
+    priority: int
+    position: float
+
+
+def stepped(waiting: Sequence[Waiting], moving: Collection[str], way: Literal["up", "down"]) -> dict[str, float]:
+    """The new positions of all whose place changes when these go one step that way.
+
+    `waiting` is in its order. Each passes one neighbour of its own priority; none passes another that moves too.
+    """
+    order = list(waiting) if way == "up" else list(reversed(waiting))
+    passed = list(order)
+    for at in range(1, len(passed)):
+        before, job = passed[at - 1], passed[at]
+        if job.id in moving and before.id not in moving and before.priority == job.priority:
+            passed[at - 1], passed[at] = job, before
+    return {job.id: place.position for place, job in zip(order, passed, strict=True) if job.position != place.position}
+
+
+def beside(waiting: Sequence[Waiting], moving: Sequence[str], neighbour: Waiting, side: Side) -> dict[str, float]:
+    """The new positions of all whose place changes when these are put right beside that one, among its equals.
+
+    `waiting` is in its order. Who is moved goes between two others; only when there is no room left between these two
+    do others get new positions as well, and keep their order.
+    """
+    others = [job for job in waiting if job.priority == neighbour.priority and job.id not in moving]
+    at = others.index(neighbour) + (side == "after")
+    # What is submitted next is put at a whole number that is behind all, so behind this one.
+    high = others[at].position if at < len(others) else math.floor(neighbour.position) + 1.0
+    low = others[at - 1].position if at > 0 else neighbour.position - 1.0 - len(moving)
+    step = (high - low) / (len(moving) + 1)
+    places = {name: low + step * number for number, name in enumerate(moving, 1)}
+    if all(one < other for one, other in pairwise([low, *places.values(), high])):
+        return places
+    order = [*(job.id for job in others[:at]), *moving, *(job.id for job in others[at:])]
+    last = max(job.position for job in others)
+    return {name: last - back for back, name in enumerate(reversed(order))}

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stoker.logs.reader import attempt_directory, has_log
-from stoker.queue.explanation import Surroundings, Why, explain, gpu_names
+from stoker.queue.explanation import Surroundings, Why, ahead_of, explain, gpu_names, look_around, needs_of
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, Job
-from stoker.queue.surroundings import ahead_of, look_around, needs_of
 from stoker.status.model import Progress
 from stoker.status.progress import NO_OUTPUT, LastOutputs
 

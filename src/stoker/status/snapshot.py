@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from stoker.queue.explanation import Surroundings, explain, gpu_names
+from stoker.queue.explanation import Surroundings, explain, gpu_names, look_around
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Job
-from stoker.queue.surroundings import look_around
 from stoker.status import usage as hours
 from stoker.status.health import RECENT, HealthInputs, assess
 from stoker.status.machines import ClockCorrection, machines_of

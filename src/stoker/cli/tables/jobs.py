@@ -12,10 +12,9 @@ from stoker.fit.model import Fitted, ProbeOutcome
 from stoker.logs.reader import attempt_directory
 from stoker.masking import masked, masked_actions, masked_command, masked_environment
 from stoker.paths import state_home
-from stoker.queue.explanation import Surroundings, Why, gpu_names, spoken
+from stoker.queue.explanation import Surroundings, Why, gpu_names, look_around, spoken, why
 from stoker.queue.fields import State
 from stoker.queue.model import Attempt, AttemptDetails, Job
-from stoker.queue.surroundings import look_around, why
 from stoker.runs.record import Record
 from stoker.runs.summary import Summary, in_a_word, summary_of
 from stoker.status.job_columns import JobRow, columns_of

@@ -196,7 +196,7 @@ def last_of(follower: LogFollower, store: "Store", count: int, first: LogUpdate)
 
 
 def _why(store: "Store", job: Job) -> tuple[str, str]:
-    from stoker.queue.surroundings import why
+    from stoker.queue.explanation import why
 
     reason = why(store, job)
     return reason.kind, reason.reason

@@ -69,9 +69,8 @@ def file_command(
     path: Path, finished: Path | None, name: str | None, once: bool, queue_url: str | None, **asked: Any
 ) -> int:
     """Every line that is or will be in PATH becomes a job, once; blank lines and # comments are skipped."""
-    from stoker.feeds.finished import FinishedFile
-    from stoker.feeds.text_file import FileFeed
-    from stoker.feeds.voice import Voice
+    from stoker.feeds.intake import FeedLog
+    from stoker.feeds.text_file import FileFeed, FinishedFile
 
     if name == "":
         raise BadInputError("--as wants a name: leave it out to use the file's path")
@@ -83,7 +82,7 @@ def file_command(
         _intake(dict(asked)),
         FinishedFile(finished.absolute(), asked["append"]) if finished is not None else None,
         lambda: opened_or_created(queue_url),
-        Voice(),
+        FeedLog(),
     )
     try:
         if once:
@@ -166,11 +165,11 @@ def _sheet_feed(
         raise StokerError(
             f"a Google Sheet needs gspread ({error.name} is missing): `pip install 'stoker[sheets]'` brings it"
         ) from None
+    from stoker.feeds.intake import FeedLog
     from stoker.feeds.sheet import SheetFeed
-    from stoker.feeds.voice import Voice
 
     sheet = GoogleSheet(credentials, key_in(key), worksheet, os.environ.get(SHEETS_URL) or GOOGLE)
-    return SheetFeed(sheet, layout, intake, lambda: opened_or_created(queue_url), Voice())
+    return SheetFeed(sheet, layout, intake, lambda: opened_or_created(queue_url), FeedLog())
 
 
 def _intake(options: dict[str, Any]) -> "Intake":

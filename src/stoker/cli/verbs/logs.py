@@ -142,7 +142,7 @@ def _updates(store: "Store", attempt: "Attempt", lines: int | None) -> "Iterator
 
 def _nothing_yet(store: "Store", job: "Job", as_json: bool) -> None:
     from stoker.cli.output import note
-    from stoker.queue.surroundings import why
+    from stoker.queue.explanation import why
 
     note(f"job {job.id} has printed nothing: {why(store, job).reason}")
     if as_json:

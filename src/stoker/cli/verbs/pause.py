@@ -23,7 +23,7 @@ from stoker.cli.output import (
 )
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import state_home
-from stoker.queue.pausing import PAUSE, RESUME, Direction, already
+from stoker.queue.steering import PAUSE, RESUME, Direction, already
 from stoker.units import format_duration
 
 if TYPE_CHECKING:

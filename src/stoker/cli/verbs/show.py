@@ -13,10 +13,9 @@ from stoker.cli.output import json_option, print_json
 from stoker.cli.tables.jobs import job_json, job_page, print_jobs, print_runs, rows_of, run_text, summed_up
 from stoker.errors import BadInputError, StokerError
 from stoker.paths import state_home
-from stoker.queue.explanation import Surroundings, Why, explain
+from stoker.queue.explanation import Surroundings, Why, explain, look_around, why
 from stoker.queue.fields import State
 from stoker.queue.model import ENDED, Job, Order
-from stoker.queue.surroundings import look_around, why
 from stoker.runs.record import Record, Records
 from stoker.runs.summary import summary_of
 from stoker.status.job_columns import JobRow, columns_of

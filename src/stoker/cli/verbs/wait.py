@@ -109,7 +109,7 @@ class _Wait:
         return self._jobs[name].state in ENDED
 
     def _say_what_is_stuck(self) -> None:
-        from stoker.queue.surroundings import why
+        from stoker.queue.explanation import why
 
         if not self._left or self._jobs[self._left[0]].state == "running":
             return

@@ -7,11 +7,10 @@ from fastapi import APIRouter, Header, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.queue.explanation import Why
+from stoker.queue.explanation import Why, why
 from stoker.queue.fields import JobSpec, State
 from stoker.queue.model import Job
 from stoker.queue.store import Store
-from stoker.queue.surroundings import why
 from stoker.web.api.bodies import SubmitBody, said
 from stoker.web.api.described import described
 from stoker.web.app_state import app_state_of, user_of

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.queue.pausing import PAUSE, RESUME, Direction, already
+from stoker.queue.steering import PAUSE, RESUME, Direction, already
 from stoker.queue.store import Store
 from stoker.web.api.described import described
 from stoker.web.app_state import app_state_of

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.queue.model import Worker
-from stoker.queue.pausing import PAUSE, RESUME, Direction, already
+from stoker.queue.steering import PAUSE, RESUME, Direction, already
 from stoker.queue.store import Store
 from stoker.web.api.described import described
 from stoker.web.app_state import app_state_of
