@@ -16,7 +16,7 @@ from stoker.logs.writer import LogWriter
 from stoker.queue import Attempt, Store
 from tests.support.attempts import WORKER, be_there, place_of, run, start, submit
 from tests.support.command import stoker, stoker_command
-from tests.support.log_sender import Lender, borrowed_in
+from tests.support.log_sender import LogSender, copies_in
 from tests.support.waiting import wait_for
 
 
@@ -133,105 +133,105 @@ def test_bad_arguments_are_one_line_errors(queue: Store, arguments: list[str]) -
 
 
 @pytest.fixture
-def lender(queue: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lender:
+def sender(queue: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LogSender:
     """A machine elsewhere whose worker was heard of just now."""
     be_there(queue)
-    return Lender(tmp_path / "far", monkeypatch)
+    return LogSender(tmp_path / "far", monkeypatch)
 
 
 @pytest.fixture
-def borrowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return borrowed_in(tmp_path / "borrowed", monkeypatch)
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return copies_in(tmp_path / "copies", monkeypatch)
 
 
 def many_lines(begin: int, end: int) -> str:
     return "".join(f"line {number} {'x' * 60}\n" for number in range(begin, end))
 
 
-def test_whole_log_of_a_remote_job_is_shown(queue: Store, lender: Lender, borrowed: Path) -> None:
+def test_whole_log_of_a_remote_job_is_shown(queue: Store, sender: LogSender, copies: Path) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "succeeded", 0)
     queue.logs.write(attempt.id, "only the tail\n")
-    (lender.place_of(attempt) / "output").write_text(many_lines(0, 10_000) + "100%")
-    lender.end(attempt)
-    with lender.works():
+    (sender.place_of(attempt) / "output").write_text(many_lines(0, 10_000) + "100%")
+    sender.end(attempt)
+    with sender.works():
         done = stoker("logs", job)
         assert (done.code, done.out, done.err) == (0, many_lines(0, 10_000) + "100%\n", "")
         assert stoker("logs", job, "-f").out == done.out
         told = stoker("logs", job, "--json").json()
     assert told == {"job": job, "attempt": 1, "whole": True, "text": done.out.removesuffix("\n")}
-    assert list(borrowed.iterdir()) == []
+    assert list(copies.iterdir()) == []
 
 
-def test_last_lines_in_the_queue_need_no_stream(queue: Store, lender: Lender) -> None:
+def test_last_lines_in_the_queue_need_no_stream(queue: Store, sender: LogSender) -> None:
     (job,) = submit(queue, "a")
     attempt = run(queue, job, "succeeded", 0)
     queue.logs.write(attempt.id, "ut off\none\ntwo\n100%")
     queue._driver.fetch_text("UPDATE stoker_attempts SET ended = ended - 60", {})
-    (lender.place_of(attempt) / "output").write_text("cut off\none\ntwo\n100%")
-    lender.end(attempt)
+    (sender.place_of(attempt) / "output").write_text("cut off\none\ntwo\n100%")
+    sender.end(attempt)
     done = stoker("logs", job, "-n", "3")
     assert (done.out, done.err) == ("one\ntwo\n100%\n", "")
     assert queue.logs.stream_requests() == []
-    with lender.works():
+    with sender.works():
         assert stoker("logs", job, "-n", "4").out == "cut off\none\ntwo\n100%\n"
 
 
 def test_remote_job_is_followed_to_its_last_line(
-    queue: Store, lender: Lender, borrowed: Path, following: Callable[..., Following]
+    queue: Store, sender: LogSender, copies: Path, following: Callable[..., Following]
 ) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
-    log = LogWriter(lender.place_of(attempt) / "output", limit=2**20)
+    log = LogWriter(sender.place_of(attempt) / "output", limit=2**20)
     log.write(many_lines(0, 4000).encode() + b" 10%")
-    with lender.works():
+    with sender.works():
         follower = following(job, "-f")
         wait_for(lambda: follower.out == many_lines(0, 4000), named="what was printed before")
         log.write(b"\r100%\n" + many_lines(0, 2000).encode())
         follower.shows(6001)
-    lender.start_anew()
-    lender.end(attempt)
+    sender.restart()
+    sender.end(attempt)
     log.write(b"last\nwords")
-    with lender.works():
+    with sender.works():
         follower.shows(6002)
         queue.attempts.finish(attempt.id, "succeeded", 0)
         assert follower.code() == 0
     assert follower.out == many_lines(0, 4000) + "100%\n" + many_lines(0, 2000) + "last\nwords\n"
     assert follower.err == ""
-    assert list(borrowed.iterdir()) == []
+    assert list(copies.iterdir()) == []
     log.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_copy_is_removed_however_logs_ends(
-    queue: Store, lender: Lender, borrowed: Path, following: Callable[..., Following], number: signal.Signals
+    queue: Store, sender: LogSender, copies: Path, following: Callable[..., Following], number: signal.Signals
 ) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
-    (lender.place_of(attempt) / "output").write_text("one\n")
-    with lender.works():
+    (sender.place_of(attempt) / "output").write_text("one\n")
+    with sender.works():
         follower = following(job, "-f")
         follower.shows(1)
-        assert len(list(borrowed.iterdir())) == 1
+        assert len(list(copies.iterdir())) == 1
         follower.process.send_signal(number)
         assert follower.code() == 130
     assert follower.err.strip() == ""
-    assert list(borrowed.iterdir()) == []
+    assert list(copies.iterdir()) == []
 
 
-def test_copy_is_removed_when_the_pipe_is_closed(queue: Store, lender: Lender, borrowed: Path) -> None:
+def test_copy_is_removed_when_the_pipe_is_closed(queue: Store, sender: LogSender, copies: Path) -> None:
     (job,) = submit(queue, "a")
     attempt = start(queue, job)
-    output = lender.place_of(attempt) / "output"
+    output = sender.place_of(attempt) / "output"
     output.write_text("one\n")
-    with lender.works(), subprocess.Popen([stoker_command(), "logs", "-f", job], stdout=subprocess.PIPE) as follower:
+    with sender.works(), subprocess.Popen([stoker_command(), "logs", "-f", job], stdout=subprocess.PIPE) as follower:
         assert follower.stdout is not None
         assert follower.stdout.readline() == b"one\n"
-        assert len(list(borrowed.iterdir())) == 1
+        assert len(list(copies.iterdir())) == 1
         follower.stdout.close()
         output.write_text("one\ntwo\n")
         follower.wait(60)
-    assert list(borrowed.iterdir()) == []
+    assert list(copies.iterdir()) == []
 
 
 # Following

@@ -269,6 +269,6 @@ def test_service_whose_plugin_fails_is_retried(store: Store, monkeypatch: pytest
 
 
 def test_invalid_url_is_refused_without_being_shown() -> None:
-    with pytest.raises(BadInputError, match=r"\[notify\]: URL 2 of 2 \(nonsense://…\) is not one") as refused:
+    with pytest.raises(BadInputError, match=r"\[notify\]: URL 2 of 2 \(nonsense://…\) is not a URL") as refused:
         Notifier(Notifications(urls=("json://localhost/", "nonsense://t0psecret")), "", open_queue, print)
     assert "t0psecret" not in str(refused.value)

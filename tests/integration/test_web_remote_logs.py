@@ -15,9 +15,9 @@ from stoker.logs import follow
 from stoker.logs.model import LogChunk
 from stoker.logs.remote import RemoteLog
 from stoker.queue import Store, init_queue
-from stoker.web.logs import LogChannels
+from stoker.web.sse.log_channels import LogChannels
 from tests.support.attempts import WORKER, be_there
-from tests.support.log_sender import Lender, borrowed_in
+from tests.support.log_sender import LogSender, copies_in
 from tests.support.log_server import Place
 
 
@@ -26,42 +26,42 @@ class Far(Place):
 
     def __init__(self, store: Store, home: Path, far: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(store, home, far)
-        self._lender = Lender(far, monkeypatch)
+        self._sender = LogSender(far, monkeypatch)
         found = store.attempts.get(self.attempt)
         assert found is not None
         self._found = found
-        self._lender.place_of(found)
+        self._sender.place_of(found)
         self.prints(b"")
 
     @contextlib.asynccontextmanager
     async def works(self) -> AsyncIterator[None]:
-        async def lend() -> None:
+        async def send() -> None:
             while True:
-                self._lender.lend(self.store)
+                self._sender.send(self.store)
                 await asyncio.sleep(0.01)
 
-        self._lender.start_anew()
-        work = asyncio.create_task(lend())
+        self._sender.restart()
+        work = asyncio.create_task(send())
         try:
             yield
         finally:
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await work
-            self._lender.close()
+            self._sender.close()
 
     def end(self) -> None:
         assert self.store.attempts.finish(self.attempt, "succeeded", 0)
-        self._lender.end(self._found)
+        self._sender.end(self._found)
 
 
 @pytest.fixture
-def borrowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return borrowed_in(tmp_path / "borrowed", monkeypatch)
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return copies_in(tmp_path / "copies", monkeypatch)
 
 
 @pytest.fixture
-def far(tmp_path: Path, borrowed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
+def far(tmp_path: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
     monkeypatch.setattr(follow, "POLL_QUEUE", 0.05)
     monkeypatch.setattr(follow, "TAIL_ENDS_WITHIN", 0.2)
     with init_queue() as store:
@@ -83,7 +83,7 @@ def shown(begin: int, end: int) -> list[str]:
     return [f"line {number}" for number in range(begin, end)]
 
 
-def test_whole_log_of_a_remote_job_is_followed_to_its_end(far: Far, borrowed: Path) -> None:
+def test_whole_log_of_a_remote_job_is_followed_to_its_end(far: Far, copies: Path) -> None:
     async def story() -> None:
         far.prints(printed(0, 30_000) + b" 10%")
         async with far.works(), far.page("log/live?all=1") as page, far.page() as last:
@@ -99,13 +99,13 @@ def test_whole_log_of_a_remote_job_is_followed_to_its_end(far: Far, borrowed: Pa
             assert json.loads(page.heard("end")[-1])["outcome"] == "succeeded"
             await last.ended()
             assert last.text[-1] == "line 30009"
-            await last.until(lambda: not any(borrowed.iterdir()), "the end of what was borrowed")
+            await last.until(lambda: not any(copies.iterdir()), "the end of what was copies")
 
     played(story)
 
 
 @pytest.mark.parametrize("what", ["log", "/api/v1/jobs/{job}/attempts/1/log"])
-def test_whole_log_of_a_remote_job_can_be_downloaded(far: Far, borrowed: Path, what: str) -> None:
+def test_whole_log_of_a_remote_job_can_be_downloaded(far: Far, copies: Path, what: str) -> None:
     async def story() -> None:
         text = printed(0, 60_000) + "é\n".encode() + b"the last line"
         far.prints(text)
@@ -113,7 +113,7 @@ def test_whole_log_of_a_remote_job_can_be_downloaded(far: Far, borrowed: Path, w
             await page.ended()
             assert (page.status, page.headers["stoker-log"]) == (200, "whole")
             assert page.body == text
-            await page.until(lambda: not any(borrowed.iterdir()), "the end of what was borrowed")
+            await page.until(lambda: not any(copies.iterdir()), "the end of what was copies")
 
     played(story)
 
@@ -282,7 +282,7 @@ def test_unknown_machine_is_not_waited_for(far: Far, monkeypatch: pytest.MonkeyP
     played(story)
 
 
-def test_edition_that_is_a_path_is_refused(far: Far, borrowed: Path) -> None:
+def test_edition_that_is_a_path_is_refused(far: Far, copies: Path) -> None:
     """Whoever can write to the queue must not be able to write to the disk of the page."""
 
     async def story() -> None:
@@ -293,8 +293,8 @@ def test_edition_that_is_a_path_is_refused(far: Far, borrowed: Path) -> None:
         async with far.page() as page:
             await page.ended()
         assert page.text == ["what the queue has"]
-        assert list(borrowed.iterdir()) == []
-        assert not (borrowed / "../evil").exists()
+        assert list(copies.iterdir()) == []
+        assert not (copies / "../evil").exists()
 
     far.store.workers.farewell(WORKER)
     played(story)

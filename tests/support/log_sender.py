@@ -11,19 +11,19 @@ import pytest
 
 from stoker.engines.identity import WorkerIdentity
 from stoker.queue import Attempt, Store, open_queue
-from stoker.worker import log_streaming as lending
+from stoker.worker import log_streaming
 from tests.support.attempts import WORKER
 
 
-def borrowed_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Has what is borrowed kept there, by this process and by those that it starts."""
+def copies_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Has what is copies kept there, by this process and by those that it starts."""
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     monkeypatch.setenv("TMPDIR", str(place))
     return place
 
 
-class FarHome:
+class RemoteIdentity:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
@@ -34,17 +34,17 @@ class FarHome:
         return self.directory / "attempts" / f"{job}-{number}"
 
 
-class Lender:
+class LogSender:
     """What the worker there does, step by step, or by itself while it `works`."""
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lending, "_CHECK_EVERY", 0.0)
-        monkeypatch.setattr(lending, "_SEND_EVERY", 0.0)
+        monkeypatch.setattr(log_streaming, "_CHECK_EVERY", 0.0)
+        monkeypatch.setattr(log_streaming, "_SEND_EVERY", 0.0)
         self._place = place
-        self.start_anew()
+        self.restart()
 
-    def start_anew(self) -> None:
-        self._lending = lending.LogStreaming(cast(WorkerIdentity, FarHome(self._place)))
+    def restart(self) -> None:
+        self._streaming = log_streaming.LogStreaming(cast(WorkerIdentity, RemoteIdentity(self._place)))
 
     def place_of(self, attempt: Attempt) -> Path:
         """The directory of an attempt, there; as long as it runs."""
@@ -58,13 +58,13 @@ class Lender:
         place = self.place_of(attempt)
         (place / "attempt.json").rename(place / "delivered.json")
 
-    def lend(self, store: Store) -> None:
+    def send(self, store: Store) -> None:
         """One step."""
-        self._lending.note_change()
-        self._lending.step(store)
+        self._streaming.note_change()
+        self._streaming.step(store)
 
     def close(self) -> None:
-        self._lending.close()
+        self._streaming.close()
 
     @contextmanager
     def works(self) -> Iterator[None]:
@@ -74,7 +74,7 @@ class Lender:
         def work() -> None:
             with open_queue() as store:
                 while not ends.wait(0.01):
-                    self.lend(store)
+                    self.send(store)
                 self.close()
 
         thread = threading.Thread(target=work)

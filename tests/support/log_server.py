@@ -13,7 +13,7 @@ from stoker.web.auth.keys import Keys
 from stoker.web.auth.user import User
 from stoker.web.config import Config
 from stoker.web.connection_pool import ConnectionPool
-from stoker.web.logs import LogChannels
+from stoker.web.sse.log_channels import LogChannels
 from stoker.web.sse.snapshot_cache import SnapshotCache
 from tests.support.asgi_page import AsgiPage
 from tests.support.attempts import start

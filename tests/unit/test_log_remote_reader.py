@@ -19,7 +19,7 @@ from stoker.logs.reader import attempt_directory
 from stoker.logs.writer import LogWriter
 from stoker.queue import Attempt, Store, init_queue
 from tests.support.attempts import WORKER, be_there, start, submit
-from tests.support.log_sender import Lender, borrowed_in
+from tests.support.log_sender import LogSender, copies_in
 
 PATIENCE = STREAM_STARTS_WITHIN
 
@@ -64,9 +64,9 @@ class Reading:
 class Scene:
     """An attempt elsewhere and its reader here, on a clock that moves only while the reader waits."""
 
-    def __init__(self, store: Store, place: Path, lender: Lender) -> None:
+    def __init__(self, store: Store, place: Path, sender: LogSender) -> None:
         self.store = store
-        self.lender = lender
+        self.sender = sender
         self.attempt = start(store, *submit(store, "train"))
         self.home = place / "home"
         self.here = attempt_directory(self.home, self.attempt)
@@ -85,14 +85,14 @@ class Scene:
         self.meanwhile()
 
     def work(self) -> None:
-        self.lender.lend(self.store)
+        self.sender.send(self.store)
 
     def idle(self) -> None:
         """No worker answers."""
 
     @property
     def output(self) -> Path:
-        return self.lender.place_of(self.attempt) / "output"
+        return self.sender.place_of(self.attempt) / "output"
 
     def prints(self, data: bytes) -> None:
         with self.output.open("ab") as file:
@@ -100,7 +100,7 @@ class Scene:
 
     def ends(self) -> Attempt:
         self.store.attempts.finish(self.attempt.id, "succeeded", 0)
-        self.lender.end(self.attempt)
+        self.sender.end(self.attempt)
         found = self.store.attempts.get(self.attempt.id)
         assert found is not None
         return found
@@ -112,22 +112,22 @@ class Scene:
 
 
 @pytest.fixture
-def borrowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return borrowed_in(tmp_path / "borrowed", monkeypatch)
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return copies_in(tmp_path / "copies", monkeypatch)
 
 
 @pytest.fixture
-def scene(tmp_path: Path, borrowed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+def scene(tmp_path: Path, copies: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     with init_queue(str(tmp_path / "queue.db")) as store:
         be_there(store)
-        scene = Scene(store, tmp_path, Lender(tmp_path / "far", monkeypatch))
+        scene = Scene(store, tmp_path, LogSender(tmp_path / "far", monkeypatch))
         monkeypatch.setattr(follow_module, "time", scene.clock)
         monkeypatch.setattr(follow_module, "CHECK_END_EVERY", 0.0)
         scene.begin()
         yield scene
         scene.reader.close()
-        scene.lender.close()
-    assert list(borrowed.iterdir()) == []
+        scene.sender.close()
+    assert list(copies.iterdir()) == []
 
 
 def lines(begin: int, end: int) -> bytes:
@@ -205,12 +205,12 @@ def test_machine_that_was_asleep_waits_for_the_stream_after_it_wakes(scene: Scen
     assert scene.reader.is_whole
 
 
-def test_closing_removes_the_copy(scene: Scene, borrowed: Path) -> None:
+def test_closing_removes_the_copy(scene: Scene, copies: Path) -> None:
     scene.prints(b"1\n")
     scene.reader.read()
-    assert len(list(borrowed.iterdir())) == 1
+    assert len(list(copies.iterdir())) == 1
     scene.reader.close()
-    assert list(borrowed.iterdir()) == []
+    assert list(copies.iterdir()) == []
 
 
 # Another edition
@@ -220,8 +220,8 @@ def test_restarted_worker_repeats_no_line(scene: Scene) -> None:
     scene.prints(lines(0, 50_000) + b" 10%")
     told = scene.reader.read().finished
     for number in range(50_000, 50_003):
-        scene.lender.close()
-        scene.lender.start_anew()
+        scene.sender.close()
+        scene.sender.restart()
         scene.prints(b"\n" if number == 50_000 else b"")
         scene.prints(lines(number, number + 1))
         steps = [scene.read() for _ in range(6)]
@@ -234,8 +234,8 @@ def test_restarted_worker_repeats_no_line(scene: Scene) -> None:
 def test_unfinished_line_stays_while_another_edition_arrives(scene: Scene) -> None:
     scene.prints(lines(0, 50_000) + b" 10%")
     scene.reader.read()
-    scene.lender.close()
-    scene.lender.start_anew()
+    scene.sender.close()
+    scene.sender.restart()
     assert {scene.read() for _ in range(4)} == {LogUpdate(b"", b" 10%")}
 
 
@@ -247,8 +247,8 @@ def test_rotated_log_is_continued_in_another_edition(scene: Scene, repeats: int)
     told = scene.reader.read().finished
     for turn in range(repeats):
         log.write(lines(1000 + 500 * turn, 1500 + 500 * turn))
-        scene.lender.close()
-        scene.lender.start_anew()
+        scene.sender.close()
+        scene.sender.restart()
         told += scene.read().finished
     log.close()
     assert told == lines(0, 1000 + 500 * repeats)
@@ -257,8 +257,8 @@ def test_rotated_log_is_continued_in_another_edition(scene: Scene, repeats: int)
 def test_lines_lost_between_two_editions_are_marked(scene: Scene) -> None:
     scene.prints(lines(0, 10))
     scene.reader.read()
-    scene.lender.close()
-    scene.lender.start_anew()
+    scene.sender.close()
+    scene.sender.restart()
     scene.output.write_bytes(lines(50, 60))
     marker, rest = scene.read().finished.split(b"\n", 1)
     assert b"lines are missing here" in marker
@@ -364,8 +364,8 @@ def test_dropped_stream_that_restarts_soon_stays_whole(scene: Scene) -> None:
     scene.store.logs.drop_stream(scene.attempt.id)
     scene.reader.read()
     scene.waited += PATIENCE / 2
-    scene.lender.close()
-    scene.lender.start_anew()
+    scene.sender.close()
+    scene.sender.restart()
     scene.prints(lines(10, 12))
     assert scene.read() == LogUpdate(lines(10, 12), b"")
     scene.waited += PATIENCE
@@ -435,7 +435,7 @@ def test_following_goes_on_until_the_last_line_arrives(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     scene.prints(b"1\n")
-    late = scene.idle, scene.idle, lambda: scene.prints(b"2\n3"), lambda: scene.lender.end(scene.attempt)
+    late = scene.idle, scene.idle, lambda: scene.prints(b"2\n3"), lambda: scene.sender.end(scene.attempt)
     follow(scene, monkeypatch, lambda: scene.store.attempts.finish(scene.attempt.id, "succeeded", 0), *late)
     assert capfd.readouterr() == ("1\n2\n3\n", "")
 
@@ -475,7 +475,7 @@ def test_job_that_ended_before_its_log_arrived_is_followed_to_its_last_line(
         scene.waited += PATIENCE
         scene.meanwhile = scene.work
 
-    follow(scene, monkeypatch, scene.idle, end, scene.idle, begin_to_work, lambda: scene.lender.end(scene.attempt))
+    follow(scene, monkeypatch, scene.idle, end, scene.idle, begin_to_work, lambda: scene.sender.end(scene.attempt))
     assert capfd.readouterr() == ("1\n2\n", "")
 
 

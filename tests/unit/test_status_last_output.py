@@ -33,7 +33,7 @@ class Ear:
 
     def lines(self, *names: str) -> dict[str, str]:
         attempts = [attempt(id=name, job=name) for name in names]
-        words = self._listening.words(cast("Store", self._queue), attempts)
+        words = self._listening.read(cast("Store", self._queue), attempts)
         return {name: said.line for name, said in words.items()}
 
 

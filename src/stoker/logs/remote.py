@@ -1,4 +1,4 @@
-"""A copy of a log on another machine, kept as a file on this one while somebody reads it.
+"""A copy of a log on another machine, kept as a file on this one while it is read.
 
 The queue passes the request on to the worker of that machine, which streams the log in chunks.
 """
@@ -14,7 +14,7 @@ from typing import Final
 from stoker.logs.model import LogChunk, LoggedAttempt, LogStore
 from stoker.paths import private_directory, private_file
 
-# A request holds for this long, and is renewed while somebody reads.
+# A request holds for this long, and is renewed while the log is read.
 _REQUEST_SECONDS: Final = 30.0
 _RENEW_EVERY: Final = 10.0
 # An edition becomes the name of a directory.

@@ -66,17 +66,17 @@ def read_detail(store: "Store", job_id: str, home: Path) -> JobDetail:
     attempts = store.attempts.of(job.id)
     needs = needs_of(store, job)
     running = [attempt for attempt in attempts if attempt.outcome is None]
-    words = LastOutputs(home).words(store, running)
+    outputs = LastOutputs(home).read(store, running)
     current = running[-1].id if running else ""
-    said = words.get(current, NO_OUTPUT)
+    output = outputs.get(current, NO_OUTPUT)
     return JobDetail(
         now=around.now,
         job=job,
         why=explain(job, around, needs, ahead_of(store, job)),
         needs=needs.of(job.id),
         attempts=_attempts(store, attempts, around, home),
-        progress=said.progress,
-        last_line=said.line,
+        progress=output.progress,
+        last_line=output.line,
         snoozed_until=store.attempts.snoozes().get(current) if running else None,
     )
 
@@ -85,11 +85,11 @@ def _attempts(
     store: "Store", attempts: Sequence[Attempt], around: Surroundings, home: Path
 ) -> tuple[AttemptDetail, ...]:
     workers = {worker.id: worker for worker in around.workers}
-    told = []
+    found = []
     for attempt in attempts:
         worker = workers.get(attempt.worker)
         directory = attempt_directory(home, attempt)
-        told.append(
+        found.append(
             AttemptDetail(
                 attempt=attempt,
                 host=worker.host if worker is not None else f"worker {attempt.worker}",
@@ -98,21 +98,21 @@ def _attempts(
                 whole_here=has_log(directory),
             )
         )
-    return tuple(told)
+    return tuple(found)
 
 
-def _with_record(told: AttemptDetails, directory: Path) -> AttemptDetails:
+def _with_record(stored: AttemptDetails, directory: Path) -> AttemptDetails:
     """Adds what only the record on this machine has so far."""
-    if (told.cause and told.report and told.fit) or not directory.is_dir():
-        return told
+    if (stored.cause and stored.report and stored.fit) or not directory.is_dir():
+        return stored
     # Imported late: it loads much.
     from stoker.engines.attempt import AttemptRecord
     from stoker.engines.delivery import details_of
 
     here = details_of(AttemptRecord(directory)) or _NOTHING_FOUND
     return AttemptDetails(
-        cause=told.cause or here.cause,
-        rule=told.rule or here.rule,
-        report=told.report or here.report,
-        fit=told.fit or here.fit,
+        cause=stored.cause or here.cause,
+        rule=stored.rule or here.rule,
+        report=stored.report or here.report,
+        fit=stored.fit or here.fit,
     )

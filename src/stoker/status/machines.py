@@ -94,27 +94,29 @@ class ClockCorrection:
     they are."""
 
     def __init__(self) -> None:
-        self._looked: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
         """When each machine was last seen, by its worker's id."""
         self._dates: dict[str, dict[tuple[str, float], float]] = {}
         """By worker: the corrected time of each GPU and reported time."""
 
-    def dated(self, machines: Sequence[Machine], now: float) -> tuple[Machine, ...]:
+    def apply(self, machines: Sequence[Machine], now: float) -> tuple[Machine, ...]:
         """The machines with corrected times; `now` is the database's."""
-        dated = tuple(self._machine(machine, now) if machine.there else machine for machine in machines)
+        corrected = tuple(self._machine(machine, now) if machine.there else machine for machine in machines)
         kept = {machine.worker for machine in machines}
-        self._looked = {worker: at for worker, at in self._looked.items() if worker in kept}
+        self._seen = {worker: at for worker, at in self._seen.items() if worker in kept}
         self._dates = {worker: dates for worker, dates in self._dates.items() if worker in kept}
-        return dated
+        return corrected
 
     def _machine(self, machine: Machine, now: float) -> Machine:
-        known, before = self._dates.get(machine.worker, {}), self._looked.get(machine.worker)
+        known, before = self._dates.get(machine.worker, {}), self._seen.get(machine.worker)
         dates = {
-            (card.uuid, told): known.get((card.uuid, told), told if before is None else min(max(told, before), now))
+            (card.uuid, reported): known.get(
+                (card.uuid, reported), reported if before is None else min(max(reported, before), now)
+            )
             for card in machine.gpus
-            for told in _dates_of(card)
+            for reported in _dates_of(card)
         }
-        self._dates[machine.worker], self._looked[machine.worker] = dates, now
+        self._dates[machine.worker], self._seen[machine.worker] = dates, now
         return msgspec.structs.replace(machine, gpus=tuple(_corrected(card, dates) for card in machine.gpus))
 
 

@@ -171,13 +171,13 @@ def _of_all(part: _Part, epoch: int, epochs: int) -> tuple[float | None, float |
 def _sign_in(line: str) -> _Sign | None:
     for pattern in _SIGNS:
         for found in reversed(list(pattern.finditer(line))):
-            if (sign := _understood(found.groupdict())) is not None:
+            if (sign := _parse(found.groupdict())) is not None:
                 start = found.start("done") if "done" in pattern.groupindex and found["done"] else found.start()
                 return sign._replace(elapsed=found.groupdict().get("elapsed"), start=start)
     return None
 
 
-def _understood(parts: Mapping[str, str | None]) -> _Sign | None:
+def _parse(parts: Mapping[str, str | None]) -> _Sign | None:
     """None if it is more than the whole."""
     remaining = parts.get("remaining")
     if percent := parts.get("percent"):
@@ -231,8 +231,8 @@ def _seconds(text: str) -> float | None:
 
 def _figures(line: str, sign: _Sign) -> str:
     """The line without the drawn bar, and without a percentage where there is a count."""
-    told = _PERCENT_BESIDE_BAR.sub(" ", line) if sign.has_count else line
-    text = " ".join(told.replace(_MARK, " ").split())
+    shown = _PERCENT_BESIDE_BAR.sub(" ", line) if sign.has_count else line
+    text = " ".join(shown.replace(_MARK, " ").split())
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
 
 
@@ -262,16 +262,16 @@ class LastOutputs:
         self._asked = -_ASK_QUEUE_EVERY
         self._asked_for: frozenset[str] = frozenset()
         self._stored: Mapping[str, str] = {}
-        self._heard: dict[str, tuple[str, LastOutput]] = {}
+        self._parsed: dict[str, tuple[str, LastOutput]] = {}
 
-    def words(self, store: "Store", attempts: Sequence[Attempt]) -> dict[str, LastOutput]:
+    def read(self, store: "Store", attempts: Sequence[Attempt]) -> dict[str, LastOutput]:
         """By the ids of the attempts."""
         here = {
             attempt.id: text for attempt in attempts if (text := local_tail(self._home, attempt, TAIL_SIZE)) is not None
         }
         elsewhere = self._in_queue(store, [attempt.id for attempt in attempts if attempt.id not in here])
-        self._heard = {name: self._understood(name, text) for name, text in (*elsewhere.items(), *here.items())}
-        return {name: words for name, (_text, words) in self._heard.items()}
+        self._parsed = {name: self._parse(name, text) for name, text in (*elsewhere.items(), *here.items())}
+        return {name: output for name, (_text, output) in self._parsed.items()}
 
     def _in_queue(self, store: "Store", attempts: Iterable[str]) -> Mapping[str, str]:
         wanted = frozenset(attempts)
@@ -280,8 +280,8 @@ class LastOutputs:
             self._asked, self._asked_for = self._clock(), wanted
         return {name: text for name, text in self._stored.items() if name in wanted}
 
-    def _understood(self, name: str, text: str) -> tuple[str, LastOutput]:
-        known = self._heard.get(name)
+    def _parse(self, name: str, text: str) -> tuple[str, LastOutput]:
+        known = self._parsed.get(name)
         return known if known is not None and known[0] == text else (text, last_output(text))
 
 

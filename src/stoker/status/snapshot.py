@@ -40,21 +40,23 @@ class SnapshotBuilder:
 
     def __init__(self, home: Path) -> None:
         """`home`: the state directory of this machine."""
-        self._listening = LastOutputs(home)
+        self._last_outputs = LastOutputs(home)
         self._ended_counts = ThrottledCache[dict[State, int]]()
         self._failures = ThrottledCache[int]()
         self._failed = ThrottledCache[list[Job]]()
         self._stopped = ThrottledCache[list[Job]]()
         self._stops = ThrottledCache[int]()
         self._hours = ThrottledCache[GpuHours](_HOURS_EVERY)
-        self._sightings = ClockCorrection()
+        self._clock_correction = ClockCorrection()
 
     def observe(self, store: "Store") -> Snapshot:
         around = look_around(store)
         counts = self._counts(store)
         running_jobs = store.jobs.find(states=["running"], order="newest", limit=MOST_RUNNING)
-        told = machines_of(around.workers, around.running.values(), {job.id: job for job in running_jobs}, around.now)
-        machines = self._sightings.dated(told, around.now)
+        machines = machines_of(
+            around.workers, around.running.values(), {job.id: job for job in running_jobs}, around.now
+        )
+        machines = self._clock_correction.apply(machines, around.now)
         running = self._running(store, running_jobs, around)
         waiting = _waiting(store, around)
         ended, failed, stopped = self._ended(store, around)
@@ -95,28 +97,28 @@ class SnapshotBuilder:
 
     def _running(self, store: "Store", jobs: Sequence[Job], around: Surroundings) -> tuple[RunningJob, ...]:
         attempts = {job.id: around.running[job.id] for job in jobs if job.id in around.running}
-        words = self._listening.words(store, list(attempts.values()))
+        outputs = self._last_outputs.read(store, list(attempts.values()))
         snoozes = store.attempts.snoozes() if attempts else {}
         workers = {worker.id: worker for worker in around.workers}
-        told = []
+        found = []
         for job in jobs:
             attempt = attempts.get(job.id)
             name = attempt.id if attempt is not None else ""
             worker = workers.get(attempt.worker) if attempt is not None else None
-            said = words.get(name, NO_OUTPUT)
-            told.append(
+            output = outputs.get(name, NO_OUTPUT)
+            found.append(
                 RunningJob(
                     job=job,
                     attempt=attempt,
                     host=worker.host if worker is not None else f"worker {attempt.worker}" if attempt else "",
                     gpus=tuple(gpu_names(attempt.gpus, worker)) if attempt is not None else (),
                     why=explain(job, around),
-                    progress=said.progress,
-                    last_line=said.line,
+                    progress=output.progress,
+                    last_line=output.line,
                     snoozed_until=snoozes.get(name),
                 )
             )
-        return tuple(told)
+        return tuple(found)
 
     def _ended(self, store: "Store", around: Surroundings) -> tuple[tuple[EndedJob, ...], ...]:
         """The last of all, the last that failed lately, and the last that a rule stopped."""

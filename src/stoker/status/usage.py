@@ -1,7 +1,7 @@
 """What the GPUs did: hours over a week with what idle stops saved, and minutes over an hour.
 
-What was saved is an estimate: nobody knows how long a job that hangs would have held its GPUs. Here it is taken that
-somebody would have looked the next morning, so each idle stop saved the time from the stop until now, and no more than
+What was saved is an estimate: a job that hangs holds its GPUs until a person looks, probably the next
+morning. So each idle stop saved the time from the stop until now, but no more than
 `UNTIL_SOMEBODY_LOOKS`, on each GPU that the job held.
 """
 
@@ -72,15 +72,15 @@ def usage_history(rows: Sequence[Usage], now: float, minutes: int = 60) -> Histo
     """The last minutes of every GPU in the rows, by host and uuid."""
     last = int(now // 60)
     first = last - minutes + 1
-    told: dict[tuple[str, str], dict[int, Usage]] = {}
+    by_gpu: dict[tuple[str, str], dict[int, Usage]] = {}
     for row in rows:
         if first <= row.minute <= last:
-            told.setdefault((row.host, row.gpu), {})[row.minute] = row
+            by_gpu.setdefault((row.host, row.gpu), {})[row.minute] = row
     return History(
         times=tuple(minute * 60 for minute in range(first, last + 1)),
         gpus=tuple(
             _one(host, gpu, [by_minute.get(minute) for minute in range(first, last + 1)])
-            for (host, gpu), by_minute in sorted(told.items())
+            for (host, gpu), by_minute in sorted(by_gpu.items())
         ),
     )
 

@@ -37,7 +37,7 @@ class PipeScreen:
     """Whole lines, as they were printed."""
 
     def begin(self, attempt: int) -> None:
-        """Attempts are not told apart."""
+        """Attempts look alike."""
 
     def show(self, update: LogUpdate) -> None:
         if update.finished:
@@ -55,7 +55,7 @@ class TerminalScreen:
         self._shown = ""
 
     def begin(self, attempt: int) -> None:
-        """Attempts are not told apart."""
+        """Attempts look alike."""
 
     def show(self, update: LogUpdate) -> None:
         preview = self._preview(update.unfinished)

@@ -149,7 +149,7 @@ def _nothing_yet(store: "Store", job: "Job", as_json: bool) -> None:
         _print_json({"job": job.id, "attempt": None, "whole": True, "text": ""})
 
 
-def _print_json(told: object) -> None:
+def _print_json(value: object) -> None:
     import msgspec
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")

@@ -42,7 +42,7 @@ class AttemptMade(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     """How it ended, as its record has it, such as `idle`; empty while it runs."""
     is_here: bool
-    """Whether its output is on this machine; of others it is lent as long as their workers run."""
+    """Whether its log is on this machine; others stream theirs while their workers run."""
 
 
 class AttemptList(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ async def _end_of(whole: AsyncIterator[LogUpdate]) -> LogUpdate:
     responses={200: text_listed("text/markdown", "The report, in Markdown."), **problems_listed(404)},
 )
 async def get_report(request: Request, job: JobId, number: Number) -> Response:
-    """What it did when its GPUs were idle: its processes, their stacks, its last words."""
+    """What it did when its GPUs were idle: its processes, their stacks and its last output."""
 
     def report(store: Store) -> str:
         details = store.attempts.details(_attempt(store, job, number).id)

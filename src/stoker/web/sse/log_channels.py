@@ -1,0 +1,353 @@
+"""Logs of attempts as they come, each read once for all pages that follow it, and whole logs for downloads.
+
+Lines that are no longer in memory are read from the file, by each page at its own pace.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.logs.follow import POLL_QUEUE, LogFollower
+from stoker.logs.lines import HtmlLine, LogLines, lines_from
+from stoker.logs.model import LogChunk, LogUpdate
+from stoker.logs.reader import STEP, LogFileReader, log_directory, skip_to_last
+from stoker.queue import Store
+from stoker.queue.model import ENDED, Attempt, Worker
+from stoker.web.app_state import AppState
+from stoker.web.connection_pool import ConnectionPool
+
+# What a page begins with: more than a person scrolls through on a phone.
+FIRST_LINES: Final = 1000
+# A file system that hangs must not take the threads of other requests.
+_THREADS: Final = 4
+# An empty page shows the tail after this, while a long log is still being streamed.
+_TAIL_AFTER: Final = 8.0
+# Copies of logs of other machines for downloads: each may have a hundred megabytes.
+_MAX_COPIES: Final = 4
+# A phone that loses its connection for a moment finds the same reader.
+_LINGER: Final = 30.0
+# The lines kept in memory for pages that are a little behind.
+_MAX_LINES: Final = 2000
+_MAX_LETTERS: Final = 1 << 20
+T = TypeVar("T")
+
+
+# Reading in threads
+
+
+class _Steps:
+    """A reader that is used step by step in threads, and closed after the last step. For the event loop's thread."""
+
+    def __init__(self, threads: ThreadPoolExecutor, close: Callable[[], None]) -> None:
+        self._threads = threads
+        self._close = close
+        self._last: Future[Any] | None = None
+
+    async def do(self, work: Callable[[], T]) -> T:
+        """One step; the previous one must be over."""
+        step = self._last = self._threads.submit(work)
+        return await asyncio.wrap_future(step)
+
+    def close(self) -> None:
+        if self._last is not None and not self._last.done():
+            self._last.add_done_callback(lambda _step: self._close())
+            return
+        try:
+            self._threads.submit(self._close)
+        except RuntimeError:  # The server stops.
+            self._close()
+
+
+class _PooledStore:
+    """The queue for threads that read logs: every call goes through the connection pool."""
+
+    def __init__(self, pool: ConnectionPool, loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._loop = loop
+        self.workers = self.attempts = self.logs = self
+
+    def clock(self) -> float:
+        return self._ask(lambda store: store.clock())
+
+    def all(self) -> Sequence[Worker]:
+        return self._ask(lambda store: store.workers.all())
+
+    def get(self, attempt: str) -> Attempt | None:
+        return self._ask(lambda store: store.attempts.get(attempt))
+
+    def read(self, attempt: str) -> str:
+        return self._ask(lambda store: store.logs.read(attempt))
+
+    def request_stream(self, attempt: str, seconds: float) -> bool:
+        return self._ask(lambda store: store.logs.request_stream(attempt, seconds))
+
+    def read_chunk(self, attempt: str, edition: str = "", start: int = 0) -> LogChunk | None:
+        return self._ask(lambda store: store.logs.read_chunk(attempt, edition, start))
+
+    def _ask(self, question: Callable[[Store], T]) -> T:
+        return asyncio.run_coroutine_threadsafe(self._pool.ask(question), self._loop).result()
+
+
+# One attempt
+
+
+class LogEnd(msgspec.Struct, frozen=True):
+    """How the attempt ended, for the page."""
+
+    outcome: str
+    reason: str
+    again: bool
+    """Whether the job may be tried again: there may be another attempt to follow."""
+
+
+class LogChannel:
+    """The log of one attempt as it comes, for all pages that follow it. For the event loop's thread."""
+
+    def __init__(self, attempt: Attempt, home: Path, pool: ConnectionPool, threads: ThreadPoolExecutor) -> None:
+        self._attempt = attempt
+        self._pool = pool
+        self._threads = threads
+        self._store = _PooledStore(pool, asyncio.get_running_loop())
+        self._follower = LogFollower(attempt, home, tail_after=_TAIL_AFTER)
+        self._steps = _Steps(threads, self._follower.close)
+        self._lines = LogLines()
+        self._settled: deque[HtmlLine] = deque()
+        self._letters = 0
+        self._changed = asyncio.Event()
+        self._directory: Path | None = None
+        self.followers = 0
+        self.left = 0.0
+        """When a page left it last, in monotonic seconds."""
+        self.open: tuple[HtmlLine, ...] = ()
+        """The lines that may still change."""
+        self.shared: dict[tuple[int, int], list[str]] = {}
+        """Events of this version, made once for all pages that have the same lines."""
+        self.version = 0
+        """0 until the first read."""
+        self.epoch = ""
+        """Within one, line numbers mean the same, also in another channel."""
+        self.end: LogEnd | None = None
+        self.problem = ""
+        """Why nothing can be read now."""
+        self.is_over = False
+        """Whether nothing more comes: pages that still wait join another channel."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole log is available, not only its tail in the queue."""
+        return self._directory is not None
+
+    @property
+    def first(self) -> int:
+        """The number of the first line in memory."""
+        return self._settled[0].number if self._settled else self.first_open
+
+    @property
+    def first_open(self) -> int:
+        """The number of the first line that may still change."""
+        if self.open:
+            return self.open[0].number
+        return self._settled[-1].number + 1 if self._settled else 0
+
+    def lines_from(self, number: int) -> list[HtmlLine]:
+        """The lines in memory from this number on."""
+        settled = list(takewhile(lambda line: line.number >= number, reversed(self._settled)))
+        return [*reversed(settled), *(line for line in self.open if line.number >= number)]
+
+    def last_lines(self, count: int) -> int:
+        """The number of the first of the last `count` lines."""
+        settled = max(0, count - len(self.open))
+        if not settled or not self._settled:
+            return self.first_open
+        return self._settled[max(0, len(self._settled) - settled)].number
+
+    async def changed(self, after: int, timeout: float) -> int:
+        """The newest version, as soon as it is above `after`, or after the timeout."""
+        if self.version <= after:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), timeout)
+        return self.version
+
+    async def earlier_lines(self, number: int) -> AsyncIterator[list[HtmlLine]]:
+        """The lines from this one up to those in memory, from the file, step by step."""
+        if self._directory is None:
+            return
+        reader = LogFileReader(self._directory)
+        steps = _Steps(self._threads, reader.close)
+
+        def step() -> tuple[LogUpdate, bool]:
+            return reader.read(STEP), reader.is_behind
+
+        try:
+            lines, settled, is_behind = await steps.do(lambda: lines_from(step, number))
+            while number < self.first:
+                if found := [line for line in settled if line.number >= number]:
+                    number = found[-1].number + 1
+                    yield found
+                elif not is_behind:
+                    return
+                update, is_behind = await steps.do(step)
+                settled = lines.feed(update)
+        finally:
+            steps.close()
+
+    # Its task
+
+    async def run(self) -> None:
+        """Until the attempt has ended and all of its log is read, or no page follows it."""
+        try:
+            while self.followers or time.monotonic() - self.left < _LINGER:
+                pause = POLL_QUEUE
+                try:
+                    settled = await self._steps.do(self._read)
+                    self._take(settled, "")
+                    if self._follower.is_complete:
+                        self.end = await self._pool.ask(self._find_end)
+                        return
+                    pause = self._follower.pause()
+                except (StokerError, OSError) as error:
+                    self._take([], str(error))
+                await asyncio.sleep(pause)
+        finally:
+            self.is_over = True
+            self._publish()
+            self._steps.close()
+
+    def _read(self) -> list[HtmlLine]:
+        """One step, in a thread; a new epoch begins with the last lines."""
+        follower, epoch = self._follower, self._follower.epoch
+        update = follower.read(self._store)
+        if follower.epoch == epoch:
+            return self._lines.feed(update)
+        first = [update]
+
+        def step() -> tuple[LogUpdate, bool]:
+            return first.pop() if first else follower.read(self._store), follower.is_behind
+
+        skipped, update = skip_to_last(step, FIRST_LINES)
+        self._lines = LogLines(skipped)
+        return self._lines.feed(update)
+
+    def _find_end(self, store: Store) -> LogEnd:
+        found = store.attempts.get(self._attempt.id)
+        if found is None or found.outcome is None:
+            return LogEnd("forgotten", "it was removed from the queue", again=False)
+        return LogEnd(found.outcome, found.reason, again=store.jobs.get(found.job).state not in ENDED)
+
+    def _take(self, settled: list[HtmlLine], problem: str) -> None:
+        is_new = not self.version and (bool(self._follower.source) or bool(problem))
+        if self.epoch != self._follower.epoch:
+            self._settled.clear()
+            self._letters, self.open, self.epoch, is_new = 0, (), self._follower.epoch, True
+        self._directory = self._follower.directory
+        is_new |= bool(settled) or self.open != self._lines.open or problem != self.problem
+        self.problem, self.open = problem, self._lines.open
+        self._settled += settled
+        self._letters += sum(len(line.html) for line in settled)
+        while self._settled and (len(self._settled) > _MAX_LINES or self._letters > _MAX_LETTERS):
+            self._letters -= len(self._settled.popleft().html)
+        if is_new:
+            self._publish()
+
+    def _publish(self) -> None:
+        self.version += 1
+        self.shared = {}
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class LogChannels:
+    """The channels that are followed now, by attempt, and the threads that read logs."""
+
+    def __init__(self, home: Path, pool: ConnectionPool) -> None:
+        self._home = home
+        self._pool = pool
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="logs")
+        self._open: dict[str, LogChannel] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._copies = threading.BoundedSemaphore(_MAX_COPIES)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[LogChannel]:
+        return iter(self._open.values())
+
+    def join(self, attempt: Attempt) -> LogChannel:
+        """The channel of this attempt. Call `leave` afterwards."""
+        channel = self._open.get(attempt.id)
+        if channel is None or channel.is_over:
+            channel = self._open[attempt.id] = self._start(attempt)
+        channel.followers += 1
+        return channel
+
+    def leave(self, channel: LogChannel) -> None:
+        channel.followers -= 1
+        channel.left = time.monotonic()
+
+    async def local(self, attempts: Sequence[Attempt], home: Path) -> set[str]:
+        """The ids of those whose log is on this machine."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: {one.id for one in attempts if log_directory(home, one) is not None}
+        )
+
+    @asynccontextmanager
+    async def whole(self, attempt: Attempt, app_state: AppState) -> AsyncIterator[AsyncIterator[LogUpdate] | None]:
+        """The whole log in steps, from this machine or streamed from another one; None when it cannot be had."""
+        home = app_state.config.home
+        is_copy = not await self.local([attempt], home)
+        if is_copy and not self._copies.acquire(blocking=False):
+            yield None
+            return
+        follower = LogFollower(attempt, home, complete=True)
+        store = _PooledStore(app_state.pool, asyncio.get_running_loop())
+
+        def close() -> None:
+            follower.close()
+            if is_copy:
+                self._copies.release()
+
+        steps = _Steps(self._threads, close)
+        try:
+            while not await steps.do(lambda: follower.locate(store)):
+                await asyncio.sleep(follower.pause())
+
+            async def updates() -> AsyncIterator[LogUpdate]:
+                yield await steps.do(lambda: follower.read(store))
+                while follower.is_behind:
+                    yield await steps.do(lambda: follower.read(store))
+
+            yield None if follower.source == "tail" else updates()
+        finally:
+            steps.close()
+
+    async def close(self) -> None:
+        """Ends all channels. The connection pool must still be open."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, attempt: Attempt) -> LogChannel:
+        channel = LogChannel(attempt, self._home, self._pool, self._threads)
+
+        def forget(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if self._open.get(attempt.id) is channel:
+                del self._open[attempt.id]
+
+        task = asyncio.create_task(channel.run())
+        self._tasks.add(task)
+        task.add_done_callback(forget)
+        return channel
