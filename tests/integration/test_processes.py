@@ -71,7 +71,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("way")
-def test_descendants_are_found_whichever_thread_started_them(family: Family) -> None:
+def test_descendants_of_all_threads_are_found(family: Family) -> None:
     assert {member.pid for member in descendants(family.root.pid)} == family.pids
     assert scan_processes([family.root.pid]).settled
     assert all(descends(pid, family.root.pid) for pid in family.pids)
@@ -79,7 +79,7 @@ def test_descendants_are_found_whichever_thread_started_them(family: Family) -> 
 
 
 @pytest.mark.usefixtures("way")
-def test_whoever_is_excluded_is_so_with_all_that_came_from_it(family: Family) -> None:
+def test_excluded_process_is_left_out_with_its_descendants(family: Family) -> None:
     excluded = children(family.root.pid)[0]
     left = family.pids - {excluded} - {member.pid for member in descendants(excluded)}
     assert len(left) == 2
@@ -98,15 +98,13 @@ def test_a_zombie_does_not_count() -> None:
     process.wait()
 
 
-def test_a_signal_reaches_the_process_that_is_meant(child: Identity) -> None:
+def test_signal_reaches_the_process(child: Identity) -> None:
     assert send(child, signal.SIGTERM)
     wait_for(lambda: not is_alive(child), named="its end")
 
 
 @pytest.mark.parametrize("pidfds", [True, False], ids=["pidfd", "no pidfd"])
-def test_a_pid_that_was_given_to_another_process_is_left_alone(
-    child: Identity, pidfds: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reused_pid_gets_no_signal(child: Identity, pidfds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not pidfds:
         monkeypatch.setattr(os, "pidfd_open", _not_in_this_kernel)
     forebear = Identity(child.pid, child.started - 1)
@@ -118,7 +116,7 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone(
     wait_for(lambda: not is_alive(child), named="its end")
 
 
-def test_want_of_descriptors_is_not_taken_for_the_end_of_a_process() -> None:
+def test_shortage_of_descriptors_does_not_count_as_end_of_a_process() -> None:
     program = (
         "import os, resource, subprocess\n"
         "from stoker.procfs import is_alive, is_gone, identify\n"
@@ -139,7 +137,7 @@ def test_want_of_descriptors_is_not_taken_for_the_end_of_a_process() -> None:
     assert tried.stdout == "False\nToo many open files\nFalse\nTrue\n"
 
 
-def test_a_process_that_was_never_there_gets_nothing() -> None:
+def test_process_that_is_gone_gets_no_signal() -> None:
     gone = subprocess.Popen(["true"])
     who = identify(gone.pid)
     gone.wait()
@@ -149,7 +147,7 @@ def test_a_process_that_was_never_there_gets_nothing() -> None:
     assert not descends(gone.pid, os.getpid())
 
 
-def test_a_name_cannot_forge_what_is_read_of_a_process() -> None:
+def test_process_name_cannot_forge_its_stat() -> None:
     name = ") Z 1 1 \n(1"
     program = f"import ctypes, sys; ctypes.CDLL(None).prctl(15, {name!r}.encode()); print(flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -167,11 +165,11 @@ def test_a_name_cannot_forge_what_is_read_of_a_process() -> None:
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (3 << 8, 3), (9, 137), (2, 130), (11 | 0x80, 139)])
-def test_a_wait_status_becomes_the_code_that_a_shell_gives(status: int, code: int) -> None:
+def test_wait_status_becomes_the_exit_code_of_a_shell(status: int, code: int) -> None:
     assert exit_code(status) == code
 
 
-def test_signals_wait_to_be_read_and_do_what_they_did_before_once_closed() -> None:
+def test_signal_stream_holds_signals_until_it_is_closed() -> None:
     program = """if True:
         import os, select, signal
         from stoker.runs.processes.signals import SignalStream
@@ -191,7 +189,7 @@ def test_signals_wait_to_be_read_and_do_what_they_did_before_once_closed() -> No
     assert (ended.stderr, ended.returncode) == ("", -signal.SIGTERM)
 
 
-def test_a_stream_that_nobody_signalled_is_not_readable() -> None:
+def test_signal_stream_without_signals_is_not_readable() -> None:
     with SignalStream([signal.SIGUSR1]) as stream:
         assert select.select([stream], [], [], 0)[0] == []
 

@@ -18,8 +18,8 @@ import pytest
 
 from stoker.procfs import stat
 from stoker.runs.processes.tree import exit_code
+from tests.support.bare_supervisor import BareSupervisor
 from tests.support.escapes import Holders, build
-from tests.support.overseer import Overseer
 from tests.support.waiting import wait_for
 
 
@@ -31,13 +31,13 @@ def holders() -> Iterator[Holders]:
     holders.close()
 
 
-def escaping(way: str, holders: Holders, terminal: "Terminal | None" = None, **orders: object) -> Overseer:
-    """An overseer of a program that takes this way to escape, once it has."""
+def escaping(way: str, holders: Holders, terminal: "Terminal | None" = None, **orders: object) -> BareSupervisor:
+    """An supervisor of a program that takes this way to escape, once it has."""
     pipe = holders.writer
     popen = {"start_new_session": True, **(terminal.popen if terminal else {}), "pass_fds": [pipe]}
-    overseer = Overseer(str(build()), way, str(pipe), popen=popen, let_go=[pipe], **orders)
+    supervisor = BareSupervisor(str(build()), way, str(pipe), popen=popen, let_go=[pipe], **orders)
     holders.let_go()
-    return overseer
+    return supervisor
 
 
 HELD = """
@@ -95,7 +95,7 @@ print(*heard(), reaper.job, Path("ran").exists())
     ],
     ids=["stopped in time", "not started too late", "not started once given up", "supervisor was stopped"],
 )
-def test_reaper_keeps_a_job_no_longer_than_it_may(script: str, says: str, tmp_path: Path) -> None:
+def test_reaper_enforces_the_deadline(script: str, says: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HELD.format(script=script)],
         cwd=tmp_path,
@@ -111,14 +111,14 @@ def test_reaper_keeps_a_job_no_longer_than_it_may(script: str, says: str, tmp_pa
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137), ("kill $$", 143)])
-def test_the_end_of_the_command_is_told_with_its_status(script: str, code: int) -> None:
-    with Overseer("sh", "-c", script) as overseer:
-        assert overseer.hear("started") > 0
-        assert exit_code(overseer.hear("ended")) == code
-        assert overseer.hear("empty")
+def test_exit_is_reported_with_its_status(script: str, code: int) -> None:
+    with BareSupervisor("sh", "-c", script) as supervisor:
+        assert supervisor.hear("started") > 0
+        assert exit_code(supervisor.hear("ended")) == code
+        assert supervisor.hear("empty")
 
 
-def test_the_command_reads_and_writes_what_its_caller_has(tmp_path: Path) -> None:
+def test_command_inherits_standard_streams(tmp_path: Path) -> None:
     script = "read word; echo $word $WORD; pwd; cat /dev/fd/$DESCRIPTOR"
     reader, writer = os.pipe()
     os.write(writer, b"from the caller's pipe\n")
@@ -126,19 +126,19 @@ def test_the_command_reads_and_writes_what_its_caller_has(tmp_path: Path) -> Non
     environment = {"PATH": os.environ["PATH"], "WORD": "there", "DESCRIPTOR": str(reader)}
     output = tmp_path / "output"
     output.write_text("before\n")
-    with Overseer(
+    with BareSupervisor(
         "sh", "-c", script, environment=environment, directory=str(tmp_path), output=str(output),
         popen={"pass_fds": [reader]},
-    ) as overseer:  # fmt: skip
-        assert overseer.process.stdin is not None
-        overseer.process.stdin.write(b"hello\n")
-        overseer.process.stdin.flush()
-        overseer.hear("finished")
+    ) as supervisor:  # fmt: skip
+        assert supervisor.process.stdin is not None
+        supervisor.process.stdin.write(b"hello\n")
+        supervisor.process.stdin.flush()
+        supervisor.hear("finished")
     os.close(reader)
     assert output.read_text() == f"before\nhello there\n{tmp_path}\nfrom the caller's pipe\n"
 
 
-def test_the_command_finds_signals_as_its_caller_left_them(tmp_path: Path) -> None:
+def test_command_inherits_signal_dispositions(tmp_path: Path) -> None:
     """Blocked and ignored ones, as under nohup, and without what Stoker or Python do to their own."""
     command = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"]
 
@@ -148,46 +148,46 @@ def test_the_command_finds_signals_as_its_caller_left_them(tmp_path: Path) -> No
 
     bare = subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=as_nohup_does).stdout
     output = tmp_path / "output"
-    with Overseer(*command, output=str(output), popen={"preexec_fn": as_nohup_does}) as overseer:
-        overseer.hear("finished")
+    with BareSupervisor(*command, output=str(output), popen={"preexec_fn": as_nohup_does}) as supervisor:
+        supervisor.hear("finished")
     assert output.read_text() == bare
     assert f"{1 << (signal.SIGUSR2 - 1):016x}" in bare, "the caller's own settings are what is compared"
 
 
-def test_a_caller_that_ignores_the_ends_of_children_loses_no_status() -> None:
+def test_status_is_known_although_caller_ignores_sigchld() -> None:
     def ignore() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
-    with Overseer("sh", "-c", "exit 3", popen={"preexec_fn": ignore}) as overseer:
-        assert exit_code(overseer.hear("ended")) == 3
-        assert overseer.hear("finished")["status"] == 3 << 8
+    with BareSupervisor("sh", "-c", "exit 3", popen={"preexec_fn": ignore}) as supervisor:
+        assert exit_code(supervisor.hear("ended")) == 3
+        assert supervisor.hear("finished")["status"] == 3 << 8
 
 
-def test_the_command_shares_group_and_session_so_that_a_terminal_reaches_it() -> None:
-    with Overseer("sleep", "60", popen={"start_new_session": True}) as overseer:
-        job = stat(overseer.hear("started"))
+def test_command_stays_in_group_and_session_of_its_caller() -> None:
+    with BareSupervisor("sleep", "60", popen={"start_new_session": True}) as supervisor:
+        job = stat(supervisor.hear("started"))
         assert job is not None
-        assert (job.group, job.session) == (overseer.process.pid, overseer.process.pid)
-        overseer.order_stop("SIGTERM", 5)
-        overseer.hear("finished")
+        assert (job.group, job.session) == (supervisor.process.pid, supervisor.process.pid)
+        supervisor.order_stop("SIGTERM", 5)
+        supervisor.hear("finished")
 
 
-def test_a_session_of_its_own_is_given_when_asked_for() -> None:
-    with Overseer("sleep", "60", session=True) as overseer:
-        job = overseer.hear("started")
+def test_command_gets_new_session_on_request() -> None:
+    with BareSupervisor("sleep", "60", session=True) as supervisor:
+        job = supervisor.hear("started")
         found = stat(job)
         assert found is not None
         assert (found.group, found.session) == (job, job)
-        overseer.order_stop("SIGTERM", 5)
-        overseer.hear("finished")
+        supervisor.order_stop("SIGTERM", 5)
+        supervisor.hear("finished")
 
 
-def test_a_script_that_names_no_interpreter_is_read_by_sh(tmp_path: Path) -> None:
+def test_script_without_interpreter_runs_with_sh(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text('exit "$1"\n')
     script.chmod(0o755)
-    with Overseer(str(script), "5") as overseer:
-        assert exit_code(overseer.hear("ended")) == 5
+    with BareSupervisor(str(script), "5") as supervisor:
+        assert exit_code(supervisor.hear("ended")) == 5
 
 
 def _nothing(_place: Path) -> None:
@@ -223,33 +223,33 @@ def _binary(place: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("searched", [True, False], ids=["on the path", "by its place"])
-def test_a_command_that_cannot_run_says_why(
+def test_failed_start_is_explained(
     make: object, number: int, code: int, words: str, searched: bool, tmp_path: Path
 ) -> None:
     assert callable(make)
     make(tmp_path / "the-command")
     command = "the-command" if searched else str(tmp_path / "the-command")
-    with Overseer(command, environment={"PATH": f"/no/such/place:{tmp_path}"}) as overseer:
-        failed = overseer.hear("failed")
-        overseer.hear("finished")
+    with BareSupervisor(command, environment={"PATH": f"/no/such/place:{tmp_path}"}) as supervisor:
+        failed = supervisor.hear("failed")
+        supervisor.hear("finished")
     assert (failed["errno"], failed["exit_code"]) == (number, code)
     assert words in failed["why"]
 
 
-def test_a_missing_directory_is_not_blamed_on_the_command(tmp_path: Path) -> None:
-    with Overseer("true", directory=str(tmp_path / "missing")) as overseer:
-        failed = overseer.hear("failed")
+def test_missing_directory_is_not_reported_as_missing_command(tmp_path: Path) -> None:
+    with BareSupervisor("true", directory=str(tmp_path / "missing")) as supervisor:
+        failed = supervisor.hear("failed")
     assert failed["exit_code"] == 125
     assert "directory" in failed["why"]
 
 
-def test_a_command_that_may_not_be_run_hides_none_further_along_the_path(tmp_path: Path) -> None:
+def test_command_without_permission_does_not_hide_a_later_one(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "the-command").write_text("exit 4\n")
     (tmp_path / "second/the-command").chmod(0o755)
-    with Overseer("the-command", environment={"PATH": f"{tmp_path}/first:{tmp_path}/second"}) as overseer:
-        assert exit_code(overseer.hear("ended")) == 4
+    with BareSupervisor("the-command", environment={"PATH": f"{tmp_path}/first:{tmp_path}/second"}) as supervisor:
+        assert exit_code(supervisor.hear("ended")) == 4
 
 
 # Root may enter every directory, so whoever is asked is nobody.
@@ -281,9 +281,7 @@ else:
 
 
 @pytest.mark.parametrize(("command", "code"), [("false", 1), ("no-such-command", 127), ("CLOSED/inside", 126)])
-def test_a_directory_that_may_not_be_entered_hides_none_further_along_the_path(
-    tmp_path: Path, command: str, code: int
-) -> None:
+def test_directory_without_permission_does_not_hide_a_later_command(tmp_path: Path, command: str, code: int) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     words = [sys.executable, "-c", _AS_NOBODY, str(closed), command.replace("CLOSED", str(closed))]
@@ -295,40 +293,40 @@ def test_a_directory_that_may_not_be_entered_hides_none_further_along_the_path(
 # Heard of
 
 
-def test_what_the_command_leaves_behind_is_waited_for_until_it_is_gone() -> None:
-    with Overseer("sh", "-c", "(setsid sleep 60 &) ; exit 7") as overseer:
-        assert exit_code(overseer.hear("ended")) == 7
+def test_orphans_are_tracked_until_they_end() -> None:
+    with BareSupervisor("sh", "-c", "(setsid sleep 60 &) ; exit 7") as supervisor:
+        assert exit_code(supervisor.hear("ended")) == 7
         with pytest.raises(AssertionError, match="did not say"):
-            overseer.hear("empty", deadline=0.1)
-        overseer.order_stop("SIGTERM", 5)
-        assert overseer.hear("outcome")["asked"] == 1
+            supervisor.hear("empty", deadline=0.1)
+        supervisor.order_stop("SIGTERM", 5)
+        assert supervisor.hear("outcome")["asked"] == 1
 
 
-def test_a_command_that_stops_itself_is_told() -> None:
+def test_suspended_command_is_reported() -> None:
     # In a group of its own: the kernel stops nobody in a group without parents, as when a service runs the tests.
-    with Overseer("sh", "-c", "kill -TSTP $$; exit 3", popen={"process_group": 0}) as overseer:
-        job = overseer.hear("started")
-        assert overseer.hear("stopped") == signal.SIGTSTP
+    with BareSupervisor("sh", "-c", "kill -TSTP $$; exit 3", popen={"process_group": 0}) as supervisor:
+        job = supervisor.hear("started")
+        assert supervisor.hear("stopped") == signal.SIGTSTP
         os.kill(job, signal.SIGCONT)
-        assert exit_code(overseer.hear("ended")) == 3
+        assert exit_code(supervisor.hear("ended")) == 3
 
 
-def test_a_supervisor_that_was_stopped_with_its_job_goes_on_with_it() -> None:
-    with Overseer("sleep", "60") as overseer:
-        job = overseer.hear("started")
-        for pid in (overseer.process.pid, job):
+def test_supervisor_suspended_with_its_job_is_continued_with_it() -> None:
+    with BareSupervisor("sleep", "60") as supervisor:
+        job = supervisor.hear("started")
+        for pid in (supervisor.process.pid, job):
             os.kill(pid, signal.SIGSTOP)
             _wait_until_stopped(pid)
         os.kill(job, signal.SIGCONT)
-        wait_for(lambda: _state(overseer.process.pid) != "T", named="the supervisor's going on")
+        wait_for(lambda: _state(supervisor.process.pid) != "T", named="the supervisor's going on")
 
 
-def test_a_signal_is_told_with_where_it_came_from() -> None:
+def test_signal_is_reported_with_its_sender() -> None:
     script = "trap : USR1; kill -USR1 0; read line"
-    with Overseer("sh", "-c", script, popen={"start_new_session": True}) as overseer:
-        assert overseer.hear("signal") == {"number": signal.SIGUSR1, "from_kernel": False, "from_job": True}
-        overseer.process.send_signal(signal.SIGHUP)
-        assert overseer.hear("signal") == {"number": signal.SIGHUP, "from_kernel": False, "from_job": False}
+    with BareSupervisor("sh", "-c", script, popen={"start_new_session": True}) as supervisor:
+        assert supervisor.hear("signal") == {"number": signal.SIGUSR1, "from_kernel": False, "from_job": True}
+        supervisor.process.send_signal(signal.SIGHUP)
+        assert supervisor.hear("signal") == {"number": signal.SIGHUP, "from_kernel": False, "from_job": False}
 
 
 # At a terminal that has no shell, as in a container or a window of its own
@@ -360,72 +358,72 @@ class Terminal:
         fcntl.ioctl(self._screen, termios.TIOCSCTTY, 0)
 
 
-def test_ctrl_c_reaches_the_job_and_is_told_as_such(terminal: Terminal) -> None:
-    with Overseer("sh", "-c", "trap 'exit 5' INT; read line", popen=terminal.popen) as overseer:
-        job = overseer.hear("started")
+def test_ctrl_c_reaches_the_job_and_is_known_to_come_from_the_terminal(terminal: Terminal) -> None:
+    with BareSupervisor("sh", "-c", "trap 'exit 5' INT; read line", popen=terminal.popen) as supervisor:
+        job = supervisor.hear("started")
         wait_for(lambda: _catches(job, signal.SIGINT), named="the trap")
         terminal.type(b"\x03")
-        assert overseer.hear("signal") == {"number": signal.SIGINT, "from_kernel": True, "from_job": False}
-        assert exit_code(overseer.hear("ended")) == 5
+        assert supervisor.hear("signal") == {"number": signal.SIGINT, "from_kernel": True, "from_job": False}
+        assert exit_code(supervisor.hear("ended")) == 5
 
 
-def test_ctrl_z_stops_nothing_where_nobody_could_continue_it(terminal: Terminal) -> None:
+def test_ctrl_z_does_not_suspend_an_orphaned_group(terminal: Terminal) -> None:
     """The reaper is the job's parent, and yet no shell: the kernel must not take it for one."""
-    with Overseer("sh", "-c", "trap 'exit 5' INT; read line", popen=terminal.popen) as overseer:
-        job = overseer.hear("started")
+    with BareSupervisor("sh", "-c", "trap 'exit 5' INT; read line", popen=terminal.popen) as supervisor:
+        job = supervisor.hear("started")
         wait_for(lambda: _catches(job, signal.SIGINT), named="the trap")
         terminal.type(b"\x1a\x03")
-        assert exit_code(overseer.hear("ended")) == 5
+        assert exit_code(supervisor.hear("ended")) == 5
 
 
-def test_a_terminal_that_goes_away_tells_only_the_leader_of_its_session(terminal: Terminal) -> None:
-    with Overseer("sleep", "60", popen=terminal.popen) as overseer:
-        overseer.hear("started")
+def test_hangup_reaches_only_the_session_leader(terminal: Terminal) -> None:
+    with BareSupervisor("sleep", "60", popen=terminal.popen) as supervisor:
+        supervisor.hear("started")
         terminal.hang_up()
-        assert overseer.hear("signal") == {"number": signal.SIGHUP, "from_kernel": False, "from_job": False}
+        assert supervisor.hear("signal") == {"number": signal.SIGHUP, "from_kernel": False, "from_job": False}
 
 
 # Stopped
 
 
-def test_a_stop_kills_only_who_does_not_end_when_asked(holders: Holders) -> None:
-    with escaping("subreaper", holders) as overseer:
+def test_stop_kills_only_processes_that_ignore_the_signal(holders: Holders) -> None:
+    with escaping("subreaper", holders) as supervisor:
         holders.wait_until_ready(2)
-        overseer.order_stop("SIGTERM", 0.05)
-        outcome = overseer.hear("outcome")
+        supervisor.order_stop("SIGTERM", 0.05)
+        outcome = supervisor.hear("outcome")
         assert (outcome["asked"], outcome["killed"], outcome["survivors"]) == (2, 2, [])
         assert not holders.anyone_left()
         # Known by then: a reaper that is slow to collect what was killed is not waited for in the stop itself.
-        assert exit_code(overseer.hear("finished")["status"]) == 137
+        assert exit_code(supervisor.hear("finished")["status"]) == 137
 
 
-def test_a_stop_waits_no_longer_than_the_job_takes(holders: Holders) -> None:
-    with escaping("setsid", holders) as overseer:
+def test_stop_ends_as_soon_as_the_job_has_ended(holders: Holders) -> None:
+    with escaping("setsid", holders) as supervisor:
         holders.wait_until_ready(2)
-        overseer.order_stop("SIGTERM", 600)
-        outcome = overseer.hear("outcome")
+        supervisor.order_stop("SIGTERM", 600)
+        outcome = supervisor.hear("outcome")
         assert (outcome["asked"], outcome["killed"]) == (2, 0)
-        assert exit_code(overseer.hear("finished")["status"]) == 143
+        assert exit_code(supervisor.hear("finished")["status"]) == 143
 
 
-def test_a_stopped_process_is_made_to_go_on_so_that_it_can_end(holders: Holders) -> None:
-    with escaping("stopped", holders) as overseer:
+def test_suspended_process_is_continued_so_that_it_can_end(holders: Holders) -> None:
+    with escaping("stopped", holders) as supervisor:
         holders.wait_until_ready(2)
-        overseer.order_stop("SIGTERM", 600)
-        assert overseer.hear("outcome")["killed"] == 0
+        supervisor.order_stop("SIGTERM", 600)
+        assert supervisor.hear("outcome")["killed"] == 0
 
 
-def test_ctrl_c_ends_the_grace_and_an_interrupt_of_a_program_does_not(holders: Holders, terminal: Terminal) -> None:
-    with escaping("says-when-asked", holders, terminal, session=True) as overseer:
+def test_ctrl_c_ends_the_grace_but_sigint_from_a_program_does_not(holders: Holders, terminal: Terminal) -> None:
+    with escaping("says-when-asked", holders, terminal, session=True) as supervisor:
         holders.wait_until_ready(1)
-        overseer.order_stop("SIGTERM", 600)
+        supervisor.order_stop("SIGTERM", 600)
         holders.wait_until_ready(1)
-        overseer.process.send_signal(signal.SIGINT)
-        wait_for(lambda: not _pending(overseer.process.pid), named="the signal being read")
+        supervisor.process.send_signal(signal.SIGINT)
+        wait_for(lambda: not _pending(supervisor.process.pid), named="the signal being read")
         with pytest.raises(AssertionError, match="did not say"):
-            overseer.hear("outcome", deadline=0.2)
+            supervisor.hear("outcome", deadline=0.2)
         terminal.type(b"\x03")
-        assert overseer.hear("outcome")["killed"] == 1
+        assert supervisor.hear("outcome")["killed"] == 1
 
 
 # The supervisor or the reaper is killed
@@ -433,29 +431,29 @@ def test_ctrl_c_ends_the_grace_and_an_interrupt_of_a_program_does_not(holders: H
 
 @pytest.mark.parametrize("cgroup", [True, False], ids=["cgroup", "descent"])
 @pytest.mark.parametrize("way", ["setsid", "subreaper"])
-def test_a_killed_supervisor_takes_its_job_along(holders: Holders, tmp_path: Path, way: str, cgroup: bool) -> None:
+def test_job_of_killed_supervisor_is_stopped(holders: Holders, tmp_path: Path, way: str, cgroup: bool) -> None:
     told = tmp_path / "told"
-    with escaping(way, holders, orphaned=str(told), grace=0.05, cgroup=cgroup) as overseer:
+    with escaping(way, holders, orphaned=str(told), grace=0.05, cgroup=cgroup) as supervisor:
         holders.wait_until_ready(2)
-        overseer.process.kill()
+        supervisor.process.kill()
         stop = _last_word(told)
     assert not holders.anyone_left()
     assert exit_code(stop["status"]) == (143 if way == "setsid" else 137)
     assert stop["survivors"] == []
 
 
-def test_a_kill_of_the_whole_group_leaves_nothing_of_the_job_either(holders: Holders, tmp_path: Path) -> None:
+def test_kill_of_the_whole_group_leaves_nothing_of_the_job(holders: Holders, tmp_path: Path) -> None:
     """It takes the supervisor and the command at once, and would leave whoever has a session of his own."""
     told = tmp_path / "told"
-    with escaping("setsid", holders, orphaned=str(told)) as overseer:
+    with escaping("setsid", holders, orphaned=str(told)) as supervisor:
         holders.wait_until_ready(2)
-        os.killpg(overseer.process.pid, signal.SIGKILL)
+        os.killpg(supervisor.process.pid, signal.SIGKILL)
         stop = _last_word(told)
     assert not holders.anyone_left()
     assert exit_code(stop["status"]) == 137
 
 
-def test_a_supervisor_killed_after_the_end_of_its_job_is_told_of_too(tmp_path: Path) -> None:
+def test_supervisor_killed_after_its_job_ended_is_recorded(tmp_path: Path) -> None:
     """Between the end of the job and the last line of its record there is time to be killed in."""
     told = tmp_path / "told"
     program = (
@@ -469,7 +467,7 @@ def test_a_supervisor_killed_after_the_end_of_its_job_is_told_of_too(tmp_path: P
     assert _last_word(told) == 0
 
 
-def test_killed_supervisor_without_a_job_leaves_no_cgroup() -> None:
+def test_killed_supervisor_without_job_leaves_no_cgroup() -> None:
     # In a cgroup where no other supervisor tidies up.
     program = (
         "import os; from stoker.runs.processes.cgroup import own_cgroup; "
@@ -492,29 +490,29 @@ def test_killed_supervisor_without_a_job_leaves_no_cgroup() -> None:
 
 
 @pytest.mark.parametrize("cgroup", [True, False], ids=["cgroup", "descent"])
-def test_a_killed_reaper_loses_nothing_of_the_job(holders: Holders, cgroup: bool) -> None:
+def test_killed_reaper_loses_no_process_of_the_job(holders: Holders, cgroup: bool) -> None:
     helper = ["sh", "-c", "(sleep 60 &) ; exec sleep 60"]
-    with escaping("setsid", holders, helper=helper, cgroup=cgroup) as overseer:
-        helper_pid = overseer.hear("helper")
-        reaper = overseer.hear("reaper")
-        job = overseer.hear("started")
+    with escaping("setsid", holders, helper=helper, cgroup=cgroup) as supervisor:
+        helper_pid = supervisor.hear("helper")
+        reaper = supervisor.hear("reaper")
+        job = supervisor.hear("started")
         holders.wait_until_ready(2)
         os.kill(reaper, signal.SIGKILL)
-        processes = overseer.hear("gone")
+        processes = supervisor.hear("gone")
         assert job in processes
         assert helper_pid not in processes
         assert len(processes) == 2
         os.kill(job, signal.SIGKILL)
-        assert exit_code(overseer.hear("ended")) == 137, "the status of the job is still learned"
-        overseer.order_stop("SIGTERM", 5)
-        assert overseer.hear("outcome")["asked"] == 1
+        assert exit_code(supervisor.hear("ended")) == 137, "the status of the job is still learned"
+        supervisor.order_stop("SIGTERM", 5)
+        assert supervisor.hear("outcome")["asked"] == 1
         assert not holders.anyone_left()
-        assert "reaper was killed" in overseer.hear("finished")["containment"]
-        assert overseer.hear("helper_left_alone")
-        overseer.process.wait(timeout=60)
+        assert "reaper was killed" in supervisor.hear("finished")["containment"]
+        assert supervisor.hear("helper_left_alone")
+        supervisor.process.wait(timeout=60)
 
 
-def test_a_reaper_killed_while_the_job_begins_loses_nothing_either() -> None:
+def test_reaper_killed_during_the_start_loses_no_process() -> None:
     """The job can run before its reaper has said so."""
     program = (
         "import os, select, signal\n"
@@ -533,7 +531,7 @@ def test_a_reaper_killed_while_the_job_begins_loses_nothing_either() -> None:
     assert tried.stdout == "1 0 True\n"
 
 
-def test_a_signal_that_comes_before_the_start_is_known_reaches_the_job() -> None:
+def test_signal_before_the_confirmed_start_reaches_the_job() -> None:
     program = (
         "import os, select, signal\n"
         "from stoker.runs.processes import reaper as module, reaper_process\n"
@@ -557,30 +555,30 @@ def test_a_signal_that_comes_before_the_start_is_known_reaches_the_job() -> None
     assert tried.stdout == "None True\nStarted Ended -15\n"
 
 
-def test_a_reaper_that_was_stopped_does_not_keep_the_supervisor(holders: Holders) -> None:
-    with escaping("setsid", holders) as overseer:
-        reaper = overseer.hear("reaper")
+def test_suspended_reaper_does_not_block_the_supervisor(holders: Holders) -> None:
+    with escaping("setsid", holders) as supervisor:
+        reaper = supervisor.hear("reaper")
         holders.wait_until_ready(2)
         os.kill(reaper, signal.SIGSTOP)
         _wait_until_stopped(reaper)
-        overseer.order_stop("SIGKILL", 0)
-        assert overseer.hear("outcome")["survivors"] == []
+        supervisor.order_stop("SIGKILL", 0)
+        assert supervisor.hear("outcome")["survivors"] == []
         assert not holders.anyone_left()
 
 
-def test_the_reaper_holds_no_pipe_open() -> None:
+def test_reaper_holds_no_inherited_pipe_open() -> None:
     """Whoever reads what the caller and the job write must see its end when those two are done with it."""
     reader, writer = os.pipe()
-    with Overseer("sh", "-c", "read line", popen={"pass_fds": [writer]}) as overseer:
+    with BareSupervisor("sh", "-c", "read line", popen={"pass_fds": [writer]}) as supervisor:
         os.close(writer)
-        reaper = overseer.hear("reaper")
-        overseer.hear("started")
+        reaper = supervisor.hear("reaper")
+        supervisor.hear("started")
         links = [link.readlink() for link in wait_for(lambda: _descriptors(reaper), named="the reaper's pipes")]
         assert Path(f"pipe:[{os.fstat(reader).st_ino}]") not in links
     os.close(reader)
 
 
-def test_many_jobs_after_one_another_leave_no_file_open(tmp_path: Path) -> None:
+def test_many_jobs_in_a_row_leak_no_descriptors(tmp_path: Path) -> None:
     """Neither in the reaper nor in the supervisor, whether the jobs can be started or not."""
     program = (
         "import os, select, signal, sys\n"

@@ -60,7 +60,7 @@ UNTIL_TOLD = "for look in $(seq 3000); do [ -e told ] && exit 7; sleep 0.02; don
     ],
     ids=["rule", "journal", "stacks", "page", "evidence"],
 )
-def test_a_mistake_of_ours_neither_kills_nor_spares_a_job(
+def test_bug_in_stoker_neither_kills_nor_spares_a_job(
     mistake: str, command: str, code: int, sentence: str, tmp_path: Path
 ) -> None:
     supervisor = subprocess.Popen(
@@ -81,7 +81,7 @@ def test_a_mistake_of_ours_neither_kills_nor_spares_a_job(
     assert "Traceback" not in "".join(said)
 
 
-def test_job_whose_lease_is_over_is_killed_without_its_grace(tmp_path: Path) -> None:
+def test_job_with_expired_lease_is_killed_without_grace(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DEADLINE_PASSED], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )

@@ -28,7 +28,7 @@ STRANGE = r"30 24 0:26 / /mnt/a\040place rw - cgroup2 none rw"
         ("0::/jobs\n", STRANGE, "/mnt/a place/jobs"),
     ],
 )
-def test_the_cgroup_of_this_process_is_found_wherever_it_is_mounted(memberships: str, mounts: str, place: str) -> None:
+def test_own_cgroup_is_found_wherever_it_is_mounted(memberships: str, mounts: str, place: str) -> None:
     assert locate(memberships, mounts) == Path(place)
 
 
@@ -41,23 +41,23 @@ def test_the_cgroup_of_this_process_is_found_wherever_it_is_mounted(memberships:
         ("0::/docker/abcdef\n", CONTAINER, "outside"),
     ],
 )
-def test_where_there_is_none_it_says_why(memberships: str, mounts: str, words: str) -> None:
+def test_missing_cgroup_is_explained(memberships: str, mounts: str, words: str) -> None:
     with pytest.raises(NoCgroupError, match=words):
         locate(memberships, mounts)
 
 
-def test_a_place_that_offers_no_kill_is_left_as_it_was(tmp_path: Path) -> None:
+def test_cgroup_without_kill_is_removed_again(tmp_path: Path) -> None:
     with pytest.raises(NoCgroupError, match=r"cgroup\.kill"):
         Cgroup.create(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_may_not_be_written_says_so(tmp_path: Path) -> None:
+def test_cgroup_without_permission_is_explained(tmp_path: Path) -> None:
     with pytest.raises(NoCgroupError, match="no such file"):
         Cgroup.create(tmp_path / "missing")
 
 
-def test_what_killed_runs_left_behind_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_cgroups_of_killed_runs_are_removed_by_the_next_run(tmp_path: Path) -> None:
     me = identify(os.getpid())
     assert me is not None
     ours, theirs, abandoned = (
@@ -72,7 +72,7 @@ def test_what_killed_runs_left_behind_is_removed_by_the_next_one(tmp_path: Path)
     assert {left.name for left in tmp_path.iterdir()} == {ours, theirs}
 
 
-def test_cgroups_that_the_job_made_below_its_own_count_and_go_with_it(tmp_path: Path) -> None:
+def test_nested_cgroups_of_the_job_count_and_are_removed(tmp_path: Path) -> None:
     (tmp_path / "job/inner/deeper").mkdir(parents=True)
     for place, pids in (("job", "10\n0\n"), ("job/inner", ""), ("job/inner/deeper", "11\n12\n")):
         (tmp_path / place / "cgroup.procs").write_text(pids)

@@ -21,18 +21,18 @@ class Person:
         return heard
 
 
-def test_two_presses_in_a_row_mean_now() -> None:
+def test_two_presses_in_a_row_are_a_double_press() -> None:
     assert Person().presses(PRESSED, PRESSED, every=DOUBLE_PRESS) == [False, True]
 
 
-def test_presses_that_lie_further_apart_are_each_for_the_job() -> None:
+def test_presses_further_apart_are_single_presses() -> None:
     assert Person().presses(PRESSED, PRESSED, PRESSED, every=DOUBLE_PRESS + 0.1) == [False, False, False]
 
 
-def test_interrupts_of_programs_never_mean_now() -> None:
+def test_sigint_from_programs_is_no_press() -> None:
     assert not any(Person().presses(*[BY_A_PROGRAM] * 5, every=0.0))
     assert not any(Person().presses(PRESSED, BY_A_PROGRAM, every=0.0))
 
 
-def test_other_signals_of_a_terminal_are_no_presses() -> None:
+def test_other_terminal_signals_are_no_press() -> None:
     assert not any(Person().presses(*[Received(signal.SIGQUIT, 0x80, 0, 0)] * 3, every=0.0))

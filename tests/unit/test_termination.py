@@ -66,7 +66,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def test_everybody_is_asked_at_once_and_nobody_killed_before_the_grace_is_over(world: World) -> None:
+def test_all_get_the_signal_at_once_and_none_is_killed_before_the_grace_is_over(world: World) -> None:
     termination = world.termination(grace=10)
     assert world.sent == [
         (FIRST, signal.SIGTERM), (FIRST, signal.SIGCONT), (SECOND, signal.SIGTERM), (SECOND, signal.SIGCONT),
@@ -80,7 +80,7 @@ def test_everybody_is_asked_at_once_and_nobody_killed_before_the_grace_is_over(w
     assert termination.step()
 
 
-def test_the_main_process_is_asked_alone_and_the_others_once_it_has_ended(world: World) -> None:
+def test_main_process_gets_the_signal_first_and_the_others_after_its_end(world: World) -> None:
     termination = world.termination(first=FIRST)
     assert world.sent == [(FIRST, signal.SIGTERM), (FIRST, signal.SIGCONT)]
     world.now += 2
@@ -96,7 +96,7 @@ def test_the_main_process_is_asked_alone_and_the_others_once_it_has_ended(world:
     assert world.climb_down(termination).killed == 1
 
 
-def test_a_main_process_that_does_not_end_leaves_the_others_half_of_the_grace(world: World) -> None:
+def test_others_get_the_signal_after_half_of_the_grace(world: World) -> None:
     termination = world.termination(grace=10, first=FIRST)
     assert termination.timeout() == 5
     world.now += 5
@@ -107,14 +107,14 @@ def test_a_main_process_that_does_not_end_leaves_the_others_half_of_the_grace(wo
     assert world.climb_down(termination).killed == 2
 
 
-def test_hurry_skips_asking_the_others(world: World) -> None:
+def test_hurry_skips_the_signal_to_the_others(world: World) -> None:
     termination = world.termination(first=FIRST)
     termination.hurry()
     assert termination.timeout() == 0
     assert world.climb_down(termination).killed == 2
 
 
-def test_who_ends_when_asked_is_not_killed(world: World) -> None:
+def test_process_that_ends_on_the_signal_is_not_killed(world: World) -> None:
     world.obey = lambda _who, signum: signum == signal.SIGTERM
     outcome = world.climb_down(world.termination())
     assert (outcome.asked, outcome.killed, outcome.survivors, outcome.seconds) == (2, 0, (), 0.0)
@@ -132,20 +132,20 @@ def test_hurry_ends_the_grace(world: World) -> None:
     assert "2 processes got SIGTERM, 2 processes had to be killed" in outcome.in_words()
 
 
-def test_a_stop_by_sigkill_asks_nobody_first(world: World) -> None:
+def test_stop_by_sigkill_sends_no_other_signal(world: World) -> None:
     outcome = world.climb_down(world.termination(signum=signal.SIGKILL, grace=1000))
     assert world.signals() == [signal.SIGSTOP, signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL]
     assert outcome.in_words() == "2 processes were killed; all gone after 0.0 s"
 
 
-def test_a_tree_with_a_cgroup_is_killed_at_one_blow(world: World) -> None:
+def test_tree_with_cgroup_is_killed_at_once(world: World) -> None:
     world.has_cgroup = True
     outcome = world.climb_down(world.termination(grace=0))
     assert outcome.killed == 2
     assert world.signals() == [signal.SIGTERM, signal.SIGCONT] * 2
 
 
-def test_a_process_that_cannot_be_killed_is_named_when_patience_is_over(world: World) -> None:
+def test_unkillable_process_is_named_after_a_while(world: World) -> None:
     world.obey = lambda who, signum: who == FIRST and signum == signal.SIGKILL
     outcome = world.climb_down(world.termination(grace=0))
     assert outcome.survivors == ("trainer (pid 1000002, blocked in the kernel)",)
@@ -153,14 +153,14 @@ def test_a_process_that_cannot_be_killed_is_named_when_patience_is_over(world: W
     assert outcome.in_words().endswith("left after 30.0 s: trainer (pid 1000002, blocked in the kernel)")
 
 
-def test_a_process_of_somebody_else_is_named_at_once(world: World) -> None:
+def test_process_of_another_user_is_named_at_once(world: World) -> None:
     world.permitted = False
     outcome = world.climb_down(world.termination(grace=0))
     assert len(outcome.survivors) == 2
     assert outcome.seconds < 1
 
 
-def test_a_tree_that_changes_too_fast_to_be_read_is_not_called_empty(world: World) -> None:
+def test_unsettled_scan_does_not_count_as_empty(world: World) -> None:
     world.alive = []
     world.settled = False
     termination = world.termination(grace=10)
@@ -169,7 +169,7 @@ def test_a_tree_that_changes_too_fast_to_be_read_is_not_called_empty(world: Worl
     assert termination.step()
 
 
-def test_who_was_born_during_the_kill_is_killed_too(world: World) -> None:
+def test_process_forked_during_the_kill_is_killed(world: World) -> None:
     def obey(who: Identity, signum: int) -> bool:
         if who == FIRST and signum == signal.SIGKILL:
             world.alive.append(Identity(1_000_003, 7))
@@ -181,6 +181,6 @@ def test_who_was_born_during_the_kill_is_killed_too(world: World) -> None:
     assert outcome.killed == 3
 
 
-def test_a_tree_that_is_gone_already_needs_nothing(world: World) -> None:
+def test_empty_tree_needs_no_signal(world: World) -> None:
     world.alive = []
     assert world.climb_down(world.termination()).in_words() == "there was nothing to stop"

@@ -1,6 +1,6 @@
 """A bare supervisor in a process of its own, for tests: launches one program and says all it hears, a line each.
 
-`Overseer(command, ...)` is a test's hold on it. It leaves when the job is gone.
+`BareSupervisor(command, ...)` is a test's hold on it. It leaves when the job is gone.
 """
 
 import json
@@ -34,7 +34,7 @@ HEARD: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, si
 ROOT: Final = Path(__file__).parents[2]
 
 
-class Overseer:
+class BareSupervisor:
     """The test's side. Orders are those of `_Supervisor`; `popen` goes to `subprocess.Popen`."""
 
     def __init__(self, *command: str, popen: dict[str, Any] | None = None, **orders: object) -> None:
@@ -42,7 +42,7 @@ class Overseer:
         order = json.dumps({"command": command, "orders": heard, **orders})
         options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT, **(popen or {})}
         options["pass_fds"] = [heard, *options.get("pass_fds", ())]
-        self.process = subprocess.Popen([sys.executable, "-m", "tests.support.overseer", order], **options)
+        self.process = subprocess.Popen([sys.executable, "-m", "tests.support.bare_supervisor", order], **options)
         os.close(heard)
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -55,16 +55,16 @@ class Overseer:
             try:
                 line = self._lines.get(timeout=max(ends - time.monotonic(), 0))
             except queue.Empty:
-                raise AssertionError(f"the overseer did not say {word!r} within {deadline:g} s") from None
+                raise AssertionError(f"the supervisor did not say {word!r} within {deadline:g} s") from None
             if not line:
-                raise AssertionError(f"the overseer left without saying {word!r}")
+                raise AssertionError(f"the supervisor left without saying {word!r}")
             if line.startswith(b"{") and word in (said := json.loads(line)):
                 return said[word]
 
     def order_stop(self, signal_name: str, grace: float) -> None:
         os.write(self._tell, f"{signal_name} {grace}".encode())
 
-    def __enter__(self) -> "Overseer":
+    def __enter__(self) -> "BareSupervisor":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +75,7 @@ class Overseer:
         if self.process.stdin is not None:
             self.process.stdin.close()
         self._reader.join(timeout=60)
-        assert not self._reader.is_alive(), "somebody outlived the overseer: its output is still held"
+        assert not self._reader.is_alive(), "somebody outlived the supervisor: its output is still held"
 
     def _read(self) -> None:
         assert self.process.stdout is not None
