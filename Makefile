@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up demo test collect lint format docs coverage release bench chaos soak lock clean
+.PHONY: help up demo test collect lint format docs snapshots coverage release bench chaos soak lock clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.7
@@ -31,6 +31,7 @@ help:
 	@echo 'make lint      ruff, mypy and import-linter only'
 	@echo 'make format    let ruff format and repair'
 	@echo 'make docs      build the documentation strictly, in .cache/site'
+	@echo 'make snapshots write anew what the verbs print, in tests/snapshots'
 	@echo 'make coverage  run the unit tests and check the branch coverage of the pure modules'
 	@echo 'make release   check version, changelog and tag, and build wheel and sdist in dist'
 	@echo 'make bench     measure, as ratios against peers in the same run'
@@ -68,6 +69,9 @@ lint: .venv/.dev-stamp
 
 coverage: .venv/.dev-stamp
 	@$(RUN) scripts/pure-coverage
+
+snapshots: .venv/.dev-stamp
+	@$(RUN) pytest -q -n $(TESTS_AT_ONCE) --update-snapshots tests/acceptance/test_snapshots.py
 
 # Without network; warnings, such as a broken link, fail. The variable silences a notice about a later MkDocs.
 docs: .venv/.dev-stamp

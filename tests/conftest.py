@@ -23,6 +23,10 @@ settings.load_profile("patient")
 sys.dont_write_bytecode = False
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-snapshots", action="store_true", help="Write tests/snapshots anew.")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Where Python does not do that itself, each of thousands of commands would compile all that was changed lately."""
     if "PYTHONDONTWRITEBYTECODE" in os.environ and not hasattr(config, "workerinput"):
