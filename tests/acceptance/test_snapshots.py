@@ -120,7 +120,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         run(store, jobs["done"], "succeeded", 0)
         moment(store)
         run(store, jobs["broken"], "failed", 1, "it ended with code 1")
-        store.hold([jobs["later"]])
+        store.jobs.hold([jobs["later"]])
         yield store
 
 
