@@ -305,7 +305,7 @@ def test_a_job_that_waits_is_steered_and_it_can_be_taken_back(
 ) -> None:
     (name,) = submit(site.store, "train")
     done = told(client.post(f"{V1}/jobs/{name}/{verb}"))
-    assert (done["changed"], done["sentence"]) == (True, f"{name} (train): {word}")
+    assert (done["changed"], done["message"]) == (True, f"{name} (train): {word}")
     assert states(site.store, name) == [became]
     undone(client, done)
     assert states(site.store, name) == ["queued"]
@@ -324,7 +324,7 @@ def test_a_job_that_runs_is_asked_to_stop_for_good(site: ApiSite, client: Client
     (name,) = submit(site.store, "train")
     start(site.store, name)
     done = told(client.post(f"{V1}/jobs/{name}/cancel"))
-    assert (done["sentence"], done["undo"]) == (f"{name} (train): asked to stop", None)
+    assert (done["message"], done["undo"]) == (f"{name} (train): asked to stop", None)
     assert site.store.jobs.get(name).cancel_requested is not None
 
 
@@ -425,11 +425,11 @@ def test_what_a_job_asks_for_is_changed_and_changed_back(site: ApiSite, client: 
     after = site.store.jobs.get(name)
     assert (after.name, after.memory, after.policy) == ("new", 2**30, {"idle": False})
     assert (after.environment, after.priority, bool(after.fit)) == ({"B": "2"}, 4, True)
-    assert done["sentence"].startswith(f"{name} (old): edited (environment, name, memory")
+    assert done["message"].startswith(f"{name} (old): edited (environment, name, memory")
     undone(client, done)
     assert site.store.jobs.get(name) == before
     assert told(client.patch(f"{V1}/jobs/{name}", json={"name": "old"})) == {
-        "changed": False, "sentence": f"{name} (old): it is so already", "undo": None,
+        "changed": False, "message": f"{name} (old): nothing differs", "undo": None,
     }  # fmt: skip
 
 
@@ -448,7 +448,7 @@ def test_a_job_that_runs_is_left_alone_for_a_while(site: ApiSite, client: Client
     runs, waits = submit(site.store, "runs", "waits")
     attempt = start(site.store, runs)
     done = told(client.post(f"{V1}/jobs/{runs}/snooze", json={"seconds": "30m"}))
-    assert done["sentence"] == f"{runs} (runs): left alone for 30m"
+    assert done["message"] == f"{runs} (runs): left alone for 30m"
     assert site.store.attempts.snoozes()[attempt] - site.store.clock() == pytest.approx(1800, abs=20)
     undone(client, done)
     assert site.store.attempts.snoozes() == {}
@@ -459,10 +459,10 @@ def test_a_job_that_runs_is_left_alone_for_a_while(site: ApiSite, client: Client
 def test_the_queue_and_a_worker_are_paused_and_go_on(site: ApiSite, client: Client) -> None:
     site.store.workers.heartbeat("box-1", "gpu-box", View())
     done = told(client.post(f"{V1}/queue/pause"))
-    assert (done["sentence"], site.store.paused()) == ("the queue is paused", True)
+    assert (done["message"], site.store.paused()) == ("the queue is paused", True)
     again = told(client.post(f"{V1}/queue/pause"))
     assert (again["changed"], again["undo"]) == (False, None)
-    assert "it is paused already" in again["sentence"]
+    assert "it is paused already" in again["message"]
     undone(client, done)
     assert not site.store.paused()
     done = told(client.post(f"{V1}/workers/box-1/pause"))

@@ -15,9 +15,9 @@ import pytest
 
 from stoker.queue.fields import JobSpec
 from stoker.queue.store import Store
+from stoker.web.answers import Page, cursor_of
 from stoker.web.auth.user import User
 from stoker.web.pages.job_list import Listing
-from stoker.web.pagination import Page, cursor_of
 from stoker.web.sse import live, rendered_sections
 from stoker.web.sse import multiplex as live_many
 from stoker.web.sse.rendered_sections import Looks

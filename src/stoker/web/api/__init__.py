@@ -5,8 +5,8 @@ from typing import Final
 from fastapi import APIRouter, Depends, Security
 from fastapi.security import HTTPBearer
 
-from stoker.web.api import attempts, gpus, jobs, queue, session, status, steering, workers
-from stoker.web.pagination import known_parameters, problems_listed
+from stoker.web.answers import known_parameters, problems_listed
+from stoker.web.api import attempts, gpus, job_actions, jobs, queue
 
 PREFIX: Final = "/api/v1"
 
@@ -18,5 +18,5 @@ router = APIRouter(
     dependencies=[Security(_TOKEN), Depends(known_parameters)],
     responses=problems_listed(400, 401, 403, 422, 429, 503),
 )
-for part in (status, jobs, steering, attempts, workers, queue, gpus, session):
+for part in (jobs, job_actions, attempts, queue, gpus):
     router.include_router(part.router)

@@ -16,11 +16,11 @@ from stoker.logs.reader import TailReader, last_lines, stored_lines
 from stoker.queue.logs import LAST_WITHIN, SECONDS_BETWEEN_LOOKS
 from stoker.queue.model import Attempt, EndCause
 from stoker.queue.store import Store
+from stoker.web.answers import TEXT, answer, found, problems_listed, text_listed
 from stoker.web.api.described import described
 from stoker.web.api.jobs import JobId
 from stoker.web.app_state import AppState, app_state_of
 from stoker.web.logs import channels_of, log_response
-from stoker.web.pagination import TEXT, answer, found, problems_listed, text_listed
 from stoker.web.problems import NotFoundError
 
 router = APIRouter(tags=["attempts"])

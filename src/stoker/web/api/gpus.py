@@ -10,9 +10,9 @@ from starlette.responses import Response
 from stoker.queue.model import GpuUse
 from stoker.queue.store import Store
 from stoker.status.usage import History, usage_history
+from stoker.web.answers import answer, tagged
 from stoker.web.api.described import described
 from stoker.web.app_state import app_state_of
-from stoker.web.pagination import answer, tagged
 
 router = APIRouter(tags=["gpus"])
 

@@ -11,10 +11,7 @@ from stoker.queue.explanation import Why, why
 from stoker.queue.fields import JobSpec, State
 from stoker.queue.model import Job
 from stoker.queue.store import Store
-from stoker.web.api.bodies import SubmitBody, said
-from stoker.web.api.described import described
-from stoker.web.app_state import app_state_of, user_of
-from stoker.web.pagination import (
+from stoker.web.answers import (
     Page,
     answer,
     answer_with_jobs,
@@ -24,6 +21,9 @@ from stoker.web.pagination import (
     place_of,
     problems_listed,
 )
+from stoker.web.api.bodies import SubmitBody, said
+from stoker.web.api.described import described
+from stoker.web.app_state import app_state_of, user_of
 from stoker.web.submission import HEADER, REPLAYED, Submitted, jobs_of, submit_once
 
 router = APIRouter(tags=["jobs"])

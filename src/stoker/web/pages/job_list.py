@@ -11,11 +11,11 @@ from stoker.queue.fields import State
 from stoker.queue.model import Failure
 from stoker.queue.store import Store
 from stoker.status.health import RECENT
+from stoker.web.answers import Page, page_of, place_of
 from stoker.web.app_state import app_state_of, user_of
 from stoker.web.auth.user import Role
 from stoker.web.pages.sections import render_list, trusted
 from stoker.web.pages.views import now_of
-from stoker.web.pagination import Page, page_of, place_of
 from stoker.web.templating import page
 
 router = APIRouter()

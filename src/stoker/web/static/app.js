@@ -48,11 +48,11 @@ const Stoker = (() => {
 
   // Toasts
 
-  function toast(sentence, { bad = false, undo = null } = {}) {
+  function toast(message, { bad = false, undo = null } = {}) {
     const box = document.createElement("div");
     box.className = bad ? "toast bad" : "toast";
     const words = document.createElement("p");
-    words.textContent = sentence;
+    words.textContent = message;
     box.append(words);
     const close = () => box.remove();
     if (undo) box.append(button("Undo", () => { close(); call(undo.method, undo.path, undo.body); }));
@@ -79,7 +79,7 @@ const Stoker = (() => {
     try { answer = JSON.parse(text); } catch { /* a proxy's page, or nothing */ }
     if (status === 401) goToLogin();
     else if (status >= 200 && status < 300) {
-      if (answer?.sentence) toast(answer.sentence, { undo: answer.undo });
+      if (answer?.message) toast(answer.message, { undo: answer.undo });
     } else {
       const first = answer?.errors?.[0]?.detail;
       toast(first || answer?.detail || answer?.title || "That did not work: the server gave no reason", { bad: true });

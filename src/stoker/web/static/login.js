@@ -10,11 +10,11 @@
   const wanted = form.elements.namedItem("next").value;
   const TRIED = "stoker-entry-tried";
 
-  const show = (sentence) => {
+  const show = (message) => {
     wait.hidden = true;
     form.hidden = false;
-    mistake.textContent = sentence;
-    mistake.hidden = !sentence;
+    mistake.textContent = message;
+    mistake.hidden = !message;
   };
 
   const hide = () => {

@@ -93,7 +93,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
     changed: bool
     """False when it was so already."""
-    sentence: str
+    message: str
     """For people."""
     undo: Undo | None = None
     """None when it cannot be taken back."""
