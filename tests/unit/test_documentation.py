@@ -125,3 +125,15 @@ def test_documented_files_are_those_that_stoker_keeps() -> None:
     assert [name for name in kept if not name.startswith("-") and not paths._OWN.fullmatch(name)] == []
     literals = in_sources(r'"([a-z_.]+\.(?:json|md|log|db))"') | {"output", "output.1"}
     assert [name for name in names_in_tables(section("files.md", "An attempt")) if name not in literals] == []
+
+
+def test_extras_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    _, _, table = (DOCS / "index.md").read_text().partition("| extra |")
+    assert names_in_tables(table) == set(project["optional-dependencies"])
+
+
+def test_exit_codes_name_verbs_that_exist() -> None:
+    verbs = {name.removeprefix("stoker ") for name, _ in commands()}
+    named = names_in_tables((REFERENCE / "exit-codes.md").read_text())
+    assert {name.partition(" -")[0] for name in named} <= verbs
