@@ -41,7 +41,7 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 def options_of(command: click.Command) -> list[click.Option]:
     return [
         parameter
-        for parameter in command.params
+        for parameter in command.get_params(click.Context(command))
         if isinstance(parameter, click.Option) and not parameter.hidden and _HELP not in parameter.opts
     ]
 

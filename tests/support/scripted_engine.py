@@ -93,9 +93,9 @@ class ScriptedEngine:
         self._identity = identity
         self._unreachable = identity.directory / "unreachable"
 
-    def find(self) -> Found:
+    def find(self) -> Found[RunningAttempt]:
         if self._unreachable.exists():
-            return Found([], False)
+            return Found((), False)
         found = []
         for directory in sorted((self._identity.directory / "attempts").iterdir()):
             record = AttemptRecord(directory)

@@ -140,10 +140,10 @@ def test_attempts_that_cannot_be_read_now_are_looked_for_again(
     leave_behind(home, AttemptProcesses(GONE, GONE))
     with monkeypatch.context() as trouble:
         trouble.setattr(LocalAttemptRecord, "checked_attempt_spec", failing(errno.EMFILE))
-        assert find_attempts(home, AWAY) == ([], False)
+        assert find_attempts(home, AWAY) == ((), False)
     with monkeypatch.context() as trouble:
         trouble.setattr(attempts, "environments", failing(errno.EMFILE))
-        assert find_attempts(home, AWAY) == ([], False)
+        assert find_attempts(home, AWAY) == ((), False)
     found = find_attempts(home, AWAY)
     assert (len(found.attempts), found.complete) == (1, True)
 
@@ -166,7 +166,7 @@ def test_orphans_whose_files_were_deleted_are_killed(
     directory = home.directory / "attempts"
     orphan = sleeper(processes, STOKER_RUN_DIR=str(directory / "j-1"))
     stranger = sleeper(processes, STOKER_RUN_DIR=str(directory.with_name("attempts of another") / "j-1"))
-    assert find_attempts(home, AWAY) == ([], True)
+    assert find_attempts(home, AWAY) == ((), True)
     assert not is_alive(orphan)
     assert is_alive(stranger)
 

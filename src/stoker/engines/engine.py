@@ -8,7 +8,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -151,10 +151,13 @@ class RunningAttempt(ABC):
         return True
 
 
-class Found(NamedTuple):
+AttemptT_co = TypeVar("AttemptT_co", bound=RunningAttempt, covariant=True)
+
+
+class Found(NamedTuple, Generic[AttemptT_co]):
     """The attempts of an earlier worker that were not known yet."""
 
-    attempts: Sequence[RunningAttempt]
+    attempts: Sequence[AttemptT_co]
     complete: bool
     """False when something could not be looked at: the worker searches again, and starts nothing until then."""
 
@@ -215,7 +218,7 @@ class Engine(Protocol):
         """Called once, when the worker has its identity."""
         ...
 
-    def find(self) -> Found:
+    def find(self) -> Found[RunningAttempt]:
         """Looks for attempts that an earlier worker of this home started, without the queue.
 
         What no supervisor looks after any more is stopped, for another worker may start the job when the lease ends.

@@ -9,10 +9,10 @@ import socket
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from stoker.engines.attempt import ATTEMPT_TAG, AttemptResult, StopCause, result_of
-from stoker.engines.engine import CannotTellError, RunningAttempt
+from stoker.engines.engine import CannotTellError, Found, RunningAttempt
 from stoker.engines.identity import WorkerIdentity
 from stoker.engines.local.capacity import Allocation
 from stoker.engines.local.messages import LeaseRenewed, ResultRecorded, ShimChannel, StopAttempt
@@ -197,14 +197,7 @@ def _check_descriptors() -> None:
 _DIRECTORY_TAG: Final = b"STOKER_RUN_DIR="
 
 
-class FoundHere(NamedTuple):
-    """What `Engine.find` returns, with local attempts."""
-
-    attempts: list[LocalAttempt]
-    complete: bool
-
-
-def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection[str] = ()) -> FoundHere:
+def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection[str] = ()) -> Found[LocalAttempt]:
     """The attempts of an earlier worker besides those that are known; some have ended.
 
     Needs no queue: jobs without a supervisor are killed first, since another machine may start them when the lease
@@ -217,9 +210,9 @@ def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection
         _kill_orphans(identity)
         names = sorted(os.listdir(identity.directory / "attempts"))  # noqa: PTH208 - thousands of names, one call
     except FileNotFoundError:
-        return FoundHere([], True)
+        return Found((), True)
     except OSError:
-        return FoundHere([], False)
+        return Found((), False)
     for name in names:
         record = LocalAttemptRecord(identity.directory / "attempts" / name)
         try:
@@ -230,7 +223,7 @@ def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection
         # Attempts of another queue are left to that queue's worker.
         if attempt_spec is not None and attempt_spec.attempt not in known and _is_ours(attempt_spec, identity, address):
             found.append(_found(record, attempt_spec))
-    return FoundHere(found, complete)
+    return Found(found, complete)
 
 
 def _is_ours(attempt_spec: LocalAttemptSpec, identity: WorkerIdentity, address: str) -> bool:

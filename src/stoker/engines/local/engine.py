@@ -89,10 +89,10 @@ class LocalEngine:
     def attempts(self) -> Mapping[str, LocalAttempt]:
         return self._shims.attempts
 
-    def find(self) -> Found:
+    def find(self) -> Found[LocalAttempt]:
         found = find_attempts(self._identity, self._options.queue, self._shims.attempts)
         self._shims.attempts |= {attempt.id: attempt for attempt in found.attempts}
-        return Found(found.attempts, found.complete)
+        return found
 
     def is_started(self, attempt: Attempt) -> bool:
         return is_supervised(self._identity, attempt)
