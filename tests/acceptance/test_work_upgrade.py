@@ -27,7 +27,7 @@ def test_job_outlives_its_worker_and_the_files_of_its_stoker(tmp_path: Path) -> 
         )
         try:
             wait_for(lambda: queue.jobs.get(job).state == "running", named="the start of the job")
-            wait_for(lambda: list((tmp_path / "stoker-home" / "attempts").glob("*/socket")), named="its attendant")
+            wait_for(lambda: list((tmp_path / "stoker-home" / "attempts").glob("*/socket")), named="its shim")
         finally:
             os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()

@@ -32,7 +32,7 @@ class Site:
         self.meter.did("g", state, NOON + second - BOOTED)
         return self
 
-    def told(self) -> dict[int, Usage]:
+    def written(self) -> dict[int, Usage]:
         """By the minutes since noon, with the one under way."""
         return {row.minute - int(NOON // 60): row for row in self.meter.so_far()}
 
@@ -44,79 +44,79 @@ def seconds(row: Usage) -> dict[GpuUse, float]:
 def test_minute_is_reported_when_it_is_over() -> None:
     site = Site().see(*range(0, 60, 5))
     assert site.meter.finished() == []
-    assert seconds(site.told()[0]) == {"job": 55.0}
+    assert seconds(site.written()[0]) == {"job": 55.0}
     (row,) = site.see(62.0).meter.finished()
     assert (row.host, row.gpu, row.minute) == ("node7", "g", NOON // 60)
     assert seconds(row) == {"job": 60.0}
-    site.meter.told([row])
+    site.meter.written([row])
     assert site.meter.finished() == []
-    assert seconds(site.told()[1]) == {"job": 2.0}
+    assert seconds(site.written()[1]) == {"job": 2.0}
 
 
 def test_span_has_the_state_of_the_look_at_its_end() -> None:
     site = Site().see(0.0).see(10.0, state="free").see(15.0, state="unknown", utilization=None).see(20.0, state="job")
-    assert seconds(site.told()[0]) == {"free": 10.0, "unknown": 5.0, "job": 5.0}
+    assert seconds(site.written()[0]) == {"free": 10.0, "unknown": 5.0, "job": 5.0}
 
 
 def test_job_that_came_and_went_between_two_looks_is_counted() -> None:
     site = Site().see(0.0, state="free").leave(3.0).see(3.5, state="free")
-    assert seconds(site.told()[0]) == {"job": 3.0, "free": 0.5}
+    assert seconds(site.written()[0]) == {"job": 3.0, "free": 0.5}
 
 
 def test_end_that_is_later_than_the_look_counts_no_second_twice() -> None:
     site = Site().see(0.0, state="free").leave(3.2).see(3.0, state="free").see(5.0, state="free")
-    assert seconds(site.told()[0]) == {"job": 3.0, "free": 2.0}
+    assert seconds(site.written()[0]) == {"job": 3.0, "free": 2.0}
 
 
 def test_longer_gap_counts_for_nothing() -> None:
     site = Site().see(0.0, LONGEST_GAP)
-    assert seconds(site.told()[0]) == {"job": LONGEST_GAP}
+    assert seconds(site.written()[0]) == {"job": LONGEST_GAP}
     gap = Site().see(0.0, LONGEST_GAP + 0.1, LONGEST_GAP + 5.1)
-    assert seconds(gap.told()[0]) == {"job": 5.0}
+    assert seconds(gap.written()[0]) == {"job": 5.0}
 
 
 def test_minute_without_looks_has_no_row() -> None:
-    assert set(Site().see(0.0, 5.0, 200.0, 205.0).told()) == {0, 3}
-    assert Site().see(0.0).told() == {}
+    assert set(Site().see(0.0, 5.0, 200.0, 205.0).written()) == {0, 3}
+    assert Site().see(0.0).written() == {}
 
 
 def test_utilization_is_the_mean_over_the_time_in_which_it_is_known() -> None:
     site = Site().see(0.0).see(10.0, utilization=1.0).see(40.0, utilization=0.0)
-    assert site.told()[0].utilization == pytest.approx(0.25)
+    assert site.written()[0].utilization == pytest.approx(0.25)
     site.see(50.0, utilization=None)
-    assert site.told()[0].utilization == pytest.approx(0.25)
-    assert Site().see(0.0, 5.0, utilization=None).told()[0].utilization is None
+    assert site.written()[0].utilization == pytest.approx(0.25)
+    assert Site().see(0.0, 5.0, utilization=None).written()[0].utilization is None
 
 
 def test_memory_is_the_most_that_was_seen() -> None:
     site = Site().see(0.0, memory=900).see(5.0, memory=0)
-    assert site.told()[0].memory == 0
-    assert site.see(10.0, memory=300).see(15.0, memory=200).told()[0].memory == 300
+    assert site.written()[0].memory == 0
+    assert site.see(10.0, memory=300).see(15.0, memory=200).written()[0].memory == 300
     site.meter.saw("g", "unknown", NOON + 20.0 - BOOTED, NOON + 20.0, None, None)
-    assert site.told()[0].memory == 300
+    assert site.written()[0].memory == 300
 
 
 def test_unwritten_minutes_are_kept_for_an_hour() -> None:
     site = Site().see(*range(0, 61, 20))
     last = KEPT_MINUTES * 60.0
-    assert 0 in site.see(last + 59.0).told()
-    assert 0 not in site.see(last + 60.0).told()
+    assert 0 in site.see(last + 59.0).written()
+    assert 0 not in site.see(last + 60.0).written()
 
 
 def test_clock_that_is_set_back_makes_no_minute_longer() -> None:
     site = Site().see(*range(0, 51, 5))
     site.set_by = -45.0
     site.see(*range(55, 101, 5))
-    assert seconds(site.told()[0]) == {"job": 60.0}
+    assert seconds(site.written()[0]) == {"job": 60.0}
 
 
 def test_drifting_clocks_report_no_minute_twice() -> None:
     site = Site().see(50.0, 60.001)
-    site.meter.told(site.meter.finished())
+    site.meter.written(site.meter.finished())
     site.set_by = -0.002
-    assert set(site.see(65.0).told()) == {1}
+    assert set(site.see(65.0).written()) == {1}
     site.set_by = -10.0
-    assert set(site.see(66.0, 67.0).told()) == {0, 1}
+    assert set(site.see(66.0, 67.0).written()) == {0, 1}
 
 
 @given(
@@ -143,7 +143,7 @@ def test_no_minute_has_more_than_its_seconds_and_all_that_was_looked_at_is_count
             site.leave(moments[-1] - wait / 3)
         site.see(moments[-1], state=state, utilization=utilization)
         rows += (over := site.meter.finished())
-        site.meter.told(over)
+        site.meter.written(over)
     rows += site.meter.so_far()
     assert len({row.minute for row in rows}) == len(rows)
     for row in rows:

@@ -1,4 +1,4 @@
-"""One attempt at a job, on disk: what an engine was told to run, and what became of it.
+"""One attempt at a job, on disk: what an engine runs, and what became of it.
 
 An attempt's directory is a run's record with this beside it:
 

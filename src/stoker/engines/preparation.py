@@ -1,4 +1,4 @@
-"""From a queued job to what is started: its command, its environment and the rule that it runs under."""
+"""From a queued job to what its supervisor runs: command, environment, rules and batch size."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -28,24 +28,24 @@ class Prepared(NamedTuple):
 def prepare(
     job: Job, gpus: Sequence[Gpu], environment: Mapping[str, str], number: int, *, present: Sequence[Gpu] = ()
 ) -> Prepared:
-    """What is started as this attempt at the job, on these GPUs, by a worker with this environment.
+    """The command and environment of an attempt on these GPUs. `environment`: the worker's own.
 
-    `present`: all GPUs of the machine, for those that can be named by their place among them only.
+    `present`: all GPUs of the machine, for those that can only be named by their index.
     """
     words = job.command if isinstance(job.command, tuple) else ("/bin/sh", "-c", job.command)
     command = tuple(_filled_in(word, job, len(gpus)) for word in words)
-    surroundings = {
+    variables = {
         name: value for name, value in (*environment.items(), *job.environment.items()) if not _is_of_a_run(name)
     }
-    surroundings |= _told(job, number)
+    variables |= _own_variables(job, number)
     for name, value in _presets(job, number).items():
-        surroundings.setdefault(name, value)
+        variables.setdefault(name, value)
     if gpus:
-        set_visible_gpus(surroundings, gpus, present)
+        set_visible_gpus(variables, gpus, present)
     else:
-        surroundings |= {name: job.environment.get(name, "") for name in hiding_variables()}
-    _refuse_impossible(job, command, surroundings)
-    return Prepared(command, surroundings, job.directory)
+        variables |= {name: job.environment.get(name, "") for name in hiding_variables()}
+    _refuse_impossible(job, command, variables)
+    return Prepared(command, variables, job.directory)
 
 
 def is_fitted(job: Job) -> bool:
@@ -62,9 +62,9 @@ def check_policy(job: Job) -> None:
 
 
 def _filled_in(text: str, job: Job, gpus: int) -> str:
-    """The text with the words in braces replaced that a job may use; all other braces are the job's own."""
+    """Fills in the placeholders that a job may use; other braces stay."""
     values = {"gpus": str(gpus)}
-    if not is_fitted(job):  # otherwise it is filled in when the size has been found, and probes have ids of their own
+    if not is_fitted(job):  # otherwise they are filled in when the size is known, and probes have other ids
         values["id"] = job.id
         if job.batch_size is None and mentioned(text, ("batch_size",)):
             raise BadInputError(
@@ -76,26 +76,26 @@ def _filled_in(text: str, job: Job, gpus: int) -> str:
 
 
 def _is_of_a_run(name: str) -> bool:
-    """Whether it is about a run that the worker itself may be in, or one that the job was submitted from."""
+    """Whether it describes a run around the worker, or around the submission."""
     return name == "STOKER_RUN" or name.startswith("STOKER_RUN_") or name == "STOKER_BATCH_SIZE"
 
 
-def _told(job: Job, number: int) -> dict[str, str]:
-    """What the job is told of itself, whatever anybody set."""
-    told = {"STOKER_JOB_ID": job.id, "STOKER_ATTEMPT": str(number)}
+def _own_variables(job: Job, number: int) -> dict[str, str]:
+    """What describes the job itself, whatever the user has set."""
+    own = {"STOKER_JOB_ID": job.id, "STOKER_ATTEMPT": str(number)}
     if job.batch_size is not None:
-        told["STOKER_BATCH_SIZE"] = str(job.batch_size)
-    return told
+        own["STOKER_BATCH_SIZE"] = str(job.batch_size)
+    return own
 
 
 def _presets(job: Job, number: int) -> dict[str, str]:
-    """What holds unless somebody set it: every attempt goes on in the same run of Weights & Biases."""
+    """Defaults that the user may override: every attempt continues the same run of Weights & Biases."""
     presets = {
         "WANDB_RUN_ID": job.id,
         "WANDB_NAME": job.name or job.id,
-        # Into a file Python prints by the block, and whoever follows a job would see nothing for minutes.
+        # Python buffers output to a file, and a follower would see nothing for minutes.
         "PYTHONUNBUFFERED": "1",
-        # Numbers then count as everybody else counts: nvidia-smi, this program and a person who reads both.
+        # The order of nvidia-smi and of Stoker.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     if number > 1:

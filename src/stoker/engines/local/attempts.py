@@ -123,8 +123,8 @@ class LocalAttempt(RunningAttempt):
             if self._stop is not None:
                 self.channel.send(self._stop)
         except OSError as error:
-            nobody_listens = isinstance(error, (ConnectionRefusedError, FileNotFoundError))
-            if nobody_listens and self.record.status().state == "ended":
+            refused = isinstance(error, (ConnectionRefusedError, FileNotFoundError))
+            if refused and self.record.status().state == "ended":
                 self.conclude()  # its shim is done with it, and may have another attempt by now
             elif not is_gone(processes.shim_identity):
                 self._try_later()
@@ -223,7 +223,7 @@ def find_attempts(identity: WorkerIdentity, queue: str | None, known: Collection
         # Attempts of another queue are left to that queue's worker.
         if attempt_spec is not None and attempt_spec.attempt not in known and _is_ours(attempt_spec, identity, address):
             found.append(_found(record, attempt_spec))
-    return Found(found, complete)
+    return Found(tuple(found), complete)
 
 
 def _is_ours(attempt_spec: LocalAttemptSpec, identity: WorkerIdentity, address: str) -> bool:
@@ -287,7 +287,7 @@ def _has_supervisor(who: Identity) -> bool:
 
 
 def unsupervised(home: Path, names: Collection[str]) -> set[str]:
-    """Those of the attempts that nobody supervises any more; what was left of them is killed. Raises OSError."""
+    """Those of the attempts without a supervisor; what was left of them is killed. Raises OSError."""
     found = set()
     for name in names:
         record = LocalAttemptRecord(home / "attempts" / name)

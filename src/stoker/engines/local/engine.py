@@ -251,7 +251,7 @@ class LocalEngine:
         return self._machine.usage.so_far() if final else self._machine.usage.finished()
 
     def usage_written(self, rows: Iterable[Usage]) -> None:
-        self._machine.usage.told(rows)
+        self._machine.usage.written(rows)
 
     def tidy(self) -> None:
         with contextlib.suppress(OSError, NoCgroupError):

@@ -107,7 +107,7 @@ class GpuTracker:
 
     def worker_gpus(self, holders: Mapping[str, Collection[str]]) -> tuple[WorkerGpu, ...]:
         """The GPUs for the heartbeat: the last look, with the jobs that hold each GPU now."""
-        return tuple(watched.told(holders.get(uuid, ())) for uuid, watched in self._watched.items())
+        return tuple(watched.report(holders.get(uuid, ())) for uuid, watched in self._watched.items())
 
     def _add_up(self, holders: Mapping[str, Collection[str]]) -> None:
         self.used = {job: {} for jobs in holders.values() for job in jobs}
@@ -247,7 +247,7 @@ class _Watched:
         everyone_told = None not in self.used.values()
         return MemoryTaken(capacity.unexplained) if capacity.unexplained and everyone_told else Free()
 
-    def told(self, holders: Collection[str]) -> WorkerGpu:
+    def report(self, holders: Collection[str]) -> WorkerGpu:
         total, used = self.seen.memory_total, self.seen.memory_used
         state, user = self._state(holders)
         return WorkerGpu(

@@ -26,7 +26,7 @@ class UsagePerMinute:
         self._minutes: dict[tuple[str, int], _Minute] = {}
         self._newest = -(2**63)
         """The minute of the last look."""
-        self._told_until: dict[str, float] = {}
+        self._written_until: dict[str, float] = {}
         """The end of the last written minute of each GPU, by the wall clock."""
 
     def did(self, gpu: str, state: GpuUse, at: float) -> None:
@@ -43,7 +43,7 @@ class UsagePerMinute:
         self._turn_to(math.floor(wall / MINUTE))
         if watched is None or not 0 < at - watched.at <= LONGEST_GAP:
             return
-        begun, floor = watched.at, self._told_before(gpu, wall)
+        begun, floor = watched.at, self._written_before(gpu, wall)
         for part in (*watched.parts, _Part(at, state)):
             # A stop that was noticed during the look may be later than it.
             until = min(part.until, at)
@@ -60,21 +60,21 @@ class UsagePerMinute:
         """The same with the minute under way."""
         return [self._row(*key) for key in self._minutes]
 
-    def told(self, rows: Iterable[Usage]) -> None:
+    def written(self, rows: Iterable[Usage]) -> None:
         """The queue has these rows."""
         for row in rows:
             self._minutes.pop((row.gpu, row.minute), None)
-            self._told_until[row.gpu] = (row.minute + 1) * MINUTE
+            self._written_until[row.gpu] = (row.minute + 1) * MINUTE
 
-    def _told_before(self, gpu: str, wall: float) -> float:
+    def _written_before(self, gpu: str, wall: float) -> float:
         """The end of what is written, before which nothing is added.
 
         The clocks drift against each other: the span of a look may begin a few milliseconds before its minute, and
         would replace the row of the minute before.
         """
-        if wall < self._told_until.get(gpu, -math.inf):
-            del self._told_until[gpu]  # the clock was set back
-        return self._told_until.get(gpu, -math.inf)
+        if wall < self._written_until.get(gpu, -math.inf):
+            del self._written_until[gpu]  # the clock was set back
+        return self._written_until.get(gpu, -math.inf)
 
     def _turn_to(self, minute: int) -> None:
         if minute != self._newest:

@@ -25,7 +25,7 @@ _QUIET_LOOKS: Final = 5.0
 _WAITING_LOOKS: Final = 2.0
 # Looks while a GPU that was just freed settles.
 _SETTLING_LOOKS: Final = 0.25
-# A GPU that has not settled after this is used by somebody else.
+# A GPU that has not settled after this is used by others.
 _SETTLES_WITHIN: Final = 5.0
 # No GPU is given away on a look that is older than this.
 _FRESH: Final = 0.5
@@ -45,7 +45,7 @@ class MachineView:
         log: Log,
     ) -> None:
         self.tracker = GpuTracker(gpus, placement)
-        # Before the first look too: nobody may take them for real ones.
+        # Before the first look too, so that they are never shown as real.
         self.tracker.simulated = prober.spec.partition(":")[0] == SIMULATED
         self.no_gpus = False
         """Whether there is nothing to look at."""

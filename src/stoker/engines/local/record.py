@@ -74,7 +74,7 @@ class LocalAttemptRecord(AttemptRecord):
                 # Left by an earlier try that failed.
                 (self.directory / "socket").unlink(missing_ok=True)
                 listener.bind(path)
-                os.chmod(path, 0o600)  # noqa: PTH101 - the directory is private, so nobody comes in between
+                os.chmod(path, 0o600)  # noqa: PTH101 - the directory is private
             listener.listen(4)
         except OSError:
             listener.close()

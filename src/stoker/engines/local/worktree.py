@@ -34,7 +34,7 @@ class Worktree(NamedTuple):
     def create(cls, directory: str, commit: str, at: Path, check: Callable[[], None] = lambda: None) -> "Worktree":
         """Checks the commit out at `at`, which must not exist, from the repository that the directory is in.
 
-        `check` is called again and again meanwhile, and raises when somebody wants it all to end.
+        `check` is called repeatedly meanwhile, and raises when the job is to stop.
         """
         repository, inside = _repository_of(directory)
         found = _git(repository, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
@@ -61,7 +61,7 @@ class Worktree(NamedTuple):
             raise StokerError(f"no snapshot of commit {commit} can be made at {self.at}: something is there already")
         with _alone(self.repository):
             done = _git(self.repository, "worktree", "add", "--no-checkout", "--detach", str(self.at), resolved)
-        # The files, which may take minutes, are nobody else's business.
+        # Without the lock: the files may take minutes.
         if done.ok:
             try:
                 done = _run(("-C", str(self.at), "reset", "--quiet", "--hard"), check)
@@ -77,7 +77,7 @@ class Worktree(NamedTuple):
 def _alone(repository: str) -> Iterator[None]:
     """Keeps others of us from adding and removing at the same time: git stumbles over a worktree that is half made.
 
-    Where the file system has no such lock, or somebody does not let go of it, it goes on without.
+    Where the file system has no such lock, or it is not released in time, it goes on without.
     """
     try:
         descriptor = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -108,10 +108,10 @@ def _repository_of(directory: str) -> tuple[str, str]:
     """What all worktrees of the repository share, and the place of the directory inside its worktree."""
     if not Path(directory).is_dir():
         raise StokerError(f"the directory {directory} does not exist here, so no snapshot of it can be made")
-    told = _run(("-C", directory, "rev-parse", "--path-format=absolute", "--git-common-dir", "--show-prefix"))
-    if not told.ok:
-        raise StokerError(f"no snapshot of {directory} can be made: {told.complaint}")
-    repository, _, inside = told.out.partition("\n")
+    shown = _run(("-C", directory, "rev-parse", "--path-format=absolute", "--git-common-dir", "--show-prefix"))
+    if not shown.ok:
+        raise StokerError(f"no snapshot of {directory} can be made: {shown.complaint}")
+    repository, _, inside = shown.out.partition("\n")
     return repository, inside
 
 
