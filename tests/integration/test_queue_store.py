@@ -373,7 +373,7 @@ def test_a_lost_job_is_held_when_it_asked_for_that(queue: Store) -> None:
     queue.attempts.claim(job, "w", [], OVER)
     assert queue.attempts.sweep() == 1
     assert queue.jobs.get(job).state == "held"
-    assert "not heard of" in queue.jobs.get(job).reason
+    assert "did not renew its lease" in queue.jobs.get(job).reason
 
 
 def test_a_job_that_is_lost_again_and_again_is_held(queue: Store) -> None:

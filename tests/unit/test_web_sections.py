@@ -298,9 +298,9 @@ def test_nothing_changes_because_time_passes() -> None:
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("no worker", "no worker is there (the last was heard of {} ago, on gpu-a): `stoker work` starts one"),
+        ("no worker", "no worker is there (the last was seen {} ago, on gpu-a): `stoker work` starts one"),
         ("retry", "waits until its retry in {}, after this: exit code 1"),
-        ("after", "waits for job 0000000a (running); besides, no worker is there (the last was heard of {} ago)"),
+        ("after", "waits for job 0000000a (running); besides, no worker is there (the last was seen {} ago)"),
     ],
 )
 def test_a_reason_that_tells_a_length_of_time_is_told_without_it(kind: Kind, sentence: str) -> None:

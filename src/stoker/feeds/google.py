@@ -1,4 +1,4 @@
-"""Google Sheets through gspread. Only who wants a sheet imports this: gspread comes with `stoker[sheets]`."""
+"""Google Sheets through gspread. Imported only when used: gspread comes with `stoker[sheets]`."""
 
 import contextlib
 import re
@@ -56,7 +56,7 @@ class GoogleSheet:
 
     @property
     def identity(self) -> str:
-        """The same for whoever reads this worksheet, also when its title is changed."""
+        """Identifies this worksheet, also after its title is changed."""
         with self._explained():
             return f"{self._key}:{self._worksheet().id}"
 

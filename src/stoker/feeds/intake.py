@@ -1,4 +1,4 @@
-"""The way from a feed into the queue: each origin becomes a job once, whoever brings it and how often."""
+"""From a feed into the queue: each origin becomes a job once; and what feeds print, and how they retry."""
 
 import contextlib
 import random
@@ -97,7 +97,7 @@ class FeedLog:
         _write(sys.stderr, f"stoker: {sentence}\n")
 
     def write_once(self, sentence: str) -> None:
-        """The same sentence is told once for the whole life of the feed."""
+        """Writes each message once in the life of the feed."""
         if sentence not in self._told:
             self._told.add(sentence)
             self.write(sentence)
@@ -112,7 +112,7 @@ def _write(stream: TextIO, line: str) -> None:
 
 # Most outages are a dropped connection: the first try again comes soon.
 FIRST_PAUSE: Final = 0.5
-# Google's quotas are per minute: whoever waits so long finds a fresh one.
+# Google's quotas are per minute: this is longer.
 LONGEST_PAUSE: Final = 64.0
 
 T = TypeVar("T")

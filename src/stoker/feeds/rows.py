@@ -78,7 +78,7 @@ def parse_columns(text: str) -> dict[Field, str]:
 
 
 def parse_layout(counter: str, commands: str, first_row: int, columns: Mapping[Field, str]) -> Layout:
-    """A layout in which everything has a place of its own."""
+    """Checks that no column or cell is used twice."""
     cell = _CELL.fullmatch(counter.strip().upper())
     if cell is None:
         raise BadInputError(f"{counter!r} is not a cell for the counter: write it like B1")
@@ -89,7 +89,7 @@ def parse_layout(counter: str, commands: str, first_row: int, columns: Mapping[F
     if int(cell[2]) >= first_row:
         used.append(cell[1])
     if twice := [column for column in used if used.count(column) > 1]:
-        raise BadInputError(f"column {twice[0]} is used for two things: give each a column of its own")
+        raise BadInputError(f"column {twice[0]} is used for two things: give each its own column")
     return layout
 
 

@@ -130,7 +130,7 @@ class SheetFeed:
         """Takes what is there and what comes, for ever."""
         patience = RetryForever(self._log, QueueAwayError, SheetAwayError)
         patience.until_done(self._round)
-        # It has worked once: what is wrong from now on may be put right by whoever did it.
+        # It has worked before, so later errors may be temporary.
         patience.also(SheetRefusedError, CounterError)
         while True:
             patience.until_done(self._turn)

@@ -28,10 +28,10 @@ from stoker.queue.model import Job
 SECONDS_TO_FINISH_A_LINE: Final = 2.0
 # File servers tell no events of what other machines write.
 SECONDS_BETWEEN_LOOKS: Final = 5.0
-# A transaction of so many jobs takes a fraction of a second; others wait no longer for the queue.
+# A transaction of this many jobs takes a fraction of a second, which is how long other processes wait.
 MOST_AT_ONCE: Final = 500
 
-# Finished jobs are looked up so often at the most, however many finish; and at the least, whatever the bell says.
+# Finished jobs are looked up at most and at least this often.
 SECONDS_BETWEEN_SETTLINGS: Final = 1.0
 LONGEST_UNSETTLED: Final = 60.0
 
@@ -146,7 +146,7 @@ class FileFeed:
         self._done = data
 
     def _until_settling(self) -> float:
-        """In how many seconds finished jobs are to be written down; never when nobody wants that."""
+        """In how many seconds finished jobs are to be written; None when there is no file for them."""
         if self._finished is None:
             return math.inf
         distance = SECONDS_BETWEEN_SETTLINGS if self._is_owed else LONGEST_UNSETTLED
@@ -204,7 +204,7 @@ class Line(NamedTuple):
     number: int
     text: str
     occurrence: int
-    """The how-manieth line with this text it is."""
+    """Which occurrence of this text, from 1."""
 
 
 class Unreadable(NamedTuple):

@@ -34,7 +34,7 @@ from stoker.queue.table import (
 SECONDS_BETWEEN_SWEEPS: Final = 1.0
 # Two clocks drift apart by milliseconds in a minute; what is more than that within one is a step.
 SMALLEST_STEP: Final = 1.0
-# Longer than most outages of a file server or a licence server; waiting longer than that helps nobody.
+# Longer than most outages of a file server or a licence server; waiting longer does not help.
 LONGEST_BACKOFF: Final = 3600.0
 # A job that takes its machine down each time must not take every machine down in turn, night after night.
 MOST_LOSSES: Final = 10
@@ -74,7 +74,7 @@ class Attempts(Table):
         return self._claimed("claim", {"job": job}, worker, gpus, lease_seconds)
 
     def claim_any(self, jobs: Sequence[str], worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
-        """The right to run the first of these jobs that nobody else has: one round trip where others are as quick."""
+        """The right to run the first of these jobs that is still free, in one round trip."""
         return self._claimed("claim any", {"jobs": json_text(list(jobs))}, worker, gpus, lease_seconds)
 
     def claim_next(self, worker: str, gpus: Sequence[str], lease_seconds: float) -> Attempt | None:
@@ -119,7 +119,7 @@ class Attempts(Table):
             ) from None
 
     def sweep(self, worker: str = "") -> int:
-        """Gives away what was held by expired leases; how many there were. `ready` and every claim do it too.
+        """Ends attempts whose leases have expired; how many there were. `ready` and every claim do it too.
 
         The attempts of `worker` itself are left alone: whether those still run, it need not guess from a clock.
         """
@@ -128,7 +128,7 @@ class Attempts(Table):
         ((clock, is_any),) = self._driver.fetch("is anything expired", {"worker": worker})
         step = self._step_of(float(clock), before, _own_clock())
         if step > 0.0:
-            # Nobody could renew in time: leases that ended, or are about to, by the step alone get back what they had.
+            # The clock was set forward: leases that ended, or are about to, by that step alone get back what they had.
             # Several workers may notice it. Shifted twice at the most, a lease is beyond the reach of the next.
             self._driver.fetch("forgive step", {"step": step})
         elif not is_any:
@@ -155,7 +155,7 @@ class Attempts(Table):
         return len(expired)
 
     def renew(self, attempts: Iterable[str], lease_seconds: float) -> dict[str, bool]:
-        """Those of the attempts that still run, for so much longer; each with whether somebody wants it stopped."""
+        """Extends the leases of the attempts that still run; each with whether it is to be stopped."""
         parameters: Parameters = {"attempts": json_text(list(attempts)), "lease": float(lease_seconds)}
         return {name: bool(unwanted) for name, unwanted in self._driver.fetch("renew", parameters)}
 
@@ -259,7 +259,7 @@ class Attempts(Table):
 
 
 def _own_clock() -> float:
-    """One that nobody sets, and that goes on while the machine sleeps."""
+    """A clock that cannot be set, and that goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -273,7 +273,7 @@ class Consequence(msgspec.Struct, frozen=True):
 
 
 def consequence(job: Job, outcome: Outcome, reason: str, times: int) -> Consequence:
-    """`times` says how many attempts ended so, this one included; it matters for those that nobody wanted to end."""
+    """`times` says how many attempts ended so, this one included; it matters for losses and requeues."""
     left = job.retries_left
     if outcome == "succeeded":
         return Consequence("succeeded", reason, left)
@@ -284,7 +284,7 @@ def consequence(job: Job, outcome: Outcome, reason: str, times: int) -> Conseque
     if outcome == "requeued":
         return Consequence("queued", reason, left, _requeue_delay(times))
     if outcome == "lost":
-        return _after_loss(job, reason or "its worker was not heard of in time", times)
+        return _after_loss(job, reason or "its worker did not renew its lease in time", times)
     return _after_failure(job, reason)
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-# Every NOTIFY takes a lock of the whole PostgreSQL server and wakes every listener; nobody notices so short a delay.
+# Every NOTIFY takes a lock of the whole PostgreSQL server and wakes every listener; this delay is too short to notice.
 SECONDS_BETWEEN: Final = 0.02
 
 
@@ -25,7 +25,7 @@ class ChangeListener(Protocol):
 
 
 class NotifyThrottle:
-    """The first ring after quiet goes at once; what comes too soon after it is owed."""
+    """The first notification after a pause is sent at once; one too soon after it is deferred."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,11 +33,11 @@ class NotifyThrottle:
         self._deferred = False
 
     def may_send(self) -> bool:
-        """Whether it may ring now."""
+        """Whether a notification may be sent now."""
         return self._clock() - self._last >= SECONDS_BETWEEN
 
     def sent(self) -> None:
-        """All that was owed is paid by it."""
+        """It covers everything that was deferred."""
         self._last = self._clock()
         self._deferred = False
 
@@ -45,5 +45,5 @@ class NotifyThrottle:
         self._deferred = True
 
     def flush_due(self) -> float | None:
-        """In how many seconds what is owed may ring; None when nothing is owed."""
+        """In how many seconds a deferred notification may be sent; None when there is none."""
         return max(0.0, self._last + SECONDS_BETWEEN - self._clock()) if self._deferred else None

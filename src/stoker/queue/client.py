@@ -18,7 +18,7 @@ from stoker.queue.steering import CANCEL, HOLD, RELEASE, RETRY, Verb
 from stoker.queue.store import Store
 from stoker.settings import load_settings
 
-# The bell tells of changes at once; this is for one that cannot ring just now, and costs a query by id.
+# Changes wake `wait` at once; this is for a listener that cannot listen, and costs a query by id.
 POLL_SECONDS: Final = 1.0
 
 Which = str | Job
@@ -58,7 +58,7 @@ class Options(TypedDict, total=False):
     preemptible: bool
     on_loss: Literal["retry", "hold"]
     pin: bool
-    """Runs the code as it is committed now, in a snapshot of its own."""
+    """Runs the code as it is committed now, in a snapshot."""
     allow_dirty: bool
     """With `pin`: leaves out changes that are not committed, where they would be refused."""
     batch_size: int | None
@@ -138,7 +138,7 @@ class Queue:
     def wait(self, which: Iterable[Which], timeout: float | None = None) -> list[Job]: ...
 
     def wait(self, which: Which | Iterable[Which], timeout: float | None = None) -> Job | list[Job]:
-        """The job when it has ended, or all of several; `TimeoutError` when that takes longer than so many seconds.
+        """The job when it has ended, or all of several; `TimeoutError` after `timeout` seconds.
 
         A database that is away meanwhile is waited for.
         """
@@ -237,7 +237,7 @@ class Queue:
 
 
 def _rest(descriptor: int, seconds: float) -> None:
-    """Until the bell rings, or so long."""
+    """Until something changes, or this long."""
     if descriptor < 0:
         time.sleep(seconds)
         return

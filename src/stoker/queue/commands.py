@@ -1,6 +1,7 @@
 """Which commands can be started at all: what no kernel would take is refused before it waits for a GPU all night."""
 
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -54,7 +55,7 @@ def _refuse_typography(command: Command) -> None:
     if isinstance(command, str):
         bare = _unquoted(command)
     else:
-        # A word with a space in it was put between straight quotes by whoever typed it.
+        # A word with a space in it was typed between straight quotes.
         bare = "\n".join(word for word in command if not any(map(str.isspace, word)))
     if bare.isascii() or not (found := _TYPOGRAPHY.search(bare)):
         return
@@ -75,6 +76,11 @@ def _straight(text: str) -> str:
     """The same with the characters of a plain keyboard."""
     text = _DASH.sub(lambda found: "--" if len(found["name"]) > 1 else "-", text)
     return text.translate(_QUOTES)
+
+
+def shell_text(command: Command) -> str:
+    """The command as a person would type it."""
+    return command if isinstance(command, str) else shlex.join(command)
 
 
 def wants_batch_size(command: Command) -> bool:

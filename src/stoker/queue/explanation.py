@@ -32,7 +32,7 @@ Kind = Literal[
     "next",
 ]
 
-# Whoever waits behind more than these knows enough, and counting them all would cost a look at each.
+# Counting more than these would read each of them, and the exact number helps no one.
 MOST_AHEAD: Final = 1000
 # The first few are enough to know what to look at.
 _MOST_NAMES: Final = 3
@@ -59,7 +59,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """By job."""
 
     def there(self) -> list[Worker]:
-        """The workers that have been heard of lately."""
+        """The workers whose last heartbeat is recent."""
         return [worker for worker in self.workers if worker.is_there(self.now)]
 
     def host_of(self, worker: str) -> str | None:
@@ -143,11 +143,11 @@ def _running(job: Job, around: Surroundings) -> Why:
     if attempt is not None and attempt.lease_expires < around.now:
         silent = spoken(around.now - attempt.lease_expires)
         return Why(
-            "silent", "not heard of", f"{running}, but its worker let its lease end {silent} ago and may be gone"
+            "silent", "no heartbeat", f"{running}, but its worker let its lease end {silent} ago and may be gone"
         )
     if job.cancel_requested is not None:
         ago = spoken(around.now - job.cancel_requested)
-        return Why("stopping", "stopping", f"{running}, and somebody asked {ago} ago that it be stopped")
+        return Why("stopping", "stopping", f"{running}, and a stop was requested {ago} ago")
     return Why("running", "", running)
 
 
@@ -252,7 +252,7 @@ def _last_heard(around: Surroundings) -> str:
     if not around.workers:
         return ", and none ever was"
     last = max(around.workers, key=lambda worker: worker.seen)
-    return f" (the last was heard of {spoken(around.now - last.seen)} ago, on {last.host})"
+    return f" (the last was seen {spoken(around.now - last.seen)} ago, on {last.host})"
 
 
 def _on_workers(job: Job, there: Sequence[Worker], ahead: int) -> Why:
@@ -304,7 +304,7 @@ def _too_large(job: Job, there: Sequence[Worker]) -> Why | None:
         sizes = [gpu.memory_total or 0 for worker in there for gpu in worker.view.gpus]
         amount = memory_formatter(job.memory, (max(sizes),))
         small = max(sizes) < job.memory
-        has = f"the largest anywhere has {amount(max(sizes))}" if small else "no worker has so many that large"
+        has = f"the largest anywhere has {amount(max(sizes))}" if small else "no worker has that many of this size"
     else:
         return None
     wanted = _count(job.gpus) if job.memory is None else f"{_count(job.gpus)} with {amount(job.memory)}"
@@ -382,5 +382,5 @@ def needs_of(store: "Store", job: Job) -> Needs:
 
 
 def ahead_of(store: "Store", job: Job) -> int:
-    """How many queued jobs come before it, if it is queued; those that nobody would wait for are counted too."""
+    """How many queued jobs come before it, if it is queued; those that could not start are counted too."""
     return store.jobs.ahead_of(job, MOST_AHEAD) if job.state == "queued" else 0

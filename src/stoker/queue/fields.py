@@ -2,7 +2,6 @@
 
 import math
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, get_type_hints
 
@@ -11,7 +10,7 @@ from msgspec import Meta
 
 from stoker.actions.catalogue import check_actions
 from stoker.errors import BadInputError
-from stoker.queue.commands import LONGEST_COMMAND, Command, check_command
+from stoker.queue.commands import LONGEST_COMMAND, Command, check_command, shell_text
 from stoker.queue.provenance import check_environment, working_directory
 from stoker.rules.registry import Stored, policies_of
 from stoker.units import format_duration, format_memory, parse_duration, parse_memory
@@ -160,11 +159,6 @@ def _command(value: object) -> Command:
     return command
 
 
-def command_text(command: Command) -> str:
-    """The command as a person would type it."""
-    return command if isinstance(command, str) else shlex.join(command)
-
-
 def _whole(value: object) -> int:
     if isinstance(value, str):
         if not _WHOLE.fullmatch(value.strip()):
@@ -291,7 +285,7 @@ ACTIONS: Final = Kind(
 COMMAND: Final = Kind(
     name="command",
     read=_command,
-    write=command_text,
+    write=shell_text,
     json=Annotated[str, Meta(max_length=LONGEST_COMMAND)] | Annotated[list[Value], Meta(max_length=10_000)],
 )
 COUNT: Final = Kind(name="number", read=_whole, check=_between(0, 2**31 - 1), json=Count, metavar="N")
@@ -537,7 +531,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         JobField(
             kind=FLAG,
-            help="Run the code as committed at its submission, in a snapshot of its own.",
+            help="Run the code as committed at its submission, in a snapshot.",
             option="--pin",
             remote=False,
         ),

@@ -152,7 +152,7 @@ class Jobs(JobReader):
         )
 
     def clean(self, older_than: float, states: Sequence[State] = ENDED) -> int:
-        """Forgets jobs that ended so many seconds ago and that no unfinished job comes after; how many."""
+        """Deletes jobs that ended longer ago than this and that no unfinished job comes after; how many."""
         parameters = forgettable(older_than, states)
         forgotten = 0
         while some := self._change(lambda: self._forget(parameters)):
@@ -169,7 +169,7 @@ class Jobs(JobReader):
         return rows
 
     def dismiss_failures(self, kind: Failure, until: float) -> float:
-        """Those that ended by then need nobody any more. Until when they were dismissed before."""
+        """Dismisses the failures up to this time. Until when they were dismissed before."""
 
         def work() -> float:
             rows = self._driver.fetch("seen failures", {"seen": seen(kind)})
@@ -180,7 +180,7 @@ class Jobs(JobReader):
 
 
 def check_submission(jobs: Sequence[JobSpec]) -> None:
-    """Refuses what cannot be meant, by itself or together."""
+    """Raises for values outside their limits and for jobs that wait for each other."""
     for job in jobs:
         check(job)
     _refuse_cycles(jobs)
@@ -361,7 +361,7 @@ def stepped(waiting: Sequence[Waiting], moving: Collection[str], way: Literal["u
 def beside(waiting: Sequence[Waiting], moving: Sequence[str], neighbour: Waiting, side: Side) -> dict[str, float]:
     """The new positions of all whose place changes when these are put right beside that one, among its equals.
 
-    `waiting` is in its order. Who is moved goes between two others; only when there is no room left between these two
+    `waiting` is in its order. A moved job goes between two others; only when there is no room left between these two
     do others get new positions as well, and keep their order.
     """
     others = [job for job in waiting if job.priority == neighbour.priority and job.id not in moving]

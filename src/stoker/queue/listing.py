@@ -144,7 +144,7 @@ class JobReader(Table):
         return dict(self._driver.fetch("unfinished counts", {}))
 
     def failures(self, kind: Failure, at: float, limit: int = 20) -> list[Job]:
-        """Those that failed so later than that and that nobody has dismissed, the newest first."""
+        """Failures of this kind after this time that were not dismissed, the newest first."""
         sql = f"{self._driver.sql('unseen failures')} LIMIT {max(0, limit):d}"
         return [job_of(row) for row in self._driver.fetch_text(sql, _failures(kind, at))]
 

@@ -13,7 +13,7 @@ from stoker.queue.driver import CollisionError, Parameters
 from stoker.queue.model import HEARD_WITHIN, LogRequest
 from stoker.queue.table import Table, json_text, tail_of
 
-# So many seconds after the outcome the queue surely has the last of an output too, if its worker is there.
+# By this many seconds after the outcome the queue has the last of the log, if the worker is there.
 LAST_WITHIN: Final = 10.0
 SECONDS_BETWEEN_LOOKS: Final = 0.02
 # In seconds: what was lent to its end is still there for a reader that comes soon after another one.
@@ -22,7 +22,7 @@ KEPT: Final = 60.0
 _MOST_PIECES: Final = 8
 # A line may be of any length; a row should not.
 _LONGEST_PIECE: Final = 2**20
-# What is deleted at once, by somebody who has other things to do.
+# Deleted at once, so that the caller is not held up.
 _MOST_FORGOTTEN: Final = 16
 
 
@@ -43,7 +43,7 @@ class Logs(Table):
         return bool(self._driver.fetch("late log", parameters))
 
     def wait(self, attempt: str) -> None:
-        """Until the last of what an attempt printed is here."""
+        """Waits until the last of what an attempt printed is here."""
         while self.is_late(attempt):
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
@@ -77,7 +77,6 @@ class Logs(Table):
         return self._driver.transaction(lambda: self._write_chunk(attempt, chunk))
 
     def _write_chunk(self, attempt: str, chunk: LogChunk) -> bool:
-        """False, and nothing is kept, when nobody wants it any more, or what comes before it is not here."""
         of: dict[str, str | int | bytes] = {"attempt": attempt, "edition": chunk.edition}
         state: Parameters = {
             **of,
@@ -133,7 +132,6 @@ class Logs(Table):
         return self._driver.transaction(self._expire_streams)
 
     def _expire_streams(self) -> bool:
-        """Forgets some of what nobody has wanted for a while. False when there is more of it."""
         if len(self._driver.fetch("expire log chunks", {"seconds": KEPT, "most": _MOST_FORGOTTEN})) == _MOST_FORGOTTEN:
             return False
         self._driver.fetch("expire log streams", {"seconds": KEPT})

@@ -17,7 +17,7 @@ Failure = Literal["failed", "stopped"]
 GpuUse = Literal["job", "background", "somebody", "free", "unknown"]
 
 ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled")
-# A worker counts as there when it was heard within so many seconds: several heartbeats may be missed on a bad network.
+# A worker counts as there for this many seconds after a heartbeat: a bad network may lose several.
 HEARD_WITHIN: Final = 60.0
 
 
@@ -32,7 +32,7 @@ def sweep_name(name: str) -> str:
 
 
 class NoSuchJobError(BadInputError):
-    """No job has this id or name, nor an id that begins so."""
+    """No job has this id, name or beginning of an id."""
 
 
 class KeptGpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Job(JobSpec, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try at a job: only who knows its id may write its outcome."""
+    """One try at a job. Its outcome is written by its id alone."""
 
     id: str
     job: str
@@ -108,7 +108,7 @@ class WorkerGpu(msgspec.Struct, frozen=True, kw_only=True):
     since: float | None = None
     """Since when it does that, in seconds since the epoch."""
     unread_since: float | None = None
-    """Since when it cannot be read, whoever holds it; None when it can."""
+    """Since when it cannot be read; None when it can."""
     kept_for: str = ""
     """The id of the job that it is kept free for; its note says how many that needs."""
 
@@ -122,26 +122,26 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     """Why the machine cannot be read, if so."""
     simulated: bool = False
-    """Whether its GPUs are not real: whoever shows them says so."""
+    """Whether its GPUs are simulated, which every view says."""
     absent: bool = False
     """Whether there is no GPU to read at all, which is no fault."""
     left: bool = False
-    """Whether its worker has said goodbye; one that is silent and has not is missed."""
+    """Whether its worker has left properly; one that is silent and has not is reported as missing."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that owns one machine's GPUs; every start of it has an id of its own."""
+    """The process that owns one machine's GPUs; every start has a new id."""
 
     id: str
     host: str
     view: View
     started: float
     seen: float
-    """When it was last heard of; of one that has left, when it said goodbye."""
+    """Its last heartbeat; for a worker that has left, when it left."""
     paused: bool
 
     def is_there(self, now: float) -> bool:
-        """Whether it was heard of lately and has not said goodbye since."""
+        """Whether its last heartbeat is recent and it has not left since."""
         return not self.view.left and now - self.seen <= HEARD_WITHIN
 
 
@@ -173,7 +173,7 @@ class Snoozed(msgspec.Struct, frozen=True, kw_only=True):
     """From now on; 0 ends it."""
     by: str
     until: float = 0.0
-    """The same by the database's clock, 0 when it was ended: by this and who asked, a wish is told from another."""
+    """The same by the database's clock, 0 when it was ended. With `by` it identifies the request."""
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +204,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     minute: int
     """Minutes since the epoch."""
     seconds: dict[GpuUse, float]
-    """How long it did what; together at most a minute, less when nobody looked."""
+    """Seconds by use; together at most a minute, less when the GPU was not read."""
     utilization: float | None = None
     """The mean, a fraction of 1."""
     memory: int | None = None

@@ -185,7 +185,7 @@ class PostgresDriver:
             connection = self._psycopg.connect(**wanted, autocommit=True)
         except self._psycopg.Error as error:
             raise self._why_not_connected(str(error)) from None
-        # Who waited for a row must then see it as it has become, whatever the server's own default is.
+        # After waiting for a locked row, a statement must see its new version, whatever the server's default is.
         connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
         if self._timeout is not None:
             connection.execute(f"SET statement_timeout = {round(self._timeout * 1000):d}".encode())
@@ -243,7 +243,7 @@ class PostgresChanges:
 
     def poll(self) -> bool:
         if self._connection is None:
-            # What happened in the meantime is not known, nor what happens while nobody listens.
+            # Changes may have been missed while it was not listening.
             self._listen()
             return True
         import psycopg
@@ -272,7 +272,7 @@ class PostgresChanges:
 
 
 def _drained(connection: "PGconn") -> list[int]:
-    """Who told the news that have arrived."""
+    """The server processes that sent the notifications that have arrived."""
     connection.consume_input()
     tellers = []
     while (one := connection.notifies()) is not None:

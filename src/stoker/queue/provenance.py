@@ -27,7 +27,7 @@ class Checkout(NamedTuple):
 
 
 def login_name() -> str:
-    """Who submits; empty for a user without a name, as there are in containers."""
+    """The login name; empty for a user without one, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -24,7 +24,7 @@ from stoker.queue.driver import (
     statements,
 )
 
-# Transactions here take milliseconds; whoever waits this long waits for something that is stuck.
+# Transactions take milliseconds; a process that waits this long waits for one that is stuck.
 BUSY_SECONDS: Final = 30.0
 # What PostgreSQL does in one statement and SQLite in several.
 SCRIPTS: Final = ("claim", "claim any", "claim next", "succeed")
@@ -74,7 +74,7 @@ class SqliteDriver:
             return self._connected().execute(sql, parameters).fetchall()
 
     def _lease_now(self) -> float:
-        """What leases and retries go by: a clock that nobody sets, and that goes on while the machine sleeps.
+        """The clock of leases and retries: it cannot be set, and goes on while the machine sleeps.
 
         It shows the time of day at which a queue was first used after the machine was started. That moment is kept in
         the file, so that all processes have the same clock, and a step of the time of day ends no lease.
@@ -132,10 +132,10 @@ class SqliteDriver:
         if self._connected().in_transaction:
             self._has_news = True
         else:
-            self._ring()
+            self._touch()
 
-    def _ring(self) -> None:
-        # Its bell listens for that; where it cannot be done, the slow poll of the others notices.
+    def _touch(self) -> None:
+        # Listeners watch the file; where it cannot be touched, their slow poll finds the change.
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
@@ -234,7 +234,7 @@ class SqliteDriver:
                 connection.execute("ROLLBACK")
             raise
         if self._has_news:
-            self._ring()
+            self._touch()
         return answer
 
     def _connected(self, mode: str = "rw") -> sqlite3.Connection:

@@ -117,7 +117,7 @@ CANCEL: Final = Verb(
 RETRY: Final = Verb(
     name="retry",
     done="queued again",
-    # Who retries a whole sweep means what went wrong in it, not the days of GPU time that went well.
+    # Retrying a whole sweep means the jobs that went wrong, not the days of GPU time that went well.
     among=("failed", "cancelled"),
     obstacle=_why_no_retry,
     expected=lambda _job: "queued again",

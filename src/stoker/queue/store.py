@@ -22,7 +22,7 @@ from stoker.queue.table import (
 )
 from stoker.queue.workers import PeriodicTask, UsageTable, Workers
 
-# Nothing that people are told of is two months old when it is found.
+# No event is two months old when it is found.
 KEPT_SECONDS: Final = 60 * 86400.0
 SECONDS_BETWEEN_FORGETTING: Final = 3600.0
 # A person looks at the first few; a thousand of the same kind have one cause.
@@ -62,7 +62,7 @@ class Store(Table):
 
     def close(self) -> None:
         if self._throttle.flush_due() is not None:
-            self._pay()
+            self._send_deferred()
         self._driver.close()
 
     @property
@@ -85,11 +85,11 @@ class Store(Table):
         return float(self._driver.fetch("clock", {})[0][0])
 
     def check(self) -> list[str]:
-        """What is wrong with the queue, in sentences; nothing when all is well."""
+        """What is wrong with the queue, one sentence each."""
         return problems(self._driver)
 
     def listen(self) -> ChangeListener:
-        """Rings when somebody else has changed the queue."""
+        """Wakes when another process has changed the queue."""
         return self._driver.listen()
 
     def flush_due(self) -> float | None:
@@ -97,11 +97,11 @@ class Store(Table):
         return self._throttle.flush_due()
 
     def flush(self) -> None:
-        """Tells the others what was too soon after the last news. A database that is away is not waited for."""
+        """Sends a deferred notification. A database that is away is not waited for."""
         if self._throttle.flush_due() == 0.0:
-            self._pay()
+            self._send_deferred()
 
-    def _pay(self) -> None:
+    def _send_deferred(self) -> None:
         self._throttle.sent()
         with contextlib.suppress(StokerError):
             self._driver.notify()

@@ -10,7 +10,7 @@ from stoker.errors import BadInputError
 from stoker.queue.commands import Command, check_command, filled, mentioned
 from stoker.queue.fields import LONGEST_LABEL
 
-# More than this at once is a slip of the finger; whoever means it submits in several goes.
+# More than this at once is most likely a mistake; several submissions can have more.
 MOST_JOBS: Final = 100_000
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -87,7 +87,7 @@ def variants(command: Command, name: str, sweeps: Sequence[Sweep]) -> Iterator[V
 
 
 def check_sweeps(sweeps: Sequence[Sweep], commands: int) -> None:
-    """Refuses what cannot be meant of all of them together."""
+    """Raises for a parameter that is swept twice and for too many jobs."""
     names = [sweep.name for sweep in sweeps]
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadInputError(f"{twice[0]!r} is swept twice: write all its values into one --sweep")

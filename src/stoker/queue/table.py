@@ -26,7 +26,7 @@ _IN_SPEC: Final = tuple(name for name in JobSpec.__struct_fields__ if name not i
 
 
 def columns(asked: JobSpec) -> dict[str, str | int | float | None]:
-    """What of a job has a column of its own, and all of it in `spec`."""
+    """The columns of a job: some fields by themselves, and all of them in `spec`."""
     wanted = {name: getattr(asked, name) for name in _IN_SPEC}
     return {
         "name": asked.name,

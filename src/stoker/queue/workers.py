@@ -25,7 +25,7 @@ GPU_USES: Final[tuple[GpuUse, ...]] = get_args(GpuUse)
 
 
 class PeriodicTask:
-    """Comes the first time, and then once in so many seconds of this process."""
+    """Due at the first call, and then once in this many seconds of this process."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -90,7 +90,7 @@ class UsageTable(Table):
     def write(self, rows: Sequence[Usage]) -> None:
         if not rows:
             return
-        # In one order, so that two who write the same rows wait for each other instead of both.
+        # In one order, so that two processes that write the same rows do not deadlock.
         written = [_row(usage) for usage in sorted(rows, key=lambda usage: (usage.host, usage.gpu, usage.minute))]
         self._driver.transaction(lambda: self._driver.many("write usage", written))
         if self._cleanup.is_due():

@@ -1,9 +1,9 @@
 """A job on one line of a terminal or a page."""
 
-import shlex
 from typing import Final
 
 from stoker.masking import masked_command
+from stoker.queue.commands import shell_text
 from stoker.queue.model import Job
 
 # Wider than any terminal; a command may be a script of a hundred kilobytes.
@@ -17,7 +17,7 @@ def command_text(job: Job) -> str:
 
 def whole_command(job: Job) -> str:
     """The command as typed."""
-    return job.command if isinstance(job.command, str) else shlex.join(job.command)
+    return shell_text(job.command)
 
 
 def one_line(text: str) -> str:

@@ -1,7 +1,6 @@
 """Waiting jobs on their way to the engine: read, decided on, claimed and started; the same for every engine."""
 
 import math
-import shlex
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -11,6 +10,7 @@ from stoker.engines.engine import Decision, Engine, Log, ReservedGpus, Start, Wo
 from stoker.engines.identity import WorkerIdentity
 from stoker.errors import BadInputError, StokerError
 from stoker.queue import Attempt, Job, Store
+from stoker.queue.commands import shell_text
 from stoker.queue.model import KeptGpus
 
 # Far more than can start at once; jobs behind them in the queue are read when these have started.
@@ -216,6 +216,6 @@ def _shape(job: Job) -> tuple[object, ...]:
 
 
 def _shortened(job: Job) -> str:
-    text = job.command if isinstance(job.command, str) else shlex.join(job.command)
+    text = shell_text(job.command)
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_COMMAND else f"{line[: _LONGEST_COMMAND - 1]}…"

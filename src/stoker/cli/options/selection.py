@@ -174,5 +174,7 @@ def _is_a_word(text: str) -> bool:
 
 
 def _in_short(job: "Job") -> str:
-    command = job.command if isinstance(job.command, str) else shlex.join(job.command)
+    from stoker.queue.commands import shell_text
+
+    command = shell_text(job.command)
     return " ".join(f"{job.state} {job.name} {command[:200]}".split())[:60]

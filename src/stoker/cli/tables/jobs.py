@@ -69,7 +69,7 @@ def _workers(around: Surroundings) -> str:
     there = around.there()
     if not there:
         last = max((worker.seen for worker in around.workers), default=None)
-        heard = "" if last is None else f" (the last was heard of {spoken(around.now - last)} ago)"
+        heard = "" if last is None else f" (the last was seen {spoken(around.now - last)} ago)"
         return f"no worker is there{heard}: `stoker work` starts one"
     hosts = [f"{worker.host} (paused)" if worker.paused else worker.host for worker in there]
     more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""

@@ -13,8 +13,8 @@ from stoker.cli.options.policy import policy_options_with, with_joined_actions
 from stoker.cli.options.queue import opened, opened_or_created, queue_option
 from stoker.cli.output import dry_run_option, json_option, print_json
 from stoker.errors import BadInputError
-from stoker.queue.commands import Command, check_command, wants_batch_size
-from stoker.queue.fields import JobSpec, command_text, spec_of
+from stoker.queue.commands import Command, check_command, shell_text, wants_batch_size
+from stoker.queue.fields import JobSpec, spec_of
 from stoker.queue.provenance import check_environment, kept_environment, submitted_from
 from stoker.queue.sweep import Sweep, check_sweeps, parse_sweep, variants
 from stoker.rules.registry import policies_of, stored_form
@@ -164,7 +164,7 @@ def _rehearse(jobs: list[JobSpec], needs: Mapping[str, Sequence[str]], queue_url
         _print_json(jobs)
         return
     for job in jobs:
-        sys.stdout.write(command_text(job.command) + "\n")
+        sys.stdout.write(shell_text(job.command) + "\n")
     sys.stderr.write(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} would be submitted\n")
 
 
