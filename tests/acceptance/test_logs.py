@@ -1,4 +1,4 @@
-"""`stoker logs` as a person types it: all of the output, here or as it is lent, else its end, and on as it comes."""
+"""`stoker logs`: the whole log from any machine or its tail, and followed as it comes."""
 
 import os
 import pty
@@ -38,7 +38,7 @@ class Following:
         return self._err.read_text()
 
     def shows(self, lines: int) -> None:
-        """Waits until it has shown so many lines."""
+        """Waits until it has shown this many lines."""
         wait_for(lambda: self.out.count("\n") >= lines, named=f"line {lines}")
 
     def code(self) -> int:
@@ -134,7 +134,7 @@ def test_bad_arguments_are_one_line_errors(queue: Store, arguments: list[str]) -
 
 @pytest.fixture
 def sender(queue: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LogSender:
-    """A machine elsewhere whose worker was heard of just now."""
+    """Another machine whose worker was seen just now."""
     be_there(queue)
     return LogSender(tmp_path / "far", monkeypatch)
 
@@ -395,5 +395,5 @@ class Terminal:
 
 
 def output_of(attempt: Attempt) -> LogWriter:
-    """Written as a worker does it: who reads never finds the file emptied to be written anew."""
+    """Writes like the worker: the file is never emptied and rewritten."""
     return LogWriter(place_of(attempt) / "output", limit=2**20)

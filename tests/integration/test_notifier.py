@@ -1,4 +1,4 @@
-"""Events of a real queue reach people: by a webhook and by mail, once, whoever else tells them and whatever is down."""
+"""Events of a real queue are sent once, by webhook and mail, even with several notifiers and failing services."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -132,7 +132,7 @@ def test_several_processes_send_an_event_once(store: Store) -> None:
         fail(store, "while nobody was there")
         with crying(url), crying(url):
             messages(hook)
-        # The pace would hide that the first is told again.
+        # The throttle would hide that the first one is sent again.
         with crying(url, opened=lambda: _unpaced(open_queue())):
             fail(store, "another")
             told = messages(hook, 2)

@@ -1,4 +1,4 @@
-"""Logs of jobs on other machines: the whole while their workers lend it, and what the queue has when they do not."""
+"""Logs of jobs on other machines: streamed whole while their workers run, otherwise the tail."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from tests.support.log_server import Place
 
 
 class Far(Place):
-    """Its worker was heard of just now, and lends while it `works`."""
+    """Its worker was seen just now, and streams while it `works`."""
 
     def __init__(self, store: Store, home: Path, far: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(store, home, far)

@@ -1,4 +1,4 @@
-"""A machine elsewhere whose worker lends outputs, without a worker."""
+"""Streams logs as the worker of another machine does, without a worker."""
 
 import tempfile
 import threading
@@ -16,7 +16,7 @@ from tests.support.attempts import WORKER
 
 
 def copies_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Has what is copies kept there, by this process and by those that it starts."""
+    """Keeps copies of remote logs there, in this process and those it starts."""
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     monkeypatch.setenv("TMPDIR", str(place))
@@ -54,7 +54,7 @@ class LogSender:
         return place
 
     def end(self, attempt: Attempt) -> None:
-        """It has told the queue everything."""
+        """Everything was delivered to the queue."""
         place = self.place_of(attempt)
         (place / "attempt.json").rename(place / "delivered.json")
 

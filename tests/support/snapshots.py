@@ -15,7 +15,7 @@ from stoker.status.model import (
     Snapshot,
     WaitingJob,
 )
-from tests.support.telling import NOW, attempt, job
+from tests.support.notification_parts import NOW, attempt, job
 
 
 def card(index: int, **changes: Any) -> GpuCard:

@@ -1,4 +1,4 @@
-"""Following output that is being written: nothing is lost, nothing told twice, whatever the writer does meanwhile."""
+"""Reading a log while it is written: no line is lost or repeated, whatever the writer does."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Reading an output on another machine: all of it while it is lent, its end when it is not, and no line twice."""
+"""Following a log on another machine: streamed whole, or the tail, and no line twice."""
 
 import itertools
 import tempfile
@@ -356,7 +356,7 @@ def test_dropped_stream_is_continued_by_the_tail_without_repeating_lines(scene: 
 
 
 def test_dropped_stream_that_restarts_soon_stays_whole(scene: Scene) -> None:
-    """One that is longer than anybody reads is begun anew now and then."""
+    """The stream of a very long log restarts now and then."""
     scene.prints(lines(0, 10))
     scene.reader.read()
     scene.waited += 2 * PATIENCE
@@ -469,7 +469,7 @@ def test_job_that_ended_before_its_log_arrived_is_followed_to_its_last_line(
         scene.prints(b"1\n2")
         scene.store.attempts.finish(scene.attempt.id, "failed", 1)
 
-    scene.meanwhile = scene.idle  # it has no output yet, so nobody can lend it
+    scene.meanwhile = scene.idle  # It has no log yet, so it cannot be streamed.
 
     def begin_to_work() -> None:
         scene.waited += PATIENCE

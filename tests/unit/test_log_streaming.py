@@ -1,4 +1,4 @@
-"""A worker lends outputs of its own machine while somebody wants them: all of them, soon, and never at a job's cost."""
+"""A worker streams logs of its machine on request: whole, soon, and without affecting jobs."""
 
 import contextlib
 import errno
@@ -48,13 +48,13 @@ class Run:
 
 
 class Stage:
-    """A worker that lends, on a clock that the test sets, through a queue that is a real one."""
+    """A worker that streams logs, on a clock that the test sets, through a queue that is a real one."""
 
     def __init__(self, directory: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.store = store
         self.home = WorkerIdentity(directory)
-        self.lending = LogStreaming(self.home)
+        self.streaming = LogStreaming(self.home)
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         self._patch = monkeypatch
 
@@ -65,31 +65,31 @@ class Stage:
         assert attempt is not None
         return Run(self.home.directory / "attempts" / f"{job}-{attempt.number}", attempt.id)
 
-    def wanted(self, printed: bytes = b"") -> Run:
-        """One that somebody wants to read."""
+    def requested(self, printed: bytes = b"") -> Run:
+        """One whose log is requested."""
         run = self.run()
         run.prints(printed)
         assert self.store.logs.request_stream(run.attempt, LONG)
         return run
 
-    def forget_wish(self, run: Run, ago: float = 1.0) -> None:
-        """As if nobody had wanted it any more for so long."""
+    def expire_request(self, run: Run, ago: float = 1.0) -> None:
+        """As if its request had ended this long ago."""
         change = f"UPDATE stoker_log_streams SET until = until - {LONG + ago} WHERE attempt_id = '{run.attempt}'"
         self.store._driver.fetch_text(change, {})
 
-    def lend(self, after: float = 0.0) -> None:
-        """What is due after so many seconds, and nothing else."""
+    def step(self, after: float = 0.0) -> None:
+        """One step, this many seconds later."""
         self.now += after
-        self.lending.step(self.store)
+        self.streaming.step(self.store)
 
-    def lend_all(self, after: float = 0.0) -> None:
-        """The same, step by step until nothing is due."""
-        self.lend(after)
-        while self.lending.due() <= self.now:
-            self.lend()
+    def step_all(self, after: float = 0.0) -> None:
+        """Steps until nothing is due."""
+        self.step(after)
+        while self.streaming.due() <= self.now:
+            self.step()
 
     def read(self, run: Run, edition: str = "", start: int = 0) -> LogChunk:
-        """All that was lent of it."""
+        """All that was streamed."""
         told = self.store.logs.read_chunk(run.attempt, edition, start)
         assert told is not None
         return told
@@ -112,7 +112,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     with init_queue(str(tmp_path / "queue.db")) as store:
         stage = Stage(tmp_path / "home", store, monkeypatch)
         yield stage
-        stage.lending.close()
+        stage.streaming.close()
         stage.home.leave()
 
 
@@ -124,9 +124,9 @@ def descriptors() -> int:
 
 
 def test_only_requested_logs_are_streamed(stage: Stage) -> None:
-    run, unwanted = stage.wanted(b"one\ntwo\n 10%"), stage.run()
+    run, unwanted = stage.requested(b"one\ntwo\n 10%"), stage.run()
     unwanted.prints(b"private\n")
-    stage.lend()
+    stage.step()
     told = stage.read(run)
     assert (told.finished, told.unfinished, told.is_behind, told.is_complete) == (b"one\ntwo\n", b" 10%", False, False)
     assert stage.store.logs.read_chunk(unwanted.attempt) is None
@@ -136,7 +136,7 @@ def test_log_of_another_machine_is_not_streamed(stage: Stage) -> None:
     run = stage.run("another-1")
     run.prints(b"of an older job by the same name\n")
     stage.store.logs.request_stream(run.attempt, LONG)
-    stage.lend()
+    stage.step()
     assert stage.store.logs.read_chunk(run.attempt) is None
 
 
@@ -144,7 +144,7 @@ def test_log_of_an_earlier_worker_of_this_home_is_streamed(stage: Stage) -> None
     run = stage.run(f"{stage.home.key}-earlier")
     run.prints(b"one\n")
     stage.store.logs.request_stream(run.attempt, LONG)
-    stage.lend()
+    stage.step()
     assert stage.read(run).finished == b"one\n"
 
 
@@ -169,10 +169,10 @@ def cleaned_away(run: Run) -> None:
 
 @pytest.mark.parametrize("spoilt", [of_another_queue, linked, linked_as_a_whole, cleaned_away])
 def test_files_of_another_attempt_are_not_streamed(stage: Stage, spoilt: Callable[[Run], None]) -> None:
-    run = stage.wanted(b"secret\n")
+    run = stage.requested(b"secret\n")
     spoilt(run)
     for _ in range(3):
-        stage.lend(SECOND)
+        stage.step(SECOND)
     assert stage.store.logs.read_chunk(run.attempt) is None
 
 
@@ -181,83 +181,83 @@ def test_files_of_another_attempt_are_not_streamed(stage: Stage, spoilt: Callabl
 
 def test_requests_are_checked_at_most_once_a_second(stage: Stage) -> None:
     asked = stage.calls("stream_requests")
-    stage.lend()
+    stage.step()
     for _ in range(9):
-        stage.lending.note_change()
-        stage.lend(0.1)
+        stage.streaming.note_change()
+        stage.step(0.1)
     assert len(asked) == 1
-    assert stage.lending.due() == pytest.approx(1000.0 + SECOND)
-    stage.lend(0.2)
+    assert stage.streaming.due() == pytest.approx(1000.0 + SECOND)
+    stage.step(0.2)
     assert len(asked) == 2
 
 
 def test_without_requests_or_changes_nothing_is_checked(stage: Stage) -> None:
     asked = stage.calls("stream_requests")
-    stage.lend()
+    stage.step()
     # Only whether others have left something is looked for now and then.
-    assert stage.lending.due() - stage.now == 600.0
-    stage.lend(3600.0)
+    assert stage.streaming.due() - stage.now == 600.0
+    stage.step(3600.0)
     assert len(asked) == 1
-    run = stage.wanted(b"one\n")
-    stage.lending.note_change()
-    assert stage.lending.due() <= stage.now
-    stage.lend()
+    run = stage.requested(b"one\n")
+    stage.streaming.note_change()
+    assert stage.streaming.due() <= stage.now
+    stage.step()
     assert stage.read(run).finished == b"one\n"
 
 
 def test_log_that_starts_after_its_request_is_streamed_within_a_second(stage: Stage) -> None:
     run = stage.run()
     stage.store.logs.request_stream(run.attempt, LONG)
-    stage.lend()
+    stage.step()
     run.prints(b"one\n")
-    stage.lend(SECOND)
+    stage.step(SECOND)
     assert stage.read(run).finished == b"one\n"
 
 
 def test_long_log_is_streamed_in_steps(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEP", 10)
     lines = b"".join(b"%04d\n" % number for number in range(7))
-    run = stage.wanted(lines + b"last")
+    run = stage.requested(lines + b"last")
     for step in (1, 2, 3):
-        stage.lend()
+        stage.step()
         told = stage.read(run)
         assert (told.finished, told.unfinished, told.is_behind) == (lines[: 10 * step], b"", True)
-        assert stage.lending.due() <= stage.now
-    stage.lend()
+        assert stage.streaming.due() <= stage.now
+    stage.step()
     told = stage.read(run)
     assert (told.finished, told.unfinished, told.is_behind) == (lines, b"last", False)
-    assert stage.lending.due() == stage.now + MOMENT
+    assert stage.streaming.due() == stage.now + MOMENT
 
 
 def test_new_text_is_sent_twice_a_second_and_nothing_otherwise(stage: Stage) -> None:
-    run = stage.wanted(b"one\n")
-    stage.lend()
+    run = stage.requested(b"one\n")
+    stage.step()
     brought = stage.calls("write_chunk")
     run.prints(b"two\n")
-    stage.lend(0.9 * MOMENT)
+    stage.step(0.9 * MOMENT)
     assert not brought
-    stage.lend(0.1 * MOMENT)
+    stage.step(0.1 * MOMENT)
     assert stage.read(run).finished == b"one\ntwo\n"
     for _ in range(10):
-        stage.lend(MOMENT)
+        stage.step(MOMENT)
     assert len(brought) == 1
     run.prints(b" 10%")
-    stage.lend(MOMENT)
+    stage.step(MOMENT)
     assert stage.read(run).unfinished == b" 10%"
     os.truncate(run.output, 8)
     run.prints(b" 20%\nthree\n")
-    stage.lend(MOMENT)
+    stage.step(MOMENT)
     assert (stage.read(run).finished, stage.read(run).unfinished) == (b"one\ntwo\n 20%\nthree\n", b"")
     assert len(brought) == 3
 
 
 def test_several_logs_are_streamed_side_by_side(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEP", 4)
-    runs = [stage.wanted(b"%d00\n" % number * 5) for number in range(3)]
+    runs = [stage.requested(b"%d00\n" % number * 5) for number in range(3)]
     for _ in range(6):
-        stage.lend()
+        stage.step()
     assert [len(stage.read(run).finished) for run in runs] == [8, 8, 8]
-    stage.lend_all()
+    stage.step_all()
     assert [stage.read(run).finished for run in runs] == [b"%d00\n" % number * 5 for number in range(3)]
 
 
@@ -265,52 +265,52 @@ def test_streams_wait_while_too_many_are_behind(stage: Stage, monkeypatch: pytes
     monkeypatch.setattr(module, "_MAX_BEHIND", 2)
     monkeypatch.setattr(module, "_MAX_OPEN", 3)
     before = descriptors()
-    runs = [stage.wanted(b"one\n") for _ in range(5)]
-    stage.lend_all()
+    runs = [stage.requested(b"one\n") for _ in range(5)]
+    stage.step_all()
     assert descriptors() == before + 2
     assert sum(stage.store.logs.read_chunk(run.attempt) is not None for run in runs) == 2
     for _ in range(3):
-        stage.lend_all(SECOND)
+        stage.step_all(SECOND)
     assert descriptors() == before + 3
     for run in runs:
         run.ends()
     for _ in range(5):
-        stage.lend_all(SECOND)
+        stage.step_all(SECOND)
     assert all(stage.read(run).is_complete for run in runs)
     assert descriptors() == before
-    assert stage.lending.due() == stage.now + SECOND  # what is complete is looked at no more
+    assert stage.streaming.due() == stage.now + SECOND  # what is complete is looked at no more
 
 
 def test_followed_jobs_do_not_delay_other_streams(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_BEHIND", 1)
     for _ in range(3):
-        run = stage.wanted(b"one\n")
+        run = stage.requested(b"one\n")
         for _ in range(2):
-            stage.lend_all(SECOND)
+            stage.step_all(SECOND)
         assert stage.read(run).finished == b"one\n"
 
 
 def test_new_reader_right_after_another_gets_the_log_of_a_silent_job(stage: Stage) -> None:
-    run = stage.wanted(b"one\n")
-    stage.lend_all()
-    stage.forget_wish(run)
+    run = stage.requested(b"one\n")
+    stage.step_all()
+    stage.expire_request(run)
     stage.store.logs.request_stream(run.attempt, LONG)
     assert stage.store.logs.read_chunk(run.attempt) is None
-    stage.lend_all(SECOND)
+    stage.step_all(SECOND)
     assert stage.read(run).finished == b"one\n"
 
 
 def test_total_size_of_streams_is_limited(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_STORED", 6)
-    runs = [stage.wanted(b"one\n") for _ in range(4)]
+    runs = [stage.requested(b"one\n") for _ in range(4)]
     for run in runs:
         run.ends()
     for _ in range(5):
-        stage.lend_all(SECOND)
+        stage.step_all(SECOND)
     assert sum(stage.store.logs.read_chunk(run.attempt) is not None for run in runs) == 4
     # All were begun before the first was brought; no other one is.
-    another = stage.wanted(b"two\n")
-    stage.lend_all(SECOND)
+    another = stage.requested(b"two\n")
+    stage.step_all(SECOND)
     assert stage.store.logs.read_chunk(another.attempt) is None
 
 
@@ -318,13 +318,13 @@ def test_total_size_of_streams_is_limited(stage: Stage, monkeypatch: pytest.Monk
 def test_line_without_an_end_is_not_streamed(stage: Stage, monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
     monkeypatch.setattr(module, "_MAX_LINE", 100)
     monkeypatch.setattr(module, "_STEP", 10)
-    run = stage.wanted(line)
+    run = stage.requested(line)
     for _ in range(3):
-        stage.lend_all(SECOND)
+        stage.step_all(SECOND)
     assert stage.store.logs.read_chunk(run.attempt) is None
     read = [0]
     monkeypatch.setattr(LogFileReader, "read", lambda *_: read.append(1))
-    stage.lend_all(SECOND)
+    stage.step_all(SECOND)
     assert read == [0]  # nor is it tried again
 
 
@@ -332,14 +332,14 @@ def test_line_without_an_end_is_not_streamed(stage: Stage, monkeypatch: pytest.M
 
 
 def test_rotated_log_is_streamed_whole_in_one_edition(stage: Stage) -> None:
-    run = stage.wanted()
+    run = stage.requested()
     log = LogWriter(run.output, 2 * 60)
     written = b""
     for number in range(40):
         line = b"line number %d\n" % number
         log.write(line)
         written += line
-        stage.lend(MOMENT)
+        stage.step(MOMENT)
     log.close()
     edition = stage.read(run).edition
     found = b""
@@ -358,20 +358,20 @@ def test_too_large_log_is_not_streamed(stage: Stage, monkeypatch: pytest.MonkeyP
     stage.store.logs.request_stream(run.attempt, LONG)
     brought = stage.calls("write_chunk")
     for _ in range(3):
-        stage.lend(SECOND)
+        stage.step(SECOND)
     assert not brought
     assert stage.store.logs.read_chunk(run.attempt) is None
 
 
 def test_stream_of_a_log_that_becomes_too_large_is_dropped(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_LOG", 100)
-    run = stage.wanted(b"x\n" * 50)
-    stage.lend()
+    run = stage.requested(b"x\n" * 50)
+    stage.step()
     assert len(stage.read(run).finished) == 100
     opened = descriptors()
     run.prints(b"y\n")
     for _ in range(5):
-        stage.lend(MOMENT)
+        stage.step(MOMENT)
         assert stage.store.logs.read_chunk(run.attempt) is None
     assert descriptors() == opened - 1
 
@@ -380,8 +380,8 @@ def test_stream_of_a_log_that_becomes_too_large_is_dropped(stage: Stage, monkeyp
 def test_unreadable_log_is_dropped_without_affecting_others(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    bad, good = stage.wanted(b"one\n"), stage.wanted(b"one\n")
-    stage.lend_all()
+    bad, good = stage.requested(b"one\n"), stage.requested(b"one\n")
+    stage.step_all()
     read = LogFileReader.read
 
     def spoilt(reader: LogFileReader, most: int | None = None) -> Any:
@@ -393,29 +393,29 @@ def test_unreadable_log_is_dropped_without_affecting_others(
         run.prints(b"two\n")
     with monkeypatch.context() as trouble:
         trouble.setattr(LogFileReader, "read", spoilt)
-        stage.lend_all(MOMENT)
+        stage.step_all(MOMENT)
         assert stage.store.logs.read_chunk(bad.attempt) is None
-        stage.lend_all(SECOND)
+        stage.step_all(SECOND)
         assert stage.store.logs.read_chunk(bad.attempt) is None
     assert stage.read(good).finished == b"one\ntwo\n"
-    stage.forget_wish(bad)
-    stage.lend_all(SECOND)
+    stage.expire_request(bad)
+    stage.step_all(SECOND)
     stage.store.logs.request_stream(bad.attempt, LONG)
-    stage.lend_all(SECOND)
+    stage.step_all(SECOND)
     assert stage.read(bad).finished == b"one\ntwo\n"
 
 
 def test_growing_line_is_cut_until_it_ends(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_UNFINISHED", 64)
-    run = stage.wanted(b"one\n" + b"x" * 100)
-    stage.lend()
+    run = stage.requested(b"one\n" + b"x" * 100)
+    stage.step()
     assert stage.read(run).unfinished == b"x" * 64
     brought = stage.calls("write_chunk")
     run.prints(b"x" * 100)
-    stage.lend(MOMENT)
+    stage.step(MOMENT)
     assert not brought  # that is what it is for
     run.ends()
-    stage.lend(MOMENT)
+    stage.step(MOMENT)
     told = stage.read(run)
     assert (told.unfinished, told.is_complete) == (b"x" * 200, True)
 
@@ -423,12 +423,12 @@ def test_growing_line_is_cut_until_it_ends(stage: Stage, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("end", [b"", b"\nlast\n"])
 def test_line_longer_than_a_step_is_streamed_to_its_end(stage: Stage, end: bytes) -> None:
     """What the file has behind the step is not yet known when the line is first seen to have grown."""
-    run = stage.wanted(b"one\n" + b"x" * 100_000)
-    stage.lend()
+    run = stage.requested(b"one\n" + b"x" * 100_000)
+    stage.step()
     run.prints(b"x" * 900_000 + end)
     run.ends()
     for _ in range(3):
-        stage.lend(MOMENT)
+        stage.step(MOMENT)
     told = stage.read(run)
     assert told.is_complete
     assert told.finished + told.unfinished == b"one\n" + b"x" * 1_000_000 + end
@@ -436,14 +436,14 @@ def test_line_longer_than_a_step_is_streamed_to_its_end(stage: Stage, end: bytes
 
 def test_stream_of_an_ended_attempt_is_complete_once_all_is_sent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEP", 10)
-    run = stage.wanted(b"123456789\n")
-    stage.lend()
+    run = stage.requested(b"123456789\n")
+    stage.step()
     run.prints(b"123456789\n" * 2 + b"end")
     run.ends()
-    stage.lend(MOMENT)
-    stage.lend()
+    stage.step(MOMENT)
+    stage.step()
     assert (stage.read(run).size, stage.read(run).is_complete) == (30, False)
-    stage.lend()
+    stage.step()
     told = stage.read(run)
     assert (told.finished, told.unfinished, told.is_complete) == (b"123456789\n" * 3, b"end", True)
 
@@ -454,13 +454,13 @@ def test_log_of_an_old_attempt_is_streamed_at_once(stage: Stage) -> None:
     run.prints(b"newer\n")
     run.ends()
     stage.store.logs.request_stream(run.attempt, LONG)
-    stage.lend()
+    stage.step()
     told = stage.read(run)
     assert (told.finished, told.is_complete) == (b"older\nnewer\n", True)
 
 
 def test_stream_is_complete_only_with_the_last_line(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = stage.wanted(b"one\n")
+    run = stage.requested(b"one\n")
     read = LogFileReader.read
 
     def and_then_it_ends(reader: LogFileReader, most: int | None = None) -> Any:
@@ -471,9 +471,9 @@ def test_stream_is_complete_only_with_the_last_line(stage: Stage, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(LogFileReader, "read", and_then_it_ends)
-        stage.lend()
+        stage.step()
     assert (stage.read(run).finished, stage.read(run).is_complete) == (b"one\n", False)
-    stage.lend(MOMENT)
+    stage.step(MOMENT)
     assert (stage.read(run).finished, stage.read(run).is_complete) == (b"one\nlast words\n", True)
 
 
@@ -482,71 +482,71 @@ def test_stream_is_complete_only_with_the_last_line(stage: Stage, monkeypatch: p
 
 def test_stream_without_readers_is_closed(stage: Stage) -> None:
     before = descriptors()
-    run = stage.wanted(b"one\n")
-    stage.lend()
+    run = stage.requested(b"one\n")
+    stage.step()
     assert descriptors() == before + 1
-    stage.forget_wish(run)
+    stage.expire_request(run)
     asked, ended = stage.calls("stream_requests"), stage.calls("expire_streams")
-    stage.lend(SECOND)
+    stage.step(SECOND)
     assert descriptors() == before
     run.prints(b"two\n")
-    stage.lend(SECOND)
+    stage.step(SECOND)
     assert stage.read(run).finished == b"one\n"
-    # Whoever comes back soon need not wait for it again; after that, it is in nobody's way.
-    assert 60.0 <= stage.lending.due() - stage.now < 120.0
+    # A reader that returns soon finds the stream; after that it expires.
+    assert 60.0 <= stage.streaming.due() - stage.now < 120.0
     assert not ended
-    stage.forget_wish(run, ago=61.0)
-    stage.lend(stage.lending.due() - stage.now)
+    stage.expire_request(run, ago=61.0)
+    stage.step(stage.streaming.due() - stage.now)
     assert stage.store.logs.read_chunk(run.attempt) is None
-    assert (stage.lending.due() - stage.now, len(asked)) == (600.0, 1)
+    assert (stage.streaming.due() - stage.now, len(asked)) == (600.0, 1)
 
 
 def test_stream_without_readers_is_closed_when_sending(stage: Stage) -> None:
     before = descriptors()
-    run = stage.wanted(b"one\n")
-    stage.lend()
-    stage.forget_wish(run)
+    run = stage.requested(b"one\n")
+    stage.step()
+    stage.expire_request(run)
     run.prints(b"two\n")
-    stage.lend(MOMENT)
+    stage.step(MOMENT)
     assert descriptors() == before
     assert stage.read(run).finished == b"one\n"
 
 
 def test_returning_reader_gets_what_it_missed(stage: Stage) -> None:
-    run = stage.wanted(b"one\n")
-    stage.lend()
+    run = stage.requested(b"one\n")
+    stage.step()
     first = stage.read(run)
-    stage.forget_wish(run)
-    stage.lend(SECOND)
+    stage.expire_request(run)
+    stage.step(SECOND)
     run.prints(b"two\n")
     stage.store.logs.request_stream(run.attempt, LONG)
-    stage.lending.note_change()
-    stage.lend(SECOND)
+    stage.streaming.note_change()
+    stage.step(SECOND)
     assert stage.read(run, first.edition, first.size).size == 8
     assert stage.read(run).finished == b"one\ntwo\n"
 
 
 def test_job_cleaned_during_streaming_is_ignored(stage: Stage) -> None:
-    run, other = stage.wanted(b"one\n"), stage.wanted(b"one\n")
-    stage.lend_all()
+    run, other = stage.requested(b"one\n"), stage.requested(b"one\n")
+    stage.step_all()
     assert stage.store.attempts.finish(run.attempt, "succeeded", 0)
     assert stage.store.jobs.clean(-1.0) == 1
     for one in (run, other):
         one.prints(b"two\n")
-    stage.lend_all(MOMENT)
-    stage.lend_all(SECOND)
+    stage.step_all(MOMENT)
+    stage.step_all(SECOND)
     assert stage.read(other).finished == b"one\ntwo\n"
 
 
 def test_stream_restarts_after_it_expired_during_an_outage(stage: Stage) -> None:
-    run = stage.wanted(b"one\n")
-    stage.lend()
-    stage.forget_wish(run, ago=120.0)
+    run = stage.requested(b"one\n")
+    stage.step()
+    stage.expire_request(run, ago=120.0)
     stage.store.logs.expire_streams()
     stage.store.logs.request_stream(run.attempt, LONG)
     run.prints(b"two\n")
     for _ in range(3):
-        stage.lend(SECOND)
+        stage.step(SECOND)
     assert stage.read(run).finished == b"one\ntwo\n"
 
 
@@ -555,26 +555,26 @@ def test_stream_restarts_after_the_queue_was_away(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, was_done: bool
 ) -> None:
     before = descriptors()
-    run = stage.wanted(b"one\n")
-    stage.lend()
+    run = stage.requested(b"one\n")
+    stage.step()
     edition = stage.read(run).edition
     write_log_chunk = stage.store.logs.write_chunk
 
-    def away(attempt: str, lent: LogChunk) -> bool:
+    def away(attempt: str, chunk: LogChunk) -> bool:
         if was_done:
-            write_log_chunk(attempt, lent)
+            write_log_chunk(attempt, chunk)
         raise QueueAwayError("the queue went away")
 
     run.prints(b"two\n")
     with monkeypatch.context() as trouble:
         trouble.setattr(stage.store.logs, "write_chunk", away)
         with pytest.raises(QueueAwayError):
-            stage.lend(MOMENT)
+            stage.step(MOMENT)
     assert descriptors() == before
-    stage.lending.note_change()
-    stage.lend(SECOND)
+    stage.streaming.note_change()
+    stage.step(SECOND)
     assert stage.read(run).edition == edition  # perhaps it was the loan that was too much for it
-    stage.lend(5.0)
+    stage.step(5.0)
     told = stage.read(run, edition, 4)
     assert (told.start, told.finished) == (0, b"one\ntwo\n")
     assert told.edition != edition
@@ -587,9 +587,9 @@ def test_requests_are_checked_again_after_the_queue_was_away(stage: Stage, monke
     with monkeypatch.context() as trouble:
         trouble.setattr(stage.store.logs, "stream_requests", away)
         with pytest.raises(QueueAwayError):
-            stage.lend()
-    run = stage.wanted(b"one\n")
-    stage.lend(5.0)
+            stage.step()
+    run = stage.requested(b"one\n")
+    stage.step(5.0)
     assert stage.read(run).finished == b"one\n"
 
 
@@ -597,16 +597,16 @@ def test_database_that_refuses_streams_affects_no_job(stage: Stage, monkeypatch:
     def refused(_attempt: str, _lent: LogChunk) -> bool:
         raise StokerError("the queue may not be changed by this user")
 
-    run = stage.wanted(b"one\n")
+    run = stage.requested(b"one\n")
     with monkeypatch.context() as trouble:
         trouble.setattr(stage.store.logs, "write_chunk", refused)
-        stage.lend()
+        stage.step()
     asked = stage.calls("stream_requests")
     for _ in range(10):
-        stage.lending.note_change()
-        stage.lend(SECOND)
+        stage.streaming.note_change()
+        stage.step(SECOND)
     assert not asked  # it would be refused again
-    stage.lend(120.0)
+    stage.step(120.0)
     assert stage.read(run).finished == b"one\n"
 
 
@@ -628,7 +628,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         patch.setattr(module, "_STEP", 64)
         stage = Stage(place / "home", store, patch)
         yield stage
-        stage.lending.close()
+        stage.streaming.close()
         stage.home.leave()
 
 
@@ -637,29 +637,29 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def test_copy_equals_the_log_whatever_happens(lasting: Stage, steps: list[tuple[bytes, str]]) -> None:
     # A line that is longer than a file is cut there, and no carriage return overwrites its beginning any more.
     assume(max(map(len, re.split(rb"[\r\n]", b"".join(printed for printed, _ in steps)))) < LIMIT // 2)
-    run = lasting.wanted()
-    mirror = RemoteLog(run.attempt)
-    follower = Follower(mirror)
+    run = lasting.requested()
+    copy = RemoteLog(run.attempt)
+    follower = Follower(copy)
     log, whole = LogWriter(run.output, LIMIT), LogWriter(run.directory / "whole", 10**9)
     try:
         is_whole = play(steps, lasting, run, (log, whole), follower)
         run.ends()
         for _ in range(100):
-            lasting.lend(SECOND)
+            lasting.step(SECOND)
             follower.read(lasting.store)
-            if mirror.is_complete:
+            if copy.is_complete:
                 break
-        assert mirror.is_complete
+        assert copy.is_complete
         expected = (run.directory / "whole").read_bytes()
         with contextlib.closing(LogFileReader(run.directory)) as fresh:
             assert follower.told.endswith(b"".join(fresh.read()))
         assert expected.endswith(follower.told)
         assert not is_whole or follower.told == expected
     finally:
-        for opened in (log, whole, follower, mirror):
+        for opened in (log, whole, follower, copy):
             opened.close()
-        lasting.forget_wish(run)
-        lasting.lending.close()
+        lasting.expire_request(run)
+        lasting.streaming.close()
 
 
 def play(
@@ -669,35 +669,35 @@ def play(
     logs: tuple[LogWriter, LogWriter],
     follower: "Follower",
 ) -> bool:
-    """Whether whoever has read along has all of it."""
+    """Whether the copy has all of it."""
     is_whole = True
-    stage.lending.note_change()
-    stage.lend(SECOND)
+    stage.streaming.note_change()
+    stage.step(SECOND)
     for printed, event in steps:
         for log in logs:
             log.write(printed)
         # Two rotations between two looks would lose lines to any reader.
-        stage.lend(MOMENT)
+        stage.step(MOMENT)
         match event:
             case "lends":
-                stage.lend(SECOND)
+                stage.step(SECOND)
             case "reads":
                 follower.read(stage.store)
             case "worker restarts" | "queue goes away":
                 # What was rotated away before is not in the next edition.
                 is_whole = is_whole and not (run.directory / "output.1").exists()
-                stage.lending.close()
+                stage.streaming.close()
                 if event == "worker restarts":
-                    stage.lending = LogStreaming(stage.home)
-                stage.lend(SECOND)
+                    stage.streaming = LogStreaming(stage.home)
+                stage.step(SECOND)
     return is_whole
 
 
 class Follower:
-    """Reads a mirror as anybody reads an output, and begins anew when it does."""
+    """Reads a copy like a log, and starts over when the copy does."""
 
-    def __init__(self, mirror: RemoteLog) -> None:
-        self._mirror = mirror
+    def __init__(self, copy: RemoteLog) -> None:
+        self._mirror = copy
         self._edition = ""
         self._reader: LogFileReader | None = None
         self._finished = b""

@@ -1,4 +1,4 @@
-"""The end of a running job's output, as the queue gets it every few seconds and as somebody elsewhere follows it."""
+"""The tail of a running job's log in the queue."""
 
 from pathlib import Path
 from typing import cast

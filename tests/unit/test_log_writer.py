@@ -150,7 +150,7 @@ def test_a_progress_bar_never_fills_the_file(path: Path) -> None:
 
 
 class FullDisk:
-    """Lets so many bytes through, and then refuses."""
+    """Accepts this many bytes, then fails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = PLENTY

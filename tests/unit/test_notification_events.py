@@ -1,4 +1,4 @@
-"""What people are told of, in which words, and how often."""
+"""Events: which are reported, their messages, and how often they are sent."""
 
 import re
 from collections import Counter, defaultdict
@@ -16,7 +16,7 @@ from stoker.notifications.throttle import Throttle, release
 from stoker.queue.model import HEARD_WITHIN, EndCause
 from stoker.settings import EVENTS
 from tests.support.deep import examples
-from tests.support.telling import NOW, MemoryLedger, attempt, event, gpu, job, worker
+from tests.support.notification_parts import NOW, MemoryNotes, attempt, event, gpu, job, worker
 
 
 def a_look(at: float = 0.0, **what: Any) -> QueueState:
@@ -76,12 +76,12 @@ def test_idle_stop_is_reported_once_as_a_stop() -> None:
 
 def test_late_cause_does_not_repeat_a_reported_failure() -> None:
     late = {"ended": [job(ended=NOW)], "causes": {"attempt-of-train": EndCause("idle", "idle")}}
-    detector, ledger, pacer = watching(), MemoryLedger(), Throttle()
-    pacer.add(detector.detect(a_look(CAUSE_WITHIN, ended=[job(ended=NOW)])))
-    pacer.add(detector.detect(a_look(CAUSE_WITHIN + 3, **late)))
-    # Also not by another process, which has heard of it only now.
-    pacer.add(watching().detect(a_look(CAUSE_WITHIN + 3, **late)))
-    told = [event.kind for at in (3, 100) for bundle in pacer.due(NOW + at, ledger) for event in bundle.events]
+    detector, notes, throttle = watching(), MemoryNotes(), Throttle()
+    throttle.add(detector.detect(a_look(CAUSE_WITHIN, ended=[job(ended=NOW)])))
+    throttle.add(detector.detect(a_look(CAUSE_WITHIN + 3, **late)))
+    # Not by another process either, which sees it only now.
+    throttle.add(watching().detect(a_look(CAUSE_WITHIN + 3, **late)))
+    told = [event.kind for at in (3, 100) for batch in throttle.due(NOW + at, notes) for event in batch.events]
     assert len(told) == 1
 
 
@@ -123,19 +123,21 @@ def test_cleaned_queue_is_not_reported_as_empty_again() -> None:
 
 
 def test_unknown_gpu_is_reported_once_and_when_it_is_back() -> None:
-    detector, ledger, told = watching(), MemoryLedger(), list[str]()
+    detector, notes, told = watching(), MemoryNotes(), list[str]()
 
     def look(at: float, **of_gpu: Any) -> None:
-        pacer = Throttle()
-        pacer.add(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))])))
-        told.extend(event.message for bundle in pacer.due(NOW + at, MemoryLedgerOf(ledger)) for event in bundle.events)
+        throttle = Throttle()
+        throttle.add(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(3, **of_gpu),))])))
+        told.extend(
+            event.message for batch in throttle.due(NOW + at, NotesWithoutSlots(notes)) for event in batch.events
+        )
 
     look(0)
     look(10, state="unknown", since=NOW + 10, note="the driver does not answer")
     look(609, state="unknown", since=NOW + 10)
     assert told == []
     look(611, state="unknown", since=NOW + 10, note="the driver does not answer")
-    # Its worker was started anew, and knows of the outage only since then.
+    # Its worker was restarted, and knows of the outage only since then.
     look(1300, state="unknown", since=NOW + 1290)
     look(2000, state="unknown", since=NOW + 1290)
     assert told == ["GPU 3 of node7 could not be read for 10 min: the driver does not answer."]
@@ -144,24 +146,24 @@ def test_unknown_gpu_is_reported_once_and_when_it_is_back() -> None:
     assert told[1:] == ["GPU 3 of node7 can be read again."]
 
 
-class MemoryLedgerOf:
-    """Only what is told, without the pace."""
+class NotesWithoutSlots:
+    """Records events without the throttle's slots."""
 
-    def __init__(self, ledger: MemoryLedger) -> None:
-        self._ledger = ledger
+    def __init__(self, notes: MemoryNotes) -> None:
+        self._notes = notes
 
     def note_once(self, key: str) -> bool:
-        return key.startswith("pace:") or self._ledger.note_once(key)
+        return key.startswith("pace:") or self._notes.note_once(key)
 
     def forget_note(self, key: str) -> bool:
-        return self._ledger.forget_note(key)
+        return self._notes.forget_note(key)
 
 
 def test_short_outage_is_not_reported() -> None:
-    detector, ledger, pacer = watching(), MemoryLedger(), Throttle()
+    detector, notes, throttle = watching(), MemoryNotes(), Throttle()
     for at, doing in ((0, "free"), (10, "unknown"), (300, "unknown"), (310, "free")):
-        pacer.add(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(state=doing),))])))
-        assert list(pacer.due(NOW + at, ledger)) == []
+        throttle.add(detector.detect(a_look(at, workers=[worker(seen=NOW + at, gpus=(gpu(state=doing),))])))
+        assert list(throttle.due(NOW + at, notes)) == []
 
 
 def test_machine_that_cannot_list_its_gpus_is_reported() -> None:
@@ -229,16 +231,16 @@ def test_no_worker_counts_as_lost_right_after_a_gap() -> None:
     assert detector.detect(a_look(300, workers=[worker()])) == []
     assert (
         detector.detect(a_look(305, workers=[worker(seen=NOW + 304)])) != []
-    )  # that it is there, to whom it was told gone
+    )  # It is back, after its loss was reported.
 
 
 def test_return_of_a_worker_is_reported_only_after_its_loss() -> None:
     for was_told, expected in ((True, ["The worker on node7 is back."]), (False, [])):
-        ledger, pacer = MemoryLedger(), Throttle()
+        notes, throttle = MemoryNotes(), Throttle()
         if was_told:
-            ledger.note_once("worker-gone:w1")
-        pacer.add(watching().detect(a_look(workers=[worker()])))
-        assert [said(list(bundle.events)) for bundle in pacer.due(NOW, ledger)] == ([expected] if expected else [])
+            notes.note_once("worker-gone:w1")
+        throttle.add(watching().detect(a_look(workers=[worker()])))
+        assert [said(list(batch.events)) for batch in throttle.due(NOW, notes)] == ([expected] if expected else [])
 
 
 # Pace
@@ -254,24 +256,24 @@ def test_at_most_one_message_a_minute_per_kind_and_no_event_is_lost(
     bursts: list[tuple[float, Kind, int, int]],
 ) -> None:
     """Two processes that see the same, one sometimes first."""
-    ledger, pacers = MemoryLedger(), [Throttle(), Throttle()]
+    notes, pacers = MemoryNotes(), [Throttle(), Throttle()]
     sent: dict[str, list[float]] = defaultdict(list)
     told: Counter[str] = Counter()
     expected: list[str] = []
     now = NOW
 
     def step() -> None:
-        for pacer in pacers:
-            for bundle in pacer.due(now, ledger):
-                sent[bundle.kind].append(now)
-                told.update(event.key for event in bundle.events)
+        for throttle in pacers:
+            for batch in throttle.due(now, notes):
+                sent[batch.kind].append(now)
+                told.update(event.key for event in batch.events)
 
     for pause, kind, count, first in bursts:
         now += pause
         fresh = [event(f"{len(expected) + number}", kind) for number in range(count)]
         expected += [one.key for one in fresh]
-        for pacer in (pacers[first], pacers[1 - first]):
-            pacer.add(fresh)
+        for throttle in (pacers[first], pacers[1 - first]):
+            throttle.add(fresh)
         step()
     for _ in range(60):
         now += 5
@@ -282,14 +284,14 @@ def test_at_most_one_message_a_minute_per_kind_and_no_event_is_lost(
 
 
 def test_first_event_is_sent_at_once_and_the_rest_of_the_minute_together() -> None:
-    ledger, pacer = MemoryLedger(), Throttle()
-    pacer.add([event("first")])
-    (at_once,) = pacer.due(NOW, ledger)
+    notes, throttle = MemoryNotes(), Throttle()
+    throttle.add([event("first")])
+    (at_once,) = throttle.due(NOW, notes)
     assert [one.name for one in at_once.events] == ["first"]
-    pacer.add(event(name) for name in "abc")
-    assert list(pacer.due(NOW + 1, ledger)) == []
-    pacer.add(event(f"{number}") for number in range(9))
-    later = [bundle for at in range(2, 95) for bundle in pacer.due(NOW + at, ledger)]
+    throttle.add(event(name) for name in "abc")
+    assert list(throttle.due(NOW + 1, notes)) == []
+    throttle.add(event(f"{number}") for number in range(9))
+    later = [batch for at in range(2, 95) for batch in throttle.due(NOW + at, notes)]
     (summary,) = later
     message = compose(summary.kind, summary.events, "https://gpu-box:7865/", prefix=summary.prefix)
     assert message.title == "Stoker: 12 more jobs failed"
@@ -297,52 +299,52 @@ def test_first_event_is_sent_at_once_and_the_rest_of_the_minute_together() -> No
 
 
 def test_held_back_event_is_sent_by_the_next_process() -> None:
-    ledger = MemoryLedger()
+    notes = MemoryNotes()
     gone, heir = Throttle(), Throttle()
     gone.add([event("a")])
-    assert len(list(gone.due(NOW, ledger))) == 1
+    assert len(list(gone.due(NOW, notes))) == 1
     gone.add([event("b")])
-    assert list(gone.due(NOW + 1, ledger)) == []
-    release(gone.unsent(), ledger)
+    assert list(gone.due(NOW + 1, notes)) == []
+    release(gone.unsent(), notes)
     heir.add([event("a"), event("b")])
-    (bundle,) = heir.due(NOW + 100, ledger)
-    assert [one.name for one in bundle.events] == ["b"]
+    (batch,) = heir.due(NOW + 100, notes)
+    assert [one.name for one in batch.events] == ["b"]
 
 
-def held_back(ledger: MemoryLedger) -> tuple[Throttle, Event]:
-    """A process that has just told of one outage, and waits with another."""
-    pacer = Throttle()
+def held_back(notes: MemoryNotes) -> tuple[Throttle, Event]:
+    """A process that has just sent one outage and holds another back."""
+    throttle = Throttle()
     first, second = (msgspec.structs.replace(event(name, "gpu-unknown"), turn="began") for name in "ab")
-    pacer.add([first])
-    assert len(list(pacer.due(NOW, ledger))) == 1
-    pacer.add([second])
-    assert list(pacer.due(NOW + 1, ledger)) == []
-    return pacer, second
+    throttle.add([first])
+    assert len(list(throttle.due(NOW, notes))) == 1
+    throttle.add([second])
+    assert list(throttle.due(NOW + 1, notes)) == []
+    return throttle, second
 
 
 def test_held_back_outage_of_a_killed_process_is_sent_by_the_next_one() -> None:
-    ledger, heir = MemoryLedger(), Throttle()
-    _killed, outage = held_back(ledger)
+    notes, heir = MemoryNotes(), Throttle()
+    _killed, outage = held_back(notes)
     heir.add([outage])
-    (bundle,) = heir.due(NOW + 100, ledger)
-    assert bundle.events == (outage,)
+    (batch,) = heir.due(NOW + 100, notes)
+    assert batch.events == (outage,)
 
 
 def test_outage_that_ended_before_it_was_sent_is_dropped() -> None:
-    ledger = MemoryLedger()
-    pacer, outage = held_back(ledger)
-    pacer.add([msgspec.structs.replace(outage, turn="over")])
-    assert [bundle for at in range(2, 200) for bundle in pacer.due(NOW + at, ledger)] == []
+    notes = MemoryNotes()
+    throttle, outage = held_back(notes)
+    throttle.add([msgspec.structs.replace(outage, turn="over")])
+    assert [batch for at in range(2, 200) for batch in throttle.due(NOW + at, notes)] == []
 
 
 def test_end_of_an_outage_that_another_process_sent_is_sent() -> None:
-    ledger, other = MemoryLedger(), Throttle()
-    pacer, outage = held_back(ledger)
+    notes, other = MemoryNotes(), Throttle()
+    throttle, outage = held_back(notes)
     other.add([outage])
-    assert len(list(other.due(NOW + 100, ledger))) == 1
-    pacer.add([msgspec.structs.replace(outage, turn="over")])
-    (bundle,) = (bundle for at in range(101, 300) for bundle in pacer.due(NOW + at, ledger))
-    assert [one.turn for one in bundle.events] == ["over"]
+    assert len(list(other.due(NOW + 100, notes))) == 1
+    throttle.add([msgspec.structs.replace(outage, turn="over")])
+    (batch,) = (batch for at in range(101, 300) for batch in throttle.due(NOW + at, notes))
+    assert [one.turn for one in batch.events] == ["over"]
 
 
 # Words

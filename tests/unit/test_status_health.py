@@ -1,4 +1,4 @@
-"""Is everything all right? What is wrong is told first, in sentences for a phone; what is usual is no news."""
+"""Health: bad issues first, as short messages."""
 
 from typing import Any
 
@@ -108,7 +108,7 @@ def test_memory_without_a_process_is_bad_while_jobs_wait() -> None:
     health = judged(machines=(orphaned(),), counts={"held": 1})
     assert health.level == "attention"
     assert "GPU 0 of gpu-box has 12 GiB in use by no visible process" in [point.message for point in health.points]
-    # Memory comes back a moment late; what works is somebody's, and who is seen is nobody's orphan.
+    # Memory is freed a moment late; busy GPUs and visible users are no orphans.
     assert judged(machines=(orphaned(since=NOW - 10),)) == Health(level="good", headline="All is well")
     for seen in ({"utilization": 0.7}, {"user": "alice's python (pid 4242)"}, {"utilization": None}):
         assert judged(machines=(orphaned(**seen),)).headline == "All is well: the GPU is in use"
@@ -143,7 +143,7 @@ def test_unreachable_queue_is_the_first_issue() -> None:
     assert health.headline == "1 thing is wrong, 1 more needs you"
 
 
-# What somebody should look at
+# Attention
 
 
 def test_one_failure_is_named_and_several_are_counted() -> None:

@@ -1,4 +1,4 @@
-"""Workers as machines: one for each home however often it started, and nothing is called idle that nobody sees."""
+"""Machines: one per home and host over restarts, and unknown GPUs are never idle."""
 
 from stoker.queue.model import View
 from stoker.status.machines import machines_of

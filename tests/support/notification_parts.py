@@ -10,8 +10,8 @@ from stoker.queue.model import Attempt, Job, View, Worker, WorkerGpu
 NOW = 1_700_000_000.0
 
 
-class MemoryLedger:
-    """What was told, by everybody who shares it."""
+class MemoryNotes:
+    """Noted events, shared by several notifiers."""
 
     def __init__(self) -> None:
         self.told: set[str] = set()
