@@ -20,6 +20,8 @@ from typing import Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from stoker.errors import BadInputError, StokerError
+from stoker.gpus.model import Look
+from stoker.gpus.recording import RecordingReader, RecordingWriter
 from stoker.paths import private_directory, write_atomically
 from stoker.procfs import Identity, boot_id, is_gone
 from stoker.rules.registry import Stored
@@ -250,6 +252,54 @@ class Records:
                     shutil.rmtree(record.directory)
 
 
+class Journal:
+    """The readings of one run: the newest part, and one older part of the same size.
+
+    A supervisor runs for days, so it keeps none in memory. A full disk costs the run its readings, never the job.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._path = record.readings
+        self._is_kept = record.is_kept
+        self._writer: RecordingWriter | None = None
+        self.failure: str | None = None
+        """Why the last look could not be written. The next one is tried again."""
+
+    def append(self, look: Look) -> None:
+        if not self._is_kept:
+            return
+        try:
+            if self._writer is None:
+                self._writer = RecordingWriter(self._path, private=True)
+            self._writer.append(look)
+            if self._writer.size > MOST_READINGS:
+                self._turn_over()
+            self.failure = None
+        except (StokerError, OSError) as error:
+            self.failure = str(error)
+            self.close()
+
+    def recent(self, seconds: float) -> list[Look]:
+        """The looks of the last `seconds`, oldest first."""
+        since = time.monotonic() - seconds
+        looks: list[Look] = []
+        for part in (_older(self._path), self._path):
+            with contextlib.suppress(StokerError):
+                # Times of one run are of one boot, so they are this process's own.
+                looks += [look for look in RecordingReader(part) if look.at >= since]
+        return looks
+
+    def close(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    def _turn_over(self) -> None:
+        self.close()
+        self._path.replace(_older(self._path))
+
+
 def readable(text: str) -> str:
     """Text that JSON and pages can hold: bytes that are not UTF-8 become `\\xe9`."""
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
@@ -271,3 +321,7 @@ def _replace_text(path: Path, body: bytes) -> None:
         write_atomically(path, body)
     except OSError as error:
         raise StokerError(f"{path} cannot be written: {error.strerror}", exit_code=125) from None
+
+
+def _older(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")

@@ -22,8 +22,9 @@ from stoker.runs.loop import helpers_of
 from stoker.runs.plan import OF_THE_JOB, Plan
 from stoker.runs.processes.reaper import OrphanStop, Reaper, exit_code, fork_reaper
 from stoker.runs.processes.signals import FORWARDED, SignalStream, Terminal
+from stoker.runs.processes.spawn import OWN_FAILURE
 from stoker.runs.record import Ending, NoRecord, Record, Records, Spec, readable
-from stoker.runs.supervisor import OWN_FAILURE, Supervisor, log
+from stoker.runs.supervisor import Supervisor, log
 
 
 def supervise(plan: Plan, on_rule_stop: Callable[[Verdict], None] | None = None) -> int:

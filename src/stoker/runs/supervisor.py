@@ -20,7 +20,6 @@ from stoker.procfs import user_name
 from stoker.rules.judge import Judge
 from stoker.rules.rule import JobProgress, Verdict
 from stoker.rules.scope import JobScope, MachineScope, Scope
-from stoker.runs.journal import Journal
 from stoker.runs.loop import CommandHandler, CommandLoop
 from stoker.runs.plan import OF_THE_JOB, Plan
 from stoker.runs.processes.reaper import (
@@ -31,8 +30,9 @@ from stoker.runs.processes.reaper import (
     exit_code,
 )
 from stoker.runs.processes.signals import Received, SignalStream
+from stoker.runs.processes.spawn import OWN_FAILURE
 from stoker.runs.processes.termination import TerminationOutcome
-from stoker.runs.record import Ending, Record, Status
+from stoker.runs.record import Ending, Journal, Record, Status
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration
 
@@ -50,7 +50,6 @@ ERROR_PAUSE: Final = 0.2
 # The driver takes seconds to clear the memory of a large job. Who still holds it after this is named.
 MEMORY_PATIENCE: Final = 15.0
 MEMORY_POLL: Final = 0.2
-OWN_FAILURE: Final = 125
 _FROM_TERMINAL: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 

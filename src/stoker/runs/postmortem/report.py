@@ -19,7 +19,6 @@ from stoker.masking import masked_command
 from stoker.rules.idle import DEFAULT_WINDOW
 from stoker.rules.registry import policies_of
 from stoker.rules.rule import DEFAULT_EVERY, Verdict
-from stoker.runs.journal import Journal
 from stoker.runs.postmortem.facts import RunFacts, its_own
 from stoker.runs.postmortem.hints import hints
 from stoker.runs.postmortem.outputs import Output, last_lines, last_outputs
@@ -38,7 +37,7 @@ from stoker.runs.postmortem.text import (
     where_it_was,
 )
 from stoker.runs.processes.signals import SignalStream
-from stoker.runs.record import Ending, Record, Status
+from stoker.runs.record import Ending, Journal, Record, Status
 from stoker.streams import ERROR, emit
 from stoker.units import format_duration, format_memory
 from stoker.version import __version__

@@ -37,7 +37,7 @@ from stoker.runs.processes.reaper_process import (
     ReaperProcess,
     ReaperSetup,
 )
-from stoker.runs.processes.spawn import Failed, Program, failure
+from stoker.runs.processes.spawn import OWN_FAILURE, Failed, Program, failure
 from stoker.runs.processes.syscalls import become_subreaper
 from stoker.runs.processes.tree import ProcessScan, ProcessTree, children, descends, exit_code, send
 
@@ -66,7 +66,6 @@ _ALL_SIGNALS: Final = range(1, 32)
 # A released reaper exits at once, unless it was stopped by a signal.
 _LEAVE_PATIENCE: Final = 1.0
 _LEAVE_POLL: Final = 0.005
-_OWN_FAILURE: Final = 125
 # Far below the usual limit of 1024 open files.
 _MOST_PIDFDS: Final = 200
 
@@ -279,7 +278,7 @@ class Reaper:
             # Killed before it had read the whole request: nothing was started.
             self.empty = True
             self._queue_event(
-                Failed(errno.EAGAIN, _OWN_FAILURE, "the process that was to start it was killed", transient=True)
+                Failed(errno.EAGAIN, OWN_FAILURE, "the process that was to start it was killed", transient=True)
             )
             return
         if self._epoll.poll(_START_PATIENCE):

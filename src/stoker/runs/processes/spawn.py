@@ -14,7 +14,7 @@ from stoker.runs.processes.cgroup import Cgroup
 from stoker.runs.processes.syscalls import fork_into_cgroup
 
 # GNU timeout's and env's: the launcher itself failed, the command is there but does not run, it is not there.
-_OWN_FAILURE: Final = 125
+OWN_FAILURE: Final = 125
 _NOT_EXECUTABLE: Final = 126
 _NOT_FOUND: Final = 127
 
@@ -121,12 +121,12 @@ def spawn(program: Program) -> int | None:
 def failure(stage: int, number: int) -> Failed:
     """Explains a failed start."""
     if number in _SHORTAGES:
-        return Failed(number, _OWN_FAILURE, _SHORTAGES[number], transient=True)
+        return Failed(number, OWN_FAILURE, _SHORTAGES[number], transient=True)
     why = os.strerror(number).lower()
     if stage == _DIRECTORY:
-        return Failed(number, _OWN_FAILURE, f"the directory to run it in cannot be entered ({why})")
+        return Failed(number, OWN_FAILURE, f"the directory to run it in cannot be entered ({why})")
     if stage == _OTHER:
-        return Failed(number, _OWN_FAILURE, why)
+        return Failed(number, OWN_FAILURE, why)
     words = {
         _SEARCH: "there is no such command",
         _INTERPRETER: "the interpreter that it names does not exist",
@@ -208,7 +208,7 @@ def _become(program: Program, wait: int, report: int) -> NoReturn:
         # A null byte in an argument, or an equals sign in the name of a variable.
         os.write(report, _OUTCOME.pack(stage, errno.EINVAL))
     finally:
-        os._exit(_OWN_FAILURE)
+        os._exit(OWN_FAILURE)
 
 
 def _enter(cgroup: Cgroup) -> None:
