@@ -1,4 +1,4 @@
-"""Events of files, told by the kernel: what wakes a loop that waits for a file to change."""
+"""inotify: events that wake a loop when a file changes."""
 
 import contextlib
 import ctypes
@@ -22,12 +22,12 @@ NO_LONGER_WATCHED: Final = 0x8000
 
 # What precedes the name in an event: watch, mask, cookie, length of the name.
 _HEAD: Final = struct.Struct("iIII")
-# The queue holds 16384 events by default: this many reads empty it, whoever fills it meanwhile.
+# The queue holds 16384 events by default, which this many reads empty.
 _MOST_READS: Final = 64
 
 
 class Event(NamedTuple):
-    """What happened, to which watch, and to which file in it when the watch is of a directory."""
+    """What happened, to which watch, and to which file if the watch is on a directory."""
 
     watch: int
     mask: int
@@ -35,7 +35,7 @@ class Event(NamedTuple):
 
 
 class Inotify:
-    """Readable after an event. Its descriptor is -1 where the kernel has none left: whoever uses it polls as well."""
+    """Readable after an event. Its descriptor is -1 when the kernel has no inotify left: users poll as well."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +46,7 @@ class Inotify:
         return self._descriptor
 
     def watch(self, path: Path, events: int) -> bool:
-        """Whether it is watched now. Asked again for the same file it changes nothing; a new one is watched as well."""
+        """Whether the file is watched now. A second call for the same file changes nothing."""
         return bool(self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), events) >= 0)
 
     def add(self, path: Path, events: int) -> int:
@@ -66,7 +66,7 @@ class Inotify:
         return events
 
     def drain(self) -> None:
-        """What happened is of no interest here, only that something did."""
+        """Discards all events."""
         with contextlib.suppress(BlockingIOError):
             while self._descriptor >= 0 and os.read(self._descriptor, 16 * 1024):
                 pass

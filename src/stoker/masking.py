@@ -1,7 +1,4 @@
-"""What must not be shown: passwords in addresses, and values that look like secrets.
-
-A name or the form of a value tells. Whoever looks at a job sees that it has the variable, not what is in it.
-"""
+"""Hides secrets: passwords in URLs, and values that look like secrets by their name or form."""
 
 import re
 from collections.abc import Mapping
@@ -9,8 +6,8 @@ from typing import Any, Final
 
 MASK: Final = "***"
 
-# Up to the last `@` in front of a query: a password may hold one that nobody escaped.
-# Lengths are bounded here, so that a text of a hundred kilobytes is looked through at once whatever is in it.
+# Up to the last `@` in front of a query: a password may contain an unescaped one.
+# Lengths are bounded, so that long texts take linear time.
 _IN_ADDRESS: Final = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://[^/@:?#\s]{0,200}):[^?\s]{0,500}@", re.IGNORECASE)
 _IN_QUERY: Final = re.compile(r"([?&]\w*password=)[^&\s]*", re.IGNORECASE)
 
@@ -20,12 +17,12 @@ _SECRET_NAME: Final = re.compile(
     r"|(?:key|token)s?$|(?:auth|pass|_pwd|_pat)$"
     r"|(?:^|_)(?:key|token|auth|pass)_"
 )
-# What language models call tokens is text or a number: `EOS_TOKEN`, `MAX_TOKENS`.
+# Tokens of language models are not secrets: `EOS_TOKEN`, `MAX_TOKENS`.
 _OF_TEXT: Final = re.compile(
     r"(?:^|_)(?:bos|eos|pad|unk|sep|cls|mask|image|special|stop|start|end|next|first|last|new|max|min|num|n|per|total)"
     r"(?:_\w+)?_tokens?$"
 )
-# As the services themselves mark them.
+# Prefixes that services use for their keys.
 _SECRET_VALUE: Final = re.compile(
     r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z]{20,}|xox[abprs]-[\w-]{10,}"
     r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|stk_[\w-]{20,}|eyJ[\w-]{10,999}\.[\w-]{10,2000}\.[\w-]{5,})"
@@ -38,14 +35,14 @@ _HEADER: Final = re.compile(r"\b((?:bearer|basic)\s+)[\w.~+/=-]{8,}", re.IGNOREC
 
 
 def without_passwords(text: str) -> str:
-    """The text, with no password in any address in it."""
+    """The text without the passwords in its URLs."""
     if "://" not in text:
         return text
     return _IN_QUERY.sub(r"\1…", _IN_ADDRESS.sub(r"\1@", text))
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable looks as if it held a secret."""
+    """Whether a variable looks like a secret."""
     plain = name.lower().replace("-", "_")
     if _SECRET_NAME.search(plain) and not _OF_TEXT.search(plain):
         return bool(value)
@@ -53,12 +50,12 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def masked_environment(environment: Mapping[str, str], *, all_values: bool = False) -> dict[str, str]:
-    """The variables, without the values that look like secrets, or without any value."""
+    """The variables with secrets masked, or with all values masked."""
     return {name: MASK if all_values or is_secret(name, value) else value for name, value in environment.items()}
 
 
 def masked_command(text: str) -> str:
-    """A command as a person may see it: `WANDB_API_KEY=… python train.py --token …` without the values."""
+    """The command with secrets masked: `WANDB_API_KEY=*** python train.py --token ***`."""
     text = _ASSIGNED.sub(
         lambda found: f"{found[1]}={MASK}" if _is_secret_option(found[1], found[2]) else found[0], text
     )
@@ -70,12 +67,12 @@ def masked_command(text: str) -> str:
 
 def _is_secret_option(name: str, value: str) -> bool:
     plain = name.lstrip("-").lower().replace("-", "_").rpartition(".")[2]
-    # A key alone is more often one of a table than one of a door.
+    # An option named `key` is seldom a secret.
     return plain not in {"key", "keys"} and is_secret(plain, value) and without_passwords(value) == value
 
 
 def masked_words(words: "list[str] | tuple[str, ...]") -> list[str]:
-    """The same for the words of a command that needs no shell."""
+    """The same for a command as a list of words."""
     shown: list[str] = []
     for number, word in enumerate(words):
         before = words[number - 1] if number else ""

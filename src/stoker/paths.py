@@ -14,8 +14,8 @@ from typing import IO, Any, Final
 
 from stoker.errors import StokerError
 
-# What Stoker puts into its state directory. A directory that holds anything else is somebody's own as well, and keeps
-# its mode: only what is Stoker's in it is made private.
+# Files of Stoker in its state directory. A directory with other files in it keeps its mode: only Stoker's files are
+# made private.
 _OWN: Final = re.compile(
     r"(queue\.db|\.?(tokens|fits|fill-.+|kept-.+)\.json|(access|page|work)\.log|(worker|fill)-.+\.lock)([.-].+)?"
     r"|runs|attempts|probes|sim|demo|gpus"
@@ -38,7 +38,7 @@ def _home() -> Path:
 
 
 def private_directory(path: Path) -> None:
-    """Creates the directory and what is missing above it, each of mode 0700. One that is there keeps its mode."""
+    """Creates the directory and its parents with mode 0700. Existing ones keep their mode."""
     try:
         path.mkdir(mode=0o700)
     except FileNotFoundError:
@@ -50,12 +50,12 @@ def private_directory(path: Path) -> None:
 
 
 def open_privately(path: str | Path, flags: int) -> int:
-    """A descriptor. A file that this creates is of mode 0600; it is also an `opener` for `open`."""
+    """Opens a descriptor; a new file has mode 0600. It is also an `opener` for `open`."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def private_file(path: Path, mode: str = "wb") -> IO[Any]:
-    """`open`, but a file that this creates is of mode 0600."""
+    """`open`, but a new file has mode 0600."""
     return open(path, mode, opener=open_privately)
 
 
@@ -91,14 +91,14 @@ def write_atomically(path: str | Path, content: bytes, *, private: bool = True, 
 
 
 def tighten_home(home: Path) -> str | None:
-    """Makes the state directory private, with what Stoker keeps in it: a sentence when others had access."""
+    """Makes the state directory and Stoker's files in it private; returns a message when others had access."""
     home = home.resolve()
     try:
         names = os.listdir(home)  # noqa: PTH208 - names are all that is needed
     except OSError:
         return None
     own = [name for name in names if _OWN.fullmatch(name)]
-    # Tokens that others could read are known to others: the page refuses them until somebody has seen to that.
+    # The page refuses a token file that others could read until the user replaces it.
     changed = tighten(
         [
             *([home] if len(own) == len(names) else []),
@@ -109,7 +109,7 @@ def tighten_home(home: Path) -> str | None:
 
 
 def tighten_queue(path: Path) -> str | None:
-    """The same for a queue in a file. One that others may write, outside the state directory, is shared on purpose."""
+    """The same for a SQLite queue, unless others may write to it: then it is shared on purpose."""
     path = path.resolve()
     with contextlib.suppress(OSError):
         if not stat.S_IMODE(path.stat().st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
@@ -118,12 +118,12 @@ def tighten_queue(path: Path) -> str | None:
 
 
 def tighten(paths: Iterable[Path]) -> list[Path]:
-    """Takes away what others may do with these: which of them that changed. What is another user's is left alone."""
+    """Removes the permissions of others; returns the changed paths. Files of other users are left alone."""
     changed = []
     for path in paths:
         with contextlib.suppress(OSError):
             found = path.lstat()
-            # A sticky directory is everybody's, such as /tmp.
+            # A sticky directory, such as /tmp, is shared.
             is_own = found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX
             if found.st_mode & _OTHERS and is_own and not stat.S_ISLNK(found.st_mode):
                 path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
@@ -132,7 +132,7 @@ def tighten(paths: Iterable[Path]) -> list[Path]:
 
 
 def may_be_read_by_others(found: os.stat_result) -> bool:
-    """Whether a file's mode lets others read it; a group that is the owner's alone has the owner's number."""
+    """Whether others may read the file. A group with the owner's number is the owner's own."""
     return bool(found.st_mode & stat.S_IROTH or (found.st_mode & stat.S_IRGRP and found.st_gid != found.st_uid))
 
 
@@ -140,7 +140,7 @@ def _access_taken(changed: list[Path]) -> str | None:
     if not changed:
         return None
     more = f" and {len(changed) - 1} more there" if len(changed) > 1 else ""
-    return f"other users had access to {changed[0]}{more}: now only you have"
+    return f"other users had access to {changed[0]}{more}: now only you do"
 
 
 def is_there(path: str | Path) -> bool:

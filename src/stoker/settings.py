@@ -1,4 +1,4 @@
-"""What a person set: flags over `STOKER_*` variables over `stoker.toml` over the defaults here."""
+"""Settings: flags over `STOKER_*` variables over `stoker.toml` over the defaults here."""
 
 import os
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ from stoker.settings_path import config_path
 from stoker.streams import warn
 from stoker.units import parse_duration
 
-# What people can be told of.
+# The events that can be notified.
 EVENTS: Final = ("failed", "stopped", "queue-empty", "gpu-unknown", "worker-gone")
 
 
 class Notifications(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """Whom to tell of what: see docs/how-to/notifications.md."""
+    """`[notify]`: see docs/how-to/notifications.md."""
 
     urls: tuple[str, ...] = ()
-    """As apprise has them. Each is a secret."""
+    """apprise URLs. Each is a secret."""
     events: tuple[str, ...] = EVENTS
     unknown_after: str = "10m"
-    """How long a GPU must be unreadable before anybody is told."""
+    """How long a GPU must be unreadable before a notification."""
     link: str = ""
     """The address of the page, for the links in messages."""
 
@@ -33,15 +33,15 @@ class Notifications(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
         return f"<Notifications of {', '.join(self.events)} to {len(self.urls)} URLs>"
 
     def check(self) -> None:
-        """Refuses what cannot be meant, in words that hold no URL."""
+        """Raises BadInputError for invalid values, without showing a URL."""
         if unknown := [event for event in self.events if event not in EVENTS]:
-            raise BadInputError(f"[notify] knows no event {unknown[0]!r}: there are {', '.join(EVENTS)}")
+            raise BadInputError(f"[notify] has no event {unknown[0]!r}: use {', '.join(EVENTS)}")
         try:
             parse_duration(self.unknown_after)
         except BadInputError as error:
             raise BadInputError(f"[notify] unknown-after: {error}") from None
         if self.link and not self.link.startswith(("http://", "https://")):
-            raise BadInputError("[notify] link must be the page's address, like https://gpu-box:7865")
+            raise BadInputError("[notify] link must be the URL of the page, such as https://gpu-box:7865")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,18 +64,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fit: dict[str, dict[str, Any]] = {}
     """Presets of `stoker fit` by name, each with options as on its command line, without the dashes."""
     notify: Notifications = Notifications()
-    """Messages to people."""
+    """Notifications."""
     web: dict[str, Any] = {}
     """Options of the page: host, port, url, names, cert, key, title."""
 
     @property
     def has_secrets(self) -> bool:
-        """Whether others must not read the file: for a password of the queue, or an address of the notifications."""
+        """Whether the file holds a password of the queue or a notification URL."""
         return without_passwords(self.queue) != self.queue or bool(self.notify.urls)
 
 
 def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
-    """The file's settings with the environment's over them. A file that was named must be there."""
+    """The settings of the file, overridden by the environment. A file that was named must exist."""
     named = path is not None or "STOKER_CONFIG" in environment
     settings = _read(path or Path(config_path(environment)), must_exist=named)
     changes = {
@@ -92,7 +92,7 @@ def load_settings(path: Path | None = None, environment: Mapping[str, str] = os.
 
 
 def _is_out_of_reach(path: Path) -> bool:
-    """Whether this user may not even see whether it is there: HOME is another user's, as under `sudo -u`."""
+    """Whether this user may not even look for the file: HOME is another user's, as under `sudo -u`."""
     try:
         path.lstat()
     except PermissionError:
@@ -120,7 +120,7 @@ def _read(path: Path, *, must_exist: bool) -> Settings:
         settings = msgspec.convert(tomllib.loads(text), Settings)
         settings.notify.check()
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, BadInputError) as error:
-        raise BadInputError(f"mistake in the configuration file {path}: {error}") from None
+        raise BadInputError(f"error in the configuration file {path}: {error}") from None
     if settings.has_secrets and is_public:
         warn(f"other users of this machine can read the secrets in {path}: run `chmod 600 {path}`")
     return settings

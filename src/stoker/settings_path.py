@@ -1,4 +1,4 @@
-"""Where `stoker.toml` is. It is asked before anything is imported, so it imports nothing itself."""
+"""The path of `stoker.toml`. The command line needs it before all other imports, so this module imports nothing."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

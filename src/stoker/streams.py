@@ -1,4 +1,4 @@
-"""Standard input, output and error of programs whose work matters more than what they say about it."""
+"""Standard streams of programs that must not fail or block because of their output."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from typing import Final
 
 OUTPUT: Final = 1
 ERROR: Final = 2
-# A pipe nobody reads or a terminal stopped by Ctrl-S: after this long the line is dropped.
+# A full pipe or a terminal stopped by Ctrl-S: after this long the text is dropped.
 _PATIENCE: Final = 0.1
 
 _warned: set[str] = set()
@@ -30,7 +30,7 @@ def open_missing() -> None:
 
 
 def emit(descriptor: int, text: str) -> None:
-    """Writes it at once; drops what cannot be written: a full disk or a reader that left stops no guard.
+    """Writes at once and drops what cannot be written: a full disk or a closed pipe must not stop a supervisor.
 
     Python's own streams would keep the text, try again at exit and turn the exit code into 120.
     """
@@ -43,8 +43,8 @@ def emit(descriptor: int, text: str) -> None:
             rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
 
 
-def warn(sentence: str) -> None:
-    """Says on stderr what is not an error but should be changed, once per process."""
-    if sentence not in _warned:
-        _warned.add(sentence)
-        emit(ERROR, f"stoker: {sentence}\n")
+def warn(message: str) -> None:
+    """Prints a warning on stderr, once per process."""
+    if message not in _warned:
+        _warned.add(message)
+        emit(ERROR, f"stoker: {message}\n")

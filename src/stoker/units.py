@@ -55,7 +55,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_fraction(text: str) -> float:
-    """A fraction between 0 and 1 from `20%` or `0.2`; a bare 1 could mean either, so it is refused."""
+    """A fraction between 0 and 1 from `20%` or `0.2`; a bare 1 is ambiguous and refused."""
     written = text.strip()
     try:
         if written.endswith("%"):
@@ -72,7 +72,7 @@ def parse_fraction(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """`0.5s`, `42s`, `5m`, `1h05m`, `2d03h`: two units at the most, as a person would say it."""
+    """`0.5s`, `42s`, `5m`, `1h05m`, `2d03h`: at most two units."""
     if seconds < 10 and seconds != int(seconds):
         return f"{seconds:.1f}s"
     whole = round(seconds)
@@ -95,7 +95,7 @@ def format_memory(amount: int) -> str:
 
 
 def memory_formatter(wanted: int, amounts: Iterable[int]) -> Callable[[int], str]:
-    """`format_memory`, or with so many decimals that less than `wanted` is seen to be less: `12.0 GiB`, `11.7 GiB`."""
+    """`format_memory` with enough decimals to show that an amount is below `wanted`: `12.0 GiB`, `11.7 GiB`."""
     less = [amount for amount in amounts if amount < wanted]
     if all(parse_memory(format_memory(amount)) < parse_memory(format_memory(wanted)) for amount in less):
         return format_memory
@@ -109,6 +109,6 @@ def memory_formatter(wanted: int, amounts: Iterable[int]) -> Callable[[int], str
 
 
 def format_percent(fraction: float) -> str:
-    """`37%`, and `0.5%` where whole percents would say something else."""
+    """`37%`, and `0.5%` below ten percent."""
     percent = fraction * 100
     return f"{percent:.1f}".removesuffix(".0") + "%" if percent < 10 else f"{percent:.0f}%"

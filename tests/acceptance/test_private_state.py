@@ -82,7 +82,7 @@ def test_what_others_had_access_to_is_tightened_and_told_once(tmp_path: Path) ->
     home.mkdir(mode=0o755)
     init_queue(str(home / "queue.db")).close()
     (home / "queue.db").chmod(0o644)
-    assert stoker("list").err == f"stoker: other users had access to {home} and 1 more there: now only you have\n"
+    assert stoker("list").err == f"stoker: other users had access to {home} and 1 more there: now only you do\n"
     assert (mode_of(home), mode_of(home / "queue.db")) == (0o700, 0o600)
     assert stoker("list").err == ""
 
@@ -91,7 +91,7 @@ def test_a_directory_with_other_things_in_it_keeps_its_mode(tmp_path: Path) -> N
     (tmp_path / "thesis.tex").touch(0o644)
     (tmp_path / "runs").mkdir(0o755)
     tmp_path.chmod(0o755)
-    assert tighten_home(tmp_path) == f"other users had access to {tmp_path}/runs: now only you have"
+    assert tighten_home(tmp_path) == f"other users had access to {tmp_path}/runs: now only you do"
     assert (mode_of(tmp_path), mode_of(tmp_path / "runs"), mode_of(tmp_path / "thesis.tex")) == (0o755, 0o700, 0o644)
 
 

@@ -1,7 +1,7 @@
-"""What rings when a GPU's device node is opened or closed.
+"""inotify events of device nodes: a GPU's node was opened or closed.
 
-An event says neither who nor whether it was us, and a container's own node gives none: the events says when to scan,
-the scan says who is there, and a slow scan at a steady rhythm covers what does not ring.
+An event does not say by whom, and a container's own nodes cause none: an event says when to scan, the scan finds the
+holders, and a slow periodic scan covers nodes without events.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _NOTHING: Final[frozenset[str]] = frozenset()
 
 
 class DeviceEvents:
-    """Readable after an event. Nodes that come late or are made anew are listened to as well."""
+    """Readable after an event. Nodes that appear later or are recreated are watched as well."""
 
     def __init__(self, nodes: Mapping[str, Sequence[Path]]) -> None:
         self._gpus: dict[Path, frozenset[str]] = {}
@@ -27,11 +27,11 @@ class DeviceEvents:
         self._watched: dict[int, frozenset[str]] = {}
         """The GPUs behind each watch of a node."""
         self._directories: dict[int, Path] = {}
-        """The directory behind each watch of one, in which nodes may appear."""
-        self._deaf: dict[Path, str] = {}
-        """The nodes that cannot be listened to, and why."""
+        """The directory behind each watch on a directory, in which nodes may appear."""
+        self._unwatched: dict[Path, str] = {}
+        """The nodes that cannot be watched, and why."""
         if self._events.fileno() >= 0:
-            # Directories first: a node that appears in between is then either seen now or rings.
+            # Directories first: a node that appears in between is either found now or causes an event.
             for directory in {path.parent for path in self._gpus}:
                 self._watch_directory(directory)
             for path in self._gpus:
@@ -39,15 +39,15 @@ class DeviceEvents:
 
     @property
     def why_not(self) -> str | None:
-        """Why some or all nodes do not ring, as part of a sentence; None when all of them do."""
+        """Why some or all nodes cause no events, as part of a sentence; None when all do."""
         if self._events.fileno() < 0:
             return "the kernel has no inotify left for this user (fs.inotify.max_user_instances)"
         if not self._gpus:
             return "no GPU here has a device node that is known"
-        return "; ".join(f"{path} {reason}" for path, reason in self._deaf.items()) or None
+        return "; ".join(f"{path} {reason}" for path, reason in self._unwatched.items()) or None
 
     def fileno(self) -> int:
-        """-1 when nothing at all can ring."""
+        """-1 when there can be no event."""
         return self._events.fileno() if self._watched or self._directories else -1
 
     def changed(self) -> frozenset[str]:
@@ -74,22 +74,22 @@ class DeviceEvents:
     def _appeared(self, path: Path) -> frozenset[str]:
         gpus = self._gpus.get(path, _NOTHING)
         if gpus:
-            # It may have been opened before it is listened to, so its making rings too.
+            # It may have been opened before it is watched, so its creation counts as a change.
             self._watch_node(path)
         return gpus
 
     def _watch_node(self, path: Path) -> None:
-        self._deaf.pop(path, None)
+        self._unwatched.pop(path, None)
         try:
             watch = self._events.add(path, OPENED | CLOSED)
         except OSError as error:
-            self._deaf[path] = _complaint(error)
+            self._unwatched[path] = _complaint(error)
             return
         # Two names of one file have one watch.
         self._watched[watch] = self._watched.get(watch, _NOTHING) | self._gpus[path]
 
     def _watch_directory(self, directory: Path) -> None:
-        # Without it, what is missing now stays silent: each node that is says so itself.
+        # Each missing node is reported by itself.
         with contextlib.suppress(OSError):
             self._directories[self._events.add(directory, CREATED | MOVED_HERE)] = directory
 
@@ -99,4 +99,4 @@ def _complaint(error: OSError) -> str:
         return "is not there"
     if isinstance(error, PermissionError):
         return "may not be read by this user"
-    return f"cannot be listened to: {os.strerror(error.errno or 0)}"
+    return f"cannot be watched: {os.strerror(error.errno or 0)}"

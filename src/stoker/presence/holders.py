@@ -1,8 +1,7 @@
-"""Who has a GPU's device node open, by the open files of all processes: the truth behind the alarm.
+"""Which processes have a GPU's device node open, by a scan of the open files of all processes.
 
-A node is known by its device number, so a container's own node counts, under whatever name. What is not seen: a
-process that closed the node and kept only a mapping of it (no GPU driver's library does), and a thread that took a
-table of open files for itself alone.
+A node is identified by its device number, so the nodes of a container count under any name. Not seen: a process that
+closed the node and kept only a mapping of it (no GPU library does), and a thread with its own table of open files.
 """
 
 import os
@@ -19,20 +18,20 @@ from stoker.procfs import (
     user_name,
 )
 
-# Files that nearly every process has open and that are never a GPU: not worth a system call each.
+# Files that nearly every process has open and that are never a GPU.
 _NEVER: Final = ("/dev/null", "/dev/pts/", "/dev/shm/")  # noqa: S108 - nothing is written there
 _DEAD: Final = ("Z", "X")
 _DELETED: Final = " (deleted)"
 _ONE_THREAD: Final = 3
-# What a kernel that keeps no account of run times says.
+# From a kernel without accounting of run times.
 _NO_ACCOUNT: Final = b"0 0 0\n"
 _NOTHING: Final[frozenset[str]] = frozenset()
-# How /proc says that a process ended just now.
+# The process ended just now.
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
 # In the place of a file system's number: what stands beside it is a device number.
 _DEVICE: Final = -1
-# File systems that answer from this machine alone. Asking a file on any other, even through /proc, can block for
-# as long as its server is away; a device node there would not be honoured by any usual mount anyway.
+# Local file systems. stat on any other can block while its server is away, even through /proc; usual mounts of those
+# allow no device nodes anyway.
 LOCAL: Final = frozenset(
     {
         "bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "rootfs",
@@ -45,22 +44,22 @@ NodeId: TypeAlias = tuple[int, int]
 
 
 class Mounts:
-    """The mounts that can hold device nodes, read when first needed. For one scan: mounts come and go."""
+    """The mounts that can hold device nodes, so that no scan waits for a dead network file system. For one scan."""
 
     def __init__(self, proc: str) -> None:
         self._proc = proc
         self._can_hold_nodes: dict[bytes, bool] = {}
 
     def can_hold_nodes(self, pid: int, path: str) -> bool:
-        """Whether this /proc/PID/fd/N lies where there can be device nodes, found out without touching the file."""
+        """Whether this /proc/PID/fd/N is on a mount that can hold device nodes, without touching the file."""
         try:
             mount = _mount_of(path.replace("/fd/", "/fdinfo/"))
             if mount not in self._can_hold_nodes:
-                # The numbers of mounts are the same for all processes, but each sees only those of its namespace.
+                # Mount ids are unique, but each process sees only those of its namespace.
                 self._can_hold_nodes |= _read_mounts(f"{self._proc}/{pid}/mountinfo")
         except OSError:
             return False
-        # What no process has mounted is the kernel's own, or was taken away because its server is gone.
+        # A mount that no process has is internal to the kernel, or was detached.
         return self._can_hold_nodes.setdefault(mount, False)
 
 
@@ -85,7 +84,7 @@ def _read_mounts(path: str) -> dict[bytes, bool]:
 
 
 def identity(found: os.stat_result) -> NodeId:
-    """What two nodes have in common when they are one device: its number, since a container has nodes of its own."""
+    """The identity of a device node: its device number, since containers have their own nodes."""
     if stat.S_ISCHR(found.st_mode):
         return (_DEVICE, found.st_rdev)
     return (found.st_dev, found.st_ino)
@@ -105,7 +104,7 @@ class DeviceHolder(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Who holds which GPU, and how many processes could not be asked."""
+    """The holders of each GPU, and how many processes could not be read."""
 
     by_gpu: dict[str, tuple[DeviceHolder, ...]]
     """All GPUs that there are nodes for, in the order of pids."""
@@ -125,11 +124,11 @@ class HolderScanner:
         self._wanted: dict[NodeId, frozenset[str]] = {}
         self._other_files: dict[int, set[str]] = {}
         """By pid, the links of open files that turned out to be no GPU's."""
-        self._resting: dict[int, bytes] = {}
+        self._sleeping: dict[int, bytes] = {}
         """By pid, how long a process of one thread that holds no GPU has run in its life."""
         self._kernel_threads: set[int] = set()
-        self._met: dict[tuple[int, int, str], DeviceHolder] = {}
-        """By pid, start and name: a process that becomes another program is met again."""
+        self._holders: dict[tuple[int, int, str], DeviceHolder] = {}
+        """By pid, start and name, which changes when the process executes another program."""
 
     def scan(self) -> Scan:
         self._refresh_wanted()
@@ -141,7 +140,7 @@ class HolderScanner:
         met: dict[tuple[int, int, str], DeviceHolder] = {}
         for pid in pids:
             try:
-                if held := self._held_unless_resting(pid, mounts):
+                if held := self._held_unless_sleeping(pid, mounts):
                     holder = self._meet(pid, met)
                     for uuid in held:
                         by_gpu[uuid].append(holder)
@@ -149,7 +148,7 @@ class HolderScanner:
                 continue
             except OSError:
                 unseen += self._is_program(pid)
-        self._met = met
+        self._holders = met
         self._forget_all_but(pids)
         return Scan({uuid: tuple(holders) for uuid, holders in by_gpu.items()}, unseen)
 
@@ -162,7 +161,7 @@ class HolderScanner:
             return _NOTHING
 
     def _refresh_wanted(self) -> None:
-        """Nodes come late and are made anew, so they are asked again each time."""
+        """Nodes appear late and are recreated, so they are examined at each scan."""
         wanted: dict[NodeId, frozenset[str]] = {}
         for uuid, paths in self._nodes.items():
             for path in paths:
@@ -174,7 +173,7 @@ class HolderScanner:
         if wanted != self._wanted:
             self._wanted = wanted
             self._other_files.clear()
-            self._resting.clear()
+            self._sleeping.clear()
 
     def _pids(self) -> list[int]:
         try:
@@ -182,22 +181,22 @@ class HolderScanner:
         except OSError:
             return []
 
-    def _held_unless_resting(self, pid: int, mounts: Mounts) -> frozenset[str]:
-        """Most processes sleep from one scan to the next: one that has not run since has opened nothing either."""
-        # Before its files are read: if it runs meanwhile, the next scan sees that it did.
+    def _held_unless_sleeping(self, pid: int, mounts: Mounts) -> frozenset[str]:
+        """Skips processes that have not run since the last scan: they have opened nothing."""
+        # Read before its files: if it runs meanwhile, the next scan notices.
         ran = _run_time(f"{self._proc}/{pid}/schedstat")
-        if ran is not None and self._resting.get(pid) == ran:
+        if ran is not None and self._sleeping.get(pid) == ran:
             return _NOTHING
-        self._resting.pop(pid, None)
+        self._sleeping.pop(pid, None)
         held = self._held(pid, mounts)
-        # The time is that of the first thread alone. A directory has one link for each that is in it, and two more.
+        # The time is that of the first thread only. The directory has one link per thread, and two more.
         if not held and ran is not None and os.stat(f"{self._proc}/{pid}/task").st_nlink == _ONE_THREAD:
-            self._resting[pid] = ran
+            self._sleeping[pid] = ran
         return held
 
     def _held(self, pid: int, mounts: Mounts) -> frozenset[str]:
         directory, links = self._open_files(pid)
-        # All that a process has open is mostly what it had open before: set arithmetic leaves the little to ask.
+        # Only files that are new since the last scan are examined.
         unknown = links.keys() - self._other_files.get(pid, _NOTHING)
         if not unknown:
             return _NOTHING
@@ -206,7 +205,7 @@ class HolderScanner:
         for link in unknown:
             found = self._gpus_behind(pid, f"{directory}/{links[link]}", link, mounts)
             held |= found or _NOTHING
-            # What a name under /dev stands for can change; elsewhere a file stays what it is while it is open.
+            # A name under /dev can change its meaning; other files stay the same while they are open.
             if found or found is None or (link.startswith("/dev/") and not link.startswith(_NEVER)):
                 to_ask_again.add(link)
         self._other_files[pid] = links.keys() - to_ask_again
@@ -224,12 +223,12 @@ class HolderScanner:
         return directory, links
 
     def _gpus_behind(self, pid: int, path: str, link: str, mounts: Mounts) -> frozenset[str] | None:
-        """None when it was closed just now: by this name it may be opened again."""
+        """The GPUs of an open file; None when it was closed just now and may be opened again."""
         # Sockets, pipes and the like have no path.
         if not link.startswith("/") or link.startswith(_NEVER):
             return _NOTHING
         name = link.removesuffix(_DELETED).rpartition("/")[2]
-        # Under /dev and by the name of a node, nothing can block; elsewhere that is looked up first.
+        # stat cannot block under /dev or on a node's name; elsewhere the mount is checked first.
         try:
             if not (link.startswith("/dev/") or name in self._names or mounts.can_hold_nodes(pid, path)):
                 return _NOTHING if os.path.lexists(path) else None
@@ -247,7 +246,7 @@ class HolderScanner:
         return found.state in _DEAD and not found.is_zombie
 
     def _is_program(self, pid: int) -> bool:
-        """Whether a process that may not be asked could hold a GPU at all: the kernel's threads and the dead cannot."""
+        """Whether an unreadable process could hold a GPU: kernel threads and zombies cannot."""
         if pid in self._kernel_threads:
             return False
         try:
@@ -264,7 +263,7 @@ class HolderScanner:
     def _meet(self, pid: int, met: dict[tuple[int, int, str], DeviceHolder]) -> DeviceHolder:
         found = self._stat(pid)
         key = (pid, found.started, found.name)
-        met[key] = self._met.get(key) or DeviceHolder(*key, self._executable(pid), self._user(pid))
+        met[key] = self._holders.get(key) or DeviceHolder(*key, self._executable(pid), self._user(pid))
         return met[key]
 
     def _stat(self, pid: int) -> Stat:
@@ -295,8 +294,8 @@ class HolderScanner:
         self._kernel_threads &= alive
         for pid in self._other_files.keys() - alive:
             del self._other_files[pid]
-        for pid in self._resting.keys() - alive:
-            del self._resting[pid]
+        for pid in self._sleeping.keys() - alive:
+            del self._sleeping[pid]
 
 
 def _read_links(directory: str) -> dict[str, str]:
@@ -315,7 +314,7 @@ def _read_links(directory: str) -> dict[str, str]:
 
 
 def _run_time(path: str) -> bytes | None:
-    """Time on a processor, time waiting for one, and how often it got one; None where that is not told."""
+    """The process's schedstat: run time, wait time and time slices; None where it is missing."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

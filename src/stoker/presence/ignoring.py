@@ -1,4 +1,4 @@
-"""Programs that do not count as somebody on a GPU: by patterns a person wrote, and a list of mere onlookers."""
+"""Programs that do not count as users of a GPU: the patterns of the configuration and a list of monitors."""
 
 import re
 from collections.abc import Sequence
@@ -6,18 +6,18 @@ from typing import Final
 
 from stoker.presence.holders import DeviceHolder
 
-# The kernel keeps this many bytes of a process's name: longer ones arrive cut.
+# The kernel keeps this many bytes of a process's name.
 KERNEL_NAME: Final = 15
 
 SHIPPED_REASONS: Final[dict[str, str]] = {
-    # Kept open by the driver's own services, whether or not anybody computes.
+    # Services of the driver.
     "nvidia-persistenced": "keeps the driver loaded",
     "nvidia-powerd": "shifts power between processor and GPU",
     "nvidia-fabricmanager": "runs the NVLink switches",
     "nv-fabricmanager": "runs the NVLink switches",
     "nvidia-device-plugin": "tells Kubernetes which GPUs there are",
     "gpu-feature-discovery": "tells Kubernetes what the GPUs can do",
-    # Agents that read figures for a dashboard, all day long.
+    # Monitoring agents.
     "nv-hostengine": "the engine of DCGM, reads figures",
     "dcgm": "the engine of DCGM, as some images name it",
     "dcgmi": "asks DCGM",
@@ -30,7 +30,7 @@ SHIPPED_REASONS: Final[dict[str, str]] = {
     "zabbix_agent2": "collects figures",
     "all-smi": "shows figures",
     "stoker-gpus": "reads figures for any Stoker",
-    # Programs that a person looks with.
+    # Interactive monitors.
     "nvidia-smi": "shows figures",
     "nvidia-settings": "shows and sets clocks and fans",
     "nvtop": "shows figures",
@@ -43,7 +43,7 @@ SHIPPED_REASONS: Final[dict[str, str]] = {
     "amdgpu_top": "shows figures",
     "radeontop": "shows figures",
     "intel_gpu_top": "shows figures",
-    # Whatever draws the screen has it open for as long as there is a screen, with or without somebody before it.
+    # Display servers have the node open as long as there is a screen.
     "systemd-logind": "hands the screen to sessions",
     "plymouthd": "draws the screen while the machine starts",
     "Xorg": "draws the screen",
@@ -69,13 +69,13 @@ SHIPPED_REASONS: Final[dict[str, str]] = {
     "sddm-greeter": "shows the login screen",
     "sddm-greeter-qt6": "shows the login screen",
 }
-"""Programs that hold a device node open without keeping the GPU from anybody, and why each does."""
+"""Programs that hold a device node open without using the GPU, and why."""
 
 SHIPPED: Final[tuple[str, ...]] = tuple(SHIPPED_REASONS)
 
 
 class Ignored:
-    """Names with * and ?, capital letters as they are. A name must match from its beginning to its end."""
+    """Case-sensitive patterns with * and ? that match a whole name."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._whole = [_compiled(pattern) for pattern in patterns if pattern]
@@ -85,12 +85,12 @@ class Ignored:
         return self.matches_names(holder.name, holder.executable)
 
     def matches_names(self, name: str | None, executable: str | None = None) -> bool:
-        """By the process's name, as the kernel tells it, and the name of its executable file, where they are known."""
+        """By the process's name and the name of its executable, as far as they are known."""
         if any(pattern.fullmatch(known) for pattern in self._whole for known in (name, executable) if known):
             return True
         if not name or len(name.encode()) != KERNEL_NAME:
             return False
-        # The executable tells the whole name if it begins like this one: then nothing is left to guess.
+        # An executable that begins with the truncated name gives the whole name.
         whole_is_known = executable is not None and executable.startswith(name)
         return not whole_is_known and name in self._cut
 
@@ -101,6 +101,5 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _cut(pattern: str) -> str:
-    """As the kernel would cut this name. With * or ? among the letters that are left it matches no name:
-    guessing the rest as well would ignore a person's program."""
+    """The pattern truncated as the kernel truncates names. With * or ? left in it, it matches no name."""
     return pattern.encode()[:KERNEL_NAME].decode(errors="replace")

@@ -1,10 +1,9 @@
-"""Who is at a terminal or a screen of this machine, and since when they have typed nothing.
+"""Who is logged in at a terminal or screen of this machine, and for how long without input.
 
-Terminals tell by the time of the last input. A graphical session does not tell without its user's bus, so the
-screens are asked instead: while one of them is lit, whoever is logged in before it counts as active, and once all of
-them went dark (desktops see to that when nobody touches them) the time since then counts. Where no screen can be
-asked, as with a remote desktop, the person counts as active: unknown is not idle. A session that another one hides
-is nobody's place.
+Terminals have the time of their last input. Graphical sessions report it only on their user's bus, so the power state
+of the screens is used: while a screen is on, its user counts as active; when all are off, the time since then counts
+as idle. Without a screen, as with a remote desktop, the user counts as active: unknown is not idle. A session that is
+hidden by another one does not count. Sessions are read from logind's files, without a bus or privileges.
 """
 
 import re
@@ -14,8 +13,8 @@ from typing import Final, NamedTuple
 
 from stoker.procfs import user_name
 
-# The kernel notes the time of input only once in eight seconds, so that nobody can read somebody's typing off it:
-# the last input may be this much later than the time that is noted.
+# The kernel records the time of input with a resolution of eight seconds, so that it does not reveal keystrokes:
+# the last input may be this much later.
 COARSENESS: Final = 8.0
 # The kernel's MAX_NR_CONSOLES. /dev/tty0 is none: it stands for whichever is in front.
 _CONSOLES: Final = range(1, 64)
@@ -23,15 +22,15 @@ _SCREEN: Final = re.compile(r"card[0-9]+-.+")
 
 
 class LoginSession(NamedTuple):
-    """One session, as far as its file tells."""
+    """One login session, from its file."""
 
     user: str
     person: bool
-    """Whether it is somebody's: not a login screen, a service manager, a timer's."""
+    """Whether it belongs to a person, not to a login screen, service manager or timer."""
     closing: bool
-    """Its person has left and only some of its processes stay."""
+    """The user has logged out and only some processes stay."""
     in_front: bool
-    """Whether its seat shows it; a session without a seat is always in front."""
+    """Whether its seat shows it; True without a seat."""
     kind: str
     """tty, x11, wayland, mir, web or unspecified."""
     seat: str | None
@@ -46,7 +45,7 @@ class LoginSession(NamedTuple):
 
 
 def read_sessions(root: Path) -> list[LoginSession]:
-    """All sessions; none where there is no logind. One that ends while it is read is none either."""
+    """All sessions; none without logind."""
     try:
         files = sorted((root / "run/systemd/sessions").iterdir())
     except OSError:
@@ -92,7 +91,7 @@ def _session(user: str, fields: dict[str, str]) -> LoginSession:
 
 
 class TerminalActivity(NamedTuple):
-    """Somebody's place at this machine."""
+    """A login at this machine."""
 
     user: str
     terminal: str
@@ -102,14 +101,14 @@ class TerminalActivity(NamedTuple):
 
 
 class Terminals:
-    """Keeps in mind since when the screens have been dark: to be asked again and again."""
+    """Tracks since when the screens are off: call `activity` repeatedly."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._dark_since: float | None = None
 
     def activity(self, now_wall: float) -> list[TerminalActivity]:
-        """Everybody who is logged in at a terminal or screen, the most recently active first."""
+        """Everyone who is logged in at a terminal or screen, the most recently active first."""
         sessions = read_sessions(self._root)
         people = [session for session in sessions if session.person and not session.closing]
         found = [*self._terminals(sessions, people, now_wall), *self._screens(people, now_wall)]
@@ -118,7 +117,7 @@ class Terminals:
     def _terminals(
         self, sessions: list[LoginSession], people: list[LoginSession], now: float
     ) -> Iterator[TerminalActivity]:
-        # A screen's terminal gets no input, and one that only a login screen or a service has is nobody's.
+        # The terminal of a graphical session gets no input; one of a login screen or service has no user.
         not_typed_at = {session.terminal for session in sessions if session.graphical or session not in people}
         logged_in = {session.terminal for session in people if session.terminal} - not_typed_at
         consoles = {f"tty{number}" for number in _CONSOLES} - not_typed_at
@@ -126,8 +125,8 @@ class Terminals:
             try:
                 found = (self._root / "dev" / name).stat()
             except OSError:
-                continue  # It is gone, or never was.
-            # A console that root owns is one that nobody logged in at, unless logind says otherwise.
+                continue  # It does not exist.
+            # A console owned by root has no login, unless logind lists one.
             if found.st_uid == 0 and name in consoles and name not in logged_in:
                 continue
             yield TerminalActivity(user_name(found.st_uid), name, max(0.0, now - found.st_atime - COARSENESS))
@@ -149,7 +148,7 @@ class Terminals:
                 yield TerminalActivity(session.user, f"{place} ({session.kind})", idle)
 
     def _dark_for(self, now: float) -> float:
-        """Seconds for which no screen is known to have been lit; 0 while one is, or none can be asked."""
+        """Seconds since all screens went off; 0 while one is on or none is known."""
         if not _all_dark(_screens_of(self._root)):
             self._dark_since = None
             return 0.0

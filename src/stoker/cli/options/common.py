@@ -111,7 +111,7 @@ def defaults_from_file(verb: str, command: click.Command) -> dict[str, Any]:
             near = difflib.get_close_matches(key, parameters, n=1)
             hint = f": did you mean {near[0]!r}?" if near else f": it takes what `stoker {verb} --help` lists"
             raise BadInputError(
-                f"mistake in the configuration file {config_path(os.environ)}: [{verb}] has no {key!r}{hint}"
+                f"error in the configuration file {config_path(os.environ)}: [{verb}] has no {key!r}{hint}"
             )
         found[name] = value
     return found

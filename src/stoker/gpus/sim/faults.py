@@ -127,14 +127,14 @@ def add_fault(machine: SimMachine, fault: Fault) -> None:
 
 
 def clear_faults(machine: SimMachine, kind: str | None = None, gpu: int | None = None) -> tuple[Fault, ...]:
-    """Mends the machine, or only faults of a kind or of a GPU, and gives what was mended."""
+    """Removes faults, all or those of a kind or GPU, and returns them."""
     if kind is not None and kind not in KINDS:
         raise BadInputError(f"{kind!r} is not a fault: choose {', '.join(KINDS)}")
     with machine.locked():
         there = _readable(machine)
-        mended = tuple(one for one in there if kind in (None, one.kind) and gpu in (None, one.gpu))
-        _write(machine, tuple(one for one in there if one not in mended))
-    return mended
+        removed = tuple(one for one in there if kind in (None, one.kind) and gpu in (None, one.gpu))
+        _write(machine, tuple(one for one in there if one not in removed))
+    return removed
 
 
 def _readable(machine: SimMachine) -> tuple[Fault, ...]:
@@ -185,7 +185,7 @@ def _without(reading: Reading, field: Field) -> Reading:
 
 
 def _absurd(reading: Reading, field: Field) -> Reading:
-    """Blank values in the place of real ones, believed as little as those of a real driver are."""
+    """Blank values instead of real ones, which are refused as those of a real driver are."""
     replace = msgspec.structs.replace
     percent = plausible_fraction(_BLANK_32)
     used = plausible_memory_used(_BLANK_64, reading.memory_total)

@@ -26,7 +26,7 @@ _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
-# What a training at full steam shows; also what `stoker sim load` does when nothing else is asked for.
+# A training at full load; also the default of `stoker sim load`.
 DEFAULT_UTILIZATION: Final = 0.9
 # A deadlocked collective spins on every SM and computes nothing: boards seen in that state drew about a fifth
 # of the way from idle to their limit while reporting 100 %.
@@ -110,7 +110,7 @@ def busy(
     power: float | None = None,
     memory: int | None = None,
 ) -> Phase:
-    """Steady work; it draws power in proportion unless told otherwise."""
+    """Steady work; power is proportional unless given."""
     share = utilization if power is None else power
     return Phase("busy", seconds, _fraction(utilization), _fraction(share), memory)
 
@@ -137,7 +137,7 @@ def burst(
     *,
     memory: int | None = None,
 ) -> Phase:
-    """Short work again and again, such as a server that is asked now and then."""
+    """Short periodic work, such as a server with few requests."""
     if not 0 < active <= period:
         raise BadInputError(
             f"a burst of {format_duration(active)} does not fit into every {format_duration(period)}: "
@@ -328,7 +328,7 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
         if running is None:
             return self.start if at < self.start else math.inf
         phase, elapsed = running
-        # Rounding must not make a boundary of this very moment: whoever waits for the next change would never pass.
+        # Rounding must not put the boundary at this moment: a loop that waits for the next change would not advance.
         boundary = max(at + (phase.length - elapsed), math.nextafter(at, math.inf))
         if phase.memory is None or phase.memory_end is None or phase.memory == phase.memory_end:
             return boundary
@@ -377,7 +377,7 @@ class Use(msgspec.Struct, frozen=True, omit_defaults=True):
         return list(zip(self.scripts, [*replaced, math.inf], strict=True)) if self.scripts else []
 
     def with_script(self, script: Script) -> "Use":
-        """The use after a new script took over; those that nobody can ask about any more are folded away."""
+        """The use with a new script; scripts older than the history are folded."""
         kept = [*self.scripts, script]
         before = self.before
         while len(kept) > 1 and kept[1].start < script.start - HISTORY:
@@ -394,7 +394,7 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     uses: tuple[Use, ...] = ()
 
     def lately(self, now: float) -> "Load":
-        """The load without uses that ended too long ago for anybody to ask."""
+        """The load without uses that ended before the history."""
         kept = (use for use in self.uses if use.ended is None or 0 <= now - use.ended <= HISTORY)
         return msgspec.structs.replace(self, uses=tuple(kept))
 

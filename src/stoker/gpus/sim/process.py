@@ -21,7 +21,7 @@ _LONGEST_SLEEP: Final = 86_400.0
 
 
 class SimulatedOutOfMemoryError(StokerError, RuntimeError):
-    """What was asked for does not fit. Worded as PyTorch's, because programs recognise OOM by its words."""
+    """The allocation does not fit. The message is PyTorch's, because programs recognise OOM by it."""
 
     def __init__(self, requested: int, gpu: int, total: int, free: int) -> None:
         super().__init__(
@@ -100,7 +100,7 @@ class SimulatedProcess:
 
     @property
     def free_memory(self) -> int:
-        """Bytes that nobody holds."""
+        """Free bytes."""
         return self.machine.shape.memory - self.machine.held(self.gpu.index, self.machine.loads())
 
     def allocate(self, amount: int) -> None:
@@ -130,7 +130,7 @@ class SimulatedProcess:
     # Work
 
     def work(self, utilization: float, power: float | None = None, *, seconds: float | None = None) -> None:
-        """Keeps the GPU this busy from now on, or for so many seconds; returns at once, like a kernel launch.
+        """Keeps the GPU this busy from now on, or for some seconds; returns at once, like a kernel launch.
 
         `power` is the share of the way from the idle draw to the limit: as `utilization` when left out.
         """
