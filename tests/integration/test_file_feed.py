@@ -31,7 +31,7 @@ def succeeded(store: Store, *commands: str) -> list[Job]:
     return [store.jobs.get(name) for name in store.jobs.submit([JobSpec(command=command) for command in commands])]
 
 
-def test_a_queue_that_goes_away_is_waited_for_and_told_once(
+def test_feed_waits_for_a_queue_that_is_away_and_reports_it_once(
     tmp_path: Path, feeders: Feeders, mortal_server: PostgresServer, mortal_url: str
 ) -> None:
     path = tmp_path / "gpu_queue.txt"

@@ -59,7 +59,9 @@ def wait_until_due(store: Store) -> None:
     wait_for(store._throttle.may_send, named="the end of the pause after a ring")
 
 
-def test_what_others_do_rings_and_is_seen_when_it_rings(changes: ChangeListener, queue: Store, other: Store) -> None:
+def test_change_of_another_process_wakes_the_listener_and_is_visible_then(
+    changes: ChangeListener, queue: Store, other: Store
+) -> None:
     assert is_quiet(changes)
     (job,) = other.jobs.submit([JobSpec(command="x")])
     assert rings(changes)
@@ -81,7 +83,7 @@ def test_what_others_do_rings_and_is_seen_when_it_rings(changes: ChangeListener,
     assert rings(changes)
 
 
-def test_what_concerns_nobody_else_wakes_nobody(changes: ChangeListener, queue: Store, other: Store) -> None:
+def test_heartbeats_leases_logs_and_usage_wake_no_listener(changes: ChangeListener, queue: Store, other: Store) -> None:
     (job,) = queue.jobs.submit([JobSpec(command="my own")])
     assert select.select([changes], [], [], 60.0)[0]
     assert not changes.poll()  # it wakes, and has heard nothing
@@ -96,7 +98,7 @@ def test_what_concerns_nobody_else_wakes_nobody(changes: ChangeListener, queue: 
     assert not select.select([changes], [], [], 0.05)[0]
 
 
-def test_another_process_is_heard_of_within_milliseconds(changes: ChangeListener, url: str) -> None:
+def test_change_of_another_process_wakes_within_milliseconds(changes: ChangeListener, url: str) -> None:
     program = (
         "import sys, time\n"
         "from stoker.queue import JobSpec, open_queue\n"
@@ -124,7 +126,7 @@ def test_another_process_is_heard_of_within_milliseconds(changes: ChangeListener
     assert sorted(delays)[5] < 0.1
 
 
-def test_the_first_outcome_is_told_at_once_and_those_soon_after_together(
+def test_first_outcome_notifies_at_once_and_later_ones_together(
     changes: ChangeListener, queue: Store, other: Store
 ) -> None:
     now = 0.0
@@ -153,7 +155,7 @@ def test_the_first_outcome_is_told_at_once_and_those_soon_after_together(
     assert is_quiet(changes)
 
 
-def test_what_is_owed_is_told_on_leaving(changes: ChangeListener, queue: Store, url: str) -> None:
+def test_deferred_notification_is_sent_on_close(changes: ChangeListener, queue: Store, url: str) -> None:
     jobs = queue.jobs.submit([JobSpec(command="x")] * 2)
     with open_queue(url) as other:
         attempts = [other.attempts.claim(job, "w", [], 60.0) for job in jobs]
@@ -188,7 +190,7 @@ def test_without_file_events_a_poll_still_hears(tmp_path: Path, monkeypatch: pyt
         changes.close()
 
 
-def test_a_bell_that_lost_its_server_listens_again_when_it_is_back(
+def test_listener_reconnects_when_its_server_is_back(
     postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.queue.postgres.SECONDS_BETWEEN_TRIES", 0.05)
@@ -207,7 +209,7 @@ def test_a_bell_that_lost_its_server_listens_again_when_it_is_back(
         changes.close()
 
 
-def test_a_bell_without_a_server_says_that_anything_may_have_happened(postgres_server: PostgresServer) -> None:
+def test_listener_without_a_server_reports_a_possible_change(postgres_server: PostgresServer) -> None:
     url = postgres_server.create_database()
     with init_queue(url) as queue:
         changes = queue.listen()

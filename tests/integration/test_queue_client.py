@@ -188,7 +188,7 @@ def test_waiting_ends_as_soon_as_the_job_does(
     assert queue.wait([]) == []
 
 
-def test_a_bell_that_cannot_ring_makes_waiting_slower_not_endless(
+def test_wait_polls_when_the_listener_cannot_listen(
     queue: stoker.Queue, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken:
@@ -293,7 +293,7 @@ def test_the_python_that_is_active_stays_the_jobs_python(queue: stoker.Queue, mo
         ("true", {"directory": "not/there"}, "is not there"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_a_sentence(
+def test_invalid_options_are_refused_with_one_sentence(
     tmp_path: Path, command: Any, options: dict[str, Any], says: str
 ) -> None:
     with stoker.Queue(str(tmp_path / "queue.db")) as queue:

@@ -24,7 +24,7 @@ def attempts(queue: Store, count: int, worker: str = "w") -> list[str]:
     return [start(queue, job, worker) for job in submit(queue, *map(str, range(count)))]
 
 
-def test_a_snooze_is_told_to_the_worker_of_the_attempt_until_it_has_ended(queue: Store) -> None:
+def test_worker_sees_a_snooze_until_the_attempt_has_ended(queue: Store) -> None:
     attempt, other = attempts(queue, 2)
     (elsewhere,) = attempts(queue, 1, "another")
     assert queue.attempts.snooze(attempt, 600.0, "alice")
@@ -55,7 +55,7 @@ def test_a_later_snooze_counts_and_zero_ends_it(queue: Store) -> None:
     assert queue.attempts.requests("w") == Requests(snoozed={attempt: Snoozed(seconds=0.0, by="carol")})
 
 
-def test_a_snooze_that_is_over_is_told_no_more(queue: Store) -> None:
+def test_worker_no_longer_sees_a_snooze_that_is_over(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     assert queue.attempts.snooze(attempt, 0.001, "alice")
     over = queue.clock() + 0.002
@@ -99,7 +99,7 @@ def test_what_is_found_out_later_is_added_to_what_is_known(queue: Store) -> None
     assert queue.attempts.details(attempt) == AttemptDetails(cause="time limit", report="why", fit={"batch_size": 8})
 
 
-def test_causes_are_told_of_several_attempts_at_once(queue: Store) -> None:
+def test_causes_of_several_attempts_are_read_at_once(queue: Store) -> None:
     first, second, third = attempts(queue, 3)
     queue.attempts.write_details(first, AttemptDetails(cause="idle", rule="idle"))
     queue.attempts.write_details(second, AttemptDetails(cause="exited"))
@@ -110,7 +110,7 @@ def test_causes_are_told_of_several_attempts_at_once(queue: Store) -> None:
     assert queue.attempts.causes([]) == {}
 
 
-def test_stops_for_idleness_are_told_with_the_gpus_that_became_free(queue: Store) -> None:
+def test_rule_stops_have_the_number_of_gpus_that_became_free(queue: Store) -> None:
     ids = []
     for gpus, cause in [(["a", "b"], "idle"), (["c"], "time limit"), (["d"], "idle")]:
         (job,) = submit(queue, "x", gpus=len(gpus))
@@ -138,7 +138,7 @@ def test_the_ends_of_several_outputs_are_read_at_once(queue: Store) -> None:
     assert queue.logs.tails([second], 0) == queue.logs.tails([]) == {}
 
 
-def test_cleaning_forgets_what_was_found_and_wished(queue: Store) -> None:
+def test_cleaning_deletes_details_and_snoozes(queue: Store) -> None:
     (attempt,) = attempts(queue, 1)
     queue.attempts.write_details(attempt, AttemptDetails(cause="idle", rule="idle"))
     queue.attempts.snooze(attempt, 60.0, "alice")
@@ -201,7 +201,7 @@ def test_usage_is_summed_over_all_machines(queue: Store) -> None:
     assert queue.usage.totals(now - 1)["job"] == 150.0
 
 
-def test_usage_older_than_a_month_is_forgotten(queue: Store, url: str) -> None:
+def test_usage_older_than_a_month_is_deleted(queue: Store, url: str) -> None:
     now = int(queue.clock() // 60)
     queue.usage.write([usage(now - KEPT_MINUTES - 5, gpu="old")])
     queue.usage.write([usage(now - KEPT_MINUTES + 5, gpu="kept")])
@@ -231,7 +231,7 @@ def test_of_all_who_would_tell_something_one_does(queue: Store, url: str) -> Non
     assert not queue.notices.forget_note("never told")
 
 
-def test_what_was_told_long_ago_is_forgotten(queue: Store, url: str) -> None:
+def test_old_notices_are_deleted(queue: Store, url: str) -> None:
     assert queue.notices.note_once("long ago")
     assert queue.notices.note_once("lately")
     for key, days in (("long ago", 1.0), ("lately", -1.0)):

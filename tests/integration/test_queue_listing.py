@@ -57,7 +57,7 @@ def test_pages_are_of_some_states_or_of_a_tag(queue: Store) -> None:
         queue.jobs.page(("' OR 1",))  # type: ignore[arg-type]  # what is refused here
 
 
-def test_what_ended_lately_is_told_last_end_first(queue: Store) -> None:
+def test_recently_ended_jobs_are_listed_last_end_first(queue: Store) -> None:
     a, b, c, d = submit(queue, *"abcd")
     end(queue, a)
     moment(queue)

@@ -91,7 +91,7 @@ def test_a_worker_hears_that_an_output_is_wanted(queue: Store, other: Store, att
     changes.close()
 
 
-def test_the_bell_rings_for_what_is_new_and_for_what_nobody_wanted_any_more(
+def test_new_and_renewed_stream_requests_wake_the_worker(
     queue: Store, attempt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rings = rings_of(queue, monkeypatch)
@@ -144,13 +144,13 @@ def test_a_worker_learns_all_that_it_needs_to_find_the_output(queue: Store) -> N
 # Lending
 
 
-def test_nothing_can_be_read_before_something_was_lent(queue: Store, wanted: str) -> None:
+def test_log_stream_is_empty_before_the_first_chunk(queue: Store, wanted: str) -> None:
     assert queue.logs.read_chunk(wanted) is None
     assert queue.logs.write_chunk(wanted, part(0))
     assert queue.logs.read_chunk(wanted) == part(0)
 
 
-def test_what_was_lent_is_read_from_the_end_of_any_piece_on(queue: Store, wanted: str) -> None:
+def test_log_stream_is_read_from_the_end_of_any_chunk(queue: Store, wanted: str) -> None:
     pieces = [b"one\n", b"two\nthree\n", NO_TEXT, b"\n", b"end\n"]
     lend(queue, wanted, *pieces)
     whole = b"".join(pieces)
@@ -183,7 +183,7 @@ def test_bytes_that_are_no_text_come_back_as_they_were(queue: Store, wanted: str
     assert look(queue, wanted) == part(0, NO_TEXT + every, b"\0\xff\0")
 
 
-def test_a_line_of_any_length_can_be_lent(queue: Store, wanted: str) -> None:
+def test_line_of_any_length_can_be_streamed(queue: Store, wanted: str) -> None:
     """All of it in one step, and read in as many looks as it takes."""
     line = b"".join(b"%07d " % number for number in range(2**18)) * 5 + b"\n"
     assert queue.logs.write_chunk(wanted, part(0, line, b"next"))
@@ -205,7 +205,7 @@ def test_the_unfinished_line_is_replaced_by_what_became_of_it(queue: Store, want
     assert look(queue, wanted, "aa", 5) == part(5, b"", b"next")
 
 
-def test_that_its_lender_has_more_is_told_to_the_reader(queue: Store, wanted: str) -> None:
+def test_reader_sees_that_the_sender_has_more(queue: Store, wanted: str) -> None:
     more = LogChunk(edition="aa", start=0, finished=b"1\n", is_behind=True)
     assert queue.logs.write_chunk(wanted, more)
     assert look(queue, wanted) == more
@@ -228,9 +228,7 @@ def interrupted_look(queue: Store, attempt: str, between: Callable[[], bool]) ->
         return look(queue, attempt)
 
 
-def test_a_line_that_came_between_two_questions_of_one_look_is_told_with_what_follows_it(
-    queue: Store, other: Store, wanted: str
-) -> None:
+def test_line_written_during_a_read_comes_with_what_follows_it(queue: Store, other: Store, wanted: str) -> None:
     """The unfinished line was asked for first, and is finished when the lines are."""
     assert queue.logs.write_chunk(wanted, part(0, b"1\n", b"2"))
     told = interrupted_look(queue, wanted, lambda: other.logs.write_chunk(wanted, part(2, b"2\n", b"3", ended=True)))
@@ -264,7 +262,7 @@ def test_an_edition_that_another_one_has_replaced_cannot_go_on(queue: Store, wan
     assert rows(queue, "log_chunks") == 1
 
 
-def test_the_middle_of_an_output_whose_beginning_was_forgotten_is_refused(queue: Store, wanted: str) -> None:
+def test_chunk_without_the_chunks_before_it_is_refused(queue: Store, wanted: str) -> None:
     """Its worker was cut off for minutes, and somebody else asks for it now."""
     lend(queue, wanted, b"1\n", b"2\n")
     let_pass(queue, 2 * LONG)
@@ -276,7 +274,7 @@ def test_the_middle_of_an_output_whose_beginning_was_forgotten_is_refused(queue:
     assert look(queue, wanted) == part(0, b"1\n2\n3\n", edition="bb")
 
 
-def test_a_piece_that_is_lent_twice_collides_and_changes_nothing(queue: Store, wanted: str) -> None:
+def test_chunk_written_twice_changes_nothing(queue: Store, wanted: str) -> None:
     lend(queue, wanted, b"1\n", b"2\n")
     before = look(queue, wanted)
     for again in (part(2, b"another\n", b"3", ended=True), part(0, b"another\n", b"3")):
@@ -285,7 +283,7 @@ def test_a_piece_that_is_lent_twice_collides_and_changes_nothing(queue: Store, w
         assert look(queue, wanted) == before
 
 
-def test_what_one_attempt_lends_is_of_no_concern_to_another(queue: Store, wanted: str) -> None:
+def test_log_streams_of_attempts_are_independent(queue: Store, wanted: str) -> None:
     second = start(queue, *submit(queue, "y"))
     assert queue.logs.request_stream(second, LONG)
     lend(queue, wanted, b"one\n")
@@ -299,7 +297,7 @@ def test_what_one_attempt_lends_is_of_no_concern_to_another(queue: Store, wanted
 # Ending
 
 
-def test_nothing_is_lent_that_nobody_wants(queue: Store, attempt: str) -> None:
+def test_chunk_without_a_request_is_refused(queue: Store, attempt: str) -> None:
     assert not queue.logs.write_chunk(attempt, part(0, b"one\n"))
     assert queue.logs.request_stream(attempt, LONG)
     lend(queue, attempt, b"one\n")
@@ -308,7 +306,7 @@ def test_nothing_is_lent_that_nobody_wants(queue: Store, attempt: str) -> None:
     assert queue.logs.read_chunk(attempt) == part(0, b"one\n")
 
 
-def test_what_is_taken_back_can_be_read_no_more_and_lent_anew(queue: Store, wanted: str) -> None:
+def test_dropped_stream_cannot_be_read_and_can_start_again(queue: Store, wanted: str) -> None:
     lend(queue, wanted, b"one\n")
     queue.logs.write_chunk(wanted, part(4, b"", b"two", ended=True))
     queue.logs.drop_stream(wanted)
@@ -319,7 +317,7 @@ def test_what_is_taken_back_can_be_read_no_more_and_lent_anew(queue: Store, want
     assert look(queue, wanted, "aa", 4) == part(0, b"1\n", edition="bb")
 
 
-def test_what_nobody_has_wanted_for_a_minute_is_forgotten(queue: Store) -> None:
+def test_stream_without_requests_for_a_minute_is_deleted(queue: Store) -> None:
     late, soon = (start(queue, job) for job in submit(queue, "late", "soon"))
     for name in (late, soon):
         assert queue.logs.request_stream(name, LONG)
@@ -346,7 +344,7 @@ def test_a_reader_that_comes_back_within_a_minute_finds_what_was_complete_and_no
     assert look(queue, wanted, "aa", 2) == part(0, b"1\n2\n", edition="bb")
 
 
-def test_cleaning_takes_along_what_was_lent(queue: Store, wanted: str) -> None:
+def test_cleaning_deletes_log_streams(queue: Store, wanted: str) -> None:
     kept = start(queue, *submit(queue, "kept"))
     assert queue.logs.request_stream(kept, LONG)
     for name in (wanted, kept):

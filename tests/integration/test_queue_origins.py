@@ -32,7 +32,7 @@ def test_jobs_are_found_by_the_beginning_of_their_origins(queue: Store) -> None:
     assert queue.jobs.by_origin("file:") == []
 
 
-def test_a_job_that_was_forgotten_does_not_come_back(queue: Store) -> None:
+def test_origin_of_a_cleaned_job_does_not_become_a_job_again(queue: Store) -> None:
     (name, other) = queue.jobs.submit([JobSpec(command="one", origin="file:a:1"), JobSpec(command="no origin")])
     queue.jobs.cancel([name, other])
     assert queue.jobs.clean(-1.0) == 2

@@ -285,8 +285,6 @@ def test_nothing_that_is_asked_many_times_a_minute_reads_the_history(queue: Stor
 
 
 @pytest.mark.parametrize("statement", LOANS)
-def test_whoever_lends_an_output_or_reads_one_reads_neither_the_history_nor_what_others_lend(
-    queue: Store, statement: str
-) -> None:
+def test_log_stream_statements_read_only_their_own_rows(queue: Store, statement: str) -> None:
     for plan in plans(queue, statement):
         assert_reads_little(plan)

@@ -21,7 +21,7 @@ from stoker.queue import (
     new_id,
     open_queue,
 )
-from stoker.queue.driver import VERSION, queue_address
+from stoker.queue.driver import DRIVERS, VERSION, DriverType, queue_address
 from stoker.queue.model import KeptGpus
 from stoker.queue.sqlite import SqliteDriver
 from stoker.queue.table import LOG_TAIL
@@ -146,7 +146,7 @@ def test_one_bad_job_keeps_all_of_a_submission_out(queue: Store) -> None:
         (JobSpec(command="\udcff"), "UTF-8"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(queue: Store, job: JobSpec, complaint: str) -> None:
+def test_invalid_jobs_are_refused(queue: Store, job: JobSpec, complaint: str) -> None:
     with pytest.raises(BadInputError, match=complaint):
         queue.jobs.submit([job])
     assert queue.jobs.find() == []
@@ -261,7 +261,7 @@ def test_an_expired_lease_gives_the_job_away_once_and_its_late_finisher_is_refus
     assert [a.outcome for a in queue.attempts.of(job)] == ["lost", "succeeded"]
 
 
-def test_a_result_after_the_lease_counts_while_nobody_has_taken_the_job(queue: Store) -> None:
+def test_outcome_after_the_lease_counts_until_the_job_is_taken(queue: Store) -> None:
     (job,) = submit(queue, "x")
     attempt = queue.attempts.claim(job, "w", [], OVER)
     assert attempt is not None
@@ -589,7 +589,7 @@ def test_jobs_are_listed_by_state_and_tag_newest_first(queue: Store) -> None:
     assert queue.jobs.counts() == {"queued": 2, "failed": 1, "held": 1}
 
 
-def test_cleaning_forgets_old_ended_jobs_but_none_that_others_wait_for(queue: Store) -> None:
+def test_cleaning_deletes_old_ended_jobs_that_no_job_waits_for(queue: Store) -> None:
     old, needed, waits, failed = submit(queue, "old", "needed", "waits", "failed")
     queue.jobs.edit(waits, {"after_any": (needed,)})
     run(queue, failed, "failed", 1)
@@ -905,3 +905,13 @@ def test_gpus_are_kept_until_the_job_waits_no_more_is_edited_or_its_machine_is_g
         queue.workers.heartbeat("b", "host", View())
         assert queue.jobs.keep(job, "b", ["GPU-b"], None) == (queue.jobs.get(job).state == "queued")
         queue.jobs.cancel([job])
+
+
+def test_database_registered_from_outside_holds_a_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DRIVERS, "another", DriverType("Another", "stoker.queue.sqlite", is_file=True))
+    url = f"another://{tmp_path}/queue.db"
+    with init_queue(url) as queue:
+        (job,) = submit(queue, "x")
+    with open_queue(url) as queue:
+        assert queue.jobs.get(job).state == "queued"
+    assert queue_address(url).database.name == "Another"

@@ -337,7 +337,7 @@ def test_a_sheet_that_is_begun_again_is_taken_again(sheet: Sheet, cleaned: bool)
     assert len(sheet.queue.jobs()) == len(jobs)
 
 
-def test_a_command_that_no_job_can_be_made_of_is_told_and_left_out(sheet: Sheet) -> None:
+def test_invalid_command_is_reported_and_skipped(sheet: Sheet) -> None:
     sheet.fill("python train.py --batch {batch_size}", "fine")
     assert "row 3 is left out: it has {batch_size} in it" in sheet.look()
     assert sheet.queue.commands() == ["fine"]

@@ -38,7 +38,7 @@ def test_pauses_grow_to_a_limit_and_are_spread(capsys: pytest.CaptureFixture[str
     assert told == ["stoker: it is away (waiting, and trying again)", "stoker: it works again: going on"]
 
 
-def test_what_works_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_success_is_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
     world = World(0, 1.0)
     assert world.patience.until_done(world.step) == "done"
     assert capsys.readouterr().err == ""
@@ -59,7 +59,7 @@ def test_other_errors_are_not_waited_out_before_that_was_said() -> None:
     world.patience.until_done(step)
 
 
-def test_a_feed_goes_on_when_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_goes_on_when_its_output_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.StringIO):
         def flush(self) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -81,7 +81,7 @@ def test_a_layout_in_which_things_collide_is_refused(counter: str, commands: str
 
 
 @pytest.mark.parametrize("text", ["", "state", "state=", "colour=D", "state=4", "state=ABCD"])
-def test_columns_that_cannot_be_meant_are_refused(text: str) -> None:
+def test_invalid_columns_are_refused(text: str) -> None:
     with pytest.raises(BadInputError, match="does not say what goes where"):
         parse_columns(text)
 

@@ -39,9 +39,7 @@ CROWDS = st.lists(
 
 
 @given(CROWDS, st.sampled_from(["before", "after"]), st.data())
-def test_whoever_is_put_beside_another_is_right_beside_it(
-    waiting: list[Waiting], side: Side, data: st.DataObject
-) -> None:
+def test_job_moved_beside_another_is_right_beside_it(waiting: list[Waiting], side: Side, data: st.DataObject) -> None:
     neighbour = data.draw(st.sampled_from(waiting))
     others = [job.id for job in waiting if job != neighbour]
     chosen = data.draw(st.sets(st.sampled_from(others), min_size=1))

@@ -1,6 +1,5 @@
-What PostgreSQL says in its own way. Of a CASE it believes that half the rows pass, whatever is in it. Of a plain comparison it
-believes its statistics, which are those of the last hour, or that one row in two hundred passes; of a queue that was
-filled since then it would read and sort all jobs for each claim.
+What differs in PostgreSQL. Its planner assumes that half the rows pass a CASE. For a plain comparison it uses its statistics,
+which may be an hour old: for a queue that was filled since then it would read and sort all jobs for each claim.
 
 -- now --
 CAST(extract(epoch FROM statement_timestamp()) AS DOUBLE PRECISION)

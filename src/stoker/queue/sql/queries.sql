@@ -1,10 +1,9 @@
-Every statement of the queue. {now} is the database's own clock in seconds since the epoch; {lease_now} is the clock that
-leases and retries go by, which in SQLite nobody can set; {shown_lease} and {shown_wake} are their times by {now}; {among x} asks whether something
-is in the JSON array :x; {job}, {kept}, {fulfilled} and {open} are the first pieces below. {locked x} and {skip_locked x}
-lock rows where the database knows how; in SQLite a transaction locks everything anyway. {claimed x} is the whole of a claim,
-in one round trip where that matters. {queued}, {by_queued}, {likely} and {surely} make each planner walk along the index of
-queued jobs and stop early, also before it has any statistics of the table; {by_ended} names the index of ends. The tables
-of a CROSS JOIN are read in their order by SQLite, which otherwise may begin with the large one.
+Every statement of the queue, by name. The pieces in braces are written out for each database:
+{now} is the database's clock in seconds since the epoch, {lease_now} the clock of leases and retries (in SQLite it cannot be
+set), {shown_lease} and {shown_wake} are their times by {now}. {among x}: in the JSON array :x. {locked x} and {skip_locked x}
+lock rows where the database can; a transaction of SQLite locks everything. {claimed x} is a whole claim, in one round trip
+where that matters. {queued}, {by_queued}, {likely} and {surely} make each planner walk the index of queued jobs and stop early,
+also without statistics; {by_ended} names the index of ends. SQLite reads the tables of a CROSS JOIN in their order.
 
 -- job --
 j.id, j.spec, j.priority, j.state, j.position, j.submitted, j.started, j.ended, {shown_wake}, j.retries_left,

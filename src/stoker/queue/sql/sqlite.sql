@@ -1,4 +1,4 @@
-What SQLite says in its own way. Where there are several statements, each knows what the one before returned.
+What differs in SQLite. Where there are several statements, each has what the one before returned as parameters.
 
 -- now --
 ((julianday('now') - 2440587.5) * 86400.0)
