@@ -197,14 +197,14 @@ def test_text_is_readable_on_every_background() -> None:
     own = dict(re.findall(r"--(log-\w+): #(\w{6})", sheet))
     found = re.findall(r"\.(a-[fb]g-\w+)\s*{\s*(?:color|background):\s*(?:var\(--([\w-]+)\)|#(\w{6}))", sheet)
     colours = {name: colour(own.get(variable) or number) for name, variable, number in found}
-    ink, paper = colour(own["log-ink"]), colour(own["log-paper"])
+    foreground, background = colour(own["log-ink"]), colour(own["log-paper"])
     assert len(colours) == 516
     table = [None, *range(256)]
     plain = itertools.product(table, table, (False,))
     swapped = ((*one, True) for number in table for one in ((number, None), (None, number)))
     for letters, behind, inverse in (*plain, *swapped):
         names = {name[:4]: colours[name] for name in classes_of(Style(letters, behind, inverse=inverse))}
-        ratio = contrast(names.get("a-fg", ink), names.get("a-bg", paper))
+        ratio = contrast(names.get("a-fg", foreground), names.get("a-bg", background))
         assert ratio >= 4.5, (letters, behind, inverse)
 
 

@@ -1,4 +1,4 @@
-"""The colours of a terminal as the page shows them, readable whatever a program chose: text has a contrast of 4.5.
+"""Terminal colours and styles as the page shows them. Text has a contrast of at least 4.5.
 
 `static/log.css` is made of this by `scripts/log-palette`. A log is dark in both schemes of the page.
 """
@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 Colour = tuple[int, int, int]
 
-# What WCAG asks of text.
+# Required by WCAG.
 CONTRAST: Final = 4.5
-LOG_PAPER: Final[Colour] = (0x16, 0x18, 0x1D)
-LOG_INK: Final[Colour] = (0xE4, 0xE6, 0xEB)
+LOG_BACKGROUND: Final[Colour] = (0x16, 0x18, 0x1D)
+LOG_FOREGROUND: Final[Colour] = (0xE4, 0xE6, 0xEB)
 BLACK: Final[Colour] = (0, 0, 0)
 WHITE: Final[Colour] = (255, 255, 255)
 _THEME: Final = (
@@ -22,14 +22,14 @@ _THEME: Final = (
 )  # fmt: skip
 _FIRST_GREY: Final = 232
 _LEVELS: Final = (0, 95, 135, 175, 215, 255)
-# Programs write both white and black on the six plain colours: as papers these are so dark that either can be read.
+# Programs write white and black on the six plain colours: as backgrounds they are dark enough for both.
 _BOTH_READABLE: Final = range(1, 7)
-# Black on a paper of the program's own stays black.
+# Black on a coloured background stays black.
 _BLACKS: Final = frozenset({"0", "16", "232"})
 
 
 def rgb(number: int) -> Colour:
-    """One of the table of 256 that terminals share: 16 that a theme chooses, a cube of 6×6×6, and 24 greys."""
+    """One of the 256 terminal colours: 16 of the theme, a cube of 6×6×6, and 24 greys."""
     if number < 16:
         red, green, blue = bytes.fromhex(_THEME[number])
         return red, green, blue
@@ -54,20 +54,20 @@ def _luminance(colour: Colour) -> float:
 
 
 @lru_cache(maxsize=256)
-def ink(number: int) -> Colour:
-    """The colour of letters on the log's own paper: with as much white in it as it takes.
+def foreground(number: int) -> Colour:
+    """The colour of text on the log's background, with enough white to be readable.
 
     A program that prints navy on its author's white terminal is readable here too.
     """
     colour, white = rgb(number), 0.0
-    while contrast(_mixed(rgb(number), WHITE, white), LOG_PAPER) < CONTRAST:
+    while contrast(_mixed(rgb(number), WHITE, white), LOG_BACKGROUND) < CONTRAST:
         white += 0.02
     return _mixed(colour, WHITE, white)
 
 
 @lru_cache(maxsize=256)
-def paper(number: int) -> Colour:
-    """The colour behind letters."""
+def background(number: int) -> Colour:
+    """The colour behind text."""
     colour, black = rgb(number), 0.0
     while number in _BOTH_READABLE and contrast(_mixed(colour, BLACK, black), WHITE) < CONTRAST:
         black += 0.002
@@ -76,21 +76,22 @@ def paper(number: int) -> Colour:
 
 @lru_cache(maxsize=4096)
 def readable(letters: str, behind: str) -> str:
-    """The name of the ink to take for letters on this paper: the wanted one, or else black or white.
+    """The foreground for text on this background: the requested one, or black or white.
 
-    An ink is a number, `k` for the log's own, `p` for its paper, `b` for black, `w` for white; a paper a number or `k`.
+    A foreground is a number, `k` for the log's own, `p` for its background, `b` for black or `w` for white; a background
+    is a number or `k`.
     """
-    on = LOG_INK if behind == "k" else paper(int(behind))
-    # On every paper one of the two can be read.
-    otherwise = "wb" if _luminance(_ink(letters)) > _luminance(on) else "bw"
+    on = LOG_FOREGROUND if behind == "k" else background(int(behind))
+    # One of the two is readable on every background.
+    otherwise = "wb" if _luminance(_foreground(letters)) > _luminance(on) else "bw"
     wanted = ["b", letters] if letters in _BLACKS else [letters]
     names: tuple[str, ...] = (*wanted, *otherwise)
-    return next(name for name in names if contrast(_ink(name), on) >= CONTRAST)
+    return next(name for name in names if contrast(_foreground(name), on) >= CONTRAST)
 
 
-def _ink(name: str) -> Colour:
-    named = {"k": LOG_INK, "p": LOG_PAPER, "b": BLACK, "w": WHITE}
-    return named[name] if name in named else ink(int(name))
+def _foreground(name: str) -> Colour:
+    named = {"k": LOG_FOREGROUND, "p": LOG_BACKGROUND, "b": BLACK, "w": WHITE}
+    return named[name] if name in named else foreground(int(name))
 
 
 def _mixed(colour: Colour, other: Colour, share: float) -> Colour:
@@ -98,15 +99,11 @@ def _mixed(colour: Colour, other: Colour, share: float) -> Colour:
     return red, green, blue
 
 
-_CUBE_LEVELS: Final = (0, 95, 135, 175, 215, 255)
-_FIRST_GREY_INDEX: Final = 232
-
-
 class Style(NamedTuple):
-    """None is the colour of the page."""
+    """None means the colour of the page."""
 
-    ink: int | None = None
-    paper: int | None = None
+    foreground: int | None = None
+    background: int | None = None
     bold: bool = False
     dim: bool = False
     italic: bool = False
@@ -135,7 +132,7 @@ _CLASSES: Final = {"bold": "a-b", "dim": "a-d", "italic": "a-i", "underlined": "
 
 
 def restyled(style: Style, parameters: str) -> Style:
-    """The style after `ESC [ parameters m`. What is not known changes nothing."""
+    """The style after `ESC [ parameters m`. Unknown codes are ignored."""
     codes = iter(parameters.split(";"))
     for code in codes:
         first, *inner = code.split(":")
@@ -143,7 +140,7 @@ def restyled(style: Style, parameters: str) -> Style:
         if number in {38, 48}:
             colour = _colour_within(inner) if inner else _colour_from(codes)
             if colour is not None:
-                style = style._replace(ink=colour) if number == 38 else style._replace(paper=colour)
+                style = style._replace(foreground=colour) if number == 38 else style._replace(background=colour)
         elif number == 4 and inner[:1] == ["0"]:
             style = style._replace(underlined=False)
         elif number is not None:
@@ -158,16 +155,16 @@ def _switched(style: Style, code: int) -> Style:
         return style._replace(**_SWITCHES[code])
     tens, units = divmod(code, 10)
     if units <= 7 and tens in {3, 9}:
-        return style._replace(ink=units + (8 if tens == 9 else 0))
+        return style._replace(foreground=units + (8 if tens == 9 else 0))
     if units <= 7 and tens in {4, 10}:
-        return style._replace(paper=units + (8 if tens == 10 else 0))
+        return style._replace(background=units + (8 if tens == 10 else 0))
     if code == 39:
-        return style._replace(ink=None)
-    return style._replace(paper=None) if code == 49 else style
+        return style._replace(foreground=None)
+    return style._replace(background=None) if code == 49 else style
 
 
 def _colour_from(codes: Iterator[str]) -> int | None:
-    """`5;n` or `2;r;g;b`, as most programs write it; they are used up."""
+    """`5;n` or `2;r;g;b`, as most programs write it; consumes them."""
     kind = next(codes, "")
     if kind == "5":
         return _from_table([next(codes, "")])
@@ -193,14 +190,14 @@ def _three(numbers: list[str]) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=4096)
 def nearest(red: int, green: int, blue: int) -> int:
-    """The colour of the cube or of the greys that is least far from this one; the first 16 are a theme's."""
+    """The nearest colour of the cube or the greys; the first 16 depend on the theme."""
     number = 16 + 36 * _level(red) + 6 * _level(green) + _level(blue)
-    grey = _FIRST_GREY_INDEX + max(0, min(23, round(((red + green + blue) / 3 - 8) / 10)))
+    grey = _FIRST_GREY + max(0, min(23, round(((red + green + blue) / 3 - 8) / 10)))
     return min(number, grey, key=lambda one: _distance(rgb(one), (red, green, blue)))
 
 
 def _level(part: int) -> int:
-    return min(range(6), key=lambda level: abs(_CUBE_LEVELS[level] - part))
+    return min(range(6), key=lambda level: abs(_LEVELS[level] - part))
 
 
 def _distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> int:
@@ -215,8 +212,8 @@ def _number(text: str) -> int | None:
 
 @lru_cache(maxsize=4096)
 def classes_of(style: Style) -> tuple[str, ...]:
-    """Names that `static/log.css` knows; none for plain text."""
-    letters, behind = _name(style.ink, "k"), _name(style.paper, "p")
+    """Classes in `static/log.css`; none for plain text."""
+    letters, behind = _name(style.foreground, "k"), _name(style.background, "p")
     if style.inverse:
         letters, behind = behind, letters
     if behind != "p":
@@ -226,5 +223,5 @@ def classes_of(style: Style) -> tuple[str, ...]:
 
 
 def _name(colour: int | None, otherwise: str) -> str:
-    """`k` is the ink of the page and `p` its paper."""
+    """`k` is the foreground of the page and `p` its background."""
     return otherwise if colour is None else str(colour)
