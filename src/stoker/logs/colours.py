@@ -78,8 +78,8 @@ def background(number: int) -> Colour:
 def readable(letters: str, behind: str) -> str:
     """The foreground for text on this background: the requested one, or black or white.
 
-    A foreground is a number, `k` for the log's own, `p` for its background, `b` for black or `w` for white; a background
-    is a number or `k`.
+    A foreground is a number, `k` for the log's own, `p` for its background, `b` for black or `w` for white; a
+    background is a number or `k`.
     """
     on = LOG_FOREGROUND if behind == "k" else background(int(behind))
     # One of the two is readable on every background.
