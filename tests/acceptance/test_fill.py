@@ -103,7 +103,7 @@ class TestTheProgram:
         filling.wait_for_start(2)
         assert sorted(filling.started().values()) == sorted(filling.uuids)
 
-    def test_one_that_dies_at_once_is_told_and_not_started_again_at_once(self, filling: FillSite) -> None:
+    def test_one_that_dies_at_once_is_reported_and_not_started_again_at_once(self, filling: FillSite) -> None:
         filling.program("miner-run", 'echo "start $$ x" >> "$DIARY"; exit 3')
         filler = filling.fill("--config", filling.config(on_both(), defaults="backoff = 2m"))
         filler.wait_until_it_says("process-0 on GPUs 0, 1: after [0-9]+s it ended with code 3: tried again in 2m")
@@ -121,7 +121,7 @@ class TestTheProgram:
 
 
 class TestSteppingAside:
-    def test_it_waits_for_idle_for_again_after_somebody_was_there(self, filling: FillSite) -> None:
+    def test_it_waits_for_idle_for_again_after_another_user_was_there(self, filling: FillSite) -> None:
         visitor = filling.visit(0)
         filling.fill("--config", filling.config(on_both("idle_for = 1h")))
         filling.wait_for_why(f"pid {visitor.pid}")
@@ -152,7 +152,7 @@ class TestSteppingAside:
         assert time.monotonic() - begun >= 0.9
         filler.wait_until_it_says("process-0 on GPUs 0, 1: has stopped")
 
-    def test_somebody_whom_only_the_driver_lists_is_somebody_too(self, filling: FillSite) -> None:
+    def test_process_that_only_the_driver_lists_is_another_user(self, filling: FillSite) -> None:
         config = filling.config("cmd = miner-run\ngpus = 0", "cmd = miner-run\ngpus = 1", defaults="interval = 0.2s")
         filling.fill("--config", config)
         filling.wait_for_start(2)
@@ -345,7 +345,7 @@ class TestConfiguration:
         assert (done.code, done.out, done.err) == (0, f"{config}: 1 program, no mistakes\n", "")
         assert not filling.started()
 
-    def test_what_is_strange_is_said_and_no_mistake(self, filling: FillSite) -> None:
+    def test_suspicious_settings_are_reported_but_allowed(self, filling: FillSite) -> None:
         config = filling.config(on_both("preempt = checkpoint"), more="[tty]\nwhitelist = no-such-user")
         done = filling.stoker("fill", "--check", "--config", config)
         assert done.code == 0

@@ -242,7 +242,7 @@ def test_the_whole_output_of_a_probe_that_failed_is_kept() -> None:
         (("--prefer", "best", "--", "x"), "'best' is not one of"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+def test_invalid_input_is_refused_in_one_message(arguments: tuple[str, ...], sentence: str) -> None:
     refused = stoker("fit", *arguments)
     assert (refused.code, refused.out) == (2, "")
     assert re.fullmatch(r"stoker: [^\n]+\n", refused.err)

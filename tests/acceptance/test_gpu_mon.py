@@ -36,7 +36,7 @@ class TestThePublishedFiles:
         filling.wait_for_why("^idle, and given to process-all in (1h|59m[0-9]+s)$")
 
     @pytest.mark.parametrize("gpu", [0, 1])
-    def test_one_program_on_all_gpus_stops_when_somebody_opens_any(self, filling: FillSite, gpu: int) -> None:
+    def test_one_program_on_all_gpus_stops_when_another_user_opens_any(self, filling: FillSite, gpu: int) -> None:
         mon = filling.gpu_mon("-c", filling.write(at_once(ONE_FOR_ALL)))
         (miner,) = filling.wait_for_start()
         visitor = filling.visit(gpu)
@@ -76,7 +76,7 @@ class TestGpusThatTellLittle:
         filling.visit(1)
         filling.wait_for_end(miner)
 
-    def test_a_driver_of_another_version_is_told_in_one_sentence(self, filling: FillSite) -> None:
+    def test_a_driver_of_another_version_is_reported_in_one_message(self, filling: FillSite) -> None:
         filling.machine.fault("nvmlInitWithFlags", code=VERSION_MISMATCH)
         mon = filling.gpu_mon("-c", filling.write(at_once(ONE_FOR_ALL)), environment=filling.fast_clock())
         mon.wait_until_it_says("so nothing is started on them: .* are of different versions")
@@ -143,7 +143,7 @@ class TestIgnoredPrograms:
 class TestPeopleAtTerminals:
     """With a clock that is fast: terminals are looked at every five seconds."""
 
-    def test_somebody_active_stops_everything(self, filling: FillSite) -> None:
+    def test_another_user_active_stops_everything(self, filling: FillSite) -> None:
         mon = filling.gpu_mon("-c", filling.write(at_once(ONE_FOR_EACH)), environment=filling.fast_clock())
         miners = filling.wait_for_start(2)
         terminal = filling.terminal(ROOT, idle=0)
@@ -153,7 +153,7 @@ class TestPeopleAtTerminals:
             f"process-1 on GPU 1: stops, root was active at pts/{terminal.name} (just now|[0-9]+s ago)"
         )
 
-    def test_somebody_active_lets_nothing_start_until_idle_for_long_enough(self, filling: FillSite) -> None:
+    def test_another_user_active_lets_nothing_start_until_idle_for_long_enough(self, filling: FillSite) -> None:
         terminal = filling.terminal(ROOT, idle=60)
         filling.gpu_mon("-c", filling.write(at_once(ONE_FOR_ALL)), environment=filling.fast_clock())
         filling.wait_for_why(f"root was active at pts/{terminal.name} [0-9ms]+ ago")
@@ -161,7 +161,7 @@ class TestPeopleAtTerminals:
         typed_at(terminal, idle=400)
         filling.wait_for_start()
 
-    def test_somebody_who_typed_nothing_for_long_does_not_count(self, filling: FillSite) -> None:
+    def test_another_user_who_typed_nothing_for_long_does_not_count(self, filling: FillSite) -> None:
         filling.terminal(ROOT, idle=400)
         filling.gpu_mon("-c", filling.write(at_once(ONE_FOR_ALL)), environment=filling.fast_clock())
         filling.wait_for_start()
@@ -182,7 +182,7 @@ class TestPeopleAtTerminals:
         filling.wait_for_start()
 
 
-def test_all_mistakes_of_a_file_are_told_and_nothing_is_started(filling: FillSite) -> None:
+def test_all_mistakes_of_a_file_are_reported_and_nothing_is_started(filling: FillSite) -> None:
     file = filling.write(ONE_FOR_EACH.replace("gpus=1\n", "gpus=0\n").replace("enabled=True", "enabled=perhaps"))
     mon = filling.gpu_mon("-c", file)
     assert mon.process.wait(timeout=PATIENCE) == 2

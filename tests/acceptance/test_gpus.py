@@ -136,7 +136,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("case", FAULTS, ids=[case.name for case in FAULTS])
-def test_a_fault_is_unknown_with_a_sentence_never_idle(
+def test_a_fault_is_unknown_with_a_message_never_idle(
     case: Case, nvidia: MockMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "root").mkdir()

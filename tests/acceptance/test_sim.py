@@ -214,7 +214,7 @@ def test_the_machine_may_be_named_and_is_said_when_it_is_not(monkeypatch: pytest
         ["fault", "lost", "power", "--clear"],
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_sentence(arguments: list[str]) -> None:
+def test_invalid_input_is_refused_in_one_message(arguments: list[str]) -> None:
     refused = stoker("sim", *arguments)
     assert (refused.code, refused.out) == (2, "")
     assert re.fullmatch(r"stoker: [^\n]+\n", refused.err)

@@ -38,7 +38,7 @@ def complaint(events: DeviceEvents) -> str | None:
     return events.why_not
 
 
-def test_it_rings_for_the_gpu_that_is_opened_and_again_when_it_is_closed(
+def test_it_causes_an_event_for_the_gpu_that_is_opened_and_again_when_it_is_closed(
     events: DeviceEvents, nodes: dict[str, tuple[Path, ...]]
 ) -> None:
     assert complaint(events) is None
@@ -53,7 +53,7 @@ def test_it_rings_for_the_gpu_that_is_opened_and_again_when_it_is_closed(
     assert rings(events, 0) == frozenset()
 
 
-def test_another_process_rings_within_milliseconds(
+def test_another_process_causes_an_event_within_milliseconds(
     events: DeviceEvents, nodes: dict[str, tuple[Path, ...]], openers: Openers
 ) -> None:
     code = """
@@ -80,14 +80,14 @@ for _ in sys.stdin:
     assert sorted(delays)[5] < 0.05
 
 
-def test_slices_of_one_gpu_ring_together(place: Path) -> None:
+def test_slices_of_one_gpu_cause_events_together(place: Path) -> None:
     node = make_node(place / "shared", NUMBERS[0])
     with closing(DeviceEvents({"MIG-1": (node,), "MIG-2": (node,), "GPU-none": ()})) as events:
         node.open("rb").close()
         assert rings(events) == {"MIG-1", "MIG-2"}
 
 
-def test_a_node_that_is_made_anew_rings_and_is_listened_to(
+def test_a_node_that_is_made_anew_causes_an_event_and_is_watched(
     events: DeviceEvents, nodes: dict[str, tuple[Path, ...]]
 ) -> None:
     (node,) = nodes["GPU-a"]
@@ -100,7 +100,7 @@ def test_a_node_that_is_made_anew_rings_and_is_listened_to(
         assert rings(events) == {"GPU-a"}
 
 
-def test_a_node_that_comes_late_is_named_and_then_listened_to(place: Path) -> None:
+def test_a_node_that_comes_late_is_named_and_then_watched(place: Path) -> None:
     node = place / "nvidia0"
     with closing(DeviceEvents({"GPU-a": (node,)})) as events:
         assert complaint(events) == f"{node} is not there"

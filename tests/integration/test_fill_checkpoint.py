@@ -74,7 +74,7 @@ class TestTheTool:
             toggle.update()
         return toggle
 
-    def test_it_is_told_each_process_one_after_another(self, filling: FillSite, tool: Path) -> None:
+    def test_it_is_called_for_each_process_one_after_another(self, filling: FillSite, tool: Path) -> None:
         assert self.finished(Toggle(str(tool), [41, 42], timeout=60)).ok is True
         assert toggles(filling) == ["--toggle --pid 41", "--toggle --pid 42"]
 
@@ -119,7 +119,7 @@ class TestSetAside:
         after = wait_for(lambda: later(before, status(filling)), named="the next status")
         assert after["slots"][0]["gpu_hours"] == before["slots"][0]["gpu_hours"]
 
-    def test_whoever_comes_while_it_is_taken_back_gets_the_gpu(self, filling: FillSite) -> None:
+    def test_whoever_comes_while_it_is_restored_gets_the_gpu(self, filling: FillSite) -> None:
         filler, miner, visitor = checkpointed(filling)
         with_tool(filling, f'until [ -e "{filling.directory}/gate" ]; do sleep 0.02; done')
         filling.leave(visitor)
@@ -136,7 +136,7 @@ class TestSetAside:
         filling.wait_for_end(miner)
         filler.wait_until_it_says("cuda-checkpoint ended with code 4; it is stopped\n.*: has stopped")
 
-    def test_one_that_dies_while_it_is_taken_back_is_started_anew(self, filling: FillSite) -> None:
+    def test_one_that_dies_while_it_is_restored_is_started_anew(self, filling: FillSite) -> None:
         _filler, miner, visitor = checkpointed(filling)
         with_tool(filling, "exec sleep 300")
         filling.leave(visitor)

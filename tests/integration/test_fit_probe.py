@@ -116,7 +116,7 @@ def test_a_probe_that_takes_what_others_were_promised_is_stopped_at_once() -> No
     assert (answer["fitted"]["size"], answer["fitted"]["limit"]) == (32, int(6 * GIB * 0.9))
 
 
-def test_without_a_list_of_processes_the_difference_counts_and_that_is_told(
+def test_without_a_list_of_processes_the_difference_counts_and_that_is_reported(
     neighbour: "subprocess.Popen[str]",
 ) -> None:
     break_driver("unsupported", "processes")
@@ -191,7 +191,7 @@ def test_whoever_wants_it_to_end_is_heard_and_nothing_is_left(tmp_path: Path) ->
     assert not lives(int(file.read_text()))
 
 
-def test_a_driver_that_hangs_during_a_probe_ends_it_with_a_sentence(tmp_path: Path) -> None:
+def test_a_driver_that_hangs_during_a_probe_ends_it_with_a_message(tmp_path: Path) -> None:
     file = tmp_path / "left"
 
     def hung(deadline: float) -> Any:

@@ -254,7 +254,7 @@ def test_a_gpu_that_comes_back_starts_afresh(nvidia: MockMachine, prober: Prober
     assert known(back.utilization)
 
 
-def test_a_gpu_that_was_lost_at_the_opening_is_taken_back_after_its_reset(nvidia: MockMachine) -> None:
+def test_a_gpu_that_was_lost_at_the_start_is_read_after_its_reset(nvidia: MockMachine) -> None:
     nvidia.fault("nvmlDeviceGetHandleByIndex_v2", code=15, gpu=1)
     program = """
 import sys

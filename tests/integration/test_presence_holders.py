@@ -48,7 +48,7 @@ def nodes(place: Path) -> dict[str, tuple[Path, ...]]:
     }
 
 
-def test_a_holder_is_told_with_its_name_program_user_and_start(
+def test_a_holder_is_reported_with_its_name_program_user_and_start(
     nodes: dict[str, tuple[Path, ...]], openers: Openers
 ) -> None:
     process = openers.open(*nodes["GPU-a"])

@@ -142,7 +142,7 @@ def _ring_when_it_hangs(machine: MockMachine, heard: threading.Event) -> None:
         machine.clear_faults()
 
 
-def test_a_crash_inside_the_driver_is_told_and_a_new_helper_takes_over(nvidia: MockMachine) -> None:
+def test_a_crash_inside_the_driver_is_reported_and_a_new_helper_takes_over(nvidia: MockMachine) -> None:
     with started(deadline=60) as prober:
         (helper,) = helpers()
         helper.send_signal(signal.SIGSEGV)

@@ -196,12 +196,12 @@ def test_a_figure_that_is_no_number_is_unknown_not_idle(machine: FakeMachine, cl
 
 
 @pytest.mark.parametrize("percent", [-1, 101, 655, 65535])
-def test_a_percentage_that_cannot_be_is_unknown(machine: FakeMachine, clock: Clock, percent: int) -> None:
+def test_a_percentage_that_is_impossible_is_unknown(machine: FakeMachine, clock: Clock, percent: int) -> None:
     machine.amd(gpu_busy_percent=percent)
     assert "impossible" in reason(first_reading(machine, clock).utilization)
 
 
-def test_figures_that_cannot_be_are_not_believed(machine: FakeMachine, clock: Clock) -> None:
+def test_figures_that_are_impossible_are_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(mem_info_vram_used=40 * GIB, mem_info_vram_total=24 * GIB)
     card.write("hwmon/hwmon0/power1_average", (2**32 - 1) * 1000)
     card.write("hwmon/hwmon0/power1_cap", -1)
@@ -224,7 +224,7 @@ def test_a_driver_without_the_files_leaves_only_those_fields_unknown(machine: Fa
 
 
 @pytest.mark.parametrize("total", [0, -1, 2**63])
-def test_a_memory_size_that_cannot_be_is_unknown(machine: FakeMachine, clock: Clock, total: int) -> None:
+def test_a_memory_size_that_is_impossible_is_unknown(machine: FakeMachine, clock: Clock, total: int) -> None:
     machine.amd(mem_info_vram_total=total)
     look = source_of(machine, clock).look()
     assert "impossible" in reason(look.readings[0].memory_total)
@@ -275,7 +275,7 @@ def test_the_driver_s_figure_stands_when_the_counters_are_lower(machine: FakeMac
     assert source.look().readings[0].utilization == Utilization(0.75, 0.75, 1)
 
 
-def test_without_the_driver_s_figure_only_a_surely_busy_count_is_told(
+def test_without_the_driver_s_figure_only_a_surely_busy_count_is_reported(
     machine: FakeMachine, clock: Clock, refusals: Refusals
 ) -> None:
     """ROCm's work is not in the counters, so that a low count says nothing."""
@@ -340,7 +340,7 @@ def test_the_mean_from_the_energy_counter_goes_before_the_figure_of_the_instant(
     assert next_reading(source, clock).power == 80.0
 
 
-def test_a_leap_of_the_energy_counter_is_not_believed(machine: FakeMachine, clock: Clock) -> None:
+def test_a_leap_of_the_energy_counter_is_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     card.write("hwmon/hwmon2/energy1_input", 0)
     source = source_of(machine, clock)

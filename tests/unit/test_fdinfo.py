@@ -186,7 +186,7 @@ def test_more_than_all_is_all(machine: FakeMachine, clock: Clock) -> None:
     assert peak(next_reading(source, clock)) == 1.0
 
 
-def test_a_count_beyond_all_engines_is_not_believed(machine: FakeMachine, clock: Clock) -> None:
+def test_a_count_beyond_all_engines_is_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_render="0 ns")
     source = source_of(machine, clock)
@@ -577,7 +577,7 @@ def test_however_a_counter_wavers_its_shares_add_up_to_its_rise(counts: list[int
 
 
 @given(share=st.floats(0, 1), gap=st.none() | st.just("why"))
-def test_a_lower_bound_is_told_only_when_no_idle_threshold_lies_above_it(share: float, gap: str | None) -> None:
+def test_a_lower_bound_is_reported_only_when_no_idle_threshold_lies_above_it(share: float, gap: str | None) -> None:
     told = EngineUse(share, gap).certain()
     assert told == share if gap is None or share >= SURELY_BUSY else told == Unknown("why")
 

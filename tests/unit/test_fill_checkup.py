@@ -145,7 +145,7 @@ def test_a_user_that_does_not_exist_is_strange_but_no_mistake(tmp_path: Path) ->
     ]
 
 
-def test_mistakes_of_the_file_and_of_the_machine_are_told_together(tmp_path: Path) -> None:
+def test_mistakes_of_the_file_and_of_the_machine_are_reported_together(tmp_path: Path) -> None:
     text = WATCH + "[process-0]\ncmd=no-such-program\nnice=99\ndir=HERE/nowhere\n"
     with pytest.raises(FillConfigError) as caught:
         checked(lambda: config_of(tmp_path, text), TWO)

@@ -146,7 +146,7 @@ def test_a_holder_counts_also_where_the_driver_is_silent(stranger: "subprocess.P
     assert view(look(Unknown("the driver did not answer")), holder(stranger.pid)).idle is False
 
 
-def test_a_gpu_that_works_has_somebody_whom_nobody_sees() -> None:
+def test_a_busy_gpu_has_an_invisible_user() -> None:
     assert view(look(utilization=BUSY)) == SlotView(False, "5% busy with nobody seen there")
     assert view(look(utilization=BUSY), occupied=True) == IDLE
 

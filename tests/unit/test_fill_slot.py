@@ -61,7 +61,7 @@ class TestComing:
         assert watch.slot.why == "idle, and given to fold in 1s"
         assert isinstance(watch.after(1), StartProgram)
 
-    def test_the_wait_begins_anew_whenever_somebody_is_there(self) -> None:
+    def test_the_wait_begins_anew_whenever_another_user_is_there(self) -> None:
         watch = Watch(idle_for=60)
         assert watch.after(59, a=ALICE) is None
         assert watch.slot.why == ALICE.reason
@@ -73,7 +73,7 @@ class TestComing:
         assert watch.after(5, b=ALICE) is None
         assert isinstance(watch.after(0), StartProgram)
 
-    def test_somebody_on_another_gpu_does_not_matter(self) -> None:
+    def test_another_user_on_another_gpu_does_not_matter(self) -> None:
         assert isinstance(Watch(idle_for=0).after(0, b=ALICE), StartProgram)
 
     def test_nothing_starts_against_a_veto(self) -> None:
@@ -139,7 +139,7 @@ class TestStepping:
             f"it is unknown whether another user needs it: {BLIND.reason}"
         )
 
-    def test_somebody_who_is_seen_counts_also_where_something_else_is_not_seen(self) -> None:
+    def test_another_user_who_is_seen_counts_also_where_something_else_is_not_seen(self) -> None:
         assert Watch(gpus=("a", "b"), idle_for=0).running().after(0, a=BLIND, b=ALICE) == StopProgram(ALICE.reason)
 
 
@@ -194,7 +194,7 @@ class TestBackOff:
     def test_no_pause_is_shorter_than_the_least_between_two_starts(self) -> None:
         assert Watch(idle_for=0, backoff=1).running().died(20).pause() == LEAST_BETWEEN_STARTS - 20
 
-    def test_it_is_told_how_often_and_until_when(self) -> None:
+    def test_it_is_reported_how_often_and_until_when(self) -> None:
         watch = Watch(idle_for=0, backoff=100).running().died(1)
         assert watch.slot.setback(watch.now) == "after 1s it ended with code 3: tried again in 1m40s"
         watch.running().died(2)
@@ -223,7 +223,7 @@ class TestBackOff:
         assert "could not be started: the log /x cannot be written" in watch.slot.why
         assert watch.pause() == 100
 
-    def test_somebody_who_comes_meanwhile_comes_first(self) -> None:
+    def test_another_user_who_comes_meanwhile_comes_first(self) -> None:
         watch = Watch(idle_for=0, backoff=100).running().died(1)
         assert watch.after(200, a=ALICE) is None
         assert watch.slot.why == ALICE.reason

@@ -66,7 +66,7 @@ def test_is_not_misled_by_other_failures(line: str) -> None:
     assert is_out_of_memory(f"step 1: loss 4.1\n{line}\n", 1) is None
 
 
-def test_other_languages_and_silence_are_told_apart_from_an_explanation() -> None:
+def test_other_languages_and_silence_are_distinguished_from_an_explanation() -> None:
     assert said_elsewhere("step 1\nRuntimeError: memoria insuficiente\n") == "RuntimeError: memoria insuficiente"
     assert said_elsewhere("step 1: memory 3 GiB\n") is None
     assert is_silent("step 1: loss 4.2\nstep 2: loss 4.1\n")

@@ -406,7 +406,7 @@ def measured(prefer: str, *rates: float | None) -> Fitted:
         pytest.param((100, 500, 300), 72, id="slower again"),
     ],
 )
-def test_a_larger_batch_that_is_not_faster_is_told_or_avoided(rates: tuple[float | None, ...], knee: int) -> None:
+def test_a_larger_batch_that_is_not_faster_is_reported_or_avoided(rates: tuple[float | None, ...], knee: int) -> None:
     largest, fastest = measured("largest", *rates), measured("fastest", *rates)
 
     assert largest.size == 392

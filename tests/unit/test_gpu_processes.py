@@ -93,7 +93,7 @@ def test_what_the_driver_says_is_passed_on_anew_each_time(cache: ProcessCache) -
 
 
 @pytest.mark.parametrize("name", ["a b", "x) S 1 (y", "((", "))", "\x1b[31m!"])
-def test_odd_names_are_told_whole_and_without_control_characters(
+def test_odd_names_are_reported_whole_and_without_control_characters(
     cache: ProcessCache, tmp_path: Path, name: str
 ) -> None:
     # A process is called after its script, not after the shell that reads it.
@@ -110,7 +110,7 @@ def test_a_pid_without_a_process_is_unknown(cache: ProcessCache) -> None:
     assert cache.note is None
 
 
-def test_a_user_without_an_entry_is_told_by_number(cache: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_an_entry_is_reported_by_number(cache: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(uid: int) -> NoReturn:
         raise KeyError(uid)
 
@@ -261,7 +261,7 @@ def test_a_stat_file_that_makes_no_sense_is_unknown(tmp_path: Path, text: str) -
     assert ProcessCache(tmp_path).process(12, 0, 0.0).started == NOT_HERE
 
 
-def test_the_first_pid_namespace_is_told_from_all_others(tmp_path: Path) -> None:
+def test_the_first_pid_namespace_is_distinguished_from_all_others(tmp_path: Path) -> None:
     assert not inside_pid_namespace(tmp_path)
     fake_namespace(tmp_path)
     assert inside_pid_namespace(tmp_path)

@@ -59,7 +59,7 @@ def test_the_list_of_processes_shows_no_password_and_the_program_still_has_it() 
         (0o600, 'queue = "postgresql://stoker:hunter2@db/queue"', False),
     ],
 )
-def test_a_file_of_secrets_that_others_can_read_is_told_once(
+def test_a_file_of_secrets_that_others_can_read_is_reported_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: int, text: str, is_told: bool
 ) -> None:
     _warned.clear()

@@ -340,7 +340,9 @@ class TestASickDriver:
         smi.lists_gpus("word " * 10_000 + "\n", code=1)
         assert len(reason(source.look().problem)) < 300
 
-    def test_a_command_killed_by_a_signal_is_told_so(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_a_command_killed_by_a_signal_is_reported_so(
+        self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
+    ) -> None:
         source = opened()
         smi.lists_gpus(gpu_line(0), signal="KILL")
         look = source.look()
@@ -348,7 +350,7 @@ class TestASickDriver:
         assert [gpu.index for gpu in look.gpus] == [0, 1]
         assert_all_unknown(look.readings[0], "signal 9")
 
-    def test_a_command_that_went_away_is_told_so(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_a_command_that_went_away_is_reported_so(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         source = opened()
         (smi.folder / "nvidia-smi").unlink()
         look = source.look()

@@ -76,7 +76,7 @@ def test_idle_is_never_claimed_longer_than_it_can_be(tmp_path: Path) -> None:
     assert Terminals(tmp_path).activity(NOW)[0].idle <= 300 - 7.9
 
 
-def test_a_console_somebody_logged_in_at_counts(tmp_path: Path) -> None:
+def test_a_console_another_user_logged_in_at_counts(tmp_path: Path) -> None:
     terminal(tmp_path, "tty2", idle=100)
     terminal(tmp_path, "tty", idle=0)
     terminal(tmp_path, "tty0", idle=0)
@@ -98,7 +98,7 @@ def test_root_at_a_pseudo_terminal_is_a_person(tmp_path: Path) -> None:
     assert Terminals(tmp_path).activity(NOW) == [TerminalActivity("root", "pts/3", 42.0)]
 
 
-def test_a_serial_line_counts_when_somebody_has_a_session_on_it(tmp_path: Path) -> None:
+def test_a_serial_line_counts_when_another_user_has_a_session_on_it(tmp_path: Path) -> None:
     terminal(tmp_path, "ttyS0", idle=20)
     session(tmp_path, 1, TTY="/dev/ttyS0")
     assert [activity.terminal for activity in Terminals(tmp_path).activity(NOW)] == ["ttyS0"]
@@ -123,7 +123,7 @@ def test_a_session_whose_terminal_is_gone_is_no_error(tmp_path: Path) -> None:
     assert Terminals(tmp_path).activity(NOW) == []
 
 
-def test_somebody_before_a_lit_screen_is_active(tmp_path: Path) -> None:
+def test_another_user_before_a_lit_screen_is_active(tmp_path: Path) -> None:
     terminal(tmp_path, "tty2", idle=9999)
     session(tmp_path, 1, TYPE="wayland", SEAT="seat0", TTY="tty2")
     screen(tmp_path, "card0-DP-1", power="Off")
@@ -147,7 +147,7 @@ def test_once_all_screens_are_dark_the_time_counts_until_one_is_lit_again(tmp_pa
     assert idle(NOW + 320) == 0
 
 
-def test_somebody_whose_screen_cannot_be_asked_is_active(tmp_path: Path) -> None:
+def test_another_user_whose_screen_cannot_be_asked_is_active(tmp_path: Path) -> None:
     session(tmp_path, 1, TYPE="x11", DISPLAY=":10", REMOTE="1")
     session(tmp_path, 2, USER="bob", TYPE="wayland", SEAT="seat0")
     assert Terminals(tmp_path).activity(NOW) == [

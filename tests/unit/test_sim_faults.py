@@ -74,7 +74,7 @@ def test_an_absurd_value_is_unknown_and_says_that_the_driver_reported_it(world: 
     assert "the driver reported" in value.reason
 
 
-def test_absurd_processes_are_there_but_what_is_said_of_them_is_not_believed(world: SimWorld) -> None:
+def test_absurd_processes_are_there_but_what_is_said_of_them_is_unknown(world: SimWorld) -> None:
     break_it(world, "absurd", "processes", gpu=0)
     processes = look(world).readings[0].processes
     assert known(processes)
@@ -186,7 +186,7 @@ def test_a_broken_file_of_faults_is_a_problem_until_it_is_cleared(world: SimWorl
         ("hang", "soon", None),
     ],
 )
-def test_a_fault_that_cannot_be_meant_is_refused_in_one_sentence(
+def test_a_fault_that_cannot_be_meant_is_refused_in_one_message(
     kind: str, argument: str | None, gpu: int | None
 ) -> None:
     with pytest.raises(BadInputError) as refused:

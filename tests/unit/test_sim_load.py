@@ -96,7 +96,7 @@ def test_a_phase_is_understood_as_people_write_it(text: str, phase: Phase) -> No
         "burst 80% 0s/10s 60s",
     ],
 )
-def test_a_phase_that_cannot_be_meant_is_refused_in_one_sentence(text: str) -> None:
+def test_a_phase_that_cannot_be_meant_is_refused_in_one_message(text: str) -> None:
     with pytest.raises(BadInputError) as refused:
         parse_phase(text)
     assert "\n" not in str(refused.value)
@@ -254,6 +254,6 @@ def test_uses_that_ended_long_ago_are_forgotten() -> None:
     "make",
     [lambda: busy(1.5), lambda: busy(0.5, power=-0.1), lambda: burst(0.5, 2.0, 1.0)],
 )
-def test_a_share_that_cannot_be_is_refused(make: Callable[[], Phase]) -> None:
+def test_a_share_that_is_impossible_is_refused(make: Callable[[], Phase]) -> None:
     with pytest.raises(BadInputError):
         make()

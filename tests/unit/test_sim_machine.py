@@ -30,7 +30,7 @@ def test_a_shape_is_understood_as_people_write_it(argument: str, shape: Shape) -
 @pytest.mark.parametrize(
     "argument", ["x", "0", "65", "2x", "2x0GiB", "2x2TiB", "2xmuch", "-1", "4@", "2 x 24GiB x", "9" * 5000]
 )
-def test_a_shape_that_cannot_be_is_refused_in_one_sentence(argument: str) -> None:
+def test_a_shape_that_is_impossible_is_refused_in_one_message(argument: str) -> None:
     with pytest.raises(BadInputError) as refused:
         parse_shape(argument)
     assert "\n" not in str(refused.value)
@@ -75,7 +75,7 @@ def test_only_sim_means_simulated() -> None:
     assert not is_simulated("auto")
 
 
-def test_a_program_without_a_simulated_machine_is_told_how_to_get_one() -> None:
+def test_a_program_without_a_simulated_machine_gets_a_hint_how_to_get_one() -> None:
     with pytest.raises(StokerError, match="STOKER_GPUS=sim:4"):
         SimMachine.of_environment({"STOKER_GPUS": "nvml"})
 

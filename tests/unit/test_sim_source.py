@@ -107,7 +107,7 @@ def test_a_spin_is_busy_by_utilization_and_nearly_idle_by_power(world: SimWorld)
     assert power < 0.3 * LIMIT_WATTS
 
 
-def test_processes_on_one_gpu_share_it_and_are_told_apart(world: SimWorld) -> None:
+def test_processes_on_one_gpu_share_it_and_are_measured_separately(world: SimWorld) -> None:
     world.run(7, [busy(0.8)], memory=GIB)
     world.run(8, [busy(0.8)], memory=2 * GIB)
     world.now += 10

@@ -239,7 +239,7 @@ class TestWhatAPersonTypes:
             ("9" * 5000, "is no GPU here: "),
         ],
     )
-    def test_what_cannot_be_meant_is_refused_in_a_sentence_that_names_the_gpus(self, text: str, sentence: str) -> None:
+    def test_invalid_input_is_refused_in_a_sentence_that_names_the_gpus(self, text: str, sentence: str) -> None:
         with pytest.raises(BadInputError) as caught:
             select_gpus(FOUR, text)
         assert sentence in str(caught.value)
