@@ -1,4 +1,4 @@
-"""A job under its reaper: started as if typed, heard of, and stopped also when somebody kills the supervisor."""
+"""A job under its reaper: started as a shell would, tracked, and stopped also when its supervisor is killed."""
 
 import contextlib
 import errno
@@ -32,7 +32,7 @@ def holders() -> Iterator[Holders]:
 
 
 def escaping(way: str, holders: Holders, terminal: "Terminal | None" = None, **orders: object) -> BareSupervisor:
-    """An supervisor of a program that takes this way to escape, once it has."""
+    """A supervisor of a program that has escaped in this way."""
     pipe = holders.writer
     popen = {"start_new_session": True, **(terminal.popen if terminal else {}), "pass_fds": [pipe]}
     supervisor = BareSupervisor(str(build()), way, str(pipe), popen=popen, let_go=[pipe], **orders)
@@ -139,7 +139,7 @@ def test_command_inherits_standard_streams(tmp_path: Path) -> None:
 
 
 def test_command_inherits_signal_dispositions(tmp_path: Path) -> None:
-    """Blocked and ignored ones, as under nohup, and without what Stoker or Python do to their own."""
+    """Blocked and ignored ones, as under nohup, without what Stoker and Python change for themselves."""
     command = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"]
 
     def as_nohup_does() -> None:
@@ -340,7 +340,7 @@ def terminal() -> Iterator["Terminal"]:
 
 
 class Terminal:
-    """What is typed here comes to whoever was started with `popen`."""
+    """A terminal for the process that is started with `popen`."""
 
     def __init__(self) -> None:
         self._keyboard, self._screen = os.openpty()
@@ -368,7 +368,7 @@ def test_ctrl_c_reaches_the_job_and_is_known_to_come_from_the_terminal(terminal:
 
 
 def test_ctrl_z_does_not_suspend_an_orphaned_group(terminal: Terminal) -> None:
-    """The reaper is the job's parent, and yet no shell: the kernel must not take it for one."""
+    """The reaper is the parent of the job, but the kernel must not take it for a job-control shell."""
     with BareSupervisor("sh", "-c", "trap 'exit 5' INT; read line", popen=terminal.popen) as supervisor:
         job = supervisor.hear("started")
         wait_for(lambda: _catches(job, signal.SIGINT), named="the trap")
@@ -443,7 +443,7 @@ def test_job_of_killed_supervisor_is_stopped(holders: Holders, tmp_path: Path, w
 
 
 def test_kill_of_the_whole_group_leaves_nothing_of_the_job(holders: Holders, tmp_path: Path) -> None:
-    """It takes the supervisor and the command at once, and would leave whoever has a session of his own."""
+    """It kills the supervisor and the command at once, but no process with its own session."""
     told = tmp_path / "told"
     with escaping("setsid", holders, orphaned=str(told)) as supervisor:
         holders.wait_until_ready(2)
@@ -454,7 +454,7 @@ def test_kill_of_the_whole_group_leaves_nothing_of_the_job(holders: Holders, tmp
 
 
 def test_supervisor_killed_after_its_job_ended_is_recorded(tmp_path: Path) -> None:
-    """Between the end of the job and the last line of its record there is time to be killed in."""
+    """The supervisor can be killed between the end of the job and the last write of its record."""
     told = tmp_path / "told"
     program = (
         "import os, signal; from pathlib import Path; from stoker.runs.processes.reaper import Program, launch\n"
@@ -513,7 +513,7 @@ def test_killed_reaper_loses_no_process_of_the_job(holders: Holders, cgroup: boo
 
 
 def test_reaper_killed_during_the_start_loses_no_process() -> None:
-    """The job can run before its reaper has said so."""
+    """The job can run before its reaper has confirmed that."""
     program = (
         "import os, select, signal\n"
         "from stoker.runs.processes import reaper_process\n"
@@ -567,7 +567,7 @@ def test_suspended_reaper_does_not_block_the_supervisor(holders: Holders) -> Non
 
 
 def test_reaper_holds_no_inherited_pipe_open() -> None:
-    """Whoever reads what the caller and the job write must see its end when those two are done with it."""
+    """A reader of the caller's pipe must see its end when the caller and the job close it."""
     reader, writer = os.pipe()
     with BareSupervisor("sh", "-c", "read line", popen={"pass_fds": [writer]}) as supervisor:
         os.close(writer)
@@ -601,7 +601,7 @@ def test_many_jobs_in_a_row_leak_no_descriptors(tmp_path: Path) -> None:
 
 
 def _descriptors(reaper: int) -> list[Path]:
-    """Once it has let go of what is not its own: its three, two pipes, where it hears signals and where it waits."""
+    """Once it has closed what it inherited: standard streams, two pipes, a signalfd and an epoll."""
     descriptors = list(Path(f"/proc/{reaper}/fd").iterdir())
     return descriptors if len(descriptors) <= 7 else []
 
@@ -617,7 +617,7 @@ def _catches(pid: int, signum: int) -> bool:
 
 
 def _pending(pid: int) -> bool:
-    """Whether a signal was sent to it that it has not read yet."""
+    """Whether a signal is pending for it."""
     return "ShdPnd:\t0000000000000000" not in Path(f"/proc/{pid}/status").read_text()
 
 

@@ -1,6 +1,6 @@
-"""A bare supervisor in a process of its own, for tests: launches one program and says all it hears, a line each.
+"""A supervisor without rules and record in its own process, for tests: launches one program and prints its events.
 
-`BareSupervisor(command, ...)` is a test's hold on it. It leaves when the job is gone.
+`BareSupervisor(command, ...)` is the handle of a test. It exits when the job is gone.
 """
 
 import json
