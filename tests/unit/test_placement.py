@@ -19,7 +19,7 @@ from stoker.engines.local.capacity import (
     ResourceRequest,
     Stopping,
     TooSmall,
-    Unreadable,
+    UnreadableGpu,
     UsedByOthers,
 )
 from stoker.engines.local.placement import (
@@ -134,7 +134,7 @@ def test_gpu_with_a_foreigner_is_left_alone() -> None:
 def test_unknown_is_never_free(gpu: GpuState) -> None:
     decision = place([gpu], [], a_job("a", memory=1, shares=True))
     assert decision.start == ()
-    assert obstacles_of(decision, "a") == {0: Unreadable("the driver did not answer")}
+    assert obstacles_of(decision, "a") == {0: UnreadableGpu("the driver did not answer")}
 
 
 def test_busy_gpu_without_processes_is_not_free() -> None:
@@ -275,7 +275,7 @@ def test_job_that_can_never_fit_blocks_no_other() -> None:
 def test_gpu_of_unknown_size_may_be_large_enough() -> None:
     seen = [a_gpu(0), a_gpu(1, total=Unknown("lost"))]
     decision = place(seen, [], a_job("huge", memory=100))
-    assert obstacles_of(decision, "huge") == {0: TooSmall(24 * GIB), 1: Unreadable("lost")}
+    assert obstacles_of(decision, "huge") == {0: TooSmall(24 * GIB), 1: UnreadableGpu("lost")}
 
 
 def test_jobs_without_a_gpu_are_never_blocked_behind_jobs_that_wait_for_one() -> None:

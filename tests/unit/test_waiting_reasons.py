@@ -11,7 +11,7 @@ from stoker.engines.local.capacity import (
     ReservedFor,
     Stopping,
     TooSmall,
-    Unreadable,
+    UnreadableGpu,
     UsedByOthers,
 )
 from stoker.engines.local.placement import CannotFit, CpuSlotsTaken, NoGpusSeen, NotEnoughGpus
@@ -39,7 +39,7 @@ def test_example_of_the_manual() -> None:
     ("obstacle", "said"),
     [
         (UsedByOthers(("bob's a (pid 1)", "eve's b (pid 2)")), "GPU 3 is used by bob's a (pid 1) and eve's b (pid 2)"),
-        (Unreadable("the driver did not answer"), "GPU 3 cannot be read (the driver did not answer)"),
+        (UnreadableGpu("the driver did not answer"), "GPU 3 cannot be read (the driver did not answer)"),
         (TooSmall(8 * GIB), "GPU 3 has only 8.0 GiB"),
         (Busy(0.8, 0.5), "GPU 3 is 80% busy (free below 50%) with no process seen there"),
         (MemoryTaken(12 * GIB), "GPU 3 has 12 GiB in use by no process that is seen"),

@@ -89,7 +89,7 @@ class PlacementOptions(msgspec.Struct, frozen=True):
         return self.slots_per_gpu == 1 and not (request.shares and request.memory is not None)
 
 
-class Unreadable(msgspec.Struct, frozen=True, tag="unreadable"):
+class UnreadableGpu(msgspec.Struct, frozen=True, tag="unreadable"):
     reason: str
 
 
@@ -140,7 +140,7 @@ class Free(msgspec.Struct, frozen=True, tag="free"):
     """Nothing keeps the job from this GPU: it needs more of them."""
 
 
-Obstacle = Unreadable | UsedByOthers | TooSmall | Busy | MemoryTaken | Held | Stopping | ReservedFor | Free
+Obstacle = UnreadableGpu | UsedByOthers | TooSmall | Busy | MemoryTaken | Held | Stopping | ReservedFor | Free
 
 
 class GpuHolder(NamedTuple):
@@ -308,11 +308,11 @@ class GpuCapacity:
         return Held(jobs, frees_at - now if math.isfinite(frees_at) else None, left)
 
 
-def _outside(gpu: GpuState) -> Unreadable | UsedByOthers | None:
+def _outside(gpu: GpuState) -> UnreadableGpu | UsedByOthers | None:
     """What only others can change. Unknown is never free."""
     if gpu.problem is not None:
-        return Unreadable(gpu.problem)
+        return UnreadableGpu(gpu.problem)
     for value in (gpu.memory_total, gpu.memory_used, gpu.peak):
         if isinstance(value, Unknown):
-            return Unreadable(value.reason)
+            return UnreadableGpu(value.reason)
     return UsedByOthers(gpu.other_processes) if gpu.other_processes else None

@@ -20,7 +20,7 @@ from stoker.engines.local.capacity import (
     Obstacle,
     PlacementOptions,
     ResourceRequest,
-    Unreadable,
+    UnreadableGpu,
     UsedByOthers,
 )
 from stoker.engines.local.waiting_reasons import describe_obstacle, name_some
@@ -134,7 +134,7 @@ class _Watched:
         self._foreign: set[_Identity] = set()
         self._utilization: float | None = None
         self._settles = False
-        self._obstacle: Obstacle = Unreadable(_NOT_SEEN.reason)
+        self._obstacle: Obstacle = UnreadableGpu(_NOT_SEEN.reason)
         """What keeps others from it, besides its holders."""
         self._note = ""
         self._unread_since: float | None = None

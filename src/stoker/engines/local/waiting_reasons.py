@@ -13,7 +13,7 @@ from stoker.engines.local.capacity import (
     ReservedFor,
     Stopping,
     TooSmall,
-    Unreadable,
+    UnreadableGpu,
     UsedByOthers,
 )
 from stoker.engines.local.placement import CannotFit, CannotStart, CpuSlotsTaken, NoGpusSeen, NotEnoughGpus, Reason
@@ -87,7 +87,7 @@ def _predicate(obstacle: Obstacle, amount: Amount) -> _Predicate:
     match obstacle:
         case UsedByOthers(processes=processes):
             said = _being(f"used by {name_some(processes)}")
-        case Unreadable(reason=reason):
+        case UnreadableGpu(reason=reason):
             said = _Predicate(f"cannot be read ({reason})", f"cannot be read ({reason})")
         case TooSmall(usable=usable):
             said = _having(f"only {amount(usable)}")
