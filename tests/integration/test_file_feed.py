@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.feeds.text_file import Entry, FileAwayError, FinishedFile
+from stoker.feeds.text_file import FileAwayError, FinishedEntry, FinishedFile
 from stoker.queue import Job, JobSpec, Store, init_queue
 from tests.support.feeding import Feeders, Queue
 from tests.support.postgres import PostgresServer
@@ -64,7 +64,7 @@ def test_a_death_in_the_middle_of_the_finished_file_neither_loses_nor_doubles(
     path = tmp_path / "finished.txt"
     jobs = succeeded(store, "one", "two")
     FinishedFile(path).append(succeeded(store, "zero"))
-    interrupted = Entry(tuple(job.id for job in jobs), 5, "one\ntwo\n")
+    interrupted = FinishedEntry(tuple(job.id for job in jobs), 5, "one\ntwo\n")
     with (tmp_path / ".finished.txt.stoker").open("ab") as journal:
         journal.write(msgspec.json.encode(interrupted))
     with path.open("a") as file:
@@ -77,7 +77,7 @@ def test_a_death_in_the_middle_of_the_finished_file_neither_loses_nor_doubles(
 def test_what_was_begun_and_edited_by_a_person_since_is_not_doubled(tmp_path: Path, store: Store) -> None:
     path = tmp_path / "finished.txt"
     (job,) = succeeded(store, "one")
-    (tmp_path / ".finished.txt.stoker").write_bytes(msgspec.json.encode(Entry((job.id,), 0, "one\n")))
+    (tmp_path / ".finished.txt.stoker").write_bytes(msgspec.json.encode(FinishedEntry((job.id,), 0, "one\n")))
     path.write_text("a note\none\n")
     FinishedFile(path).append([job])
     assert path.read_text() == "a note\none\n"

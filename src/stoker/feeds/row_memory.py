@@ -19,7 +19,7 @@ SECONDS_TO_EDIT: Final = 120.0
 SECONDS_TO_CLAIM: Final = 3600.0
 
 
-class Entry(msgspec.Struct, array_like=True):
+class RememberedRow(msgspec.Struct, array_like=True):
     """A row that was dealt with."""
 
     id: str
@@ -55,7 +55,7 @@ class Memory(msgspec.Struct):
     """What a person, or the program before this one, has raised it to."""
     ids: str = ""
     """The column in which ids were seen."""
-    entries: list[Entry] = []
+    entries: list[RememberedRow] = []
     claims: dict[str, float] = {}
     """Ids that were, or are to be, written beside rows which become jobs when they are read there; and since when."""
     fresh: list[str] = []
@@ -85,9 +85,9 @@ def pending_with(memory: Memory | None, layout: Layout, cells: Sequence[Cell]) -
 
 
 class Recognised(NamedTuple):
-    found: dict[int, Entry]
+    found: dict[int, RememberedRow]
     """By the numbers that their rows have now."""
-    away: list[Entry]
+    away: list[RememberedRow]
     unknown: list[SheetRow]
     """Rows with commands that were not dealt with yet."""
 
@@ -121,7 +121,7 @@ def look(memory: Memory | None, content: Content, layout: Layout, now: float, kn
     for row in unknown:
         if row.number in skipped:
             text = digest(row.command)
-            found[row.number] = Entry(id="", digest=text, taken=text, row=row.number, at=now)
+            found[row.number] = RememberedRow(id="", digest=text, taken=text, row=row.number, at=now)
     return Recognised(found, away, sorted((row for row in unknown if row.number not in found), key=_number))
 
 
@@ -142,7 +142,7 @@ def is_command(row: SheetRow) -> bool:
 
 
 def recognise(
-    entries: Iterable[Entry],
+    entries: Iterable[RememberedRow],
     rows: Sequence[SheetRow],
     now: float,
     known: Collection[str],
@@ -194,24 +194,24 @@ class _Row(NamedTuple):
 class _Search:
     """Entries and rows that have not found each other yet."""
 
-    def __init__(self, entries: Iterable[Entry], rows: Sequence[SheetRow]) -> None:
+    def __init__(self, entries: Iterable[RememberedRow], rows: Sequence[SheetRow]) -> None:
         self.entries = sorted(entries, key=lambda entry: entry.row)
         self.rows = {
             row.number: _Row(row, row.cells.get("id", "").strip(), digest(row.command), is_command(row)) for row in rows
         }
         self.free = dict.fromkeys(sorted(self.rows))
-        self.found: dict[int, Entry] = {}
+        self.found: dict[int, RememberedRow] = {}
         self._left = dict(enumerate(self.entries))
         self._ids = {entry.id for entry in self.entries} - {""}
 
     @property
-    def left(self) -> list[Entry]:
+    def left(self) -> list[RememberedRow]:
         return list(self._left.values())
 
     def is_ours(self, name: str, *others: Collection[str]) -> bool:
         return name in self._ids or any(name in some for some in others)
 
-    def match(self, fits: Callable[[Entry, _Row], bool], *, by: str) -> None:
+    def match(self, fits: Callable[[RememberedRow, _Row], bool], *, by: str) -> None:
         """First those that are where they were, then the others in their order; rows without an id come first."""
         places: Mapping[str, list[int]] = defaultdict(list)
         for number in sorted(self.free, key=lambda number: (bool(self.rows[number].id), number)):
@@ -226,19 +226,19 @@ class _Search:
                         self._take(index, number)
                         break
 
-    def adopted(self, known: Collection[str], now: float) -> dict[int, Entry]:
+    def adopted(self, known: Collection[str], now: float) -> dict[int, RememberedRow]:
         """Rows that come back with the id of a job that was forgotten here, as when somebody undoes a deletion."""
-        entries: dict[int, Entry] = {}
+        entries: dict[int, RememberedRow] = {}
         names = set(known) - self._ids
         for number in [*self.free]:
             row = self.rows[number]
             if row.id in names:
                 names.discard(row.id)
                 del self.free[number]
-                entries[number] = Entry(row.id, row.digest, row.digest, number, now, seen=True, marked=True)
+                entries[number] = RememberedRow(row.id, row.digest, row.digest, number, now, seen=True, marked=True)
         return entries
 
-    def match_places(self, fits: Callable[[Entry, _Row], bool]) -> None:
+    def match_places(self, fits: Callable[[RememberedRow, _Row], bool]) -> None:
         """Rows that still are as far below the row before them as they were, with another text: they were edited."""
         now_at = {id(entry): number for number, entry in self.found.items()}
         # What came or went above them has moved the rows before them as far, or those after them.

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from stoker.errors import BadInputError, StokerError
 from stoker.feeds.intake import FeedLog, Intake, RetryForever, SourceCommand
 from stoker.feeds.row_memory import (
-    Entry,
     Memory,
     Recognised,
+    RememberedRow,
     claims_kept,
     digest,
     floor_of,
@@ -203,7 +203,7 @@ class SheetFeed:
         entries = dict(found.rows.found)
         for number, name in taken.items():
             text = digest(rows[number].command)
-            entries[number] = Entry(name, text, text, number, now, seen=are_marked, marked=are_marked)
+            entries[number] = RememberedRow(name, text, text, number, now, seen=are_marked, marked=are_marked)
         cells = self._cells(store, found, entries, {**found.claimed, **claims})
         floor = floor_of(found.memory, found.content)
         wanted = counter_after(found.content, self._layout, found.later, floor)
@@ -237,7 +237,9 @@ class SheetFeed:
         if now - after.failing >= SECONDS_TO_WRITE:
             rows = {row.number: row for row in found.content.rows}
             taken = [(rows[number], name) for number, name in step.claims.items() if name in after.claims]
-            fresh = [Entry(name, digest(row.command), digest(row.command), row.number, now) for row, name in taken]
+            fresh = [
+                RememberedRow(name, digest(row.command), digest(row.command), row.number, now) for row, name in taken
+            ]
             names = {name for _, name in taken}
             after.entries = [*after.entries, *fresh]
             after.claims = {name: at for name, at in after.claims.items() if name not in names}
@@ -269,7 +271,9 @@ class SheetFeed:
             self._log.job(name, row.command)
         return True
 
-    def _cells(self, store: Store, found: _Look, entries: Mapping[int, Entry], fresh: Mapping[int, str]) -> list[Cell]:
+    def _cells(
+        self, store: Store, found: _Look, entries: Mapping[int, RememberedRow], fresh: Mapping[int, str]
+    ) -> list[Cell]:
         """What must be written so that all is right beside every row."""
         columns = self._layout.columns
         ours = {entry.id for entry in entries.values()} - {""}
@@ -301,7 +305,7 @@ class SheetFeed:
             truth[row.number] = stray
         return changes(found.content, self._layout, truth)
 
-    def _about(self, row: SheetRow, entry: Entry, job: Job, gpus: Mapping[str, str]) -> dict[Field, str]:
+    def _about(self, row: SheetRow, entry: RememberedRow, job: Job, gpus: Mapping[str, str]) -> dict[Field, str]:
         """What is to be read beside the row of this job."""
         state: str = job.state
         if entry.again and job.state not in ENDED:

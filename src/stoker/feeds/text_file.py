@@ -207,13 +207,13 @@ class Line(NamedTuple):
     """Which occurrence of this text, from 1."""
 
 
-class Unreadable(NamedTuple):
+class UnreadableLine(NamedTuple):
     number: int
 
 
 class Lines(NamedTuple):
     commands: list[Line]
-    unreadable: list[Unreadable]
+    unreadable: list[UnreadableLine]
     """Lines that are not text."""
 
 
@@ -226,7 +226,7 @@ def lines_in(data: bytes) -> Lines:
         try:
             text = written.decode().strip()
         except UnicodeDecodeError:
-            found.unreadable.append(Unreadable(number))
+            found.unreadable.append(UnreadableLine(number))
             continue
         if text and not text.startswith("#"):
             seen[text] += 1
@@ -256,7 +256,7 @@ class FileAwayError(StokerError):
     """A file cannot be read or written now; later it may."""
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class FinishedEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of the journal: what is about to be appended, or, without a text, that it was."""
 
     jobs: tuple[str, ...] = ()
@@ -303,20 +303,20 @@ class FinishedFile:
         entries = [_entry(line) for line in journal.read().splitlines()]
         if entries and entries[-1] is not None and entries[-1].text:
             self._mend(entries[-1])
-            _write(journal, Entry())
+            _write(journal, FinishedEntry())
         return {job for entry in entries if entry is not None for job in entry.jobs}
 
     def _append(self, journal: BinaryIO, jobs: Sequence[Job]) -> None:
         with self.path.open("a+b") as file:
             size = file.seek(0, os.SEEK_END)
             text = _separator(file, size) + "".join(f"{_one_line(job, self._appended)}\n" for job in jobs)
-            _write(journal, Entry(tuple(job.id for job in jobs), size, text))
+            _write(journal, FinishedEntry(tuple(job.id for job in jobs), size, text))
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
-        _write(journal, Entry())
+        _write(journal, FinishedEntry())
 
-    def _mend(self, entry: Entry) -> None:
+    def _mend(self, entry: FinishedEntry) -> None:
         text = entry.text.encode()
         with self.path.open("a+b") as file:
             file.seek(entry.at)
@@ -330,17 +330,17 @@ class FinishedFile:
                     file.write(text)
 
 
-def _write(journal: BinaryIO, entry: Entry) -> None:
+def _write(journal: BinaryIO, entry: FinishedEntry) -> None:
     # A line that was cut off by a crash or a full disk is ended by the first newline.
     journal.write(b"\n" + msgspec.json.encode(entry) + b"\n")
     journal.flush()
     os.fsync(journal.fileno())
 
 
-def _entry(line: bytes) -> Entry | None:
+def _entry(line: bytes) -> FinishedEntry | None:
     """None for what is no entry: an empty line, or half of one that was never acted on."""
     try:
-        return msgspec.json.decode(line, type=Entry) if line else None
+        return msgspec.json.decode(line, type=FinishedEntry) if line else None
     except msgspec.DecodeError:
         return None
 
