@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from stoker.cli import main
 from stoker.engines import ENGINES
-from stoker.queue import Store
+from stoker.queue.attempts import Attempts
 from stoker.engines.attempt import AttemptRecord
 from stoker.worker.loop import WorkerLoop
 from stoker.worker.scheduler import Scheduler
@@ -55,10 +55,10 @@ sys.exit(main())
 """
 
 FAULTS = {
-    "after the claim": "dying(Store, 'claim_any', after=True)",
+    "after the claim": "dying(Attempts, 'claim_any', after=True)",
     "after the start": "dying(Scheduler, '_begin', after=True)",
-    "before the result is delivered": "dying(Store, 'finish', after=False)",
-    "before the result is acknowledged": "dying(Store, 'finish', after=True)",
+    "before the result is delivered": "dying(Attempts, 'finish', after=False)",
+    "before the result is acknowledged": "dying(Attempts, 'finish', after=True)",
     "before the attempt is marked as delivered": "dying(AttemptRecord, 'delivered', after=False)",
 }
 
