@@ -81,7 +81,7 @@ def test_jobs_are_chosen_by_tag_by_state_or_all(queue: Store) -> None:
     ("words", "code", "sentence"),
     [
         ([], 2, "which jobs? Write their ids or names"),
-        (["a", "--all"], 2, "both at once is not clear"),
+        (["a", "--all"], 2, "not both"),
         (["--all", "--tag", "x"], 2, "--all means every job"),
         (["--tag", "nobody-has-it"], 1, "there is no queued, held or running job with the tag 'nobody-has-it'"),
         (["--state", "failed"], 1, "there is no failed job"),

@@ -28,10 +28,13 @@ def test_what_ended_more_than_a_month_ago_is_forgotten_and_nothing_else(queue: S
     start(queue, runs)
     queue.jobs.hold([held])
     done = stoker("clean")
-    assert (done.code, done.out) == (0, "1 job that ended more than 30d ago forgotten; 1 kept\n")
+    assert (done.code, done.out) == (0, "1 job that ended more than 30d ago deleted; 1 kept\n")
     assert names(queue) == {"young", "runs", "waits", "held"}
     again = stoker("clean")
-    assert (again.code, again.out) == (0, "nothing to forget; 1 that ended are younger, or others come after them\n")
+    assert (again.code, again.out) == (
+        0,
+        "nothing to delete; 1 that ended are more recent, or other jobs depend on them\n",
+    )
 
 
 def test_age_and_state_can_be_chosen(queue: Store) -> None:
@@ -43,7 +46,7 @@ def test_age_and_state_can_be_chosen(queue: Store) -> None:
         aged(queue, job, 2)
     assert stoker("clean", "--older-than", "3d", "--json").json()["forgotten"] == 0
     done = stoker("clean", "--older-than", "1d", "--state", "failed", "--state", "cancelled")
-    assert done.out == "2 jobs that failed or were cancelled more than 1d ago forgotten; 0 kept\n"
+    assert done.out == "2 jobs that failed or were cancelled more than 1d ago deleted; 0 kept\n"
     assert names(queue) == {"well"}
 
 
@@ -69,7 +72,7 @@ def test_a_rehearsal_counts_and_forgets_nothing(queue: Store) -> None:
     (old,) = submit(queue, "old")
     end(queue, old)
     aged(queue, old, 40)
-    assert stoker("clean", "--dry-run").out == "1 job that ended more than 30d ago would be forgotten; 0 kept\n"
+    assert stoker("clean", "--dry-run").out == "1 job that ended more than 30d ago would be deleted; 0 kept\n"
     assert names(queue) == {"old"}
 
 

@@ -81,8 +81,8 @@ def test_an_option_changes_its_field_and_no_other(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["a", "--"], "there is no command behind --"),
-        (["a", "--command", "x", "--", "y"], "either in --command or behind --"),
+        (["a", "--"], "there is no command after --"),
+        (["a", "--command", "x", "--", "y"], "in --command and after --"),
         (["--", "a"], "which jobs?"),
         (["a", "--", "train", "—lr", "3"], "train --lr 3 is probably meant"),
     ],
@@ -112,7 +112,7 @@ def test_what_runs_is_left_alone_and_what_ended_can_be_edited_for_a_retry(queue:
     end(queue, over)
     done = stoker("edit", "runs", "over", "--memory", "4GiB")
     assert (done.code, done.out) == (0, f"{over} (over): edited (memory)\n")
-    assert done.err == f"stoker: job {runs} (runs) was not edited: it is running: it can be edited when it has ended\n"
+    assert done.err == f"stoker: job {runs} (runs) was not edited: it is running; it can be edited after it has ended\n"
     assert (queue.jobs.get("runs").memory, queue.jobs.get("over").memory) == (None, 4 * 2**30)
 
 
@@ -120,7 +120,7 @@ def test_a_change_that_changes_nothing_is_told(queue: Store) -> None:
     (job,) = submit(queue, "a", gpus=2)
     done = stoker("edit", "a", "--gpus", "2", "--json")
     assert done.code == 1
-    assert done.json()["unchanged"] == [{"id": job, "name": "a", "why": "it is so already"}]
+    assert done.json()["unchanged"] == [{"id": job, "name": "a", "why": "it already has these values"}]
 
 
 def test_a_rehearsal_edits_nothing(queue: Store) -> None:
@@ -191,7 +191,7 @@ def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: St
     )
     before = queue.jobs.get("a")
     code, screen = in_terminal(an_editor(tmp_path, "text"), "a")
-    assert (code, "it is so already" in screen) == (1, True)
+    assert (code, "it already has these values" in screen) == (1, True)
     seen = tomllib.loads((tmp_path / "seen").read_text())
     assert (seen["command"], seen["memory"], seen["environment"]) == (before.command, "3.0GiB", {"A": "1"})
     editor = an_editor(
@@ -210,10 +210,10 @@ def test_the_editor_shows_the_job_and_what_is_changed_in_it_is_applied(queue: St
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("text + 'gpus = '", "that is not TOML"),
+        ("text + 'gpus = '", "this is not TOML"),
         ("text.replace('gpus = 1', 'gpus = \"many\"')", "gpus: expected int, got str"),
         ("text.replace('gpus = 1', 'gpus = -1')", "gpus: must be between 0"),
-        ("text.replace('gpus = 1', 'gpsu = 1')", "a job has no 'gpsu' that could be edited"),
+        ("text.replace('gpus = 1', 'gpsu = 1')", "a job has no field 'gpsu' to edit"),
         ("'gpus = 1'", "a job needs a command"),
         ("text.replace('gpus = 1', 'memory = \"much\"')", "memory: 'much' is not an amount of memory"),
         ("text.replace('after = []', 'after = [\"12345678\"]')", "there is no such job"),

@@ -212,7 +212,7 @@ class TestWhatCannotBeSeen:
 class TestStatus:
     def test_before_anything_was_filled_it_says_how_to(self, filling: FillSite) -> None:
         done = filling.stoker("fill", "status")
-        assert (done.code, done.out) == (1, "nothing was ever filled here: `stoker fill` does it\n")
+        assert (done.code, done.out) == (1, "`stoker fill` has never run here\n")
         assert filling.stoker("fill", "status", "--json").json() == {"running": False, "status": None}
 
     def test_it_says_per_gpu_what_runs_and_why_or_why_not(self, filling: FillSite) -> None:
@@ -243,7 +243,7 @@ class TestStatus:
         words = filling.stoker("fill", "status")
         assert words.code == 1
         assert re.search(r"(?m)^0, 1 +process-0 +not watched ", words.out)
-        assert words.out.endswith("`stoker fill` is not running: this is what it left\n")
+        assert words.out.endswith("`stoker fill` is not running: this is its last state\n")
         told = filling.stoker("fill", "status", "--json").json()
         assert told["running"] is False
         assert [(slot["state"], slot["pid"]) for slot in told["status"]["slots"]] == [("waiting", None)]

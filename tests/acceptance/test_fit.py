@@ -235,7 +235,7 @@ def test_the_whole_output_of_a_probe_that_failed_is_kept() -> None:
         (("--base", "16", "--max", "8", "--", "x"), "--base 16 is above --max 8"),
         (("--margin", "110%", "--", "x"), "out of range"),
         (("--per-gpu", "0", "--", "x"), "--per-gpu must be one or more"),
-        (("--probe-time", "0s", "--", "x"), "must be longer than nothing"),
+        (("--probe-time", "0s", "--", "x"), "must be greater than zero"),
         (("--reuse", "soon", "--", "x"), "'soon' is not a duration"),
         (("--gpu", "7", "--", "x"), "there is no GPU 7 here"),
         (("--source", "rss", "--", "x"), "write it like rss:8GiB"),
@@ -255,7 +255,7 @@ def test_a_preset_with_a_mistake_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("STOKER_CONFIG", str(config))
     refused = stoker("fit", "--preset", "mine", "--", "x")
     assert refused.code == 2
-    assert "the preset 'mine' has no use for 'batch_arguments'" in refused.err
+    assert "the preset 'mine' has an unknown option 'batch_arguments'" in refused.err
 
 
 def fitted_and_run(memory: str, program: str, probe: str, real: str) -> tuple[int, int]:

@@ -90,7 +90,7 @@ def test_gpus_are_listed() -> None:
 
 
 def test_choice_is_explained() -> None:
-    assert "stoker: acme: taken: it reads the GPUs of this machine" in stoker("gpus", "--explain").err
+    assert "stoker: acme: used: it reads the GPUs of this machine" in stoker("gpus", "--explain").err
     assert "acme" in stoker("gpus", "--help").out
     assert "acme" in stoker("gpus", "--source", "nothing").err
 

@@ -253,8 +253,8 @@ def test_explain_says_why_each_source_was_taken_or_left(
 ) -> None:
     nvidia_smi(f"case $1 in *gpu=*) echo '{ROW}';; esac")(nvidia, tmp_path, monkeypatch)
     done = stoker("gpus", "--explain")
-    assert "nvml: left: the library libnvidia-ml.so.1 is not installed" in done.err
-    assert "nvidia-smi: taken: " in done.err
+    assert "nvml: not used: the library libnvidia-ml.so.1 is not installed" in done.err
+    assert "nvidia-smi: used: " in done.err
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_explain_says_why_each_source_was_taken_or_left(
     [
         (["--json", "--watch"], "exclude each other"),
         (["--every", "5s"], "--every goes with --watch or --follow"),
-        (["--follow", "--every", "0s"], "longer than nothing"),
+        (["--follow", "--every", "0s"], "greater than zero"),
         (["--follow", "--every", "often"], "'often' is not a duration"),
         (["--source", "cuda"], "'cuda' is not a source of GPU readings"),
         (["--source", "sim:zero"], "sim:4"),

@@ -97,7 +97,7 @@ def test_all_of_a_tag_go_around_the_one_that_is_named(queue: Store) -> None:
     queue.jobs.move([d], "last")
     done = stoker("move", "before", "d", "--tag", "night", "--json")
     assert {job["id"] for job in done.json()["changed"]} == {c, e}
-    assert [job["why"] for job in done.json()["unchanged"]] == ["it is the job that the others go before"]
+    assert [job["why"] for job in done.json()["unchanged"]] == ["the others go before it"]
     assert order(queue) == "abced"
 
 

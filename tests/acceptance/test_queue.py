@@ -78,8 +78,8 @@ def test_a_check_says_what_is_in_the_queue_and_who_works_on_it(queue: Store) -> 
     assert done.out.splitlines() == [
         f"queue        {queue.place} (SQLite, version {VERSION}), paused",
         "jobs         2 queued, 1 failed",
-        "worker       worker-1 on alpha: 2 GPUs, there",
-        "worker       worker-2 on beta: 1 GPU, last heard of 2h ago",
+        "worker       worker-1 on alpha: 2 GPUs, alive",
+        "worker       worker-2 on beta: 1 GPU, last seen 2h ago",
         "problems     none",
     ]
     told = stoker("queue", "check", "--json").json()

@@ -125,7 +125,7 @@ def test_damaged_lines_are_told_and_the_rest_is_used(night: Path) -> None:
     night.write_bytes(b"".join([*lines[:-1], lines[-1][:20], b"\n"]))
     done = stoker("replay", str(night))
     assert done.code == 0
-    assert f"stoker: 1 damaged line in {night} could not be used" in done.err
+    assert f"stoker: 1 damaged line in {night} skipped" in done.err
     assert "would have fired once" in done.out
 
 
@@ -150,7 +150,7 @@ def test_the_page_is_one_file_that_needs_no_other(night: Path, tmp_path: Path) -
     page = tmp_path / "night.html"
     done = stoker("replay", str(night), "--html", str(page))
     assert done.code == 0
-    assert f"stoker: drawn in {page}" in done.err
+    assert f"stoker: wrote {page}" in done.err
     text = page.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert "GPU 0 and GPU 1 stayed below 1% for 30m." in text
@@ -181,8 +181,8 @@ def test_what_was_just_recorded_can_be_replayed(nvidia: MockMachine, tmp_path: P
         (("empty",), "empty is not a recording of readings"),
         (("begun",), "begun holds no readings yet"),
         (("night", "--gpus", "7"), "in night, there is no GPU 7 here: this machine has 0, 1"),
-        (("night", "--gpus", "mine"), "--gpus mine speaks of a running job"),
-        (("night", "--gpus", "visible"), "--gpus visible speaks of a running job"),
+        (("night", "--gpus", "mine"), "--gpus mine needs a running job"),
+        (("night", "--gpus", "visible"), "--gpus visible needs a running job"),
         (("night", "--for", "10s"), "--for 10s is shorter than --every 1m"),
         (("night", "--for", "0s"), "must be greater than zero"),
         (("night", "--for", "5m", "--every", "10m"), "--for 5m is shorter than --every 10m"),

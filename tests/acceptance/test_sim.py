@@ -157,7 +157,7 @@ def test_faults_are_made_seen_and_mended() -> None:
     fine, lost = json.loads(stoker("gpus", "--json").out)
     assert (fine["state"], lost["state"]) == ("idle", "unknown")
     assert status()["faults"] == [{"kind": "lost", "gpu": 1, "field": None, "seconds": None, "left": None}]
-    assert stoker("sim", "fault", "--clear").out == "mended: GPU 1: lost\n"
+    assert stoker("sim", "fault", "--clear").out == "removed: GPU 1: lost\n"
     assert [gpu["state"] for gpu in json.loads(stoker("gpus", "--json").out)] == ["idle", "idle"]
 
 

@@ -130,13 +130,12 @@ def test_verb_prints_what_its_snapshot_says(
     site: Store,
     tmp_path: Path,
     request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if verb in ("runs", "show"):
         assert stoker("run", "--", "true").code == 0
     if verb == "replay":
         assert stoker("record", "trace", "--every", "100ms", "--for", "250ms").code == 0
-    texts = [_help(words, capsys) for words in _commands_of(verb)]
+    texts = [_help(words) for words in _commands_of(verb)]
     texts += [_typed(line, tmp_path) for line in COMMANDS.get(verb, ())]
     assert_same("\n".join(texts), SNAPSHOTS / f"{verb}.txt", update=request.config.getoption("--update-snapshots"))
 
@@ -145,10 +144,9 @@ def test_general_help_is_as_its_snapshot(
     tmp_path: Path,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = "\n".join([_help([], capsys), _typed("dance", tmp_path), _typed("list --al", tmp_path)])
+    text = "\n".join([_help([]), _typed("dance", tmp_path), _typed("list --al", tmp_path)])
     assert_same(text, SNAPSHOTS / "stoker.txt", update=request.config.getoption("--update-snapshots"))
 
 
@@ -172,10 +170,8 @@ def _commands_of(verb: str) -> Iterator[list[str]]:
         yield from ([verb, name] for name in command.commands)
 
 
-def _help(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """In this process: the help of a command needs nothing but its module."""
-    root_command.main([*words, "--help"], prog_name="stoker", standalone_mode=False)
-    return f"$ stoker {' '.join([*words, '--help'])}\n{capsys.readouterr().out}"
+def _help(words: list[str]) -> str:
+    return f"$ stoker {' '.join([*words, '--help'])}\n{stoker(*words, '--help').out}"
 
 
 def _typed(line: str, directory: Path) -> str:

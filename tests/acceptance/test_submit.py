@@ -293,7 +293,7 @@ def on_a_terminal(*arguments: str) -> str:
 
 
 def test_a_person_is_told_when_no_worker_will_start_it() -> None:
-    assert on_a_terminal("true") == "no worker is there to run it: `stoker work` starts one\r\n"
+    assert on_a_terminal("true") == "no worker is running: `stoker work` starts one\r\n"
     with open_queue() as queue:
         queue.workers.heartbeat("w", "host", View())
         assert on_a_terminal("true") == ""
@@ -347,16 +347,16 @@ def test_odd_commands_are_kept_letter_by_letter(command: str) -> None:
         (("--on-loss", "cry", "true"), "--on-loss"),
         (("--after", "12345678", "true"), "there is no job '12345678'"),
         (("--after-any", "nobody", "true"), "there is no job 'nobody'"),
-        (("--env", "=x", "true"), "names no variable"),
-        (("--env", "NOT_THERE", "true"), "there is no such variable here"),
+        (("--env", "=x", "true"), "is not a variable"),
+        (("--env", "NOT_THERE", "true"), "it is not set here"),
         (("--env", "A=\udcff", "true"), "the variable 'A' is not text in UTF-8"),
         (("--directory", "nowhere", "true"), "place/nowhere is not there"),
         (("--directory", "/etc/passwd", "true"), "/etc/passwd is not a directory"),
         (("--directory", "/\udcff", "true"), "text in UTF-8"),
         (("--pin", "true"), "a pinned job needs a commit to run"),
         (("--batch-size", "0", "true"), "--batch-size"),
-        (("train {batch_size}",), "say by --batch-size how much that is"),
-        (("--", "train", "--bs={batch_size}"), "say by --batch-size how much that is"),
+        (("train {batch_size}",), "set it with --batch-size"),
+        (("--", "train", "--bs={batch_size}"), "set it with --batch-size"),
         (("--for", "1s", "--every", "5s", "true"), "--for 1s is shorter than --every 5s"),
         (("--idle", "maybe", "true"), "--idle"),
         (("--sweep", "lr", "true"), "--sweep: 'lr' is not a sweep"),
@@ -367,7 +367,7 @@ def test_odd_commands_are_kept_letter_by_letter(command: str) -> None:
         (("--from", "/"), "/ cannot be read: Is a directory"),
         (("--from", "/dev/null"), "there is no command in /dev/null"),
         (("--from", "/dev/null", "true"), "leave one of them out"),
-        (("--from", "/dev/zero"), "that is no list of commands"),
+        (("--from", "/dev/zero"), "it is not a list of commands"),
         (("--queue", "mysql://x", "true"), "is not the address of a queue"),
     ],
 )  # fmt: skip
@@ -388,7 +388,7 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(arguments: tuple[str, ...
         (b"echo 1\n\necho \0\n", "line 3 of standard input: a command cannot hold the character NUL"),
         (b"echo 1\n" + b"x" * 2**20, "line 2 of standard input: a command of 1,048,576 bytes in one word is too long"),
         (b"echo 1\n" + b"x" * (WORD + 1), "put it into a script and submit that"),
-        (b"echo 1\ntrain {batch_size}\n", "say by --batch-size"),
+        (b"echo 1\ntrain {batch_size}\n", "set it with --batch-size"),
         (b"\n# only this\n", "there is no command in standard input"),
     ],
     ids=["bytes", "NUL", "1 MiB", "one byte too long", "batch size", "nothing"],

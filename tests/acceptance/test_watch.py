@@ -459,7 +459,7 @@ def test_a_machine_without_gpus_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "give at least one --then, such as --then shutdown"),
+        ((), "Give at least one --then, such as --then shutdown"),
         (("--then", "explode"), "'explode' is not an action"),
         (("--then", "stop"), "'stop' needs the pid of a process"),
         (("--then", "exit", "--repeat"), "--repeat and --then exit exclude each other"),
@@ -471,7 +471,7 @@ def test_a_machine_without_gpus_is_a_sentence(tmp_path: Path) -> None:
         (("--then", "exit", "--gpus", "GPU-nobody"), "'GPU-nobody' is no GPU here"),
         (("--then", "exit", "--require", "3"), "--require 3 can never be: only 2 GPU(s) are watched"),
         (("--then", "exit", "--idle-exit-code", "256"), "--idle-exit-code: '256' is not an exit code"),
-        (("--then", "exit", "--exec-timeout", "0"), "--exec-timeout must be longer than nothing"),
+        (("--then", "exit", "--exec-timeout", "0"), "--exec-timeout must be greater than zero"),
         (("--then", "exit", "--grace", "later"), "--grace: 'later' is not a duration"),
         (("--then", "notify nonsense://x"), "is not a URL that apprise understands"),
     ],

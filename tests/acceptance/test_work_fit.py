@@ -151,7 +151,7 @@ def test_job_is_found_again_while_its_size_is_being_found(site: WorkSite, traine
         (("--fit-with", "--margin lots"), "--margin"),
         (("--fit-with", "--wrong"), "--fit-with: No such option"),
         (("--fit-with", "'"), "cannot be split into words"),
-        (("--fit-with", "more words"), "takes options of `stoker fit`, and 'more' is none"),
+        (("--fit-with", "more words"), "takes options of `stoker fit`: 'more' is not one"),
         (("--fit", "--batch-size", "8"), "leave one of them out"),
         (("--fit", "--gpus", "0"), "needs a GPU"),
     ],

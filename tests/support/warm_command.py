@@ -100,7 +100,7 @@ class WarmCommand:
     def can_run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Whether nobody can tell the difference."""
         return (
-            (arguments[0] in VERBS or arguments[:2] in STATUS)
+            (arguments[0] in VERBS or arguments[:2] in STATUS or (arguments[-1] == "--help" and "--" not in arguments))
             and _read_at_start(environment) == self._at_start
             and len(_request(arguments, environment)) < LARGEST
         )

@@ -9,7 +9,7 @@ def main() -> None:
 
     open_missing()
     if sys.argv[1:] == ["--version"]:
-        # Answered before anything is imported: it is what scripts and completion call most.
+        # Before any import: scripts and completion call it most.
         from stoker.version import __version__
 
         sys.stdout.write(f"stoker {__version__}\n")
@@ -21,7 +21,7 @@ def main() -> None:
         if not hide_passwords(sys.argv[1:]):
             warn(
                 "other users of this machine can see the password in --queue:"
-                " write it into STOKER_QUEUE, stoker.toml or ~/.pgpass instead"
+                " set it in STOKER_QUEUE, stoker.toml or ~/.pgpass instead"
             )
     from stoker.cli.startup import helper_for
 

@@ -1,4 +1,4 @@
-"""The `stoker` command group, and how every verb ends: a code, and one sentence when something was wrong."""
+"""The `stoker` command: its verbs, and how each ends: an exit code, and one sentence on an error."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class VerbModule(NamedTuple):
-    """Where a verb's command is, as `NAME_command` in a module of `stoker.cli`, and its line in `stoker --help`."""
+    """The module of a verb, which has a `NAME_command`, and its line in `stoker --help`."""
 
     module: str
     help: str
@@ -79,14 +79,13 @@ GROUPS: Final = {
 VERBS: Final = {name: verb for group in GROUPS.values() for name, verb in group.items()}
 OWN_FAILURE: Final = 125
 INTERRUPTED: Final = 130
-# A disk without room is the machine's trouble, not a mistake in Stoker.
+# Errors of the machine, not of Stoker: a full disk, and too few processes, memory or descriptors.
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-# Neither is one without processes, memory or descriptors.
 _SHORT: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class Verbs(click.Group):
-    """The verbs, each imported from its module when it is used."""
+    """The verbs, imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(VERBS)
@@ -96,11 +95,11 @@ class Verbs(click.Group):
             return None
         module = importlib.import_module(f"stoker.cli.{VERBS[cmd_name].module}")
         command = getattr(module, f"{cmd_name}_command")
-        assert isinstance(command, click.Command)  # noqa: S101 - a verb without a command is a mistake of ours
+        assert isinstance(command, click.Command)  # noqa: S101 - every verb has one
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[Any]]":
-        """The verbs that begin so, without importing them for their help."""
+        """Completes verbs without importing them."""
         from click.shell_completion import CompletionItem
 
         verbs = [CompletionItem(name, help=verb.help) for name, verb in VERBS.items() if name.startswith(incomplete)]
@@ -118,25 +117,25 @@ class Verbs(click.Group):
 @click.option("--debug", is_flag=True, help="Show tracebacks, and what the helper process prints.")
 @click.pass_context
 def stoker(context: click.Context, config: str | None, debug: bool) -> None:
-    """Keeps GPUs busy, and notices when they are not."""
+    """Keep GPUs busy, and notice when they are not."""
     if config is not None:
         os.environ["STOKER_CONFIG"] = config
     if debug:
         os.environ["STOKER_DEBUG"] = "1"
-    with contextlib.suppress(StokerError):  # whoever needs a state directory says that there is none
-        if (sentence := tighten_home(state_home())) is not None:
-            warn(sentence)
+    with contextlib.suppress(StokerError):  # a verb that needs a state directory reports that
+        if (problem := tighten_home(state_home())) is not None:
+            warn(problem)
     verb = context.invoked_subcommand
     if verb in CONFIGURABLE and (command := stoker.get_command(context, verb)) is not None:
         try:
             context.default_map = {verb: defaults_from_file(verb, command)}
         except BadInputError as error:
-            # Every other code of `stoker run` is the command's own.
+            # All other exit codes of `stoker run` are the command's.
             raise StokerError(str(error), exit_code=OWN_FAILURE if verb == "run" else error.exit_code) from None
 
 
 def run(arguments: list[str], early: Helper | None = None) -> int:
-    """Runs one command line and gives its exit code. No traceback reaches a person who did not ask for it."""
+    """Runs one command line; its exit code. Tracebacks are only for --debug."""
     try:
         result = stoker.main(arguments, prog_name="stoker", standalone_mode=False, obj=early)
         sys.stdout.flush()
@@ -145,7 +144,7 @@ def run(arguments: list[str], early: Helper | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output is gone (`| head`): nothing more to say, and nothing wrong.
+        # The reader of the output has gone (`| head`), which is not an error.
         _discard_output()
         return 0
     except Exception as error:
@@ -156,10 +155,9 @@ def run(arguments: list[str], early: Helper | None = None) -> int:
         if os.environ.get("STOKER_DEBUG"):
             raise
         if isinstance(error, OSError) and error.errno in _SHORT:
-            _say(f"this machine is short of something: {str(error.strerror).lower()}")
+            _say(f"this machine is out of resources: {str(error.strerror).lower()}")
         elif isinstance(error, PermissionError) and error.filename is not None:
-            # Another user's file is no mistake in Stoker either.
-            _say(f"{os.fsdecode(error.filename)}: this user may not use it")
+            _say(f"{os.fsdecode(error.filename)}: permission denied")
         else:
             _say(f"internal error: {type(error).__name__}: {error} (run with --debug and report the traceback)")
         return OWN_FAILURE
@@ -167,30 +165,30 @@ def run(arguments: list[str], early: Helper | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Otherwise Python tries again at exit, and changes the exit code when that fails."""
+    """Otherwise Python flushes again at exit, and changes the exit code when that fails."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refused(error: click.ClickException | StokerError) -> int:
-    """One sentence, and the code that goes with it."""
+    """Prints one sentence; the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
     elif isinstance(error, click.ClickException):
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "stoker"
-        _say(f"{error.format_message().rstrip('.')} (`{command} --help` shows what there is)")
+        _say(f"{error.format_message().rstrip('.')} (see `{command} --help`)")
     else:
         _say(str(error))
     return error.exit_code
 
 
-def _say(sentence: str) -> None:
-    emit(ERROR, f"stoker: {without_passwords(sentence)}\n")
+def _say(message: str) -> None:
+    emit(ERROR, f"stoker: {without_passwords(message)}\n")
 
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(shell: str) -> int:
-    """Print what makes SHELL complete the words of `stoker`: verbs, options, ids and names of jobs, tags.
+    """Print a script that completes `stoker` in SHELL: verbs, options, ids and names of jobs, tags.
 
     \b
     bash   echo 'eval "$(stoker completion bash)"' >> ~/.bashrc
@@ -201,6 +199,6 @@ def completion_command(shell: str) -> int:
 
     root = click.get_current_context().find_root()
     script = get_completion_class(shell)
-    assert script is not None  # noqa: S101 - the three shells are those that click knows
+    assert script is not None  # noqa: S101 - click knows all three
     sys.stdout.write(script(root.command, {}, "stoker", "_STOKER_COMPLETE").source())
     return 0

@@ -1,7 +1,7 @@
-"""The helper that reads GPUs, started before this process has imported what it needs itself.
+"""What happens before the command line is imported: passwords are hidden, and `stoker gpus` starts its helper.
 
-Half of what a person waits for after `stoker gpus` is the helper loading the driver's library, the other half is the
-command line loading its own: done side by side, they wait once. So this module imports next to nothing.
+The helper loads the driver's library while this process loads its own modules, which halves the wait. So this module
+imports next to nothing.
 """
 
 import os
@@ -15,9 +15,9 @@ from stoker.settings_path import config_path
 
 
 def helper_for(arguments: list[str]) -> Helper | None:
-    """A helper for `stoker gpus` when it is plain which source it will ask; None leaves it to the prober.
+    """A helper for `stoker gpus` when its source is clear; None leaves it to the prober.
 
-    Not for `--watch` and `--follow`: they stay, so a helper that shares their memory serves them better.
+    Not for `--watch` and `--follow`: they run long, and a forked helper shares their memory.
     """
     others = ("--source", "-h", "--help", "--watch", "--follow")
     if arguments[:1] != ["gpus"] or any(word.startswith(others) for word in arguments):
@@ -35,9 +35,9 @@ _NOTIFY: Final = re.compile(r"(\bnotify\s+[\w+.-]+://)\S+")
 
 
 def hide_passwords(arguments: list[str]) -> bool:
-    """Takes passwords out of the command line that `ps` shows of this process and its forks; False when it cannot.
+    """Removes passwords from the command line that `ps` shows of this process; False when it cannot.
 
-    `arguments` stay as they are. What follows `--` is the user's own command, and is left to it.
+    What follows `--` is the user's own command, and stays.
     """
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     secret = {os.fsencode(word): os.fsencode(hidden) for word in own if (hidden := _hidden(word)) != word}
@@ -45,7 +45,7 @@ def hide_passwords(arguments: list[str]) -> bool:
         return True
     try:
         shown = Path("/proc/self/cmdline").read_bytes()
-        # What follows the name of the program, which may hold anything: fields 48 and 49 of proc_pid_stat(5).
+        # Fields 48 and 49 of proc_pid_stat(5), after the program's name, which may contain anything.
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
         start, end = int(fields[45]), int(fields[46])
         if start <= 0 or end - start != len(shown):
@@ -58,7 +58,7 @@ def hide_passwords(arguments: list[str]) -> bool:
 
 
 def _hidden(word: str) -> str:
-    """Of where `--then 'notify URL'` goes, every part may be a secret."""
+    """Any part of the URL in `--then 'notify URL'` may be a secret."""
     return without_passwords(_NOTIFY.sub(r"\1…", word))
 
 

@@ -266,7 +266,7 @@ def _refuse_cycles(jobs: Sequence[JobSpec]) -> None:
 def edited(job: Job, changes: Mapping[str, object]) -> JobSpec:
     """The whole of it. Raises for a field that cannot be edited, and for a value outside its limits."""
     if unknown := set(changes) - set(editable()):
-        raise BadInputError(f"a job has no {min(unknown)!r} that could be edited")
+        raise BadInputError(f"a job has no field {min(unknown)!r} to edit")
     try:
         asked = spec_of({**values_of(job), **changes})
     except BadInputError as error:

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the types of what people write in them."""
+"""Options that several verbs share, and the types of their values."""
 
 import os
 import time
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Typed(click.ParamType[Any]):
-    """A value that `parse` understands. Its error becomes one sentence, without click's usage lines around it."""
+    """A value read by `parse`; its error is one sentence, without click's usage lines."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class Typed(click.ParamType[Any]):
 def _positive_duration(text: str) -> float:
     seconds = parse_duration(text)
     if seconds <= 0:
-        raise BadInputError(f"{text!r} must be longer than nothing")
+        raise BadInputError(f"{text!r} must be greater than zero")
     return seconds
 
 
@@ -60,7 +60,7 @@ def source_options(command: F) -> F:
 
 
 def open_prober(source: str | None, deadline: float | None, start: Callable[[str, str], Helper] = spawned) -> Prober:
-    """A prober as the flags, the environment and the configuration file ask for it, in that order.
+    """A prober as set by the options, the environment or the configuration file, in that order.
 
     A verb that starts no threads may pass `start=forked`: the helper then shares its memory.
     """
@@ -71,10 +71,7 @@ def open_prober(source: str | None, deadline: float | None, start: Callable[[str
 
 
 class SteadyRhythm:
-    """Beats at a steady distance, the first one after one distance, for a while or for ever.
-
-    Work that took long shortens the wait for the next beat; beats that were missed are not made up for.
-    """
+    """Ticks at a fixed interval, the first after one interval; missed ticks are skipped."""
 
     def __init__(self, every: float, duration: float | None = None) -> None:
         self._every = every
@@ -94,7 +91,7 @@ CONFIGURABLE: Final = ("run", "watch")
 
 
 def defaults_from_file(verb: str, command: click.Command) -> dict[str, Any]:
-    """What the file says of this verb, by the names that the command's function has for it."""
+    """The verb's table in the configuration file, by parameter name."""
     parameters = {
         option.removeprefix("--"): parameter.name
         for parameter in command.params
@@ -109,7 +106,7 @@ def defaults_from_file(verb: str, command: click.Command) -> dict[str, Any]:
             import difflib
 
             near = difflib.get_close_matches(key, parameters, n=1)
-            hint = f": did you mean {near[0]!r}?" if near else f": it takes what `stoker {verb} --help` lists"
+            hint = f": did you mean {near[0]!r}?" if near else f": `stoker {verb} --help` lists its options"
             raise BadInputError(
                 f"error in the configuration file {config_path(os.environ)}: [{verb}] has no {key!r}{hint}"
             )

@@ -1,4 +1,4 @@
-"""The options of `submit`, `edit` and `feed` that set a job's fields, made from the table of fields."""
+"""Options of `submit`, `edit` and `feed`, made from the table of job fields; and `--fit-with`."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 Verb = Literal["submit", "edit", "feed"]
 
 NONE: Final = "none"
-"""What takes a value away in `edit`."""
+"""The word that removes a value in `edit`."""
 _PREFIX: Final = "field_"
 
 
 class OrNone(click.ParamType[Any]):
-    """A value of another type, or the word that takes the value away."""
+    """A value of another type, or the word that removes it."""
 
     def __init__(self, wanted: click.ParamType[Any]) -> None:
         self.name = wanted.name
@@ -36,7 +36,7 @@ class OrNone(click.ParamType[Any]):
 
 
 def job_options(verb: Verb) -> Callable[[F], F]:
-    """One option for each field that has one, in the order of the table."""
+    """One option per field, in the order of the table."""
 
     def decorate(command: F) -> F:
         for field in reversed(FIELDS.values()):
@@ -48,12 +48,12 @@ def job_options(verb: Verb) -> Callable[[F], F]:
 
 
 def job_values(options: dict[str, Any]) -> dict[str, Any]:
-    """Takes the values of the fields out of a verb's options."""
+    """Removes the values of job fields from a verb's options and returns them."""
     return {name.removeprefix(_PREFIX): options.pop(name) for name in list(options) if name.startswith(_PREFIX)}
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `edit`, with `none` as no value."""
+    """The values of `edit`, with the default in place of `none`."""
     return {name: FIELDS[name].default if value in {NONE, (NONE,)} else value for name, value in values.items()}
 
 
@@ -102,7 +102,9 @@ def _reader(field: JobField) -> Callable[[str], Any]:
 
 def _help(verb: Verb, field: JobField) -> str:
     if verb == "edit":
-        return field.edit_help or (field.help + f" {NONE} for none." if field.default is None else field.help)
+        return field.edit_help or (
+            f"{field.help.removesuffix('.')}, or {NONE}." if field.default is None else field.help
+        )
     text = field.feed_help if verb == "feed" else field.help
     if field.kind is FLAG or field.default in (None, "", ()):
         return text
@@ -117,7 +119,7 @@ def check_share(values: Mapping[str, Any]) -> None:
 def fit_of(
     text: str, retries_oom: int, commands: "Sequence[Command]", batch_size: int | None, gpus: int
 ) -> dict[str, Any]:
-    """What is kept with a job. Refuses what could not be fitted, before it waits for a GPU all night."""
+    """The field `fit` of a job. Refuses now what could not be fitted later."""
     from stoker.fit.model import check_fittable, fit_fields
 
     check_fittable(batch_size, gpus)
@@ -125,7 +127,7 @@ def fit_of(
 
 
 def fit_spec_of(text: str, retries_oom: int) -> "FitSpec":
-    """What `--fit-with` asks for. Its mistakes are told as those of `stoker fit`."""
+    """`--fit-with TEXT`: options of `stoker fit`, parsed by `stoker fit` itself."""
     from stoker.cli.verbs.fit import fit_command
     from stoker.fit.model import FitSpec, Overrides, ProbeOptions, SearchOptions
 
@@ -136,9 +138,9 @@ def fit_spec_of(text: str, retries_oom: int) -> "FitSpec":
     try:
         options = fit_command.make_context("fit", [*words, "--", "command"]).params
     except click.ClickException as error:
-        raise BadInputError(f"--fit-with: {error.format_message()} (`stoker fit --help` shows what there is)") from None
+        raise BadInputError(f"--fit-with: {error.format_message()} (see `stoker fit --help`)") from None
     if options["words"] != ("command",):
-        raise BadInputError(f"--fit-with takes options of `stoker fit`, and {options['words'][0]!r} is none")
+        raise BadInputError(f"--fit-with takes options of `stoker fit`: {options['words'][0]!r} is not one")
     spec = FitSpec(
         search_options=SearchOptions(**{name: options[name] for name in SearchOptions.__struct_fields__}),
         overrides=Overrides(**{name: options[name] for name in Overrides.__struct_fields__}),

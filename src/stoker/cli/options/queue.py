@@ -1,4 +1,4 @@
-"""The queue that a verb works on: `--queue`, or else what the environment and the configuration file say."""
+"""`--queue`, opening the queue, and waiting for its changes."""
 
 import select
 import time
@@ -25,17 +25,17 @@ def queue_option(command: F) -> F:
         "--queue",
         "queue_url",
         metavar="URL",
-        help="A SQLite file or postgresql://… (default: STOKER_QUEUE, then a file of your own).",
+        help="A SQLite file or postgresql://… [STOKER_QUEUE, or a file of yours].",
     )(command)
 
 
 def queue_url_of(option: str | None) -> str | None:
-    """The address that was given anywhere; None means the file in the state directory."""
+    """The address from the option, the environment or the file; None: the file in the state directory."""
     return option or load_settings().queue or None
 
 
 def opened(option: str | None) -> "Store":
-    """The queue that is there."""
+    """An existing queue."""
     from stoker.queue import open_queue
 
     url = queue_url_of(option)
@@ -43,7 +43,7 @@ def opened(option: str | None) -> "Store":
 
 
 def opened_or_created(option: str | None) -> "Store":
-    """For verbs that put something in: a file is created when it is not there, a database must have been prepared."""
+    """For verbs that add jobs: creates a missing file; a database needs `stoker queue init`."""
     from stoker.queue import open_or_create
 
     url = queue_url_of(option)
@@ -51,7 +51,7 @@ def opened_or_created(option: str | None) -> "Store":
 
 
 def _tightened(store: "Store", url: str | None) -> "Store":
-    """Only now, that it is known to be a queue: what else a person named is left as it is."""
+    """Restricts the permissions, now that the file is known to be a queue."""
     from stoker.queue import queue_address
 
     path = queue_address(url).path
@@ -62,14 +62,14 @@ def _tightened(store: "Store", url: str | None) -> "Store":
 
 # The bell may be late in rare cases; nobody minds so short a delay then.
 SLOW_POLL: Final = 2.0
-# A database that restarts needs a few seconds; asking more often does not bring it back.
+# A database needs a few seconds to restart.
 _BETWEEN_TRIES: Final = 1.0
 
 T = TypeVar("T")
 
 
 class Listener:
-    """One person's wait for news of a queue."""
+    """Waits for changes of a queue."""
 
     def __init__(self, store: "Store") -> None:
         self._changes = store.listen()
@@ -83,7 +83,7 @@ class Listener:
         self._changes.close()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for news for so long at the most; whether there may be some."""
+        """Waits for a change, for at most `seconds`; whether there may be one."""
         number = self._changes.fileno()
         if number < 0:
             time.sleep(max(0.0, seconds))
@@ -95,15 +95,15 @@ class Listener:
 
 
 def patiently(question: Callable[[], T], deadline: float | None = None) -> T:
-    """The answer, when the database gives one: what runs goes on without it, so whoever waits does too."""
-    told = False
+    """The answer, once the database gives one: jobs go on without it, so this waits too."""
+    noted = False
     while True:
         try:
             return question()
         except QueueAwayError as error:
             if deadline is not None and time.monotonic() >= deadline:
                 raise
-            if not told:
+            if not noted:
                 note(f"{error}; waiting for it")
-                told = True
+                noted = True
             time.sleep(_BETWEEN_TRIES)

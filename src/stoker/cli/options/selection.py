@@ -1,4 +1,4 @@
-"""Which jobs a verb is about: by id, prefix, name or name of a sweep, or all with a tag or a state; and completion."""
+"""Selecting jobs: by id, prefix, name or sweep, or all with a tag or a state; and shell completion."""
 
 import contextlib
 import importlib
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 # One statement sees one moment: a job that a worker takes between two pages would shift the next page past another.
 PAGE: Final = 100_000
-# Who presses Tab means a job of these days, and more than a screen of them helps nobody.
+# Completion offers recent jobs.
 MOST_COMPLETED: Final = 500
-# A person who presses Tab does not wait for a database that is away.
+# Completion gives up on a database that does not answer.
 COMPLETION_SECONDS: Final = 2.0
 STATES: Final = ("queued", "held", "running", "succeeded", "failed", "cancelled")
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What a person wrote: words for single jobs, or a rule that chooses among all."""
+    """Jobs by name, or a condition on all jobs."""
 
     words: tuple[str, ...] = ()
     tag: str | None = None
@@ -41,19 +41,19 @@ class Selection(msgspec.Struct, frozen=True):
         return self.everything or self.tag is not None or bool(self.states)
 
     def jobs(self, store: "Store", among: tuple["State", ...]) -> list["Job"]:
-        """The jobs that are meant, each once. A rule that names no state means those in the states `among`.
+        """The selected jobs, each once; a condition without a state selects the states `among`.
 
-        A single word that fits no job refuses them all: nothing is half done.
+        One name that fits no job fails the whole selection.
         """
         self._check()
         if not self.by_rule:
-            found = [job for word in self.words for job in _meant_by(store, word, among)]
+            found = [job for word in self.words for job in _named(store, word, among)]
         else:
             found = list(_pages(store, self.states or among, self.tag))
         return list({job.id: job for job in found}.values())
 
     def nothing(self, among: tuple["State", ...]) -> str:
-        """The sentence for a rule that chose nothing."""
+        """The message for a selection without jobs."""
         states = self.states or among
         tagged = f" with the tag {self.tag!r}" if self.tag is not None else ""
         return f"there is no {_any_of(states)} job{tagged}"
@@ -64,15 +64,13 @@ class Selection(msgspec.Struct, frozen=True):
                 f"which jobs? Write their ids or names, or choose by {self.tag_option}, --state or --all"
             )
         if self.words and self.by_rule:
-            raise BadInputError(
-                f"jobs are named, or chosen by {self.tag_option}, --state or --all: both at once is not clear"
-            )
+            raise BadInputError(f"name the jobs, or choose them by {self.tag_option}, --state or --all, not both")
         if self.everything and (self.tag is not None or self.states):
             raise BadInputError(f"--all means every job: leave it out to choose by {self.tag_option} or --state")
 
 
-def _meant_by(store: "Store", word: str, among: tuple["State", ...]) -> list["Job"]:
-    """One job, or those of a sweep in the states `among`: who retries a sweep does not mean what succeeded in it."""
+def _named(store: "Store", word: str, among: tuple["State", ...]) -> list["Job"]:
+    """One job, or those of a sweep in the states `among`: retrying a sweep leaves out what succeeded."""
     trials = store.jobs.trials(word)
     if not trials:
         return [store.jobs.get(word)]
@@ -94,7 +92,7 @@ def _pages(store: "Store", states: tuple["State", ...], tag: str | None) -> Iter
 
 
 class JobName(click.ParamType[str]):
-    """An id, the beginning of one, or a name; a shell completes it with jobs and sweeps in these states, or in any."""
+    """An id, its beginning, or a name; completed with jobs and sweeps in these states, or in any."""
 
     name = "job"
 
@@ -112,14 +110,14 @@ class JobName(click.ParamType[str]):
         from stoker.queue.model import sweep_name
 
         found = _recent(ctx, self._states)
-        ids = [CompletionItem(job.id, help=_in_short(job)) for job in found if job.id.startswith(incomplete)]
+        ids = [CompletionItem(job.id, help=_summary(job)) for job in found if job.id.startswith(incomplete)]
         called = [name for job in found for name in (job.name, sweep_name(job.name))]
         names = dict.fromkeys(name for name in called if name.startswith(incomplete) and _is_a_word(name))
         return [*(CompletionItem(name) for name in names), *ids]
 
 
 class TagName(click.ParamType[str]):
-    """A tag; a shell completes it with those of recent jobs."""
+    """A tag, completed with those of recent jobs."""
 
     name = "tag"
 
@@ -140,40 +138,37 @@ def state_choice() -> click.Choice[str]:
 
 
 def _recent(context: click.Context, states: tuple["State", ...]) -> list["Job"]:
-    """The newest jobs of the queue that the line so far means. Nothing when it cannot be read, or not soon enough."""
+    """The newest jobs of the queue that the command line names; none when it cannot be read in time."""
     from stoker.cli.options.queue import opened
     from stoker.errors import StokerError
 
     _use_configuration(context)
-    # What is waited for is the queue, not this machine's disk: what reads it is loaded before the clock starts.
+    # The time limit is for the queue: imports come before it.
     importlib.import_module("stoker.queue.sqlite")
-    _give_up_soon()
+    _limit_time()
     with contextlib.suppress(StokerError, OSError), opened(context.params.get("queue_url")) as store:
         return store.jobs.find(states=states, limit=MOST_COMPLETED)
     return []
 
 
 def _use_configuration(context: click.Context) -> None:
-    """`stoker --config FILE …`: the group itself is not called while a line is completed."""
+    """`stoker --config FILE …`: click does not call the group during completion."""
     if config := context.find_root().params.get("config"):
         os.environ["STOKER_CONFIG"] = config
 
 
-def _give_up_soon() -> None:
-    """Ends this process after a while without a word: it is there for nothing but the completion.
-
-    An exception would not do: drivers try one thing after another while they are imported, and swallow what goes wrong.
-    """
+def _limit_time() -> None:
+    """Ends this process after the time limit. Not by an exception: database drivers swallow those while importing."""
     signal.signal(signal.SIGALRM, lambda _number, _frame: os._exit(0))
     signal.setitimer(signal.ITIMER_REAL, COMPLETION_SECONDS)
 
 
 def _is_a_word(text: str) -> bool:
-    """Whether a shell takes it as it stands; bash takes a colon for the end of a word."""
+    """Whether it needs no quoting; in bash a colon ends a word."""
     return bool(text) and shlex.quote(text) == text and ":" not in text
 
 
-def _in_short(job: "Job") -> str:
+def _summary(job: "Job") -> str:
     from stoker.queue.commands import shell_text
 
     command = shell_text(job.command)

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 AMONG: Final[tuple["State", ...]] = ("queued", "held")
 _WORDS: Final = "stoker.cli.verbs.edit.words"
-# Options of the idle policy and fields of the job may have the same name.
+# An option of a rule and a field of the job may have the same name.
 _RULE: Final = "rule_"
-RUNNING: Final = "it is running: it can be edited when it has ended"
-SO_ALREADY: Final = "it is so already"
+RUNNING: Final = "it is running; it can be edited after it has ended"
+SAME_ALREADY: Final = "it already has these values"
 
 
 class _EditCommand(click.Command):
-    """What stands behind -- is the command, and no jobs."""
+    """The words after -- are the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         before = args
         if "--" in args:
             before, words = args[: args.index("--")], args[args.index("--") + 1 :]
             if not words:
-                raise BadInputError("there is no command behind --: write it like `stoker edit JOB -- python train.py`")
+                raise BadInputError("there is no command after --: write it like `stoker edit JOB -- python train.py`")
             ctx.meta[_WORDS] = words[0] if len(words) == 1 else tuple(words)
         return super().parse_args(ctx, before)
 
@@ -52,29 +52,29 @@ class _EditCommand(click.Command):
 
 @click.command("edit", cls=_EditCommand)
 @request_options(*AMONG, tag_option="--tagged")
-@click.option("--command", metavar="TEXT", help="What it runs, as text for the shell.")
+@click.option("--command", metavar="TEXT", help="The command, as text for the shell.")
 @job_options("edit")
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set this variable too.")
-@click.option("--no-env", "unset", multiple=True, metavar="NAME", help="Do not set this variable any more.")
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set this variable (repeatable).")
+@click.option("--no-env", "unset", multiple=True, metavar="NAME", help="Remove this variable.")
 @click.option("--directory", metavar="DIR", help="Where it runs.")
 @policy_options_with(flags={"--after": "--idle-after"})
-@click.option("--from", "file", metavar="FILE", help="Take it from a text as the editor shows it.")
+@click.option("--from", "file", metavar="FILE", help="Read the changes from a text like the editor's.")
 @click.pass_context
 def edit_command(context: click.Context, /, request: Request, file: str | None, **options: Any) -> int:
-    """Change what jobs ask for, unless they run. Without options, on a terminal, $EDITOR opens on the job.
+    """Change what jobs ask for, unless they are running. Without options, on a terminal, $EDITOR opens on the job.
 
-    JOB is an id, the beginning of one, or the name of a job or a sweep. What no option names stays as it is. COMMAND is
-    what it runs instead, as with `stoker submit`: one word is text for the shell.
+    JOB is an id, the beginning of an id, or the name of a job or sweep. Fields without an option keep their value.
+    COMMAND replaces the command, as in `stoker submit`: one word is text for the shell.
     """
     typed = {name: options[name] for name in options if _was_typed(context, name)}
     rule = {f"{_RULE}{name}": typed.pop(name) for name in setting_keys() if name in typed}
     given = without_none(job_values(typed)) | typed | rule
     if (words := context.meta.get(_WORDS)) is not None:
         if "command" in given:
-            raise BadInputError("the command is either in --command or behind --: leave one of them out")
+            raise BadInputError("the command is in --command and after --: leave one of them out")
         given["command"] = words
     if file is not None and given:
-        raise BadInputError("what is to be changed stands either in --from or in the options: leave one of them out")
+        raise BadInputError("the changes are in --from and in options: leave one of them out")
     with opened(request.queue_url) as store:
         jobs = request.selection.jobs(store, AMONG)
         if not given:
@@ -91,7 +91,7 @@ def _was_typed(context: click.Context, name: str) -> bool:
 def _edited(
     store: "Store", jobs: list["Job"], changes: Mapping[str, Mapping[str, object]], request: Request
 ) -> ChangeReport:
-    """All of them at once: a mistake in one leaves all as they are."""
+    """All at once: an error in one leaves all as they are."""
     wanted = {job.id: changes[job.id] for job in jobs if changes.get(job.id)}
     for job in jobs:
         if job.id in wanted:
@@ -99,7 +99,7 @@ def _edited(
     done = set(wanted if request.dry_run else store.jobs.edit_many(wanted))
     changed = [Changed(job.id, job.name, f"edited ({_fields(wanted[job.id])})") for job in jobs if job.id in done]
     unchanged = [
-        Unchanged(job.id, job.name, SO_ALREADY if changes.get(job.id) == {} else RUNNING)
+        Unchanged(job.id, job.name, SAME_ALREADY if changes.get(job.id) == {} else RUNNING)
         for job in jobs
         if job.id not in done
     ]
@@ -117,7 +117,7 @@ def _check(job: "Job", wanted: Mapping[str, Any]) -> None:
 
 
 def _changes(store: "Store", job: "Job", given: Mapping[str, Any]) -> dict[str, object]:
-    """What the options change in this job, by the names of its fields."""
+    """What the options change in this job, by field."""
     wanted: dict[str, object] = {name: given[name] for name in FIELDS if name in given}
     for name in wanted.keys() & {"after", "after_any"}:
         wanted[name] = store.jobs.ids_of(given[name])
@@ -135,21 +135,21 @@ def _environment(job: "Job", given: Mapping[str, Any]) -> dict[str, str]:
     environment = dict(job.environment)
     for name in given.get("unset", ()):
         if environment.pop(name, None) is None:
-            raise BadInputError(f"--no-env {name}: job {job.id} sets no such variable")
+            raise BadInputError(f"--no-env {name}: job {job.id} does not set it")
     for written in given.get("variables", ()):
         name, equals, value = written.partition("=")
         if not name or not equals or "\0" in written:
-            raise BadInputError(f"--env {written!r} sets no variable: write NAME=VALUE")
+            raise BadInputError(f"--env {written!r} is not a variable: write NAME=VALUE")
         environment[name] = value
     return environment
 
 
 def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | None) -> int:
-    """Takes the changes from a file, or lets a person write them."""
+    """Reads the changes from a file or from the editor."""
     if file is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise BadInputError("what is to be changed? Say it by an option such as --priority 5 (there is no terminal)")
+        raise BadInputError("what is to be changed? Use an option such as --priority 5 (there is no terminal)")
     if len(jobs) != 1:
-        raise BadInputError(f"a text is the text of one job, and {len(jobs)} are meant: change several by options")
+        raise BadInputError(f"a text describes one job, not {len(jobs)}: change several with options")
     (job,) = jobs
     if job.state == "running":
         report = _edited(store, jobs, {}, request)
@@ -158,23 +158,23 @@ def _as_text(store: "Store", jobs: list["Job"], request: Request, file: str | No
     try:
         report = _edited(store, jobs, {job.id: changes_in(text, job)}, request)
     except BadInputError as error:
-        where = file or kept(job, text)
+        where = file or keep_text(job, text)
         raise BadInputError(
             f"{error}; nothing was changed, and your text is in {where}: "
-            f"`stoker edit {job.id} --from {where}` takes it when it is mended"
+            f"correct it and run `stoker edit {job.id} --from {where}`"
         ) from None
     return print_job_changes(report, "edited", request, AMONG)
 
 
-# How a job is fitted is nested: `submit --fit-with` sets it, and `batch_size` replaces it.
+# `fit` is nested: `submit --fit-with` sets it, and `batch_size` replaces it.
 _NOT_AS_TEXT: Final = ("fit",)
 OFF: Final = "off"
-"""What stands for no value in a policy: TOML has none."""
+"""No value in a policy: TOML has no null."""
 
 
 def written(job: "Job") -> str:
-    """The text: what has no value stands there as a comment with an example."""
-    lines = [f"# Job {job.id}, {job.state}. A line that is taken out goes back to its default."]
+    """The job as TOML; a field without a value is a comment with an example."""
+    lines = [f"# Job {job.id}, {job.state}. A line that you remove returns to its default."]
     tables = []
     for field in _as_text_fields():
         value = field.value(job)
@@ -188,14 +188,14 @@ def written(job: "Job") -> str:
 
 
 def changes_in(text: str, job: "Job") -> dict[str, object]:
-    """The fields that the text gives another value than the job has."""
+    """The fields that the text changes."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BadInputError(f"that is not TOML: {error}") from None
+        raise BadInputError(f"this is not TOML: {error}") from None
     known = {field.name: field for field in _as_text_fields()}
     if unknown := values.keys() - known.keys():
-        raise BadInputError(f"a job has no {min(unknown)!r} that could be edited")
+        raise BadInputError(f"a job has no field {min(unknown)!r} to edit")
     asked = spec_of({name: _plain(known[name], value) for name, value in values.items()})
     return {name: field.value(asked) for name, field in known.items() if field.value(asked) != field.value(job)}
 
@@ -205,7 +205,7 @@ def _as_text_fields() -> list[JobField]:
 
 
 def _plain(field: JobField, value: object) -> object:
-    """The value of a field, where it was written with a unit."""
+    """The value of a field, read with its unit."""
     if field.name == "policy" and isinstance(value, dict):
         return {key: None if each == OFF else each for key, each in value.items()}
     if not field.kind.has_unit or not isinstance(value, str):
@@ -217,7 +217,7 @@ def _plain(field: JobField, value: object) -> object:
 
 
 def _in_toml(field: JobField, value: Any) -> str:
-    """With its unit where that says exactly the same."""
+    """With its unit where that is exact."""
     if field.kind.has_unit:
         written = field.kind.write(value)
         return _string(written) if field.kind.read(written) == value else repr(value)
@@ -240,18 +240,18 @@ def _scalar(value: str | float | bool | None) -> str:
 
 
 def _several_lines(text: str) -> str:
-    """As it is, between the quotes in which TOML leaves everything alone; if it holds these, in one line."""
+    """As a literal multi-line string, or in one line where TOML does not allow that."""
     odd = any((ord(letter) < 32 and letter not in "\n\t") or ord(letter) == 127 for letter in text)
     return _string(text) if odd or "'''" in text or text.endswith("'") else f"'''\n{text}'''"
 
 
 def _string(text: str) -> str:
-    """JSON's way to write a string is also TOML's, but for the one character that JSON does not escape."""
+    """A JSON string is a TOML string, except for DEL, which JSON does not escape."""
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
 
 
 def edited_text(job: "Job") -> str:
-    """What is in the text after the editor was closed."""
+    """The text after the editor was closed."""
     path = _file(job, written(job))
     try:
         _open(path)
@@ -265,8 +265,8 @@ def edited_text(job: "Job") -> str:
     return text
 
 
-def kept(job: "Job", text: str) -> str:
-    """Where the text was put, for the person to mend it."""
+def keep_text(job: "Job", text: str) -> str:
+    """Keeps the text in a file; its path."""
     return str(_file(job, text))
 
 
@@ -291,6 +291,6 @@ def _open(path: Path) -> None:
     try:
         ended = subprocess.run([*shlex.split(chosen), str(path)], check=False)
     except (OSError, ValueError):
-        raise StokerError(f"the editor {chosen!r} cannot be started: set EDITOR to one that is there") from None
+        raise StokerError(f"the editor {chosen!r} cannot be started: set EDITOR to an installed editor") from None
     if ended.returncode != 0:
         raise StokerError(f"the editor {chosen!r} ended with code {ended.returncode}")

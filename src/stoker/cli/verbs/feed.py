@@ -1,4 +1,4 @@
-"""`stoker feed`: take jobs from a text file or a Google Sheet, as they are written there."""
+"""`stoker feed`: take jobs from a text file or a Google Sheet."""
 
 import os
 from collections.abc import Callable
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from stoker.feeds.rows import Layout
 
 F = TypeVar("F", bound=Callable[..., Any])
-# Where a house sends its requests to Google through.
+# A proxy for requests to Google.
 SHEETS_URL: Final = "STOKER_SHEETS_URL"
-# Google lets one account read a sheet 60 times a minute; a turn of the feed reads it once.
+# Google allows an account 60 reads of a sheet a minute.
 SHORTEST_TURN: Final = 1.0
 
 
@@ -30,22 +30,22 @@ def _columns(text: str) -> Any:
 
 
 def feed_options(command: F) -> F:
-    """What every job of a feed asks for."""
+    """The options of both feeds."""
     options = (
-        click.option("--fit", "fits", is_flag=True, help="Find the largest batch size that fits for each first."),
-        click.option("--fit-with", metavar="TEXT", help="The same with options of `stoker fit`, in one word."),
+        click.option("--fit", "fits", is_flag=True, help="Find the largest batch size that fits each job."),
+        click.option("--fit-with", metavar="TEXT", help="--fit with options of `stoker fit`."),
         click.option(
             "--retries-oom",
             type=click.IntRange(0),
             default=2,
             metavar="N",
-            help="With --fit: start it again, smaller, when it runs out of memory later [2].",
+            help="With --fit: retries with a smaller batch when out of memory [2].",
         ),
         click.option(
-            "--append", default="", metavar="TEXT", help="Put this behind each command, such as --version={id}."
+            "--append", default="", metavar="TEXT", help="Append this to each command, such as --version={id}."
         ),
-        click.option("--directory", metavar="DIR", help="Where they run [here]."),
-        click.option("--once", is_flag=True, help="Take what is there and end, for cron."),
+        click.option("--directory", metavar="DIR", help="Working directory [here]."),
+        click.option("--once", is_flag=True, help="Take the present lines or rows and exit, for cron."),
         queue_option,
     )
     for option in reversed(options):
@@ -55,25 +55,25 @@ def feed_options(command: F) -> F:
 
 @click.group("feed")
 def feed_command() -> None:
-    """Take jobs from a text file or a Google Sheet: what is written there becomes a job, once."""
+    """Take jobs from a text file or a Google Sheet; each line or row becomes a job once."""
 
 
-@feed_command.command("file")
+@feed_command.command("file", short_help="Take jobs from a text file.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
-    "--finished", type=click.Path(path_type=Path), metavar="FILE", help="Append commands that succeeded to it."
+    "--finished", type=click.Path(path_type=Path), metavar="FILE", help="Append commands that succeeded to this file."
 )
 @click.option("--as", "name", metavar="NAME", help="Remember lines under this name instead of the file's path.")
 @feed_options
 def file_command(
     path: Path, finished: Path | None, name: str | None, once: bool, queue_url: str | None, **asked: Any
 ) -> int:
-    """Every line that is or will be in PATH becomes a job, once; blank lines and # comments are skipped."""
+    """Submit each line of PATH once, also lines added later; blank lines and # comments are skipped."""
     from stoker.feeds.intake import FeedLog
     from stoker.feeds.text_file import FileFeed, FinishedFile
 
     if name == "":
-        raise BadInputError("--as wants a name: leave it out to use the file's path")
+        raise BadInputError("--as needs a name: leave it out to use the file's path")
     if finished is not None:
         _check_finished(path, finished)
     feed = FileFeed(
@@ -96,23 +96,23 @@ def file_command(
 
 def _check_finished(path: Path, finished: Path) -> None:
     if finished.resolve() == path.resolve():
-        raise BadInputError(f"{finished} cannot be both: what is finished would be taken as new")
+        raise BadInputError(f"{finished} is the file of jobs: finished commands would be submitted again")
     if finished.is_dir() or not finished.absolute().parent.is_dir():
-        raise BadInputError(f"{finished} cannot be a file for finished commands: there is no such place")
+        raise BadInputError(f"{finished} cannot be written: it is a directory, or its directory does not exist")
 
 
-@feed_command.command("sheet")
+@feed_command.command("sheet", short_help="Take jobs from a Google Sheet.")
 @click.argument("key")
 @click.option(
     "--credentials",
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
-    help="The service account's key, JSON.",
+    help="The key of the service account (JSON).",
 )
-@click.option("--worksheet", metavar="TITLE", help="Which one [the first].")
-@click.option("--counter", default="B1", metavar="CELL", help="Says the number of the next row to take [B1].")
-@click.option("--commands", default="C", metavar="COLUMN", help="Has one command per row [C].")
+@click.option("--worksheet", metavar="TITLE", help="Which worksheet [the first].")
+@click.option("--counter", default="B1", metavar="CELL", help="The cell with the number of the next row [B1].")
+@click.option("--commands", default="C", metavar="COLUMN", help="The column of commands [C].")
 @click.option("--first-row", type=click.IntRange(1), default=3, metavar="N", help="The first row with a command [3].")
 @click.option(
     "--write-back",
@@ -120,9 +120,9 @@ def _check_finished(path: Path, finished: Path) -> None:
     type=Typed("columns", _columns),
     default="state=D,gpu=E,id=F,link=G",
     metavar="COLUMNS",
-    help="What is written beside each row, or off [state=D,gpu=E,id=F,link=G].",
+    help="What to write into each row, or off [state=D,gpu=E,id=F,link=G].",
 )
-@click.option("--every", type=DURATION, default="15s", metavar="DURATION", help="How often to look at the sheet [15s].")
+@click.option("--every", type=DURATION, default="15s", metavar="DURATION", help="How often to read the sheet [15s].")
 @feed_options
 def sheet_command(
     key: str,
@@ -137,13 +137,11 @@ def sheet_command(
     queue_url: str | None,
     **asked: Any,
 ) -> int:
-    """Rows of the Google Sheet KEY become jobs, each once, and what becomes of these is written beside them."""
+    """Submit each row of the Google Sheet KEY once, and write the state of its job into the row."""
     from stoker.feeds.rows import parse_layout
 
     if every < SHORTEST_TURN:
-        raise BadInputError(
-            f"--every must be at least {SHORTEST_TURN:g}s: Google allows no more than one look a second"
-        )
+        raise BadInputError(f"--every must be at least {SHORTEST_TURN:g}s: Google allows one read a second")
     layout = parse_layout(counter, commands, first_row, columns)
     feed = _sheet_feed(credentials, key, worksheet, layout, _intake(asked), queue_url)
     try:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 @click.group("fill", invoke_without_command=True)
-@click.option("--config", "file", metavar="FILE", help="An INI file of gpu_mon's, or a TOML file [stoker.toml].")
-@click.option("--check", is_flag=True, help="Say what is wrong with the configuration, and start nothing.")
+@click.option("--config", "file", metavar="FILE", help="A TOML file, or an INI file of gpu_mon [stoker.toml].")
+@click.option("--check", is_flag=True, help="Check the configuration, and start nothing.")
 @source_options
 @click.pass_context
 def fill_command(
     context: click.Context, file: str | None, check: bool, source: str | None, deadline: float | None
 ) -> int | None:
-    """Run background programs on idle GPUs, and stop each the instant somebody else needs its GPU."""
+    """Run background programs on idle GPUs, and stop each as soon as someone else needs its GPU."""
     if context.invoked_subcommand is not None:
         return None
     from stoker.fill.checkup import hints
@@ -44,10 +44,10 @@ def fill_command(
         return _fill(config, prober)
 
 
-@fill_command.command("status")
+@fill_command.command("status", short_help="Show what runs in the background on each GPU.")
 @json_option()
 def status(as_json: bool) -> int:
-    """Show what runs in the background on each GPU, why or why not, and what was given so far."""
+    """Show what runs in the background on each GPU, why or why not, and the GPU-hours so far."""
     import socket
 
     from stoker.fill.status import StatusFile
@@ -58,7 +58,7 @@ def status(as_json: bool) -> int:
     if as_json:
         print_json({"running": alive, "status": found})
     elif found is None:
-        sys.stdout.write("nothing was ever filled here: `stoker fill` does it\n")
+        sys.stdout.write("`stoker fill` has never run here\n")
     else:
         _print(found, alive)
     return 0 if alive else 1
@@ -77,7 +77,7 @@ def _fill(config: "FillConfig", prober: "Prober") -> int:
 
 
 def _checked(file: str | None, prober: "Prober") -> "tuple[FillConfig, Sequence[Gpu] | None]":
-    """The configuration and the GPUs, None where they cannot be read: mistakes about both are told together."""
+    """The configuration and the GPUs, None where they cannot be read: errors in both are reported together."""
     from stoker.fill.checkup import checked
     from stoker.fill.config_files import find_config
     from stoker.gpus.source import AbsentError
@@ -124,4 +124,4 @@ def _print(found: "FillStatus", alive: bool) -> None:
     for remark in found.notes:
         sys.stdout.write(f"note: {remark}\n")
     if not alive:
-        sys.stdout.write(f"`{found.owner}` is not running: this is what it left\n")
+        sys.stdout.write(f"`{found.owner}` is not running: this is its last state\n")

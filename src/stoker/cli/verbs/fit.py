@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ANY_AGE: Final = "36500d"
-# Options that are about one call of the command, not about the training that a preset is for.
+# Options of one call, not of the training that a preset describes.
 _NOT_IN_PRESETS: Final = ("preset", "json", "gpu", "source", "deadline", "refit")
 
 
 def _use_preset(context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
-    """Makes defaults of what the preset sets: what was typed beside it wins."""
+    """Makes the preset's values the defaults; options on the command line win."""
     from stoker.fit.model import find_preset
 
     if name is None:
@@ -45,7 +45,9 @@ def _use_preset(context: click.Context, _parameter: click.Parameter, name: str |
     for key, value in find_preset(name, load_settings().fit).items():
         parameter_name = parameters.get(key.replace("_", "-"))
         if parameter_name is None:
-            raise BadInputError(f"the preset {name!r} has no use for {key!r}: it takes {', '.join(sorted(parameters))}")
+            raise BadInputError(
+                f"the preset {name!r} has an unknown option {key!r}: it takes {', '.join(sorted(parameters))}"
+            )
         found[parameter_name] = str(value)
     context.default_map = found
     return name
@@ -54,9 +56,9 @@ def _use_preset(context: click.Context, _parameter: click.Parameter, name: str |
 @click.command(
     "fit",
     context_settings={"allow_interspersed_args": False},
-    epilog="One word is text for the shell, several are a command that needs none. The size goes where {batch_size} is "
-    "in the command, or into --batch-env, or by --batch-arg. The size alone is printed; what is done goes to "
-    "standard error.",
+    epilog="One word is text for the shell, several words are run without a shell. The size replaces {batch_size} in "
+    "the command, or is set by --batch-env or --batch-arg. Only the size is printed; progress goes to standard "
+    "error.",
 )
 @click.option("--batch-arg", "argument", metavar="TEXT", help="Append this with the size in {} [--batch_size={}].")
 @click.option("--batch-env", "variable", metavar="NAME", help="Put the size into this environment variable instead.")
@@ -65,34 +67,38 @@ def _use_preset(context: click.Context, _parameter: click.Parameter, name: str |
     "probe_arguments",
     default="",
     metavar="TEXT",
-    help="Append this to probes: a short run, no logging.",
+    help="Append this to probes, for a short run without logging.",
 )
-@click.option("--probe-time", type=DURATION, default="120s", metavar="DURATION", help="A probe's longest time [120s].")
-@click.option("--probe-until", metavar="REGEX", help="A probe has shown enough when it prints this.")
+@click.option("--probe-time", type=DURATION, default="120s", metavar="DURATION", help="Time limit of a probe [120s].")
+@click.option("--probe-until", metavar="REGEX", help="End a probe when it prints this.")
 @click.option(
     "--flat-for", type=DURATION, default="20s", metavar="DURATION",
-    help="… or when its memory stayed for this long, or over 5 steps that it printed [20s].",
+    help="… or when its memory is constant for this long or 5 printed steps [20s].",
 )  # fmt: skip
 @click.option("--base", type=int, default=8, metavar="N", help="Try this size first [8].")
 @click.option("--multiple", type=int, default=8, metavar="N", help="Answer with a multiple of this [8].")
 @click.option("--max", "most", type=int, default=4096, metavar="N", help="Answer with no more than this [4096].")
-@click.option("--margin", type=FRACTION, default="10%", metavar="PERCENT", help="Leave so much memory free [10%].")
-@click.option("--per-gpu", type=int, default=1, metavar="K", help="So many such runs will share the GPU [1].")
-@click.option("--effective", type=int, metavar="N", help="The batch in all: {accumulate} is how many steps make it up.")
 @click.option(
-    "--prefer", type=click.Choice(["largest", "fastest"]), default="largest", help="What to answer [largest]."
+    "--margin", type=FRACTION, default="10%", metavar="PERCENT", help="Leave this share of the memory free [10%]."
 )
-@click.option("--rate", metavar="REGEX", help="Finds the throughput in the output, as its first group.")
+@click.option("--per-gpu", type=int, default=1, metavar="K", help="This number of such runs will share the GPU [1].")
+@click.option(
+    "--effective", type=int, metavar="N", help="Effective batch size; {accumulate} is the number of steps for it."
+)
+@click.option(
+    "--prefer", type=click.Choice(["largest", "fastest"]), default="largest", help="Which size to choose [largest]."
+)
+@click.option("--rate", metavar="REGEX", help="Matches the throughput in the output (first group).")
 @click.option(
     "--preset", metavar="NAME", is_eager=True, callback=_use_preset, expose_value=False,
-    help="Options by name: nanogpt, or [fit.NAME] of stoker.toml.",
+    help="A preset: nanogpt, or [fit.NAME] of stoker.toml.",
 )  # fmt: skip
 @click.option(
     "--reuse", type=DURATION, is_flag=False, flag_value=_ANY_AGE, metavar="[DURATION]",
-    help="Take what was found before, if it is not older.",
+    help="Use an earlier result, if it is not older.",
 )  # fmt: skip
-@click.option("--refit", is_flag=True, help="Find it anew all the same.")
-@click.option("--gpu", metavar="GPU", help="The GPU to fit to, by number or uuid [the first that is visible].")
+@click.option("--refit", is_flag=True, help="Ignore earlier results.")
+@click.option("--gpu", metavar="GPU", help="The GPU, by number or uuid [the first visible one].")
 @source_options
 @json_option("Print the model, the probes and the prediction as JSON.")
 @click.argument("words", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
@@ -159,7 +165,7 @@ def _fitter(request: "FitRequest", gpu: str | None, prober: "Prober", check: Cal
 
 
 def _on(typed: str, request: "FitRequest", prober: "Prober") -> "FitRequest":
-    """The same for this GPU, which is then the only one that the command sees."""
+    """The request for this GPU only."""
     from msgspec.structs import replace
 
     from stoker.gpus.visible import select_gpus, set_visible_gpus
@@ -190,7 +196,7 @@ def _key(request: "FitRequest", fitter: "Fitter") -> "Key":
 
 
 def _learned(request: "FitRequest", key: "Key") -> "FitRequest":
-    """The request, without sizes with which a real run has run out of memory."""
+    """The request without sizes that ran out of memory in a real run."""
     from msgspec.structs import replace
 
     from stoker.fit.cache import FitCache, learned
@@ -203,7 +209,7 @@ def _learned(request: "FitRequest", key: "Key") -> "FitRequest":
 
 
 def _recall(key: "Key", oldest: float, fitter: "Fitter") -> "CachedFit | None":
-    """What was found before, unless it is too old or does not fit what is free now."""
+    """An earlier result, unless it is too old or does not fit the memory that is free now."""
     from stoker.fit.cache import FitCache
     from stoker.paths import state_home
     from stoker.units import format_duration, format_memory

@@ -1,4 +1,4 @@
-"""`stoker gpus`: what this machine's GPUs are doing, for a person or as JSON."""
+"""`stoker gpus` and `stoker record`: readings as a table, as JSON, or in a file."""
 
 import contextlib
 import signal
@@ -20,11 +20,11 @@ from stoker.units import format_duration
 
 @click.command("gpus")
 @json_option("Print a JSON list of GPUs.")
-@click.option("--watch", is_flag=True, help="Show it live until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Show the table live until Ctrl-C.")
 @click.option("--follow", is_flag=True, help="Print one JSON line per look until Ctrl-C.")
 @click.option("--every", type=DURATION, metavar="DURATION", help="Time between looks with --watch or --follow [1s].")
 @click.option("--gpus", "chosen", metavar="GPUS", default="all", help="Only these: 0,2 or 0-3 or uuids [all].")
-@click.option("--explain", is_flag=True, help="Say why each source of readings was taken or left.")
+@click.option("--explain", is_flag=True, help="Say why each source of readings was used or not.")
 @source_options
 def gpus_command(
     as_json: bool,
@@ -59,7 +59,7 @@ def gpus_command(
 
 
 def looks_of(prober: Prober, first: Look, chosen: str, rhythm: SteadyRhythm) -> Iterator[Look]:
-    """The look that was had already, then one at every beat."""
+    """The first look, then one per tick."""
     yield first
     for _ in rhythm:
         yield _narrowed(prober.look(), chosen)
@@ -109,7 +109,7 @@ def _show_table(look: Look) -> int:
 
 
 def _code(look: Look) -> int:
-    """GPUs that could not be read are shown, and told as a failure too: scripts must not take them for idle."""
+    """GPUs that cannot be read are a failure too: scripts must not take them for idle."""
     if look.problem:
         raise StokerError(f"the GPUs cannot be read: {look.problem.reason}")
     if look.note:
@@ -119,16 +119,16 @@ def _code(look: Look) -> int:
 
 def _explain(choices: tuple[Choice, ...]) -> None:
     for choice in choices:
-        note(f"{choice.source}: {'taken' if choice.taken else 'left'}: {choice.reason}")
+        note(f"{choice.source}: {'used' if choice.taken else 'not used'}: {choice.reason}")
 
 
 @click.command("record")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--every", type=DURATION, default="5s", metavar="DURATION", help="Time between looks [5s].")
-@click.option("--for", "duration", type=DURATION, metavar="DURATION", help="Stop by itself after this long.")
+@click.option("--for", "duration", type=DURATION, metavar="DURATION", help="Stop after this long.")
 @source_options
 def record_command(file: Path, every: float, duration: float | None, source: str | None, deadline: float | None) -> int:
-    """Append readings of all GPUs to FILE until Ctrl-C. What is in the file survives a crash at any moment."""
+    """Append readings of all GPUs to FILE until Ctrl-C. A crash loses at most the last one."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     looks = 0
     with open_prober(source, deadline, start=forked) as prober:

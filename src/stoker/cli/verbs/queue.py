@@ -30,9 +30,9 @@ class QueueWorker(msgspec.Struct, frozen=True):
     gpus: int
     paused: bool
     there: bool
-    """Whether it was heard of in time."""
+    """Whether its heartbeat is recent."""
     silent: float
-    """Seconds since it was heard of."""
+    """Seconds since its last heartbeat."""
     problem: str | None
 
 
@@ -72,11 +72,11 @@ def init(as_json: bool, queue_url: str | None) -> int:
     return 0
 
 
-@queue_command.command("check", short_help="Say what is in the queue, and what is wrong with it.")
+@queue_command.command("check", short_help="Show the state of the queue, and any damage.")
 @json_option()
 @queue_option
 def check(as_json: bool, queue_url: str | None) -> int:
-    """Say what is in the queue and who works on it, and look for damage; the exit code is 1 when something is wrong."""
+    """Show the queue's jobs and workers, and look for damage; the exit code is 1 when something is wrong."""
     with opened(queue_url) as store:
         health = _health(store)
     if as_json:
@@ -136,10 +136,10 @@ def _text(health: QueueHealth) -> str:
 
 
 def _worker_line(worker: QueueWorker) -> str:
-    heard = "there" if worker.there else f"last heard of {format_duration(round(worker.silent))} ago"
+    seen = "alive" if worker.there else f"last seen {format_duration(round(worker.silent))} ago"
     notes = [
         count_of(worker.gpus, "GPU"),
-        heard,
+        seen,
         *(["paused"] if worker.paused else []),
         *([worker.problem] if worker.problem else []),
     ]
@@ -152,7 +152,7 @@ PAST: Final = {"succeeded": "succeeded", "failed": "failed", "cancelled": "were 
 
 
 class Cleaning(msgspec.Struct, frozen=True):
-    """What was forgotten, as `--json` prints it."""
+    """What was deleted, as `--json` prints it."""
 
     verb: str
     queue: str
@@ -161,7 +161,7 @@ class Cleaning(msgspec.Struct, frozen=True):
     states: tuple["State", ...]
     forgotten: int
     kept: int
-    """Ended jobs in these states that are too young, or that an unfinished job comes after."""
+    """Ended jobs in these states that are too recent, or that an unfinished job depends on."""
 
 
 @click.command("clean")
@@ -170,10 +170,10 @@ class Cleaning(msgspec.Struct, frozen=True):
     type=Typed("duration", parse_duration),
     default="30d",
     metavar="DURATION",
-    help="Those that ended longer ago than this [30d].",
+    help="Jobs that ended longer ago than this [30d].",
 )
 @click.option(
-    "--state", "states", type=click.Choice(ENDED), multiple=True, help="Only these [all that have ended]; repeatable."
+    "--state", "states", type=click.Choice(ENDED), multiple=True, help="Only jobs in this state (repeatable)."
 )
 @dry_run_option("Say how many there are, and delete none.")
 @json_option("Print how many as JSON.")
@@ -181,9 +181,9 @@ class Cleaning(msgspec.Struct, frozen=True):
 def clean_command(
     older_than: float, states: tuple["State", ...], dry_run: bool, as_json: bool, queue_url: str | None
 ) -> int:
-    """Forget jobs that ended long ago, with their attempts and stored output.
+    """Delete jobs that ended long ago, with their attempts and stored output.
 
-    What is unfinished is never forgotten, nor what an unfinished job comes after.
+    Unfinished jobs and the jobs they depend on are never deleted.
     """
     meant = states or ENDED
     with opened(queue_url) as store:
@@ -200,9 +200,9 @@ def clean_command(
 
 def _sentence(done: Cleaning) -> str:
     if not done.forgotten:
-        kept = f"; {done.kept} that ended are younger, or others come after them" if done.kept else ""
-        return f"nothing to forget{kept}\n"
-    would = "would be forgotten" if done.dry_run else "forgotten"
+        kept = f"; {done.kept} that ended are more recent, or other jobs depend on them" if done.kept else ""
+        return f"nothing to delete{kept}\n"
+    would = "would be deleted" if done.dry_run else "deleted"
     how = "ended" if done.states == ENDED else " or ".join(PAST[state] for state in done.states)
     jobs = count_of(done.forgotten, "job")
     return f"{jobs} that {how} more than {format_duration(done.older_than)} ago {would}; {done.kept} kept\n"

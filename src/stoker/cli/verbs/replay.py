@@ -1,4 +1,4 @@
-"""`stoker replay`: a rule tried on recorded readings, before it is trusted with tonight."""
+"""`stoker replay`: try a rule on recorded readings."""
 
 import itertools
 import sys
@@ -21,39 +21,41 @@ from stoker.rules.rule import Policy
 from stoker.rules.scope import MachineScope
 from stoker.units import format_duration
 
-# A recording begins in the middle of things: there is no start of a job after which to wait.
+# A recording has no start of a job to wait for.
 _DEFAULTS: Final = {"after": 0.0}
-# Enough to tell a recording's rhythm by.
+# Enough to find the interval between looks.
 _HEAD: Final = 1000
 _ONLY_LIVE: Final = ("visible", "mine", "job")
 _HOUR: Final = 3600.0
 
 
 def _at_the_recordings_rhythm(command: click.Command) -> click.Command:
-    """The help of `--every` as it is here: the other verbs choose when to look, this one cannot."""
+    """`--every` has another meaning here: the looks are recorded already."""
     for parameter in command.params:
         if isinstance(parameter, click.Option) and parameter.name == "every":
-            parameter.help = "Let looks be this far apart before it counts as a gap [as they were recorded]."
+            parameter.help = "The longest time between looks before it is a gap [as recorded]."
     return command
 
 
 @_at_the_recordings_rhythm
 @click.command("replay")
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--gpus", "chosen", metavar="GPUS", default="all", help="Judge only these: all, 0,2, 0-3 or uuids [all].")
+@click.option("--gpus", "chosen", metavar="GPUS", default="all", help="Only these: all, 0,2, 0-3 or uuids [all].")
 @policy_options_with(defaults=_DEFAULTS)
-@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: one page in one file.")
-@json_option("Print all that was found as JSON.")
+@click.option(
+    "--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with charts to this file."
+)
+@json_option("Print the result as JSON.")
 @click.pass_context
 def replay_command(
     ctx: click.Context, /, trace: Path, chosen: str, page: Path | None, as_json: bool, **rules: Any
 ) -> int:
-    """Say what a rule would have done with the readings in TRACE, when, and what that would have saved.
+    """Show what a rule would have done with the readings in TRACE, when, and what that would have saved.
 
-    TRACE is a file that `stoker record` wrote. Nothing is done to any GPU or process.
+    TRACE is a file of `stoker record`. No GPU or process is touched.
     """
     if chosen.strip().lower() in _ONLY_LIVE:
-        raise BadInputError(f"--gpus {chosen} speaks of a running job: for a recording write all, 0,2 or uuids")
+        raise BadInputError(f"--gpus {chosen} needs a running job: for a recording write all, 0,2 or uuids")
     if page is not None:
         _refuse_to_overwrite(trace, page)
     reader = RecordingReader(trace)
@@ -73,11 +75,11 @@ def replay_command(
     if as_json:
         print_json(_as_json(found, trace, reader.damaged))
     else:
-        _tell(found, trace)
+        _print(found, trace)
     if reader.damaged:
-        note(f"{count_of(reader.damaged, 'damaged line')} in {trace} could not be used")
+        note(f"{count_of(reader.damaged, 'damaged line')} in {trace} skipped")
     if page is not None:
-        note(f"drawn in {page}")
+        note(f"wrote {page}")
     return 0
 
 
@@ -87,7 +89,7 @@ def _refuse_to_overwrite(trace: Path, page: Path) -> None:
 
 
 def _begun(reader: RecordingReader, trace: Path) -> tuple[Iterator[Look], float]:
-    """The looks of a recording, and the rhythm in which it begins."""
+    """The looks of a recording, and the interval between its first ones."""
     looks = iter(reader)
     head = list(itertools.islice(looks, _HEAD))
     if not head:
@@ -96,7 +98,7 @@ def _begun(reader: RecordingReader, trace: Path) -> tuple[Iterator[Look], float]
 
 
 def _policies(rules: dict[str, Any], rhythm: float) -> tuple[Policy, ...]:
-    """The rules that were asked for. They cannot look more often than the recording does."""
+    """The chosen rules. They cannot look more often than the recording."""
     policies = policies_of({**rules, "every": max(rules["every"], rhythm)})
     if not policies:
         raise BadInputError("every rule is off: there is nothing to replay")
@@ -110,10 +112,7 @@ def _write(path: Path, text: str) -> None:
         raise StokerError(f"cannot write to {path}: {error.strerror}") from None
 
 
-# For a person
-
-
-def _tell(found: Replay, trace: Path) -> None:
+def _print(found: Replay, trace: Path) -> None:
     every = format_duration(found.every)
     lines = [
         f"{trace}: {count_of(len(found.gpus), 'GPU')}, a look every {every}",
@@ -138,9 +137,6 @@ def _firing_in_lines(number: int, firing: Firing) -> list[str]:
     if (working := text.also_working(firing)) is not None:
         lines.append(f"     {working}")
     return [*lines, ""]
-
-
-# For other programs; documented in docs/how-to/try-a-rule.md
 
 
 def _as_json(found: Replay, trace: Path, damaged: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`stoker run`: launch a command as if it had been typed, and stop it when its GPUs stay idle."""
+"""`stoker run`: launch a command, and stop it when its GPUs stay idle."""
 
 import socket
 import time
@@ -23,7 +23,7 @@ OWN_FAILURE = 125
 
 
 class _RunCommand(click.Command):
-    """Mistakes in the options end with 125, as with GNU timeout: every other code is the command's own."""
+    """Errors in the options end with 125, as in GNU timeout: all other codes are the command's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_joined_actions(args))
@@ -32,8 +32,8 @@ class _RunCommand(click.Command):
         try:
             return super().make_context(*arguments, **extra)
         except click.UsageError as error:
-            sentence = f"{error.format_message().rstrip('.')} (`stoker run --help` shows what there is)"
-            raise StokerError(sentence, exit_code=OWN_FAILURE) from None
+            message = f"{error.format_message().rstrip('.')} (see `stoker run --help`)"
+            raise StokerError(message, exit_code=OWN_FAILURE) from None
         except BadInputError as error:
             raise StokerError(str(error), exit_code=OWN_FAILURE) from None
 
@@ -47,13 +47,20 @@ class _RunCommand(click.Command):
 )
 @policy_options
 @click.option(
-    "--gpus", metavar="GPUS", default="job", help="mine, visible, all, 0,2 or uuids [those it sees, then uses]."
+    "--gpus",
+    metavar="GPUS",
+    default="job",
+    help="Which to watch: mine, visible, all, 0,2 or uuids [those the command uses].",
 )
-@click.option("--signal", "signal_name", metavar="SIGNAL", default="TERM", help="Ask it to end by this signal [TERM].")
-@click.option("--grace", type=DURATION, metavar="DURATION", default="30s", help="Then kill it after this long [30s].")
-@click.option("--max-time", type=DURATION, metavar="DURATION", help="Stop it after this long in any case.")
-@click.option("--idle-exit-code", type=click.IntRange(0, 255), default=124, metavar="CODE", help="Instead of 124.")
-@dry_run_option("Say when it would be stopped, and do nothing.")
+@click.option("--signal", "signal_name", metavar="SIGNAL", default="TERM", help="The signal that stops it [TERM].")
+@click.option(
+    "--grace", type=DURATION, metavar="DURATION", default="30s", help="Time between this signal and SIGKILL [30s]."
+)
+@click.option("--max-time", type=DURATION, metavar="DURATION", help="Stop it after this long, idle or not.")
+@click.option(
+    "--idle-exit-code", type=click.IntRange(0, 255), default=124, metavar="CODE", help="Exit code after a stop [124]."
+)
+@dry_run_option("Say when it would be stopped, and stop nothing.")
 @then_option(f"What to do after a rule has stopped it, in this order: {ACTION_FORMS}.")
 @source_options
 @click.argument("command_line", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
@@ -70,7 +77,7 @@ def run_command(
     deadline: float | None,
     **rules: Any,
 ) -> int:
-    """Launch COMMAND as if it had been typed; stop it, and all that it started, when its GPUs stay idle."""
+    """Run COMMAND; stop it, and everything it started, when its GPUs stay idle."""
     from stoker.rules.registry import policies_of, stored_form
     from stoker.runs.plan import Plan, parse_signal
 
@@ -101,7 +108,7 @@ def run_command(
 
 
 def _actions(plan: "Plan") -> "Callable[[Verdict], None]":
-    """Refuses now what would not work later."""
+    """The actions, checked before the run starts."""
     from stoker.actions.action import facts_of, log_to_stderr
     from stoker.actions.perform import perform, prepared
     from stoker.rules.registry import in_words

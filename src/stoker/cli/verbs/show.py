@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     from stoker.queue import Store
 
 _NO_RUNS: Final = "no runs yet: `stoker run -- COMMAND` makes one\n"
-# A screenful: what runs, what is next, and what has just ended.
+# A screenful: running jobs, the next ones, and the last to end.
 _MOST_WAITING: Final = 20
 _MOST_ENDED: Final = 5
 _ALL: Final = 2**31 - 1
 
 
 class _Wanted(NamedTuple):
-    """What a person wants to see."""
+    """The options of `list`."""
 
     states: frozenset[State]
     tag: str | None
     waiting: int
-    """How many that run or wait, of each state."""
+    """How many running or waiting jobs of each state."""
     ended: int
 
 
 @click.command("list")
-@click.option("--state", "states", multiple=True, type=state_choice(), help="Only these (repeatable).")
+@click.option("--state", "states", multiple=True, type=state_choice(), help="Only jobs in this state (repeatable).")
 @click.option("--tag", type=TagName(), metavar="TAG", help="Only jobs with this tag.")
-@click.option("--all", "everything", is_flag=True, help="All that are remembered.")
+@click.option("--all", "everything", is_flag=True, help="All jobs.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="At most N of a kind (running, queued, ended …)."
+    "--limit", type=click.IntRange(min=1), metavar="N", help="At most N of each kind (running, queued, ended …)."
 )
 @json_option("Print a JSON list.")
 @queue_option
@@ -57,8 +57,8 @@ def list_command(
     as_json: bool,
     queue_url: str | None,
 ) -> int:
-    """List the jobs of the queue: what runs, what waits in the order in which it will start, and what ended last."""
-    # Who asks for certain states wants to see them, and not just the last few.
+    """List the jobs of the queue: running, waiting in the order of their start, and the last to end."""
+    # Jobs of a given state are the question, so more than the last few are shown.
     ended = _MOST_WAITING if states else _MOST_ENDED
     most = (_ALL, _ALL) if everything else (limit, limit) if limit else (_MOST_WAITING, ended)
     wanted = _Wanted(frozenset(states or get_args(State)), tag, *most)
@@ -74,16 +74,16 @@ def list_command(
 
 
 def _jobs(store: "Store", wanted: _Wanted) -> list[Job]:
-    """One question for each state: that is how both databases answer from an index, however many have ended."""
+    """One query per state: both databases answer it from an index, however many jobs have ended."""
     jobs: list[Job] = []
     orders: tuple[tuple[State, Order], ...] = (("running", "newest"), ("queued", "queue"), ("held", "newest"))
     for state, order in orders:
         if state in wanted.states:
             jobs += store.jobs.find(states=[state], tag=wanted.tag, order=order, limit=wanted.waiting)
     chosen = [state for state in ENDED if state in wanted.states]
-    # Those of one tag are found by it, whatever their state.
-    questions = [chosen] if wanted.tag is not None and chosen else [[state] for state in chosen]
-    ended = [job for one in questions for job in store.jobs.find(states=one, tag=wanted.tag, limit=wanted.ended)]
+    # A tag has its own index, whatever the state.
+    queries = [chosen] if wanted.tag is not None and chosen else [[state] for state in chosen]
+    ended = [job for one in queries for job in store.jobs.find(states=one, tag=wanted.tag, limit=wanted.ended)]
     ended.sort(key=lambda job: job.ended or 0.0, reverse=True)
     return jobs + ended[: wanted.ended]
 
@@ -115,9 +115,9 @@ def _print(store: "Store", wanted: _Wanted, jobs: list[Job], reasons: list[Why],
     elif not counts:
         sys.stdout.write("no jobs yet: `stoker submit -- COMMAND` makes one\n")
     else:
-        sys.stdout.write("no such jobs\n")
+        sys.stdout.write("no jobs match\n")
     more = sum(count for state, count in counts.items() if state in wanted.states) - len(jobs)
-    hidden = f" ({more:,} more than are shown: --all shows them)" if more > 0 and wanted.tag is None else ""
+    hidden = f" ({more:,} more: --all shows them)" if more > 0 and wanted.tag is None else ""
     sys.stdout.write(f"{summed_up(counts, around)}{hidden}\n")
 
 
@@ -126,9 +126,9 @@ def _print(store: "Store", wanted: _Wanted, jobs: list[Job], reasons: list[Why],
 @json_option()
 @queue_option
 def show_command(what: str | None, as_json: bool, queue_url: str | None) -> int:
-    """Show one job (an id, the beginning of one, or a name), or else one run, with its report if it has one.
+    """Show a job or a run, with its report if it was stopped. Without a name: the newest run.
 
-    When nothing is named, the newest run.
+    JOB is an id, the beginning of an id, or a name.
     """
     records = Records(state_home())
     if what is None:
@@ -141,7 +141,7 @@ def show_command(what: str | None, as_json: bool, queue_url: str | None) -> int:
 
 
 def _run_of_this_id(records: Records, what: str) -> Record | None:
-    """A whole id means one thing only: then no queue is asked, which may be away."""
+    """The run with exactly this id: then the queue, which may be down, is not needed."""
     if not re.fullmatch(r"[0-9a-f]{8}", what):
         return None
     try:
@@ -196,7 +196,7 @@ def _show_run(record: Record | None, as_json: bool) -> None:
 @json_option()
 @queue_option
 def why_command(job: str, as_json: bool, queue_url: str | None) -> int:
-    """Say why JOB (an id, the beginning of one, or a name) waits, or what became of it."""
+    """Say why JOB waits, or how it ended. JOB is an id, the beginning of an id, or a name."""
     with opened(queue_url) as store:
         found = store.jobs.get(job)
         reason = why(store, found)
@@ -209,9 +209,9 @@ def why_command(job: str, as_json: bool, queue_url: str | None) -> int:
 
 @click.command("runs")
 @json_option("Print a JSON list.")
-@click.option("--all", "everything", is_flag=True, help="All that are remembered, not only the newest 20.")
+@click.option("--all", "everything", is_flag=True, help="All runs, not only the newest 20.")
 def runs_command(as_json: bool, everything: bool) -> int:
-    """List runs: what each does or what became of it."""
+    """List runs and how they ended."""
     records = list(Records(state_home()).newest_first())
     shown = records if everything else records[:20]
     summaries = [summary_of(record) for record in shown]

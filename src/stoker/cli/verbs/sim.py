@@ -1,4 +1,4 @@
-"""`stoker sim`: loads that occupy simulated GPUs, faults that befall them, and what is going on there."""
+"""`stoker sim`: loads and faults on simulated GPUs, and a simulated training."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stoker.gpus.sim.machine import LoadFile, SimMachine
     from stoker.gpus.sim.process import SimulatedProcess
 
-# What a small model takes: enough to be seen in a table, little enough to start many.
+# A small model: visible in a table, and many fit.
 DEFAULT_MEMORY = "1GiB"
 DEFAULT_MACHINE = "sim:4"
 
@@ -39,15 +39,15 @@ DEFAULT_MACHINE = "sim:4"
 )
 @click.pass_context
 def sim_command(context: click.Context, spec: str | None) -> None:
-    """Occupy and break simulated GPUs, to try things on them before trusting them with real ones.
+    """Put load and faults on simulated GPUs, to try rules and settings before using them on real ones.
 
-    Whatever reads GPUs reads the same machine when STOKER_GPUS or --source names it.
+    Every verb that reads GPUs sees the same machine when STOKER_GPUS or --source names it.
     """
     context.obj = spec
 
 
 def _machine(spec: str | None) -> "SimMachine":
-    """The machine that was asked for, else the one that everything else here reads, else the default one."""
+    """The machine of --machine, of STOKER_GPUS, or the default one."""
     from stoker.gpus.sim.machine import SimMachine, is_simulated
 
     if spec is None:
@@ -67,20 +67,20 @@ def _machine(spec: str | None) -> "SimMachine":
     type=click.IntRange(min=0),
     multiple=True,
     metavar="N",
-    help="Which GPU, as CUDA counts: within CUDA_VISIBLE_DEVICES; again for a second one [0].",
+    help="Which GPU, within CUDA_VISIBLE_DEVICES (repeatable) [0].",
 )
-@click.option("--memory", metavar="MEMORY", help=f"What it holds on each GPU, such as 8GiB [{DEFAULT_MEMORY}].")
-@click.option("--utilization", metavar="PERCENT", help="How busy it keeps each GPU [90%].")
-@click.option("--for", "lasts", metavar="DURATION", help="How long, such as 60s [until it is ended].")
+@click.option("--memory", metavar="MEMORY", help=f"Memory to hold on each GPU, such as 8GiB [{DEFAULT_MEMORY}].")
+@click.option("--utilization", metavar="PERCENT", help="Utilization of each GPU [90%].")
+@click.option("--for", "lasts", metavar="DURATION", help="How long, such as 60s [until Ctrl-C].")
 @click.option(
     "--phase",
     "phases",
     multiple=True,
     metavar="PHASE",
-    help="What it does, instead of --utilization; again for what comes next: 'busy 90% 30s', 'idle 20s', "
+    help="What to do, instead of --utilization; repeat for the next phase: 'busy 90% 30s', 'idle 20s', "
     "'spin 60s', 'grow 2GiB 20GiB 30s', 'burst 80% 0.5s/10s 60s'.",
 )
-@click.option("--repeat", is_flag=True, help="Begin again after the last phase.")
+@click.option("--repeat", is_flag=True, help="Start again after the last phase.")
 @click.pass_obj
 def load(
     spec: str | None,
@@ -91,7 +91,7 @@ def load(
     phases: tuple[str, ...],
     repeat: bool,
 ) -> None:
-    """Be a process that occupies simulated GPUs."""
+    """Run a process that occupies simulated GPUs."""
     script = _script(phases, utilization, repeat)
     held = parse_memory(memory or DEFAULT_MEMORY)
     limit = None if lasts is None else _positive(lasts)
@@ -117,7 +117,7 @@ def _script(phases: tuple[str, ...], utilization: str | None, repeat: bool) -> "
 def _positive(text: str) -> float:
     seconds = parse_duration(text)
     if seconds <= 0:
-        raise BadInputError(f"--for {text} is no time at all: write it like 60s")
+        raise BadInputError(f"--for {text} must be greater than zero: write it like 60s")
     return seconds
 
 
@@ -133,7 +133,7 @@ def _occupy(
 
     if len(set(gpus)) != len(gpus):
         raise BadInputError("--gpu names the same GPU twice")
-    # Ctrl-C ends it as it ends any program that does not care: at once, by the signal.
+    # Ctrl-C ends it at once, by the signal, as it ends any program.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     first = phases[0].memory_at(0.0)
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def _occupy(
             f"pid {os.getpid()} holds {format_memory(processes[0].memory)} on "
             + ", ".join(f"GPU {process.gpu.index}" for process in processes)
             + f": {words}"
-            + (", again and again" if repeat else "")
+            + (", repeatedly" if repeat else "")
             + (f", for {format_duration(limit)}" if limit is not None else "")
         )
         sys.stdout.flush()
@@ -159,19 +159,19 @@ def _occupy(
 @click.argument("argument", metavar="[FIELD|SECONDS]", required=False)
 @click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="Only this GPU of the machine [all].")
 @click.option("--for", "lasts", metavar="DURATION", help="How long, such as 30s [until it is cleared].")
-@click.option("--clear", is_flag=True, help="Mend all faults, or those of KIND or of --gpu.")
+@click.option("--clear", is_flag=True, help="Remove all faults, or those of KIND or of --gpu.")
 @click.pass_obj
 def fault(
     spec: str | None, kind: str | None, argument: str | None, gpu: int | None, lasts: str | None, clear: bool
 ) -> None:
-    """Break simulated GPUs as real ones break, or mend them.
+    """Make simulated GPUs fail as real ones do, or remove the fault.
 
     \b
-    lost                 the GPU is lost: nothing of it is known
+    lost                 the GPU is lost: nothing can be read
     unsupported FIELD    it does not report FIELD
-    absurd FIELD         it reports a value of FIELD that cannot be
-    hang [SECONDS]       every look blocks for so long, or until mended
-    absent               the machine as a whole cannot be read
+    absurd FIELD         it reports an impossible value of FIELD
+    hang [SECONDS]       every look blocks this long, or until the fault is removed
+    absent               the whole machine cannot be read
 
     FIELD is utilization, memory, power, processes or temperature.
     """
@@ -183,11 +183,11 @@ def fault(
     if clear:
         if argument is not None or lasts is not None:
             raise BadInputError("--clear takes at most a kind of fault and --gpu")
-        mended = clear_faults(machine, kind, gpu)
-        click.echo("\n".join(f"mended: {one}" for one in mended) or "there was no fault to mend")
+        removed = clear_faults(machine, kind, gpu)
+        click.echo("\n".join(f"removed: {one}" for one in removed) or "there was no fault to remove")
         return
     if kind is None:
-        raise BadInputError("say which fault (lost, unsupported, hang, absurd or absent), or --clear")
+        raise BadInputError("which fault? Write lost, unsupported, hang, absurd or absent, or --clear")
     added = parse_fault(kind, argument, gpu, machine.clock(), None if lasts is None else _positive(lasts))
     add_fault(machine, added)
     click.echo(f"{added}, " + (f"for {lasts}" if lasts else "until 'stoker sim fault --clear'"))
@@ -197,7 +197,7 @@ def fault(
 @json_option()
 @click.pass_obj
 def status(spec: str | None, as_json: bool) -> None:
-    """Show a machine: directory, GPUs, loads, faults."""
+    """Show the machine: directory, GPUs, loads, faults."""
     from stoker.gpus.sim.faults import read_faults
 
     machine = _machine(spec)
@@ -223,10 +223,10 @@ def _status_lines(
         yield f"GPU {gpu.index}: {format_memory(machine.held(gpu.index, loads))} of {total} held, {gpu.uuid}"
     for found in loads:
         for use in found.present_uses():
-            doing = use.phase_at(now) or "nothing"
-            yield f"load: pid {found.identity[0]} holds {format_memory(use.held())} on GPU {use.gpu}: {doing}"
+            phase = use.phase_at(now) or "nothing"
+            yield f"load: pid {found.identity[0]} holds {format_memory(use.held())} on GPU {use.gpu}: {phase}"
     if not isinstance(faults, tuple):
-        yield f"fault: {faults.reason}; 'stoker sim fault --clear' mends that"
+        yield f"fault: {faults.reason}; 'stoker sim fault --clear' removes it"
         return
     for fault in faults:
         left = "" if fault.until is None else f", for another {format_duration(fault.until - now)}"
@@ -260,7 +260,7 @@ def _status_json(
             for found in loads
             for use in found.present_uses()
         ],
-        # null: the file of faults cannot be read, so every look says unknown.
+        # null: the file of faults cannot be read, so every reading is unknown.
         "faults": [
             {
                 "kind": fault.kind,
@@ -276,7 +276,7 @@ def _status_json(
     }
 
 
-# How often a bar is drawn again, as tqdm does it.
+# How often a bar is redrawn, as tqdm does it.
 _BETWEEN_BARS: Final = 0.2
 _WIDTH: Final = 24
 _BLOCKS: Final = " ▏▎▍▌▋▊▉"
@@ -287,23 +287,19 @@ _PLAIN: Final = "\x1b[0m"
 
 
 @sim_command.command("train")
-@click.option("--epochs", type=click.IntRange(1), default=3, metavar="N", help="So many [3].")
-@click.option("--steps", type=click.IntRange(1), default=200, metavar="N", help="Steps of an epoch [200].")
+@click.option("--epochs", type=click.IntRange(1), default=3, metavar="N", help="Number of epochs [3].")
+@click.option("--steps", type=click.IntRange(1), default=200, metavar="N", help="Steps per epoch [200].")
 @click.option(
-    "--step", "step_time", type=DURATION, default="100ms", metavar="DURATION", help="One takes so long [100ms]."
+    "--step", "step_time", type=DURATION, default="100ms", metavar="DURATION", help="Duration of a step [100ms]."
 )
+@click.option("--lr", type=float, default=1e-3, metavar="RATE", help="Learning rate: how fast the loss falls [1e-3].")
 @click.option(
-    "--lr", type=float, default=1e-3, metavar="RATE", help="The learning rate: how fast the loss falls [1e-3]."
+    "--batch-size", "--batch_size", type=click.IntRange(1), default=32, metavar="N", help="Examples per step [32]."
 )
-@click.option(
-    "--batch-size", "--batch_size", type=click.IntRange(1), default=32, metavar="N", help="Examples of a step [32]."
-)
-@click.option("--memory", type=MEMORY, default="2GiB", metavar="SIZE", help="What the model takes [2GiB].")
-@click.option("--per-example", type=MEMORY, default="64MiB", metavar="SIZE", help="What an example takes [64MiB].")
+@click.option("--memory", type=MEMORY, default="2GiB", metavar="SIZE", help="Memory of the model [2GiB].")
+@click.option("--per-example", type=MEMORY, default="64MiB", metavar="SIZE", help="Memory per example [64MiB].")
 @click.option("--fail-at", type=click.IntRange(1), metavar="STEP", help="Fail at this step of the first epoch.")
-@click.option(
-    "--hang-at", type=click.IntRange(1), metavar="STEP", help="Hang for ever at this step of the first epoch."
-)
+@click.option("--hang-at", type=click.IntRange(1), metavar="STEP", help="Hang at this step of the first epoch.")
 def train(
     epochs: int,
     steps: int,
@@ -315,7 +311,7 @@ def train(
     fail_at: int | None,
     hang_at: int | None,
 ) -> None:
-    """Be a training: a progress bar per epoch, a loss that falls, memory by the batch size, one GPU or several."""
+    """Run a simulated training: progress bars, a falling loss, and memory that depends on the batch size."""
     from contextlib import ExitStack
 
     from stoker.gpus.report import title
@@ -341,7 +337,7 @@ def train(
 class _Training:
     def __init__(self, gpus: "list[SimulatedProcess]", lr: float, steps: int, step_time: float) -> None:
         self._gpus = gpus
-        # Too small a rate learns slowly, too large a one not at all: enough that a sweep looks like one.
+        # A small rate learns slowly, a large one not at all, so that a sweep looks like one.
         self._speed = math.exp(-abs(math.log10(lr) + 3))
         self._steps = steps
         self._step_time = step_time
@@ -387,7 +383,7 @@ class _Training:
         sys.stdout.flush()
 
     def _hang(self) -> None:
-        """As a rank does that waits for one that died: memory held, nothing done."""
+        """Like a rank that waits for a dead one: memory held, no work."""
         for gpu in self._gpus:
             gpu.work(0.0)
         sys.stdout.write("\nwaiting for rank 1 …\n")

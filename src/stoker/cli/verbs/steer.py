@@ -38,14 +38,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def request_options(*among: State, tag_option: str = "--tag") -> Callable[[Function], Function]:
-    """JOB..., the choice by tag, state or all, --dry-run, --json and --queue, handed over as one `request`."""
+    """JOB..., the choice by tag, state or all, --dry-run, --json and --queue, passed as one `request`."""
     options = (
         click.argument("jobs", nargs=-1, type=JobName(*among), metavar="[JOB]..."),
-        click.option(tag_option, "chosen_tag", type=TagName(), metavar="TAG", help="All jobs that have this tag."),
+        click.option(tag_option, "chosen_tag", type=TagName(), metavar="TAG", help="All jobs with this tag."),
         click.option(
-            "--state", "states", type=state_choice(), multiple=True, help="All jobs in this state; may be repeated."
+            "--state", "states", type=state_choice(), multiple=True, help="All jobs in this state (repeatable)."
         ),
-        click.option("--all", "everything", is_flag=True, help="All jobs that it can be done to."),
+        click.option("--all", "everything", is_flag=True, help="All jobs to which it applies."),
         dry_run_option(),
         json_option(CHANGES_AS_JSON),
         queue_option,
@@ -107,9 +107,9 @@ def print_job_changes(report: ChangeReport, done: str, request: Request, among: 
 @click.command("cancel")
 @request_options(*CANCEL.among)
 def cancel_command(request: Request) -> int:
-    """Cancel jobs. One that runs is asked to stop: `stoker wait` waits until it has.
+    """Cancel jobs. Running jobs are asked to stop: `stoker wait` waits until they have.
 
-    JOB is an id, the beginning of one, or the name of a job or a sweep.
+    JOB is an id, the beginning of an id, or the name of a job or sweep.
     """
     return steer(CANCEL, request)
 
@@ -117,9 +117,9 @@ def cancel_command(request: Request) -> int:
 @click.command("hold")
 @request_options(*HOLD.among)
 def hold_command(request: Request) -> int:
-    """Keep jobs that wait from starting, until `stoker release`.
+    """Keep waiting jobs from starting, until `stoker release`.
 
-    JOB is an id, the beginning of one, or the name of a job or a sweep.
+    JOB is an id, the beginning of an id, or the name of a job or sweep.
     """
     return steer(HOLD, request)
 
@@ -127,9 +127,9 @@ def hold_command(request: Request) -> int:
 @click.command("release")
 @request_options(*RELEASE.among)
 def release_command(request: Request) -> int:
-    """Let jobs that are held start when it is their turn.
+    """Let held jobs start in their turn.
 
-    JOB is an id, the beginning of one, or the name of a job or a sweep.
+    JOB is an id, the beginning of an id, or the name of a job or sweep.
     """
     return steer(RELEASE, request)
 
@@ -137,10 +137,10 @@ def release_command(request: Request) -> int:
 @click.command("retry")
 @request_options(*RETRY.among)
 def retry_command(request: Request) -> int:
-    """Let jobs that ended run again, with all their retries; one that waits for its next try starts at once.
+    """Run ended jobs again, with all their retries; a job that waits for its next retry starts at once.
 
-    JOB is an id, the beginning of one, or the name of a job or a sweep. A sweep, --tag and --all mean those that failed
-    or were cancelled; to repeat what succeeded name the job, or write --state succeeded.
+    JOB is an id, the beginning of an id, or the name of a job or sweep. A sweep, --tag and --all select jobs that
+    failed or were cancelled; to repeat a job that succeeded, name it, or write --state succeeded.
     """
     return steer(RETRY, request)
 
@@ -154,11 +154,10 @@ AMONG: Final[tuple[State, ...]] = ("queued", "held")
 @click.argument("place", metavar="up|down|first|last|before OTHER|after OTHER", type=click.Choice([*PLACES, *SIDES]))
 @request_options(*AMONG)
 def move_command(place: str, request: Request) -> int:
-    """Move jobs that wait within the queue: `stoker move first JOB...`, or `stoker move before OTHER JOB...`.
+    """Move waiting jobs within the queue: `stoker move first JOB...`, or `stoker move before OTHER JOB...`.
 
-    JOB and OTHER are ids, beginnings of ids, or names; JOB also that of a sweep. Several jobs keep their order among
-    themselves. A job is moved among those of its own priority; beside another job that waits, it takes the priority of
-    that one.
+    JOB and OTHER are ids, beginnings of ids, or names; JOB may be a sweep. Several jobs keep their order. A job moves
+    among those of its own priority; before or after another job, it takes the priority of that one.
     """
     if place in SIDES:
         return _beside(cast("Side", place), request)
@@ -166,7 +165,7 @@ def move_command(place: str, request: Request) -> int:
 
 
 def _beside(side: Side, request: Request) -> int:
-    """The first of the words is the other job; the rest says, as ever, which ones are meant."""
+    """The first name is the other job, the rest are the jobs to move."""
     if not request.selection.words:
         raise BadInputError(f"{side} which job? Write it first, as in `stoker move {side} OTHER JOB...`")
     other, *words = request.selection.words
@@ -177,7 +176,7 @@ def _beside(side: Side, request: Request) -> int:
         raise BadInputError(f"nothing can be moved {side} job {neighbour.id}: {obstacle}")
 
     def why_not(job: Job, now: float) -> str | None:
-        return f"it is the job that the others go {side}" if job.id == neighbour.id else verb.obstacle(job, now)
+        return f"the others go {side} it" if job.id == neighbour.id else verb.obstacle(job, now)
 
     chosen = replace(request.selection, words=tuple(words))
     return steer(replace(verb, obstacle=why_not), replace(request, selection=chosen))

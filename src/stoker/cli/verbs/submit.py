@@ -34,28 +34,30 @@ class _SubmitCommand(click.Command):
     "submit",
     cls=_SubmitCommand,
     context_settings={"allow_interspersed_args": False},
-    epilog="One word is text for the shell, several are a command that needs none. {id}, {gpus} and {batch_size} in it "
-    "are filled in when the job starts; {{id}} stands for {id} itself.",
+    epilog="One word is text for the shell, several words are run without a shell. {id}, {gpus} and {batch_size} are "
+    "filled in when the job starts; write {{id}} for a literal {id}.",
 )
 @job_options("submit")
-@click.option("--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or copy it from here.")
-@click.option("--bare-env", is_flag=True, help="Do not keep the active virtualenv or conda environment.")
-@click.option("--directory", metavar="DIR", help="Where it runs [here].")
-@click.option("--allow-dirty", is_flag=True, help="With --pin: leave out changes that are not committed.")
-@click.option("--fit", "fits", is_flag=True, help="Find the largest batch size that fits first, and run with it.")
-@click.option("--fit-with", metavar="TEXT", help="The same with options of `stoker fit`: --fit-with '--margin 5%'.")
+@click.option(
+    "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or copy yours (repeatable)."
+)
+@click.option("--bare-env", is_flag=True, help="Do not use the active virtualenv or conda environment.")
+@click.option("--directory", metavar="DIR", help="Working directory [here].")
+@click.option("--allow-dirty", is_flag=True, help="With --pin: ignore uncommitted changes.")
+@click.option("--fit", "fits", is_flag=True, help="Find the largest batch size that fits, and run with it.")
+@click.option("--fit-with", metavar="TEXT", help="--fit with options of `stoker fit`, such as '--max 64'.")
 @click.option(
     "--retries-oom",
     type=click.IntRange(0),
     default=2,
     metavar="N",
-    help="With --fit: start it again, smaller, when it runs out of memory later [2].",
+    help="With --fit: retries with a smaller batch when out of memory [2].",
 )
 @policy_options_with(flags={"--after": "--idle-after"})
 @click.option("--sweep", "sweeps", multiple=True, type=SWEEP, metavar="NAME=VALUES",
-              help="One job for each of 1e-3,1e-4 or 1..5; several give all combinations.")  # fmt: skip
+              help="One job per value of 1e-3,1e-4 or 1..5; repeat for all combinations.")  # fmt: skip
 @click.option("--from", "file", metavar="FILE", help="One shell command per line of FILE; - is standard input.")
-@dry_run_option("Print what would be submitted, and do nothing.")
+@dry_run_option("Print what would be submitted, and submit nothing.")
 @json_option("Print the jobs as a JSON list instead of their ids.")
 @queue_option
 @click.argument("words", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
@@ -97,7 +99,7 @@ def submit_command(
         for variant in variants(template, name, sweeps)
     ]
     if dry_run:
-        _rehearse(jobs, needs, queue_url, as_json)
+        _print_dry_run(jobs, needs, queue_url, as_json)
         return 0
     with opened_or_created(queue_url) as store:
         ids = store.jobs.submit(_depending(store, jobs, needs))
@@ -109,7 +111,7 @@ def submit_command(
 def _commands(words: tuple[str, ...], file: str | None) -> list[Command]:
     if file is not None:
         if words:
-            raise BadInputError("the commands are either in --from or on the command line: leave one of them out")
+            raise BadInputError("the commands are in --from and on the command line: leave one of them out")
         return commands_in(file)
     if not words:
         raise BadInputError(
@@ -123,8 +125,7 @@ def _commands(words: tuple[str, ...], file: str | None) -> list[Command]:
 def _refuse_open_batch_size(commands: Sequence[Command]) -> None:
     if any(map(wants_batch_size, commands)):
         raise BadInputError(
-            "the command has {batch_size} in it: say by --batch-size how much that is, or write {{batch_size}} for the "
-            "word itself"
+            "the command contains {batch_size}: set it with --batch-size, or write {{batch_size}} for the literal text"
         )
 
 
@@ -133,16 +134,16 @@ def _environment(variables: tuple[str, ...], bare: bool) -> dict[str, str]:
     for written in variables:
         name, equals, value = written.partition("=")
         if not name:
-            raise BadInputError(f"--env {written!a} names no variable: write NAME=VALUE, or NAME to copy it from here")
+            raise BadInputError(f"--env {written!a} is not a variable: write NAME=VALUE, or NAME to copy yours")
         if not equals and name not in os.environ:
-            raise BadInputError(f"--env {name!a} cannot be copied: there is no such variable here")
+            raise BadInputError(f"--env {name!a} cannot be copied: it is not set here")
         added[name] = value if equals else os.environ[name]
     check_environment(added)
     return added
 
 
 def _depending(store: "Store", jobs: list[JobSpec], needs: Mapping[str, Sequence[str]]) -> list[JobSpec]:
-    """The jobs with the ids of those that they come after."""
+    """The jobs with the ids of those they depend on."""
     if not any(needs.values()):
         return jobs
     from msgspec.structs import replace
@@ -151,8 +152,10 @@ def _depending(store: "Store", jobs: list[JobSpec], needs: Mapping[str, Sequence
     return [replace(job, **ids) for job in jobs]
 
 
-def _rehearse(jobs: list[JobSpec], needs: Mapping[str, Sequence[str]], queue_url: str | None, as_json: bool) -> None:
-    """Says what would be submitted. No queue is made for that."""
+def _print_dry_run(
+    jobs: list[JobSpec], needs: Mapping[str, Sequence[str]], queue_url: str | None, as_json: bool
+) -> None:
+    """Prints what would be submitted, without creating a queue."""
     from stoker.queue.fields import check
 
     for job in jobs:
@@ -184,17 +187,17 @@ def _print_json(jobs: Sequence[object]) -> None:
 
 
 def _advise(store: "Store") -> None:
-    """Tells a person, not a script, that nothing will start these jobs now."""
+    """Says, on a terminal, when nothing will start these jobs now."""
     if not sys.stderr.isatty():
         return
     now = store.clock()
     if not any(worker.is_there(now) for worker in store.workers.all()):
-        sys.stderr.write("no worker is there to run it: `stoker work` starts one\n")
+        sys.stderr.write("no worker is running: `stoker work` starts one\n")
     elif store.paused():
-        sys.stderr.write("the queue is paused: `stoker resume` lets it go on\n")
+        sys.stderr.write("the queue is paused: `stoker resume` starts jobs again\n")
 
 
-# A list of commands is written by people and scripts; what is longer was named by mistake, such as a device.
+# A longer file was named by mistake, such as a device.
 LONGEST_FILE: Final = 64 * 1024 * 1024
 
 
@@ -212,7 +215,7 @@ def commands_in(file: str) -> list[Command]:
             raise BadInputError(f"line {number} of {called}: {error}") from None
         commands.append(written)
     if not commands:
-        raise BadInputError(f"there is no command in {called}: one per line is meant")
+        raise BadInputError(f"there is no command in {called}: write one per line")
     return commands
 
 
@@ -223,9 +226,9 @@ def _text(file: str, called: str) -> str:
     except OSError as error:
         raise BadInputError(f"{called} cannot be read: {error.strerror}") from None
     if len(data) > LONGEST_FILE:
-        raise BadInputError(f"{called} is longer than {LONGEST_FILE:,} bytes: that is no list of commands")
+        raise BadInputError(f"{called} is longer than {LONGEST_FILE:,} bytes: it is not a list of commands")
     try:
-        # Some editors put a mark before the first letter that is no part of the command.
+        # Some editors write a byte order mark.
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1

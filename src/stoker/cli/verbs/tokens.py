@@ -1,4 +1,4 @@
-"""`stoker tokens`: who may come to the page."""
+"""`stoker tokens`: access to the page."""
 
 import sys
 import time
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 @click.group("tokens", invoke_without_command=True)
-@click.option("--demo", is_flag=True, help="Those of the demo that `stoker up` is without GPUs.")
+@click.option("--demo", is_flag=True, help="The tokens of `stoker up --demo`.")
 @json_option()
 @click.pass_context
 def tokens_command(context: click.Context, demo: bool, as_json: bool) -> int:
-    """List, make and revoke the tokens that let people come to the page of `stoker serve` and `stoker up`.
+    """List, make and revoke tokens for the page of `stoker serve` and `stoker up`.
 
     An operator can submit jobs, and so run any command as this user on the machines of the queue. A viewer can read
-    everything, also commands and logs, and change nothing.
+    everything, including commands and logs, and change nothing.
     """
     from stoker.web.auth.keys import Keys
 
     context.obj = Keys(_home(demo))
     if as_json:
-        # Before the verb it means the same as behind it.
+        # `tokens --json add` means `tokens add --json`.
         context.default_map = {verb: {"as_json": True} for verb in tokens_command.commands}
     if context.invoked_subcommand is None:
         _list(context.obj, as_json)
@@ -36,31 +36,31 @@ def tokens_command(context: click.Context, demo: bool, as_json: bool) -> int:
 
 
 @tokens_command.command("add", short_help="Make a token, and print its link.")
-@click.option("--viewer", is_flag=True, help="It may look, and change nothing.")
-@click.option("--name", metavar="NAME", help="Whose it is, for this list and the access log.")
-@click.option("--url", metavar="URL", help="The address of the page [where it started last].")
+@click.option("--viewer", is_flag=True, help="Read-only access.")
+@click.option("--name", metavar="NAME", help="A name for the list and the access log.")
+@click.option("--url", metavar="URL", help="The address of the page [where it last started].")
 @json_option()
 @click.pass_obj
 def add(keys: "Keys", viewer: bool, name: str | None, url: str | None, as_json: bool) -> int:
-    """Make a token, and print the link that lets a device in with it.
+    """Make a token, and print the link to log in with it.
 
-    Without --viewer it is an operator's: whoever has it can run any command as this user.
+    Without --viewer it is an operator's: anyone with the link can run any command as this user.
     """
     address = _address(keys, url)
     token = keys.add(name or _free_name(keys, "viewer" if viewer else "operator"), "viewer" if viewer else "operator")
     if as_json:
-        print_json({**_told(token, []), "token": token.secret, "link": _link(address, token)})
+        print_json({**_token_json(token, []), "token": token.secret, "link": _link(address, token)})
         return 0
     _print_link(address, token)
     return 0
 
 
-@tokens_command.command("revoke", short_help="End a token, and log its devices out.")
+@tokens_command.command("revoke", short_help="Revoke a token, and log out its devices.")
 @click.argument("called", metavar="ID")
 @json_option()
 @click.pass_obj
 def revoke(keys: "Keys", called: str, as_json: bool) -> int:
-    """End the token with this id or name, and log out every device that it let in. A page sees it within a second."""
+    """Revoke the token with this id or name, and log out its devices. A running page follows within a second."""
     token, devices = keys.revoke(called)
     if as_json:
         print_json({"id": token.id, "name": token.name, "role": token.role, "devices": devices})
@@ -71,13 +71,13 @@ def revoke(keys: "Keys", called: str, as_json: bool) -> int:
 
 @tokens_command.command("link", short_help="Print a token's link again.")
 @click.argument("called", metavar="[ID]", required=False)
-@click.option("--url", metavar="URL", help="The address of the page [where it started last].")
+@click.option("--url", metavar="URL", help="The address of the page [where it last started].")
 @json_option()
 @click.pass_obj
 def link(keys: "Keys", called: str | None, url: str | None, as_json: bool) -> int:
-    """Print the link of the token with this id or name, and its QR code where there is a terminal.
+    """Print the link of the token with this id or name, with a QR code on a terminal.
 
-    Without ID it is the oldest operator's, which is made if there is none.
+    Without ID: the oldest operator token, which is made if there is none.
     """
     address = _address(keys, url)
     token = keys.first() if called is None else keys.token(called)
@@ -93,7 +93,7 @@ def _home(demo: bool) -> Path:
 
 
 def _address(keys: "Keys", url: str | None) -> str:
-    """What was asked for, or where the page was when it last started, or where it would be."""
+    """The given address, the page's last one, or its default."""
     if url is None and (known := keys.address()):
         return known
     from stoker.cli.verbs.serve import page_config
@@ -120,17 +120,17 @@ def _print_link(address: str, token: "Token") -> None:
     sys.stdout.write(f"{_link(address, token)}\n")
     if (code := qr_code(_link(address, token))) is not None:
         sys.stdout.write(f"{code}\n")
-    note(f"whoever has this link comes as {token.name}, {token.role}, and can {may}")
+    note(f"anyone with this link is logged in as {token.name} ({token.role}) and can {may}")
 
 
 def _list(keys: "Keys", as_json: bool) -> None:
     tokens, sessions = keys.tokens(), keys.sessions()
     by_token = {token.id: [session for session in sessions if session.token == token.id] for token in tokens}
     if as_json:
-        print_json([_told(token, by_token[token.id]) for token in tokens])
+        print_json([_token_json(token, by_token[token.id]) for token in tokens])
         return
     if not tokens:
-        sys.stdout.write("no tokens yet: `stoker serve` makes the first one, and so does `stoker tokens link`\n")
+        sys.stdout.write("no tokens yet: `stoker serve` or `stoker tokens link` makes the first\n")
         return
     from stoker.cli.tables.table import Column, print_table
 
@@ -151,7 +151,7 @@ def _list(keys: "Keys", as_json: bool) -> None:
     print_table(columns, rows)
 
 
-def _told(token: "Token", devices: "list[DeviceSession]") -> dict[str, object]:
+def _token_json(token: "Token", devices: "list[DeviceSession]") -> dict[str, object]:
     """One token as `--json` prints it: without its secret."""
     return {
         "id": token.id,

@@ -1,4 +1,4 @@
-"""`stoker wait`: until jobs have ended, with a code that says how."""
+"""`stoker wait`: wait until jobs have ended."""
 
 import contextlib
 import time
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 # As GNU timeout has it.
 _TIMED_OUT: Final = 124
-# Reasons that somebody has to do something about: whoever waits should know of them.
+# Reasons that need a person: they are reported once.
 _STUCK: Final = frozenset({"held", "never", "paused", "no worker", "workers paused", "too large"})
 _MOST_NAMES: Final = 4
 
 
 @click.command("wait")
 @click.argument("jobs", nargs=-1, type=JobName(), metavar="[JOB]...")
-@click.option("--tag", type=TagName(), metavar="TAG", help="All jobs that have this tag now, ended ones too.")
+@click.option("--tag", type=TagName(), metavar="TAG", help="All jobs that have this tag now, also ended ones.")
 @click.option("--all", "everything", is_flag=True, help="All jobs that have not ended now.")
-@click.option("--timeout", type=DURATION, metavar="DURATION", help="Give up after so long, with code 124.")
+@click.option("--timeout", type=DURATION, metavar="DURATION", help="Give up after this long, with code 124.")
 @json_option("Print the jobs as a JSON list at the end.")
 @queue_option
 def wait_command(
@@ -38,26 +38,27 @@ def wait_command(
     as_json: bool,
     queue_url: str | None,
 ) -> int:
-    """Wait until each JOB (an id, the beginning of one, or the name of a job or a sweep) has ended.
+    """Wait until each JOB has ended.
 
-    The code is 0 when all succeeded, 1 when some did not, 124 when the time is over.
+    JOB is an id, the beginning of an id, or the name of a job or sweep. The exit code is 0 when all succeeded, 1
+    when some did not, 124 after --timeout.
     """
     if bool(jobs) + (tag is not None) + everything != 1:
-        raise BadInputError("which jobs? Write their ids or names, or --tag TAG, or --all: one of the three")
+        raise BadInputError("which jobs? Write their ids or names, or --tag TAG, or --all")
     deadline = None if timeout is None else time.monotonic() + timeout
     with opened(queue_url) as store:
-        wait = _Wait(store, _meant(store, jobs, tag, everything), deadline)
+        wait = _Wait(store, _selected(store, jobs, tag, everything), deadline)
         in_time = wait.until_all_ended()
         if as_json:
             wait.print_json()
     if not in_time:
         raise StokerError(wait.who_is_left(timeout or 0.0), exit_code=_TIMED_OUT)
-    if sentence := wait.who_did_not_succeed():
-        raise StokerError(sentence)
+    if problem := wait.who_did_not_succeed():
+        raise StokerError(problem)
     return 0
 
 
-def _meant(store: "Store", words: tuple[str, ...], tag: str | None, everything: bool) -> list["Job"]:
+def _selected(store: "Store", words: tuple[str, ...], tag: str | None, everything: bool) -> list["Job"]:
     if words:
         return list({job.id: job for word in words for job in store.jobs.named(word)}.values())
     if everything:
@@ -71,7 +72,7 @@ def _meant(store: "Store", words: tuple[str, ...], tag: str | None, everything: 
 
 
 class _Wait:
-    """Jobs, and what became of them. One after the other is waited for: each costs one question in the end."""
+    """Waits for one job after the other, so that each costs one query in the end."""
 
     def __init__(self, store: "Store", jobs: list["Job"], deadline: float | None) -> None:
         self._store = store
@@ -82,7 +83,7 @@ class _Wait:
         self._noted: set[tuple[str, str]] = set()
 
     def until_all_ended(self) -> bool:
-        """False when the time was over before."""
+        """False when the deadline passed first."""
         from stoker.queue import QueueAwayError
 
         with Listener(self._store) as listener, contextlib.suppress(QueueAwayError):
@@ -133,16 +134,16 @@ class _Wait:
     def who_did_not_succeed(self) -> str:
         """Empty when all did."""
         bad = [
-            f"{name} {_became(job, forgotten=name in self._gone)}"
+            f"{name} {_became(job, deleted=name in self._gone)}"
             for name, job in self._jobs.items()
             if job.state != "succeeded" or name in self._gone
         ]
         return f"{_count(len(bad), len(self._jobs))} did not succeed: {_some(bad)}" if bad else ""
 
 
-def _became(job: "Job", *, forgotten: bool) -> str:
-    if forgotten:
-        return "was forgotten by the queue"
+def _became(job: "Job", *, deleted: bool) -> str:
+    if deleted:
+        return "was deleted from the queue"
     if job.state == "cancelled":
         return "was cancelled"
     return "failed" if job.exit_code is None else f"failed with code {job.exit_code}"

@@ -31,7 +31,7 @@ from stoker.rules.rule import Policy
 from stoker.settings import Settings, load_settings
 from stoker.units import format_duration
 
-# What a person set for this machine, and a service would not find again. The rule itself becomes options.
+# Variables that a service would not have; the settings of the rule become options.
 _CARRIED: Final = ("STOKER_GPUS", "STOKER_DEADLINE", "CUDA_VISIBLE_DEVICES")
 _PRINT_UNIT: Final = "--print-unit"
 
@@ -44,7 +44,7 @@ def _parse_exit_code(text: str) -> int:
 
 
 class _WatchCommand(click.Command):
-    """Takes `--then stop 4242` for what it means, as well as `--then 'stop 4242'`."""
+    """Accepts `--then stop 4242` as well as `--then 'stop 4242'`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_joined_actions(args))
@@ -53,8 +53,8 @@ class _WatchCommand(click.Command):
 @click.command(
     "watch",
     cls=_WatchCommand,
-    epilog="Exit codes: 124 it was idle and everything was done; 125 an action failed, or could never have worked; "
-    "2 a mistake in the command line; 128+n it was ended by signal n.",
+    epilog="Exit codes: 124 after acting; 125 when an action failed or cannot work; 2 for an error in the command "
+    "line; 128+n when signal n ended it.",
 )
 @then_option(f"What to do, in this order: {ACTION_FORMS}.")
 @policy_options
@@ -102,9 +102,11 @@ def watch_command(
     if not policies:
         raise BadInputError("every rule is off: there is nothing to watch for")
     if not then:
-        raise BadInputError("say what to do when the GPUs stay idle: give at least one --then, such as --then shutdown")
+        raise BadInputError(
+            "what is to be done when the GPUs stay idle? Give at least one --then, such as --then shutdown"
+        )
     if exec_timeout <= 0:
-        raise BadInputError("--exec-timeout must be longer than nothing")
+        raise BadInputError("--exec-timeout must be greater than zero")
     means = action_settings(os.environ, grace=grace, exec_timeout=exec_timeout)
     orders = WatchOptions(
         actions=tuple(parse_action(text, means) for text in then),
@@ -114,7 +116,7 @@ def watch_command(
         idle_exit_code=idle_exit_code,
     )
     if repeat and any(isinstance(action, Exit) for action in orders.actions):
-        raise BadInputError("--repeat and --then exit exclude each other: is it to go on watching, or to end?")
+        raise BadInputError("--repeat and --then exit exclude each other: choose one")
     if print_unit:
         return _print_unit(policies, orders, then, _unseen_options(source, deadline))
     for sentence in [sentence for action in orders.actions for sentence in action.prepare()]:
@@ -148,14 +150,14 @@ def _print_unit(policies: Sequence[Policy], orders: WatchOptions, then: tuple[st
 
 
 def _typed(arguments: list[str]) -> list[str]:
-    """The command line for the unit, without the configuration file: what that says is added as options."""
+    """The command line for the unit, without the configuration file: its settings become options."""
     verb = next(place for place, word in enumerate(arguments) if word == "watch" and arguments[place - 1] != "--config")
     general = ["--debug"] if "--debug" in arguments[:verb] else []
     return [*general, *(word for word in arguments[verb:] if word != _PRINT_UNIT)]
 
 
 def _unseen_options(source: str | None, deadline: float | None) -> list[str]:
-    """What STOKER_* variables and stoker.toml say, as options: a service has neither."""
+    """The settings of STOKER_* variables and stoker.toml as options: a service has neither."""
     context = click.get_current_context()
     words: list[str] = []
     for option in context.command.params:
@@ -185,7 +187,7 @@ def _as_words(option: click.Parameter, value: Any) -> list[str]:
 
 
 def _program() -> list[str]:
-    """How to start this very installation from anywhere."""
+    """How to start this installation from anywhere."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return [sys.executable, "-m", "stoker.cli"]
