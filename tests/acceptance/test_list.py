@@ -64,7 +64,8 @@ def test_the_last_line_says_that_no_worker_is_there_and_that_the_queue_is_paused
     queue.pause()
     last = stoker("list").out.splitlines()[-1]
     assert last == (
-        "1 queued; no worker is there: `stoker work` starts one; the queue is paused: `stoker resume` lets jobs start"
+        "1 queued; no worker is running: `stoker work` starts one; "
+        "the queue is paused: `stoker resume` starts jobs again"
     )
 
 

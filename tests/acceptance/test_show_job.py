@@ -53,7 +53,7 @@ def test_a_job_is_shown_with_what_was_asked_for_and_each_attempt(queue: Store) -
         f"after        {needed}\n",
         "retries      1 of 2 left",
         "time limit   1h\n",
-        "commit       c0ffee, with changes that were not committed\n",
+        "commit       c0ffee, with uncommitted changes\n",
         "state        running\n",
         "why          running since ",
         "link         https://wandb.ai/a/b/runs/c\n",
@@ -115,7 +115,7 @@ def test_how_the_batch_size_was_found_is_shown(queue: Store) -> None:
     queue.attempts.write_details(attempt.id, AttemptDetails(fit=msgspec.to_builtins(fitted)))
     done = stoker("show", job)
     assert "fit          batch size 96, 2 steps of accumulation, about 49 GiB of 50 GiB\n" in done.out
-    assert "             tried 8 (5.0 GiB), 128 (out of memory), 96 (it fits)\n" in done.out
+    assert "             tried 8 (5.0 GiB), 128 (out of memory), 96 (fits)\n" in done.out
     assert "             96 is not faster than 64\n" in done.out
     assert stoker("show", job, "--json").json()["details"]["fit"]["size"] == 96
     queue.attempts.write_details(attempt.id, AttemptDetails(fit={"of": "a later version"}))

@@ -38,10 +38,10 @@ def test_jobs_are_selected_and_acted_on_by_keys(queue: Store) -> None:
         assert states(queue, first, second) == ["queued", "cancelled"]
         top.do("r", f"{second} (beta): queued again")
         top.do("r", f"{second} (beta) was not queued again: it waits in the queue already")
-        top.do("s", "nothing was done: only a job that runs can be left alone")
+        top.do("s", "nothing was done: only a running job can be snoozed")
         top.do("p", "the queue is paused")
         assert queue.paused()
-        top.do("p", "the queue goes on")
+        top.do("p", "the queue is resumed")
         top.do("?", "follow its log; q returns")
         top.do("\x1b", "running (0)")
         # What others do shows without a key.
@@ -149,9 +149,7 @@ def test_it_can_be_stopped_and_brought_back_by_the_shell(queue: Store) -> None:
 def test_without_a_terminal_it_says_what_to_do_instead(queue: Store) -> None:
     done = stoker("top")
     assert (done.code, done.out) == (2, "")
-    assert done.err == (
-        "stoker: top needs a terminal: --once prints the overview one time, and --json does it as JSON\n"
-    )
+    assert done.err == ("stoker: top needs a terminal: --once prints it once as text, --json as JSON\n")
 
 
 def test_it_can_be_printed_once_as_text_or_json(queue: Store) -> None:

@@ -77,7 +77,7 @@ def test_a_gpu_that_cannot_be_read_looks_unlike_an_idle_one() -> None:
     [
         ({"paused": True}, "the queue is paused"),
         ({"machines": (machine(simulated=True),)}, "these GPUs are simulated"),
-        ({"machines": (machine(there=False),)}, "not heard of for 2 s"),
+        ({"machines": (machine(there=False),)}, "not seen for 2 s"),
         ({"machines": (machine(there=False, left=True),)}, "left 2 s ago"),
         ({"running": (), "waiting": (), "ended": (), "counts": {}}, "`stoker submit -- COMMAND` makes one"),
         ({"running": (running(0, fraction=None),)}, "loss=0.25"),

@@ -1,4 +1,4 @@
-"""The table of GPUs that a person reads: with colours and bars on a terminal, plain where it is not one."""
+"""The table of GPUs: with colours and bars on a terminal, plain otherwise."""
 
 import sys
 from collections.abc import Iterator
@@ -17,7 +17,6 @@ _BAR: Final = 10
 _FULL_FROM: Final = 0.9
 
 
-# From the last to be left out to the first: who uses a GPU is what people ask, what it draws can be looked up.
 _COLUMNS: Final = (
     Column("GPU", "right"),
     Column("name", gives="cut", least=8, left_out=1),
@@ -35,7 +34,7 @@ def print_look(look: Look) -> None:
 
 
 def show_live(looks: Iterator[Look], every: float) -> None:
-    """The table, redrawn at every look; where there is no terminal, one table after the other."""
+    """The table, redrawn at every look; without a terminal, one table after the other."""
     screen = console()
     if not screen.is_terminal:
         for look in looks:
@@ -61,11 +60,11 @@ def live_view(look: Look, width: int | None, hint: str = "") -> RenderableType:
 
 
 def table_of(look: Look, width: int | None) -> list[Text]:
-    """With bars where a terminal has room for them."""
-    kept = _kept()
+    """With bars where the terminal has room."""
+    reserved = _reserved()
     rows = [
         [
-            _row(gpu, reading, kept.get(gpu.uuid, ""), bars=bars)
+            _row(gpu, reading, reserved.get(gpu.uuid, ""), bars=bars)
             for gpu, reading in zip(look.gpus, look.readings, strict=True)
         ]
         for bars in (True, False)
@@ -78,8 +77,8 @@ def table_of(look: Look, width: int | None) -> list[Text]:
     return table_lines(narrow, rows[1], width)
 
 
-def _kept() -> dict[str, str]:
-    """What is said of the GPUs that this machine's worker keeps for a job, by uuid."""
+def _reserved() -> dict[str, str]:
+    """Why this machine's worker reserves a GPU, by uuid."""
     from socket import gethostname
 
     from stoker.engines.local.reserved_gpus import reserved_gpus
@@ -131,7 +130,7 @@ def _share(share: float, caption: str, bars: bool) -> Text:
         return Text(caption)
     full = min(round(share * _BAR), _BAR)
     if share > 0:
-        full = max(full, 1)  # anything at all shows
+        full = max(full, 1)  # any activity is visible
     colour = "cyan" if share < _FULL_FROM else "magenta"
     return Text.assemble(("█" * full, colour), ("·" * (_BAR - full), "dim"), " ", caption)
 

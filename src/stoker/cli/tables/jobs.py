@@ -1,4 +1,4 @@
-"""Jobs as a table on a terminal, and the line that sums the queue up."""
+"""Jobs and runs for people: a table of many, all about one, and the summary of the queue."""
 
 import shlex
 import time
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # In the order of the table.
 ORDER: Final[tuple[State, ...]] = ("running", "queued", "held", "succeeded", "failed", "cancelled")
 _COLOURS: Final = {"running": "green", "failed": "red", "held": "yellow", "cancelled": "dim", "succeeded": ""}
-# The first few are enough to know where the work is done.
 _MOST_HOSTS: Final = 3
 
 
@@ -59,9 +58,9 @@ def print_jobs(rows: Sequence[JobRow]) -> None:
 
 
 def summed_up(counts: Mapping[State, int], around: Surroundings) -> str:
-    """`2 running, 14 queued, 120 succeeded; 1 worker, on gpu-box`, or what keeps jobs from starting."""
+    """`2 running, 14 queued, 120 succeeded; 1 worker, on gpu-box`, and what keeps jobs from starting."""
     states = ", ".join(f"{counts[state]:,} {state}" for state in ORDER if counts.get(state)) or "no jobs"
-    paused = "; the queue is paused: `stoker resume` lets jobs start" if around.paused else ""
+    paused = "; the queue is paused: `stoker resume` starts jobs again" if around.paused else ""
     return f"{states}; {_workers(around)}{paused}"
 
 
@@ -69,26 +68,26 @@ def _workers(around: Surroundings) -> str:
     there = around.there()
     if not there:
         last = max((worker.seen for worker in around.workers), default=None)
-        heard = "" if last is None else f" (the last was seen {spoken(around.now - last)} ago)"
-        return f"no worker is there{heard}: `stoker work` starts one"
+        seen = "" if last is None else f" (last seen {spoken(around.now - last)} ago)"
+        return f"no worker is running{seen}: `stoker work` starts one"
     hosts = [f"{worker.host} (paused)" if worker.paused else worker.host for worker in there]
     more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
     return f"{len(there)} {'worker' if len(there) == 1 else 'workers'}, on {', '.join(hosts[:_MOST_HOSTS])}{more}"
 
 
 class JobText(msgspec.Struct, frozen=True):
-    """A job with its attempts, and what of them is on this machine."""
+    """A job with its attempts, and their files on this machine."""
 
     job: Job
     attempts: list[Attempt]
     why: Why
     around: Surroundings
     log: Path | None
-    """The output of the last attempt, when it ran here."""
+    """The log of the last attempt, if it ran here."""
     report: Path | None
-    """Why the last attempt was stopped, when it ran here and was."""
+    """The report on the last attempt, if it ran here and was stopped."""
     details: AttemptDetails | None
-    """What the queue keeps of the last attempt beyond its outcome."""
+    """What the queue keeps of the last attempt besides its outcome."""
 
     def json(self) -> dict[str, Any]:
         return {
@@ -101,21 +100,21 @@ class JobText(msgspec.Struct, frozen=True):
         }
 
     def text(self) -> str:
-        lines = {**_asked_for(self.job), **self._what_is()}
+        lines = {**_request(self.job), **self._state()}
         head = "".join(f"{name:13}{_indented(value)}\n" for name, value in lines.items() if value)
         attempts = "".join(f"{_attempt_words(attempt, self.around)}\n" for attempt in self.attempts)
         report = self._report()
         return head + (f"\nattempts\n{attempts}" if attempts else "") + (f"\n{report}" if report else "")
 
     def _report(self) -> str:
-        """As the machine that ran it has it; elsewhere what it told the queue."""
+        """The report on this machine, or the copy in the queue."""
         if self.report is not None:
             return self.report.read_text(encoding="utf-8", errors="replace")
         if self.details is None or not self.details.report:
             return ""
         return "\n".join(map(_printable, self.details.report.rstrip("\n").split("\n"))) + "\n"
 
-    def _what_is(self) -> dict[str, str]:
+    def _state(self) -> dict[str, str]:
         job = self.job
         return {
             "submitted": ", ".join(
@@ -151,7 +150,7 @@ def _if_there(directory: Path | None, name: str) -> Path | None:
     return directory / name if directory is not None and (directory / name).exists() else None
 
 
-def _asked_for(job: Job) -> dict[str, str]:
+def _request(job: Job) -> dict[str, str]:
     return {
         "job": job.id + (f" ({job.name})" if job.name else ""),
         "command": command_text(job),
@@ -188,8 +187,8 @@ def _retries(job: Job) -> str:
 def _commit(job: Job) -> str:
     if job.commit is None:
         return ""
-    tree = {True: ", with changes that were not committed", False: "", None: ""}[job.dirty]
-    return f"{job.commit}{tree}" + (", and it runs from a snapshot of it" if job.pin else "")
+    tree = {True: ", with uncommitted changes", False: "", None: ""}[job.dirty]
+    return f"{job.commit}{tree}" + (", run from a snapshot" if job.pin else "")
 
 
 def _attempt_words(attempt: Attempt, around: Surroundings) -> str:
@@ -210,7 +209,7 @@ def _attempt_words(attempt: Attempt, around: Surroundings) -> str:
 
 
 def _indented(value: Any) -> str:
-    """Further lines of a value under its first; nothing in it talks to the terminal."""
+    """A value of several lines, without control characters."""
     return f"\n{'':13}".join(map(_printable, str(value).split("\n")))
 
 
@@ -223,7 +222,7 @@ def _clock(wall: float) -> str:
 
 
 def fit_words(fit: Mapping[str, Any]) -> str:
-    """A few lines from what the queue keeps of it; nothing when that is nothing, or of a Stoker that knows more."""
+    """A few lines about the batch size; empty without one, or when a newer Stoker wrote it."""
     try:
         fitted = msgspec.convert(fit, Fitted)
     except msgspec.ValidationError:
@@ -238,13 +237,13 @@ def _probe(seen: ProbeOutcome) -> str:
     """`96 (61 GiB)`, `128 (out of memory)`."""
     if seen.outcome == "oom":
         return f"{seen.size} (out of memory)"
-    return f"{seen.size} ({'it fits' if seen.peak is None else format_memory(seen.peak)})"
+    return f"{seen.size} ({'fits' if seen.peak is None else format_memory(seen.peak)})"
 
 
 def job_json(job: Job) -> dict[str, Any]:
-    """Without the secrets in its environment: JSON is pasted into chats and kept in logs."""
-    told: dict[str, Any] = masked(msgspec.to_builtins(job))
-    return told
+    """Without secrets: JSON is pasted into chats and logs."""
+    found: dict[str, Any] = masked(msgspec.to_builtins(job))
+    return found
 
 
 def attempt_json(attempt: Attempt, host: str | None) -> dict[str, Any]:

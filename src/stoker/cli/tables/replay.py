@@ -1,4 +1,4 @@
-"""What a replay found, in the sentences that the terminal and the page both show."""
+"""The result of a replay in sentences, for the terminal and the page."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,7 +12,7 @@ _HOUR = 3600.0
 
 
 def gpu_hours(seconds: float) -> str:
-    """`0`, `0.25`, `41.6`, `1,344`: as exact as a person needs it."""
+    """`0`, `0.25`, `41.6`, `1,344`."""
     hours = seconds / _HOUR
     if hours >= 100:
         return f"{hours:,.0f}"
@@ -20,7 +20,7 @@ def gpu_hours(seconds: float) -> str:
 
 
 def local_time(wall: float) -> str:
-    """`Tue 2026-11-10 03:14:05`, where the reader is."""
+    """`Tue 2026-11-10 03:14:05`, in the reader's time zone."""
     return datetime.fromtimestamp(wall).astimezone().strftime("%a %Y-%m-%d %H:%M:%S")
 
 
@@ -36,12 +36,12 @@ def period(replay: Replay) -> str:
 
 
 def rule(policies: Sequence[Policy]) -> str:
-    """The rules in words, with what they wait for."""
+    """The rules in words, with their conditions."""
     return ", ".join([in_words(policies), *conditions(policies)])
 
 
 def what_came_after(firing: Firing) -> str:
-    """What the GPUs did after a firing, and what that means for the stop that did not happen."""
+    """What the GPUs did after a firing."""
     after = format_duration(firing.idle_after)
     if not firing.resumed:
         return f"idle for another {after}, to the end of the recording"
@@ -66,7 +66,7 @@ def times(number: int) -> str:
 
 
 def outcome(replay: Replay) -> str:
-    """The answer in one sentence."""
+    """The result in one sentence."""
     recorded, idle = gpu_hours(replay.totals.recorded), gpu_hours(replay.totals.idle)
     if not replay.firings:
         return f"The rule would not have fired; {idle} of {recorded} GPU-hours were idle."
@@ -77,7 +77,7 @@ def outcome(replay: Replay) -> str:
 
 
 def cost(replay: Replay) -> str | None:
-    """What would have been lost by it; None where it would have done nothing."""
+    """Which stops would have hit work; None when the rule did not fire."""
     if not replay.firings:
         return None
     soon = format_duration(SOON)
@@ -105,7 +105,7 @@ def warnings(replay: Replay) -> str | None:
 
 
 def blind_spots(replay: Replay) -> list[str]:
-    """What the recording does not tell, each in a sentence."""
+    """What the recording does not show, one sentence each."""
     sentences = []
     if replay.unknown:
         sentences.append(f"Unknown for {_in_all(replay.unknown)}: {_longest(replay.unknown).reason}.")
@@ -115,7 +115,7 @@ def blind_spots(replay: Replay) -> list[str]:
 
 
 def _in_all(stretches: Sequence[Stretch]) -> str:
-    """`50m20s from …` for one of them; for many, how long together and which was the longest."""
+    """`50m20s from …` for one; for several, the sum and the longest."""
     longest = _longest(stretches)
     this = f"{format_duration(longest.seconds)} from {local_time(longest.begun.wall)}"
     if len(stretches) == 1:

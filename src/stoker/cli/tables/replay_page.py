@@ -21,14 +21,14 @@ from stoker.rules.registry import in_words
 from stoker.rules.replay import Firing, Moment, Replay, Stretch
 from stoker.units import format_duration, format_percent
 
-# About as many as a large screen has pixels for; a point is never narrower than a line on a phone.
+# About the width of a large screen in pixels.
 _POINTS: Final = 1000
 _DETAIL_POINTS: Final = 300
-# A page is for looking at: beyond these, the JSON has them all.
+# --json has the rest.
 _MOST_DETAILS: Final = 12
 _MOST_FIRINGS: Final = 200
 _MOST_STRETCHES: Final = 30
-# Numbers of firings that would stand closer than this share of the width are left out above the charts.
+# Numbers above the charts that are closer than this share of the width are left out.
 _CLOSEST_MARKS: Final = 0.03
 _CLOSEST_ON_PHONE: Final = 0.09
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -39,13 +39,13 @@ _TICKS: Final = (
 _MOST_TICKS: Final = 8
 
 
-# Fractions are kept in ten-thousandths, as recordings have them: four bytes per GPU and look, 30 MB for a month.
+# Fractions in ten-thousandths, as in recordings: four bytes per GPU and look, 30 MB for a month.
 _STEPS: Final = 10_000
 _UNKNOWN: Final = 0xFFFF
 
 
 class Bin(NamedTuple):
-    """A stretch of the chart. Highest and lowest are both kept, so that neither a burst nor a pause can vanish."""
+    """One point of the chart. Lowest and highest are both kept, so that no burst or pause vanishes."""
 
     low: float
     high: float
@@ -53,12 +53,12 @@ class Bin(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A chart's points from left to right, one for each equal stretch of time."""
+    """The points of a chart from left to right."""
 
     bins: list[Bin | None]
     """None where nothing is known."""
     unknown: list[bool]
-    """Whether something in the stretch could not be read. Other stretches without a bin were not recorded."""
+    """Whether something could not be read there. Other points without a bin were not recorded."""
 
 
 class _Track:
@@ -68,7 +68,7 @@ class _Track:
 
 
 class Timeline:
-    """Follows looks. Two that are further apart than `longest_gap` have a hole between them."""
+    """Collects looks. Two that are further apart than `longest_gap` have a gap between them."""
 
     def __init__(self, longest_gap: float) -> None:
         self._longest_gap = longest_gap
@@ -76,7 +76,7 @@ class Timeline:
         self._tracks: dict[str, _Track] = {}
 
     def following(self, looks: Iterable[Look]) -> Iterator[Look]:
-        """The same looks, each noted as it passes."""
+        """The same looks, each collected as it passes."""
         for look in looks:
             self.add(look)
             yield look
@@ -151,7 +151,7 @@ def _ten_thousandths(fraction: float) -> int:
 
 
 def page_of(replay: Replay, timeline: Timeline, name: str) -> str:
-    """The page, for a recording of this name."""
+    """The page for a recording with this name."""
     template = importlib.resources.files("stoker.cli.tables").joinpath("replay_page.html").read_text(encoding="utf-8")
     whole = _Span.of(replay.begun, replay.ended)
     gpus = count_of(len(replay.gpus), "GPU")
@@ -169,12 +169,14 @@ def page_of(replay: Replay, timeline: Timeline, name: str) -> str:
         charts=_charts(replay, timeline, whole),
         axis=_axis(whole),
         firings=_firings(replay, timeline),
-        tables=_table("What nobody saw", sorted([*replay.unknown, *replay.gaps], key=lambda stretch: stretch.begun.at)),
+        tables=_table(
+            "Unknown and not recorded", sorted([*replay.unknown, *replay.gaps], key=lambda stretch: stretch.begun.at)
+        ),
     )
 
 
 class _Span(NamedTuple):
-    """The stretch of time that a chart shows, on the recording's clock, and what the wall's showed at its beginning."""
+    """The time that a chart shows, on the recording's clock, and the wall-clock time of its start."""
 
     begun: float
     ended: float
@@ -182,15 +184,12 @@ class _Span(NamedTuple):
 
     @classmethod
     def of(cls, begun: Moment, ended: Moment) -> "_Span":
-        # A recording of a single look is a moment: drawn a second wide, it is at least seen.
+        # A recording of a single look is drawn one second wide.
         return cls(begun.at, max(ended.at, begun.at + 1.0), begun.wall)
 
     def place(self, at: float) -> float:
         """How far from the left, as a share of the width."""
         return min(max((at - self.begun) / (self.ended - self.begun), 0.0), 1.0)
-
-
-# Above the charts
 
 
 def _notes(replay: Replay) -> str:
@@ -233,7 +232,7 @@ def _shares_key(replay: Replay) -> str:
 
 
 def _marks(firings: Sequence[Firing], span: _Span) -> str:
-    """The numbers of the firings above the charts, each a link to what is said of it."""
+    """The numbers of the firings above the charts, with links to their descriptions."""
     marks = []
     last = last_on_phone = -1.0
     for number, firing in enumerate(firings[:_MOST_FIRINGS], 1):
@@ -247,11 +246,8 @@ def _marks(firings: Sequence[Firing], span: _Span) -> str:
     return "".join(marks)
 
 
-# Charts
-
-
 def _charts(replay: Replay, timeline: Timeline, span: _Span) -> str:
-    """One below the other, so that a moment is in the same place in all of them."""
+    """One below the other, on the same time axis."""
     marks = f'<div class="marks">{_marks(replay.firings, span)}</div>' if replay.firings else ""
     above = [marks] + [""] * len(replay.gpus)
     return "\n".join(
@@ -269,7 +265,7 @@ def _gpu_plot(gpu: Gpu, replay: Replay, timeline: Timeline, span: _Span) -> str:
 
 
 def _plot(drawn: Drawn, firings: Iterable[Firing], below: float, span: _Span, label: str) -> str:
-    """One curve with everything that is marked on it."""
+    """One curve with its marks."""
     shades = []
     for firing in firings:
         shades.append(_shade("window", span.place(firing.window_from.at), span.place(firing.moment.at)))
@@ -284,7 +280,7 @@ def _plot(drawn: Drawn, firings: Iterable[Firing], below: float, span: _Span, la
     shades += [_shade("unknown", left / count, right / count) for left, right in _runs(drawn.unknown)]
     shades += [_shade("gap", left / count, right / count) for left, right in _runs(holes)]
     band, mean = _paths(drawn.bins)
-    # A little room above and below, so that neither 100% nor 0% lies on the frame.
+    # Margins keep 0% and 100% off the frame.
     curve = (
         f'<svg viewBox="0 -5 {count} 110" preserveAspectRatio="none" role="img" aria-label="{escape(label)}">'
         f'<path class="band" d="{band}"/><path class="mean" d="{mean}"/></svg>'
@@ -298,7 +294,7 @@ def _shade(kind: str, left: float, right: float) -> str:
 
 
 def _paths(bins: Sequence[Bin | None]) -> tuple[str, str]:
-    """The area between lowest and highest, and the line of the means, as steps; broken where nothing is known."""
+    """The area between lowest and highest, and the line of the means, as steps; with gaps where unknown."""
     areas, lines = [], []
     for left, right in _runs([point is not None for point in bins]):
         run = [point for point in bins[left:right] if point is not None]
@@ -313,7 +309,7 @@ def _height(fraction: float) -> str:
 
 
 def _steps(heights: Sequence[str], direction: int) -> str:
-    """A step for each height; those that stay the same are one long step."""
+    """A step per height; equal ones are one long step."""
     steps: list[str] = []
     length = 0
     for here, following in zip(heights, [*heights[1:], None], strict=True):
@@ -325,7 +321,7 @@ def _steps(heights: Sequence[str], direction: int) -> str:
 
 
 def _runs(flags: Sequence[bool]) -> list[tuple[int, int]]:
-    """Where it is true without a break: first, and one after the last."""
+    """The runs of true values, as half-open ranges."""
     edges = [place for place in range(len(flags) + 1) if _at(flags, place) != _at(flags, place - 1)]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
@@ -335,7 +331,7 @@ def _at(flags: Sequence[bool], place: int) -> bool:
 
 
 def _axis(span: _Span) -> str:
-    """Times at round moments of the reader's own clock, and the day where it begins or changes."""
+    """Round times in the reader's time zone, with the day where it changes."""
     length = span.ended - span.begun
     step = next((tick for tick in _TICKS if length / tick <= _MOST_TICKS), _TICKS[-1])
     zone = datetime.fromtimestamp(span.wall).astimezone().utcoffset()
@@ -355,9 +351,6 @@ def _axis(span: _Span) -> str:
         day = today
         tick += step
     return "".join(ticks)
-
-
-# Each firing
 
 
 def _firings(replay: Replay, timeline: Timeline) -> str:
@@ -386,19 +379,16 @@ def _card(number: int, firing: Firing, detail: str) -> str:
 
 
 def _detail(firing: Firing, replay: Replay, timeline: Timeline) -> str:
-    """The window from close by: the highest of its GPUs, some of the time before, and what came after."""
+    """A closer view of the window, with some time before and after; the highest of its GPUs."""
     window = firing.moment.at - firing.window_from.at
     begun = max(firing.window_from.at - window / 2, replay.begun.at)
-    # So far that the return of the work is seen, unless that would make the window itself too small to see.
+    # Up to the return of the work, unless the window would become too small to see.
     ended = firing.until.at + window / 4 if firing.idle_after <= 4 * window else firing.moment.at + window
     ended = min(ended, replay.ended.at)
     span = _Span(begun, max(ended, begun + 1.0), firing.moment.wall - (firing.moment.at - begun))
     drawn = timeline.drawn(firing.gpus, span.begun, span.ended, _DETAIL_POINTS)
     label = "Utilization around this firing, the highest of the GPUs that were idle"
     return f'{_plot(drawn, [firing], replay.below, span, label)}<div class="axis">{_axis(span)}</div>'
-
-
-# What nobody saw
 
 
 def _table(heading: str, stretches: Sequence[Stretch]) -> str:
@@ -415,7 +405,7 @@ def _table(heading: str, stretches: Sequence[Stretch]) -> str:
 
 
 def _text(sentence: str) -> str:
-    """Escaped, and without a break in the middle of the page's most frequent word."""
+    """Escaped, and without a line break in GPU-hours."""
     return escape(sentence).replace("GPU-hours", "GPU\N{NON-BREAKING HYPHEN}hours")
 
 

@@ -1,4 +1,4 @@
-"""Where tables go: a terminal with its width and colours, or plain text that nothing is cut from."""
+"""Tables: fitted to the width of a terminal, or plain text of any width."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
@@ -7,7 +7,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-# What is no terminal has no width: sentences are wide enough there that nothing is cut.
+# A file or pipe has no width: nothing is cut there.
 _PLAIN_WIDTH: Final = 200
 _GAP: Final = 2
 
@@ -15,17 +15,17 @@ Cell = Text | str
 
 
 class Column(NamedTuple):
-    """One column of a table, and what becomes of it on a narrow terminal."""
+    """One column of a table, and how it adapts to a narrow terminal."""
 
     name: str
     justify: Literal["left", "right"] = "left"
     gives: Literal["never", "cut", "middle", "wrap"] = "never"
-    """Whether it may be narrower than what is in it: an id stays whole, a command is cut at its end, a place whose end
-    counts in its middle, a sentence is wrapped."""
+    """Whether it may be narrower than its content: an id stays whole, a command is cut at its end, a place in its
+    middle, a sentence is wrapped."""
     least: int = 16
-    """How narrow it may become before other columns are left out."""
+    """The narrowest it may become before other columns are left out."""
     left_out: int = 0
-    """The column with the highest number is left out first where there is no room; 0 never is."""
+    """Without room, the column with the highest number is left out first; 0 never is."""
 
 
 def console() -> Console:
@@ -39,7 +39,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> No
 
 
 def print_lines(screen: Console, lines: Iterable[Text]) -> None:
-    """As they are: a terminal too narrow for what must stay whole wraps it."""
+    """Prints lines as they are; a terminal that is too narrow wraps them."""
     if not screen.is_terminal:
         screen.file.writelines(f"{line.plain}\n" for line in lines)
         return
@@ -48,12 +48,12 @@ def print_lines(screen: Console, lines: Iterable[Text]) -> None:
 
 
 def width_of(screen: Console) -> int | None:
-    """How wide a table may be; None where nothing limits it."""
+    """The width of a table; None without a limit."""
     return screen.width if screen.is_terminal else None
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[Text]:
-    """The table with its heading; without a width each row is one line, whole."""
+    """The table with its heading; without a width each row is one whole line."""
     cells = [[_on_one_line(cell) for cell in row] for row in rows]
     natural = [
         max([cell_len(column.name), *(row[place].cell_len for row in cells)]) for place, column in enumerate(columns)
@@ -67,7 +67,7 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width
 
 
 def fits(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> bool:
-    """Whether all columns have a place, those that give with as little of it as they need."""
+    """Whether all columns fit, the flexible ones at their narrowest."""
     if width is None:
         return True
     cells = [[_on_one_line(cell) for cell in row] for row in rows]
@@ -78,7 +78,7 @@ def fits(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int |
 
 
 def _on_one_line(cell: Cell) -> Text:
-    """Without what would begin another line or steer the terminal."""
+    """Without line breaks and control characters."""
     text = cell if isinstance(cell, Text) else Text(cell)
     if text.plain.isprintable():
         return text
@@ -95,7 +95,7 @@ def _least(columns: Sequence[Column], natural: Sequence[int], place: int) -> int
 
 
 def _kept(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
-    """The columns for which there is room, in their order."""
+    """The columns that fit, in their order."""
     shown = list(range(len(columns)))
     while _needed(columns, natural, shown) > width and any(columns[place].left_out for place in shown):
         shown.remove(max(shown, key=lambda place: columns[place].left_out))
@@ -103,13 +103,13 @@ def _kept(columns: Sequence[Column], natural: Sequence[int], width: int) -> list
 
 
 def _narrowed(columns: Sequence[Column], natural: Sequence[int], shown: Sequence[int], width: int) -> list[int]:
-    """The widest of those that give becomes narrower until all fit; the others stay as they are."""
+    """Narrows the widest flexible columns until all fit."""
     widths = list(natural)
     giving = [place for place in shown if columns[place].gives != "never"]
     excess = sum(widths[place] for place in shown) + _GAP * (len(shown) - 1) - width
     while excess > 0:
         above = [place for place in giving if widths[place] > _least(columns, natural, place)]
-        # Where even that is too much, nothing is cut to less than can be recognised, and the terminal wraps the line.
+        # Nothing is cut further than that: the terminal wraps the line.
         if not above:
             break
         *others, widest = sorted(above, key=lambda place: widths[place])
@@ -147,7 +147,7 @@ def _fitted(column: Column, cell: Text, width: int) -> list[Text]:
 
 
 def cut_in_the_middle(text: str, width: int) -> str:
-    """`gpu-box-1…ple.org:0,1`: both ends say something."""
+    """`gpu-box-1…ple.org:0,1`: both ends matter."""
     if cell_len(text) <= width:
         return text
     tail = text[len(text) - width // 2 :]

@@ -1,4 +1,4 @@
-"""`stoker top`: the overview live in the terminal, and keys to act on the selected job."""
+"""`stoker top`: GPUs and jobs live in the terminal, with keys to act on the selected job."""
 
 from typing import TYPE_CHECKING
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 @click.command("top")
-@click.option("--once", is_flag=True, help="Print it one time, as text, and end.")
-@json_option("Print it one time, as JSON, and end.")
+@click.option("--once", is_flag=True, help="Print it once as text.")
+@json_option("Print it once as JSON.")
 @queue_option
 def top_command(once: bool, as_json: bool, queue_url: str | None) -> int:
-    """Watch health, GPUs and jobs live, and act on them: ? shows the keys, q leaves."""
+    """Watch GPUs and jobs live, and act on them: ? shows the keys, q quits."""
     from stoker.cli.top.session import TopSession
     from stoker.cli.top.terminal import TopTerminal
     from stoker.paths import state_home
     from stoker.status.snapshot import SnapshotBuilder
 
     if once and as_json:
-        raise BadInputError("--once and --json both print it one time: choose one")
+        raise BadInputError("--once and --json exclude each other: choose one")
     if not (once or as_json or TopTerminal.is_there()):
-        raise BadInputError("top needs a terminal: --once prints the overview one time, and --json does it as JSON")
+        raise BadInputError("top needs a terminal: --once prints it once as text, --json as JSON")
     home = state_home()
     with opened_or_created(queue_url) as store:
         if as_json:

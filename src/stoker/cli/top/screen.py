@@ -1,4 +1,4 @@
-"""The screen of `stoker top`: an overview as lines that fit a terminal of any size, whatever jobs are called."""
+"""The screen of `stoker top`: a snapshot as lines that fit a terminal of any size."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -28,27 +28,27 @@ _GPU_STATES: Final[dict[GpuUse, tuple[str, str]]] = {
 _STATES: Final[dict[State, str]] = {"failed": "red", "succeeded": "green", "cancelled": "dim", "held": "yellow"}
 _BAR: Final = 10
 _HINT: Final = "q quit  ? help  Enter details  l log  c cancel  r retry  h hold  u/d move  s snooze  p pause"
-# From this width on there is room for bars beside what the GPUs do.
+# From this width on there is room for bars.
 _ROOM_FOR_BARS: Final = 72
 UNCUT: Final = 1_000_000
-"""As a width: nothing is cut, for a reader that has none."""
-# What the screen is divided among: of the lines between the health and the last line.
+"""As a width: nothing is cut, for output without a terminal."""
+# The share of the lines between the health and the last line.
 _GPU_SHARE: Final = 0.4
 
 
 class TopView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person chose to see."""
+    """What the user chose to see."""
 
     selected: str | None = None
     """The id of a job."""
     place: int = 0
-    """Where it was among all that are shown, should it vanish."""
+    """Its place among the shown jobs, in case it vanishes."""
     mine: str = ""
     """Only the jobs of this submitter."""
     note: str = ""
-    """The result of what was done last, or a question."""
+    """The result of the last action, or a question."""
     away: str = ""
-    """Why what is shown is old."""
+    """Why the shown state is old."""
 
 
 def chosen(snapshot: Snapshot, view: TopView) -> tuple[Sequence[RunningJob], Sequence[WaitingJob], Sequence[EndedJob]]:
@@ -65,7 +65,7 @@ def chosen(snapshot: Snapshot, view: TopView) -> tuple[Sequence[RunningJob], Seq
 
 
 def selected(snapshot: Snapshot, view: TopView, step: int = 0) -> TopView:
-    """The same view with a job selected that is there; `step` lines further down."""
+    """The view with an existing job selected, `step` lines further down."""
     ids = [one.job.id for section in chosen(snapshot, view) for one in section]
     if not ids:
         return msgspec.structs.replace(view, selected=None, place=0)
@@ -75,7 +75,7 @@ def selected(snapshot: Snapshot, view: TopView, step: int = 0) -> TopView:
 
 
 def frame(snapshot: Snapshot, view: TopView, width: int, height: int) -> list[Text]:
-    """Exactly so many lines: the last one says what can be done, or what was."""
+    """Exactly `height` lines; the last has the keys or the result of the last action."""
     head = [_title(snapshot, view, width), *_health(snapshot, width, most=3 if height >= 30 else 1)]
     room = max(0, height - len(head) - 1)
     machines = _machines(snapshot, width, int(room * _GPU_SHARE))
@@ -86,7 +86,7 @@ def frame(snapshot: Snapshot, view: TopView, width: int, height: int) -> list[Te
 
 
 def whole(snapshot: Snapshot, width: int) -> list[Text]:
-    """All of it, for a reader that has no screen."""
+    """Everything, for output without a terminal."""
     view = TopView()
     head = [_title(snapshot, view, width), *_health(snapshot, width, most=100)]
     machines = [line for machine in snapshot.machines for line in _machine(machine, snapshot.now, width)]
@@ -109,7 +109,7 @@ def cut(text: Text, width: int) -> Text:
 
 
 def share(room: int, wants: Sequence[int]) -> list[int]:
-    """How many lines each gets: as many as it wants, or else evenly."""
+    """The lines of each section: as many as it wants, or an equal share."""
     given = [0] * len(wants)
     while room > 0 and (hungry := [number for number, want in enumerate(wants) if given[number] < want]):
         for number in hungry[:room]:
@@ -139,7 +139,7 @@ def _title(snapshot: Snapshot, view: TopView, width: int) -> Text:
 def _health(snapshot: Snapshot, width: int, most: int) -> list[Text]:
     health = snapshot.health
     lines = [Text(one_line(health.headline), style=f"bold {_LEVELS[health.level]}")]
-    # When one thing is all there is to tell, it is the headline.
+    # A single issue is the headline already.
     points = [point for point in health.points if point.message != health.headline]
     lines += [Text(f"  {one_line(point.message)}", style=_LEVELS[point.level]) for point in points[:most]]
     if len(points) > most:
@@ -148,7 +148,7 @@ def _health(snapshot: Snapshot, width: int, most: int) -> list[Text]:
 
 
 def _machines(snapshot: Snapshot, width: int, room: int) -> list[Text]:
-    """A line for each GPU where there is room for that, for each machine where not."""
+    """A line per GPU where there is room, otherwise a line per machine."""
     full = [line for machine in snapshot.machines for line in _machine(machine, snapshot.now, width)]
     if len(full) <= room:
         return full
@@ -167,7 +167,7 @@ def _machine(machine: Machine, now: float, width: int) -> list[Text]:
 def _condition(machine: Machine, now: float) -> list[tuple[str, str]]:
     found = []
     if not machine.there:
-        word = "left" if machine.left else "not heard of for"
+        word = "left" if machine.left else "not seen for"
         ago = f"{spoken(now - machine.seen)}{' ago' if machine.left else ''}"
         found.append((f"  {word} {ago}", "dim" if machine.left else "red"))
     if machine.paused:
@@ -218,7 +218,6 @@ def _jobs(snapshot: Snapshot, view: TopView, width: int, room: int) -> list[Text
         ("waiting", queued, waiting),
         ("ended", sum(counts.get(state, 0) for state in ("succeeded", "failed", "cancelled")), ended),
     ]
-    # What nobody can see is not counted as shown either.
     given = share(room, [len(jobs) + 1 for _name, _count, jobs in sections])
     lines = []
     for (name, count, jobs), lent in zip(sections, given, strict=True):
@@ -238,7 +237,7 @@ def _heading(name: str, count: int, shown: Sequence[AnyJob], jobs: Sequence[AnyJ
 
 
 def _window(jobs: Sequence[AnyJob], view: TopView, size: int) -> Sequence[AnyJob]:
-    """As many as there is room for, the selected one among them."""
+    """The jobs that fit, including the selected one."""
     if size <= 0:
         return []
     place = next((number for number, one in enumerate(jobs) if one.job.id == view.selected), 0)
@@ -254,7 +253,7 @@ def _row(one: AnyJob, now: float, view: TopView, width: int) -> Text:
         case RunningJob():
             text.append(_where(one, 12 if width < 100 else 20, width))
             text.append(f" {_lasted(one.job.started, now):>6} ")
-            text.append_text(_doing(one, now, width))
+            text.append_text(_activity(one, now, width))
         case WaitingJob():
             text.append(_column(_wanted(one), 9, UNCUT), "dim")
             text.append(f" {'held' if one.job.state == 'held' else 'queued'}", _STATES.get(one.job.state, ""))
@@ -271,8 +270,8 @@ def _row(one: AnyJob, now: float, view: TopView, width: int) -> Text:
     return cut(text, width)
 
 
-def _doing(one: RunningJob, now: float, width: int) -> Text:
-    """How far it is, or else what it said last."""
+def _activity(one: RunningJob, now: float, width: int) -> Text:
+    """Its progress, or its last line."""
     snoozed = f"left alone for {spoken(one.snoozed_until - now)}  " if one.snoozed_until is not None else ""
     text = Text(snoozed, style="")
     if one.why.word:
@@ -293,7 +292,7 @@ def progress_bar(progress: Progress, *, bars: bool = True) -> Text:
 def bar(fraction: float | None, caption: str) -> Text:
     full = 0 if fraction is None else min(round(fraction * _BAR), _BAR)
     if fraction:
-        full = max(full, 1)  # anything at all shows
+        full = max(full, 1)  # any activity is visible
     return Text.assemble(("█" * full, "cyan"), ("·" * (_BAR - full), "dim"), f" {caption:>4}")
 
 
@@ -313,14 +312,14 @@ def _code(one: EndedJob) -> str:
 
 
 def _where(one: RunningJob, width: int, of: int) -> str:
-    """The machine and its GPUs: of a long name the end is left out, of the numbers nothing."""
+    """The machine and its GPUs: a long host name is cut, the numbers are not."""
     gpus = f":{','.join(one.gpus) or '-'}"
     host = _column(one.host, max(4, width - len(gpus)), of).rstrip()
     return _column(f"{host}{gpus}", width, UNCUT)
 
 
 def _column(text: str, width: int, of: int) -> str:
-    """So wide, in a line of the width `of`; wider only where nothing is cut."""
+    """Padded or cut to `width`, in a line of the width `of`; not cut without a terminal."""
     shown = one_line(text)
     if cell_len(shown) <= width:
         return set_cell_size(shown, width)

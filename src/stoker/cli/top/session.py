@@ -1,4 +1,4 @@
-"""One person at one terminal with `stoker top`: what is shown, and what each key does."""
+"""The session of `stoker top`: what is shown, and what each key does."""
 
 import contextlib
 import os
@@ -32,11 +32,10 @@ from stoker.units import format_duration
 if TYPE_CHECKING:
     from stoker.queue import Store
 
-# Utilizations, progress and times go on without a word from the queue.
+# Utilization, progress and times change without a change of the queue.
 _LOOK_EVERY: Final = 1.0
-# However often the bell rings.
+# However often the queue changes.
 _SECONDS_BETWEEN_LOOKS: Final = 0.2
-# What one reads of a log before following it.
 _LINES_OF_LOG: Final = 200
 _STEPS: Final = {"up": -1, "down": 1, "page up": -10, "page down": 10, "home": -(10**6), "end": 10**6}
 _ON_A_JOB: Final = frozenset({"enter", "l", "c", "r", "h", "u", "d", "s"})
@@ -45,17 +44,15 @@ Mode = Literal["jobs", "job", "help"]
 
 
 class TopSession:
-    """One person at one terminal."""
-
     def __init__(self, store: Store, home: Path, terminal: TopTerminal, queue: str | None) -> None:
         self._store = store
         self._home = home
         self._terminal = terminal
         self._queue = queue
-        self._observer = SnapshotBuilder(home)
+        self._builder = SnapshotBuilder(home)
         self._snapshot: Snapshot | None = None
         self._health: Health | None = None
-        """What the queue's last answer came to."""
+        """The health at the last answer of the queue."""
         self._detail: tuple[JobDetail, list[str]] | None = None
         self._view: TopView = TopView()
         self._mode: Mode = "jobs"
@@ -64,7 +61,7 @@ class TopSession:
         self._due = 0.0
 
     def run(self) -> int:
-        """Until q, or until somebody ends it."""
+        """Until q or a signal; the exit code."""
         changes = self._store.listen()
         looked = -_SECONDS_BETWEEN_LOOKS
         try:
@@ -88,7 +85,7 @@ class TopSession:
     def _look(self) -> None:
         before = self._snapshot
         try:
-            self._snapshot = self._observer.observe(self._store)
+            self._snapshot = self._builder.observe(self._store)
             self._health = self._snapshot.health
             self._change(away="")
             if self._mode == "job":
@@ -101,7 +98,7 @@ class TopSession:
             self._change(away=f"{error} (waiting; what is shown is old)")
 
     def _lose(self, why: str) -> None:
-        """That all was well when the queue was last asked must not be read as an answer."""
+        """Shows the lost queue as the health: the last good state must not look current."""
         if self._snapshot is not None and self._health is not None:
             self._snapshot = msgspec.structs.replace(self._snapshot, health=without_queue(self._health, why))
 
@@ -127,10 +124,10 @@ class TopSession:
     # What keys do
 
     def _press(self, key: str) -> bool:
-        """False when it is time to leave."""
+        """False for quit."""
         if self._question is not None:
             question, self._question = self._question, None
-            self._tell(question() if key == "y" else "nothing was done")
+            self._show_result(question() if key == "y" else "nothing was done")
             return True
         self._change(note="")
         if self._mode != "jobs" and key in {"q", "escape", "enter", "?"}:
@@ -149,7 +146,7 @@ class TopSession:
         elif key == "a":
             self._turn_mine()
         elif key == "p":
-            self._tell(turn_queue(self._store))
+            self._show_result(turn_queue(self._store))
         elif key in _ON_A_JOB and (job := self._selected()) is not None:
             self._act_on(key, job)
 
@@ -163,7 +160,7 @@ class TopSession:
             self._change(note=f"{job.id} ({job_label(job)[:60]}) is running: stop it? y/n")
             self._question = lambda: act(self._store, key, job.id)
         else:
-            self._tell(act(self._store, key, job.id))
+            self._show_result(act(self._store, key, job.id))
 
     def _step(self, step: int) -> None:
         if self._snapshot is not None:
@@ -174,7 +171,7 @@ class TopSession:
     def _turn_mine(self) -> None:
         me = login_name()
         if not self._view.mine and not me:
-            self._tell("who you are cannot be told here: all jobs are shown")
+            self._show_result("your user name is unknown: all jobs are shown")
             return
         self._change(mine="" if self._view.mine else me)
         if self._snapshot is not None:
@@ -191,17 +188,17 @@ class TopSession:
         return None
 
     def _follow(self, job: Job) -> None:
-        """Lends the screen to `stoker logs -f`, until it has ended and q was pressed."""
+        """Gives the screen to `stoker logs -f` until q."""
         program = [sys.executable, "-P", "-m", "stoker.cli", "logs", "-f", "-n", str(_LINES_OF_LOG), job.id]
-        # Not as an argument: an address may hold a password, and arguments are seen by everybody.
+        # Not as an argument: the address may hold a password, and every user can see arguments.
         environment = {**os.environ, **({"STOKER_QUEUE": self._queue} if self._queue else {})}
-        with self._terminal.lent():
+        with self._terminal.released():
             _say(f"the log of job {job.id}: q returns")
             follower = subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL)
             try:
                 self._until_returning(follower)
             except KeyboardInterrupt:
-                pass  # Ctrl-C ends the log, not what lent it the screen
+                pass  # Ctrl-C ends the log only
             finally:
                 follower.terminate()
                 follower.wait()
@@ -222,8 +219,8 @@ class TopSession:
             if ended >= 0:
                 os.close(ended)
 
-    def _tell(self, sentence: str) -> None:
-        """The result of something, which may have changed what there is to see."""
+    def _show_result(self, sentence: str) -> None:
+        """Shows the result of an action, and looks again."""
         self._change(note=sentence)
         self._due = 0.0
 
@@ -236,14 +233,14 @@ def _say(sentence: str) -> None:
         os.write(sys.stdout.fileno(), f"stoker: {sentence}\n".encode())
 
 
-# Long enough for a validation or a meal; who needs longer has `stoker snooze`.
+# `stoker snooze` takes any duration.
 SNOOZE_SECONDS: Final = 1800.0
 
 VERBS: Final[dict[str, Verb]] = {"c": CANCEL, "r": RETRY, "u": moving("up"), "d": moving("down")}
 
 
 def act(store: "Store", key: str, job: str) -> str:
-    """Does to a job what the key stands for."""
+    """Applies the action of a key to a job; the result."""
     try:
         if key == "s":
             return _snooze(store, job)
@@ -255,15 +252,15 @@ def act(store: "Store", key: str, job: str) -> str:
 
 
 def turn_queue(store: "Store") -> str:
-    """Pauses it, or lets it go on."""
+    """Pauses or resumes the queue."""
     try:
         if store.paused():
             store.resume()
-            return "the queue goes on"
+            return "the queue is resumed"
         store.pause()
     except StokerError as error:
         return one_line(f"nothing was done: {error}")
-    return "the queue is paused: nothing more is started, and what runs goes on; p lets it go on"
+    return "the queue is paused: no more jobs start, running ones go on; p resumes it"
 
 
 def _steer(store: "Store", verb: Verb, name: str) -> str:
@@ -280,7 +277,7 @@ def _steer(store: "Store", verb: Verb, name: str) -> str:
 def _snooze(store: "Store", name: str) -> str:
     job = store.jobs.get(name)
     if job.state != "running" or job.attempt is None:
-        raise BadInputError("only a job that runs can be left alone")
+        raise BadInputError("only a running job can be snoozed")
     named = one_line(label(job.id, job.name))
     if not store.attempts.snooze(job.attempt, SNOOZE_SECONDS, login_name()):
         return f"{named} has just ended"
@@ -294,14 +291,14 @@ _MOST_ATTEMPTS: Final = 5
 
 
 def last_words(store: "Store", home: Path, attempt: Attempt) -> list[str]:
-    """The lines at the end of its output, without anything that could speak to the terminal."""
+    """The last lines of its output, without control characters."""
     text = local_tail(home, attempt, _TAIL)
     text = store.logs.read(attempt.id)[-_TAIL:] if text is None else text
     return [one_line(line) for line in plain_text(text).rstrip("\n").split("\n")]
 
 
 def detail_frame(detail: JobDetail, output: Sequence[str], view: TopView, width: int, height: int) -> list[Text]:
-    """Exactly so many lines."""
+    """Exactly `height` lines."""
     head = [cut(line, width) for line in _about(detail)]
     room = max(0, height - 1 - len(head))
     tail = [cut(Text(line), width) for line in output[-room:]] if room else []

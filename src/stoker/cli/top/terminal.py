@@ -1,4 +1,4 @@
-"""The terminal of `stoker top`: taken over while it runs, and given back as it was whatever happens."""
+"""The terminal of `stoker top`: taken over while it runs, and always restored."""
 
 import contextlib
 import os
@@ -15,17 +15,17 @@ from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
 
-# Whoever presses Escape sends the same that other keys begin with; a terminal sends the rest of those at once.
+# Escape is also the first byte of other keys; a terminal sends the rest of those at once.
 _ESCAPE_SECONDS: Final = 0.05
-# Where tcgetattr has them.
+# The index in what tcgetattr returns.
 _LOCAL_MODES: Final = 3
 _LEAVING: Final = (signal.SIGTERM, signal.SIGHUP)
-# Colours off, and the cursor, margins and modes as they were: the output of a job may have changed them.
+# A job's output may have changed colours, cursor, margins and modes.
 _SOFT_RESET: Final = b"\x1b[!p\x1b[0m"
 
 
 class TopTerminal:
-    """Signals only wake it: what they ask for is done between two frames."""
+    """Signals only wake it; they are handled between two frames."""
 
     def __init__(self) -> None:
         self._input = sys.stdin.fileno()
@@ -42,8 +42,8 @@ class TopTerminal:
         return sys.stdin.isatty() and sys.stdout.isatty() and not Console().is_dumb_terminal
 
     def __enter__(self) -> Self:
-        self._wake, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._wakeup_before = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+        self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup_before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (*_LEAVING, signal.SIGTSTP, signal.SIGWINCH):
             self._handlers[number] = signal.signal(number, self._note)
         self._before = termios.tcgetattr(self._input)
@@ -60,18 +60,18 @@ class TopTerminal:
                 signal.signal(number, handler)
             signal.set_wakeup_fd(self._wakeup_before)
             os.close(self._wake)
-            os.close(self._bell)
+            os.close(self._wake_write)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines, by the terminal itself: COLUMNS, where a shell exports it, does not follow a window."""
-        with contextlib.suppress(OSError):  # it is gone, which the next read says
+        """Columns and lines, from the terminal: an exported COLUMNS does not follow the window."""
+        with contextlib.suppress(OSError):  # it is gone; the next read reports it
             self._console.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))
         return self._console.size.width, self._console.size.height
 
     @property
     def leaves_with(self) -> int | None:
-        """The exit code, when somebody wants it to end."""
+        """The exit code, after a signal or a hangup."""
         if number := next((number for number in _LEAVING if number in self._asked), None):
             return 128 + number
         return 128 + signal.SIGHUP if self._hung_up else None
@@ -81,7 +81,7 @@ class TopTerminal:
             self._live.update(Group(*lines), refresh=True)
 
     def wait(self, others: Sequence[int], seconds: float) -> list[str]:
-        """The keys that were pressed; returns as soon as there are some, or one of the others can be read."""
+        """The pressed keys; returns as soon as there are some, or one of the others can be read."""
         if signal.SIGTSTP in self._asked:
             self._suspend()
             return []
@@ -99,8 +99,8 @@ class TopTerminal:
         return self._keys.settle()
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
-        """The ordinary screen, for somebody else's output; keys still come here."""
+    def released(self) -> Iterator[None]:
+        """The ordinary screen, for another program's output; keys are still read here."""
         self._leave_screen()
         try:
             yield
@@ -121,14 +121,14 @@ class TopTerminal:
         self._asked.add(number)
 
     def _suspend(self) -> None:
-        """As the shell expects of Ctrl-Z: back as it was, stopped, and taken again when it goes on."""
+        """Ctrl-Z: restores the terminal, stops, and takes it over again afterwards."""
         self._asked.discard(signal.SIGTSTP)
         had_screen = self._live is not None
         self._give_back()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, self._note)
-        # Somebody may have changed it meanwhile: it is given back like that.
+        # The shell may have changed it meanwhile.
         self._before = termios.tcgetattr(self._input)
         self._take(with_screen=had_screen)
 
@@ -143,7 +143,7 @@ class TopTerminal:
         try:
             self._leave_screen()
         finally:
-            # A terminal that is gone needs nothing any more.
+            # The terminal may be gone.
             with contextlib.suppress(termios.error, OSError):
                 termios.tcsetattr(self._input, termios.TCSADRAIN, self._before)
 
@@ -162,16 +162,16 @@ class TopTerminal:
 
 HELP: Final = (
     ("↑ ↓  j k", "select a job; PgUp, PgDn, g and G go further"),
-    ("Enter", "what is known of it: why, its attempts, its last lines"),
+    ("Enter", "details: why, its attempts, its last lines"),
     ("l", "follow its log; q returns"),
-    ("c", "cancel it; asks once when it runs"),
-    ("r", "let it run again"),
+    ("c", "cancel it; asks first when it is running"),
+    ("r", "run it again"),
     ("h", "hold it, or release it"),
-    ("u  d", "move it up or down among those that wait"),
-    ("s", "leave it alone for 30 minutes, however idle it is"),
-    ("p", "pause the queue, or let it go on"),
+    ("u  d", "move it up or down in the queue"),
+    ("s", "snooze: no rule stops it for 30 minutes"),
+    ("p", "pause or resume the queue"),
     ("a", "show only your own jobs, or all"),
-    ("q", "leave"),
+    ("q", "quit"),
 )
 
 _NAMED: Final = {
@@ -198,14 +198,14 @@ _BEGUN: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|O)?\Z")
 
 
 class KeyReader:
-    """Puts together what arrives in pieces."""
+    """Assembles keys from bytes that arrive in pieces."""
 
     def __init__(self) -> None:
         self._rest = ""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the beginning of a key is there, which may also be the key Escape."""
+        """Whether a key has begun, which may be Escape."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[str]:
@@ -215,7 +215,7 @@ class KeyReader:
         return _names(text[: len(text) - len(self._rest)])
 
     def settle(self) -> list[str]:
-        """Nothing followed: it was Escape."""
+        """Nothing followed, so it was Escape."""
         rest, self._rest = self._rest, ""
         return ["escape"] if rest else []
 
