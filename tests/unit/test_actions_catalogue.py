@@ -34,7 +34,7 @@ MEANS = action_settings({})
         ("notify ntfy://host/secret", "notify by ntfy://"),
     ],
 )
-def test_an_action_says_in_plain_words_what_it_does(typed: str, does: str) -> None:
+def test_action_says_in_plain_words_what_it_does(typed: str, does: str) -> None:
     assert parse_action(typed, MEANS).describe() == does
 
 
@@ -61,13 +61,13 @@ def test_names_lead_to_their_actions() -> None:
         ("determined 7", "'determined' takes no argument"),
     ],
 )
-def test_a_mistake_is_one_sentence(typed: str, sentence: str) -> None:
+def test_mistake_is_one_sentence(typed: str, sentence: str) -> None:
     with pytest.raises(BadInputError, match=r"^--then: ") as error:
         parse_action(typed, MEANS)
     assert sentence in str(error.value)
 
 
-def test_a_url_without_its_action_is_not_repeated() -> None:
+def test_url_without_its_action_is_not_repeated() -> None:
     with pytest.raises(BadInputError) as error:
         parse_action("slack://T0KEN/B0B/S3CRET", MEANS)
     assert "T0KEN" not in str(error.value)
@@ -107,7 +107,7 @@ def test_warnings_can_be_switched_off() -> None:
     assert policy("--warn-at", "off").warn_at is None
 
 
-def test_a_verb_may_have_other_defaults() -> None:
+def test_verb_may_have_other_defaults() -> None:
     hasty = IdlePolicy(window=60, every=1, after=0, warn_at=None)
 
     @click.command()

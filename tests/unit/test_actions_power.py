@@ -68,7 +68,7 @@ def test_without_systemd_it_is_the_shutdown_command(machine: Machine, what: What
     assert machine.programs.calls == [f"shutdown {words}"]
 
 
-def test_a_small_system_without_shutdown_has_poweroff(machine: Machine) -> None:
+def test_small_system_without_shutdown_has_poweroff(machine: Machine) -> None:
     machine.programs.add("poweroff")
     power = machine.power("shutdown")
     power.prepare()
@@ -85,13 +85,13 @@ def test_administrators_programs_are_found_outside_path(machine: Machine) -> Non
     assert outside.calls == ["shutdown -h now"]
 
 
-def test_a_machine_without_any_of_them_is_refused(machine: Machine) -> None:
+def test_machine_without_any_of_them_is_refused(machine: Machine) -> None:
     with pytest.raises(ActionError, match="nothing here can shut this machine down: neither systemctl nor shutdown"):
         machine.power("shutdown").prepare()
 
 
 @pytest.mark.parametrize(("what", "question"), [("shutdown", "CanPowerOff"), ("reboot", "CanReboot")])
-def test_a_user_whom_logind_allows_needs_no_sudo(machine: Machine, what: What, question: str) -> None:
+def test_user_whom_logind_allows_needs_no_sudo(machine: Machine, what: What, question: str) -> None:
     machine.boot_systemd()
     machine.programs.add("systemctl")
     machine.programs.add("sudo", "exit 1")
@@ -137,7 +137,7 @@ def test_missing_sudo_is_refused_at_the_start(machine: Machine) -> None:
         machine.power("reboot", ALICE).prepare()
 
 
-def test_a_command_that_fails_is_a_failed_action_with_its_own_words(machine: Machine) -> None:
+def test_command_that_fails_is_a_failed_action_with_its_own_words(machine: Machine) -> None:
     machine.programs.add("shutdown", "echo 'shutdown: the bus is down' >&2; exit 1")
     power = machine.power("shutdown")
     power.prepare()
@@ -159,7 +159,7 @@ def test_in_a_container_it_warns_that_only_the_container_ends(machine: Machine, 
     ("first", "sign"),
     [("systemd", None), ("init", None), ("bash", "process 1 is 'bash', which is not an init")],
 )
-def test_a_container_is_known_by_its_first_process(machine: Machine, first: str, sign: str | None) -> None:
+def test_container_is_known_by_its_first_process(machine: Machine, first: str, sign: str | None) -> None:
     machine.first_process(first)
     assert container_sign(machine.root) == sign
 

@@ -28,7 +28,7 @@ def drawn_of(looks: list[Look], window: float, below: float | None = 0.01) -> st
 
 
 class TestWhatIsDrawn:
-    def test_a_job_that_went_idle_falls_from_full_to_the_ground(self) -> None:
+    def test_job_that_went_idle_falls_from_full_to_the_ground(self) -> None:
         drawn = drawn_of(looks_every(10, *[1.0] * 60, *[0.0] * 120), 1800)
         assert bars(drawn) == "█" * 10 + "▁" * 19
         assert drawn.splitlines()[0].endswith(" 100%")
@@ -39,7 +39,7 @@ class TestWhatIsDrawn:
         drawn = drawn_of(looks_every(1, *utilizations), 5800)
         assert bars(drawn) == "▁" * 14 + "▆" + "▁" * 14
 
-    def test_the_least_activity_is_seen_and_not_rounded_to_nothing(self) -> None:
+    def test_least_activity_is_seen_and_not_rounded_to_nothing(self) -> None:
         drawn = drawn_of(looks_every(1, *[0.0] * 28, 0.001), 29)
         assert bars(drawn) == "▁" * 28 + "▂"
         assert drawn.splitlines()[0].endswith(" <1%")
@@ -49,7 +49,7 @@ class TestWhatIsDrawn:
         assert bars(drawn).count("█") == 10
         assert " " not in bars(drawn)
 
-    def test_a_gap_between_looks_is_left_blank(self) -> None:
+    def test_gap_between_looks_is_left_blank(self) -> None:
         looks = [a_look(0.0, at=at, span=1.0) for at in (*range(1, 11), *range(20, 30))]
         drawn = drawn_of(looks, 29)
         assert bars(drawn) == "▁" * 10 + " " * 9 + "▁" * 10
@@ -59,7 +59,7 @@ class TestWhatIsDrawn:
         assert bars(drawn) == "▁" * 29
         assert "100%" not in drawn
 
-    def test_a_window_longer_than_the_run_begins_blank(self) -> None:
+    def test_window_longer_than_the_run_begins_blank(self) -> None:
         assert bars(drawn_of(looks_every(1, *[0.0] * 10), 29)) == " " * 19 + "▁" * 10
 
 
@@ -72,14 +72,14 @@ class TestUnknown:
     def test_no_question_mark_is_explained_where_there_is_none(self) -> None:
         assert "?" not in drawn_of(looks_every(1, 0.0, 0.5), 29)
 
-    def test_a_stretch_that_was_seen_in_part_is_never_drawn_as_idle(self) -> None:
+    def test_stretch_that_was_seen_in_part_is_never_drawn_as_idle(self) -> None:
         drawn = drawn_of(looks_every(1, *HALF_SEEN * 29), 58)
         assert bars(drawn) == "?" * 29
 
-    def test_a_stretch_that_was_seen_to_be_busy_is_busy_whatever_else_was_not_seen(self) -> None:
+    def test_stretch_that_was_seen_to_be_busy_is_busy_whatever_else_was_not_seen(self) -> None:
         assert bars(drawn_of(looks_every(1, *HALF_BUSY * 29), 58)) == "█" * 29
 
-    def test_a_machine_that_cannot_be_read_is_unknown_on_all_its_gpus(self) -> None:
+    def test_machine_that_cannot_be_read_is_unknown_on_all_its_gpus(self) -> None:
         looks = [a_look(0.0, 0.0, at=float(at)) for at in range(1, 20)]
         blind = a_look(at=20.0, problem=SICK)
         looks += [msgspec.structs.replace(blind, at=float(at)) for at in range(20, 30)]
@@ -91,7 +91,7 @@ class TestUnknown:
 
 
 class TestFrame:
-    def test_the_axis_says_how_far_back_and_the_threshold_is_named(self) -> None:
+    def test_axis_says_how_far_back_and_the_threshold_is_named(self) -> None:
         lines = drawn_of(looks_every(10, *[0.0] * 180), 1800).splitlines()
         assert lines[1].split() == ["30m", "before", "the", "end"]
         assert len(lines[1]) == len("GPU 0 ") + 29

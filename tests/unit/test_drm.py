@@ -47,12 +47,12 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
 # Which GPUs there are
 
 
-def test_a_machine_without_sysfs_graphics_says_that_no_driver_is_loaded(tmp_path: Path) -> None:
+def test_machine_without_sysfs_graphics_says_that_no_driver_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(AbsentError, match="no graphics driver is loaded"):
         open_source(tmp_path)
 
 
-def test_a_machine_with_only_another_vendors_card_has_no_gpu_for_this_source(machine: FakeMachine) -> None:
+def test_machine_with_only_another_vendors_card_has_no_gpu_for_this_source(machine: FakeMachine) -> None:
     FakeCard(machine, 0, "0000:01:00.0", "0x10de", "0x2684")
     with pytest.raises(AbsentError, match="no AMD or Intel GPU"):
         open_source(machine.root)
@@ -103,7 +103,7 @@ def test_connectors_and_render_nodes_are_not_gpus(machine: FakeMachine, clock: C
     assert len(source_of(machine, clock).look().gpus) == 1
 
 
-def test_the_address_comes_from_uevent_where_the_device_is_no_link(machine: FakeMachine, clock: Clock) -> None:
+def test_address_comes_from_uevent_where_the_device_is_no_link(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(0, "0000:03:00.0")
     (card.entry / "device").unlink()
     card.device.rename(card.entry / "device")
@@ -111,13 +111,13 @@ def test_the_address_comes_from_uevent_where_the_device_is_no_link(machine: Fake
     assert (gpu.bus, gpu.uuid) == ("0000:03:00.0", "PCI-0000:03:00.0")
 
 
-def test_a_board_with_a_number_of_its_own_is_known_by_it_as_rocm_knows_it(machine: FakeMachine, clock: Clock) -> None:
+def test_board_with_a_number_of_its_own_is_known_by_it_as_rocm_knows_it(machine: FakeMachine, clock: Clock) -> None:
     machine.amd(0, unique_id="8d4f3ab1c0ffee00")
     assert source_of(machine, clock).look().gpus[0].uuid == "GPU-8d4f3ab1c0ffee00"
 
 
 @pytest.mark.parametrize("number", ["", "0000000000000000", "not a number", "../../etc"])
-def test_a_board_without_a_usable_number_is_known_by_its_slot(machine: FakeMachine, clock: Clock, number: str) -> None:
+def test_board_without_a_usable_number_is_known_by_its_slot(machine: FakeMachine, clock: Clock, number: str) -> None:
     machine.amd(0, "0000:03:00.0", unique_id=number)
     assert source_of(machine, clock).look().gpus[0].uuid == "PCI-0000:03:00.0"
 
@@ -129,7 +129,7 @@ def test_two_boards_with_the_same_number_stay_two_gpus(machine: FakeMachine, clo
     assert uuids == ["PCI-0000:03:00.0", "PCI-0000:04:00.0"]
 
 
-def test_the_name_is_the_product_or_else_the_pci_numbers(machine: FakeMachine, clock: Clock) -> None:
+def test_name_is_the_product_or_else_the_pci_numbers(machine: FakeMachine, clock: Clock) -> None:
     machine.amd(0, "0000:03:00.0", product_name="Radeon Pro W7900")
     machine.amd(1, "0000:04:00.0", product_name="")
     machine.intel(2, "0000:05:00.0")
@@ -140,7 +140,7 @@ def test_the_name_is_the_product_or_else_the_pci_numbers(machine: FakeMachine, c
 # Time
 
 
-def test_the_first_look_spans_nothing_and_the_next_the_time_between(machine: FakeMachine, clock: Clock) -> None:
+def test_first_look_spans_nothing_and_the_next_the_time_between(machine: FakeMachine, clock: Clock) -> None:
     machine.amd()
     source = source_of(machine, clock)
     first = source.look()
@@ -178,7 +178,7 @@ def test_nothing_used_is_zero_and_known(machine: FakeMachine, clock: Clock) -> N
 
 
 @pytest.mark.parametrize("error", [errno.EBUSY, errno.EPERM, errno.EACCES, errno.EIO, errno.EOPNOTSUPP])
-def test_a_figure_that_the_driver_refuses_is_unknown_with_its_reason(
+def test_figure_that_the_driver_refuses_is_unknown_with_its_reason(
     machine: FakeMachine, clock: Clock, refusals: Refusals, error: int
 ) -> None:
     card = machine.amd(gpu_busy_percent=37)
@@ -190,13 +190,13 @@ def test_a_figure_that_the_driver_refuses_is_unknown_with_its_reason(
 
 
 @pytest.mark.parametrize("said", ["", "\n\n", "busy", "3 7", "0x25", "1_0", "٣", "nan", "9" * 5000])
-def test_a_figure_that_is_no_number_is_unknown_not_idle(machine: FakeMachine, clock: Clock, said: str) -> None:
+def test_figure_that_is_no_number_is_unknown_not_idle(machine: FakeMachine, clock: Clock, said: str) -> None:
     machine.amd(gpu_busy_percent=said)
     assert "gpu_busy_percent" in reason(first_reading(machine, clock).utilization)
 
 
 @pytest.mark.parametrize("percent", [-1, 101, 655, 65535])
-def test_a_percentage_that_is_impossible_is_unknown(machine: FakeMachine, clock: Clock, percent: int) -> None:
+def test_percentage_that_is_impossible_is_unknown(machine: FakeMachine, clock: Clock, percent: int) -> None:
     machine.amd(gpu_busy_percent=percent)
     assert "impossible" in reason(first_reading(machine, clock).utilization)
 
@@ -213,7 +213,7 @@ def test_figures_that_are_impossible_are_unknown(machine: FakeMachine, clock: Cl
         assert "impossible" in reason(value)
 
 
-def test_a_driver_without_the_files_leaves_only_those_fields_unknown(machine: FakeMachine, clock: Clock) -> None:
+def test_driver_without_the_files_leaves_only_those_fields_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(gpu_busy_percent=5)
     card.remove("mem_info_vram_used")
     card.remove("mem_info_vram_total")
@@ -224,14 +224,14 @@ def test_a_driver_without_the_files_leaves_only_those_fields_unknown(machine: Fa
 
 
 @pytest.mark.parametrize("total", [0, -1, 2**63])
-def test_a_memory_size_that_is_impossible_is_unknown(machine: FakeMachine, clock: Clock, total: int) -> None:
+def test_memory_size_that_is_impossible_is_unknown(machine: FakeMachine, clock: Clock, total: int) -> None:
     machine.amd(mem_info_vram_total=total)
     look = source_of(machine, clock).look()
     assert "impossible" in reason(look.readings[0].memory_total)
     assert "impossible" in reason(look.gpus[0].memory)
 
 
-def test_a_sensor_that_fails_says_so_rather_than_that_there_is_none(machine: FakeMachine, clock: Clock) -> None:
+def test_sensor_that_fails_says_so_rather_than_that_there_is_none(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd()
     card.write("hwmon/hwmon0/power1_average", "n/a")
     assert reason(first_reading(machine, clock).power) == "power1_average contains 'n/a', which is not a number"
@@ -244,7 +244,7 @@ def test_power_falls_back_to_the_instant_figure(machine: FakeMachine, clock: Clo
     assert first_reading(machine, clock).power == 40.0
 
 
-def test_the_monitor_of_the_whole_card_goes_before_those_of_its_parts(machine: FakeMachine, clock: Clock) -> None:
+def test_monitor_of_the_whole_card_goes_before_those_of_its_parts(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd()
     card.write("hwmon/hwmon10/power1_input", 10_000_000)
     card.write("hwmon/hwmon9/power1_input", 90_000_000)
@@ -255,7 +255,7 @@ def test_the_monitor_of_the_whole_card_goes_before_those_of_its_parts(machine: F
 # AMD: bursts between looks
 
 
-def test_a_burst_between_looks_is_seen_in_the_engine_counters(machine: FakeMachine, clock: Clock) -> None:
+def test_burst_between_looks_is_seen_in_the_engine_counters(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(gpu_busy_percent=0)
     machine.client(50, card, 7, driver="amdgpu", engine_gfx="0 ns")
     source = source_of(machine, clock)
@@ -265,7 +265,7 @@ def test_a_burst_between_looks_is_seen_in_the_engine_counters(machine: FakeMachi
     assert peak(source.look().readings[0]) == pytest.approx(0.6)
 
 
-def test_the_driver_s_figure_stands_when_the_counters_are_lower(machine: FakeMachine, clock: Clock) -> None:
+def test_driver_s_figure_stands_when_the_counters_are_lower(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(gpu_busy_percent=75)
     machine.client(50, card, 7, driver="amdgpu", engine_gfx="0 ns")
     source = source_of(machine, clock)
@@ -317,7 +317,7 @@ def test_intel_power_is_the_mean_from_the_energy_counter(machine: FakeMachine, c
     assert (second.power, second.energy) == (120.0, 2200.0)
 
 
-def test_an_energy_counter_that_was_reset_gives_no_power_for_one_look(machine: FakeMachine, clock: Clock) -> None:
+def test_energy_counter_that_was_reset_gives_no_power_for_one_look(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     card.write("hwmon/hwmon2/energy1_input", 9_000_000_000)
     source = source_of(machine, clock)
@@ -328,9 +328,7 @@ def test_an_energy_counter_that_was_reset_gives_no_power_for_one_look(machine: F
     assert next_reading(source, clock).power == 50.0
 
 
-def test_the_mean_from_the_energy_counter_goes_before_the_figure_of_the_instant(
-    machine: FakeMachine, clock: Clock
-) -> None:
+def test_mean_from_the_energy_counter_goes_before_the_figure_of_the_instant(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     card.write("hwmon/hwmon2/energy1_input", 0)
     card.write("hwmon/hwmon2/power1_input", 5_000_000)
@@ -340,7 +338,7 @@ def test_the_mean_from_the_energy_counter_goes_before_the_figure_of_the_instant(
     assert next_reading(source, clock).power == 80.0
 
 
-def test_a_leap_of_the_energy_counter_is_unknown(machine: FakeMachine, clock: Clock) -> None:
+def test_leap_of_the_energy_counter_is_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     card.write("hwmon/hwmon2/energy1_input", 0)
     source = source_of(machine, clock)
@@ -352,7 +350,7 @@ def test_a_leap_of_the_energy_counter_is_unknown(machine: FakeMachine, clock: Cl
 # Sleep
 
 
-def test_a_sleeping_gpu_is_idle_and_is_not_woken(machine: FakeMachine, clock: Clock) -> None:
+def test_sleeping_gpu_is_idle_and_is_not_woken(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(gpu_busy_percent=37, mem_info_vram_used=0)
     card.write("hwmon/hwmon0/power1_average", 5_000_000)
     card.write("hwmon/hwmon0/power1_cap", 5_000_000)
@@ -384,7 +382,7 @@ def test_while_all_gpus_sleep_no_process_is_looked_at(machine: FakeMachine, cloc
         assert opened.names() == set()
 
 
-def test_a_sleeping_gpu_does_not_hide_the_work_of_another(machine: FakeMachine, clock: Clock) -> None:
+def test_sleeping_gpu_does_not_hide_the_work_of_another(machine: FakeMachine, clock: Clock) -> None:
     sleeper, worker = machine.amd(0, "0000:03:00.0"), machine.intel(1, "0000:04:00.0")
     sleeper.write("power/runtime_status", "suspended")
     asleep = machine.client(50, sleeper, 1, 3, driver="amdgpu", engine_gfx="0 ns")
@@ -438,7 +436,7 @@ def test_power_after_sleep_is_not_averaged_over_the_night(machine: FakeMachine, 
 # Coming and going
 
 
-def test_a_card_that_is_unplugged_is_unknown_and_the_others_go_on(machine: FakeMachine, clock: Clock) -> None:
+def test_card_that_is_unplugged_is_unknown_and_the_others_go_on(machine: FakeMachine, clock: Clock) -> None:
     lost = machine.amd(0, "0000:03:00.0", unique_id="aa")
     machine.amd(1, "0000:04:00.0", gpu_busy_percent=12)
     source = source_of(machine, clock)
@@ -462,7 +460,7 @@ def test_another_gpu_under_the_same_card_number_is_not_the_old_one(machine: Fake
     assert reason(source.look().readings[0].utilization) == "the GPU is no longer there"
 
 
-def test_a_card_that_comes_back_starts_afresh(machine: FakeMachine, clock: Clock) -> None:
+def test_card_that_comes_back_starts_afresh(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_render="0 ns")
     source = source_of(machine, clock)

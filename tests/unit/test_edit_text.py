@@ -49,7 +49,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 @given(jobs())
-def test_an_untouched_text_changes_nothing(job: Job) -> None:
+def test_untouched_text_changes_nothing(job: Job) -> None:
     assert changes_in(written(job), job) == {}
 
 

@@ -52,30 +52,30 @@ def attempt(**fields: Any) -> Attempt:
 # Those that do not wait
 
 
-def test_a_running_job_says_since_when_and_where() -> None:
+def test_running_job_says_since_when_and_where() -> None:
     why = explain(job("running", started=NOW - 7500), around(worker(), running={"0a0a0a0a": attempt()}))
     since = clock_time(NOW - 7500, NOW)
     assert why == Why("running", "", f"running since {since} (2 h 5 min) on gpu-box, GPUs 0 and 1")
 
 
-def test_a_gpu_that_its_worker_does_not_tell_is_named_by_its_uuid() -> None:
+def test_gpu_that_its_worker_does_not_tell_is_named_by_its_uuid() -> None:
     why = explain(job("running", started=NOW), around(running={"0a0a0a0a": attempt(gpus=("GPU-x",))}))
     assert why.reason.endswith("on worker w-gpu-box, GPU GPU-x")
 
 
-def test_a_running_job_without_gpus_says_so() -> None:
+def test_running_job_without_gpus_says_so() -> None:
     why = explain(job("running", started=NOW, gpus=0), around(worker(), running={"0a0a0a0a": attempt(gpus=())}))
     assert why.reason.endswith("on gpu-box without a GPU")
 
 
-def test_a_job_that_is_being_stopped_says_since_when() -> None:
+def test_job_that_is_being_stopped_says_since_when() -> None:
     asked = job("running", started=NOW - 60, cancel_requested=NOW - 5)
     why = explain(asked, around(worker(), running={"0a0a0a0a": attempt()}))
     assert (why.kind, why.word) == ("stopping", "stopping")
     assert "a stop was requested 5 s ago" in why.reason
 
 
-def test_a_worker_that_let_its_lease_end_may_be_gone() -> None:
+def test_worker_that_let_its_lease_end_may_be_gone() -> None:
     why = explain(job("running", started=NOW), around(running={"0a0a0a0a": attempt(lease_expires=NOW - 30)}))
     assert (why.kind, why.word) == ("silent", "no heartbeat")
     assert "let its lease end 30 s ago" in why.reason
@@ -95,7 +95,7 @@ def test_a_worker_that_let_its_lease_end_may_be_gone() -> None:
         ("cancelled", {"started": None, "reason": "cancelled"}, "cancelled 1 h ago"),
     ],
 )
-def test_an_ended_job_says_when_after_how_long_and_how(state: State, fields: dict[str, Any], sentence: str) -> None:
+def test_ended_job_says_when_after_how_long_and_how(state: State, fields: dict[str, Any], sentence: str) -> None:
     ended = job(state, **{"started": NOW - 4200, "ended": NOW - 3600, **fields})
     assert explain(ended, around()) == Why("ended", "", sentence)
 
@@ -103,18 +103,18 @@ def test_an_ended_job_says_when_after_how_long_and_how(state: State, fields: dic
 # Those that wait for something of their own
 
 
-def test_a_held_job_says_how_to_release_it() -> None:
+def test_held_job_says_how_to_release_it() -> None:
     why = explain(job("held", reason="held"), around())
     assert why == Why("held", "", "held: `stoker release 0a0a0a0a` lets it start")
 
 
-def test_a_job_that_was_held_because_it_was_lost_says_so() -> None:
+def test_job_that_was_held_because_it_was_lost_says_so() -> None:
     why = explain(job("held", reason="its worker did not renew its lease in time", on_loss="hold"), around())
     assert why.word == "lost"
     assert why.reason.startswith("held because its worker did not renew its lease in time: ")
 
 
-def test_a_retry_says_in_how_long_and_after_what() -> None:
+def test_retry_says_in_how_long_and_after_what() -> None:
     why = explain(job(not_before=NOW + 19.2, attempts=2, exit_code=3), around(worker()))
     sentence = "waits until its retry in 20 s, after attempt 2 ended with exit code 3"
     assert why == Why("retry", "retry in 20 s", sentence)
@@ -123,7 +123,7 @@ def test_a_retry_says_in_how_long_and_after_what() -> None:
     assert why.reason.endswith("; attempt 1 ended with exit code 143: made room for another job")
 
 
-def test_a_job_after_others_names_them_and_what_they_do() -> None:
+def test_job_after_others_names_them_and_what_they_do() -> None:
     why = explain(job(), around(worker()), needs({"1b1b1b1b": "running"}))
     assert why == Why("after", "after 1b1b1b1b", "waits for job 1b1b1b1b (running)")
     why = explain(job(), around(worker()), needs({"1b1b1b1b": "running", "2c2c2c2c": "held"}))
@@ -139,7 +139,7 @@ def test_many_jobs_that_it_comes_after_are_not_all_named() -> None:
 
 
 @pytest.mark.parametrize(("state", "became"), [("failed", "which failed"), ("cancelled", "which was cancelled")])
-def test_a_job_after_one_that_did_not_succeed_can_never_start_and_says_what_to_do(state: State, became: str) -> None:
+def test_job_after_one_that_did_not_succeed_can_never_start_and_says_what_to_do(state: State, became: str) -> None:
     why = explain(job(), around(worker()), needs({"1b1b1b1b": state, "2c2c2c2c": "running"}))
     assert why.kind == "never"
     assert why.reason == (
@@ -149,7 +149,7 @@ def test_a_job_after_one_that_did_not_succeed_can_never_start_and_says_what_to_d
 
 
 @pytest.mark.parametrize(("state", "became"), [("failed", "which failed"), ("cancelled", "which was cancelled")])
-def test_a_job_two_steps_behind_one_that_did_not_succeed_can_never_start_either(state: State, became: str) -> None:
+def test_job_two_steps_behind_one_that_did_not_succeed_can_never_start_either(state: State, became: str) -> None:
     known = needs({"1b1b1b1b": "queued", "3d3d3d3d": "running"}, ("1b1b1b1b", "2c2c2c2c", state))
     why = explain(job(), around(worker()), known)
     assert (why.kind, why.word) == ("never", f"after 2c2c2c2c, {state}")
@@ -159,14 +159,14 @@ def test_a_job_two_steps_behind_one_that_did_not_succeed_can_never_start_either(
     )
 
 
-def test_a_long_way_to_the_one_that_failed_is_cut_short() -> None:
+def test_long_way_to_the_one_that_failed_is_cut_short() -> None:
     names = [f"{number}" * 8 for number in range(1, 9)]
     steps: list[tuple[str, str, State]] = [(one, other, "queued") for one, other in itertools.pairwise(names)]
     why = explain(job(), around(worker()), needs({names[0]: "held"}, *steps, (names[-1], "2c2c2c2c", "failed")))
     assert "33333333, which waits for 5 others, the last of them for 2c2c2c2c, which failed; " in why.reason
 
 
-def test_a_job_behind_others_that_can_still_run_only_waits() -> None:
+def test_job_behind_others_that_can_still_run_only_waits() -> None:
     known = needs({"1b1b1b1b": "queued"}, ("1b1b1b1b", "2c2c2c2c", "running"), ("3d3d3d3d", "4e4e4e4e", "failed"))
     assert explain(job(), around(worker()), known).reason == "waits for job 1b1b1b1b (queued)"
 
@@ -180,7 +180,7 @@ def test_what_would_keep_it_even_then_is_told_too() -> None:
 # Those that wait for the queue
 
 
-def test_a_paused_queue_is_the_reason_even_when_no_worker_is_there() -> None:
+def test_paused_queue_is_the_reason_even_when_no_worker_is_there() -> None:
     assert explain(job(), around(paused=True)).kind == "paused"
 
 
@@ -196,7 +196,7 @@ def test_workers_that_are_gone_say_when_the_last_was_heard_of_and_where() -> Non
     assert "the last was seen 2 h ago, on gpu-box" in why.reason
 
 
-def test_a_worker_that_missed_some_heartbeats_is_still_there() -> None:
+def test_worker_that_missed_some_heartbeats_is_still_there() -> None:
     assert explain(job(), around(worker(seen=59))).kind == "next"
     assert explain(job(), around(worker(seen=61))).kind == "no worker"
 
@@ -227,7 +227,7 @@ def test_each_worker_says_why_in_its_own_words() -> None:
     )
 
 
-def test_a_job_that_gpus_are_kept_for_says_where_and_how_many_it_has() -> None:
+def test_job_that_gpus_are_kept_for_says_where_and_how_many_it_has() -> None:
     kept = KeptGpus(worker="w-gpu-box", gpus=("gpu-box-1",))
     here, other = worker(waiting={"0a0a0a0a": "waits for 2 GPUs: GPU 1 is free"}), worker("other")
     assert explain(job(gpus=2, kept=kept), around(here, other)) == Why(
@@ -263,7 +263,7 @@ def test_more_large_gpus_than_any_worker_has() -> None:
     assert explain(job(gpus=2, memory=20 * GIB), around(mixed)).kind == "next"
 
 
-def test_a_worker_that_cannot_see_its_gpus_may_have_enough() -> None:
+def test_worker_that_cannot_see_its_gpus_may_have_enough() -> None:
     why = explain(job(gpus=9), around(worker(gpus=0, problem="the driver does not answer")))
     assert why.kind == "next"
     assert why.reason.endswith("it is next; on gpu-box: the driver does not answer")
@@ -276,7 +276,7 @@ def test_where_no_gpu_was_found_the_worker_says_where_it_looked_and_it_hides_not
     assert "no worker has more than 2 (gpu-box)" in explain(wanted, around(bare, worker())).reason
 
 
-def test_a_job_without_gpus_is_never_too_large() -> None:
+def test_job_without_gpus_is_never_too_large() -> None:
     assert explain(job(gpus=0), around(worker(gpus=0))).kind == "next"
 
 
@@ -290,7 +290,7 @@ def test_older_jobs_come_first(ahead: int, words: str) -> None:
     assert words in why.reason
 
 
-def test_a_job_that_no_worker_has_looked_at_yet_is_next() -> None:
+def test_job_that_no_worker_has_looked_at_yet_is_next() -> None:
     assert explain(job(), around(worker())).reason == "waits for a worker to look at it: it is next"
 
 

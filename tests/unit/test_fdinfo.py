@@ -57,7 +57,7 @@ def test_intel_needs_two_looks(machine: FakeMachine, clock: Clock) -> None:
     assert peak(next_reading(source, clock)) == pytest.approx(0.4)
 
 
-def test_an_intel_gpu_without_clients_is_idle_once_there_are_two_looks(machine: FakeMachine, clock: Clock) -> None:
+def test_intel_gpu_without_clients_is_idle_once_there_are_two_looks(machine: FakeMachine, clock: Clock) -> None:
     machine.intel()
     machine.on_the_host()
     source = source_of(machine, clock)
@@ -74,7 +74,7 @@ def test_two_looks_at_the_same_instant_say_nothing(machine: FakeMachine, clock: 
     assert reason(source.look().readings[0].utilization) == "needs two looks"
 
 
-def test_the_busiest_class_of_engines_decides(machine: FakeMachine, clock: Clock) -> None:
+def test_busiest_class_of_engines_decides(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_render="0 ns", engine_copy="0 ns")
     machine.client(51, card, 8, engine_render="0 ns", engine_copy="0 ns")
@@ -88,7 +88,7 @@ def test_the_busiest_class_of_engines_decides(machine: FakeMachine, clock: Clock
     assert close_to(processes(reading)[51].utilization, 0.3)
 
 
-def test_a_class_of_several_engines_is_full_only_when_all_are(machine: FakeMachine, clock: Clock) -> None:
+def test_class_of_several_engines_is_full_only_when_all_are(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_video="0 ns", engine_capacity_video=2)
     source = source_of(machine, clock)
@@ -115,7 +115,7 @@ def test_xe_cycles_of_a_class_of_several_engines_are_shared_among_them(machine: 
     assert peak(next_reading(source, clock)) == pytest.approx(0.5)
 
 
-def test_a_new_xe_client_is_measured_by_the_clock_that_the_others_showed(machine: FakeMachine, clock: Clock) -> None:
+def test_new_xe_client_is_measured_by_the_clock_that_the_others_showed(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, cycles_rcs=0, total_cycles_rcs=1_000)
     source = source_of(machine, clock)
@@ -125,7 +125,7 @@ def test_a_new_xe_client_is_measured_by_the_clock_that_the_others_showed(machine
     assert peak(next_reading(source, clock)) == pytest.approx(0.6)
 
 
-def test_a_new_xe_client_alone_is_not_idle_but_unknown(machine: FakeMachine, clock: Clock) -> None:
+def test_new_xe_client_alone_is_not_idle_but_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     source = source_of(machine, clock)
     source.look()
@@ -133,7 +133,7 @@ def test_a_new_xe_client_alone_is_not_idle_but_unknown(machine: FakeMachine, clo
     assert reason(next_reading(source, clock).utilization) == "needs two looks"
 
 
-def test_a_clock_that_was_reset_leaves_one_look_unknown(machine: FakeMachine, clock: Clock) -> None:
+def test_clock_that_was_reset_leaves_one_look_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, cycles_rcs=500, total_cycles_rcs=9_000)
     source = source_of(machine, clock)
@@ -144,7 +144,7 @@ def test_a_clock_that_was_reset_leaves_one_look_unknown(machine: FakeMachine, cl
     assert peak(next_reading(source, clock)) == pytest.approx(0.4)
 
 
-def test_a_client_that_came_since_counts_from_its_beginning(machine: FakeMachine, clock: Clock) -> None:
+def test_client_that_came_since_counts_from_its_beginning(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     source = source_of(machine, clock)
     source.look()
@@ -152,7 +152,7 @@ def test_a_client_that_came_since_counts_from_its_beginning(machine: FakeMachine
     assert peak(next_reading(source, clock)) == pytest.approx(0.7)
 
 
-def test_a_client_that_vanished_takes_nothing_away_from_the_others(machine: FakeMachine, clock: Clock) -> None:
+def test_client_that_vanished_takes_nothing_away_from_the_others(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_render=f"{100 * SECOND} ns")
     machine.client(51, card, 8, engine_render="0 ns")
@@ -165,7 +165,7 @@ def test_a_client_that_vanished_takes_nothing_away_from_the_others(machine: Fake
     assert list(processes(reading)) == [51]
 
 
-def test_a_counter_that_goes_backwards_counts_on_from_its_highest(machine: FakeMachine, clock: Clock) -> None:
+def test_counter_that_goes_backwards_counts_on_from_its_highest(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     source = source_of(machine, clock)
     shares = []
@@ -186,7 +186,7 @@ def test_more_than_all_is_all(machine: FakeMachine, clock: Clock) -> None:
     assert peak(next_reading(source, clock)) == 1.0
 
 
-def test_a_count_beyond_all_engines_is_unknown(machine: FakeMachine, clock: Clock) -> None:
+def test_count_beyond_all_engines_is_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_render="0 ns")
     source = source_of(machine, clock)
@@ -205,7 +205,7 @@ def test_a_count_beyond_all_engines_is_unknown(machine: FakeMachine, clock: Cloc
         {"cycles_rcs": "5"},  # Without the clock beside it.
     ],
 )
-def test_a_client_whose_work_is_not_counted_keeps_the_gpu_from_being_called_idle(
+def test_client_whose_work_is_not_counted_keeps_the_gpu_from_being_called_idle(
     machine: FakeMachine, clock: Clock, keys: dict[str, object]
 ) -> None:
     card = machine.intel()
@@ -217,7 +217,7 @@ def test_a_client_whose_work_is_not_counted_keeps_the_gpu_from_being_called_idle
     assert not known(processes(reading)[50].utilization)
 
 
-def test_a_new_client_whose_file_is_cut_short_is_not_taken_for_idle(machine: FakeMachine, clock: Clock) -> None:
+def test_new_client_whose_file_is_cut_short_is_not_taken_for_idle(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     source = source_of(machine, clock)
     source.look()
@@ -226,7 +226,7 @@ def test_a_new_client_whose_file_is_cut_short_is_not_taken_for_idle(machine: Fak
     assert not known(next_reading(source, clock).utilization)
 
 
-def test_a_file_that_was_cut_short_is_not_taken_for_idleness(machine: FakeMachine, clock: Clock) -> None:
+def test_file_that_was_cut_short_is_not_taken_for_idleness(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     info = machine.client(50, card, 7, engine_copy="0 ns", engine_render="0 ns")
     source = source_of(machine, clock)
@@ -243,7 +243,7 @@ def test_a_file_that_was_cut_short_is_not_taken_for_idleness(machine: FakeMachin
 # What cannot be seen
 
 
-def test_an_idle_intel_gpu_is_unknown_while_other_users_are_out_of_sight(
+def test_idle_intel_gpu_is_unknown_while_other_users_are_out_of_sight(
     machine: FakeMachine, clock: Clock, refusals: Refusals
 ) -> None:
     card = machine.intel()
@@ -261,7 +261,7 @@ def test_an_idle_intel_gpu_is_unknown_while_other_users_are_out_of_sight(
     assert close_to(processes(reading)[50].utilization, 0.05)
 
 
-def test_a_busy_intel_gpu_is_known_to_be_busy_whoever_is_out_of_sight(
+def test_busy_intel_gpu_is_known_to_be_busy_whoever_is_out_of_sight(
     machine: FakeMachine, clock: Clock, refusals: Refusals
 ) -> None:
     card = machine.intel()
@@ -299,13 +299,13 @@ def test_processes_that_are_seen_are_listed_beside_those_that_are_not(
     assert look.note is not None
 
 
-def test_a_machine_that_is_seen_in_full_has_no_note(machine: FakeMachine, clock: Clock) -> None:
+def test_machine_that_is_seen_in_full_has_no_note(machine: FakeMachine, clock: Clock) -> None:
     machine.amd()
     machine.on_the_host()
     assert source_of(machine, clock).look().note is None
 
 
-def test_a_proc_that_hides_processes_is_known_by_the_lack_of_the_first(machine: FakeMachine, clock: Clock) -> None:
+def test_proc_that_hides_processes_is_known_by_the_lack_of_the_first(machine: FakeMachine, clock: Clock) -> None:
     machine.intel()
     machine.end(1)
     machine.process(50)
@@ -352,7 +352,7 @@ def test_our_own_shortage_of_descriptors_is_not_taken_for_idleness(
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EIO])
-def test_a_holder_whose_figures_are_refused_is_listed_without_them(
+def test_holder_whose_figures_are_refused_is_listed_without_them(
     machine: FakeMachine, clock: Clock, refusals: Refusals, error: int
 ) -> None:
     card = machine.intel()
@@ -367,7 +367,7 @@ def test_a_holder_whose_figures_are_refused_is_listed_without_them(
 
 @pytest.mark.parametrize("gone", ["fd", "fdinfo"])
 @pytest.mark.parametrize("error", [errno.ENOENT, errno.ESRCH])
-def test_a_process_that_ends_while_it_is_looked_at_is_not_a_problem(
+def test_process_that_ends_while_it_is_looked_at_is_not_a_problem(
     machine: FakeMachine, clock: Clock, refusals: Refusals, gone: str, error: int
 ) -> None:
     card = machine.intel()
@@ -383,7 +383,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_not_a_problem(
 # Processes
 
 
-def test_a_process_has_its_name_start_and_memory(machine: FakeMachine, clock: Clock) -> None:
+def test_process_has_its_name_start_and_memory(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd()
     machine.process(50, "train me")
     machine.client(50, card, 7, driver="amdgpu", memory_vram="2048 KiB", memory_gtt="4 MiB")
@@ -402,7 +402,7 @@ def test_files_that_are_no_gpu_s_are_not_opened(machine: FakeMachine, clock: Clo
         assert opened.names() == {"3"}
 
 
-def test_a_client_that_is_open_many_times_is_counted_once(machine: FakeMachine, clock: Clock) -> None:
+def test_client_that_is_open_many_times_is_counted_once(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     for descriptor in (3, 4, 5):
         machine.client(50, card, 7, descriptor, engine_render="0 ns", resident_local0="6 MiB")
@@ -417,7 +417,7 @@ def test_a_client_that_is_open_many_times_is_counted_once(machine: FakeMachine, 
     assert close_to(processes(reading)[50].utilization, 0.3)
 
 
-def test_a_client_that_is_shared_is_counted_with_one_process_and_the_other_is_still_named(
+def test_client_that_is_shared_is_counted_with_one_process_and_the_other_is_still_named(
     machine: FakeMachine, clock: Clock
 ) -> None:
     card = machine.intel()
@@ -435,7 +435,7 @@ def test_a_client_that_is_shared_is_counted_with_one_process_and_the_other_is_st
     assert not known(found[50].utilization)
 
 
-def test_the_same_client_number_on_two_cards_is_two_clients(machine: FakeMachine, clock: Clock) -> None:
+def test_same_client_number_on_two_cards_is_two_clients(machine: FakeMachine, clock: Clock) -> None:
     cards = [machine.intel(0, "0000:03:00.0"), machine.intel(1, "0000:04:00.0")]
     for number, card in enumerate(cards):
         machine.client(50, card, 7, 3 + number, engine_render="0 ns", resident_local0=f"{number + 1} MiB")
@@ -453,7 +453,7 @@ def test_the_same_client_number_on_two_cards_is_two_clients(machine: FakeMachine
     assert [processes(reading)[50].memory for reading in readings] == [2**20, 2 * 2**20]
 
 
-def test_a_process_with_several_clients_holds_the_sum(machine: FakeMachine, clock: Clock) -> None:
+def test_process_with_several_clients_holds_the_sum(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, 3, engine_render="0 ns", resident_local0="1 MiB")
     machine.client(50, card, 8, 4, engine_render="0 ns", resident_local0="512 KiB")
@@ -498,7 +498,7 @@ def test_memory_that_is_not_told_or_cannot_be_is_unknown(machine: FakeMachine, c
     assert "more than the GPU has" in reason(found[51].memory)
 
 
-def test_a_process_of_an_old_driver_is_found_by_the_node_it_holds(machine: FakeMachine, clock: Clock) -> None:
+def test_process_of_an_old_driver_is_found_by_the_node_it_holds(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.hold(50, 3, f"/dev/dri/{card.node}", "pos:\t0\nflags:\t02\n")
     machine.hold(51, 3, "/dev/dri/card0", "drm-pdev:\tsomewhere\n")
@@ -514,7 +514,7 @@ def test_what_the_kernel_says_of_a_file_goes_before_the_name_of_its_node(machine
     assert [list(processes(reading)) for reading in readings] == [[], [50]]
 
 
-def test_an_amd_process_that_has_not_yet_worked_is_idle(machine: FakeMachine, clock: Clock) -> None:
+def test_amd_process_that_has_not_yet_worked_is_idle(machine: FakeMachine, clock: Clock) -> None:
     """amdgpu lists an engine only after its first use."""
     card = machine.amd()
     machine.client(50, card, 7, driver="amdgpu", memory_vram="1 MiB")
@@ -523,7 +523,7 @@ def test_an_amd_process_that_has_not_yet_worked_is_idle(machine: FakeMachine, cl
     assert processes(next_reading(source, clock))[50].utilization == 0.0
 
 
-def test_a_rocm_process_is_not_called_idle_for_what_is_not_counted(machine: FakeMachine, clock: Clock) -> None:
+def test_rocm_process_is_not_called_idle_for_what_is_not_counted(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(gpu_busy_percent=99)
     machine.client(50, card, 7, driver="amdgpu", memory_vram="1 MiB")
     machine.hold(50, 4, "/dev/kfd")
@@ -577,7 +577,7 @@ def test_however_a_counter_wavers_its_shares_add_up_to_its_rise(counts: list[int
 
 
 @given(share=st.floats(0, 1), gap=st.none() | st.just("why"))
-def test_a_lower_bound_is_reported_only_when_no_idle_threshold_lies_above_it(share: float, gap: str | None) -> None:
+def test_lower_bound_is_reported_only_when_no_idle_threshold_lies_above_it(share: float, gap: str | None) -> None:
     told = EngineUse(share, gap).certain()
     assert told == share if gap is None or share >= SURELY_BUSY else told == Unknown("why")
 

@@ -22,13 +22,13 @@ def test_blank_lines_and_comments_are_no_commands() -> None:
     assert [(line.number, line.text) for line in found.commands] == [(1, "one"), (4, "two # with a note")]
 
 
-def test_a_line_that_is_no_text_leaves_the_others_alone() -> None:
+def test_line_that_is_no_text_leaves_the_others_alone() -> None:
     found = lines_in(b"one\n\xff\ntwo")
     assert [line.text for line in found.commands] == ["one", "two"]
     assert [line.number for line in found.unreadable] == [2]
 
 
-def test_a_last_line_without_a_newline_may_be_unfinished() -> None:
+def test_last_line_without_a_newline_may_be_unfinished() -> None:
     assert finished_part(b"one\ntw") == b"one\n"
     assert finished_part(b"tw") == b""
     for whole in (b"one\n", b"", b"one\n  "):
@@ -44,12 +44,12 @@ def test_neither_order_nor_neighbours_change_what_a_line_is(old: list[str], adde
     assert len(after) == len(old) + len(added)
 
 
-def test_a_second_line_with_the_same_text_is_another_one() -> None:
+def test_second_line_with_the_same_text_is_another_one() -> None:
     assert len(origins("one\none\n")) == 2
     assert origins("one\none\n") > origins("one\n")
 
 
-def test_a_file_is_known_by_its_real_path_or_its_name(tmp_path: Path) -> None:
+def test_file_is_known_by_its_real_path_or_its_name(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "file")
     assert feed_prefix(link, None) == feed_prefix(tmp_path / "file", None)

@@ -32,7 +32,7 @@ def after(found: Content, *later: int, floor: int = 1) -> int:
     return counter_after(found, LAYOUT, [row for row in found.rows if row.number in later], floor)
 
 
-def test_the_counter_is_the_number_of_the_next_row_counted_from_the_first() -> None:
+def test_counter_is_the_number_of_the_next_row_counted_from_the_first() -> None:
     assert after(content("", "one", "two")) == 3
     assert after(content("9", "one", "two")) == 3
     assert after(content("9", "one", "two"), floor=9) == 9
@@ -49,7 +49,7 @@ def test_comments_are_counted() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "soon", "１２", "123456789"])
-def test_a_counter_that_is_none_is_one_sentence(text: str) -> None:
+def test_counter_that_is_none_is_one_sentence(text: str) -> None:
     with pytest.raises(CounterError, match="cell B1 says"):
         content(text, "one")
 
@@ -75,7 +75,7 @@ def test_only_cells_that_are_wrong_are_written() -> None:
         ("C3", "C", "off"),
     ],
 )
-def test_a_layout_in_which_things_collide_is_refused(counter: str, commands: str, columns: str) -> None:
+def test_layout_in_which_things_collide_is_refused(counter: str, commands: str, columns: str) -> None:
     with pytest.raises(BadInputError):
         parse_layout(counter, commands, 3, parse_columns(columns))
 
@@ -86,7 +86,7 @@ def test_invalid_columns_are_refused(text: str) -> None:
         parse_columns(text)
 
 
-def test_a_counter_above_the_rows_may_be_in_any_column() -> None:
+def test_counter_above_the_rows_may_be_in_any_column() -> None:
     assert parse_layout(" d1", "c", 3, parse_columns("state=D, id=aa")) == Layout(
         "D1", "C", 3, {"state": "D", "id": "AA"}
     )

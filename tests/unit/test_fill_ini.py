@@ -39,7 +39,7 @@ def miner(name: str, gpus: tuple[str, ...] | None) -> Background:
     return Background(name=name, command=("miner-run",), directory="/tmp", gpus=gpus or "all", log="/dev/null")
 
 
-def test_the_published_file_for_all_gpus_together(tmp_path: Path) -> None:
+def test_published_file_for_all_gpus_together(tmp_path: Path) -> None:
     config = read(tmp_path, ONE_FOR_ALL)
     assert config.interval == 10
     assert config.watched == (WatchedGpus(name="gpu-all", gpus="all", ignore=("nvidia-smi",)),)
@@ -49,13 +49,13 @@ def test_the_published_file_for_all_gpus_together(tmp_path: Path) -> None:
     assert config.source == str(tmp_path / "gpu_mon.conf")
 
 
-def test_the_published_file_with_a_program_for_each_gpu(tmp_path: Path) -> None:
+def test_published_file_with_a_program_for_each_gpu(tmp_path: Path) -> None:
     config = read(tmp_path, ONE_FOR_EACH)
     assert config.programs == (miner("process-0", ("0",)), miner("process-1", ("1",)))
     assert not any(program.each for program in config.programs)
 
 
-def test_the_considerate_defaults_hold_for_files_that_know_nothing_of_them(tmp_path: Path) -> None:
+def test_considerate_defaults_hold_for_files_that_know_nothing_of_them(tmp_path: Path) -> None:
     (program,) = read(tmp_path, ONE_FOR_ALL).programs
     assert (program.idle_for, program.idle_after_visitor, program.grace, program.backoff) == (60, 60, 10, 10)
     assert program.preempt == "stop"
@@ -141,7 +141,7 @@ def test_keys_may_refer_to_others_and_percent_signs_stay(tmp_path: Path) -> None
     assert config.programs == (Background(name="process-0", command=("/data/run", "50%", "+%F"), log="/data/log"),)
 
 
-def test_a_missing_log_means_the_console_and_terminals_count_only_when_written_of(tmp_path: Path) -> None:
+def test_missing_log_means_the_console_and_terminals_count_only_when_written_of(tmp_path: Path) -> None:
     config = read(tmp_path, GOOD)
     assert config.programs[0].log is None
     assert not config.terminals.enabled

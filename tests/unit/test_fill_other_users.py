@@ -77,7 +77,7 @@ def test_where_holders_suffice_a_gpu_that_tells_nothing_is_idle_while_nobody_hol
     assert other_users.views([])[GPU].idle is False
 
 
-def test_a_gpu_without_anybody_is_idle() -> None:
+def test_gpu_without_anybody_is_idle() -> None:
     assert view(look()) == IDLE
 
 
@@ -142,16 +142,16 @@ def test_unknown_is_neither_idle_nor_used(seen: Look, occupied: bool) -> None:
     assert view(seen, occupied=occupied) == SlotView(None, "the driver did not answer")
 
 
-def test_a_holder_counts_also_where_the_driver_is_silent(stranger: "subprocess.Popen[bytes]") -> None:
+def test_holder_counts_also_where_the_driver_is_silent(stranger: "subprocess.Popen[bytes]") -> None:
     assert view(look(Unknown("the driver did not answer")), holder(stranger.pid)).idle is False
 
 
-def test_a_busy_gpu_has_an_invisible_user() -> None:
+def test_busy_gpu_has_an_invisible_user() -> None:
     assert view(look(utilization=BUSY)) == SlotView(False, "5% busy with nobody seen there")
     assert view(look(utilization=BUSY), occupied=True) == IDLE
 
 
-def test_a_process_of_another_namespace_is_ours_only_where_ours_runs() -> None:
+def test_process_of_another_namespace_is_ours_only_where_ours_runs() -> None:
     outside = Process(4242, Unknown("outside"), Unknown("outside"), Unknown("outside"), 2**30, Unknown("outside"))
     assert view(look([outside])).idle is False
     assert view(look([outside]), occupied=True) == IDLE
@@ -165,7 +165,7 @@ def test_before_the_first_look_and_without_gpus_nothing_is_seen() -> None:
     assert other_users.views([]) == {}
 
 
-def test_a_scan_says_which_gpus_have_other_holders_than_before(stranger: "subprocess.Popen[bytes]") -> None:
+def test_scan_says_which_gpus_have_other_holders_than_before(stranger: "subprocess.Popen[bytes]") -> None:
     other_users = OtherUsers(lambda _: False, {})
     there = Scan({GPU: (holder(stranger.pid),)}, 0)
     assert other_users.scanned(there) == {GPU}

@@ -16,7 +16,7 @@ def busy(pace: ScanPacer, begin: float, seconds: float) -> list[float]:
     return scans
 
 
-def test_a_scan_follows_an_event_at_once() -> None:
+def test_scan_follows_an_event_at_once() -> None:
     pace = ScanPacer(0.0)
 
     for visit in range(100):

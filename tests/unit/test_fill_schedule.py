@@ -49,7 +49,7 @@ def test_every_minute_of_the_week_is_as_if_it_were_painted_in(schedule: Schedule
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(HOURS, min_size=1, max_size=3).map(lambda hours: Schedule(tuple(hours))), st.integers(0, WEEK - 1))
-def test_the_next_change_is_the_first_minute_that_differs(schedule: Schedule, minute: int) -> None:
+def test_next_change_is_the_first_minute_that_differs(schedule: Schedule, minute: int) -> None:
     utc = ZoneInfo("UTC")
     week = painted(schedule)
     ahead = next((n for n in range(1, WEEK + 1) if week[(minute + n) % WEEK] != week[minute]), None)
@@ -58,7 +58,7 @@ def test_the_next_change_is_the_first_minute_that_differs(schedule: Schedule, mi
     assert schedule.next_change(now) == expected
 
 
-def test_a_night_belongs_to_the_day_on_which_it_begins() -> None:
+def test_night_belongs_to_the_day_on_which_it_begins() -> None:
     nights = Schedule((parse_hours("20:00-08:00", "mon-fri"),))
     assert not nights.allows(at(0, "07:59"))
     assert nights.allows(at(0, "20:00"))
@@ -67,13 +67,13 @@ def test_a_night_belongs_to_the_day_on_which_it_begins() -> None:
     assert not nights.allows(at(6, "21:00"))
 
 
-def test_a_struct_time_is_taken_too() -> None:
+def test_struct_time_is_taken_too() -> None:
     nights = Schedule((parse_hours("20:00-08:00"),))
     assert nights.allows(time.strptime("2024-01-08 23:00", "%Y-%m-%d %H:%M"))
     assert not nights.allows(time.strptime("2024-01-08 12:00", "%Y-%m-%d %H:%M"))
 
 
-def test_the_hour_that_does_not_come_in_spring_is_passed_over() -> None:
+def test_hour_that_does_not_come_in_spring_is_passed_over() -> None:
     # On 31 March 2024 the clock goes from 02:00 to 03:00.
     early = Schedule((parse_hours("02:30-05:00"),))
     change = early.next_change(datetime(2024, 3, 31, 1, 0, tzinfo=BERLIN))
@@ -81,7 +81,7 @@ def test_the_hour_that_does_not_come_in_spring_is_passed_over() -> None:
     assert change.timestamp() - datetime(2024, 3, 31, 1, 0, tzinfo=BERLIN).timestamp() == 3600
 
 
-def test_the_hour_that_comes_twice_in_autumn_allows_twice() -> None:
+def test_hour_that_comes_twice_in_autumn_allows_twice() -> None:
     # On 27 October 2024 the clock goes from 03:00 to 02:00.
     schedule = Schedule((parse_hours("01:00-02:30"),))
     first_end = datetime(2024, 10, 27, 2, 30, tzinfo=BERLIN)

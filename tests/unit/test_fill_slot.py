@@ -61,14 +61,14 @@ class TestComing:
         assert watch.slot.why == "idle, and given to fold in 1s"
         assert isinstance(watch.after(1), StartProgram)
 
-    def test_the_wait_begins_anew_whenever_another_user_is_there(self) -> None:
+    def test_wait_begins_anew_whenever_another_user_is_there(self) -> None:
         watch = Watch(idle_for=60)
         assert watch.after(59, a=ALICE) is None
         assert watch.slot.why == ALICE.reason
         assert watch.after(59) is None
         assert isinstance(watch.after(1), StartProgram)
 
-    def test_a_program_on_two_gpus_waits_for_both(self) -> None:
+    def test_program_on_two_gpus_waits_for_both(self) -> None:
         watch = Watch(gpus=("a", "b"), idle_for=0)
         assert watch.after(5, b=ALICE) is None
         assert isinstance(watch.after(0), StartProgram)
@@ -91,7 +91,7 @@ class TestComing:
         assert watch.after(9) is None
         assert isinstance(watch.after(1), StartProgram)
 
-    def test_a_gpu_that_is_gone_is_not_idle(self) -> None:
+    def test_gpu_that_is_gone_is_not_idle(self) -> None:
         watch = Watch(idle_for=0)
         assert watch.slot.decide(watch.now, {"b": IDLE}, None) is None
         assert watch.slot.why == "the GPU is no longer listed"
@@ -124,7 +124,7 @@ class TestStepping:
         assert watch.after(1, a=ALICE) is None
         assert watch.slot.preemptions == 1
 
-    def test_a_driver_that_is_silent_for_a_moment_is_nobody(self) -> None:
+    def test_driver_that_is_silent_for_a_moment_is_nobody(self) -> None:
         watch = Watch(idle_for=0).running()
         assert watch.after(0, a=BLIND) is None
         assert watch.slot.due(watch.now) == watch.now + BLIND_FOR
@@ -149,19 +149,19 @@ class TestComingBack:
         watch.after(100, a=ALICE)
         assert watch.stopped().pause() == 300
 
-    def test_a_visit_before_its_first_start_is_none(self) -> None:
+    def test_visit_before_its_first_start_is_none(self) -> None:
         watch = Watch(idle_for=10, settle=300)
         watch.after(100, a=ALICE)
         assert watch.pause() == 10
 
-    def test_the_visit_is_forgotten_when_it_has_started_again(self) -> None:
+    def test_visit_is_forgotten_when_it_has_started_again(self) -> None:
         watch = Watch(idle_for=10, settle=300).running()
         watch.after(100, a=ALICE)
         watch.stopped().running()
         watch.after(100, veto="outside the scheduled hours")
         assert watch.stopped().pause() == 10
 
-    def test_a_visitor_of_five_seconds_causes_no_thrash(self) -> None:
+    def test_visitor_of_five_seconds_causes_no_thrash(self) -> None:
         watch = Watch(idle_for=0)
         starts = []
         for _ in range(600):
@@ -183,7 +183,7 @@ class TestComingBack:
 
 
 class TestBackOff:
-    def test_the_pause_doubles_each_time_it_dies_at_once(self) -> None:
+    def test_pause_doubles_each_time_it_dies_at_once(self) -> None:
         watch = Watch(idle_for=0, backoff=100)
         pauses = []
         for _ in range(7):
@@ -207,7 +207,7 @@ class TestBackOff:
         assert isinstance(watch.after(0), StartProgram)
 
     @pytest.mark.parametrize("well", ["ran", "stopped"])
-    def test_a_run_that_went_well_ends_the_doubling(self, well: str) -> None:
+    def test_run_that_went_well_ends_the_doubling(self, well: str) -> None:
         watch = Watch(idle_for=0, backoff=100).running().died(1).running()
         if well == "ran":
             watch.died(HEALTHY_AFTER)

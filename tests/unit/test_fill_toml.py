@@ -34,7 +34,7 @@ def without_source(config: FillConfig) -> FillConfig:
     return msgspec.structs.replace(config, source="")
 
 
-def test_the_published_ini_file_and_the_same_in_toml_are_equal(tmp_path: Path) -> None:
+def test_published_ini_file_and_the_same_in_toml_are_equal(tmp_path: Path) -> None:
     old = tmp_path / "gpu_mon.conf"
     old.write_text(ONE_FOR_ALL)
     new = read(

@@ -50,7 +50,7 @@ def test_words_and_shell_text_are_recognised_alike() -> None:
     assert shape_of(("python", "t.py", "--seed=1")) == shape_of("python t.py --seed=2")
 
 
-def test_the_newest_answer_is_recalled_for_its_own_key_only(tmp_path: Path) -> None:
+def test_newest_answer_is_recalled_for_its_own_key_only(tmp_path: Path) -> None:
     cache = FitCache(tmp_path / "new")
     cache.keep(key(), FITTED)
     cache.keep(key(), msgspec.structs.replace(FITTED, size=72))
@@ -66,7 +66,7 @@ def test_the_newest_answer_is_recalled_for_its_own_key_only(tmp_path: Path) -> N
         assert cache.find(other) is None
 
 
-def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
+def test_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
     (tmp_path / "fits.json").write_text("[{")
     cache = FitCache(tmp_path)
     assert cache.find(key()) is None

@@ -12,7 +12,7 @@ def with_a_limit_of(size: int) -> Trainer:
     return Trainer("any", 0, 24 * GIB / (size + 0.5))
 
 
-def test_the_page_shows_what_the_simulation_gives() -> None:
+def test_page_shows_what_the_simulation_gives() -> None:
     assert PAGE.read_text() == page(compared()), "it is written by `python -m bench fit`"
 
 

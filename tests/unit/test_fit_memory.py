@@ -40,7 +40,7 @@ def test_only_the_probes_own_processes_count_and_the_peak_stays() -> None:
     assert (seen.peak, seen.pids, seen.note) == (3 * GIB, {OURS}, "")
 
 
-def test_a_process_of_others_alone_is_no_use_by_the_probe() -> None:
+def test_process_of_others_alone_is_no_use_by_the_probe() -> None:
     seen = watch()
     seen.see(look(9 * GIB, process(THEIRS, 9 * GIB)))
     assert (seen.peak, seen.peaks) == (0, {})
@@ -63,7 +63,7 @@ def test_where_memory_cannot_be_told_apart_the_difference_counts_and_is_owned_up
     assert "the driver does not report memory per process" in seen.note
 
 
-def test_a_little_more_on_the_gpu_is_nobodys_probe() -> None:
+def test_little_more_on_the_gpu_is_nobodys_probe() -> None:
     seen = watch(used_before=2 * GIB)
     seen.see(look(2 * GIB + BLOCK, listed=False))
     assert seen.peak == 0
@@ -87,16 +87,16 @@ def test_memory_has_settled_after_five_steps_and_a_second() -> None:
     assert not plateau(steps=500, seconds=0.9)
 
 
-def test_a_program_that_tells_no_steps_is_watched_for_the_flat_time() -> None:
+def test_program_that_tells_no_steps_is_watched_for_the_flat_time() -> None:
     assert plateau(steps=0, seconds=20.0)
     assert not plateau(steps=0, seconds=19.9)
 
 
-def test_a_program_that_tells_steps_seldom_is_not_watched_for_ever() -> None:
+def test_program_that_tells_steps_seldom_is_not_watched_for_ever() -> None:
     assert plateau(steps=1, seconds=60.0)
 
 
-def test_a_program_that_reads_its_data_before_it_works_has_not_settled() -> None:
+def test_program_that_reads_its_data_before_it_works_has_not_settled() -> None:
     assert not plateau(steps=0, seconds=60.0, works=False)
 
 
@@ -105,7 +105,7 @@ def test_another_block_or_percent_is_no_growth_but_more_is() -> None:
     assert not plateau(steps=5, seconds=1.0, last=GIB + BLOCK + GIB // 50)
 
 
-def test_a_program_that_has_nothing_on_the_gpu_has_not_settled() -> None:
+def test_program_that_has_nothing_on_the_gpu_has_not_settled() -> None:
     assert not plateau(steps=9, seconds=90.0, first=0, last=0)
 
 

@@ -74,7 +74,7 @@ def test_other_languages_and_silence_are_distinguished_from_an_explanation() -> 
 
 
 @pytest.mark.parametrize("code", [0, 137, -9])
-def test_a_good_end_or_a_kill_is_not_the_gpus_doing(code: int) -> None:
+def test_good_end_or_a_kill_is_not_the_gpus_doing(code: int) -> None:
     assert is_out_of_memory("torch.OutOfMemoryError: CUDA out of memory.\n", code) is None
 
 
@@ -105,7 +105,7 @@ def test_what_cudnn_says_of_large_batches_counts_where_a_smaller_one_ran(line: s
         "OSError: [Errno 12] Cannot allocate memory",
     ],
 )
-def test_the_hosts_memory_counts_where_it_stands_in_for_the_gpus(line: str) -> None:
+def test_hosts_memory_counts_where_it_stands_in_for_the_gpus(line: str) -> None:
     assert is_out_of_memory(line, 1) is None
     assert is_out_of_memory(line, 1, host=True) == line
 

@@ -48,12 +48,12 @@ def test_reads_the_speed_by_the_persons_own_pattern(pattern: str, line: str, exp
 
 
 @pytest.mark.parametrize(("pattern", "complaint"), [("(", "is not a regular expression"), ("speed", "has no group")])
-def test_a_pattern_that_cannot_work_is_refused(pattern: str, complaint: str) -> None:
+def test_pattern_that_cannot_work_is_refused(pattern: str, complaint: str) -> None:
     with pytest.raises(BadInputError, match=complaint):
         Rates(pattern)
 
 
-def test_a_slow_start_and_a_hiccup_do_not_count() -> None:
+def test_slow_start_and_a_hiccup_do_not_count() -> None:
     rates = fed("".join(f"{speed}it/s\n" for speed in (0.1, 4, 0.2, 6, 5, 6)))
 
     assert rates.rate(1) == 5
@@ -108,7 +108,7 @@ def test_lines_may_come_in_pieces() -> None:
     assert rates.rate(4) == 8
 
 
-def test_a_line_without_end_is_not_kept() -> None:
+def test_line_without_end_is_not_kept() -> None:
     rates = Rates()
     for _ in range(100):
         rates.feed("x" * 10_000)

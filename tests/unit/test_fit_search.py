@@ -72,7 +72,7 @@ def test_finds_nearly_the_largest_that_fits_in_few_runs_and_the_real_run_survive
     assert len(found.observations) <= (RUNS_FOR_A_POOR_ANSWER if trainer.bends_strongly else RUNS)
 
 
-def test_the_table_has_enough_programs() -> None:
+def test_table_has_enough_programs() -> None:
     assert len(TRAINERS) >= 24
 
 
@@ -105,7 +105,7 @@ def test_says_that_nothing_fits() -> None:
         search(TRAINERS["nothing fits"])
 
 
-def test_a_program_that_reaches_no_step_gets_no_answer() -> None:
+def test_program_that_reaches_no_step_gets_no_answer() -> None:
     with pytest.raises(ProbeFailedError):
         search(TRAINERS["never reaches a step"])
 
@@ -195,7 +195,7 @@ def test_no_program_gets_a_size_that_it_dies_of(
 # Step by step
 
 
-def test_the_second_run_is_at_the_size_that_follows_in_proportion() -> None:
+def test_second_run_is_at_the_size_that_follows_in_proportion() -> None:
     searching = showing()
 
     assert asked(searching) == NextProbe(8, verification=False)
@@ -203,7 +203,7 @@ def test_the_second_run_is_at_the_size_that_follows_in_proportion() -> None:
     assert asked(searching) == NextProbe(80, verification=False)
 
 
-def test_the_third_verifies_what_the_line_says() -> None:
+def test_third_verifies_what_the_line_says() -> None:
     searching = showing(ran(8, 2.4), ran(72, 5.59))
 
     assert asked(searching) == NextProbe(392, verification=True)
@@ -243,7 +243,7 @@ def test_after_four_runs_only_a_poor_answer_is_worth_another() -> None:
     assert answer(showing(*poor, ran(320, 18.0))).size == 320
 
 
-def test_a_run_for_a_few_more_is_not_worth_it() -> None:
+def test_run_for_a_few_more_is_not_worth_it() -> None:
     assert answer(showing(ran(8, 2.4), ran(72, 5.6), ran(392, 21.0))).size == 392
     assert asked(showing(ran(8, 2.4), ran(72, 5.6), ran(392, 19.0))).size > 392
 
@@ -267,7 +267,7 @@ def test_nothing_fits_only_when_one_does_not() -> None:
         searching.next()
 
 
-def test_a_share_of_the_card_is_all_that_one_of_several_runs_may_use() -> None:
+def test_share_of_the_card_is_all_that_one_of_several_runs_may_use() -> None:
     search_options = SearchOptions(per_gpu=2)
 
     assert showing(search_options=search_options).limit == int(24 * GIB * 0.9 / 2)
@@ -276,7 +276,7 @@ def test_a_share_of_the_card_is_all_that_one_of_several_runs_may_use() -> None:
         showing(ran(1, 12), search_options=search_options).next()
 
 
-def test_the_second_of_two_runs_may_use_as_much_as_the_first() -> None:
+def test_second_of_two_runs_may_use_as_much_as_the_first() -> None:
     search_options = SearchOptions(per_gpu=2)
 
     assert (
@@ -307,7 +307,7 @@ def test_growth_that_rounding_may_hide_is_reckoned_with() -> None:
     assert asked(showing(ran(8, 20), ran(16, 20))).size == 664
 
 
-def test_a_size_that_only_rounding_seems_to_forbid_is_tried() -> None:
+def test_size_that_only_rounding_seems_to_forbid_is_tried() -> None:
     assert asked(showing(ran(8, 19.4), ran(16, 20.505))) == NextProbe(24, verification=True)
     assert answer(showing(ran(8, 19.4), ran(16, 20.6))).size == 16
 
@@ -370,7 +370,7 @@ def test_less_memory_than_before_gives_a_smaller_answer() -> None:
         pytest.param(1, 4096, 1, 1, "", id="one"),
     ],
 )
-def test_the_effective_batch_stays_what_the_experiment_wants(
+def test_effective_batch_stays_what_the_experiment_wants(
     effective: int, fits: int, size: int, steps: int, note: str
 ) -> None:
     trainer = Trainer("any", 0, 21.6 * GIB / (fits + 0.5), search_options=SearchOptions(effective=effective))
@@ -406,7 +406,7 @@ def measured(prefer: str, *rates: float | None) -> Fitted:
         pytest.param((100, 500, 300), 72, id="slower again"),
     ],
 )
-def test_a_larger_batch_that_is_not_faster_is_reported_or_avoided(rates: tuple[float | None, ...], knee: int) -> None:
+def test_larger_batch_that_is_not_faster_is_reported_or_avoided(rates: tuple[float | None, ...], knee: int) -> None:
     largest, fastest = measured("largest", *rates), measured("fastest", *rates)
 
     assert largest.size == 392

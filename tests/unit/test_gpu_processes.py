@@ -76,9 +76,7 @@ def fake_namespace(root: Path) -> None:
     (root / "proc/self/ns/pid").symlink_to("pid:[4026532758]")
 
 
-def test_a_process_has_its_name_user_and_start_time(
-    cache: ProcessCache, sleepers: list[subprocess.Popen[bytes]]
-) -> None:
+def test_process_has_its_name_user_and_start_time(cache: ProcessCache, sleepers: list[subprocess.Popen[bytes]]) -> None:
     pid = sleeper(sleepers)
     started = int(Path(f"/proc/{pid}/stat").read_text().split()[21])
     me = pwd.getpwuid(os.geteuid()).pw_name
@@ -105,12 +103,12 @@ def test_odd_names_are_reported_whole_and_without_control_characters(
         assert process.started == int(Path(f"/proc/{odd.pid}/stat").read_text().split()[-31])
 
 
-def test_a_pid_without_a_process_is_unknown(cache: ProcessCache) -> None:
+def test_pid_without_a_process_is_unknown(cache: ProcessCache) -> None:
     assert identity(cache, NOBODY) == (NOT_HERE, NOT_HERE, NOT_HERE)
     assert cache.note is None
 
 
-def test_a_user_without_an_entry_is_reported_by_number(cache: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_an_entry_is_reported_by_number(cache: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(uid: int) -> NoReturn:
         raise KeyError(uid)
 
@@ -118,7 +116,7 @@ def test_a_user_without_an_entry_is_reported_by_number(cache: ProcessCache, monk
     assert cache.process(os.getpid(), 0, 0.0).user == str(os.geteuid())
 
 
-def test_a_process_that_ended_is_forgotten_at_the_next_refresh(
+def test_process_that_ended_is_forgotten_at_the_next_refresh(
     cache: ProcessCache, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
     pid, other = sleeper(sleepers), sleeper(sleepers)
@@ -131,7 +129,7 @@ def test_a_process_that_ended_is_forgotten_at_the_next_refresh(
     assert identity(cache, other) == before[1]
 
 
-def test_a_pid_that_had_no_process_is_asked_for_again_after_a_refresh(tmp_path: Path) -> None:
+def test_pid_that_had_no_process_is_asked_for_again_after_a_refresh(tmp_path: Path) -> None:
     cache = ProcessCache(tmp_path)
     assert cache.process(77, 0, 0.0).name == NOT_HERE
     fake_process(tmp_path, 77)
@@ -139,7 +137,7 @@ def test_a_pid_that_had_no_process_is_asked_for_again_after_a_refresh(tmp_path: 
     assert cache.process(77, 0, 0.0).name == "train"
 
 
-def test_a_known_process_is_not_read_again(cache: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_process_is_not_read_again(cache: ProcessCache, monkeypatch: pytest.MonkeyPatch) -> None:
     before = identity(cache, os.getpid())
 
     def forbidden(*_: object) -> NoReturn:
@@ -151,7 +149,7 @@ def test_a_known_process_is_not_read_again(cache: ProcessCache, monkeypatch: pyt
         assert identity(cache, os.getpid()) == before
 
 
-def test_a_pid_that_changed_hands_is_another_process(tmp_path: Path) -> None:
+def test_pid_that_changed_hands_is_another_process(tmp_path: Path) -> None:
     fake_process(tmp_path, 77, name="mine", started=1000)
     cache = ProcessCache(tmp_path)
     assert identity(cache, 77)[:2] == (1000, "mine")
@@ -162,7 +160,7 @@ def test_a_pid_that_changed_hands_is_another_process(tmp_path: Path) -> None:
     assert identity(cache, 77)[:2] == (2000, "theirs")
 
 
-def test_a_process_that_left_the_gpus_is_not_looked_after_any_more(
+def test_process_that_left_the_gpus_is_not_looked_after_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_process(tmp_path, 77)
@@ -178,7 +176,7 @@ def test_a_process_that_left_the_gpus_is_not_looked_after_any_more(
     cache.refresh()
 
 
-def test_the_name_can_be_asked_for_alone(cache: ProcessCache, sleepers: list[subprocess.Popen[bytes]]) -> None:
+def test_name_can_be_asked_for_alone(cache: ProcessCache, sleepers: list[subprocess.Popen[bytes]]) -> None:
     pid = sleeper(sleepers)
     assert cache.name(pid) == "sleep"
     assert cache.name(pid) == cache.process(pid, 0, 0.0).name
@@ -255,13 +253,13 @@ def test_any_name_and_start_time_can_be_read_back(
 
 
 @pytest.mark.parametrize("text", ["", "12", "12 (cut) S 1 2", "no brackets here at all"])
-def test_a_stat_file_that_makes_no_sense_is_unknown(tmp_path: Path, text: str) -> None:
+def test_stat_file_that_makes_no_sense_is_unknown(tmp_path: Path, text: str) -> None:
     fake_process(tmp_path, 12)
     (tmp_path / "proc/12/stat").write_text(text)
     assert ProcessCache(tmp_path).process(12, 0, 0.0).started == NOT_HERE
 
 
-def test_the_first_pid_namespace_is_distinguished_from_all_others(tmp_path: Path) -> None:
+def test_first_pid_namespace_is_distinguished_from_all_others(tmp_path: Path) -> None:
     assert not inside_pid_namespace(tmp_path)
     fake_namespace(tmp_path)
     assert inside_pid_namespace(tmp_path)
@@ -286,12 +284,12 @@ class TestInsideANamespace:
         (tmp_path / "proc/32/fd/9").symlink_to("/gone/nvidia0")
         return tmp_path
 
-    def test_a_process_that_holds_the_gpu_is_believed(self, root: Path) -> None:
+    def test_process_that_holds_the_gpu_is_believed(self, root: Path) -> None:
         cache = ProcessCache(root)
         assert cache.process(31, 0, 0.0).name == "train"
         assert cache.note is None
 
-    def test_a_process_that_only_shares_the_number_is_not_blamed(self, root: Path) -> None:
+    def test_process_that_only_shares_the_number_is_not_blamed(self, root: Path) -> None:
         cache = ProcessCache(root)
         for _ in range(2):
             assert identity(cache, 32) == (OUTSIDE, OUTSIDE, OUTSIDE)
@@ -299,12 +297,12 @@ class TestInsideANamespace:
         assert cache.note is not None
         assert "--pid=host" in cache.note
 
-    def test_a_file_that_is_only_named_like_a_device_is_no_proof(self, root: Path) -> None:
+    def test_file_that_is_only_named_like_a_device_is_no_proof(self, root: Path) -> None:
         (root / "nvidia.log").write_text("")
         (root / "proc/32/fd/3").symlink_to(root / "nvidia.log")
         assert ProcessCache(root).process(32, 0, 0.0).name == OUTSIDE
 
-    def test_a_believed_process_that_ended_is_not_taken_for_an_outsider(self, root: Path) -> None:
+    def test_believed_process_that_ended_is_not_taken_for_an_outsider(self, root: Path) -> None:
         cache = ProcessCache(root)
         cache.process(31, 0, 0.0)
         (root / "proc/31/stat").unlink()
@@ -312,12 +310,12 @@ class TestInsideANamespace:
         assert cache.process(31, 0, 0.0).name == NOT_HERE
         assert cache.note is None
 
-    def test_a_number_that_nobody_has_here_is_numbered_outside(self, root: Path) -> None:
+    def test_number_that_nobody_has_here_is_numbered_outside(self, root: Path) -> None:
         cache = ProcessCache(root)
         assert identity(cache, 645400) == (OUTSIDE, OUTSIDE, OUTSIDE)
         assert cache.note is not None
 
-    def test_a_process_whose_files_are_hidden_is_unknown_without_a_claim(self, root: Path) -> None:
+    def test_process_whose_files_are_hidden_is_unknown_without_a_claim(self, root: Path) -> None:
         (root / "proc/31/fd/7").unlink()
         (root / "proc/31/fd").rmdir()
         cache = ProcessCache(root)

@@ -8,7 +8,7 @@ from stoker.gpus.report import gpus_of, look_as_json, look_as_line, state_of
 from tests.support.looks import GIB, a_gpu, a_look, a_process, a_reading
 
 
-def test_a_burst_between_looks_is_busy_even_when_the_mean_is_zero() -> None:
+def test_burst_between_looks_is_busy_even_when_the_mean_is_zero() -> None:
     reading = a_reading(utilization=0.0)
     reading = msgspec.structs.replace(reading, utilization=Utilization(0.9, 0.004, 30))
     assert state_of(reading) == ("busy", "utilization 0.4%, peak 90% over the last 1s")
@@ -34,7 +34,7 @@ def test_zero_stays_zero_and_unknown_is_null_with_its_reason() -> None:
     assert entry["unknown"]["power_watts"] == "not supported by this GPU"
 
 
-def test_a_machine_that_cannot_be_read_is_one_unknown_entry_not_an_empty_list() -> None:
+def test_machine_that_cannot_be_read_is_one_unknown_entry_not_an_empty_list() -> None:
     look = Look("nvml", 1.0, 1.0, (), (), problem=Unknown("versions differ"))
     (entry,) = gpus_of(look)
     assert (entry["state"], entry["reason"], entry["uuid"], entry["index"]) == (

@@ -22,7 +22,7 @@ def test_src_stays_within_its_limits(figure: str) -> None:
     assert len(found) <= LIMITS[figure], f"{len(found)} {figure}, at most {LIMITS[figure]}:\n" + "\n".join(found)
 
 
-def test_a_short_module_with_one_importer_is_a_fragment(tmp_path: Path) -> None:
+def test_short_module_with_one_importer_is_a_fragment(tmp_path: Path) -> None:
     write(tmp_path, "app/__init__.py", "")
     write(tmp_path, "app/main.py", "import app.once\nfrom app import twice\nfrom app.long import X\n")
     write(tmp_path, "app/other.py", "def f():\n    from app.twice import Y\n")
@@ -32,7 +32,7 @@ def test_a_short_module_with_one_importer_is_a_fragment(tmp_path: Path) -> None:
     assert metrics.measure(tmp_path).fragments == ["app.once (0 lines)"]
 
 
-def test_a_folder_with_more_than_twenty_modules_is_crowded(tmp_path: Path) -> None:
+def test_folder_with_more_than_twenty_modules_is_crowded(tmp_path: Path) -> None:
     write(tmp_path, "app/__init__.py", "")
     for number in range(20):
         write(tmp_path, f"app/m{number}.py", "")
@@ -41,7 +41,7 @@ def test_a_folder_with_more_than_twenty_modules_is_crowded(tmp_path: Path) -> No
     assert metrics.measure(tmp_path).crowded_folders == ["app (21)"]
 
 
-def test_a_public_name_of_two_classes_is_ambiguous(tmp_path: Path) -> None:
+def test_public_name_of_two_classes_is_ambiguous(tmp_path: Path) -> None:
     write(tmp_path, "a.py", "class Session: ...\nclass _Private: ...\nclass Once: ...\n")
     write(tmp_path, "b.py", "class Session: ...\nclass _Private: ...\nSession2 = Session\n")
     assert metrics.measure(tmp_path).ambiguous_classes == ["Session: a, b"]

@@ -214,7 +214,7 @@ def test_rule_fires_only_if_the_whole_window_was_seen_idle(
 
 @given(st.data(), worlds(), policies())
 @settings(max_examples=examples(250))
-def test_a_gap_restarts_the_window(data: st.DataObject, world: World, policy: IdlePolicy) -> None:
+def test_gap_restarts_the_window(data: st.DataObject, world: World, policy: IdlePolicy) -> None:
     moments = data.draw(looks_at(world))
     gap_ended = 0
     for seen in watch(world, policy, moments):
@@ -427,7 +427,7 @@ def test_gpu_that_joins_the_scope_starts_a_whole_window() -> None:
     assert verdicts == ["waiting"] * 9 + ["idle"] * 2
 
 
-def test_a_gpu_that_left_and_came_back_starts_again() -> None:
+def test_gpu_that_left_and_came_back_starts_again() -> None:
     rule = IdleRule(IdlePolicy(below=BELOW, window=10.0, after=0.0, every=1.0), 0.0)
     for second in range(1, 9):
         rule.observe(Observation(float(second), [an_activity(0.0, 0)]))

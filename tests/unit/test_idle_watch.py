@@ -77,7 +77,7 @@ def test_work_between_two_samples_is_seen() -> None:
     assert watched.lines == [f"DEBUG: {GPU} usage 90%", f"DEBUG: {GPU} usage 0%"]
 
 
-def test_the_delay_is_counted_down_and_what_happens_in_it_does_not_count() -> None:
+def test_delay_is_counted_down_and_what_happens_in_it_does_not_count() -> None:
     watched = Watched(every=6, delay=3, samples=1)
     assert [watched.look(0.0) for _ in range(3)] == [(), (), ()]
     assert watched.lines == [
@@ -149,7 +149,7 @@ def test_every_spelling_of_all_or_any_is_understood(spelling: str) -> None:
     assert parse(["cat"]).policy.require == "all"
 
 
-def test_the_defaults_are_the_originals() -> None:
+def test_defaults_are_the_originals() -> None:
     options = parse(["cat", "-x"])
     assert options.policy == SamplesPolicy()
     assert options.command == ("cat", "-x")

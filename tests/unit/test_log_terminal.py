@@ -181,7 +181,7 @@ def test_output_becomes_only_text_and_spans(data: bytes) -> None:
         assert page.text == text_of(line)
 
 
-def test_the_style_sheet_knows_every_class() -> None:
+def test_style_sheet_knows_every_class() -> None:
     sheet = (Path(stoker.web.__file__).parent / "static" / "log.css").read_text()
     known = set(re.findall(r"\.(a-[a-z0-9-]+)", sheet))
     wanted = {f"a-{ground}-{colour}" for ground in ("fg", "bg") for colour in (*range(256), "k", "p")} - {

@@ -144,7 +144,7 @@ def test_long_line_is_cut_instead_of_carried(path: Path) -> None:
     assert Path(f"{path}.1").read_bytes() == b"first\n" + b"x" * 100_000 + b"y" * 29_994
 
 
-def test_a_progress_bar_never_fills_the_file(path: Path) -> None:
+def test_progress_bar_never_fills_the_file(path: Path) -> None:
     assert kept(path, b"begin\n", *(b"\r%3d%%" % number for number in range(100)), limit=24) == b"begin\n 99%"
     assert not Path(f"{path}.1").exists()
 
@@ -182,7 +182,7 @@ def test_full_disk_loses_output_and_raises_nothing(path: Path, monkeypatch: pyte
     assert path.read_text() == f"one\ntw\n[13 bytes of output are missing here: {log.failure}]\nfive\n"
 
 
-def test_a_disk_that_is_full_while_a_line_is_overwritten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_is_full_while_a_line_is_overwritten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch)
     log = LogWriter(path, PLENTY)
     log.write(b"one\n10%")
@@ -230,7 +230,7 @@ def test_deleted_file_is_created_again(path: Path) -> None:
     assert (path.read_bytes(), log.failure) == (b"one\n", None)
 
 
-def test_the_tail_reaches_back_into_the_older_part_and_begins_with_a_line(path: Path) -> None:
+def test_tail_reaches_back_into_the_older_part_and_begins_with_a_line(path: Path) -> None:
     Path(f"{path}.1").write_bytes(b"one\ntwo\n")
     path.write_bytes(b"three\nfour")
     assert read_tail(path, 100) == "one\ntwo\nthree\nfour"
@@ -241,20 +241,20 @@ def test_the_tail_reaches_back_into_the_older_part_and_begins_with_a_line(path: 
     assert read_tail(path, 0) == ""
 
 
-def test_the_tail_of_a_line_without_an_end_is_the_end_of_it(path: Path) -> None:
+def test_tail_of_a_line_without_an_end_is_the_end_of_it(path: Path) -> None:
     path.write_text("ä" * 10)
     assert read_tail(path, 5) == "�ää"
     path.write_text("x" * 10 + "\n")
     assert read_tail(path, 5) == "xxxx\n"
 
 
-def test_a_piece_of_a_line_is_left_out_of_the_tail(path: Path) -> None:
+def test_piece_of_a_line_is_left_out_of_the_tail(path: Path) -> None:
     path.write_text("one\ntwo\n")
     assert read_tail(path, 6) == "two\n"
     assert read_tail(path, 4) == "two\n"
 
 
-def test_the_tail_of_nothing_is_nothing(path: Path) -> None:
+def test_tail_of_nothing_is_nothing(path: Path) -> None:
     assert read_tail(path, 100) == ""
 
 
@@ -283,13 +283,13 @@ RUN = "https://wandb.ai/team/project/runs/ab12cd34"
         ([f"not yet {RUN}"], None),
     ],
 )
-def test_the_page_of_a_run_is_found(pieces: list[str], link: str | None) -> None:
+def test_page_of_a_run_is_found(pieces: list[str], link: str | None) -> None:
     links = Links()
     found = [links.feed(piece) for piece in pieces]
     assert found[-1] == link
 
 
-def test_a_line_without_an_end_costs_little_memory_and_hides_no_later_link() -> None:
+def test_line_without_an_end_costs_little_memory_and_hides_no_later_link() -> None:
     links = Links()
     for _ in range(100):
         assert links.feed("x" * 10_000) is None

@@ -350,7 +350,7 @@ def test_end_of_an_outage_that_another_process_sent_is_sent() -> None:
 # Words
 
 
-def test_a_message_has_the_sentence_and_the_link_to_the_job() -> None:
+def test_message_has_the_sentence_and_the_link_to_the_job() -> None:
     (told,) = watching().detect(a_look(ended=[job("train", reason="no space left")]))
     message = compose("failed", [told], "https://gpu-box:7865")
     assert message.title == "Stoker: job failed: train"
@@ -358,7 +358,7 @@ def test_a_message_has_the_sentence_and_the_link_to_the_job() -> None:
     assert compose("failed", [told], "").body.endswith("\nstoker show 0000beef says more.")
 
 
-def test_a_name_of_several_words_is_quoted_in_a_sentence_and_not_in_a_title() -> None:
+def test_name_of_several_words_is_quoted_in_a_sentence_and_not_in_a_title() -> None:
     (told,) = watching().detect(a_look(ended=[job("wants eight GPUs")]))
     message = compose("failed", [told], "")
     assert message.title == "Stoker: job failed: wants eight GPUs"

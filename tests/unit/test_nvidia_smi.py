@@ -120,9 +120,7 @@ class TestAHealthyMachine:
         assert [reading.uuid for reading in look.readings] == [uuid(0), uuid(2), uuid(10)]
 
     @pytest.mark.parametrize("name", ["Quadro, Special, Edition", "A,B", "Tesla  T4 "])
-    def test_a_name_may_hold_commas_and_spaces(
-        self, smi: FakeNvidiaSmi, opened: Callable[[], Source], name: str
-    ) -> None:
+    def test_name_may_hold_commas_and_spaces(self, smi: FakeNvidiaSmi, opened: Callable[[], Source], name: str) -> None:
         smi.lists_gpus(gpu_line(0, name=name))
         look = opened().look()
         assert look.gpus[0].name == " ".join(name.split())
@@ -134,7 +132,7 @@ class TestAHealthyMachine:
         assert look.gpus[0].uuid == uuid(0)
         assert only_reading(look).utilization == Utilization(0.37, 0.37, 1)
 
-    def test_the_device_number_comes_from_the_drivers_files(
+    def test_device_number_comes_from_the_drivers_files(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], tmp_path: Path
     ) -> None:
         folder = tmp_path / "proc/driver/nvidia/gpus/0000:ab:00.0"
@@ -146,7 +144,7 @@ class TestAHealthyMachine:
         assert look.gpus[0].minor == 7
         assert "device number" in reason(look.gpus[1].minor)
 
-    def test_a_wide_pci_domain_keeps_its_digits(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_wide_pci_domain_keeps_its_digits(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         smi.lists_gpus(gpu_line(0, bus="00010000:3B:00.0"))
         assert opened().look().gpus[0].bus == "10000:3b:00.0"
 
@@ -159,7 +157,7 @@ class TestFieldsThatAreNotTold:
             "[Insufficient Permissions]", "ERR!", "[Not Found]", "nan", "inf", "-", "0x10", "1_000", "٣",
         ],
     )  # fmt: skip
-    def test_the_value_is_unknown_and_the_reason_is_what_was_said(
+    def test_value_is_unknown_and_the_reason_is_what_was_said(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], said: str
     ) -> None:
         smi.lists_gpus(
@@ -173,7 +171,7 @@ class TestFieldsThatAreNotTold:
             assert known(getattr(well, field))
         assert sick.processes == ()
 
-    def test_an_empty_field_is_unknown(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_empty_field_is_unknown(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         smi.lists_gpus(gpu_line(0, utilization=""))
         assert reason(only_reading(opened().look()).utilization) == "nvidia-smi said nothing"
 
@@ -192,7 +190,7 @@ class TestFieldsThatAreNotTold:
             ("temperature", gpu_line(0, temperature="4294967295")),
         ],
     )
-    def test_an_absurd_number_is_unknown(
+    def test_absurd_number_is_unknown(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], field: str, line: str
     ) -> None:
         smi.lists_gpus(line)
@@ -204,7 +202,7 @@ class TestFieldsThatAreNotTold:
         smi.lists_gpus(gpu_line(0, memory="512, [N/A]"))
         assert only_reading(opened().look()).memory_used == 512 * MIB
 
-    def test_a_gpu_without_a_name_or_address_is_still_a_gpu(
+    def test_gpu_without_a_name_or_address_is_still_a_gpu(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
     ) -> None:
         smi.lists_gpus(gpu_line(0, name="[Unknown Error]", bus="[N/A]"))
@@ -241,13 +239,13 @@ class TestProcesses:
         assert reason(gone.utilization) == "nvidia-smi does not report it"
 
     @pytest.mark.parametrize("text", ["No running processes found\n", "\n", ""])
-    def test_a_machine_without_processes_has_none(
+    def test_machine_without_processes_has_none(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], text: str
     ) -> None:
         smi.lists_processes(text)
         assert [reading.processes for reading in opened().look().readings] == [(), ()]
 
-    def test_a_failed_query_makes_only_the_processes_unknown(
+    def test_failed_query_makes_only_the_processes_unknown(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
     ) -> None:
         smi.lists_processes("Failed to query\n", code=4)
@@ -257,7 +255,7 @@ class TestProcesses:
             assert reason(reading.processes) == ("nvidia-smi failed with exit code 4 and said: Failed to query")
             assert known(reading.utilization)
 
-    def test_a_query_killed_by_a_signal_makes_only_the_processes_unknown(
+    def test_query_killed_by_a_signal_makes_only_the_processes_unknown(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
     ) -> None:
         smi.lists_processes(f"{uuid(0)}, 1, 5\n", signal="KILL")
@@ -268,7 +266,7 @@ class TestProcesses:
     @pytest.mark.parametrize(
         "line", ["[Not Supported]\n", "garbage\n", f"{uuid(7)}, 10, 5\n", f"{uuid(0)}, 10\n", "GPU-0000\n"]
     )
-    def test_a_line_that_belongs_to_no_gpu_makes_the_processes_of_all_unknown(
+    def test_line_that_belongs_to_no_gpu_makes_the_processes_of_all_unknown(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], line: str
     ) -> None:
         smi.lists_processes(f"{uuid(0)}, 10, 5\n", line)
@@ -276,7 +274,7 @@ class TestProcesses:
             assert reason(reading.processes) == f"nvidia-smi said: {line.strip()}"
 
     @pytest.mark.parametrize("pid", ["[N/A]", "", "-1", "0", "1.5"])
-    def test_a_line_without_a_pid_makes_the_processes_of_its_gpu_unknown(
+    def test_line_without_a_pid_makes_the_processes_of_its_gpu_unknown(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], pid: str
     ) -> None:
         smi.lists_processes(f"{uuid(0)}, 10, 5\n", f"{uuid(0)}, {pid}, 5\n", f"{uuid(0)}, 11, 5\n")
@@ -303,7 +301,7 @@ class TestASickDriver:
             ("", 3, "and said nothing"),
         ],
     )
-    def test_a_failure_makes_all_readings_unknown_and_says_why(
+    def test_failure_makes_all_readings_unknown_and_says_why(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], text: str, code: int, told: str
     ) -> None:
         source = opened()
@@ -315,7 +313,7 @@ class TestASickDriver:
             assert_all_unknown(reading, told, f"exit code {code}")
 
     @pytest.mark.parametrize("text", [MISMATCH, "<html>502 Bad Gateway</html>\n", "0, 1, 2\n", ",,,,,,,,,\n"])
-    def test_an_error_with_exit_code_zero_is_still_an_error(
+    def test_error_with_exit_code_zero_is_still_an_error(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], text: str
     ) -> None:
         source = opened()
@@ -330,19 +328,17 @@ class TestASickDriver:
         smi.lists_gpus("")
         assert reason(source.look().problem) == "nvidia-smi said nothing"
 
-    def test_an_error_on_standard_error_is_quoted(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_error_on_standard_error_is_quoted(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         source = opened()
         smi.lists_gpus(errors="error while loading shared libraries: libfoo.so\n", code=127)
         assert "exit code 127 and said: error while loading" in reason(source.look().problem)
 
-    def test_a_page_of_words_is_quoted_in_part(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_page_of_words_is_quoted_in_part(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         source = opened()
         smi.lists_gpus("word " * 10_000 + "\n", code=1)
         assert len(reason(source.look().problem)) < 300
 
-    def test_a_command_killed_by_a_signal_is_reported_so(
-        self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
-    ) -> None:
+    def test_command_killed_by_a_signal_is_reported_so(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         source = opened()
         smi.lists_gpus(gpu_line(0), signal="KILL")
         look = source.look()
@@ -350,7 +346,7 @@ class TestASickDriver:
         assert [gpu.index for gpu in look.gpus] == [0, 1]
         assert_all_unknown(look.readings[0], "signal 9")
 
-    def test_a_command_that_went_away_is_reported_so(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+    def test_command_that_went_away_is_reported_so(self, smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
         source = opened()
         (smi.folder / "nvidia-smi").unlink()
         look = source.look()
@@ -366,7 +362,7 @@ class TestASickDriver:
         assert look.problem is None
         assert known(look.readings[1].utilization)
 
-    def test_a_gpu_that_disappears_is_unknown_and_the_others_are_read(
+    def test_gpu_that_disappears_is_unknown_and_the_others_are_read(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
     ) -> None:
         source = opened()
@@ -386,7 +382,7 @@ class TestASickDriver:
         assert not known(look.readings[0].utilization)
         assert known(look.readings[1].utilization)
 
-    def test_the_loss_of_one_gpu_is_its_reason_and_the_others_are_read(
+    def test_loss_of_one_gpu_is_its_reason_and_the_others_are_read(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
     ) -> None:
         source = opened()
@@ -404,7 +400,7 @@ class TestASickDriver:
              "nvidia-smi also said: WARNING: infoROM is corrupted at gpu 0000:01:00.0 (exit code 14)."),
         ],
     )  # fmt: skip
-    def test_a_warning_does_not_spoil_the_readings_and_is_noted(
+    def test_warning_does_not_spoil_the_readings_and_is_noted(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], strays: str, code: int, told: str
     ) -> None:
         smi.lists_gpus(gpu_line(0), gpu_line(1), code=code, errors=strays)
@@ -413,7 +409,7 @@ class TestASickDriver:
         assert look.note == told
         assert known(look.readings[0].utilization)
 
-    def test_a_gpu_that_cannot_tell_its_uuid_is_known_by_its_slot(
+    def test_gpu_that_cannot_tell_its_uuid_is_known_by_its_slot(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source]
     ) -> None:
         source = opened()
@@ -431,7 +427,7 @@ class TestASickDriver:
             f"1, {uuid(1)}, Quadro, Special, Edition, 00000000:02:00.0, 37, 1024, 81920, 250.50\n",
         ],
     )
-    def test_a_line_cut_short_makes_only_its_gpu_unknown(
+    def test_line_cut_short_makes_only_its_gpu_unknown(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], line: str
     ) -> None:
         smi.lists_gpus(gpu_line(0), line)
@@ -447,7 +443,7 @@ class TestOpening:
         with pytest.raises(AbsentError, match=r"^nvidia-smi is not on PATH$"):
             open_source(tmp_path)
 
-    def test_a_file_that_cannot_be_run_is_absent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_file_that_cannot_be_run_is_absent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "nvidia-smi").write_bytes(b"\x7fELF")
         (tmp_path / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
@@ -470,7 +466,7 @@ class TestOpening:
             ("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.\n", 12, "no NVIDIA driver"),
         ],
     )
-    def test_a_machine_without_a_gpu_or_driver_is_absent(
+    def test_machine_without_a_gpu_or_driver_is_absent(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], text: str, code: int, told: str
     ) -> None:
         smi.lists_gpus(text, code=code)
@@ -481,7 +477,7 @@ class TestOpening:
         ("text", "code"),
         [(MISMATCH, 18), (LOST, 15), ("Failed to initialize NVML: Unknown Error\n", 255), ("", 0)],
     )
-    def test_a_sick_driver_is_not_an_absent_one(
+    def test_sick_driver_is_not_an_absent_one(
         self, smi: FakeNvidiaSmi, opened: Callable[[], Source], text: str, code: int
     ) -> None:
         smi.lists_gpus(text, code=code)
@@ -616,7 +612,7 @@ class TestACommandThatHangs:
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_an_ignored_sigchld_does_not_spoil_the_look(smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
+def test_ignored_sigchld_does_not_spoil_the_look(smi: FakeNvidiaSmi, opened: Callable[[], Source]) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         look = opened().look()

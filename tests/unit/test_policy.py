@@ -91,14 +91,14 @@ def test_stored_policy_is_loaded_unchanged() -> None:
     assert policies_of(msgspec.json.decode(msgspec.json.encode(stored_form([policy], whole=True)))) == (policy,)
 
 
-def test_a_job_keeps_only_what_differs_from_the_defaults() -> None:
+def test_job_keeps_only_what_differs_from_the_defaults() -> None:
     assert stored_form([IdlePolicy()]) == {}
     assert stored_form([IdlePolicy(window=60.0, warn_at=None)]) == {"window": 60.0, "warn_at": None}
     assert stored_form([]) == {"idle": False}
     assert policies_of({"idle": False}) == policies_of({"idle": "off"}) == ()
 
 
-def test_a_setting_that_is_changed_turns_its_rule_on() -> None:
+def test_setting_that_is_changed_turns_its_rule_on() -> None:
     assert changed({"idle": False}, {"window": 60.0}) == {"window": 60.0}
     assert changed({"window": 60.0}, {"idle": "off"}) == {"idle": False}
     assert changed({"window": 60.0}, {"every": 2.0}) == {"window": 60.0, "every": 2.0}

@@ -24,7 +24,7 @@ def holder(name: str, executable: str | None = None) -> DeviceHolder:
         ("[kw]", "[kw]", None),
     ],
 )
-def test_a_pattern_matches_the_whole_name(pattern: str, name: str, executable: str | None) -> None:
+def test_pattern_matches_the_whole_name(pattern: str, name: str, executable: str | None) -> None:
     assert Ignored([pattern]).matches(holder(name, executable))
 
 
@@ -47,7 +47,7 @@ def test_nothing_is_ignored_by_a_part_of_its_name(pattern: str, name: str, execu
     assert not Ignored([pattern]).matches(holder(name, executable))
 
 
-def test_a_process_of_which_no_name_is_known_is_not_ignored() -> None:
+def test_process_of_which_no_name_is_known_is_not_ignored() -> None:
     assert not Ignored(["*"]).matches_names(None, None)
 
 

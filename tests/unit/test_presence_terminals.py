@@ -49,7 +49,7 @@ def screen(root: Path, name: str, *, plugged: str = "connected", power: str = "O
     return place
 
 
-def test_a_machine_without_terminals_has_nobody_at_it(tmp_path: Path) -> None:
+def test_machine_without_terminals_has_nobody_at_it(tmp_path: Path) -> None:
     assert Terminals(tmp_path).activity(NOW) == []
 
 
@@ -65,7 +65,7 @@ def test_pseudo_terminals_tell_their_owner_and_the_most_recent_comes_first(tmp_p
 
 
 @pytest.mark.parametrize("age", [-3600.0, 0.0, 0.3, 4.0, 7.9])
-def test_an_age_within_the_coarseness_of_the_kernel_is_activity(tmp_path: Path, age: float) -> None:
+def test_age_within_the_coarseness_of_the_kernel_is_activity(tmp_path: Path, age: float) -> None:
     terminal(tmp_path, "pts/0", idle=age)
     assert Terminals(tmp_path).activity(NOW)[0].idle == 0.0
 
@@ -76,7 +76,7 @@ def test_idle_is_never_claimed_longer_than_it_can_be(tmp_path: Path) -> None:
     assert Terminals(tmp_path).activity(NOW)[0].idle <= 300 - 7.9
 
 
-def test_a_console_another_user_logged_in_at_counts(tmp_path: Path) -> None:
+def test_console_another_user_logged_in_at_counts(tmp_path: Path) -> None:
     terminal(tmp_path, "tty2", idle=100)
     terminal(tmp_path, "tty", idle=0)
     terminal(tmp_path, "tty0", idle=0)
@@ -98,7 +98,7 @@ def test_root_at_a_pseudo_terminal_is_a_person(tmp_path: Path) -> None:
     assert Terminals(tmp_path).activity(NOW) == [TerminalActivity("root", "pts/3", 42.0)]
 
 
-def test_a_serial_line_counts_when_another_user_has_a_session_on_it(tmp_path: Path) -> None:
+def test_serial_line_counts_when_another_user_has_a_session_on_it(tmp_path: Path) -> None:
     terminal(tmp_path, "ttyS0", idle=20)
     session(tmp_path, 1, TTY="/dev/ttyS0")
     assert [activity.terminal for activity in Terminals(tmp_path).activity(NOW)] == ["ttyS0"]
@@ -114,7 +114,7 @@ def test_login_screens_managers_and_sessions_that_end_are_nobody(
     assert Terminals(tmp_path).activity(NOW) == []
 
 
-def test_a_session_whose_terminal_is_gone_is_no_error(tmp_path: Path) -> None:
+def test_session_whose_terminal_is_gone_is_no_error(tmp_path: Path) -> None:
     session(tmp_path, 1, TTY="pts/9")
     session(tmp_path, 2)
     (tmp_path / "run/systemd/sessions/.#3").write_text("USER=half")
@@ -156,6 +156,6 @@ def test_another_user_whose_screen_cannot_be_asked_is_active(tmp_path: Path) -> 
     ]
 
 
-def test_a_session_that_another_one_hides_is_nobody_at_the_screen(tmp_path: Path) -> None:
+def test_session_that_another_one_hides_is_nobody_at_the_screen(tmp_path: Path) -> None:
     session(tmp_path, 1, TYPE="x11", SEAT="seat0", ACTIVE="0", STATE="online")
     assert Terminals(tmp_path).activity(NOW) == []

@@ -20,7 +20,7 @@ def order(waiting: list[Waiting], places: dict[str, float]) -> list[str]:
 
 
 @given(QUEUES, st.data())
-def test_a_step_up_and_the_same_step_down_mirror_each_other(waiting: list[Waiting], data: st.DataObject) -> None:
+def test_step_up_and_the_same_step_down_mirror_each_other(waiting: list[Waiting], data: st.DataObject) -> None:
     moving = data.draw(st.sets(st.sampled_from([job.id for job in waiting]))) if waiting else set()
     up = order(waiting, stepped(waiting, moving, "up"))
     assert sorted(up) == [job.id for job in waiting]

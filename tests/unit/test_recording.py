@@ -63,7 +63,7 @@ def test_problem_and_note_come_back(tmp_path: Path) -> None:
     assert list(RecordingReader(tmp_path / "r")) == [look]
 
 
-def test_a_cut_off_line_is_passed_over_and_later_sessions_are_whole(tmp_path: Path) -> None:
+def test_cut_off_line_is_passed_over_and_later_sessions_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "r"
     write(path, a_look(0.1, at=1, wall=1), a_look(0.2, at=2, wall=2))
     whole = path.read_bytes()
@@ -102,21 +102,21 @@ def test_time_never_runs_backwards_when_the_clock_was_set_back(tmp_path: Path) -
     assert [look.at for look in RecordingReader(path)] == [5000, 5000]
 
 
-def test_an_idle_machine_costs_few_bytes_per_look(tmp_path: Path) -> None:
+def test_idle_machine_costs_few_bytes_per_look(tmp_path: Path) -> None:
     path = tmp_path / "r"
     looks = [a_look(*[0.0] * 8, at=place, wall=place) for place in range(1001)]
     write(path, *looks)
     assert path.stat().st_size / 1000 < 450
 
 
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+def test_second_writer_is_refused(tmp_path: Path) -> None:
     first = RecordingWriter(tmp_path / "r")
     with pytest.raises(StokerError, match="another recorder"):
         RecordingWriter(tmp_path / "r")
     first.close()
 
 
-def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(BadInputError, match="not a recording"):
         RecordingWriter(tmp_path / "thesis.tex")
@@ -125,7 +125,7 @@ def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
-def test_a_newer_format_is_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_newer_format_is_refused_with_a_remedy(tmp_path: Path) -> None:
     write(tmp_path / "r", a_look(0.1))
     text = (tmp_path / "r").read_text().replace('"version":1', '"version":2')
     (tmp_path / "r").write_text(text)
@@ -133,19 +133,19 @@ def test_a_newer_format_is_refused_with_a_remedy(tmp_path: Path) -> None:
         list(RecordingReader(tmp_path / "r"))
 
 
-def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
+def test_missing_file_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot be read"):
         list(RecordingReader(tmp_path / "none"))
 
 
-def test_a_full_disk_is_a_sentence() -> None:
+def test_full_disk_is_a_sentence() -> None:
     writer = RecordingWriter(Path("/dev/full"))
     with pytest.raises(StokerError, match="cannot be continued: No space left"):
         writer.append(a_look(0.1))
     writer.close()
 
 
-def test_a_change_of_the_gpu_list_begins_a_new_session(tmp_path: Path) -> None:
+def test_change_of_the_gpu_list_begins_a_new_session(tmp_path: Path) -> None:
     two = a_look(0.1, 0.2, at=1, wall=1)
     one = msgspec.structs.replace(two, at=2.0, wall=2.0, gpus=two.gpus[:1], readings=two.readings[:1])
     write(tmp_path / "r", two, one)

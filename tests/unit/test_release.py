@@ -55,7 +55,7 @@ def check(directory: Path) -> None:
     release.check_tag(directory, version)
 
 
-def test_a_tagged_commit_with_its_changelog_passes(repository: Path) -> None:
+def test_tagged_commit_with_its_changelog_passes(repository: Path) -> None:
     check(repository)
     assert release.notes_of(repository, "1.2.3") == "### Added\n\n- A thing."
 
@@ -69,13 +69,13 @@ def test_a_tagged_commit_with_its_changelog_passes(repository: Path) -> None:
         ("# Changelog\n", "begins with 'no heading'"),
     ],
 )
-def test_a_changelog_that_does_not_fit_is_refused(repository: Path, changelog: str, error: str) -> None:
+def test_changelog_that_does_not_fit_is_refused(repository: Path, changelog: str, error: str) -> None:
     (repository / "CHANGELOG.md").write_text(changelog)
     with pytest.raises(release.ReleaseError, match=error):
         check(repository)
 
 
-def test_a_version_that_is_no_number_is_refused(repository: Path) -> None:
+def test_version_that_is_no_number_is_refused(repository: Path) -> None:
     (repository / "src/stoker/version.py").write_text('__version__ = "next"\n')
     with pytest.raises(release.ReleaseError, match="has no version such as"):
         check(repository)
@@ -87,20 +87,20 @@ def test_uncommitted_changes_are_refused(repository: Path) -> None:
         check(repository)
 
 
-def test_a_commit_without_a_tag_is_refused(repository: Path) -> None:
+def test_commit_without_a_tag_is_refused(repository: Path) -> None:
     git(repository, "tag", "-d", "v1.2.3")
     with pytest.raises(release.ReleaseError, match=r"has no tag: create it by git tag -a v1\.2\.3"):
         check(repository)
 
 
-def test_a_tag_of_another_version_is_refused(repository: Path) -> None:
+def test_tag_of_another_version_is_refused(repository: Path) -> None:
     git(repository, "tag", "-d", "v1.2.3")
     git(repository, "tag", "v1.2.4")
     with pytest.raises(release.ReleaseError, match=r"is tagged v1\.2\.4 but the version is 1\.2\.3"):
         check(repository)
 
 
-def test_a_tag_on_another_commit_is_refused(repository: Path) -> None:
+def test_tag_on_another_commit_is_refused(repository: Path) -> None:
     (repository / "new.txt").touch()
     commit(repository)
     with pytest.raises(release.ReleaseError, match=r"the tag v1\.2\.3 is on another commit"):

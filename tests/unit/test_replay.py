@@ -58,7 +58,7 @@ def test_each_idle_stretch_fires_once_however_long_it_is() -> None:
     assert summary(found) == [(39.0, 90.0, True), (158.0, 50.0, False)]
 
 
-def test_a_firing_says_why_when_and_since_when() -> None:
+def test_firing_says_why_when_and_since_when() -> None:
     firing = played(minutes((30, 0.9), (100, 0.0))).firings[0]
     assert firing.reason == "GPU 0 stayed below 10% for 10m"
     assert firing.moment.wall == WALL + 39 * MINUTE
@@ -66,7 +66,7 @@ def test_a_firing_says_why_when_and_since_when() -> None:
     assert firing.gpus == (a_gpu().uuid,)
 
 
-def test_a_replay_fires_when_a_watcher_would() -> None:
+def test_replay_fires_when_a_watcher_would() -> None:
     looks = minutes((7, 0.3), (20, 0.0), (3, LOST), (25, 0.05), (1, 0.1), (12, 0.0))
     rule = IdleRule(a_policy(), looks[0].at)
     scope = MachineScope("all", {})
@@ -79,7 +79,7 @@ def test_a_replay_fires_when_a_watcher_would() -> None:
     assert len(fired) == 2
 
 
-def test_the_start_up_delay_counts_from_the_first_look() -> None:
+def test_start_up_delay_counts_from_the_first_look() -> None:
     looks = minutes((100, 0.0))
     assert summary(played(looks, after=HOUR)) == [(70.0, 29.0, False)]
 
@@ -138,7 +138,7 @@ def test_require_any_saves_the_idle_gpu_and_names_the_busy() -> None:
     assert text.also_working(second) == "GPU 2 was at work at that moment"
 
 
-def test_a_gpu_that_was_not_idle_for_the_whole_window_is_not_among_those_that_were() -> None:
+def test_gpu_that_was_not_idle_for_the_whole_window_is_not_among_those_that_were() -> None:
     looks = [look_at(float(minute), [0.0, 0.9 if minute < 5 else 0.0]) for minute in range(100)]
     (firing,) = played(looks, require="any").firings
     assert (firing.gpus, firing.working) == ((a_gpu(0).uuid,), ())
@@ -189,7 +189,7 @@ NO_TELLING = Unknown("no permission")
         (60, (a_process(1, started=99, utilization=0.9),), (SAME,), False, "idle for another 1h, then used again"),
     ],
 )
-def test_a_stop_hits_work_when_the_same_process_goes_on_or_somebody_is_soon_there_again(
+def test_stop_hits_work_when_the_same_process_goes_on_or_somebody_is_soon_there_again(
     back: int, returning: Maybe[tuple[Process, ...]], held: Maybe[tuple[Process, ...]], hit: bool, sentence: str
 ) -> None:
     firing = after_a_firing(back, returning, held)
@@ -227,7 +227,7 @@ def test_unknown_stretches_are_joined_by_their_reason() -> None:
     ]
 
 
-def test_a_machine_that_could_not_be_read_is_unknown_for_that_reason() -> None:
+def test_machine_that_could_not_be_read_is_unknown_for_that_reason() -> None:
     why = Unknown("the driver did not answer in 5 s")
     looks = minutes((20, 0.0))
     blind = [msgspec.structs.replace(look, gpus=(), readings=(), problem=why) for look in looks[10:]]
@@ -239,7 +239,7 @@ def test_a_machine_that_could_not_be_read_is_unknown_for_that_reason() -> None:
     assert [stretch.reason for stretch in only_blind.unknown] == [why.reason]
 
 
-def test_the_rhythm_is_the_usual_distance_between_looks() -> None:
+def test_rhythm_is_the_usual_distance_between_looks() -> None:
     times = [0.0, 5.0, 10.0, 15.0, 3600.0, 3605.0, *[3605.0] * 9]
     assert rhythm_of([a_look(0.0, at=at) for at in times]) == 5.0
     assert rhythm_of([a_look(0.0)]) == 5.0
@@ -269,7 +269,7 @@ def a_trace(stretches: list[tuple[int, int, list[Maybe[float]]]]) -> list[Look]:
 
 
 @given(TRACES, st.sampled_from(["all", "any", 2]))
-def test_the_sums_always_add_up(stretches: list[tuple[int, int, list[Maybe[float]]]], require: Any) -> None:
+def test_sums_always_add_up(stretches: list[tuple[int, int, list[Maybe[float]]]], require: Any) -> None:
     looks = a_trace(stretches)
     found = played(looks, require=require)
     totals = found.totals
@@ -296,7 +296,7 @@ def test_gpu_hours_are_as_exact_as_a_person_needs(seconds: float, shown: str) ->
     assert text.gpu_hours(seconds) == shown
 
 
-def test_the_answer_is_a_sentence_and_so_is_its_cost() -> None:
+def test_answer_is_a_sentence_and_so_is_its_cost() -> None:
     quiet = played(minutes((30, 0.9), (9, 0.0)))
     assert text.outcome(quiet) == "The rule would not have fired; 0.15 of 0.63 GPU-hours were idle."
     assert text.cost(quiet) is None
@@ -330,7 +330,7 @@ def test_gaps_are_summarized_with_the_longest() -> None:
     assert re.fullmatch(r"Not recorded for 1h25m from \w\w\w \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.", unrecorded)
 
 
-def test_the_rule_reads_with_all_its_conditions() -> None:
+def test_rule_reads_with_all_its_conditions() -> None:
     policy = a_policy(after=HOUR, arm_above=0.5, arm_for=5 * MINUTE)
     assert text.rule([policy]) == (
         "all GPUs below 10% for 10m, not in the first 1h, armed once a GPU was at 50% or more for 5m"
@@ -386,7 +386,7 @@ def test_several_gpus_are_drawn_by_the_highest_and_unknown_where_any_is() -> Non
     assert drawn.unknown == [False, True, True, False]
 
 
-def test_a_gpu_that_comes_later_or_leaves_is_unknown_before_and_after() -> None:
+def test_gpu_that_comes_later_or_leaves_is_unknown_before_and_after() -> None:
     looks = [look_at(0.0, [0.5]), look_at(1.0, [0.5, 0.5]), look_at(2.0, [0.5]), look_at(3.0, [0.5])]
     drawn = followed(looks).drawn([a_gpu(1).uuid], 0.0, 3 * MINUTE, 3)
     assert drawn.unknown == [True, True, True]
@@ -428,7 +428,7 @@ def drawn_page(looks: Sequence[Look], name: str = "trace", **changes: Any) -> Ou
     return Outline(page_of(played(looks, **changes), timeline, name))
 
 
-def test_the_page_shows_each_gpu_the_window_and_the_firing_point() -> None:
+def test_page_shows_each_gpu_the_window_and_the_firing_point() -> None:
     looks = [look_at(float(minute), [0.9 if minute < 40 else 0.0, 0.0]) for minute in range(100)]
     page = drawn_page(looks)
     text = " ".join(page.words)
@@ -444,7 +444,7 @@ def test_the_page_shows_each_gpu_the_window_and_the_firing_point() -> None:
     assert [attrs["id"] for attrs in page.classed("firing")] == ["firing-1"]
 
 
-def test_the_page_loads_nothing_and_runs_nothing() -> None:
+def test_page_loads_nothing_and_runs_nothing() -> None:
     page = drawn_page(minutes((30, 0.0)))
     assert not {tag for tag, _attrs in page.tags} & {"script", "link", "img", "iframe", "object", "base", "form"}
     for _tag, attrs in page.tags:
@@ -465,7 +465,7 @@ def test_names_are_escaped_on_the_page() -> None:
     assert sum(evil in text for text in page.words) >= 4
 
 
-def test_a_page_stays_small_whatever_the_recording() -> None:
+def test_page_stays_small_whatever_the_recording() -> None:
     busy_and_idle = [
         look_at(float(minute), [(minute // 20 % 2) * 0.9 + 0.001 * (minute % 7)]) for minute in range(9000)
     ]
@@ -480,7 +480,7 @@ def test_a_page_stays_small_whatever_the_recording() -> None:
         assert len(re.findall("[hV]", attrs.get("d") or "")) <= 2 * 2 * 1000 + 2
 
 
-def test_a_recording_of_one_look_or_of_nothing_readable_can_be_drawn() -> None:
+def test_recording_of_one_look_or_of_nothing_readable_can_be_drawn() -> None:
     assert "The rule would not have fired" in " ".join(drawn_page([look_at(0.0, [0.5])]).words)
     blind = msgspec.structs.replace(look_at(0.0, []), problem=LOST)
     assert "the GPU is lost" in " ".join(drawn_page([blind]).words)

@@ -172,7 +172,7 @@ def section(markdown: str, title: str) -> str:
 
 
 class TestFirstSight:
-    def test_the_rule_that_fired_is_the_first_sentence(self) -> None:
+    def test_rule_that_fired_is_the_first_sentence(self) -> None:
         lines = [line for line in render(some_facts()).splitlines() if line]
         assert lines[:3] == [
             "# Stopped: its GPUs stayed idle",
@@ -202,7 +202,7 @@ class TestFirstSight:
         page = render(some_facts(processes=[long], stacks=[a_stack(101, *deep)]))
         assert max(len(line) for block in blocks(page)[:3] for line in block.splitlines()) <= 90
 
-    def test_the_facts_are_all_there(self) -> None:
+    def test_facts_are_all_there(self) -> None:
         facts = section(render(some_facts(driver="570.86")), "Facts")
         for fact in ("python train.py --lr 1e-4", "/home/alice/bert", "node7", "alice", "570.86", "`nvml`"):
             assert fact in facts
@@ -235,7 +235,7 @@ class TestFirstSight:
     def test_missing_readings_are_told(self, looks: list[Look], told: str) -> None:
         assert told in section(render(some_facts(looks=looks)), "The GPUs")
 
-    def test_a_run_of_which_nothing_was_left_has_a_report_too(self) -> None:
+    def test_run_of_which_nothing_was_left_has_a_report_too(self) -> None:
         page = render(some_facts(ending="exited", processes=[], stacks=[], looks=[], exit="exit code 1"))
         assert "None was left to look at." in page
         assert "No process was left to read." in page
@@ -270,11 +270,11 @@ class TestAdviceFromStacks:
     def test_it_names_the_persons_own_line_as_they_know_it(self) -> None:
         assert "`main (train.py:30)` (pid 101)" in steps(some_facts(stacks=[a_stack(101, LOADER, TRAIN)]))
 
-    def test_a_file_of_ones_own_with_a_telling_name_is_no_sign(self) -> None:
+    def test_file_of_ones_own_with_a_telling_name_is_no_sign(self) -> None:
         own = "wait /home/alice/bert/torch/utils/data/dataloader.py:3"
         assert not [title for title in titles(some_facts(stacks=[a_stack(101, own)])) if "data" in title]
 
-    def test_the_rank_that_is_somewhere_else_is_named(self) -> None:
+    def test_rank_that_is_somewhere_else_is_named(self) -> None:
         stacks = [
             a_stack(101, ALL_REDUCE, TRAIN),
             a_stack(102, ALL_REDUCE, TRAIN),
@@ -308,11 +308,11 @@ class TestAdviceFromStacks:
             [f"_invoke_run {SITE}/torch/distributed/elastic/agent/server/api.py:900"],
         ],
     )
-    def test_a_librarys_helper_that_waits_for_work_is_no_sign(self, helper: list[str]) -> None:
+    def test_librarys_helper_that_waits_for_work_is_no_sign(self, helper: list[str]) -> None:
         facts = some_facts(stacks=[a_stack(102, *helper), a_stack(101, LOADER, TRAIN)])
         assert titles(facts) == ["It waits for data", "Was it quiet on purpose?"]
 
-    def test_a_pool_worker_in_the_persons_code_is_a_sign(self) -> None:
+    def test_pool_worker_in_the_persons_code_is_a_sign(self) -> None:
         frames = [
             f"read {STDLIB}/socket.py:1",
             "fetch /home/alice/x.py:2",
@@ -350,18 +350,18 @@ class TestAdviceFromStacks:
         allowed = {"It waits for the network"} if "wandb" in frames[0] else set()
         assert not allowed ^ (set(told) & FALSE_HERE)
 
-    def test_an_idle_event_loop_is_said_to_be_one(self) -> None:
+    def test_idle_event_loop_is_said_to_be_one(self) -> None:
         facts = some_facts(processes=[a_process_info(call="epoll_wait")], stacks=[a_stack(101, *ASYNCIO_EVENT)])
         assert titles(facts)[0] == "Its event loop has nothing to do: every task waits"
 
-    def test_a_forked_worker_is_not_said_to_be_where_it_was_forked(self) -> None:
+    def test_forked_worker_is_not_said_to_be_where_it_was_forked(self) -> None:
         threads = parse_dump(dump_of(*FORKED_WORKER))
         facts = some_facts(processes=[a_process_info(call="clock_nanosleep")], stacks=[Stack(101, threads)])
         assert titles(facts)[0] == "It sleeps"
         assert "work (worker.py:5)" in steps(facts)
         assert "train.py" not in steps(facts) + section(render(facts), "Where they were")
 
-    def test_a_healthy_run_that_reached_its_time_limit_is_not_told_that_it_hung(self) -> None:
+    def test_healthy_run_that_reached_its_time_limit_is_not_told_that_it_hung(self) -> None:
         blocked = a_process_info(state="D", blocked=1, place="io_schedule")
         facts = some_facts(
             ending="time limit", looks=busy_looks(), processes=[blocked], stacks=[a_stack(101, LOADER, TRAIN)]
@@ -387,7 +387,7 @@ class TestOtherAdvice:
             ({"place": Unknown("not told")}, "Mostly that is the GPU driver"),
         ],
     )
-    def test_a_process_blocked_in_the_kernel_comes_first(self, where: dict[str, Any], told: str) -> None:
+    def test_process_blocked_in_the_kernel_comes_first(self, where: dict[str, Any], told: str) -> None:
         facts = some_facts(processes=[a_process_info(state="D", blocked=1, **where)], stacks=[a_stack(101, LOADER)])
         assert titles(facts)[0] == "It is blocked in the kernel"
         assert told in hints(facts)[0].steps[1]
@@ -397,12 +397,12 @@ class TestOtherAdvice:
         assert titles(facts)[0] == "It waits for a person at the keyboard"
 
     @pytest.mark.parametrize("question", ["Overwrite? [y/N] ", "(Pdb) ", "Password:", ">>> "])
-    def test_a_last_line_that_is_a_question_waits_for_a_person(self, question: str) -> None:
+    def test_last_line_that_is_a_question_waits_for_a_person(self, question: str) -> None:
         facts = some_facts(output=f"epoch 1\n{question}")
         assert titles(facts)[0] == "It waits for a person at the keyboard"
         assert question.strip() in steps(facts)
 
-    def test_a_paused_process_says_how_to_let_it_go_on(self) -> None:
+    def test_paused_process_says_how_to_let_it_go_on(self) -> None:
         assert "kill -CONT" in steps(some_facts(processes=[a_process_info(state="T")]))
 
     def test_what_is_left_comes_before_everything(self) -> None:
@@ -412,7 +412,7 @@ class TestOtherAdvice:
         assert titles(facts)[:2] == ["Something of it is still there", "It is blocked in the kernel"]
         assert "pid 105" in hints(facts)[0].steps[0]
 
-    def test_a_run_that_never_reached_a_gpu_is_told_so(self) -> None:
+    def test_run_that_never_reached_a_gpu_is_told_so(self) -> None:
         assert "It never used a GPU" in titles(some_facts(used=()))
 
     @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ class TestOtherAdvice:
             ("Traceback (most recent call last):\n  File\nValueError: nan in `loss`\n", "an error in it"),
         ],
     )
-    def test_an_error_in_the_output_is_pointed_at(self, output: str, title: str) -> None:
+    def test_error_in_the_output_is_pointed_at(self, output: str, title: str) -> None:
         facts = some_facts(output=f"epoch 1\n{output}\nmore", stacks=[], processes=[])
         assert title in titles(facts)[0]
         assert output.splitlines()[-1] in steps(facts)
@@ -467,7 +467,7 @@ class TestOtherAdvice:
         facts = some_facts(stacks=[Stack(101, Unknown(NOT_PYTHON))])
         assert "Where it hung in its code is not known" not in titles(facts)
 
-    def test_a_kill_from_outside_points_at_memory(self) -> None:
+    def test_kill_from_outside_points_at_memory(self) -> None:
         facts = some_facts(ending="exited", exit="ended by SIGKILL, exit code 137", processes=[], stacks=[])
         assert titles(facts) == ["It was killed from outside"]
 
@@ -529,7 +529,7 @@ class TestAdvisedOptions:
                 advised = re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest.partition(" -- ")[0])
                 assert set(advised) <= known, (file, verb)
 
-    def test_a_queued_job_is_changed_by_edit_and_queued_again(self) -> None:
+    def test_queued_job_is_changed_by_edit_and_queued_again(self) -> None:
         told = steps(some_facts(job="j7", ending="time limit"))
         assert "`stoker edit j7 --time-limit 24h`, then `stoker retry j7`." in told
         parameters = {option: parameter.name for parameter in edit.edit_command.params for option in parameter.opts}
@@ -560,7 +560,7 @@ class TestProcesses:
         rows = blocks(render(some_facts(processes=processes)))[1].splitlines()
         assert sorted(row.split()[0] for row in rows[1:]) == ["101", "102", "103"]
 
-    def test_a_crowd_is_cut_and_counted(self) -> None:
+    def test_crowd_is_cut_and_counted(self) -> None:
         processes = [a_process_info(101), *(a_process_info(pid, 101) for pid in range(200, 1200))]
         rows = blocks(render(some_facts(processes=processes)))[1].splitlines()
         assert len(rows) < 50
@@ -584,7 +584,7 @@ class TestStacks:
             "> main (train.py:30)",
         ]
 
-    def test_an_own_call_deep_below_a_library_is_not_cut_off(self) -> None:
+    def test_own_call_deep_below_a_library_is_not_cut_off(self) -> None:
         frames = [*(f"f{n} {SITE}/torch/x.py:{n}" for n in range(40)), TRAIN]
         told = blocks(render(some_facts(stacks=[a_stack(101, *frames)])))[2].splitlines()
         assert told[-2:] == ["  … 28 more", "> main (train.py:30)"]
@@ -657,7 +657,7 @@ class TestOutput:
     def test_what_steers_a_terminal_is_taken_out(self, written: str, shown: str) -> None:
         assert plain_text(written).rstrip() == shown.rstrip()
 
-    def test_a_fence_in_the_output_does_not_end_the_block(self) -> None:
+    def test_fence_in_the_output_does_not_end_the_block(self) -> None:
         page = render(some_facts(output="before\n````\n# not a heading\n~~~\nafter"))
         assert blocks(page)[-1] == "before\n````\n# not a heading\n~~~\nafter\n"
         assert headings(page)[-1] == "Facts"
@@ -674,7 +674,7 @@ class TestOutput:
 
 
 class TestOutputTail:
-    def test_the_last_lines_of_a_file(self, tmp_path: Path) -> None:
+    def test_last_lines_of_a_file(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         log.write_text("".join(f"line {n}\n" for n in range(100)))
         assert output_tail(log, lines=3) == "line 97\nline 98\nline 99"
@@ -691,17 +691,17 @@ class TestOutputTail:
         assert tail.endswith("the end")
         assert len(tail) < 1000
 
-    def test_a_line_without_end_is_cut(self, tmp_path: Path) -> None:
+    def test_line_without_end_is_cut(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_text("x" * 10**6)
         tail = output_tail(tmp_path / "log")
         assert known(tail)
         assert 100 < len(tail) < 1000
 
-    def test_a_piece_of_a_line_is_not_shown_as_one(self, tmp_path: Path) -> None:
+    def test_piece_of_a_line_is_not_shown_as_one(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_text("x" * 100_000 + "\n" + "y" * 10 + "\n")
         assert output_tail(tmp_path / "log") == "y" * 10
 
-    def test_a_descriptor_that_is_only_for_writing_keeps_its_place(self, tmp_path: Path) -> None:
+    def test_descriptor_that_is_only_for_writing_keeps_its_place(self, tmp_path: Path) -> None:
         descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
         try:
             os.write(descriptor, b"one\ntwo\n")
@@ -715,7 +715,7 @@ class TestOutputTail:
         (tmp_path / "log").write_bytes(b"caf\xe9\x00\n\x1b[31mred\x1b[0m\n")
         assert output_tail(tmp_path / "log") == "caf\ufffd\nred"
 
-    def test_a_pipe_and_a_terminal_are_named(self) -> None:
+    def test_pipe_and_a_terminal_are_named(self) -> None:
         reader, writer = os.pipe()
         ours, theirs = os.openpty()
         try:
@@ -726,13 +726,13 @@ class TestOutputTail:
             for descriptor in (reader, writer, ours, theirs):
                 os.close(descriptor)
 
-    def test_a_missing_file_and_a_closed_descriptor_are_told(self, tmp_path: Path) -> None:
+    def test_missing_file_and_a_closed_descriptor_are_told(self, tmp_path: Path) -> None:
         for nowhere in (tmp_path / "none", 9999):
             tail = output_tail(nowhere)
             assert isinstance(tail, Unknown)
             assert "no such file" in tail.reason
 
-    def test_an_empty_file_is_empty_not_unknown(self, tmp_path: Path) -> None:
+    def test_empty_file_is_empty_not_unknown(self, tmp_path: Path) -> None:
         (tmp_path / "log").touch()
         assert output_tail(tmp_path / "log") == ""
 
@@ -797,7 +797,7 @@ class TestWhereItWrote:
         assert titles(failed)[0] == "Its main program was over, but it did not exit"
         assert "results are probably complete" not in steps(failed)
 
-    def test_a_pipe_is_named_with_what_went_there(self, started: Callable[[str], int]) -> None:
+    def test_pipe_is_named_with_what_went_there(self, started: Callable[[str], int]) -> None:
         page = render(some_facts(outputs=last_outputs([started("echo >ready; read wait")])))
         told = "Not here: standard output and standard error; it went to a pipe, so it is not kept."
         assert told in section(page, "The last output")

@@ -66,7 +66,7 @@ def test_one_sample_above_starts_the_window_again() -> None:
     assert fed(a_rule(1, 2), idle, {"a": 1}, idle, idle) == [(), (), (), ("a",)]
 
 
-def test_an_unknown_sample_starts_the_window_again() -> None:
+def test_unknown_sample_starts_the_window_again() -> None:
     idle: Percents = {"a": 0}
     assert fed(a_rule(1, 2), idle, {"a": UNKNOWN}, idle, idle) == [(), (), (), ("a",)]
 
@@ -83,13 +83,13 @@ def test_no_gpu_at_all_is_not_idle(require: Literal["all", "any"]) -> None:
 
 
 @pytest.mark.parametrize("require", ["all", "any"])
-def test_a_gpu_that_disappears_starts_the_window_again(require: Literal["all", "any"]) -> None:
+def test_gpu_that_disappears_starts_the_window_again(require: Literal["all", "any"]) -> None:
     both: Percents = {"a": 0, "b": 90}
     left: Percents = {"a": 0}
     assert fed(a_rule(50, 3, require), both, both, left, left, left) == [(), (), (), (), ("a",)]
 
 
-def test_a_gpu_that_appears_must_be_idle_for_a_whole_window_too() -> None:
+def test_gpu_that_appears_must_be_idle_for_a_whole_window_too() -> None:
     one: Percents = {"a": 0}
     two: Percents = {"a": 0, "b": 0}
     assert fed(a_rule(50, 2), one, two, two) == [(), (), ("a", "b")]
@@ -109,7 +109,7 @@ def test_usage_is_rounded_up_to_whole_percents(fraction: float, percent: int) ->
     assert gathered(a_look(fraction)).percents == {"GPU-00000000": percent}
 
 
-def test_the_highest_of_several_looks_counts() -> None:
+def test_highest_of_several_looks_counts() -> None:
     sample = gathered(a_look(0.1, 0.0, at=10), a_look(0.9, 0.2, at=20), a_look(0.0, 0.1, at=30))
     assert list(sample.percents.values()) == [90, 20]
 

@@ -71,7 +71,7 @@ def test_process_that_follows_the_job_on_a_gpu_does_not_count() -> None:
     assert peak_of_shared(0.9, bobs(0.9)) == 0.0
 
 
-def test_the_users_other_job_does_not_count_once_this_one_was_seen() -> None:
+def test_users_other_job_does_not_count_once_this_one_was_seen() -> None:
     other_job = a_process(700, utilization=0.8)
     assert peak_of_shared(0.8, mine(0.0), other_job) == 0.0
 
@@ -123,7 +123,7 @@ def test_unused_shared_gpu_is_idle_without_shares() -> None:
     assert peak_of_shared(0.0, mine(Unknown("?")), bobs(Unknown("?"))) == 0.0
 
 
-def test_an_unknown_device_stays_unknown() -> None:
+def test_unknown_device_stays_unknown() -> None:
     assert peak_of_shared(Unknown("lost"), mine(0.0), bobs(0.5)) == Unknown("lost")
 
 
@@ -189,7 +189,7 @@ def test_only_used_gpus_means_none_before_the_job_was_seen() -> None:
 # Which GPUs
 
 
-def test_a_job_is_judged_by_the_gpus_that_it_can_see() -> None:
+def test_job_is_judged_by_the_gpus_that_it_can_see() -> None:
     scope = a_job({"CUDA_VISIBLE_DEVICES": "1"})
     assert peaks(scope, a_look(0.9, 0.2, 0.9)) == {"GPU 1": 0.2}
     assert peaks(a_job(), a_look(0.9, 0.2)) == {"GPU 0": 0.9, "GPU 1": 0.2}
@@ -204,7 +204,7 @@ def test_scope_narrows_to_used_gpus_for_good() -> None:
     assert scope.used == {a_gpu(0).uuid}
 
 
-def test_a_gpu_that_the_job_takes_later_counts_from_then_on() -> None:
+def test_gpu_that_the_job_takes_later_counts_from_then_on() -> None:
     scope = a_job()
     scope.activities(a_shared_look(0.0, mine(), more=(0.0,)), MINE)
     look = a_look(0.0, 0.5)
@@ -217,7 +217,7 @@ def _held_by_the_job() -> Reading:
     return msgspec.structs.replace(a_reading(a_gpu(1), 0.0), processes=(mine(),))
 
 
-def test_a_gpu_of_the_job_that_falls_off_the_machine_is_unknown_and_keeps_its_name() -> None:
+def test_gpu_of_the_job_that_falls_off_the_machine_is_unknown_and_keeps_its_name() -> None:
     gone = Unknown("the driver does not list it any more")
     used = a_job()
     used.activities(a_shared_look(0.0, mine(), more=(0.0,)), MINE)
@@ -259,7 +259,7 @@ def machine_peaks(scope: MachineScope, look: Look) -> dict[str, Maybe[float]]:
         ("visible", ["GPU 2", "GPU 0"]),
     ],
 )
-def test_the_gpus_that_a_person_chose(chosen: str, labels: list[str]) -> None:
+def test_gpus_that_a_person_chose(chosen: str, labels: list[str]) -> None:
     scope = MachineScope(chosen, {"CUDA_VISIBLE_DEVICES": "2,0"})
     assert sorted(machine_peaks(scope, a_look(0.1, 0.2, 0.3))) == sorted(labels)
     assert [f"GPU {gpu.index}" for gpu in scope.gpus(a_look(0.1, 0.2, 0.3))] == labels
@@ -270,19 +270,19 @@ def test_whole_device_counts_in_the_machine_scope() -> None:
     assert machine_peaks(scope, a_shared_look(0.5, mine(0.0), bobs(0.5))) == {"GPU 0": 0.5}
 
 
-def test_a_reading_speaks_for_its_span() -> None:
+def test_reading_speaks_for_its_span() -> None:
     look = msgspec.structs.replace(a_look(0.5), readings=(a_reading(a_gpu(), 0.5, span=7.5),))
     assert MachineScope("all", {}).activities(look)[0].span == 7.5
     assert a_job().activities(look, MINE)[0].span == 7.5
 
 
-def test_the_peak_counts_not_the_mean() -> None:
+def test_peak_counts_not_the_mean() -> None:
     burst = msgspec.structs.replace(a_reading(a_gpu()), utilization=Utilization(0.9, 0.01, 100))
     look = msgspec.structs.replace(a_look(0.0), readings=(burst,))
     assert machine_peaks(MachineScope("all", {}), look) == {"GPU 0": 0.9}
 
 
-def test_a_gpu_that_is_not_there_is_refused_at_the_first_look() -> None:
+def test_gpu_that_is_not_there_is_refused_at_the_first_look() -> None:
     with pytest.raises(BadInputError, match="there is no GPU 7 here"):
         MachineScope("7", {}).activities(a_look(0.0))
 

@@ -42,7 +42,7 @@ def test_columns_of_less_use_are_left_out_one_after_the_other() -> None:
     assert plain(40)[0].split() == ["id", "state", "command"]
 
 
-def test_a_terminal_too_narrow_for_what_must_stay_wraps_rather_than_cuts_it() -> None:
+def test_terminal_too_narrow_for_what_must_stay_wraps_rather_than_cuts_it() -> None:
     assert plain(12)[1].startswith("0a0a0a0a  running")
 
 
@@ -59,7 +59,7 @@ def test_no_cell_begins_another_line_or_steers_the_terminal() -> None:
     assert [line.plain for line in lines] == ["a  b", "x  1 2 […", "y  漢字 …"]
 
 
-def test_the_end_of_a_place_is_kept() -> None:
+def test_end_of_a_place_is_kept() -> None:
     assert cut_in_the_middle("gpu-box-17.example.org:0,1", 14) == "gpu-bo…org:0,1"
     assert cut_in_the_middle("gpu-box:0,1", 14) == "gpu-box:0,1"
 
@@ -72,7 +72,7 @@ def look() -> Look:
 
 
 @pytest.mark.parametrize("width", [120, 80, 60])
-def test_a_gpu_keeps_its_index_its_state_and_who_uses_it(look: Look, width: int) -> None:
+def test_gpu_keeps_its_index_its_state_and_who_uses_it(look: Look, width: int) -> None:
     lines = [line.plain for line in gpu_table.table_of(look, width)]
     assert max(map(len, lines)) <= width
     assert lines[0].split()[0] == "GPU"
@@ -82,7 +82,7 @@ def test_a_gpu_keeps_its_index_its_state_and_who_uses_it(look: Look, width: int)
     assert told == "alexandra'spython(pid4242)40GiB," + "alexandra'spython(pid4242)40GiB"
 
 
-def test_a_gpu_in_a_pipe_is_one_line_without_bars(look: Look) -> None:
+def test_gpu_in_a_pipe_is_one_line_without_bars(look: Look) -> None:
     heading, line = (line.plain for line in gpu_table.table_of(look, None))
     assert line.endswith("alexandra's python (pid 4242) 40 GiB, alexandra's python (pid 4242) 40 GiB")
     assert not set(heading + line) & set("█·…│")

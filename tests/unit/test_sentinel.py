@@ -77,7 +77,7 @@ def test_at_a_threshold_is_neither_above_nor_below_it() -> None:
 
 
 @pytest.mark.parametrize("unknown", [None, math.nan, math.inf, -math.inf])
-def test_an_unknown_value_neither_arms_nor_fires_and_the_count_starts_again(unknown: float | None) -> None:
+def test_unknown_value_neither_arms_nor_fires_and_the_count_starts_again(unknown: float | None) -> None:
     watched = Watched(arm=2, kill=2)
     assert watched.feed(0.9, unknown, 0.9) is SentinelState.IDLE
     assert watched.feed(0.9) is SentinelState.ARMED
@@ -229,7 +229,7 @@ def test_gap_between_looks_restarts_the_count(monkeypatch: pytest.MonkeyPatch) -
     assert [look.at for look in looks] == [1003.0]  # it fired three looks after the gap
 
 
-def test_the_names_of_the_original_module_are_those_of_stoker() -> None:
+def test_names_of_the_original_module_are_those_of_stoker() -> None:
     import gpu_sentinel as original
 
     assert original.Sentinel is stoker.Sentinel

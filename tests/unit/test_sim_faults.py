@@ -42,13 +42,13 @@ def test_of_a_lost_gpu_nothing_is_known_and_the_others_go_on(world: SimWorld) ->
     assert known(fine.utilization)
 
 
-def test_a_fault_without_a_gpu_is_of_all(world: SimWorld) -> None:
+def test_fault_without_a_gpu_is_of_all(world: SimWorld) -> None:
     break_it(world, "lost")
     assert all(isinstance(reading.memory_total, Unknown) for reading in look(world).readings)
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_an_unsupported_field_is_unknown_and_the_rest_is_not(world: SimWorld, field: Field) -> None:
+def test_unsupported_field_is_unknown_and_the_rest_is_not(world: SimWorld, field: Field) -> None:
     break_it(world, "unsupported", field, gpu=0)
     reading, other = look(world).readings
     for each in FIELDS:
@@ -67,7 +67,7 @@ def test_without_memory_neither_the_gpu_nor_its_processes_have_any(world: SimWor
 
 
 @pytest.mark.parametrize("field", ["utilization", "memory", "power", "temperature"])
-def test_an_absurd_value_is_unknown_and_says_that_the_driver_reported_it(world: SimWorld, field: Field) -> None:
+def test_absurd_value_is_unknown_and_says_that_the_driver_reported_it(world: SimWorld, field: Field) -> None:
     break_it(world, "absurd", field, gpu=0)
     value = part(look(world).readings[0], field)
     assert isinstance(value, Unknown)
@@ -83,27 +83,27 @@ def test_absurd_processes_are_there_but_what_is_said_of_them_is_unknown(world: S
     assert not known(processes[0].utilization)
 
 
-def test_an_absent_machine_is_a_problem_without_gpus(world: SimWorld) -> None:
+def test_absent_machine_is_a_problem_without_gpus(world: SimWorld) -> None:
     break_it(world, "absent")
     seen = look(world)
     assert seen.problem is not None
     assert (seen.gpus, seen.readings) == ((), ())
 
 
-def test_a_hang_blocks_a_look_for_its_time_and_then_lets_it_see(world: SimWorld) -> None:
+def test_hang_blocks_a_look_for_its_time_and_then_lets_it_see(world: SimWorld) -> None:
     break_it(world, "hang", "30s")
     seen = look(world)
     assert world.slept == pytest.approx(30.0)
     assert known(seen.readings[0].utilization)
 
 
-def test_a_hang_without_a_time_lasts_until_the_fault_is_over(world: SimWorld) -> None:
+def test_hang_without_a_time_lasts_until_the_fault_is_over(world: SimWorld) -> None:
     break_it(world, "hang", lasts=45.0)
     look(world)
     assert world.slept == pytest.approx(45.0, abs=0.1)
 
 
-def test_a_hang_ends_within_a_moment_of_being_cleared(world: SimWorld) -> None:
+def test_hang_ends_within_a_moment_of_being_cleared(world: SimWorld) -> None:
     break_it(world, "hang")
     source = world.source()
     naps: list[float] = []
@@ -119,7 +119,7 @@ def test_a_hang_ends_within_a_moment_of_being_cleared(world: SimWorld) -> None:
     assert max(naps) <= 0.05
 
 
-def test_a_fault_ends_by_itself(world: SimWorld) -> None:
+def test_fault_ends_by_itself(world: SimWorld) -> None:
     break_it(world, "lost", gpu=0, lasts=30.0)
     world.now += 29
     assert not known(look(world).readings[0].utilization)
@@ -127,13 +127,13 @@ def test_a_fault_ends_by_itself(world: SimWorld) -> None:
     assert known(look(world).readings[0].utilization)
 
 
-def test_a_fault_from_before_a_reboot_is_over(world: SimWorld) -> None:
+def test_fault_from_before_a_reboot_is_over(world: SimWorld) -> None:
     break_it(world, "lost")
     world.now = 5.0
     assert read_faults(world.machine, world.now) == ()
 
 
-def test_the_same_fault_again_replaces_the_one_before(world: SimWorld) -> None:
+def test_same_fault_again_replaces_the_one_before(world: SimWorld) -> None:
     break_it(world, "hang", "30s")
     break_it(world, "hang", "1s")
     look(world)
@@ -164,7 +164,7 @@ def test_faults_are_mended_all_at_once_or_by_kind_or_by_gpu(world: SimWorld) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"[{", b"\xff", b"{}", b'[{"kind": "strange", "since": 0}]'])
-def test_a_broken_file_of_faults_is_a_problem_until_it_is_cleared(world: SimWorld, content: bytes) -> None:
+def test_broken_file_of_faults_is_a_problem_until_it_is_cleared(world: SimWorld, content: bytes) -> None:
     (world.machine.directory / "faults.json").write_bytes(content)
     seen = look(world)
     assert seen.problem is not None
@@ -186,9 +186,7 @@ def test_a_broken_file_of_faults_is_a_problem_until_it_is_cleared(world: SimWorl
         ("hang", "soon", None),
     ],
 )
-def test_a_fault_that_cannot_be_meant_is_refused_in_one_message(
-    kind: str, argument: str | None, gpu: int | None
-) -> None:
+def test_fault_that_cannot_be_meant_is_refused_in_one_message(kind: str, argument: str | None, gpu: int | None) -> None:
     with pytest.raises(BadInputError) as refused:
         parse_fault(kind, argument, gpu, 0.0, None)
     assert "\n" not in str(refused.value)

@@ -72,7 +72,7 @@ scripts = st.builds(
         ("busy 30m", busy(0.9, 1800.0)),
     ],
 )
-def test_a_phase_is_understood_as_people_write_it(text: str, phase: Phase) -> None:
+def test_phase_is_understood_as_people_write_it(text: str, phase: Phase) -> None:
     assert parse_phase(text) == phase
 
 
@@ -96,7 +96,7 @@ def test_a_phase_is_understood_as_people_write_it(text: str, phase: Phase) -> No
         "burst 80% 0s/10s 60s",
     ],
 )
-def test_a_phase_that_cannot_be_meant_is_refused_in_one_message(text: str) -> None:
+def test_phase_that_cannot_be_meant_is_refused_in_one_message(text: str) -> None:
     with pytest.raises(BadInputError) as refused:
         parse_phase(text)
     assert "\n" not in str(refused.value)
@@ -104,17 +104,17 @@ def test_a_phase_that_cannot_be_meant_is_refused_in_one_message(text: str) -> No
 
 @settings(deadline=None)
 @given(phases())
-def test_a_phase_reads_back_from_its_own_words(phase: Phase) -> None:
+def test_phase_reads_back_from_its_own_words(phase: Phase) -> None:
     assert parse_phase(str(phase)).kind == phase.kind
 
 
-def test_a_busy_phase_uses_its_share_and_draws_power_in_proportion() -> None:
+def test_busy_phase_uses_its_share_and_draws_power_in_proportion() -> None:
     script = Script(100.0, (busy(0.9, 10.0),))
     total = script.totals(104.0)
     assert (total.work, total.effort) == pytest.approx((3.6, 3.6))
 
 
-def test_a_script_does_nothing_before_its_start_and_after_its_end() -> None:
+def test_script_does_nothing_before_its_start_and_after_its_end() -> None:
     script = Script(100.0, (busy(1.0, 10.0),))
     assert script.totals(50.0) == Totals()
     assert script.totals(1000.0) == script.totals(110.0)
@@ -122,12 +122,12 @@ def test_a_script_does_nothing_before_its_start_and_after_its_end() -> None:
     assert script.phase_at(110.0) is None
 
 
-def test_a_spin_is_full_utilization_at_a_fifth_of_the_power() -> None:
+def test_spin_is_full_utilization_at_a_fifth_of_the_power() -> None:
     total = Script(0.0, (spin(10.0),)).totals(10.0)
     assert (total.work, total.effort) == pytest.approx((10.0, 10.0 * SPIN_POWER))
 
 
-def test_a_burst_is_active_only_at_the_start_of_each_period() -> None:
+def test_burst_is_active_only_at_the_start_of_each_period() -> None:
     script = Script(0.0, (burst(0.8, 0.5, 10.0),))
     assert script.totals(0.5).work == pytest.approx(0.4)
     assert script.totals(10.0).work == pytest.approx(0.4)
@@ -141,7 +141,7 @@ def test_phases_follow_each_other() -> None:
     assert kinds == ["busy", "busy", "idle", "idle", "spin", "spin"]
 
 
-def test_a_repeated_script_adds_up_over_months_as_over_one_cycle() -> None:
+def test_repeated_script_adds_up_over_months_as_over_one_cycle() -> None:
     script = Script(0.0, (busy(0.5, 10.0), idle(10.0)), repeat=True)
     assert script.totals(20.0 * 100_000).work == pytest.approx(5.0 * 100_000)
     assert script.end == math.inf
@@ -159,7 +159,7 @@ def test_no_stretch_has_less_than_nothing_nor_more_than_all(script: Script, offs
 
 @settings(deadline=None)
 @given(scripts, st.floats(0, 500))
-def test_a_repeated_script_is_the_same_as_its_phases_written_out(script: Script, offset: float) -> None:
+def test_repeated_script_is_the_same_as_its_phases_written_out(script: Script, offset: float) -> None:
     once = Script(script.start, script.phases)
     at = script.start + min(offset, 3 * once.cycle)
     repeated = Script(script.start, script.phases, repeat=True)
@@ -182,7 +182,7 @@ def test_memory_that_no_phase_speaks_of_is_left_alone() -> None:
     assert script.memory_at(25.0) == GIB
 
 
-def test_a_script_without_memory_never_needs_to_wake_its_process() -> None:
+def test_script_without_memory_never_needs_to_wake_its_process() -> None:
     script = Script(0.0, (busy(0.9, 1.0), idle(1.0)), repeat=True)
     assert script.next_memory_change(0.5) == math.inf
 
@@ -200,14 +200,14 @@ def test_memory_does_not_change_before_the_moment_that_was_announced(script: Scr
         assert script.memory_at(before) == script.memory_at(at)
 
 
-def test_a_grower_wakes_often_enough_to_look_smooth_and_no_oftener() -> None:
+def test_grower_wakes_often_enough_to_look_smooth_and_no_oftener() -> None:
     fast = Script(0.0, (grow(0, 100 * GIB, 1.0),))
     slow = Script(0.0, (grow(0, GIB, 3600.0),))
     assert fast.next_memory_change(0.5) == pytest.approx(0.6)
     assert slow.next_memory_change(0.0) == pytest.approx(225.0)
 
 
-def test_a_new_script_takes_over_from_the_one_before() -> None:
+def test_new_script_takes_over_from_the_one_before() -> None:
     use = Use(1, 0, 0.0).with_script(Script(0.0, (busy(1.0),))).with_script(Script(5.0, (idle(),)))
     assert use.totals(4.0).work == pytest.approx(4.0)
     assert use.totals(60.0).work == pytest.approx(5.0)
@@ -236,7 +236,7 @@ def test_folding_old_scripts_away_loses_nothing_of_the_totals(steps: list[tuple[
     assert all(script.start >= at - HISTORY - 61 for script in use.scripts)
 
 
-def test_a_load_survives_being_written_and_read() -> None:
+def test_load_survives_being_written_and_read() -> None:
     use = Use(1, 3, 10.0, memory=GIB).with_script(Script(11.5, (burst(0.8, 0.5, 10.0), grow(0, 1, 2.0)), True))
     load = Load(17, 4711).with_use(use)
     assert msgspec.json.decode(msgspec.json.encode(load), type=Load) == load
@@ -254,6 +254,6 @@ def test_uses_that_ended_long_ago_are_forgotten() -> None:
     "make",
     [lambda: busy(1.5), lambda: busy(0.5, power=-0.1), lambda: burst(0.5, 2.0, 1.0)],
 )
-def test_a_share_that_is_impossible_is_refused(make: Callable[[], Phase]) -> None:
+def test_share_that_is_impossible_is_refused(make: Callable[[], Phase]) -> None:
     with pytest.raises(BadInputError):
         make()

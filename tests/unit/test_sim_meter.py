@@ -33,12 +33,12 @@ def uses(*each: Use) -> dict[UseKey, Use]:
     return {(number, 0, 1): use for number, use in enumerate(each)}
 
 
-def test_a_second_is_six_samples_and_steady_work_is_the_same_in_each() -> None:
+def test_second_is_six_samples_and_steady_work_is_the_same_in_each() -> None:
     seen = utilization(shares(uses(using(busy(0.9))), BOOT + 1, BOOT + 2))
     assert (seen.peak, seen.mean, seen.samples) == (0.9, 0.9, 6)
 
 
-def test_a_short_burst_shows_in_the_peak_and_hardly_in_the_mean() -> None:
+def test_short_burst_shows_in_the_peak_and_hardly_in_the_mean() -> None:
     seen = utilization(shares(uses(using(burst(0.8, 0.5, 10.0))), BOOT, BOOT + 10))
     assert seen.peak == pytest.approx(0.8)
     assert seen.mean == pytest.approx(0.04)
@@ -54,7 +54,7 @@ def test_no_burst_falls_between_two_looks(every: float, offset: float) -> None:
     assert max(peaks) > 0.3
 
 
-def test_a_long_gap_is_spoken_for_only_as_far_as_the_samples_reach() -> None:
+def test_long_gap_is_spoken_for_only_as_far_as_the_samples_reach() -> None:
     assert span_of(BOOT, BOOT + 3600) == LONGEST_SPAN
     samples = shares(uses(using(busy(0.9))), BOOT + 3600 - LONGEST_SPAN, BOOT + 3600)
     assert len(samples) == 100
@@ -82,7 +82,7 @@ def test_power_lies_between_the_idle_draw_and_the_limit(phase: Phase, share: flo
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.1, 300), min_size=1, max_size=20))
-def test_the_energy_counter_does_not_depend_on_how_often_it_is_read(gaps: list[float]) -> None:
+def test_energy_counter_does_not_depend_on_how_often_it_is_read(gaps: list[float]) -> None:
     here = uses(using(busy(0.8, 7.0), idle(3.0), burst(0.4, 0.5, 2.0, 10.0), repeat=True))
     often, once = SimMeter(BOOT), SimMeter(BOOT)
     at = BOOT
@@ -120,7 +120,7 @@ def test_energy_of_a_process_that_came_and_worked_between_two_looks_is_not_lost(
     assert meter.joules == pytest.approx(LIMIT_WATTS * 100 + IDLE_WATTS * 11, rel=1e-6)
 
 
-def test_a_board_warms_up_and_cools_down_slowly() -> None:
+def test_board_warms_up_and_cools_down_slowly() -> None:
     meter = SimMeter(BOOT)
     meter.advance({}, BOOT + 1)
     assert meter.celsius == COOL

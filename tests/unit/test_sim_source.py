@@ -30,7 +30,7 @@ def people(reading: Reading) -> tuple[Process, ...]:
     return reading.processes
 
 
-def test_a_machine_that_nobody_uses_is_idle_not_unknown(world: SimWorld) -> None:
+def test_machine_that_nobody_uses_is_idle_not_unknown(world: SimWorld) -> None:
     look = world.source().look()
     assert (look.source, look.problem, len(look.gpus)) == ("sim", None, 2)
     reading = look.readings[1]
@@ -39,7 +39,7 @@ def test_a_machine_that_nobody_uses_is_idle_not_unknown(world: SimWorld) -> None
     assert (used(look, 1).peak, reading.power, reading.processes) == (0.0, IDLE_WATTS, ())
 
 
-def test_a_load_is_seen_on_its_own_gpu_with_memory_power_and_process(world: SimWorld) -> None:
+def test_load_is_seen_on_its_own_gpu_with_memory_power_and_process(world: SimWorld) -> None:
     world.run(7, [busy(0.9)], gpu=1, memory=8 * GIB)
     world.now += 10
     look = world.source().look()
@@ -54,7 +54,7 @@ def test_a_load_is_seen_on_its_own_gpu_with_memory_power_and_process(world: SimW
     assert process.name == "a (strange) name"
 
 
-def test_the_first_look_speaks_for_a_second_and_later_ones_for_the_time_since(world: SimWorld) -> None:
+def test_first_look_speaks_for_a_second_and_later_ones_for_the_time_since(world: SimWorld) -> None:
     world.run(7, [busy(0.9)])
     world.now += 10
     source = world.source()
@@ -66,7 +66,7 @@ def test_the_first_look_speaks_for_a_second_and_later_ones_for_the_time_since(wo
     assert used(look).samples == 24
 
 
-def test_a_burst_between_two_looks_is_seen(world: SimWorld) -> None:
+def test_burst_between_two_looks_is_seen(world: SimWorld) -> None:
     world.run(7, [idle(3.0), burst(0.8, 0.5, 10.0)])
     source = world.source()
     source.look()
@@ -76,7 +76,7 @@ def test_a_burst_between_two_looks_is_seen(world: SimWorld) -> None:
     assert used(look).mean == pytest.approx(0.08, abs=1e-3)
 
 
-def test_a_look_after_a_long_gap_speaks_only_for_what_a_driver_would_still_know(world: SimWorld) -> None:
+def test_look_after_a_long_gap_speaks_only_for_what_a_driver_would_still_know(world: SimWorld) -> None:
     world.run(7, [busy(1.0, 3600.0 - 60), idle()])
     source = world.source()
     source.look()
@@ -97,7 +97,7 @@ def test_energy_counts_from_the_opening(world: SimWorld) -> None:
     assert source.look().readings[0].energy == pytest.approx(10 * LIMIT_WATTS)
 
 
-def test_a_spin_is_busy_by_utilization_and_nearly_idle_by_power(world: SimWorld) -> None:
+def test_spin_is_busy_by_utilization_and_nearly_idle_by_power(world: SimWorld) -> None:
     world.run(7, [spin()])
     world.now += 10
     look = world.source().look()
@@ -119,7 +119,7 @@ def test_processes_on_one_gpu_share_it_and_are_measured_separately(world: SimWor
     assert [process.utilization for process in processes] == pytest.approx([0.8, 0.8])
 
 
-def test_a_process_on_two_gpus_is_on_both(world: SimWorld) -> None:
+def test_process_on_two_gpus_is_on_both(world: SimWorld) -> None:
     world.process(7)
     world.load(7, Use(1, 0, 0.0, memory=GIB), Use(2, 1, 0.0, memory=2 * GIB))
     readings = world.source().look().readings
@@ -152,7 +152,7 @@ def test_work_of_the_killed_is_not_missed_when_another_process_cleared_its_file_
     assert used(source.look()).peak == 0.0
 
 
-def test_a_file_that_a_killed_process_left_long_ago_is_not_work(world: SimWorld) -> None:
+def test_file_that_a_killed_process_left_long_ago_is_not_work(world: SimWorld) -> None:
     world.run(7, [busy(0.9)])
     world.kill(7)
     world.now += 1
@@ -174,7 +174,7 @@ def test_work_that_began_and_ended_in_order_between_two_looks_is_seen(world: Sim
     assert look.readings[0].processes == ()
 
 
-def test_a_stopped_process_holds_its_memory_and_does_nothing(world: SimWorld) -> None:
+def test_stopped_process_holds_its_memory_and_does_nothing(world: SimWorld) -> None:
     world.run(7, [busy(0.9)])
     source = world.source()
     source.look()
@@ -204,7 +204,7 @@ def test_a_stopped_process_holds_its_memory_and_does_nothing(world: SimWorld) ->
         USE % b'"scripts": [{"start": 0, "phases": [{"kind": "burst", "burst": 1, "period": 0}]}]',
     ],
 )
-def test_a_broken_file_of_a_living_process_makes_the_gpus_unknown_not_idle(world: SimWorld, content: bytes) -> None:
+def test_broken_file_of_a_living_process_makes_the_gpus_unknown_not_idle(world: SimWorld, content: bytes) -> None:
     world.run(7, [busy(0.9)])
     source = world.source()
     (world.machine.loads_directory / "7-50.json").write_bytes(content)
@@ -214,7 +214,7 @@ def test_a_broken_file_of_a_living_process_makes_the_gpus_unknown_not_idle(world
     assert all(isinstance(reading.memory_used, Unknown) for reading in look.readings)
 
 
-def test_a_broken_file_of_a_dead_process_and_other_litter_disturb_nobody(world: SimWorld) -> None:
+def test_broken_file_of_a_dead_process_and_other_litter_disturb_nobody(world: SimWorld) -> None:
     world.run(7, [busy(0.9)])
     world.now += 5
     for name in ("8-50.json", "notes.txt", "7-50.json.new"):
@@ -222,7 +222,7 @@ def test_a_broken_file_of_a_dead_process_and_other_litter_disturb_nobody(world: 
     assert used(world.source().look()).peak == pytest.approx(0.9)
 
 
-def test_a_machine_that_cannot_be_read_is_a_problem_not_an_idle_machine(world: SimWorld) -> None:
+def test_machine_that_cannot_be_read_is_a_problem_not_an_idle_machine(world: SimWorld) -> None:
     world.machine.directory.mkdir(parents=True)
     world.machine.loads_directory.write_text("a file where the directory should be")
     problem = world.source().look().problem

@@ -206,7 +206,7 @@ def test_free_gpus_of_an_empty_queue_are_reported() -> None:
     assert sentences(machines=(machine(card(state="free", since=NOW - 1)),), counts={}) == []
 
 
-def test_a_gpu_that_cannot_be_read_is_never_called_free() -> None:
+def test_gpu_that_cannot_be_read_is_never_called_free() -> None:
     for unread in (card(state="unknown", since=NOW - 60), card(state="free", unread_since=NOW - 60)):
         assert sentences(machines=(machine(unread),), counts={}) == []
 
@@ -227,12 +227,12 @@ def test_bad_issues_come_first() -> None:
     assert judged(failed=(ended(),), failures=1, waiting=(waiting("never"),)).headline == "2 things need you"
 
 
-def test_a_name_of_several_words_is_quoted() -> None:
+def test_name_of_several_words_is_quoted() -> None:
     large = waiting("too large", name="wants eight GPUs")
     assert sentences(waiting=(large,)) == ["“wants eight GPUs” asks for more than any machine has"]
 
 
-def test_a_long_name_is_cut_and_cannot_break_the_line() -> None:
+def test_long_name_is_cut_and_cannot_break_the_line() -> None:
     (sentence,) = sentences(failed=(ended(name="a\nb" + "x" * 100),), failures=1)
     assert len(sentence) < 60
     assert "\n" not in sentence

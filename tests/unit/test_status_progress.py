@@ -167,12 +167,12 @@ def test_what_is_no_progress_is_not_taken_for_it(line: str) -> None:
     assert progress_in(f"{line}\n") is None
 
 
-def test_the_last_state_of_a_bar_that_is_rewritten_counts() -> None:
+def test_last_state_of_a_bar_that_is_rewritten_counts() -> None:
     text = "".join(f"\r {n}%|#    | {n}/100 [00:10<00:12,  4.40it/s]" for n in range(10, 20))
     assert progress_in(text) == Progress(fraction=0.19, text="19/100 [00:10<00:12, 4.40it/s]", remaining=12.0)
 
 
-def test_the_last_bar_counts_and_words_after_it_do_not_hide_it() -> None:
+def test_last_bar_counts_and_words_after_it_do_not_hide_it() -> None:
     text = "step 1/10\nstep 2/10\nsaved a checkpoint\nWARNING: a word\n"
     found = progress_in(text)
     assert found is not None
@@ -194,7 +194,7 @@ def test_colours_do_not_matter() -> None:
     assert found == Progress(fraction=0.6, text="60% 0:01:02", remaining=62.0)
 
 
-def test_a_bar_in_a_flood_of_text_far_above_is_over() -> None:
+def test_bar_in_a_flood_of_text_far_above_is_over() -> None:
     assert progress_in("step 3/10\n" + "a word\n" * 60) is None
 
 

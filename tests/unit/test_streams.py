@@ -10,7 +10,7 @@ from pathlib import Path
 from stoker.streams import emit
 
 
-def test_a_line_is_written_at_once() -> None:
+def test_line_is_written_at_once() -> None:
     reader, writer = os.pipe()
     emit(writer, "idle für 30m \udcff\n")
     assert os.read(reader, 100).decode() == "idle für 30m \\udcff\n"
@@ -20,7 +20,7 @@ def test_a_line_is_written_at_once() -> None:
     emit(writer, "closed\n")
 
 
-def test_a_full_disk_and_a_pipe_that_nobody_reads_cost_only_the_line() -> None:
+def test_full_disk_and_a_pipe_that_nobody_reads_cost_only_the_line() -> None:
     with Path("/dev/full").open("wb") as full:
         emit(full.fileno(), "no room\n")
     reader, writer = os.pipe()

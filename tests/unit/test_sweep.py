@@ -33,7 +33,7 @@ from stoker.queue.sweep import MOST_JOBS, Sweep, check_sweeps, named, parse_swee
         ("text= a , b", [" a ", " b"]),
     ],
 )
-def test_a_sweep_means_these_values(text: str, values: list[str]) -> None:
+def test_sweep_means_these_values(text: str, values: list[str]) -> None:
     sweep = parse_sweep(text)
     assert sweep.name == text.partition("=")[0]
     assert list(sweep.values) == values
@@ -85,7 +85,7 @@ def test_products_keep_the_order_given_and_the_last_varies_fastest() -> None:
         ("python t.py\n", "python t.py '--lr=a b'"),
     ],
 )
-def test_a_value_goes_where_its_placeholder_is_or_else_to_the_end(
+def test_value_goes_where_its_placeholder_is_or_else_to_the_end(
     command: str | tuple[str, ...], expected: str | tuple[str, ...]
 ) -> None:
     (trial,) = trials(command, [Sweep("lr", ["a b"])])
@@ -95,13 +95,13 @@ def test_a_value_goes_where_its_placeholder_is_or_else_to_the_end(
         assert trial.command == expected
 
 
-def test_a_value_that_looks_like_a_placeholder_stays_as_it_is() -> None:
+def test_value_that_looks_like_a_placeholder_stays_as_it_is() -> None:
     sweeps = [Sweep("a", ["{b}"]), Sweep("b", ["1"])]
     (trial,) = trials(("{a}", "{b}"), sweeps)
     assert trial.command == ("{b}", "1")
 
 
-def test_a_command_without_sweeps_stays_as_it_is() -> None:
+def test_command_without_sweeps_stays_as_it_is() -> None:
     (trial,) = trials("echo {x}  \n", [])
     assert trial == ("echo {x}  \n", "")
 
@@ -115,7 +115,7 @@ def test_sweeps_that_cannot_be_meant_together_are_refused() -> None:
         check_sweeps(many, 2)
 
 
-def test_the_name_of_a_job_says_its_values_and_stays_one_line() -> None:
+def test_name_of_a_job_says_its_values_and_stays_one_line() -> None:
     assert named("", "lr=1 seed=2") == "lr=1 seed=2"
     assert named("base", "lr=1") == "base lr=1"
     assert named("base", "") == "base"

@@ -84,11 +84,11 @@ class TestCuda:
             ("GPU-bbbb1111,0", [1]),
         ],
     )
-    def test_the_variable_is_read_as_cuda_reads_it(self, value: str, expected: list[int]) -> None:
+    def test_variable_is_read_as_cuda_reads_it(self, value: str, expected: list[int]) -> None:
         assert seen(FOUR, CUDA_VISIBLE_DEVICES=value) == expected
 
     @pytest.mark.parametrize("value", ["", " ", "G", "GPU", "1", "-1"])
-    def test_the_only_gpu_of_a_machine_must_be_named_as_well(self, value: str) -> None:
+    def test_only_gpu_of_a_machine_must_be_named_as_well(self, value: str) -> None:
         assert seen(FOUR[:1], CUDA_VISIBLE_DEVICES=value) == []
 
     def test_numbers_count_in_the_order_of_indices(self) -> None:
@@ -130,13 +130,13 @@ class TestMigSlices:
             ("3", []),
         ],
     )
-    def test_a_program_sees_one_slice_or_whole_gpus(self, value: str, expected: list[int]) -> None:
+    def test_program_sees_one_slice_or_whole_gpus(self, value: str, expected: list[int]) -> None:
         assert seen(MIG, CUDA_VISIBLE_DEVICES=value) == expected
 
     def test_without_the_variable_it_sees_the_first_slice_alone(self) -> None:
         assert seen(MIG) == [0]
 
-    def test_the_cut_gpu_itself_may_be_listed_beside_its_slices(self) -> None:
+    def test_cut_gpu_itself_may_be_listed_beside_its_slices(self) -> None:
         listed = (gpu(0, "GPU-cut"), gpu(1, "MIG-0001", parent="GPU-cut"), gpu(2, "GPU-whole"))
         assert seen(listed, CUDA_VISIBLE_DEVICES="0") == [1]
         assert seen(listed, CUDA_VISIBLE_DEVICES="1") == [2]
@@ -159,7 +159,7 @@ class TestAmd:
             ("-1", []),
         ],
     )
-    def test_the_runtimes_variable_is_read_as_rocm_reads_it(self, rocr: str, expected: list[int]) -> None:
+    def test_runtimes_variable_is_read_as_rocm_reads_it(self, rocr: str, expected: list[int]) -> None:
         assert seen(AMD, ROCR_VISIBLE_DEVICES=rocr) == expected
 
     @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ class TestWhatAPersonTypes:
             select_gpus(FOUR, text)
         assert sentence in str(caught.value)
 
-    def test_a_machine_without_gpus_says_so(self) -> None:
+    def test_machine_without_gpus_says_so(self) -> None:
         assert select_gpus((), "all") == ()
         with pytest.raises(BadInputError, match="there is no GPU 0 here: this machine has none at all"):
             select_gpus((), "0")
@@ -254,11 +254,11 @@ class TestWhatAPersonTypes:
         with pytest.raises(BadInputError, match="there is no GPU 2 here: this machine has 1, 3"):
             select_gpus((FOUR[1], FOUR[3]), "1-3")
 
-    def test_a_uuid_that_begins_another_is_meant_exactly(self) -> None:
+    def test_uuid_that_begins_another_is_meant_exactly(self) -> None:
         alike = (gpu(0, "GPU-1"), gpu(1, "GPU-12"))
         assert indices(select_gpus(alike, "GPU-1")) == [0]
 
-    def test_a_gpu_that_is_cut_up_means_all_its_slices(self) -> None:
+    def test_gpu_that_is_cut_up_means_all_its_slices(self) -> None:
         assert indices(select_gpus(MIG, "GPU-cut")) == [0, 1]
         assert indices(select_gpus(MIG, "MIG-0002")) == [1]
         assert indices(select_gpus(MIG, "1-2")) == [1, 2]
