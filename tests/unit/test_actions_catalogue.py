@@ -34,11 +34,11 @@ MEANS = action_settings({})
         ("notify ntfy://host/secret", "notify by ntfy://"),
     ],
 )
-def test_action_says_in_plain_words_what_it_does(typed: str, does: str) -> None:
+def test_action_describes_itself(typed: str, does: str) -> None:
     assert parse_action(typed, MEANS).describe() == does
 
 
-def test_names_lead_to_their_actions() -> None:
+def test_action_is_found_by_name() -> None:
     assert isinstance(parse_action("exit", MEANS), Exit)
     assert isinstance(parse_action("stop 1", MEANS), Stop)
     assert isinstance(parse_action("exec true", MEANS), Command)
@@ -61,13 +61,13 @@ def test_names_lead_to_their_actions() -> None:
         ("determined 7", "'determined' takes no argument"),
     ],
 )
-def test_mistake_is_one_sentence(typed: str, sentence: str) -> None:
+def test_invalid_action_is_refused_with_one_message(typed: str, sentence: str) -> None:
     with pytest.raises(BadInputError, match=r"^--then: ") as error:
         parse_action(typed, MEANS)
     assert sentence in str(error.value)
 
 
-def test_url_without_its_action_is_not_repeated() -> None:
+def test_webhook_url_is_left_out_of_the_error() -> None:
     with pytest.raises(BadInputError) as error:
         parse_action("slack://T0KEN/B0B/S3CRET", MEANS)
     assert "T0KEN" not in str(error.value)
@@ -87,7 +87,7 @@ def policy(*typed: str) -> IdlePolicy:
     return result
 
 
-def test_without_options_the_policy_has_its_own_defaults() -> None:
+def test_policy_without_options_has_the_defaults() -> None:
     assert policy() == IdlePolicy()
 
 
@@ -99,15 +99,15 @@ def test_every_option_reaches_the_policy() -> None:
 
 
 @pytest.mark.parametrize("word", ["all", "any", "ANY"])
-def test_all_and_any_are_words(word: str) -> None:
+def test_all_and_any_are_accepted_by_name(word: str) -> None:
     assert policy("--require", word).require == word.lower()
 
 
-def test_warnings_can_be_switched_off() -> None:
+def test_warnings_can_be_disabled() -> None:
     assert policy("--warn-at", "off").warn_at is None
 
 
-def test_verb_may_have_other_defaults() -> None:
+def test_verb_overrides_the_defaults() -> None:
     hasty = IdlePolicy(window=60, every=1, after=0, warn_at=None)
 
     @click.command()

@@ -45,7 +45,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.mark.parametrize(("what", "word"), [("shutdown", "poweroff"), ("reboot", "reboot")])
-def test_root_asks_systemd_where_it_runs(machine: Machine, what: What, word: str) -> None:
+def test_root_uses_systemd_where_it_runs(machine: Machine, what: What, word: str) -> None:
     machine.boot_systemd()
     for name in ("systemctl", "shutdown"):
         machine.programs.add(name)
@@ -57,7 +57,7 @@ def test_root_asks_systemd_where_it_runs(machine: Machine, what: What, word: str
 
 
 @pytest.mark.parametrize(("what", "words"), [("shutdown", "-h now"), ("reboot", "-r now")])
-def test_without_systemd_it_is_the_shutdown_command(machine: Machine, what: What, words: str) -> None:
+def test_shutdown_command_is_used_without_systemd(machine: Machine, what: What, words: str) -> None:
     machine.first_process("init")
     for name in ("systemctl", "shutdown"):
         machine.programs.add(name)
@@ -68,7 +68,7 @@ def test_without_systemd_it_is_the_shutdown_command(machine: Machine, what: What
     assert machine.programs.calls == [f"shutdown {words}"]
 
 
-def test_small_system_without_shutdown_has_poweroff(machine: Machine) -> None:
+def test_poweroff_is_used_without_a_shutdown_command(machine: Machine) -> None:
     machine.programs.add("poweroff")
     power = machine.power("shutdown")
     power.prepare()
@@ -76,7 +76,7 @@ def test_small_system_without_shutdown_has_poweroff(machine: Machine) -> None:
     assert machine.programs.calls == ["poweroff "]
 
 
-def test_administrators_programs_are_found_outside_path(machine: Machine) -> None:
+def test_programs_in_sbin_are_found_outside_path(machine: Machine) -> None:
     outside = StandIns(machine.root / "usr/sbin")
     outside.add("shutdown")
     power = machine.power("shutdown")
@@ -85,13 +85,13 @@ def test_administrators_programs_are_found_outside_path(machine: Machine) -> Non
     assert outside.calls == ["shutdown -h now"]
 
 
-def test_machine_without_any_of_them_is_refused(machine: Machine) -> None:
+def test_machine_without_a_shutdown_program_is_refused(machine: Machine) -> None:
     with pytest.raises(ActionError, match="nothing here can shut this machine down: neither systemctl nor shutdown"):
         machine.power("shutdown").prepare()
 
 
 @pytest.mark.parametrize(("what", "question"), [("shutdown", "CanPowerOff"), ("reboot", "CanReboot")])
-def test_user_whom_logind_allows_needs_no_sudo(machine: Machine, what: What, question: str) -> None:
+def test_user_permitted_by_logind_needs_no_sudo(machine: Machine, what: What, question: str) -> None:
     machine.boot_systemd()
     machine.programs.add("systemctl")
     machine.programs.add("sudo", "exit 1")
@@ -106,7 +106,7 @@ def test_user_whom_logind_allows_needs_no_sudo(machine: Machine, what: What, que
 
 
 @pytest.mark.parametrize("answer", ["echo 's \"challenge\"'", "echo 's \"no\"'", "echo 's \"na\"'", "exit 1"])
-def test_otherwise_it_takes_sudo_without_a_password(machine: Machine, answer: str) -> None:
+def test_user_without_permission_uses_sudo_without_a_password(machine: Machine, answer: str) -> None:
     machine.boot_systemd()
     systemctl = machine.programs.add("systemctl")
     machine.programs.add("busctl", answer)
@@ -137,7 +137,7 @@ def test_missing_sudo_is_refused_at_the_start(machine: Machine) -> None:
         machine.power("reboot", ALICE).prepare()
 
 
-def test_command_that_fails_is_a_failed_action_with_its_own_words(machine: Machine) -> None:
+def test_failed_command_is_a_failed_action_with_its_error_output(machine: Machine) -> None:
     machine.programs.add("shutdown", "echo 'shutdown: the bus is down' >&2; exit 1")
     power = machine.power("shutdown")
     power.prepare()
@@ -147,7 +147,7 @@ def test_command_that_fails_is_a_failed_action_with_its_own_words(machine: Machi
 
 
 @pytest.mark.parametrize("sign", [".dockerenv", "run/.containerenv"])
-def test_in_a_container_it_warns_that_only_the_container_ends(machine: Machine, sign: str) -> None:
+def test_container_warning_says_that_only_the_container_ends(machine: Machine, sign: str) -> None:
     (machine.root / sign).parent.mkdir(exist_ok=True)
     (machine.root / sign).touch()
     machine.programs.add("shutdown")
@@ -159,11 +159,11 @@ def test_in_a_container_it_warns_that_only_the_container_ends(machine: Machine, 
     ("first", "sign"),
     [("systemd", None), ("init", None), ("bash", "process 1 is 'bash', which is not an init")],
 )
-def test_container_is_known_by_its_first_process(machine: Machine, first: str, sign: str | None) -> None:
+def test_container_is_detected_by_its_first_process(machine: Machine, first: str, sign: str | None) -> None:
     machine.first_process(first)
     assert container_sign(machine.root) == sign
 
 
-def test_hidden_first_process_is_no_evidence(machine: Machine) -> None:
+def test_hidden_first_process_is_not_a_container(machine: Machine) -> None:
     (machine.root / "proc/1/comm").unlink()
     assert container_sign(machine.root) is None

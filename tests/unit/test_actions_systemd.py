@@ -104,11 +104,11 @@ def test_missing_socket_is_ignored(address: str) -> None:
         (";", '";"'),
     ],
 )
-def test_words_reach_the_program_as_they_were_typed(word: str, written: str) -> None:
+def test_arguments_reach_the_program_unchanged(word: str, written: str) -> None:
     assert quoted(word) == written
 
 
-def test_unit_notifies_is_watched_and_is_not_started_again_after_acting() -> None:
+def test_unit_notifies_has_a_watchdog_and_is_not_restarted_after_acting() -> None:
     command = ["/opt/stoker", "watch", "--below", "5%", "--then", "exec echo $STOKER_REASON"]
     lines = unit_text("Stoker: 100% sure", command, {"STOKER_GPUS": "sim:2@/a b$c"}, 124).splitlines()
     assert "Description=Stoker: 100%% sure" in lines

@@ -13,7 +13,7 @@ def labels(watched: Watched, look: Look) -> list[str]:
     return [activity.label for activity in watched.observe(look).activities]
 
 
-def test_gpus_that_cannot_be_seen_at_the_start_are_chosen_later() -> None:
+def test_unreadable_gpus_at_startup_are_selected_later() -> None:
     watched = Watched("1", [IdlePolicy()], {})
     assert labels(watched, a_look(problem=Unknown("the driver did not answer in 5 s"))) == []
     assert labels(watched, a_look(0.0, 0.0)) == ["GPU 1"]
@@ -32,7 +32,7 @@ def test_visible_follows_the_environment() -> None:
         ("0", IdlePolicy(require=2), {}, "only 1 GPU(s) are watched"),
     ],
 )
-def test_choice_that_cannot_work_is_refused(
+def test_invalid_selection_is_refused(
     chosen: str, policy: IdlePolicy, environment: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(BadInputError) as error:
@@ -40,7 +40,7 @@ def test_choice_that_cannot_work_is_refused(
     assert sentence in str(error.value)
 
 
-def test_gpu_that_is_lost_later_is_unknown() -> None:
+def test_gpu_lost_later_is_unknown() -> None:
     watched = Watched("all", [IdlePolicy(require=2)], {})
     assert labels(watched, a_look(0.0, 0.0)) == ["GPU 0", "GPU 1"]
     after = watched.observe(a_look(0.0)).activities

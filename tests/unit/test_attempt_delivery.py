@@ -73,7 +73,7 @@ def test_details_of_a_stopped_job_have_cause_and_report(record: LocalAttemptReco
     )
 
 
-def test_report_that_is_too_long_is_cut_with_a_note(record: LocalAttemptRecord) -> None:
+def test_too_long_report_is_cut_with_a_note(record: LocalAttemptRecord) -> None:
     ended(record, "idle", rule="idle")
     record.write_report("é" * LONGEST_REPORT)
     found = details_of(record)
@@ -110,14 +110,16 @@ def test_fit_of_a_running_job_is_written_once(record: LocalAttemptRecord, has_ou
     assert [(attempt, details.fit["size"]) for attempt, details in queue.kept] == [("attempt", 200)]
 
 
-def test_details_are_retried_when_the_queue_is_away_and_dropped_when_it_refuses(record: LocalAttemptRecord) -> None:
+def test_details_are_retried_while_the_queue_is_unreachable_and_dropped_when_it_refuses(
+    record: LocalAttemptRecord,
+) -> None:
     ended(record, "idle")
     write_details(cast(Store, Queue(StokerError("the disk of the database is full"))), record, "attempt")
     with pytest.raises(QueueAwayError):
         write_details(cast(Store, Queue(QueueAwayError("the queue cannot be reached"))), record, "attempt")
 
 
-def test_job_that_is_cleaned_during_its_delivery_is_no_error(record: LocalAttemptRecord) -> None:
+def test_job_cleaned_during_delivery_is_not_an_error(record: LocalAttemptRecord) -> None:
     ended(record, "idle")
     record.output.write_text("trains\n")
     queue = cast(Store, Queue(CollisionError("violates a foreign key")))
@@ -125,7 +127,7 @@ def test_job_that_is_cleaned_during_its_delivery_is_no_error(record: LocalAttemp
     LogTail(record, cast(LocalAttemptSpec, _Assigned())).deliver_last(queue)
 
 
-def test_file_that_is_not_text_counts_as_missing(record: LocalAttemptRecord) -> None:
+def test_non_text_file_counts_as_missing(record: LocalAttemptRecord) -> None:
     record.write_fit(msgspec.structs.replace(FITTED, note="mangled"))
     record.write_snooze(Snooze(until=1e12, wall=1e12, by="mangled"))
     record.write_applied_snooze(AppliedSnooze(1600.0, "mangled"))

@@ -5,7 +5,7 @@ from stoker.engines.local.background_fill import Grants
 BOTH, ONE, NONE = frozenset({"a", "b"}), frozenset({"a"}), frozenset[str]()
 
 
-def test_revoked_gpu_may_be_in_use_until_that_is_confirmed() -> None:
+def test_revoked_gpu_counts_as_used_until_the_filler_confirms() -> None:
     grants = Grants()
     first = grants.add(BOTH)
     grants.confirm(first)
@@ -18,7 +18,7 @@ def test_revoked_gpu_may_be_in_use_until_that_is_confirmed() -> None:
     assert grants.possible == ONE
 
 
-def test_answer_to_the_last_of_several_answers_all() -> None:
+def test_confirmation_of_the_last_revocation_confirms_all() -> None:
     grants = Grants()
     grants.add(BOTH)
     grants.add(ONE)
@@ -29,7 +29,7 @@ def test_answer_to_the_last_of_several_answers_all() -> None:
     assert grants.add(ONE) > last
 
 
-def test_without_a_filler_nothing_starts() -> None:
+def test_nothing_starts_without_a_filler() -> None:
     grants = Grants()
     grants.add(BOTH)
     grants.clear()

@@ -64,7 +64,7 @@ def test_environment_variables_are_those_the_code_mentions() -> None:
     assert documented == in_sources(r"\bSTOKER_[A-Z]+(?:_[A-Z]+)*\b") | of_options
 
 
-def test_settings_are_those_of_the_file() -> None:
+def test_settings_are_those_of_the_configuration_file() -> None:
     tables = {"run", "watch", "fill", "fit", "notify", "web"}
     plain = set(Settings.__struct_fields__) - tables
     assert names_in_tables(section("settings.md", "Above the tables")) == plain
@@ -74,7 +74,7 @@ def test_settings_are_those_of_the_file() -> None:
     assert names_in_tables(section("settings.md", "`[web]`")) == set(Config.__struct_fields__) - {"queue", "home"}
 
 
-def test_events_of_notifications_are_those_that_can_be_sent() -> None:
+def test_notification_events_are_those_that_can_be_sent() -> None:
     page = (DOCS / "how-to" / "notifications.md").read_text()
     _, _, table = page.partition("| event | when |\n")
     assert names_in_tables(table.partition("\n\n")[0]) == set(EVENTS)
@@ -87,7 +87,7 @@ def test_settings_shown_are_valid(page: Path) -> None:
             msgspec.convert(tomllib.loads("\n".join(block.lines)), Settings)
 
 
-def test_metrics_are_those_of_the_page() -> None:
+def test_metrics_are_those_of_the_metrics_page() -> None:
     in_code = set(re.findall(r'"(stoker_[a-z_]+)"', (ROOT / "src/stoker/web/metrics.py").read_text()))
     assert {name.removesuffix("_info") for name in names_in_tables((REFERENCE / "metrics.md").read_text())} == in_code
 
@@ -120,7 +120,7 @@ def test_answer_to_a_change_has_the_documented_fields() -> None:
     assert set(msgspec.json.decode(example)) == set(schema["properties"])
 
 
-def test_documented_files_are_those_that_stoker_keeps() -> None:
+def test_documented_files_are_those_that_stoker_writes() -> None:
     kept = {name.split("/")[0].replace("*", "x") for name in names_in_tables(section("files.md", "State directory"))}
     assert [name for name in kept if not name.startswith("-") and not paths._OWN.fullmatch(name)] == []
     literals = in_sources(r'"([a-z_.]+\.(?:json|md|log|db))"') | {"output", "output.1"}

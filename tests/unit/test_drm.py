@@ -47,12 +47,12 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
 # Which GPUs there are
 
 
-def test_machine_without_sysfs_graphics_says_that_no_driver_is_loaded(tmp_path: Path) -> None:
+def test_machine_without_drm_in_sysfs_reports_no_driver(tmp_path: Path) -> None:
     with pytest.raises(AbsentError, match="no graphics driver is loaded"):
         open_source(tmp_path)
 
 
-def test_machine_with_only_another_vendors_card_has_no_gpu_for_this_source(machine: FakeMachine) -> None:
+def test_card_of_another_vendor_is_not_a_gpu_of_this_source(machine: FakeMachine) -> None:
     FakeCard(machine, 0, "0000:01:00.0", "0x10de", "0x2684")
     with pytest.raises(AbsentError, match="no AMD or Intel GPU"):
         open_source(machine.root)
@@ -65,7 +65,7 @@ def test_unreadable_sysfs_is_absence_with_its_reason(machine: FakeMachine, refus
         open_source(machine.root)
 
 
-def test_opening_by_the_public_name_reads_the_machine(machine: FakeMachine) -> None:
+def test_source_is_opened_by_its_public_name(machine: FakeMachine) -> None:
     machine.amd(gpu_busy_percent=42)
     source = open_source(machine.root)
     look = source.look()
@@ -86,7 +86,7 @@ def test_gpus_are_numbered_by_pci_address_and_keep_their_card_number(machine: Fa
     ]
 
 
-def test_readings_stand_in_the_order_of_the_gpus(machine: FakeMachine, clock: Clock) -> None:
+def test_readings_are_in_the_order_of_the_gpus(machine: FakeMachine, clock: Clock) -> None:
     machine.amd(0, "0000:0b:00.0", gpu_busy_percent=11)
     machine.amd(1, "0000:0a:00.0", gpu_busy_percent=22)
     look = source_of(machine, clock).look()
@@ -103,7 +103,7 @@ def test_connectors_and_render_nodes_are_not_gpus(machine: FakeMachine, clock: C
     assert len(source_of(machine, clock).look().gpus) == 1
 
 
-def test_address_comes_from_uevent_where_the_device_is_no_link(machine: FakeMachine, clock: Clock) -> None:
+def test_pci_address_comes_from_uevent_when_the_device_is_not_a_link(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(0, "0000:03:00.0")
     (card.entry / "device").unlink()
     card.device.rename(card.entry / "device")
@@ -111,25 +111,27 @@ def test_address_comes_from_uevent_where_the_device_is_no_link(machine: FakeMach
     assert (gpu.bus, gpu.uuid) == ("0000:03:00.0", "PCI-0000:03:00.0")
 
 
-def test_board_with_a_number_of_its_own_is_known_by_it_as_rocm_knows_it(machine: FakeMachine, clock: Clock) -> None:
+def test_gpu_with_a_unique_id_is_identified_as_in_rocm(machine: FakeMachine, clock: Clock) -> None:
     machine.amd(0, unique_id="8d4f3ab1c0ffee00")
     assert source_of(machine, clock).look().gpus[0].uuid == "GPU-8d4f3ab1c0ffee00"
 
 
 @pytest.mark.parametrize("number", ["", "0000000000000000", "not a number", "../../etc"])
-def test_board_without_a_usable_number_is_known_by_its_slot(machine: FakeMachine, clock: Clock, number: str) -> None:
+def test_gpu_without_a_valid_unique_id_is_identified_by_pci_slot(
+    machine: FakeMachine, clock: Clock, number: str
+) -> None:
     machine.amd(0, "0000:03:00.0", unique_id=number)
     assert source_of(machine, clock).look().gpus[0].uuid == "PCI-0000:03:00.0"
 
 
-def test_two_boards_with_the_same_number_stay_two_gpus(machine: FakeMachine, clock: Clock) -> None:
+def test_two_gpus_with_the_same_unique_id_stay_distinct(machine: FakeMachine, clock: Clock) -> None:
     machine.amd(0, "0000:03:00.0", unique_id="aa")
     machine.amd(1, "0000:04:00.0", unique_id="aa")
     uuids = [gpu.uuid for gpu in source_of(machine, clock).look().gpus]
     assert uuids == ["PCI-0000:03:00.0", "PCI-0000:04:00.0"]
 
 
-def test_name_is_the_product_or_else_the_pci_numbers(machine: FakeMachine, clock: Clock) -> None:
+def test_name_is_the_product_or_the_pci_ids(machine: FakeMachine, clock: Clock) -> None:
     machine.amd(0, "0000:03:00.0", product_name="Radeon Pro W7900")
     machine.amd(1, "0000:04:00.0", product_name="")
     machine.intel(2, "0000:05:00.0")
@@ -140,7 +142,7 @@ def test_name_is_the_product_or_else_the_pci_numbers(machine: FakeMachine, clock
 # Time
 
 
-def test_first_look_spans_nothing_and_the_next_the_time_between(machine: FakeMachine, clock: Clock) -> None:
+def test_first_look_has_no_span_and_the_next_spans_the_time_between(machine: FakeMachine, clock: Clock) -> None:
     machine.amd()
     source = source_of(machine, clock)
     first = source.look()
@@ -153,7 +155,7 @@ def test_first_look_spans_nothing_and_the_next_the_time_between(machine: FakeMac
 # AMD: the driver's own figures
 
 
-def test_amd_figures_are_read_in_the_units_of_the_driver(machine: FakeMachine, clock: Clock) -> None:
+def test_amd_values_are_read_in_driver_units(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(gpu_busy_percent=37, mem_info_vram_used=5 * GIB, mem_info_vram_total=24 * GIB)
     card.write("hwmon/hwmon4/power1_average", 215_500_000)
     card.write("hwmon/hwmon4/power1_cap", 339_000_000)
@@ -167,7 +169,7 @@ def test_amd_figures_are_read_in_the_units_of_the_driver(machine: FakeMachine, c
     assert reason(reading.pipes) == NOT_SUPPORTED
 
 
-def test_nothing_used_is_zero_and_known(machine: FakeMachine, clock: Clock) -> None:
+def test_unused_gpu_reads_zero_not_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(gpu_busy_percent=0, mem_info_vram_used=0)
     card.write("hwmon/hwmon0/power1_average", 0)
     card.write("hwmon/hwmon0/temp1_input", 0)
@@ -178,7 +180,7 @@ def test_nothing_used_is_zero_and_known(machine: FakeMachine, clock: Clock) -> N
 
 
 @pytest.mark.parametrize("error", [errno.EBUSY, errno.EPERM, errno.EACCES, errno.EIO, errno.EOPNOTSUPP])
-def test_figure_that_the_driver_refuses_is_unknown_with_its_reason(
+def test_value_refused_by_the_driver_is_unknown_with_its_reason(
     machine: FakeMachine, clock: Clock, refusals: Refusals, error: int
 ) -> None:
     card = machine.amd(gpu_busy_percent=37)
@@ -190,18 +192,18 @@ def test_figure_that_the_driver_refuses_is_unknown_with_its_reason(
 
 
 @pytest.mark.parametrize("said", ["", "\n\n", "busy", "3 7", "0x25", "1_0", "٣", "nan", "9" * 5000])
-def test_figure_that_is_no_number_is_unknown_not_idle(machine: FakeMachine, clock: Clock, said: str) -> None:
+def test_non_numeric_value_is_unknown_not_idle(machine: FakeMachine, clock: Clock, said: str) -> None:
     machine.amd(gpu_busy_percent=said)
     assert "gpu_busy_percent" in reason(first_reading(machine, clock).utilization)
 
 
 @pytest.mark.parametrize("percent", [-1, 101, 655, 65535])
-def test_percentage_that_is_impossible_is_unknown(machine: FakeMachine, clock: Clock, percent: int) -> None:
+def test_impossible_percentage_is_unknown(machine: FakeMachine, clock: Clock, percent: int) -> None:
     machine.amd(gpu_busy_percent=percent)
     assert "impossible" in reason(first_reading(machine, clock).utilization)
 
 
-def test_figures_that_are_impossible_are_unknown(machine: FakeMachine, clock: Clock) -> None:
+def test_impossible_values_are_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(mem_info_vram_used=40 * GIB, mem_info_vram_total=24 * GIB)
     card.write("hwmon/hwmon0/power1_average", (2**32 - 1) * 1000)
     card.write("hwmon/hwmon0/power1_cap", -1)
@@ -213,7 +215,7 @@ def test_figures_that_are_impossible_are_unknown(machine: FakeMachine, clock: Cl
         assert "impossible" in reason(value)
 
 
-def test_driver_without_the_files_leaves_only_those_fields_unknown(machine: FakeMachine, clock: Clock) -> None:
+def test_missing_driver_files_leave_only_their_fields_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(gpu_busy_percent=5)
     card.remove("mem_info_vram_used")
     card.remove("mem_info_vram_total")
@@ -224,27 +226,27 @@ def test_driver_without_the_files_leaves_only_those_fields_unknown(machine: Fake
 
 
 @pytest.mark.parametrize("total", [0, -1, 2**63])
-def test_memory_size_that_is_impossible_is_unknown(machine: FakeMachine, clock: Clock, total: int) -> None:
+def test_impossible_memory_size_is_unknown(machine: FakeMachine, clock: Clock, total: int) -> None:
     machine.amd(mem_info_vram_total=total)
     look = source_of(machine, clock).look()
     assert "impossible" in reason(look.readings[0].memory_total)
     assert "impossible" in reason(look.gpus[0].memory)
 
 
-def test_sensor_that_fails_says_so_rather_than_that_there_is_none(machine: FakeMachine, clock: Clock) -> None:
+def test_failing_sensor_is_distinguished_from_a_missing_one(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd()
     card.write("hwmon/hwmon0/power1_average", "n/a")
     assert reason(first_reading(machine, clock).power) == "power1_average contains 'n/a', which is not a number"
 
 
-def test_power_falls_back_to_the_instant_figure(machine: FakeMachine, clock: Clock) -> None:
+def test_power_falls_back_to_the_instantaneous_value(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd()
     card.write("hwmon/hwmon0/power1_average", "n/a")
     card.write("hwmon/hwmon0/power1_input", 40_000_000)
     assert first_reading(machine, clock).power == 40.0
 
 
-def test_monitor_of_the_whole_card_goes_before_those_of_its_parts(machine: FakeMachine, clock: Clock) -> None:
+def test_sensor_of_the_whole_card_takes_precedence(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd()
     card.write("hwmon/hwmon10/power1_input", 10_000_000)
     card.write("hwmon/hwmon9/power1_input", 90_000_000)
@@ -265,7 +267,7 @@ def test_burst_between_looks_is_seen_in_the_engine_counters(machine: FakeMachine
     assert peak(source.look().readings[0]) == pytest.approx(0.6)
 
 
-def test_driver_s_figure_stands_when_the_counters_are_lower(machine: FakeMachine, clock: Clock) -> None:
+def test_driver_utilization_is_kept_when_counters_are_lower(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(gpu_busy_percent=75)
     machine.client(50, card, 7, driver="amdgpu", engine_gfx="0 ns")
     source = source_of(machine, clock)
@@ -275,9 +277,7 @@ def test_driver_s_figure_stands_when_the_counters_are_lower(machine: FakeMachine
     assert source.look().readings[0].utilization == Utilization(0.75, 0.75, 1)
 
 
-def test_without_the_driver_s_figure_only_a_surely_busy_count_is_reported(
-    machine: FakeMachine, clock: Clock, refusals: Refusals
-) -> None:
+def test_counters_alone_report_only_certain_activity(machine: FakeMachine, clock: Clock, refusals: Refusals) -> None:
     """ROCm's work is not in the counters, so that a low count says nothing."""
     card = machine.amd()
     refusals.refuse(card.entry / "device/gpu_busy_percent", errno.EBUSY)
@@ -317,7 +317,7 @@ def test_intel_power_is_the_mean_from_the_energy_counter(machine: FakeMachine, c
     assert (second.power, second.energy) == (120.0, 2200.0)
 
 
-def test_energy_counter_that_was_reset_gives_no_power_for_one_look(machine: FakeMachine, clock: Clock) -> None:
+def test_reset_energy_counter_gives_no_power_for_one_look(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     card.write("hwmon/hwmon2/energy1_input", 9_000_000_000)
     source = source_of(machine, clock)
@@ -328,7 +328,7 @@ def test_energy_counter_that_was_reset_gives_no_power_for_one_look(machine: Fake
     assert next_reading(source, clock).power == 50.0
 
 
-def test_mean_from_the_energy_counter_goes_before_the_figure_of_the_instant(machine: FakeMachine, clock: Clock) -> None:
+def test_mean_power_takes_precedence_over_the_instantaneous_value(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     card.write("hwmon/hwmon2/energy1_input", 0)
     card.write("hwmon/hwmon2/power1_input", 5_000_000)
@@ -338,7 +338,7 @@ def test_mean_from_the_energy_counter_goes_before_the_figure_of_the_instant(mach
     assert next_reading(source, clock).power == 80.0
 
 
-def test_leap_of_the_energy_counter_is_unknown(machine: FakeMachine, clock: Clock) -> None:
+def test_jump_of_the_energy_counter_is_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     card.write("hwmon/hwmon2/energy1_input", 0)
     source = source_of(machine, clock)
@@ -373,7 +373,7 @@ def test_sleeping_gpu_is_idle_and_is_not_woken(machine: FakeMachine, clock: Cloc
         assert reason(value) == "the GPU is asleep"
 
 
-def test_while_all_gpus_sleep_no_process_is_looked_at(machine: FakeMachine, clock: Clock) -> None:
+def test_processes_are_not_scanned_while_all_gpus_sleep(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd()
     source = source_of(machine, clock)
     card.write("power/runtime_status", "suspended")
@@ -398,7 +398,7 @@ def test_sleeping_gpu_does_not_hide_the_work_of_another(machine: FakeMachine, cl
     assert peak(second) == pytest.approx(0.4)
 
 
-def test_work_done_just_before_falling_asleep_is_seen_after_waking(machine: FakeMachine, clock: Clock) -> None:
+def test_work_just_before_sleep_is_seen_after_waking(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_render="0 ns")
     source = source_of(machine, clock)
@@ -421,7 +421,7 @@ def test_old_work_of_a_client_first_seen_at_waking_is_not_new_work(machine: Fake
     assert peak(next_reading(source, clock)) == 0.0
 
 
-def test_power_after_sleep_is_not_averaged_over_the_night(machine: FakeMachine, clock: Clock) -> None:
+def test_power_after_sleep_is_not_averaged_over_the_sleep(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     card.write("hwmon/hwmon0/energy1_input", 0)
     source = source_of(machine, clock)
@@ -436,7 +436,7 @@ def test_power_after_sleep_is_not_averaged_over_the_night(machine: FakeMachine, 
 # Coming and going
 
 
-def test_card_that_is_unplugged_is_unknown_and_the_others_go_on(machine: FakeMachine, clock: Clock) -> None:
+def test_unplugged_card_is_unknown_and_the_others_are_read(machine: FakeMachine, clock: Clock) -> None:
     lost = machine.amd(0, "0000:03:00.0", unique_id="aa")
     machine.amd(1, "0000:04:00.0", gpu_busy_percent=12)
     source = source_of(machine, clock)
@@ -460,7 +460,7 @@ def test_another_gpu_under_the_same_card_number_is_not_the_old_one(machine: Fake
     assert reason(source.look().readings[0].utilization) == "the GPU is no longer there"
 
 
-def test_card_that_comes_back_starts_afresh(machine: FakeMachine, clock: Clock) -> None:
+def test_returned_card_starts_with_new_counters(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_render="0 ns")
     source = source_of(machine, clock)
@@ -495,9 +495,7 @@ def believable(look: Look) -> bool:
 
 @NO_FIXTURE_RESET
 @given(data=st.data())
-def test_no_content_of_any_file_makes_a_look_fail(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_look_survives_any_file_content(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     machine, clock = FakeMachine(tmp_path_factory.mktemp("machine")), Clock()
     amd, intel = machine.amd(0, "0000:03:00.0"), machine.intel(1, "0000:04:00.0")
     for card in (amd, intel):

@@ -49,12 +49,12 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 @given(jobs())
-def test_untouched_text_changes_nothing(job: Job) -> None:
+def test_unchanged_text_changes_nothing(job: Job) -> None:
     assert changes_in(written(job), job) == {}
 
 
 @given(jobs())
-def test_who_submitted_it_cannot_be_edited(job: Job) -> None:
+def test_submitter_cannot_be_edited(job: Job) -> None:
     assert "submitter" not in tomllib.loads(written(job))
     with pytest.raises(BadInputError, match="no field 'submitter' to edit"):
         changes_in('submitter = "mallory"\n' + written(job), job)

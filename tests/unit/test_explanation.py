@@ -52,13 +52,13 @@ def attempt(**fields: Any) -> Attempt:
 # Those that do not wait
 
 
-def test_running_job_says_since_when_and_where() -> None:
+def test_running_job_has_its_start_time_and_machine() -> None:
     why = explain(job("running", started=NOW - 7500), around(worker(), running={"0a0a0a0a": attempt()}))
     since = clock_time(NOW - 7500, NOW)
     assert why == Why("running", "", f"running since {since} (2 h 5 min) on gpu-box, GPUs 0 and 1")
 
 
-def test_gpu_that_its_worker_does_not_tell_is_named_by_its_uuid() -> None:
+def test_gpu_missing_from_the_worker_report_is_named_by_uuid() -> None:
     why = explain(job("running", started=NOW), around(running={"0a0a0a0a": attempt(gpus=("GPU-x",))}))
     assert why.reason.endswith("on worker w-gpu-box, GPU GPU-x")
 
@@ -68,14 +68,14 @@ def test_running_job_without_gpus_says_so() -> None:
     assert why.reason.endswith("on gpu-box without a GPU")
 
 
-def test_job_that_is_being_stopped_says_since_when() -> None:
+def test_stopping_job_has_the_time_of_the_request() -> None:
     asked = job("running", started=NOW - 60, cancel_requested=NOW - 5)
     why = explain(asked, around(worker(), running={"0a0a0a0a": attempt()}))
     assert (why.kind, why.word) == ("stopping", "stopping")
     assert "a stop was requested 5 s ago" in why.reason
 
 
-def test_worker_that_let_its_lease_end_may_be_gone() -> None:
+def test_worker_with_an_expired_lease_may_be_gone() -> None:
     why = explain(job("running", started=NOW), around(running={"0a0a0a0a": attempt(lease_expires=NOW - 30)}))
     assert (why.kind, why.word) == ("silent", "no heartbeat")
     assert "let its lease end 30 s ago" in why.reason
@@ -95,7 +95,7 @@ def test_worker_that_let_its_lease_end_may_be_gone() -> None:
         ("cancelled", {"started": None, "reason": "cancelled"}, "cancelled 1 h ago"),
     ],
 )
-def test_ended_job_says_when_after_how_long_and_how(state: State, fields: dict[str, Any], sentence: str) -> None:
+def test_ended_job_has_its_end_time_duration_and_outcome(state: State, fields: dict[str, Any], sentence: str) -> None:
     ended = job(state, **{"started": NOW - 4200, "ended": NOW - 3600, **fields})
     assert explain(ended, around()) == Why("ended", "", sentence)
 
@@ -103,18 +103,18 @@ def test_ended_job_says_when_after_how_long_and_how(state: State, fields: dict[s
 # Those that wait for something of their own
 
 
-def test_held_job_says_how_to_release_it() -> None:
+def test_held_job_explains_how_to_release_it() -> None:
     why = explain(job("held", reason="held"), around())
     assert why == Why("held", "", "held: `stoker release 0a0a0a0a` lets it start")
 
 
-def test_job_that_was_held_because_it_was_lost_says_so() -> None:
+def test_job_held_after_its_loss_has_that_reason() -> None:
     why = explain(job("held", reason="its worker did not renew its lease in time", on_loss="hold"), around())
     assert why.word == "lost"
     assert why.reason.startswith("held because its worker did not renew its lease in time: ")
 
 
-def test_retry_says_in_how_long_and_after_what() -> None:
+def test_retry_has_its_delay_and_the_failure_before() -> None:
     why = explain(job(not_before=NOW + 19.2, attempts=2, exit_code=3), around(worker()))
     sentence = "waits until its retry in 20 s, after attempt 2 ended with exit code 3"
     assert why == Why("retry", "retry in 20 s", sentence)
@@ -123,7 +123,7 @@ def test_retry_says_in_how_long_and_after_what() -> None:
     assert why.reason.endswith("; attempt 1 ended with exit code 143: made room for another job")
 
 
-def test_job_after_others_names_them_and_what_they_do() -> None:
+def test_dependent_job_names_its_dependencies_and_their_states() -> None:
     why = explain(job(), around(worker()), needs({"1b1b1b1b": "running"}))
     assert why == Why("after", "after 1b1b1b1b", "waits for job 1b1b1b1b (running)")
     why = explain(job(), around(worker()), needs({"1b1b1b1b": "running", "2c2c2c2c": "held"}))
@@ -133,13 +133,13 @@ def test_job_after_others_names_them_and_what_they_do() -> None:
     )
 
 
-def test_many_jobs_that_it_comes_after_are_not_all_named() -> None:
+def test_long_list_of_dependencies_is_cut() -> None:
     why = explain(job(), around(worker()), needs({f"{number}" * 8: "queued" for number in range(1, 10)}))
     assert why.reason.endswith("and 6 others")
 
 
 @pytest.mark.parametrize(("state", "became"), [("failed", "which failed"), ("cancelled", "which was cancelled")])
-def test_job_after_one_that_did_not_succeed_can_never_start_and_says_what_to_do(state: State, became: str) -> None:
+def test_job_with_a_failed_dependency_can_never_start(state: State, became: str) -> None:
     why = explain(job(), around(worker()), needs({"1b1b1b1b": state, "2c2c2c2c": "running"}))
     assert why.kind == "never"
     assert why.reason == (
@@ -149,7 +149,7 @@ def test_job_after_one_that_did_not_succeed_can_never_start_and_says_what_to_do(
 
 
 @pytest.mark.parametrize(("state", "became"), [("failed", "which failed"), ("cancelled", "which was cancelled")])
-def test_job_two_steps_behind_one_that_did_not_succeed_can_never_start_either(state: State, became: str) -> None:
+def test_job_with_a_failed_indirect_dependency_can_never_start(state: State, became: str) -> None:
     known = needs({"1b1b1b1b": "queued", "3d3d3d3d": "running"}, ("1b1b1b1b", "2c2c2c2c", state))
     why = explain(job(), around(worker()), known)
     assert (why.kind, why.word) == ("never", f"after 2c2c2c2c, {state}")
@@ -159,19 +159,19 @@ def test_job_two_steps_behind_one_that_did_not_succeed_can_never_start_either(st
     )
 
 
-def test_long_way_to_the_one_that_failed_is_cut_short() -> None:
+def test_long_path_to_a_failed_dependency_is_cut() -> None:
     names = [f"{number}" * 8 for number in range(1, 9)]
     steps: list[tuple[str, str, State]] = [(one, other, "queued") for one, other in itertools.pairwise(names)]
     why = explain(job(), around(worker()), needs({names[0]: "held"}, *steps, (names[-1], "2c2c2c2c", "failed")))
     assert "33333333, which waits for 5 others, the last of them for 2c2c2c2c, which failed; " in why.reason
 
 
-def test_job_behind_others_that_can_still_run_only_waits() -> None:
+def test_job_with_runnable_dependencies_waits() -> None:
     known = needs({"1b1b1b1b": "queued"}, ("1b1b1b1b", "2c2c2c2c", "running"), ("3d3d3d3d", "4e4e4e4e", "failed"))
     assert explain(job(), around(worker()), known).reason == "waits for job 1b1b1b1b (queued)"
 
 
-def test_what_would_keep_it_even_then_is_told_too() -> None:
+def test_further_obstacles_are_included() -> None:
     why = explain(job(not_before=NOW + 20), around(worker(), paused=True))
     assert (why.kind, why.word) == ("retry", "retry in 20 s")
     assert why.reason.endswith("; besides, the queue is paused: `stoker resume` lets jobs start")
@@ -180,28 +180,28 @@ def test_what_would_keep_it_even_then_is_told_too() -> None:
 # Those that wait for the queue
 
 
-def test_paused_queue_is_the_reason_even_when_no_worker_is_there() -> None:
+def test_paused_queue_is_the_reason_even_without_workers() -> None:
     assert explain(job(), around(paused=True)).kind == "paused"
 
 
-def test_no_worker_ever_says_how_to_start_one() -> None:
+def test_queue_without_workers_explains_how_to_start_one() -> None:
     assert explain(job(), around()) == Why(
         "no worker", "", "no worker is there, and none ever was: `stoker work` starts one"
     )
 
 
-def test_workers_that_are_gone_say_when_the_last_was_heard_of_and_where() -> None:
+def test_lost_workers_are_reported_with_the_machine_last_seen() -> None:
     why = explain(job(), around(worker("old", seen=86400), worker("gpu-box", seen=7200)))
     assert why.kind == "no worker"
     assert "the last was seen 2 h ago, on gpu-box" in why.reason
 
 
-def test_worker_that_missed_some_heartbeats_is_still_there() -> None:
+def test_worker_with_a_few_missed_heartbeats_is_not_lost() -> None:
     assert explain(job(), around(worker(seen=59))).kind == "next"
     assert explain(job(), around(worker(seen=61))).kind == "no worker"
 
 
-def test_paused_workers_say_how_to_resume_them() -> None:
+def test_paused_workers_explain_how_to_resume_them() -> None:
     one = explain(job(), around(worker(paused=True), worker("gone", seen=9999)))
     assert one.reason == ("the worker on gpu-box is paused: `stoker resume --worker gpu-box` lets jobs start there")
     both = explain(job(), around(worker(paused=True), worker("b", paused=True)))
@@ -211,7 +211,7 @@ def test_paused_workers_say_how_to_resume_them() -> None:
 # Those that wait for GPUs
 
 
-def test_each_worker_says_why_in_its_own_words() -> None:
+def test_reasons_of_all_workers_are_listed() -> None:
     there = around(
         worker("gpu-box", waiting={"0a0a0a0a": "waits for 2 GPUs: GPU 0 is used by alice's python (pid 4242)"}),
         worker("paused", paused=True),
@@ -227,7 +227,7 @@ def test_each_worker_says_why_in_its_own_words() -> None:
     )
 
 
-def test_job_that_gpus_are_kept_for_says_where_and_how_many_it_has() -> None:
+def test_job_with_a_reservation_has_its_machine_and_gpu_count() -> None:
     kept = KeptGpus(worker="w-gpu-box", gpus=("gpu-box-1",))
     here, other = worker(waiting={"0a0a0a0a": "waits for 2 GPUs: GPU 1 is free"}), worker("other")
     assert explain(job(gpus=2, kept=kept), around(here, other)) == Why(
@@ -237,23 +237,23 @@ def test_job_that_gpus_are_kept_for_says_where_and_how_many_it_has() -> None:
     )
 
 
-def test_more_gpus_than_any_worker_has() -> None:
+def test_job_with_more_gpus_than_any_worker_is_explained() -> None:
     why = explain(job(gpus=9), around(worker(gpus=2), worker("big", gpus=4), worker("gone", gpus=16, seen=999)))
     assert (why.kind, why.word) == ("too large", "too large")
     assert "it asks for 9 GPUs, and no worker has more than 4 (big); " in why.reason
     assert "`stoker edit 0a0a0a0a` asks for less" in why.reason
 
 
-def test_workers_without_any_gpu() -> None:
+def test_workers_without_gpus_are_explained() -> None:
     assert "it asks for a GPU, and no worker has any" in explain(job(gpus=1), around(worker(gpus=0))).reason
 
 
-def test_more_memory_than_any_gpu_has() -> None:
+def test_job_with_more_memory_than_any_gpu_is_explained() -> None:
     why = explain(job(gpus=1, memory=100 * GIB), around(worker()))
     assert "it asks for a GPU with 100 GiB, and the largest anywhere has 80 GiB" in why.reason
 
 
-def test_more_large_gpus_than_any_worker_has() -> None:
+def test_job_with_more_large_gpus_than_any_worker_is_explained() -> None:
     small = msgspec.structs.replace(worker().view.gpus[1], memory_total=8 * GIB)
     mixed = msgspec.structs.replace(worker(), view=View(gpus=(worker().view.gpus[0], small)))
     why = explain(job(gpus=2, memory=20 * GIB), around(mixed))
@@ -263,13 +263,13 @@ def test_more_large_gpus_than_any_worker_has() -> None:
     assert explain(job(gpus=2, memory=20 * GIB), around(mixed)).kind == "next"
 
 
-def test_worker_that_cannot_see_its_gpus_may_have_enough() -> None:
+def test_worker_with_unreadable_gpus_may_have_enough() -> None:
     why = explain(job(gpus=9), around(worker(gpus=0, problem="the driver does not answer")))
     assert why.kind == "next"
     assert why.reason.endswith("it is next; on gpu-box: the driver does not answer")
 
 
-def test_where_no_gpu_was_found_the_worker_says_where_it_looked_and_it_hides_nothing_of_the_others() -> None:
+def test_worker_without_gpus_says_where_it_looked_and_hides_no_other_worker() -> None:
     wanted = job(gpus=3)
     bare = worker("cpu-box", gpus=0, absent=True, waiting={wanted.id: "waits for 3 GPUs: no driver is loaded"})
     assert explain(wanted, around(bare)).reason == "on cpu-box: waits for 3 GPUs: no driver is loaded"
@@ -284,13 +284,13 @@ def test_job_without_gpus_is_never_too_large() -> None:
     ("ahead", "words"),
     [(1, "1 other job comes first"), (7, "7 other jobs come first"), (MOST_AHEAD, f"at least {MOST_AHEAD} other jobs")],
 )
-def test_older_jobs_come_first(ahead: int, words: str) -> None:
+def test_job_behind_older_jobs_names_them(ahead: int, words: str) -> None:
     why = explain(job(), around(worker()), ahead=ahead)
     assert why.kind == "waits"
     assert words in why.reason
 
 
-def test_job_that_no_worker_has_looked_at_yet_is_next() -> None:
+def test_job_not_examined_by_a_worker_yet_is_next() -> None:
     assert explain(job(), around(worker())).reason == "waits for a worker to look at it: it is next"
 
 
@@ -306,15 +306,15 @@ def test_job_that_no_worker_has_looked_at_yet_is_next() -> None:
         (200_000, "2 days"),
     ],
 )
-def test_time_is_told_as_people_say_it(seconds: float, words: str) -> None:
+def test_duration_is_written_in_words(seconds: float, words: str) -> None:
     assert spoken(seconds) == words
 
 
-def test_time_that_must_not_be_less_is_rounded_up() -> None:
+def test_minimum_duration_is_rounded_up() -> None:
     assert spoken(19.1, up=True) == "20 s"
     assert spoken(121, up=True) == "3 min"
 
 
-def test_another_day_is_told_with_its_date() -> None:
+def test_time_on_another_day_has_its_date() -> None:
     assert len(clock_time(NOW, NOW)) == len("14:02")
     assert clock_time(NOW - 5 * 86400, NOW).startswith(time.strftime("%Y-", time.localtime(NOW - 5 * 86400)))

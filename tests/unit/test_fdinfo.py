@@ -67,14 +67,14 @@ def test_intel_gpu_without_clients_is_idle_once_there_are_two_looks(machine: Fak
     assert reading.processes == ()
 
 
-def test_two_looks_at_the_same_instant_say_nothing(machine: FakeMachine, clock: Clock) -> None:
+def test_two_looks_at_the_same_instant_are_unknown(machine: FakeMachine, clock: Clock) -> None:
     machine.intel()
     source = source_of(machine, clock)
     source.look()
     assert reason(source.look().readings[0].utilization) == "needs two looks"
 
 
-def test_busiest_class_of_engines_decides(machine: FakeMachine, clock: Clock) -> None:
+def test_utilization_is_that_of_the_busiest_engine_class(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_render="0 ns", engine_copy="0 ns")
     machine.client(51, card, 8, engine_render="0 ns", engine_copy="0 ns")
@@ -88,7 +88,7 @@ def test_busiest_class_of_engines_decides(machine: FakeMachine, clock: Clock) ->
     assert close_to(processes(reading)[51].utilization, 0.3)
 
 
-def test_class_of_several_engines_is_full_only_when_all_are(machine: FakeMachine, clock: Clock) -> None:
+def test_class_of_several_engines_is_full_only_when_all_are_busy(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_video="0 ns", engine_capacity_video=2)
     source = source_of(machine, clock)
@@ -97,7 +97,7 @@ def test_class_of_several_engines_is_full_only_when_all_are(machine: FakeMachine
     assert peak(next_reading(source, clock)) == pytest.approx(0.5)
 
 
-def test_xe_counts_in_cycles_of_its_own_clock(machine: FakeMachine, clock: Clock) -> None:
+def test_xe_engines_are_counted_in_gpu_cycles(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, driver="xe", cycles_rcs=100, total_cycles_rcs=1_000)
     source = source_of(machine, clock)
@@ -115,7 +115,7 @@ def test_xe_cycles_of_a_class_of_several_engines_are_shared_among_them(machine: 
     assert peak(next_reading(source, clock)) == pytest.approx(0.5)
 
 
-def test_new_xe_client_is_measured_by_the_clock_that_the_others_showed(machine: FakeMachine, clock: Clock) -> None:
+def test_new_xe_client_is_measured_by_the_clock_of_other_clients(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, cycles_rcs=0, total_cycles_rcs=1_000)
     source = source_of(machine, clock)
@@ -133,7 +133,7 @@ def test_new_xe_client_alone_is_not_idle_but_unknown(machine: FakeMachine, clock
     assert reason(next_reading(source, clock).utilization) == "needs two looks"
 
 
-def test_clock_that_was_reset_leaves_one_look_unknown(machine: FakeMachine, clock: Clock) -> None:
+def test_reset_clock_leaves_one_look_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, cycles_rcs=500, total_cycles_rcs=9_000)
     source = source_of(machine, clock)
@@ -144,7 +144,7 @@ def test_clock_that_was_reset_leaves_one_look_unknown(machine: FakeMachine, cloc
     assert peak(next_reading(source, clock)) == pytest.approx(0.4)
 
 
-def test_client_that_came_since_counts_from_its_beginning(machine: FakeMachine, clock: Clock) -> None:
+def test_new_client_counts_from_its_start(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     source = source_of(machine, clock)
     source.look()
@@ -152,7 +152,7 @@ def test_client_that_came_since_counts_from_its_beginning(machine: FakeMachine, 
     assert peak(next_reading(source, clock)) == pytest.approx(0.7)
 
 
-def test_client_that_vanished_takes_nothing_away_from_the_others(machine: FakeMachine, clock: Clock) -> None:
+def test_vanished_client_does_not_reduce_the_others(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_render=f"{100 * SECOND} ns")
     machine.client(51, card, 8, engine_render="0 ns")
@@ -165,7 +165,7 @@ def test_client_that_vanished_takes_nothing_away_from_the_others(machine: FakeMa
     assert list(processes(reading)) == [51]
 
 
-def test_counter_that_goes_backwards_counts_on_from_its_highest(machine: FakeMachine, clock: Clock) -> None:
+def test_decreasing_counter_continues_from_its_maximum(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     source = source_of(machine, clock)
     shares = []
@@ -177,7 +177,7 @@ def test_counter_that_goes_backwards_counts_on_from_its_highest(machine: FakeMac
     assert shares == [None, 0.4, 0.0, 0.0, 0.3]
 
 
-def test_more_than_all_is_all(machine: FakeMachine, clock: Clock) -> None:
+def test_utilization_above_100_percent_is_capped(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_render="0 ns")
     source = source_of(machine, clock)
@@ -205,9 +205,7 @@ def test_count_beyond_all_engines_is_unknown(machine: FakeMachine, clock: Clock)
         {"cycles_rcs": "5"},  # Without the clock beside it.
     ],
 )
-def test_client_whose_work_is_not_counted_keeps_the_gpu_from_being_called_idle(
-    machine: FakeMachine, clock: Clock, keys: dict[str, object]
-) -> None:
+def test_gpu_with_an_uncounted_client_is_not_idle(machine: FakeMachine, clock: Clock, keys: dict[str, object]) -> None:
     card = machine.intel()
     machine.client(50, card, 7, **keys)
     source = source_of(machine, clock)
@@ -217,7 +215,7 @@ def test_client_whose_work_is_not_counted_keeps_the_gpu_from_being_called_idle(
     assert not known(processes(reading)[50].utilization)
 
 
-def test_new_client_whose_file_is_cut_short_is_not_taken_for_idle(machine: FakeMachine, clock: Clock) -> None:
+def test_new_client_with_a_truncated_file_is_not_idle(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     source = source_of(machine, clock)
     source.look()
@@ -226,7 +224,7 @@ def test_new_client_whose_file_is_cut_short_is_not_taken_for_idle(machine: FakeM
     assert not known(next_reading(source, clock).utilization)
 
 
-def test_file_that_was_cut_short_is_not_taken_for_idleness(machine: FakeMachine, clock: Clock) -> None:
+def test_truncated_file_is_not_idle(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     info = machine.client(50, card, 7, engine_copy="0 ns", engine_render="0 ns")
     source = source_of(machine, clock)
@@ -243,7 +241,7 @@ def test_file_that_was_cut_short_is_not_taken_for_idleness(machine: FakeMachine,
 # What cannot be seen
 
 
-def test_idle_intel_gpu_is_unknown_while_other_users_are_out_of_sight(
+def test_idle_intel_gpu_is_unknown_while_other_users_are_hidden(
     machine: FakeMachine, clock: Clock, refusals: Refusals
 ) -> None:
     card = machine.intel()
@@ -261,9 +259,7 @@ def test_idle_intel_gpu_is_unknown_while_other_users_are_out_of_sight(
     assert close_to(processes(reading)[50].utilization, 0.05)
 
 
-def test_busy_intel_gpu_is_known_to_be_busy_whoever_is_out_of_sight(
-    machine: FakeMachine, clock: Clock, refusals: Refusals
-) -> None:
+def test_busy_intel_gpu_is_busy_even_with_hidden_users(machine: FakeMachine, clock: Clock, refusals: Refusals) -> None:
     card = machine.intel()
     machine.client(50, card, 7, engine_render="0 ns")
     machine.process(60, "secret")
@@ -274,7 +270,7 @@ def test_busy_intel_gpu_is_known_to_be_busy_whoever_is_out_of_sight(
     assert peak(next_reading(source, clock)) == pytest.approx(0.9)
 
 
-def test_amd_utilization_is_of_the_whole_gpu_and_known_whoever_is_out_of_sight(
+def test_amd_utilization_covers_the_whole_gpu_even_with_hidden_users(
     machine: FakeMachine, clock: Clock, refusals: Refusals
 ) -> None:
     machine.amd(gpu_busy_percent=3)
@@ -287,7 +283,7 @@ def test_amd_utilization_is_of_the_whole_gpu_and_known_whoever_is_out_of_sight(
     assert OTHER_USERS in look.note
 
 
-def test_processes_that_are_seen_are_listed_beside_those_that_are_not(
+def test_visible_processes_are_listed_with_a_note_on_hidden_ones(
     machine: FakeMachine, clock: Clock, refusals: Refusals
 ) -> None:
     card = machine.amd()
@@ -299,13 +295,13 @@ def test_processes_that_are_seen_are_listed_beside_those_that_are_not(
     assert look.note is not None
 
 
-def test_machine_that_is_seen_in_full_has_no_note(machine: FakeMachine, clock: Clock) -> None:
+def test_fully_visible_machine_has_no_note(machine: FakeMachine, clock: Clock) -> None:
     machine.amd()
     machine.on_the_host()
     assert source_of(machine, clock).look().note is None
 
 
-def test_proc_that_hides_processes_is_known_by_the_lack_of_the_first(machine: FakeMachine, clock: Clock) -> None:
+def test_hidepid_is_detected_by_the_missing_first_process(machine: FakeMachine, clock: Clock) -> None:
     machine.intel()
     machine.end(1)
     machine.process(50)
@@ -314,7 +310,7 @@ def test_proc_that_hides_processes_is_known_by_the_lack_of_the_first(machine: Fa
     assert reason(next_reading(source, clock).utilization) == OTHER_USERS
 
 
-def test_inside_a_container_an_idle_intel_gpu_is_unknown(machine: FakeMachine, clock: Clock) -> None:
+def test_idle_intel_gpu_in_a_container_is_unknown(machine: FakeMachine, clock: Clock) -> None:
     machine.intel()
     machine.in_container()
     source = source_of(machine, clock)
@@ -324,9 +320,7 @@ def test_inside_a_container_an_idle_intel_gpu_is_unknown(machine: FakeMachine, c
     assert reason(reading.processes) == "processes outside this container cannot be seen"
 
 
-def test_without_proc_processes_are_unknown_and_the_rest_is_read(
-    machine: FakeMachine, clock: Clock, refusals: Refusals
-) -> None:
+def test_missing_proc_makes_only_processes_unknown(machine: FakeMachine, clock: Clock, refusals: Refusals) -> None:
     machine.amd(gpu_busy_percent=8)
     machine.intel(1, "0000:04:00.0")
     refusals.refuse(machine.root / "proc", errno.EACCES)
@@ -339,9 +333,7 @@ def test_without_proc_processes_are_unknown_and_the_rest_is_read(
         assert reason(value) == "/proc cannot be read: permission denied"
 
 
-def test_our_own_shortage_of_descriptors_is_not_taken_for_idleness(
-    machine: FakeMachine, clock: Clock, refusals: Refusals
-) -> None:
+def test_shortage_of_file_descriptors_is_not_idle(machine: FakeMachine, clock: Clock, refusals: Refusals) -> None:
     machine.intel()
     machine.process(60)
     refusals.refuse(machine.root / "proc/60/fd", errno.EMFILE)
@@ -352,7 +344,7 @@ def test_our_own_shortage_of_descriptors_is_not_taken_for_idleness(
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EIO])
-def test_holder_whose_figures_are_refused_is_listed_without_them(
+def test_process_with_unreadable_fdinfo_is_listed_without_values(
     machine: FakeMachine, clock: Clock, refusals: Refusals, error: int
 ) -> None:
     card = machine.intel()
@@ -367,7 +359,7 @@ def test_holder_whose_figures_are_refused_is_listed_without_them(
 
 @pytest.mark.parametrize("gone", ["fd", "fdinfo"])
 @pytest.mark.parametrize("error", [errno.ENOENT, errno.ESRCH])
-def test_process_that_ends_while_it_is_looked_at_is_not_a_problem(
+def test_process_that_ends_during_the_scan_is_not_a_problem(
     machine: FakeMachine, clock: Clock, refusals: Refusals, gone: str, error: int
 ) -> None:
     card = machine.intel()
@@ -391,7 +383,7 @@ def test_process_has_its_name_start_and_memory(machine: FakeMachine, clock: Cloc
     assert (process.name, process.started, process.memory) == ("train me", 500, 2 * 2**20)
 
 
-def test_files_that_are_no_gpu_s_are_not_opened(machine: FakeMachine, clock: Clock) -> None:
+def test_files_of_other_devices_are_not_opened(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd()
     ours = machine.client(50, card, 7, driver="amdgpu")
     plain = machine.hold(50, 4, "/home/me/data.bin")
@@ -402,7 +394,7 @@ def test_files_that_are_no_gpu_s_are_not_opened(machine: FakeMachine, clock: Clo
         assert opened.names() == {"3"}
 
 
-def test_client_that_is_open_many_times_is_counted_once(machine: FakeMachine, clock: Clock) -> None:
+def test_client_with_several_descriptors_is_counted_once(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     for descriptor in (3, 4, 5):
         machine.client(50, card, 7, descriptor, engine_render="0 ns", resident_local0="6 MiB")
@@ -417,9 +409,7 @@ def test_client_that_is_open_many_times_is_counted_once(machine: FakeMachine, cl
     assert close_to(processes(reading)[50].utilization, 0.3)
 
 
-def test_client_that_is_shared_is_counted_with_one_process_and_the_other_is_still_named(
-    machine: FakeMachine, clock: Clock
-) -> None:
+def test_shared_client_is_counted_once_and_both_processes_are_listed(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     for pid in (50, 9):
         machine.client(pid, card, 7, engine_render="0 ns", resident_local0="6 MiB")
@@ -482,14 +472,14 @@ def test_process_with_several_clients_holds_the_sum(machine: FakeMachine, clock:
         ({"resident_vram0": "0", "total_vram0": "9 MiB"}, 0),
     ],
 )
-def test_memory_is_what_is_resident_in_the_gpu_s_own_memory_first(
+def test_memory_is_the_resident_device_memory_first(
     machine: FakeMachine, clock: Clock, keys: dict[str, object], expected: int
 ) -> None:
     machine.client(50, machine.intel(), 7, engine_render="0 ns", **keys)
     assert processes(first_reading(machine, clock))[50].memory == expected
 
 
-def test_memory_that_is_not_told_or_cannot_be_is_unknown(machine: FakeMachine, clock: Clock) -> None:
+def test_missing_or_impossible_memory_is_unknown(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(mem_info_vram_total=16 * 2**30)
     machine.client(50, card, 7, driver="amdgpu")
     machine.client(51, card, 8, driver="amdgpu", memory_vram="99999999999 MiB")
@@ -498,7 +488,7 @@ def test_memory_that_is_not_told_or_cannot_be_is_unknown(machine: FakeMachine, c
     assert "more than the GPU has" in reason(found[51].memory)
 
 
-def test_process_of_an_old_driver_is_found_by_the_node_it_holds(machine: FakeMachine, clock: Clock) -> None:
+def test_process_of_an_old_driver_is_found_by_its_device_node(machine: FakeMachine, clock: Clock) -> None:
     card = machine.intel()
     machine.hold(50, 3, f"/dev/dri/{card.node}", "pos:\t0\nflags:\t02\n")
     machine.hold(51, 3, "/dev/dri/card0", "drm-pdev:\tsomewhere\n")
@@ -506,7 +496,7 @@ def test_process_of_an_old_driver_is_found_by_the_node_it_holds(machine: FakeMac
     assert sorted(processes(first_reading(machine, clock))) == [50, 51]
 
 
-def test_what_the_kernel_says_of_a_file_goes_before_the_name_of_its_node(machine: FakeMachine, clock: Clock) -> None:
+def test_fdinfo_takes_precedence_over_the_name_of_the_node(machine: FakeMachine, clock: Clock) -> None:
     """A container may have given the node any name."""
     first, second = machine.amd(0, "0000:03:00.0"), machine.amd(1, "0000:04:00.0")
     machine.hold(50, 3, f"/dev/dri/{first.node}", fdinfo(second, 7, driver="amdgpu"))
@@ -514,7 +504,7 @@ def test_what_the_kernel_says_of_a_file_goes_before_the_name_of_its_node(machine
     assert [list(processes(reading)) for reading in readings] == [[], [50]]
 
 
-def test_amd_process_that_has_not_yet_worked_is_idle(machine: FakeMachine, clock: Clock) -> None:
+def test_amd_process_without_work_is_idle(machine: FakeMachine, clock: Clock) -> None:
     """amdgpu lists an engine only after its first use."""
     card = machine.amd()
     machine.client(50, card, 7, driver="amdgpu", memory_vram="1 MiB")
@@ -523,7 +513,7 @@ def test_amd_process_that_has_not_yet_worked_is_idle(machine: FakeMachine, clock
     assert processes(next_reading(source, clock))[50].utilization == 0.0
 
 
-def test_rocm_process_is_not_called_idle_for_what_is_not_counted(machine: FakeMachine, clock: Clock) -> None:
+def test_rocm_process_without_counters_is_not_idle(machine: FakeMachine, clock: Clock) -> None:
     card = machine.amd(gpu_busy_percent=99)
     machine.client(50, card, 7, driver="amdgpu", memory_vram="1 MiB")
     machine.hold(50, 4, "/dev/kfd")
@@ -557,7 +547,7 @@ VALUES = st.sampled_from(["0", "5 ns", "3 KiB", "amdgpu", "-1", "", " ", "9" * 3
 
 
 @given(lines=st.lists(st.tuples(KEYS, VALUES)), cut=st.integers(0, 200))
-def test_any_fdinfo_is_read_into_numbers_that_can_be(lines: list[tuple[str, str]], cut: int) -> None:
+def test_any_fdinfo_is_parsed_into_possible_values(lines: list[tuple[str, str]], cut: int) -> None:
     client = parse("".join(f"drm-{key}:\t{value}\n" for key, value in lines)[:cut])
     assert not known(client.memory) or client.memory >= 0
     for engine in client.engines.values():
@@ -566,7 +556,7 @@ def test_any_fdinfo_is_read_into_numbers_that_can_be(lines: list[tuple[str, str]
 
 
 @given(counts=st.lists(st.integers(0, 10**9), min_size=2, max_size=20))
-def test_however_a_counter_wavers_its_shares_add_up_to_its_rise(counts: list[int]) -> None:
+def test_shares_of_a_wavering_counter_add_up_to_its_rise(counts: list[int]) -> None:
     """A step back is made up for, never counted twice."""
     ledger = EngineCounters()
     total = 0.0
@@ -577,10 +567,10 @@ def test_however_a_counter_wavers_its_shares_add_up_to_its_rise(counts: list[int
 
 
 @given(share=st.floats(0, 1), gap=st.none() | st.just("why"))
-def test_lower_bound_is_reported_only_when_no_idle_threshold_lies_above_it(share: float, gap: str | None) -> None:
+def test_lower_bound_is_reported_only_above_every_idle_threshold(share: float, gap: str | None) -> None:
     told = EngineUse(share, gap).certain()
     assert told == share if gap is None or share >= SURELY_BUSY else told == Unknown("why")
 
 
-def test_no_clients_at_all_are_no_work() -> None:
+def test_gpu_without_clients_does_no_work() -> None:
     assert busiest([]) == EngineUse(0.0, None)

@@ -17,12 +17,12 @@ def origins(text: str) -> set[str]:
     return {origin_of(PREFIX, line) for line in lines_in(text.encode()).commands}
 
 
-def test_blank_lines_and_comments_are_no_commands() -> None:
+def test_blank_lines_and_comments_are_skipped() -> None:
     found = lines_in("\N{BYTE ORDER MARK}one\r\n\n  # note\n\ttwo # with a note\n".encode())
     assert [(line.number, line.text) for line in found.commands] == [(1, "one"), (4, "two # with a note")]
 
 
-def test_line_that_is_no_text_leaves_the_others_alone() -> None:
+def test_undecodable_line_does_not_affect_others() -> None:
     found = lines_in(b"one\n\xff\ntwo")
     assert [line.text for line in found.commands] == ["one", "two"]
     assert [line.number for line in found.unreadable] == [2]
@@ -36,7 +36,9 @@ def test_last_line_without_a_newline_may_be_unfinished() -> None:
 
 
 @given(st.lists(command), st.lists(command), st.randoms())
-def test_neither_order_nor_neighbours_change_what_a_line_is(old: list[str], added: list[str], chance: object) -> None:
+def test_identity_of_a_line_is_independent_of_order_and_neighbours(
+    old: list[str], added: list[str], chance: object
+) -> None:
     together = [*old, *added, "# a note", ""]
     chance.shuffle(together)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
     before, after = origins("\n".join(old)), origins("\n".join(together))
@@ -44,12 +46,12 @@ def test_neither_order_nor_neighbours_change_what_a_line_is(old: list[str], adde
     assert len(after) == len(old) + len(added)
 
 
-def test_second_line_with_the_same_text_is_another_one() -> None:
+def test_second_line_with_the_same_text_is_distinct() -> None:
     assert len(origins("one\none\n")) == 2
     assert origins("one\none\n") > origins("one\n")
 
 
-def test_file_is_known_by_its_real_path_or_its_name(tmp_path: Path) -> None:
+def test_file_is_identified_by_its_real_path_or_name(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "file")
     assert feed_prefix(link, None) == feed_prefix(tmp_path / "file", None)
@@ -57,6 +59,6 @@ def test_file_is_known_by_its_real_path_or_its_name(tmp_path: Path) -> None:
     assert feed_prefix(tmp_path / "one", None) != feed_prefix(tmp_path / "two", None)
 
 
-def test_no_file_is_taken_for_a_part_of_another_and_no_origin_is_too_long_for_an_index() -> None:
+def test_origin_is_unambiguous_and_fits_an_index() -> None:
     assert not feed_prefix(Path("/a:b"), None).startswith(feed_prefix(Path("/a"), None))
     assert len(feed_prefix(Path("/" + "ü/" * 1000), None)) <= LONGEST_NAME + len("file::")

@@ -44,7 +44,7 @@ def test_success_is_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_other_errors_are_not_waited_out_before_that_was_said() -> None:
+def test_other_errors_are_not_retried() -> None:
     world = World(0, 1.0)
     answers = iter([BadInputError("wrong"), None])
 
@@ -59,7 +59,7 @@ def test_other_errors_are_not_waited_out_before_that_was_said() -> None:
     world.patience.until_done(step)
 
 
-def test_feed_goes_on_when_its_output_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_continues_when_its_output_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.StringIO):
         def flush(self) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")

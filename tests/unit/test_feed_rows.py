@@ -49,12 +49,12 @@ def test_comments_are_counted() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "soon", "１２", "123456789"])
-def test_counter_that_is_none_is_one_sentence(text: str) -> None:
+def test_invalid_counter_is_refused_with_one_message(text: str) -> None:
     with pytest.raises(CounterError, match="cell B1 says"):
         content(text, "one")
 
 
-def test_only_cells_that_are_wrong_are_written() -> None:
+def test_only_differing_cells_are_written() -> None:
     there = content("3", "one", "two", ids=("aaaaaaaa", ""), states=("queued", ""))
     truth: dict[int, dict[Field, str]] = {
         3: {"state": "running", "id": "aaaaaaaa", "link": "nowhere"},
@@ -75,7 +75,7 @@ def test_only_cells_that_are_wrong_are_written() -> None:
         ("C3", "C", "off"),
     ],
 )
-def test_layout_in_which_things_collide_is_refused(counter: str, commands: str, columns: str) -> None:
+def test_layout_with_overlapping_cells_is_refused(counter: str, commands: str, columns: str) -> None:
     with pytest.raises(BadInputError):
         parse_layout(counter, commands, 3, parse_columns(columns))
 
@@ -92,7 +92,7 @@ def test_counter_above_the_rows_may_be_in_any_column() -> None:
     )
 
 
-def test_gpus_are_named_by_number_and_machine_as_far_as_known() -> None:
+def test_gpus_are_named_by_index_and_machine_where_known() -> None:
     gpus = tuple(WorkerGpu(uuid=f"GPU-{index}", index=index, name="H100") for index in range(2))
     worker = Worker(id="w", host="lab1", view=View(gpus=gpus), started=0.0, seen=0.0, paused=False)
     attempt = Attempt(id="a", job="j", worker="w", number=1, gpus=("GPU-1", "GPU-0"), started=0.0, lease_expires=0.0)

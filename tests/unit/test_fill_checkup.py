@@ -30,7 +30,7 @@ def found(directory: Path, text: str, gpus: tuple[Gpu, ...] | None = TWO) -> lis
 
 
 @pytest.mark.parametrize("text", [ONE_FOR_ALL, ONE_FOR_EACH])
-def test_published_files_are_right_on_a_machine_with_two_gpus_and_the_program(tmp_path: Path, text: str) -> None:
+def test_published_files_are_valid_on_a_machine_with_two_gpus(tmp_path: Path, text: str) -> None:
     miner = tmp_path / "miner-run"
     miner.touch(mode=0o755)
     assert check(config_of(tmp_path, text), TWO, {"PATH": str(tmp_path)}) == []
@@ -103,7 +103,7 @@ def test_mistake_on_this_machine_is_reported_with_a_remedy(tmp_path: Path, text:
         ("HERE/old.log", "process-0 log: you may not write to HERE/old.log: allow it, or write another file"),
     ],
 )
-def test_log_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, sentence: str) -> None:
+def test_unwritable_log_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, sentence: str) -> None:
     (tmp_path / "old.log").touch()
     access = os.access
     # Root may write everywhere, so that modes of files would prove nothing.
@@ -111,7 +111,7 @@ def test_log_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found(tmp_path, WATCH + f"[process-0]\ncmd=true\nlog={log}\n") == [sentence]
 
 
-def test_programs_that_overlap_are_found_without_knowing_the_gpus(tmp_path: Path) -> None:
+def test_overlapping_programs_are_found_without_knowing_the_gpus(tmp_path: Path) -> None:
     text = WATCH + "[process-0]\ncmd=true\ngpus=0-2\n[process-1]\ncmd=true\ngpus=2,3\n[process-2]\ncmd=true\n"
     assert [problem.partition(" already")[0] for problem in found(tmp_path, text, None)] == [
         "process-1 gpus: process-0 has GPU 2",
@@ -126,14 +126,14 @@ def test_programs_on_different_gpus_do_not_overlap(tmp_path: Path) -> None:
     assert found(tmp_path, text, None) == []
 
 
-def test_program_may_be_in_the_directory_that_it_runs_in_or_on_its_own_path(tmp_path: Path) -> None:
+def test_program_is_found_in_its_working_directory_or_on_its_path(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/run").touch(mode=0o755)
     assert found(tmp_path, WATCH + "[process-0]\ncmd=bin/run\ndir=HERE\n") == []
     assert found(tmp_path, WATCH + "[process-0]\ncmd=run\nenvironment=PATH=HERE/bin\n") == []
 
 
-def test_user_that_does_not_exist_is_strange_but_no_mistake(tmp_path: Path) -> None:
+def test_missing_user_is_a_warning(tmp_path: Path) -> None:
     text = WATCH + "[process-0]\ncmd=true\npreempt=checkpoint\n[tty]\nwhitelist=root,nobody-of-that-name\n"
     config = config_of(tmp_path, text)
     assert check(config, TWO) == []

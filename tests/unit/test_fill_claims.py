@@ -40,7 +40,7 @@ def another(machine: Path) -> str:
     return done.stdout.strip()
 
 
-def test_gpu_is_filled_by_one_process_at_a_time_whoever_it_belongs_to(tmp_path: Path) -> None:
+def test_gpu_is_filled_by_one_process_at_a_time_across_users(tmp_path: Path) -> None:
     with contextlib.closing(Claims(str(tmp_path))) as claims:
         claims.take(TWO[:1])
         assert another(tmp_path) == "taken"  # it is another GPU
@@ -53,7 +53,7 @@ def test_gpu_is_filled_by_one_process_at_a_time_whoever_it_belongs_to(tmp_path: 
     assert another(tmp_path) == "taken"
 
 
-def test_real_machine_is_one_and_simulated_ones_are_as_many_as_there_are(tmp_path: Path) -> None:
+def test_claims_are_separate_for_each_simulated_machine(tmp_path: Path) -> None:
     environment = {"STOKER_SIM_DIR": str(tmp_path)}
     assert machine_of("auto", Path("/")) == machine_of("nvml", Path("/")) == ""
     assert machine_of("sim:2", Path("/"), environment) == machine_of(f"sim:2@{tmp_path}", Path("/"), {}) != ""

@@ -27,7 +27,7 @@ def hour(request: pytest.FixtureRequest, crowd: Crowd, idle_for: float) -> list[
     return an_hour(crowd, idle_for, request.param)
 
 
-def test_background_programs_step_aside_fill_what_is_idle_and_do_not_thrash(hour: list[Desk]) -> None:
+def test_background_programs_step_aside_fill_idle_gpus_and_do_not_thrash(hour: list[Desk]) -> None:
     too_long = [(beside, visit) for desk in hour for beside, visit in desk.longest_beside() if beside > visit.promise]
     possible = sum(stretch.end - stretch.begin for desk in hour for stretch in desk.possible())
     filled = sum(desk.filled() for desk in hour)

@@ -39,7 +39,7 @@ def miner(name: str, gpus: tuple[str, ...] | None) -> Background:
     return Background(name=name, command=("miner-run",), directory="/tmp", gpus=gpus or "all", log="/dev/null")
 
 
-def test_published_file_for_all_gpus_together(tmp_path: Path) -> None:
+def test_published_file_for_all_gpus_is_valid(tmp_path: Path) -> None:
     config = read(tmp_path, ONE_FOR_ALL)
     assert config.interval == 10
     assert config.watched == (WatchedGpus(name="gpu-all", gpus="all", ignore=("nvidia-smi",)),)
@@ -49,19 +49,19 @@ def test_published_file_for_all_gpus_together(tmp_path: Path) -> None:
     assert config.source == str(tmp_path / "gpu_mon.conf")
 
 
-def test_published_file_with_a_program_for_each_gpu(tmp_path: Path) -> None:
+def test_published_file_with_a_program_per_gpu_is_valid(tmp_path: Path) -> None:
     config = read(tmp_path, ONE_FOR_EACH)
     assert config.programs == (miner("process-0", ("0",)), miner("process-1", ("1",)))
     assert not any(program.each for program in config.programs)
 
 
-def test_considerate_defaults_hold_for_files_that_know_nothing_of_them(tmp_path: Path) -> None:
+def test_files_of_gpu_mon_get_the_considerate_defaults(tmp_path: Path) -> None:
     (program,) = read(tmp_path, ONE_FOR_ALL).programs
     assert (program.idle_for, program.idle_after_visitor, program.grace, program.backoff) == (60, 60, 10, 10)
     assert program.preempt == "stop"
 
 
-def test_everything_newer_can_be_said_in_the_old_file(tmp_path: Path) -> None:
+def test_newer_settings_can_be_written_in_the_ini_file(tmp_path: Path) -> None:
     config = read(
         tmp_path,
         """
@@ -126,7 +126,7 @@ days = sat,sun
     )
 
 
-def test_spaces_case_and_comments_matter_as_little_as_they_did(tmp_path: Path) -> None:
+def test_spaces_case_and_comments_are_ignored_as_in_gpu_mon(tmp_path: Path) -> None:
     config = read(
         tmp_path,
         "# first\r\n  [gpu-all]\r\n  GPUS : aLl\r\n\r\n; more\r\n"
@@ -141,7 +141,7 @@ def test_keys_may_refer_to_others_and_percent_signs_stay(tmp_path: Path) -> None
     assert config.programs == (Background(name="process-0", command=("/data/run", "50%", "+%F"), log="/data/log"),)
 
 
-def test_missing_log_means_the_console_and_terminals_count_only_when_written_of(tmp_path: Path) -> None:
+def test_missing_log_means_the_console_and_terminals_count_only_if_configured(tmp_path: Path) -> None:
     config = read(tmp_path, GOOD)
     assert config.programs[0].log is None
     assert not config.terminals.enabled
@@ -238,14 +238,14 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_valid_part_comes_along_with_the_mistakes(tmp_path: Path) -> None:
+def test_valid_part_is_returned_with_the_mistakes(tmp_path: Path) -> None:
     with pytest.raises(FillConfigError) as caught:
         read(tmp_path, GOOD + "nice=99\n")
     assert caught.value.valid_part is not None
     assert caught.value.valid_part.programs == (Background(name="process-0", command=("true",)),)
 
 
-def test_file_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
+def test_non_utf8_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "gpu_mon.conf"
     path.write_bytes(b"[gpu-all]\n; caf\xe9\n")
     with pytest.raises(FillConfigError) as caught:
@@ -253,7 +253,7 @@ def test_file_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
     assert str(caught.value) == f"{path}: this file is not UTF-8: save it as UTF-8"
 
 
-def test_file_that_is_missing_or_unreadable_is_reported(tmp_path: Path) -> None:
+def test_missing_or_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FillConfigError) as missing:
         read_ini(tmp_path / "nowhere.conf")
     assert str(missing.value) == f"{tmp_path}/nowhere.conf: this file does not exist: write it, or name another"

@@ -66,7 +66,7 @@ LOST = look(Unknown("the GPU is lost"), Unknown("the GPU is lost"))
     ("seen", "has_node", "expected"),
     [(NOT_TOLD, True, True), (NOT_TOLD, False, None), (LOST, True, None), (look(utilization=BUSY), True, False)],
 )
-def test_where_holders_suffice_a_gpu_that_tells_nothing_is_idle_while_nobody_holds_it(
+def test_gpu_without_driver_values_is_idle_without_holders(
     stranger: "subprocess.Popen[bytes]", seen: Look, has_node: bool, expected: bool | None
 ) -> None:
     other_users = OtherUsers(lambda _pid: False, {}, holders_suffice=lambda _uuid: has_node)
@@ -77,27 +77,27 @@ def test_where_holders_suffice_a_gpu_that_tells_nothing_is_idle_while_nobody_hol
     assert other_users.views([])[GPU].idle is False
 
 
-def test_gpu_without_anybody_is_idle() -> None:
+def test_gpu_without_users_is_idle() -> None:
     assert view(look()) == IDLE
 
 
-def test_whoever_holds_the_node_is_somebody(stranger: "subprocess.Popen[bytes]") -> None:
+def test_holder_of_the_device_node_is_another_user(stranger: "subprocess.Popen[bytes]") -> None:
     assert view(look(), holder(stranger.pid)) == SlotView(False, f"used by alice's python (pid {stranger.pid})")
 
 
-def test_whoever_the_driver_lists_is_somebody(stranger: "subprocess.Popen[bytes]") -> None:
+def test_process_listed_by_the_driver_is_another_user(stranger: "subprocess.Popen[bytes]") -> None:
     seen = view(look([client(stranger.pid)]))
     assert seen.idle is False
     assert f"(pid {stranger.pid})" in seen.reason
 
 
-def test_our_own_are_nobody(stranger: "subprocess.Popen[bytes]") -> None:
+def test_own_processes_are_not_other_users(stranger: "subprocess.Popen[bytes]") -> None:
     own = [os.getpid()]
     assert view(look([client(os.getpid())]), holder(os.getpid()), own=own, occupied=True) == IDLE
     assert view(look([client(os.getpid()), client(stranger.pid)]), own=own, occupied=True).idle is False
 
 
-def test_whoever_is_ignored_is_nobody(stranger: "subprocess.Popen[bytes]") -> None:
+def test_ignored_process_is_not_another_user(stranger: "subprocess.Popen[bytes]") -> None:
     seen = look([client(stranger.pid, "watcher")])
     assert view(seen, holder(stranger.pid, "watcher"), ignore=["watch*"]) == IDLE
     assert view(seen, holder(stranger.pid, "watcher"), ignore=["watch"]).idle is False
@@ -106,7 +106,7 @@ def test_whoever_is_ignored_is_nobody(stranger: "subprocess.Popen[bytes]") -> No
 class TestWhoHasEnded:
     """What was seen is a moment old, and who was seen may have ended in it."""
 
-    def test_of_our_own_stays_ours(self, stranger: "subprocess.Popen[bytes]") -> None:
+    def test_own_process_is_still_own(self, stranger: "subprocess.Popen[bytes]") -> None:
         own = {stranger.pid}
         other_users = OtherUsers(own.__contains__, {})
         other_users.looked(look([client(stranger.pid)]))
@@ -115,13 +115,13 @@ class TestWhoHasEnded:
         own.clear()
         assert other_users.views([GPU])[GPU] == IDLE
 
-    def test_before_he_could_be_asked_is_nobody(self, stranger: "subprocess.Popen[bytes]") -> None:
+    def test_process_ended_before_identification_is_not_counted(self, stranger: "subprocess.Popen[bytes]") -> None:
         seen, held = look([client(stranger.pid)]), holder(stranger.pid)
         stranger.kill()
         stranger.wait()
         assert view(seen, held, occupied=True) == IDLE
 
-    def test_of_the_others_counts_until_the_next_scan(self, stranger: "subprocess.Popen[bytes]") -> None:
+    def test_process_of_another_user_counts_until_the_next_scan(self, stranger: "subprocess.Popen[bytes]") -> None:
         other_users = OtherUsers(lambda _: False, {})
         other_users.looked(look())
         other_users.scanned(Scan({GPU: (holder(stranger.pid),)}, 0))
@@ -142,7 +142,7 @@ def test_unknown_is_neither_idle_nor_used(seen: Look, occupied: bool) -> None:
     assert view(seen, occupied=occupied) == SlotView(None, "the driver did not answer")
 
 
-def test_holder_counts_also_where_the_driver_is_silent(stranger: "subprocess.Popen[bytes]") -> None:
+def test_holder_counts_without_an_answer_of_the_driver(stranger: "subprocess.Popen[bytes]") -> None:
     assert view(look(Unknown("the driver did not answer")), holder(stranger.pid)).idle is False
 
 
@@ -151,13 +151,13 @@ def test_busy_gpu_has_an_invisible_user() -> None:
     assert view(look(utilization=BUSY), occupied=True) == IDLE
 
 
-def test_process_of_another_namespace_is_ours_only_where_ours_runs() -> None:
+def test_process_of_another_namespace_is_own_only_on_gpus_with_an_own_process() -> None:
     outside = Process(4242, Unknown("outside"), Unknown("outside"), Unknown("outside"), 2**30, Unknown("outside"))
     assert view(look([outside])).idle is False
     assert view(look([outside]), occupied=True) == IDLE
 
 
-def test_before_the_first_look_and_without_gpus_nothing_is_seen() -> None:
+def test_view_is_unknown_before_the_first_look_and_without_gpus() -> None:
     other_users = OtherUsers(lambda _: False, {})
     assert other_users.views([]) == {}
     other_users.looked(look())
@@ -165,7 +165,7 @@ def test_before_the_first_look_and_without_gpus_nothing_is_seen() -> None:
     assert other_users.views([]) == {}
 
 
-def test_scan_says_which_gpus_have_other_holders_than_before(stranger: "subprocess.Popen[bytes]") -> None:
+def test_scan_returns_gpus_with_changed_holders(stranger: "subprocess.Popen[bytes]") -> None:
     other_users = OtherUsers(lambda _: False, {})
     there = Scan({GPU: (holder(stranger.pid),)}, 0)
     assert other_users.scanned(there) == {GPU}

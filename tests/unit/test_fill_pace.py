@@ -25,13 +25,13 @@ def test_scan_follows_an_event_at_once() -> None:
         pace.spent(now, SCAN)
 
 
-def test_events_without_end_cost_a_twentieth_of_a_core() -> None:
+def test_continuous_events_cost_a_twentieth_of_a_core() -> None:
     scans = busy(ScanPacer(0.0), 0.0, 600.0)
 
     assert len(scans) * SCAN / 600.0 <= 0.055
 
 
-def test_nobody_waits_longer_than_a_third_of_a_second_however_dear_scans_are() -> None:
+def test_scan_follows_within_a_third_of_a_second_at_any_cost() -> None:
     pace = ScanPacer(0.0)
     for second in range(100):
         pace.spent(float(second), 5.0)
@@ -39,7 +39,7 @@ def test_nobody_waits_longer_than_a_third_of_a_second_however_dear_scans_are() -
     assert 99.0 < pace.soonest(99.0) <= 99.34
 
 
-def test_after_a_quiet_time_it_is_as_before() -> None:
+def test_pace_recovers_after_a_quiet_time() -> None:
     pace = ScanPacer(0.0)
     last = busy(pace, 0.0, 60.0)[-1]
 

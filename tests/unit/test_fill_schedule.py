@@ -43,7 +43,7 @@ def painted(schedule: Schedule) -> list[bool]:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(HOURS, min_size=1, max_size=3).map(lambda hours: Schedule(tuple(hours))))
-def test_every_minute_of_the_week_is_as_if_it_were_painted_in(schedule: Schedule) -> None:
+def test_schedule_agrees_with_a_table_of_every_minute(schedule: Schedule) -> None:
     assert [schedule.allows(MONDAY + timedelta(minutes=minute)) for minute in range(WEEK)] == painted(schedule)
 
 
@@ -58,7 +58,7 @@ def test_next_change_is_the_first_minute_that_differs(schedule: Schedule, minute
     assert schedule.next_change(now) == expected
 
 
-def test_night_belongs_to_the_day_on_which_it_begins() -> None:
+def test_night_belongs_to_the_day_it_starts_on() -> None:
     nights = Schedule((parse_hours("20:00-08:00", "mon-fri"),))
     assert not nights.allows(at(0, "07:59"))
     assert nights.allows(at(0, "20:00"))
@@ -67,13 +67,13 @@ def test_night_belongs_to_the_day_on_which_it_begins() -> None:
     assert not nights.allows(at(6, "21:00"))
 
 
-def test_struct_time_is_taken_too() -> None:
+def test_struct_time_is_accepted() -> None:
     nights = Schedule((parse_hours("20:00-08:00"),))
     assert nights.allows(time.strptime("2024-01-08 23:00", "%Y-%m-%d %H:%M"))
     assert not nights.allows(time.strptime("2024-01-08 12:00", "%Y-%m-%d %H:%M"))
 
 
-def test_hour_that_does_not_come_in_spring_is_passed_over() -> None:
+def test_hour_skipped_in_spring_is_skipped() -> None:
     # On 31 March 2024 the clock goes from 02:00 to 03:00.
     early = Schedule((parse_hours("02:30-05:00"),))
     change = early.next_change(datetime(2024, 3, 31, 1, 0, tzinfo=BERLIN))
@@ -81,7 +81,7 @@ def test_hour_that_does_not_come_in_spring_is_passed_over() -> None:
     assert change.timestamp() - datetime(2024, 3, 31, 1, 0, tzinfo=BERLIN).timestamp() == 3600
 
 
-def test_hour_that_comes_twice_in_autumn_allows_twice() -> None:
+def test_hour_repeated_in_autumn_counts_twice() -> None:
     # On 27 October 2024 the clock goes from 03:00 to 02:00.
     schedule = Schedule((parse_hours("01:00-02:30"),))
     first_end = datetime(2024, 10, 27, 2, 30, tzinfo=BERLIN)
@@ -101,7 +101,7 @@ def test_hour_that_comes_twice_in_autumn_allows_twice() -> None:
         ("daily", (0, 1, 2, 3, 4, 5, 6)),
     ],
 )
-def test_days_as_people_write_them(text: str, days: tuple[int, ...]) -> None:
+def test_common_spellings_of_days_are_accepted(text: str, days: tuple[int, ...]) -> None:
     assert parse_days(text) == days
 
 
@@ -109,19 +109,19 @@ def test_days_as_people_write_them(text: str, days: tuple[int, ...]) -> None:
     ("text", "begin", "end"),
     [("20:00-08:00", 1200, 480), ("8:00 - 12:30", 480, 750), ("00:00-24:00", 0, 1440), ("20:00-00:00", 1200, 1440)],
 )
-def test_hours_as_people_write_them(text: str, begin: int, end: int) -> None:
+def test_common_spellings_of_hours_are_accepted(text: str, begin: int, end: int) -> None:
     assert parse_hours(text) == DailyHours(begin, end)
 
 
 @pytest.mark.parametrize(
     "text", ["20-8", "25:00-08:00", "20:60-08:00", "20:00", "08:00-08:00", "", "00:00-00:00", "a-b"]
 )
-def test_hours_that_cannot_be_meant_are_refused(text: str) -> None:
+def test_invalid_hours_are_refused(text: str) -> None:
     with pytest.raises(BadInputError, match=r"write"):
         parse_hours(text)
 
 
 @pytest.mark.parametrize("text", ["someday", "mon-", "", "mon..fri"])
-def test_days_that_cannot_be_meant_are_refused(text: str) -> None:
+def test_invalid_days_are_refused(text: str) -> None:
     with pytest.raises(BadInputError, match="mon-fri"):
         parse_days(text)

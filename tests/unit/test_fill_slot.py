@@ -53,7 +53,7 @@ class Watch:
 
 
 class TestComing:
-    def test_it_starts_once_the_gpu_was_idle_for_long_enough(self) -> None:
+    def test_program_starts_once_the_gpu_was_idle_for_long_enough(self) -> None:
         watch = Watch(idle_for=60)
         assert watch.after(0) is None
         assert watch.slot.why == "idle, and given to fold in 1m"
@@ -61,7 +61,7 @@ class TestComing:
         assert watch.slot.why == "idle, and given to fold in 1s"
         assert isinstance(watch.after(1), StartProgram)
 
-    def test_wait_begins_anew_whenever_another_user_is_there(self) -> None:
+    def test_wait_restarts_when_another_user_appears(self) -> None:
         watch = Watch(idle_for=60)
         assert watch.after(59, a=ALICE) is None
         assert watch.slot.why == ALICE.reason
@@ -76,7 +76,7 @@ class TestComing:
     def test_another_user_on_another_gpu_does_not_matter(self) -> None:
         assert isinstance(Watch(idle_for=0).after(0, b=ALICE), StartProgram)
 
-    def test_nothing_starts_against_a_veto(self) -> None:
+    def test_veto_prevents_a_start(self) -> None:
         watch = Watch(idle_for=10)
         assert watch.after(60, veto="alice was active at pts/3 just now") is None
         assert watch.slot.why == "alice was active at pts/3 just now"
@@ -91,14 +91,14 @@ class TestComing:
         assert watch.after(9) is None
         assert isinstance(watch.after(1), StartProgram)
 
-    def test_gpu_that_is_gone_is_not_idle(self) -> None:
+    def test_missing_gpu_is_not_idle(self) -> None:
         watch = Watch(idle_for=0)
         assert watch.slot.decide(watch.now, {"b": IDLE}, None) is None
         assert watch.slot.why == "the GPU is no longer listed"
 
     @pytest.mark.parametrize("idle_for", [0.0, 60.0])
     @pytest.mark.parametrize(("seen", "veto"), [(ALICE, None), (BLIND, None), (IDLE, "outside the scheduled hours")])
-    def test_while_something_is_in_the_way_there_is_nothing_to_wake_up_for(
+    def test_no_wake_up_is_scheduled_while_a_start_is_blocked(
         self, idle_for: float, seen: SlotView, veto: str | None
     ) -> None:
         watch = Watch(idle_for=idle_for)
@@ -107,24 +107,24 @@ class TestComing:
 
 
 class TestStepping:
-    def test_it_stops_at_once_for_somebody(self) -> None:
+    def test_program_stops_at_once_for_another_user(self) -> None:
         assert Watch(idle_for=0).running().after(0, a=ALICE) == StopProgram(ALICE.reason)
 
-    def test_it_stops_at_once_for_a_veto(self) -> None:
+    def test_program_stops_at_once_for_a_veto(self) -> None:
         assert Watch(idle_for=0).running().after(0, veto="outside the scheduled hours") == StopProgram(
             "outside the scheduled hours"
         )
 
-    def test_one_on_two_gpus_stops_for_either(self) -> None:
+    def test_program_on_two_gpus_stops_for_a_user_of_either(self) -> None:
         assert Watch(gpus=("a", "b"), idle_for=0).running().after(1, b=ALICE) == StopProgram(ALICE.reason)
 
-    def test_it_is_asked_to_stop_only_once(self) -> None:
+    def test_stop_is_requested_once(self) -> None:
         watch = Watch(idle_for=0).running()
         watch.slot.stopping(watch.now, ALICE.reason)
         assert watch.after(1, a=ALICE) is None
         assert watch.slot.preemptions == 1
 
-    def test_driver_that_is_silent_for_a_moment_is_nobody(self) -> None:
+    def test_short_driver_outage_does_not_stop_the_program(self) -> None:
         watch = Watch(idle_for=0).running()
         assert watch.after(0, a=BLIND) is None
         assert watch.slot.due(watch.now) == watch.now + BLIND_FOR
@@ -132,36 +132,36 @@ class TestStepping:
         assert watch.after(0.1) is None
         assert watch.after(BLIND_FOR - 0.1, a=BLIND) is None
 
-    def test_after_long_blindness_it_stops(self) -> None:
+    def test_long_driver_outage_stops_the_program(self) -> None:
         watch = Watch(idle_for=0).running()
         assert watch.after(0, a=BLIND) is None
         assert watch.after(BLIND_FOR, a=BLIND) == StopProgram(
             f"it is unknown whether another user needs it: {BLIND.reason}"
         )
 
-    def test_another_user_who_is_seen_counts_also_where_something_else_is_not_seen(self) -> None:
+    def test_visible_user_counts_during_a_driver_outage(self) -> None:
         assert Watch(gpus=("a", "b"), idle_for=0).running().after(0, a=BLIND, b=ALICE) == StopProgram(ALICE.reason)
 
 
 class TestComingBack:
-    def test_after_a_visit_it_waits_for_as_long_as_it_was_told_to_settle(self) -> None:
+    def test_program_waits_for_the_configured_time_after_another_user(self) -> None:
         watch = Watch(idle_for=10, settle=300).running()
         watch.after(100, a=ALICE)
         assert watch.stopped().pause() == 300
 
-    def test_visit_before_its_first_start_is_none(self) -> None:
+    def test_user_before_the_first_start_does_not_delay_it(self) -> None:
         watch = Watch(idle_for=10, settle=300)
         watch.after(100, a=ALICE)
         assert watch.pause() == 10
 
-    def test_visit_is_forgotten_when_it_has_started_again(self) -> None:
+    def test_earlier_user_is_forgotten_after_a_restart(self) -> None:
         watch = Watch(idle_for=10, settle=300).running()
         watch.after(100, a=ALICE)
         watch.stopped().running()
         watch.after(100, veto="outside the scheduled hours")
         assert watch.stopped().pause() == 10
 
-    def test_visitor_of_five_seconds_causes_no_thrash(self) -> None:
+    def test_user_of_five_seconds_causes_no_thrashing(self) -> None:
         watch = Watch(idle_for=0)
         starts = []
         for _ in range(600):
@@ -174,7 +174,7 @@ class TestComingBack:
         assert len(starts) > 5
         assert min(later - earlier for earlier, later in itertools.pairwise(starts)) >= LEAST_BETWEEN_STARTS
 
-    def test_it_says_why_it_waits_after_a_start(self) -> None:
+    def test_reason_for_waiting_after_a_start_is_given(self) -> None:
         watch = Watch(idle_for=0).running()
         watch.after(1, a=ALICE)
         watch.stopped()
@@ -183,7 +183,7 @@ class TestComingBack:
 
 
 class TestBackOff:
-    def test_pause_doubles_each_time_it_dies_at_once(self) -> None:
+    def test_backoff_doubles_with_each_immediate_exit(self) -> None:
         watch = Watch(idle_for=0, backoff=100)
         pauses = []
         for _ in range(7):
@@ -191,23 +191,23 @@ class TestBackOff:
             pauses.append(watch.pause())
         assert pauses == [100, 200, 400, 800, 1600, 3200, LONGEST_BACKOFF]
 
-    def test_no_pause_is_shorter_than_the_least_between_two_starts(self) -> None:
+    def test_backoff_is_at_least_the_minimum_between_starts(self) -> None:
         assert Watch(idle_for=0, backoff=1).running().died(20).pause() == LEAST_BETWEEN_STARTS - 20
 
-    def test_it_is_reported_how_often_and_until_when(self) -> None:
+    def test_backoff_is_reported_with_its_count_and_end(self) -> None:
         watch = Watch(idle_for=0, backoff=100).running().died(1)
         assert watch.slot.setback(watch.now) == "after 1s it ended with code 3: tried again in 1m40s"
         watch.running().died(2)
         watch.after(0)
         assert watch.slot.why == "after 2s it ended with code 3, 2 times in a row: tried again in 3m20s"
 
-    def test_one_that_ran_for_long_starts_again_at_once(self) -> None:
+    def test_program_that_ran_long_restarts_at_once(self) -> None:
         watch = Watch(idle_for=0, backoff=100).running().died(HEALTHY_AFTER)
         assert watch.slot.setback(watch.now) is None
         assert isinstance(watch.after(0), StartProgram)
 
     @pytest.mark.parametrize("well", ["ran", "stopped"])
-    def test_run_that_went_well_ends_the_doubling(self, well: str) -> None:
+    def test_long_run_resets_the_backoff(self, well: str) -> None:
         watch = Watch(idle_for=0, backoff=100).running().died(1).running()
         if well == "ran":
             watch.died(HEALTHY_AFTER)
@@ -215,7 +215,7 @@ class TestBackOff:
             watch.stopped()
         assert watch.running().died(1).pause() == 100
 
-    def test_one_that_cannot_be_started_is_backed_off_too(self) -> None:
+    def test_program_that_cannot_be_started_is_backed_off(self) -> None:
         watch = Watch(idle_for=0, backoff=100)
         assert isinstance(watch.after(0), StartProgram)
         watch.slot.could_not_start(watch.now, "the log /x cannot be written: no space left on device")
@@ -223,14 +223,14 @@ class TestBackOff:
         assert "could not be started: the log /x cannot be written" in watch.slot.why
         assert watch.pause() == 100
 
-    def test_another_user_who_comes_meanwhile_comes_first(self) -> None:
+    def test_another_user_takes_precedence_over_a_restart(self) -> None:
         watch = Watch(idle_for=0, backoff=100).running().died(1)
         assert watch.after(200, a=ALICE) is None
         assert watch.slot.why == ALICE.reason
 
 
 class TestWhatWasGiven:
-    def test_gpu_seconds_are_those_of_all_its_gpus_while_it_ran(self) -> None:
+    def test_gpu_seconds_count_all_gpus_of_the_program(self) -> None:
         watch = Watch(gpus=("a", "b"), idle_for=0)
         watch.now += 50
         watch.running()
@@ -240,7 +240,7 @@ class TestWhatWasGiven:
         watch.now += 1000
         assert watch.slot.given(watch.now) == 60
 
-    def test_only_stepping_aside_is_a_preemption(self) -> None:
+    def test_only_a_stop_for_another_user_is_a_preemption(self) -> None:
         watch = Watch(idle_for=0).running().died(100).running()
         watch.slot.leaving(watch.now)
         watch.slot.gone(watch.now)

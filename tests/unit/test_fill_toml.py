@@ -55,7 +55,7 @@ log = "/dev/null"
     assert without_source(new) == without_source(read_ini(old))
 
 
-def test_everything_that_can_be_said_is_equal_in_both(tmp_path: Path) -> None:
+def test_all_settings_are_equal_in_both_formats(tmp_path: Path) -> None:
     old = tmp_path / "gpu_mon.conf"
     old.write_text("""
 [defaults]
@@ -138,7 +138,7 @@ gpus = "GPU-51000000"
     assert without_source(new) == without_source(read_ini(old))
 
 
-def test_without_a_word_on_watching_all_gpus_are_watched(tmp_path: Path) -> None:
+def test_all_gpus_are_watched_by_default(tmp_path: Path) -> None:
     config = read(tmp_path, '[fill]\nprogram = [{name = "a", command = "run"}]\n')
     assert config.watched == (WatchedGpus(name="gpu-all", gpus="all"),)
     assert config.terminals == TerminalRule(enabled=False)
@@ -215,7 +215,7 @@ def test_file_without_the_table_is_reported(tmp_path: Path) -> None:
     assert problems(tmp_path, "[run]\n") == ["there is no [fill] in this file: write it, with [[fill.program]] below"]
 
 
-def test_file_that_is_not_toml_is_reported_with_its_line(tmp_path: Path) -> None:
+def test_invalid_toml_is_reported_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(FillConfigError, match=r"stoker\.toml: this is not TOML: .+ \(at line 2"):
         read(tmp_path, "[fill]\ninterval = \n")
 

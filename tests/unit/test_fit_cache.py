@@ -28,7 +28,7 @@ def key(**changes: object) -> Key:
         ("python t.py --version=8fa1", "python t.py --version=09bc"),
     ],
 )
-def test_seeds_rates_and_names_do_not_make_another_training(one: str, other: str) -> None:
+def test_seeds_rates_and_names_do_not_change_the_key(one: str, other: str) -> None:
     assert shape_of(one) == shape_of(other)
 
 
@@ -42,15 +42,15 @@ def test_seeds_rates_and_names_do_not_make_another_training(one: str, other: str
         ("python t.py seed", "python t.py lr"),
     ],
 )
-def test_whatever_may_change_the_memory_does(one: str, other: str) -> None:
+def test_arguments_that_may_change_memory_change_the_key(one: str, other: str) -> None:
     assert shape_of(one) != shape_of(other)
 
 
-def test_words_and_shell_text_are_recognised_alike() -> None:
+def test_argument_list_and_shell_text_have_the_same_key() -> None:
     assert shape_of(("python", "t.py", "--seed=1")) == shape_of("python t.py --seed=2")
 
 
-def test_newest_answer_is_recalled_for_its_own_key_only(tmp_path: Path) -> None:
+def test_newest_answer_is_returned_for_its_key_only(tmp_path: Path) -> None:
     cache = FitCache(tmp_path / "new")
     cache.keep(key(), FITTED)
     cache.keep(key(), msgspec.structs.replace(FITTED, size=72))
@@ -66,7 +66,7 @@ def test_newest_answer_is_recalled_for_its_own_key_only(tmp_path: Path) -> None:
         assert cache.find(other) is None
 
 
-def test_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
+def test_unreadable_file_counts_as_missing(tmp_path: Path) -> None:
     (tmp_path / "fits.json").write_text("[{")
     cache = FitCache(tmp_path)
     assert cache.find(key()) is None

@@ -37,6 +37,6 @@ def test_shrinking_is_simulated_as_it_works(limit: int, expected: tuple[int, int
     assert shrinking(with_a_limit_of(limit)) == Outcome(*expected, dies=False)
 
 
-def test_in_proportion_takes_the_fixed_part_for_something_that_grows() -> None:
+def test_proportional_estimate_scales_the_fixed_part() -> None:
     assert in_proportion(Trainer("any", 2 * GIB, 0.25 * GIB)).size == 40
     assert in_proportion(Trainer("any", 0, 0.5 * GIB)).size == 40

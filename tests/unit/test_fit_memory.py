@@ -40,7 +40,7 @@ def test_only_the_probes_own_processes_count_and_the_peak_stays() -> None:
     assert (seen.peak, seen.pids, seen.note) == (3 * GIB, {OURS}, "")
 
 
-def test_process_of_others_alone_is_no_use_by_the_probe() -> None:
+def test_foreign_process_is_not_use_by_the_probe() -> None:
     seen = watch()
     seen.see(look(9 * GIB, process(THEIRS, 9 * GIB)))
     assert (seen.peak, seen.peaks) == (0, {})
@@ -56,20 +56,20 @@ def test_process_of_others_alone_is_no_use_by_the_probe() -> None:
     ],
     ids=["memory untold", "pid of another namespace", "behind MPS", "no list"],
 )
-def test_where_memory_cannot_be_told_apart_the_difference_counts_and_is_owned_up_to(seen_now: Look) -> None:
+def test_memory_without_attribution_is_the_difference_and_says_so(seen_now: Look) -> None:
     seen = watch(used_before=2 * GIB)
     seen.see(seen_now)
     assert seen.peak == 3 * GIB
     assert "the driver does not report memory per process" in seen.note
 
 
-def test_little_more_on_the_gpu_is_nobodys_probe() -> None:
+def test_small_increase_on_the_gpu_is_not_use_by_the_probe() -> None:
     seen = watch(used_before=2 * GIB)
     seen.see(look(2 * GIB + BLOCK, listed=False))
     assert seen.peak == 0
 
 
-def test_what_cannot_be_read_at_all_is_said_with_its_reason() -> None:
+def test_unreadable_memory_has_its_reason() -> None:
     assert watch().see(look(Unknown("GPU is lost"), listed=False)) == "GPU is lost"
 
 
@@ -87,25 +87,25 @@ def test_memory_has_settled_after_five_steps_and_a_second() -> None:
     assert not plateau(steps=500, seconds=0.9)
 
 
-def test_program_that_tells_no_steps_is_watched_for_the_flat_time() -> None:
+def test_program_without_steps_is_watched_for_the_flat_time() -> None:
     assert plateau(steps=0, seconds=20.0)
     assert not plateau(steps=0, seconds=19.9)
 
 
-def test_program_that_tells_steps_seldom_is_not_watched_for_ever() -> None:
+def test_program_with_rare_steps_is_watched_for_a_limited_time() -> None:
     assert plateau(steps=1, seconds=60.0)
 
 
-def test_program_that_reads_its_data_before_it_works_has_not_settled() -> None:
+def test_program_that_still_loads_data_has_not_settled() -> None:
     assert not plateau(steps=0, seconds=60.0, works=False)
 
 
-def test_another_block_or_percent_is_no_growth_but_more_is() -> None:
+def test_growth_of_one_block_or_one_percent_is_ignored() -> None:
     assert plateau(steps=5, seconds=1.0, last=GIB + BLOCK)
     assert not plateau(steps=5, seconds=1.0, last=GIB + BLOCK + GIB // 50)
 
 
-def test_program_that_has_nothing_on_the_gpu_has_not_settled() -> None:
+def test_program_without_gpu_memory_has_not_settled() -> None:
     assert not plateau(steps=9, seconds=90.0, first=0, last=0)
 
 
@@ -116,7 +116,7 @@ def test_slow_growth_is_growth() -> None:
         assert not flat.reached(float(second), 0)
 
 
-def test_half_of_a_gpu_is_half_of_the_card_however_much_of_it_is_free(tmp_path: Path) -> None:
+def test_half_of_a_gpu_is_half_of_its_total_memory(tmp_path: Path) -> None:
     request = FitRequest(
         command=("train", "--batch_size", "{batch_size}"),
         search_options=SearchOptions(per_gpu=2, margin=0.0),

@@ -52,7 +52,7 @@ SOMETHING_ELSE = {
 
 
 @pytest.mark.parametrize("line", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
-def test_recognises_what_frameworks_say(line: str) -> None:
+def test_oom_messages_of_frameworks_are_recognised(line: str) -> None:
     output = f"step 1: loss 4.1\nTraceback (most recent call last):\n  {line}\nERROR: a child failed\n"
 
     said = is_out_of_memory(output, 1)
@@ -62,11 +62,11 @@ def test_recognises_what_frameworks_say(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", SOMETHING_ELSE.values(), ids=SOMETHING_ELSE)
-def test_is_not_misled_by_other_failures(line: str) -> None:
+def test_other_failures_are_not_oom(line: str) -> None:
     assert is_out_of_memory(f"step 1: loss 4.1\n{line}\n", 1) is None
 
 
-def test_other_languages_and_silence_are_distinguished_from_an_explanation() -> None:
+def test_unexplained_failure_is_distinguished_from_an_explained_one() -> None:
     assert said_elsewhere("step 1\nRuntimeError: memoria insuficiente\n") == "RuntimeError: memoria insuficiente"
     assert said_elsewhere("step 1: memory 3 GiB\n") is None
     assert is_silent("step 1: loss 4.2\nstep 2: loss 4.1\n")
@@ -74,7 +74,7 @@ def test_other_languages_and_silence_are_distinguished_from_an_explanation() -> 
 
 
 @pytest.mark.parametrize("code", [0, 137, -9])
-def test_good_end_or_a_kill_is_not_the_gpus_doing(code: int) -> None:
+def test_success_or_a_kill_is_not_oom(code: int) -> None:
     assert is_out_of_memory("torch.OutOfMemoryError: CUDA out of memory.\n", code) is None
 
 
@@ -91,7 +91,7 @@ def test_any_other_end_is_judged_by_the_output(code: int | None) -> None:
         "RuntimeError: Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true, but got false.",
     ],
 )
-def test_what_cudnn_says_of_large_batches_counts_where_a_smaller_one_ran(line: str) -> None:
+def test_cudnn_error_counts_as_oom_where_a_smaller_batch_ran(line: str) -> None:
     assert is_out_of_memory(line, 1) is None
     assert is_out_of_memory(line, 1, smaller_ran=True) == line
 
@@ -105,16 +105,16 @@ def test_what_cudnn_says_of_large_batches_counts_where_a_smaller_one_ran(line: s
         "OSError: [Errno 12] Cannot allocate memory",
     ],
 )
-def test_hosts_memory_counts_where_it_stands_in_for_the_gpus(line: str) -> None:
+def test_host_oom_counts_where_host_memory_replaces_gpu_memory(line: str) -> None:
     assert is_out_of_memory(line, 1) is None
     assert is_out_of_memory(line, 1, host=True) == line
 
 
-def test_what_was_said_long_before_the_end_does_not_count() -> None:
+def test_early_output_does_not_count() -> None:
     early = "CUDA out of memory, trying again\n" + "".join(f"step {step}\n" for step in range(1000))
 
     assert is_out_of_memory(early + "KeyError: 'lr'\n", 1) is None
 
 
-def test_finds_the_line_among_redrawn_ones() -> None:
+def test_oom_line_is_found_among_redrawn_lines() -> None:
     assert is_out_of_memory(" 10%|#  | 1/10\rRuntimeError: CUDA error: out of memory\r", 1) is not None

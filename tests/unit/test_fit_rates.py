@@ -26,7 +26,7 @@ def fed(text: str, pattern: str | None = None) -> Rates:
         pytest.param("step 12 at 0.0it/s", None, id="standstill"),
     ],
 )
-def test_reads_the_speed_from_what_programs_print(line: str, expected: float | None) -> None:
+def test_speed_is_read_from_the_output(line: str, expected: float | None) -> None:
     rate = fed(line + "\n").rate(32)
 
     assert rate == (None if expected is None else pytest.approx(expected))
@@ -43,12 +43,12 @@ def test_reads_the_speed_from_what_programs_print(line: str, expected: float | N
         pytest.param(r"speed=([\d.]+)", "3.25it/s", None, id="only what was asked for"),
     ],
 )
-def test_reads_the_speed_by_the_persons_own_pattern(pattern: str, line: str, expected: float | None) -> None:
+def test_speed_is_read_with_a_custom_pattern(pattern: str, line: str, expected: float | None) -> None:
     assert fed(line + "\n", pattern).rate(32) == expected
 
 
 @pytest.mark.parametrize(("pattern", "complaint"), [("(", "is not a regular expression"), ("speed", "has no group")])
-def test_pattern_that_cannot_work_is_refused(pattern: str, complaint: str) -> None:
+def test_invalid_pattern_is_refused(pattern: str, complaint: str) -> None:
     with pytest.raises(BadInputError, match=complaint):
         Rates(pattern)
 
@@ -65,7 +65,7 @@ def test_only_the_last_steps_count() -> None:
     assert rates.rate(1) == 9
 
 
-def test_counts_steps_by_the_clock_where_no_speed_is_printed() -> None:
+def test_steps_are_timed_where_no_speed_is_printed() -> None:
     rates = Rates()
     for second in range(6):
         rates.feed(f"step {second * 4}: loss 3\n", now=100.0 + second)
@@ -95,11 +95,11 @@ def test_counts_steps_by_the_clock_where_no_speed_is_printed() -> None:
         pytest.param("step 1\nstep 1\nstep 1\n", 1, id="the same step again"),
     ],
 )
-def test_counts_steps(text: str, steps: int) -> None:
+def test_steps_are_counted(text: str, steps: int) -> None:
     assert fed(text).steps_seen == steps
 
 
-def test_lines_may_come_in_pieces() -> None:
+def test_line_is_assembled_from_chunks() -> None:
     rates = Rates()
     for piece in ("iter 1: lo", "ss 3, time 500", ".0ms\nit", "er 2: loss 3, time 500.0ms\n"):
         rates.feed(piece)
@@ -108,7 +108,7 @@ def test_lines_may_come_in_pieces() -> None:
     assert rates.rate(4) == 8
 
 
-def test_line_without_end_is_not_kept() -> None:
+def test_unterminated_line_is_not_kept() -> None:
     rates = Rates()
     for _ in range(100):
         rates.feed("x" * 10_000)

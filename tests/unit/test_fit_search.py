@@ -56,7 +56,7 @@ def asked(searching: Search) -> NextProbe:
 
 
 @pytest.mark.parametrize("name", FITTING)
-def test_finds_nearly_the_largest_that_fits_in_few_runs_and_the_real_run_survives(name: str) -> None:
+def test_search_finds_nearly_the_largest_size_in_few_runs_and_the_real_run_survives(name: str) -> None:
     trainer = TRAINERS[name]
 
     found = search(trainer)
@@ -77,7 +77,7 @@ def test_table_has_enough_programs() -> None:
 
 
 @pytest.mark.parametrize("name", FITTING)
-def test_answers_a_size_that_was_asked_for(name: str) -> None:
+def test_answer_is_an_allowed_size(name: str) -> None:
     trainer = TRAINERS[name]
     sizes = Sizes(trainer.search_options)
 
@@ -88,7 +88,7 @@ def test_answers_a_size_that_was_asked_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FITTING)
-def test_predicts_what_the_run_takes(name: str) -> None:
+def test_answer_predicts_the_memory_of_the_run(name: str) -> None:
     trainer = TRAINERS[name]
 
     found = search(trainer)
@@ -100,7 +100,7 @@ def test_predicts_what_the_run_takes(name: str) -> None:
     assert found.slope >= 0
 
 
-def test_says_that_nothing_fits() -> None:
+def test_search_reports_that_nothing_fits() -> None:
     with pytest.raises(NothingFitsError, match=r"^nothing fits: a batch of one ran out of memory, of the 24 GiB"):
         search(TRAINERS["nothing fits"])
 
@@ -110,14 +110,14 @@ def test_program_that_reaches_no_step_gets_no_answer() -> None:
         search(TRAINERS["never reaches a step"])
 
 
-def test_says_that_the_flag_is_ignored_and_answers_what_has_run() -> None:
+def test_ignored_flag_is_reported_with_a_size_that_ran() -> None:
     found = search(TRAINERS["ignores the flag"])
 
     assert found.size in {seen.size for seen in found.observations}
     assert found.note == "the memory does not depend on the batch size: see whether the program takes it"
 
 
-def test_says_where_the_memory_stops_growing() -> None:
+def test_end_of_memory_growth_is_reported() -> None:
     found = search(TRAINERS["no more data than 300"])
 
     assert found.size in {seen.size for seen in found.observations}
@@ -138,7 +138,7 @@ BLOCKS = st.sampled_from([512, 2 * MIB, 20 * MIB])
     bend=st.floats(0, 0.15),
     block=BLOCKS,
 )
-def test_any_nearly_straight_program_is_fitted(total: int, limit: float, fixed: float, bend: float, block: int) -> None:
+def test_any_nearly_linear_program_is_fitted(total: int, limit: float, fixed: float, bend: float, block: int) -> None:
     """Of what grows, at most 15 % comes from the bend; at most 90 % of the limit is fixed; 8 fits."""
     room = total * GIB * 0.9
     slope = (1 - fixed) * room / limit / (1 + bend)
@@ -169,7 +169,7 @@ def test_any_nearly_straight_program_is_fitted(total: int, limit: float, fixed: 
         effective=st.none() | st.integers(1, 2000),
     ),
 )
-def test_no_program_gets_a_size_that_it_dies_of(
+def test_no_program_gets_a_size_that_runs_out_of_memory(
     fixed: float, slope: float, bend: float, jitter: float, block: int, search_options: SearchOptions
 ) -> None:
     trainer = Trainer(
@@ -195,7 +195,7 @@ def test_no_program_gets_a_size_that_it_dies_of(
 # Step by step
 
 
-def test_second_run_is_at_the_size_that_follows_in_proportion() -> None:
+def test_second_run_is_at_the_proportional_size() -> None:
     searching = showing()
 
     assert asked(searching) == NextProbe(8, verification=False)
@@ -203,7 +203,7 @@ def test_second_run_is_at_the_size_that_follows_in_proportion() -> None:
     assert asked(searching) == NextProbe(80, verification=False)
 
 
-def test_third_verifies_what_the_line_says() -> None:
+def test_third_run_verifies_the_linear_estimate() -> None:
     searching = showing(ran(8, 2.4), ran(72, 5.59))
 
     assert asked(searching) == NextProbe(392, verification=True)
@@ -214,7 +214,7 @@ def test_third_verifies_what_the_line_says() -> None:
     assert found.fixed == pytest.approx(2 * GIB, rel=0.1)
 
 
-def test_above_the_margin_it_goes_down_and_verifies_again() -> None:
+def test_size_above_the_margin_is_lowered_and_verified_again() -> None:
     searching = showing(ran(8, 2.4), ran(72, 5.6), ran(392, 22.5))
 
     step = asked(searching)
@@ -223,7 +223,7 @@ def test_above_the_margin_it_goes_down_and_verifies_again() -> None:
     assert 360 <= step.size < 392
 
 
-def test_between_two_that_ran_the_line_is_trusted_when_no_run_is_left() -> None:
+def test_linear_estimate_between_two_runs_is_trusted_without_runs_left() -> None:
     found = answer(showing(ran(8, 2.4), ran(72, 5.6), ran(392, 22.5), ran(376, 21.7)))
 
     assert found.size == 368
@@ -236,19 +236,19 @@ def test_running_out_of_memory_lowers_the_bound() -> None:
     assert 72 < step.size < 392
 
 
-def test_after_four_runs_only_a_poor_answer_is_worth_another() -> None:
+def test_fifth_run_is_made_only_for_a_poor_answer() -> None:
     poor = (ran(8, 2.4), ran(72, 5.6), ran_out(392))
 
     assert asked(showing(*poor, ran_out(320))).size < 320
     assert answer(showing(*poor, ran(320, 18.0))).size == 320
 
 
-def test_run_for_a_few_more_is_not_worth_it() -> None:
+def test_no_run_is_made_for_a_small_gain() -> None:
     assert answer(showing(ran(8, 2.4), ran(72, 5.6), ran(392, 21.0))).size == 392
     assert asked(showing(ran(8, 2.4), ran(72, 5.6), ran(392, 19.0))).size > 392
 
 
-def test_goes_below_the_base_by_powers_of_two_below_the_multiple() -> None:
+def test_sizes_below_the_base_are_powers_of_two() -> None:
     searching = showing(ran_out(8))
 
     assert asked(searching).size == 2
@@ -258,7 +258,7 @@ def test_goes_below_the_base_by_powers_of_two_below_the_multiple() -> None:
     assert answer(searching).size == 2
 
 
-def test_nothing_fits_only_when_one_does_not() -> None:
+def test_nothing_fits_only_when_size_one_does_not() -> None:
     searching = showing(ran_out(8), ran_out(2))
 
     assert asked(searching).size == 1
@@ -267,7 +267,7 @@ def test_nothing_fits_only_when_one_does_not() -> None:
         searching.next()
 
 
-def test_share_of_the_card_is_all_that_one_of_several_runs_may_use() -> None:
+def test_run_on_a_shared_gpu_uses_only_its_share() -> None:
     search_options = SearchOptions(per_gpu=2)
 
     assert showing(search_options=search_options).limit == int(24 * GIB * 0.9 / 2)
@@ -287,7 +287,7 @@ def test_second_of_two_runs_may_use_as_much_as_the_first() -> None:
     )
 
 
-def test_memory_that_was_still_growing_is_seen_pessimistically() -> None:
+def test_growing_memory_is_estimated_pessimistically() -> None:
     flat = asked(showing(ran(8, 2.4), ran(72, 5.6))).size
     growing = asked(showing(ran(8, 2.4, settled=False), ran(72, 5.6, settled=False))).size
 
@@ -296,35 +296,35 @@ def test_memory_that_was_still_growing_is_seen_pessimistically() -> None:
     assert found.note == "the memory was still growing when a probe ended"
 
 
-def test_memory_that_shrinks_is_no_reason_for_a_wild_answer() -> None:
+def test_shrinking_memory_gives_no_extreme_answer() -> None:
     step = asked(showing(ran(8, 6.0), ran(24, 5.9)))
 
     assert step.verification
     assert step.size <= 4096
 
 
-def test_growth_that_rounding_may_hide_is_reckoned_with() -> None:
+def test_growth_hidden_by_rounding_is_considered() -> None:
     assert asked(showing(ran(8, 20), ran(16, 20))).size == 664
 
 
-def test_size_that_only_rounding_seems_to_forbid_is_tried() -> None:
+def test_size_excluded_only_by_rounding_is_tried() -> None:
     assert asked(showing(ran(8, 19.4), ran(16, 20.505))) == NextProbe(24, verification=True)
     assert answer(showing(ran(8, 19.4), ran(16, 20.6))).size == 16
 
 
-def test_without_any_memory_seen_there_is_no_answer() -> None:
+def test_missing_memory_readings_give_no_answer() -> None:
     with pytest.raises(ProbeFailedError, match="at batch size 8 could not be seen"):
         showing(ProbeOutcome(size=8, outcome="fits", peak=None))
 
 
 @pytest.mark.parametrize(("base", "multiple", "first"), [(8, 3, 6), (12, 8, 8), (8, 16, 8), (8, 8, 8), (7, 100, 4)])
-def test_only_sizes_that_may_be_answered_are_tried(base: int, multiple: int, first: int) -> None:
+def test_only_allowed_sizes_are_tried(base: int, multiple: int, first: int) -> None:
     assert asked(showing(search_options=SearchOptions(base=base, multiple=multiple))).size == first
 
 
 @pytest.mark.parametrize("fixed", [1.0, 8.0])
 @pytest.mark.parametrize(("slope", "bend"), [(1.0, 2.0), (0.0, 0.1), (50.0, 0.5), (0.0, 8.0)])
-def test_memory_that_bends_strongly_is_halved_in_on(fixed: float, slope: float, bend: float) -> None:
+def test_strongly_nonlinear_memory_is_bisected(fixed: float, slope: float, bend: float) -> None:
     trainer = Trainer("bends", int(fixed * GIB), slope * MIB, bend=bend * MIB)
     heard: list[ProbeOutcome] = []
 
@@ -335,7 +335,7 @@ def test_memory_that_bends_strongly_is_halved_in_on(fixed: float, slope: float, 
     assert sum(seen.outcome == "oom" for seen in heard) <= 4
 
 
-def test_what_is_not_known_above_a_poor_answer_is_said() -> None:
+def test_poor_answer_reports_the_unknown_range_above() -> None:
     poor = (ran(8, 2.4), ran_out(100), ran_out(80), ran_out(40), ran_out(24), ran_out(16))
 
     assert "a batch of 16 does not fit" in answer(showing(*poor)).note
@@ -416,7 +416,7 @@ def test_larger_batch_that_is_not_faster_is_reported_or_avoided(rates: tuple[flo
 
 
 @pytest.mark.parametrize("rates", [(None, None, None), (100, 500, None)], ids=["of none", "not of the largest"])
-def test_where_the_speed_was_not_seen_nothing_is_said_of_it(rates: tuple[float | None, ...]) -> None:
+def test_unknown_speed_is_left_out(rates: tuple[float | None, ...]) -> None:
     largest, fastest = measured("largest", *rates), measured("fastest", *rates)
 
     assert (largest.size, largest.note) == (392, "")

@@ -67,7 +67,7 @@ def test_leftovers_of_a_job_do_not_count_as_another_user() -> None:
     assert told(look(peak=0.9, used=30 * GIB, at=9.0), ended=4.9).state == "somebody"
 
 
-def test_gpu_that_was_given_away_since_the_last_look_is_a_jobs() -> None:
+def test_gpu_assigned_since_the_last_look_belongs_to_the_job() -> None:
     machine = GpuTracker("all")
     machine.observe(look(), lambda _pid: None, {})
     assert machine.worker_gpus({})[0].state == "free"

@@ -83,7 +83,7 @@ def test_process_has_its_name_user_and_start_time(cache: ProcessCache, sleepers:
     assert cache.process(pid, 7, 0.5) == Process(pid, started, "sleep", me, 7, 0.5)
 
 
-def test_what_the_driver_says_is_passed_on_anew_each_time(cache: ProcessCache) -> None:
+def test_driver_values_are_refreshed_each_time(cache: ProcessCache) -> None:
     cache.process(os.getpid(), 7, 0.5)
     process = cache.process(os.getpid(), 0, Unknown("no samples"))
     assert process.memory == 0
@@ -129,7 +129,7 @@ def test_process_that_ended_is_forgotten_at_the_next_refresh(
     assert identity(cache, other) == before[1]
 
 
-def test_pid_that_had_no_process_is_asked_for_again_after_a_refresh(tmp_path: Path) -> None:
+def test_pid_without_a_process_is_read_again_after_a_refresh(tmp_path: Path) -> None:
     cache = ProcessCache(tmp_path)
     assert cache.process(77, 0, 0.0).name == NOT_HERE
     fake_process(tmp_path, 77)
@@ -149,7 +149,7 @@ def test_known_process_is_not_read_again(cache: ProcessCache, monkeypatch: pytes
         assert identity(cache, os.getpid()) == before
 
 
-def test_pid_that_changed_hands_is_another_process(tmp_path: Path) -> None:
+def test_reused_pid_is_another_process(tmp_path: Path) -> None:
     fake_process(tmp_path, 77, name="mine", started=1000)
     cache = ProcessCache(tmp_path)
     assert identity(cache, 77)[:2] == (1000, "mine")
@@ -160,9 +160,7 @@ def test_pid_that_changed_hands_is_another_process(tmp_path: Path) -> None:
     assert identity(cache, 77)[:2] == (2000, "theirs")
 
 
-def test_process_that_left_the_gpus_is_not_looked_after_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_that_left_the_gpus_is_no_longer_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_process(tmp_path, 77)
     cache = ProcessCache(tmp_path)
     cache.process(77, 0, 0.0)
@@ -176,7 +174,7 @@ def test_process_that_left_the_gpus_is_not_looked_after_any_more(
     cache.refresh()
 
 
-def test_name_can_be_asked_for_alone(cache: ProcessCache, sleepers: list[subprocess.Popen[bytes]]) -> None:
+def test_name_can_be_read_alone(cache: ProcessCache, sleepers: list[subprocess.Popen[bytes]]) -> None:
     pid = sleeper(sleepers)
     assert cache.name(pid) == "sleep"
     assert cache.name(pid) == cache.process(pid, 0, 0.0).name
@@ -184,7 +182,7 @@ def test_name_can_be_asked_for_alone(cache: ProcessCache, sleepers: list[subproc
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
-def test_ends_are_noticed_where_pidfds_cannot_be_had(
+def test_ends_are_noticed_without_pidfds(
     monkeypatch: pytest.MonkeyPatch, sleepers: list[subprocess.Popen[bytes]], code: int
 ) -> None:
     def refused(pid: int, flags: int = 0) -> NoReturn:
@@ -202,7 +200,7 @@ def test_ends_are_noticed_where_pidfds_cannot_be_had(
     assert identity(cache, pid) == (NOT_HERE, NOT_HERE, NOT_HERE)
 
 
-def test_pidfds_are_held_up_to_a_bound_and_all_closed(
+def test_number_of_pidfds_is_limited_and_all_are_closed(
     monkeypatch: pytest.MonkeyPatch, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
     monkeypatch.setattr(processes, "MOST_PIDFDS", 2)
@@ -253,7 +251,7 @@ def test_any_name_and_start_time_can_be_read_back(
 
 
 @pytest.mark.parametrize("text", ["", "12", "12 (cut) S 1 2", "no brackets here at all"])
-def test_stat_file_that_makes_no_sense_is_unknown(tmp_path: Path, text: str) -> None:
+def test_malformed_stat_file_is_unknown(tmp_path: Path, text: str) -> None:
     fake_process(tmp_path, 12)
     (tmp_path / "proc/12/stat").write_text(text)
     assert ProcessCache(tmp_path).process(12, 0, 0.0).started == NOT_HERE
@@ -284,12 +282,12 @@ class TestInsideANamespace:
         (tmp_path / "proc/32/fd/9").symlink_to("/gone/nvidia0")
         return tmp_path
 
-    def test_process_that_holds_the_gpu_is_believed(self, root: Path) -> None:
+    def test_process_with_the_device_open_is_confirmed(self, root: Path) -> None:
         cache = ProcessCache(root)
         assert cache.process(31, 0, 0.0).name == "train"
         assert cache.note is None
 
-    def test_process_that_only_shares_the_number_is_not_blamed(self, root: Path) -> None:
+    def test_process_that_only_shares_the_pid_is_not_reported(self, root: Path) -> None:
         cache = ProcessCache(root)
         for _ in range(2):
             assert identity(cache, 32) == (OUTSIDE, OUTSIDE, OUTSIDE)
@@ -297,12 +295,12 @@ class TestInsideANamespace:
         assert cache.note is not None
         assert "--pid=host" in cache.note
 
-    def test_file_that_is_only_named_like_a_device_is_no_proof(self, root: Path) -> None:
+    def test_file_named_like_a_device_is_not_a_device(self, root: Path) -> None:
         (root / "nvidia.log").write_text("")
         (root / "proc/32/fd/3").symlink_to(root / "nvidia.log")
         assert ProcessCache(root).process(32, 0, 0.0).name == OUTSIDE
 
-    def test_believed_process_that_ended_is_not_taken_for_an_outsider(self, root: Path) -> None:
+    def test_confirmed_process_that_ended_is_not_in_another_namespace(self, root: Path) -> None:
         cache = ProcessCache(root)
         cache.process(31, 0, 0.0)
         (root / "proc/31/stat").unlink()
@@ -310,12 +308,12 @@ class TestInsideANamespace:
         assert cache.process(31, 0, 0.0).name == NOT_HERE
         assert cache.note is None
 
-    def test_number_that_nobody_has_here_is_numbered_outside(self, root: Path) -> None:
+    def test_pid_without_a_process_here_is_in_another_namespace(self, root: Path) -> None:
         cache = ProcessCache(root)
         assert identity(cache, 645400) == (OUTSIDE, OUTSIDE, OUTSIDE)
         assert cache.note is not None
 
-    def test_process_whose_files_are_hidden_is_unknown_without_a_claim(self, root: Path) -> None:
+    def test_process_with_hidden_files_is_unknown(self, root: Path) -> None:
         (root / "proc/31/fd/7").unlink()
         (root / "proc/31/fd").rmdir()
         cache = ProcessCache(root)
@@ -324,7 +322,7 @@ class TestInsideANamespace:
         assert "open files" in name.reason
         assert cache.note is None
 
-    def test_pids_that_were_found_in_proc_need_no_proof(self, root: Path) -> None:
+    def test_pids_found_in_proc_need_no_confirmation(self, root: Path) -> None:
         assert ProcessCache(root, pids_from="proc").process(32, 0, 0.0).name == "train"
 
 
@@ -357,7 +355,7 @@ print(json.dumps(said))
 @pytest.mark.skipif(
     os.geteuid() != 0 and "CI" not in os.environ, reason="making a namespace and a device node takes root"
 )
-def test_in_a_real_pid_namespace_only_holders_of_the_device_are_named(
+def test_only_holders_of_the_device_are_named_in_a_pid_namespace(
     tmp_path: Path, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
     outsider = sleeper(sleepers)

@@ -14,7 +14,7 @@ def test_burst_between_looks_is_busy_even_when_the_mean_is_zero() -> None:
     assert state_of(reading) == ("busy", "utilization 0.4%, peak 90% over the last 1s")
 
 
-def test_zero_is_idle_and_names_who_holds_memory() -> None:
+def test_zero_is_idle_and_lists_memory_holders() -> None:
     state, reason = state_of(a_reading(processes=(a_process(), a_process(4243))))
     assert state == "idle"
     assert reason == "nothing ran on it in the last 1s; 8.0 GiB held by alice's python (pid 4242) and 1 more"
@@ -34,7 +34,7 @@ def test_zero_stays_zero_and_unknown_is_null_with_its_reason() -> None:
     assert entry["unknown"]["power_watts"] == "not supported by this GPU"
 
 
-def test_machine_that_cannot_be_read_is_one_unknown_entry_not_an_empty_list() -> None:
+def test_unreadable_machine_is_one_unknown_entry_not_an_empty_list() -> None:
     look = Look("nvml", 1.0, 1.0, (), (), problem=Unknown("versions differ"))
     (entry,) = gpus_of(look)
     assert (entry["state"], entry["reason"], entry["uuid"], entry["index"]) == (
@@ -45,7 +45,7 @@ def test_machine_that_cannot_be_read_is_one_unknown_entry_not_an_empty_list() ->
     )
 
 
-def test_processes_unknown_is_null_and_none_is_an_empty_list() -> None:
+def test_unknown_processes_are_null_and_none_is_an_empty_list() -> None:
     look = a_look(0.0, 0.0)
     readings = (look.readings[0], Reading.unknown("GPU-1", "lost"))
     first, second = gpus_of(msgspec.structs.replace(look, readings=readings))

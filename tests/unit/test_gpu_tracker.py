@@ -79,14 +79,14 @@ class World:
 
 
 class TestWhichGpus:
-    def test_all_or_those_that_a_person_typed(self) -> None:
+    def test_all_or_selected_gpus_are_tracked(self) -> None:
         assert [gpu.index for gpu in World().see(a_look(0.0, 0.0, 0.0)).machine.gpus] == [0, 1, 2]
         chosen = World("2,0").see(a_look(0.0, 0.0, 0.0)).machine
         assert [gpu.index for gpu in chosen.gpus] == [2, 0]
         assert list(chosen.known) == [a_gpu(2).uuid, a_gpu(0).uuid]
         assert len(chosen.present) == 3
 
-    def test_wrong_choice_of_gpus_is_refused_at_the_first_readable_look(self) -> None:
+    def test_invalid_selection_of_gpus_is_refused_at_the_first_readable_look(self) -> None:
         world = World("5")
         world.see(a_look(problem=Unknown("the driver hangs")))
         with pytest.raises(BadInputError, match="there is no GPU 5 here"):
@@ -100,12 +100,12 @@ class TestWhichGpus:
         world.see(a_look(0.0))
         assert (len(world.machine.gpus), world.machine.problem) == (1, None)
 
-    def test_driver_that_comes_up_late_is_waited_for(self) -> None:
+    def test_late_driver_is_waited_for(self) -> None:
         world = World().see(a_look())
         assert world.machine.gpus == []
         assert len(world.see(a_look(0.0, 0.0)).machine.gpus) == 2
 
-    def test_gpu_that_vanishes_cannot_be_read_and_the_others_keep_their_numbers(self) -> None:
+    def test_vanished_gpu_is_unreadable_and_the_others_keep_their_indices(self) -> None:
         world = World().see(a_look(0.0, 0.0, at=1.0))
         left = a_gpu(0, uuid=a_gpu(1).uuid)
         world.see(looked(2.0, {left: a_reading(left)}))
@@ -118,7 +118,7 @@ class TestWhichGpus:
         assert not decision.start
         assert world.note == "cannot be read (the driver does not list it any more)"
 
-    def test_gpu_that_comes_back_is_free_again(self) -> None:
+    def test_returned_gpu_is_free_again(self) -> None:
         world = World().see(look(1.0)).see(looked(2.0, {})).see(look(3.0))
         assert world.is_free()
         assert world.gpu.obstructed_since is None
@@ -153,18 +153,18 @@ class TestWhoseItIs:
         assert not world.is_free()
         assert world.hold("a").see(look(2.0, processes=Unknown("not permitted"))).machine.used == {"a": None}
 
-    def test_machine_that_cannot_be_read_is_not_free(self) -> None:
+    def test_unreadable_machine_is_not_free(self) -> None:
         world = World().see(look(1.0))
         world.see(msgspec.structs.replace(look(2.0), problem=Unknown("the driver hangs")))
         assert (world.machine.problem, world.gpu.problem) == ("the driver hangs", "the driver hangs")
         assert not world.is_free()
         assert world.see(look(3.0)).is_free()
 
-    def test_utilization_or_memory_that_is_not_known_is_not_free(self) -> None:
+    def test_gpu_with_unknown_utilization_or_memory_is_not_free(self) -> None:
         assert not World().see(look(1.0, peak=Unknown("not told"))).is_free()
         assert not World().see(look(1.0, used=Unknown("not told"))).is_free()
 
-    def test_foreigner_beside_our_job_is_seen_and_stays_seen_after_it(self) -> None:
+    def test_foreign_process_beside_an_own_job_is_seen_during_and_after_it(self) -> None:
         world = World().hold("a").see(look(1.0, OURS))
         assert (world.gpu.other_processes, world.gpu.obstructed_since) == ((), None)
         world.see(look(2.0, OURS, ALICE))
@@ -173,7 +173,7 @@ class TestWhoseItIs:
         world.end(2.5).see(look(3.0, ALICE))
         assert (world.gpu.other_processes, world.gpu.obstructed_since) == (("alice's python (pid 4242)",), 2.0)
 
-    def test_job_of_ours_on_a_gpu_that_it_was_not_given_is_in_the_way_too(self) -> None:
+    def test_own_job_on_an_unassigned_gpu_makes_it_unavailable(self) -> None:
         world = World().hold("b").see(look(1.0, OURS))
         assert world.gpu.other_processes == ("bob's python (pid 100) of job a",)
         assert world.machine.used == {"b": {UUID: 0}}
@@ -205,7 +205,7 @@ class TestWhatJobsUse:
             "b": {one.uuid: 2 * GIB},
         }
 
-    def test_job_that_is_not_on_its_gpu_yet_uses_nothing(self) -> None:
+    def test_job_not_on_its_gpu_yet_uses_no_memory(self) -> None:
         assert World().hold("a").see(look(1.0)).machine.used == {"a": {UUID: 0}}
 
     def test_unknown_memory_is_not_guessed(self) -> None:
@@ -225,7 +225,7 @@ class TestWhatJobsUse:
 
 
 class TestAfterAJob:
-    def test_memory_that_has_not_come_back_is_waited_for_a_while(self) -> None:
+    def test_unfreed_memory_is_waited_for_a_while(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, peak=0.9, used=20 * GIB)).end(1.5)
         world.see(look(2.0, used=15 * GIB))
         assert not world.is_free()
@@ -244,7 +244,7 @@ class TestAfterAJob:
         assert not world.is_free()
         assert world.is_waited_for()
 
-    def test_activity_of_our_ended_job_is_not_blamed_on_others(self) -> None:
+    def test_activity_of_an_own_ended_job_is_not_foreign(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, peak=0.9)).end(3.5)
         # From 1 to 6: half of that time it was ours.
         world.see(look(6.0, peak=0.9, span=5.0))
@@ -253,7 +253,7 @@ class TestAfterAJob:
         assert (world.gpu.obstructed_since, world.note) == (None, "has just been freed and is settling")
         assert world.see(look(11.0, span=5.0)).is_free()
 
-    def test_activity_after_the_end_of_our_job_is_of_others(self) -> None:
+    def test_activity_after_the_end_of_an_own_job_is_foreign(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, peak=0.9)).end(3.5)
         world.see(look(6.0, peak=0.9, span=5.0)).see(look(11.0, peak=0.8, span=5.0))
         assert not world.is_free()
@@ -262,7 +262,7 @@ class TestAfterAJob:
         world.see(look(80.0, peak=0.8, span=5.0))
         assert not world.is_waited_for()
 
-    def test_gpu_that_did_little_is_free_at_the_first_look(self) -> None:
+    def test_gpu_with_little_activity_is_free_at_the_first_look(self) -> None:
         world = World().hold("a").see(look(1.0, OURS)).end(3.5)
         assert world.see(look(6.0, peak=0.3, span=5.0)).is_free()
 
@@ -273,7 +273,7 @@ class TestAfterAJob:
         assert not world.is_free()
         assert world.is_waited_for()
 
-    def test_gone_process_that_the_driver_still_lists_delays_the_gpu(self) -> None:
+    def test_ended_process_still_listed_by_the_driver_delays_the_gpu(self) -> None:
         ghost = a_process(100, started=Unknown("it is not here"), user=Unknown("x"))
         world = World().hold("a").see(look(1.0, OURS)).end(1.5).see(look(2.0, ghost))
         assert world.gpu.other_processes == ()
@@ -281,15 +281,15 @@ class TestAfterAJob:
         assert world.is_waited_for()
         assert world.see(look(3.0, ghost)).gpu.other_processes == ("python (pid 100)",)
 
-    def test_foreigner_of_before_is_no_leftover(self) -> None:
+    def test_earlier_foreign_process_is_not_a_leftover(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, ALICE)).end(2.5).see(look(2.0, OURS, ALICE))
         assert world.gpu.other_processes == ("alice's python (pid 4242)",)
 
-    def test_foreigner_that_came_at_once_is_seen(self) -> None:
+    def test_immediate_foreign_process_is_seen(self) -> None:
         world = World().hold("a").see(look(1.0, OURS)).end(1.5).see(look(2.0, ALICE))
         assert world.gpu.other_processes == ("alice's python (pid 4242)",)
 
-    def test_end_of_one_of_two_jobs_says_nothing_of_the_other(self) -> None:
+    def test_end_of_one_job_does_not_affect_another_on_the_gpu(self) -> None:
         world = World().hold("a", "b").see(look(1.0, OURS, peak=0.9))
         world.machine.ended(UUID, 1.5)
         world.hold("b").see(look(2.0, a_process(101, memory=3 * GIB), peak=0.9, used=3 * GIB))
@@ -297,21 +297,21 @@ class TestAfterAJob:
 
 
 class TestSinceWhen:
-    def test_obstruction_counts_from_the_first_look_of_an_unbroken_row(self) -> None:
+    def test_obstruction_counts_from_the_first_of_consecutive_looks(self) -> None:
         world = World().see(look(1.0, ALICE)).see(look(2.0, processes=Unknown("not told")))
         world.see(look(3.0, a_process(5)))
         assert world.gpu.obstructed_since == 1.0
         assert world.see(look(4.0)).gpu.obstructed_since is None
         assert world.see(look(5.0, ALICE)).gpu.obstructed_since == 5.0
 
-    def test_work_without_anybody_counts_too(self) -> None:
+    def test_work_without_a_process_counts_as_obstruction(self) -> None:
         world = World().see(look(1.0, peak=0.9)).see(look(2.0, peak=0.9))
         assert world.gpu.obstructed_since == 1.0
 
-    def test_our_own_work_and_memory_do_not(self) -> None:
+    def test_own_work_and_memory_are_not_obstruction(self) -> None:
         assert World().hold("a").see(look(1.0, OURS, peak=1.0, used=20 * GIB)).gpu.obstructed_since is None
 
-    def test_unexplained_memory_beside_our_job_obstructs(self) -> None:
+    def test_unexplained_memory_beside_an_own_job_is_obstruction(self) -> None:
         world = World().hold("a").see(look(1.0, OURS, used=50 * GIB))
         assert world.gpu.obstructed_since == 1.0
         assert world.note == "has 30 GiB in use by no process that is seen"

@@ -62,7 +62,7 @@ class Watched:
 
 
 @pytest.mark.parametrize(("every", "look_every"), [(1, 1), (6, 6), (10, 10), (11, 5.5), (30, 10), (60, 10)])
-def test_samples_that_are_far_apart_are_made_of_several_looks(every: int, look_every: float) -> None:
+def test_distant_samples_consist_of_several_looks(every: int, look_every: float) -> None:
     assert Watched(every=every).watch.policy.every == look_every
 
 
@@ -77,7 +77,7 @@ def test_work_between_two_samples_is_seen() -> None:
     assert watched.lines == [f"DEBUG: {GPU} usage 90%", f"DEBUG: {GPU} usage 0%"]
 
 
-def test_delay_is_counted_down_and_what_happens_in_it_does_not_count() -> None:
+def test_activity_during_the_delay_does_not_count() -> None:
     watched = Watched(every=6, delay=3, samples=1)
     assert [watched.look(0.0) for _ in range(3)] == [(), (), ()]
     assert watched.lines == [
@@ -88,7 +88,7 @@ def test_delay_is_counted_down_and_what_happens_in_it_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-def test_without_a_delay_the_first_sample_is_one_sample_time_after_the_start(delay: int) -> None:
+def test_first_sample_without_a_delay_is_one_interval_after_the_start(delay: int) -> None:
     watched = Watched(delay=delay, samples=1)
     assert watched.look(0.0) == ()
     assert watched.look(0.0) == (GPU,)
@@ -129,14 +129,14 @@ def test_unreadable_machine_is_logged_and_restarts_the_window() -> None:
     assert "WARNING: usage unknown: no GPU was found" in watched.lines
 
 
-def test_after_an_action_that_failed_a_whole_window_must_be_idle_again() -> None:
+def test_failed_action_requires_another_idle_window() -> None:
     watched = Watched(samples=2)
     assert [watched.look(0.0) for _ in range(3)] == [(), (), (GPU,)]
     watched.watch.start_again(0.0)
     assert [watched.look(0.0) for _ in range(2)] == [(), (GPU,)]
 
 
-def test_any_names_the_gpus_that_were_idle() -> None:
+def test_any_names_the_idle_gpus() -> None:
     watched = Watched(samples=1, require="any")
     watched.look(0.0, 0.9)
     watched.look(0.0, 0.9)
@@ -144,18 +144,18 @@ def test_any_names_the_gpus_that_were_idle() -> None:
 
 
 @pytest.mark.parametrize("spelling", ["-a", "--all_or_any", "--all-or-any"])
-def test_every_spelling_of_all_or_any_is_understood(spelling: str) -> None:
+def test_every_spelling_of_all_or_any_is_accepted(spelling: str) -> None:
     assert parse([spelling, "any", "cat"]).policy.require == "any"
     assert parse(["cat"]).policy.require == "all"
 
 
-def test_defaults_are_the_originals() -> None:
+def test_defaults_are_those_of_the_original() -> None:
     options = parse(["cat", "-x"])
     assert options.policy == SamplesPolicy()
     assert options.command == ("cat", "-x")
     assert (options.debug, options.signal, options.signal_children) == (False, None, False)
 
 
-def test_children_are_signalled_with_the_signal_of_the_original_unless_one_is_named() -> None:
+def test_children_get_the_signal_of_the_original_by_default() -> None:
     assert parse(["--signal-children", "cat"]).signal is signal.SIGQUIT
     assert parse(["--signal-children", "--signal-name", "SIGTERM", "cat"]).signal is signal.SIGTERM

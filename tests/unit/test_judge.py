@@ -32,7 +32,7 @@ def texts(messages: Iterable[LogMessage]) -> Iterator[str]:
     return (message.text for message in messages)
 
 
-def test_warning_comes_once_and_says_what_will_happen_and_when() -> None:
+def test_warning_is_logged_once_with_the_action_and_its_time() -> None:
     watching = Watching(intention="shut this machine down")
     assert watching.texts(0.8, *[0.0] * 8) == []
     assert watching.texts(0.0) == [
@@ -41,14 +41,14 @@ def test_warning_comes_once_and_says_what_will_happen_and_when() -> None:
     assert watching.texts(*[0.0] * 8) == []
 
 
-def test_every_idle_stretch_is_warned_of_and_its_end_is_logged() -> None:
+def test_every_idle_period_is_warned_of_and_its_end_is_logged() -> None:
     watching = Watching()
     assert len(watching.texts(*[0.0] * 10)) == 1
     assert watching.texts(0.8, 0.8) == ["the warning is over: GPU 0 was at 80%"]
     assert len(watching.texts(*[0.0] * 12)) == 1
 
 
-def test_no_warning_where_none_is_wanted() -> None:
+def test_disabled_warning_is_not_logged() -> None:
     assert Watching(IdlePolicy(window=1800, after=0, every=100, warn_at=None)).texts(*[0.0] * 12, 0.8) == []
 
 
@@ -56,13 +56,13 @@ def test_reason_is_logged_once_when_the_rule_fires() -> None:
     assert Watching().texts(*[0.0] * 20)[1:] == ["GPU 0 stayed below 1% for 30m"]
 
 
-def test_dry_run_says_once_per_stretch_what_it_would_do() -> None:
+def test_dry_run_logs_its_action_once_per_idle_period() -> None:
     watching = Watching(dry_run=True)
     assert watching.texts(*[0.0] * 20)[1:] == ["GPU 0 stayed below 1% for 30m; dry run: would exit now"]
     assert len(watching.texts(0.8, *[0.0] * 18)) == 3
 
 
-def test_after_acting_it_is_armed_by_use_and_the_next_stretch_is_warned_of() -> None:
+def test_use_after_an_action_rearms_the_rule_and_its_warning() -> None:
     watching = Watching()
     watching.texts(*[0.0] * 18)
     watching.judge.rearm(watching.at)
@@ -70,7 +70,7 @@ def test_after_acting_it_is_armed_by_use_and_the_next_stretch_is_warned_of() -> 
     assert len(watching.texts(*[0.0] * 10)) == 1
 
 
-def test_warnings_and_unknown_readings_are_worth_a_notification() -> None:
+def test_warnings_and_unknown_readings_are_notified() -> None:
     watching = Watching()
     watching.texts(*[0.0] * 8)
     assert [message.urgent for message in watching.look(0.0)] == [True]
@@ -79,7 +79,7 @@ def test_warnings_and_unknown_readings_are_worth_a_notification() -> None:
     assert [message.urgent for message in watching.look(LOST)] == [True]
 
 
-def test_readings_that_stay_unknown_are_logged_once_after_five_minutes() -> None:
+def test_unknown_readings_are_logged_once_after_five_minutes() -> None:
     watching = Watching()
     for _look in range(3):
         # One busy GPU is enough for the rule to be sure, and the lost ones still matter.
@@ -99,7 +99,7 @@ def test_machine_without_any_reading_is_logged_with_its_reason() -> None:
     ]
 
 
-def test_reason_of_a_machine_that_cannot_be_read_is_that_of_the_verdict() -> None:
+def test_reason_of_an_unreadable_machine_is_that_of_the_verdict() -> None:
     verdict = Judge([POLICY], 0.0, "exit").observe(Observation(1.0, [], "the driver does not answer")).verdict
     assert (verdict.kind, verdict.reason, verdict.rule) == ("unknown", "the driver does not answer", "idle")
 
